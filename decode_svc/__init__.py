@@ -1,0 +1,1 @@
+"""A decode worker: a request from acceptance to its last token."""

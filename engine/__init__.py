@@ -1,0 +1,1 @@
+"""The inference engine that both kinds of worker run."""

@@ -1,0 +1,57 @@
+"""One step's work as plain data: what the batcher decides and a backend executes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from engine.messages import KvNamespace, Logprobs, Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One request's part of a step: compute `token_ids` at positions start, start+1, ...
+
+    KV of positions below `start` lies in `block_ids` already; the step writes KV of its own tokens there.
+    """
+
+    token_ids: Sequence[int]
+    start: int
+    # Covers positions [0, start + len(token_ids)), 64 a block, in order.
+    block_ids: Sequence[int]
+    # Draw a token after the last one; None where the prompt goes on in a later step.
+    sampling: Sampling | None
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Rows of one step: those of one token first (decode), then chunks of prompts."""
+
+    step: int
+    rows: Sequence[Row]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The token drawn at position `row.end`, for one row with sampling."""
+
+    token_id: int
+    logprobs: Logprobs | None = None
+
+
+class Backend(Protocol):
+    """What computes a batch. Owns the tensors of the KV pool; the engine owns which block is whose."""
+
+    model: str
+    namespace: KvNamespace
+    context_tokens: int
+    vocabulary_size: int
+    total_blocks: int
+    eos_token_ids: frozenset[int]
+
+    def execute(self, batch: Batch) -> list[Sample | None]:
+        """One entry per row, None where the row has no sampling."""
+        ...

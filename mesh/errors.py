@@ -1,0 +1,140 @@
+"""The one tree of errors. Each class names its gRPC code and its stable reason; interceptors translate at the edges."""
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from grpc import StatusCode
+
+DOMAIN = "deepmesh"
+
+
+class MeshError(Exception):
+    """An error with a meaning across the wire.
+
+    `metadata` becomes ErrorInfo.metadata, `retry_after_ms` becomes RetryInfo.
+    """
+
+    code: ClassVar[StatusCode] = StatusCode.INTERNAL
+    reason: ClassVar[str] = "INTERNAL"
+
+    def __init__(
+        self, message: str, *, metadata: Mapping[str, str] | None = None, retry_after_ms: int | None = None
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.metadata = dict(metadata or {})
+        self.retry_after_ms = retry_after_ms
+
+
+class InvalidRequest(MeshError):
+    """The request can never succeed. `field` names the offending field where there is one."""
+
+    code = StatusCode.INVALID_ARGUMENT
+    reason = "INVALID_REQUEST"
+
+    def __init__(self, message: str, *, field: str | None = None) -> None:
+        super().__init__(message, metadata={"field": field} if field else None)
+
+
+class ContextExceeded(InvalidRequest):
+    """Prompt and completion do not fit the model's context."""
+
+    reason = "CONTEXT_EXCEEDED"
+
+
+class UnknownModel(MeshError):
+    """No worker ever served that model."""
+
+    code = StatusCode.NOT_FOUND
+    reason = "UNKNOWN_MODEL"
+
+
+class UnknownRequest(MeshError):
+    """The worker does not know that request (it restarted, or the grace period ended)."""
+
+    code = StatusCode.NOT_FOUND
+    reason = "UNKNOWN_REQUEST"
+
+
+class Overloaded(MeshError):
+    """The mesh is full: retry after the delay."""
+
+    code = StatusCode.RESOURCE_EXHAUSTED
+    reason = "OVERLOADED"
+
+
+class SlowClient(MeshError):
+    """The client did not read its stream; its buffer filled and the request was cancelled."""
+
+    code = StatusCode.RESOURCE_EXHAUSTED
+    reason = "SLOW_CLIENT"
+
+
+class PlaceAgain(MeshError):
+    """This worker has no room or is draining: another may have."""
+
+    code = StatusCode.ABORTED
+    reason = "PLACE_AGAIN"
+
+
+class NoWorker(MeshError):
+    """No live worker serves the model now."""
+
+    code = StatusCode.UNAVAILABLE
+    reason = "NO_WORKER"
+
+
+class WorkerLost(MeshError):
+    """The worker died and the request could not be continued elsewhere."""
+
+    code = StatusCode.UNAVAILABLE
+    reason = "WORKER_LOST"
+
+
+class SchedulerUnavailable(MeshError):
+    """The scheduler cannot be reached and the last snapshot is too old."""
+
+    code = StatusCode.UNAVAILABLE
+    reason = "SCHEDULER_UNAVAILABLE"
+
+
+class ShuttingDown(MeshError):
+    """The service is stopping."""
+
+    code = StatusCode.UNAVAILABLE
+    reason = "SHUTTING_DOWN"
+
+
+class DeadlineExceeded(MeshError):
+    """The request's deadline passed."""
+
+    code = StatusCode.DEADLINE_EXCEEDED
+    reason = "DEADLINE_EXCEEDED"
+
+
+class LeaseConflict(MeshError):
+    """Another live process holds that worker id."""
+
+    code = StatusCode.FAILED_PRECONDITION
+    reason = "LEASE_CONFLICT"
+
+
+class ConfigError(MeshError):
+    """The configuration is wrong; the service does not start."""
+
+    code = StatusCode.FAILED_PRECONDITION
+    reason = "CONFIG"
+
+
+class CheckpointError(MeshError):
+    """The checkpoint cannot be served: a missing shard, a wrong shape, an unsupported architecture."""
+
+    code = StatusCode.FAILED_PRECONDITION
+    reason = "CHECKPOINT"
+
+
+class EngineFailed(MeshError):
+    """The engine process ended."""
+
+    code = StatusCode.UNAVAILABLE
+    reason = "ENGINE_FAILED"

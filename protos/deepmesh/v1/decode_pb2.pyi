@@ -1,0 +1,117 @@
+from deepmesh.v1 import common_pb2 as _common_pb2
+from deepmesh.v1 import scheduler_pb2 as _scheduler_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class AttachRequest(_message.Message):
+    __slots__ = ("hello", "submission", "cancellation", "acknowledgement")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    SUBMISSION_FIELD_NUMBER: _ClassVar[int]
+    CANCELLATION_FIELD_NUMBER: _ClassVar[int]
+    ACKNOWLEDGEMENT_FIELD_NUMBER: _ClassVar[int]
+    hello: AttachHello
+    submission: Submission
+    cancellation: Cancellation
+    acknowledgement: Acknowledgement
+    def __init__(self, hello: _Optional[_Union[AttachHello, _Mapping]] = ..., submission: _Optional[_Union[Submission, _Mapping]] = ..., cancellation: _Optional[_Union[Cancellation, _Mapping]] = ..., acknowledgement: _Optional[_Union[Acknowledgement, _Mapping]] = ...) -> None: ...
+
+class AttachHello(_message.Message):
+    __slots__ = ("gateway_id", "gateway_incarnation", "resume")
+    GATEWAY_ID_FIELD_NUMBER: _ClassVar[int]
+    GATEWAY_INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    RESUME_FIELD_NUMBER: _ClassVar[int]
+    gateway_id: str
+    gateway_incarnation: str
+    resume: _containers.RepeatedCompositeFieldContainer[ResumePoint]
+    def __init__(self, gateway_id: _Optional[str] = ..., gateway_incarnation: _Optional[str] = ..., resume: _Optional[_Iterable[_Union[ResumePoint, _Mapping]]] = ...) -> None: ...
+
+class ResumePoint(_message.Message):
+    __slots__ = ("stream_id", "next_position")
+    STREAM_ID_FIELD_NUMBER: _ClassVar[int]
+    NEXT_POSITION_FIELD_NUMBER: _ClassVar[int]
+    stream_id: int
+    next_position: int
+    def __init__(self, stream_id: _Optional[int] = ..., next_position: _Optional[int] = ...) -> None: ...
+
+class Submission(_message.Message):
+    __slots__ = ("stream_id", "request_id", "attempt", "token_ids", "sampling", "stop", "cache_salt", "deadline_ms", "prefill")
+    STREAM_ID_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_FIELD_NUMBER: _ClassVar[int]
+    stream_id: int
+    request_id: str
+    attempt: int
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    sampling: _common_pb2.SamplingParams
+    stop: _common_pb2.StopConditions
+    cache_salt: bytes
+    deadline_ms: int
+    prefill: _scheduler_pb2.WorkerTarget
+    def __init__(self, stream_id: _Optional[int] = ..., request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., stop: _Optional[_Union[_common_pb2.StopConditions, _Mapping]] = ..., cache_salt: _Optional[bytes] = ..., deadline_ms: _Optional[int] = ..., prefill: _Optional[_Union[_scheduler_pb2.WorkerTarget, _Mapping]] = ...) -> None: ...
+
+class Cancellation(_message.Message):
+    __slots__ = ("stream_id",)
+    STREAM_ID_FIELD_NUMBER: _ClassVar[int]
+    stream_id: int
+    def __init__(self, stream_id: _Optional[int] = ...) -> None: ...
+
+class Acknowledgement(_message.Message):
+    __slots__ = ("stream_ids",)
+    STREAM_IDS_FIELD_NUMBER: _ClassVar[int]
+    stream_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, stream_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class AttachResponse(_message.Message):
+    __slots__ = ("welcome", "frame")
+    WELCOME_FIELD_NUMBER: _ClassVar[int]
+    FRAME_FIELD_NUMBER: _ClassVar[int]
+    welcome: AttachWelcome
+    frame: StepFrame
+    def __init__(self, welcome: _Optional[_Union[AttachWelcome, _Mapping]] = ..., frame: _Optional[_Union[StepFrame, _Mapping]] = ...) -> None: ...
+
+class AttachWelcome(_message.Message):
+    __slots__ = ("identity", "grace_ms")
+    IDENTITY_FIELD_NUMBER: _ClassVar[int]
+    GRACE_MS_FIELD_NUMBER: _ClassVar[int]
+    identity: _common_pb2.WorkerIdentity
+    grace_ms: int
+    def __init__(self, identity: _Optional[_Union[_common_pb2.WorkerIdentity, _Mapping]] = ..., grace_ms: _Optional[int] = ...) -> None: ...
+
+class StepFrame(_message.Message):
+    __slots__ = ("step", "outputs")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    OUTPUTS_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    outputs: _containers.RepeatedCompositeFieldContainer[RequestOutput]
+    def __init__(self, step: _Optional[int] = ..., outputs: _Optional[_Iterable[_Union[RequestOutput, _Mapping]]] = ...) -> None: ...
+
+class RequestOutput(_message.Message):
+    __slots__ = ("stream_id", "attempt", "first_position", "token_ids", "logprobs", "cached_tokens", "finished", "failure")
+    STREAM_ID_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    FIRST_POSITION_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    stream_id: int
+    attempt: int
+    first_position: int
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    logprobs: _containers.RepeatedCompositeFieldContainer[_common_pb2.PositionLogprobs]
+    cached_tokens: int
+    finished: _common_pb2.FinishReason
+    failure: _common_pb2.Failure
+    def __init__(self, stream_id: _Optional[int] = ..., attempt: _Optional[int] = ..., first_position: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.PositionLogprobs, _Mapping]]] = ..., cached_tokens: _Optional[int] = ..., finished: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., failure: _Optional[_Union[_common_pb2.Failure, _Mapping]] = ...) -> None: ...

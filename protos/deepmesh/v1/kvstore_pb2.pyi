@@ -1,0 +1,114 @@
+import datetime
+
+from deepmesh.v1 import common_pb2 as _common_pb2
+from deepmesh.v1 import landing_pb2 as _landing_pb2
+from google.protobuf import duration_pb2 as _duration_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class AttachWorkerRequest(_message.Message):
+    __slots__ = ("worker", "worker_addresses")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ADDRESSES_FIELD_NUMBER: _ClassVar[int]
+    worker: _common_pb2.WorkerIdentity
+    worker_addresses: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, worker: _Optional[_Union[_common_pb2.WorkerIdentity, _Mapping]] = ..., worker_addresses: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class AttachWorkerResponse(_message.Message):
+    __slots__ = ("store_id", "epoch", "worker_address", "session_id", "session_key", "lease")
+    STORE_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    SESSION_KEY_FIELD_NUMBER: _ClassVar[int]
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    store_id: str
+    epoch: str
+    worker_address: bytes
+    session_id: int
+    session_key: bytes
+    lease: _duration_pb2.Duration
+    def __init__(self, store_id: _Optional[str] = ..., epoch: _Optional[str] = ..., worker_address: _Optional[bytes] = ..., session_id: _Optional[int] = ..., session_key: _Optional[bytes] = ..., lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class MatchPrefixRequest(_message.Message):
+    __slots__ = ("kv_namespace", "block_hashes")
+    KV_NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_HASHES_FIELD_NUMBER: _ClassVar[int]
+    kv_namespace: _common_pb2.KvNamespace
+    block_hashes: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, kv_namespace: _Optional[_Union[_common_pb2.KvNamespace, _Mapping]] = ..., block_hashes: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class MatchPrefixResponse(_message.Message):
+    __slots__ = ("blocks", "epoch")
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    blocks: int
+    epoch: str
+    def __init__(self, blocks: _Optional[int] = ..., epoch: _Optional[str] = ...) -> None: ...
+
+class OfferRequest(_message.Message):
+    __slots__ = ("session_id", "parent_hash", "block_hashes")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    PARENT_HASH_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_HASHES_FIELD_NUMBER: _ClassVar[int]
+    session_id: int
+    parent_hash: bytes
+    block_hashes: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, session_id: _Optional[int] = ..., parent_hash: _Optional[bytes] = ..., block_hashes: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class OfferResponse(_message.Message):
+    __slots__ = ("ticket", "wanted")
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    WANTED_FIELD_NUMBER: _ClassVar[int]
+    ticket: _landing_pb2.LandingTicket
+    wanted: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, ticket: _Optional[_Union[_landing_pb2.LandingTicket, _Mapping]] = ..., wanted: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class ConfirmOfferRequest(_message.Message):
+    __slots__ = ("session_id", "digests")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    DIGESTS_FIELD_NUMBER: _ClassVar[int]
+    session_id: int
+    digests: _containers.RepeatedCompositeFieldContainer[_landing_pb2.SegmentDigest]
+    def __init__(self, session_id: _Optional[int] = ..., digests: _Optional[_Iterable[_Union[_landing_pb2.SegmentDigest, _Mapping]]] = ...) -> None: ...
+
+class ConfirmOfferResponse(_message.Message):
+    __slots__ = ("stored_blocks",)
+    STORED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    stored_blocks: int
+    def __init__(self, stored_blocks: _Optional[int] = ...) -> None: ...
+
+class GetStatusRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetStatusResponse(_message.Message):
+    __slots__ = ("store_id", "epoch", "tiers", "lookups", "hits")
+    STORE_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    TIERS_FIELD_NUMBER: _ClassVar[int]
+    LOOKUPS_FIELD_NUMBER: _ClassVar[int]
+    HITS_FIELD_NUMBER: _ClassVar[int]
+    store_id: str
+    epoch: str
+    tiers: _containers.RepeatedCompositeFieldContainer[TierStatus]
+    lookups: int
+    hits: int
+    def __init__(self, store_id: _Optional[str] = ..., epoch: _Optional[str] = ..., tiers: _Optional[_Iterable[_Union[TierStatus, _Mapping]]] = ..., lookups: _Optional[int] = ..., hits: _Optional[int] = ...) -> None: ...
+
+class TierStatus(_message.Message):
+    __slots__ = ("name", "total_blocks", "used_blocks", "block_bytes")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    USED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    total_blocks: int
+    used_blocks: int
+    block_bytes: int
+    def __init__(self, name: _Optional[str] = ..., total_blocks: _Optional[int] = ..., used_blocks: _Optional[int] = ..., block_bytes: _Optional[int] = ...) -> None: ...

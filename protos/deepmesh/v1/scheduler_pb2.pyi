@@ -1,0 +1,206 @@
+import datetime
+
+from deepmesh.v1 import common_pb2 as _common_pb2
+from google.protobuf import duration_pb2 as _duration_pb2
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class PlacementOutcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PLACEMENT_OUTCOME_UNSPECIFIED: _ClassVar[PlacementOutcome]
+    PLACEMENT_OUTCOME_FINISHED: _ClassVar[PlacementOutcome]
+    PLACEMENT_OUTCOME_CANCELLED: _ClassVar[PlacementOutcome]
+    PLACEMENT_OUTCOME_REFUSED: _ClassVar[PlacementOutcome]
+    PLACEMENT_OUTCOME_LOST: _ClassVar[PlacementOutcome]
+    PLACEMENT_OUTCOME_FAILED: _ClassVar[PlacementOutcome]
+PLACEMENT_OUTCOME_UNSPECIFIED: PlacementOutcome
+PLACEMENT_OUTCOME_FINISHED: PlacementOutcome
+PLACEMENT_OUTCOME_CANCELLED: PlacementOutcome
+PLACEMENT_OUTCOME_REFUSED: PlacementOutcome
+PLACEMENT_OUTCOME_LOST: PlacementOutcome
+PLACEMENT_OUTCOME_FAILED: PlacementOutcome
+
+class PlaceRequest(_message.Message):
+    __slots__ = ("request_id", "attempt", "model", "prompt_tokens", "max_tokens", "block_hashes", "avoid_worker_ids")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_HASHES_FIELD_NUMBER: _ClassVar[int]
+    AVOID_WORKER_IDS_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    attempt: int
+    model: str
+    prompt_tokens: int
+    max_tokens: int
+    block_hashes: _containers.RepeatedScalarFieldContainer[bytes]
+    avoid_worker_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., model: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., block_hashes: _Optional[_Iterable[bytes]] = ..., avoid_worker_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class PlaceResponse(_message.Message):
+    __slots__ = ("decode", "prefill", "cached_prefixes", "predicted_ttft_ms", "predicted_tpot_ms", "reason")
+    DECODE_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_FIELD_NUMBER: _ClassVar[int]
+    CACHED_PREFIXES_FIELD_NUMBER: _ClassVar[int]
+    PREDICTED_TTFT_MS_FIELD_NUMBER: _ClassVar[int]
+    PREDICTED_TPOT_MS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    decode: WorkerTarget
+    prefill: WorkerTarget
+    cached_prefixes: _containers.RepeatedCompositeFieldContainer[CachedPrefix]
+    predicted_ttft_ms: float
+    predicted_tpot_ms: float
+    reason: str
+    def __init__(self, decode: _Optional[_Union[WorkerTarget, _Mapping]] = ..., prefill: _Optional[_Union[WorkerTarget, _Mapping]] = ..., cached_prefixes: _Optional[_Iterable[_Union[CachedPrefix, _Mapping]]] = ..., predicted_ttft_ms: _Optional[float] = ..., predicted_tpot_ms: _Optional[float] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class WorkerTarget(_message.Message):
+    __slots__ = ("worker_id", "incarnation", "endpoint")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    incarnation: str
+    endpoint: str
+    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., endpoint: _Optional[str] = ...) -> None: ...
+
+class CachedPrefix(_message.Message):
+    __slots__ = ("source_id", "blocks")
+    SOURCE_ID_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    source_id: str
+    blocks: int
+    def __init__(self, source_id: _Optional[str] = ..., blocks: _Optional[int] = ...) -> None: ...
+
+class ReportOutcomeRequest(_message.Message):
+    __slots__ = ("request_id", "attempt", "worker_id", "outcome", "output_tokens", "cached_tokens", "ttft_ms", "tpot_ms")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TTFT_MS_FIELD_NUMBER: _ClassVar[int]
+    TPOT_MS_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    attempt: int
+    worker_id: str
+    outcome: PlacementOutcome
+    output_tokens: int
+    cached_tokens: int
+    ttft_ms: float
+    tpot_ms: float
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., worker_id: _Optional[str] = ..., outcome: _Optional[_Union[PlacementOutcome, str]] = ..., output_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., ttft_ms: _Optional[float] = ..., tpot_ms: _Optional[float] = ...) -> None: ...
+
+class ReportOutcomeResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ReportStatusRequest(_message.Message):
+    __slots__ = ("identity", "state", "load", "kv_events")
+    IDENTITY_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    KV_EVENTS_FIELD_NUMBER: _ClassVar[int]
+    identity: _common_pb2.WorkerIdentity
+    state: _common_pb2.WorkerState
+    load: _common_pb2.WorkerLoad
+    kv_events: KvEvents
+    def __init__(self, identity: _Optional[_Union[_common_pb2.WorkerIdentity, _Mapping]] = ..., state: _Optional[_Union[_common_pb2.WorkerState, str]] = ..., load: _Optional[_Union[_common_pb2.WorkerLoad, _Mapping]] = ..., kv_events: _Optional[_Union[KvEvents, _Mapping]] = ...) -> None: ...
+
+class KvEvents(_message.Message):
+    __slots__ = ("snapshot", "stored", "removed")
+    SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    STORED_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_FIELD_NUMBER: _ClassVar[int]
+    snapshot: bool
+    stored: _containers.RepeatedScalarFieldContainer[bytes]
+    removed: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, snapshot: _Optional[bool] = ..., stored: _Optional[_Iterable[bytes]] = ..., removed: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class ReportStatusResponse(_message.Message):
+    __slots__ = ("lease",)
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    lease: _duration_pb2.Duration
+    def __init__(self, lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class WatchWorkersRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class WatchWorkersResponse(_message.Message):
+    __slots__ = ("workers", "lease")
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    workers: _containers.RepeatedCompositeFieldContainer[WorkerStatus]
+    lease: _duration_pb2.Duration
+    def __init__(self, workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class WorkerStatus(_message.Message):
+    __slots__ = ("identity", "state", "load", "cached_blocks", "lease_remaining")
+    IDENTITY_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    CACHED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    LEASE_REMAINING_FIELD_NUMBER: _ClassVar[int]
+    identity: _common_pb2.WorkerIdentity
+    state: _common_pb2.WorkerState
+    load: _common_pb2.WorkerLoad
+    cached_blocks: int
+    lease_remaining: _duration_pb2.Duration
+    def __init__(self, identity: _Optional[_Union[_common_pb2.WorkerIdentity, _Mapping]] = ..., state: _Optional[_Union[_common_pb2.WorkerState, str]] = ..., load: _Optional[_Union[_common_pb2.WorkerLoad, _Mapping]] = ..., cached_blocks: _Optional[int] = ..., lease_remaining: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class ListDecisionsRequest(_message.Message):
+    __slots__ = ("limit", "request_id")
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    limit: int
+    request_id: str
+    def __init__(self, limit: _Optional[int] = ..., request_id: _Optional[str] = ...) -> None: ...
+
+class ListDecisionsResponse(_message.Message):
+    __slots__ = ("decisions",)
+    DECISIONS_FIELD_NUMBER: _ClassVar[int]
+    decisions: _containers.RepeatedCompositeFieldContainer[Decision]
+    def __init__(self, decisions: _Optional[_Iterable[_Union[Decision, _Mapping]]] = ...) -> None: ...
+
+class Decision(_message.Message):
+    __slots__ = ("time", "request_id", "attempt", "worker_id", "reason", "candidates", "outcome")
+    TIME_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    CANDIDATES_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    time: _timestamp_pb2.Timestamp
+    request_id: str
+    attempt: int
+    worker_id: str
+    reason: str
+    candidates: _containers.RepeatedCompositeFieldContainer[Candidate]
+    outcome: PlacementOutcome
+    def __init__(self, time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., worker_id: _Optional[str] = ..., reason: _Optional[str] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., outcome: _Optional[_Union[PlacementOutcome, str]] = ...) -> None: ...
+
+class Candidate(_message.Message):
+    __slots__ = ("worker_id", "cached_blocks", "predicted_ttft_ms", "predicted_tpot_ms", "slots_left", "rejected")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    CACHED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    PREDICTED_TTFT_MS_FIELD_NUMBER: _ClassVar[int]
+    PREDICTED_TPOT_MS_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_LEFT_FIELD_NUMBER: _ClassVar[int]
+    REJECTED_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    cached_blocks: int
+    predicted_ttft_ms: float
+    predicted_tpot_ms: float
+    slots_left: int
+    rejected: str
+    def __init__(self, worker_id: _Optional[str] = ..., cached_blocks: _Optional[int] = ..., predicted_ttft_ms: _Optional[float] = ..., predicted_tpot_ms: _Optional[float] = ..., slots_left: _Optional[int] = ..., rejected: _Optional[str] = ...) -> None: ...

@@ -1,0 +1,1 @@
+"""Registry of workers and placement of requests."""
