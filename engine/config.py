@@ -1,0 +1,82 @@
+"""The engine's configuration, and the pure function that settles every "auto" in it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from mesh.config import Config
+
+
+class OracleConfig(Config):
+    """The engine without a model: each token is a function of the KV it reads, at a set pace."""
+
+    vocabulary_size: int = Field(default=1000, ge=2)
+    context_tokens: int = Field(default=131072, ge=64)
+    # Time of one decode step, and the rate of prefill; 0 is as fast as it goes.
+    step_ms: float = Field(default=0.0, ge=0)
+    prefill_tokens_per_second: float = Field(default=0.0, ge=0)
+    # Served under this name.
+    model: str = "oracle"
+    # Tokenizer and chat template, where text is to be served; the engine itself needs none.
+    tokenizer_dir: Path | None = None
+
+
+class EngineConfig(Config):
+    backend: Literal["model", "oracle"] = "model"
+    # A Hugging Face checkpoint of the DeepSeek V3 architecture.
+    model_dir: Path | None = None
+    # Served under this name; by default the directory's.
+    model_name: str | None = None
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    # Compute threads on CPU; by default torch's choice.
+    threads: int | None = Field(default=None, ge=1)
+    # Requests that run at once.
+    max_requests: int = Field(default=64, ge=1)
+    # Tokens computed in one step: decode first, then chunks of prompts.
+    max_step_tokens: int = Field(default=2048, ge=64)
+    # Blocks of 64 tokens in the KV pool; by default what memory allows.
+    total_blocks: int | None = Field(default=None, ge=2)
+    # Share of the memory that is free after loading which the KV pool may take.
+    kv_memory_fraction: float = Field(default=0.25, gt=0, le=0.95)
+    # Caps the model's own context.
+    context_tokens: int | None = Field(default=None, ge=1)
+    # Reuse blocks of equal prefixes.
+    prefix_cache: bool = True
+    oracle: OracleConfig = OracleConfig()
+
+    @model_validator(mode="after")
+    def _model_has_a_directory(self) -> Self:
+        if self.backend == "model" and self.model_dir is None:
+            raise ValueError("engine.model_dir is required for backend 'model'")
+        return self
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """What `resolve` may know of the machine."""
+
+    cuda_devices: int
+    free_memory_bytes: int
+
+
+@dataclass(frozen=True)
+class ResolvedEngineConfig:
+    """An EngineConfig with nothing left to decide."""
+
+    config: EngineConfig
+    device: Literal["cpu", "cuda"]
+    dtype: Literal["float32", "bfloat16"]
+
+
+def resolve(config: EngineConfig, hardware: Hardware) -> ResolvedEngineConfig:
+    """Settle "auto": the GPU where there is one; bfloat16 on it, float32 on CPU (exact, and faster there)."""
+    device = config.device
+    if device == "auto":
+        device = "cuda" if hardware.cuda_devices else "cpu"
+    dtype = config.dtype
+    if dtype == "auto":
+        dtype = "bfloat16" if device == "cuda" else "float32"
+    return ResolvedEngineConfig(config=config, device=device, dtype=dtype)

@@ -1,0 +1,83 @@
+"""Configuration: frozen models, composed, from YAML and `key=value` overrides. An unknown key fails the start."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from mesh.errors import ConfigError
+
+
+class Config(BaseModel):
+    """Base of every configuration model: frozen, unknown keys refused, defaults validated."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, protected_namespaces=())
+
+
+class ServerConfig(Config):
+    """Where a service listens."""
+
+    host: str = "127.0.0.1"
+    # 0 picks a free port.
+    port: int = Field(default=0, ge=0, le=65535)
+    # host:port that others reach this service at; by default host and the port it got.
+    advertise: str | None = None
+    # Prometheus over HTTP; None serves no metrics, 0 picks a free port.
+    metrics_port: int | None = Field(default=None, ge=0, le=65535)
+    # How long a stopping service waits for the requests it has.
+    drain_seconds: float = Field(default=10.0, ge=0)
+
+
+class ObserveConfig(Config):
+    """What a service tells of itself beside its metrics."""
+
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    # Chrome trace events, one JSON object a line (opens in Perfetto).
+    trace_file: Path | None = None
+
+
+ConfigT = TypeVar("ConfigT", bound=Config)
+
+
+def load(model: type[ConfigT], path: Path | None = None, overrides: Sequence[str] = ()) -> ConfigT:
+    """Read `path` (YAML; absent means all defaults), apply `overrides` ("engine.max_requests=8"), validate.
+
+    Raises ConfigError naming every offending key.
+    """
+    values = _read(path) if path is not None else {}
+    for override in overrides:
+        _apply(values, override)
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        problems = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'configuration'}: {e['msg']}" for e in error.errors())
+        raise ConfigError(f"{path or 'configuration'}: {problems}") from error
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        values = yaml.safe_load(path.read_text())
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"cannot read {path}: {error}") from error
+    if values is None:
+        return {}
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path}: expected keys and values at the top level")
+    return values
+
+
+def _apply(values: dict[str, Any], override: str) -> None:
+    key, separator, text = override.partition("=")
+    if not separator or not key:
+        raise ConfigError(f"override {override!r}: expected key=value")
+    *parents, leaf = key.split(".")
+    for parent in parents:
+        values = values.setdefault(parent, {})
+        if not isinstance(values, dict):
+            raise ConfigError(f"override {override!r}: {parent} holds a value, not keys")
+    try:
+        values[leaf] = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"override {override!r}: {error}") from error
