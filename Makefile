@@ -1,0 +1,46 @@
+# make demo | make test | make lint | make protos
+# PYTHON: an interpreter 3.11 or newer.  TORCH: what to install where that interpreter has no usable torch,
+# e.g. TORCH="torch --index-url https://download.pytorch.org/whl/cpu" for the small CPU build.
+PYTHON ?= $(firstword $(foreach p,python3 python3.13 python3.12 python3.11,$(shell command -v $(p) >/dev/null && $(p) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $(p))))
+TORCH ?= torch==2.13.0
+BIN := .venv/bin
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
+SOURCES := mesh gateway scheduler decode_svc engine kernels tools bench tests
+
+.PHONY: demo test lint protos clean
+
+demo: .venv/installed
+	$(BIN)/deepmesh demo
+
+test: .venv/installed-dev lint
+	$(BIN)/python -m pytest
+
+lint: .venv/installed-dev
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/mypy
+	cd protos && ../$(BIN)/buf lint
+
+protos: .venv/installed-dev
+	cd protos && ../$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. deepmesh/v1/*.proto
+
+# A CUDA torch that the interpreter already has is kept: the environment then sees the interpreter's packages.
+.venv/bin/python:
+	@test -n "$(PYTHON)" || { echo "deepmesh needs Python 3.11 or newer: make PYTHON=/path/to/python3.11"; exit 1; }
+	@if $(PYTHON) -c 'import sys, torch; v = tuple(map(int, torch.__version__.split(".")[:2])); sys.exit(v < (2, 11) or not torch.version.cuda)' 2>/dev/null; \
+	then echo "keeping the installed CUDA torch"; $(PYTHON) -m venv --system-site-packages .venv; \
+	else echo "creating .venv"; $(PYTHON) -m venv .venv; fi
+
+.venv/installed: .venv/bin/python pyproject.toml protos/pyproject.toml constraints.txt
+	@$(BIN)/python -c 'import torch' 2>/dev/null || { echo "installing $(TORCH)"; $(PIP) $(TORCH); }
+	@echo "installing deepmesh"
+	@$(PIP) -e ./protos -e .
+	@touch $@
+
+.venv/installed-dev: .venv/installed
+	@echo "installing what the tests need"
+	@$(PIP) -e ./protos -e '.[dev]'
+	@touch $@
+
+clean:
+	rm -rf .venv out checkpoints
