@@ -26,6 +26,8 @@ class ServerConfig(Config):
     advertise: str | None = None
     # Prometheus over HTTP; None serves no metrics, 0 picks a free port.
     metrics_port: int | None = Field(default=None, ge=0, le=65535)
+    # Largest gRPC message taken or sent.
+    max_message_bytes: int = Field(default=16 * 1024 * 1024, ge=1024)
     # How long a stopping service waits for the requests it has.
     drain_seconds: float = Field(default=10.0, ge=0)
 
@@ -34,8 +36,15 @@ class ObserveConfig(Config):
     """What a service tells of itself beside its metrics."""
 
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
-    # Chrome trace events, one JSON object a line (opens in Perfetto).
+    # Chrome trace events of every span (opens in Perfetto); "%p" in the name becomes the process id.
     trace_file: Path | None = None
+
+
+class ServiceConfig(Config):
+    """Base of a service's configuration."""
+
+    server: ServerConfig = ServerConfig()
+    observe: ObserveConfig = ObserveConfig()
 
 
 ConfigT = TypeVar("ConfigT", bound=Config)

@@ -1,7 +1,6 @@
 """The one tree of errors. Each class names its gRPC code and its stable reason; interceptors translate at the edges."""
 
 from collections.abc import Mapping
-from typing import ClassVar
 
 from grpc import StatusCode
 
@@ -14,8 +13,8 @@ class MeshError(Exception):
     `metadata` becomes ErrorInfo.metadata, `retry_after_ms` becomes RetryInfo.
     """
 
-    code: ClassVar[StatusCode] = StatusCode.INTERNAL
-    reason: ClassVar[str] = "INTERNAL"
+    code: StatusCode = StatusCode.INTERNAL
+    reason: str = "INTERNAL"
 
     def __init__(
         self, message: str, *, metadata: Mapping[str, str] | None = None, retry_after_ms: int | None = None
@@ -98,6 +97,13 @@ class SchedulerUnavailable(MeshError):
     reason = "SCHEDULER_UNAVAILABLE"
 
 
+class EndpointUnavailable(MeshError):
+    """What a client was pointed at does not answer, or is something else."""
+
+    code = StatusCode.UNAVAILABLE
+    reason = "ENDPOINT_UNAVAILABLE"
+
+
 class ShuttingDown(MeshError):
     """The service is stopping."""
 
@@ -138,3 +144,20 @@ class EngineFailed(MeshError):
 
     code = StatusCode.UNAVAILABLE
     reason = "ENGINE_FAILED"
+
+
+class RemoteError(MeshError):
+    """An error of another process that has no class here: its code and reason are kept as they came."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        code: StatusCode,
+        reason: str,
+        metadata: Mapping[str, str] | None = None,
+        retry_after_ms: int | None = None,
+    ) -> None:
+        super().__init__(message, metadata=metadata, retry_after_ms=retry_after_ms)
+        self.code = code
+        self.reason = reason

@@ -1,0 +1,117 @@
+"""Mesh errors on the wire: as `deepmesh.v1.Failure` inside streams, and as google.rpc.Status at a call's end."""
+
+from collections.abc import Mapping
+from functools import cache
+
+import grpc
+from deepmesh.v1 import common_pb2
+from google.protobuf.any_pb2 import Any
+from google.protobuf.message import DecodeError
+from google.rpc import error_details_pb2, status_pb2
+from grpc import StatusCode
+
+from mesh.errors import DOMAIN, DeadlineExceeded, MeshError, RemoteError
+
+STATUS_DETAILS_KEY = "grpc-status-details-bin"
+# A status travels in headers, which peers limit to a few KiB.
+MAX_MESSAGE_CHARACTERS = 1000
+
+
+def to_failure(error: MeshError) -> common_pb2.Failure:
+    """The error as the terminal message of one request."""
+    return common_pb2.Failure(
+        code=_number(error.code),
+        reason=error.reason,
+        message=error.message,
+        metadata=error.metadata,
+        retry_after_ms=error.retry_after_ms,
+    )
+
+
+def from_failure(failure: common_pb2.Failure) -> MeshError:
+    """The error that `to_failure` was given, in its class where the reason has one here."""
+    retry_after_ms = failure.retry_after_ms if failure.HasField("retry_after_ms") else None
+    return _rebuild(_code(failure.code), failure.reason, failure.message, failure.metadata, retry_after_ms)
+
+
+def to_status(error: MeshError) -> status_pb2.Status:
+    """The error with ErrorInfo and, where waiting helps, RetryInfo."""
+    info = error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=error.metadata)
+    status = status_pb2.Status(
+        code=_number(error.code), message=error.message[:MAX_MESSAGE_CHARACTERS], details=[_packed(info)]
+    )
+    if error.retry_after_ms is not None:
+        retry = error_details_pb2.RetryInfo()
+        retry.retry_delay.FromMilliseconds(error.retry_after_ms)
+        status.details.append(_packed(retry))
+    return status
+
+
+def from_rpc_error(error: grpc.aio.AioRpcError) -> MeshError:
+    """The error that ended a call: the callee's own, or what gRPC says of a broken connection or a passed deadline."""
+    status = _rich_status(error)
+    if status is None:
+        return _plain(error.code(), error.details() or "the call failed")
+    reason, metadata, retry_after_ms = error.code().name, {}, None
+    for detail in status.details:
+        info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
+        if detail.Unpack(info):
+            reason, metadata = info.reason, dict(info.metadata)
+        elif detail.Unpack(retry):
+            retry_after_ms = retry.retry_delay.ToMilliseconds()
+    return _rebuild(error.code(), reason, status.message, metadata, retry_after_ms)
+
+
+def _plain(code: StatusCode, message: str) -> MeshError:
+    if code is StatusCode.DEADLINE_EXCEEDED:
+        return DeadlineExceeded(message)
+    return RemoteError(message, code=code, reason=code.name)
+
+
+def _rebuild(
+    code: StatusCode, reason: str, message: str, metadata: Mapping[str, str], retry_after_ms: int | None
+) -> MeshError:
+    known = _classes().get(reason)
+    if known is None or known.code is not code:
+        return RemoteError(message, code=code, reason=reason, metadata=metadata, retry_after_ms=retry_after_ms)
+    # Past the subclass's own constructor, whose arguments are already folded into metadata.
+    error = known.__new__(known)
+    MeshError.__init__(error, message, metadata=metadata, retry_after_ms=retry_after_ms)
+    return error
+
+
+@cache
+def _classes() -> dict[str, type[MeshError]]:
+    pending: list[type[MeshError]] = [MeshError]
+    classes: dict[str, type[MeshError]] = {}
+    while pending:
+        error = pending.pop()
+        pending.extend(error.__subclasses__())
+        if error is not RemoteError:
+            classes.setdefault(error.reason, error)
+    return classes
+
+
+def _rich_status(error: grpc.aio.AioRpcError) -> status_pb2.Status | None:
+    for key, value in error.trailing_metadata() or ():
+        if key == STATUS_DETAILS_KEY and isinstance(value, bytes):
+            try:
+                return status_pb2.Status.FromString(value)
+            except DecodeError:
+                return None
+    return None
+
+
+def _packed(message: error_details_pb2.ErrorInfo | error_details_pb2.RetryInfo) -> Any:
+    detail = Any()
+    detail.Pack(message)
+    return detail
+
+
+def _number(code: StatusCode) -> int:
+    number: int = code.value[0]
+    return number
+
+
+def _code(number: int) -> StatusCode:
+    return next((code for code in StatusCode if _number(code) == number), StatusCode.UNKNOWN)

@@ -1,0 +1,188 @@
+"""What happens at the edge of every call: request ids, errors in and out of their wire form, metrics.
+
+All of it once a call; streamed messages pass with nothing in between.
+"""
+
+# grpc's classes are generic in their stubs alone.
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Collection
+from contextlib import aclosing, asynccontextmanager
+from typing import Any
+
+import grpc
+from grpc import StatusCode
+
+from mesh.errors import MeshError, ShuttingDown
+from mesh.failures import MAX_MESSAGE_CHARACTERS, STATUS_DETAILS_KEY, from_rpc_error, to_status
+from mesh.metrics import RPC_HANDLED, RPC_SECONDS, RPC_STARTED
+from mesh.observe import new_request_id, request_id
+
+REQUEST_ID_KEY = "x-request-id"
+MAX_REQUEST_ID_CHARACTERS = 128
+
+_log = logging.getLogger("deepmesh.rpc")
+
+Behavior = Callable[[Any, Any], Any]
+
+
+class EdgeInterceptor(grpc.aio.ServerInterceptor):
+    """Server side, for handlers written with async def (plain, async generators, or writing to the context).
+
+    `endless` names methods ("/package.Service/Method") whose calls end only with their client: a stopping server ends
+    them with SHUTTING_DOWN, after it has waited for the others.
+    """
+
+    def __init__(self, endless: Collection[str] = ()) -> None:
+        self._endless = frozenset(endless)
+        self._finite_calls: set[asyncio.Task[Any]] = set()
+        self._endless_calls: set[asyncio.Task[Any]] = set()
+        self._ended: set[asyncio.Task[Any]] = set()
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[Any, Any] | None:
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return None
+        method = handler_call_details.method
+        metadata = dict(handler_call_details.invocation_metadata or ())
+        # The call runs in this context, whatever task its handler makes.
+        request_id.set(_accepted_id(metadata.get(REQUEST_ID_KEY)))
+        kind = _HANDLERS[handler.request_streaming, handler.response_streaming]
+        behavior: Behavior = getattr(handler, kind)
+        wrapped = self._streaming(method, behavior) if handler.response_streaming else self._unary(method, behavior)
+        make = getattr(grpc, f"{kind}_rpc_method_handler")
+        rewrapped: grpc.RpcMethodHandler[Any, Any] = make(
+            wrapped, handler.request_deserializer, handler.response_serializer
+        )
+        return rewrapped
+
+    async def finish_calls(self, seconds: float) -> None:
+        """Wait for finite calls up to `seconds`, then end the endless ones."""
+        if self._finite_calls:
+            await asyncio.wait(self._finite_calls, timeout=seconds)
+        for task in self._endless_calls:
+            self._ended.add(task)
+            task.cancel()
+        if self._endless_calls:
+            await asyncio.wait(self._endless_calls, timeout=1.0)
+
+    def _unary(self, method: str, behavior: Behavior) -> Behavior:
+        async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+            async with self._edge(method, context):
+                return await behavior(request, context)
+
+        return call
+
+    def _streaming(self, method: str, behavior: Behavior) -> Behavior:
+        # A coroutine that writes, around a generator: gRPC would run the same loop over a generator of ours around
+        # theirs. Closing here lets the handler's cleanup run before the call ends, not when it is collected.
+        async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+            async with self._edge(method, context):
+                result = behavior(request, context)
+                if not hasattr(result, "__aiter__"):
+                    await result
+                    return
+                async with aclosing(result) as responses:
+                    async for response in responses:
+                        await context.write(response)
+
+        return call
+
+    @asynccontextmanager
+    async def _edge(self, method: str, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+        RPC_STARTED.labels(method).inc()
+        start = time.perf_counter()
+        code = StatusCode.OK
+        task = asyncio.current_task()
+        assert task is not None
+        calls = self._endless_calls if method in self._endless else self._finite_calls
+        calls.add(task)
+        try:
+            yield
+        except asyncio.CancelledError:
+            code = StatusCode.CANCELLED
+            if task not in self._ended:
+                raise
+            code = StatusCode.UNAVAILABLE
+            await _abort(context, ShuttingDown("the service is stopping: call again"))
+        except grpc.aio.AbortError:
+            code = context.code()
+            raise
+        except MeshError as error:
+            code = error.code
+            await _abort(context, error)
+        except Exception:  # noqa: BLE001 - the edge: whatever a handler let through ends here, logged
+            code = StatusCode.INTERNAL
+            _log.exception("unexpected error in %s", method)
+            await _abort(context, MeshError(f"internal error (request id {request_id.get()})"))
+        finally:
+            calls.discard(task)
+            self._ended.discard(task)
+            RPC_HANDLED.labels(method, code.name).inc()
+            RPC_SECONDS.labels(method).observe(time.perf_counter() - start)
+
+
+class CallInterceptor(grpc.aio.UnaryUnaryClientInterceptor):
+    """Client side, for unary calls: passes the request id on, and raises MeshError where gRPC raises AioRpcError.
+
+    Streams have none of this, since gRPC would put a generator between every message and its reader: give them
+    `metadata=request_metadata()` and translate with `mesh.failures.from_rpc_error`.
+    """
+
+    async def intercept_unary_unary(
+        self,
+        continuation: Callable[[grpc.aio.ClientCallDetails, Any], Awaitable[grpc.aio.UnaryUnaryCall[Any, Any]]],
+        client_call_details: grpc.aio.ClientCallDetails,
+        request: Any,
+    ) -> grpc.aio.UnaryUnaryCall[Any, Any]:
+        call = await continuation(_with_request_id(client_call_details), request)
+        try:
+            await call
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc_error(error) from error
+        return call
+
+
+def request_metadata() -> tuple[tuple[str, str], ...]:
+    """The current request id as metadata of an outgoing call; empty outside requests."""
+    current = request_id.get()
+    return () if current is None else ((REQUEST_ID_KEY, current),)
+
+
+_HANDLERS = {
+    (False, False): "unary_unary",
+    (False, True): "unary_stream",
+    (True, False): "stream_unary",
+    (True, True): "stream_stream",
+}
+
+
+def _with_request_id(details: grpc.aio.ClientCallDetails) -> grpc.aio.ClientCallDetails:
+    metadata = grpc.aio.Metadata(*(details.metadata or ()))
+    if REQUEST_ID_KEY not in metadata:
+        for key, value in request_metadata():
+            metadata.add(key, value)
+    return grpc.aio.ClientCallDetails(
+        details.method, details.timeout, metadata, details.credentials, details.wait_for_ready
+    )
+
+
+def _accepted_id(given: str | bytes | None) -> str:
+    """The caller's id where it is short printable text (it ends up in logs), a new one otherwise."""
+    if isinstance(given, str) and given.isprintable() and 0 < len(given) <= MAX_REQUEST_ID_CHARACTERS:
+        return given
+    return new_request_id()
+
+
+async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: MeshError) -> None:
+    if context.done():
+        return
+    details = ((STATUS_DETAILS_KEY, to_status(error).SerializeToString()),)
+    await context.abort(error.code, error.message[:MAX_MESSAGE_CHARACTERS], details)

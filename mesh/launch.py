@@ -1,0 +1,55 @@
+"""How every service's `__main__` starts: arguments, configuration, logs, the event loop, and a readable end."""
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import uvloop
+from grpc import StatusCode
+
+from mesh.config import ServiceConfig, load
+from mesh.errors import MeshError
+from mesh.observe import configure
+
+EXIT_FAILED = 1
+# Another start cannot help: the configuration or the checkpoint is wrong.
+EXIT_USELESS_TO_RETRY = 2
+
+ConfigT = TypeVar("ConfigT", bound=ServiceConfig)
+
+
+def launch(
+    service: str,
+    config_model: type[ConfigT],
+    main: Callable[[ConfigT], Coroutine[Any, Any, None]],
+    arguments: Sequence[str] | None = None,
+) -> int:
+    """Run `main(config)` to its end and return the process's exit status: `sys.exit(launch("scheduler", ...))`.
+
+    A MeshError becomes one line on stderr, and status 2 where starting again cannot help, 1 otherwise.
+    """
+    options = _parse(service, arguments)
+    # gRPC's own lines about what we report as errors; it reads this when the first channel or server is made.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    try:
+        config = load(config_model, options.config, options.set)
+        configure(service, config.observe)
+        uvloop.run(main(config))
+    except MeshError as error:
+        sys.stderr.write(f"{service}: {error.message}\n")
+        return EXIT_USELESS_TO_RETRY if error.code is StatusCode.FAILED_PRECONDITION else EXIT_FAILED
+    except KeyboardInterrupt:
+        return 128 + 2
+    return 0
+
+
+def _parse(service: str, arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog=f"python -m {service}")
+    parser.add_argument("--config", type=Path, metavar="PATH", help="YAML file; without it, every default")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="override one key, e.g. server.port=8002"
+    )
+    return parser.parse_args(arguments)

@@ -1,0 +1,53 @@
+"""Every metric's name. Services import what they set; a process exports what it has set, and the rest as zero."""
+
+from prometheus_client import Counter, Gauge, Histogram
+
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+_MICROSECONDS_UP = (1e-5, 1e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0)
+
+SPAN_SECONDS = Histogram("deepmesh_span_seconds", "Time in a span", ["name"], buckets=_MICROSECONDS_UP)
+
+# Every gRPC server.
+RPC_STARTED = Counter("deepmesh_rpc_started_total", "Calls begun", ["method"])
+RPC_HANDLED = Counter("deepmesh_rpc_handled_total", "Calls ended", ["method", "code"])
+RPC_SECONDS = Histogram("deepmesh_rpc_seconds", "Time from a call's begin to its end", ["method"], buckets=_SECONDS)
+
+# Gateway.
+GATEWAY_REQUESTS = Counter("deepmesh_gateway_requests_total", "Generations ended", ["model", "api", "outcome"])
+GATEWAY_PROMPT_TOKENS = Counter("deepmesh_gateway_prompt_tokens_total", "Prompt tokens of accepted requests", ["model"])
+GATEWAY_CACHED_TOKENS = Counter("deepmesh_gateway_cached_tokens_total", "Prompt tokens found in a cache", ["model"])
+GATEWAY_OUTPUT_TOKENS = Counter("deepmesh_gateway_output_tokens_total", "Tokens generated", ["model"])
+GATEWAY_TTFT_SECONDS = Histogram(
+    "deepmesh_gateway_time_to_first_token_seconds", "Arrival to first token", ["model"], buckets=_SECONDS
+)
+GATEWAY_TPOT_SECONDS = Histogram(
+    "deepmesh_gateway_time_per_output_token_seconds",
+    "Mean time per token after the first, per request",
+    ["model"],
+    buckets=_SECONDS,
+)
+GATEWAY_LIVE_GENERATIONS = Gauge("deepmesh_gateway_live_generations", "Generations not ended yet")
+GATEWAY_UNREAD_TOKENS = Gauge("deepmesh_gateway_unread_tokens", "Tokens received that clients have not read")
+GATEWAY_WORKER_LINKS = Gauge("deepmesh_gateway_worker_links", "Streams to decode workers that are up")
+GATEWAY_REPLACEMENTS = Counter("deepmesh_gateway_replacements_total", "Requests placed again", ["reason"])
+
+# Scheduler.
+SCHEDULER_PLACEMENTS = Counter("deepmesh_scheduler_placements_total", "Placements by how they ended", ["outcome"])
+SCHEDULER_REFUSALS = Counter("deepmesh_scheduler_refusals_total", "Place calls refused", ["reason"])
+SCHEDULER_WORKERS = Gauge("deepmesh_scheduler_workers", "Workers with a live lease", ["role"])
+SCHEDULER_DECISION_SECONDS = Histogram(
+    "deepmesh_scheduler_decision_seconds", "Time to decide one placement", buckets=_MICROSECONDS_UP
+)
+
+# Decode worker; the engine's figures are those of its latest step.
+DECODE_LIVE_REQUESTS = Gauge("deepmesh_decode_live_requests", "Requests accepted and not ended")
+DECODE_UNACKNOWLEDGED = Gauge("deepmesh_decode_unacknowledged", "Ended requests that the gateway has not acknowledged")
+DECODE_GATEWAYS = Gauge("deepmesh_decode_gateways", "Gateways attached")
+DECODE_OUTPUT_TOKENS = Counter("deepmesh_decode_output_tokens_total", "Tokens generated")
+DECODE_CACHED_TOKENS = Counter("deepmesh_decode_cached_tokens_total", "Prompt tokens found in the cache")
+ENGINE_STEPS = Counter("deepmesh_engine_steps_total", "Steps of the engine")
+ENGINE_BLOCKS_FREE = Gauge("deepmesh_engine_blocks_free", "Blocks that no live request holds")
+ENGINE_BLOCKS_TOTAL = Gauge("deepmesh_engine_blocks_total", "Blocks in the KV pool")
+ENGINE_RUNNING = Gauge("deepmesh_engine_running_requests", "Requests in the running batch")
+ENGINE_WAITING = Gauge("deepmesh_engine_waiting_requests", "Requests waiting for room")
+ENGINE_QUEUED_PREFILL_TOKENS = Gauge("deepmesh_engine_queued_prefill_tokens", "Prompt tokens not computed yet")

@@ -1,0 +1,152 @@
+"""What a service tells of itself: one-line logs, spans, and the request id that follows a request everywhere.
+
+A trace file is Chrome's JSON array of trace events with one event a line: open it in https://ui.perfetto.dev, or read
+it with json once the service has stopped. Times are the machine's monotonic clock, so that files of several processes
+of one machine line up.
+"""
+
+import json
+import logging
+import os
+import secrets
+import threading
+import time
+from contextvars import ContextVar
+from functools import cache
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TextIO
+
+from prometheus_client import Histogram
+
+from mesh.config import ObserveConfig
+from mesh.errors import ConfigError
+from mesh.metrics import SPAN_SECONDS
+
+# Of the request being served, from the edge to the last worker; None outside requests.
+request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
+
+_TRACE_BUFFER_EVENTS = 256
+# Loggers and not globals of ours: the standard library already keeps one table of them per process.
+_span_log = logging.getLogger("deepmesh.span")
+_trace_log = logging.getLogger("deepmesh.trace")
+
+
+def new_request_id() -> str:
+    return secrets.token_hex(8)
+
+
+def configure(service: str, config: ObserveConfig) -> None:
+    """Send this process's logs to stderr, and its spans to `config.trace_file` where set. Call once, at the start.
+
+    Raises ConfigError where the trace file cannot be written.
+    """
+    handler = logging.StreamHandler()
+    handler.setFormatter(LineFormatter(service))
+    logging.basicConfig(level=config.log_level, handlers=[handler], force=True)
+    _trace_log.propagate = False
+    _trace_log.setLevel(logging.CRITICAL + 1)
+    if config.trace_file is not None:
+        _trace_log.addHandler(TraceHandler(service, _expanded(config.trace_file)))
+        _trace_log.setLevel(logging.INFO)
+
+
+def _expanded(path: Path) -> Path:
+    return path.with_name(path.name.replace("%p", str(os.getpid())))
+
+
+class LineFormatter(logging.Formatter):
+    """`23:59:01.123 INFO  scheduler  message key=value request_id=...`; keys come from `extra={"fields": {...}}`."""
+
+    def __init__(self, service: str) -> None:
+        super().__init__()
+        self._service = service
+
+    def format(self, record: logging.LogRecord) -> str:
+        clock = time.strftime("%H:%M:%S", time.localtime(record.created))
+        fields: dict[str, Any] = dict(getattr(record, "fields", {}))
+        if (current := request_id.get()) is not None:
+            fields.setdefault("request_id", current)
+        pairs = "".join(f" {key}={value}" for key, value in fields.items())
+        line = f"{clock}.{int(record.msecs):03d} {record.levelname:<5} {self._service:<10} {record.getMessage()}{pairs}"
+        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+
+
+class span:
+    """Times a piece of work: `with span("kv.push", size_bytes=n):`, in plain and in async code.
+
+    Feeds the histogram `deepmesh_span_seconds{name}`, the debug log and the trace. `name` is one of a fixed few.
+    """
+
+    __slots__ = ("_attributes", "_name", "_start_ns")
+
+    def __init__(self, name: str, **attributes: object) -> None:
+        self._name = name
+        self._attributes = attributes
+
+    def __enter__(self) -> None:
+        self._start_ns = time.perf_counter_ns()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        elapsed_ns = time.perf_counter_ns() - self._start_ns
+        _histogram(self._name).observe(elapsed_ns * 1e-9)
+        if _span_log.isEnabledFor(logging.DEBUG):
+            fields = {**self._attributes, "ms": round(elapsed_ns * 1e-6, 3)}
+            if kind is not None:
+                fields["error"] = kind.__name__
+            _span_log.debug(self._name, extra={"fields": fields})
+        if _trace_log.isEnabledFor(logging.INFO):
+            event = (self._start_ns, elapsed_ns, self._attributes, request_id.get())
+            _trace_log.info(self._name, extra={"event": event})
+
+
+@cache
+def _histogram(name: str) -> Histogram:
+    return SPAN_SECONDS.labels(name)
+
+
+class TraceHandler(logging.Handler):
+    """Writes spans as complete events ("ph": "X"), a few hundred at a time."""
+
+    def __init__(self, service: str, path: Path) -> None:
+        super().__init__()
+        try:
+            self._file: TextIO = path.open("w")
+        except OSError as error:
+            raise ConfigError(f"observe.trace_file: cannot write {path}: {error.strerror}") from error
+        self._process_id = os.getpid()
+        name = {"name": "process_name", "ph": "M", "pid": self._process_id, "args": {"name": service}}
+        self._file.write("[\n" + json.dumps(name))
+        self._buffer: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        start_ns, elapsed_ns, attributes, current_request = record.__dict__["event"]
+        arguments = attributes if current_request is None else {"request_id": current_request, **attributes}
+        event = {
+            "name": record.msg,
+            "ph": "X",
+            "ts": start_ns / 1000,
+            "dur": elapsed_ns / 1000,
+            "pid": self._process_id,
+            "tid": threading.get_native_id(),
+            "args": arguments,
+        }
+        self._buffer.append(",\n" + json.dumps(event, default=str))
+        if len(self._buffer) >= _TRACE_BUFFER_EVENTS:
+            self.flush()
+
+    def flush(self) -> None:
+        with self.lock or threading.Lock():
+            if not self._file.closed:
+                self._file.write("".join(self._buffer))
+                self._file.flush()
+                self._buffer.clear()
+
+    def close(self) -> None:
+        self.flush()
+        if not self._file.closed:
+            self._file.write("\n]\n")
+            self._file.close()
+        super().close()

@@ -1,0 +1,157 @@
+"""A gRPC server as every service has it: health, reflection, the edge interceptor, metrics, and an orderly end."""
+
+import asyncio
+import signal
+import socket
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1._async import HealthServicer
+from grpc_reflection.v1alpha import reflection
+
+from mesh.config import ServerConfig
+from mesh.errors import ConfigError
+from mesh.interceptors import EdgeInterceptor
+from mesh.metrics_http import MetricsServer
+
+LIVENESS = "liveness"
+READINESS = "readiness"
+_SERVING = health_pb2.HealthCheckResponse.SERVING
+_NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+@dataclass(frozen=True)
+class Registration:
+    """One gRPC service: `Registration(add_XServicer_to_server, servicer, "deepmesh.v1.XService")`.
+
+    `endless` names the methods whose calls end only with their client ("WatchWorkers"): a stopping server waits for
+    the others and then ends these with SHUTTING_DOWN.
+    """
+
+    add: Callable[[Any, grpc.aio.Server], None]
+    servicer: Any
+    service_name: str
+    endless: Collection[str] = ()
+
+
+class MeshServer:
+    """`async with MeshServer(config, "scheduler", registrations) as server:` listens until the block ends.
+
+    Health answers for `liveness` (SERVING from the start), `readiness` and "" (SERVING between `ready` and `drain`).
+    The end of the block drains, waits up to `drain_seconds` for calls, and stops. Raises ConfigError where a port
+    cannot be listened on.
+    """
+
+    def __init__(self, config: ServerConfig, name: str, registrations: Sequence[Registration]) -> None:
+        self.port = 0
+        self.metrics_port: int | None = None
+        self._config = config
+        self._name = name
+        self._health = HealthServicer()
+        endless = [f"/{each.service_name}/{method}" for each in registrations for method in each.endless]
+        watch = f"/{health_pb2.DESCRIPTOR.services_by_name['Health'].full_name}/Watch"
+        info = f"/{reflection.SERVICE_NAME}/ServerReflectionInfo"
+        self._edge = EdgeInterceptor([*endless, watch, info])
+        self._server = grpc.aio.server(interceptors=[self._edge], options=_options(config))
+        self._register(registrations)
+        self._metrics: MetricsServer | None = None
+
+    @property
+    def endpoint(self) -> str:
+        """host:port that others reach this server at."""
+        return self._config.advertise or f"{self._config.host}:{self.port}"
+
+    async def __aenter__(self) -> Self:
+        self.port = _listen(self._server, self._name, self._config.host, self._config.port)
+        if self._config.metrics_port is not None:
+            self._metrics = MetricsServer(self._name, self._config.host, self._config.metrics_port)
+            self.metrics_port = self._metrics.port
+        await self._health.set(LIVENESS, _SERVING)
+        await self._set_readiness(_NOT_SERVING)
+        await self._server.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.drain()
+        grace = self._config.drain_seconds if error is None else 0.0
+        # Refuses new calls from here on, while those in flight go to their end.
+        stopped = asyncio.create_task(self._server.stop(grace))
+        await self._edge.finish_calls(grace)
+        await stopped
+        if self._metrics is not None:
+            self._metrics.stop()
+
+    async def ready(self) -> None:
+        """From now on the service takes requests."""
+        await self._set_readiness(_SERVING)
+
+    async def drain(self) -> None:
+        """Tell clients to go elsewhere; calls still work."""
+        await self._set_readiness(_NOT_SERVING)
+
+    async def until_signal(self) -> None:
+        """Return at the first SIGTERM or SIGINT. A second one kills the process."""
+        loop, received = asyncio.get_running_loop(), asyncio.Event()
+        signals = (signal.SIGTERM, signal.SIGINT)
+        for number in signals:
+            loop.add_signal_handler(number, received.set)
+        try:
+            await received.wait()
+        finally:
+            for number in signals:
+                loop.remove_signal_handler(number)
+                signal.signal(number, signal.SIG_DFL)
+
+    async def _set_readiness(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
+        await self._health.set(READINESS, status)
+        await self._health.set("", status)
+
+    def _register(self, registrations: Sequence[Registration]) -> None:
+        for registration in registrations:
+            registration.add(registration.servicer, self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        names = [each.service_name for each in registrations]
+        health_name = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
+        reflection.enable_server_reflection([*names, health_name, reflection.SERVICE_NAME], self._server)
+
+
+def _options(config: ServerConfig) -> list[tuple[str, int]]:
+    return [
+        ("grpc.max_receive_message_length", config.max_message_bytes),
+        ("grpc.max_send_message_length", config.max_message_bytes),
+        # A port shared by accident would split the calls between two services.
+        ("grpc.so_reuseport", 0),
+        ("grpc.keepalive_time_ms", 10_000),
+        ("grpc.keepalive_timeout_ms", 5_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ]
+
+
+def _listen(server: grpc.aio.Server, name: str, host: str, port: int) -> int:
+    try:
+        return server.add_insecure_port(f"{host}:{port}")
+    except RuntimeError as error:
+        why = _why_not(host, port) or str(error)
+        raise ConfigError(
+            f"{name} cannot listen on {host}:{port} ({why}): stop what uses it or choose another server.port"
+        ) from error
+
+
+def _why_not(host: str, port: int) -> str | None:
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+            probe.listen(1)
+    except OSError as error:
+        return (error.strerror or str(error)).lower()
+    return None
