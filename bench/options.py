@@ -1,0 +1,75 @@
+"""What one load run does: the endpoint, the arrivals, the requests, and the objectives they are judged by."""
+
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from mesh.config import Config
+
+DEFAULT_REQUESTS = 100
+
+
+class LoadOptions(Config):
+    """Options of `deepmesh bench`. Exactly one of `url` and `grpc` names the endpoint."""
+
+    # Base of an OpenAI API, e.g. http://127.0.0.1:8000/v1.
+    url: str | None = None
+    # host:port of a deepmesh gateway.
+    grpc: str | None = None
+    # By default the first model that the endpoint lists.
+    model: str | None = None
+    api_key: str | None = None
+    # Which OpenAI call; "auto" sends messages to chat and everything else to completions.
+    api: Literal["auto", "chat", "completions"] = "auto"
+
+    # Mean arrivals a second; inf sends all requests at once.
+    rate: float = Field(gt=0)
+    # How many requests, or for how long they arrive; by default the whole dataset, or 100.
+    requests: int | None = Field(default=None, ge=1)
+    duration_s: float | None = Field(default=None, gt=0)
+    # Sent one after another before the clock starts, and not counted.
+    warmup: int = Field(default=2, ge=0)
+    # Requests in flight at once; further ones wait, and their wait counts in their time to first token.
+    max_concurrency: int | None = Field(default=None, ge=1)
+    timeout_s: float = Field(default=600.0, gt=0)
+    seed: int = 0
+
+    # Tokens of a synthetic prompt, and of an answer.
+    isl: int = Field(default=512, ge=1)
+    osl: int = Field(default=128, ge=1)
+    # Lengths are uniform in [length x (1 - ratio), length x (1 + ratio)].
+    range_ratio: float = Field(default=0.0, ge=0, lt=1)
+    # Synthetic prompts begin with one of `prefixes` texts of `prefix_length` tokens (part of isl).
+    prefixes: int = Field(default=0, ge=0)
+    prefix_length: int = Field(default=0, ge=0)
+    # Token ids of synthetic prompts lie below this; by default what the endpoint says, or 1000.
+    vocabulary_size: int | None = Field(default=None, ge=32)
+    # JSON lines with "messages" or "prompt" (and "max_tokens"), or plain text with one prompt a line.
+    dataset: Path | None = None
+    # By default true for synthetic prompts (so that osl holds), false for a dataset.
+    ignore_eos: bool | None = None
+    temperature: float = Field(default=0.0, ge=0)
+
+    ttft_slo_ms: float | None = Field(default=None, gt=0)
+    tpot_slo_ms: float | None = Field(default=None, gt=0)
+    # The report's JSON; the plot lies beside it. By default out/load-<time>.json.
+    output: Path | None = None
+
+    @model_validator(mode="after")
+    def _options_agree(self) -> Self:
+        if (self.url is None) == (self.grpc is None):
+            raise ValueError("name one endpoint: url (http://host:port/v1) or grpc (host:port)")
+        if self.requests is not None and self.duration_s is not None:
+            raise ValueError("give requests or duration_s, not both")
+        if self.duration_s is not None and self.rate == float("inf"):
+            raise ValueError("duration_s needs a finite rate")
+        if bool(self.prefixes) != bool(self.prefix_length):
+            raise ValueError("shared prefixes need both prefixes and prefix_length")
+        if self.prefix_length >= self.isl * (1 - self.range_ratio) and self.prefixes:
+            raise ValueError("prefix_length must be shorter than the shortest prompt")
+        return self
+
+    @property
+    def answers_ignore_eos(self) -> bool:
+        return self.dataset is None if self.ignore_eos is None else self.ignore_eos

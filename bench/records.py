@@ -1,0 +1,64 @@
+"""What is known of one request after it was sent. Times are seconds since the run's start."""
+
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """`index`, `scheduled_s` and `max_tokens` are set before the run, the rest by the sender and the client."""
+
+    index: int
+    # When it should arrive; latencies count from here, however late the generator was.
+    scheduled_s: float
+    max_tokens: int
+    # When the generator woke for it.
+    woken_s: float | None = None
+    # Whether max_concurrency made it wait before it was sent.
+    held_back: bool = False
+    # Arrival of each message that carried tokens, and how many it carried.
+    message_times_s: list[float] = field(default_factory=list)
+    message_tokens: list[int] = field(default_factory=list)
+    # When the last message came, whether or not it carried tokens; None where the request failed.
+    finished_s: float | None = None
+    # As the endpoint reports them.
+    prompt_tokens: int | None = None
+    output_tokens: int | None = None
+    cached_tokens: int | None = None
+    # What kind of failure, e.g. "UNAVAILABLE" or "http_429", and its message.
+    error: str | None = None
+    error_message: str | None = None
+
+    def tokens(self, now_s: float, count: int) -> None:
+        self.message_times_s.append(now_s)
+        self.message_tokens.append(count)
+
+    def fail(self, kind: str, message: str) -> None:
+        self.error = kind
+        self.error_message = message
+
+    @property
+    def completed(self) -> bool:
+        return self.error is None and self.finished_s is not None
+
+    @property
+    def generated_tokens(self) -> int:
+        """As the endpoint reports them, else as they were counted."""
+        return sum(self.message_tokens) if self.output_tokens is None else self.output_tokens
+
+    @property
+    def ttft_s(self) -> float | None:
+        """Time to first token, from the scheduled arrival."""
+        return self.message_times_s[0] - self.scheduled_s if self.message_times_s else None
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Time per output token after the first: (last - first) / (tokens - 1); None below two tokens."""
+        if self.generated_tokens < 2 or not self.message_times_s:
+            return None
+        return (self.message_times_s[-1] - self.message_times_s[0]) / (self.generated_tokens - 1)
+
+    @property
+    def inter_token_s(self) -> list[float]:
+        """Gaps between successive messages with tokens."""
+        return [later - earlier for earlier, later in pairwise(self.message_times_s)]
