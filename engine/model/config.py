@@ -1,0 +1,260 @@
+"""A DeepSeek V3 model's dimensions, read from config.json in any of the forms it is published in."""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mesh.errors import CheckpointError
+
+MODEL_TYPE = "deepseek_v3"
+ARCHITECTURE = "DeepseekV3ForCausalLM"
+WEIGHT_BLOCK = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Yarn:
+    """YaRN (Peng et al., "YaRN: Efficient Context Window Extension", 2023), as DeepSeek applies it."""
+
+    factor: float
+    original_max_position_embeddings: int
+    beta_fast: float
+    beta_slow: float
+    mscale: float
+    mscale_all_dim: float
+
+    def magnitude(self, mscale: float) -> float:
+        """The attention temperature correction of section 3.4, scaled by `mscale`."""
+        return 1.0 if self.factor <= 1 else 0.1 * mscale * math.log(self.factor) + 1.0
+
+    @property
+    def rotation_scale(self) -> float:
+        """Factor on the cosines and sines."""
+        return self.magnitude(self.mscale) / self.magnitude(self.mscale_all_dim)
+
+    @property
+    def softmax_scale(self) -> float:
+        """Factor on the attention scores."""
+        return self.magnitude(self.mscale_all_dim) ** 2
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """Names are those of config.json."""
+
+    vocab_size: int
+    hidden_size: int
+    num_hidden_layers: int
+    # MTP modules; their weights follow the last layer's as layers of their own.
+    num_nextn_predict_layers: int
+    num_attention_heads: int
+    # None where queries are projected directly.
+    q_lora_rank: int | None
+    kv_lora_rank: int
+    qk_nope_head_dim: int
+    qk_rope_head_dim: int
+    v_head_dim: int
+    intermediate_size: int
+    moe_intermediate_size: int
+    first_k_dense_replace: int
+    n_routed_experts: int
+    n_shared_experts: int
+    num_experts_per_tok: int
+    n_group: int
+    topk_group: int
+    norm_topk_prob: bool
+    routed_scaling_factor: float
+    rms_norm_eps: float
+    max_position_embeddings: int
+    rope_theta: float
+    yarn: Yarn | None
+    eos_token_ids: frozenset[int]
+    # Whether linear weights are e4m3 in blocks of 128x128 with a scale each.
+    fp8: bool
+
+    @property
+    def qk_head_dim(self) -> int:
+        return self.qk_nope_head_dim + self.qk_rope_head_dim
+
+    @property
+    def latent_dim(self) -> int:
+        """Values kept per token and layer: the compressed latent and the rotated key."""
+        return self.kv_lora_rank + self.qk_rope_head_dim
+
+    @property
+    def kv_layers(self) -> int:
+        return self.num_hidden_layers + self.num_nextn_predict_layers
+
+    @property
+    def softmax_scale(self) -> float:
+        scale = self.qk_head_dim**-0.5
+        return scale * self.yarn.softmax_scale if self.yarn else scale
+
+    def is_dense(self, layer: int) -> bool:
+        return layer < self.first_k_dense_replace
+
+
+def read_model_config(model_dir: Path) -> ModelConfig:
+    """Parse `config.json` (and `generation_config.json`, whose end-of-sequence ids win).
+
+    Raises CheckpointError where it is missing, unreadable or describes another architecture.
+    """
+    values = read_json(model_dir / "config.json")
+    generation = model_dir / "generation_config.json"
+    eos = read_json(generation).get("eos_token_id") if generation.exists() else None
+    try:
+        return parse_model_config(values, eos_token_id=eos)
+    except CheckpointError as error:
+        raise CheckpointError(f"{model_dir / 'config.json'}: {error.message}") from error
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file of a checkpoint; CheckpointError names what is wrong with it."""
+    if not path.exists():
+        raise CheckpointError(f"{path} is missing: {path.parent} is not a Hugging Face checkpoint")
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise CheckpointError(f"cannot read {path}: {error}") from error
+    if not isinstance(values, dict):
+        raise CheckpointError(f"{path}: expected a JSON object")
+    return values
+
+
+def parse_model_config(values: Mapping[str, Any], eos_token_id: int | list[int] | None = None) -> ModelConfig:
+    """Settle the forms that DeepSeek, transformers 4 and transformers 5 write; refuse what is not computed here."""
+    _check_architecture(values)
+    _check_variants(values)
+    reader = _Reader(values)
+    theta, yarn = _rope(values)
+    config = ModelConfig(
+        vocab_size=reader.positive("vocab_size"),
+        hidden_size=reader.positive("hidden_size"),
+        num_hidden_layers=reader.positive("num_hidden_layers"),
+        num_nextn_predict_layers=reader.count("num_nextn_predict_layers", values.get("num_mtp_layers", 0)),
+        num_attention_heads=reader.positive("num_attention_heads"),
+        q_lora_rank=reader.positive("q_lora_rank") if values.get("q_lora_rank") is not None else None,
+        kv_lora_rank=reader.positive("kv_lora_rank"),
+        qk_nope_head_dim=reader.positive("qk_nope_head_dim"),
+        qk_rope_head_dim=reader.positive("qk_rope_head_dim"),
+        v_head_dim=reader.positive("v_head_dim"),
+        intermediate_size=reader.positive("intermediate_size"),
+        moe_intermediate_size=reader.positive("moe_intermediate_size"),
+        first_k_dense_replace=reader.count("first_k_dense_replace", 0),
+        n_routed_experts=reader.positive("n_routed_experts"),
+        n_shared_experts=reader.positive("n_shared_experts"),
+        num_experts_per_tok=reader.positive("num_experts_per_tok"),
+        n_group=reader.count("n_group", 1) or 1,
+        topk_group=reader.count("topk_group", 1) or 1,
+        norm_topk_prob=bool(values.get("norm_topk_prob", True)),
+        routed_scaling_factor=float(values.get("routed_scaling_factor", 1.0)),
+        rms_norm_eps=float(values.get("rms_norm_eps", 1e-6)),
+        max_position_embeddings=reader.positive("max_position_embeddings"),
+        rope_theta=theta,
+        yarn=yarn,
+        eos_token_ids=_token_ids(eos_token_id if eos_token_id is not None else values.get("eos_token_id")),
+        fp8=_is_fp8(values),
+    )
+    _check_dimensions(config)
+    return config
+
+
+class _Reader:
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self.values = values
+
+    def count(self, key: str, default: int | None = None) -> int:
+        value = self.values.get(key)
+        value = default if value is None else value
+        if value is None:
+            raise CheckpointError(f"{key} is missing")
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+            raise CheckpointError(f"{key} is {value!r}: expected a whole number")
+        return value
+
+    def positive(self, key: str) -> int:
+        value = self.count(key)
+        if value == 0:
+            raise CheckpointError(f"{key} is 0: expected at least 1")
+        return value
+
+
+def _check_architecture(values: Mapping[str, Any]) -> None:
+    architectures = values.get("architectures") or []
+    if values.get("model_type") != MODEL_TYPE and ARCHITECTURE not in architectures:
+        found = ", ".join(map(str, architectures)) or values.get("model_type") or "nothing"
+        raise CheckpointError(f"unsupported architecture {found}: deepmesh serves {ARCHITECTURE}")
+
+
+def _check_variants(values: Mapping[str, Any]) -> None:
+    served = {
+        "scoring_func": "sigmoid",
+        "topk_method": "noaux_tc",
+        "hidden_act": "silu",
+        "moe_layer_freq": 1,
+        "attention_bias": False,
+        "tie_word_embeddings": False,
+        "rope_interleave": True,
+    }
+    for key, expected in served.items():
+        if values.get(key, expected) != expected:
+            raise CheckpointError(f"{key} is {values[key]!r}: only {expected!r} is supported")
+
+
+def _rope(values: Mapping[str, Any]) -> tuple[float, Yarn | None]:
+    # transformers 5 keeps theta and scaling in rope_parameters; everyone before keeps them apart.
+    scaling = values.get("rope_parameters") or values.get("rope_scaling") or {}
+    theta = float(scaling.get("rope_theta") or values.get("rope_theta") or 10000.0)
+    kind = scaling.get("rope_type") or scaling.get("type") or "default"
+    if kind == "default":
+        return theta, None
+    if kind != "yarn":
+        raise CheckpointError(f"rope scaling {kind!r} is not supported: expected 'yarn' or none")
+    longest = values.get("max_position_embeddings")
+    original = scaling.get("original_max_position_embeddings") or longest
+    factor = scaling.get("factor")
+    if original is None or factor is None:
+        raise CheckpointError("rope scaling 'yarn' needs factor and original_max_position_embeddings")
+    return theta, Yarn(
+        factor=float(factor),
+        original_max_position_embeddings=int(original),
+        beta_fast=float(scaling.get("beta_fast") or 32),
+        beta_slow=float(scaling.get("beta_slow") or 1),
+        mscale=float(scaling.get("mscale") or 1),
+        mscale_all_dim=float(scaling.get("mscale_all_dim") or 0),
+    )
+
+
+def _token_ids(value: int | list[int] | None) -> frozenset[int]:
+    if value is None:
+        return frozenset()
+    return frozenset([value] if isinstance(value, int) else value)
+
+
+def _is_fp8(values: Mapping[str, Any]) -> bool:
+    quantization = values.get("quantization_config")
+    if not quantization:
+        return False
+    method = quantization.get("quant_method")
+    if method != "fp8":
+        raise CheckpointError(f"quantization {method!r} is not supported: expected 'fp8' or none")
+    block = quantization.get("weight_block_size")
+    if block != [WEIGHT_BLOCK, WEIGHT_BLOCK]:
+        raise CheckpointError(f"weight_block_size is {block}: expected [{WEIGHT_BLOCK}, {WEIGHT_BLOCK}]")
+    return True
+
+
+def _check_dimensions(config: ModelConfig) -> None:
+    if config.n_routed_experts % config.n_group:
+        raise CheckpointError(f"n_routed_experts {config.n_routed_experts} do not divide into n_group {config.n_group}")
+    if config.topk_group > config.n_group:
+        raise CheckpointError(f"topk_group {config.topk_group} exceeds n_group {config.n_group}")
+    eligible = config.n_routed_experts // config.n_group * config.topk_group
+    if config.num_experts_per_tok > eligible:
+        raise CheckpointError(
+            f"num_experts_per_tok {config.num_experts_per_tok} exceeds the {eligible} eligible experts"
+        )
+    if config.qk_rope_head_dim % 2:
+        raise CheckpointError(f"qk_rope_head_dim {config.qk_rope_head_dim} is odd")

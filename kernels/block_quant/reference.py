@@ -1,0 +1,24 @@
+"""Block quantization in plain torch, the definition."""
+
+import torch
+from torch.nn import functional
+
+BLOCK = 128
+
+
+def quantize_blocks(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    rows, columns = weight.shape
+    padded = functional.pad(weight.float(), (0, -columns % BLOCK, 0, -rows % BLOCK))
+    blocks = padded.view(padded.shape[0] // BLOCK, BLOCK, padded.shape[1] // BLOCK, BLOCK)
+    largest = blocks.abs().amax(dim=(1, 3))
+    scale = torch.where(largest > 0, largest / torch.finfo(torch.float8_e4m3fn).max, torch.ones_like(largest))
+    values = (blocks / scale[:, None, :, None]).view_as(padded)[:rows, :columns]
+    return values.to(torch.float8_e4m3fn).contiguous(), scale
+
+
+def dequantize_blocks(values: torch.Tensor, scale: torch.Tensor, out: torch.Tensor) -> None:
+    columns = values.shape[1]
+    # A strip of 128 rows at a time, so that no second copy of the matrix exists.
+    for index, strip in enumerate(values.split(BLOCK)):
+        row = scale[index].repeat_interleave(BLOCK)[:columns]
+        out[index * BLOCK : index * BLOCK + len(strip)] = strip.float() * row
