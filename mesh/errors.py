@@ -76,6 +76,25 @@ class PlaceAgain(MeshError):
     reason = "PLACE_AGAIN"
 
 
+class WorkerFull(PlaceAgain):
+    """This worker's queue is full."""
+
+    reason = "WORKER_FULL"
+
+
+class WorkerDraining(PlaceAgain):
+    """This worker finishes what it has and takes nothing new."""
+
+    reason = "DRAINING"
+
+
+class StreamReplaced(MeshError):
+    """The same gateway opened another stream; this one is over."""
+
+    code = StatusCode.ABORTED
+    reason = "STREAM_REPLACED"
+
+
 class NoWorker(MeshError):
     """No live worker serves the model now."""
 
@@ -123,6 +142,13 @@ class LeaseConflict(MeshError):
 
     code = StatusCode.FAILED_PRECONDITION
     reason = "LEASE_CONFLICT"
+
+
+class LeaseExpired(MeshError):
+    """A status stream outlived its lease, or another stream took it: begin again with identity and a snapshot."""
+
+    code = StatusCode.ABORTED
+    reason = "LEASE_EXPIRED"
 
 
 class ConfigError(MeshError):

@@ -54,7 +54,8 @@ class DecodeServiceServicer:
         with a failure of code NOT_FOUND (UNKNOWN_REQUEST). A second stream of the same gateway replaces the first, which ends
         with ABORTED.
 
-        INVALID_ARGUMENT     the first message is not `hello`, or a second one is
+        INVALID_ARGUMENT     the first message is not `hello`, or a second one is; a stream_id used twice
+        RESOURCE_EXHAUSTED   more gateways, or more requests of this one unacknowledged, than the worker keeps (OVERLOADED)
         UNAVAILABLE          the worker is shutting down
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

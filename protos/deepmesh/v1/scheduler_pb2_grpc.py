@@ -86,8 +86,12 @@ class SchedulerServiceServicer:
 
     def ReportStatus(self, request_iterator, context):
         """A worker's side of its lease: the first message carries `identity`, each renews the lease. Messages are in order; the
-        stream's end does not end the lease, its expiry or a message with another incarnation does. FAILED_PRECONDITION:
-        a worker_id that another live incarnation holds.
+        stream's end does not end the lease, its expiry or a message with another incarnation does. Each message is answered.
+
+        FAILED_PRECONDITION  another incarnation holds the worker_id, with its stream open and its lease not expired:
+        two live workers were given one id (LEASE_CONFLICT)
+        ABORTED              the stream outlived its lease, or a newer stream of this incarnation replaced it: open another
+        (LEASE_EXPIRED)
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
