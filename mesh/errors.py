@@ -187,3 +187,10 @@ class RemoteError(MeshError):
         super().__init__(message, metadata=metadata, retry_after_ms=retry_after_ms)
         self.code = code
         self.reason = reason
+
+
+class ProcessFailed(MeshError):
+    """A service's process ended, or did not become ready in time."""
+
+    code = StatusCode.UNAVAILABLE
+    reason = "PROCESS_FAILED"

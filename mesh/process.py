@@ -1,0 +1,161 @@
+"""Child processes that do not outlive their parent, whose output is read line by line, and that stop in order."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from mesh import tether
+from mesh.channel import open_channel
+from mesh.errors import MeshError, ProcessFailed
+
+_TAIL_LINES = 20
+_LONGEST_LINE = 64 * 1024
+_POLL_SECONDS = 0.05
+
+
+class Child:
+    """One process in a session of its own, so that a terminal's Ctrl-C reaches only its parent.
+
+    The kernel kills it when the parent dies; what it started itself is killed when it ends. `on_line` gets every line
+    of its stdout and stderr, without the newline. Start it from the main thread: the kernel's idea of a parent is the
+    thread that forked.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        on_line: Callable[[str, str], None],
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self.name = name
+        self.tail: deque[str] = deque(maxlen=_TAIL_LINES)
+        self._command = command
+        self._on_line = on_line
+        self._environment = environment
+        self._process: asyncio.subprocess.Process | None = None
+        self._ended: asyncio.Task[int] | None = None
+
+    @property
+    def process_id(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    async def start(self) -> None:
+        """Start it and return at once; see `wait_ready`."""
+        assert self._process is None
+        tethered = [sys.executable, "-I", "-S", str(Path(tether.__file__)), str(os.getpid()), *self._command]
+        # Our own pipe: asyncio's would put off `wait` until everyone who inherited it has closed it.
+        read_end, write_end = os.pipe()
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                *tethered,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=write_end,
+                stderr=asyncio.subprocess.STDOUT,
+                start_new_session=True,
+                env=None if self._environment is None else {**os.environ, **self._environment},
+            )
+        finally:
+            os.close(write_end)
+        self._ended = asyncio.create_task(self._follow(self._process, os.fdopen(read_end, "rb")))
+
+    async def wait(self) -> int:
+        """Its exit status, once it has ended and its output was read; negative is the number of a signal."""
+        assert self._ended is not None
+        return await asyncio.shield(self._ended)
+
+    async def wait_ready(self, endpoint: str, timeout_seconds: float) -> None:
+        """Return when gRPC health at `endpoint` says that `readiness` is SERVING.
+
+        Raises ProcessFailed with its last words where it ends first, or does not get there in time.
+        """
+        assert self._ended is not None
+        ready = asyncio.create_task(until_ready(endpoint))
+        try:
+            await asyncio.wait({ready, self._ended}, timeout=timeout_seconds, return_when=asyncio.FIRST_COMPLETED)
+            if self._ended.done():
+                raise ProcessFailed(f"{self.name} ended with {describe_status(self._ended.result())}{self._words()}")
+            if not ready.done():
+                raise ProcessFailed(f"{self.name} was not ready after {timeout_seconds:g} s{self._words()}")
+        finally:
+            ready.cancel()
+
+    async def stop(self, grace_seconds: float) -> None:
+        """SIGTERM, then SIGKILL after the grace. Returns when nothing of it is left; may be called twice."""
+        if self._process is None or self._ended is None:
+            return
+        if self._ended.done():
+            return
+        with suppress(ProcessLookupError):
+            self._process.terminate()
+        await asyncio.wait({self._ended}, timeout=grace_seconds)
+        if not self._ended.done():
+            self._kill_session()
+        await self._ended
+
+    async def _follow(self, process: asyncio.subprocess.Process, output: BinaryIO) -> int:
+        reader = asyncio.StreamReader()
+        protocol = asyncio.StreamReaderProtocol(reader)
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, output)
+        lines = asyncio.create_task(self._read_lines(reader))
+        try:
+            status = await process.wait()
+            # What it started itself may hold the pipe open, and must not outlive it.
+            self._kill_session()
+            await lines
+            return status
+        finally:
+            transport.close()
+
+    async def _read_lines(self, stream: asyncio.StreamReader) -> None:
+        rest = b""
+        while chunk := await stream.read(_LONGEST_LINE):
+            *lines, rest = (rest + chunk).split(b"\n")
+            if len(rest) >= _LONGEST_LINE:
+                lines, rest = [*lines, rest], b""
+            for line in lines:
+                self._take(line)
+        if rest:
+            self._take(rest)
+
+    def _take(self, line: bytes) -> None:
+        text = line.decode(errors="replace").rstrip("\r")
+        self.tail.append(text)
+        self._on_line(self.name, text)
+
+    def _words(self) -> str:
+        return ": " + self.tail[-1] if self.tail else ""
+
+    def _kill_session(self) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self.process_id, signal.SIGKILL)
+
+
+async def until_ready(endpoint: str) -> None:
+    """Return when the server at `endpoint` answers that it is ready; waits for ever."""
+    channel = open_channel(endpoint)
+    try:
+        health = health_pb2_grpc.HealthStub(channel)
+        request = health_pb2.HealthCheckRequest(service="readiness")
+        while True:
+            with suppress(MeshError):
+                response = await health.Check(request, timeout=1.0)
+                if response.status == health_pb2.HealthCheckResponse.SERVING:
+                    return
+            await asyncio.sleep(_POLL_SECONDS)
+    finally:
+        await channel.close()
+
+
+def describe_status(status: int) -> str:
+    """An exit status in words."""
+    return f"signal {signal.Signals(-status).name}" if status < 0 else f"status {status}"
