@@ -7,7 +7,9 @@ from bench.client import Clock, Target
 from bench.options import LoadOptions
 from bench.records import RequestRecord
 from bench.workload import Job, Message
-from mesh.errors import EndpointUnavailable, UnknownModel
+from mesh.channel import open_channel
+from mesh.errors import EndpointUnavailable, MeshError, UnknownModel
+from mesh.failures import from_rpc_error
 
 
 class GrpcClient:
@@ -18,15 +20,15 @@ class GrpcClient:
         self._options = options
         self._model = options.model
         self._metadata = [("authorization", f"Bearer {options.api_key}")] if options.api_key else []
-        self._channel = grpc.aio.insecure_channel(options.grpc)
+        self._channel = open_channel(options.grpc)
         self._stub = gateway_pb2_grpc.GatewayServiceStub(self._channel)
 
     async def discover(self) -> Target:
         request = gateway_pb2.ListModelsRequest()
         try:
             response = await self._stub.ListModels(request, timeout=10.0, metadata=self._metadata)
-        except grpc.aio.AioRpcError as error:
-            message = f"{self._options.grpc} does not answer as a deepmesh gateway does: {error.details()}"
+        except MeshError as error:
+            message = f"{self._options.grpc} does not answer as a deepmesh gateway does: {error.message}"
             raise EndpointUnavailable(message) from error
         found = next((model for model in response.models if self._model in (None, model.name)), None)
         if found is None:
@@ -42,7 +44,8 @@ class GrpcClient:
             while (response := await call.read()) is not grpc.aio.EOF:
                 self._note(response, record, clock())
         except grpc.aio.AioRpcError as error:
-            record.fail(error.code().name, error.details() or "")
+            failure = from_rpc_error(error)
+            record.fail(failure.reason, failure.message)
             return
         if record.finished_s is None:
             record.fail("incomplete", "the stream ended before `finished`")

@@ -69,7 +69,8 @@ class OpenAIClient:
         self._model = options.model
         headers = {"Authorization": f"Bearer {options.api_key}"} if options.api_key else {}
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-        self._http = httpx.AsyncClient(headers=headers, limits=limits, timeout=options.timeout_s)
+        # A proxy of the environment would be measured with the endpoint.
+        self._http = httpx.AsyncClient(headers=headers, limits=limits, timeout=options.timeout_s, trust_env=False)
 
     async def discover(self) -> Target:
         try:
