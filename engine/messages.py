@@ -85,8 +85,18 @@ class Failed(msgspec.Struct, tag="failed"):
     message: str
 
 
+class Refusal(msgspec.Struct, array_like=True):
+    """Why the engine did not take a request: a reason of mesh.errors, and a sentence."""
+
+    reason: str
+    message: str
+
+
 class Output(msgspec.Struct, array_like=True):
-    """What one step brought for one request. Exactly one output of a request has `finish`, and it is the last."""
+    """What one step brought for one request.
+
+    Exactly one output of a request has `finish` or `refusal`, and it is the last.
+    """
 
     key: int
     # Position of token_ids[0], prompt included.
@@ -96,6 +106,8 @@ class Output(msgspec.Struct, array_like=True):
     # With the request's first token: prompt tokens found in the cache.
     cached_tokens: int | None = None
     finish: Literal["stop", "length", "cancelled"] | None = None
+    # Of a request that can never run here; it has no other output.
+    refusal: Refusal | None = None
 
 
 class Load(msgspec.Struct, frozen=True):

@@ -1,0 +1,184 @@
+"""What the next step computes: a pure function of the requests' progress and the free blocks.
+
+The earliest running request is never preempted and always advances, and nobody overtakes the head of the queue: so
+every request that fits the pool alone completes.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Generic, Protocol, TypeVar
+
+from mesh.blocks import BLOCK_TOKENS
+
+
+class Progress(Protocol):
+    """What the batcher reads of a request."""
+
+    @property
+    def arrival(self) -> tuple[int, int]:
+        """The arrival batch, and the order within it."""
+        ...
+
+    @property
+    def token_ids(self) -> Sequence[int]:
+        """The prompt and what was generated."""
+        ...
+
+    @property
+    def computed(self) -> int:
+        """Leading tokens whose KV is written."""
+        ...
+
+    @property
+    def block_ids(self) -> Sequence[int]: ...
+
+
+RequestT = TypeVar("RequestT", bound=Progress)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    # At least max_requests, so that every running request fits a step.
+    max_step_tokens: int
+    max_requests: int
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate(Generic[RequestT]):
+    """A waiting request, and what admitting it now would take."""
+
+    request: RequestT
+    # Blocks of its prefix found in the pool; at least one token is left to compute.
+    cached_blocks: Sequence[int]
+    # Taken from the free ones: new blocks for all its tokens, and cached blocks that nobody holds.
+    free_blocks_taken: int
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk(Generic[RequestT]):
+    request: RequestT
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan(Generic[RequestT]):
+    """The engine preempts, then admits (all cached prefixes first), then grows, then computes."""
+
+    preempted: list[RequestT]
+    admitted: list[Candidate[RequestT]]
+    # One token each.
+    decoding: list[RequestT]
+    # Those of `decoding` that need one more block.
+    growing: list[RequestT]
+    chunks: list[Chunk[RequestT]]
+
+
+def plan_step(
+    decoding: Sequence[RequestT],
+    prompts: Sequence[RequestT],
+    waiting: Iterable[Candidate[RequestT]],
+    free_blocks: int,
+    references: Sequence[int],
+    limits: Limits,
+) -> StepPlan[RequestT]:
+    """Decide one step: a token for every decoding request, then chunks of prompts, earliest and shortest first.
+
+    `decoding` has one token left to compute each; `prompts` run with more, and hold blocks for all their tokens.
+    `waiting` is in order of admission and may be lazy: it is read only as far as requests are admitted, and one more.
+    `references[block]` says how many requests hold a block.
+    """
+    growing = [request for request in decoding if _needs_block(request)]
+    preempted: list[RequestT] = []
+    if len(growing) > free_blocks:
+        preempted, free_blocks = _preempt(decoding, prompts, free_blocks, references)
+        gone = {request.arrival for request in preempted}
+        decoding = [request for request in decoding if request.arrival not in gone]
+        prompts = [request for request in prompts if request.arrival not in gone]
+        growing = [request for request in growing if request.arrival not in gone]
+    free_blocks -= len(growing)
+    budget = limits.max_step_tokens - len(decoding)
+    chunks = _chunks(sorted(prompts, key=_order), budget)
+    budget -= sum(chunk.tokens for chunk in chunks)
+    admitted: list[Candidate[RequestT]] = []
+    # What preemption freed is for those who still run; a waiting request would take it at once and be preempted again.
+    if not preempted and budget:
+        running = len(decoding) + len(prompts)
+        admitted = _admit(islice(waiting, limits.max_requests - running), running, free_blocks, budget)
+        chunks += _admitted_chunks(admitted, budget)
+    return StepPlan(preempted, admitted, list(decoding), growing, chunks)
+
+
+def blocks_for(tokens: int) -> int:
+    return -(-tokens // BLOCK_TOKENS)
+
+
+def _needs_block(request: Progress) -> bool:
+    return request.computed == len(request.block_ids) * BLOCK_TOKENS
+
+
+def _order(request: Progress) -> tuple[int, int, int]:
+    batch, position = request.arrival
+    return batch, len(request.token_ids) - request.computed, position
+
+
+def _preempt(
+    decoding: Sequence[RequestT], prompts: Sequence[RequestT], free_blocks: int, references: Sequence[int]
+) -> tuple[list[RequestT], int]:
+    """Latest arrivals first, until the others can grow. Returns them, and the blocks then free."""
+    running = sorted([*decoding, *prompts], key=lambda request: request.arrival)
+    needed = sum(_needs_block(request) for request in running)
+    dropped: Counter[int] = Counter()
+    victims = []
+    while needed > free_blocks:
+        victim = running.pop()
+        assert running, "the submit check lets in only requests that fit the pool alone"
+        victims.append(victim)
+        needed -= _needs_block(victim)
+        dropped.update(victim.block_ids)
+        # A block shared with a request that stays is not freed.
+        free_blocks += sum(dropped[block] == references[block] for block in victim.block_ids)
+    return victims, free_blocks
+
+
+def _chunks(prompts: Sequence[RequestT], budget: int) -> list[Chunk[RequestT]]:
+    chunks = []
+    for request in prompts:
+        tokens = min(budget, len(request.token_ids) - request.computed)
+        if not tokens:
+            break
+        chunks.append(Chunk(request, tokens))
+        budget -= tokens
+    return chunks
+
+
+def _admit(
+    waiting: Iterable[Candidate[RequestT]], running: int, free_blocks: int, budget: int
+) -> list[Candidate[RequestT]]:
+    """Take from the queue's head while slots, blocks and tokens last.
+
+    Leaves every running request one block to grow by, or the newest would be preempted right away.
+    """
+    admitted = []
+    for candidate in waiting:
+        if budget <= 0 or candidate.free_blocks_taken + running > free_blocks:
+            break
+        admitted.append(candidate)
+        running += 1
+        free_blocks -= candidate.free_blocks_taken
+        budget -= _uncached(candidate)
+    return admitted
+
+
+def _admitted_chunks(admitted: Iterable[Candidate[RequestT]], budget: int) -> list[Chunk[RequestT]]:
+    chunks = []
+    for candidate in admitted:
+        tokens = min(budget, _uncached(candidate))
+        chunks.append(Chunk(candidate.request, tokens))
+        budget -= tokens
+    return chunks
+
+
+def _uncached(candidate: Candidate[RequestT]) -> int:
+    return len(candidate.request.token_ids) - len(candidate.cached_blocks) * BLOCK_TOKENS

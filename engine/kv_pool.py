@@ -1,0 +1,121 @@
+"""Which KV block is whose. The bytes themselves belong to the backend."""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class BlockChanges:
+    """Net change of the pool's reusable content since it was last asked."""
+
+    stored: list[bytes]
+    removed: list[bytes]
+
+
+class BlockPool:
+    """Reference counts and content addresses of `total_blocks` blocks.
+
+    A block is held (references above 0), cached (no references, content still addressable, evicted least recently used
+    first) or blank. Two held blocks may have equal content; only the first to fill is addressable.
+    """
+
+    def __init__(self, total_blocks: int) -> None:
+        self.total_blocks = total_blocks
+        self._references = [0] * total_blocks
+        self._hashes: list[bytes | None] = [None] * total_blocks
+        self._block_by_hash: dict[bytes, int] = {}
+        # A stack with block 0 on top.
+        self._blank = list(range(total_blocks - 1, -1, -1))
+        # Least recently released first.
+        self._cached: OrderedDict[int, None] = OrderedDict()
+        # Insertion-ordered sets.
+        self._stored: dict[bytes, None] = {}
+        self._removed: dict[bytes, None] = {}
+
+    @property
+    def free_blocks(self) -> int:
+        """Blocks that nobody holds, cached ones included."""
+        return len(self._blank) + len(self._cached)
+
+    @property
+    def references(self) -> Sequence[int]:
+        """Holders of each block, by block id. A view: read it, and do not keep it over a change."""
+        return self._references
+
+    def can_allocate(self, count: int) -> bool:
+        return count <= self.free_blocks
+
+    def allocate(self, count: int) -> list[int]:
+        """Take `count` blocks with no content; cached blocks are evicted once no blank ones are left."""
+        assert self.can_allocate(count)
+        blocks = [self._blank.pop() if self._blank else self._evict() for _ in range(count)]
+        for block in blocks:
+            self._references[block] = 1
+        return blocks
+
+    def match_prefix(self, hashes: Iterable[bytes]) -> list[int]:
+        """Blocks of the longest known prefix of a hash chain. Takes no reference."""
+        blocks = []
+        for content in hashes:
+            block = self._block_by_hash.get(content)
+            if block is None:
+                break
+            blocks.append(block)
+        return blocks
+
+    def free_among(self, blocks: Iterable[int]) -> int:
+        """How many of these blocks nobody holds: what acquiring them takes from `free_blocks`."""
+        return sum(not self._references[block] for block in blocks)
+
+    def acquire(self, blocks: Iterable[int]) -> None:
+        """Hold blocks found by `match_prefix`."""
+        for block in blocks:
+            if self._references[block] == 0:
+                assert self._hashes[block] is not None
+                del self._cached[block]
+            self._references[block] += 1
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """Give up one reference to each. Later blocks of a prefix are evicted before the ones they depend on."""
+        for block in reversed(blocks):
+            assert self._references[block] > 0
+            self._references[block] -= 1
+            if self._references[block]:
+                continue
+            if self._hashes[block] is None:
+                self._blank.append(block)
+            else:
+                self._cached[block] = None
+
+    def register(self, block: int, content: bytes) -> None:
+        """Make a held, full block addressable, unless another with that content already is."""
+        assert self._references[block] > 0
+        assert self._hashes[block] is None
+        if content in self._block_by_hash:
+            return
+        self._hashes[block] = content
+        self._block_by_hash[content] = block
+        if content in self._removed:
+            del self._removed[content]
+        else:
+            self._stored[content] = None
+
+    def take_changes(self) -> BlockChanges:
+        """What became addressable, and what ceased to be, since the last call."""
+        changes = BlockChanges(stored=list(self._stored), removed=list(self._removed))
+        self._stored.clear()
+        self._removed.clear()
+        return changes
+
+    def _evict(self) -> int:
+        block, _ = self._cached.popitem(last=False)
+        content = self._hashes[block]
+        assert content is not None
+        self._hashes[block] = None
+        del self._block_by_hash[content]
+        if content in self._stored:
+            del self._stored[content]
+        else:
+            self._removed[content] = None
+        return block

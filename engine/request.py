@@ -1,0 +1,51 @@
+"""A request inside the engine."""
+
+from array import array
+from dataclasses import dataclass, field
+
+from engine.messages import Sampling
+from mesh.blocks import BLOCK_TOKENS, block_hash
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """Filled from a Submit; from then on only the engine writes it."""
+
+    key: int
+    # The prompt, then what was generated.
+    token_ids: list[int]
+    prompt_tokens: int
+    # Length of token_ids at which generation ends.
+    limit: int
+    # Generation ends with one of these.
+    stop_token_ids: frozenset[int]
+    sampling: Sampling
+    # Root of its chain of block hashes.
+    root: bytes
+    # Arrival batch, and order within it.
+    arrival: tuple[int, int]
+    # Leading tokens whose KV is written.
+    computed: int = 0
+    # Held blocks in order of position; an array, so that backends can read it as a buffer. Empty while waiting.
+    block_ids: "array[int]" = field(default_factory=lambda: array("i"))
+    # Of block_ids, how many leading ones were matched in the pool or registered with it.
+    registered_blocks: int = 0
+    # Prompt tokens found in the cache when it was first admitted.
+    cached_tokens: int | None = None
+    # Of the leading full blocks, as far as they were needed.
+    _hashes: list[bytes] = field(default_factory=list)
+
+    def full_block_hashes(self, blocks: int) -> list[bytes]:
+        """Hashes of the first `blocks` blocks, which must be full."""
+        hashes = self._hashes
+        while len(hashes) < blocks:
+            start = len(hashes) * BLOCK_TOKENS
+            parent = hashes[-1] if hashes else self.root
+            hashes.append(block_hash(parent, self.token_ids[start : start + BLOCK_TOKENS]))
+        return hashes[:blocks]
+
+    def forget_blocks(self) -> None:
+        """Back to nothing computed; tokens stay."""
+        self.block_ids = array("i")
+        self.computed = 0
+        self.registered_blocks = 0
