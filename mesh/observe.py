@@ -41,18 +41,15 @@ def configure(service: str, config: ObserveConfig) -> None:
 
     Raises ConfigError where the trace file cannot be written.
     """
+    if config.trace_file is not None:
+        path = config.trace_file
+        trace = TraceHandler(service, path.with_name(path.name.replace("%p", str(os.getpid()))))
+        _trace_log.addHandler(trace)
+        _trace_log.setLevel(logging.INFO)
+        _trace_log.propagate = False
     handler = logging.StreamHandler()
     handler.setFormatter(LineFormatter(service))
     logging.basicConfig(level=config.log_level, handlers=[handler], force=True)
-    _trace_log.propagate = False
-    _trace_log.setLevel(logging.CRITICAL + 1)
-    if config.trace_file is not None:
-        _trace_log.addHandler(TraceHandler(service, _expanded(config.trace_file)))
-        _trace_log.setLevel(logging.INFO)
-
-
-def _expanded(path: Path) -> Path:
-    return path.with_name(path.name.replace("%p", str(os.getpid())))
 
 
 class LineFormatter(logging.Formatter):
@@ -97,7 +94,7 @@ class span:
             if kind is not None:
                 fields["error"] = kind.__name__
             _span_log.debug(self._name, extra={"fields": fields})
-        if _trace_log.isEnabledFor(logging.INFO):
+        if _trace_log.handlers:
             event = (self._start_ns, elapsed_ns, self._attributes, request_id.get())
             _trace_log.info(self._name, extra={"event": event})
 

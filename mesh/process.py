@@ -52,12 +52,11 @@ class Child:
     async def start(self) -> None:
         """Start it and return at once; see `wait_ready`."""
         assert self._process is None
-        tethered = [sys.executable, "-I", "-S", str(Path(tether.__file__)), str(os.getpid()), *self._command]
         # Our own pipe: asyncio's would put off `wait` until everyone who inherited it has closed it.
         read_end, write_end = os.pipe()
         try:
             self._process = await asyncio.create_subprocess_exec(
-                *tethered,
+                *tethered(self._command),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=write_end,
                 stderr=asyncio.subprocess.STDOUT,
@@ -138,6 +137,11 @@ class Child:
     def _kill_session(self) -> None:
         with suppress(ProcessLookupError):
             os.killpg(self.process_id, signal.SIGKILL)
+
+
+def tethered(command: Sequence[str]) -> list[str]:
+    """`command` such that the kernel kills it when this process dies; start it from the main thread."""
+    return [sys.executable, "-I", "-S", str(Path(tether.__file__)), str(os.getpid()), *command]
 
 
 async def until_ready(endpoint: str) -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import signal
-import socket
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -17,6 +16,7 @@ from mesh.config import ServerConfig
 from mesh.errors import ConfigError
 from mesh.interceptors import EdgeInterceptor
 from mesh.metrics_http import MetricsServer
+from mesh.ports import why_not
 
 LIVENESS = "liveness"
 READINESS = "readiness"
@@ -139,19 +139,7 @@ def _listen(server: grpc.aio.Server, name: str, host: str, port: int) -> int:
     try:
         return server.add_insecure_port(f"{host}:{port}")
     except RuntimeError as error:
-        why = _why_not(host, port) or str(error)
+        why = why_not(host, port) or str(error)
         raise ConfigError(
             f"{name} cannot listen on {host}:{port} ({why}): stop what uses it or choose another server.port"
         ) from error
-
-
-def _why_not(host: str, port: int) -> str | None:
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-            probe.listen(1)
-    except OSError as error:
-        return (error.strerror or str(error)).lower()
-    return None

@@ -1,0 +1,95 @@
+from pathlib import Path
+
+import pytest
+from pydantic import Field, ValidationError
+
+from mesh.config import Config, ServerConfig, ServiceConfig, load
+from mesh.errors import ConfigError
+
+
+class Inner(Config):
+    size: int = Field(default=1, ge=1)
+    name: str | None = None
+
+
+class Outer(Config):
+    inner: Inner = Inner()
+    words: tuple[str, ...] = ()
+
+
+def written(directory: Path, text: str) -> Path:
+    path = directory / "service.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_no_file_gives_the_defaults() -> None:
+    assert load(Outer) == Outer()
+
+
+def test_a_file_and_overrides_compose(tmp_path: Path) -> None:
+    path = written(tmp_path, "inner:\n  size: 3\n  name: from file\n")
+    config = load(Outer, path, ["inner.size=5", "words=[a, b]"])
+    assert config == Outer(inner=Inner(size=5, name="from file"), words=("a", "b"))
+
+
+def test_an_empty_file_gives_the_defaults(tmp_path: Path) -> None:
+    assert load(Outer, written(tmp_path, "")) == Outer()
+
+
+def test_the_later_override_wins() -> None:
+    assert load(Outer, None, ["inner.size=2", "inner.size=3"]).inner.size == 3
+
+
+def test_an_override_can_unset_a_value(tmp_path: Path) -> None:
+    assert load(Outer, written(tmp_path, "inner: {name: x}"), ["inner.name=null"]).inner.name is None
+
+
+@pytest.mark.parametrize(
+    ("overrides", "named"),
+    [
+        (["inner.sise=2"], "inner.sise"),
+        (["inner.size=0"], "inner.size"),
+        (["inner.size=many"], "inner.size"),
+        (["inner.size"], "expected key=value"),
+        (["=1"], "expected key=value"),
+        (["words=[1", "inner.size=1"], "words=\\[1"),
+        (["words=a", "words.first=b"], "words holds a value"),
+    ],
+)
+def test_a_wrong_override_is_named(overrides: list[str], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        load(Outer, None, overrides)
+
+
+def test_every_offending_key_of_a_file_is_named_with_the_file(tmp_path: Path) -> None:
+    path = written(tmp_path, "inner: {size: -1}\ncolour: red\n")
+    with pytest.raises(ConfigError) as raised:
+        load(Outer, path)
+    assert all(part in raised.value.message for part in (str(path), "inner.size", "colour"))
+
+
+@pytest.mark.parametrize("text", ["inner: [unclosed", "- a list", "just text"])
+def test_a_file_that_is_no_mapping_is_a_config_error(tmp_path: Path, text: str) -> None:
+    with pytest.raises(ConfigError, match=r"service\.yaml"):
+        load(Outer, written(tmp_path, text))
+
+
+def test_a_missing_file_is_a_config_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cannot read .*absent\.yaml"):
+        load(Outer, tmp_path / "absent.yaml")
+
+
+def test_a_loaded_configuration_cannot_change() -> None:
+    with pytest.raises(ValidationError):
+        load(Outer).inner = Inner(size=9)
+
+
+@pytest.mark.parametrize("port", [-1, 65536])
+def test_a_port_out_of_range_is_refused(port: int) -> None:
+    with pytest.raises(ConfigError, match=r"server\.port"):
+        load(ServiceConfig, None, [f"server.port={port}"])
+
+
+def test_services_listen_on_loopback_unless_told_otherwise() -> None:
+    assert ServerConfig().host == "127.0.0.1"

@@ -1,0 +1,199 @@
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import pytest
+from grpc import StatusCode
+
+from mesh.channel import open_channel
+from mesh.config import ServerConfig
+from mesh.errors import ContextExceeded, MeshError, Overloaded
+from mesh.failures import from_rpc_error
+from mesh.interceptors import REQUEST_ID_KEY, request_metadata
+from mesh.metrics import RPC_HANDLED
+from mesh.observe import request_id
+from mesh.server import MeshServer
+from tests.support.raw_service import SERVICE, raw_method, raw_registration
+
+KINDS = ["unary_unary", "unary_stream", "stream_unary", "stream_stream"]
+
+
+def serve(**behaviors: Any) -> MeshServer:
+    return MeshServer(ServerConfig(), "test", [raw_registration(**behaviors)])
+
+
+async def one_message() -> AsyncIterator[bytes]:
+    yield b"in"
+
+
+async def call(channel: grpc.aio.Channel, kind: str, **arguments: Any) -> list[bytes]:
+    """One call of any kind with one request message; the responses."""
+    request = one_message() if kind.startswith("stream") else b"in"
+    made = raw_method(channel, kind)(request, **arguments)
+    return [each async for each in made] if kind.endswith("stream") else [await made]
+
+
+async def error_of(channel: grpc.aio.Channel, kind: str, **arguments: Any) -> MeshError:
+    try:
+        await call(channel, kind, **arguments)
+    except grpc.aio.AioRpcError as error:
+        return from_rpc_error(error)
+    except MeshError as error:
+        return error
+    raise AssertionError("the call should have failed")
+
+
+def handler(kind: str, error: Exception | None = None, answer: bytes = b"out") -> Any:
+    """A handler that reads what comes, answers once, and then raises `error`."""
+
+    async def plain(request: Any, context: Any) -> bytes:
+        if error is not None:
+            raise error
+        return answer
+
+    async def stream(request: Any, context: Any) -> AsyncIterator[bytes]:
+        yield answer
+        if error is not None:
+            raise error
+
+    return stream if kind.endswith("stream") else plain
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_mesh_error_reaches_the_client_whole(kind: str) -> None:
+    error = Overloaded("the mesh is full", metadata={"waiting": "3"}, retry_after_ms=250)
+    async with serve(**{kind: handler(kind, error)}) as server, open_channel(server.endpoint) as channel:
+        got = await error_of(channel, kind)
+    assert type(got) is Overloaded
+    assert (got.message, got.metadata, got.retry_after_ms) == (error.message, error.metadata, 250)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_an_unexpected_error_is_logged_with_its_request_and_hidden_from_the_client(
+    kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with (
+        serve(**{kind: handler(kind, ValueError("a secret"))}) as server,
+        open_channel(server.endpoint) as channel,
+    ):
+        got = await error_of(channel, kind, metadata=((REQUEST_ID_KEY, "request-7"),))
+    assert got.code is StatusCode.INTERNAL
+    assert got.message == "internal error (request id request-7)"
+    [record] = [each for each in caplog.records if each.levelno == logging.ERROR]
+    assert record.exc_info is not None and "a secret" in str(record.exc_info[1])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_call_that_succeeds_passes_unchanged(kind: str) -> None:
+    async with serve(**{kind: handler(kind, answer=b"all good")}) as server, open_channel(server.endpoint) as channel:
+        assert await call(channel, kind) == [b"all good"]
+
+
+async def test_messages_sent_before_an_error_still_arrive() -> None:
+    async with (
+        serve(unary_stream=handler("unary_stream", ContextExceeded("too long"), b"first")) as server,
+        open_channel(server.endpoint) as channel,
+    ):
+        stream = raw_method(channel, "unary_stream")(b"")
+        assert await stream.read() == b"first"
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await stream.read()
+    assert isinstance(from_rpc_error(raised.value), ContextExceeded)
+
+
+async def test_a_handler_that_writes_to_its_context_works_as_a_generator_does() -> None:
+    async def write_twice(request: bytes, context: Any) -> None:
+        await context.write(b"1")
+        await context.write(b"2")
+
+    async with serve(unary_stream=write_twice) as server, open_channel(server.endpoint) as channel:
+        assert await call(channel, "unary_stream") == [b"1", b"2"]
+
+
+async def tell_request_id(request: bytes, context: Any) -> bytes:
+    return (request_id.get() or "none").encode()
+
+
+async def test_a_client_request_id_is_the_handlers() -> None:
+    async with serve(unary_unary=tell_request_id) as server, open_channel(server.endpoint) as channel:
+        assert await call(channel, "unary_unary", metadata=((REQUEST_ID_KEY, "mine"),)) == [b"mine"]
+
+
+async def test_the_current_request_id_travels_with_unary_calls() -> None:
+    async with serve(unary_unary=tell_request_id) as server, open_channel(server.endpoint) as channel:
+        request_id.set("from-upstream")
+        assert await call(channel, "unary_unary") == [b"from-upstream"]
+
+
+async def test_the_current_request_id_travels_with_a_stream_that_is_given_it() -> None:
+    async def tell(request: bytes, context: Any) -> AsyncIterator[bytes]:
+        yield await tell_request_id(request, context)
+
+    async with serve(unary_stream=tell) as server, open_channel(server.endpoint) as channel:
+        request_id.set("streamed")
+        assert await call(channel, "unary_stream", metadata=request_metadata()) == [b"streamed"]
+
+
+async def test_calls_without_a_request_id_get_one_each() -> None:
+    async with serve(unary_unary=tell_request_id) as server, open_channel(server.endpoint) as channel:
+        first, second = await call(channel, "unary_unary"), await call(channel, "unary_unary")
+    assert first != second and b"none" not in (*first, *second)
+
+
+async def test_an_overlong_request_id_is_replaced() -> None:
+    async with serve(unary_unary=tell_request_id) as server, open_channel(server.endpoint) as channel:
+        [got] = await call(channel, "unary_unary", metadata=((REQUEST_ID_KEY, "x" * 1000),))
+    assert 0 < len(got) < 100
+
+
+async def test_a_cancelled_stream_runs_its_handlers_cleanup() -> None:
+    cleaned = asyncio.Event()
+
+    async def endless(request: bytes, context: Any) -> AsyncIterator[bytes]:
+        try:
+            while True:
+                yield b"tick"
+                await asyncio.sleep(0.01)
+        finally:
+            cleaned.set()
+
+    async with serve(unary_stream=endless) as server, open_channel(server.endpoint) as channel:
+        stream = raw_method(channel, "unary_stream")(b"")
+        await stream.read()
+        stream.cancel()
+        await asyncio.wait_for(cleaned.wait(), 5)
+
+
+async def test_a_passed_deadline_raises_deadline_exceeded_and_cancels_the_handler() -> None:
+    cancelled = asyncio.Event()
+
+    async def slow(request: bytes, context: Any) -> bytes:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+        return b""
+
+    async with serve(unary_unary=slow) as server, open_channel(server.endpoint) as channel:
+        got = await error_of(channel, "unary_unary", timeout=0.05)
+        await asyncio.wait_for(cancelled.wait(), 5)
+    assert got.code is StatusCode.DEADLINE_EXCEEDED
+
+
+async def test_calls_are_counted_by_how_they_ended() -> None:
+    counter = RPC_HANDLED.labels(f"/{SERVICE}/unary_unary", "RESOURCE_EXHAUSTED")
+    before = counter._value.get()
+    async with (
+        serve(unary_unary=handler("unary_unary", Overloaded("full"))) as server,
+        open_channel(server.endpoint) as channel,
+    ):
+        await error_of(channel, "unary_unary")
+    assert counter._value.get() == before + 1
+
+
+async def test_a_server_that_is_not_there_is_unavailable() -> None:
+    async with open_channel("127.0.0.1:1") as channel:
+        assert (await error_of(channel, "unary_unary")).code is StatusCode.UNAVAILABLE

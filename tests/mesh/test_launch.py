@@ -1,0 +1,58 @@
+from pathlib import Path
+
+from tests.support.programs import run_program
+
+PROGRAM = """
+import logging, sys
+from mesh.config import ServiceConfig
+from mesh.errors import CheckpointError, ConfigError, NoWorker
+from mesh.launch import launch
+
+class ProbeConfig(ServiceConfig):
+    then: str = "end"
+
+async def main(config):
+    logging.getLogger("probe").info("serving", extra={"fields": {"then": config.then}})
+    if config.then == "fail":
+        raise NoWorker("no worker serves it: start one")
+    if config.then == "bad checkpoint":
+        raise CheckpointError("model.safetensors is missing: download it")
+    if config.then == "bug":
+        raise ZeroDivisionError
+
+sys.exit(launch("probe", ProbeConfig, main))
+"""
+
+
+async def test_a_service_that_ends_well_exits_with_zero_and_logs_its_lines() -> None:
+    status, _, stderr = await run_program(PROGRAM)
+    assert status == 0
+    assert stderr.strip().endswith("INFO  probe      serving then=end")
+
+
+async def test_the_file_and_the_overrides_reach_the_service(tmp_path: Path) -> None:
+    path = tmp_path / "probe.yaml"
+    path.write_text("then: from the file\nobserve: {log_level: WARNING}\n")
+    assert "from the file" not in (await run_program(PROGRAM, "--config", str(path)))[2]
+    assert "from the file" in (await run_program(PROGRAM, "--config", str(path), "--set", "observe.log_level=INFO"))[2]
+
+
+async def test_an_unknown_key_is_one_line_and_status_2() -> None:
+    status, _, stderr = await run_program(PROGRAM, "--set", "sever.port=1")
+    assert (status, stderr) == (2, "probe: configuration: sever: Extra inputs are not permitted\n")
+
+
+async def test_an_error_that_starting_again_cannot_help_is_status_2() -> None:
+    status, _, stderr = await run_program(PROGRAM, "--set", "then=bad checkpoint")
+    assert (status, stderr.splitlines()[-1]) == (2, "probe: model.safetensors is missing: download it")
+
+
+async def test_an_error_that_may_pass_is_status_1() -> None:
+    status, _, stderr = await run_program(PROGRAM, "--set", "then=fail")
+    assert (status, stderr.splitlines()[-1]) == (1, "probe: no worker serves it: start one")
+
+
+async def test_a_bug_shows_its_traceback() -> None:
+    status, _, stderr = await run_program(PROGRAM, "--set", "then=bug")
+    assert status == 1
+    assert stderr.strip().endswith("ZeroDivisionError")

@@ -1,0 +1,177 @@
+import asyncio
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from mesh.channel import open_channel
+from mesh.config import ServerConfig
+from mesh.errors import ConfigError, MeshError, ShuttingDown
+from mesh.failures import from_rpc_error
+from mesh.server import MeshServer
+from tests.support.raw_service import SERVICE, raw_method, raw_registration
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+async def health(channel: grpc.aio.Channel, service: str) -> int:
+    response = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=service))
+    return int(response.status)
+
+
+async def all_health(channel: grpc.aio.Channel) -> list[int]:
+    return [await health(channel, service) for service in ("liveness", "readiness", "")]
+
+
+async def test_readiness_follows_ready_and_drain_while_liveness_stays() -> None:
+    async with MeshServer(ServerConfig(), "test", []) as server, open_channel(server.endpoint) as channel:
+        assert await all_health(channel) == [SERVING, NOT_SERVING, NOT_SERVING]
+        await server.ready()
+        assert await all_health(channel) == [SERVING, SERVING, SERVING]
+        await server.drain()
+        assert await all_health(channel) == [SERVING, NOT_SERVING, NOT_SERVING]
+
+
+async def test_reflection_lists_every_service() -> None:
+    server = MeshServer(ServerConfig(), "test", [raw_registration()])
+    async with server, open_channel(server.endpoint) as channel:
+        call = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo()
+        await call.write(reflection_pb2.ServerReflectionRequest(list_services=""))
+        response = await call.read()
+        call.cancel()
+    names = {each.name for each in response.list_services_response.service}
+    assert {SERVICE, "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"} == names
+
+
+async def test_a_taken_port_is_a_config_error_that_names_it() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(
+            ConfigError, match=rf"scheduler cannot listen on 127.0.0.1:{port} \(address already in use\)"
+        ):
+            async with MeshServer(ServerConfig(port=port), "scheduler", []):
+                pass
+
+
+async def test_two_servers_never_share_a_port() -> None:
+    async with MeshServer(ServerConfig(), "first", []) as first:
+        with pytest.raises(ConfigError):
+            async with MeshServer(ServerConfig(port=first.port), "second", []):
+                pass
+
+
+async def test_a_foreign_address_is_a_config_error() -> None:
+    with pytest.raises(ConfigError, match=r"192\.0\.2\.1"):
+        async with MeshServer(ServerConfig(host="192.0.2.1"), "test", []):
+            pass
+
+
+async def test_a_taken_metrics_port_is_a_config_error_that_names_it() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"127.0.0.1:{port}"):
+            async with MeshServer(ServerConfig(metrics_port=port), "test", []):
+                pass
+
+
+async def test_metrics_are_served_where_a_port_is_set() -> None:
+    async with MeshServer(ServerConfig(metrics_port=0), "test", []) as server, httpx.AsyncClient() as client:
+        response = await client.get(f"http://127.0.0.1:{server.metrics_port}/metrics")
+    assert "deepmesh_rpc_started_total" in response.text
+
+
+async def test_a_message_over_the_limit_is_refused() -> None:
+    async def echo(request: bytes, context: Any) -> bytes:
+        return request
+
+    server = MeshServer(ServerConfig(max_message_bytes=2000), "test", [raw_registration(unary_unary=echo)])
+    async with server, open_channel(server.endpoint) as channel:
+        assert await raw_method(channel, "unary_unary")(b"x" * 1000) == b"x" * 1000
+        with pytest.raises(MeshError) as raised:
+            await raw_method(channel, "unary_unary")(b"x" * 3000)
+    assert raised.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+async def test_a_stopping_server_lets_calls_end() -> None:
+    started = asyncio.Event()
+
+    async def slow(request: bytes, context: Any) -> bytes:
+        started.set()
+        await asyncio.sleep(0.2)
+        return b"done"
+
+    server = MeshServer(ServerConfig(), "test", [raw_registration(unary_unary=slow)])
+    async with open_channel_to(server) as channel:
+        call = asyncio.ensure_future(raw_method(channel, "unary_unary")(b""))
+        await started.wait()
+        await server.__aexit__(None, None, None)
+        assert await call == b"done"
+
+
+async def test_a_stopping_server_waits_no_longer_than_it_was_told() -> None:
+    started = asyncio.Event()
+
+    async def forever(request: bytes, context: Any) -> bytes:
+        started.set()
+        await asyncio.sleep(60)
+        return b""
+
+    server = MeshServer(ServerConfig(drain_seconds=0.1), "test", [raw_registration(unary_unary=forever)])
+    async with open_channel_to(server) as channel:
+        call = asyncio.ensure_future(raw_method(channel, "unary_unary")(b""))
+        await started.wait()
+        await asyncio.wait_for(server.__aexit__(None, None, None), 5)
+        with pytest.raises((MeshError, asyncio.CancelledError)):
+            await call
+
+
+async def test_a_stopping_server_ends_endless_calls_as_shutting_down() -> None:
+    async def watch(request: bytes, context: Any) -> AsyncIterator[bytes]:
+        yield b"now"
+        await asyncio.sleep(60)
+
+    registration = raw_registration(("unary_stream",), unary_stream=watch)
+    server = MeshServer(ServerConfig(drain_seconds=30), "test", [registration])
+    async with open_channel_to(server) as channel:
+        call = raw_method(channel, "unary_stream")(b"")
+        assert await call.read() == b"now"
+        await asyncio.wait_for(server.__aexit__(None, None, None), 5)
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await call.read()
+    assert isinstance(from_rpc_error(raised.value), ShuttingDown)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_ends_the_wait(number: signal.Signals) -> None:
+    async with MeshServer(ServerConfig(), "test", []) as server:
+        before = signal.getsignal(number)
+        waiting = asyncio.create_task(server.until_signal())
+        await asyncio.sleep(0)
+        try:
+            os.kill(os.getpid(), number)
+            await asyncio.wait_for(waiting, 5)
+        finally:
+            signal.signal(number, before)
+
+
+class open_channel_to:
+    """Starts `server` (the test stops it) and opens a channel to it."""
+
+    def __init__(self, server: MeshServer) -> None:
+        self._server = server
+
+    async def __aenter__(self) -> grpc.aio.Channel:
+        await self._server.__aenter__()
+        self._channel = open_channel(self._server.endpoint)
+        return self._channel
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._channel.close()
