@@ -1,0 +1,67 @@
+"""Whether a request may enter at all: the objectives it must be predicted to meet, and how a refusal reads. Pure."""
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
+
+from mesh.errors import ContextExceeded, MeshError, NoWorker, Overloaded
+from scheduler.placement import Rejection, Terms
+
+MIN_RETRY_MS = 100
+MAX_RETRY_MS = 30_000
+
+
+@dataclass(frozen=True, slots=True)
+class Objectives:
+    """Latency that a request must be predicted to meet; None demands nothing."""
+
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+
+
+def admit(terms: Iterable[Terms], objectives: Objectives) -> tuple[Terms, ...]:
+    """The terms, with those predicted over an objective rejected too."""
+    return tuple(_judge(term, objectives) for term in terms)
+
+
+def refusal(model: str, terms: Collection[Terms], objectives: Objectives) -> MeshError:
+    """What to tell the caller when no candidate is left.
+
+    ContextExceeded where no worker could ever take it, Overloaded with a delay where waiting helps, else NoWorker.
+    """
+    if terms and all(term.rejection is Rejection.CONTEXT for term in terms):
+        reasons = "; ".join(f"{term.worker_id}: {term.rejected}" for term in list(terms)[:3])
+        return ContextExceeded(f"prompt and max_tokens are too long for every worker of model {model!r} ({reasons})")
+    waits = [wait for term in terms if (wait := _wait_ms(term, objectives)) is not None]
+    if not waits:
+        return NoWorker(f"no worker takes requests for model {model!r} now: retry once one has started")
+    retry_after_ms = int(min(MAX_RETRY_MS, max(MIN_RETRY_MS, min(waits))))
+    return Overloaded(
+        f"model {model!r} has no room for this request now: retry in {retry_after_ms} ms",
+        retry_after_ms=retry_after_ms,
+    )
+
+
+def _judge(term: Terms, objectives: Objectives) -> Terms:
+    if term.rejection is not None:
+        return term
+    excess = [
+        f"{name} of {value:.1f} ms is over the objective of {limit:g} ms"
+        for name, value, limit in (
+            ("time to first token", term.ttft_ms, objectives.ttft_ms),
+            ("time per token", term.tpot_ms, objectives.tpot_ms),
+        )
+        if limit is not None and value > limit
+    ]
+    if not excess:
+        return term
+    return replace(term, rejection=Rejection.OBJECTIVE, rejected=f"its predicted {' and '.join(excess)}")
+
+
+def _wait_ms(term: Terms, objectives: Objectives) -> float | None:
+    """Predicted time until this candidate could take the request; None where no wait would change its answer."""
+    if term.rejection is Rejection.OBJECTIVE and objectives.ttft_ms is not None and term.ttft_ms > objectives.ttft_ms:
+        return term.ttft_ms - objectives.ttft_ms
+    # An avoided worker refused this very request: to the caller the mesh is full, not empty.
+    if term.rejection in (Rejection.FULL, Rejection.OBJECTIVE, Rejection.AVOIDED):
+        return term.drain_ms
+    return None

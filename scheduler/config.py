@@ -1,0 +1,44 @@
+"""Configuration of the scheduler."""
+
+from pydantic import Field
+
+from mesh.config import Config, ServiceConfig
+
+
+class LeaseConfig(Config):
+    # A worker that says nothing for this long is lost; workers speak at least three times as often.
+    seconds: float = Field(default=10.0, gt=0)
+    # A placement counts against a worker beside its reported load until a status comes that is later by this much.
+    settle_seconds: float = Field(default=0.25, ge=0)
+    max_workers: int = Field(default=1024, ge=1)
+    # Block hashes remembered over all workers, about 100 bytes each; more are forgotten, and only hints are lost.
+    max_cached_blocks: int = Field(default=500_000, ge=0)
+
+
+class PlacementConfig(Config):
+    """What prediction assumes where workers have not measured yet."""
+
+    prefill_tokens_per_second: float = Field(default=5000.0, gt=0)
+    decode_step_ms: float = Field(default=20.0, gt=0)
+    mean_output_tokens: float = Field(default=256.0, gt=0)
+    # How much one more request lengthens a step, relative to a step of one request.
+    step_growth: float = Field(default=0.02, ge=0)
+    # Requests that may wait on one worker for a place in its batch; 0 refuses what cannot start at once.
+    queue_requests: int = Field(default=512, ge=0)
+
+
+class ObjectivesConfig(Config):
+    """Latency beyond which a request is refused; absent demands nothing."""
+
+    ttft_ms: float | None = Field(default=None, gt=0)
+    tpot_ms: float | None = Field(default=None, gt=0)
+
+
+class SchedulerConfig(ServiceConfig):
+    lease: LeaseConfig = LeaseConfig()
+    placement: PlacementConfig = PlacementConfig()
+    objectives: ObjectivesConfig = ObjectivesConfig()
+    # Decisions kept for ListDecisions.
+    decisions: int = Field(default=2000, ge=1)
+    # Gateways that may watch the registry at once.
+    max_watchers: int = Field(default=1024, ge=1)

@@ -1,0 +1,74 @@
+"""What placement decided, and how it turned out: the last few thousand decisions."""
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from itertools import islice
+
+from scheduler.placement import Terms
+
+
+class Outcome(Enum):
+    """How a placement ended."""
+
+    FINISHED = "finished"
+    CANCELLED = "cancelled"
+    # The worker refused it.
+    REFUSED = "refused"
+    # The worker was lost.
+    LOST = "lost"
+    FAILED = "failed"
+
+
+@dataclass(slots=True)
+class Decision:
+    """One call of Place. `outcome` is written once, by DecisionLog.settle."""
+
+    # Seconds since the epoch.
+    time: float
+    request_id: str
+    attempt: int
+    model: str
+    # None where the request was refused.
+    worker_id: str | None
+    reason: str
+    terms: tuple[Terms, ...]
+    outcome: Outcome | None = None
+
+
+class DecisionLog:
+    """A ring: the oldest decision gives way to the newest."""
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._decisions: deque[Decision] = deque()
+        # Of each placement still in the ring, the latest decision.
+        self._by_key: dict[tuple[str, int], Decision] = {}
+
+    def add(self, decision: Decision) -> None:
+        if len(self._decisions) == self._capacity:
+            self._drop_oldest()
+        self._decisions.append(decision)
+        self._by_key[decision.request_id, decision.attempt] = decision
+
+    def settle(self, request_id: str, attempt: int, outcome: Outcome) -> Decision | None:
+        """Attach an outcome to its decision. None where it had one already, or has left the ring."""
+        decision = self._by_key.get((request_id, attempt))
+        if decision is None or decision.worker_id is None or decision.outcome is not None:
+            return None
+        decision.outcome = outcome
+        return decision
+
+    def newest(self, limit: int, request_id: str | None = None) -> list[Decision]:
+        """At most `limit` decisions, newest first; only those of one request where it is named."""
+        return list(islice(self._matching(request_id), limit))
+
+    def _matching(self, request_id: str | None) -> Iterator[Decision]:
+        return (d for d in reversed(self._decisions) if request_id is None or d.request_id == request_id)
+
+    def _drop_oldest(self) -> None:
+        oldest = self._decisions.popleft()
+        key = (oldest.request_id, oldest.attempt)
+        if self._by_key.get(key) is oldest:
+            del self._by_key[key]

@@ -1,0 +1,228 @@
+"""The live workers: leases, states, loads and cached blocks, all of it told by the workers' own status streams.
+
+A lease lives until it is not renewed in time; the end of a stream alone does not end it, since the worker reattaches.
+Another incarnation of a worker id means that the process that had it is gone, with all that it held. If the stream of
+that process is still open and its lease still renewed, both live, which is a mistake in somebody's configuration: the
+newcomer is refused until the older one's stream breaks or its lease runs out.
+"""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from mesh.errors import LeaseConflict, LeaseExpired, Overloaded
+from mesh.metrics import SCHEDULER_WORKERS
+from scheduler.placement import Unreported
+from scheduler.workers import WorkerIdentity, WorkerLoad, WorkerRole, WorkerState
+
+log = logging.getLogger(__name__)
+
+PlacementKey = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class RegistryLimits:
+    """What workers, however many or broken, may make the registry keep."""
+
+    workers: int = 1024
+    # Block hashes over all workers; they are hints, so what is over the limit is forgotten.
+    cached_blocks: int = 500_000
+    # Names of models remembered after their last worker left.
+    known_models: int = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """One status stream's right to speak for a worker."""
+
+    worker_id: str
+    incarnation: str
+    stream: int
+
+
+@dataclass(slots=True)
+class Worker:
+    """One live worker. Written by the registry alone."""
+
+    identity: WorkerIdentity
+    lease: Lease
+    expires_at: float
+    state: WorkerState = WorkerState.SERVING
+    load: WorkerLoad = field(default_factory=WorkerLoad)
+    connected: bool = True
+    cached: set[bytes] = field(default_factory=set)
+    # Placements that the last status may not have counted yet, and when they were made.
+    placed: dict[PlacementKey, tuple[float, Unreported]] = field(default_factory=dict)
+
+    def unreported(self) -> Unreported:
+        """The sum of the placements that the worker's load may not contain."""
+        total = Unreported()
+        for _, placed in self.placed.values():
+            total += placed
+        return total
+
+    def cached_prefix(self, block_hashes: Sequence[bytes]) -> int:
+        """How many blocks from the root on this worker holds."""
+        for count, block_hash in enumerate(block_hashes):
+            if block_hash not in self.cached:
+                return count
+        return len(block_hashes)
+
+
+class Registry:
+    """Owns every worker record. `clock` counts seconds and never goes back."""
+
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        lease_seconds: float,
+        settle_seconds: float,
+        limits: RegistryLimits | None = None,
+    ) -> None:
+        self.lease_seconds = lease_seconds
+        # Grows with every change of membership, or of a worker's state.
+        self.version = 0
+        self._clock = clock
+        self._settle_seconds = settle_seconds
+        self._limits = limits or RegistryLimits()
+        self._workers: dict[str, Worker] = {}
+        self._known_models: dict[str, None] = {}
+        self._streams = 0
+        self._cached_blocks = 0
+        self._change = asyncio.Event()
+
+    def attach(self, identity: WorkerIdentity) -> Lease:
+        """Begin a status stream. Raises LeaseConflict, or Overloaded where the registry is full."""
+        self.expire()
+        current = self._workers.get(identity.worker_id)
+        if current is None and len(self._workers) >= self._limits.workers:
+            raise Overloaded(f"the scheduler keeps at most {self._limits.workers} workers", retry_after_ms=10_000)
+        if current is not None and current.identity.incarnation != identity.incarnation:
+            self._refuse_a_second_process(current)
+            self._remove(current)
+            current = None
+        self._streams += 1
+        lease = Lease(identity.worker_id, identity.incarnation, self._streams)
+        if current is None:
+            self._add(identity, lease)
+        else:
+            current.lease, current.connected = lease, True
+            self._renew(current)
+        return lease
+
+    def update(self, lease: Lease, state: WorkerState, load: WorkerLoad) -> None:
+        """Renew the lease with what the worker says of itself. Raises LeaseExpired where it has none any more."""
+        worker = self._holder(lease)
+        self._renew(worker)
+        worker.load = load
+        settled_before = self._clock() - self._settle_seconds
+        worker.placed = {key: entry for key, entry in worker.placed.items() if entry[0] > settled_before}
+        if worker.state is not state:
+            worker.state = state
+            self._announce()
+
+    def record_blocks(self, lease: Lease, snapshot: bool, stored: Iterable[bytes], removed: Iterable[bytes]) -> None:
+        """Follow a worker's content-addressed blocks; a snapshot replaces what was known. Raises LeaseExpired."""
+        worker = self._holder(lease)
+        before = len(worker.cached)
+        if snapshot:
+            worker.cached = set()
+        room = self._limits.cached_blocks - self._cached_blocks + before
+        worker.cached.difference_update(removed)
+        for block_hash in stored:
+            if len(worker.cached) >= min(room, worker.identity.total_blocks):
+                break
+            worker.cached.add(block_hash)
+        self._cached_blocks += len(worker.cached) - before
+
+    def detach(self, lease: Lease) -> None:
+        """A status stream ended: the lease runs on, and the worker may come back, or a new incarnation of it."""
+        worker = self._workers.get(lease.worker_id)
+        if worker is not None and worker.lease == lease:
+            worker.connected = False
+
+    def expire(self) -> None:
+        """Forget the workers whose lease ran out."""
+        now = self._clock()
+        for worker in [worker for worker in self._workers.values() if worker.expires_at <= now]:
+            log.warning("worker lost: no status within its lease", extra={"fields": {"id": worker.lease.worker_id}})
+            self._remove(worker)
+
+    def workers(self) -> list[Worker]:
+        """Every live worker, by id."""
+        self.expire()
+        return [self._workers[worker_id] for worker_id in sorted(self._workers)]
+
+    def serving_model(self, model: str) -> list[Worker]:
+        """The live workers of a model, whatever their state, by id."""
+        return [worker for worker in self.workers() if worker.identity.model == model]
+
+    def knows_model(self, model: str) -> bool:
+        """Whether a worker ever served it."""
+        return model in self._known_models
+
+    def lease_remaining(self, worker: Worker) -> float:
+        """Seconds until the worker's lease ends."""
+        return max(0.0, worker.expires_at - self._clock())
+
+    def add_placement(self, worker_id: str, key: PlacementKey, placed: Unreported) -> None:
+        """Count a placement against a worker until its status can be trusted to contain it."""
+        self._workers[worker_id].placed[key] = (self._clock(), placed)
+
+    def settle_placement(self, worker_id: str, key: PlacementKey) -> None:
+        """A placement ended: it weighs on the worker no longer."""
+        if worker_id in self._workers:
+            self._workers[worker_id].placed.pop(key, None)
+
+    async def expire_forever(self, period_seconds: float) -> None:
+        """Notice the end of leases while nobody asks."""
+        while True:
+            await asyncio.sleep(period_seconds)
+            self.expire()
+
+    async def changed(self, version: int) -> int:
+        """Wait until the registry's version is another than `version`, and return it."""
+        while self.version == version:
+            await self._change.wait()
+        return self.version
+
+    def _refuse_a_second_process(self, current: Worker) -> None:
+        if current.connected:
+            raise LeaseConflict(
+                f"worker_id {current.lease.worker_id!r} belongs to a live worker at {current.identity.endpoint}: "
+                "give each worker its own worker_id"
+            )
+
+    def _holder(self, lease: Lease) -> Worker:
+        self.expire()
+        worker = self._workers.get(lease.worker_id)
+        if worker is None or worker.lease != lease:
+            raise LeaseExpired("this stream's lease has ended: open another one, with identity and a snapshot")
+        return worker
+
+    def _add(self, identity: WorkerIdentity, lease: Lease) -> None:
+        self._workers[identity.worker_id] = Worker(identity, lease, self._clock() + self.lease_seconds)
+        self._known_models.pop(identity.model, None)
+        self._known_models[identity.model] = None
+        if len(self._known_models) > self._limits.known_models:
+            self._known_models.pop(next(iter(self._known_models)))
+        log.info("worker joined", extra={"fields": {"id": identity.worker_id, "endpoint": identity.endpoint}})
+        self._announce()
+
+    def _remove(self, worker: Worker) -> None:
+        del self._workers[worker.lease.worker_id]
+        self._cached_blocks -= len(worker.cached)
+        self._announce()
+
+    def _renew(self, worker: Worker) -> None:
+        worker.expires_at = self._clock() + self.lease_seconds
+
+    def _announce(self) -> None:
+        self.version += 1
+        roles = Counter(worker.identity.role for worker in self._workers.values())
+        for role in WorkerRole:
+            SCHEDULER_WORKERS.labels(role.value).set(roles[role])
+        self._change.set()
+        self._change = asyncio.Event()

@@ -1,0 +1,98 @@
+"""SchedulerService: messages in, the registry and the coordinator called, messages out."""
+
+# grpc's classes are generic in their stubs alone.
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+
+import grpc
+from deepmesh.v1 import scheduler_pb2, scheduler_pb2_grpc
+
+from mesh.errors import InvalidRequest, MeshError, Overloaded
+from mesh.metrics import SCHEDULER_DECISION_SECONDS, SCHEDULER_PLACEMENTS, SCHEDULER_REFUSALS
+from scheduler import wire
+from scheduler.coordinator import Coordinator
+from scheduler.decisions import DecisionLog
+from scheduler.registry import Lease, Registry
+
+Context = grpc.aio.ServicerContext[object, object]
+
+
+class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
+    def __init__(self, registry: Registry, coordinator: Coordinator, decisions: DecisionLog, max_watchers: int) -> None:
+        self._registry = registry
+        self._coordinator = coordinator
+        self._decisions = decisions
+        self._max_watchers = max_watchers
+        self._watchers = 0
+
+    async def Place(self, request: scheduler_pb2.PlaceRequest, context: Context) -> scheduler_pb2.PlaceResponse:
+        start = time.perf_counter()
+        try:
+            answer = self._coordinator.place(wire.placement_call(request))
+        except MeshError as error:
+            SCHEDULER_REFUSALS.labels(error.reason).inc()
+            raise
+        finally:
+            SCHEDULER_DECISION_SECONDS.observe(time.perf_counter() - start)
+        return wire.place_response(answer)
+
+    async def ReportOutcome(
+        self, request: scheduler_pb2.ReportOutcomeRequest, context: Context
+    ) -> scheduler_pb2.ReportOutcomeResponse:
+        outcome = wire.outcome(request)
+        if self._coordinator.report(request.request_id, request.attempt, outcome, request.output_tokens):
+            SCHEDULER_PLACEMENTS.labels(outcome.value).inc()
+        return scheduler_pb2.ReportOutcomeResponse()
+
+    async def ReportStatus(
+        self, request_iterator: AsyncIterator[scheduler_pb2.ReportStatusRequest], context: Context
+    ) -> AsyncIterator[scheduler_pb2.ReportStatusResponse]:
+        response = scheduler_pb2.ReportStatusResponse()
+        response.lease.FromMilliseconds(int(self._registry.lease_seconds * 1000))
+        lease: Lease | None = None
+        try:
+            async for request in request_iterator:
+                if lease is None:
+                    lease = self._attach(request)
+                self._apply(lease, request)
+                yield response
+        finally:
+            if lease is not None:
+                self._registry.detach(lease)
+
+    async def WatchWorkers(
+        self, request: scheduler_pb2.WatchWorkersRequest, context: Context
+    ) -> AsyncIterator[scheduler_pb2.WatchWorkersResponse]:
+        if self._watchers >= self._max_watchers:
+            raise Overloaded(f"the scheduler serves at most {self._max_watchers} watchers", retry_after_ms=10_000)
+        self._watchers += 1
+        try:
+            while True:
+                version = self._registry.version
+                # A watcher that does not read is given no next snapshot, and the one it then gets is the latest.
+                yield wire.watch_response(self._registry)
+                await self._registry.changed(version)
+        finally:
+            self._watchers -= 1
+
+    async def ListDecisions(
+        self, request: scheduler_pb2.ListDecisionsRequest, context: Context
+    ) -> scheduler_pb2.ListDecisionsResponse:
+        limit = min(request.limit or wire.DEFAULT_LISTED_DECISIONS, wire.MAX_LISTED_DECISIONS)
+        kept = self._decisions.newest(limit, request.request_id or None)
+        return scheduler_pb2.ListDecisionsResponse(decisions=[wire.decision(decision) for decision in kept])
+
+    def _attach(self, request: scheduler_pb2.ReportStatusRequest) -> Lease:
+        if not request.HasField("identity"):
+            raise InvalidRequest("the first message of a status stream must carry identity", field="identity")
+        return self._registry.attach(wire.identity(request.identity))
+
+    def _apply(self, lease: Lease, request: scheduler_pb2.ReportStatusRequest) -> None:
+        self._registry.update(lease, wire.state(request.state), wire.load(request.load))
+        if request.HasField("kv_events"):
+            events = request.kv_events
+            stored = wire.block_hashes(events.stored, "kv_events.stored")
+            removed = wire.block_hashes(events.removed, "kv_events.removed")
+            self._registry.record_blocks(lease, events.snapshot, stored, removed)

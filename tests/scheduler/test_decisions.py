@@ -1,0 +1,68 @@
+from typing import Any
+
+from scheduler.decisions import Decision, DecisionLog, Outcome
+from scheduler.lengths import OutputLengths
+
+
+def make_decision(request_id: str = "r", attempt: int = 0, **changes: Any) -> Decision:
+    values: dict[str, Any] = {"time": 0.0, "model": "m", "worker_id": "w", "reason": "", "terms": (), **changes}
+    return Decision(request_id=request_id, attempt=attempt, **values)
+
+
+def test_decisions_are_listed_newest_first_and_the_oldest_give_way() -> None:
+    log = DecisionLog(capacity=3)
+    for number in range(5):
+        log.add(make_decision(f"r{number}"))
+    assert [decision.request_id for decision in log.newest(10)] == ["r4", "r3", "r2"]
+    assert [decision.request_id for decision in log.newest(1)] == ["r4"]
+
+
+def test_the_decisions_of_one_request_are_found() -> None:
+    log = DecisionLog(capacity=10)
+    for attempt in range(3):
+        log.add(make_decision("a", attempt))
+        log.add(make_decision("b", attempt))
+    assert [(d.request_id, d.attempt) for d in log.newest(2, "a")] == [("a", 2), ("a", 1)]
+
+
+def test_an_outcome_is_attached_once() -> None:
+    log = DecisionLog(capacity=3)
+    log.add(make_decision("a"))
+    settled = log.settle("a", 0, Outcome.FINISHED)
+    assert settled is not None
+    assert settled.outcome is Outcome.FINISHED
+    assert log.settle("a", 0, Outcome.FAILED) is None
+    assert log.newest(1)[0].outcome is Outcome.FINISHED
+
+
+def test_outcomes_of_unknown_forgotten_and_refused_placements_are_dropped() -> None:
+    log = DecisionLog(capacity=1)
+    log.add(make_decision("old"))
+    log.add(make_decision("refused", worker_id=None))
+    assert log.settle("old", 0, Outcome.FINISHED) is None
+    assert log.settle("refused", 0, Outcome.FINISHED) is None
+    assert log.settle("never", 0, Outcome.FINISHED) is None
+
+
+def test_a_repeated_attempt_survives_the_older_one_leaving() -> None:
+    log = DecisionLog(capacity=2)
+    log.add(make_decision("a"))
+    log.add(make_decision("a"))
+    log.add(make_decision("b"))
+    assert log.settle("a", 0, Outcome.CANCELLED) is not None
+
+
+def test_output_lengths_follow_what_is_reported() -> None:
+    lengths = OutputLengths(smoothing=0.5)
+    assert lengths.mean("m") is None
+    lengths.observe("m", 100)
+    lengths.observe("m", 200)
+    assert lengths.mean("m") == 150.0
+    assert lengths.mean("other") is None
+
+
+def test_models_are_remembered_up_to_a_number() -> None:
+    lengths = OutputLengths(max_models=1)
+    lengths.observe("a", 1)
+    lengths.observe("b", 1)
+    assert lengths.mean("b") is None

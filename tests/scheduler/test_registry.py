@@ -1,0 +1,238 @@
+import asyncio
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mesh.errors import LeaseConflict, LeaseExpired, Overloaded
+from scheduler.placement import Unreported
+from scheduler.registry import Registry, RegistryLimits
+from scheduler.workers import WorkerState
+from tests.support.scheduling import ManualClock, make_identity, make_load
+
+LEASE = 10.0
+SETTLE = 0.25
+
+
+def make_registry(**limits: Any) -> tuple[Registry, ManualClock]:
+    clock = ManualClock()
+    return Registry(clock, LEASE, SETTLE, RegistryLimits(**limits)), clock
+
+
+def live(registry: Registry) -> list[tuple[str, str]]:
+    return [(worker.identity.worker_id, worker.identity.incarnation) for worker in registry.workers()]
+
+
+def hashes(*numbers: int) -> list[bytes]:
+    return [number.to_bytes(16, "big") for number in numbers]
+
+
+def test_a_lease_ends_when_it_is_not_renewed() -> None:
+    registry, clock = make_registry()
+    registry.attach(make_identity("a"))
+    clock.now += LEASE - 0.001
+    assert live(registry) == [("a", "first")]
+    clock.now += 0.001
+    assert live(registry) == []
+
+
+def test_each_status_renews_the_lease() -> None:
+    registry, clock = make_registry()
+    lease = registry.attach(make_identity("a"))
+    for _ in range(5):
+        clock.now += LEASE - 1
+        registry.update(lease, WorkerState.SERVING, make_load())
+    assert live(registry) == [("a", "first")]
+
+
+def test_a_broken_stream_does_not_end_the_lease() -> None:
+    registry, clock = make_registry()
+    registry.detach(registry.attach(make_identity("a")))
+    clock.now += LEASE - 1
+    assert live(registry) == [("a", "first")]
+    clock.now += 1
+    assert live(registry) == []
+
+
+def test_a_worker_that_comes_back_keeps_its_blocks_until_its_snapshot() -> None:
+    registry, _ = make_registry()
+    lease = registry.attach(make_identity("a"))
+    registry.record_blocks(lease, True, hashes(1, 2), [])
+    registry.detach(lease)
+    again = registry.attach(make_identity("a"))
+    assert registry.workers()[0].cached == set(hashes(1, 2))
+    registry.record_blocks(again, True, hashes(3), [])
+    assert registry.workers()[0].cached == set(hashes(3))
+
+
+def test_a_restarted_worker_takes_over_at_once_and_holds_nothing() -> None:
+    registry, _ = make_registry()
+    lease = registry.attach(make_identity("a"))
+    registry.record_blocks(lease, True, hashes(1, 2), [])
+    registry.detach(lease)
+    registry.attach(make_identity("a", incarnation="second"))
+    assert live(registry) == [("a", "second")]
+    assert registry.workers()[0].cached == set()
+
+
+def test_a_second_live_process_of_one_id_is_refused() -> None:
+    registry, _ = make_registry()
+    registry.attach(make_identity("a"))
+    with pytest.raises(LeaseConflict, match="give each worker its own worker_id"):
+        registry.attach(make_identity("a", incarnation="second"))
+    assert live(registry) == [("a", "first")]
+
+
+def test_a_frozen_holder_loses_its_id_with_its_lease() -> None:
+    registry, clock = make_registry()
+    old = registry.attach(make_identity("a"))
+    clock.now += LEASE
+    registry.attach(make_identity("a", incarnation="second"))
+    assert live(registry) == [("a", "second")]
+    with pytest.raises(LeaseExpired):
+        registry.update(old, WorkerState.SERVING, make_load())
+
+
+def test_a_newer_stream_of_one_incarnation_replaces_the_older() -> None:
+    registry, _ = make_registry()
+    old = registry.attach(make_identity("a"))
+    new = registry.attach(make_identity("a"))
+    with pytest.raises(LeaseExpired):
+        registry.update(old, WorkerState.SERVING, make_load())
+    registry.detach(old)
+    assert registry.workers()[0].connected
+    registry.update(new, WorkerState.SERVING, make_load())
+
+
+def test_membership_and_state_raise_the_version_and_loads_do_not() -> None:
+    registry, clock = make_registry()
+    versions = [registry.version]
+
+    def changed() -> bool:
+        versions.append(registry.version)
+        return versions[-1] > versions[-2]
+
+    lease = registry.attach(make_identity("a"))
+    assert changed()
+    registry.update(lease, WorkerState.SERVING, make_load(running_requests=5))
+    assert not changed()
+    registry.update(lease, WorkerState.DRAINING, make_load())
+    assert changed()
+    clock.now += LEASE
+    registry.expire()
+    assert changed()
+
+
+async def test_watchers_wake_at_a_change() -> None:
+    registry, _ = make_registry()
+    waiting = [asyncio.create_task(registry.changed(registry.version)) for _ in range(3)]
+    await asyncio.sleep(0)
+    assert not any(task.done() for task in waiting)
+    registry.attach(make_identity("a"))
+    assert await asyncio.gather(*waiting) == [1, 1, 1]
+
+
+async def test_a_lease_that_ends_with_nobody_asking_wakes_watchers() -> None:
+    registry, clock = make_registry()
+    registry.attach(make_identity("a"))
+    expiry = asyncio.create_task(registry.expire_forever(0.001))
+    waiting = asyncio.create_task(registry.changed(registry.version))
+    clock.now += LEASE
+    assert await asyncio.wait_for(waiting, 5) == 2
+    expiry.cancel()
+
+
+def test_a_model_stays_known_after_its_last_worker() -> None:
+    registry, clock = make_registry()
+    registry.attach(make_identity("a", model="m"))
+    clock.now += LEASE
+    assert registry.serving_model("m") == []
+    assert registry.knows_model("m")
+    assert not registry.knows_model("n")
+
+
+def test_the_registry_is_bounded() -> None:
+    registry, _ = make_registry(workers=2, known_models=2, cached_blocks=3)
+    first = registry.attach(make_identity("a", model="m1"))
+    second = registry.attach(make_identity("b", model="m2"))
+    with pytest.raises(Overloaded):
+        registry.attach(make_identity("c"))
+    registry.record_blocks(first, True, hashes(1, 2), [])
+    registry.record_blocks(second, True, hashes(1, 2), [])
+    assert [len(worker.cached) for worker in registry.workers()] == [2, 1]
+    registry.record_blocks(first, False, [], hashes(1))
+    registry.record_blocks(second, False, hashes(5), [])
+    assert [len(worker.cached) for worker in registry.workers()] == [1, 2]
+
+
+def test_the_room_of_a_lost_worker_is_given_back() -> None:
+    registry, clock = make_registry(cached_blocks=2)
+    registry.record_blocks(registry.attach(make_identity("a")), True, hashes(1, 2), [])
+    clock.now += LEASE
+    registry.record_blocks(registry.attach(make_identity("b")), True, hashes(3, 4), [])
+    assert registry.workers()[0].cached == set(hashes(3, 4))
+
+
+def test_a_worker_cannot_claim_more_blocks_than_it_has() -> None:
+    registry, _ = make_registry()
+    lease = registry.attach(make_identity("a", total_blocks=2))
+    registry.record_blocks(lease, True, hashes(*range(10)), [])
+    assert len(registry.workers()[0].cached) == 2
+
+
+def test_a_cached_prefix_ends_at_the_first_missing_block() -> None:
+    registry, _ = make_registry()
+    registry.record_blocks(registry.attach(make_identity("a")), True, hashes(1, 2, 4), [])
+    worker = registry.workers()[0]
+    assert worker.cached_prefix(hashes(1, 2, 3, 4)) == 2
+    assert worker.cached_prefix(hashes(3, 1)) == 0
+    assert worker.cached_prefix(hashes(1, 2)) == 2
+
+
+def test_a_placement_counts_until_a_status_had_time_to_contain_it() -> None:
+    registry, clock = make_registry()
+    lease = registry.attach(make_identity("a"))
+    registry.add_placement("a", ("r", 0), Unreported(1, 640, 11))
+    clock.now += SETTLE / 2
+    registry.update(lease, WorkerState.SERVING, make_load())
+    assert registry.workers()[0].unreported() == Unreported(1, 640, 11)
+    clock.now += SETTLE
+    assert registry.workers()[0].unreported() == Unreported(1, 640, 11)
+    registry.update(lease, WorkerState.SERVING, make_load())
+    assert registry.workers()[0].unreported() == Unreported()
+
+
+def test_a_placement_that_ended_counts_no_longer() -> None:
+    registry, _ = make_registry()
+    registry.attach(make_identity("a"))
+    registry.add_placement("a", ("r", 0), Unreported(1, 640, 11))
+    registry.add_placement("a", ("r", 1), Unreported(1, 64, 2))
+    registry.settle_placement("a", ("r", 0))
+    registry.settle_placement("gone", ("r", 0))
+    assert registry.workers()[0].unreported() == Unreported(1, 64, 2)
+
+
+changes = st.lists(
+    st.tuples(st.sampled_from("ab"), st.booleans(), st.sets(st.integers(0, 9)), st.sets(st.integers(0, 9))), max_size=30
+)
+
+
+@given(changes)
+def test_blocks_follow_the_events_and_their_count_never_drifts(
+    events: list[tuple[str, bool, set[int], set[int]]],
+) -> None:
+    registry, clock = make_registry(cached_blocks=20)
+    leases = {name: registry.attach(make_identity(name)) for name in "ab"}
+    expected: dict[str, set[int]] = {"a": set(), "b": set()}
+    for name, snapshot, stored, removed in events:
+        registry.record_blocks(leases[name], snapshot, hashes(*stored), hashes(*removed))
+        expected[name] = ((set() if snapshot else expected[name]) - removed) | stored
+    assert {w.identity.worker_id: w.cached for w in registry.workers()} == {
+        name: set(hashes(*numbers)) for name, numbers in expected.items()
+    }
+    clock.now += LEASE
+    registry.expire()
+    lease = registry.attach(make_identity("c"))
+    registry.record_blocks(lease, True, hashes(*range(100, 130)), [])
+    assert len(registry.workers()[0].cached) == 20

@@ -1,0 +1,92 @@
+"""A scheduler on a loopback port, and a worker's side of its status stream."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+from deepmesh.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
+
+from mesh.channel import open_channel
+from mesh.server import MeshServer
+from scheduler.__main__ import compose
+from scheduler.config import SchedulerConfig
+
+
+@asynccontextmanager
+async def running_scheduler(**config: Any) -> AsyncIterator[str]:
+    """A scheduler with that configuration; yields its endpoint."""
+    settings = SchedulerConfig.model_validate({"server": {"drain_seconds": 0.5}, **config})
+    registry, registration = compose(settings)
+    async with MeshServer(settings.server, "scheduler", [registration]) as server:
+        expiry = asyncio.create_task(registry.expire_forever(settings.lease.seconds / 20))
+        await server.ready()
+        yield server.endpoint
+        expiry.cancel()
+
+
+@asynccontextmanager
+async def scheduler_stub(endpoint: str) -> AsyncIterator[Any]:
+    async with open_channel(endpoint) as channel:
+        yield scheduler_pb2_grpc.SchedulerServiceStub(channel)
+
+
+def identity_message(worker_id: str = "decode-1", **changes: Any) -> common_pb2.WorkerIdentity:
+    values: dict[str, Any] = {
+        "worker_id": worker_id,
+        "incarnation": "first",
+        "role": common_pb2.WORKER_ROLE_DECODE,
+        "endpoint": f"{worker_id}:1",
+        "model": "oracle",
+        "kv_namespace": common_pb2.KvNamespace(
+            weights_fingerprint="f", dtype="oracle", scale=1.0, layers=1, block_tokens=64, layout="oracle"
+        ),
+        "context_tokens": 4096,
+        "total_blocks": 1000,
+        "max_requests": 8,
+        "can_prefill": True,
+        **changes,
+    }
+    return common_pb2.WorkerIdentity(**values)
+
+
+def status_message(**fields: Any) -> scheduler_pb2.ReportStatusRequest:
+    values: dict[str, Any] = {
+        "state": common_pb2.WORKER_STATE_SERVING,
+        "load": common_pb2.WorkerLoad(free_blocks=1000, prefill_tokens_per_second=1000.0, decode_step_ms=10.0),
+        **fields,
+    }
+    return scheduler_pb2.ReportStatusRequest(**values)
+
+
+@dataclass
+class ReportingWorker:
+    """A status stream that says what a test tells it to; each message is answered before the next."""
+
+    stub: Any
+    identity: common_pb2.WorkerIdentity
+    call: Any = field(init=False)
+
+    async def start(self, **fields: Any) -> "ReportingWorker":
+        self.call = self.stub.ReportStatus()
+        await self.report(identity=self.identity, **fields)
+        return self
+
+    async def report(self, **fields: Any) -> scheduler_pb2.ReportStatusResponse:
+        await self.call.write(status_message(**fields))
+        response = await self.call.read()
+        if response is grpc.aio.EOF:
+            # Raises what ended the stream.
+            raise grpc.aio.AioRpcError(
+                await self.call.code(),
+                await self.call.initial_metadata(),
+                await self.call.trailing_metadata(),
+                await self.call.details(),
+            )
+        answer: scheduler_pb2.ReportStatusResponse = response
+        return answer
+
+    def stop(self) -> None:
+        self.call.cancel()

@@ -1,0 +1,56 @@
+"""Workers, loads and candidates with plain defaults, for tests of the scheduler."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from scheduler.placement import CandidateWorker, PlacementRequest, Unreported
+from scheduler.workers import KvNamespace, WorkerIdentity, WorkerLoad, WorkerRole
+
+NAMESPACE = KvNamespace("fingerprint", "oracle", 1.0, 1, 64, "oracle")
+
+
+@dataclass
+class ManualClock:
+    now: float = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def make_identity(worker_id: str = "decode-1", **changes: Any) -> WorkerIdentity:
+    identity = WorkerIdentity(
+        worker_id=worker_id,
+        incarnation="first",
+        role=WorkerRole.DECODE,
+        endpoint="127.0.0.1:1",
+        model="oracle",
+        kv_namespace=NAMESPACE,
+        context_tokens=4096,
+        total_blocks=1000,
+        max_requests=8,
+        can_prefill=True,
+    )
+    return replace(identity, **changes)
+
+
+def make_load(**changes: Any) -> WorkerLoad:
+    load = WorkerLoad(free_blocks=1000, prefill_tokens_per_second=1000.0, decode_step_ms=10.0, mean_output_tokens=100.0)
+    return replace(load, **changes)
+
+
+def make_candidate(worker_id: str = "decode-1", **changes: Any) -> CandidateWorker:
+    candidate = CandidateWorker(
+        worker_id=worker_id,
+        unusable=None,
+        context_tokens=4096,
+        total_blocks=1000,
+        max_requests=8,
+        load=make_load(),
+        unreported=Unreported(),
+        cached_blocks=0,
+    )
+    return replace(candidate, **changes)
+
+
+def make_request(**changes: Any) -> PlacementRequest:
+    return replace(PlacementRequest(prompt_tokens=640, max_tokens=100), **changes)
