@@ -1,0 +1,141 @@
+"""A service's handle on its rank: starts the process, speaks with it, and leaves none behind."""
+
+import asyncio
+import os
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Self
+
+from engine.config import EngineConfig
+from engine.frames import RECEIVE_BYTES, FrameDecoder, FrameEncoder
+from engine.messages import Cancel, Failed, FromRank, Ready, Start, StepResult, Stop, Submit
+from mesh import tether
+from mesh.errors import CheckpointError, ConfigError, EngineFailed
+
+STOP_GRACE_SECONDS = 5.0
+
+
+class RankClient:
+    """Made by `start`, in the main thread: the kernel ties the rank's life to the thread that forked.
+
+    Attributes:
+        ready: what the rank said when it had loaded.
+        results: step results in order, to be iterated once and promptly (unread, they pause the engine after some
+            MB); ends when the rank has gone.
+        closed: done when the process has ended, with its exit status. Wrap it in `asyncio.shield` to await it under
+            a timeout.
+    """
+
+    def __init__(
+        self, process: asyncio.subprocess.Process, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        self._process = process
+        self._reader = reader
+        self._writer = writer
+        self._encoder = FrameEncoder()
+        self._decoder: FrameDecoder[FromRank] = FrameDecoder(FromRank)
+        self.closed: asyncio.Future[int] = asyncio.ensure_future(process.wait())
+        self.ready: Ready
+        self._messages = self._receive()
+        self.results: AsyncIterator[StepResult] = self._results()
+
+    @classmethod
+    async def start(cls, config: EngineConfig) -> Self:
+        """Start a rank and return when it has loaded.
+
+        Raises CheckpointError or ConfigError where starting again cannot help, EngineFailed otherwise.
+        """
+        ours, theirs = socket.socketpair()
+        with theirs:
+            process = await _spawn(config, theirs)
+        reader, writer = await asyncio.open_connection(sock=ours, limit=RECEIVE_BYTES)
+        client = cls(process, reader, writer)
+        started = False
+        try:
+            client._send(Start(config.model_dump_json().encode()))
+            client.ready = await client._until_ready()
+            started = True
+        finally:
+            if not started:
+                await client._kill()
+        return client
+
+    @property
+    def process_id(self) -> int:
+        return self._process.pid
+
+    def submit(self, submit: Submit) -> None:
+        """Raises EngineFailed if the rank has gone."""
+        self._send(submit)
+
+    def cancel(self, key: int) -> None:
+        """Raises EngineFailed if the rank has gone."""
+        self._send(Cancel(key))
+
+    async def close(self) -> None:
+        """Stop the rank, by force if it does not listen; may be called twice. Requests in it are lost."""
+        try:
+            with suppress(EngineFailed):
+                self._send(Stop())
+            await asyncio.wait({self.closed}, timeout=STOP_GRACE_SECONDS)
+        finally:
+            await self._kill()
+
+    def _send(self, message: Start | Submit | Cancel | Stop) -> None:
+        if self.closed.done() or self._writer.is_closing():
+            raise EngineFailed("the engine process has ended")
+        self._writer.write(bytes(self._encoder.encode(message)))
+
+    async def _until_ready(self) -> Ready:
+        message = await anext(self._messages, None)
+        if message is None:
+            status = await asyncio.shield(self.closed)
+            raise EngineFailed(f"the engine process ended with status {status} while it started: see its last lines")
+        if isinstance(message, Failed):
+            raise _start_error(message)
+        assert isinstance(message, Ready)
+        return message
+
+    async def _results(self) -> AsyncIterator[StepResult]:
+        async for message in self._messages:
+            assert isinstance(message, StepResult)
+            yield message
+
+    async def _receive(self) -> AsyncIterator[FromRank]:
+        # A killed rank with unread input resets the connection instead of ending it.
+        with suppress(ConnectionError):
+            while data := await self._reader.read(RECEIVE_BYTES):
+                for message in self._decoder.feed(data):
+                    yield message
+
+    async def _kill(self) -> None:
+        with suppress(ProcessLookupError):
+            self._process.kill()
+        await asyncio.shield(self.closed)
+        self._writer.close()
+
+
+async def _spawn(config: EngineConfig, connection: socket.socket) -> asyncio.subprocess.Process:
+    environment = dict(os.environ)
+    if config.threads is not None:
+        # Read once, when the libraries load.
+        environment |= {"OMP_NUM_THREADS": str(config.threads), "MKL_NUM_THREADS": str(config.threads)}
+    descriptor = connection.fileno()
+    tethered = [sys.executable, "-I", "-S", str(Path(tether.__file__)), str(os.getpid())]
+    return await asyncio.create_subprocess_exec(
+        *tethered,
+        *[sys.executable, "-m", "engine.rank", str(descriptor)],
+        stdin=asyncio.subprocess.DEVNULL,
+        pass_fds=(descriptor,),
+        env=environment,
+    )
+
+
+def _start_error(failed: Failed) -> CheckpointError | ConfigError | EngineFailed:
+    for error in (CheckpointError, ConfigError):
+        if failed.reason == error.reason:
+            return error(failed.message)
+    return EngineFailed(f"the engine could not start: {failed.message}")
