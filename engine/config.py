@@ -35,7 +35,7 @@ class EngineConfig(Config):
     threads: int | None = Field(default=None, ge=1)
     # Requests that run at once.
     max_requests: int = Field(default=64, ge=1)
-    # Tokens computed in one step: decode first, then chunks of prompts.
+    # Tokens computed in one step: one of each running request first, then chunks of prompts.
     max_step_tokens: int = Field(default=2048, ge=64)
     # Blocks of 64 tokens in the KV pool; by default what memory allows.
     total_blocks: int | None = Field(default=None, ge=2)
@@ -51,6 +51,14 @@ class EngineConfig(Config):
     def _model_has_a_directory(self) -> Self:
         if self.backend == "model" and self.model_dir is None:
             raise ValueError("engine.model_dir is required for backend 'model'")
+        return self
+
+    @model_validator(mode="after")
+    def _a_step_has_a_token_for_every_request(self) -> Self:
+        if self.max_requests > self.max_step_tokens:
+            raise ValueError(
+                "engine.max_step_tokens must be at least engine.max_requests: lower one or raise the other"
+            )
         return self
 
 
