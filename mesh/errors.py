@@ -41,6 +41,13 @@ class ContextExceeded(InvalidRequest):
     reason = "CONTEXT_EXCEEDED"
 
 
+class Unauthenticated(MeshError):
+    """The call carries no API key that is known here."""
+
+    code = StatusCode.UNAUTHENTICATED
+    reason = "UNAUTHENTICATED"
+
+
 class UnknownModel(MeshError):
     """No worker ever served that model."""
 

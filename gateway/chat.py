@@ -1,0 +1,107 @@
+"""Chat messages to a prompt, through the checkpoint's own template, in a sandbox."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import msgspec
+from jinja2 import TemplateError, TemplateSyntaxError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from gateway.control_text import ControlTextShield
+from gateway.reasoning import THINK_OPEN, ReasoningStart
+from gateway.requests import validate_text
+from gateway.tokenizer import Tokenizer
+from mesh.errors import ConfigError, InvalidRequest
+
+ROLES = ("system", "user", "assistant", "tool")
+TEMPLATE_FILE = "chat_template.jinja"
+
+
+@dataclass(frozen=True, slots=True)
+class ChatMessage:
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class RenderedChat:
+    token_ids: list[int]
+    reasoning: ReasoningStart
+
+
+class ChatTemplate:
+    """A checkpoint's chat template.
+
+    Only the template itself can write control tokens: in a message's content their text is ordinary text.
+    """
+
+    def __init__(self, source: str, tokenizer: Tokenizer) -> None:
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        )
+        environment.globals["raise_exception"] = _refuse
+        environment.filters["tojson"] = _to_json
+        try:
+            self._template = environment.from_string(source)
+        except TemplateSyntaxError as error:
+            raise ConfigError(f"the chat template does not parse: line {error.lineno}: {error.message}") from error
+        self._tokenizer = tokenizer
+
+    def render(self, messages: Sequence[ChatMessage]) -> RenderedChat:
+        """The prompt that asks the model for the next message. Raises InvalidRequest where the template refuses."""
+        _validate(messages)
+        shield = ControlTextShield(self._tokenizer.control_tokens, [message.content for message in messages])
+        shielded = [
+            {"role": message.role, "content": shield.apply(message.content, own_words=message.role == "assistant")}
+            for message in messages
+        ]
+        text = self._run(shielded)
+        opened = text.rstrip().endswith(THINK_OPEN)
+        return RenderedChat(
+            token_ids=shield.encode(text, self._tokenizer),
+            reasoning=ReasoningStart.OPEN if opened else ReasoningStart.POSSIBLE,
+        )
+
+    def _run(self, messages: list[dict[str, str]]) -> str:
+        try:
+            return self._template.render(
+                messages=messages,
+                add_generation_prompt=True,
+                bos_token=self._tokenizer.beginning or "",
+                eos_token=self._tokenizer.end or "",
+            )
+        # A template is a program: what its expressions can raise, given these messages, is the request's fault.
+        except (TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            raise InvalidRequest(f"the chat template refuses these messages: {error}", field="messages") from error
+
+
+def find_chat_template(directory: Path, tokenizer: Tokenizer) -> ChatTemplate | None:
+    """The checkpoint's template, from its own file or from tokenizer_config.json; None where it has none."""
+    path = directory / TEMPLATE_FILE
+    if path.is_file():
+        return ChatTemplate(path.read_text(), tokenizer)
+    source = tokenizer.settings.get("chat_template")
+    if isinstance(source, list):
+        source = next((entry.get("template") for entry in source if entry.get("name") == "default"), None)
+    return ChatTemplate(source, tokenizer) if isinstance(source, str) else None
+
+
+def _validate(messages: Sequence[ChatMessage]) -> None:
+    if not messages:
+        raise InvalidRequest("messages is empty: send at least one", field="messages")
+    for index, message in enumerate(messages):
+        field = f"messages[{index}]"
+        if message.role not in ROLES:
+            roles = ", ".join(ROLES)
+            raise InvalidRequest(f"unknown role {message.role!r}: use one of {roles}", field=f"{field}.role")
+        validate_text(message.content, field=f"{field}.content")
+
+
+def _refuse(message: str) -> NoReturn:
+    raise TemplateError(message)
+
+
+def _to_json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()

@@ -1,0 +1,44 @@
+"""Keeping control tokens out of message contents: a defence against prompt injection through the chat template."""
+
+import re
+from collections.abc import Iterable
+
+from gateway.reasoning import THINK_CLOSE, THINK_OPEN
+from gateway.tokenizer import Tokenizer
+from mesh.errors import InvalidRequest
+
+# Supplementary private use plane: characters without meaning, 65,534 of them.
+STAND_INS = range(0xF0000, 0xFFFFE)
+
+
+class ControlTextShield:
+    """Disguises contents while the template runs, so that what it writes itself can be told from what it was given.
+
+    Every control token begins with one of a few characters ("<" in DeepSeek's). Each of those is replaced in the
+    contents by a stand-in that occurs nowhere in them. Whatever the template then does with a content (cut, strip,
+    join), no control token in the rendered text can begin inside it. Tokens are split off first, stand-ins are
+    turned back after.
+
+    An assistant's own <think> tags stay as they are: templates look for them, and the message is the model's own turn.
+    """
+
+    def __init__(self, control_tokens: Iterable[str], contents: Iterable[str]) -> None:
+        taken = set().union(*contents)
+        free = [chr(code) for code in STAND_INS if chr(code) not in taken]
+        first_characters = sorted({token[0] for token in control_tokens})
+        if len(free) < len(first_characters):
+            raise InvalidRequest("messages use up every private use character of plane 15", field="messages")
+        self._disguise = str.maketrans(dict(zip(first_characters, free, strict=False)))
+        self._reveal = str.maketrans({stand_in: chr(code) for code, stand_in in self._disguise.items()})
+        self._tags = re.compile(f"({re.escape(THINK_OPEN)}|{re.escape(THINK_CLOSE)})")
+
+    def apply(self, content: str, *, own_words: bool) -> str:
+        """The content as the template may see it; `own_words` marks the assistant's."""
+        if not own_words:
+            return content.translate(self._disguise)
+        pieces = self._tags.split(content)
+        return "".join(piece if index % 2 else piece.translate(self._disguise) for index, piece in enumerate(pieces))
+
+    def encode(self, rendered: str, tokenizer: Tokenizer) -> list[int]:
+        """Token ids of the rendered text; control tokens only where the template wrote them."""
+        return tokenizer.encode(rendered, self._reveal)

@@ -1,0 +1,68 @@
+"""The links to all decode workers, made at a worker's first request."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import count
+
+from gateway.config import DispatchConfig
+from gateway.decode_link import DecodeLink, GatewayIdentity
+from gateway.generation import Generation
+from gateway.placement import Placement
+from gateway.workers import Target
+
+
+@dataclass(frozen=True, slots=True)
+class LinkStream:
+    """One attempt on its link."""
+
+    link: DecodeLink
+    stream_id: int
+
+    def cancel(self) -> None:
+        self.link.cancel(self.stream_id)
+
+
+class DecodeLinks:
+    def __init__(self, identity: GatewayIdentity, config: DispatchConfig, clock: Callable[[], float]) -> None:
+        self._identity = identity
+        self._config = config
+        self._clock = clock
+        self._links: dict[str, DecodeLink] = {}
+        # Never used twice while this gateway lives, whichever the worker and the attempt.
+        self._stream_ids = count(1)
+
+    def submit(self, placement: Placement, attempt: int, generation: Generation) -> LinkStream:
+        """Ask the placed worker to continue `generation`; never waits."""
+        link = self._link(placement.decode)
+        stream_id = next(self._stream_ids)
+        link.submit(stream_id, attempt, placement, generation)
+        return LinkStream(link, stream_id)
+
+    def retain(self, incarnations: Mapping[str, str]) -> None:
+        """The workers that have a lease: requests on any other are lost."""
+        for worker_id, link in list(self._links.items()):
+            if incarnations.get(worker_id) != link.target.incarnation:
+                self._drop(link, "its lease ended")
+
+    def live_streams(self) -> dict[str, int]:
+        """Requests on each worker, by worker id."""
+        return {worker_id: link.live_streams for worker_id, link in self._links.items()}
+
+    async def close(self) -> None:
+        links, self._links = self._links, {}
+        for link in links.values():
+            await link.close()
+
+    def _link(self, target: Target) -> DecodeLink:
+        link = self._links.get(target.worker_id)
+        if link is not None and link.open and link.target == target:
+            return link
+        if link is not None:
+            self._drop(link, "it was placed as another incarnation")
+        link = self._links[target.worker_id] = DecodeLink(target, self._identity, self._config, self._clock)
+        return link
+
+    def _drop(self, link: DecodeLink, why: str) -> None:
+        del self._links[link.target.worker_id]
+        link.lose(why)
+        link.leave()

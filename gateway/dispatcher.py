@@ -1,0 +1,116 @@
+"""Opens and ends generations; knows all that are live."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+from gateway.config import DispatchConfig, LimitsConfig
+from gateway.generation import Generation
+from gateway.live import RETRY_AFTER_MS, Links, LiveGeneration
+from gateway.placement import Placer
+from gateway.requests import GenerationRequest
+from gateway.transcript import Transcript
+from mesh.errors import DeadlineExceeded, MeshError, Overloaded, SlowClient
+from mesh.metrics import (
+    GATEWAY_CACHED_TOKENS,
+    GATEWAY_LIVE_GENERATIONS,
+    GATEWAY_OUTPUT_TOKENS,
+    GATEWAY_PROMPT_TOKENS,
+    GATEWAY_REQUESTS,
+    GATEWAY_TPOT_SECONDS,
+    GATEWAY_TTFT_SECONDS,
+    GATEWAY_UNREAD_TOKENS,
+)
+
+SWEEP_SECONDS = 1.0
+
+
+class Dispatcher:
+    """Must be used from one event loop; deadlines are on its clock."""
+
+    def __init__(self, placer: Placer, links: Links, dispatch: DispatchConfig, limits: LimitsConfig) -> None:
+        self._placer = placer
+        self._links = links
+        self._dispatch = dispatch
+        self._limits = limits
+        self._live: set[LiveGeneration] = set()
+
+    @property
+    def live_generations(self) -> int:
+        return len(self._live)
+
+    @asynccontextmanager
+    async def open(
+        self, request: GenerationRequest, transcript: Transcript, block_hashes: Sequence[bytes], api: str
+    ) -> AsyncIterator[LiveGeneration]:
+        """Place the request and give it to the block, whose end, however it comes, frees everything.
+
+        Raises Overloaded where the gateway is full, DeadlineExceeded at the request's deadline, SlowClient where the
+        block does not take tokens fast enough, and what placement raises.
+        """
+        outcome = "cancelled"
+        try:
+            async with self._bounded(request, transcript, block_hashes) as live:
+                yield live
+                outcome = "finished" if live.finished else outcome
+        except MeshError as error:
+            outcome = error.reason.lower()
+            raise
+        finally:
+            GATEWAY_REQUESTS.labels(request.model, api, outcome).inc()
+
+    @asynccontextmanager
+    async def _bounded(
+        self, request: GenerationRequest, transcript: Transcript, block_hashes: Sequence[bytes]
+    ) -> AsyncIterator[LiveGeneration]:
+        if len(self._live) >= self._limits.live_generations:
+            raise Overloaded(
+                f"the gateway has {len(self._live)} live generations: retry later", retry_after_ms=RETRY_AFTER_MS
+            )
+        loop = asyncio.get_running_loop()
+        scope = asyncio.timeout_at(request.deadline)
+
+        def interrupt() -> None:
+            if not scope.expired():
+                scope.reschedule(loop.time())
+
+        generation = Generation(request, transcript, self._limits.unread_tokens, interrupt)
+        live = LiveGeneration(generation, block_hashes, self._placer, self._links, self._dispatch, loop.time)
+        self._live.add(live)
+        try:
+            async with scope:
+                await live.begin()
+                yield live
+        except TimeoutError:
+            if not scope.expired():
+                raise
+            raise generation.slow or DeadlineExceeded("the request's deadline passed") from None
+        finally:
+            self._live.discard(live)
+            live.close()
+            _observe(live, loop.time())
+
+    async def sweep(self) -> None:
+        """Until cancelled: end the generations of clients that stopped reading, and keep the gauges."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(min(SWEEP_SECONDS, self._limits.stalled_seconds / 4))
+            for live in list(self._live):
+                if live.stuck_seconds(loop.time()) > self._limits.stalled_seconds:
+                    live.generation.give_up(
+                        SlowClient(f"the client read nothing for {self._limits.stalled_seconds:g} seconds: read faster")
+                    )
+            GATEWAY_LIVE_GENERATIONS.set(len(self._live))
+            GATEWAY_UNREAD_TOKENS.set(sum(live.generation.unread_tokens for live in self._live))
+
+
+def _observe(live: LiveGeneration, now: float) -> None:
+    generation = live.generation
+    model, tokens = generation.request.model, generation.received_tokens
+    GATEWAY_PROMPT_TOKENS.labels(model).inc(len(generation.request.prompt))
+    GATEWAY_CACHED_TOKENS.labels(model).inc(generation.cached_tokens)
+    GATEWAY_OUTPUT_TOKENS.labels(model).inc(tokens)
+    if live.first_token_at is not None:
+        GATEWAY_TTFT_SECONDS.labels(model).observe(live.first_token_at - live.began_at)
+        if tokens > 1:
+            GATEWAY_TPOT_SECONDS.labels(model).observe((now - live.first_token_at) / (tokens - 1))

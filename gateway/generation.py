@@ -1,0 +1,199 @@
+"""One live request: its token log, its text, and what its client has not read yet."""
+
+import asyncio
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from gateway.requests import GenerationRequest
+from gateway.transcript import Passage, Transcript
+from mesh.errors import MeshError, SlowClient
+
+
+class FinishReason(Enum):
+    STOP = "stop"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, slots=True)
+class PositionLogprobs:
+    """Natural logs: of the token drawn, and (token id, logprob) of the most likely ones, best first."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    reasoning_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    reason: FinishReason
+    usage: Usage
+    # What ended the text, where something did.
+    stop_string: str | None = None
+    stop_token_id: int | None = None
+
+
+@dataclass(slots=True)
+class Delta:
+    """What the client gets at once: all tokens received since it last read."""
+
+    token_ids: Sequence[int]
+    content: str
+    reasoning: str
+    # One for each token where asked for, else empty.
+    logprobs: Sequence[PositionLogprobs] = ()
+    # In the last delta of a generation that did not fail.
+    finish: Finish | None = None
+
+
+class Generation:
+    """Written by the worker's link (`receive`, `finish`, `fail`), read by its client's task (`readable`, `take`).
+
+    `interrupt` makes that task stop whatever it waits for.
+
+    Tokens received are never taken back: a continuation on another worker begins at `next_position`.
+    """
+
+    def __init__(
+        self, request: GenerationRequest, transcript: Transcript, unread_limit: int, interrupt: Callable[[], None]
+    ) -> None:
+        self.request = request
+        self.cached_tokens = 0
+        # Why the client was given up, where it was.
+        self.slow: SlowClient | None = None
+        # Times that the client's task came for tokens; a stuck client is seen by it.
+        self.reads = 0
+        self._transcript = transcript
+        self._unread_limit = unread_limit
+        self._interrupt = interrupt
+        self._prompt_tokens = len(request.prompt)
+        self._received = array("I")
+        self._logprobs: list[PositionLogprobs] = []
+        self._read = 0
+        self._reason: FinishReason | None = None
+        self._failure: MeshError | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def next_position(self) -> int:
+        """Position of the first token not received, counted from the prompt's first."""
+        return self._prompt_tokens + len(self._received)
+
+    @property
+    def received_tokens(self) -> int:
+        return len(self._received)
+
+    @property
+    def unread_tokens(self) -> int:
+        return len(self._received) - self._read
+
+    @property
+    def awaited(self) -> bool:
+        """Whether the client's task waits for tokens, rather than for its client."""
+        return self._waiter is not None
+
+    @property
+    def remaining_tokens(self) -> int:
+        return self.request.max_tokens - len(self._received)
+
+    def log(self) -> Sequence[int]:
+        """Prompt and received tokens: what a continuation starts from."""
+        return array("I", self.request.prompt) + self._received
+
+    def receive(
+        self,
+        first_position: int,
+        token_ids: Sequence[int],
+        logprobs: Sequence[PositionLogprobs] = (),
+        cached_tokens: int | None = None,
+    ) -> None:
+        """Append tokens; those already here are dropped. A gap fails the generation: it is a bug of ours."""
+        ahead = first_position - self._prompt_tokens - len(self._received)
+        if ahead > 0:
+            self.fail(MeshError(f"the worker skipped {ahead} tokens at position {self.next_position}"))
+            return
+        if ahead < 0:
+            token_ids, logprobs = token_ids[-ahead:], logprobs[-ahead:]
+        if cached_tokens is not None and not self._received:
+            self.cached_tokens = cached_tokens
+        self._received.extend(token_ids)
+        if logprobs:
+            self._logprobs.extend(logprobs)
+        if len(self._received) - self._read > self._unread_limit:
+            self.give_up(SlowClient(f"the client left more than {self._unread_limit} tokens unread: read faster"))
+        self._wake()
+
+    def finish(self, reason: FinishReason) -> None:
+        """The worker's end of it: all tokens were received."""
+        if self._reason is None and self._failure is None:
+            self._reason = reason
+            self._wake()
+
+    def fail(self, failure: MeshError) -> None:
+        """The attempt ended without finishing; whether another follows is the dispatcher's decision."""
+        if self._reason is None and self._failure is None:
+            self._failure = failure
+            self._wake()
+
+    def give_up(self, reason: SlowClient) -> None:
+        """End it for a client that does not read, whose task may be stuck in a write: interrupt that."""
+        self.slow = self.slow or reason
+        self._interrupt()
+
+    async def readable(self) -> None:
+        """Return once there are tokens to read, or an end."""
+        if self._read < len(self._received) or self._reason is not None or self._failure is not None:
+            return
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def take_failure(self) -> MeshError | None:
+        """The failure of the last attempt, once; only after every token received was taken."""
+        if self._read < len(self._received):
+            return None
+        failure, self._failure = self._failure, None
+        return failure
+
+    def take(self) -> Delta:
+        """All that is unread. The last delta has `finish`, after which nothing may be taken."""
+        self.reads += 1
+        token_ids = self._received[self._read :]
+        logprobs, self._logprobs = self._logprobs, []
+        stop_token_id = token_ids[-1] if token_ids and self._reason is FinishReason.STOP else None
+        # The token that the model stops with is an answer's end, not its text.
+        passage = self._transcript.push(token_ids if stop_token_id is None else token_ids[:-1])
+        if passage.match is not None:
+            del token_ids[passage.tokens :], logprobs[passage.tokens :]
+        self._read += len(token_ids)
+        delta = Delta(token_ids, passage.content, passage.reasoning, logprobs)
+        if passage.match is not None:
+            delta.finish = Finish(FinishReason.STOP, self._usage(), stop_string=passage.match.string)
+        elif self._reason is not None:
+            self._close(delta, self._reason, stop_token_id)
+        return delta
+
+    def _close(self, delta: Delta, reason: FinishReason, stop_token_id: int | None) -> None:
+        passage: Passage = self._transcript.finish()
+        delta.content += passage.content
+        delta.reasoning += passage.reasoning
+        string = passage.match.string if passage.match is not None else None
+        delta.finish = Finish(reason, self._usage(), stop_string=string, stop_token_id=stop_token_id)
+
+    def _usage(self) -> Usage:
+        return Usage(self._prompt_tokens, self._read, self.cached_tokens, self._transcript.reasoning_tokens)
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)

@@ -1,0 +1,199 @@
+"""One request on its way through the mesh, as its client's task sees it."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from gateway.config import DispatchConfig
+from gateway.generation import Delta, FinishReason, Generation
+from gateway.placement import AttemptReport, Outcome, Placement, PlacementQuery, Placer
+from mesh.errors import MeshError, Overloaded, PlaceAgain, UnknownRequest, WorkerLost
+from mesh.metrics import GATEWAY_REPLACEMENTS
+
+RETRY_AFTER_MS = 1000
+
+
+class Stream(Protocol):
+    """One attempt on a link."""
+
+    def cancel(self) -> None:
+        """Stop the attempt, if it has not ended; its generation hears nothing more of it."""
+        ...
+
+
+class Links(Protocol):
+    def submit(self, placement: Placement, attempt: int, generation: Generation) -> Stream:
+        """Ask the placed worker to continue `generation` from its token log; never waits."""
+        ...
+
+
+@dataclass(slots=True)
+class Attempt:
+    number: int
+    worker_id: str
+    stream: Stream
+    began_at: float
+    # Tokens received before this attempt.
+    received_before: int
+    first_token_at: float | None = None
+
+
+class LiveGeneration:
+    """Placement, deltas, and placement again where a worker is lost or has no room."""
+
+    def __init__(
+        self,
+        generation: Generation,
+        block_hashes: Sequence[bytes],
+        placer: Placer,
+        links: Links,
+        config: DispatchConfig,
+        clock: Callable[[], float],
+    ) -> None:
+        self.generation = generation
+        self.finished = False
+        self.began_at = clock()
+        self.first_token_at: float | None = None
+        self._block_hashes = block_hashes
+        self._placer = placer
+        self._links = links
+        self._config = config
+        self._clock = clock
+        self._attempts = 0
+        self._attempt: Attempt | None = None
+        self._avoid: set[str] = set()
+        self._reads_seen = 0
+        self._moved_at = self.began_at
+
+    async def begin(self) -> None:
+        """The first placement. Raises what the scheduler refuses with."""
+        await self._place(None)
+
+    async def next(self) -> Delta:
+        """The next delta; the one with `finish` is the last. Raises the MeshError that ends the generation."""
+        while True:
+            await self.generation.readable()
+            failure = self.generation.take_failure()
+            if failure is not None:
+                await self._continue_elsewhere(failure)
+                continue
+            delta = self.generation.take()
+            attempt = self._attempt
+            if attempt is not None and attempt.first_token_at is None and delta.token_ids:
+                attempt.first_token_at = self._clock()
+                self.first_token_at = self.first_token_at or attempt.first_token_at
+            if delta.finish is not None:
+                self.finished = True
+                self._end_attempt(Outcome.FINISHED)
+            return delta
+
+    def close(self) -> None:
+        """Free what the request still holds anywhere."""
+        self._end_attempt(Outcome.CANCELLED)
+
+    def stuck_seconds(self, now: float) -> float:
+        """How long the client has not let its task come back for tokens."""
+        if self.generation.awaited or self.generation.reads != self._reads_seen:
+            self._reads_seen = self.generation.reads
+            self._moved_at = now
+        return now - self._moved_at
+
+    async def _continue_elsewhere(self, failure: MeshError) -> None:
+        attempt = self._attempt
+        outcome = attempt_outcome(failure)
+        self._end_attempt(outcome)
+        if outcome is Outcome.FAILED or attempt is None:
+            raise failure
+        if self.generation.remaining_tokens <= 0:
+            self.generation.finish(FinishReason.LENGTH)
+            return
+        GATEWAY_REPLACEMENTS.labels(outcome.value).inc()
+        self._avoid.add(attempt.worker_id)
+        await self._place(failure)
+
+    async def _place(self, cause: MeshError | None) -> None:
+        """Place until it works. Without a `cause` (the first time) the scheduler's word is final."""
+        while True:
+            if cause is not None:
+                if self._attempts >= self._config.attempts:
+                    raise exhausted(cause, self._attempts)
+                await asyncio.sleep(self._config.backoff_seconds * 2 ** (self._attempts - 1))
+            self._attempts += 1
+            try:
+                placement = await self._placer.place(self._query())
+            except MeshError as error:
+                if cause is None or not _passes_with_time(error):
+                    raise
+                # It may have come back since, as a new incarnation or with room.
+                self._avoid.clear()
+                continue
+            self._submit(placement)
+            return
+
+    def _query(self) -> PlacementQuery:
+        request = self.generation.request
+        return PlacementQuery(
+            request_id=request.request_id,
+            attempt=self._attempts,
+            model=request.model,
+            prompt_tokens=self.generation.next_position,
+            max_tokens=self.generation.remaining_tokens,
+            block_hashes=self._block_hashes,
+            avoid=frozenset(self._avoid),
+        )
+
+    def _submit(self, placement: Placement) -> None:
+        self._attempt = Attempt(
+            number=self._attempts,
+            worker_id=placement.decode.worker_id,
+            stream=self._links.submit(placement, self._attempts, self.generation),
+            began_at=self._clock(),
+            received_before=self.generation.received_tokens,
+        )
+
+    def _end_attempt(self, outcome: Outcome) -> None:
+        attempt, self._attempt = self._attempt, None
+        if attempt is not None:
+            attempt.stream.cancel()
+            self._placer.report(self._report(attempt, outcome, self._clock()))
+
+    def _report(self, attempt: Attempt, outcome: Outcome, now: float) -> AttemptReport:
+        tokens = self.generation.received_tokens - attempt.received_before
+        first = attempt.first_token_at
+        return AttemptReport(
+            request_id=self.generation.request.request_id,
+            attempt=attempt.number,
+            worker_id=attempt.worker_id,
+            outcome=outcome,
+            output_tokens=tokens,
+            cached_tokens=0 if attempt.received_before else self.generation.cached_tokens,
+            time_to_first_token_ms=0.0 if first is None else 1000 * (first - attempt.began_at),
+            time_per_output_token_ms=0.0 if first is None or tokens < 2 else 1000 * (now - first) / (tokens - 1),
+        )
+
+
+def attempt_outcome(failure: MeshError) -> Outcome:
+    """What the end of an attempt means: another worker may do better, or nobody will."""
+    if isinstance(failure, PlaceAgain) or failure.code.name == "ABORTED":
+        return Outcome.REFUSED
+    if isinstance(failure, UnknownRequest) or failure.code.name == "UNAVAILABLE":
+        return Outcome.LOST
+    return Outcome.FAILED
+
+
+def exhausted(cause: MeshError, attempts: int) -> MeshError:
+    """What the client is told after the last attempt."""
+    if attempt_outcome(cause) is Outcome.REFUSED:
+        return Overloaded(
+            f"no worker took the request in {attempts} attempts ({cause.message}): retry later",
+            retry_after_ms=RETRY_AFTER_MS,
+        )
+    return WorkerLost(
+        f"the worker was lost and the request could not be continued in {attempts} attempts ({cause.message}): retry",
+        retry_after_ms=RETRY_AFTER_MS,
+    )
+
+
+def _passes_with_time(error: MeshError) -> bool:
+    return error.code.name in ("UNAVAILABLE", "RESOURCE_EXHAUSTED")

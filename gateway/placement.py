@@ -1,0 +1,62 @@
+"""What the dispatcher asks of the scheduler, and tells it."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+from gateway.workers import Target
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementQuery:
+    request_id: str
+    # Counted from 1.
+    attempt: int
+    model: str
+    prompt_tokens: int
+    max_tokens: int
+    # Chain hashes of the prompt's full blocks, root first.
+    block_hashes: Sequence[bytes]
+    avoid: Collection[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    decode: Target
+    # None where the decode worker computes the prompt itself.
+    prefill: Target | None = None
+
+
+class Outcome(Enum):
+    """How one attempt ended."""
+
+    FINISHED = "finished"
+    CANCELLED = "cancelled"
+    # The worker had no room, or was draining.
+    REFUSED = "refused"
+    LOST = "lost"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptReport:
+    request_id: str
+    attempt: int
+    worker_id: str
+    outcome: Outcome
+    output_tokens: int
+    cached_tokens: int
+    # Of this attempt, in milliseconds; 0 where it did not come so far.
+    time_to_first_token_ms: float
+    time_per_output_token_ms: float
+
+
+class Placer(Protocol):
+    async def place(self, query: PlacementQuery) -> Placement:
+        """Raises UnknownModel, NoWorker, Overloaded, ContextExceeded or SchedulerUnavailable."""
+        ...
+
+    def report(self, report: AttemptReport) -> None:
+        """Tell how an attempt ended; never waits."""
+        ...

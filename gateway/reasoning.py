@@ -1,0 +1,90 @@
+"""Splitting a reasoning model's answer at <think> and </think>, while it streams."""
+
+from enum import Enum
+
+THINK_OPEN = "<think>"
+THINK_CLOSE = "</think>"
+
+
+class ReasoningStart(Enum):
+    """How an answer begins."""
+
+    # All of it is content: raw completions.
+    NONE = "none"
+    # The model may open a <think> block.
+    POSSIBLE = "possible"
+    # The prompt ended inside one: some chat templates open it themselves.
+    OPEN = "open"
+
+
+class ReasoningSplitter:
+    """Sorts text into reasoning and content.
+
+    Only one block, at the very start of the answer, is reasoning; the tags, and line breaks right after each, belong
+    to neither part. Holds back what may turn out to be a tag.
+    """
+
+    def __init__(self, start: ReasoningStart) -> None:
+        self._awaiting_open = start is ReasoningStart.POSSIBLE
+        self._thinking = start is ReasoningStart.OPEN
+        self._at_line_start = start is ReasoningStart.OPEN
+        self._held = ""
+
+    @property
+    def settled(self) -> bool:
+        """Whether all that follows is content."""
+        return not (self._awaiting_open or self._thinking)
+
+    @property
+    def thinking(self) -> bool:
+        return self._thinking
+
+    def push(self, text: str) -> tuple[str, str]:
+        """(content, reasoning) that `text` settles."""
+        text = self._held + text
+        self._held = ""
+        if self._awaiting_open:
+            text = self._open(text)
+        reasoning = ""
+        if self._thinking:
+            reasoning, text = self._think(text)
+        return self._without_line_breaks(text), reasoning
+
+    def finish(self) -> tuple[str, str]:
+        """(content, reasoning) held back, now that no tag can follow."""
+        held, self._held = self._held, ""
+        return ("", held) if self._thinking else (held, "")
+
+    def _open(self, text: str) -> str:
+        """Decide whether a block opens; hold `text` back while that is open."""
+        stripped = text.lstrip()
+        if stripped.startswith(THINK_OPEN):
+            self._awaiting_open, self._thinking, self._at_line_start = False, True, True
+            return stripped[len(THINK_OPEN) :]
+        if THINK_OPEN.startswith(stripped):
+            self._held = text
+            return ""
+        self._awaiting_open = False
+        return text
+
+    def _think(self, text: str) -> tuple[str, str]:
+        """(reasoning, what follows the block)."""
+        reasoning, closed, rest = text.partition(THINK_CLOSE)
+        if closed:
+            reasoning = self._without_line_breaks(reasoning)
+            self._thinking, self._at_line_start = False, True
+            return reasoning, rest
+        keep = _tag_prefix_length(text)
+        self._held = text[len(text) - keep :]
+        return self._without_line_breaks(text[: len(text) - keep]), ""
+
+    def _without_line_breaks(self, text: str) -> str:
+        if self._at_line_start and text:
+            text = text.lstrip("\n")
+            self._at_line_start = not text
+        return text
+
+
+def _tag_prefix_length(text: str) -> int:
+    """Length of the longest end of `text` that begins a closing tag."""
+    return next((n for n in range(len(THINK_CLOSE) - 1, 0, -1) if text.endswith(THINK_CLOSE[:n])), 0)

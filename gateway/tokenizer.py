@@ -1,0 +1,156 @@
+"""A checkpoint's tokenizer: text to token ids, token ids to bytes."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from tokenizers import Tokenizer as VocabularyTokenizer
+
+from gateway.reasoning import THINK_CLOSE, THINK_OPEN
+from mesh.errors import ConfigError
+
+TOKENIZER_FILE = "tokenizer.json"
+SETTINGS_FILE = "tokenizer_config.json"
+
+
+class _AddedToken(msgspec.Struct):
+    id: int
+    content: str
+    special: bool = False
+
+
+class Tokenizer:
+    """Byte-level BPE with control tokens on the side.
+
+    Control tokens (the file's added tokens: <|User|>, <think>, end of sequence) are matched here and not in the
+    library, so that `encode` can tell those that a chat template wrote from those that a client wrote.
+    """
+
+    def __init__(self, vocabulary: VocabularyTokenizer, added: list[_AddedToken], settings: Mapping[str, Any]) -> None:
+        self._vocabulary = vocabulary
+        self._control = {token.content: token.id for token in added}
+        self._control_text = {token.id: token.content for token in added}
+        self._hidden = {token.id for token in added if token.special and token.content not in (THINK_OPEN, THINK_CLOSE)}
+        longest_first = sorted(self._control, key=len, reverse=True)
+        # Without control tokens, a pattern that matches nowhere.
+        self._splitter = re.compile(f"({'|'.join(map(re.escape, longest_first)) or '(?!)'})")
+        self._bytes_of_character = _bytes_of_character()
+        self._token_bytes: dict[int, bytes] = {}
+        self.settings = settings
+        self.beginning = self._named("bos_token")
+        self.end = self._named("eos_token")
+        self._prepends_beginning = bool(settings.get("add_bos_token", True)) and self.beginning is not None
+
+    @property
+    def control_tokens(self) -> frozenset[str]:
+        """Texts that `encode` takes as single tokens."""
+        return frozenset(self._control)
+
+    @property
+    def vocabulary_size(self) -> int:
+        return int(self._vocabulary.get_vocab_size(with_added_tokens=False))
+
+    def encode(self, text: str, reveal: Mapping[int, str] | None = None) -> list[int]:
+        """Token ids of text whose control tokens count as such; nothing is put before or after.
+
+        `reveal` (as str.translate takes it) is applied to what lies between control tokens, and can make no new ones.
+        """
+        token_ids: list[int] = []
+        for index, piece in enumerate(self._splitter.split(text)):
+            if index % 2:
+                token_ids.append(self._control[piece])
+            elif piece:
+                token_ids += self._encode_plain(piece.translate(reveal) if reveal else piece)
+        return token_ids
+
+    def encode_prompt(self, text: str) -> list[int]:
+        """As `encode`, with the beginning-of-sequence token before it where the model wants one and it is not there."""
+        token_ids = self.encode(text)
+        if self._prepends_beginning and self.beginning is not None:
+            beginning = self._control.get(self.beginning)
+            if beginning is not None and token_ids[:1] != [beginning]:
+                token_ids.insert(0, beginning)
+        return token_ids
+
+    def _encode_plain(self, text: str) -> list[int]:
+        token_ids: list[int] = self._vocabulary.encode(text, add_special_tokens=False).ids
+        return token_ids
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What a token adds to the answer's text: nothing for special tokens and for ids that the vocabulary lacks."""
+        known = self._token_bytes.get(token_id)
+        if known is None:
+            known = b"" if token_id in self._hidden else self._spelled(token_id)
+            self._token_bytes[token_id] = known
+        return known
+
+    def token_text(self, token_id: int) -> str:
+        """A token by itself, for reports of log probabilities; special tokens by name."""
+        return self._spelled(token_id).decode(errors="replace")
+
+    def _spelled(self, token_id: int) -> bytes:
+        control = self._control_text.get(token_id)
+        if control is not None:
+            return control.encode()
+        letters = self._vocabulary.id_to_token(token_id)
+        return bytes(self._bytes_of_character[letter] for letter in letters) if letters is not None else b""
+
+    def _named(self, key: str) -> str | None:
+        value = self.settings.get(key)
+        if isinstance(value, dict):
+            value = value.get("content")
+        return value if isinstance(value, str) else None
+
+
+def load_tokenizer(directory: Path) -> Tokenizer:
+    """Read a checkpoint's tokenizer.json and tokenizer_config.json.
+
+    Raises ConfigError where they are missing, malformed, or not byte-level BPE.
+    """
+    sections = _read_sections(directory / TOKENIZER_FILE)
+    added = msgspec.json.decode(sections.pop("added_tokens", msgspec.Raw(b"[]")), type=list[_AddedToken])
+    # What remains must neither match control tokens, nor shorten or pad a prompt, nor add to it.
+    sections |= {key: msgspec.Raw(b"null") for key in ("truncation", "padding", "post_processor")}
+    sections["added_tokens"] = msgspec.Raw(b"[]")
+    if b'"ByteLevel"' not in bytes(sections.get("decoder", msgspec.Raw(b"null"))):
+        raise ConfigError(f"{directory / TOKENIZER_FILE}: not a byte-level BPE tokenizer, as DeepSeek's are")
+    try:
+        vocabulary = VocabularyTokenizer.from_buffer(msgspec.json.encode(sections))
+    except ValueError as error:
+        raise ConfigError(f"{directory / TOKENIZER_FILE}: {error}") from error
+    spelled_out = [token for token in added if not token.content.isspace()]
+    return Tokenizer(vocabulary, spelled_out, read_settings(directory))
+
+
+def _read_sections(path: Path) -> dict[str, msgspec.Raw]:
+    """The file's top level, its large parts left as bytes: parsed, 130,000 tokens would take 100 MB."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, msgspec.Raw])
+    except OSError as error:
+        raise ConfigError(f"cannot read the tokenizer {path}: {error.strerror}") from error
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def read_settings(directory: Path) -> dict[str, Any]:
+    """tokenizer_config.json; empty where the checkpoint has none."""
+    path = directory / SETTINGS_FILE
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except FileNotFoundError:
+        return {}
+    except (OSError, msgspec.DecodeError) as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def _bytes_of_character() -> dict[str, int]:
+    """Byte-level BPE spells each byte as one visible character: itself where it is one, else one from U+0100 up.
+
+    Source: the byte alphabet of GPT-2's BPE (Radford et al. 2019), which `tokenizers` calls ByteLevel.
+    """
+    visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    alphabet = {chr(byte): byte for byte in visible}
+    hidden = (byte for byte in range(256) if byte not in set(visible))
+    return alphabet | {chr(0x100 + index): byte for index, byte in enumerate(hidden)}

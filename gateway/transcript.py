@@ -1,0 +1,75 @@
+"""The text of one answer: bytes to characters, stop strings, reasoning apart from content."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from gateway.detokenizer import Detokenizer
+from gateway.reasoning import ReasoningSplitter, ReasoningStart
+from gateway.stop_strings import StopMatch, StopStrings
+
+
+@dataclass(slots=True)
+class Passage:
+    """What some tokens added to the text."""
+
+    content: str
+    reasoning: str
+    # Of the tokens given, those before the end; fewer than given where a stop string ended the text.
+    tokens: int
+    match: StopMatch | None = None
+
+
+def no_text(token_id: int) -> bytes:
+    """The `token_bytes` of a model served without a tokenizer: ids in, ids out."""
+    return b""
+
+
+class Transcript:
+    """Turns tokens into text as they come; the result does not depend on how they were grouped."""
+
+    def __init__(
+        self, token_bytes: Callable[[int], bytes], stop_strings: Sequence[str], reasoning: ReasoningStart
+    ) -> None:
+        self.reasoning_tokens = 0
+        self._detokenizer = Detokenizer(token_bytes)
+        self._stops = StopStrings(stop_strings) if stop_strings else None
+        self._splitter = ReasoningSplitter(reasoning)
+
+    def push(self, token_ids: Sequence[int]) -> Passage:
+        """Nothing may be pushed after a match."""
+        if self._stops is None and self._splitter.settled:
+            return Passage(self._detokenizer.push(token_ids), "", len(token_ids))
+        passage = Passage("", "", 0)
+        for token_id in token_ids:
+            self._push_one(token_id, passage)
+            if passage.match is not None:
+                break
+        return passage
+
+    def finish(self) -> Passage:
+        """What was held back, once the last token was pushed. Where a match ended the text, that is nothing."""
+        passage = Passage("", "", 0)
+        self._extend(passage, self._detokenizer.finish())
+        if self._stops is not None and passage.match is None:
+            self._split(passage, self._stops.finish())
+        content, reasoning = self._splitter.finish()
+        passage.content += content
+        passage.reasoning += reasoning
+        return passage
+
+    def _push_one(self, token_id: int, passage: Passage) -> None:
+        thinking = self._splitter.thinking
+        self._extend(passage, self._detokenizer.push((token_id,)))
+        passage.tokens += 1
+        # The tokens of both tags count: they are part of what thinking cost.
+        self.reasoning_tokens += thinking or self._splitter.thinking
+
+    def _extend(self, passage: Passage, text: str) -> None:
+        if self._stops is not None:
+            text, passage.match = self._stops.push(text)
+        self._split(passage, text)
+
+    def _split(self, passage: Passage, text: str) -> None:
+        content, reasoning = self._splitter.push(text)
+        passage.content += content
+        passage.reasoning += reasoning

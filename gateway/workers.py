@@ -1,0 +1,131 @@
+"""The decode workers that the scheduler knows of, and the placement of last resort."""
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from gateway.requests import ModelLimits
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A worker, as placement names it."""
+
+    worker_id: str
+    # Changes at every start of the worker.
+    incarnation: str
+    # host:port
+    endpoint: str
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """A decode worker as the registry last showed it."""
+
+    target: Target
+    model: str
+    # Neither draining nor stopping.
+    serving: bool
+    context_tokens: int
+    # None where it does not say.
+    vocabulary_size: int | None
+    max_requests: int
+    # Running and waiting.
+    requests: int
+
+
+class Directory:
+    """The last snapshot of the registry. Times are seconds on any one monotonic clock, passed in.
+
+    A worker that a watch listed and then no longer lists has lost its lease. One known from before the watch is given
+    one lease to appear in it: a scheduler that just started does not know its workers yet.
+    """
+
+    def __init__(self) -> None:
+        self._workers: dict[str, Worker] = {}
+        # Largest limits that workers of a model ever declared.
+        self._limits: dict[str, ModelLimits] = {}
+        self._listed: set[str] = set()
+        self._watch_began = 0.0
+        self._lease_seconds = 0.0
+        self._valid_until: float | None = 0.0
+
+    def begin_watch(self, now: float) -> None:
+        """A stream of snapshots begins."""
+        self._watch_began = now
+        self._listed.clear()
+
+    def end_watch(self, now: float) -> None:
+        """The stream broke: the snapshot is good for one lease more."""
+        self._valid_until = now + self._lease_seconds
+
+    def update(self, workers: Iterable[Worker], lease_seconds: float, now: float) -> None:
+        """Take a snapshot of the current watch."""
+        listed = {worker.target.worker_id: worker for worker in workers}
+        awaited = now < self._watch_began + lease_seconds
+        missing = {
+            name: worker
+            for name, worker in self._workers.items()
+            if awaited and name not in listed and name not in self._listed
+        }
+        self._workers = missing | listed
+        self._listed |= listed.keys()
+        self._lease_seconds = lease_seconds
+        self._valid_until = None
+        for worker in listed.values():
+            self._limits[worker.model] = _widest(self._limits.get(worker.model), worker)
+
+    def expire(self, now: float) -> bool:
+        """Drop what was known before the watch and never appeared in it, once its lease is over. True where any was."""
+        if self._valid_until is not None or now < self._watch_began + self._lease_seconds:
+            return False
+        before = len(self._workers)
+        self._workers = {name: worker for name, worker in self._workers.items() if name in self._listed}
+        return len(self._workers) < before
+
+    def valid(self, now: float) -> bool:
+        """Whether the snapshot may be used for placement."""
+        return self._valid_until is None or now < self._valid_until
+
+    def incarnations(self) -> dict[str, str]:
+        """Incarnation of each worker with a lease, by worker id."""
+        return {name: worker.target.incarnation for name, worker in self._workers.items()}
+
+    def models(self) -> list[str]:
+        """Names of the models that a worker ever declared, sorted."""
+        return sorted(self._limits)
+
+    def limits(self, model: str) -> ModelLimits | None:
+        """None where no worker ever served that model."""
+        return self._limits.get(model)
+
+    def serving(self, model: str) -> int:
+        """Workers that take requests for `model`."""
+        return sum(worker.serving and worker.model == model for worker in self._workers.values())
+
+    @property
+    def any_serving(self) -> bool:
+        return any(worker.serving for worker in self._workers.values())
+
+    def least_loaded(self, model: str, avoid: Collection[str], live: dict[str, int]) -> Target | None:
+        """The worker with the smallest share of its slots in use; `live` counts our own requests by worker id."""
+        candidates = [
+            worker
+            for name, worker in self._workers.items()
+            if worker.serving and worker.model == model and name not in avoid
+        ]
+        if not candidates:
+            return None
+        return min(candidates, key=lambda worker: _load(worker, live)).target
+
+
+def _load(worker: Worker, live: dict[str, int]) -> tuple[float, str]:
+    """The snapshot's count is old; ours is fresh but only ours. The larger is the better guess."""
+    name = worker.target.worker_id
+    return max(worker.requests, live.get(name, 0)) / max(worker.max_requests, 1), name
+
+
+def _widest(known: ModelLimits | None, worker: Worker) -> ModelLimits:
+    if known is None:
+        return ModelLimits(worker.context_tokens, worker.vocabulary_size)
+    sizes = [size for size in (known.vocabulary_size, worker.vocabulary_size) if size is not None]
+    return ModelLimits(max(known.context_tokens, worker.context_tokens), max(sizes, default=None))
