@@ -1,6 +1,6 @@
 """Configuration: frozen models, composed, from YAML and `key=value` overrides. An unknown key fails the start."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -58,11 +58,16 @@ def load(model: type[ConfigT], path: Path | None = None, overrides: Sequence[str
     values = _read(path) if path is not None else {}
     for override in overrides:
         _apply(values, override)
+    return validate(model, values, str(path or "configuration"))
+
+
+def validate(model: type[ConfigT], values: Mapping[str, Any], origin: str) -> ConfigT:
+    """`values` as a `model`. Raises ConfigError naming `origin` and every offending key."""
     try:
         return model.model_validate(values)
     except ValidationError as error:
         problems = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'configuration'}: {e['msg']}" for e in error.errors())
-        raise ConfigError(f"{path or 'configuration'}: {problems}") from error
+        raise ConfigError(f"{origin}: {problems}") from error
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -72,7 +72,12 @@ class Child:
         assert self._ended is not None
         return await asyncio.shield(self._ended)
 
-    async def wait_ready(self, endpoint: str, timeout_seconds: float) -> None:
+    @property
+    def last_words(self) -> str:
+        """ ": " and the last line it wrote; empty where it wrote none."""
+        return ": " + self.tail[-1] if self.tail else ""
+
+    async def wait_ready(self, endpoint: str, timeout_seconds: float | None = None) -> None:
         """Return when gRPC health at `endpoint` says that `readiness` is SERVING.
 
         Raises ProcessFailed with its last words where it ends first, or does not get there in time.
@@ -82,9 +87,9 @@ class Child:
         try:
             await asyncio.wait({ready, self._ended}, timeout=timeout_seconds, return_when=asyncio.FIRST_COMPLETED)
             if self._ended.done():
-                raise ProcessFailed(f"{self.name} ended with {describe_status(self._ended.result())}{self._words()}")
+                raise ProcessFailed(f"{self.name} ended with {describe_status(self._ended.result())}{self.last_words}")
             if not ready.done():
-                raise ProcessFailed(f"{self.name} was not ready after {timeout_seconds:g} s{self._words()}")
+                raise ProcessFailed(f"{self.name} was not ready after {timeout_seconds:g} s{self.last_words}")
         finally:
             ready.cancel()
 
@@ -130,9 +135,6 @@ class Child:
         text = line.decode(errors="replace").rstrip("\r")
         self.tail.append(text)
         self._on_line(self.name, text)
-
-    def _words(self) -> str:
-        return ": " + self.tail[-1] if self.tail else ""
 
     def _kill_session(self) -> None:
         with suppress(ProcessLookupError):

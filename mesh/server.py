@@ -1,7 +1,6 @@
 """A gRPC server as every service has it: health, reflection, the edge interceptor, metrics, and an orderly end."""
 
 import asyncio
-import signal
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -17,6 +16,7 @@ from mesh.errors import ConfigError
 from mesh.interceptors import EdgeInterceptor
 from mesh.metrics_http import MetricsServer
 from mesh.ports import why_not
+from mesh.signals import until_signal
 
 LIVENESS = "liveness"
 READINESS = "readiness"
@@ -97,16 +97,7 @@ class MeshServer:
 
     async def until_signal(self) -> None:
         """Return at the first SIGTERM or SIGINT. A second one kills the process."""
-        loop, received = asyncio.get_running_loop(), asyncio.Event()
-        signals = (signal.SIGTERM, signal.SIGINT)
-        for number in signals:
-            loop.add_signal_handler(number, received.set)
-        try:
-            await received.wait()
-        finally:
-            for number in signals:
-                loop.remove_signal_handler(number)
-                signal.signal(number, signal.SIG_DFL)
+        await until_signal()
 
     async def _set_readiness(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
         await self._health.set(READINESS, status)

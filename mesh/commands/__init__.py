@@ -1,0 +1,1 @@
+"""The commands of `deepmesh`, one a module. What a command alone needs it imports inside its functions."""

@@ -1,0 +1,116 @@
+"""One streamed chat, over gRPC or over OpenAI HTTP, with its timings."""
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import httpx
+from deepmesh.v1 import gateway_pb2, gateway_pb2_grpc
+
+from mesh.errors import EndpointUnavailable
+from mesh.failures import from_rpc_error
+
+# Text of the answer, or of the reasoning before it (True), as it arrives.
+Show = Callable[[str, bool], None]
+
+
+@dataclass
+class Answer:
+    """Filled in as the answer streams; a stopped answer keeps what had come."""
+
+    text: str = ""
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    _started: float = field(default_factory=time.perf_counter)
+    _first: float | None = None
+    _last: float | None = None
+
+    @property
+    def ttft_ms(self) -> float | None:
+        """Milliseconds from the request to its first text."""
+        return None if self._first is None else (self._first - self._started) * 1000
+
+    @property
+    def tpot_ms(self) -> float | None:
+        """Mean milliseconds per token after the first."""
+        if self._first is None or self._last is None or self.completion_tokens < 2:
+            return None
+        return (self._last - self._first) * 1000 / (self.completion_tokens - 1)
+
+    def arrived(self) -> None:
+        """Text came just now."""
+        self._last = time.perf_counter()
+        self._first = self._first or self._last
+
+
+async def stream_grpc(
+    stub: gateway_pb2_grpc.GatewayServiceStub,
+    request: gateway_pb2.GenerateRequest,
+    answer: Answer,
+    show: Show,
+    metadata: Sequence[tuple[str, str]] = (),
+) -> None:
+    """Run `request` to its end, into `answer`. Raises MeshError; cancelling it cancels the call."""
+    call = stub.Generate(request, metadata=metadata)
+    try:
+        while (response := await call.read()) is not grpc.aio.EOF:
+            event = response.WhichOneof("event")
+            if event == "delta":
+                answer.arrived()
+                answer.text += response.delta.text
+                show(response.delta.reasoning_text, True)
+                show(response.delta.text, False)
+            elif event == "finished":
+                _take_usage(answer, response.finished.usage)
+    except grpc.aio.AioRpcError as error:
+        raise from_rpc_error(error) from error
+    finally:
+        call.cancel()
+
+
+async def stream_http(url: str, body: Mapping[str, Any], answer: Answer, show: Show) -> None:
+    """The same over OpenAI HTTP: POST `body` to `url`/chat/completions. Raises EndpointUnavailable."""
+    asked = {**body, "stream": True, "stream_options": {"include_usage": True}}
+    try:
+        async with (
+            httpx.AsyncClient(timeout=None, trust_env=False) as client,
+            client.stream("POST", f"{url}/chat/completions", json=asked) as response,
+        ):
+            if response.is_error:
+                raise EndpointUnavailable(f"{url} answered {response.status_code}: {(await response.aread()).decode()}")
+            async for line in response.aiter_lines():
+                if line.startswith("data:") and line != "data: [DONE]":
+                    _take_chunk(answer, json.loads(line.removeprefix("data:")), show)
+    except httpx.HTTPError as error:
+        raise EndpointUnavailable(f"{url} does not answer: {error}") from error
+
+
+def chat_prompt(messages: Sequence[Mapping[str, str]]) -> gateway_pb2.Prompt:
+    """OpenAI's messages as a gRPC prompt."""
+    return gateway_pb2.Prompt(chat=gateway_pb2.Chat(messages=[gateway_pb2.ChatMessage(**each) for each in messages]))
+
+
+def _take_chunk(answer: Answer, chunk: Mapping[str, Any], show: Show) -> None:
+    if "error" in chunk:
+        raise EndpointUnavailable(f"the answer broke off: {chunk['error'].get('message')}")
+    for choice in chunk.get("choices", ()):
+        text, reasoning = choice["delta"].get("content") or "", choice["delta"].get("reasoning_content") or ""
+        if text or reasoning:
+            answer.arrived()
+        answer.text += text
+        show(reasoning, True)
+        show(text, False)
+    if usage := chunk.get("usage"):
+        answer.prompt_tokens = usage["prompt_tokens"]
+        answer.completion_tokens = usage["completion_tokens"]
+        answer.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
+
+
+def _take_usage(answer: Answer, usage: Any) -> None:
+    answer.prompt_tokens = usage.prompt_tokens
+    answer.cached_tokens = usage.cached_tokens
+    answer.completion_tokens = usage.completion_tokens

@@ -1,0 +1,66 @@
+"""`deepmesh up`: a mesh in the foreground."""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mesh.composition import GRPC_PORT, HOST, HTTP_PORT, SCHEDULER_PORT, MeshPlan, ServiceSpec, compose
+from mesh.log_lines import LinePrinter
+from mesh.preflight import check_plan
+from mesh.signals import until_signal
+from mesh.supervisor import NAME, Supervisor
+
+DEFAULT_MODEL = Path("checkpoints/small")
+WITHOUT_MODEL = "decode.engine.backend=oracle"
+
+
+def up(
+    model: Annotated[
+        Path | None, typer.Option(metavar="DIR", help=f"A checkpoint's directory; by default {DEFAULT_MODEL}.")
+    ] = None,
+    decode: Annotated[int, typer.Option(min=1, max=64, help="Decode workers.")] = 1,
+    http_port: Annotated[int, typer.Option(min=1, max=65535, help="OpenAI HTTP.")] = HTTP_PORT,
+    grpc_port: Annotated[int, typer.Option(min=1, max=65535, help="The gateway's gRPC.")] = GRPC_PORT,
+    scheduler_port: Annotated[int, typer.Option(min=1, max=65535, help="For deepmesh status.")] = SCHEDULER_PORT,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="SERVICE.KEY=VALUE", help="E.g. decode.engine.max_requests=8; repeatable."),
+    ] = None,
+) -> None:
+    """Run a mesh in the foreground: a scheduler, decode workers and a gateway. Ctrl-C stops it.
+
+    A process that dies is started again after 0.5 s, then after ever longer. The mesh stops when one cannot be kept
+    running; a worker may be given up while another serves.
+    """
+    if model is None and WITHOUT_MODEL not in (settings or ()):
+        model = DEFAULT_MODEL
+    plan = MeshPlan(model, decode, http_port, grpc_port, scheduler_port, tuple(settings or ()))
+    specs = compose(plan)
+    check_plan(plan)
+    asyncio.run(_run(plan, specs))
+
+
+async def _run(plan: MeshPlan, specs: Sequence[ServiceSpec]) -> None:
+    printer = LinePrinter(max(len(spec.name) for spec in specs))
+    supervisor = Supervisor(specs, printer)
+    serving = asyncio.create_task(_serve(supervisor, plan, printer))
+    stopping = asyncio.create_task(until_signal())
+    try:
+        await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if serving.done():
+            serving.result()
+        printer(NAME, "stopping")
+    finally:
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
+        await supervisor.stop()
+        stopping.cancel()
+
+
+async def _serve(supervisor: Supervisor, plan: MeshPlan, printer: LinePrinter) -> None:
+    await supervisor.start()
+    printer(NAME, f"ready: OpenAI http://{HOST}:{plan.http_port}/v1  gRPC {HOST}:{plan.grpc_port}  Ctrl-C stops")
+    await supervisor.until_failure()

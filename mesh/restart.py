@@ -1,0 +1,28 @@
+"""When a process that ended is started again: a pure policy."""
+
+from dataclasses import dataclass
+
+from mesh.launch import EXIT_USELESS_TO_RETRY
+
+
+@dataclass(frozen=True)
+class RestartPolicy:
+    """Starts again after 0.5 s, doubled for each end in a row up to 30 s; a minute of service ends the row.
+
+    Gives up after five in a row, and at once on the exit status that says starting again is useless.
+    """
+
+    first_delay_seconds: float = 0.5
+    longest_delay_seconds: float = 30.0
+    served_seconds: float = 60.0
+    attempts: int = 5
+
+    def ends_in_row(self, before: int, served_seconds: float) -> int:
+        """How many ends in a row there are with this one, after `served_seconds` of being ready."""
+        return 1 if served_seconds >= self.served_seconds else before + 1
+
+    def delay_seconds(self, ends_in_row: int, status: int) -> float | None:
+        """Seconds to wait before the next start; None gives up."""
+        if status == EXIT_USELESS_TO_RETRY or ends_in_row >= self.attempts:
+            return None
+        return min(self.first_delay_seconds * 2 ** (ends_in_row - 1), self.longest_delay_seconds)
