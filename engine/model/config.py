@@ -93,7 +93,8 @@ class ModelConfig:
         return scale * self.yarn.softmax_scale if self.yarn else scale
 
     def is_dense(self, layer: int) -> bool:
-        return layer < self.first_k_dense_replace
+        """Whether a layer has one feed-forward instead of experts; MTP modules always have experts."""
+        return layer < min(self.first_k_dense_replace, self.num_hidden_layers)
 
 
 def read_model_config(model_dir: Path) -> ModelConfig:

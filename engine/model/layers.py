@@ -1,0 +1,62 @@
+"""Decoder layers, and the MTP modules that follow them in a checkpoint."""
+
+import torch
+
+from engine.model.config import ModelConfig
+from engine.model.context import ForwardContext
+from engine.model.feed_forward import FeedForward
+from engine.model.mla import Attention
+from engine.model.moe import MixtureOfExperts
+from engine.model.parameters import Allocator, NamedParameters
+from kernels.norm import add_rms_norm
+
+
+class DecoderLayer:
+    """Attention, then a dense feed-forward layer or experts, each behind a norm and added to the residual."""
+
+    def __init__(self, config: ModelConfig, index: int, allocate: Allocator) -> None:
+        self.epsilon = config.rms_norm_eps
+        self.input_norm = allocate(config.hidden_size)
+        self.attention = Attention(config, index, allocate)
+        self.middle_norm = allocate(config.hidden_size)
+        self.feed_forward: FeedForward | MixtureOfExperts
+        if config.is_dense(index):
+            self.feed_forward = FeedForward(config.hidden_size, config.intermediate_size, allocate)
+        else:
+            self.feed_forward = MixtureOfExperts(config, allocate)
+
+    def parameters(self, prefix: str) -> NamedParameters:
+        yield f"{prefix}.input_layernorm.weight", self.input_norm
+        yield from self.attention.parameters(f"{prefix}.self_attn")
+        yield f"{prefix}.post_attention_layernorm.weight", self.middle_norm
+        yield from self.feed_forward.parameters(f"{prefix}.mlp")
+
+    def forward(self, delta: torch.Tensor, residual: torch.Tensor, context: ForwardContext) -> torch.Tensor:
+        """Adds the layer before's `delta` to `residual` in place; returns this one's. Both [tokens, hidden]."""
+        hidden = add_rms_norm(delta, residual, self.input_norm, self.epsilon)
+        hidden = self.attention.forward(hidden, context)
+        hidden = add_rms_norm(hidden, residual, self.middle_norm, self.epsilon)
+        return self.feed_forward.forward(hidden)
+
+
+class MtpModule:
+    """One multi-token prediction module's weights (DeepSeek-V3, 2024, section 2.2), as published beside the layers."""
+
+    def __init__(self, config: ModelConfig, index: int, allocate: Allocator) -> None:
+        hidden = config.hidden_size
+        self.embedding = allocate(config.vocab_size, hidden)
+        self.embedding_norm = allocate(hidden)
+        self.hidden_norm = allocate(hidden)
+        self.merge = allocate(hidden, 2 * hidden)
+        self.layer = DecoderLayer(config, index, allocate)
+        self.head_norm = allocate(hidden)
+        self.head = allocate(config.vocab_size, hidden)
+
+    def parameters(self, prefix: str) -> NamedParameters:
+        yield f"{prefix}.embed_tokens.weight", self.embedding
+        yield f"{prefix}.enorm.weight", self.embedding_norm
+        yield f"{prefix}.hnorm.weight", self.hidden_norm
+        yield f"{prefix}.eh_proj.weight", self.merge
+        yield from self.layer.parameters(prefix)
+        yield f"{prefix}.shared_head.norm.weight", self.head_norm
+        yield f"{prefix}.shared_head.head.weight", self.head

@@ -1,0 +1,62 @@
+"""DeepSeek V3: tokens in, logits out."""
+
+import torch
+from torch.nn import functional
+
+from engine.model.config import ModelConfig
+from engine.model.context import ForwardContext
+from engine.model.layers import DecoderLayer, MtpModule
+from engine.model.parameters import Allocator, NamedParameters
+from kernels.norm import add_rms_norm
+from kernels.rope import frequencies, rotation_table, yarn_frequencies
+
+
+class Model:
+    """Uninitialised until `engine.checkpoint.load_weights` fills its parameters."""
+
+    def __init__(self, config: ModelConfig, *, dtype: torch.dtype, device: torch.device) -> None:
+        allocate = Allocator(dtype, device)
+        self.config = config
+        self.dtype = dtype
+        self.device = device
+        self.embedding = allocate(config.vocab_size, config.hidden_size)
+        self.layers = [DecoderLayer(config, index, allocate) for index in range(config.num_hidden_layers)]
+        self.norm = allocate(config.hidden_size)
+        self.head = allocate(config.vocab_size, config.hidden_size)
+        self.mtp_modules = [
+            MtpModule(config, index, allocate) for index in range(config.num_hidden_layers, config.kv_layers)
+        ]
+
+    def parameters(self) -> NamedParameters:
+        yield "model.embed_tokens.weight", self.embedding
+        for index, layer in enumerate(self.layers):
+            yield from layer.parameters(f"model.layers.{index}")
+        yield "model.norm.weight", self.norm
+        yield "lm_head.weight", self.head
+        for index, module in enumerate(self.mtp_modules, start=len(self.layers)):
+            yield from module.parameters(f"model.layers.{index}")
+
+    def forward(self, context: ForwardContext) -> torch.Tensor:
+        """Write the KV of every token; return logits [rows, vocabulary] of the tokens in `context.sampled`."""
+        residual = torch.zeros(len(context.token_ids), self.config.hidden_size, dtype=self.dtype, device=self.device)
+        delta = functional.embedding(context.token_ids, self.embedding)
+        for layer in self.layers:
+            delta = layer.forward(delta, residual, context)
+        delta, residual = delta[context.sampled], residual[context.sampled]
+        return functional.linear(add_rms_norm(delta, residual, self.norm, self.config.rms_norm_eps), self.head)
+
+
+def model_rotations(config: ModelConfig, positions: int, device: torch.device) -> torch.Tensor:
+    """The rotations of positions 0..positions-1: [positions, qk_rope_head_dim / 2] complex64."""
+    dim, theta, yarn = config.qk_rope_head_dim, config.rope_theta, config.yarn
+    if yarn is None:
+        return rotation_table(frequencies(dim, theta).to(device), positions)
+    radians = yarn_frequencies(
+        dim,
+        theta,
+        factor=yarn.factor,
+        original_positions=yarn.original_max_position_embeddings,
+        beta_fast=yarn.beta_fast,
+        beta_slow=yarn.beta_slow,
+    )
+    return rotation_table(radians.to(device), positions, yarn.rotation_scale)

@@ -1,0 +1,153 @@
+"""The safetensors files of a checkpoint: what they hold, and reads that leave no pages behind.
+
+The safetensors package maps files into memory, and mapped pages count as resident: a model would be held twice while it
+loads. Plain reads into the parameters' own memory do not.
+"""
+
+import hashlib
+import json
+import math
+import struct
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from io import FileIO
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+from typing import Any, Self
+
+from engine.model.config import read_json
+from mesh.errors import CheckpointError
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+ITEM_BYTES: Mapping[str, int] = MappingProxyType({"F32": 4, "BF16": 2, "F16": 2, "F8_E4M3": 1})
+LENGTH_BYTES = 8
+FINGERPRINT_SAMPLE_BYTES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Where one tensor lies: `offset` from the start of the file, row-major little-endian."""
+
+    name: str
+    path: Path
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    size_bytes: int
+
+
+class Shards:
+    """All tensors of a checkpoint by name. A context manager: it keeps its files open while it is read."""
+
+    def __init__(self, entries: Mapping[str, Entry]) -> None:
+        self.entries = entries
+        self._files: dict[Path, FileIO] = {}
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._files.clear()
+        self._stack.close()
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(entry.size_bytes for entry in self.entries.values())
+
+    def read(self, entry: Entry, start: int, target: memoryview) -> None:
+        """Fill `target` (bytes) from byte `start` of the tensor on."""
+        assert start + len(target) <= entry.size_bytes
+        if entry.path not in self._files:
+            self._files[entry.path] = self._stack.enter_context(entry.path.open("rb", buffering=0))
+        file = self._files[entry.path]
+        file.seek(entry.offset + start)
+        while target:
+            # One read returns at most 2 GiB.
+            count = file.readinto(target)
+            if not count:
+                raise CheckpointError(f"{entry.path} ended while {entry.name} was read: it changed on disk")
+            target = target[count:]
+
+
+def open_shards(model_dir: Path) -> Shards:
+    """Read the index and every file's header.
+
+    Raises CheckpointError for a missing index or shard, a truncated file, a tensor that its shard does not hold, or a
+    dtype that is not served.
+    """
+    weight_map = _weight_map(model_dir)
+    entries: dict[str, Entry] = {}
+    for file_name in sorted(set(weight_map.values()) or {SINGLE}):
+        path = model_dir / file_name
+        if not path.exists():
+            count = sum(value == file_name for value in weight_map.values())
+            raise CheckpointError(f"{path} is missing: {INDEX} places {count} tensors there; download it again")
+        entries |= _read_header(path)
+    for name, file_name in weight_map.items():
+        if name not in entries or entries[name].path.name != file_name:
+            raise CheckpointError(f"{model_dir / file_name} does not hold {name}, which {INDEX} places there")
+    return Shards(entries)
+
+
+def weights_fingerprint(model_dir: Path) -> str:
+    """A digest of what the model computes: its configuration, and each tensor's name, dtype, shape and some bytes.
+
+    Cheap, so that it can be taken at every start; equal for equal checkpoints, wherever they lie and however sharded.
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    digest.update(json.dumps(read_json(model_dir / "config.json"), sort_keys=True).encode())
+    with open_shards(model_dir) as shards:
+        for name in sorted(shards.entries):
+            entry = shards.entries[name]
+            digest.update(f"\n{name} {entry.dtype} {entry.shape} ".encode())
+            sample = bytearray(min(FINGERPRINT_SAMPLE_BYTES, entry.size_bytes))
+            shards.read(entry, (entry.size_bytes - len(sample)) // 2, memoryview(sample))
+            digest.update(sample)
+    return digest.hexdigest()
+
+
+def _weight_map(model_dir: Path) -> dict[str, str]:
+    """Tensor name to file name; empty where one file holds everything."""
+    path = model_dir / INDEX
+    if not path.exists():
+        if (model_dir / SINGLE).exists():
+            return {}
+        raise CheckpointError(f"{model_dir} has neither {INDEX} nor {SINGLE}: it holds no weights")
+    weight_map = read_json(path).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(f"{path} has no weight_map")
+    return weight_map
+
+
+def _read_header(path: Path) -> dict[str, Entry]:
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        prefix = file.read(LENGTH_BYTES)
+        length = struct.unpack("<Q", prefix)[0] if len(prefix) == LENGTH_BYTES else size
+        if LENGTH_BYTES + length > size:
+            raise CheckpointError(f"{path} is truncated: its {size} bytes end within the header; download it again")
+        try:
+            header = json.loads(file.read(length))
+        except (UnicodeDecodeError, json.JSONDecodeError) as error:
+            raise CheckpointError(f"{path} is not a safetensors file: {error}") from error
+    header.pop("__metadata__", None)
+    data = LENGTH_BYTES + length
+    entries = {name: _entry(name, path, data, fields) for name, fields in header.items()}
+    expected = max((entry.offset + entry.size_bytes for entry in entries.values()), default=data)
+    if expected > size:
+        raise CheckpointError(f"{path} is truncated: {size} bytes of {expected}; download it again")
+    return entries
+
+
+def _entry(name: str, path: Path, data: int, fields: dict[str, Any]) -> Entry:
+    dtype, shape, (begin, end) = fields["dtype"], tuple(fields["shape"]), fields["data_offsets"]
+    if dtype not in ITEM_BYTES:
+        raise CheckpointError(f"{path}: {name} has dtype {dtype}; supported are {', '.join(ITEM_BYTES)}")
+    if end - begin != math.prod(shape) * ITEM_BYTES[dtype]:
+        raise CheckpointError(f"{path}: {name} has {end - begin} bytes, which do not fit {dtype} {list(shape)}")
+    return Entry(name=name, path=path, dtype=dtype, shape=shape, offset=data + begin, size_bytes=end - begin)

@@ -1,0 +1,58 @@
+"""Absorbed decode attention in plain torch, the definition.
+
+Contexts are read where they lie: a row's latents are few contiguous runs of the pool, and copying them together would
+cost more than attending to them run by run.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class DecodePlan:
+    """Per row the contiguous slots of its context, in order; each row's last `query_tokens` tokens are its queries."""
+
+    runs: tuple[tuple[slice, ...], ...]
+    query_tokens: int
+
+
+def mla_decode(
+    query: torch.Tensor, pool: torch.Tensor, plan: DecodePlan, value_width: int, scale: float
+) -> torch.Tensor:
+    tokens, heads, width = query.shape
+    out = query.new_empty(tokens, heads, value_width)
+    if not tokens:
+        return out
+    flat = pool.view(-1, width)
+    mask = _causal_mask(plan.query_tokens, heads, query.device)
+    queries = (query * scale).view(len(plan.runs), -1, width)
+    for row, target, runs in zip(queries, out.view(len(plan.runs), -1, value_width), plan.runs, strict=True):
+        _attend(row, [flat[run] for run in runs], value_width, mask, target)
+    return out
+
+
+def _attend(
+    query: torch.Tensor, parts: list[torch.Tensor], value_width: int, mask: torch.Tensor | None, out: torch.Tensor
+) -> None:
+    """query: [query_tokens * heads, width]; parts: [length, width] each; out: [query_tokens * heads, value_width]."""
+    scores = [torch.mm(query, part.t()) for part in parts]
+    joined = scores[0] if len(parts) == 1 else torch.cat(scores, dim=1)
+    if mask is not None:
+        joined[:, -mask.shape[1] :] += mask
+    # Softmax in float32 whatever the dtype; a no-op conversion in float32.
+    weights = torch.softmax(joined, dim=1, dtype=torch.float32).to(query.dtype)
+    if len(parts) == 1:
+        torch.mm(weights, parts[0][:, :value_width], out=out)
+        return
+    out.zero_()
+    for weight, part in zip(weights.split([len(part) for part in parts], dim=1), parts, strict=True):
+        out.addmm_(weight, part[:, :value_width])
+
+
+def _causal_mask(query_tokens: int, heads: int, device: torch.device) -> torch.Tensor | None:
+    """[query_tokens * heads, query_tokens]: a query does not see the row's later ones. One query needs no mask."""
+    if query_tokens == 1:
+        return None
+    square = torch.full((query_tokens, query_tokens), float("-inf"), device=device).triu(1)
+    return square.repeat_interleave(heads, dim=0)

@@ -1,0 +1,28 @@
+"""The choice of experts of DeepSeek-V3 (2024), section 2.1.2: sigmoid affinities, a balance bias, limited groups."""
+
+import torch
+
+from kernels.moe_gate import reference
+
+
+def moe_gate(
+    logits: torch.Tensor,
+    bias: torch.Tensor,
+    *,
+    experts_per_token: int,
+    groups: int,
+    groups_per_token: int,
+    normalize: bool,
+    scaling: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Choose experts for each token ("noaux_tc").
+
+    logits: [tokens, experts] float32; bias: [experts] float32, added to the affinities for the choice only, never to
+    the weights. The experts lie in `groups` equal groups; a token may use `groups_per_token` of them, those whose two
+    best sums of affinity and bias are largest. `normalize` makes a token's weights sum to 1, `scaling` multiplies them.
+    Returns (weights [tokens, experts_per_token] float32, experts [tokens, experts_per_token] int64, in no order). No
+    tokens give none. Backend: the reference.
+    """
+    assert logits.dtype == torch.float32 and bias.shape == logits.shape[1:] and bias.dtype == torch.float32
+    assert logits.shape[1] % groups == 0 and experts_per_token <= logits.shape[1] // groups * groups_per_token
+    return reference.moe_gate(logits, bias, experts_per_token, groups, groups_per_token, normalize, scaling)

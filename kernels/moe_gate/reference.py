@@ -1,0 +1,31 @@
+"""Group-limited choice of experts in plain torch, the definition."""
+
+import torch
+
+
+def moe_gate(
+    logits: torch.Tensor,
+    bias: torch.Tensor,
+    experts_per_token: int,
+    groups: int,
+    groups_per_token: int,
+    normalize: bool,
+    scaling: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    affinity = logits.sigmoid()
+    choice = affinity + bias
+    if groups_per_token < groups:
+        choice = _limit_to_groups(choice, groups, groups_per_token)
+    experts = choice.topk(experts_per_token, dim=1, sorted=False).indices
+    weights = affinity.gather(1, experts)
+    if normalize:
+        weights /= weights.sum(dim=1, keepdim=True) + 1e-20
+    return weights * scaling, experts
+
+
+def _limit_to_groups(choice: torch.Tensor, groups: int, groups_per_token: int) -> torch.Tensor:
+    """Minus infinity wherever the expert's group is not among the token's best."""
+    grouped = choice.view(len(choice), groups, -1)
+    best_two = grouped.topk(min(2, grouped.shape[2]), dim=2).values.sum(dim=2)
+    refused = best_two.topk(groups - groups_per_token, dim=1, largest=False, sorted=False).indices
+    return grouped.scatter(1, refused.unsqueeze(2).expand(-1, -1, grouped.shape[2]), float("-inf")).view_as(choice)

@@ -1,0 +1,14 @@
+"""Normalization in plain torch, the definition."""
+
+import torch
+from torch.nn import functional
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+    if x.dtype == torch.float32:
+        return functional.rms_norm(x, weight.shape, weight, epsilon)
+    return functional.rms_norm(x.float(), weight.shape, None, epsilon).to(x.dtype) * weight
+
+
+def add_rms_norm(delta: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+    return rms_norm(residual.add_(delta), weight, epsilon)

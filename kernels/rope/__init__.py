@@ -1,0 +1,41 @@
+"""Rotary position embedding of interleaved pairs, with YaRN's frequencies."""
+
+import torch
+
+from kernels.rope import reference
+
+
+def frequencies(dim: int, theta: float) -> torch.Tensor:
+    """Plain RoPE (Su et al., 2021): [dim / 2] float32 radians per position, theta^(-2i/dim)."""
+    assert dim % 2 == 0
+    return reference.frequencies(dim, theta)
+
+
+def yarn_frequencies(
+    dim: int, theta: float, *, factor: float, original_positions: int, beta_fast: float, beta_slow: float
+) -> torch.Tensor:
+    """YaRN (Peng et al., 2023, section 3.2): [dim / 2] float32 radians per position.
+
+    Pairs that turn more than `beta_fast` times in `original_positions` keep their frequency, those that turn less than
+    `beta_slow` times are slowed by `factor`, a linear ramp lies between.
+    """
+    assert dim % 2 == 0 and factor > 0
+    return reference.yarn_frequencies(dim, theta, factor, original_positions, beta_fast, beta_slow)
+
+
+def rotation_table(radians: torch.Tensor, positions: int, scale: float = 1.0) -> torch.Tensor:
+    """Rotations of positions 0..positions-1: [positions, dim / 2] complex64, scale * exp(i * position * radians)."""
+    assert radians.dim() == 1 and radians.dtype == torch.float32
+    return reference.rotation_table(radians, positions, scale)
+
+
+def rotate_(x: torch.Tensor, rotations: torch.Tensor) -> None:
+    """Rotate the pairs (x[..., 0], x[..., 1]), (x[..., 2], x[..., 3]), ... in place, computing in float32.
+
+    x: [rows, heads, dim], last dimension contiguous, other strides even; rotations: [rows, dim / 2] complex64, one row
+    of the table per row of x. No rows: nothing happens. Backend: the reference.
+    """
+    rows, _, dim = x.shape
+    assert rotations.shape == (rows, dim // 2) and rotations.dtype == torch.complex64
+    assert x.stride(-1) == 1
+    reference.rotate_(x, rotations)
