@@ -3,8 +3,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -14,6 +12,7 @@ from mesh.errors import ProcessFailed
 from mesh.ports import free_port
 from mesh.process import Child
 from tests.support.programs import ROOT
+from tests.support.waiting import eventually
 
 SLEEP = "import time; time.sleep(60)"
 READY_SERVER = """
@@ -48,13 +47,6 @@ asyncio.run(main())
 def child_of(program: str, *arguments: str, lines: list[str] | None = None) -> Child:
     seen: list[str] = [] if lines is None else lines
     return Child("probe", [sys.executable, "-c", program, *arguments], lambda _, line: seen.append(line))
-
-
-async def eventually(condition: Callable[[], bool], seconds: float = 10.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not happen in time"
-        await asyncio.sleep(0.02)
 
 
 def gone(process_id: int) -> bool:

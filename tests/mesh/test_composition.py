@@ -1,0 +1,66 @@
+from pathlib import Path
+
+import pytest
+import yaml
+
+from mesh.composition import MeshPlan, ServiceSpec, compose, split_settings
+from mesh.errors import ConfigError
+
+
+def by_name(plan: MeshPlan, cpu_count: int = 8) -> dict[str, ServiceSpec]:
+    return {spec.name: spec for spec in compose(plan, cpu_count)}
+
+
+def last_value(spec: ServiceSpec, key: str) -> object:
+    found = [setting.partition("=")[2] for setting in spec.settings if setting.partition("=")[0] == key]
+    return yaml.safe_load(found[-1]) if found else None
+
+
+def test_a_mesh_is_a_scheduler_then_workers_then_a_gateway() -> None:
+    assert list(by_name(MeshPlan(None, decode_workers=2))) == ["scheduler", "decode-0", "decode-1", "gateway"]
+
+
+def test_everyone_is_told_where_the_scheduler_is() -> None:
+    specs = by_name(MeshPlan(None, scheduler_port=4002))
+    assert specs["scheduler"].port == 4002
+    assert last_value(specs["decode-0"], "scheduler") == last_value(specs["gateway"], "scheduler") == "127.0.0.1:4002"
+
+
+def test_workers_have_ids_of_their_own_and_any_port() -> None:
+    specs = by_name(MeshPlan(None, decode_workers=2))
+    assert [last_value(specs[name], "worker_id") for name in ("decode-0", "decode-1")] == ["decode-0", "decode-1"]
+    assert specs["decode-0"].port is None
+
+
+def test_workers_serve_the_model_that_the_gateway_tokenizes_for(tmp_path: Path) -> None:
+    directory = tmp_path / "a name: with, [odd] 'characters'"
+    specs = by_name(MeshPlan(directory))
+    assert last_value(specs["decode-0"], "engine.model_dir") == str(directory)
+    assert last_value(specs["gateway"], "models") == [{"tokenizer_dir": str(directory)}]
+
+
+def test_workers_share_the_cores() -> None:
+    assert last_value(by_name(MeshPlan(None, decode_workers=3), 8)["decode-0"], "engine.threads") == 2
+    assert last_value(by_name(MeshPlan(None, decode_workers=3), 2)["decode-0"], "engine.threads") == 1
+
+
+def test_a_single_worker_may_take_every_core() -> None:
+    assert last_value(by_name(MeshPlan(None))["decode-0"], "engine.threads") is None
+
+
+def test_a_setting_reaches_its_service_alone_and_beats_ours() -> None:
+    specs = by_name(MeshPlan(None, decode_workers=2, settings=("decode.engine.threads=7", "gateway.http.port=1")))
+    assert [last_value(specs[name], "engine.threads") for name in ("decode-0", "decode-1")] == [7, 7]
+    assert last_value(specs["gateway"], "http.port") == 1
+    assert last_value(specs["gateway"], "engine.threads") is None
+
+
+@pytest.mark.parametrize("setting", ["engine.max_requests=8", "decode=8", "decode.engine", "prefill.engine.x=1", ""])
+def test_a_setting_of_no_service_is_refused(setting: str) -> None:
+    with pytest.raises(ConfigError, match=r"expected SERVICE\.KEY=VALUE"):
+        split_settings([setting])
+
+
+def test_a_command_names_its_module_and_port_before_the_settings() -> None:
+    command = ServiceSpec("s", "scheduler", None, ("a=1", "server.port=9"), 1.0).command(5)
+    assert command[1:] == ["-P", "-m", "scheduler", "--set", "server.port=5", "--set", "a=1", "--set", "server.port=9"]
