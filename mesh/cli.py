@@ -1,6 +1,5 @@
 """The `deepmesh` command."""
 
-import os
 import sys
 
 import typer
@@ -32,8 +31,6 @@ def build() -> typer.Typer:
 
 def main() -> None:
     """Run one command; a MeshError becomes one line on stderr and status 2 where trying again cannot help, else 1."""
-    # gRPC's own lines about what we report as errors.
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
         build()()
     except MeshError as error:

@@ -1,7 +1,6 @@
 """How every service's `__main__` starts: arguments, configuration, logs, the event loop, and a readable end."""
 
 import argparse
-import os
 import sys
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
@@ -32,8 +31,6 @@ def launch(
     A MeshError becomes one line on stderr, and status 2 where starting again cannot help, 1 otherwise.
     """
     options = _parse(service, arguments)
-    # gRPC's own lines about what we report as errors; it reads this when the first channel or server is made.
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
         config = load(config_model, options.config, options.set)
         configure(service, config.observe)

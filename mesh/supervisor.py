@@ -1,8 +1,9 @@
 """Keeps the processes of a mesh running, and stops them in order."""
 
 import asyncio
+import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import mesh
@@ -14,6 +15,11 @@ from mesh.restart import RestartPolicy
 
 STOP_GRACE_SECONDS = 15.0
 NAME = "mesh"
+_ENVIRONMENT: Mapping[str, str] = {
+    "PYTHONPATH": str(Path(mesh.__file__).parents[1]),
+    # gRPC's own lines about what services report as errors of theirs; read when it is imported.
+    "GRPC_VERBOSITY": os.environ.get("GRPC_VERBOSITY", "NONE"),
+}
 
 
 class Supervisor:
@@ -79,8 +85,7 @@ class Supervisor:
 
     async def _start(self, spec: ServiceSpec) -> None:
         port = spec.port or free_port(HOST)
-        path = {"PYTHONPATH": str(Path(mesh.__file__).parents[1])}
-        child = Child(spec.name, spec.command(port), self._on_line, path)
+        child = Child(spec.name, spec.command(port), self._on_line, _ENVIRONMENT)
         self._children[spec.name] = child
         await child.start()
         await child.wait_ready(f"{HOST}:{port}", spec.ready_seconds)

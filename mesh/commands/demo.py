@@ -14,6 +14,7 @@ from rich.table import Table
 from mesh.channel import open_channel
 from mesh.commands.answers import Answer, Show, chat_prompt, stream_grpc, stream_http
 from mesh.commands.make_checkpoint import make_checkpoint
+from mesh.commands.serving import until_served
 from mesh.composition import HOST, MeshPlan, compose
 from mesh.log_lines import LinePrinter
 from mesh.ports import free_port
@@ -87,24 +88,19 @@ async def _mesh(plan: MeshPlan, log: Path, console: Console) -> AsyncIterator[No
 
 async def _chats(plan: MeshPlan, max_tokens: int, console: Console) -> list[tuple[str, Answer]]:
     messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": FIRST_QUESTION}]
+    models = await until_served(f"{HOST}:{plan.grpc_port}", plan.decode_workers)
     first, second, third = Answer(), Answer(), Answer()
     async with open_channel(f"{HOST}:{plan.grpc_port}") as channel:
         stub = gateway_pb2_grpc.GatewayServiceStub(channel)
-        model = await _only_model(stub)
         show = _heading(console, "gRPC", FIRST_QUESTION)
         await stream_grpc(stub, _request(messages, max_tokens), first, show)
         show = _heading(console, "OpenAI HTTP", FIRST_QUESTION)
-        body = {"model": model, "messages": messages, "max_tokens": max_tokens, "temperature": 0}
+        body = {"model": models[0].name, "messages": messages, "max_tokens": max_tokens, "temperature": 0}
         await stream_http(f"http://{HOST}:{plan.http_port}/v1", body, second, show)
         messages += [{"role": "assistant", "content": first.text}, {"role": "user", "content": SECOND_QUESTION}]
         show = _heading(console, "gRPC, second turn", SECOND_QUESTION)
         await stream_grpc(stub, _request(messages, max_tokens), third, show)
     return [("gRPC", first), ("OpenAI HTTP", second), ("second turn", third)]
-
-
-async def _only_model(stub: gateway_pb2_grpc.GatewayServiceStub) -> str:
-    response = await stub.ListModels(gateway_pb2.ListModelsRequest(), timeout=10)
-    return str(response.models[0].name)
 
 
 def _request(messages: Messages, max_tokens: int) -> gateway_pb2.GenerateRequest:

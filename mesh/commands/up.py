@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from mesh.commands.serving import until_served
 from mesh.composition import GRPC_PORT, HOST, HTTP_PORT, SCHEDULER_PORT, MeshPlan, ServiceSpec, compose
 from mesh.log_lines import LinePrinter
 from mesh.preflight import check_plan
@@ -62,5 +63,6 @@ async def _run(plan: MeshPlan, specs: Sequence[ServiceSpec]) -> None:
 
 async def _serve(supervisor: Supervisor, plan: MeshPlan, printer: LinePrinter) -> None:
     await supervisor.start()
+    await until_served(f"{HOST}:{plan.grpc_port}", plan.decode_workers)
     printer(NAME, f"ready: OpenAI http://{HOST}:{plan.http_port}/v1  gRPC {HOST}:{plan.grpc_port}  Ctrl-C stops")
     await supervisor.until_failure()

@@ -1,0 +1,25 @@
+"""Waiting until a mesh takes requests: every process may be ready before the gateway has heard of the workers."""
+
+import asyncio
+
+from deepmesh.v1 import gateway_pb2, gateway_pb2_grpc
+
+from mesh.channel import open_channel
+from mesh.errors import NoWorker
+
+_POLL_SECONDS = 0.05
+
+
+async def until_served(gateway: str, workers: int, timeout_seconds: float = 30.0) -> list[gateway_pb2.Model]:
+    """The models that the gateway at `gateway` lists, once `workers` serve them. Raises NoWorker, or its own errors."""
+    async with open_channel(gateway) as channel:
+        stub = gateway_pb2_grpc.GatewayServiceStub(channel)
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                while True:
+                    response = await stub.ListModels(gateway_pb2.ListModelsRequest(), timeout=10)
+                    if sum(model.workers for model in response.models) >= workers:
+                        return list(response.models)
+                    await asyncio.sleep(_POLL_SECONDS)
+        except TimeoutError as error:
+            raise NoWorker(f"the gateway does not see {workers} workers after {timeout_seconds:g} s") from error
