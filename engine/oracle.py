@@ -11,6 +11,7 @@ import time
 from array import array
 from collections.abc import Callable, Sequence
 from math import log
+from operator import mul
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +25,7 @@ DEFAULT_BLOCKS = 16384
 # The rolling hash is a polynomial in this odd number, so that a chunk is a scaled cumulative sum.
 BASE = 0x9E3779B97F4A7C15
 INVERSE_BASE = pow(BASE, -1, 2**64)
+WORD_MASK = 2**64 - 1
 # Shifts and masks cost numpy a quarter of what division does.
 BLOCK_SHIFT = BLOCK_TOKENS.bit_length() - 1
 BLOCK_MASK = BLOCK_TOKENS - 1
@@ -38,17 +40,20 @@ def oracle_tokens(
 ) -> list[int]:
     """The `count` tokens that follow a prompt on any undisturbed oracle engine: its definition, without an engine."""
     tokens = list(prompt_token_ids)
-    cells = np.zeros(len(tokens) + count, np.uint64)
-    weights = _powers(INVERSE_BASE, len(cells))
-    cell, position = 0, 0
-    while len(tokens) < len(cells):
-        for mixed in _mix(np.array(tokens[position:], np.uint64)).tolist():
-            cell = (cell * BASE + mixed) % 2**64
-            cells[position] = cell
-            position += 1
-        read = [*range(position % BLOCK_TOKENS, position // BLOCK_TOKENS * BLOCK_TOKENS, BLOCK_TOKENS), position - 1]
-        state = np.sum(cells[read] * weights[: len(read)], keepdims=True)
-        tokens += _draw(state, np.array([position]), [sampling], vocabulary_size)
+    mixed = _mix(np.array(tokens, np.uint64)).tolist()
+    weights = _powers(INVERSE_BASE, (len(tokens) + count) // BLOCK_TOKENS + 1).tolist()
+    cells: list[int] = []
+    cell = 0
+    for position in range(len(tokens) + count):
+        if position == len(tokens):
+            read = cells[position % BLOCK_TOKENS : position // BLOCK_TOKENS * BLOCK_TOKENS : BLOCK_TOKENS] + cells[-1:]
+            state = sum(map(mul, read, weights))
+            if sampling.temperature > 0:
+                state += _mix_word(sampling.seed ^ _mix_word(position))
+            tokens.append(_mix_word(state) % vocabulary_size)
+            mixed.append(_mix_word(tokens[-1]))
+        cell = (cell * BASE + mixed[position]) % 2**64
+        cells.append(cell)
     return tokens[len(prompt_token_ids) :]
 
 
@@ -179,6 +184,14 @@ def _mix(words: Words) -> Words:
     words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return words ^ (words >> np.uint64(31))
+
+
+def _mix_word(word: int) -> int:
+    """`_mix` of one word, of any size, modulo 2^64."""
+    word = (word + BASE) & WORD_MASK
+    word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) & WORD_MASK
+    word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & WORD_MASK
+    return word ^ (word >> 31)
 
 
 def _draw(states: Words, positions: Indices, samplings: Sequence[Sampling], vocabulary_size: int) -> list[int]:

@@ -1,0 +1,215 @@
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.batcher import Candidate, Limits, StepPlan, blocks_for, plan_step
+
+LIMITS = Limits(max_step_tokens=256, max_requests=8)
+
+
+@dataclass(eq=False)
+class Progress:
+    arrival: tuple[int, int]
+    token_ids: Sequence[int]
+    computed: int = 0
+    block_ids: Sequence[int] = ()
+
+
+def running(arrival: int, tokens: int, computed: int, block_ids: Sequence[int]) -> Progress:
+    return Progress((arrival, 0), range(tokens), computed, block_ids)
+
+
+def candidate(arrival: int, tokens: int, cached_blocks: int = 0) -> Candidate[Progress]:
+    new = blocks_for(tokens) - cached_blocks
+    return Candidate(Progress((arrival, 0), range(tokens)), range(cached_blocks), new)
+
+
+def plan(
+    decoding: Sequence[Progress] = (),
+    prompts: Sequence[Progress] = (),
+    waiting: Iterable[Candidate[Progress]] = (),
+    free_blocks: int = 100,
+    limits: Limits = LIMITS,
+) -> StepPlan[Progress]:
+    held = [block for request in (*decoding, *prompts) for block in request.block_ids]
+    references = [held.count(block) for block in range(max(held, default=0) + 1)]
+    return plan_step(decoding, prompts, waiting, free_blocks, references, limits)
+
+
+def chunks_of(step: StepPlan[Progress]) -> list[tuple[int, int]]:
+    return [(chunk.request.arrival[0], chunk.tokens) for chunk in step.chunks]
+
+
+def test_decoding_requests_come_before_prompts_in_the_budget() -> None:
+    decoding = [running(0, 11, 10, [0]), running(1, 11, 10, [1])]
+    step = plan(decoding, waiting=[candidate(2, 1000)])
+    assert step.decoding == decoding
+    assert chunks_of(step) == [(2, 254)]
+
+
+def test_a_long_prompt_is_computed_in_chunks() -> None:
+    prompt = running(0, 600, 256, range(10))
+    assert chunks_of(plan(prompts=[prompt])) == [(0, 256)]
+    assert chunks_of(plan(prompts=[running(0, 600, 512, range(10))])) == [(0, 88)]
+
+
+def test_running_prompts_continue_before_new_ones_start() -> None:
+    step = plan(prompts=[running(5, 300, 256, range(5))], waiting=[candidate(1, 300)])
+    assert chunks_of(step) == [(5, 44), (1, 212)]
+
+
+def test_of_running_prompts_the_earlier_arrival_goes_first_and_then_the_shorter() -> None:
+    late, long, short = (
+        running(2, 100, 0, [0, 1]),
+        Progress((1, 0), range(300), 0, [2, 3, 4, 5, 6]),
+        Progress((1, 1), range(90), 0, [7, 8]),
+    )
+    step = plan(prompts=[late, long, short])
+    assert [chunk.request for chunk in step.chunks] == [short, long]
+    assert [chunk.tokens for chunk in step.chunks] == [90, 166]
+
+
+def test_a_cached_prefix_is_not_computed() -> None:
+    assert chunks_of(plan(waiting=[candidate(0, 200, cached_blocks=3)])) == [(0, 8)]
+
+
+def test_nobody_overtakes_a_waiting_request_that_does_not_fit() -> None:
+    step = plan([running(0, 11, 10, [0])], waiting=[candidate(1, 640), candidate(2, 10)], free_blocks=5)
+    assert step.admitted == []
+
+
+def test_admission_leaves_every_running_request_a_block_to_grow_by() -> None:
+    decoding = [running(0, 11, 10, [0]), running(1, 11, 10, [1])]
+    assert plan(decoding, waiting=[candidate(2, 128)], free_blocks=3).admitted == []
+    assert len(plan(decoding, waiting=[candidate(2, 128)], free_blocks=4).admitted) == 1
+
+
+def test_a_request_that_needs_the_whole_pool_is_admitted_alone() -> None:
+    assert len(plan(waiting=[candidate(0, 640)], free_blocks=10).admitted) == 1
+
+
+def test_no_more_run_than_max_requests() -> None:
+    waiting = [candidate(arrival, 10) for arrival in range(20)]
+    assert len(plan([running(0, 11, 10, [0])], waiting=waiting).admitted) == LIMITS.max_requests - 1
+
+
+def test_the_queue_is_read_no_further_than_needed() -> None:
+    read = []
+
+    def queue() -> Iterator[Candidate[Progress]]:
+        for arrival in range(1000):
+            read.append(arrival)
+            yield candidate(arrival, 200)
+
+    plan(waiting=queue())
+    assert len(read) == 3
+
+
+def test_a_request_at_the_end_of_its_blocks_grows() -> None:
+    full, roomy = running(0, 65, 64, [0]), running(1, 64, 63, [1])
+    step = plan([full, roomy], free_blocks=1)
+    assert step.growing == [full]
+    assert step.preempted == []
+
+
+def test_the_latest_arrival_is_preempted_when_nothing_is_left_to_grow_into() -> None:
+    first, second, third = (running(arrival, 65, 64, [arrival]) for arrival in range(3))
+    step = plan([second, third, first], free_blocks=1)
+    assert step.preempted == [third]
+    assert step.decoding == [second, first]
+    assert step.growing == [second, first]
+
+
+def test_a_running_prompt_may_be_preempted_for_an_earlier_request() -> None:
+    decoding, prompt = running(0, 65, 64, [0]), running(1, 300, 256, range(1, 6))
+    step = plan([decoding], [prompt], free_blocks=0)
+    assert step.preempted == [prompt]
+    assert step.chunks == []
+
+
+def test_preempting_one_of_two_who_share_a_block_does_not_free_it() -> None:
+    first, second, third = (running(arrival, 129, 128, [0, arrival + 1]) for arrival in range(3))
+    step = plan([first, second, third], free_blocks=0)
+    # The third gives one block, which both others want.
+    assert step.preempted == [third, second]
+    assert step.growing == [first]
+
+
+def test_nobody_is_admitted_in_a_step_that_preempts() -> None:
+    first, second = running(0, 65, 64, [0]), running(1, 640, 639, range(1, 11))
+    step = plan([first, second], waiting=[candidate(2, 10)], free_blocks=0)
+    assert step.preempted == [second]
+    assert step.admitted == []
+
+
+@st.composite
+def situations(draw: st.DrawFn) -> tuple[list[Progress], list[Progress], list[Candidate[Progress]], int]:
+    decoding, prompts, next_block = [], [], 0
+    for arrival in draw(st.permutations(range(draw(st.integers(0, 8))))):
+        tokens = draw(st.integers(2, 400))
+        if draw(st.booleans()):
+            blocks = blocks_for(tokens - 1)
+            decoding.append(running(arrival, tokens, tokens - 1, range(next_block, next_block + blocks)))
+        else:
+            blocks = blocks_for(tokens)
+            computed = draw(st.integers(0, tokens - 2))
+            prompts.append(running(arrival, tokens, computed, range(next_block, next_block + blocks)))
+        next_block += blocks
+    waiting = [candidate(arrival, draw(st.integers(1, 500))) for arrival in range(10, draw(st.integers(10, 14)))]
+    # A request that is alone always fits: the engine refuses others.
+    free = draw(st.integers(0 if len(decoding) + len(prompts) > 1 else 8, 12))
+    return decoding, prompts, waiting, free
+
+
+@given(situations())
+def test_a_step_keeps_within_its_blocks_and_tokens(
+    situation: tuple[list[Progress], list[Progress], list[Candidate[Progress]], int],
+) -> None:
+    decoding, prompts, waiting, free = situation
+    step = plan(decoding, prompts, waiting, free)
+    freed = sum(len(request.block_ids) for request in step.preempted)
+    taken = sum(admitted.free_blocks_taken for admitted in step.admitted)
+    assert len(step.growing) + taken <= free + freed
+    assert len(step.decoding) + sum(chunk.tokens for chunk in step.chunks) <= LIMITS.max_step_tokens
+    assert all(chunk.tokens > 0 for chunk in step.chunks)
+
+
+@given(situations())
+def test_the_earliest_running_request_always_advances(
+    situation: tuple[list[Progress], list[Progress], list[Candidate[Progress]], int],
+) -> None:
+    decoding, prompts, waiting, free = situation
+    step = plan(decoding, prompts, waiting, free)
+    everyone = sorted([*decoding, *prompts], key=lambda request: request.arrival)
+    advancing = [*step.decoding, *(chunk.request for chunk in step.chunks)]
+    assert not everyone or everyone[0] not in step.preempted
+    assert all(request in advancing for request in decoding if request not in step.preempted)
+    surviving = [request for request in everyone if request in prompts and request not in step.preempted]
+    assert not surviving or surviving[0] in advancing
+
+
+@given(situations())
+def test_only_the_latest_are_preempted_and_no_more_than_needed(
+    situation: tuple[list[Progress], list[Progress], list[Candidate[Progress]], int],
+) -> None:
+    decoding, prompts, waiting, free = situation
+    step = plan(decoding, prompts, waiting, free)
+    everyone = sorted([*decoding, *prompts], key=lambda request: request.arrival)
+    kept = len(everyone) - len(step.preempted)
+    assert sorted(step.preempted, key=lambda request: request.arrival) == everyone[kept:]
+    if step.preempted:
+        spared = step.preempted[-1]
+        growing = len(step.growing) + (len(spared.block_ids) * 64 == spared.computed)
+        others = sum(len(request.block_ids) for request in step.preempted[:-1])
+        assert growing > free + others
+
+
+@given(situations())
+def test_something_runs_whenever_something_waits(
+    situation: tuple[list[Progress], list[Progress], list[Candidate[Progress]], int],
+) -> None:
+    decoding, prompts, waiting, free = situation
+    step = plan(decoding, prompts, waiting, free)
+    assert step.decoding or step.chunks or not (decoding or prompts or waiting)

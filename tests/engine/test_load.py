@@ -1,0 +1,41 @@
+import pytest
+
+from engine.load import LoadMeter
+from engine.messages import Load
+
+
+def load_of(meter: LoadMeter) -> Load:
+    return meter.load(running=0, waiting=0, queued_prefill_tokens=0, free_blocks=0)
+
+
+def test_speeds_are_zero_while_unknown() -> None:
+    load = load_of(LoadMeter())
+    assert (load.prefill_tokens_per_second, load.decode_step_ms, load.mean_output_tokens) == (0, 0, 0)
+
+
+def test_steady_speeds_are_reported_as_they_are() -> None:
+    meter = LoadMeter()
+    for _ in range(10):
+        meter.observe_step(0.5, decoding=0, prompt_tokens=1000)
+        meter.observe_step(0.02, decoding=8, prompt_tokens=0)
+        meter.observe_finished(30)
+    load = load_of(meter)
+    assert load.prefill_tokens_per_second == pytest.approx(2000)
+    assert load.decode_step_ms == pytest.approx(20)
+    assert load.mean_output_tokens == pytest.approx(30)
+
+
+def test_a_tiny_prompt_hardly_moves_the_prefill_speed() -> None:
+    meter = LoadMeter()
+    for _ in range(10):
+        meter.observe_step(1.0, decoding=0, prompt_tokens=2000)
+    meter.observe_step(0.02, decoding=0, prompt_tokens=1)
+    assert load_of(meter).prefill_tokens_per_second == pytest.approx(2000, rel=0.01)
+
+
+def test_the_decode_step_follows_a_change_within_some_hundred_steps() -> None:
+    meter = LoadMeter()
+    for milliseconds in (10.0, 50.0):
+        for _ in range(300):
+            meter.observe_step(milliseconds / 1000, decoding=1, prompt_tokens=0)
+    assert load_of(meter).decode_step_ms == pytest.approx(50, rel=0.02)

@@ -1,0 +1,43 @@
+from engine.messages import Sampling
+from engine.request import Request
+from engine.waiting import WaitingQueue
+
+
+def request(batch: int, position: int) -> Request:
+    return Request(
+        key=position,
+        token_ids=[1],
+        prompt_tokens=1,
+        limit=2,
+        stop_token_ids=frozenset(),
+        sampling=Sampling(),
+        root=b"",
+        arrival=(batch, position),
+    )
+
+
+def test_earlier_arrival_batches_go_first() -> None:
+    queue = WaitingQueue()
+    late, early = request(2, 0), request(1, 1)
+    queue.add(late, 1)
+    queue.add(early, 1000)
+    assert list(queue) == [early, late]
+
+
+def test_within_an_arrival_batch_the_shortest_goes_first_and_then_the_first_come() -> None:
+    queue = WaitingQueue()
+    long, second, first = request(1, 0), request(1, 2), request(1, 1)
+    for entry, tokens in ((long, 50), (second, 10), (first, 10)):
+        queue.add(entry, tokens)
+    assert list(queue) == [first, second, long]
+
+
+def test_a_removed_request_is_gone_with_its_tokens() -> None:
+    queue = WaitingQueue()
+    stays, goes = request(1, 0), request(1, 1)
+    queue.add(stays, 10)
+    queue.add(goes, 20)
+    queue.remove(goes)
+    assert goes not in queue
+    assert list(queue) == [stays]
+    assert queue.tokens == 10

@@ -1,0 +1,85 @@
+"""Engines over the oracle backend, and a record of what they say."""
+
+import random
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from engine.config import EngineConfig, OracleConfig
+from engine.engine import Engine
+from engine.messages import Output, Sampling, StepResult, Submit
+from engine.oracle import OracleBackend
+
+VOCABULARY = 500
+
+
+def oracle_config(**settings: Any) -> EngineConfig:
+    oracle = OracleConfig(**{"vocabulary_size": VOCABULARY, **settings.pop("oracle", {})})
+    return EngineConfig(backend="oracle", oracle=oracle, **settings)
+
+
+def oracle_engine(**settings: Any) -> Engine:
+    config = oracle_config(**settings)
+    return Engine(config, OracleBackend(config), time.monotonic)
+
+
+def prompt_of(length: int, seed: int = 0) -> list[int]:
+    return random.Random(seed).choices(range(VOCABULARY), k=length)
+
+
+def submit_of(key: int, token_ids: Sequence[int], max_tokens: int, **settings: Any) -> Submit:
+    return Submit(
+        key=key,
+        request_id=f"request-{key}",
+        token_ids=list(token_ids),
+        sampling=settings.pop("sampling", Sampling()),
+        max_tokens=max_tokens,
+        **settings,
+    )
+
+
+class Transcript:
+    """Everything an engine said, checked as it comes: positions follow on, and nothing comes after the end."""
+
+    def __init__(self) -> None:
+        self.token_ids: dict[int, list[int]] = {}
+        self.cached_tokens: dict[int, int] = {}
+        self.logprobs: dict[int, list[Any]] = {}
+        self.ends: dict[int, Output] = {}
+        self.steps: list[StepResult] = []
+        self._next_position: dict[int, int] = {}
+
+    def take(self, result: StepResult | None) -> None:
+        if result is None:
+            return
+        self.steps.append(result)
+        for output in result.outputs:
+            self._take_output(output)
+
+    def run(self, engine: Engine) -> "Transcript":
+        """Step until there is no work."""
+        while engine.has_work():
+            self.take(engine.step())
+        return self
+
+    def _take_output(self, output: Output) -> None:
+        key = output.key
+        assert key not in self.ends, "an output after the last"
+        assert output.first_position == self._next_position.get(key, output.first_position)
+        self._next_position[key] = output.first_position + len(output.token_ids)
+        self.token_ids.setdefault(key, []).extend(output.token_ids)
+        self.logprobs.setdefault(key, []).extend(output.logprobs or [])
+        if output.cached_tokens is not None:
+            assert key not in self.cached_tokens
+            self.cached_tokens[key] = output.cached_tokens
+        if output.finish or output.refusal:
+            self.ends[key] = output
+
+
+def assert_at_rest(engine: Engine) -> None:
+    """Nothing runs, and nobody holds a block."""
+    assert not engine.has_work()
+    assert not any(engine.pool.references)
+    assert engine.pool.free_blocks == engine.pool.total_blocks
+    load = engine.load()
+    assert (load.running_requests, load.waiting_requests, load.queued_prefill_tokens) == (0, 0, 0)
