@@ -70,6 +70,8 @@ class DispatchConfig(Config):
 
 class GatewayConfig(ServiceConfig):
     http: HttpConfig = HttpConfig()
+    # Tells this gateway from others, across its restarts; by default the host's name and server.port.
+    gateway_id: str | None = None
     # host:port of the scheduler.
     scheduler: str = "127.0.0.1:8002"
     models: tuple[ModelConfig, ...] = ()

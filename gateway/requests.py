@@ -1,10 +1,8 @@
 """What a client asked for, validated, in token ids."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gateway.reasoning import ReasoningStart
 from mesh.errors import ContextExceeded, InvalidRequest
 
 MAX_STOP_STRINGS = 16
@@ -13,6 +11,8 @@ MAX_STOP_TOKEN_IDS = 256
 MAX_TOP_LOGPROBS = 20
 MAX_TEMPERATURE = 100.0
 MAX_TOP_K = 2**31 - 1
+# Token ids travel in 32 bits.
+LARGEST_VOCABULARY = 2**32
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One generation, as the dispatcher takes it; `validate` has passed."""
+    """One generation, as the dispatcher takes it; the `validate_` functions below have passed."""
 
     request_id: str
     model: str
@@ -38,14 +38,13 @@ class GenerationRequest:
     sampling: Sampling
     # At least 1; prompt and max_tokens fit the context.
     max_tokens: int
+    # On the event loop's clock, in seconds.
+    deadline: float
     stop_strings: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
-    reasoning: ReasoningStart = ReasoningStart.NONE
     # Root of the cache's hash chain: tenants with different salts share nothing.
     cache_salt: bytes = b""
-    # On the event loop's clock, in seconds.
-    deadline: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +85,9 @@ def validate_token_ids(token_ids: Sequence[int], limits: ModelLimits, *, field: 
     lowest, highest = min(token_ids), max(token_ids)
     if lowest < 0:
         raise InvalidRequest(f"{field} holds {lowest}: token ids are not negative", field=field)
-    if limits.vocabulary_size is not None and highest >= limits.vocabulary_size:
-        raise InvalidRequest(
-            f"{field} holds {highest}: the model's token ids are below {limits.vocabulary_size}", field=field
-        )
+    size = limits.vocabulary_size or LARGEST_VOCABULARY
+    if highest >= size:
+        raise InvalidRequest(f"{field} holds {highest}: the model's token ids are below {size}", field=field)
 
 
 def validate_sampling(sampling: Sampling) -> None:

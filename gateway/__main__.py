@@ -1,0 +1,35 @@
+"""The gateway process: gRPC and OpenAI HTTP on one event loop."""
+
+import logging
+import sys
+
+from deepmesh.v1 import gateway_pb2, gateway_pb2_grpc
+
+from gateway.catalog import load_texts
+from gateway.config import GatewayConfig
+from gateway.gateway import Gateway
+from gateway.http import application
+from gateway.http_server import HttpServer
+from gateway.service import GatewayService
+from mesh.launch import launch
+from mesh.server import MeshServer, Registration
+
+SERVICE_NAME = gateway_pb2.DESCRIPTOR.services_by_name["GatewayService"].full_name
+
+_log = logging.getLogger("deepmesh.gateway")
+
+
+async def main(config: GatewayConfig) -> None:
+    async with Gateway(config, load_texts(config.models)) as gateway:
+        registration = Registration(
+            gateway_pb2_grpc.add_GatewayServiceServicer_to_server, GatewayService(gateway), SERVICE_NAME
+        )
+        http = HttpServer(config.http, application(gateway), config.server.drain_seconds)
+        async with MeshServer(config.server, "gateway", [registration]) as server, http:
+            _log.info("listening", extra={"fields": {"grpc_port": server.port, "http_port": http.port}})
+            await gateway.until(server.until_signal(), server.ready, server.drain)
+            await server.drain()
+
+
+if __name__ == "__main__":
+    sys.exit(launch("gateway", GatewayConfig, main))

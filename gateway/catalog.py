@@ -1,0 +1,73 @@
+"""The models that can be asked for: what workers serve, and the text side of it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from gateway.chat import ChatTemplate, find_chat_template
+from gateway.config import ModelConfig
+from gateway.requests import ModelLimits
+from gateway.tokenizer import Tokenizer, load_tokenizer
+from gateway.workers import Directory
+from mesh.errors import InvalidRequest, NoWorker, UnknownModel
+
+RETRY_AFTER_MS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class ModelText:
+    """Without a tokenizer a model takes and gives token ids only; without a template, no chats."""
+
+    tokenizer: Tokenizer | None = None
+    chat: ChatTemplate | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ListedModel:
+    name: str
+    limits: ModelLimits
+    # Workers that take requests for it now.
+    workers: int
+
+
+class Catalog:
+    def __init__(self, texts: Mapping[str, ModelText], directory: Directory) -> None:
+        self._texts = texts
+        self._directory = directory
+
+    def resolve(self, name: str) -> str:
+        """The name of the model meant; empty means the only one. Raises UnknownModel, NoWorker or InvalidRequest."""
+        known = sorted({*self._directory.models(), *self._texts})
+        if not name:
+            if len(known) > 1:
+                raise InvalidRequest(f"name a model: this mesh serves {', '.join(known)}", field="model")
+            if not known:
+                raise NoWorker("no worker has joined yet: retry later", retry_after_ms=RETRY_AFTER_MS)
+            return known[0]
+        if name not in known:
+            raise UnknownModel(f"no model {name!r}: this mesh serves {', '.join(known) or 'none yet'}")
+        return name
+
+    def limits(self, name: str) -> ModelLimits:
+        """Raises NoWorker where the model's workers have not joined yet."""
+        limits = self._directory.limits(name)
+        if limits is None:
+            raise NoWorker(f"no worker serves {name!r} yet: retry later", retry_after_ms=RETRY_AFTER_MS)
+        return limits
+
+    def text(self, name: str) -> ModelText:
+        return self._texts.get(name, ModelText())
+
+    def listed(self) -> list[ListedModel]:
+        """Models that a worker serves now."""
+        models = [(name, self._directory.limits(name)) for name in self._directory.models()]
+        listed = [ListedModel(name, limits, self._directory.serving(name)) for name, limits in models if limits]
+        return [model for model in listed if model.workers]
+
+
+def load_texts(models: Sequence[ModelConfig]) -> dict[str, ModelText]:
+    """Tokenizers and templates by served name. Raises ConfigError."""
+    texts = {}
+    for model in models:
+        tokenizer = load_tokenizer(model.tokenizer_dir)
+        texts[model.served_name] = ModelText(tokenizer, find_chat_template(model.tokenizer_dir, tokenizer))
+    return texts

@@ -1,0 +1,125 @@
+"""The gateway as a whole: what both of its APIs stand on."""
+
+import asyncio
+import logging
+import secrets
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import Self
+
+from gateway.catalog import Catalog, ModelText
+from gateway.config import GatewayConfig
+from gateway.decode_link import GatewayIdentity
+from gateway.decode_links import DecodeLinks
+from gateway.dispatcher import Dispatcher
+from gateway.intake import Ask, Intake
+from gateway.live import LiveGeneration
+from gateway.scheduler_link import SchedulerLink
+from gateway.tenants import Tenant, Tenants
+from gateway.workers import Directory
+
+READINESS_SECONDS = 1.0
+
+_log = logging.getLogger("deepmesh.gateway")
+
+
+class Gateway:
+    """`async with Gateway(config, texts) as gateway:` joins the mesh; the end of the block leaves it.
+
+    Must be made on the event loop that it runs on.
+    """
+
+    def __init__(self, config: GatewayConfig, texts: Mapping[str, ModelText]) -> None:
+        clock = asyncio.get_running_loop().time
+        self.config = config
+        self.tenants = Tenants(config.api_keys)
+        self.directory = Directory()
+        self.catalog = Catalog(texts, self.directory)
+        self.intake = Intake(self.catalog, config.limits)
+        self.links = DecodeLinks(_identity(config), config.dispatch, clock)
+        self._changed = asyncio.Event()
+        self._scheduler = SchedulerLink(
+            config.scheduler,
+            self.directory,
+            config.dispatch.place_seconds,
+            self.links.live_streams,
+            self._on_change,
+            clock,
+        )
+        self.dispatcher = Dispatcher(self._scheduler, self.links, config.dispatch, config.limits)
+        self._clock = clock
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> Self:
+        self._tasks = [asyncio.create_task(self._scheduler.run()), asyncio.create_task(self.dispatcher.sweep())]
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.wait(self._tasks)
+        await self.links.close()
+        self.intake.close()
+
+    @property
+    def available(self) -> bool:
+        """Whether some worker takes requests, as far as we know."""
+        return self.directory.any_serving and self.directory.valid(self._clock())
+
+    @asynccontextmanager
+    async def generate(
+        self, ask: Ask, tenant: Tenant, api: str, timeout_seconds: float | None = None
+    ) -> AsyncIterator[LiveGeneration]:
+        """A generation for the length of the block, which takes deltas from it with `next`.
+
+        Raises InvalidRequest, UnknownModel, NoWorker, Overloaded, DeadlineExceeded, SlowClient, WorkerLost and
+        SchedulerUnavailable, on entry or from `next`.
+        """
+        longest = self.config.limits.generation_seconds
+        deadline = self._clock() + (longest if timeout_seconds is None else min(longest, timeout_seconds))
+        with tenant.admitted():
+            prepared = await self.intake.prepare(ask, tenant.cache_salt, deadline)
+            async with self.dispatcher.open(
+                prepared.request, prepared.transcript, prepared.block_hashes, api
+            ) as generation:
+                yield generation
+
+    async def until(
+        self, stop: Awaitable[None], ready: Callable[[], Awaitable[None]], unready: Callable[[], Awaitable[None]]
+    ) -> None:
+        """Wait for `stop`, and call `ready` and `unready` as workers come and go. Raises what a background task did."""
+        tasks = [asyncio.ensure_future(stop), asyncio.create_task(self._follow(ready, unready))]
+        try:
+            done, _ = await asyncio.wait([*tasks, *self._tasks], return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def _follow(self, ready: Callable[[], Awaitable[None]], unready: Callable[[], Awaitable[None]]) -> None:
+        was_available = False
+        while True:
+            if self.available != was_available:
+                was_available = not was_available
+                await (ready if was_available else unready)()
+                _log.info("workers joined" if was_available else "no worker left")
+            try:
+                # The snapshot may also go stale with no change to tell of it.
+                await asyncio.wait_for(self._changed.wait(), READINESS_SECONDS)
+            except TimeoutError:
+                continue
+            self._changed.clear()
+
+    def _on_change(self) -> None:
+        self.links.retain(self.directory.incarnations())
+        self._changed.set()
+
+
+def _identity(config: GatewayConfig) -> GatewayIdentity:
+    port = str(config.server.port) if config.server.port else secrets.token_hex(4)
+    return GatewayIdentity(config.gateway_id or f"{socket.gethostname()}:{port}", secrets.token_hex(8))

@@ -1,0 +1,66 @@
+"""Reading a request's body, and noticing that its client is gone."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from starlette.types import Receive
+
+from mesh.errors import InvalidRequest
+
+# A body over the limit is read and thrown away up to this many times the limit, since most clients do not look at the
+# answer before they have sent everything.
+DISCARDED_TIMES = 8
+
+
+class BodyTooLarge(InvalidRequest):
+    reason = "BODY_TOO_LARGE"
+
+
+class ClientGone(Exception):
+    """The client closed its connection; there is nobody to answer."""
+
+
+async def read_body(receive: Receive, limit: int) -> bytes:
+    """The whole body. Raises BodyTooLarge beyond `limit` bytes, holding no more than these, and ClientGone."""
+    parts: list[bytes] = []
+    size, more = 0, True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        part: bytes = message.get("body", b"")
+        size += len(part)
+        more = message.get("more_body", False)
+        if size <= limit:
+            parts.append(part)
+        else:
+            parts.clear()
+            more = more and size <= DISCARDED_TIMES * limit
+    if size > limit:
+        raise BodyTooLarge(f"the body has more than {limit} bytes: send less")
+    return b"".join(parts)
+
+
+@asynccontextmanager
+async def while_connected(receive: Receive) -> AsyncIterator[None]:
+    """Interrupt the block with ClientGone once the client closes its connection. The body must have been read."""
+    loop = asyncio.get_running_loop()
+    scope = asyncio.timeout(None)
+
+    async def watch() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        if not scope.expired():
+            scope.reschedule(loop.time())
+
+    watcher = asyncio.create_task(watch())
+    try:
+        async with scope:
+            yield
+    except TimeoutError:
+        if not scope.expired():
+            raise
+        raise ClientGone from None
+    finally:
+        watcher.cancel()

@@ -1,0 +1,77 @@
+"""An HTTP server on the event loop that everything else runs on."""
+
+import asyncio
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Self
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from gateway.config import HttpConfig
+from mesh.errors import ConfigError
+
+BACKLOG = 2048
+
+
+class _Server(uvicorn.Server):
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals belong to the process, which stops us through `should_exit`."""
+        yield
+
+
+class HttpServer:
+    """`async with HttpServer(config, application, drain_seconds) as server:` listens until the block ends.
+
+    Raises ConfigError where the port cannot be listened on. The end of the block waits up to `drain_seconds` for
+    responses that have begun.
+    """
+
+    def __init__(self, config: HttpConfig, application: ASGIApp, drain_seconds: float) -> None:
+        self.port = 0
+        self._config = config
+        self._server = _Server(
+            uvicorn.Config(
+                application,
+                http="httptools",
+                ws="none",
+                lifespan="off",
+                access_log=False,
+                log_config=None,
+                server_header=False,
+                timeout_graceful_shutdown=max(1, round(drain_seconds)),
+            )
+        )
+
+    async def __aenter__(self) -> Self:
+        listener = _listen(self._config.host, self._config.port)
+        self.port = listener.getsockname()[1]
+        self._task = asyncio.create_task(self._server.serve(sockets=[listener]))
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._server.should_exit = True
+        await self._task
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    listener = None
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(BACKLOG)
+    except OSError as error:
+        if listener is not None:
+            listener.close()
+        why = (error.strerror or str(error)).lower()
+        raise ConfigError(
+            f"gateway cannot listen on {host}:{port} for HTTP ({why}): stop what uses it or choose another http.port"
+        ) from error
+    return listener

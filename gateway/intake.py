@@ -1,0 +1,177 @@
+"""From what an API was asked to a validated request in token ids."""
+
+import asyncio
+import secrets
+from array import array
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from gateway.catalog import Catalog, ModelText
+from gateway.chat import ChatMessage
+from gateway.config import LimitsConfig
+from gateway.reasoning import ReasoningStart
+from gateway.requests import (
+    GenerationRequest,
+    ModelLimits,
+    Sampling,
+    completion_room,
+    validate_sampling,
+    validate_stops,
+    validate_text,
+    validate_token_ids,
+)
+from gateway.transcript import Transcript, no_text
+from mesh.blocks import chain_hashes
+from mesh.errors import InvalidRequest
+
+# A prompt of more than this is prepared on a thread: the event loop has every other stream to serve.
+LONG_PROMPT = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class TextPrompt:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    messages: Sequence[ChatMessage]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPrompt:
+    token_ids: Sequence[int]
+
+
+Prompt = TextPrompt | ChatPrompt | TokenPrompt
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A generation in a client's terms. None where the client left the choice to us."""
+
+    request_id: str
+    model: str
+    prompt: Prompt
+    temperature: float
+    top_p: float
+    top_k: int
+    seed: int | None
+    top_logprobs: int | None
+    max_tokens: int | None
+    stop_strings: tuple[str, ...]
+    stop_token_ids: tuple[int, ...]
+    ignore_eos: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    request: GenerationRequest
+    transcript: Transcript
+    # Chain hashes of the prompt's full blocks, root first.
+    block_hashes: Sequence[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class _Encoded:
+    token_ids: Sequence[int]
+    reasoning: ReasoningStart
+    block_hashes: Sequence[bytes]
+
+
+class Intake:
+    """One long prompt is encoded at a time, so that the memory this takes stays bounded."""
+
+    def __init__(self, catalog: Catalog, limits: LimitsConfig) -> None:
+        self._catalog = catalog
+        self._limits = limits
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="intake")
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    async def prepare(self, ask: Ask, cache_salt: bytes, deadline: float) -> Prepared:
+        """Raises InvalidRequest (naming the field), ContextExceeded, UnknownModel or NoWorker."""
+        model = self._catalog.resolve(ask.model)
+        limits, text = self._catalog.limits(model), self._catalog.text(model)
+        sampling = Sampling(ask.temperature, _seed(ask.seed), ask.top_p, ask.top_k, ask.top_logprobs)
+        validate_sampling(sampling)
+        validate_stops(ask.stop_strings, ask.stop_token_ids, limits)
+        if ask.stop_strings and text.tokenizer is None:
+            raise _no_tokenizer(model, "stop")
+        encoded = await self._encode(ask.prompt, model, cache_salt)
+        request = GenerationRequest(
+            request_id=ask.request_id,
+            model=model,
+            prompt=encoded.token_ids,
+            sampling=sampling,
+            max_tokens=completion_room(len(encoded.token_ids), ask.max_tokens, limits),
+            deadline=deadline,
+            stop_strings=ask.stop_strings,
+            stop_token_ids=ask.stop_token_ids,
+            ignore_eos=ask.ignore_eos,
+            cache_salt=cache_salt,
+        )
+        token_bytes = text.tokenizer.token_bytes if text.tokenizer is not None else no_text
+        transcript = Transcript(token_bytes, ask.stop_strings, encoded.reasoning)
+        return Prepared(request, transcript, encoded.block_hashes)
+
+    async def count(self, model: str, prompt: Prompt) -> Sequence[int]:
+        """Token ids of the prompt as `prepare` would take it. Raises as it does."""
+        encoded = await self._encode(prompt, self._catalog.resolve(model), b"")
+        return encoded.token_ids
+
+    async def _encode(self, prompt: Prompt, model: str, cache_salt: bytes) -> _Encoded:
+        limits, text = self._catalog.limits(model), self._catalog.text(model)
+
+        def encode() -> _Encoded:
+            token_ids, reasoning = _token_ids(prompt, model, text, limits)
+            return _Encoded(token_ids, reasoning, chain_hashes(token_ids, cache_salt))
+
+        if self._size(prompt) <= LONG_PROMPT:
+            return encode()
+        return await asyncio.get_running_loop().run_in_executor(self._thread, encode)
+
+    def _size(self, prompt: Prompt) -> int:
+        """Characters or token ids. Raises InvalidRequest where they are too many to be worth encoding."""
+        if isinstance(prompt, TokenPrompt):
+            return len(prompt.token_ids)
+        if isinstance(prompt, TextPrompt):
+            size, field = len(prompt.text), "prompt"
+        else:
+            size, field = sum(len(message.content) for message in prompt.messages), "messages"
+        if size > self._limits.prompt_characters:
+            limit = self._limits.prompt_characters
+            raise InvalidRequest(f"the prompt has {size} characters, the limit is {limit}", field=field)
+        return size
+
+
+def _token_ids(
+    prompt: Prompt, model: str, text: ModelText, limits: ModelLimits
+) -> tuple[Sequence[int], ReasoningStart]:
+    if isinstance(prompt, TokenPrompt):
+        if not prompt.token_ids:
+            raise InvalidRequest("the prompt is empty: send at least one token id", field="prompt")
+        validate_token_ids(prompt.token_ids, limits, field="prompt")
+        return array("I", prompt.token_ids), ReasoningStart.NONE
+    if text.tokenizer is None:
+        raise _no_tokenizer(model, "prompt" if isinstance(prompt, TextPrompt) else "messages")
+    if isinstance(prompt, TextPrompt):
+        if not prompt.text:
+            raise InvalidRequest("the prompt is empty: send at least one character", field="prompt")
+        validate_text(prompt.text, field="prompt")
+        return array("I", text.tokenizer.encode_prompt(prompt.text)), ReasoningStart.NONE
+    if text.chat is None:
+        raise InvalidRequest(f"{model!r} has no chat template: send a raw prompt", field="messages")
+    rendered = text.chat.render(prompt.messages)
+    return array("I", rendered.token_ids), rendered.reasoning
+
+
+def _no_tokenizer(model: str, field: str) -> InvalidRequest:
+    return InvalidRequest(f"{model!r} is served without a tokenizer: send token ids", field=field)
+
+
+def _seed(given: int | None) -> int:
+    """As an unsigned 64-bit key; drawn where the client does not care."""
+    return secrets.randbits(64) if given is None else given % 2**64

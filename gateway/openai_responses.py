@@ -1,0 +1,117 @@
+"""What OpenAI's clients read, field by field."""
+
+from typing import Literal
+
+from msgspec import UNSET, Struct, UnsetType
+
+
+class PromptDetails(Struct):
+    cached_tokens: int
+
+
+class CompletionDetails(Struct):
+    reasoning_tokens: int
+
+
+class UsageBody(Struct):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptDetails
+    completion_tokens_details: CompletionDetails
+
+
+class TopLogprob(Struct):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenLogprob(Struct):
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(Struct):
+    content: list[TokenLogprob]
+
+
+class CompletionLogprobs(Struct):
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
+
+
+class ChatMessageBody(Struct):
+    content: str
+    reasoning_content: str | None = None
+    role: Literal["assistant"] = "assistant"
+
+
+class ChatDelta(Struct):
+    role: str | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+
+
+class ChatChoice(Struct):
+    message: ChatMessageBody
+    logprobs: ChatLogprobs | None
+    finish_reason: str
+    index: int = 0
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatChunkChoice(Struct):
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+    index: int = 0
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class CompletionChoice(Struct):
+    text: str
+    logprobs: CompletionLogprobs | None = None
+    finish_reason: str | None = None
+    index: int = 0
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class ResponseBody(Struct):
+    """A whole answer, or one chunk of it: they differ in `object` and in their choices."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    choices: list[ChatChoice] | list[ChatChunkChoice] | list[CompletionChoice]
+    # Null in every chunk but the last where the client asked for usage, absent where it did not.
+    usage: UsageBody | UnsetType | None = UNSET
+
+
+class ModelBody(Struct):
+    id: str
+    created: int
+    max_model_len: int
+    object: Literal["model"] = "model"
+    owned_by: str = "deepmesh"
+
+
+class ModelList(Struct):
+    data: list[ModelBody]
+    object: Literal["list"] = "list"
+
+
+class ErrorDetail(Struct):
+    message: str
+    type: str
+    code: str
+    param: str | None = None
+
+
+class ErrorBody(Struct):
+    error: ErrorDetail

@@ -1,0 +1,145 @@
+"""GatewayService: messages in, generations, messages out."""
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import grpc
+from deepmesh.v1 import common_pb2, gateway_pb2, gateway_pb2_grpc
+
+from gateway.chat import ChatMessage
+from gateway.gateway import Gateway
+from gateway.generation import Delta, Finish, FinishReason, PositionLogprobs
+from gateway.intake import Ask, ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from gateway.requests import GenerationRequest
+from gateway.tenants import Tenant
+from mesh.errors import InvalidRequest
+from mesh.observe import new_request_id, request_id
+
+Context: TypeAlias = "grpc.aio.ServicerContext[gateway_pb2.GenerateRequest, gateway_pb2.GenerateResponse]"
+
+_FINISH_REASONS = {
+    FinishReason.STOP: common_pb2.FINISH_REASON_STOP,
+    FinishReason.LENGTH: common_pb2.FINISH_REASON_LENGTH,
+    FinishReason.CANCELLED: common_pb2.FINISH_REASON_CANCELLED,
+}
+
+
+class GatewayService(gateway_pb2_grpc.GatewayServiceServicer):
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    async def Generate(self, request: gateway_pb2.GenerateRequest, context: Context) -> None:
+        tenant = self._tenant(context)
+        ask = _ask(request)
+        with_ids = request.return_token_ids
+        async with self._gateway.generate(ask, tenant, "grpc", context.time_remaining()) as live:
+            await context.write(_started(live.generation.request))
+            finish = None
+            while finish is None:
+                delta = await live.next()
+                finish = delta.finish
+                if delta.token_ids or delta.content or delta.reasoning:
+                    await context.write(_delta(delta, with_ids))
+            await context.write(_finished(finish))
+
+    async def ListModels(
+        self, request: gateway_pb2.ListModelsRequest, context: Context
+    ) -> gateway_pb2.ListModelsResponse:
+        self._tenant(context)
+        models = [
+            gateway_pb2.Model(
+                name=model.name,
+                context_tokens=model.limits.context_tokens,
+                vocabulary_size=model.limits.vocabulary_size or 0,
+                workers=model.workers,
+            )
+            for model in self._gateway.catalog.listed()
+        ]
+        return gateway_pb2.ListModelsResponse(models=models)
+
+    async def CountTokens(
+        self, request: gateway_pb2.CountTokensRequest, context: Context
+    ) -> gateway_pb2.CountTokensResponse:
+        self._tenant(context)
+        token_ids = await self._gateway.intake.count(request.model, _prompt(request.prompt))
+        return gateway_pb2.CountTokensResponse(tokens=len(token_ids), token_ids=token_ids)
+
+    def _tenant(self, context: Context) -> Tenant:
+        metadata = dict(context.invocation_metadata() or ())
+        authorization = metadata.get("authorization")
+        return self._gateway.tenants.authenticate(authorization if isinstance(authorization, str) else None)
+
+
+def _ask(request: gateway_pb2.GenerateRequest) -> Ask:
+    sampling = request.sampling
+    return Ask(
+        request_id=request_id.get() or new_request_id(),
+        model=request.model,
+        prompt=_prompt(request.prompt),
+        temperature=sampling.temperature,
+        top_p=sampling.top_p or 1.0,
+        top_k=sampling.top_k,
+        seed=sampling.seed if sampling.HasField("seed") else None,
+        top_logprobs=sampling.top_logprobs if sampling.HasField("top_logprobs") else None,
+        max_tokens=request.max_tokens or None,
+        stop_strings=tuple(request.stop),
+        stop_token_ids=tuple(request.stop_token_ids),
+        ignore_eos=request.ignore_eos,
+    )
+
+
+def _prompt(prompt: gateway_pb2.Prompt) -> Prompt:
+    match prompt.WhichOneof("form"):
+        case "text":
+            return TextPrompt(prompt.text)
+        case "chat":
+            return ChatPrompt([ChatMessage(message.role, message.content) for message in prompt.chat.messages])
+        case "token_ids":
+            return TokenPrompt(prompt.token_ids.ids)
+    raise InvalidRequest("the prompt is empty: set text, chat or token_ids", field="prompt")
+
+
+def _started(request: GenerationRequest) -> gateway_pb2.GenerateResponse:
+    started = gateway_pb2.GenerateStarted(
+        request_id=request.request_id, model=request.model, prompt_tokens=len(request.prompt)
+    )
+    return gateway_pb2.GenerateResponse(started=started)
+
+
+def _delta(delta: Delta, with_ids: bool) -> gateway_pb2.GenerateResponse:
+    return gateway_pb2.GenerateResponse(
+        delta=gateway_pb2.GenerateDelta(
+            text=delta.content,
+            reasoning_text=delta.reasoning,
+            token_ids=delta.token_ids if with_ids else None,
+            logprobs=_logprobs(delta.logprobs) if delta.logprobs else None,
+            token_count=len(delta.token_ids),
+        )
+    )
+
+
+def _logprobs(entries: Sequence[PositionLogprobs]) -> list[common_pb2.PositionLogprobs]:
+    return [
+        common_pb2.PositionLogprobs(
+            logprob=entry.logprob,
+            top=[common_pb2.TokenLogprob(token_id=token_id, logprob=logprob) for token_id, logprob in entry.top],
+        )
+        for entry in entries
+    ]
+
+
+def _finished(finish: Finish) -> gateway_pb2.GenerateResponse:
+    usage = finish.usage
+    return gateway_pb2.GenerateResponse(
+        finished=gateway_pb2.GenerateFinished(
+            finish_reason=_FINISH_REASONS[finish.reason],
+            stop_string=finish.stop_string,
+            stop_token_id=finish.stop_token_id,
+            usage=common_pb2.Usage(
+                prompt_tokens=usage.prompt_tokens,
+                completion_tokens=usage.completion_tokens,
+                cached_tokens=usage.cached_tokens,
+                reasoning_tokens=usage.reasoning_tokens,
+            ),
+        )
+    )

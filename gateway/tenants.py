@@ -1,0 +1,61 @@
+"""API keys: who calls, whose cache it is, and how much at once."""
+
+import hmac
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from gateway.config import ApiKeyConfig
+from mesh.errors import Overloaded, Unauthenticated
+
+SCHEME = "bearer"
+RETRY_AFTER_MS = 1000
+
+
+class Tenant:
+    """The holder of one key, or everyone where keys are off."""
+
+    def __init__(self, name: str, cache_salt: bytes, max_concurrent: int | None) -> None:
+        self.name = name
+        self.cache_salt = cache_salt
+        self.live = 0
+        self._max_concurrent = max_concurrent
+
+    @contextmanager
+    def admitted(self) -> Iterator[None]:
+        """Count one generation while the block lasts. Raises Overloaded where the tenant has its share already."""
+        if self._max_concurrent is not None and self.live >= self._max_concurrent:
+            raise Overloaded(
+                f"API key {self.name!r} has {self.live} generations running, its limit: wait for one to end",
+                retry_after_ms=RETRY_AFTER_MS,
+            )
+        self.live += 1
+        try:
+            yield
+        finally:
+            self.live -= 1
+
+
+class Tenants:
+    def __init__(self, keys: Sequence[ApiKeyConfig]) -> None:
+        self._everyone = Tenant("everyone", b"", None)
+        self._by_key = [
+            (
+                key.key.get_secret_value().encode(),
+                Tenant(key.name, (key.name if key.cache_salt is None else key.cache_salt).encode(), key.max_concurrent),
+            )
+            for key in keys
+        ]
+
+    def authenticate(self, authorization: str | None) -> Tenant:
+        """The tenant of an `Authorization: Bearer KEY`. Raises Unauthenticated for an unknown or missing key."""
+        if not self._by_key:
+            return self._everyone
+        scheme, _, credential = (authorization or "").partition(" ")
+        if scheme.lower() != SCHEME or not credential:
+            raise Unauthenticated("an API key is required: send 'Authorization: Bearer KEY'")
+        given = credential.strip().encode()
+        # Every key is compared, in constant time each, so that timing tells nothing.
+        found = [tenant for key, tenant in self._by_key if hmac.compare_digest(key, given)]
+        if not found:
+            raise Unauthenticated("that API key is not known here")
+        return found[0]
