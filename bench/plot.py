@@ -42,14 +42,16 @@ def _cumulative(axes: Axes, title: str, values_ms: list[float], objective_ms: fl
         return
     ordered = np.sort(values_ms)
     axes.step(ordered, np.arange(1, len(ordered) + 1) / len(ordered) * 100, where="post", color=BLUE, linewidth=1.8)
-    for percent in (50, 99):
+    for percent, face in ((50, "white"), (99, BLUE)):
         value = float(np.percentile(ordered, percent))
-        axes.plot(value, percent, "o", color=BLUE, markersize=5, label=f"p{percent}  {value:,.1f} ms")
+        label = f"p{percent}  {value:,.1f} ms"
+        axes.plot(value, percent, "o", color=BLUE, markerfacecolor=face, markersize=6, linestyle="", label=label)
     if objective_ms is not None:
         within = float(np.mean(ordered <= objective_ms))
         label = f"objective {objective_ms:g} ms: {within:.0%}"
         axes.axvline(objective_ms, color=ORANGE, linestyle="--", linewidth=1.4, label=label)
-    axes.legend(frameon=False, fontsize=9, loc="lower right")
+    axes.set_xlim(left=0)
+    axes.legend(fontsize=9, loc="best", framealpha=0.95, edgecolor="none")
 
 
 def _throughput(axes: Axes, report: Report) -> None:

@@ -1,0 +1,168 @@
+"""What the gateway costs, beside the least that could stand in its place: a bare grpc.aio relay of the same tokens.
+
+    python -m bench.gateway_relay
+
+Saturation: 256 Generate streams read as fast as they come, through the gateway of a mesh whose engine has no model and
+no pace, and through the relay from a source without pace. Tokens a second, counted at the client over the same time.
+
+Added latency: 64 streams that get one token each in every step of 50 ms. A direct stream beside them tells when each
+step was (bench/step_clock.py); a token's latency counts from there. What the client itself takes to read 64 messages at
+once is in all figures, so the same streams straight from the source are measured too, and subtracted.
+
+Fairness. All paths speak the same messages over one connection to the same client code. The relay parses nothing, and
+its source makes nothing: both are as cheap as grpc.aio allows, while the gateway's side includes a decode worker, its
+engine and a scheduler. The process under test has the first core for itself; everything else, the client included, has
+the others. Direct, relay and gateway take turns within each repeat, and medians over repeats are compared. The table
+says how busy each process was: a gateway or relay well below one core was not saturated but starved by the rest.
+
+The gateway puts tokens that wait for one client into one message; the relay forwards messages as they are. Messages a
+second stand beside tokens a second for that reason.
+"""
+
+import argparse
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import msgspec
+import uvloop
+from rich.console import Console
+from rich.table import Table
+
+from bench.relay_measurements import Saturation, StepLatency, saturation, step_latency
+from bench.relay_paths import token_paths
+
+LEAST_THROUGHPUT_RATIO = 0.5
+MOST_ADDED_RATIO = 2.0
+
+
+@dataclass(frozen=True)
+class Options:
+    streams: int
+    paced_streams: int
+    pace_ms: float
+    # Of each measurement.
+    seconds: float
+    repeats: int
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Of medians over the repeats. Latencies are p99s in milliseconds, less the direct path's where `added`."""
+
+    throughput_ratio: float
+    message_ratio: float
+    relay_added_ms: float
+    gateway_added_ms: float
+    added_ratio: float
+
+
+@dataclass(frozen=True)
+class Report:
+    """One measurement a repeat, by path."""
+
+    options: Options
+    saturation: dict[str, list[Saturation]]
+    latency: dict[str, list[StepLatency]]
+    verdict: Verdict
+
+
+async def run(options: Options, log: Path, console: Console) -> Report:
+    """Both halves, one after the other, each with processes of its own."""
+    saturations: dict[str, list[Saturation]] = {}
+    async with token_paths(log, options.streams, pace_ms=0.0) as paths:
+        for repeat in range(options.repeats):
+            for path in paths:
+                each = await saturation(path, options.streams, options.seconds)
+                saturations.setdefault(path.name, []).append(each)
+                console.print(f"saturation {repeat + 1}, {path.name}: {each.tokens_per_second:,.0f} tokens/s")
+    latencies: dict[str, list[StepLatency]] = {}
+    async with token_paths(log, options.paced_streams, options.pace_ms) as paths:
+        for repeat in range(options.repeats):
+            for path in paths:
+                paced = await step_latency(path, options.paced_streams, options.seconds)
+                latencies.setdefault(path.name, []).append(paced)
+                console.print(f"latency {repeat + 1}, {path.name}: p99 {paced.latency_ms.p99:.2f} ms")
+    return Report(options, saturations, latencies, judge(saturations, latencies))
+
+
+def judge(saturations: Mapping[str, Sequence[Saturation]], latencies: Mapping[str, Sequence[StepLatency]]) -> Verdict:
+    """Ratios of medians, gateway to relay."""
+    tokens = {name: median(each.tokens_per_second for each in of) for name, of in saturations.items()}
+    messages = {name: median(each.messages_per_second for each in of) for name, of in saturations.items()}
+    p99 = {name: median(each.latency_ms.p99 for each in of) for name, of in latencies.items()}
+    relay_added, gateway_added = p99["relay"] - p99["direct"], p99["gateway"] - p99["direct"]
+    return Verdict(
+        throughput_ratio=tokens["gateway"] / tokens["relay"],
+        message_ratio=messages["gateway"] / messages["relay"],
+        relay_added_ms=relay_added,
+        gateway_added_ms=gateway_added,
+        added_ratio=gateway_added / relay_added,
+    )
+
+
+def throughput_table(report: Report) -> Table:
+    verdict = report.verdict
+    title = (
+        f"{report.options.streams} streams, no pace: gateway at {verdict.throughput_ratio:.2f} of the relay's tokens/s "
+        f"(target {LEAST_THROUGHPUT_RATIO} at least), {verdict.message_ratio:.2f} of its messages/s"
+    )
+    table = _table(title, "tokens/s", "messages/s")
+    for name, repeats in report.saturation.items():
+        tokens = median(each.tokens_per_second for each in repeats)
+        messages = median(each.messages_per_second for each in repeats)
+        table.add_row(name, f"{tokens:,.0f}", f"{messages:,.0f}", _cores(each.cores for each in repeats))
+    return table
+
+
+def latency_table(report: Report) -> Table:
+    options, verdict = report.options, report.verdict
+    title = (
+        f"{options.paced_streams} streams, a token every {options.pace_ms:g} ms: p99 added by the gateway "
+        f"{verdict.gateway_added_ms:.2f} ms, by the relay {verdict.relay_added_ms:.2f} ms, "
+        f"{verdict.added_ratio:.2f} times (target {MOST_ADDED_RATIO:g} at most)"
+    )
+    table = _table(title, "p50 ms", "p99 ms")
+    for name, repeats in report.latency.items():
+        p50 = median(each.latency_ms.p50 for each in repeats)
+        p99 = median(each.latency_ms.p99 for each in repeats)
+        table.add_row(name, f"{p50:.2f}", f"{p99:.2f}", _cores(each.cores for each in repeats))
+    return table
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left")
+    table.add_column("path")
+    for column in columns:
+        table.add_column(column, justify="right")
+    table.add_column("cores in use")
+    return table
+
+
+def _cores(repeats: Iterable[Mapping[str, float]]) -> str:
+    every = list(repeats)
+    return ", ".join(f"{name} {median(cores[name] for cores in every):.2f}" for name in every[0])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="The gateway against a bare grpc.aio relay.")
+    parser.add_argument("--streams", type=int, default=256)
+    parser.add_argument("--paced-streams", type=int, default=64)
+    parser.add_argument("--pace-ms", type=float, default=50.0)
+    parser.add_argument("--seconds", type=float, default=4.0, help="Of each measurement.")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--output", type=Path, default=Path("out/gateway-relay.json"))
+    arguments = vars(parser.parse_args())
+    output: Path = arguments.pop("output")
+    output.parent.mkdir(parents=True, exist_ok=True)
+    console = Console(highlight=False)
+    report = uvloop.run(run(Options(**arguments), output.with_suffix(".log"), console))
+    output.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=1))
+    console.print(throughput_table(report))
+    console.print(latency_table(report))
+    console.print(f"saved {output}")
+
+
+if __name__ == "__main__":
+    main()

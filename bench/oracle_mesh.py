@@ -1,0 +1,65 @@
+"""A whole mesh on the oracle backend, as the processes that `deepmesh up` starts, for benches of the mesh alone."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from json import dumps
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from deepmesh.v1 import scheduler_pb2, scheduler_pb2_grpc
+
+from mesh.channel import open_channel
+from mesh.composition import HOST, MeshPlan, compose
+from mesh.log_lines import LinePrinter
+from mesh.ports import free_port
+from mesh.supervisor import Supervisor
+from tools.byte_tokenizer import write_tokenizer
+
+MODEL = "oracle"
+VOCABULARY_SIZE = 1000
+CONTEXT_TOKENS = 131072
+
+
+@dataclass(frozen=True)
+class OracleMesh:
+    """Where a running mesh answers, and its processes by name: scheduler, decode-0, gateway."""
+
+    gateway: str
+    url: str
+    decode: str
+    process_ids: dict[str, int]
+
+
+@asynccontextmanager
+async def oracle_mesh(log: Path, settings: Sequence[str] = ()) -> AsyncIterator[OracleMesh]:
+    """Start a mesh, wait until it serves, and stop it at the end; its lines go to `log`.
+
+    The gateway turns the oracle's ids into text, with a tokenizer of its own size. `settings` as `deepmesh up --set`.
+    Raises ProcessFailed where a service does not get ready.
+    """
+    with TemporaryDirectory() as directory, log.open("a") as output:
+        write_tokenizer(Path(directory), VOCABULARY_SIZE, CONTEXT_TOKENS)
+        models = dumps([{"tokenizer_dir": directory, "name": MODEL}])
+        oracle = f"decode.engine.oracle.vocabulary_size={VOCABULARY_SIZE}"
+        fixed = ("decode.engine.backend=oracle", oracle, f"gateway.models={models}")
+        http_port, grpc_port, scheduler_port = free_port(), free_port(), free_port()
+        specs = compose(MeshPlan(None, 1, http_port, grpc_port, scheduler_port, (*fixed, *settings)))
+        supervisor = Supervisor(specs, LinePrinter(max(len(spec.name) for spec in specs), output))
+        try:
+            await supervisor.start()
+            decode = await _decode_endpoint(f"{HOST}:{scheduler_port}")
+            url = f"http://{HOST}:{http_port}/v1"
+            yield OracleMesh(f"{HOST}:{grpc_port}", url, decode, supervisor.process_ids)
+        finally:
+            await supervisor.stop()
+
+
+async def _decode_endpoint(scheduler: str) -> str:
+    """Of the first worker that registers."""
+    async with open_channel(scheduler) as channel:
+        watch = scheduler_pb2_grpc.SchedulerServiceStub(channel).WatchWorkers(scheduler_pb2.WatchWorkersRequest())
+        async for snapshot in watch:
+            if snapshot.workers:
+                return str(snapshot.workers[0].identity.endpoint)
+    raise AssertionError("the scheduler's watch ended")

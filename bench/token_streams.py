@@ -1,0 +1,88 @@
+"""Many `Generate` streams read at once: the client's side of the relay bench, the same for every endpoint."""
+
+import asyncio
+import time
+from types import TracebackType
+from typing import Self
+
+import grpc
+from deepmesh.v1 import common_pb2, gateway_pb2, gateway_pb2_grpc
+
+from mesh.channel import open_channel
+from mesh.errors import EndpointUnavailable
+from mesh.failures import from_rpc_error
+
+PROMPT_TOKENS = 16
+# More than any measurement lasts.
+MAX_TOKENS = 100_000
+FIRST_TOKENS_SECONDS = 30.0
+POLL_SECONDS = 0.02
+
+
+def endless_request(index: int) -> gateway_pb2.GenerateRequest:
+    """A request whose prompt no other index shares."""
+    ids = [100 + index // 100, *range(100 + index % 100, 100 + index % 100 + PROMPT_TOKENS)]
+    return gateway_pb2.GenerateRequest(
+        prompt=gateway_pb2.Prompt(token_ids=gateway_pb2.TokenIds(ids=ids)),
+        sampling=common_pb2.SamplingParams(temperature=0.0),
+        max_tokens=MAX_TOKENS,
+        ignore_eos=True,
+    )
+
+
+class TokenStreams:
+    """`count` endless streams over one connection, open until the block ends.
+
+    `times[i]` has the arrival of every token of stream i, seconds of time.perf_counter; tokens of one message share it.
+    """
+
+    def __init__(self, endpoint: str, count: int) -> None:
+        self.times: list[list[float]] = [[] for _ in range(count)]
+        self.messages = 0
+        self.tokens = 0
+        self._endpoint = endpoint
+        self._channel = open_channel(endpoint)
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> Self:
+        stub = gateway_pb2_grpc.GatewayServiceStub(self._channel)
+        self._tasks = [asyncio.create_task(self._read(stub, index)) for index in range(len(self.times))]
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._channel.close()
+
+    async def all_started(self) -> None:
+        """Every stream had a token. Raises EndpointUnavailable where one ended, or has none in time."""
+        deadline = time.perf_counter() + FIRST_TOKENS_SECONDS
+        while not all(self.times):
+            self.check()
+            if time.perf_counter() > deadline:
+                silent = sum(not times for times in self.times)
+                raise EndpointUnavailable(f"{silent} streams of {self._endpoint} have no token after 30 s")
+            await asyncio.sleep(POLL_SECONDS)
+
+    def check(self) -> None:
+        """Raises what ended a stream: none should end."""
+        for task in self._tasks:
+            if task.done():
+                task.result()
+                raise EndpointUnavailable(f"{self._endpoint} finished a stream before the measurement was over")
+
+    async def _read(self, stub: gateway_pb2_grpc.GatewayServiceStub, index: int) -> None:
+        times = self.times[index]
+        try:
+            call = stub.Generate(endless_request(index))
+            while (response := await call.read()) is not grpc.aio.EOF:
+                count = response.delta.token_count
+                if count:
+                    times.extend([time.perf_counter()] * count)
+                    self.messages += 1
+                    self.tokens += count
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc_error(error) from error
