@@ -1,0 +1,1 @@
+"""Quality: tasks whose answers can be checked."""

@@ -1,0 +1,1 @@
+"""Trains tiny-r1, the small reasoning model that deepmesh ships."""

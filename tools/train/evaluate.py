@@ -1,0 +1,115 @@
+"""How good the model is on held-out problems: solved by generation, and retraced with the solution given."""
+
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from random import Random
+
+import torch
+from tokenizers import Tokenizer
+
+from eval.tasks import LONG_TASKS, SHORT_TASKS, Problem, draw, draw_long, grade
+from tools.train.batch import IGNORED
+from tools.train.chat import END, conversation
+from tools.train.experts import Experts
+from tools.train.fake_quantization import quantized_weight
+from tools.train.generate import generate
+from tools.train.layers import Linear
+from tools.train.mixture import solved
+from tools.train.model import TinyModel
+from tools.train.packing import BatchShape, Document, choose, pack, tokenize
+
+# More than any solution takes.
+MOST_NEW_TOKENS = 448
+
+
+@dataclass(frozen=True)
+class Retraced:
+    """The model's choices along given solutions."""
+
+    # Share of solutions in which every token is the model's first choice; greedy decoding solves at least these.
+    exact: Mapping[str, float]
+    # Share of the positions where the MTP module's first choice is what the main model then chooses.
+    draft_acceptance: float
+
+
+def short_problems(count: int, seed: int) -> dict[str, list[Problem]]:
+    """`count` held-out problems of each short task."""
+    random = Random(seed)
+    return {name: [draw(task, random, held_out=True) for _ in range(count)] for name, task in SHORT_TASKS.items()}
+
+
+def long_problems(
+    count: int, tokens: int, characters_per_token: Mapping[str, float], seed: int
+) -> dict[str, list[Problem]]:
+    """`count` held-out problems of each long task, with prompts of about `tokens` tokens."""
+    random = Random(seed)
+    return {
+        f"{name}@{tokens}": [
+            draw_long(task, random, round(tokens * characters_per_token[name]), held_out=True) for _ in range(count)
+        ]
+        for name, task in LONG_TASKS.items()
+    }
+
+
+def inference_copy(model: TinyModel) -> TinyModel:
+    """The model with its weights rounded as an FP8 checkpoint holds them, where it was trained for that."""
+    copied = deepcopy(model)
+    for module in copied.modules():
+        if isinstance(module, (Linear, Experts)) and module.fp8:
+            for weight in [module.weight] if isinstance(module, Linear) else module.routed_weights():
+                weight.data = quantized_weight(weight.data)
+            module.fp8 = False
+    return copied
+
+
+def exact_match(model: TinyModel, tokenizer: Tokenizer, problems: Mapping[str, Sequence[Problem]]) -> dict[str, float]:
+    """Share of each task's problems that greedy decoding solves."""
+    flat = [problem for members in problems.values() for problem in members]
+    contexts = [conversation([solved(problem)]).context for problem in flat]
+    prompts = [encoding.ids for encoding in tokenizer.encode_batch_fast(contexts, add_special_tokens=False)]
+    end = tokenizer.token_to_id(END)
+    assert end is not None
+    completions = generate(model, prompts, MOST_NEW_TOKENS, end)
+    texts = tokenizer.decode_batch(completions, skip_special_tokens=False)
+    right = iter([grade(problem, text) for problem, text in zip(flat, texts, strict=True)])
+    return {name: sum(next(right) for _ in members) / len(members) for name, members in problems.items()}
+
+
+@torch.no_grad()
+def retrace(
+    model: TinyModel, tokenizer: Tokenizer, problems: Mapping[str, Sequence[Problem]], shape: BatchShape
+) -> Retraced:
+    """Both shares on the reference solutions, in batches of `shape`."""
+    pool: list[Document] = []
+    names: dict[int, str] = {}
+    for name, members in problems.items():
+        documents = tokenize(tokenizer, [conversation([solved(problem)]) for problem in members])
+        names |= {id(document): name for document in documents}
+        pool += documents
+    hits: dict[str, list[bool]] = {name: [] for name in problems}
+    accepted = drafted = 0
+    while pool:
+        chosen, pool = choose(pool, shape)
+        right, agreed = _choices(model, chosen, shape)
+        begin = 0
+        for document in chosen:
+            end = begin + len(document.tokens)
+            hits[names[id(document)]].append(bool(right[begin : end - 1].all()))
+            accepted += int(agreed[begin : end - 2].sum())
+            drafted += len(document.tokens) - document.given
+            begin = end
+    exact = {name: sum(values) / len(values) for name, values in hits.items()}
+    return Retraced(exact, accepted / drafted)
+
+
+def _choices(model: TinyModel, documents: Sequence[Document], shape: BatchShape) -> tuple[torch.Tensor, torch.Tensor]:
+    """bool [tokens] on CPU each: the choice is right or does not count; the draft agrees and counts."""
+    batch = pack(documents, shape).to(model.cosine.device)
+    layout = model.layout(batch.positions, batch.boundaries, batch.longest)
+    hidden = model(batch.tokens, layout, [])
+    chosen = model.lm_head(hidden).argmax(-1)
+    drafts = model.lm_head(model.second(hidden, batch.tokens, layout, [])).argmax(-1)
+    right = (chosen == batch.targets) | (batch.targets == IGNORED)
+    agreed = (drafts == chosen.roll(-1)) & (batch.second_targets != IGNORED)
+    return right.cpu(), agreed.cpu()

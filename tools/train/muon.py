@@ -1,0 +1,64 @@
+"""Muon: momentum whose matrices are orthogonalized (Jordan et al., 2024, "Muon: An optimizer for hidden layers")."""
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+import torch
+
+MOMENTUM = 0.95
+# Coefficients of the quintic iteration, tuned there for speed rather than for exact convergence.
+QUINTIC = (3.4445, -4.7750, 2.0315)
+ITERATIONS = 5
+
+
+def orthogonalize(matrices: torch.Tensor) -> torch.Tensor:
+    """The nearest semi-orthogonal matrices, roughly: singular values of [count, rows, columns] go to about 1."""
+    tall = matrices.shape[-2] > matrices.shape[-1]
+    x = matrices.mT if tall else matrices
+    x = x.bfloat16()
+    x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
+    a, b, c = QUINTIC
+    for _ in range(ITERATIONS):
+        square = x @ x.mT
+        x = a * x + (b * square + c * square @ square) @ x
+    return x.mT if tall else x
+
+
+class Muon:
+    """For weight matrices; leading dimensions count as separate matrices. Equal shapes are updated together."""
+
+    def __init__(self, parameters: Iterable[torch.nn.Parameter], weight_decay: float) -> None:
+        self.groups: dict[torch.Size, list[torch.Tensor]] = defaultdict(list)
+        for parameter in parameters:
+            self.groups[parameter.shape].append(parameter)
+        self.momenta = {
+            shape: [torch.zeros_like(member, requires_grad=False) for member in members]
+            for shape, members in self.groups.items()
+        }
+        self.weight_decay = weight_decay
+
+    @torch.no_grad()
+    def step(self, learning_rate: float) -> None:
+        """Update every parameter by its gradient, and clear the gradients."""
+        for shape, members in self.groups.items():
+            gradients = [member.grad for member in members if member.grad is not None]
+            assert len(gradients) == len(members)
+            momenta = self.momenta[shape]
+            torch._foreach_lerp_(momenta, gradients, 1 - MOMENTUM)
+            nesterov = torch._foreach_lerp(gradients, momenta, MOMENTUM)
+            rows, columns = shape[-2:]
+            updates = orthogonalize(torch.stack(tuple(nesterov)).view(-1, rows, columns)).float()
+            # The size of an update per output stays the same whatever the matrix's shape.
+            size = learning_rate * max(1.0, rows / columns) ** 0.5
+            torch._foreach_mul_(members, 1 - learning_rate * self.weight_decay)
+            torch._foreach_add_(members, list(updates.view(len(members), *shape)), alpha=-size)
+            for member in members:
+                member.grad = None
+
+    def state_dict(self) -> list[list[torch.Tensor]]:
+        return list(self.momenta.values())
+
+    def load_state_dict(self, state: list[list[torch.Tensor]]) -> None:
+        for momenta, saved in zip(self.momenta.values(), state, strict=True):
+            for momentum, values in zip(momenta, saved, strict=True):
+                momentum.copy_(values)

@@ -1,0 +1,150 @@
+"""Examples to batches: tokenized, packed whole into flat batches of equal size, in worker processes."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from random import Random
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+from eval.tasks import LONG_TASKS
+from tools.train.batch import IGNORED, Batch
+from tools.train.chat import Example
+from tools.train.library_text import LibraryEntry
+from tools.train.mixture import ExampleStream, Mixture
+
+# Examples tokenized at once.
+CHUNK = 64
+# Enough documents are at hand for a batch and a half, so that one that fits is found for nearly every gap.
+POOL_BATCHES = 1.5
+
+
+@dataclass(frozen=True)
+class BatchShape:
+    tokens: int
+    # Longer documents are left out.
+    longest: int
+    # At most so many documents in a batch.
+    documents: int
+
+    @property
+    def most_boundaries(self) -> int:
+        """Of the documents, and of the padding cut into pieces no longer than them."""
+        return self.documents + -(-self.tokens // self.longest) + 1
+
+
+@dataclass(frozen=True)
+class Document:
+    """A tokenized example."""
+
+    tokens: Sequence[int]
+    # How many of the first tokens are given rather than learned.
+    given: int
+
+
+def tokenize(tokenizer: Tokenizer, examples: Sequence[Example]) -> list[Document]:
+    """Context and completion apart, as in inference, where the context is tokenized alone."""
+    contexts = tokenizer.encode_batch_fast([example.context for example in examples], add_special_tokens=False)
+    completions = tokenizer.encode_batch_fast([example.completion for example in examples], add_special_tokens=False)
+    return [
+        Document([*context.ids, *completion.ids], len(context.ids))
+        for context, completion in zip(contexts, completions, strict=True)
+    ]
+
+
+def pack(documents: Sequence[Document], shape: BatchShape) -> Batch:
+    """A batch of these documents, which must fit, filled up with padding that is not learned."""
+    tokens = np.zeros(shape.tokens, dtype=np.int64)
+    positions = np.zeros(shape.tokens, dtype=np.int64)
+    targets = np.full(shape.tokens, IGNORED, dtype=np.int64)
+    second = np.full(shape.tokens, IGNORED, dtype=np.int64)
+    boundaries = np.full(shape.most_boundaries, shape.tokens, dtype=np.int32)
+    begin = 0
+    for index, document in enumerate(documents):
+        boundaries[index] = begin
+        size = len(document.tokens)
+        end = begin + size
+        ids = np.asarray(document.tokens)
+        tokens[begin:end] = ids
+        positions[begin:end] = np.arange(size)
+        first = document.given
+        targets[begin + first - 1 : end - 1] = ids[first:]
+        if first > 1:
+            second[begin + first - 2 : end - 2] = ids[first:]
+        else:
+            second[begin : end - 2] = ids[2:]
+        begin = end
+    # No document may be longer than the attention kernel is told.
+    padding = np.arange(begin, shape.tokens, shape.longest)
+    boundaries[len(documents) : len(documents) + len(padding)] = padding
+    return Batch(
+        tokens=torch.from_numpy(tokens),
+        positions=torch.from_numpy(positions),
+        targets=torch.from_numpy(targets),
+        second_targets=torch.from_numpy(second),
+        boundaries=torch.from_numpy(boundaries),
+        longest=shape.longest,
+    )
+
+
+def choose(pool: list[Document], shape: BatchShape) -> tuple[list[Document], list[Document]]:
+    """The documents of one batch, the first that fit, and those left for later."""
+    members: list[Document] = []
+    rest: list[Document] = []
+    room = shape.tokens
+    for document in pool:
+        if len(document.tokens) <= room and len(members) < shape.documents:
+            members.append(document)
+            room -= len(document.tokens)
+        else:
+            rest.append(document)
+    return members, rest
+
+
+class PackedBatches(IterableDataset[Batch]):
+    """Batches without end; each worker process has a stream of its own."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        library: Sequence[LibraryEntry],
+        characters_per_token: dict[str, float],
+        mixture: Mixture,
+        shape: BatchShape,
+        seed: int,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.library = library
+        self.characters_per_token = characters_per_token
+        self.mixture = mixture
+        self.shape = shape
+        self.seed = seed
+
+    def __iter__(self) -> Iterator[Batch]:
+        worker = get_worker_info()
+        seed = self.seed * 1000 + (worker.id if worker else 0)
+        stream = iter(ExampleStream(self.mixture, self.library, seed, self.characters_per_token))
+        pool: list[Document] = []
+        while True:
+            while sum(len(document.tokens) for document in pool) < POOL_BATCHES * self.shape.tokens:
+                documents = tokenize(self.tokenizer, list(islice(stream, CHUNK)))
+                pool += [document for document in documents if len(document.tokens) <= self.shape.longest]
+            members, pool = choose(pool, self.shape)
+            yield pack(members, self.shape)
+
+
+def measure_characters_per_token(tokenizer: Tokenizer) -> dict[str, float]:
+    """For each long task, how long its prompts' tokens are."""
+    ratios = {}
+    for name, task in LONG_TASKS.items():
+        random = Random(0)
+        prompt = task.around(random, task.fact(random), 20_000).prompt
+        ratios[name] = len(prompt) / len(tokenizer.encode(prompt, add_special_tokens=False).ids)
+    return ratios
+
+
+def load_batches(dataset: PackedBatches, workers: int, *, pin_memory: bool) -> Iterator[Batch]:
+    return iter(DataLoader(dataset, batch_size=None, num_workers=workers, pin_memory=pin_memory))

@@ -1,0 +1,115 @@
+"""The recipe: the model's size, the stages, the learning rates."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
+
+from tools.train.mixture import Mixture
+from tools.train.packing import BatchShape
+
+# config.json of tiny-r1.
+TINY_R1: Mapping[str, Any] = MappingProxyType(
+    {
+        "architectures": ["DeepseekV3ForCausalLM"],
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+        "ep_size": 1,
+        "first_k_dense_replace": 1,
+        "hidden_act": "silu",
+        "hidden_size": 256,
+        "initializer_range": 0.02,
+        "intermediate_size": 768,
+        "kv_lora_rank": 512,
+        "max_position_embeddings": 16384,
+        "model_type": "deepseek_v3",
+        "moe_intermediate_size": 128,
+        "moe_layer_freq": 1,
+        "n_group": 4,
+        "n_routed_experts": 8,
+        "n_shared_experts": 1,
+        "norm_topk_prob": True,
+        "num_attention_heads": 4,
+        "num_experts_per_tok": 2,
+        "num_hidden_layers": 7,
+        "num_key_value_heads": 4,
+        "num_nextn_predict_layers": 1,
+        "pretraining_tp": 1,
+        "q_lora_rank": 256,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "rms_norm_eps": 1e-6,
+        # Trained with these frequencies from the first step, so that they are exact at any length.
+        "rope_scaling": {
+            "type": "yarn",
+            "factor": 4,
+            "beta_fast": 32,
+            "beta_slow": 1,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "original_max_position_embeddings": 4096,
+        },
+        "rope_theta": 10000,
+        "routed_scaling_factor": 2.5,
+        "scoring_func": "sigmoid",
+        "tie_word_embeddings": False,
+        "topk_group": 2,
+        "topk_method": "noaux_tc",
+        "torch_dtype": "bfloat16",
+        "use_cache": True,
+        "v_head_dim": 128,
+        "vocab_size": 1536,
+    }
+)
+
+
+@dataclass(frozen=True)
+class Stage:
+    name: str
+    # Of the training time.
+    share: float
+    mixture: Mixture
+    shape: BatchShape
+    # Whether linear layers see what FP8 inference sees.
+    fp8: bool = False
+
+
+@dataclass(frozen=True)
+class Recipe:
+    config: Mapping[str, Any]
+    stages: tuple[Stage, ...]
+    seed: int = 0
+    # Of the matrices (Muon), and of everything else (Adam).
+    matrix_rate: float = 0.02
+    matrix_decay: float = 0.01
+    rate: float = 0.003
+    # Rates rise linearly up to the first share of the time, and fall linearly to 0 from the second on.
+    warm_up: float = 0.01
+    decay_from: float = 0.45
+    # Weight of the MTP module's loss.
+    second_token_weight: float = 0.3
+    # Step of the experts' biases; they rest in the last part of the time, from `decay_from` of it on.
+    balance_speed: float = 0.001
+    balance_until: float = 0.9
+
+    def rate_factor(self, progress: float) -> float:
+        """At a share of the training time."""
+        if progress < self.warm_up:
+            return progress / self.warm_up
+        return min(1.0, max(0.0, (1 - progress) / (1 - self.decay_from)))
+
+    def stage_at(self, progress: float) -> Stage:
+        end = 0.0
+        for stage in self.stages:
+            end += stage.share
+            if progress < end:
+                return stage
+        return self.stages[-1]
+
+
+SHORT_CONTEXTS = Stage("short", 0.5, Mixture(0.06, (200, 1500)), BatchShape(65536, 2048, 640))
+LONG_CONTEXTS = Stage("long", 0.35, Mixture(0.05, (1000, 15_500)), BatchShape(65536, 16384, 384))
+FINISH = replace(LONG_CONTEXTS, name="finish", share=0.15, fp8=True)
+RECIPE = Recipe(TINY_R1, (SHORT_CONTEXTS, LONG_CONTEXTS, FINISH))

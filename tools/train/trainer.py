@@ -1,0 +1,224 @@
+"""The training loop: stages by share of the time, resumed from the last saved state."""
+
+import logging
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer
+
+from engine.model.config import parse_model_config
+from tools.train.batch import Batch
+from tools.train.evaluate import inference_copy, long_problems, retrace, short_problems
+from tools.train.history import Evaluation, History, Point, plot
+from tools.train.library_text import library_entries
+from tools.train.mixture import ExampleStream
+from tools.train.model import TinyModel
+from tools.train.optimizers import Optimizers
+from tools.train.packing import BatchShape, PackedBatches, load_batches, measure_characters_per_token
+from tools.train.recipe import Recipe, Stage
+from tools.train.vocabulary import train_tokenizer
+
+log = logging.getLogger(__name__)
+
+# Steps at the start of a stage that compile rather than train; the clock of training leaves them out.
+COMPILING_STEPS = 3
+SECONDS_BETWEEN_POINTS = 10.0
+# In shares of the training time.
+EVALUATION_INTERVAL = 0.1
+EVALUATED_PROBLEMS = 32
+EVALUATED_LONG_PROBLEMS = 16
+EVALUATION_SHAPE = BatchShape(65536, 16384, 1024)
+# Seed of held-out problems; training's seeds count up from the recipe's.
+EVALUATION_SEED = 1_000_003
+
+
+class Trainer:
+    """Owns the model, its optimizers and what was measured; `directory` keeps them between runs."""
+
+    def __init__(self, recipe: Recipe, directory: Path, device: torch.device, minutes: float, workers: int) -> None:
+        torch.manual_seed(recipe.seed)
+        torch.set_float32_matmul_precision("high")
+        self.recipe = recipe
+        self.directory = directory
+        self.device = device
+        self.total_seconds = minutes * 60
+        self.workers = workers
+        directory.mkdir(parents=True, exist_ok=True)
+        self.library = library_entries()
+        self.tokenizer = self._tokenizer()
+        self.characters_per_token = measure_characters_per_token(self.tokenizer)
+        self.problems = short_problems(EVALUATED_PROBLEMS, EVALUATION_SEED)
+        for tokens in (2048, 8192):
+            self.problems |= long_problems(EVALUATED_LONG_PROBLEMS, tokens, self.characters_per_token, EVALUATION_SEED)
+        dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+        self.model = TinyModel(parse_model_config(recipe.config), dtype).to(device)
+        self.optimizers = Optimizers(self.model, recipe)
+        self.history = History()
+        self.seconds = 0.0
+        self.step = 0
+        self._load()
+
+    @property
+    def progress(self) -> float:
+        """Share of the training time that has passed."""
+        return self.seconds / self.total_seconds
+
+    @property
+    def state_path(self) -> Path:
+        return self.directory / "state.pt"
+
+    def train(self, last_stage: str, deadline: float) -> bool:
+        """Train to the end of `last_stage`, or until time.monotonic() reaches `deadline`, and save the state.
+
+        Returns whether the stage was finished.
+        """
+        end = 0.0
+        for stage in self.recipe.stages:
+            end += stage.share
+            if self.progress < end and not self._train_stage(stage, end, deadline):
+                return False
+            if stage.name == last_stage:
+                break
+        return True
+
+    def _train_stage(self, stage: Stage, end: float, deadline: float) -> bool:
+        log.info("stage %s from %.0f s on", stage.name, self.seconds)
+        if stage.fp8:
+            self.model.simulate_fp8()
+        meter = Meter(self, stage)
+        compute = torch.compile(self.model.losses, dynamic=False) if self.device.type == "cuda" else self.model.losses
+        batches = self._batches(stage)
+        evaluate_at = self.progress + EVALUATION_INTERVAL
+        for count, batch in enumerate(batches):
+            losses = compute(batch.to(self.device))
+            (losses.next_token + self.recipe.second_token_weight * losses.second_token).backward()
+            self.optimizers.step(self.progress)
+            if self.progress < self.recipe.balance_until:
+                for gate, load in zip(self.model.gates(), losses.load, strict=True):
+                    gate.balance(load, self.recipe.balance_speed)
+            self.step += 1
+            meter.add(losses.next_token, losses.second_token, losses.load, batch.tokens.numel())
+            if count < COMPILING_STEPS:
+                meter.restart()
+            self.seconds = meter.seconds()
+            if self.progress >= end or time.monotonic() > deadline:
+                break
+            if self.progress >= evaluate_at:
+                meter.record()
+                self.evaluate()
+                evaluate_at += EVALUATION_INTERVAL
+                meter.restart()
+        meter.record()
+        finished = self.progress >= end
+        if finished:
+            self.evaluate()
+        self.save()
+        return finished
+
+    def _batches(self, stage: Stage) -> Iterator[Batch]:
+        # The step in the seed gives a resumed run new problems.
+        dataset = PackedBatches(
+            self.tokenizer,
+            self.library,
+            self.characters_per_token,
+            stage.mixture,
+            stage.shape,
+            seed=self.recipe.seed + self.step,
+        )
+        return load_batches(dataset, self.workers, pin_memory=self.device.type == "cuda")
+
+    def evaluate(self) -> None:
+        """Retrace held-out problems, and log and keep the shares."""
+        retraced = retrace(inference_copy(self.model), self.tokenizer, self.problems, EVALUATION_SHAPE)
+        evaluation = Evaluation(self.step, self.seconds, dict(retraced.exact), retraced.draft_acceptance)
+        self.history.evaluations.append(evaluation)
+        shares = " ".join(f"{name}={share:.2f}" for name, share in evaluation.exact.items())
+        log.info("retraced %s; drafts accepted %.3f", shares, evaluation.draft_acceptance)
+
+    def save(self) -> None:
+        state = {
+            "model": self.model.state_dict(),
+            "optimizers": self.optimizers.state_dict(),
+            "history": self.history.to_json(),
+            "seconds": self.seconds,
+            "step": self.step,
+        }
+        temporary = self.state_path.with_suffix(".new")
+        torch.save(state, temporary)
+        temporary.replace(self.state_path)
+        plot(self.history, self.directory / "loss.png")
+
+    def _load(self) -> None:
+        if not self.state_path.exists():
+            return
+        state = torch.load(self.state_path, map_location=self.device, weights_only=True)
+        self.model.load_state_dict(state["model"])
+        self.optimizers.load_state_dict(state["optimizers"])
+        self.history = History.from_json(state["history"])
+        self.seconds, self.step = state["seconds"], state["step"]
+        log.info("resumed at step %d, %.0f s", self.step, self.seconds)
+
+    def _tokenizer(self) -> Tokenizer:
+        path = self.directory / "tokenizer.json"
+        if not path.exists():
+            stream = ExampleStream(self.recipe.stages[0].mixture, self.library, self.recipe.seed)
+            train_tokenizer(stream, self.recipe.config["vocab_size"]).save(str(path))
+        return Tokenizer.from_file(str(path))
+
+
+class Meter:
+    """Sums a stretch of training up, without waiting for the device at each step."""
+
+    def __init__(self, trainer: Trainer, stage: Stage) -> None:
+        self.trainer = trainer
+        self.stage = stage
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget the stretch; the clock goes on from now."""
+        self.base_seconds = self.trainer.seconds
+        self._clear()
+
+    def _clear(self) -> None:
+        self.began = time.monotonic()
+        self.losses: list[torch.Tensor] = []
+        self.load: torch.Tensor | None = None
+        self.tokens = 0
+
+    def add(self, first: torch.Tensor, second: torch.Tensor, load: torch.Tensor, tokens: int) -> None:
+        self.losses.append(torch.stack((first.detach(), second.detach())))
+        self.load = load if self.load is None else self.load + load
+        self.tokens += tokens
+        if time.monotonic() - self.began >= SECONDS_BETWEEN_POINTS:
+            self.record()
+
+    def seconds(self) -> float:
+        """Of training in all."""
+        return self.base_seconds + time.monotonic() - self.began
+
+    def record(self) -> None:
+        """Keep and log the stretch, and begin another."""
+        if self.load is None:
+            return
+        first, second = torch.stack(self.losses).mean(0).tolist()
+        load = self.load.float()
+        imbalance = float((load.amax(1) / load.mean(1)).max())
+        self.base_seconds = self.seconds()
+        rate = self.tokens / (time.monotonic() - self.began)
+        trainer = self.trainer
+        point = Point(self.stage.name, trainer.step, self.base_seconds, first, second, rate, imbalance)
+        trainer.history.points.append(point)
+        self._clear()
+        log.info(
+            "%s step %d, %.0f s (%.0f%%): loss %.4f, second %.4f, %.0f tokens/s, imbalance %.2f",
+            point.stage,
+            point.step,
+            point.seconds,
+            100 * trainer.progress,
+            first,
+            second,
+            rate,
+            imbalance,
+        )

@@ -1,0 +1,68 @@
+"""The tokenizer: byte-level BPE trained on the mixture, in which digits and capitals stand alone."""
+
+import json
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+from tools.train.chat import ASSISTANT, BEGIN, CHAT_TEMPLATE, END, PAD, THINK, THINK_END, USER
+from tools.train.mixture import ExampleStream
+
+CONTROL = (BEGIN, END, PAD)
+MARKERS = (USER, ASSISTANT, THINK, THINK_END)
+# A word takes the space before it. Digits never join, so that arithmetic sees each; nor do capitals that begin no word,
+# so that codes are spelled.
+PIECES = r" ?\p{Lu}?\p{Ll}+|\p{N}|\p{Lu}| ?[\p{Lt}\p{Lm}\p{Lo}\p{M}]+| ?[^\s\p{L}\p{M}\p{N}]+|\s+(?!\S)|\s+"
+SAMPLE_EXAMPLES = 20_000
+
+
+def train_tokenizer(stream: ExampleStream, vocabulary_size: int) -> Tokenizer:
+    """Ids: begin 0, end 1, pad 2, the markers, the 256 bytes, then merges in the order learned."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(PIECES), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary_size,
+        special_tokens=[AddedToken(text, normalized=False, special=text in CONTROL) for text in (*CONTROL, *MARKERS)],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_texts(stream), trainer)
+    assert tokenizer.get_vocab_size() == vocabulary_size
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{BEGIN} $A", pair=f"{BEGIN} $A {BEGIN} $B", special_tokens=[(BEGIN, 0)]
+    )
+    return tokenizer
+
+
+def _texts(stream: ExampleStream) -> Iterator[str]:
+    """Half the mixture, half the library, whose words would otherwise hardly count."""
+    for example in islice(stream, SAMPLE_EXAMPLES):
+        yield example.context[:2000] + example.completion
+    for entry in stream.library:
+        yield entry.document
+
+
+def write_tokenizer(tokenizer: Tokenizer, directory: Path, context_tokens: int) -> None:
+    """Write tokenizer.json and tokenizer_config.json, the chat template included."""
+    tokenizer.save(str(directory / "tokenizer.json"))
+    settings = {
+        "add_bos_token": True,
+        "add_eos_token": False,
+        "bos_token": BEGIN,
+        "eos_token": END,
+        "pad_token": PAD,
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": context_tokens,
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "chat_template": CHAT_TEMPLATE,
+    }
+    text = json.dumps(settings, indent=2, ensure_ascii=False)
+    (directory / "tokenizer_config.json").write_text(text + "\n", encoding="utf-8")
