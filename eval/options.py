@@ -1,0 +1,67 @@
+"""What one evaluation asks of whom."""
+
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import Field, model_validator
+
+from eval.suite import SuiteName
+from mesh.config import Config
+
+
+class EvalOptions(Config):
+    """Options of `deepmesh eval`. Exactly one of `url` and `model_dir` names what is evaluated."""
+
+    # Base of an OpenAI API, e.g. http://127.0.0.1:8000/v1.
+    url: str | None = None
+    # A checkpoint, served for the evaluation by a mesh of its own.
+    model_dir: Path | None = None
+    # By default the first model that the endpoint lists.
+    served_model: str | None = None
+    api_key: str | None = Field(default=None, repr=False)
+    # Of that mesh, such as "decode.engine.dtype=bfloat16".
+    settings: tuple[str, ...] = ()
+
+    suite: SuiteName = "short"
+    # Of each task and length; by default 50 short, 20 long.
+    problems: int | None = Field(default=None, ge=1)
+    seed: int = Field(default=0, ge=0)
+    # Of an answer with its reasoning; by default what the suite's solutions take at most.
+    max_tokens: int | None = Field(default=None, ge=1)
+    # 0 is greedy; above it every question is sampled with a seed of its own.
+    temperature: float = Field(default=0.0, ge=0)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    # Held-out documents whose perplexity is measured; 0 measures none.
+    documents: int = Field(default=64, ge=0)
+
+    # Questions in flight at once.
+    concurrency: int = Field(default=16, ge=1)
+    timeout_s: float = Field(default=600.0, gt=0)
+    # Answers, the mesh's log and the result lie here; by default out/eval/<what>-<suite>.
+    out: Path | None = None
+
+    @model_validator(mode="after")
+    def _names_one_target(self) -> Self:
+        if (self.url is None) == (self.model_dir is None):
+            raise ValueError("name what to evaluate: --model DIR or --url http://host:port/v1, one of them")
+        if self.settings and self.url is not None:
+            raise ValueError("--set changes a mesh that is started for --model; an endpoint at --url runs already")
+        return self
+
+    @property
+    def name(self) -> str:
+        """Of what is evaluated, fit for a file name."""
+        if self.model_dir is not None:
+            return self.model_dir.resolve().name
+        assert self.url is not None
+        host = self.url.partition("://")[2] or self.url
+        return "".join(character if character.isalnum() else "-" for character in host).strip("-")
+
+    @property
+    def directory(self) -> Path:
+        return self.out or Path("out/eval") / f"{self.name}-{self.suite}"
+
+    @property
+    def what_answers_depend_on(self) -> dict[str, Any]:
+        """The options that, changed, would make answers to be of something else."""
+        return self.model_dump(mode="json", exclude={"api_key", "concurrency", "timeout_s", "out"})

@@ -1,0 +1,85 @@
+"""Which questions a suite asks: drawn from the tasks' held-out problems, the same for equal seeds."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from hashlib import blake2b
+from itertools import product
+from random import Random
+from types import MappingProxyType
+from typing import Literal
+
+from eval.tasks import LONG_TASKS, SHORT_TASKS, Problem, draw, draw_long
+from mesh.errors import ConfigError
+
+SuiteName = Literal["short", "long", "all"]
+
+# Tokens of a long problem's prompt. The last leaves room for the answer in a context of 16,384.
+LENGTHS: Mapping[str, int] = MappingProxyType({"1k": 1000, "2k": 2000, "4k": 4000, "8k": 8000, "16k": 15_000})
+# Under tiny-r1's tokenizer. For every model alike, so that all are asked the same; what a prompt came to is reported.
+CHARACTERS_PER_TOKEN: Mapping[str, float] = MappingProxyType({"needle": 3.0, "key_value": 3.0, "copy_section": 3.0})
+SHORT_PROBLEMS, LONG_PROBLEMS = 50, 20
+SHORT_ANSWER_TOKENS, LONG_ANSWER_TOKENS = 1024, 512
+# Draws in a row that repeat an earlier problem before a task counts as exhausted.
+MOST_REPEATS = 500
+
+
+@dataclass(frozen=True)
+class Question:
+    """One problem as it is asked."""
+
+    # "add/7", "needle 8k/0".
+    id: str
+    # What is reported together: a task, and for long ones the length.
+    group: str
+    problem: Problem
+    max_tokens: int
+
+    @property
+    def digest(self) -> str:
+        """Of what is asked and expected: equal digests are the same problem."""
+        content = f"{self.problem.prompt}\0{self.problem.answer}"
+        return blake2b(content.encode(), digest_size=6).hexdigest()
+
+
+def questions(
+    suite: SuiteName, seed: int, *, problems: int | None = None, max_tokens: int | None = None
+) -> list[Question]:
+    """The suite's questions in the order of its groups; fewer problems are the first of more.
+
+    Raises ConfigError where a task does not have so many.
+    """
+    asked: list[Question] = []
+    if suite != "long":
+        for name in SHORT_TASKS:
+            drawn = _distinct(name, partial(draw, SHORT_TASKS[name], held_out=True), seed, problems or SHORT_PROBLEMS)
+            asked += _group(name, drawn, max_tokens or SHORT_ANSWER_TOKENS)
+    if suite != "short":
+        for name, length in product(LONG_TASKS, LENGTHS):
+            characters = round(LENGTHS[length] * CHARACTERS_PER_TOKEN[name])
+            draw_one = partial(draw_long, LONG_TASKS[name], characters=characters, held_out=True)
+            drawn = _distinct(f"{name} {length}", draw_one, seed, problems or LONG_PROBLEMS)
+            asked += _group(f"{name} {length}", drawn, max_tokens or LONG_ANSWER_TOKENS)
+    return asked
+
+
+def _group(name: str, problems: Iterator[Problem], max_tokens: int) -> Iterator[Question]:
+    return (Question(f"{name}/{index}", name, problem, max_tokens) for index, problem in enumerate(problems))
+
+
+def _distinct(group: str, draw_one: Callable[[Random], Problem], seed: int, count: int) -> Iterator[Problem]:
+    """Problems of different keys: asking one twice would make the score look surer than it is."""
+    # A text seeds by its content, alike in every process.
+    random = Random(f"{seed}/{group}")
+    seen: set[str] = set()
+    repeats = 0
+    while len(seen) < count:
+        problem = draw_one(random)
+        if problem.key in seen:
+            repeats += 1
+            if repeats == MOST_REPEATS:
+                raise ConfigError(f"{group} has hardly more than {len(seen)} held-out problems: ask for fewer problems")
+            continue
+        repeats = 0
+        seen.add(problem.key)
+        yield problem
