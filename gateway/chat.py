@@ -49,28 +49,32 @@ class ChatTemplate:
             raise ConfigError(f"the chat template does not parse: line {error.lineno}: {error.message}") from error
         self._tokenizer = tokenizer
 
-    def render(self, messages: Sequence[ChatMessage]) -> RenderedChat:
-        """The prompt that asks the model for the next message. Raises InvalidRequest where the template refuses."""
+    def render(self, messages: Sequence[ChatMessage], thinking: bool | None = None) -> RenderedChat:
+        """The prompt that asks the model for the next message. Raises InvalidRequest where the template refuses.
+
+        `thinking`, where set, is a variable of the template: it tells models that can do both whether to reason.
+        """
         _validate(messages)
         shield = ControlTextShield(self._tokenizer.control_tokens, [message.content for message in messages])
         shielded = [
             {"role": message.role, "content": shield.apply(message.content, own_words=message.role == "assistant")}
             for message in messages
         ]
-        text = self._run(shielded)
+        text = self._run(shielded, {} if thinking is None else {"thinking": thinking})
         opened = text.rstrip().endswith(THINK_OPEN)
         return RenderedChat(
             token_ids=shield.encode(text, self._tokenizer),
             reasoning=ReasoningStart.OPEN if opened else ReasoningStart.POSSIBLE,
         )
 
-    def _run(self, messages: list[dict[str, str]]) -> str:
+    def _run(self, messages: list[dict[str, str]], variables: dict[str, bool]) -> str:
         try:
             return self._template.render(
                 messages=messages,
                 add_generation_prompt=True,
                 bos_token=self._tokenizer.beginning or "",
                 eos_token=self._tokenizer.end or "",
+                **variables,
             )
         # A template is a program: what its expressions can raise, given these messages, is the request's fault.
         except (TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:

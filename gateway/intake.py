@@ -37,6 +37,8 @@ class TextPrompt:
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
     messages: Sequence[ChatMessage]
+    # For the template; None leaves it to that.
+    thinking: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +166,7 @@ def _token_ids(
         return array("I", text.tokenizer.encode_prompt(prompt.text)), ReasoningStart.NONE
     if text.chat is None:
         raise InvalidRequest(f"{model!r} has no chat template: send a raw prompt", field="messages")
-    rendered = text.chat.render(prompt.messages)
+    rendered = text.chat.render(prompt.messages, prompt.thinking)
     return array("I", rendered.token_ids), rendered.reasoning
 
 

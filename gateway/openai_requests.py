@@ -132,8 +132,15 @@ class Message(BaseModel):
         return ChatMessage(role, "".join(part.text for part in parts))
 
 
+class TemplateOptions(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    thinking: bool | None = None
+
+
 class ChatCompletionBody(GenerationBody):
     messages: list[Message]
+    chat_template_kwargs: TemplateOptions | None = None
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
@@ -141,7 +148,8 @@ class ChatCompletionBody(GenerationBody):
     def ask(self, request_id: str) -> Ask:
         if self.top_logprobs is not None and not self.logprobs:
             raise InvalidRequest("top_logprobs needs logprobs: true", field="top_logprobs")
-        prompt = ChatPrompt([message.to_chat(index) for index, message in enumerate(self.messages)])
+        thinking = self.chat_template_kwargs.thinking if self.chat_template_kwargs is not None else None
+        prompt = ChatPrompt([message.to_chat(index) for index, message in enumerate(self.messages)], thinking)
         top_logprobs = (self.top_logprobs or 0) if self.logprobs else None
         max_tokens = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
         return self._ask(request_id, prompt, top_logprobs, max_tokens)

@@ -93,7 +93,9 @@ def _prompt(prompt: gateway_pb2.Prompt) -> Prompt:
         case "text":
             return TextPrompt(prompt.text)
         case "chat":
-            return ChatPrompt([ChatMessage(message.role, message.content) for message in prompt.chat.messages])
+            chat = prompt.chat
+            messages = [ChatMessage(message.role, message.content) for message in chat.messages]
+            return ChatPrompt(messages, chat.thinking if chat.HasField("thinking") else None)
         case "token_ids":
             return TokenPrompt(prompt.token_ids.ids)
     raise InvalidRequest("the prompt is empty: set text, chat or token_ids", field="prompt")

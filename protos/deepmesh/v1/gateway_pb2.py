@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from deepmesh.v1 import common_pb2 as deepmesh_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x64\x65\x65pmesh/v1/gateway.proto\x12\x0b\x64\x65\x65pmesh.v1\x1a\x18\x64\x65\x65pmesh/v1/common.proto\"o\n\x06Prompt\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12!\n\x04\x63hat\x18\x02 \x01(\x0b\x32\x11.deepmesh.v1.ChatH\x00\x12*\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x15.deepmesh.v1.TokenIdsH\x00\x42\x06\n\x04\x66orm\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"2\n\x04\x43hat\x12*\n\x08messages\x18\x01 \x03(\x0b\x32\x18.deepmesh.v1.ChatMessage\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\xdc\x01\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12#\n\x06prompt\x18\x02 \x01(\x0b\x32\x13.deepmesh.v1.Prompt\x12-\n\x08sampling\x18\x03 \x01(\x0b\x32\x1b.deepmesh.v1.SamplingParams\x12\x12\n\nmax_tokens\x18\x04 \x01(\r\x12\x0c\n\x04stop\x18\x05 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x06 \x03(\r\x12\x12\n\nignore_eos\x18\x07 \x01(\x08\x12\x18\n\x10return_token_ids\x18\x08 \x01(\x08\"\xac\x01\n\x10GenerateResponse\x12/\n\x07started\x18\x01 \x01(\x0b\x32\x1c.deepmesh.v1.GenerateStartedH\x00\x12+\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x1a.deepmesh.v1.GenerateDeltaH\x00\x12\x31\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x1d.deepmesh.v1.GenerateFinishedH\x00\x42\x07\n\x05\x65vent\"K\n\x0fGenerateStarted\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x15\n\rprompt_tokens\x18\x03 \x01(\r\"\x8e\x01\n\rGenerateDelta\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x16\n\x0ereasoning_text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12/\n\x08logprobs\x18\x04 \x03(\x0b\x32\x1d.deepmesh.v1.PositionLogprobs\x12\x13\n\x0btoken_count\x18\x05 \x01(\r\"\x9f\x01\n\x10GenerateFinished\x12\x30\n\rfinish_reason\x18\x01 \x01(\x0e\x32\x19.deepmesh.v1.FinishReason\x12\x15\n\x0bstop_string\x18\x02 \x01(\tH\x00\x12\x17\n\rstop_token_id\x18\x03 \x01(\rH\x00\x12!\n\x05usage\x18\x04 \x01(\x0b\x32\x12.deepmesh.v1.UsageB\x06\n\x04stop\"\x13\n\x11ListModelsRequest\"8\n\x12ListModelsResponse\x12\"\n\x06models\x18\x01 \x03(\x0b\x32\x12.deepmesh.v1.Model\"W\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x16\n\x0e\x63ontext_tokens\x18\x02 \x01(\r\x12\x17\n\x0fvocabulary_size\x18\x03 \x01(\r\x12\x0f\n\x07workers\x18\x04 \x01(\r\"H\n\x12\x43ountTokensRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12#\n\x06prompt\x18\x02 \x01(\x0b\x32\x13.deepmesh.v1.Prompt\"8\n\x13\x43ountTokensResponse\x12\x0e\n\x06tokens\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r2\xfc\x01\n\x0eGatewayService\x12I\n\x08Generate\x12\x1c.deepmesh.v1.GenerateRequest\x1a\x1d.deepmesh.v1.GenerateResponse0\x01\x12M\n\nListModels\x12\x1e.deepmesh.v1.ListModelsRequest\x1a\x1f.deepmesh.v1.ListModelsResponse\x12P\n\x0b\x43ountTokens\x12\x1f.deepmesh.v1.CountTokensRequest\x1a .deepmesh.v1.CountTokensResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x64\x65\x65pmesh/v1/gateway.proto\x12\x0b\x64\x65\x65pmesh.v1\x1a\x18\x64\x65\x65pmesh/v1/common.proto\"o\n\x06Prompt\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12!\n\x04\x63hat\x18\x02 \x01(\x0b\x32\x11.deepmesh.v1.ChatH\x00\x12*\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x15.deepmesh.v1.TokenIdsH\x00\x42\x06\n\x04\x66orm\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"V\n\x04\x43hat\x12*\n\x08messages\x18\x01 \x03(\x0b\x32\x18.deepmesh.v1.ChatMessage\x12\x15\n\x08thinking\x18\x02 \x01(\x08H\x00\x88\x01\x01\x42\x0b\n\t_thinking\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\xdc\x01\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12#\n\x06prompt\x18\x02 \x01(\x0b\x32\x13.deepmesh.v1.Prompt\x12-\n\x08sampling\x18\x03 \x01(\x0b\x32\x1b.deepmesh.v1.SamplingParams\x12\x12\n\nmax_tokens\x18\x04 \x01(\r\x12\x0c\n\x04stop\x18\x05 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x06 \x03(\r\x12\x12\n\nignore_eos\x18\x07 \x01(\x08\x12\x18\n\x10return_token_ids\x18\x08 \x01(\x08\"\xac\x01\n\x10GenerateResponse\x12/\n\x07started\x18\x01 \x01(\x0b\x32\x1c.deepmesh.v1.GenerateStartedH\x00\x12+\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x1a.deepmesh.v1.GenerateDeltaH\x00\x12\x31\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x1d.deepmesh.v1.GenerateFinishedH\x00\x42\x07\n\x05\x65vent\"K\n\x0fGenerateStarted\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x15\n\rprompt_tokens\x18\x03 \x01(\r\"\x8e\x01\n\rGenerateDelta\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x16\n\x0ereasoning_text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12/\n\x08logprobs\x18\x04 \x03(\x0b\x32\x1d.deepmesh.v1.PositionLogprobs\x12\x13\n\x0btoken_count\x18\x05 \x01(\r\"\x9f\x01\n\x10GenerateFinished\x12\x30\n\rfinish_reason\x18\x01 \x01(\x0e\x32\x19.deepmesh.v1.FinishReason\x12\x15\n\x0bstop_string\x18\x02 \x01(\tH\x00\x12\x17\n\rstop_token_id\x18\x03 \x01(\rH\x00\x12!\n\x05usage\x18\x04 \x01(\x0b\x32\x12.deepmesh.v1.UsageB\x06\n\x04stop\"\x13\n\x11ListModelsRequest\"8\n\x12ListModelsResponse\x12\"\n\x06models\x18\x01 \x03(\x0b\x32\x12.deepmesh.v1.Model\"W\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x16\n\x0e\x63ontext_tokens\x18\x02 \x01(\r\x12\x17\n\x0fvocabulary_size\x18\x03 \x01(\r\x12\x0f\n\x07workers\x18\x04 \x01(\r\"H\n\x12\x43ountTokensRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12#\n\x06prompt\x18\x02 \x01(\x0b\x32\x13.deepmesh.v1.Prompt\"8\n\x13\x43ountTokensResponse\x12\x0e\n\x06tokens\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r2\xfc\x01\n\x0eGatewayService\x12I\n\x08Generate\x12\x1c.deepmesh.v1.GenerateRequest\x1a\x1d.deepmesh.v1.GenerateResponse0\x01\x12M\n\nListModels\x12\x1e.deepmesh.v1.ListModelsRequest\x1a\x1f.deepmesh.v1.ListModelsResponse\x12P\n\x0b\x43ountTokens\x12\x1f.deepmesh.v1.CountTokensRequest\x1a .deepmesh.v1.CountTokensResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,29 +37,29 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TOKENIDS']._serialized_start=181
   _globals['_TOKENIDS']._serialized_end=204
   _globals['_CHAT']._serialized_start=206
-  _globals['_CHAT']._serialized_end=256
-  _globals['_CHATMESSAGE']._serialized_start=258
-  _globals['_CHATMESSAGE']._serialized_end=302
-  _globals['_GENERATEREQUEST']._serialized_start=305
-  _globals['_GENERATEREQUEST']._serialized_end=525
-  _globals['_GENERATERESPONSE']._serialized_start=528
-  _globals['_GENERATERESPONSE']._serialized_end=700
-  _globals['_GENERATESTARTED']._serialized_start=702
-  _globals['_GENERATESTARTED']._serialized_end=777
-  _globals['_GENERATEDELTA']._serialized_start=780
-  _globals['_GENERATEDELTA']._serialized_end=922
-  _globals['_GENERATEFINISHED']._serialized_start=925
-  _globals['_GENERATEFINISHED']._serialized_end=1084
-  _globals['_LISTMODELSREQUEST']._serialized_start=1086
-  _globals['_LISTMODELSREQUEST']._serialized_end=1105
-  _globals['_LISTMODELSRESPONSE']._serialized_start=1107
-  _globals['_LISTMODELSRESPONSE']._serialized_end=1163
-  _globals['_MODEL']._serialized_start=1165
-  _globals['_MODEL']._serialized_end=1252
-  _globals['_COUNTTOKENSREQUEST']._serialized_start=1254
-  _globals['_COUNTTOKENSREQUEST']._serialized_end=1326
-  _globals['_COUNTTOKENSRESPONSE']._serialized_start=1328
-  _globals['_COUNTTOKENSRESPONSE']._serialized_end=1384
-  _globals['_GATEWAYSERVICE']._serialized_start=1387
-  _globals['_GATEWAYSERVICE']._serialized_end=1639
+  _globals['_CHAT']._serialized_end=292
+  _globals['_CHATMESSAGE']._serialized_start=294
+  _globals['_CHATMESSAGE']._serialized_end=338
+  _globals['_GENERATEREQUEST']._serialized_start=341
+  _globals['_GENERATEREQUEST']._serialized_end=561
+  _globals['_GENERATERESPONSE']._serialized_start=564
+  _globals['_GENERATERESPONSE']._serialized_end=736
+  _globals['_GENERATESTARTED']._serialized_start=738
+  _globals['_GENERATESTARTED']._serialized_end=813
+  _globals['_GENERATEDELTA']._serialized_start=816
+  _globals['_GENERATEDELTA']._serialized_end=958
+  _globals['_GENERATEFINISHED']._serialized_start=961
+  _globals['_GENERATEFINISHED']._serialized_end=1120
+  _globals['_LISTMODELSREQUEST']._serialized_start=1122
+  _globals['_LISTMODELSREQUEST']._serialized_end=1141
+  _globals['_LISTMODELSRESPONSE']._serialized_start=1143
+  _globals['_LISTMODELSRESPONSE']._serialized_end=1199
+  _globals['_MODEL']._serialized_start=1201
+  _globals['_MODEL']._serialized_end=1288
+  _globals['_COUNTTOKENSREQUEST']._serialized_start=1290
+  _globals['_COUNTTOKENSREQUEST']._serialized_end=1362
+  _globals['_COUNTTOKENSRESPONSE']._serialized_start=1364
+  _globals['_COUNTTOKENSRESPONSE']._serialized_end=1420
+  _globals['_GATEWAYSERVICE']._serialized_start=1423
+  _globals['_GATEWAYSERVICE']._serialized_end=1675
 # @@protoc_insertion_point(module_scope)

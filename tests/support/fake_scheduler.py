@@ -1,0 +1,86 @@
+"""A scheduler that places as a test says, over real gRPC."""
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any
+
+from deepmesh.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
+
+from mesh.config import ServerConfig
+from mesh.errors import MeshError, NoWorker
+from mesh.server import MeshServer, Registration
+
+
+@dataclass
+class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
+    """Places on the first worker that is not avoided. Tests set `refusals`, and read what arrived."""
+
+    lease_seconds: float = 2.0
+    workers: dict[str, common_pb2.WorkerIdentity] = field(default_factory=dict)
+    draining: set[str] = field(default_factory=set)
+    # Raised by Place instead of an answer, one each.
+    refusals: list[MeshError] = field(default_factory=list)
+    place_seconds: float = 0.0
+    queries: list[scheduler_pb2.PlaceRequest] = field(default_factory=list)
+    outcomes: list[scheduler_pb2.ReportOutcomeRequest] = field(default_factory=list)
+    port: int = 0
+
+    def __post_init__(self) -> None:
+        self._changed: set[asyncio.Event] = set()
+
+    def add(self, identity: common_pb2.WorkerIdentity) -> None:
+        self.workers[identity.worker_id] = identity
+        self._notify()
+
+    def remove(self, worker_id: str) -> None:
+        del self.workers[worker_id]
+        self._notify()
+
+    def server(self, port: int = 0) -> MeshServer:
+        """To be entered by the test, which sets `port` afterwards."""
+        add = scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server
+        registration = Registration(add, self, "deepmesh.v1.SchedulerService", ("WatchWorkers",))
+        return MeshServer(ServerConfig(port=port, drain_seconds=0), "fake scheduler", [registration])
+
+    async def Place(self, request: scheduler_pb2.PlaceRequest, context: Any) -> scheduler_pb2.PlaceResponse:
+        self.queries.append(request)
+        await asyncio.sleep(self.place_seconds)
+        if self.refusals:
+            raise self.refusals.pop(0)
+        for worker_id, identity in self.workers.items():
+            if worker_id not in request.avoid_worker_ids and identity.model == request.model:
+                target = scheduler_pb2.WorkerTarget(
+                    worker_id=worker_id, incarnation=identity.incarnation, endpoint=identity.endpoint
+                )
+                return scheduler_pb2.PlaceResponse(decode=target, reason="first")
+        raise NoWorker("no worker")
+
+    async def ReportOutcome(
+        self, request: scheduler_pb2.ReportOutcomeRequest, context: Any
+    ) -> scheduler_pb2.ReportOutcomeResponse:
+        self.outcomes.append(request)
+        return scheduler_pb2.ReportOutcomeResponse()
+
+    async def WatchWorkers(self, request: scheduler_pb2.WatchWorkersRequest, context: Any) -> Any:
+        changed = asyncio.Event()
+        self._changed.add(changed)
+        try:
+            while True:
+                changed.clear()
+                yield self._snapshot()
+                await changed.wait()
+        finally:
+            self._changed.discard(changed)
+
+    def _snapshot(self) -> scheduler_pb2.WatchWorkersResponse:
+        response = scheduler_pb2.WatchWorkersResponse()
+        response.lease.FromMilliseconds(int(1000 * self.lease_seconds))
+        for worker_id, identity in self.workers.items():
+            draining = worker_id in self.draining
+            state = common_pb2.WORKER_STATE_DRAINING if draining else common_pb2.WORKER_STATE_SERVING
+            response.workers.append(scheduler_pb2.WorkerStatus(identity=identity, state=state))
+        return response
+
+    def _notify(self) -> None:
+        for changed in self._changed:
+            changed.set()

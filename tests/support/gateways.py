@@ -1,0 +1,144 @@
+"""A whole gateway in the test's process: fake scheduler, fake decode workers, real loopback gRPC and HTTP."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+import grpc
+import httpx
+from deepmesh.v1 import common_pb2, gateway_pb2, gateway_pb2_grpc
+
+from gateway.catalog import ModelText, load_texts
+from gateway.config import DispatchConfig, GatewayConfig, LimitsConfig, ModelConfig
+from gateway.gateway import Gateway
+from gateway.http import application
+from gateway.http_server import HttpServer
+from gateway.service import GatewayService
+from mesh.config import ServerConfig
+from mesh.server import MeshServer, Registration
+from tests.support.fake_decode import VOCABULARY, FakeDecodeWorker
+from tests.support.fake_scheduler import FakeScheduler
+from tests.support.waiting import eventually
+from tools.byte_tokenizer import write_tokenizer
+
+MODEL = "oracle"
+
+
+@cache
+def tokenizer_directory() -> Path:
+    directory = Path(mkdtemp(prefix="deepmesh-tokenizer-"))
+    write_tokenizer(directory, VOCABULARY, 4096)
+    return directory
+
+
+@cache
+def model_texts() -> dict[str, ModelText]:
+    return load_texts([ModelConfig(tokenizer_dir=tokenizer_directory(), name=MODEL)])
+
+
+@dataclass
+class Mesh:
+    """What a test talks to, and looks into."""
+
+    gateway: Gateway
+    scheduler: FakeScheduler
+    scheduler_server: MeshServer
+    workers: list[FakeDecodeWorker]
+    stub: gateway_pb2_grpc.GatewayServiceStub
+    http: httpx.AsyncClient
+    grpc_port: int
+    http_port: int
+
+    @property
+    def worker(self) -> FakeDecodeWorker:
+        return self.workers[0]
+
+    async def drained(self) -> None:
+        """Wait until nothing is left of any request, anywhere."""
+        await eventually(lambda: self.gateway.dispatcher.live_generations == 0)
+        await eventually(lambda: not any(self.gateway.links.live_streams().values()))
+        await eventually(lambda: all(not worker.requests for worker in self.workers if not worker.unreachable))
+
+
+@asynccontextmanager
+async def running_mesh(
+    *workers: FakeDecodeWorker, texts: dict[str, ModelText] | None = None, **settings: Any
+) -> AsyncIterator[Mesh]:
+    """Scheduler, workers (one by default) and gateway; asserts at the end that nothing is left of any request."""
+    settings = {"dispatch": DispatchConfig(backoff_seconds=0.01, reattach_seconds=0.02), **settings}
+    workers = workers or (FakeDecodeWorker(),)
+    scheduler = FakeScheduler()
+    async with AsyncExitStack() as stack:
+        scheduler_server = scheduler.server()
+        await stack.enter_async_context(scheduler_server)
+        for worker in workers:
+            await stack.enter_async_context(worker.started())
+            scheduler.add(worker.identity())
+        config = GatewayConfig(scheduler=f"127.0.0.1:{scheduler_server.port}", **settings)
+        gateway = await stack.enter_async_context(Gateway(config, model_texts() if texts is None else texts))
+        add = gateway_pb2_grpc.add_GatewayServiceServicer_to_server
+        registration = Registration(add, GatewayService(gateway), "deepmesh.v1.GatewayService")
+        server = await stack.enter_async_context(MeshServer(ServerConfig(drain_seconds=0.2), "gateway", [registration]))
+        http_server = await stack.enter_async_context(HttpServer(config.http, application(gateway), 0.2))
+        channel = await stack.enter_async_context(grpc.aio.insecure_channel(f"127.0.0.1:{server.port}"))
+        base = f"http://127.0.0.1:{http_server.port}"
+        http = await stack.enter_async_context(httpx.AsyncClient(base_url=base, timeout=20, trust_env=False))
+        await eventually(lambda: gateway.available)
+        stub = gateway_pb2_grpc.GatewayServiceStub(channel)
+        mesh = Mesh(gateway, scheduler, scheduler_server, list(workers), stub, http, server.port, http_server.port)
+        yield mesh
+        await mesh.drained()
+
+
+def limits(**changes: Any) -> LimitsConfig:
+    return LimitsConfig(**changes)
+
+
+def ids_request(
+    token_ids: Sequence[int] = (5, 6, 7), max_tokens: int = 8, **fields: Any
+) -> gateway_pb2.GenerateRequest:
+    """Token ids in, token ids out."""
+    prompt = gateway_pb2.Prompt(token_ids=gateway_pb2.TokenIds(ids=token_ids))
+    return gateway_pb2.GenerateRequest(prompt=prompt, max_tokens=max_tokens, return_token_ids=True, **fields)
+
+
+def chat_request(content: str = "hello", role: str = "user", **fields: Any) -> gateway_pb2.GenerateRequest:
+    chat = gateway_pb2.Chat(messages=[gateway_pb2.ChatMessage(role=role, content=content)])
+    return gateway_pb2.GenerateRequest(prompt=gateway_pb2.Prompt(chat=chat), **{"max_tokens": 8, **fields})
+
+
+@dataclass
+class Collected:
+    """One whole answer over gRPC."""
+
+    started: gateway_pb2.GenerateStarted
+    deltas: list[gateway_pb2.GenerateDelta]
+    finished: gateway_pb2.GenerateFinished
+
+    @property
+    def token_ids(self) -> list[int]:
+        return [token_id for delta in self.deltas for token_id in delta.token_ids]
+
+    @property
+    def text(self) -> str:
+        return "".join(delta.text for delta in self.deltas)
+
+    @property
+    def reasoning(self) -> str:
+        return "".join(delta.reasoning_text for delta in self.deltas)
+
+    @property
+    def usage(self) -> common_pb2.Usage:
+        return self.finished.usage
+
+
+async def collect(mesh: Mesh, request: gateway_pb2.GenerateRequest, **call: Any) -> Collected:
+    """Every message of one call; asserts their order."""
+    messages = [message async for message in mesh.stub.Generate(request, timeout=call.pop("timeout", 15), **call)]
+    kinds = [message.WhichOneof("event") for message in messages]
+    assert kinds == ["started", *["delta"] * (len(messages) - 2), "finished"]
+    return Collected(messages[0].started, [message.delta for message in messages[1:-1]], messages[-1].finished)
