@@ -3,7 +3,7 @@
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -25,7 +25,7 @@ class Answer:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
-    _started: float = field(default_factory=time.perf_counter)
+    _started: float = 0.0
     _first: float | None = None
     _last: float | None = None
 
@@ -41,6 +41,10 @@ class Answer:
             return None
         return (self._last - self._first) * 1000 / (self.completion_tokens - 1)
 
+    def asked(self) -> None:
+        """The request leaves now."""
+        self._started = time.perf_counter()
+
     def arrived(self) -> None:
         """Text came just now."""
         self._last = time.perf_counter()
@@ -55,6 +59,7 @@ async def stream_grpc(
     metadata: Sequence[tuple[str, str]] = (),
 ) -> None:
     """Run `request` to its end, into `answer`. Raises MeshError; cancelling it cancels the call."""
+    answer.asked()
     call = stub.Generate(request, metadata=metadata)
     try:
         while (response := await call.read()) is not grpc.aio.EOF:
@@ -74,11 +79,12 @@ async def stream_grpc(
 
 async def stream_http(url: str, body: Mapping[str, Any], answer: Answer, show: Show) -> None:
     """The same over OpenAI HTTP: POST `body` to `url`/chat/completions. Raises EndpointUnavailable."""
-    asked = {**body, "stream": True, "stream_options": {"include_usage": True}}
+    streamed = {**body, "stream": True, "stream_options": {"include_usage": True}}
+    answer.asked()
     try:
         async with (
             httpx.AsyncClient(timeout=None, trust_env=False) as client,
-            client.stream("POST", f"{url}/chat/completions", json=asked) as response,
+            client.stream("POST", f"{url}/chat/completions", json=streamed) as response,
         ):
             if response.is_error:
                 raise EndpointUnavailable(f"{url} answered {response.status_code}: {(await response.aread()).decode()}")
