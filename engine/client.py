@@ -75,12 +75,12 @@ class RankClient:
         """Raises EngineFailed if the rank has gone."""
         self._send(Cancel(key))
 
-    async def close(self) -> None:
-        """Stop the rank, by force if it does not listen; may be called twice. Requests in it are lost."""
+    async def close(self, grace_seconds: float = STOP_GRACE_SECONDS) -> None:
+        """Stop the rank, by force after the grace; may be called twice. Requests in it are lost."""
         try:
             with suppress(EngineFailed):
                 self._send(Stop())
-            await asyncio.wait({self.closed}, timeout=STOP_GRACE_SECONDS)
+            await asyncio.wait({self.closed}, timeout=grace_seconds)
         finally:
             await self._kill()
 

@@ -36,9 +36,11 @@ def main(arguments: list[str]) -> int:
     config = EngineConfig.model_validate_json(starts[0].config)
     try:
         backend = _backend(config)
+    except MeshError as error:
+        _report(link, Failed(error.reason, error.message))
+        return 1
     except Exception as error:
-        link.send(_failed(error))
-        link.flush()
+        _report(link, Failed(EngineFailed.reason, f"{type(error).__name__}: {error}"))
         raise
     engine = Engine(config, backend, time.monotonic)
     link.send(_ready(config, backend, engine))
@@ -89,10 +91,9 @@ def _ready(config: EngineConfig, backend: Backend, engine: Engine) -> Ready:
     )
 
 
-def _failed(error: Exception) -> Failed:
-    if isinstance(error, MeshError):
-        return Failed(error.reason, error.message)
-    return Failed(EngineFailed.reason, f"{type(error).__name__}: {error}")
+def _report(link: RankLink, failed: Failed) -> None:
+    link.send(failed)
+    link.flush()
 
 
 def _peak_resident_bytes() -> int:

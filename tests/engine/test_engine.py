@@ -275,3 +275,21 @@ def test_the_load_counts_what_runs_and_what_waits() -> None:
     assert (load.running_requests, load.waiting_requests) == (2, 1)
     assert load.queued_prefill_tokens == 180 - 64
     assert load.free_blocks == 14
+
+
+def test_tokens_that_a_preempted_prompt_computed_itself_do_not_count_as_cached() -> None:
+    engine = oracle_engine(total_blocks=16, max_step_tokens=64, max_requests=2)
+    engine.submit(submit_of(1, prompt_of(62, seed=1), 50))
+    transcript = Transcript()
+    transcript.take(engine.step())
+    prompt = prompt_of(300, seed=2)
+    engine.submit(submit_of(2, prompt, 5))
+    for _ in range(2):
+        transcript.take(engine.step())
+    scarce = engine.pool.allocate(engine.pool.free_blocks)
+    transcript.take(engine.step())
+    assert engine.load().waiting_requests == 1
+    engine.pool.release(scarce)
+    transcript.run(engine)
+    assert transcript.cached_tokens[2] == 0
+    assert transcript.token_ids[2] == oracle_tokens(prompt, 5, VOCABULARY)
