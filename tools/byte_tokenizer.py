@@ -1,7 +1,7 @@
 """A byte-level tokenizer of any size that needs no training, with DeepSeek's special tokens and chat form."""
 
 import json
-from itertools import product
+from itertools import islice, product
 from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
@@ -74,8 +74,7 @@ def _vocabulary(size: int) -> tuple[dict[str, int], list[tuple[str, str]]]:
     merges: list[tuple[str, str]] = []
     parts = alphabet
     while len(tokens) < size:
-        known = set(tokens)
-        joined = [pair for pair in product(parts, parts) if "".join(pair) not in known][: size - len(tokens)]
+        joined = list(islice(product(parts, parts), size - len(tokens)))
         merges += joined
         parts = ["".join(pair) for pair in joined]
         tokens += parts

@@ -1,0 +1,98 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.model.config import parse_model_config, read_model_config
+from mesh.errors import CheckpointError
+from tests.support.checkpoints import tiny_checkpoint
+from tools.make_checkpoint import checkpoint_config
+
+
+def published(**changes: Any) -> dict[str, Any]:
+    return checkpoint_config("small") | changes
+
+
+def as_transformers_4(values: dict[str, Any]) -> dict[str, Any]:
+    values = dict(values)
+    scaling = values["rope_scaling"]
+    values["rope_scaling"] = scaling | {"rope_type": scaling["type"], "factor": float(scaling["factor"])}
+    for dropped in ("scoring_func", "topk_method", "moe_layer_freq"):
+        del values[dropped]
+    return values | {"rope_interleave": True, "qk_head_dim": 192, "head_dim": 64}
+
+
+def as_transformers_5(values: dict[str, Any]) -> dict[str, Any]:
+    values = as_transformers_4(values)
+    scaling = values.pop("rope_scaling")
+    del scaling["type"]
+    values["rope_parameters"] = scaling | {"rope_theta": float(values.pop("rope_theta"))}
+    values["dtype"] = values.pop("torch_dtype")
+    return values
+
+
+def test_all_three_forms_describe_the_same_model() -> None:
+    values = published()
+    expected = parse_model_config(values)
+    assert expected.yarn is not None and expected.yarn.factor == 8
+    assert parse_model_config(as_transformers_4(values)) == expected
+    assert parse_model_config(as_transformers_5(values)) == expected
+
+
+def test_a_model_without_rope_scaling_has_no_yarn() -> None:
+    assert parse_model_config(published(rope_scaling=None)).yarn is None
+    assert parse_model_config(published(rope_scaling=None)).softmax_scale == 192**-0.5
+
+
+def test_yarn_raises_the_softmax_scale_by_the_square_of_its_magnitude() -> None:
+    config = parse_model_config(published())
+    assert config.softmax_scale == pytest.approx(192**-0.5 * (0.1 * 2.0794415 + 1) ** 2)
+
+
+def test_queries_without_a_low_rank_have_none() -> None:
+    assert parse_model_config(published(q_lora_rank=None)).q_lora_rank is None
+
+
+def test_the_generation_configurations_end_of_sequence_ids_win(tmp_path: Path) -> None:
+    tiny_checkpoint(tmp_path)
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [1, 4]}')
+    assert read_model_config(tmp_path).eos_token_ids == {1, 4}
+
+
+def test_published_fp8_checkpoints_are_recognized() -> None:
+    assert parse_model_config(checkpoint_config("small", dtype="float8")).fp8
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_type": "llama", "architectures": ["LlamaForCausalLM"]}, "unsupported architecture LlamaForCausalLM"),
+        ({"model_type": None, "architectures": None}, "unsupported architecture nothing"),
+        ({"scoring_func": "softmax"}, "scoring_func is 'softmax'"),
+        ({"topk_method": "greedy"}, "topk_method is 'greedy'"),
+        ({"attention_bias": True}, "attention_bias is True"),
+        ({"tie_word_embeddings": True}, "tie_word_embeddings is True"),
+        ({"rope_scaling": {"type": "linear", "factor": 2}}, "rope scaling 'linear'"),
+        ({"quantization_config": {"quant_method": "awq"}}, "quantization 'awq'"),
+        ({"quantization_config": {"quant_method": "fp8", "weight_block_size": [64, 64]}}, "weight_block_size"),
+        ({"hidden_size": "wide"}, "hidden_size is 'wide'"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers is 0"),
+        ({"kv_lora_rank": None}, "kv_lora_rank is missing"),
+        ({"num_experts_per_tok": 9}, "num_experts_per_tok 9 exceeds the 8"),
+        ({"topk_group": 5}, "topk_group 5 exceeds n_group 4"),
+    ],
+)
+def test_what_is_not_computed_here_is_refused_by_name(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        parse_model_config(published(**changes))
+
+
+def test_a_directory_without_config_json_is_no_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"config\.json is missing"):
+        read_model_config(tmp_path)
+
+
+def test_a_config_that_is_no_json_is_reported_with_its_path(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(CheckpointError, match=r"cannot read .*config\.json"):
+        read_model_config(tmp_path)

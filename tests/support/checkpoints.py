@@ -1,0 +1,84 @@
+"""Small checkpoints, backends over them, and rows to feed these."""
+
+import json
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from engine.batch import Batch, Row, Sample
+from engine.config import EngineConfig, Hardware, resolve
+from engine.messages import Sampling
+from engine.runner import ModelBackend
+from mesh.blocks import BLOCK_TOKENS
+from tools.make_checkpoint import make_checkpoint
+
+GREEDY = Sampling()
+# Rows of the output head that have lively logits.
+READABLE_TOKENS = range(7, 102)
+
+
+def tiny_checkpoint(directory: Path, *, dtype: str = "float32", seed: int = 0, **overrides: Any) -> Path:
+    make_checkpoint(directory, "tiny", dtype=dtype, seed=seed, overrides=overrides)
+    return directory
+
+
+def model_backend(directory: Path, **settings: Any) -> ModelBackend:
+    settings = {"model_dir": directory, "device": "cpu", "total_blocks": 64, **settings}
+    return ModelBackend(resolve(EngineConfig(**settings), Hardware(cuda_devices=0, free_memory_bytes=1 << 30)))
+
+
+def random_prompt(length: int, seed: int = 0) -> list[int]:
+    return random.Random(seed).choices(READABLE_TOKENS, k=length)
+
+
+def prompt_row(token_ids: Sequence[int], start: int, stop: int, blocks: Sequence[int], *, last: bool = True) -> Row:
+    """The chunk [start, stop) of a prompt over the request's blocks; a token is drawn after the last chunk."""
+    needed = -(-stop // BLOCK_TOKENS)
+    return Row(token_ids[start:stop], start, blocks[:needed], GREEDY if last else None)
+
+
+def execute(backend: ModelBackend, *rows: Row) -> list[Sample | None]:
+    return backend.execute(Batch(step=0, rows=rows))
+
+
+def generate(
+    backend: ModelBackend, prompt: Sequence[int], count: int, blocks: Sequence[int], *, chunk: int = 1 << 20
+) -> list[int]:
+    """Greedy tokens of one request alone, its prompt computed in chunks."""
+    tokens = list(prompt)
+    samples: list[Sample | None] = []
+    for start in range(0, len(prompt), chunk):
+        stop = min(start + chunk, len(prompt))
+        samples = execute(backend, prompt_row(tokens, start, stop, blocks, last=stop == len(prompt)))
+    while True:
+        (sample,) = samples
+        assert sample is not None
+        tokens.append(sample.token_id)
+        if len(tokens) == len(prompt) + count:
+            return tokens[len(prompt) :]
+        samples = execute(backend, prompt_row(tokens, len(tokens) - 1, len(tokens), blocks))
+
+
+def read_tensors(directory: Path) -> dict[str, torch.Tensor]:
+    """Every tensor of a checkpoint, as the safetensors package reads it."""
+    return {
+        name: tensor for path in sorted(directory.glob("*.safetensors")) for name, tensor in load_file(path).items()
+    }
+
+
+def rewrite_as_one_file(directory: Path, change: Callable[[dict[str, torch.Tensor]], None] = lambda _: None) -> None:
+    """Replace the shards and their index by a single file, after `change` edited its tensors."""
+    tensors = read_tensors(directory)
+    change(tensors)
+    for path in directory.glob("model*"):
+        path.unlink()
+    save_file(tensors, directory / "model.safetensors")
+
+
+def edit_config(directory: Path, **changes: Any) -> None:
+    path = directory / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
