@@ -35,7 +35,7 @@ def main(arguments: list[str]) -> int:
     assert isinstance(starts[0], Start)
     config = EngineConfig.model_validate_json(starts[0].config)
     try:
-        backend = _backend(config)
+        backend = make_backend(config)
     except MeshError as error:
         _report(link, Failed(error.reason, error.message))
         return 1
@@ -67,7 +67,8 @@ def serve(link: RankLink, engine: Engine) -> None:
             link.send(result)
 
 
-def _backend(config: EngineConfig) -> Backend:
+def make_backend(config: EngineConfig) -> Backend:
+    """The backend that `config` asks for, ready to execute. Raises CheckpointError, ConfigError."""
     if config.backend == "oracle":
         return OracleBackend(config)
     # Only here: an oracle rank starts fast and small without torch.

@@ -1,0 +1,94 @@
+import json
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from engine.batch import Batch, Row, Sample
+from engine.messages import KvNamespace, Logprobs, Sampling
+from engine.scoring import ScoringConfig, main, token_logprobs
+from mesh.blocks import BLOCK_TOKENS
+from mesh.config import load
+from mesh.errors import ConfigError
+from tests.support.checkpoints import execute, model_backend, random_prompt, tiny_checkpoint
+
+VOCABULARY = 40
+
+
+class CountingBackend:
+    """Finds token k after token j with a probability proportional to 1 + (j + k) mod 7, whatever came before."""
+
+    model = "counting"
+    namespace = KvNamespace("", "", 1, "")
+    context_tokens = 300
+    vocabulary_size = VOCABULARY
+    eos_token_ids: frozenset[int] = frozenset()
+
+    def __init__(self, total_blocks: int) -> None:
+        self.total_blocks = total_blocks
+        self.most_rows = 0
+
+    def execute(self, batch: Batch) -> list[Sample | None]:
+        owned = [block for row in batch.rows for block in row.block_ids]
+        assert len(set(owned)) == len(owned), "two texts share a block"
+        assert all(0 <= block < self.total_blocks for block in owned)
+        self.most_rows = max(self.most_rows, len(batch.rows))
+        return [Sample(0, self._logprobs(row.token_ids[-1])) for row in batch.rows]
+
+    def _logprobs(self, previous: int) -> Logprobs:
+        order = sorted(range(VOCABULARY), key=lambda token_id: -((previous + token_id) % 7))
+        return Logprobs(0.0, order, [expected(previous, token_id) for token_id in order])
+
+
+def expected(previous: int, token_id: int) -> float:
+    total = sum(1 + (previous + other) % 7 for other in range(VOCABULARY))
+    return math.log((1 + (previous + token_id) % 7) / total)
+
+
+def texts_of(*lengths: int) -> list[list[int]]:
+    return [[(index + 3 * place) % VOCABULARY for place in range(length)] for index, length in enumerate(lengths)]
+
+
+def test_every_token_but_the_first_is_scored_in_the_order_of_the_texts() -> None:
+    texts = texts_of(3, 130, 0, 1, 70, 2)
+    scores = token_logprobs(CountingBackend(total_blocks=8), texts, most_rows=4)
+    assert scores == [[expected(a, b) for a, b in pairwise(text)] for text in texts]
+
+
+@pytest.mark.parametrize(("total_blocks", "most_rows", "together"), [(64, 3, 3), (3, 64, 3), (64, 64, 10)])
+def test_texts_run_together_as_far_as_rows_and_blocks_allow(total_blocks: int, most_rows: int, together: int) -> None:
+    backend = CountingBackend(total_blocks)
+    token_logprobs(backend, texts_of(*[BLOCK_TOKENS] * 10), most_rows)
+    assert backend.most_rows == together
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [([1] * 301, "does not fit the context"), ([1] * 129, "does not fit"), ([VOCABULARY], "outside the vocabulary")],
+)
+def test_a_text_that_cannot_be_scored_is_refused(text: list[int], complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        token_logprobs(CountingBackend(total_blocks=2), [text], most_rows=4)
+
+
+def prefilled_logprob(backend_dir: Path, text: Sequence[int], position: int) -> float:
+    """Of the token at `position`, from the logits after a prompt of those before it."""
+    backend = model_backend(backend_dir)
+    (sample,) = execute(backend, Row(text[:position], 0, range(8), Sampling(top_logprobs=backend.vocabulary_size)))
+    assert sample is not None and sample.logprobs is not None
+    return dict(zip(sample.logprobs.top_token_ids, sample.logprobs.top_logprobs, strict=True))[text[position]]
+
+
+async def test_the_model_scores_a_text_as_its_prefill_would(tmp_path: Path) -> None:
+    directory = tiny_checkpoint(tmp_path / "model")
+    texts = [random_prompt(90, seed=1), random_prompt(20, seed=2)]
+    (tmp_path / "texts").write_text("".join(json.dumps(text) + "\n" for text in texts))
+    settings = ["engine.model_dir=" + str(directory), "engine.device=cpu", "engine.total_blocks=8"]
+    files = [f"texts={tmp_path / 'texts'}", f"scores={tmp_path / 'scores'}"]
+    await main(load(ScoringConfig, None, settings + files))
+    first, second = (json.loads(line) for line in (tmp_path / "scores").read_text().splitlines())
+    assert (len(first), len(second)) == (89, 19)
+    for scores, text, position in ((first, texts[0], 70), (first, texts[0], 89), (second, texts[1], 2)):
+        assert scores[position - 1] == pytest.approx(prefilled_logprob(directory, text, position), abs=1e-4)
