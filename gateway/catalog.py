@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from gateway.chat import ChatTemplate, find_chat_template
 from gateway.config import ModelConfig
+from gateway.memory import release_freed_memory
 from gateway.requests import ModelLimits
 from gateway.tokenizer import Tokenizer, load_tokenizer
 from gateway.workers import Directory
@@ -70,4 +71,5 @@ def load_texts(models: Sequence[ModelConfig]) -> dict[str, ModelText]:
     for model in models:
         tokenizer = load_tokenizer(model.tokenizer_dir)
         texts[model.served_name] = ModelText(tokenizer, find_chat_template(model.tokenizer_dir, tokenizer))
+    release_freed_memory()
     return texts

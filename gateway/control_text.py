@@ -28,17 +28,26 @@ class ControlTextShield:
         first_characters = sorted({token[0] for token in control_tokens})
         if len(free) < len(first_characters):
             raise InvalidRequest("messages use up every private use character of plane 15", field="messages")
-        self._disguise = str.maketrans(dict(zip(first_characters, free, strict=False)))
-        self._reveal = str.maketrans({stand_in: chr(code) for code, stand_in in self._disguise.items()})
+        self._stand_ins = dict(zip(first_characters, free, strict=False))
         self._tags = re.compile(f"({re.escape(THINK_OPEN)}|{re.escape(THINK_CLOSE)})")
 
     def apply(self, content: str, *, own_words: bool) -> str:
         """The content as the template may see it; `own_words` marks the assistant's."""
         if not own_words:
-            return content.translate(self._disguise)
+            return self._disguise(content)
         pieces = self._tags.split(content)
-        return "".join(piece if index % 2 else piece.translate(self._disguise) for index, piece in enumerate(pieces))
+        return "".join(piece if index % 2 else self._disguise(piece) for index, piece in enumerate(pieces))
 
     def encode(self, rendered: str, tokenizer: Tokenizer) -> list[int]:
         """Token ids of the rendered text; control tokens only where the template wrote them."""
         return tokenizer.encode(rendered, self._reveal)
+
+    def _disguise(self, text: str) -> str:
+        for character, stand_in in self._stand_ins.items():
+            text = text.replace(character, stand_in)
+        return text
+
+    def _reveal(self, text: str) -> str:
+        for character, stand_in in self._stand_ins.items():
+            text = text.replace(stand_in, character)
+        return text

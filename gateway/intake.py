@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from gateway.catalog import Catalog, ModelText
 from gateway.chat import ChatMessage
 from gateway.config import LimitsConfig
+from gateway.memory import release_freed_memory
 from gateway.reasoning import ReasoningStart
 from gateway.requests import (
     GenerationRequest,
@@ -27,6 +28,8 @@ from mesh.errors import InvalidRequest
 
 # A prompt of more than this is prepared on a thread: the event loop has every other stream to serve.
 LONG_PROMPT = 4096
+# Encoding takes about 100 bytes a character for a while.
+HUGE_PROMPT = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,9 +134,16 @@ class Intake:
             token_ids, reasoning = _token_ids(prompt, model, text, limits)
             return _Encoded(token_ids, reasoning, chain_hashes(token_ids, cache_salt))
 
-        if self._size(prompt) <= LONG_PROMPT:
+        def encode_and_release() -> _Encoded:
+            encoded = encode()
+            release_freed_memory()
+            return encoded
+
+        size = self._size(prompt)
+        if size <= LONG_PROMPT:
             return encode()
-        return await asyncio.get_running_loop().run_in_executor(self._thread, encode)
+        task = encode if size <= HUGE_PROMPT else encode_and_release
+        return await asyncio.get_running_loop().run_in_executor(self._thread, task)
 
     def _size(self, prompt: Prompt) -> int:
         """Characters or token ids. Raises InvalidRequest where they are too many to be worth encoding."""

@@ -1,11 +1,16 @@
-"""What OpenAI's clients send, and what of it we take."""
+"""What OpenAI's clients send, and what of it we take.
 
-from abc import ABC, abstractmethod
+Decoded straight into these types: a body of 16 MiB is never held as a tree of objects as well.
+"""
+
+import re
+from abc import abstractmethod
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Self, TypeVar, cast
+from typing import Any, TypeVar, cast
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+import msgspec
+from msgspec import Struct
 
 from gateway.chat import ChatMessage
 from gateway.intake import Ask, ChatPrompt, Prompt, TextPrompt, TokenPrompt
@@ -14,10 +19,9 @@ from mesh.errors import InvalidRequest
 # OpenAI's own defaults.
 DEFAULT_TEMPERATURE = 1.0
 DEFAULT_COMPLETION_TOKENS = 16
-MAX_PROBLEMS_SHOWN = 3
 
-# Features that we lack, with the values that ask for nothing. Every other unknown key is harmless and ignored, since
-# clients send many.
+# Features that we lack, with the values that ask for nothing. Any key that is neither here nor a field below is
+# harmless and ignored, since clients send many.
 UNSUPPORTED: Mapping[str, tuple[object, ...]] = MappingProxyType(
     {
         "audio": (None,),
@@ -41,18 +45,45 @@ UNSUPPORTED: Mapping[str, tuple[object, ...]] = MappingProxyType(
         "web_search_options": (None,),
     }
 )
+_WHERE = re.compile(r" - at `\$\.?(?P<field>.*)`$")
 
 
-class StreamOptions(BaseModel):
-    model_config = ConfigDict(strict=True)
+class Unsupported(Struct, kw_only=True):
+    """The keys of UNSUPPORTED."""
 
+    audio: Any = None
+    best_of: Any = None
+    echo: Any = None
+    frequency_penalty: Any = None
+    function_call: Any = None
+    functions: Any = None
+    logit_bias: Any = None
+    min_p: Any = None
+    min_tokens: Any = None
+    modalities: Any = None
+    n: Any = None
+    prediction: Any = None
+    presence_penalty: Any = None
+    repetition_penalty: Any = None
+    response_format: Any = None
+    suffix: Any = None
+    tool_choice: Any = None
+    tools: Any = None
+    web_search_options: Any = None
+
+    def refuse(self) -> None:
+        """Raises InvalidRequest naming the first one that asks for something."""
+        for key, harmless in UNSUPPORTED.items():
+            if getattr(self, key) not in harmless:
+                raise InvalidRequest(f"{key} is not supported: leave it out", field=key)
+
+
+class StreamOptions(Struct):
     include_usage: bool | None = None
 
 
-class GenerationBody(BaseModel, ABC):
+class GenerationBody(Unsupported, kw_only=True):
     """What both endpoints take. Types are strict: "5" is no number."""
-
-    model_config = ConfigDict(strict=True, extra="allow")
 
     model: str = ""
     stream: bool | None = None
@@ -68,13 +99,6 @@ class GenerationBody(BaseModel, ABC):
     ignore_eos: bool | None = None
     # Report token ids beside the text.
     return_token_ids: bool | None = None
-
-    @model_validator(mode="after")
-    def _asks_for_what_we_have(self) -> Self:
-        for key, value in (self.model_extra or {}).items():
-            if value not in UNSUPPORTED.get(key, (value,)):
-                raise InvalidRequest(f"{key} is not supported: leave it out", field=key)
-        return self
 
     @property
     def streams(self) -> bool:
@@ -106,16 +130,12 @@ class GenerationBody(BaseModel, ABC):
         )
 
 
-class ContentPart(BaseModel):
-    model_config = ConfigDict(strict=True)
-
+class ContentPart(Struct):
     type: str
     text: str = ""
 
 
-class Message(BaseModel):
-    model_config = ConfigDict(strict=True)
-
+class Message(Struct):
     role: str
     content: str | list[ContentPart] | None = None
     tool_calls: list[Any] | None = None
@@ -123,7 +143,7 @@ class Message(BaseModel):
     def to_chat(self, index: int) -> ChatMessage:
         if self.tool_calls:
             raise InvalidRequest("tool calls are not supported", field=f"messages[{index}].tool_calls")
-        parts = self.content if isinstance(self.content, list) else [ContentPart(type="text", text=self.content or "")]
+        parts = self.content if isinstance(self.content, list) else [ContentPart("text", self.content or "")]
         for part in parts:
             if part.type != "text":
                 field = f"messages[{index}].content"
@@ -132,13 +152,11 @@ class Message(BaseModel):
         return ChatMessage(role, "".join(part.text for part in parts))
 
 
-class TemplateOptions(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid")
-
+class TemplateOptions(Struct, forbid_unknown_fields=True):
     thinking: bool | None = None
 
 
-class ChatCompletionBody(GenerationBody):
+class ChatCompletionBody(GenerationBody, kw_only=True):
     messages: list[Message]
     chat_template_kwargs: TemplateOptions | None = None
     max_completion_tokens: int | None = None
@@ -155,8 +173,9 @@ class ChatCompletionBody(GenerationBody):
         return self._ask(request_id, prompt, top_logprobs, max_tokens)
 
 
-class CompletionBody(GenerationBody):
-    prompt: str | list[int] | list[str] | list[list[int]]
+class CompletionBody(GenerationBody, kw_only=True):
+    # Text, token ids, or a list of one of either.
+    prompt: str | list[int | str | list[int]]
     logprobs: int | None = None
 
     def ask(self, request_id: str) -> Ask:
@@ -166,9 +185,9 @@ class CompletionBody(GenerationBody):
     def _one_prompt(self) -> Prompt:
         if isinstance(self.prompt, str):
             return TextPrompt(self.prompt)
-        token_ids = [entry for entry in self.prompt if isinstance(entry, int)]
-        if len(token_ids) == len(self.prompt):
-            return TokenPrompt(token_ids)
+        kinds = set(map(type, self.prompt))
+        if kinds <= {int}:
+            return TokenPrompt(cast(list[int], self.prompt))
         if len(self.prompt) > 1:
             raise InvalidRequest(f"prompt holds {len(self.prompt)} prompts: send one a request", field="prompt")
         only = self.prompt[0]
@@ -181,13 +200,11 @@ BodyT = TypeVar("BodyT", bound=GenerationBody)
 def parse(kind: type[BodyT], body: bytes) -> BodyT:
     """Raises InvalidRequest naming the first field that is wrong, for malformed JSON too."""
     try:
-        return kind.model_validate_json(body)
-    except ValidationError as error:
-        problems = error.errors(include_url=False, include_context=False, include_input=False)
-        shown = [f"{_path(problem['loc'])}{problem['msg']}" for problem in problems[:MAX_PROBLEMS_SHOWN]]
-        first = problems[0]["loc"]
-        raise InvalidRequest("; ".join(shown), field=str(first[0]) if first else None) from error
-
-
-def _path(location: tuple[int | str, ...]) -> str:
-    return f"{'.'.join(map(str, location))}: " if location else ""
+        parsed = msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        where = _WHERE.search(str(error))
+        raise InvalidRequest(str(error), field=where["field"] if where else None) from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"the body is not valid JSON: {error}") from error
+    parsed.refuse()
+    return parsed
