@@ -1,0 +1,34 @@
+from pathlib import Path
+
+import pytest
+
+from engine.config import EngineConfig, Hardware, resolve
+from mesh.config import load
+from mesh.errors import ConfigError
+
+CPU = Hardware(cuda_devices=0, free_memory_bytes=1 << 30)
+GPU = Hardware(cuda_devices=1, free_memory_bytes=1 << 30)
+
+
+@pytest.mark.parametrize(("hardware", "expected"), [(CPU, ("cpu", "float32")), (GPU, ("cuda", "bfloat16"))])
+def test_auto_takes_the_gpu_where_there_is_one(hardware: Hardware, expected: tuple[str, str]) -> None:
+    resolved = resolve(EngineConfig(model_dir=Path("checkpoint")), hardware)
+    assert (resolved.device, resolved.dtype) == expected
+
+
+def test_what_is_set_is_kept() -> None:
+    resolved = resolve(EngineConfig(model_dir=Path("checkpoint"), device="cpu", dtype="bfloat16"), GPU)
+    assert (resolved.device, resolved.dtype) == ("cpu", "bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "problem"),
+    [
+        (["backend=model"], "model_dir"),
+        (["backend=oracle", "max_requests=100", "max_step_tokens=99"], "max_step_tokens must be at least"),
+        (["backend=oracle", "max_request=1"], "max_request"),
+    ],
+)
+def test_a_wrong_configuration_names_what_is_wrong(overrides: list[str], problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        load(EngineConfig, overrides=overrides)
