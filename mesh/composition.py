@@ -35,7 +35,8 @@ class ServiceSpec:
 
     def command(self, port: int) -> list[str]:
         """The command line that serves on `port`."""
-        settings = (f"server.port={port}", *self.settings)
+        # Metrics on any port; the service logs which.
+        settings = (f"server.port={port}", "server.metrics_port=0", *self.settings)
         return [sys.executable, "-P", "-m", self.module, *(part for each in settings for part in ("--set", each))]
 
 

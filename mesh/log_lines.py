@@ -2,6 +2,7 @@
 
 import sys
 import zlib
+from contextlib import suppress
 from typing import TextIO
 
 _COLOURS = (36, 35, 34, 32, 33, 96, 95, 94)
@@ -20,5 +21,7 @@ class LinePrinter:
         if self._coloured:
             # By name, so that a worker keeps its colour when it is started again.
             label = f"\x1b[{_COLOURS[zlib.crc32(name.encode()) % len(_COLOURS)]}m{label}\x1b[0m"
-        self._output.write(f"{label} │ {line}\n")
-        self._output.flush()
+        # `deepmesh up | head` goes on serving, unheard.
+        with suppress(BrokenPipeError):
+            self._output.write(f"{label} │ {line}\n")
+            self._output.flush()

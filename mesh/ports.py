@@ -1,6 +1,15 @@
 """TCP ports: which can be listened on, and a free one."""
 
+import random
 import socket
+from pathlib import Path
+
+from mesh.errors import ConfigError
+
+_EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_FIRST, _END = 10_000, 65_536
+_FEWEST = 1000
+_ATTEMPTS = 100
 
 
 def why_not(host: str, port: int) -> str | None:
@@ -18,7 +27,20 @@ def why_not(host: str, port: int) -> str | None:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A port that was free a moment ago; whoever listens on it may still find it taken."""
-    with socket.create_server((host, 0)) as probe:
-        port: int = probe.getsockname()[1]
-        return port
+    """A port that nothing listens on, and that the kernel gives to nobody who asks for any.
+
+    Between this call and the listening, only another process that chose the same number can take it. Raises
+    ConfigError where none is found.
+    """
+    for port in random.sample(_candidates(), _ATTEMPTS):
+        if why_not(host, port) is None:
+            return port
+    raise ConfigError(f"no free port on {host}: name one")
+
+
+def _candidates() -> range:
+    try:
+        first_ephemeral = int(_EPHEMERAL.read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        return range(_FIRST, _END)
+    return range(_FIRST, first_ephemeral if first_ephemeral >= _FIRST + _FEWEST else _END)

@@ -1,6 +1,7 @@
 """A gRPC server as every service has it: health, reflection, the edge interceptor, metrics, and an orderly end."""
 
 import asyncio
+import logging
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -17,6 +18,8 @@ from mesh.interceptors import EdgeInterceptor
 from mesh.metrics_http import MetricsServer
 from mesh.ports import why_not
 from mesh.signals import until_signal
+
+_log = logging.getLogger("deepmesh.server")
 
 LIVENESS = "liveness"
 READINESS = "readiness"
@@ -70,6 +73,8 @@ class MeshServer:
         if self._config.metrics_port is not None:
             self._metrics = MetricsServer(self._name, self._config.host, self._config.metrics_port)
             self.metrics_port = self._metrics.port
+            url = f"http://{self._config.host}:{self.metrics_port}/metrics"
+            _log.info("serving metrics", extra={"fields": {"url": url}})
         await self._health.set(LIVENESS, _SERVING)
         await self._set_readiness(_NOT_SERVING)
         await self._server.start()

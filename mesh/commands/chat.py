@@ -11,6 +11,7 @@ from rich.console import Console
 
 from mesh.commands.conversation import Conversation
 from mesh.commands.endpoints import GATEWAY, GatewayOption
+from mesh.commands.terminal import make_console
 from mesh.errors import InvalidRequest, MeshError
 
 
@@ -27,7 +28,7 @@ def chat(
     sampling = common_pb2.SamplingParams(temperature=temperature, top_p=top_p)
     settings = gateway_pb2.GenerateRequest(model=model, max_tokens=max_tokens, sampling=sampling)
     messages = [{"role": "system", "content": system}] if system else []
-    console = Console(highlight=False, soft_wrap=True)
+    console = make_console()
     conversation = Conversation(endpoint, api_key, settings, messages, console)
     with asyncio.Runner() as runner:
         try:

@@ -8,6 +8,7 @@ from rich.console import Console
 
 from mesh.channel import open_channel
 from mesh.commands.answers import Answer, chat_prompt, stream_grpc
+from mesh.commands.terminal import show_on
 from mesh.errors import EndpointUnavailable, MeshError
 
 CONNECT_SECONDS = 5.0
@@ -56,7 +57,7 @@ class Conversation:
         request.prompt.CopyFrom(chat_prompt(self._messages))
         answer = Answer()
         try:
-            await stream_grpc(self._stub, request, answer, self._show, self._metadata)
+            await stream_grpc(self._stub, request, answer, show_on(self._console), self._metadata)
         except MeshError:
             self._messages.pop()
             raise
@@ -71,6 +72,3 @@ class Conversation:
     def _stub(self) -> gateway_pb2_grpc.GatewayServiceStub:
         assert self._channel is not None
         return gateway_pb2_grpc.GatewayServiceStub(self._channel)
-
-    def _show(self, text: str, reasoning: bool) -> None:
-        self._console.print(text, end="", style="dim" if reasoning else None, markup=False)

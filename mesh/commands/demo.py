@@ -15,6 +15,7 @@ from mesh.channel import open_channel
 from mesh.commands.answers import Answer, Show, chat_prompt, stream_grpc, stream_http
 from mesh.commands.make_checkpoint import make_checkpoint
 from mesh.commands.serving import until_served
+from mesh.commands.terminal import make_console, show_on
 from mesh.composition import HOST, MeshPlan, compose
 from mesh.log_lines import LinePrinter
 from mesh.ports import free_port
@@ -42,7 +43,7 @@ def demo(
     settings: Annotated[list[str] | None, typer.Option("--set", metavar="SERVICE.KEY=VALUE")] = None,
 ) -> None:
     """Start a mesh on free ports, chat over gRPC, over OpenAI HTTP, and a second turn that shares its prefix."""
-    console = Console(highlight=False, soft_wrap=True)
+    console = make_console()
     if not (model / "config.json").exists():
         console.print(f"making a random checkpoint in {model}")
         make_checkpoint(model)
@@ -111,11 +112,7 @@ def _request(messages: Messages, max_tokens: int) -> gateway_pb2.GenerateRequest
 
 def _heading(console: Console, title: str, question: str) -> Show:
     console.print(f"\n[bold]{title}[/bold]  {question}")
-
-    def show(text: str, reasoning: bool) -> None:
-        console.print(text, end="", style="dim" if reasoning else None, markup=False)
-
-    return show
+    return show_on(console)
 
 
 def answers_table(answers: Sequence[tuple[str, Answer]]) -> Table:

@@ -14,7 +14,7 @@ WORDS = (Delta(reasoning_text="hmm "), Delta(text="Hello"), Delta(text=" there")
 
 
 def conversation(endpoint: str, output: io.StringIO, messages: list[dict[str, str]] | None = None) -> Conversation:
-    console = Console(file=output, highlight=False, soft_wrap=True)
+    console = Console(file=output, highlight=False, soft_wrap=True, emoji=False)
     return Conversation(endpoint, None, gateway_pb2.GenerateRequest(max_tokens=9), messages or [], console)
 
 
@@ -36,7 +36,7 @@ async def test_an_answer_is_printed_as_it_streams() -> None:
 async def test_reasoning_is_dimmed_on_a_terminal() -> None:
     gateway, output = ScriptedGateway(WORDS), io.StringIO()
     async with gateway.served() as server:
-        console = Console(file=output, force_terminal=True, highlight=False, soft_wrap=True)
+        console = Console(file=output, force_terminal=True, highlight=False, soft_wrap=True, emoji=False)
         talk = Conversation(server.endpoint, None, gateway_pb2.GenerateRequest(), [], console)
         await talk.connect()
         await talk.turn("Hi")
@@ -61,14 +61,15 @@ async def test_the_next_turn_carries_the_conversation_without_its_reasoning() ->
     ]
 
 
-async def test_markup_in_an_answer_is_only_text() -> None:
-    gateway, output = ScriptedGateway([Delta(text="[red]not markup[/red] [/]")]), io.StringIO()
+async def test_an_answer_cannot_steer_the_terminal() -> None:
+    text = "[red]not markup[/red] [/] :smile: \x1b[2J"
+    gateway, output = ScriptedGateway([Delta(text=text)]), io.StringIO()
     async with gateway.served() as server:
         talk = conversation(server.endpoint, output)
         await talk.connect()
         await talk.turn("Hi")
         await talk.close()
-    assert output.getvalue() == "[red]not markup[/red] [/]\n"
+    assert output.getvalue() == "[red]not markup[/red] [/] :smile: ␛[2J\n"
 
 
 async def test_a_failed_turn_is_taken_back() -> None:

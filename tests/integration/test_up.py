@@ -1,0 +1,190 @@
+"""`deepmesh up` and `deepmesh demo` as a user runs them: real processes, on the oracle backend or a tiny checkpoint."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+from deepmesh.v1 import common_pb2, gateway_pb2, gateway_pb2_grpc
+
+from mesh.channel import open_channel
+from mesh.commands.answers import Answer, stream_grpc
+from mesh.commands.status import read_workers
+from mesh.ports import free_port
+from tests.support.programs import ROOT
+from tests.support.waiting import eventually
+from tools.make_checkpoint import make_checkpoint
+
+DEEPMESH = "import sys; from mesh.cli import main; sys.argv[0] = 'deepmesh'; main()"
+ORACLE = ("--set", "decode.engine.backend=oracle")
+
+
+class Running:
+    """A `deepmesh` command that runs: its lines so far, its processes."""
+
+    def __init__(self, process: asyncio.subprocess.Process, grpc_port: int, scheduler_port: int) -> None:
+        self.process = process
+        self.gateway = f"127.0.0.1:{grpc_port}"
+        self.scheduler = f"127.0.0.1:{scheduler_port}"
+        self.lines: list[str] = []
+        self.reading = asyncio.create_task(self._read())
+
+    async def _read(self) -> None:
+        assert self.process.stdout is not None
+        async for line in self.process.stdout:
+            self.lines.append(line.decode().rstrip())
+
+    async def until_said(self, text: str) -> None:
+        await eventually(lambda: self.said(text) or self.reading.done(), 60)
+        assert self.said(text), "\n".join(self.lines)
+
+    def said(self, text: str) -> bool:
+        return any(text in line for line in self.lines)
+
+    def descendants(self) -> dict[int, str]:
+        found = psutil.Process(self.process.pid).children(recursive=True)
+        return {each.pid: " ".join(each.cmdline()) for each in found}
+
+    def of_module(self, module: str) -> int:
+        return next(number for number, command in self.descendants().items() if f"-m {module}" in command)
+
+
+@asynccontextmanager
+async def up(*arguments: str, decode: int = 1) -> AsyncIterator[Running]:
+    """`deepmesh up` on free ports; killed at the end if it still runs."""
+    http_port, grpc_port, scheduler_port = free_port(), free_port(), free_port()
+    ports = ("--http-port", str(http_port), "--grpc-port", str(grpc_port), "--scheduler-port", str(scheduler_port))
+    process = await asyncio.create_subprocess_exec(
+        *[sys.executable, "-c", DEEPMESH, "up", *ports, "--decode", str(decode), *arguments],
+        cwd=ROOT,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    running = Running(process, grpc_port, scheduler_port)
+    try:
+        yield running
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+        await running.reading
+
+
+async def generate(endpoint: str, token_ids: list[int], max_tokens: int) -> Answer:
+    answer = Answer()
+    request = gateway_pb2.GenerateRequest(
+        prompt=gateway_pb2.Prompt(token_ids=gateway_pb2.TokenIds(ids=token_ids)),
+        sampling=common_pb2.SamplingParams(temperature=0),
+        max_tokens=max_tokens,
+        ignore_eos=True,
+    )
+    async with open_channel(endpoint) as channel:
+        await stream_grpc(gateway_pb2_grpc.GatewayServiceStub(channel), request, answer, lambda text, reasoning: None)
+    return answer
+
+
+def none_lives(process_ids: dict[int, str]) -> bool:
+    return not any(psutil.pid_exists(each) for each in process_ids)
+
+
+async def test_a_mesh_answers_shows_its_workers_and_stops_on_ctrl_c_without_a_trace() -> None:
+    async with up(*ORACLE, decode=2) as mesh:
+        await mesh.until_said("ready: OpenAI http://127.0.0.1:")
+        answer = await generate(mesh.gateway, list(range(200)), 10)
+        assert (answer.prompt_tokens, answer.completion_tokens) == (200, 10)
+        snapshot = await read_workers(mesh.scheduler)
+        assert {each.identity.worker_id for each in snapshot.workers} == {"decode-0", "decode-1"}
+        everything = mesh.descendants()
+        # Four services and a rank for each worker.
+        assert len(everything) == 6
+        mesh.process.send_signal(signal.SIGINT)
+        assert await asyncio.wait_for(mesh.process.wait(), 30) == 0
+        assert none_lives(everything)
+
+
+async def test_a_mesh_that_is_killed_leaves_no_process() -> None:
+    async with up(*ORACLE) as mesh:
+        await mesh.until_said("ready:")
+        everything = mesh.descendants()
+        mesh.process.kill()
+        await mesh.process.wait()
+        await eventually(lambda: none_lives(everything))
+
+
+async def test_a_mesh_stopped_while_it_starts_leaves_no_process() -> None:
+    async with up(*ORACLE) as mesh:
+        await mesh.until_said("scheduler ready")
+        everything = mesh.descendants()
+        mesh.process.send_signal(signal.SIGTERM)
+        assert await asyncio.wait_for(mesh.process.wait(), 30) == 0
+        assert none_lives(everything)
+
+
+async def test_a_killed_worker_is_started_again_and_serves() -> None:
+    async with up(*ORACLE) as mesh:
+        await mesh.until_said("ready:")
+        [before] = (await read_workers(mesh.scheduler)).workers
+        os.kill(mesh.of_module("decode_svc"), signal.SIGKILL)
+        await mesh.until_said("decode-0 ended with signal SIGKILL: starting it again in 0.5 s")
+        await eventually(lambda: sum("worker joined" in line for line in mesh.lines) == 2, 30)
+        [after] = (await read_workers(mesh.scheduler)).workers
+        assert after.identity.incarnation != before.identity.incarnation
+        assert (await generate(mesh.gateway, [1, 2, 3], 5)).completion_tokens == 5
+
+
+@pytest.mark.parametrize(
+    ("setting", "reason"),
+    [
+        ("decode.engine.max_request=8", "engine.max_request: Extra inputs are not permitted"),
+        ("gateway.http.host=192.0.2.1", "gateway cannot listen on 192.0.2.1"),
+    ],
+)
+async def test_a_service_that_cannot_start_ends_the_mesh_with_its_reason(setting: str, reason: str) -> None:
+    async with up(*ORACLE, "--set", setting) as mesh:
+        assert await asyncio.wait_for(mesh.process.wait(), 60) == 1
+        await mesh.reading
+        assert mesh.lines[-1].startswith("deepmesh: ")
+        assert reason in mesh.lines[-1]
+
+
+async def test_the_demo_chats_three_times_and_reuses_the_prefix(tmp_path: Path) -> None:
+    make_checkpoint(tmp_path / "tiny", "tiny")
+    arguments = ("demo", "--model", str(tmp_path / "tiny"), "--log", str(tmp_path / "log"), "--max-tokens", "8")
+    process = await asyncio.create_subprocess_exec(
+        *[sys.executable, "-c", DEEPMESH, *arguments],
+        cwd=ROOT,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "120"},
+    )
+    out = (await process.communicate())[0].decode()
+    assert process.returncode == 0, out
+    rows = [[cell.strip() for cell in line.strip("│ ").split("│")] for line in out.splitlines() if line.count("│") == 7]
+    assert [row[0] for row in rows] == ["gRPC", "OpenAI HTTP", "second turn"]
+    prompts, cached, generated = ([int(row[column]) for row in rows] for column in (3, 4, 5))
+    assert cached[0] == 0 and cached[1] >= 64 and cached[2] >= 64
+    assert prompts[0] == prompts[1] < prompts[2]
+    assert generated == [8, 8, 8]
+
+
+async def test_a_demo_whose_worker_cannot_start_says_why(tmp_path: Path) -> None:
+    make_checkpoint(tmp_path / "tiny", "tiny")
+    shard = sorted((tmp_path / "tiny").glob("*.safetensors"))[0]
+    shard.write_bytes(shard.read_bytes()[:-100])
+    process = await asyncio.create_subprocess_exec(
+        *[sys.executable, "-c", DEEPMESH, "demo", "--model", str(tmp_path / "tiny"), "--log", str(tmp_path / "log")],
+        cwd=ROOT,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    _, err = await process.communicate()
+    assert process.returncode == 1
+    assert "decode-0 ended with status 2" in err.decode()
+    assert shard.name in err.decode()

@@ -1,0 +1,32 @@
+import socket
+from pathlib import Path
+
+import pytest
+
+from mesh.ports import free_port, why_not
+
+
+def test_a_free_port_can_be_listened_on() -> None:
+    port = free_port()
+    with socket.create_server(("127.0.0.1", port)):
+        assert why_not("127.0.0.1", port) == "address already in use"
+    assert why_not("127.0.0.1", port) is None
+
+
+def test_a_free_port_is_none_that_the_kernel_gives_away() -> None:
+    first, last = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    if first < 11_000:
+        pytest.skip("this kernel gives away nearly every port")
+    assert not any(first <= free_port() <= last for _ in range(50))
+
+
+def test_a_port_that_just_closed_its_connections_is_free() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)):
+            server.accept()[0].close()
+    assert why_not("127.0.0.1", port) is None
+
+
+def test_an_address_of_another_machine_says_why() -> None:
+    assert why_not("192.0.2.1", 80) == "cannot assign requested address"
