@@ -125,9 +125,11 @@ async def _spawn(config: EngineConfig, connection: socket.socket) -> asyncio.sub
         environment |= {"OMP_NUM_THREADS": str(config.threads), "MKL_NUM_THREADS": str(config.threads)}
     descriptor = connection.fileno()
     tethered = [sys.executable, "-I", "-S", str(Path(tether.__file__)), str(os.getpid())]
+    # Our own path rules, so that the rank imports the code that we run.
+    path_rule = ["-P"] if sys.flags.safe_path else []
     return await asyncio.create_subprocess_exec(
         *tethered,
-        *[sys.executable, "-m", "engine.rank", str(descriptor)],
+        *[sys.executable, *path_rule, "-m", "engine.rank", str(descriptor)],
         stdin=asyncio.subprocess.DEVNULL,
         pass_fds=(descriptor,),
         env=environment,
