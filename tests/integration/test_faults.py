@@ -1,0 +1,191 @@
+"""What dies, what hangs up and what lies, against a mesh of real processes on the oracle backend: right tokens or one
+clear error, and nothing held afterwards."""
+
+import asyncio
+import json
+import os
+import random
+import signal
+import socket
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager, suppress
+
+import grpc
+import httpx
+import pytest
+import pytest_asyncio
+from deepmesh.v1 import gateway_pb2
+
+from engine.oracle import oracle_tokens
+from mesh.composition import HOST
+from tests.support.process_mesh import ProcessMesh, oracle_settings, process_mesh
+
+VOCABULARY = 512
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+FAST_LEASES = ("scheduler.lease.seconds=2", "decode.grace_seconds=2", "gateway.limits.stalled_seconds=5")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def mesh() -> AsyncIterator[ProcessMesh]:
+    settings = oracle_settings(**{"oracle.step_ms": 5})
+    async with process_mesh(workers=2, settings=(*settings, *FAST_LEASES)) as running:
+        yield running
+
+
+def request_of(prompt: Sequence[int], max_tokens: int) -> gateway_pb2.GenerateRequest:
+    form = gateway_pb2.Prompt(token_ids=gateway_pb2.TokenIds(ids=prompt))
+    return gateway_pb2.GenerateRequest(prompt=form, max_tokens=max_tokens, return_token_ids=True)
+
+
+def prompts(count: int, seed: int = 0) -> list[list[int]]:
+    source = random.Random(seed)
+    return [[source.randrange(VOCABULARY) for _ in range(source.randint(1, 300))] for _ in range(count)]
+
+
+async def tokens_of(mesh: ProcessMesh, prompt: Sequence[int], max_tokens: int) -> list[int]:
+    call = mesh.gateway.Generate(request_of(prompt, max_tokens), timeout=60)
+    return [token async for message in call for token in message.delta.token_ids]
+
+
+async def assert_serving(mesh: ProcessMesh) -> None:
+    prompt = [1, 2, 3]
+    assert await tokens_of(mesh, prompt, 20) == oracle_tokens(prompt, 20, VOCABULARY)
+
+
+async def test_many_requests_at_once_each_get_their_own_tokens(mesh: ProcessMesh) -> None:
+    asked = prompts(100)
+    answers = await asyncio.gather(*(tokens_of(mesh, prompt, 50) for prompt in asked))
+    assert answers == [oracle_tokens(prompt, 50, VOCABULARY) for prompt in asked]
+    await mesh.drained()
+
+
+async def test_a_killed_worker_costs_no_token_of_its_requests(mesh: ProcessMesh) -> None:
+    asked = prompts(20, seed=1)
+    answers = asyncio.gather(*(tokens_of(mesh, prompt, 300) for prompt in asked))
+    await asyncio.sleep(0.5)
+    os.kill(mesh.supervisor.process_ids["decode-0"], signal.SIGKILL)
+    assert await answers == [oracle_tokens(prompt, 300, VOCABULARY) for prompt in asked]
+    await mesh.drained()
+
+
+async def test_a_killed_rank_costs_no_token_of_its_requests(mesh: ProcessMesh) -> None:
+    asked = prompts(20, seed=2)
+    answers = asyncio.gather(*(tokens_of(mesh, prompt, 300) for prompt in asked))
+    await asyncio.sleep(0.5)
+    os.kill(child_of(mesh.supervisor.process_ids["decode-1"]), signal.SIGKILL)
+    assert await answers == [oracle_tokens(prompt, 300, VOCABULARY) for prompt in asked]
+    await mesh.drained()
+
+
+async def test_a_frozen_worker_costs_no_token_of_its_requests(mesh: ProcessMesh) -> None:
+    asked = prompts(20, seed=3)
+    answers = asyncio.gather(*(tokens_of(mesh, prompt, 300) for prompt in asked))
+    await asyncio.sleep(0.5)
+    frozen = mesh.supervisor.process_ids["decode-0"]
+    os.kill(frozen, signal.SIGSTOP)
+    try:
+        assert await answers == [oracle_tokens(prompt, 300, VOCABULARY) for prompt in asked]
+    finally:
+        os.kill(frozen, signal.SIGCONT)
+    await mesh.drained()
+
+
+async def test_a_restarted_scheduler_learns_of_the_workers_and_streams_go_on(mesh: ProcessMesh) -> None:
+    prompt = [7, 8, 9]
+    answer = asyncio.create_task(tokens_of(mesh, prompt, 400))
+    await asyncio.sleep(0.3)
+    os.kill(mesh.supervisor.process_ids["scheduler"], signal.SIGKILL)
+    # No scheduler: the gateway places from its last snapshot.
+    await assert_serving(mesh)
+    assert await answer == oracle_tokens(prompt, 400, VOCABULARY)
+    async with asyncio.timeout(20):
+        while True:
+            try:
+                if len(await mesh.workers()) == 2:
+                    break
+            except grpc.aio.AioRpcError:
+                pass
+            await asyncio.sleep(0.1)
+    await assert_serving(mesh)
+
+
+async def test_a_deadline_of_one_millisecond_leaves_nothing_behind(mesh: ProcessMesh) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        async for _ in mesh.gateway.Generate(request_of([1] * 200, 1000), timeout=0.001):
+            pass
+    assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    await mesh.drained()
+
+
+async def test_clients_that_hang_up_over_grpc_and_http_free_their_blocks(mesh: ProcessMesh) -> None:
+    for _ in range(10):
+        call = mesh.gateway.Generate(request_of([1] * 200, 10_000), timeout=60)
+        await call.read()
+        await call.read()
+        call.cancel()
+    body = {"model": "oracle", "prompt": "abc", "max_tokens": 10_000, "stream": True}
+    async with httpx.AsyncClient(base_url=mesh.http_url, trust_env=False) as client:
+        for _ in range(10):
+            async with client.stream("POST", "/v1/completions", json=body) as response:
+                assert response.status_code == 200
+                await anext(response.aiter_lines())
+    await mesh.drained()
+
+
+async def test_a_client_that_never_reads_is_cut_off_and_frees_its_blocks(mesh: ProcessMesh) -> None:
+    # Log probabilities make a token large, so that the kernel's buffers fill within seconds.
+    body = {"messages": [{"role": "user", "content": "abc"}], "max_tokens": 10_000, "stream": True}
+    with unread_post(mesh, "/v1/chat/completions", json.dumps({**body, "logprobs": True, "top_logprobs": 20})):
+        async with asyncio.timeout(10):
+            while True:
+                if any(worker.load.running_requests for worker in await mesh.workers()):
+                    break
+                await asyncio.sleep(0.02)
+        # The whole answer takes 50 seconds.
+        await mesh.drained(seconds=30)
+
+
+@contextmanager
+def unread_post(mesh: ProcessMesh, path: str, body: str) -> Iterator[None]:
+    """Sends a request on a socket with the smallest of buffers, and reads nothing."""
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect((HOST, mesh.plan.http_port))
+        head = f"POST {path} HTTP/1.1\r\nHost: mesh\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+        client.sendall(f"{head}\r\n\r\n{body}".encode())
+        yield
+
+
+async def test_a_body_of_fifty_megabytes_is_refused(mesh: ProcessMesh) -> None:
+    body = b'{"model": "oracle", "prompt": "' + b"a" * 50_000_000 + b'"}'
+    async with httpx.AsyncClient(base_url=mesh.http_url, trust_env=False) as client:
+        response = await client.post("/v1/completions", content=body)
+    assert response.status_code == 413
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        request = gateway_pb2.GenerateRequest(prompt=gateway_pb2.Prompt(text="a" * 50_000_000), max_tokens=1)
+        async for _ in mesh.gateway.Generate(request, timeout=30):
+            pass
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    await assert_serving(mesh)
+
+
+async def test_with_every_worker_gone_requests_end_with_unavailable() -> None:
+    settings = oracle_settings(**{"oracle.step_ms": 5})
+    async with process_mesh(workers=1, settings=(*settings, *FAST_LEASES)) as mesh:
+        answer = asyncio.create_task(tokens_of(mesh, [1, 2], 5000))
+        await asyncio.sleep(0.5)
+        # Whatever the supervisor starts again is killed again.
+        async with asyncio.timeout(60):
+            while not answer.done():
+                with suppress(ProcessLookupError):
+                    os.kill(mesh.supervisor.process_ids["decode-0"], signal.SIGKILL)
+                await asyncio.wait({answer}, timeout=0.3)
+        error = answer.exception()
+        assert isinstance(error, grpc.aio.AioRpcError)
+        assert error.code() is grpc.StatusCode.UNAVAILABLE
+
+
+def child_of(process_id: int) -> int:
+    with open(f"/proc/{process_id}/task/{process_id}/children") as children:
+        (child,) = children.read().split()
+    return int(child)

@@ -1,0 +1,106 @@
+"""A whole mesh of real processes, as `deepmesh up` starts it."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import mkdtemp
+
+import grpc
+from deepmesh.v1 import gateway_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
+
+from mesh.commands.serving import until_served
+from mesh.composition import HOST, MeshPlan, compose
+from mesh.ports import free_port
+from mesh.supervisor import Supervisor
+from tools.byte_tokenizer import write_tokenizer
+
+
+@dataclass
+class ProcessMesh:
+    """Where it is reached, and what it does."""
+
+    plan: MeshPlan
+    supervisor: Supervisor
+    gateway: gateway_pb2_grpc.GatewayServiceStub
+    scheduler: scheduler_pb2_grpc.SchedulerServiceStub
+    lines: list[str] = field(default_factory=list)
+
+    @property
+    def http_url(self) -> str:
+        return f"http://{HOST}:{self.plan.http_port}"
+
+    @property
+    def grpc_endpoint(self) -> str:
+        return f"{HOST}:{self.plan.grpc_port}"
+
+    async def workers(self) -> list[scheduler_pb2.WorkerStatus]:
+        """The registry as it is now."""
+        watch = self.scheduler.WatchWorkers(scheduler_pb2.WatchWorkersRequest(), timeout=10)
+        try:
+            response = await watch.read()
+            return list(response.workers)
+        finally:
+            watch.cancel()
+
+    async def drained(self, seconds: float = 15.0) -> None:
+        """Wait until every worker says that it runs nothing and that every block is free."""
+        async with asyncio.timeout(seconds):
+            while True:
+                if all(_is_empty(worker) for worker in await self.workers()):
+                    return
+                await asyncio.sleep(0.05)
+
+
+def _is_empty(worker: scheduler_pb2.WorkerStatus) -> bool:
+    load = worker.load
+    waiting = load.running_requests + load.waiting_requests + load.queued_prefill_tokens
+    return waiting == 0 and load.free_blocks == worker.identity.total_blocks
+
+
+def oracle_settings(**engine: object) -> tuple[str, ...]:
+    """Settings of a mesh whose workers need no checkpoint, and that speaks text all the same."""
+    directory = Path(mkdtemp(prefix="deepmesh-oracle-"))
+    write_tokenizer(directory, 512, 1 << 17)
+    values = {"backend": "oracle", "oracle.vocabulary_size": 512, "total_blocks": 256, **engine}
+    decode = [f"decode.engine.{key}={value}" for key, value in values.items()]
+    return (*decode, f'gateway.models=[{{"name": "oracle", "tokenizer_dir": "{directory}"}}]')
+
+
+@asynccontextmanager
+async def process_mesh(
+    model_dir: Path | None = None,
+    *,
+    workers: int = 1,
+    settings: tuple[str, ...] = (),
+    on_line: Callable[[str, str], None] | None = None,
+) -> AsyncIterator[ProcessMesh]:
+    """Scheduler, workers and gateway; restarts what dies, and asserts at the end that nothing is held anywhere."""
+    plan = MeshPlan(model_dir, workers, free_port(), free_port(), free_port(), settings)
+    lines: list[str] = []
+
+    def keep(name: str, line: str) -> None:
+        lines.append(f"{name} {line}")
+
+    supervisor = Supervisor(compose(plan), on_line or keep)
+    try:
+        await supervisor.start()
+        keeping = asyncio.create_task(supervisor.until_failure())
+        await until_served(f"{HOST}:{plan.grpc_port}", workers)
+        async with (
+            grpc.aio.insecure_channel(f"{HOST}:{plan.grpc_port}") as gateway,
+            grpc.aio.insecure_channel(f"{HOST}:{plan.scheduler_port}") as scheduler,
+        ):
+            mesh = ProcessMesh(
+                plan,
+                supervisor,
+                gateway_pb2_grpc.GatewayServiceStub(gateway),
+                scheduler_pb2_grpc.SchedulerServiceStub(scheduler),
+                lines,
+            )
+            yield mesh
+            await mesh.drained()
+        keeping.cancel()
+    finally:
+        await supervisor.stop()
