@@ -31,8 +31,6 @@ class EvalOptions(Config):
     # 0 is greedy; above it every question is sampled with a seed of its own.
     temperature: float = Field(default=0.0, ge=0)
     top_p: float = Field(default=1.0, gt=0, le=1)
-    # Held-out documents whose perplexity is measured; 0 measures none.
-    documents: int = Field(default=64, ge=0)
 
     # Questions in flight at once.
     concurrency: int = Field(default=16, ge=1)

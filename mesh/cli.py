@@ -8,6 +8,7 @@ from grpc import StatusCode
 from mesh.commands.bench import bench
 from mesh.commands.chat import chat
 from mesh.commands.demo import demo
+from mesh.commands.eval import evaluate
 from mesh.commands.make_checkpoint import make_checkpoint
 from mesh.commands.status import status
 from mesh.commands.up import up
@@ -26,6 +27,7 @@ def build() -> typer.Typer:
     for command in (up, chat, status, bench, demo):
         app.command()(command)
     app.command("make-checkpoint")(make_checkpoint)
+    app.command("eval")(evaluate)
     return app
 
 

@@ -1,0 +1,51 @@
+"""A mesh of its own for one evaluation."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from hashlib import blake2b
+from pathlib import Path
+
+from mesh.commands.serving import until_served
+from mesh.composition import HOST, MeshPlan, compose
+from mesh.log_lines import LinePrinter
+from mesh.ports import free_port
+from mesh.preflight import check_plan
+from mesh.supervisor import Supervisor
+
+
+@asynccontextmanager
+async def own_mesh(model_dir: Path, settings: tuple[str, ...], log: Path) -> AsyncIterator[MeshPlan]:
+    """Serve a checkpoint on free ports within the block; the processes' lines go to `log`.
+
+    Raises CheckpointError, ConfigError, or ProcessFailed where a process does not get ready.
+    """
+    plan = MeshPlan(model_dir, 1, free_port(), free_port(), free_port(), settings)
+    check_plan(plan)
+    specs = compose(plan)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("w") as output:
+        supervisor = Supervisor(specs, LinePrinter(max(len(spec.name) for spec in specs), output))
+        try:
+            await supervisor.start()
+            await until_served(grpc_endpoint(plan), plan.decode_workers)
+            yield plan
+        finally:
+            await supervisor.stop()
+
+
+def grpc_endpoint(plan: MeshPlan) -> str:
+    return f"{HOST}:{plan.grpc_port}"
+
+
+def http_url(plan: MeshPlan) -> str:
+    return f"http://{HOST}:{plan.http_port}/v1"
+
+
+def files_digest(directory: Path) -> str:
+    """Changes when a file of the checkpoint is written anew; its gigabytes are not read."""
+    digest = blake2b(digest_size=8)
+    for path in sorted(directory.rglob("*")):
+        if path.is_file():
+            status = path.stat()
+            digest.update(f"{path.relative_to(directory)} {status.st_size} {status.st_mtime_ns}\n".encode())
+    return digest.hexdigest()

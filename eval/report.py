@@ -1,0 +1,49 @@
+"""One result, for reading."""
+
+from eval.results import Perplexity, Result, Score
+from eval.tables import Sheet, percent, span
+
+
+def score_sheet(result: Result) -> Sheet:
+    """Exact match by group, with what it rests on."""
+    sheet = Sheet(("task", "exact match", "95% interval", "right", "of", "prompt tokens", "answer tokens", "cut off"))
+    for score in result.scores:
+        sheet.add(*_cells(score))
+    return sheet
+
+
+def _cells(score: Score) -> tuple[str, ...]:
+    return (
+        score.group,
+        percent(score.share),
+        span(score.low, score.high),
+        str(score.right),
+        str(score.total),
+        f"{score.mean_prompt_tokens:.0f}",
+        f"{score.mean_answer_tokens:.0f}",
+        str(score.cut_off),
+    )
+
+
+def notes(result: Result) -> list[str]:
+    """What the table cannot say: the perplexity, and what was not answered."""
+    lines = []
+    if result.perplexity is not None:
+        lines.append(f"Perplexity of held-out text: {perplexity_text(result.perplexity)}")
+    elif result.without_perplexity:
+        lines.append(f"Perplexity: {result.without_perplexity}")
+    if refused := result.scores[-1].refused:
+        lines.append(f"{refused} questions were refused, most likely for their length, and count as wrong.")
+    return lines
+
+
+def perplexity_text(perplexity: Perplexity) -> str:
+    return f"{perplexity.value:.3f} ({perplexity.tokens:,} tokens of {perplexity.documents} documents)"
+
+
+def markdown(result: Result) -> str:
+    """A page of its own."""
+    asked = ", ".join(f"{key} {value}" for key, value in result.settings.items() if value not in (None, []))
+    return "\n".join(
+        [f"# {result.model}", "", f"Settings: {asked}.", "", score_sheet(result).markdown(), *notes(result), ""]
+    )
