@@ -61,7 +61,7 @@ class ModelBackend:
     @torch.inference_mode()
     def execute(self, batch: Batch) -> list[Sample | None]:
         """Compute the batch's tokens, write their KV, draw a token for each row with sampling."""
-        context = build_context(batch.rows, self._rotations, self._kv_pool)
+        context = build_context(self._model.config, batch.rows, self._rotations, self._kv_pool)
         logits = self._model.forward(context)
         sampled = iter(sample_rows(logits, [row for row in batch.rows if row.sampling is not None]))
         return [None if row.sampling is None else next(sampled) for row in batch.rows]

@@ -8,20 +8,29 @@ from kernels.mla_decode import DecodePlan
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
-    """A part of a prompt: tokens [first, stop) of the batch, and where its whole context lies in the pool."""
+class Absorbed:
+    """Tokens [first, stop) of the batch that attend in the absorbed form: rows of equal length, one after another."""
 
     first: int
     stop: int
-    # Slots of the cached prefix and of the chunk itself, in order.
+    plan: DecodePlan
+
+
+@dataclass(frozen=True, slots=True)
+class Expanded:
+    """Tokens [first, stop) of the batch, one row's, that attend in the expanded form."""
+
+    first: int
+    stop: int
+    # Slots of the row's whole context: its cached prefix, then the row itself.
     runs: list[slice]
-    # Tokens before the chunk, already in the pool.
+    # Tokens before the row, already in the pool.
     cached: int
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardContext:
-    """Filled by engine.model.inputs, read by every layer. Decoding tokens stand first, one a row, then the chunks."""
+    """Filled by engine.model.inputs, read by every layer."""
 
     # [tokens] int64.
     token_ids: torch.Tensor
@@ -29,9 +38,9 @@ class ForwardContext:
     rotations: torch.Tensor
     # [tokens] int64: where each token's latent goes.
     slots: torch.Tensor
-    decode_tokens: int
-    decode_plan: DecodePlan
-    chunks: list[Chunk]
+    # Together every token once.
+    absorbed: list[Absorbed]
+    expanded: list[Expanded]
     # [rows] int64: the tokens whose next token is wanted.
     sampled: torch.Tensor
     # [kv layers, blocks, 64, latent] of the model's dtype.

@@ -1,49 +1,70 @@
 """From a step's plain rows to the tensors of one forward pass."""
 
 from collections.abc import Sequence
+from itertools import accumulate, takewhile
 
 import torch
 
 from engine.batch import Row
-from engine.model.context import Chunk, ForwardContext
+from engine.model.config import ModelConfig
+from engine.model.context import Absorbed, Expanded, ForwardContext
 from kernels.kv_copy import slot_runs
 from kernels.mla_decode import plan_decode
 from mesh.blocks import BLOCK_TOKENS
 
 
-def build_context(rows: Sequence[Row], rotations: torch.Tensor, kv_pool: torch.Tensor) -> ForwardContext:
-    """Rows of one token decode, whatever their context; the others are chunks of prompts.
+def build_context(
+    config: ModelConfig, rows: Sequence[Row], rotations: torch.Tensor, kv_pool: torch.Tensor
+) -> ForwardContext:
+    """The leading rows of one token decode together; each other row attends in the form that is cheaper for it.
 
-    rows: those of one token first; rotations: the table of `model_rotations`, at least as long as any row's end.
+    rotations: the table of `model_rotations`, at least as long as any row's end.
     """
-    decoding = [row for row in rows if len(row.token_ids) == 1]
-    assert all(len(row.token_ids) > 1 for row in rows[len(decoding) :])
-    positions = [position for row in rows for position in range(row.start, row.end)]
-    slots = [slot for row in rows for slot in _slots(row)]
-    ends = torch.tensor([len(row.token_ids) for row in rows]).cumsum(0).tolist()
+    decoding = sum(1 for _ in takewhile(lambda row: len(row.token_ids) == 1, rows))
+    stops = list(accumulate(len(row.token_ids) for row in rows))
+    absorbed, expanded = [], []
+    if decoding:
+        plan = plan_decode([slot_runs(row.block_ids, row.end) for row in rows[:decoding]])
+        absorbed.append(Absorbed(first=0, stop=decoding, plan=plan))
+    for row, stop in zip(rows[decoding:], stops[decoding:], strict=True):
+        queries, runs = len(row.token_ids), slot_runs(row.block_ids, row.end)
+        if absorbed_is_cheaper(config, queries=queries, context=row.end):
+            absorbed.append(Absorbed(first=stop - queries, stop=stop, plan=plan_decode([runs], queries)))
+        else:
+            expanded.append(Expanded(first=stop - queries, stop=stop, runs=runs, cached=row.start))
 
     def tensor(values: Sequence[int]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int64, device=kv_pool.device)
 
     return ForwardContext(
         token_ids=tensor([token_id for row in rows for token_id in row.token_ids]),
-        rotations=rotations.index_select(0, tensor(positions)),
-        slots=tensor(slots),
-        decode_tokens=len(decoding),
-        decode_plan=plan_decode([slot_runs(row.block_ids, row.end) for row in decoding]),
-        chunks=[_chunk(row, end) for row, end in zip(rows, ends, strict=True) if len(row.token_ids) > 1],
-        sampled=tensor([end - 1 for row, end in zip(rows, ends, strict=True) if row.sampling is not None]),
+        rotations=rotations.index_select(0, tensor([position for row in rows for position in _positions(row)])),
+        slots=tensor([slot for row in rows for slot in _slots(row)]),
+        absorbed=absorbed,
+        expanded=expanded,
+        sampled=tensor([stop - 1 for row, stop in zip(rows, stops, strict=True) if row.sampling is not None]),
         kv_pool=kv_pool,
     )
+
+
+def absorbed_is_cheaper(config: ModelConfig, *, queries: int, context: int) -> bool:
+    """Whether a row of `queries` tokens, the last of `context`, takes fewer multiplications absorbed than expanded.
+
+    Per head, expanding costs the projection for every token of the context, absorbing for every query only; but an
+    absorbed score and value are as wide as the latent. At DeepSeek's widths a chunk below about 170 tokens behind a
+    long cached prefix is cheaper absorbed, a prompt without one never.
+    """
+    projection = config.kv_lora_rank * (config.qk_nope_head_dim + config.v_head_dim)
+    wider = config.latent_dim + config.kv_lora_rank - config.qk_head_dim - config.v_head_dim
+    return projection * (context - queries) > wider * queries * context
+
+
+def _positions(row: Row) -> range:
+    return range(row.start, row.end)
 
 
 def _slots(row: Row) -> list[int]:
     """The pool slot of each of the row's own tokens."""
     return [
-        row.block_ids[position // BLOCK_TOKENS] * BLOCK_TOKENS + position % BLOCK_TOKENS
-        for position in range(row.start, row.end)
+        row.block_ids[position // BLOCK_TOKENS] * BLOCK_TOKENS + position % BLOCK_TOKENS for position in _positions(row)
     ]
-
-
-def _chunk(row: Row, stop: int) -> Chunk:
-    return Chunk(first=stop - len(row.token_ids), stop=stop, runs=slot_runs(row.block_ids, row.end), cached=row.start)

@@ -1,10 +1,10 @@
-"""Multi-head latent attention (DeepSeek-V2, 2024, section 2.1), absorbed for decode and expanded for prompts."""
+"""Multi-head latent attention (DeepSeek-V2, 2024, section 2.1), absorbed for decode, expanded for prompts."""
 
 import torch
 from torch.nn import functional
 
 from engine.model.config import ModelConfig
-from engine.model.context import Chunk, ForwardContext
+from engine.model.context import Absorbed, Expanded, ForwardContext
 from engine.model.parameters import Allocator, NamedParameters
 from kernels.kv_copy import read_latents, write_latents
 from kernels.mla_decode import mla_decode
@@ -55,10 +55,10 @@ class Attention:
         pool = context.kv_pool[self.index]
         write_latents(latents, context.slots, pool)
         values = hidden.new_empty(len(hidden), self.config.num_attention_heads, self.config.v_head_dim)
-        if context.decode_tokens:
-            self._decode(query[: context.decode_tokens], pool, context, values[: context.decode_tokens])
-        for chunk in context.chunks:
-            self._prefill(chunk, query, latents, pool, values)
+        for rows in context.absorbed:
+            self._absorbed(rows, query, pool, values)
+        for row in context.expanded:
+            self._expanded(row, query, latents, pool, values)
         return functional.linear(values.flatten(1), self.output)
 
     def _project(self, hidden: torch.Tensor, rotations: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -74,25 +74,23 @@ class Attention:
         compressed.copy_(rms_norm(compressed, self.latent_norm, INNER_EPSILON))
         return query, latents
 
-    def _decode(self, query: torch.Tensor, pool: torch.Tensor, context: ForwardContext, values: torch.Tensor) -> None:
+    def _absorbed(self, rows: Absorbed, query: torch.Tensor, pool: torch.Tensor, values: torch.Tensor) -> None:
         config = self.config
+        query = query[rows.first : rows.stop]
         absorbed = query.new_empty(len(query), config.num_attention_heads, config.latent_dim)
         nope, rope = query.split([config.qk_nope_head_dim, config.qk_rope_head_dim], dim=2)
         absorbed[:, :, : config.kv_lora_rank] = torch.bmm(nope.transpose(0, 1), self.absorb_query).transpose(0, 1)
         absorbed[:, :, config.kv_lora_rank :] = rope
-        attended = mla_decode(
-            absorbed, pool, context.decode_plan, value_width=config.kv_lora_rank, scale=config.softmax_scale
-        )
-        values.copy_(torch.bmm(attended.transpose(0, 1), self.absorb_value).transpose(0, 1))
+        attended = mla_decode(absorbed, pool, rows.plan, value_width=config.kv_lora_rank, scale=config.softmax_scale)
+        values[rows.first : rows.stop] = torch.bmm(attended.transpose(0, 1), self.absorb_value).transpose(0, 1)
 
-    def _prefill(
-        self, chunk: Chunk, query: torch.Tensor, latents: torch.Tensor, pool: torch.Tensor, values: torch.Tensor
+    def _expanded(
+        self, row: Expanded, query: torch.Tensor, latents: torch.Tensor, pool: torch.Tensor, values: torch.Tensor
     ) -> None:
-        config = self.config
-        rows = slice(chunk.first, chunk.stop)
-        known = read_latents(pool, chunk.runs) if chunk.cached else latents[rows]
+        config, own = self.config, slice(row.first, row.stop)
+        known = read_latents(pool, row.runs) if row.cached else latents[own]
         expanded = functional.linear(known[:, : config.kv_lora_rank], self.expand)
         expanded = expanded.unflatten(1, (config.num_attention_heads, -1))
         nope, value = expanded.split([config.qk_nope_head_dim, config.v_head_dim], dim=2)
         rope = known[:, None, config.kv_lora_rank :].expand(-1, config.num_attention_heads, -1)
-        values[rows] = mla_prefill(query[rows], torch.cat([nope, rope], dim=2), value, scale=config.softmax_scale)
+        values[own] = mla_prefill(query[own], torch.cat([nope, rope], dim=2), value, scale=config.softmax_scale)

@@ -17,8 +17,7 @@ def quantize_blocks(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def dequantize_blocks(values: torch.Tensor, scale: torch.Tensor, out: torch.Tensor) -> None:
-    columns = values.shape[1]
     # A strip of 128 rows at a time, so that no second copy of the matrix exists.
-    for index, strip in enumerate(values.split(BLOCK)):
-        row = scale[index].repeat_interleave(BLOCK)[:columns]
-        out[index * BLOCK : index * BLOCK + len(strip)] = strip.float() * row
+    for index, start in enumerate(range(0, values.shape[0], BLOCK)):
+        factors = scale[index].repeat_interleave(BLOCK)[: values.shape[1]]
+        out[start : start + BLOCK] = values[start : start + BLOCK].float() * factors

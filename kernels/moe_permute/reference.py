@@ -21,5 +21,5 @@ def expand(x: torch.Tensor, experts: torch.Tensor, expert_count: int) -> Expande
 
 def combine(rows: torch.Tensor, order: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     tokens, k = weights.shape
-    by_token = torch.empty_like(rows).index_copy_(0, order, rows).view(tokens, k, -1)
+    by_token = torch.empty_like(rows).index_copy_(0, order, rows).view(tokens, k, rows.shape[1])
     return torch.bmm(weights.to(rows.dtype).unsqueeze(1), by_token).squeeze(1)

@@ -1,0 +1,110 @@
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.batch import Row
+from engine.messages import Sampling
+from engine.runner import affordable_blocks
+from mesh.errors import CheckpointError, ConfigError
+from tests.support.checkpoints import execute, generate, model_backend, random_prompt, tiny_checkpoint
+
+GIB = 1 << 30
+
+
+def test_a_backend_tells_what_it_serves(tmp_path: Path) -> None:
+    backend = model_backend(tiny_checkpoint(tmp_path / "mini"), total_blocks=100)
+    assert (backend.model, backend.vocabulary_size, backend.total_blocks) == ("mini", 320, 100)
+    assert (backend.context_tokens, backend.eos_token_ids) == (4096, {1})
+    assert (backend.namespace.layers, backend.namespace.dtype) == (4, "float32")
+
+
+def test_a_configured_name_and_context_win(tmp_path: Path) -> None:
+    backend = model_backend(tiny_checkpoint(tmp_path), model_name="chat", context_tokens=1000)
+    assert (backend.model, backend.context_tokens) == ("chat", 1000)
+
+
+def test_the_context_is_never_longer_than_the_pool(tmp_path: Path) -> None:
+    assert model_backend(tiny_checkpoint(tmp_path), total_blocks=3).context_tokens == 192
+
+
+def test_equal_checkpoints_share_a_namespace_and_others_do_not(tmp_path: Path) -> None:
+    first, same, other = (
+        model_backend(tiny_checkpoint(tmp_path / str(index), seed=seed)).namespace
+        for index, seed in enumerate([1, 1, 2])
+    )
+    assert first == same != other
+
+
+def test_a_checkpoint_of_another_architecture_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "architectures": ["LlamaForCausalLM"]}))
+    with pytest.raises(CheckpointError, match="unsupported architecture LlamaForCausalLM"):
+        model_backend(tmp_path)
+
+
+def test_a_bfloat16_model_generates(tmp_path: Path) -> None:
+    checkpoint = tiny_checkpoint(tmp_path, dtype="bfloat16")
+    prompt = random_prompt(100)
+    exact = generate(model_backend(checkpoint), prompt, 1, [0, 1])
+    assert generate(model_backend(checkpoint, dtype="bfloat16"), prompt, 1, [0, 1]) == exact
+
+
+def test_sampling_depends_on_seed_and_position_and_not_on_the_batch(tmp_path: Path) -> None:
+    backend = model_backend(tiny_checkpoint(tmp_path))
+    prompt = random_prompt(20)
+    rows = [Row(prompt, 0, [block], Sampling(temperature=2.0, seed=seed)) for block, seed in enumerate([1, 2, 1, 3, 4])]
+    together = [sample.token_id for sample in execute(backend, *rows) if sample is not None]
+    alone = [sample.token_id for row in rows for sample in execute(backend, row) if sample is not None]
+    assert together == alone
+    assert together[0] == together[2] and len(set(together)) > 1
+
+
+def test_a_greedy_row_beside_sampled_ones_stays_greedy(tmp_path: Path) -> None:
+    backend = model_backend(tiny_checkpoint(tmp_path))
+    prompt = random_prompt(20)
+    hot, cold = Row(prompt, 0, [0], Sampling(temperature=5.0, seed=9)), Row(prompt, 0, [1], Sampling())
+    assert execute(backend, hot, cold)[1] == execute(backend, cold)[0]
+
+
+def test_a_step_without_sampling_rows_draws_nothing(tmp_path: Path) -> None:
+    backend = model_backend(tiny_checkpoint(tmp_path))
+    assert execute(backend, Row(random_prompt(10), 0, [0], None)) == [None]
+
+
+def test_the_thread_count_is_applied(tmp_path: Path) -> None:
+    before = torch.get_num_threads()
+    try:
+        model_backend(tiny_checkpoint(tmp_path), threads=1)
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(before)
+
+
+def blocks(**changes: int | None) -> int:
+    defaults = {
+        "budget_bytes": 8 * GIB,
+        "block_bytes": 1 << 20,
+        "context_blocks": 64,
+        "max_requests": 8,
+        "cap_bytes": None,
+    }
+    return affordable_blocks(**(defaults | changes))
+
+
+def test_the_pool_holds_all_requests_at_full_context_and_no_more() -> None:
+    assert blocks() == 512
+
+
+def test_the_pool_stays_within_its_budget() -> None:
+    assert blocks(budget_bytes=100 << 20) == 100
+
+
+def test_the_cap_limits_the_pool_but_not_below_one_context() -> None:
+    assert blocks(cap_bytes=200 << 20) == 200
+    assert blocks(cap_bytes=10 << 20) == 64
+
+
+def test_a_pool_of_less_than_two_blocks_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"raise engine\.kv_memory_fraction"):
+        blocks(budget_bytes=1 << 20)

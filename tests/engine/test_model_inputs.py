@@ -1,0 +1,64 @@
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from engine.batch import Row
+from engine.model.config import ModelConfig, parse_model_config
+from engine.model.context import ForwardContext
+from engine.model.inputs import absorbed_is_cheaper, build_context
+from tests.support.checkpoints import GREEDY
+from tools.make_checkpoint import checkpoint_config
+
+
+def small_config() -> ModelConfig:
+    return parse_model_config(checkpoint_config("small"))
+
+
+def context_of(rows: Sequence[Row]) -> ForwardContext:
+    positions = torch.arange(1000, dtype=torch.float32).unsqueeze(1).to(torch.complex64)
+    return build_context(small_config(), rows, positions, torch.zeros(1, 10, 64, 8))
+
+
+def row(start: int, count: int, blocks: Sequence[int], *, sampled: bool = True) -> Row:
+    return Row(list(range(start, start + count)), start, blocks, GREEDY if sampled else None)
+
+
+def test_tokens_go_to_their_blocks_slots() -> None:
+    context = context_of([row(62, 4, [7, 3])])
+    assert context.slots.tolist() == [7 * 64 + 62, 7 * 64 + 63, 3 * 64, 3 * 64 + 1]
+
+
+def test_each_token_is_rotated_by_its_own_position() -> None:
+    context = context_of([row(70, 1, [0, 1]), row(3, 2, [2])])
+    assert context.rotations.real.flatten().tolist() == [70, 3, 4]
+
+
+def test_only_the_last_token_of_sampling_rows_gets_logits() -> None:
+    context = context_of([row(5, 1, [0]), row(0, 3, [1], sampled=False), row(0, 4, [2])])
+    assert context.sampled.tolist() == [0, 7]
+
+
+def test_leading_single_tokens_decode_together_and_prompts_expand() -> None:
+    context = context_of([row(100, 1, [0, 1]), row(5, 1, [2]), row(0, 30, [3])])
+    assert [(rows.first, rows.stop, len(rows.plan.runs)) for rows in context.absorbed] == [(0, 2, 2)]
+    assert [(part.first, part.stop, part.cached) for part in context.expanded] == [(2, 32, 0)]
+
+
+def test_a_chunk_of_one_token_may_follow_longer_ones() -> None:
+    context = context_of([row(0, 30, [3]), row(100, 1, [0, 1])])
+    assert [(rows.first, rows.stop) for rows in context.absorbed] == [(30, 31)]
+    assert [(part.first, part.stop) for part in context.expanded] == [(0, 30)]
+
+
+def test_blocks_beyond_the_rows_end_are_not_read() -> None:
+    context = context_of([row(70, 1, [4, 6, 8])])
+    assert context.absorbed[0].plan.runs == ((slice(256, 320), slice(384, 391)),)
+
+
+@pytest.mark.parametrize(
+    ("queries", "context", "absorbed"),
+    [(1, 2, True), (1, 4000, True), (30, 4000, True), (150, 100_000, True), (180, 100_000, False), (64, 64, False)],
+)
+def test_short_chunks_behind_long_prefixes_are_cheaper_absorbed(queries: int, context: int, absorbed: bool) -> None:
+    assert absorbed_is_cheaper(small_config(), queries=queries, context=context) == absorbed

@@ -1,0 +1,39 @@
+import pytest
+import torch
+from torch.nn import functional
+
+from kernels.grouped_gemm import grouped_gemm
+from kernels.moe_permute import combine, expand
+from kernels.swiglu import swiglu
+
+
+@pytest.mark.parametrize("counts", [[3, 0, 1, 40], [0, 0, 0, 7], [1, 1, 1, 1], [0, 0, 0, 0]])
+def test_each_group_meets_its_own_matrix(counts: list[int]) -> None:
+    x, weights = torch.randn(sum(counts), 24), torch.randn(4, 10, 24)
+    expected = torch.cat([part @ weight.t() for part, weight in zip(x.split(counts), weights, strict=True)])
+    assert torch.allclose(grouped_gemm(x, weights, counts), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 2, 50])
+def test_expert_rows_are_sorted_and_hold_their_tokens(tokens: int) -> None:
+    x, experts = torch.randn(tokens, 6), torch.randint(0, 5, (tokens, 3))
+    expanded = expand(x, experts, 5)
+    assert expanded.counts == [int((experts == expert).sum()) for expert in range(5)]
+    assert torch.equal(expanded.rows, x[expanded.order // 3])
+    assert experts.flatten()[expanded.order].tolist() == sorted(experts.flatten().tolist())
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 2, 50])
+def test_combining_sums_a_tokens_experts_by_weight(tokens: int) -> None:
+    x, experts = torch.randn(tokens, 6), torch.randint(0, 5, (tokens, 3))
+    weights, factors = torch.randn(tokens, 3), torch.randn(5)
+    expanded = expand(x, experts, 5)
+    rows = expanded.rows * factors[experts.flatten()[expanded.order]].unsqueeze(1)
+    expected = x * (weights * factors[experts]).sum(1, keepdim=True)
+    assert torch.allclose(combine(rows, expanded.order, weights), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 9])
+def test_swiglu_gates_the_second_half_by_the_first(rows: int) -> None:
+    x = torch.randn(rows, 20)
+    assert torch.allclose(swiglu(x), functional.silu(x[:, :10]) * x[:, 10:])

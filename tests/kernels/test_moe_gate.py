@@ -1,0 +1,52 @@
+import math
+
+import pytest
+import torch
+
+from kernels.moe_gate import moe_gate
+
+
+def chosen_by_hand(logits: list[float], bias: list[float], k: int, groups: int, allowed: int) -> set[int]:
+    """The experts of one token, step by step as the paper tells it."""
+    scores = [1 / (1 + math.exp(-logit)) + own for logit, own in zip(logits, bias, strict=True)]
+    size = len(scores) // groups
+    totals = [sum(sorted(scores[group * size : (group + 1) * size])[-2:]) for group in range(groups)]
+    best_groups = sorted(range(groups), key=lambda group: totals[group])[-allowed:]
+    eligible = [expert for expert in range(len(scores)) if expert // size in best_groups]
+    return set(sorted(eligible, key=lambda expert: scores[expert])[-k:])
+
+
+@pytest.mark.parametrize(("groups", "allowed"), [(1, 1), (4, 2), (4, 4), (8, 3), (16, 6)])
+def test_experts_come_from_the_best_groups(groups: int, allowed: int) -> None:
+    logits, bias = torch.randn(40, 16) * 2, torch.randn(16) * 0.3
+    _, experts = moe_gate(
+        logits, bias, experts_per_token=3, groups=groups, groups_per_token=allowed, normalize=True, scaling=1.0
+    )
+    for row, found in zip(logits.tolist(), experts.tolist(), strict=True):
+        assert set(found) == chosen_by_hand(row, bias.tolist(), 3, groups, allowed)
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+def test_weights_are_affinities_without_the_bias(normalize: bool) -> None:
+    logits, bias = torch.randn(20, 8), torch.randn(8)
+    weights, experts = moe_gate(
+        logits, bias, experts_per_token=2, groups=1, groups_per_token=1, normalize=normalize, scaling=2.5
+    )
+    expected = logits.sigmoid().gather(1, experts)
+    if normalize:
+        expected = expected / expected.sum(1, keepdim=True)
+    assert torch.allclose(weights, expected * 2.5)
+
+
+def test_the_bias_alone_can_decide() -> None:
+    bias = torch.tensor([0.0, 0.0, 5.0, 0.0])
+    weights, experts = moe_gate(
+        torch.zeros(1, 4), bias, experts_per_token=1, groups=1, groups_per_token=1, normalize=False, scaling=1.0
+    )
+    assert experts.tolist() == [[2]] and weights.tolist() == [[0.5]]
+
+
+def test_no_tokens_choose_nothing() -> None:
+    settings = {"experts_per_token": 2, "groups": 4, "groups_per_token": 2, "normalize": True, "scaling": 1.0}
+    weights, experts = moe_gate(torch.empty(0, 8), torch.zeros(8), **settings)
+    assert weights.shape == experts.shape == (0, 2)

@@ -1,0 +1,28 @@
+import pytest
+import torch
+
+from kernels.norm import add_rms_norm, rms_norm
+
+
+@pytest.mark.parametrize("rows", [0, 1, 33])
+def test_rows_are_scaled_to_unit_root_mean_square(rows: int) -> None:
+    x, weight = torch.randn(rows, 96) * 7, torch.randn(96)
+    expected = x.double() / (x.double().square().mean(1, keepdim=True) + 1e-6).sqrt() * weight.double()
+    assert torch.allclose(rms_norm(x, weight, 1e-6).double(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_epsilon_keeps_zero_rows_finite() -> None:
+    assert torch.equal(rms_norm(torch.zeros(2, 8), torch.ones(8), 1e-6), torch.zeros(2, 8))
+
+
+def test_bfloat16_is_normalized_in_float32() -> None:
+    # The squares of these overflow bfloat16's precision, and their sum its range of exact integers.
+    x = torch.full((1, 512), 1000.0, dtype=torch.bfloat16)
+    assert torch.allclose(rms_norm(x, torch.ones(512, dtype=torch.bfloat16), 1e-6).float(), torch.ones(1, 512))
+
+
+def test_the_sum_stays_in_the_residual() -> None:
+    delta, residual, weight = torch.randn(5, 16), torch.randn(5, 16), torch.randn(16)
+    total = delta + residual
+    assert torch.equal(add_rms_norm(delta, residual, weight, 1e-6), rms_norm(total, weight, 1e-6))
+    assert torch.equal(residual, total)

@@ -1,0 +1,93 @@
+from collections import Counter
+
+import pytest
+import torch
+
+from kernels.sample import Draw, draw, greedy, logprobs
+from kernels.sample.philox import philox, uniform
+
+LOGITS = torch.tensor([2.0, 1.0, 0.0, -1.0, 1.5, float("-inf")])
+
+
+def drawn(count: int = 2000, **changes: float) -> Counter[int]:
+    settings = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "seed": 3, **changes}
+    draws = [Draw(**settings, position=position) for position in range(count)]
+    return Counter(draw(LOGITS.expand(count, -1), draws))
+
+
+@pytest.mark.parametrize(
+    ("counter", "key", "expected"),
+    [
+        ((0,) * 4, (0,) * 2, (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
+        ((0xFFFFFFFF,) * 4, (0xFFFFFFFF,) * 2, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
+        (
+            (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
+            (0xA4093822, 0x299F31D0),
+            (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1),
+        ),
+    ],
+)
+def test_philox_repeats_its_published_vectors(
+    counter: tuple[int, int, int, int], key: tuple[int, int], expected: tuple[int, ...]
+) -> None:
+    assert philox(counter, key) == expected
+
+
+def test_uniform_numbers_differ_by_seed_and_position_and_stay_inside_the_interval() -> None:
+    numbers = {uniform(seed, position) for seed in (0, 1, 1 << 40, (1 << 64) - 1) for position in range(500)}
+    assert len(numbers) == 2000 and 0 < min(numbers) < 0.01 and 0.99 < max(numbers) < 1
+
+
+def test_greedy_takes_the_most_likely_token() -> None:
+    assert greedy(torch.stack([LOGITS, -LOGITS.nan_to_num(neginf=9.0)])) == [0, 3]
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_tokens_are_drawn_as_often_as_they_are_likely(temperature: float) -> None:
+    counts, expected = drawn(temperature=temperature), (LOGITS / temperature).softmax(0)
+    for token_id, probability in enumerate(expected.tolist()):
+        assert abs(counts[token_id] / 2000 - probability) < 4 * (probability * (1 - probability) / 2000) ** 0.5 + 1e-9
+
+
+def test_top_k_keeps_the_most_likely() -> None:
+    assert drawn(top_k=2).keys() == {0, 4}
+    assert drawn(top_k=1).keys() == {0}
+
+
+def test_top_p_keeps_the_token_that_crosses_the_line() -> None:
+    first, second = LOGITS.softmax(0).sort(descending=True).values[:2].tolist()
+    assert drawn(top_p=first - 0.01).keys() == {0}
+    assert drawn(top_p=first + 0.01).keys() == {0, 4}
+    assert drawn(top_p=first + second + 0.01).keys() == {0, 4, 1}
+
+
+def test_top_p_counts_within_what_top_k_left() -> None:
+    # Of the two kept tokens the first holds 62%: alone it is enough for 60%, though it is only 43% of all.
+    assert drawn(top_k=2, top_p=0.6).keys() == {0}
+
+
+def test_the_coldest_temperature_is_greedy() -> None:
+    assert drawn(count=50, temperature=1e-40).keys() == {0}
+
+
+def test_a_token_does_not_depend_on_the_rows_beside_it() -> None:
+    logits = torch.randn(6, 50)
+    draws = [Draw(1.0, 0, 0.9, seed=5, position=position) for position in (3, 9, 4, 4, 1000, 0)]
+    alone = [draw(logits[index : index + 1], [item])[0] for index, item in enumerate(draws)]
+    assert draw(logits, draws) == alone
+
+
+def test_logprobs_are_of_temperature_one_and_best_first() -> None:
+    chosen, token_ids, values = logprobs(LOGITS, 3, 3)
+    expected = LOGITS.log_softmax(0)
+    assert token_ids == [0, 4, 1]
+    assert chosen == pytest.approx(float(expected[3]))
+    assert values == pytest.approx(expected[[0, 4, 1]].tolist())
+
+
+def test_no_alternatives_may_be_asked() -> None:
+    assert logprobs(LOGITS, 0, 0)[1:] == ([], [])
+
+
+def test_no_rows_draw_nothing() -> None:
+    assert draw(torch.empty(0, 5), []) == [] and greedy(torch.empty(0, 5)) == []

@@ -1,0 +1,79 @@
+"""transformers' own DeepSeek V3 in float32, the oracle of correctness, and how outputs are compared with it."""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from transformers import DeepseekV3ForCausalLM
+
+from engine.batch import Row
+from engine.model.inputs import build_context
+from engine.model.model import model_rotations
+from engine.runner import load_model
+from mesh.blocks import BLOCK_TOKENS
+from tests.support.checkpoints import GREEDY, read_tensors
+
+# Below this difference of the best two logits, float32 may choose either.
+CLEAR_MARGIN = 1e-3
+
+
+def load_oracle(directory: Path) -> DeepseekV3ForCausalLM:
+    return DeepseekV3ForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+
+
+@torch.inference_mode()
+def oracle_logits(oracle: DeepseekV3ForCausalLM, token_ids: Sequence[int]) -> torch.Tensor:
+    """[tokens, vocabulary]"""
+    return oracle(torch.tensor([list(token_ids)])).logits[0]
+
+
+@torch.inference_mode()
+def our_logits(directory: Path, token_ids: Sequence[int], blocks: Sequence[int], chunks: Sequence[int]) -> torch.Tensor:
+    """Teacher-forced logits [tokens, vocabulary], the tokens computed in chunks of these sizes; chunks of 1 decode."""
+    assert sum(chunks) == len(token_ids)
+    model = load_model(directory, torch.float32, torch.device("cpu"))
+    pool = torch.zeros(model.config.kv_layers, max(blocks) + 1, BLOCK_TOKENS, model.config.latent_dim)
+    rotations = model_rotations(model.config, len(token_ids), torch.device("cpu"))
+    logits, start = [], 0
+    for size in chunks:
+        stop = start + size
+        row = Row(token_ids[start:stop], start, blocks[: -(-stop // BLOCK_TOKENS)], GREEDY)
+        context = dataclasses.replace(build_context(model.config, [row], rotations, pool), sampled=torch.arange(size))
+        logits.append(model.forward(context))
+        start = stop
+    return torch.cat(logits)
+
+
+def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((found.double() - expected.double()).norm() / expected.double().norm())
+
+
+def assert_greedy(oracle: DeepseekV3ForCausalLM, prompt: Sequence[int], generated: Sequence[int]) -> None:
+    """Every generated token is the oracle's choice given all tokens before it, wherever that choice is clear."""
+    logits = oracle_logits(oracle, [*prompt, *generated])[len(prompt) - 1 : -1]
+    best = logits.topk(2).values
+    clear = best[:, 0] - best[:, 1] > CLEAR_MARGIN
+    assert clear.float().mean() > 0.9, "too few positions of this model decide anything"
+    assert torch.equal(torch.tensor(generated)[clear], logits.argmax(1)[clear])
+
+
+def write_dequantized(source: Path, directory: Path) -> Path:
+    """The FP8 checkpoint `source` as float32, each weight times its block's scale."""
+    directory.mkdir()
+    stored = read_tensors(source)
+    tensors = {}
+    for name, tensor in stored.items():
+        if tensor.dtype == torch.float8_e4m3fn:
+            rows, columns = tensor.shape
+            scale = stored[f"{name}_scale_inv"].repeat_interleave(128, 0).repeat_interleave(128, 1)
+            tensors[name] = tensor.float() * scale[:rows, :columns]
+        elif not name.endswith("_scale_inv"):
+            tensors[name] = tensor.float()
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((source / "config.json").read_text())
+    del config["quantization_config"]
+    (directory / "config.json").write_text(json.dumps(config))
+    return directory
