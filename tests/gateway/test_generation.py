@@ -1,0 +1,152 @@
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.generation import FinishReason, Generation, PositionLogprobs
+from gateway.reasoning import ReasoningStart
+from gateway.requests import GenerationRequest, Sampling
+from gateway.transcript import Transcript
+from mesh.errors import SlowClient, WorkerLost
+
+PROMPT = [7, 8, 9]
+LETTERS = {index: chr(ord("a") + index).encode() for index in range(26)}
+
+
+def make_generation(
+    *, stops: tuple[str, ...] = (), unread_limit: int = 100, interrupt: Callable[[], None] = lambda: None, **fields: Any
+) -> Generation:
+    fields = {"max_tokens": 50, "deadline": 1e9, **fields}
+    request = GenerationRequest("r", "m", PROMPT, Sampling(0.0, 0), stop_strings=stops, **fields)
+    reasoning = ReasoningStart.NONE
+    return Generation(request, Transcript(LETTERS.__getitem__, stops, reasoning), unread_limit, interrupt)
+
+
+def test_tokens_that_were_not_read_share_one_delta() -> None:
+    generation = make_generation()
+    generation.receive(3, [0])
+    generation.receive(4, [1, 2])
+    delta = generation.take()
+    assert (list(delta.token_ids), delta.content, delta.finish) == ([0, 1, 2], "abc", None)
+
+
+def test_the_token_log_is_prompt_and_tokens() -> None:
+    generation = make_generation()
+    generation.receive(3, [0, 1])
+    assert list(generation.log()) == [*PROMPT, 0, 1]
+    assert (generation.next_position, generation.remaining_tokens) == (5, 48)
+
+
+@given(st.lists(st.tuples(st.integers(0, 6), st.integers(1, 6)), max_size=20))
+def test_tokens_sent_again_are_dropped(moves: list[tuple[int, int]]) -> None:
+    """A worker may repeat any tokens, from any position that the gateway has."""
+    answer = [index % 26 for index in range(200)]
+    generation = make_generation(unread_limit=1000)
+    for back, count in moves:
+        start = max(0, generation.received_tokens - back)
+        generation.receive(3 + start, answer[start : start + count])
+    assert list(generation.log()[3:]) == answer[: generation.received_tokens]
+
+
+def test_repeated_tokens_do_not_repeat_their_logprobs() -> None:
+    generation = make_generation()
+    entries = [PositionLogprobs(-float(index), ()) for index in range(3)]
+    generation.receive(3, [0, 1], entries[:2])
+    generation.receive(4, [1, 2], entries[1:])
+    delta = generation.take()
+    assert [entry.logprob for entry in delta.logprobs] == [0.0, -1.0, -2.0]
+
+
+def test_a_gap_fails_the_generation() -> None:
+    generation = make_generation()
+    generation.receive(5, [0])
+    failure = generation.take_failure()
+    assert failure is not None
+    assert "skipped 2 tokens at position 3" in failure.message
+
+
+def test_cached_tokens_are_those_of_the_first_attempt() -> None:
+    generation = make_generation()
+    generation.receive(3, [0], cached_tokens=2)
+    generation.receive(4, [1], cached_tokens=3)
+    generation.finish(FinishReason.LENGTH)
+    finish = generation.take().finish
+    assert finish is not None
+    assert finish.usage.cached_tokens == 2
+
+
+def test_the_token_that_stops_the_model_is_counted_and_is_not_text() -> None:
+    generation = make_generation()
+    generation.receive(3, [0, 25])
+    generation.finish(FinishReason.STOP)
+    delta = generation.take()
+    assert delta.finish is not None
+    assert (delta.content, delta.finish.stop_token_id, delta.finish.usage.completion_tokens) == ("a", 25, 2)
+
+
+def test_a_stop_string_ends_the_answer_and_what_follows_is_neither_text_nor_counted() -> None:
+    generation = make_generation(stops=("cd",))
+    generation.receive(3, [0, 1, 2])
+    assert generation.take().content == "ab"
+    generation.receive(6, [3, 4, 5])
+    delta = generation.take()
+    assert delta.finish is not None
+    assert (delta.content, list(delta.token_ids), delta.finish.stop_string) == ("", [3], "cd")
+    assert delta.finish.usage.completion_tokens == 4
+
+
+def test_text_held_back_comes_with_the_end() -> None:
+    generation = make_generation(stops=("cd",))
+    generation.receive(3, [2])
+    generation.finish(FinishReason.LENGTH)
+    assert generation.take().content == "c"
+
+
+def test_only_the_first_end_counts() -> None:
+    generation = make_generation()
+    generation.finish(FinishReason.LENGTH)
+    generation.fail(WorkerLost("late"))
+    assert generation.take_failure() is None
+
+
+def test_a_failure_waits_until_every_token_was_read() -> None:
+    generation = make_generation()
+    generation.receive(3, [0])
+    generation.fail(WorkerLost("gone"))
+    assert generation.take_failure() is None
+    generation.take()
+    assert isinstance(generation.take_failure(), WorkerLost)
+    assert generation.take_failure() is None
+
+
+def test_a_client_that_leaves_too_much_unread_is_interrupted() -> None:
+    interruptions: list[bool] = []
+    generation = make_generation(unread_limit=3, interrupt=lambda: interruptions.append(True))
+    generation.receive(3, [0, 1, 2])
+    assert not interruptions
+    generation.receive(6, [3])
+    assert interruptions == [True]
+    assert isinstance(generation.slow, SlowClient)
+
+
+async def test_a_waiting_reader_wakes_for_tokens_and_for_the_end() -> None:
+    generation = make_generation()
+    for write in (lambda: generation.receive(3, [0]), lambda: generation.finish(FinishReason.LENGTH)):
+        reader = asyncio.create_task(generation.readable())
+        await asyncio.sleep(0)
+        assert generation.awaited
+        write()
+        await asyncio.wait_for(reader, 1)
+        generation.take()
+    assert not generation.awaited
+
+
+async def test_a_reader_that_is_cancelled_waits_no_more() -> None:
+    generation = make_generation()
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(generation.readable(), 0.01)
+    generation.receive(3, [0])
+    assert not generation.awaited

@@ -1,0 +1,85 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer as LibraryTokenizer
+from tokenizers import models
+
+from gateway.tokenizer import Tokenizer, load_tokenizer
+from mesh.errors import ConfigError
+from tests.support.fake_decode import VOCABULARY
+from tests.support.gateways import model_texts, tokenizer_directory
+from tools.byte_tokenizer import BEGIN, END, MARKERS, build_tokenizer
+
+LIBRARY = build_tokenizer(VOCABULARY)
+TEXT = st.lists(st.one_of(st.sampled_from([*MARKERS, BEGIN, END, "<", "think>", "｜>"]), st.text(max_size=5))).map(
+    "".join
+)
+
+
+def tokenizer() -> Tokenizer:
+    found = model_texts()["oracle"].tokenizer
+    assert found is not None
+    return found
+
+
+def edited(directory: Path, **settings: Any) -> Path:
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (directory / name).write_bytes((tokenizer_directory() / name).read_bytes())
+    path = directory / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | settings))
+    return directory
+
+
+@given(TEXT)
+def test_text_is_tokenized_as_the_library_does(text: str) -> None:
+    assert tokenizer().encode(text) == LIBRARY.encode(text, add_special_tokens=False).ids
+
+
+def test_the_longest_control_token_wins() -> None:
+    assert tokenizer().encode("<think></think>") == [LIBRARY.token_to_id("<think>"), LIBRARY.token_to_id("</think>")]
+
+
+def test_a_prompt_begins_with_the_beginning_once() -> None:
+    begin = LIBRARY.token_to_id(BEGIN)
+    assert tokenizer().encode_prompt("a")[0] == begin
+    assert tokenizer().encode_prompt(BEGIN + "a").count(begin) == 1
+
+
+def test_a_checkpoint_may_do_without_the_beginning(tmp_path: Path) -> None:
+    loaded = load_tokenizer(edited(tmp_path, add_bos_token=False))
+    assert loaded.encode_prompt("a") == LIBRARY.encode("a", add_special_tokens=False).ids
+
+
+def test_token_names_may_come_as_objects(tmp_path: Path) -> None:
+    assert load_tokenizer(edited(tmp_path, bos_token={"content": BEGIN})).beginning == BEGIN
+
+
+def test_special_tokens_are_not_text_but_have_a_name() -> None:
+    end = LIBRARY.token_to_id(END)
+    assert tokenizer().token_bytes(end) == b""
+    assert tokenizer().token_text(end) == END
+
+
+def test_ids_beyond_the_vocabulary_are_no_text() -> None:
+    assert tokenizer().token_bytes(VOCABULARY + 7) == b""
+
+
+def test_a_missing_tokenizer_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cannot read the tokenizer .*tokenizer\.json"):
+        load_tokenizer(tmp_path)
+
+
+def test_a_malformed_tokenizer_is_named(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"tokenizer\.json"):
+        load_tokenizer(tmp_path)
+
+
+def test_other_kinds_of_tokenizer_are_refused(tmp_path: Path) -> None:
+    LibraryTokenizer(models.WordLevel({"a": 0}, unk_token="a")).save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(ConfigError, match="not a byte-level BPE tokenizer"):
+        load_tokenizer(tmp_path)

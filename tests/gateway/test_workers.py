@@ -1,0 +1,104 @@
+from typing import Any
+
+from gateway.requests import ModelLimits
+from gateway.workers import Directory, Target, Worker
+
+
+def make_worker(name: str = "a", incarnation: str = "1", **changes: Any) -> Worker:
+    fields: dict[str, Any] = {
+        "target": Target(name, incarnation, f"{name}:1"),
+        "model": "m",
+        "serving": True,
+        "context_tokens": 100,
+        "vocabulary_size": 50,
+        "max_requests": 10,
+        "requests": 0,
+    }
+    return Worker(**(fields | changes))
+
+
+def watched(*workers: Worker, at: float = 0.0, lease: float = 10.0) -> Directory:
+    directory = Directory()
+    directory.begin_watch(at)
+    directory.update(workers, lease, at)
+    return directory
+
+
+def test_a_worker_that_a_watch_no_longer_lists_is_gone() -> None:
+    directory = watched(make_worker("a"), make_worker("b"))
+    directory.update([make_worker("b")], 10.0, 1.0)
+    assert set(directory.incarnations()) == {"b"}
+
+
+def test_a_restarted_worker_shows_its_new_incarnation() -> None:
+    directory = watched(make_worker(incarnation="1"))
+    directory.update([make_worker(incarnation="2")], 10.0, 1.0)
+    assert directory.incarnations() == {"a": "2"}
+
+
+def test_a_scheduler_that_just_started_has_one_lease_to_hear_of_workers() -> None:
+    directory = watched(make_worker("a"))
+    directory.end_watch(100.0)
+    directory.begin_watch(101.0)
+    directory.update([], 10.0, 101.0)
+    assert set(directory.incarnations()) == {"a"}
+    assert not directory.expire(110.9)
+    assert directory.expire(111.0)
+    assert directory.incarnations() == {}
+
+
+def test_a_worker_that_appeared_in_the_new_watch_stays() -> None:
+    directory = watched(make_worker("a"))
+    directory.end_watch(100.0)
+    directory.begin_watch(101.0)
+    directory.update([], 10.0, 101.0)
+    directory.update([make_worker("a")], 10.0, 105.0)
+    assert not directory.expire(200.0)
+    assert set(directory.incarnations()) == {"a"}
+
+
+def test_a_snapshot_outlives_its_watch_by_one_lease() -> None:
+    directory = watched(make_worker("a"))
+    assert directory.valid(1e9)
+    directory.end_watch(100.0)
+    assert directory.valid(109.9)
+    assert not directory.valid(110.0)
+
+
+def test_nothing_is_valid_before_the_first_snapshot() -> None:
+    assert not Directory().valid(0.0)
+
+
+def test_the_least_loaded_worker_is_chosen_by_share_of_its_slots() -> None:
+    busy, idle = make_worker("a", max_requests=10, requests=5), make_worker("b", max_requests=100, requests=20)
+    chosen = watched(busy, idle).least_loaded("m", [], {})
+    assert chosen is not None
+    assert chosen.worker_id == "b"
+
+
+def test_our_own_requests_count_where_the_snapshot_is_old() -> None:
+    chosen = watched(make_worker("a"), make_worker("b", requests=1)).least_loaded("m", [], {"a": 5})
+    assert chosen is not None
+    assert chosen.worker_id == "b"
+
+
+def test_draining_avoided_and_foreign_workers_are_not_chosen() -> None:
+    directory = watched(make_worker("a", serving=False), make_worker("b"), make_worker("c", model="other"))
+    assert directory.least_loaded("m", ["b"], {}) is None
+
+
+def test_limits_are_the_widest_of_a_models_workers_and_are_remembered() -> None:
+    directory = watched(
+        make_worker("a", context_tokens=100), make_worker("b", context_tokens=200, vocabulary_size=None)
+    )
+    directory.update([], 10.0, 1.0)
+    assert directory.limits("m") == ModelLimits(200, 50)
+    assert directory.limits("other") is None
+
+
+def test_only_serving_workers_count_as_serving() -> None:
+    directory = watched(make_worker("a", serving=False), make_worker("b"))
+    assert directory.serving("m") == 1
+    assert directory.any_serving
+    directory.update([make_worker("a", serving=False)], 10.0, 1.0)
+    assert not directory.any_serving
