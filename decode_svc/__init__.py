@@ -1,1 +1,6 @@
-"""A decode worker: a request from acceptance to its last token."""
+"""The decode worker: owns a request from acceptance to its last token."""
+
+import os
+
+# Read when grpc is first imported. Our child, the rank, execs before it could call gRPC, whose fork handlers complain.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")

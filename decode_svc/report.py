@@ -1,0 +1,84 @@
+"""What the scheduler has to be told: state, load, and which blocks came and went since it was last told."""
+
+import asyncio
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import islice
+
+from engine.messages import Load, StepResult
+
+# Hashes in one message: 16 bytes each, far below the message limit.
+MESSAGE_HASHES = 50_000
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """One message's content."""
+
+    draining: bool
+    load: Load
+    # `stored` begins the list of everything: what was told before is void.
+    snapshot: bool
+    stored: list[bytes]
+    removed: list[bytes]
+
+
+class StatusReport:
+    """Follows the rank's results; `take` gives what changed since the last one was taken."""
+
+    def __init__(self, total_blocks: int) -> None:
+        self._load = Load(0, 0, 0, total_blocks, 0.0, 0.0, 0.0)
+        self._draining = False
+        # The rank's reusable blocks, in the order they came.
+        self._blocks: dict[bytes, None] = {}
+        # Net changes since the last report: whether the block is there now.
+        self._changes: dict[bytes, bool] = {}
+        self._changed = asyncio.Event()
+
+    @property
+    def load(self) -> Load:
+        return self._load
+
+    def observe(self, result: StepResult) -> None:
+        self._load = result.load
+        self._remove(result.removed_blocks)
+        self._store(result.stored_blocks)
+        self._changed.set()
+
+    def drain(self) -> None:
+        self._draining = True
+        self._changed.set()
+
+    def wake(self) -> None:
+        """Have `wait` return though nothing changed."""
+        self._changed.set()
+
+    async def wait(self, timeout_seconds: float) -> None:
+        """Return when there is something to tell, or after the timeout."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_seconds):
+                await self._changed.wait()
+
+    def take(self, snapshot: bool) -> Report:
+        """What to tell now. With `snapshot`, everything, for a scheduler that knows nothing; big lists take several."""
+        if snapshot:
+            self._changes = dict.fromkeys(self._blocks, True)
+        told = dict(islice(self._changes.items(), MESSAGE_HASHES))
+        for block_hash in told:
+            del self._changes[block_hash]
+        if not self._changes:
+            self._changed.clear()
+        stored = [block_hash for block_hash, present in told.items() if present]
+        removed = [block_hash for block_hash, present in told.items() if not present]
+        return Report(self._draining, self._load, snapshot, stored, removed)
+
+    def _store(self, block_hashes: Iterable[bytes]) -> None:
+        for block_hash in block_hashes:
+            self._blocks[block_hash] = None
+            self._changes[block_hash] = True
+
+    def _remove(self, block_hashes: Iterable[bytes]) -> None:
+        for block_hash in block_hashes:
+            self._blocks.pop(block_hash, None)
+            self._changes[block_hash] = False

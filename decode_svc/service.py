@@ -1,0 +1,83 @@
+"""DecodeService: one stream a gateway, read and written at the same time."""
+
+# grpc's classes are generic in their stubs alone.
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import grpc
+from deepmesh.v1 import common_pb2, decode_pb2, decode_pb2_grpc
+
+from decode_svc import wire
+from decode_svc.session import Attachment
+from decode_svc.worker import DecodeWorker
+from mesh.errors import InvalidRequest, NoWorker
+
+HELLO_SECONDS = 10.0
+
+
+class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
+    """Serves nothing until `open`: the model loads while the process is alive already."""
+
+    def __init__(self) -> None:
+        self._worker: DecodeWorker | None = None
+        self._identity = common_pb2.WorkerIdentity()
+
+    def open(self, worker: DecodeWorker, identity: common_pb2.WorkerIdentity) -> None:
+        self._worker, self._identity = worker, identity
+
+    async def Attach(
+        self,
+        request_iterator: AsyncIterator[decode_pb2.AttachRequest],
+        context: grpc.aio.ServicerContext[decode_pb2.AttachRequest, decode_pb2.AttachResponse],
+    ) -> AsyncIterator[decode_pb2.AttachResponse]:
+        worker = self._worker
+        if worker is None:
+            raise NoWorker("this worker is still loading its model: retry")
+        hello = await _hello(request_iterator)
+        attachment = worker.sessions.attach(hello.gateway_id, hello.gateway_incarnation, wire.resume_points(hello))
+        reader = asyncio.create_task(_read(worker, attachment, request_iterator))
+        try:
+            yield wire.welcome(self._identity, worker.grace_seconds)
+            while (frame := await attachment.next_frame()) is not None:
+                yield wire.step_frame(frame)
+            await reader
+        finally:
+            reader.cancel()
+            worker.sessions.detach(attachment)
+
+
+async def _hello(requests: AsyncIterator[decode_pb2.AttachRequest]) -> decode_pb2.AttachHello:
+    try:
+        async with asyncio.timeout(HELLO_SECONDS):
+            request = await anext(requests, None)
+    except TimeoutError as error:
+        raise InvalidRequest(f"no hello within {HELLO_SECONDS:g} s of the call") from error
+    if request is None or request.WhichOneof("message") != "hello":
+        raise InvalidRequest("the first message of the stream must be hello", field="hello")
+    wire.check_hello(request.hello)
+    return request.hello
+
+
+async def _read(
+    worker: DecodeWorker, attachment: Attachment, requests: AsyncIterator[decode_pb2.AttachRequest]
+) -> None:
+    """Follow what the gateway says; whatever ends this ends the stream."""
+    try:
+        async for request in requests:
+            _handle(worker, attachment, request)
+    finally:
+        attachment.end()
+
+
+def _handle(worker: DecodeWorker, attachment: Attachment, request: decode_pb2.AttachRequest) -> None:
+    kind = request.WhichOneof("message")
+    if kind == "submission":
+        worker.submit(attachment, wire.submission(request.submission))
+    elif kind == "acknowledgement":
+        worker.sessions.acknowledge(attachment, request.acknowledgement.stream_ids)
+    elif kind == "cancellation":
+        worker.sessions.cancel(attachment, request.cancellation.stream_id)
+    elif kind == "hello":
+        raise InvalidRequest("a stream has one hello, its first message", field="hello")

@@ -1,0 +1,122 @@
+"""One gateway's requests, and the stream that takes their output to it.
+
+Output is not queued: a session remembers which requests have something unsent, and a frame is built from their
+histories when the stream can take one. A gateway that keeps up gets one frame a step; one that lags gets several steps
+in one frame; one that never reads costs the histories that are kept anyway.
+"""
+
+import asyncio
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from decode_svc.requests import OutputSlice, Request
+from mesh.errors import InvalidRequest, MeshError, StreamReplaced
+
+# A frame stays far below the message limit, whatever has piled up; in plain tokens.
+FRAME_TOKENS = 32_768
+
+
+class Frame(NamedTuple):
+    """All unsent output of one gateway, as of one engine step."""
+
+    step: int
+    outputs: list[OutputSlice]
+
+
+class Attachment:
+    """One stream of a gateway, until it breaks or another takes its place."""
+
+    def __init__(self, session: "Session") -> None:
+        self.session = session
+        self._wake = asyncio.Event()
+        self._ended = False
+        self._error: MeshError | None = None
+
+    @property
+    def is_current(self) -> bool:
+        return self.session.attachment is self
+
+    def check_current(self) -> None:
+        """Raises StreamReplaced where another stream took this one's place."""
+        if not self.is_current:
+            raise StreamReplaced("this gateway opened another stream to this worker, which replaces this one")
+
+    async def next_frame(self) -> Frame | None:
+        """Wait for output. At the end of the stream, once all output was taken: None, or the error that `end` got."""
+        while True:
+            self.check_current()
+            if (frame := self.session.take_frame()) is not None:
+                return frame
+            if self._error is not None:
+                raise self._error
+            if self._ended:
+                return None
+            self._wake.clear()
+            await self._wake.wait()
+
+    def wake(self) -> None:
+        self._wake.set()
+
+    def end(self, error: MeshError | None = None) -> None:
+        """No output will come after what there is."""
+        self._ended, self._error = True, self._error or error
+        self._wake.set()
+
+
+class Session:
+    """What the worker keeps of one incarnation of one gateway."""
+
+    def __init__(self, gateway_id: str, incarnation: str) -> None:
+        self.gateway_id = gateway_id
+        self.incarnation = incarnation
+        self.requests: dict[int, Request] = {}
+        # None while the stream is broken.
+        self.attachment: Attachment | None = None
+        # When it broke, in seconds of the sessions' clock.
+        self.detached_at: float | None = None
+        # What the histories take, in plain tokens.
+        self.kept_tokens = 0
+        self._step = 0
+        self._unsent: dict[int, Request] = {}
+
+    def add(self, request: Request) -> None:
+        """Raises InvalidRequest where the stream id is in use."""
+        if request.stream_id in self.requests:
+            raise InvalidRequest(f"stream_id {request.stream_id} is in use: never use one twice", field="stream_id")
+        self.requests[request.stream_id] = request
+
+    def mark_unsent(self, request: Request, step: int) -> None:
+        """Have the request in the next frame. Call `wake` once all of a step are marked."""
+        self._unsent[request.stream_id] = request
+        self._step = step
+
+    def restart_output(self) -> None:
+        """A new stream begins: nothing is in its next frame but what is marked from now on."""
+        self._unsent.clear()
+
+    def wake(self) -> None:
+        if self.attachment is not None:
+            self.attachment.wake()
+
+    def forget(self, stream_ids: Iterable[int]) -> list[Request]:
+        """Drop requests and their histories; returns those that were there."""
+        dropped = [request for stream_id in stream_ids if (request := self.requests.pop(stream_id, None)) is not None]
+        for request in dropped:
+            self._unsent.pop(request.stream_id, None)
+            self.kept_tokens -= request.kept_tokens
+        return dropped
+
+    def take_frame(self) -> Frame | None:
+        """What is unsent, as much of it as fits a frame."""
+        if not self._unsent:
+            return None
+        outputs, budget = [], FRAME_TOKENS
+        unsent, self._unsent = self._unsent, {}
+        for request in unsent.values():
+            if budget > 0:
+                output = request.take(max(1, budget // request.token_weight))
+                outputs.append(output)
+                budget -= 1 + len(output.token_ids) * request.token_weight
+            if request.has_unsent:
+                self._unsent[request.stream_id] = request
+        return Frame(self._step, outputs)

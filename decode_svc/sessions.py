@@ -1,0 +1,314 @@
+"""Every gateway's requests on this worker, from acceptance to the acknowledged end.
+
+Owns who submitted what, which of it runs in the rank, deadlines, and the grace of broken streams. Each request ends in
+exactly one terminal output, in whatever order results, cancellations, deadlines, broken streams and the rank's death
+come.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Protocol
+
+from decode_svc.requests import Finish, Request, Submission, Terminal, make_request
+from decode_svc.session import Attachment, Session
+from engine.messages import Output, Refusal, StepResult, Submit
+from mesh.errors import (
+    ContextExceeded,
+    DeadlineExceeded,
+    EngineFailed,
+    InvalidRequest,
+    MeshError,
+    Overloaded,
+    UnknownRequest,
+)
+
+
+class Rank(Protocol):
+    """Where requests run. Both methods raise EngineFailed where it has gone."""
+
+    def submit(self, submit: Submit) -> None: ...
+
+    def cancel(self, key: int) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class SessionLimits:
+    """What gateways, however many or broken, may make the worker keep."""
+
+    gateways: int = 256
+    # Per gateway, with those that ended and are not acknowledged.
+    requests: int = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """A request that the rank has."""
+
+    session: Session
+    request: Request
+    deadline: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """What admission weighs."""
+
+    live_requests: int
+    # Prompts of live requests without a first token.
+    queued_prefill_tokens: int
+    # Output kept for the gateway that asks.
+    kept_tokens: int
+
+
+class Sessions:
+    """`clock` counts seconds and never goes back; a broken stream may be replaced within `grace_seconds`."""
+
+    def __init__(
+        self, rank: Rank, clock: Callable[[], float], grace_seconds: float, limits: SessionLimits | None = None
+    ) -> None:
+        # No request is live.
+        self.idle = asyncio.Event()
+        # No gateway is attached.
+        self.alone = asyncio.Event()
+        self.idle.set()
+        self.alone.set()
+        self._rank = rank
+        self._clock = clock
+        self._grace_seconds = grace_seconds
+        self._limits = limits or SessionLimits()
+        self._sessions: dict[str, Session] = {}
+        self._live: dict[int, Live] = {}
+        self._queued_prefill_tokens = 0
+        self._next_key = 0
+        self._step = 0
+
+    @property
+    def live_requests(self) -> int:
+        return len(self._live)
+
+    @property
+    def kept_requests(self) -> int:
+        """Live ones, and those whose end is not acknowledged."""
+        return sum(len(session.requests) for session in self._sessions.values())
+
+    @property
+    def attached_gateways(self) -> int:
+        return sum(session.attachment is not None for session in self._sessions.values())
+
+    def backlog(self, attachment: Attachment) -> Backlog:
+        return Backlog(len(self._live), self._queued_prefill_tokens, attachment.session.kept_tokens)
+
+    def attach(self, gateway_id: str, incarnation: str, resume: Mapping[int, int]) -> Attachment:
+        """Begin a stream. `resume` gives, by stream id, the position of the first token that the gateway lacks.
+
+        Raises Overloaded where there are too many gateways, or too many requests to resume.
+        """
+        if len(resume) > self._limits.requests:
+            raise Overloaded(f"at most {self._limits.requests} requests can be resumed")
+        session = self._sessions.get(gateway_id)
+        if session is not None and session.incarnation != incarnation:
+            self._drop_session(session)
+            session = None
+        if session is None:
+            session = self._new_session(gateway_id, incarnation)
+        replaced = session.attachment
+        session.attachment, session.detached_at = Attachment(session), None
+        self.alone.clear()
+        if replaced is not None:
+            replaced.wake()
+        self._resume(session, resume)
+        return session.attachment
+
+    def detach(self, attachment: Attachment) -> None:
+        """The stream ended: its requests live on for the grace period."""
+        if attachment.is_current:
+            attachment.session.attachment = None
+            attachment.session.detached_at = self._clock()
+            self._note_if_alone()
+
+    def submit(self, attachment: Attachment, submission: Submission) -> None:
+        """Hand a request to the rank. Raises as `refuse` does."""
+        request = self._add(attachment, submission)
+        key, self._next_key = self._next_key, self._next_key + 1
+        try:
+            self._rank.submit(_to_rank(key, submission))
+        except EngineFailed as error:
+            self._end(attachment.session, request, error)
+            return
+        request.key = key
+        deadline = None if submission.deadline_ms is None else self._clock() + submission.deadline_ms / 1000
+        self._live[key] = Live(attachment.session, request, deadline)
+        self.idle.clear()
+        self._queued_prefill_tokens += request.prompt_tokens
+
+    def refuse(self, attachment: Attachment, submission: Submission, error: MeshError) -> None:
+        """Answer a request with a failure, without the rank.
+
+        Raises InvalidRequest where the stream id is in use, Overloaded where the gateway acknowledges nothing, and
+        StreamReplaced where the stream is not the gateway's current one; each ends the stream.
+        """
+        self._end(attachment.session, self._add(attachment, submission), error)
+
+    def cancel(self, attachment: Attachment, stream_id: int) -> None:
+        """Have the rank end it. One that has ended, or was never there, is left alone: the messages crossed."""
+        attachment.check_current()
+        request = attachment.session.requests.get(stream_id)
+        if request is not None and request.key is not None:
+            self._cancel_in_rank(request.key)
+
+    def acknowledge(self, attachment: Attachment, stream_ids: Iterable[int]) -> None:
+        """Forget requests whose end the gateway has."""
+        attachment.check_current()
+        requests = attachment.session.requests
+        attachment.session.forget(
+            [
+                stream_id
+                for stream_id in stream_ids
+                if stream_id in requests and requests[stream_id].terminal is not None
+            ]
+        )
+
+    def on_step(self, result: StepResult) -> None:
+        """Keep a step's output, each request's in its own history, and wake the streams that have some."""
+        self._step = result.step
+        touched: dict[str, Session] = {}
+        for output in result.outputs:
+            live = self._live.get(output.key)
+            # None where it was ended here while the rank still had it.
+            if live is not None:
+                self._keep(live, output)
+                touched[live.session.gateway_id] = live.session
+        for session in touched.values():
+            session.wake()
+
+    def fail_all(self, error: MeshError) -> None:
+        """The rank has gone: every live request ends with `error`."""
+        for live in list(self._live.values()):
+            self._end(live.session, live.request, error)
+
+    def expire(self) -> None:
+        """End requests over their deadline, and sessions whose grace is over. Call every few milliseconds."""
+        now = self._clock()
+        for key, live in list(self._live.items()):
+            if live.deadline is not None and live.deadline <= now:
+                self._cancel_in_rank(key)
+                self._end(live.session, live.request, DeadlineExceeded("the request's deadline passed"))
+        for session in list(self._sessions.values()):
+            if session.detached_at is not None and session.detached_at + self._grace_seconds <= now:
+                self._drop_session(session)
+
+    def end_streams(self, error: MeshError) -> None:
+        """Let every stream deliver what there is, and end with `error`."""
+        for session in self._sessions.values():
+            if session.attachment is not None:
+                session.attachment.end(error)
+
+    def _new_session(self, gateway_id: str, incarnation: str) -> Session:
+        if len(self._sessions) >= self._limits.gateways:
+            raise Overloaded(f"this worker serves at most {self._limits.gateways} gateways", retry_after_ms=10_000)
+        session = self._sessions[gateway_id] = Session(gateway_id, incarnation)
+        return session
+
+    def _resume(self, session: Session, resume: Mapping[int, int]) -> None:
+        session.restart_output()
+        self._drop(session, [stream_id for stream_id in session.requests if stream_id not in resume])
+        for stream_id, position in resume.items():
+            request = session.requests.get(stream_id)
+            if request is not None and not request.rewind(position):
+                self._drop(session, [stream_id])
+                request = None
+            if request is None:
+                request = Request(stream_id, attempt=0, prompt_tokens=position)
+                session.add(request)
+                error = UnknownRequest(f"this worker has no request {stream_id} that continues at position {position}")
+                self._end(session, request, error)
+            elif request.has_unsent:
+                session.mark_unsent(request, self._step)
+
+    def _add(self, attachment: Attachment, submission: Submission) -> Request:
+        attachment.check_current()
+        session = attachment.session
+        if len(session.requests) >= self._limits.requests:
+            raise Overloaded(f"{self._limits.requests} requests are not acknowledged: acknowledge those that ended")
+        request = make_request(submission)
+        session.add(request)
+        return request
+
+    def _keep(self, live: Live, output: Output) -> None:
+        session, request = live.session, live.request
+        if output.token_ids:
+            if not request.token_ids:
+                self._queued_prefill_tokens -= request.prompt_tokens
+            request.append(output)
+            session.kept_tokens += len(output.token_ids) * request.token_weight
+            session.mark_unsent(request, self._step)
+        terminal = _terminal(output)
+        if terminal is not None:
+            self._end(session, request, terminal)
+
+    def _end(self, session: Session, request: Request, terminal: Terminal) -> None:
+        assert request.terminal is None
+        self._release(request)
+        request.terminal = terminal
+        session.mark_unsent(request, self._step)
+        session.wake()
+
+    def _drop_session(self, session: Session) -> None:
+        del self._sessions[session.gateway_id]
+        replaced, session.attachment = session.attachment, None
+        if replaced is not None:
+            replaced.wake()
+        self._note_if_alone()
+        self._drop(session, list(session.requests))
+
+    def _note_if_alone(self) -> None:
+        if not self.attached_gateways:
+            self.alone.set()
+
+    def _drop(self, session: Session, stream_ids: Iterable[int]) -> None:
+        """Forget requests, and end those that run; nobody is told."""
+        for request in session.forget(stream_ids):
+            if request.key is not None:
+                self._cancel_in_rank(request.key)
+                self._release(request)
+
+    def _release(self, request: Request) -> None:
+        """What the rank still says of it is of no interest."""
+        if request.key is not None:
+            del self._live[request.key]
+            request.key = None
+            if not request.token_ids:
+                self._queued_prefill_tokens -= request.prompt_tokens
+            if not self._live:
+                self.idle.set()
+
+    def _cancel_in_rank(self, key: int) -> None:
+        # A rank that has gone runs nothing.
+        with suppress(EngineFailed):
+            self._rank.cancel(key)
+
+
+def _terminal(output: Output) -> Terminal | None:
+    if output.refusal is not None:
+        return _refusal_error(output.refusal)
+    return None if output.finish is None else Finish(output.finish)
+
+
+def _refusal_error(refusal: Refusal) -> MeshError:
+    error = ContextExceeded if refusal.reason == ContextExceeded.reason else InvalidRequest
+    return error(refusal.message)
+
+
+def _to_rank(key: int, submission: Submission) -> Submit:
+    return Submit(
+        key=key,
+        request_id=submission.request_id,
+        token_ids=submission.token_ids,
+        sampling=submission.sampling,
+        max_tokens=submission.max_tokens,
+        stop_token_ids=submission.stop_token_ids,
+        ignore_eos=submission.ignore_eos,
+        cache_salt=submission.cache_salt,
+    )

@@ -1,0 +1,99 @@
+"""The stream on which the scheduler hears of this worker: it comes back for ever, and its absence disturbs nobody."""
+
+import asyncio
+import logging
+import random
+from contextlib import suppress
+from typing import Any
+
+import grpc
+from deepmesh.v1 import common_pb2, scheduler_pb2_grpc
+
+from decode_svc import wire
+from decode_svc.report import StatusReport
+from mesh.channel import open_channel
+from mesh.errors import MeshError, SchedulerUnavailable
+from mesh.failures import from_rpc_error
+
+log = logging.getLogger(__name__)
+
+FIRST_RETRY_SECONDS = 0.1
+LAST_RETRY_SECONDS = 5.0
+# Without an answer for so long the scheduler is frozen or gone.
+ANSWER_SECONDS = 10.0
+HEARTBEATS_A_LEASE = 3
+
+
+class StatusLink:
+    """Reports to one scheduler: at once, after changes, and three times a lease at the least."""
+
+    def __init__(
+        self, endpoint: str, identity: common_pb2.WorkerIdentity, report: StatusReport, interval_seconds: float
+    ) -> None:
+        self._endpoint = endpoint
+        self._identity = identity
+        self._report = report
+        self._interval_seconds = interval_seconds
+        self._retry_seconds = FIRST_RETRY_SECONDS
+        self._connected = False
+        self._told_draining = asyncio.Event()
+
+    async def run(self) -> None:
+        """Report until cancelled."""
+        async with open_channel(self._endpoint) as channel:
+            stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
+            while True:
+                try:
+                    await self._follow(stub.ReportStatus())
+                except MeshError as error:
+                    self._log_failure(error)
+                self._connected = False
+                await asyncio.sleep(self._retry_seconds * random.uniform(0.5, 1.0))
+                self._retry_seconds = min(2 * self._retry_seconds, LAST_RETRY_SECONDS)
+
+    async def told_draining(self, seconds: float) -> None:
+        """Return when the scheduler, if there is one, knows that this worker drains, or after that time."""
+        if not self._connected:
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._told_draining.wait()
+
+    async def _follow(self, call: Any) -> None:
+        """One stream, until it breaks; each message is answered before the next."""
+        # A broken stream is noticed at once, and not at the next heartbeat.
+        call.add_done_callback(lambda _: self._report.wake())
+        try:
+            lease_seconds = await self._tell(call, first=True)
+            log.info("reporting to the scheduler at %s", self._endpoint)
+            self._connected, self._retry_seconds = True, FIRST_RETRY_SECONDS
+            while True:
+                await asyncio.sleep(self._interval_seconds)
+                await self._report.wait(lease_seconds / HEARTBEATS_A_LEASE - self._interval_seconds)
+                lease_seconds = await self._tell(call, first=False)
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc_error(error) from error
+        except TimeoutError as error:
+            raise SchedulerUnavailable(f"no answer within {ANSWER_SECONDS:g} s") from error
+        finally:
+            call.cancel()
+
+    def _log_failure(self, error: MeshError) -> None:
+        # Once, and not at every try of a scheduler that is away for long.
+        level = logging.WARNING if self._retry_seconds == FIRST_RETRY_SECONDS else logging.DEBUG
+        log.log(level, "not reporting to the scheduler at %s: %s", self._endpoint, error.message)
+
+    async def _tell(self, call: Any, first: bool) -> float:
+        """Send what there is to tell; returns the lease in seconds."""
+        report = self._report.take(snapshot=first)
+        async with asyncio.timeout(ANSWER_SECONDS):
+            # Writing on an ended call is a mistake of ours; reading from one says how it ended.
+            if not call.done():
+                await call.write(wire.status(report, self._identity if first else None))
+            response = await call.read()
+        if response is grpc.aio.EOF:
+            raise SchedulerUnavailable("the scheduler ended the stream")
+        if report.draining:
+            self._told_draining.set()
+        lease_seconds: float = response.lease.ToNanoseconds() / 1e9
+        return lease_seconds

@@ -1,0 +1,151 @@
+"""Messages of DecodeService in and out, and a worker's identity."""
+
+from collections.abc import Sequence
+
+from deepmesh.v1 import common_pb2, decode_pb2, scheduler_pb2
+
+from decode_svc.report import Report
+from decode_svc.requests import Finish, OutputSlice, Submission
+from decode_svc.session import Frame
+from engine.messages import Logprobs, Ready, Sampling
+from mesh.errors import InvalidRequest
+from mesh.failures import to_failure
+
+MAX_NAME_CHARACTERS = 256
+
+_FINISH_REASONS = {
+    Finish.STOP: common_pb2.FINISH_REASON_STOP,
+    Finish.LENGTH: common_pb2.FINISH_REASON_LENGTH,
+    Finish.CANCELLED: common_pb2.FINISH_REASON_CANCELLED,
+}
+
+
+def check_hello(hello: decode_pb2.AttachHello) -> None:
+    """Raises InvalidRequest."""
+    for field in ("gateway_id", "gateway_incarnation"):
+        if not 0 < len(getattr(hello, field)) <= MAX_NAME_CHARACTERS:
+            raise InvalidRequest(f"hello.{field} must have 1 to {MAX_NAME_CHARACTERS} characters", field=field)
+
+
+def resume_points(hello: decode_pb2.AttachHello) -> dict[int, int]:
+    """By stream id, the position of the first token that the gateway lacks."""
+    return {point.stream_id: point.next_position for point in hello.resume}
+
+
+def submission(message: decode_pb2.Submission) -> Submission:
+    """The message as it is; admission judges it."""
+    return Submission(
+        stream_id=message.stream_id,
+        request_id=message.request_id,
+        attempt=message.attempt,
+        token_ids=list(message.token_ids),
+        sampling=_sampling(message.sampling),
+        max_tokens=message.stop.max_tokens,
+        stop_token_ids=list(message.stop.token_ids),
+        ignore_eos=message.stop.ignore_eos,
+        cache_salt=message.cache_salt,
+        deadline_ms=message.deadline_ms or None,
+        prefill_elsewhere=message.HasField("prefill"),
+    )
+
+
+def welcome(identity: common_pb2.WorkerIdentity, grace_seconds: float) -> decode_pb2.AttachResponse:
+    message = decode_pb2.AttachWelcome(identity=identity, grace_ms=int(grace_seconds * 1000))
+    return decode_pb2.AttachResponse(welcome=message)
+
+
+def step_frame(frame: Frame) -> decode_pb2.AttachResponse:
+    response = decode_pb2.AttachResponse()
+    response.frame.step = frame.step
+    add = response.frame.outputs.add
+    for output in frame.outputs:
+        message = add(
+            stream_id=output.stream_id,
+            attempt=output.attempt,
+            first_position=output.first_position,
+            token_ids=output.token_ids,
+        )
+        # Few outputs have any of these; most have one token and nothing else.
+        if output.logprobs or output.cached_tokens is not None or output.terminal is not None:
+            _add_rest(message, output)
+    return response
+
+
+def identity(worker_id: str, incarnation: str, endpoint: str, ready: Ready) -> common_pb2.WorkerIdentity:
+    namespace = ready.namespace
+    return common_pb2.WorkerIdentity(
+        worker_id=worker_id,
+        incarnation=incarnation,
+        role=common_pb2.WORKER_ROLE_DECODE,
+        endpoint=endpoint,
+        model=ready.model,
+        kv_namespace=common_pb2.KvNamespace(
+            weights_fingerprint=namespace.weights_fingerprint,
+            dtype=namespace.dtype,
+            scale=namespace.scale,
+            layers=namespace.layers,
+            block_tokens=namespace.block_tokens,
+            layout=namespace.layout,
+        ),
+        context_tokens=ready.context_tokens,
+        total_blocks=ready.total_blocks,
+        max_requests=ready.max_requests,
+        can_prefill=True,
+        vocabulary_size=ready.vocabulary_size,
+    )
+
+
+def status(report: Report, sender: common_pb2.WorkerIdentity | None) -> scheduler_pb2.ReportStatusRequest:
+    """`sender` is given in a stream's first message."""
+    load = report.load
+    message = scheduler_pb2.ReportStatusRequest(
+        identity=sender,
+        state=common_pb2.WORKER_STATE_DRAINING if report.draining else common_pb2.WORKER_STATE_SERVING,
+        load=common_pb2.WorkerLoad(
+            running_requests=load.running_requests,
+            waiting_requests=load.waiting_requests,
+            queued_prefill_tokens=load.queued_prefill_tokens,
+            free_blocks=load.free_blocks,
+            prefill_tokens_per_second=load.prefill_tokens_per_second,
+            decode_step_ms=load.decode_step_ms,
+            mean_output_tokens=load.mean_output_tokens,
+        ),
+    )
+    if report.snapshot or report.stored or report.removed:
+        events = scheduler_pb2.KvEvents(snapshot=report.snapshot, stored=report.stored, removed=report.removed)
+        message.kv_events.CopyFrom(events)
+    return message
+
+
+def _sampling(message: common_pb2.SamplingParams) -> Sampling:
+    return Sampling(
+        temperature=message.temperature,
+        top_p=message.top_p or 1.0,
+        top_k=message.top_k,
+        seed=message.seed,
+        top_logprobs=message.top_logprobs if message.HasField("top_logprobs") else None,
+    )
+
+
+def _add_rest(message: decode_pb2.RequestOutput, output: OutputSlice) -> None:
+    if output.logprobs:
+        message.logprobs.extend(_logprobs(output.logprobs))
+    if output.cached_tokens is not None:
+        message.cached_tokens = output.cached_tokens
+    if isinstance(output.terminal, Finish):
+        message.finished = _FINISH_REASONS[output.terminal]
+    elif output.terminal is not None:
+        message.failure.CopyFrom(to_failure(output.terminal))
+
+
+def _logprobs(positions: Sequence[Logprobs]) -> list[common_pb2.PositionLogprobs]:
+    return [
+        common_pb2.PositionLogprobs(
+            logprob=position.logprob,
+            top=[
+                common_pb2.TokenLogprob(token_id=token_id, logprob=logprob)
+                for token_id, logprob in zip(position.top_token_ids, position.top_logprobs, strict=True)
+            ],
+        )
+        for position in positions
+    ]

@@ -1,0 +1,330 @@
+import pytest
+
+from decode_svc.requests import Finish
+from decode_svc.session import FRAME_TOKENS, Attachment
+from decode_svc.sessions import SessionLimits, Sessions
+from engine.messages import Logprobs, Output, Refusal, Sampling
+from mesh.errors import (
+    ContextExceeded,
+    DeadlineExceeded,
+    EngineFailed,
+    InvalidRequest,
+    Overloaded,
+    ShuttingDown,
+    StreamReplaced,
+    UnknownRequest,
+    WorkerFull,
+)
+from tests.support.decoding import FakeRank, make_submission
+from tests.support.scheduling import ManualClock
+
+GRACE = 5.0
+
+
+def make_sessions(**limits: int) -> tuple[Sessions, FakeRank, ManualClock]:
+    rank, clock = FakeRank(), ManualClock()
+    return Sessions(rank, clock, GRACE, SessionLimits(**limits)), rank, clock
+
+
+def attach(sessions: Sessions, gateway: str = "g", incarnation: str = "i", **resume: int) -> Attachment:
+    """`resume` in the form _7=12: stream 7 goes on at position 12."""
+    return sessions.attach(gateway, incarnation, {int(name[1:]): position for name, position in resume.items()})
+
+
+async def taken(attachment: Attachment) -> dict[int, tuple[int, list[int], object]]:
+    """By stream id: first position, tokens, end."""
+    frame = await attachment.next_frame()
+    assert frame is not None
+    return {out.stream_id: (out.first_position, list(out.token_ids), out.terminal) for out in frame.outputs}
+
+
+async def test_a_step_is_one_frame_for_each_gateway() -> None:
+    sessions, rank, _ = make_sessions()
+    first, second = attach(sessions, "a"), attach(sessions, "b")
+    for stream_id in (1, 2):
+        sessions.submit(first, make_submission(stream_id))
+    sessions.submit(second, make_submission(1))
+    sessions.on_step(rank.step(rank.output(0), rank.output(1, count=2), rank.output(2)))
+    assert await taken(first) == {1: (3, [0], None), 2: (3, [1000, 1001], None)}
+    assert await taken(second) == {1: (3, [2000], None)}
+
+
+async def test_steps_that_a_gateway_did_not_read_become_one_frame() -> None:
+    sessions, rank, _ = make_sessions()
+    attachment = attach(sessions)
+    sessions.submit(attachment, make_submission())
+    for _ in range(3):
+        sessions.on_step(rank.step(rank.output(0)))
+    frame = await attachment.next_frame()
+    assert frame is not None
+    assert frame.step == 3
+    assert list(frame.outputs[0].token_ids) == [0, 1, 2]
+
+
+async def test_cached_tokens_come_with_the_first_token_alone() -> None:
+    sessions, rank, _ = make_sessions()
+    attachment = attach(sessions)
+    sessions.submit(attachment, make_submission())
+    seen = []
+    for _ in range(2):
+        sessions.on_step(rank.step(rank.output(0)))
+        frame = await attachment.next_frame()
+        assert frame is not None
+        seen.append(frame.outputs[0].cached_tokens)
+    assert seen == [0, None]
+
+
+async def test_a_frame_holds_a_bounded_number_of_tokens() -> None:
+    sessions, rank, _ = make_sessions()
+    attachment = attach(sessions)
+    for stream_id in (1, 2):
+        sessions.submit(attachment, make_submission(stream_id))
+    count = FRAME_TOKENS - 10
+    sessions.on_step(rank.step(rank.output(0, count, "length"), rank.output(1, count, "length")))
+    first, second = await taken(attachment), await taken(attachment)
+    assert [(len(tokens), end) for _, tokens, end in first.values()] == [(count, Finish.LENGTH), (9, None)]
+    assert [(len(tokens), end) for _, tokens, end in second.values()] == [(count - 9, Finish.LENGTH)]
+    assert second[2][0] == 3 + 9
+
+
+async def test_log_probabilities_are_weighed_as_what_they_take() -> None:
+    sessions, rank, _ = make_sessions()
+    attachment = attach(sessions)
+    sessions.submit(attachment, make_submission(sampling=Sampling(top_logprobs=20)))
+    count = 2000
+    logprobs = [Logprobs(-1.0, list(range(20)), [-1.0] * 20)] * count
+    sessions.on_step(rank.step(rank.output(0, count, logprobs=logprobs)))
+    assert sessions.backlog(attachment).kept_tokens == 42 * count
+    frame = await attachment.next_frame()
+    assert frame is not None
+    assert len(frame.outputs[0].token_ids) == len(frame.outputs[0].logprobs) == FRAME_TOKENS // 42
+
+
+async def test_a_cancelled_request_ends_when_the_rank_says_so() -> None:
+    sessions, rank, _ = make_sessions()
+    attachment = attach(sessions)
+    sessions.submit(attachment, make_submission())
+    sessions.cancel(attachment, 1)
+    sessions.cancel(attachment, 99)
+    assert rank.cancelled == [0]
+    sessions.on_step(rank.step(rank.output(0, 0, "cancelled")))
+    assert await taken(attachment) == {1: (3, [], Finish.CANCELLED)}
+    sessions.cancel(attachment, 1)
+    assert rank.cancelled == [0]
+
+
+async def test_a_request_that_the_rank_refuses_fails() -> None:
+    sessions, rank, _ = make_sessions()
+    attachment = attach(sessions)
+    sessions.submit(attachment, make_submission())
+    sessions.on_step(rank.step(Output(0, 0, [], refusal=Refusal("CONTEXT_EXCEEDED", "too long"))))
+    ((_, _, end),) = (await taken(attachment)).values()
+    assert isinstance(end, ContextExceeded)
+    assert sessions.live_requests == 0
+
+
+async def test_a_refused_request_never_reaches_the_rank_and_waits_for_its_acknowledgement() -> None:
+    sessions, rank, _ = make_sessions()
+    attachment = attach(sessions)
+    sessions.refuse(attachment, make_submission(), error := WorkerFull("full"))
+    assert await taken(attachment) == {1: (3, [], error)}
+    assert rank.submitted == {}
+    assert sessions.kept_requests == 1
+    sessions.acknowledge(attachment, [1, 2])
+    assert sessions.kept_requests == 0
+
+
+async def test_a_running_request_cannot_be_acknowledged() -> None:
+    sessions, rank, _ = make_sessions()
+    attachment = attach(sessions)
+    sessions.submit(attachment, make_submission())
+    sessions.acknowledge(attachment, [1])
+    sessions.on_step(rank.step(rank.output(0)))
+    assert await taken(attachment) == {1: (3, [0], None)}
+
+
+async def test_a_resumed_request_goes_on_at_the_position_that_the_gateway_names() -> None:
+    sessions, rank, _ = make_sessions()
+    attachment = attach(sessions)
+    sessions.submit(attachment, make_submission())
+    for _ in range(4):
+        sessions.on_step(rank.step(rank.output(0)))
+    # The gateway got two of them before the stream broke.
+    await taken(attachment)
+    sessions.detach(attachment)
+    sessions.on_step(rank.step(rank.output(0, 1, "stop")))
+    again = attach(sessions, _1=5)
+    assert await taken(again) == {1: (5, [2, 3, 4], Finish.STOP)}
+
+
+async def test_a_frame_that_was_lost_with_its_stream_is_sent_again_with_its_end() -> None:
+    sessions, rank, _ = make_sessions()
+    attachment = attach(sessions)
+    sessions.submit(attachment, make_submission())
+    sessions.on_step(rank.step(rank.output(0, 2, "stop")))
+    lost = await taken(attachment)
+    sessions.detach(attachment)
+    assert await taken(attach(sessions, _1=3)) == lost == {1: (3, [0, 1], Finish.STOP)}
+
+
+async def test_a_gateway_that_has_everything_is_sent_nothing() -> None:
+    sessions, rank, _ = make_sessions()
+    attachment = attach(sessions)
+    sessions.submit(attachment, make_submission())
+    sessions.on_step(rank.step(rank.output(0, 2)))
+    again = attach(sessions, _1=5)
+    assert again.session.take_frame() is None
+
+
+async def test_a_request_that_the_gateway_no_longer_names_is_cancelled() -> None:
+    sessions, rank, _ = make_sessions()
+    attachment = attach(sessions)
+    sessions.submit(attachment, make_submission(1))
+    sessions.submit(attachment, make_submission(2))
+    sessions.detach(attachment)
+    attach(sessions, _2=3)
+    assert rank.cancelled == [0]
+    assert (sessions.live_requests, sessions.kept_requests) == (1, 1)
+    sessions.on_step(rank.step(rank.output(0, 0, "cancelled")))
+    assert sessions.kept_requests == 1
+
+
+@pytest.mark.parametrize("position", [2, 5, 1000])
+async def test_a_request_resumed_where_no_token_of_it_comes_next_is_unknown(position: int) -> None:
+    sessions, rank, _ = make_sessions()
+    attachment = attach(sessions)
+    sessions.submit(attachment, make_submission())
+    sessions.on_step(rank.step(rank.output(0)))
+    again = attach(sessions, _1=position)
+    ((first_position, tokens, end),) = (await taken(again)).values()
+    assert (first_position, tokens) == (position, [])
+    assert isinstance(end, UnknownRequest)
+    assert rank.cancelled == [0]
+
+
+async def test_a_request_that_the_worker_never_had_is_unknown() -> None:
+    sessions, _, _ = make_sessions()
+    attachment = attach(sessions, _7=12)
+    ((position, _, end),) = (await taken(attachment)).values()
+    assert position == 12
+    assert isinstance(end, UnknownRequest)
+    sessions.acknowledge(attachment, [7])
+    assert sessions.kept_requests == 0
+
+
+async def test_a_second_stream_replaces_the_first() -> None:
+    sessions, rank, _ = make_sessions()
+    first = attach(sessions)
+    sessions.submit(first, make_submission())
+    second = attach(sessions, _1=3)
+    with pytest.raises(StreamReplaced):
+        await first.next_frame()
+    with pytest.raises(StreamReplaced):
+        sessions.submit(first, make_submission(2))
+    sessions.detach(first)
+    sessions.on_step(rank.step(rank.output(0)))
+    assert await taken(second) == {1: (3, [0], None)}
+    assert not sessions.alone.is_set()
+
+
+async def test_a_new_incarnation_cancels_what_the_old_one_ran() -> None:
+    sessions, rank, _ = make_sessions()
+    old = attach(sessions, incarnation="old")
+    sessions.submit(old, make_submission())
+    attach(sessions, incarnation="new")
+    assert rank.cancelled == [0]
+    assert sessions.kept_requests == 0
+    with pytest.raises(StreamReplaced):
+        await old.next_frame()
+
+
+async def test_requests_outlive_a_broken_stream_by_the_grace_and_no_longer() -> None:
+    sessions, rank, clock = make_sessions()
+    attachment = attach(sessions)
+    sessions.submit(attachment, make_submission())
+    sessions.detach(attachment)
+    clock.now += GRACE - 0.1
+    sessions.expire()
+    assert sessions.live_requests == 1
+    clock.now += 0.1
+    sessions.expire()
+    assert rank.cancelled == [0]
+    assert (sessions.live_requests, sessions.kept_requests) == (0, 0)
+    again = attach(sessions, _1=3)
+    ((_, _, end),) = (await taken(again)).values()
+    assert isinstance(end, UnknownRequest)
+
+
+async def test_a_request_over_its_deadline_fails_and_is_cancelled() -> None:
+    sessions, rank, clock = make_sessions()
+    attachment = attach(sessions)
+    sessions.submit(attachment, make_submission(1, deadline_ms=50))
+    sessions.submit(attachment, make_submission(2))
+    sessions.on_step(rank.step(rank.output(0)))
+    clock.now += 0.05
+    sessions.expire()
+    ((position, tokens, end),) = (await taken(attachment)).values()
+    assert (position, tokens) == (3, [0])
+    assert isinstance(end, DeadlineExceeded)
+    assert rank.cancelled == [0]
+    sessions.on_step(rank.step(rank.output(0, 1, "cancelled"), rank.output(1)))
+    assert list(await taken(attachment)) == [2]
+
+
+async def test_the_death_of_the_rank_fails_every_live_request_once() -> None:
+    sessions, rank, _ = make_sessions()
+    attachment = attach(sessions)
+    for stream_id in (1, 2):
+        sessions.submit(attachment, make_submission(stream_id))
+    sessions.on_step(rank.step(rank.output(0, 1, "stop")))
+    rank.dead = True
+    sessions.fail_all(error := EngineFailed("gone"))
+    sessions.submit(attachment, make_submission(3))
+    frame = await taken(attachment)
+    assert (frame[1][2], frame[2][2]) == (Finish.STOP, error)
+    assert isinstance(frame[3][2], EngineFailed)
+    assert sessions.idle.is_set()
+
+
+async def test_a_stream_delivers_what_there_is_before_it_ends() -> None:
+    sessions, rank, _ = make_sessions()
+    attachment = attach(sessions)
+    sessions.submit(attachment, make_submission())
+    sessions.on_step(rank.step(rank.output(0, 1, "stop")))
+    sessions.end_streams(ShuttingDown("stopping"))
+    assert await taken(attachment) == {1: (3, [0], Finish.STOP)}
+    with pytest.raises(ShuttingDown):
+        await attachment.next_frame()
+
+
+def test_the_backlog_counts_prompts_without_a_first_token() -> None:
+    sessions, rank, _ = make_sessions()
+    attachment = attach(sessions)
+    for stream_id in (1, 2, 3):
+        sessions.submit(attachment, make_submission(stream_id, token_ids=[1] * 10 * stream_id))
+    assert sessions.backlog(attachment).queued_prefill_tokens == 60
+    sessions.on_step(rank.step(rank.output(0), rank.output(1, 0, "cancelled")))
+    assert sessions.backlog(attachment).queued_prefill_tokens == 30
+    sessions.on_step(rank.step(rank.output(2), rank.output(0)))
+    assert sessions.backlog(attachment).queued_prefill_tokens == 0
+
+
+def test_a_stream_id_is_not_used_twice() -> None:
+    sessions, rank, _ = make_sessions()
+    attachment = attach(sessions)
+    sessions.submit(attachment, make_submission())
+    with pytest.raises(InvalidRequest, match="stream_id 1 is in use"):
+        sessions.submit(attachment, make_submission())
+    assert len(rank.submitted) == 1
+
+
+def test_gateways_and_their_requests_are_bounded() -> None:
+    sessions, _, _ = make_sessions(gateways=1, requests=1)
+    attachment = attach(sessions, "a")
+    with pytest.raises(Overloaded):
+        attach(sessions, "b")
+    sessions.refuse(attachment, make_submission(1), WorkerFull("full"))
+    with pytest.raises(Overloaded):
+        sessions.submit(attachment, make_submission(2))
+    with pytest.raises(Overloaded):
+        attach(sessions, "a", _1=3, _2=3)

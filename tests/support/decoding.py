@@ -1,0 +1,74 @@
+"""A rank that does what a test says, and submissions with plain defaults."""
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from decode_svc.requests import Submission
+from engine.messages import KvNamespace, Load, Logprobs, Output, Ready, Sampling, StepResult, Submit
+from mesh.errors import EngineFailed
+
+LOAD = Load(0, 0, 0, 100, 0.0, 0.0, 0.0)
+READY = Ready(
+    model="oracle",
+    namespace=KvNamespace("fingerprint", "oracle", 1, "oracle:1"),
+    context_tokens=1000,
+    vocabulary_size=100,
+    total_blocks=100,
+    max_requests=4,
+    peak_bytes=0,
+)
+
+
+def make_submission(stream_id: int = 1, **changes: Any) -> Submission:
+    submission = Submission(
+        stream_id=stream_id,
+        request_id=f"r{stream_id}",
+        attempt=0,
+        token_ids=[1, 2, 3],
+        sampling=Sampling(),
+        max_tokens=10,
+        stop_token_ids=[],
+    )
+    return replace(submission, **changes)
+
+
+@dataclass
+class FakeRank:
+    """Runs nothing: `step` makes the results that a test asks for."""
+
+    submitted: dict[int, Submit] = field(default_factory=dict)
+    cancelled: list[int] = field(default_factory=list)
+    # Tokens generated for each request that has not ended.
+    running: dict[int, int] = field(default_factory=dict)
+    dead: bool = False
+    steps: int = 0
+
+    def submit(self, submit: Submit) -> None:
+        if self.dead:
+            raise EngineFailed("the engine process has ended")
+        self.submitted[submit.key] = submit
+        self.running[submit.key] = 0
+
+    def cancel(self, key: int) -> None:
+        if self.dead:
+            raise EngineFailed("the engine process has ended")
+        self.cancelled.append(key)
+
+    def tokens(self, key: int, start: int, count: int) -> list[int]:
+        """The tokens at those indices of a request's completion."""
+        return [1000 * key + index for index in range(start, start + count)]
+
+    def output(self, key: int, count: int = 1, finish: Any = None, logprobs: list[Logprobs] | None = None) -> Output:
+        start = self.running[key]
+        if finish is None:
+            self.running[key] += count
+        else:
+            del self.running[key]
+        prompt_tokens = len(self.submitted[key].token_ids)
+        cached_tokens = 0 if start == 0 and count else None
+        tokens = self.tokens(key, start, count)
+        return Output(key, prompt_tokens + start, tokens, logprobs, cached_tokens, finish)
+
+    def step(self, *outputs: Output) -> StepResult:
+        self.steps += 1
+        return StepResult(self.steps, list(outputs), LOAD)
