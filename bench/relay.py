@@ -1,5 +1,8 @@
 """The least that can stand between a client and a source of tokens in grpc.aio: one upstream stream for each client's,
-every message forwarded unchanged and not even parsed. `python -m bench.relay PORT UPSTREAM`."""
+every message forwarded unchanged and not even parsed.
+
+    python -m bench.relay PORT UPSTREAM
+"""
 
 import argparse
 from typing import Any
@@ -10,7 +13,7 @@ import uvloop
 from bench.token_source import METHOD, SERVICE, serve
 
 
-async def _main(port: int, upstream: str) -> None:
+async def serve_relay(port: int, upstream: str) -> None:
     channel = grpc.aio.insecure_channel(upstream, options=[("grpc.enable_http_proxy", 0)])
     generate: Any = channel.unary_stream(f"/{SERVICE}/{METHOD}")
 
@@ -27,4 +30,4 @@ if __name__ == "__main__":
     parser.add_argument("port", type=int)
     parser.add_argument("upstream")
     arguments = parser.parse_args()
-    uvloop.run(_main(arguments.port, arguments.upstream))
+    uvloop.run(serve_relay(arguments.port, arguments.upstream))

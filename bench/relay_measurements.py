@@ -46,7 +46,8 @@ async def saturation(path: TokenPath, streams: int, seconds: float) -> Saturatio
         return Saturation((reading.tokens - tokens) / elapsed, (reading.messages - messages) / elapsed, meter.cores())
 
 
-async def step_latency(path: TokenPath, streams: int, seconds: float) -> StepLatency:
+async def step_latency(path: TokenPath, streams: int, seconds: float, hop_ms: float = 0.0) -> StepLatency:
+    """`hop_ms` is what one message takes from source to client, for a path whose steps are told by arriving."""
     async with path.steps() as steps, TokenStreams(path.endpoint, streams) as reading:
         await reading.all_started()
         await asyncio.sleep(SETTLE_SECONDS)
@@ -58,6 +59,7 @@ async def step_latency(path: TokenPath, streams: int, seconds: float) -> StepLat
         reading.check()
         measured = [[at for at in times if began <= at < ended] for times in reading.times]
         latencies = [latency for times in measured for latency in added_latencies(times, steps)]
-    values = distribution(latencies)
+    late_s = hop_ms / 1000 if path.steps_one_hop_late else 0.0
+    values = distribution([latency + late_s for latency in latencies])
     assert values is not None
     return StepLatency(len(latencies), values, cores)

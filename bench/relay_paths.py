@@ -10,8 +10,7 @@ from pathlib import Path
 
 from bench.oracle_mesh import oracle_mesh
 from bench.processes import pin
-from bench.step_clock import engine_steps
-from bench.token_streams import TokenStreams
+from bench.step_clock import engine_steps, source_steps
 from mesh.channel import open_channel
 from mesh.composition import HOST
 from mesh.log_lines import LinePrinter
@@ -30,8 +29,10 @@ class TokenPath:
     name: str
     endpoint: str
     process_ids: Mapping[str, int]
-    # Opens the stream that tells when this path's source made its steps.
+    # Opens the stream that tells when this path's tokens were made.
     steps: Callable[[], AbstractAsyncContextManager[list[float]]]
+    # Whether it tells by arriving, one hop later.
+    steps_one_hop_late: bool = False
 
 
 @asynccontextmanager
@@ -50,9 +51,9 @@ async def token_paths(log: Path, streams: int, pace_ms: float) -> AsyncIterator[
             for subject in (relay, mesh.process_ids["gateway"]):
                 pin(subject, {cores[0]})
             yield [
-                TokenPath("direct", source_at, {"source": source}, lambda: _source_steps(source_at)),
-                TokenPath("relay", relay_at, {"relay": relay, "source": source}, lambda: _source_steps(source_at)),
-                TokenPath("gateway", mesh.gateway, mesh.process_ids, lambda: engine_steps(mesh.decode)),
+                TokenPath("direct", source_at, {"source": source}, lambda: source_steps(source_at)),
+                TokenPath("relay", relay_at, {"relay": relay, "source": source}, lambda: source_steps(source_at)),
+                TokenPath("gateway", mesh.gateway, mesh.process_ids, lambda: engine_steps(mesh.decode), True),
             ]
     finally:
         os.sched_setaffinity(0, set(cores))
@@ -72,9 +73,3 @@ async def _bare(log: Path, module: str, argument: str) -> AsyncIterator[tuple[st
             yield f"{HOST}:{port}", child.process_id
         finally:
             await child.stop(STOP_SECONDS)
-
-
-@asynccontextmanager
-async def _source_steps(source: str) -> AsyncIterator[list[float]]:
-    async with TokenStreams(source, 1) as streams:
-        yield streams.times[0]

@@ -1,7 +1,6 @@
-"""When the engine's steps happened, seen beside the path under test; and how much later tokens came on that path.
+"""When steps happened, seen beside the path under test; and how much later tokens came on that path.
 
-A second, direct stream of one request shares every step with the streams that are measured: its token of a step leaves
-in the same instant as theirs, and its arrival, in the same process and by the same clock, is the step's time.
+One more stream, straight from where the steps are made, shares every step with the streams that are measured.
 """
 
 import asyncio
@@ -11,7 +10,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import numpy as np
-from deepmesh.v1 import common_pb2, decode_pb2, decode_pb2_grpc
+from deepmesh.v1 import common_pb2, decode_pb2, decode_pb2_grpc, gateway_pb2, gateway_pb2_grpc
 
 from bench.token_streams import MAX_TOKENS, PROMPT_TOKENS
 from mesh.channel import open_channel
@@ -35,8 +34,31 @@ def added_latencies(token_times: Sequence[float], step_times: Sequence[float]) -
 
 
 @asynccontextmanager
+async def source_steps(source: str) -> AsyncIterator[list[float]]:
+    """The instants at which a paced token source made its steps, as it says itself."""
+    times: list[float] = []
+    async with open_channel(source) as channel:
+        call = gateway_pb2_grpc.GatewayServiceStub(channel).Generate(gateway_pb2.GenerateRequest())
+
+        async def follow() -> None:
+            async for response in call:
+                instant = float(response.delta.text)
+                times.append(instant)
+
+        following = asyncio.create_task(follow())
+        try:
+            yield times
+        finally:
+            call.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+
+
+@asynccontextmanager
 async def engine_steps(decode: str) -> AsyncIterator[list[float]]:
-    """Attach to a decode worker as one more gateway, with one endless request; the list gets each token's arrival."""
+    """Attach to a decode worker as one more gateway, with one endless request; the list gets each token's arrival.
+
+    That is one hop after the step was sent.
+    """
     times: list[float] = []
     async with open_channel(decode) as channel:
         call = decode_pb2_grpc.DecodeServiceStub(channel).Attach()

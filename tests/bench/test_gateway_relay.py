@@ -1,0 +1,23 @@
+import pytest
+
+from bench.gateway_relay import judge
+from bench.relay_measurements import Saturation, StepLatency
+from bench.summary import Distribution
+
+
+def saturated(*rates: float) -> list[Saturation]:
+    return [Saturation(rate, rate / 2, {}) for rate in rates]
+
+
+def late(*p99s_ms: float) -> list[StepLatency]:
+    return [StepLatency(1, Distribution(mean=0, p50=0, p90=0, p99=p99, max=p99), {}) for p99 in p99s_ms]
+
+
+def test_the_verdict_compares_medians_less_what_the_direct_path_takes() -> None:
+    verdict = judge(
+        {"direct": saturated(900), "relay": saturated(50, 100, 999), "gateway": saturated(1, 80, 90)},
+        {"direct": late(1.0, 2.0, 9.0), "relay": late(5.0, 4.0, 99.0), "gateway": late(6.5, 6.5, 0.0)},
+    )
+    assert (verdict.throughput_ratio, verdict.message_ratio) == (0.8, 0.8)
+    assert (verdict.relay_added_ms, verdict.gateway_added_ms) == (3.0, 4.5)
+    assert verdict.added_ratio == pytest.approx(1.5)
