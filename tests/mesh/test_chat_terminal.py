@@ -17,7 +17,7 @@ class Terminal:
     """A process on a pseudo-terminal of its own, and what it has shown."""
 
     def __init__(self) -> None:
-        self.shown = ""
+        self._output = b""
         self._ours, self._theirs = pty.openpty()
 
     async def start(self, *arguments: str) -> asyncio.subprocess.Process:
@@ -35,6 +35,11 @@ class Terminal:
         asyncio.get_running_loop().add_reader(self._ours, self._read)
         return process
 
+    @property
+    def shown(self) -> str:
+        # A character may arrive in pieces.
+        return self._output.decode(errors="ignore")
+
     def type(self, text: bytes) -> None:
         os.write(self._ours, text)
 
@@ -44,7 +49,7 @@ class Terminal:
 
     def _read(self) -> None:
         try:
-            self.shown += os.read(self._ours, 65536).decode(errors="replace")
+            self._output += os.read(self._ours, 65536)
         except OSError:
             # The other side is closed.
             asyncio.get_running_loop().remove_reader(self._ours)
