@@ -56,7 +56,7 @@ def _latencies(summary: Summary) -> list[tuple[str, Distribution | None]]:
         ("TPOT, ms", summary.tpot_ms),
         ("ITL, ms", summary.itl_ms),
         ("whole answer, ms", summary.latency_ms),
-        ("generator's lateness, ms", summary.drift_ms),
+        ("arrival drift, ms", summary.drift_ms),
     ]
 
 
