@@ -88,6 +88,7 @@ class FakeDecodeWorker(decode_pb2_grpc.DecodeServiceServicer):
     def __post_init__(self) -> None:
         self.running.set()
         self._calls: set[asyncio.Task[None]] = set()
+        self._broken: set[asyncio.Task[None]] = set()
         self._work = asyncio.Event()
         self._step = 0
         # New streams are refused while it is set.
@@ -111,7 +112,8 @@ class FakeDecodeWorker(decode_pb2_grpc.DecodeServiceServicer):
 
     def break_streams(self) -> None:
         """End every stream; the requests live on."""
-        for task in list(self._calls):
+        self._broken |= self._calls
+        for task in self._calls:
             task.cancel()
 
     def restart(self, incarnation: str) -> None:
@@ -139,11 +141,12 @@ class FakeDecodeWorker(decode_pb2_grpc.DecodeServiceServicer):
             reader = asyncio.create_task(self._read(context))
             await self._write(context)
         except asyncio.CancelledError:
-            if context.done():
+            if task not in self._broken:
                 raise
             await context.abort(grpc.StatusCode.UNAVAILABLE, "the stream was broken")
         finally:
             self._calls.discard(task)
+            self._broken.discard(task)
             if reader is not None:
                 reader.cancel()
 
@@ -202,9 +205,10 @@ class FakeDecodeWorker(decode_pb2_grpc.DecodeServiceServicer):
         for request in self.requests.values():
             for _ in range(self.tokens_per_step):
                 if request.live:
-                    self._generate(request)
+                    self.generate(request)
 
-    def _generate(self, request: FakeRequest) -> None:
+    def generate(self, request: FakeRequest) -> None:
+        """Write one token, which may be the last."""
         token_id = self.next_token(request.generated, request.tokens)
         request.tokens.append(token_id)
         stop = request.submission.stop
@@ -256,5 +260,4 @@ class StartedWorker:
 
     async def __aexit__(self, *error: Any) -> None:
         self._worker.unreachable = True
-        self._worker.break_streams()
         await self._server.__aexit__(None, None, None)

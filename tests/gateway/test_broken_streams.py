@@ -1,0 +1,241 @@
+"""Broken streams, lost workers, workers without room: no token lost, repeated or retracted."""
+
+import asyncio
+from typing import Any
+
+import grpc
+import pytest
+from deepmesh.v1 import common_pb2
+
+from gateway.config import DispatchConfig
+from mesh.errors import EngineFailed, InvalidRequest, Overloaded, ShuttingDown, WorkerFull
+from mesh.failures import from_rpc_error
+from tests.support.fake_decode import FakeDecodeWorker, FakeRequest, oracle_tokens
+from tests.support.gateways import Collected, Mesh, collect, ids_request, running_mesh
+from tests.support.waiting import eventually
+
+PROMPT = [5, 6, 7]
+FAST = {"backoff_seconds": 0.01, "reattach_seconds": 0.02}
+
+
+def paced(**fields: Any) -> FakeDecodeWorker:
+    return FakeDecodeWorker(step_seconds=0.005, **fields)
+
+
+def start(mesh: Mesh, max_tokens: int = 60) -> "asyncio.Task[Collected]":
+    return asyncio.create_task(collect(mesh, ids_request(PROMPT, max_tokens=max_tokens)))
+
+
+async def under_way(worker: FakeDecodeWorker, tokens: int = 5) -> None:
+    await eventually(lambda: any(request.generated >= tokens for request in worker.requests.values()))
+
+
+async def test_a_broken_stream_is_resumed_and_its_client_sees_nothing_of_it() -> None:
+    async with running_mesh(paced()) as mesh:
+        answer = start(mesh)
+        for tokens in (5, 20, 35):
+            await under_way(mesh.worker, tokens)
+            mesh.worker.break_streams()
+        assert (await answer).token_ids == oracle_tokens(PROMPT, 60)
+        assert len(mesh.worker.submissions) == 1
+        assert [len(hello.resume) for hello in mesh.worker.hellos] == [0, 1, 1, 1]
+        assert len({hello.gateway_incarnation for hello in mesh.worker.hellos}) == 1
+
+
+async def test_tokens_written_while_the_stream_was_broken_come_after_it() -> None:
+    async with running_mesh(paced()) as mesh:
+        answer = start(mesh, 60)
+        await under_way(mesh.worker)
+        mesh.worker.unreachable = True
+        mesh.worker.break_streams()
+        request = next(iter(mesh.worker.requests.values()))
+        while request.live:
+            mesh.worker.generate(request)
+        mesh.worker.unreachable = False
+        assert (await answer).token_ids == oracle_tokens(PROMPT, 60)
+        assert len(mesh.worker.submissions) == 1
+
+
+async def test_a_request_submitted_while_the_stream_is_broken_waits_for_the_next() -> None:
+    async with running_mesh(paced()) as mesh:
+        first = start(mesh)
+        await under_way(mesh.worker)
+        mesh.worker.unreachable = True
+        mesh.worker.break_streams()
+        second = start(mesh)
+        await eventually(lambda: len(mesh.scheduler.queries) == 2)
+        mesh.worker.unreachable = False
+        for answer in (first, second):
+            assert (await answer).token_ids == oracle_tokens(PROMPT, 60)
+
+
+async def test_a_request_cancelled_while_the_stream_is_broken_is_not_named_again() -> None:
+    async with running_mesh(paced()) as mesh:
+        kept, dropped = start(mesh), start(mesh)
+        await eventually(lambda: len(mesh.worker.submissions) == 2)
+        mesh.worker.unreachable = True
+        mesh.worker.break_streams()
+        dropped.cancel()
+        await eventually(lambda: mesh.gateway.dispatcher.live_generations == 1)
+        mesh.worker.unreachable = False
+        assert (await kept).token_ids == oracle_tokens(PROMPT, 60)
+        assert len(mesh.worker.hellos[-1].resume) == 1
+
+
+async def test_a_restarted_worker_lost_its_requests_and_they_continue_from_the_token_log() -> None:
+    async with running_mesh(paced()) as mesh:
+        answer = start(mesh)
+        await under_way(mesh.worker)
+        mesh.worker.restart("second")
+        mesh.scheduler.add(mesh.worker.identity())
+        assert (await answer).token_ids == oracle_tokens(PROMPT, 60)
+        first, second = mesh.worker.submissions
+        log = list(second.token_ids)
+        assert log == PROMPT + oracle_tokens(PROMPT, len(log) - 3)
+        assert len(log) > 3
+        assert second.stop.max_tokens == 60 - (len(log) - 3)
+        assert first.attempt < second.attempt
+        assert first.sampling.seed == second.sampling.seed
+        assert first.stream_id != second.stream_id
+
+
+async def test_usage_does_not_depend_on_how_many_workers_it_took() -> None:
+    async with running_mesh(paced()) as mesh:
+        answer = start(mesh)
+        await under_way(mesh.worker)
+        mesh.worker.restart("second")
+        mesh.scheduler.add(mesh.worker.identity())
+        usage = (await answer).usage
+        assert (usage.prompt_tokens, usage.completion_tokens) == (3, 60)
+
+
+async def test_requests_move_when_the_grace_is_over() -> None:
+    dying, other = paced(grace_ms=200), paced(worker_id="decode-1")
+    async with running_mesh(dying, other) as mesh:
+        answer = start(mesh)
+        await under_way(dying)
+        dying.unreachable = True
+        dying.break_streams()
+        assert (await answer).token_ids == oracle_tokens(PROMPT, 60)
+        assert list(mesh.scheduler.queries[-1].avoid_worker_ids) == ["decode-0"]
+        assert len(other.submissions) == 1
+        await eventually(lambda: len(mesh.scheduler.outcomes) == 2)
+        assert [outcome.outcome for outcome in mesh.scheduler.outcomes] == [4, 1]
+
+
+async def test_requests_move_as_soon_as_the_lease_is_over() -> None:
+    frozen, other = paced(grace_ms=60_000), paced(worker_id="decode-1")
+    async with running_mesh(frozen, other) as mesh:
+        answer = start(mesh)
+        await under_way(frozen)
+        frozen.running.clear()
+        frozen.unreachable = True
+        mesh.scheduler.remove("decode-0")
+        assert (await answer).token_ids == oracle_tokens(PROMPT, 60)
+        assert len(other.submissions) == 1
+
+
+async def test_requests_move_when_the_engine_fails() -> None:
+    failing, other = paced(), paced(worker_id="decode-1")
+    async with running_mesh(failing, other) as mesh:
+        answer = start(mesh)
+        await under_way(failing)
+        next(iter(failing.requests.values())).failure = EngineFailed("the rank died")
+        assert (await answer).token_ids == oracle_tokens(PROMPT, 60)
+        assert len(other.submissions) == 1
+
+
+async def test_a_worker_without_room_is_avoided() -> None:
+    full, other = FakeDecodeWorker(refusals=[WorkerFull("no room")]), FakeDecodeWorker(worker_id="decode-1")
+    async with running_mesh(full, other) as mesh:
+        assert (await start(mesh)).token_ids == oracle_tokens(PROMPT, 60)
+        assert [list(query.avoid_worker_ids) for query in mesh.scheduler.queries] == [[], ["decode-0"]]
+        assert [query.attempt for query in mesh.scheduler.queries] == [1, 2]
+
+
+async def test_the_only_worker_is_asked_again() -> None:
+    async with running_mesh(FakeDecodeWorker(refusals=[WorkerFull("no room")])) as mesh:
+        assert (await start(mesh)).token_ids == oracle_tokens(PROMPT, 60)
+        assert len(mesh.worker.submissions) == 2
+
+
+async def failure_of(mesh: Mesh) -> Exception:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await start(mesh)
+    return from_rpc_error(caught.value)
+
+
+async def test_placing_again_ends_with_overloaded_where_nobody_has_room() -> None:
+    refusals = [WorkerFull("no room") for _ in range(5)]
+    async with running_mesh(FakeDecodeWorker(refusals=refusals), dispatch=DispatchConfig(attempts=3, **FAST)) as mesh:
+        error = await failure_of(mesh)
+        assert isinstance(error, Overloaded)
+        assert error.retry_after_ms is not None
+        assert len(mesh.scheduler.queries) == 3
+
+
+async def test_a_worker_that_is_gone_for_good_ends_the_request_with_unavailable() -> None:
+    async with running_mesh(paced(grace_ms=100), dispatch=DispatchConfig(attempts=2, **FAST)) as mesh:
+        answer = start(mesh)
+        await under_way(mesh.worker)
+        mesh.worker.unreachable = True
+        mesh.worker.break_streams()
+        mesh.scheduler.remove("decode-0")
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await answer
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert from_rpc_error(caught.value).reason == "WORKER_LOST"
+
+
+async def test_a_worker_that_never_answers_is_given_up() -> None:
+    silent = FakeDecodeWorker()
+    silent.unreachable = True
+    other = FakeDecodeWorker(worker_id="decode-1")
+    async with running_mesh(silent, other, dispatch=DispatchConfig(attach_seconds=0.2, **FAST)) as mesh:
+        assert (await start(mesh)).token_ids == oracle_tokens(PROMPT, 60)
+
+
+async def test_a_worker_that_says_it_stops_is_left_at_once() -> None:
+    stopping, other = FakeDecodeWorker(refusals=[ShuttingDown("bye")]), FakeDecodeWorker(worker_id="decode-1")
+    async with running_mesh(stopping, other) as mesh:
+        assert (await start(mesh)).token_ids == oracle_tokens(PROMPT, 60)
+
+
+async def test_what_the_worker_finds_wrong_with_the_request_is_final() -> None:
+    async with running_mesh(FakeDecodeWorker(refusals=[InvalidRequest("no such token", field="prompt")])) as mesh:
+        error = await failure_of(mesh)
+        assert isinstance(error, InvalidRequest)
+        assert error.message == "no such token"
+        assert len(mesh.worker.submissions) == 1
+
+
+async def test_an_answer_whose_end_alone_was_lost_is_finished_by_the_gateway() -> None:
+    class DiesWithTheLastToken(FakeDecodeWorker):
+        def generate(self, request: FakeRequest) -> None:
+            super().generate(request)
+            if request.finished is not None:
+                request.finished, request.failure = None, EngineFailed("died")
+
+    async with running_mesh(DiesWithTheLastToken()) as mesh:
+        answer = await start(mesh, 10)
+        assert answer.token_ids == oracle_tokens(PROMPT, 10)
+        assert answer.finished.finish_reason == common_pb2.FINISH_REASON_LENGTH
+        assert len(mesh.worker.submissions) == 1
+
+
+async def test_workers_share_one_stream_for_all_requests_and_ended_ones_are_acknowledged() -> None:
+    async with running_mesh(paced()) as mesh:
+        answers = await asyncio.gather(*[start(mesh, 20) for _ in range(30)])
+        assert all(answer.token_ids == oracle_tokens(PROMPT, 20) for answer in answers)
+        assert len(mesh.worker.hellos) == 1
+        await eventually(lambda: len(mesh.worker.acknowledged) == 30)
+
+
+async def test_a_hundred_requests_survive_streams_that_break_all_the_time() -> None:
+    async with running_mesh(paced(), paced(worker_id="decode-1")) as mesh:
+        answers = [start(mesh, 100) for _ in range(100)]
+        for step in range(10):
+            await asyncio.sleep(0.05)
+            mesh.workers[step % 2].break_streams()
+        for answer in answers:
+            assert (await answer).token_ids == oracle_tokens(PROMPT, 100)

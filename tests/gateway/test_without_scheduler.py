@@ -1,0 +1,66 @@
+"""Placement from the last snapshot, and its end."""
+
+import grpc
+import pytest
+
+from mesh.errors import RemoteError
+from mesh.failures import from_rpc_error
+from tests.support.fake_decode import FakeDecodeWorker, oracle_tokens
+from tests.support.gateways import collect, ids_request, running_mesh
+from tests.support.waiting import eventually
+
+
+async def test_requests_are_placed_from_the_snapshot_for_one_lease_and_then_refused() -> None:
+    async with running_mesh(FakeDecodeWorker(), FakeDecodeWorker(worker_id="decode-1")) as mesh:
+        await eventually(lambda: len(mesh.gateway.directory.incarnations()) == 2)
+        mesh.scheduler.lease_seconds = 1.0
+        mesh.scheduler.add(mesh.worker.identity())
+        await mesh.scheduler_server.__aexit__(None, None, None)
+        answer = await collect(mesh, ids_request())
+        assert answer.token_ids == oracle_tokens([5, 6, 7], 8)
+        await eventually(lambda: not mesh.gateway.available)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await collect(mesh, ids_request())
+        error = from_rpc_error(caught.value)
+        assert (error.code.name, error.reason) == ("UNAVAILABLE", "SCHEDULER_UNAVAILABLE")
+
+
+async def test_live_requests_outlive_the_scheduler() -> None:
+    async with running_mesh(FakeDecodeWorker(step_seconds=0.01)) as mesh:
+        call = mesh.stub.Generate(ids_request(max_tokens=50))
+        await call.read()
+        await mesh.scheduler_server.__aexit__(None, None, None)
+        tokens: list[int] = []
+        while (message := await call.read()) is not grpc.aio.EOF:
+            tokens.extend(message.delta.token_ids)
+        assert tokens == oracle_tokens([5, 6, 7], 50)
+
+
+async def test_a_scheduler_that_hangs_is_done_without() -> None:
+    async with running_mesh() as mesh:
+        mesh.scheduler.place_seconds = 60.0
+        answer = await collect(mesh, ids_request())
+        assert answer.token_ids == oracle_tokens([5, 6, 7], 8)
+
+
+async def test_a_scheduler_that_fails_otherwise_is_believed() -> None:
+    async with running_mesh() as mesh:
+        mesh.scheduler.refusals.append(RemoteError("bug", code=grpc.StatusCode.INTERNAL, reason="BUG"))
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await collect(mesh, ids_request())
+        assert caught.value.code() is grpc.StatusCode.INTERNAL
+
+
+async def test_a_new_scheduler_that_knows_no_worker_yet_loses_no_request() -> None:
+    async with running_mesh(FakeDecodeWorker(step_seconds=0.01)) as mesh:
+        call = mesh.stub.Generate(ids_request(max_tokens=100))
+        await call.read()
+        port = mesh.scheduler_server.port
+        await mesh.scheduler_server.__aexit__(None, None, None)
+        mesh.scheduler.workers.clear()
+        async with mesh.scheduler.server(port):
+            tokens: list[int] = []
+            while (message := await call.read()) is not grpc.aio.EOF:
+                tokens.extend(message.delta.token_ids)
+        assert tokens == oracle_tokens([5, 6, 7], 100)
+        assert len(mesh.worker.submissions) == 1
