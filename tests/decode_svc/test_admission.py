@@ -1,0 +1,88 @@
+from typing import Any
+
+import pytest
+
+from decode_svc.admission import QueueLimits, admit, check
+from decode_svc.sessions import Backlog
+from engine.messages import Sampling
+from mesh.errors import ContextExceeded, InvalidRequest, WorkerFull
+from tests.support.decoding import READY, make_submission
+
+LIMITS = QueueLimits(waiting_requests=2, queued_prefill_tokens=100, kept_tokens=1000)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"token_ids": [0, 99]},
+        {"token_ids": [1] * 990, "max_tokens": 10},
+        {"sampling": Sampling(temperature=2.0, top_p=0.1, top_k=5, top_logprobs=20)},
+        {"stop_token_ids": [0, 99]},
+    ],
+)
+def test_what_can_run_here_passes(changes: dict[str, Any]) -> None:
+    check(make_submission(**changes), READY)
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"token_ids": []}, "token_ids"),
+        ({"token_ids": [1, 100]}, "token_ids"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"stop_token_ids": [100]}, "stop.token_ids"),
+        ({"stop_token_ids": [1] * 2000}, "stop.token_ids"),
+        ({"cache_salt": b"s" * 300}, "cache_salt"),
+        ({"prefill_elsewhere": True}, "prefill"),
+        ({"sampling": Sampling(temperature=-0.1)}, "sampling.temperature"),
+        ({"sampling": Sampling(temperature=float("nan"))}, "sampling.temperature"),
+        ({"sampling": Sampling(temperature=float("inf"))}, "sampling.temperature"),
+        ({"sampling": Sampling(top_p=0.0)}, "sampling.top_p"),
+        ({"sampling": Sampling(top_p=1.1)}, "sampling.top_p"),
+        ({"sampling": Sampling(top_p=float("nan"))}, "sampling.top_p"),
+        ({"sampling": Sampling(top_logprobs=21)}, "sampling.top_logprobs"),
+    ],
+)
+def test_what_can_never_run_is_refused_with_its_field(changes: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        check(make_submission(**changes), READY)
+    assert caught.value.metadata["field"] == field
+
+
+def test_a_request_over_the_context_says_what_there_is_room_for() -> None:
+    with pytest.raises(ContextExceeded, match=r"990 prompt tokens and max_tokens 11 make 1001.* room for 1000"):
+        check(make_submission(token_ids=[1] * 990, max_tokens=11), READY)
+
+
+def test_a_request_over_the_pool_is_over_the_context() -> None:
+    small = type(READY)(**{**{name: getattr(READY, name) for name in READY.__struct_fields__}, "total_blocks": 2})
+    with pytest.raises(ContextExceeded, match="room for 128"):
+        check(make_submission(token_ids=[1] * 120, max_tokens=9), small)
+
+
+def backlog(**changes: int) -> Backlog:
+    return Backlog(**{"live_requests": 0, "queued_prefill_tokens": 0, "kept_tokens": 0, **changes})
+
+
+@pytest.mark.parametrize(
+    ("held", "refused"),
+    [
+        ({"live_requests": 5}, False),
+        ({"live_requests": 6}, True),
+        ({"queued_prefill_tokens": 97}, False),
+        ({"queued_prefill_tokens": 98}, True),
+        ({"kept_tokens": 1000}, False),
+        ({"kept_tokens": 1001}, True),
+    ],
+)
+def test_a_request_is_placed_elsewhere_beyond_each_limit(held: dict[str, int], refused: bool) -> None:
+    if not refused:
+        admit(make_submission(), backlog(**held), 4, LIMITS)
+        return
+    with pytest.raises(WorkerFull):
+        admit(make_submission(), backlog(**held), 4, LIMITS)
+
+
+def test_a_prompt_longer_than_the_queue_is_taken_by_an_idle_worker() -> None:
+    admit(make_submission(token_ids=[1] * 500), backlog(), 4, LIMITS)

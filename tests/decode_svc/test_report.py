@@ -1,0 +1,96 @@
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from decode_svc import report as report_module
+from decode_svc.report import StatusReport
+from engine.messages import Load, StepResult
+
+LOAD = Load(1, 2, 3, 4, 5.0, 6.0, 7.0)
+
+
+def hashes(*numbers: int) -> list[bytes]:
+    return [number.to_bytes(16, "big") for number in numbers]
+
+
+def result(stored: list[bytes] | None = None, removed: list[bytes] | None = None, load: Load = LOAD) -> StepResult:
+    return StepResult(0, [], load, stored or [], removed or [])
+
+
+def test_a_worker_that_did_nothing_reports_a_free_pool() -> None:
+    told = StatusReport(100).take(snapshot=True)
+    assert (told.load.free_blocks, told.draining, told.snapshot, told.stored) == (100, False, True, [])
+
+
+def test_changes_are_told_once_and_net() -> None:
+    status = StatusReport(100)
+    status.observe(result(stored=hashes(1, 2)))
+    status.observe(result(stored=hashes(3), removed=hashes(1)))
+    told = status.take(snapshot=False)
+    assert told.load == LOAD
+    assert (set(told.stored), told.removed) == (set(hashes(2, 3)), hashes(1))
+    again = status.take(snapshot=False)
+    assert (again.stored, again.removed) == ([], [])
+
+
+def test_a_snapshot_is_everything_there_is_now() -> None:
+    status = StatusReport(100)
+    status.observe(result(stored=hashes(1, 2)))
+    status.take(snapshot=False)
+    status.observe(result(removed=hashes(1)))
+    told = status.take(snapshot=True)
+    assert (told.stored, told.removed) == (hashes(2), [])
+
+
+def test_a_long_list_takes_several_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report_module, "MESSAGE_HASHES", 2)
+    status = StatusReport(100)
+    status.observe(result(stored=hashes(*range(5))))
+    told = [status.take(snapshot=True), status.take(snapshot=False), status.take(snapshot=False)]
+    assert [len(each.stored) for each in told] == [2, 2, 1]
+
+
+async def test_waiting_ends_with_a_change_and_only_then() -> None:
+    status = StatusReport(100)
+    status.take(snapshot=True)
+    waiting = asyncio.create_task(status.wait(30))
+    await asyncio.sleep(0.01)
+    assert not waiting.done()
+    status.observe(result())
+    await asyncio.wait_for(waiting, 5)
+    status.take(snapshot=False)
+    waiting = asyncio.create_task(status.wait(30))
+    await asyncio.sleep(0.01)
+    assert not waiting.done()
+    status.drain()
+    await asyncio.wait_for(waiting, 5)
+    assert status.take(snapshot=False).draining
+
+
+async def test_waiting_ends_with_its_time() -> None:
+    status = StatusReport(100)
+    status.take(snapshot=True)
+    await asyncio.wait_for(status.wait(0.01), 5)
+
+
+steps = st.lists(
+    st.tuples(st.sets(st.integers(0, 9)), st.sets(st.integers(0, 9)), st.sampled_from(["", "take", "snapshot"])),
+    max_size=30,
+)
+
+
+@given(steps)
+def test_a_scheduler_that_follows_knows_exactly_what_the_rank_has(
+    events: list[tuple[set[int], set[int], str]],
+) -> None:
+    status, rank, scheduler = StatusReport(100), set[bytes](), set[bytes]()
+    for stored, removed, then in [*events, (set[int](), set[int](), "take")]:
+        status.observe(result(hashes(*(stored - removed)), hashes(*(removed - stored))))
+        rank = (rank - set(hashes(*removed - stored))) | set(hashes(*stored - removed))
+        if then:
+            told = status.take(snapshot=then == "snapshot")
+            scheduler = set() if told.snapshot else scheduler - set(told.removed)
+            scheduler |= set(told.stored)
+    assert scheduler == rank

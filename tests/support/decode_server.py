@@ -1,0 +1,196 @@
+"""A decode worker with a real rank on a loopback port, and a gateway's side of its stream."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import grpc
+from deepmesh.v1 import common_pb2, decode_pb2, decode_pb2_grpc
+
+from decode_svc import wire
+from decode_svc.__main__ import SERVICE
+from decode_svc.config import DecodeConfig
+from decode_svc.service import DecodeServicer
+from decode_svc.worker import DecodeWorker
+from engine.messages import Sampling
+from engine.oracle import oracle_tokens
+from mesh.channel import open_channel
+from mesh.errors import MeshError
+from mesh.failures import from_failure, from_rpc_error
+from mesh.server import MeshServer, Registration
+from tests.support.waiting import eventually
+
+VOCABULARY_SIZE = 1000
+TOTAL_BLOCKS = 512
+
+
+def decode_config(**changes: Any) -> DecodeConfig:
+    """An oracle worker; `engine` and `queue` are merged into the defaults here."""
+    engine = {"backend": "oracle", "total_blocks": TOTAL_BLOCKS, "max_requests": 32, **changes.pop("engine", {})}
+    values = {"server": {"drain_seconds": 5}, "engine": engine, "grace_seconds": 1.0, **changes}
+    return DecodeConfig.model_validate(values)
+
+
+@dataclass
+class RunningWorker:
+    worker: DecodeWorker
+    endpoint: str
+
+    async def until_empty(self) -> None:
+        """Wait until no request is kept and every block is free."""
+        sessions, report = self.worker.sessions, self.worker.report
+        await eventually(lambda: not sessions.kept_requests and report.load.free_blocks == TOTAL_BLOCKS)
+
+
+@asynccontextmanager
+async def running_worker(**changes: Any) -> AsyncIterator[RunningWorker]:
+    """A worker in this process, its rank in another; asserts at the end that nothing is left in it."""
+    config = decode_config(**changes)
+    servicer = DecodeServicer()
+    add = decode_pb2_grpc.add_DecodeServiceServicer_to_server
+    async with MeshServer(config.server, "decode", [Registration(add, servicer, SERVICE, ("Attach",))]) as server:
+        worker = await DecodeWorker.start(config)
+        running = RunningWorker(worker, server.endpoint)
+        try:
+            servicer.open(worker, wire.identity("decode-1", "first", server.endpoint, worker.ready))
+            following = asyncio.create_task(worker.run())
+            yield running
+            await running.until_empty()
+            following.cancel()
+        finally:
+            await worker.close()
+
+
+@dataclass
+class ReceivedOutput:
+    """One request as its gateway sees it."""
+
+    prompt: list[int]
+    sampling: Sampling
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[common_pb2.PositionLogprobs] = field(default_factory=list)
+    cached_tokens: int | None = None
+    finished: int | None = None
+    error: MeshError | None = None
+
+    @property
+    def next_position(self) -> int:
+        return len(self.prompt) + len(self.tokens)
+
+    @property
+    def ended(self) -> bool:
+        return self.finished is not None or self.error is not None
+
+    def take(self, output: decode_pb2.RequestOutput) -> None:
+        assert not self.ended, "an output after the end"
+        assert output.first_position == self.next_position, "tokens out of place"
+        self.tokens.extend(output.token_ids)
+        self.logprobs.extend(output.logprobs)
+        if output.HasField("cached_tokens"):
+            assert self.cached_tokens is None
+            self.cached_tokens = output.cached_tokens
+        if output.HasField("finished"):
+            self.finished = output.finished
+        elif output.HasField("failure"):
+            self.error = from_failure(output.failure)
+
+    def is_exact(self) -> bool:
+        """Whether the tokens are those that the oracle's definition gives."""
+        return self.tokens == oracle_tokens(self.prompt, len(self.tokens), VOCABULARY_SIZE, self.sampling)
+
+
+class GatewayClient:
+    """Speaks the gateway's side of Attach, and checks what it is told."""
+
+    def __init__(self, channel: grpc.aio.Channel, gateway_id: str, incarnation: str) -> None:
+        self.requests: dict[int, ReceivedOutput] = {}
+        self.frames = 0
+        self.welcome: decode_pb2.AttachWelcome
+        self._stub = decode_pb2_grpc.DecodeServiceStub(channel)
+        self._gateway_id, self._incarnation = gateway_id, incarnation
+        self._call: Any = None
+        self._reader: asyncio.Task[None] | None = None
+        self._progress = asyncio.Event()
+        self._next_stream_id = 0
+
+    async def attach(self, *, reading: bool = True) -> Self:
+        """Open a stream, resuming every request that has not ended."""
+        live = {stream_id: request for stream_id, request in self.requests.items() if not request.ended}
+        resume = [decode_pb2.ResumePoint(stream_id=s, next_position=r.next_position) for s, r in live.items()]
+        hello = decode_pb2.AttachHello(
+            gateway_id=self._gateway_id, gateway_incarnation=self._incarnation, resume=resume
+        )
+        self._call = self._stub.Attach()
+        await self.send(hello=hello)
+        if not reading:
+            return self
+        self.welcome = (await self._call.read()).welcome
+        self._reader = asyncio.create_task(self._read(self._call))
+        return self
+
+    async def send(self, **message: Any) -> None:
+        await self._call.write(decode_pb2.AttachRequest(**message))
+
+    async def submit(
+        self, prompt: Sequence[int], max_tokens: int, sampling: Sampling | None = None, **fields: Any
+    ) -> int:
+        """Send a request; returns its stream id."""
+        self._next_stream_id += 1
+        stream_id, sampling = self._next_stream_id, sampling or Sampling()
+        self.requests[stream_id] = ReceivedOutput(list(prompt), sampling)
+        params = common_pb2.SamplingParams(
+            temperature=sampling.temperature, seed=sampling.seed, top_logprobs=sampling.top_logprobs
+        )
+        submission = decode_pb2.Submission(
+            stream_id=stream_id,
+            request_id=f"r{stream_id}",
+            token_ids=prompt,
+            sampling=fields.pop("sampling_message", params),
+            stop=fields.pop("stop", common_pb2.StopConditions(max_tokens=max_tokens)),
+            **fields,
+        )
+        await self.send(submission=submission)
+        return stream_id
+
+    async def until(self, condition: Any, seconds: float = 20.0) -> None:
+        """Wait until `condition()` holds after some frame."""
+        async with asyncio.timeout(seconds):
+            while not condition():
+                self._progress.clear()
+                await self._progress.wait()
+
+    async def ended(self, stream_id: int) -> ReceivedOutput:
+        """A request, once it has ended; acknowledged."""
+        request = self.requests[stream_id]
+        await self.until(lambda: request.ended)
+        await self.send(acknowledgement=decode_pb2.Acknowledgement(stream_ids=[stream_id]))
+        return request
+
+    async def break_stream(self) -> None:
+        self._call.cancel()
+        assert self._reader is not None
+        await asyncio.wait({self._reader})
+
+    async def stream_error(self) -> MeshError:
+        """What the worker ended the stream with."""
+        assert self._reader is not None
+        try:
+            await self._reader
+        except grpc.aio.AioRpcError as error:
+            return from_rpc_error(error)
+        raise AssertionError("the stream ended well")
+
+    async def _read(self, call: Any) -> None:
+        while (response := await call.read()) is not grpc.aio.EOF:
+            self.frames += 1
+            for output in response.frame.outputs:
+                self.requests[output.stream_id].take(output)
+            self._progress.set()
+
+
+@asynccontextmanager
+async def gateway_client(endpoint: str, gateway_id: str = "g", incarnation: str = "i") -> AsyncIterator[GatewayClient]:
+    async with open_channel(endpoint) as channel:
+        yield await GatewayClient(channel, gateway_id, incarnation).attach()
