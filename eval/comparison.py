@@ -83,9 +83,9 @@ def _difference(first: Score, second: Score, ours: dict[str, Outcome], theirs: d
     return Difference(first.group, first, second, True, only_first, only_second, p, p)
 
 
-def comparison_sheet(differences: Sequence[Difference], first: str, second: str) -> Sheet:
-    """`first` and `second` name the results."""
-    sheet = Sheet(("task", first, second, "difference", "only first", "only second", "p", "p of the family"))
+def comparison_sheet(differences: Sequence[Difference]) -> Sheet:
+    """A is the first result, B the second; differences are in percentage points."""
+    sheet = Sheet(("task", "A", "B", "B - A", "only A", "only B", "p", "p of the family"))
     for each in differences:
         sheet.add(
             each.group,
@@ -103,6 +103,6 @@ def comparison_sheet(differences: Sequence[Difference], first: str, second: str)
 def perplexity_note(difference: PerplexityDifference) -> str:
     interval = difference.interval
     return (
-        f"Perplexity of the second is {difference.ratio:.4f} times that of the first "
+        f"Perplexity of B is {difference.ratio:.4f} times that of A "
         f"(95% interval {interval.low:.4f} to {interval.high:.4f}, p {probability(difference.p)})"
     )

@@ -26,7 +26,7 @@ class Sheet:
     def terminal(self, title: str) -> Table:
         table = Table(title=title, title_justify="left")
         for index, heading in enumerate(self.headings):
-            table.add_column(heading, justify="right" if index else "left")
+            table.add_column(heading, justify="right" if index else "left", no_wrap=not index)
         for row in self.rows:
             table.add_row(*row)
         return table

@@ -21,7 +21,7 @@ MAY_IMPORT = {
     "kernels": {"kernels"},
     "tools": {"tools", "engine", "kernels", "mesh", "eval"},
     "bench": {"bench", "tools", "engine", "kernels", "mesh", "eval", PROTOS},
-    "eval": {"eval", "mesh"},
+    "eval": {"eval", "mesh", PROTOS},
 }
 # The `deepmesh` command composes what others make; only inside its functions, so that a command loads only its own.
 COMMAND_MODULES = "mesh/commands"

@@ -111,18 +111,19 @@ def _compare(paths: tuple[Path, Path], console: Console) -> None:
     from eval import comparison, results
 
     first, second = (results.load(path) for path in paths)
-    sheet = comparison.comparison_sheet(comparison.compare(first, second), first.name, second.name)
-    console.print(sheet.terminal(f"{paths[0]} against {paths[1]}"))
+    sheet = comparison.comparison_sheet(comparison.compare(first, second))
+    console.print(sheet.terminal(f"A: {paths[0]} ({first.model})\nB: {paths[1]} ({second.model})"))
     if (difference := comparison.compare_perplexity(first, second)) is not None:
         console.print(comparison.perplexity_note(difference))
 
 
 def _documents(wanted: bool, console: Console) -> "list[Document]":
     """What training holds out of the documentation that every Python installation carries."""
-    from eval.perplexity import Document
+    from eval.perplexity import LONGEST_CHARACTERS, Document
     from tools.train.library_text import library_entries
 
     if not wanted:
         return []
     with console.status("reading held-out text"):
-        return [Document(entry.name, entry.document) for entry in library_entries() if entry.is_held_out]
+        held_out = [entry for entry in library_entries() if entry.is_held_out]
+    return [Document(entry.name, entry.document[:LONGEST_CHARACTERS]) for entry in held_out]
