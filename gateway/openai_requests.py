@@ -45,7 +45,8 @@ UNSUPPORTED: Mapping[str, tuple[object, ...]] = MappingProxyType(
         "web_search_options": (None,),
     }
 )
-_WHERE = re.compile(r" - at `\$\.?(?P<field>.*)`$")
+_WHERE = re.compile(r" - at `\$\.?(?P<name>.*)`$")
+_MISSING = re.compile(r"missing required field `(?P<name>\w+)`")
 
 
 class Unsupported(Struct, kw_only=True):
@@ -202,9 +203,14 @@ def parse(kind: type[BodyT], body: bytes) -> BodyT:
     try:
         parsed = msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
-        where = _WHERE.search(str(error))
-        raise InvalidRequest(str(error), field=where["field"] if where else None) from error
+        raise InvalidRequest(str(error), field=_field(str(error))) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"the body is not valid JSON: {error}") from error
     parsed.refuse()
     return parsed
+
+
+def _field(message: str) -> str | None:
+    """The field that a message of msgspec is about."""
+    names = [match["name"] for pattern in (_WHERE, _MISSING) if (match := pattern.search(message)) is not None]
+    return ".".join(names) or None

@@ -32,8 +32,8 @@ class ReasoningSplitter:
 
     @property
     def settled(self) -> bool:
-        """Whether all that follows is content."""
-        return not (self._awaiting_open or self._thinking)
+        """Whether all that follows is content, as it is."""
+        return not (self._awaiting_open or self._thinking or self._at_line_start)
 
     @property
     def thinking(self) -> bool:

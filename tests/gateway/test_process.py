@@ -1,0 +1,135 @@
+"""The gateway as a process of its own: `python -m gateway`."""
+
+import asyncio
+import re
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import grpc
+import httpx
+import psutil
+import pytest
+import yaml
+from deepmesh.v1 import gateway_pb2_grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from gateway.config import GatewayConfig
+from mesh.config import load
+from mesh.errors import ConfigError
+from tests.support.fake_decode import FakeDecodeWorker
+from tests.support.fake_scheduler import FakeScheduler
+from tests.support.gateways import ids_request, tokenizer_directory
+
+ROOT = Path(__file__).parents[2]
+PORTS = re.compile(r"listening grpc_port=(\d+) http_port=(\d+)")
+
+
+async def spawn(*settings: str) -> asyncio.subprocess.Process:
+    arguments = [part for setting in settings for part in ("--set", setting)]
+    return await asyncio.create_subprocess_exec(
+        *[sys.executable, "-m", "gateway", *arguments], cwd=ROOT, stderr=asyncio.subprocess.PIPE
+    )
+
+
+async def ports_of(process: asyncio.subprocess.Process) -> tuple[int, int]:
+    """What it says once it listens."""
+    assert process.stderr is not None
+    async for line in process.stderr:
+        if found := PORTS.search(line.decode()):
+            return int(found[1]), int(found[2])
+    raise AssertionError("the gateway ended before it listened")
+
+
+@asynccontextmanager
+async def running_gateway(*settings: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, int, int]]:
+    process = await spawn(*settings)
+    try:
+        yield process, *await asyncio.wait_for(ports_of(process), 30)
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+async def readiness(channel: grpc.aio.Channel) -> int:
+    request = health_pb2.HealthCheckRequest(service="readiness")
+    return int((await health_pb2_grpc.HealthStub(channel).Check(request, timeout=5)).status)
+
+
+async def until_serving(channel: grpc.aio.Channel) -> None:
+    request = health_pb2.HealthCheckRequest(service="readiness")
+    async for response in health_pb2_grpc.HealthStub(channel).Watch(request, timeout=10):
+        if response.status == health_pb2.HealthCheckResponse.SERVING:
+            return
+
+
+async def test_it_is_ready_once_a_worker_is_known_answers_and_stops_on_a_signal() -> None:
+    scheduler, worker = FakeScheduler(), FakeDecodeWorker()
+    models = f'models=[{{"tokenizer_dir": "{tokenizer_directory()}", "name": "oracle"}}]'
+    async with scheduler.server() as server, worker.started():
+        settings = (f"scheduler=127.0.0.1:{server.port}", models)
+        async with running_gateway(*settings) as (process, grpc_port, http_port), httpx.AsyncClient() as http:
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{grpc_port}") as channel:
+                base = f"http://127.0.0.1:{http_port}"
+                assert await readiness(channel) == health_pb2.HealthCheckResponse.NOT_SERVING
+                assert (await http.get(f"{base}/health")).status_code == 503
+                scheduler.add(worker.identity())
+                await until_serving(channel)
+                stub = gateway_pb2_grpc.GatewayServiceStub(channel)
+                messages = [message async for message in stub.Generate(ids_request(), timeout=10)]
+                assert messages[-1].finished.usage.completion_tokens == 8
+                body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
+                answer = await http.post(f"{base}/v1/chat/completions", json=body)
+                assert answer.json()["usage"]["completion_tokens"] == 3
+                assert psutil.Process(process.pid).memory_info().rss < 150e6
+            process.terminate()
+            assert await asyncio.wait_for(process.wait(), 15) == 0
+
+
+async def test_a_taken_http_port_is_one_clear_line_and_a_status() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        process = await spawn(f"http.port={port}")
+        _, err = await asyncio.wait_for(process.communicate(), 30)
+    lines = err.decode().strip().splitlines()
+    assert process.returncode == 2
+    assert len(lines) == 1
+    assert f"cannot listen on 127.0.0.1:{port} for HTTP" in lines[0]
+    assert "http.port" in lines[0]
+
+
+async def test_a_model_without_a_tokenizer_file_is_one_clear_line(tmp_path: Path) -> None:
+    process = await spawn(f'models=[{{"tokenizer_dir": "{tmp_path}"}}]')
+    _, err = await asyncio.wait_for(process.communicate(), 30)
+    assert process.returncode == 2
+    assert err.decode().strip() == (
+        f"gateway: cannot read the tokenizer {tmp_path}/tokenizer.json: No such file or directory"
+    )
+
+
+def test_the_shipped_configuration_is_valid() -> None:
+    config = load(GatewayConfig, ROOT / "configs/gateway.yaml")
+    assert (config.http.port, config.server.port, config.scheduler) == (8000, 8001, "127.0.0.1:8002")
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "limits.unread_token=5",
+        "api_keys=[{name: a, key: same-secret}, {name: b, key: same-secret}]",
+        "models=[{tokenizer_dir: /x/m}, {tokenizer_dir: /y/m}]",
+    ],
+)
+def test_a_wrong_configuration_is_refused(setting: str) -> None:
+    key = setting.partition("=")[0]
+    with pytest.raises(ConfigError, match=key.partition(".")[0]):
+        load(GatewayConfig, None, [setting])
+
+
+def test_keys_do_not_show_in_a_printed_configuration() -> None:
+    config = load(GatewayConfig, None, ["api_keys=[{name: a, key: very-secret}]"])
+    assert "very-secret" not in repr(config)
+    assert "very-secret" not in yaml.safe_dump(config.model_dump(mode="json"))
