@@ -37,7 +37,7 @@ class DecodeWorker:
     @classmethod
     async def start(cls, config: DecodeConfig, clock: Callable[[], float] = time.monotonic) -> Self:
         """Start the rank and return when it has loaded. Raises what RankClient.start raises."""
-        return cls(config, await RankClient.start(config.engine), clock)
+        return cls(config, await RankClient.start(config.engine, config.observe), clock)
 
     @property
     def ready(self) -> Ready:

@@ -13,6 +13,7 @@ from engine.config import EngineConfig
 from engine.frames import RECEIVE_BYTES, FrameDecoder, FrameEncoder
 from engine.messages import Cancel, Failed, FromRank, Ready, Start, StepResult, Stop, Submit
 from mesh import tether
+from mesh.config import ObserveConfig
 from mesh.errors import CheckpointError, ConfigError, EngineFailed
 
 STOP_GRACE_SECONDS = 5.0
@@ -43,8 +44,8 @@ class RankClient:
         self.results: AsyncIterator[StepResult] = self._results()
 
     @classmethod
-    async def start(cls, config: EngineConfig) -> Self:
-        """Start a rank and return when it has loaded.
+    async def start(cls, config: EngineConfig, observe: ObserveConfig | None = None) -> Self:
+        """Start a rank, which tells of itself as `observe` says, and return when it has loaded.
 
         Raises CheckpointError or ConfigError where starting again cannot help, EngineFailed otherwise.
         """
@@ -55,7 +56,8 @@ class RankClient:
         client = cls(process, reader, writer)
         started = False
         try:
-            client._send(Start(config.model_dump_json().encode()))
+            told = _beside(observe or ObserveConfig())
+            client._send(Start(config.model_dump_json().encode(), told.model_dump_json().encode()))
             client.ready = await client._until_ready()
             started = True
         finally:
@@ -134,6 +136,14 @@ async def _spawn(config: EngineConfig, connection: socket.socket) -> asyncio.sub
         pass_fds=(descriptor,),
         env=environment,
     )
+
+
+def _beside(observe: ObserveConfig) -> ObserveConfig:
+    """What the service tells of itself, with a trace file of the rank's own: `x.json` becomes `x.rank.json`."""
+    path = observe.trace_file
+    if path is None:
+        return observe
+    return observe.model_copy(update={"trace_file": path.with_name(f"{path.stem}.rank{path.suffix}")})
 
 
 def _start_error(failed: Failed) -> CheckpointError | ConfigError | EngineFailed:

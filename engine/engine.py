@@ -1,5 +1,6 @@
 """The engine: requests in, tokens out, one step at a time. Knows token ids and block ids, and no tensor."""
 
+import logging
 from collections.abc import Callable, Iterable, Iterator
 from typing import Literal
 
@@ -13,6 +14,9 @@ from engine.request import Request
 from engine.waiting import WaitingQueue
 from mesh.blocks import BLOCK_TOKENS, root_hash
 from mesh.errors import ContextExceeded, InvalidRequest
+from mesh.observe import span
+
+_log = logging.getLogger("deepmesh.engine")
 
 
 class Engine:
@@ -55,6 +59,7 @@ class Engine:
         eos = frozenset() if submit.ignore_eos else self._backend.eos_token_ids
         request = Request(
             key=submit.key,
+            request_id=submit.request_id,
             token_ids=list(submit.token_ids),
             prompt_tokens=len(submit.token_ids),
             limit=len(submit.token_ids) + submit.max_tokens,
@@ -179,7 +184,8 @@ class Engine:
         requests = [*plan.decoding, *(chunk.request for chunk in chunks)]
         rows = [_decode_row(request) for request in plan.decoding]
         rows += [_chunk_row(chunk) for chunk in chunks]
-        samples = self._backend.execute(Batch(self._step, rows))
+        with span("engine.step", step=self._step, decoding=len(plan.decoding), prompts=len(chunks)):
+            samples = self._backend.execute(Batch(self._step, rows))
         self._step += 1
         unfinished = len(self._requests)
         outputs = self._commit(requests, rows, samples)
@@ -213,6 +219,9 @@ class Engine:
         request.registered_blocks = full_blocks
 
     def _close(self, request: Request) -> None:
+        if _log.isEnabledFor(logging.DEBUG):
+            fields = {"request_id": request.request_id, "tokens": len(request.token_ids), "step": self._step}
+            _log.debug("request ended", extra={"fields": fields})
         self.pool.release(request.block_ids)
         request.forget_blocks()
         del self._requests[request.key]

@@ -44,6 +44,8 @@ class KvNamespace(msgspec.Struct, frozen=True):
 class Start(msgspec.Struct, tag="start"):
     # An engine.config.EngineConfig as JSON.
     config: bytes
+    # A mesh.config.ObserveConfig as JSON.
+    observe: bytes
 
 
 class Submit(msgspec.Struct, tag="submit"):

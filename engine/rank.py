@@ -21,21 +21,23 @@ from engine.oracle import OracleBackend
 from engine.rank_link import RankLink
 from mesh.config import ObserveConfig
 from mesh.errors import EngineFailed, MeshError
-from mesh.observe import configure
+from mesh.observe import configure, span
 
 
 def main(arguments: list[str]) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    configure("rank", ObserveConfig())
     link = RankLink(socket.socket(fileno=int(arguments[0])))
     starts = link.receive(wait=True)
     if not starts:
         return 0
-    assert isinstance(starts[0], Start)
-    config = EngineConfig.model_validate_json(starts[0].config)
+    start = starts[0]
+    assert isinstance(start, Start)
+    configure("rank", ObserveConfig.model_validate_json(start.observe))
+    config = EngineConfig.model_validate_json(start.config)
     try:
-        backend = make_backend(config)
+        with span("engine.load", backend=config.backend):
+            backend = make_backend(config)
     except MeshError as error:
         _report(link, Failed(error.reason, error.message))
         return 1

@@ -12,6 +12,8 @@ class Request:
     """Filled from a Submit; from then on only the engine writes it."""
 
     key: int
+    # For logs.
+    request_id: str
     # The prompt, then what was generated.
     token_ids: list[int]
     prompt_tokens: int

@@ -1,6 +1,7 @@
 """The rank process over its real socket."""
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -18,6 +19,7 @@ from engine.client import RankClient
 from engine.config import EngineConfig
 from engine.messages import Sampling
 from engine.oracle import oracle_tokens
+from mesh.config import ObserveConfig
 from mesh.errors import CheckpointError, EngineFailed
 from tests.support.engines import VOCABULARY, Transcript, oracle_config, prompt_of, submit_of
 
@@ -205,3 +207,14 @@ def test_a_rank_dies_with_its_service() -> None:
 
 def _environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+
+
+async def test_a_rank_traces_its_steps_beside_its_service(tmp_path: Path) -> None:
+    client = await RankClient.start(oracle_config(), ObserveConfig(trace_file=tmp_path / "worker.json"))
+    client.submit(submit_of(1, [1, 2, 3], max_tokens=2))
+    async for result in client.results:
+        if result.outputs and result.outputs[0].finish:
+            break
+    await client.close()
+    names = [event["name"] for event in json.loads((tmp_path / "worker.rank.json").read_text())]
+    assert names[-2:] == ["engine.step", "engine.step"]

@@ -6,6 +6,7 @@ from engine.waiting import WaitingQueue
 def request(batch: int, position: int) -> Request:
     return Request(
         key=position,
+        request_id="",
         token_ids=[1],
         prompt_tokens=1,
         limit=2,
