@@ -117,6 +117,7 @@ class Session:
                 output = request.take(max(1, budget // request.token_weight))
                 outputs.append(output)
                 budget -= 1 + len(output.token_ids) * request.token_weight
-            if request.has_unsent:
+            # Only what a frame cut off, or had no room for at all, has more to send.
+            if budget <= 0 and request.has_unsent:
                 self._unsent[request.stream_id] = request
         return Frame(self._step, outputs)

@@ -59,12 +59,12 @@ def step_frame(frame: Frame) -> decode_pb2.AttachResponse:
     response.frame.step = frame.step
     add = response.frame.outputs.add
     for output in frame.outputs:
-        message = add(
-            stream_id=output.stream_id,
-            attempt=output.attempt,
-            first_position=output.first_position,
-            token_ids=output.token_ids,
-        )
+        # Field by field: half the time of keyword arguments, for what happens once a token.
+        message = add()
+        message.stream_id = output.stream_id
+        message.attempt = output.attempt
+        message.first_position = output.first_position
+        message.token_ids.extend(output.token_ids)
         # Few outputs have any of these; most have one token and nothing else.
         if output.logprobs or output.cached_tokens is not None or output.terminal is not None:
             _add_rest(message, output)

@@ -15,6 +15,7 @@ from scheduler.placement import (
     choose,
     explain,
     placed_work,
+    preference,
     predict,
 )
 from scheduler.registry import Registry, Worker
@@ -43,6 +44,10 @@ class PlacementAnswer:
     reason: str
 
 
+# Of a decision, the candidates that are remembered: the best, and those it was close with.
+KEPT_CANDIDATES = 16
+
+
 class Coordinator:
     """Places requests on the workers of a registry. `wall_clock`: seconds since the epoch, for the log."""
 
@@ -63,7 +68,7 @@ class Coordinator:
         self._wall_clock = wall_clock
 
     def place(self, call: PlacementCall) -> PlacementAnswer:
-        """Raises UnknownModel, NoWorker, ContextExceeded or Overloaded; a refusal is a decision and is kept too."""
+        """Raises UnknownModel, NoWorker, ContextExceeded or Overloaded. What candidates led to is remembered."""
         workers = self._candidates(call.model)
         candidates = [_candidate(worker, call.block_hashes) for worker in workers]
         request = replace(call.request, mean_output_tokens=self._lengths.mean(call.model))
@@ -103,8 +108,18 @@ class Coordinator:
         raise error
 
     def _remember(self, call: PlacementCall, worker_id: str | None, reason: str, terms: tuple[Terms, ...]) -> None:
-        decision = Decision(self._wall_clock(), call.request_id, call.attempt, call.model, worker_id, reason, terms)
-        self._decisions.add(decision)
+        best_first = sorted(terms, key=preference)
+        self._decisions.add(
+            Decision(
+                time=self._wall_clock(),
+                request_id=call.request_id,
+                attempt=call.attempt,
+                model=call.model,
+                worker_id=worker_id,
+                reason=reason,
+                terms=tuple(best_first[:KEPT_CANDIDATES]),
+            )
+        )
 
 
 def _candidate(worker: Worker, block_hashes: Sequence[bytes]) -> CandidateWorker:
@@ -121,6 +136,6 @@ def _candidate(worker: Worker, block_hashes: Sequence[bytes]) -> CandidateWorker
         total_blocks=identity.total_blocks,
         max_requests=identity.max_requests,
         load=worker.load,
-        unreported=worker.unreported(),
+        unreported=worker.unreported,
         cached_blocks=worker.cached_prefix(block_hashes),
     )

@@ -37,6 +37,11 @@ class Unreported:
             self.requests + other.requests, self.prefill_tokens + other.prefill_tokens, self.blocks + other.blocks
         )
 
+    def __sub__(self, other: "Unreported") -> "Unreported":
+        return Unreported(
+            self.requests - other.requests, self.prefill_tokens - other.prefill_tokens, self.blocks - other.blocks
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class CandidateWorker:
@@ -107,11 +112,13 @@ def predict(
 
 
 def choose(terms: Collection[Terms]) -> Terms | None:
-    """The cheapest of those not rejected. Equal costs go to the emptiest worker, then to the first by name."""
-    usable = [term for term in terms if term.rejection is None]
-    if not usable:
-        return None
-    return min(usable, key=lambda term: (term.total_ms, -term.cached_blocks, term.requests, term.worker_id))
+    """The best of those that were not rejected; None where all were."""
+    return min((term for term in terms if term.rejection is None), key=preference, default=None)
+
+
+def preference(term: Terms) -> tuple[bool, float, int, int, str]:
+    """Sorts the best first: the cheapest, of equal ones the emptier with more cached, then the first by name."""
+    return term.rejection is not None, term.total_ms, -term.cached_blocks, term.requests, term.worker_id
 
 
 def placed_work(request: PlacementRequest, chosen: Terms) -> Unreported:

@@ -55,13 +55,21 @@ class Worker:
     cached: set[bytes] = field(default_factory=set)
     # Placements that the last status may not have counted yet, and when they were made.
     placed: dict[PlacementKey, tuple[float, Unreported]] = field(default_factory=dict)
+    # The sum of `placed`.
+    unreported: Unreported = field(default_factory=Unreported)
 
-    def unreported(self) -> Unreported:
-        """The sum of the placements that the worker's load may not contain."""
-        total = Unreported()
-        for _, placed in self.placed.values():
-            total += placed
-        return total
+    def add_placement(self, key: PlacementKey, now: float, placed: Unreported) -> None:
+        self.settle_placement(key)
+        self.placed[key] = (now, placed)
+        self.unreported += placed
+
+    def settle_placement(self, key: PlacementKey) -> None:
+        if key in self.placed:
+            self.unreported -= self.placed.pop(key)[1]
+
+    def settle_placements_before(self, time: float) -> None:
+        for key in [key for key, (placed_at, _) in self.placed.items() if placed_at <= time]:
+            self.settle_placement(key)
 
     def cached_prefix(self, block_hashes: Sequence[bytes]) -> int:
         """How many blocks from the root on this worker holds."""
@@ -117,8 +125,7 @@ class Registry:
         worker = self._holder(lease)
         self._renew(worker)
         worker.load = load
-        settled_before = self._clock() - self._settle_seconds
-        worker.placed = {key: entry for key, entry in worker.placed.items() if entry[0] > settled_before}
+        worker.settle_placements_before(self._clock() - self._settle_seconds)
         if worker.state is not state:
             worker.state = state
             self._announce()
@@ -169,12 +176,12 @@ class Registry:
 
     def add_placement(self, worker_id: str, key: PlacementKey, placed: Unreported) -> None:
         """Count a placement against a worker until its status can be trusted to contain it."""
-        self._workers[worker_id].placed[key] = (self._clock(), placed)
+        self._workers[worker_id].add_placement(key, self._clock(), placed)
 
     def settle_placement(self, worker_id: str, key: PlacementKey) -> None:
         """A placement ended: it weighs on the worker no longer."""
         if worker_id in self._workers:
-            self._workers[worker_id].placed.pop(key, None)
+            self._workers[worker_id].settle_placement(key)
 
     async def expire_forever(self, period_seconds: float) -> None:
         """Notice the end of leases while nobody asks."""
@@ -196,8 +203,10 @@ class Registry:
             )
 
     def _holder(self, lease: Lease) -> Worker:
-        self.expire()
         worker = self._workers.get(lease.worker_id)
+        if worker is not None and worker.expires_at <= self._clock():
+            self.expire()
+            worker = None
         if worker is None or worker.lease != lease:
             raise LeaseExpired("this stream's lease has ended: open another one, with identity and a snapshot")
         return worker

@@ -242,7 +242,7 @@ async def test_garbage_on_the_wire_ends_its_stream_alone() -> None:
         gateway_client(running.endpoint) as gateway,
         open_channel(running.endpoint) as channel,
     ):
-        call = channel.stream_stream("/deepmesh.v1.DecodeService/Attach")()
+        call: Any = channel.stream_stream("/deepmesh.v1.DecodeService/Attach")()
         await call.write(b"\xff\xff\xff\xff not a message")
         with pytest.raises(grpc.aio.AioRpcError):
             while await call.read() is not grpc.aio.EOF:

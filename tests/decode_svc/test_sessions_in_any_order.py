@@ -38,10 +38,6 @@ class Gateway:
         return self._next_stream_id
 
 
-def attached_now(machine: "AnyOrder") -> list[str]:
-    return [name for name, gateway in machine.gateways.items() if gateway.attachment is not None]
-
-
 class AnyOrder(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
@@ -62,7 +58,7 @@ class AnyOrder(RuleBasedStateMachine):
             del gateway.requests[min(gateway.requests)]
         self.resume(name)
 
-    @precondition(attached_now)
+    @precondition(lambda self: self.attached_now())
     @rule(data=st.data(), frame_lost=st.booleans())
     def detach(self, data: st.DataObject, frame_lost: bool) -> None:
         gateway = self.draw_attached(data)
@@ -72,7 +68,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.sessions.detach(gateway.attachment)
         gateway.attachment = None
 
-    @precondition(attached_now)
+    @precondition(lambda self: self.attached_now())
     @rule(data=st.data(), prompt=st.integers(1, 5), deadline=st.none() | st.integers(1, 9000))
     def submit(self, data: st.DataObject, prompt: int, deadline: int | None) -> None:
         gateway = self.draw_attached(data)
@@ -85,7 +81,7 @@ class AnyOrder(RuleBasedStateMachine):
         key = next(iter(set(self.rank.submitted) - before), None)
         gateway.requests[stream_id] = Received(prompt, key)
 
-    @precondition(attached_now)
+    @precondition(lambda self: self.attached_now())
     @rule(data=st.data())
     def refuse(self, data: st.DataObject) -> None:
         gateway = self.draw_attached(data)
@@ -94,7 +90,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.sessions.refuse(gateway.attachment, make_submission(stream_id), WorkerFull("full"))
         gateway.requests[stream_id] = Received(3, None)
 
-    @precondition(attached_now)
+    @precondition(lambda self: self.attached_now())
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
         gateway = self.draw_attached(data)
@@ -163,8 +159,11 @@ class AnyOrder(RuleBasedStateMachine):
             if gateway.attachment is not None:
                 assert set(gateway.attachment.session.requests) == set(gateway.requests)
 
+    def attached_now(self) -> list[str]:
+        return [name for name, gateway in self.gateways.items() if gateway.attachment is not None]
+
     def draw_attached(self, data: st.DataObject) -> Gateway:
-        return self.gateways[data.draw(st.sampled_from(attached_now(self)))]
+        return self.gateways[data.draw(st.sampled_from(self.attached_now()))]
 
     def resume(self, name: str) -> None:
         gateway = self.gateways[name]

@@ -196,11 +196,11 @@ def test_a_placement_counts_until_a_status_had_time_to_contain_it() -> None:
     registry.add_placement("a", ("r", 0), Unreported(1, 640, 11))
     clock.now += SETTLE / 2
     registry.update(lease, WorkerState.SERVING, make_load())
-    assert registry.workers()[0].unreported() == Unreported(1, 640, 11)
+    assert registry.workers()[0].unreported == Unreported(1, 640, 11)
     clock.now += SETTLE
-    assert registry.workers()[0].unreported() == Unreported(1, 640, 11)
+    assert registry.workers()[0].unreported == Unreported(1, 640, 11)
     registry.update(lease, WorkerState.SERVING, make_load())
-    assert registry.workers()[0].unreported() == Unreported()
+    assert registry.workers()[0].unreported == Unreported()
 
 
 def test_a_placement_that_ended_counts_no_longer() -> None:
@@ -208,9 +208,10 @@ def test_a_placement_that_ended_counts_no_longer() -> None:
     registry.attach(make_identity("a"))
     registry.add_placement("a", ("r", 0), Unreported(1, 640, 11))
     registry.add_placement("a", ("r", 1), Unreported(1, 64, 2))
-    registry.settle_placement("a", ("r", 0))
-    registry.settle_placement("gone", ("r", 0))
-    assert registry.workers()[0].unreported() == Unreported(1, 64, 2)
+    registry.add_placement("a", ("r", 1), Unreported(1, 64, 2))
+    for worker_id in ("a", "a", "gone"):
+        registry.settle_placement(worker_id, ("r", 0))
+    assert registry.workers()[0].unreported == Unreported(1, 64, 2)
 
 
 changes = st.lists(
