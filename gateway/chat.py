@@ -55,7 +55,7 @@ class ChatTemplate:
         `thinking`, where set, is a variable of the template: it tells models that can do both whether to reason.
         """
         _validate(messages)
-        shield = ControlTextShield(self._tokenizer.control_tokens, [message.content for message in messages])
+        shield = ControlTextShield(self._tokenizer.control_starts, [message.content for message in messages])
         shielded = [
             {"role": message.role, "content": shield.apply(message.content, own_words=message.role == "assistant")}
             for message in messages

@@ -1,7 +1,7 @@
 """Keeping control tokens out of message contents: a defence against prompt injection through the chat template."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from gateway.reasoning import THINK_CLOSE, THINK_OPEN
 from gateway.tokenizer import Tokenizer
@@ -22,13 +22,12 @@ class ControlTextShield:
     An assistant's own <think> tags stay as they are: templates look for them, and the message is the model's own turn.
     """
 
-    def __init__(self, control_tokens: Iterable[str], contents: Iterable[str]) -> None:
+    def __init__(self, first_characters: Collection[str], contents: Iterable[str]) -> None:
         taken = set().union(*contents)
-        free = [chr(code) for code in STAND_INS if chr(code) not in taken]
-        first_characters = sorted({token[0] for token in control_tokens})
-        if len(free) < len(first_characters):
-            raise InvalidRequest("messages use up every private use character of plane 15", field="messages")
+        free = (chr(code) for code in STAND_INS if chr(code) not in taken)
         self._stand_ins = dict(zip(first_characters, free, strict=False))
+        if len(self._stand_ins) < len(first_characters):
+            raise InvalidRequest("messages use up every private use character of plane 15", field="messages")
         self._tags = re.compile(f"({re.escape(THINK_OPEN)}|{re.escape(THINK_CLOSE)})")
 
     def apply(self, content: str, *, own_words: bool) -> str:

@@ -5,6 +5,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from contextvars import Context
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -70,7 +71,8 @@ class DecodeLink:
         self._cancelled: list[int] = []
         self._ended: list[int] = []
         self._outgoing = asyncio.Event()
-        self._task = asyncio.create_task(self._run(), name=f"link {target.worker_id}")
+        # A context of its own: the request that happens to be the first is not what the link's logs are about.
+        self._task = asyncio.create_task(self._run(), name=f"link {target.worker_id}", context=Context())
         self._task.add_done_callback(self._finished)
 
     @property

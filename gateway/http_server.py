@@ -41,6 +41,7 @@ class HttpServer:
                 lifespan="off",
                 access_log=False,
                 log_config=None,
+                log_level="warning",
                 server_header=False,
                 timeout_graceful_shutdown=max(1, round(drain_seconds)),
             )

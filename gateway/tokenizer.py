@@ -38,14 +38,11 @@ class Tokenizer:
         self._bytes_of_character = _bytes_of_character()
         self._token_bytes: dict[int, bytes] = {}
         self.settings = settings
+        # The characters that a control token can begin with.
+        self.control_starts = sorted({token.content[0] for token in added})
         self.beginning = self._named("bos_token")
         self.end = self._named("eos_token")
         self._prepends_beginning = bool(settings.get("add_bos_token", True)) and self.beginning is not None
-
-    @property
-    def control_tokens(self) -> frozenset[str]:
-        """Texts that `encode` takes as single tokens."""
-        return frozenset(self._control)
 
     def encode(self, text: str, reveal: Callable[[str], str] | None = None) -> list[int]:
         """Token ids of text whose control tokens count as such; nothing is put before or after.
