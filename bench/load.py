@@ -72,14 +72,20 @@ async def load(options: LoadOptions) -> Report:
 def plan(options: LoadOptions, target: Target, *, seed_offset: int = 0) -> Plan:
     """Arrivals and jobs, drawn before the clock starts; equal options give equal plans."""
     arrival_random, job_random = np.random.default_rng(options.seed + seed_offset).spawn(2)
-    rows = workload.read_dataset(options.dataset, options.osl) if options.dataset else []
+    from_file = options.dataset if options.dataset != workload.TASKS else None
+    rows = workload.read_dataset(from_file, options.osl) if from_file else []
     if options.duration_s is not None:
         times = arrivals.arrival_times_within(options.rate, arrival_random, duration_s=options.duration_s)
     else:
         count = options.requests or len(rows) or DEFAULT_REQUESTS
         times = arrivals.arrival_times(options.rate, arrival_random, count=count)
-    vocabulary_size = options.vocabulary_size or target.vocabulary_size or DEFAULT_VOCABULARY
-    jobs = workload.dataset_jobs(rows) if rows else workload.synthetic_jobs(options, vocabulary_size, job_random)
+    if rows:
+        jobs = workload.dataset_jobs(rows)
+    elif options.dataset is not None:
+        jobs = workload.task_jobs(options.seed + seed_offset)
+    else:
+        vocabulary_size = options.vocabulary_size or target.vocabulary_size or DEFAULT_VOCABULARY
+        jobs = workload.synthetic_jobs(options, vocabulary_size, job_random)
     return Plan(list(islice(jobs, len(times))), times)
 
 

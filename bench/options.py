@@ -45,7 +45,8 @@ class LoadOptions(Config):
     prefix_length: int = Field(default=0, ge=0)
     # Token ids of synthetic prompts lie below this; by default what the endpoint says, or 1000.
     vocabulary_size: int | None = Field(default=None, ge=32)
-    # JSON lines with "messages" or "prompt" (and "max_tokens"), or plain text with one prompt a line.
+    # JSON lines with "messages" or "prompt" (and "max_tokens"), or plain text with one prompt a line; "tasks" draws
+    # chats from the tasks of eval/ without end.
     dataset: Path | None = None
     # By default true for synthetic prompts (so that osl holds), false for a dataset.
     ignore_eos: bool | None = None

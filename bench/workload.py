@@ -8,12 +8,15 @@ import msgspec
 import numpy as np
 
 from bench.options import LoadOptions
+from eval.workload import task_chats
 from mesh.errors import ConfigError
 
 # Ids below this are special tokens in most vocabularies.
 FIRST_ORDINARY_TOKEN = 16
 # Each is one token, with the space before it, in the usual vocabularies.
 COMMON_WORDS = ("the", "of", "and", "to", "in", "is", "was", "for", "on", "that", "with", "as", "it", "by", "at", "or")
+# The dataset of this name is no file.
+TASKS = Path("tasks")
 
 
 class Message(msgspec.Struct, frozen=True):
@@ -73,6 +76,12 @@ def dataset_jobs(rows: Sequence[Job]) -> Iterator[Job]:
     """The rows in order, again from the first when they run out."""
     while True:
         yield from rows
+
+
+def task_jobs(seed: int) -> Iterator[Job]:
+    """Endless chats made of the tasks that quality is judged by, with the prefixes that real traffic shares."""
+    for chat in task_chats(seed):
+        yield Job(tuple(Message(each.role, each.content) for each in chat.messages), chat.max_tokens)
 
 
 def as_messages(job: Job) -> Job:

@@ -14,7 +14,7 @@ def bench(
     isl: Annotated[int, typer.Option(help="Tokens of a synthetic prompt.")] = 512,
     osl: Annotated[int, typer.Option(help="Tokens of an answer.")] = 128,
     dataset: Annotated[
-        Path | None, typer.Option(help="JSON lines with messages or prompt, or text with one prompt a line.")
+        Path | None, typer.Option(help="JSON lines with messages or prompt, text with one prompt a line, or tasks.")
     ] = None,
     url: Annotated[str | None, typer.Option(help="An OpenAI API, e.g. http://127.0.0.1:8000/v1.")] = None,
     endpoint: Annotated[

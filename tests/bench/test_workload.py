@@ -7,6 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.arrivals import arrival_times, arrival_times_within
+from bench.client import Target
+from bench.load import plan
 from bench.options import LoadOptions
 from bench.workload import Job, Message, as_messages, dataset_jobs, read_dataset, synthetic_jobs
 from mesh.config import load
@@ -95,6 +97,17 @@ def test_a_missing_dataset_is_refused(tmp_path: Path) -> None:
 def test_a_dataset_starts_over_when_it_runs_out() -> None:
     rows = [Job("a", 1), Job("b", 1)]
     assert [job.prompt for job in islice(dataset_jobs(rows), 5)] == ["a", "b", "a", "b", "a"]
+
+
+def test_the_tasks_are_a_dataset_without_end_that_follows_the_seed() -> None:
+    def drawn(seed: int) -> list[Job]:
+        drawing = options(dataset="tasks", requests=12, seed=seed)
+        return plan(drawing, Target("tiny", None)).jobs
+
+    assert len(drawn(0)) == 12
+    assert drawn(0) == drawn(0) != drawn(1)
+    assert all(isinstance(message, Message) for job in drawn(0) for message in job.prompt)
+    assert len({job.max_tokens for job in drawn(0)}) > 3
 
 
 def test_token_ids_become_as_many_words_for_an_endpoint_that_only_chats() -> None:
