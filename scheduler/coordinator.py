@@ -15,8 +15,8 @@ from scheduler.placement import (
     choose,
     explain,
     placed_work,
-    preference,
     predict,
+    preference,
 )
 from scheduler.registry import Registry, Worker
 from scheduler.workers import WorkerIdentity, WorkerRole, WorkerState

@@ -1,12 +1,14 @@
 """`python -m scheduler` as a process."""
 
+import asyncio
 import os
 import signal
 import sys
+from typing import Any
 
 import psutil
-
 from deepmesh.v1 import scheduler_pb2
+
 from mesh.ports import free_port
 from mesh.process import Child
 from tests.support.programs import ROOT
@@ -15,26 +17,24 @@ from tests.support.scheduler_server import ReportingWorker, identity_message, sc
 MAX_RESIDENT_BYTES = 150 * 1024 * 1024
 
 
+async def place_and_report(stub: Any, request_id: str) -> None:
+    await stub.Place(scheduler_pb2.PlaceRequest(request_id=request_id, model="oracle", prompt_tokens=64, max_tokens=10))
+    outcome = scheduler_pb2.PLACEMENT_OUTCOME_FINISHED
+    await stub.ReportOutcome(scheduler_pb2.ReportOutcomeRequest(request_id=request_id, outcome=outcome))
+
+
 async def test_a_scheduler_starts_from_its_file_stays_small_and_stops_at_a_signal() -> None:
     port = free_port()
     endpoint = f"127.0.0.1:{port}"
     command = [sys.executable, "-m", "scheduler", "--config", str(ROOT / "configs/scheduler.yaml")]
-    settings = [f"server.port={port}", "server.metrics_port=0"]
+    settings = [f"server.port={port}", "server.metrics_port=0", "placement.queue_requests=2000", "lease.seconds=60"]
     child = Child("scheduler", [*command, *(part for each in settings for part in ("--set", each))], lambda *_: None)
     await child.start()
     try:
         await child.wait_ready(endpoint, 30)
         async with scheduler_stub(endpoint) as stub:
             worker = await ReportingWorker(stub, identity_message()).start()
-            for number in range(3000):
-                request = scheduler_pb2.PlaceRequest(
-                    request_id=f"r{number}", model="oracle", prompt_tokens=64, max_tokens=10
-                )
-                await stub.Place(request)
-                outcome = scheduler_pb2.PLACEMENT_OUTCOME_FINISHED
-                await stub.ReportOutcome(
-                    scheduler_pb2.ReportOutcomeRequest(request_id=f"r{number}", outcome=outcome, output_tokens=10)
-                )
+            await asyncio.gather(*(place_and_report(stub, f"r{number}") for number in range(1000)))
             worker.stop()
         assert psutil.Process(child.process_id).memory_info().rss < MAX_RESIDENT_BYTES
         os.kill(child.process_id, signal.SIGTERM)
