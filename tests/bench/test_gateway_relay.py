@@ -21,3 +21,9 @@ def test_the_verdict_compares_medians_less_what_the_direct_path_takes() -> None:
     assert (verdict.throughput_ratio, verdict.message_ratio) == (0.8, 0.8)
     assert (verdict.relay_added_ms, verdict.gateway_added_ms) == (3.0, 4.5)
     assert verdict.added_ratio == pytest.approx(1.5)
+    assert verdict.latency_ratio == 1.3
+
+
+def test_a_relay_that_adds_nothing_is_no_measure() -> None:
+    same = {"relay": saturated(1), "gateway": saturated(1)}
+    assert judge(same, {"direct": late(3.0), "relay": late(2.0), "gateway": late(4.0)}).added_ratio is None
