@@ -76,9 +76,16 @@ class StatusReport:
     def _store(self, block_hashes: Iterable[bytes]) -> None:
         for block_hash in block_hashes:
             self._blocks[block_hash] = None
-            self._changes[block_hash] = True
+            self._change(block_hash, True)
 
     def _remove(self, block_hashes: Iterable[bytes]) -> None:
         for block_hash in block_hashes:
             self._blocks.pop(block_hash, None)
-            self._changes[block_hash] = False
+            self._change(block_hash, False)
+
+    def _change(self, block_hash: bytes, present: bool) -> None:
+        # What came and went between two reports is no news, and must not pile up while nobody listens.
+        if self._changes.get(block_hash, present) is present:
+            self._changes[block_hash] = present
+        else:
+            del self._changes[block_hash]

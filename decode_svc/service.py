@@ -44,8 +44,10 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
                 yield wire.step_frame(frame)
             await reader
         finally:
-            reader.cancel()
             worker.sessions.detach(attachment)
+            reader.cancel()
+            # Its own error, if any, was raised above or is no news next to the one that was.
+            await asyncio.gather(reader, return_exceptions=True)
 
 
 async def _hello(requests: AsyncIterator[decode_pb2.AttachRequest]) -> decode_pb2.AttachHello:

@@ -43,20 +43,13 @@ class DecodeWorker:
     def ready(self) -> Ready:
         return self._rank.ready
 
-    @property
-    def rank_process_id(self) -> int:
-        return self._rank.process_id
-
     async def run(self) -> None:
         """Follow the rank. Raises EngineFailed once it has gone and every live request has been told so."""
         ticks = asyncio.create_task(self._tick())
         try:
-            async for result in self._rank.results:
-                self._on_step(result)
-            status = await asyncio.shield(self._rank.closed)
+            error = await self._follow_rank()
         finally:
             ticks.cancel()
-        error = EngineFailed(f"the engine process ended with status {status}")
         self._draining = True
         self.report.drain()
         self.sessions.fail_all(error)
@@ -86,6 +79,16 @@ class DecodeWorker:
     async def close(self) -> None:
         """Stop the rank, whatever it does."""
         await self._rank.close()
+
+    async def _follow_rank(self) -> EngineFailed:
+        """Take its results for as long as there are any; returns why there are no more."""
+        try:
+            async for result in self._rank.results:
+                self._on_step(result)
+        except EngineFailed as error:
+            return error
+        status = await asyncio.shield(self._rank.closed)
+        return EngineFailed(f"the engine process ended with status {status}")
 
     def _on_step(self, result: StepResult) -> None:
         self.sessions.on_step(result)

@@ -30,7 +30,10 @@ def test_changes_are_told_once_and_net() -> None:
     status.observe(result(stored=hashes(3), removed=hashes(1)))
     told = status.take(snapshot=False)
     assert told.load == LOAD
-    assert (set(told.stored), told.removed) == (set(hashes(2, 3)), hashes(1))
+    assert (set(told.stored), told.removed) == (set(hashes(2, 3)), [])
+    status.observe(result(removed=hashes(2)))
+    told = status.take(snapshot=False)
+    assert (told.stored, told.removed) == ([], hashes(2))
     again = status.take(snapshot=False)
     assert (again.stored, again.removed) == ([], [])
 
@@ -50,6 +53,17 @@ def test_a_long_list_takes_several_messages(monkeypatch: pytest.MonkeyPatch) -> 
     status.observe(result(stored=hashes(*range(5))))
     told = [status.take(snapshot=True), status.take(snapshot=False), status.take(snapshot=False)]
     assert [len(each.stored) for each in told] == [2, 2, 1]
+
+
+def test_what_came_and_went_untold_is_no_news() -> None:
+    status = StatusReport(100)
+    status.observe(result(stored=hashes(1)))
+    status.take(snapshot=True)
+    for _ in range(3):
+        status.observe(result(stored=hashes(2), removed=hashes(1)))
+        status.observe(result(stored=hashes(1), removed=hashes(2)))
+    told = status.take(snapshot=False)
+    assert (told.stored, told.removed) == ([], [])
 
 
 async def test_waiting_ends_with_a_change_and_only_then() -> None:
@@ -87,8 +101,10 @@ def test_a_scheduler_that_follows_knows_exactly_what_the_rank_has(
 ) -> None:
     status, rank, scheduler = StatusReport(100), set[bytes](), set[bytes]()
     for stored, removed, then in [*events, (set[int](), set[int](), "take")]:
-        status.observe(result(hashes(*(stored - removed)), hashes(*(removed - stored))))
-        rank = (rank - set(hashes(*removed - stored))) | set(hashes(*stored - removed))
+        # As the rank tells it: what it stores was not there, what it removes was.
+        came, went = set(hashes(*stored)) - rank, set(hashes(*removed)) & rank
+        status.observe(result(list(came), list(went)))
+        rank = (rank - went) | came
         if then:
             told = status.take(snapshot=then == "snapshot")
             scheduler = set() if told.snapshot else scheduler - set(told.removed)
