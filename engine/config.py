@@ -31,6 +31,8 @@ class EngineConfig(Config):
     model_name: str | None = None
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    # How the KV pool stores latents: as the model computes, or in one byte.
+    kv_dtype: Literal["auto", "float8_e4m3fn"] = "auto"
     # Compute threads on CPU; by default torch's choice.
     threads: int | None = Field(default=None, ge=1)
     # Requests that run at once.
@@ -77,6 +79,7 @@ class ResolvedEngineConfig:
     config: EngineConfig
     device: Literal["cpu", "cuda"]
     dtype: Literal["float32", "bfloat16"]
+    kv_dtype: Literal["float32", "bfloat16", "float8_e4m3fn"]
 
 
 def resolve(config: EngineConfig, hardware: Hardware) -> ResolvedEngineConfig:
@@ -87,4 +90,5 @@ def resolve(config: EngineConfig, hardware: Hardware) -> ResolvedEngineConfig:
     dtype = config.dtype
     if dtype == "auto":
         dtype = "bfloat16" if device == "cuda" else "float32"
-    return ResolvedEngineConfig(config=config, device=device, dtype=dtype)
+    kv_dtype = dtype if config.kv_dtype == "auto" else config.kv_dtype
+    return ResolvedEngineConfig(config=config, device=device, dtype=dtype, kv_dtype=kv_dtype)

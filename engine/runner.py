@@ -46,14 +46,14 @@ class ModelBackend:
         # A request that the pool cannot hold alone would never end.
         self.context_tokens = min(longest, self.total_blocks * BLOCK_TOKENS)
         shape = (model_config.kv_layers, self.total_blocks, BLOCK_TOKENS, model_config.latent_dim)
-        self._kv_pool = torch.zeros(shape, dtype=self._model.dtype, device=self._device)
+        self._kv_pool = torch.zeros(shape, dtype=getattr(torch, resolved.kv_dtype), device=self._device)
         self._rotations = model_rotations(model_config, self.context_tokens, self._device)
         self.model = config.model_name or config.model_dir.resolve().name
         self.vocabulary_size = model_config.vocab_size
         self.eos_token_ids = model_config.eos_token_ids
         self.namespace = KvNamespace(
             weights_fingerprint=weights_fingerprint(config.model_dir),
-            dtype=resolved.dtype,
+            dtype=resolved.kv_dtype,
             layers=model_config.kv_layers,
             layout=f"latent {model_config.kv_lora_rank}, interleaved rope {model_config.qk_rope_head_dim}",
         )
@@ -68,7 +68,8 @@ class ModelBackend:
 
     def _affordable_blocks(self, resolved: ResolvedEngineConfig, longest: int) -> int:
         model_config, config = self._model.config, resolved.config
-        block_bytes = model_config.kv_layers * BLOCK_TOKENS * model_config.latent_dim * self._model.dtype.itemsize
+        latent_bytes = model_config.latent_dim * getattr(torch, resolved.kv_dtype).itemsize
+        block_bytes = model_config.kv_layers * BLOCK_TOKENS * latent_bytes
         free = free_bytes(self._device)
         return affordable_blocks(
             budget_bytes=int(free * config.kv_memory_fraction),

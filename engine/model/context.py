@@ -43,5 +43,5 @@ class ForwardContext:
     expanded: list[Expanded]
     # [rows] int64: the tokens whose next token is wanted.
     sampled: torch.Tensor
-    # [kv layers, blocks, 64, latent] of the model's dtype.
+    # [kv layers, blocks, 64, latent] of the model's dtype, or e4m3.
     kv_pool: torch.Tensor

@@ -88,7 +88,7 @@ class Attention:
         self, row: Expanded, query: torch.Tensor, latents: torch.Tensor, pool: torch.Tensor, values: torch.Tensor
     ) -> None:
         config, own = self.config, slice(row.first, row.stop)
-        known = read_latents(pool, row.runs) if row.cached else latents[own]
+        known = read_latents(pool, row.runs, latents.dtype) if row.cached else latents[own]
         expanded = functional.linear(known[:, : config.kv_lora_rank], self.expand)
         expanded = expanded.unflatten(1, (config.num_attention_heads, -1))
         nope, value = expanded.split([config.qk_nope_head_dim, config.v_head_dim], dim=2)

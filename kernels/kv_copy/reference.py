@@ -20,9 +20,17 @@ def slot_runs(block_ids: Sequence[int], tokens: int) -> list[slice]:
 
 
 def write_latents(latents: torch.Tensor, slots: torch.Tensor, pool: torch.Tensor) -> None:
-    pool.view(-1, pool.shape[2]).index_copy_(0, slots, latents)
-
-
-def read_latents(pool: torch.Tensor, runs: Sequence[slice]) -> torch.Tensor:
     flat = pool.view(-1, pool.shape[2])
-    return flat[runs[0]] if len(runs) == 1 else torch.cat([flat[run] for run in runs])
+    if pool.dtype == latents.dtype:
+        flat.index_copy_(0, slots, latents)
+    else:
+        limit = torch.finfo(pool.dtype).max
+        # As bytes: few operations know one-byte floats.
+        compressed = latents.clamp(-limit, limit).to(pool.dtype).view(torch.uint8)
+        flat.view(torch.uint8).index_copy_(0, slots, compressed)
+
+
+def read_latents(pool: torch.Tensor, runs: Sequence[slice], dtype: torch.dtype) -> torch.Tensor:
+    flat = pool.view(-1, pool.shape[2])
+    parts = [flat[run].to(dtype) for run in runs]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -28,10 +28,11 @@ def mla_decode(
 ) -> torch.Tensor:
     """softmax(scale * query . latent) @ latent[:value_width], causal among the row's own queries, in the query's dtype.
 
-    query: [rows * query_tokens, heads, width], row by row; pool: [blocks, 64, width] contiguous, one layer's, with the
-    queries' own latents already written; value_width: 512 of DeepSeek's 576. Returns [rows * query_tokens, heads,
-    value_width]; no rows give no rows. Backend: the reference.
+    query: [rows * query_tokens, heads, width], row by row; pool: [blocks, 64, width] contiguous, one layer's, of the
+    query's dtype or e4m3, with the queries' own latents already written; value_width: 512 of DeepSeek's 576. Returns
+    [rows * query_tokens, heads, value_width]; no rows give no rows. Backend: the reference.
     """
     assert query.shape[0] == len(plan.runs) * plan.query_tokens and query.is_contiguous()
-    assert query.shape[2] == pool.shape[2] and query.dtype == pool.dtype and pool.is_contiguous()
+    assert query.shape[2] == pool.shape[2] and pool.is_contiguous()
+    assert pool.dtype in (query.dtype, torch.float8_e4m3fn)
     return reference.mla_decode(query, pool, plan, value_width, scale)

@@ -28,7 +28,8 @@ def mla_decode(
     mask = _causal_mask(plan.query_tokens, heads, query.device)
     queries = (query * scale).view(len(plan.runs), -1, width)
     for row, target, runs in zip(queries, out.view(len(plan.runs), -1, value_width), plan.runs, strict=True):
-        _attend(row, [flat[run] for run in runs], value_width, mask, target)
+        # A no-op conversion unless the pool is compressed.
+        _attend(row, [flat[run].to(query.dtype) for run in runs], value_width, mask, target)
     return out
 
 

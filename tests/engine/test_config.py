@@ -21,6 +21,12 @@ def test_what_is_set_is_kept() -> None:
     assert (resolved.device, resolved.dtype) == ("cpu", "bfloat16")
 
 
+@pytest.mark.parametrize(("kv_dtype", "expected"), [("auto", "bfloat16"), ("float8_e4m3fn", "float8_e4m3fn")])
+def test_kv_is_stored_as_the_model_computes_unless_compressed(kv_dtype: str, expected: str) -> None:
+    config = EngineConfig.model_validate({"model_dir": "checkpoint", "kv_dtype": kv_dtype})
+    assert resolve(config, GPU).kv_dtype == expected
+
+
 @pytest.mark.parametrize(
     ("overrides", "problem"),
     [

@@ -6,7 +6,7 @@ import torch
 
 from engine.batch import Row
 from engine.messages import Sampling
-from engine.runner import affordable_blocks
+from engine.runner import ModelBackend, affordable_blocks
 from mesh.errors import CheckpointError, ConfigError
 from tests.support.checkpoints import execute, generate, model_backend, random_prompt, tiny_checkpoint
 
@@ -48,6 +48,37 @@ def test_a_bfloat16_model_generates(tmp_path: Path) -> None:
     prompt = random_prompt(100)
     exact = generate(model_backend(checkpoint), prompt, 1, [0, 1])
     assert generate(model_backend(checkpoint, dtype="bfloat16"), prompt, 1, [0, 1]) == exact
+
+
+def first_logprobs(backend: ModelBackend, prompt: list[int], chunk: int) -> torch.Tensor:
+    """Of every token after the prompt, which is computed in chunks."""
+    for start in range(0, len(prompt) - chunk, chunk):
+        execute(backend, Row(prompt[start : start + chunk], start, [3, 1], None))
+    last = Row(prompt[-chunk:], len(prompt) - chunk, [3, 1], Sampling(top_logprobs=backend.vocabulary_size))
+    (sample,) = execute(backend, last)
+    assert sample is not None and sample.logprobs is not None
+    found = torch.empty(backend.vocabulary_size)
+    found[sample.logprobs.top_token_ids] = torch.tensor(sample.logprobs.top_logprobs)
+    return found
+
+
+@pytest.mark.parametrize("chunk", [1, 50])
+def test_a_compressed_pool_changes_the_answer_a_little_and_the_namespace(tmp_path: Path, chunk: int) -> None:
+    checkpoint, prompt = tiny_checkpoint(tmp_path), random_prompt(100)
+    exact, compressed = model_backend(checkpoint), model_backend(checkpoint, kv_dtype="float8_e4m3fn")
+    expected, found = (first_logprobs(backend, prompt, chunk) for backend in (exact, compressed))
+    assert 1e-5 < (found - expected).norm() / expected.norm() < 0.05
+    assert compressed.namespace.dtype == "float8_e4m3fn"
+    assert exact.namespace != compressed.namespace
+
+
+def test_a_compressed_pool_holds_more_blocks_in_the_same_memory(tmp_path: Path) -> None:
+    checkpoint = tiny_checkpoint(tmp_path)
+    limited = {"total_blocks": None, "kv_memory_fraction": 1e-4}
+    exact, compressed = (
+        model_backend(checkpoint, kv_dtype=kv_dtype, **limited).total_blocks for kv_dtype in ("auto", "float8_e4m3fn")
+    )
+    assert compressed == pytest.approx(4 * exact, rel=0.2)
 
 
 def test_sampling_depends_on_seed_and_position_and_not_on_the_batch(tmp_path: Path) -> None:

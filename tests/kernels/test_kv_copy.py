@@ -28,14 +28,28 @@ def test_what_is_written_is_read_and_nothing_else_changes() -> None:
     runs = slot_runs([4, 1], 100)
     slots = torch.cat([torch.arange(run.start, run.stop) for run in runs])
     write_latents(latents, slots, pool)
-    assert torch.equal(read_latents(pool, runs), latents)
+    assert torch.equal(read_latents(pool, runs, torch.float32), latents)
     assert pool.isnan().sum() == (6 * BLOCK_TOKENS - 100) * 12
 
 
 def test_contiguous_blocks_are_read_without_a_copy() -> None:
     pool = torch.randn(6, BLOCK_TOKENS, 12)
-    found = read_latents(pool, slot_runs([2, 3, 4], 150))
+    found = read_latents(pool, slot_runs([2, 3, 4], 150), torch.float32)
     assert found.data_ptr() == pool[2].data_ptr() and torch.equal(found, pool[2:5].flatten(0, 1)[:150])
+
+
+def test_a_compressed_pool_keeps_three_bits_of_mantissa_and_its_range() -> None:
+    pool = torch.zeros(3, BLOCK_TOKENS, 12, dtype=torch.float8_e4m3fn)
+    latents = torch.randn(100, 12)
+    latents[7] = 1e6
+    runs = slot_runs([2, 0], 100)
+    write_latents(latents, torch.cat([torch.arange(run.start, run.stop) for run in runs]), pool)
+    found = read_latents(pool, runs, torch.float32)
+    assert torch.equal(found[7], torch.full((12,), 448.0)), "clamped, not infinite"
+    error = (found - latents).abs()[torch.arange(100) != 7]
+    # Half of the last of three bits, or of the smallest step.
+    assert (error <= latents.abs()[torch.arange(100) != 7].mul(2**-4).clamp(min=2**-10)).all()
+    assert not pool[1].float().any()
 
 
 def test_writing_no_tokens_changes_nothing() -> None:

@@ -51,6 +51,15 @@ def test_bfloat16_stays_near_float32() -> None:
     assert found.dtype == torch.bfloat16 and (found.float() - exact).norm() / exact.norm() < 0.03
 
 
+def test_a_compressed_pool_is_attended_to_as_what_it_holds() -> None:
+    pool, runs, _ = scattered_contexts([200, 65])
+    query = torch.randn(2, HEADS, WIDTH)
+    compressed = pool.to(torch.float8_e4m3fn)
+    found = mla_decode(query, compressed, plan_decode(runs), value_width=VALUES, scale=SCALE)
+    expected = mla_decode(query, compressed.float(), plan_decode(runs), value_width=VALUES, scale=SCALE)
+    assert torch.equal(found, expected)
+
+
 def test_no_rows_give_no_rows() -> None:
     pool = torch.zeros(1, BLOCK_TOKENS, WIDTH)
     found = mla_decode(torch.empty(0, HEADS, WIDTH), pool, plan_decode([]), value_width=VALUES, scale=SCALE)
