@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
-from engine.messages import Logprobs, Output, Sampling
-from mesh.errors import MeshError
+from engine.messages import Logprobs, Output, Sampling, Submit
+from mesh.errors import ContextExceeded, InvalidRequest, MeshError
 
 
 class Finish(Enum):
@@ -37,6 +37,19 @@ class Submission:
     deadline_ms: int | None = None
     # A prefill worker was chosen for the prompt.
     prefill_elsewhere: bool = False
+
+    def to_rank(self, key: int) -> Submit:
+        """The request as the rank takes it, under the name that it has there."""
+        return Submit(
+            key=key,
+            request_id=self.request_id,
+            token_ids=self.token_ids,
+            sampling=self.sampling,
+            max_tokens=self.max_tokens,
+            stop_token_ids=self.stop_token_ids,
+            ignore_eos=self.ignore_eos,
+            cache_salt=self.cache_salt,
+        )
 
 
 class OutputSlice(NamedTuple):
@@ -128,3 +141,11 @@ def make_request(submission: Submission) -> Request:
     alternatives = submission.sampling.top_logprobs
     weight = 1 if alternatives is None else 2 + 2 * alternatives
     return Request(submission.stream_id, submission.attempt, len(submission.token_ids), weight)
+
+
+def terminal_of(output: Output) -> Terminal | None:
+    """How the rank says that a request ended; None where it goes on."""
+    if output.refusal is not None:
+        error = ContextExceeded if output.refusal.reason == ContextExceeded.reason else InvalidRequest
+        return error(output.refusal.message)
+    return None if output.finish is None else Finish(output.finish)

@@ -11,18 +11,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
-from decode_svc.requests import Finish, Request, Submission, Terminal, make_request
+from decode_svc.requests import Request, Submission, Terminal, make_request, terminal_of
 from decode_svc.session import Attachment, Session
-from engine.messages import Output, Refusal, StepResult, Submit
-from mesh.errors import (
-    ContextExceeded,
-    DeadlineExceeded,
-    EngineFailed,
-    InvalidRequest,
-    MeshError,
-    Overloaded,
-    UnknownRequest,
-)
+from engine.messages import Output, StepResult, Submit
+from mesh.errors import DeadlineExceeded, EngineFailed, MeshError, Overloaded, UnknownRequest
 
 
 class Rank(Protocol):
@@ -122,18 +114,21 @@ class Sessions:
         return session.attachment
 
     def detach(self, attachment: Attachment) -> None:
-        """The stream ended: its requests live on for the grace period."""
-        if attachment.is_current:
-            attachment.session.attachment = None
-            attachment.session.detached_at = self._clock()
-            self._note_if_alone()
+        """The stream ended: its requests, if it has any, live on for the grace period."""
+        if not attachment.is_current:
+            return
+        session = attachment.session
+        session.attachment, session.detached_at = None, self._clock()
+        if not session.requests:
+            del self._sessions[session.gateway_id]
+        self._note_if_alone()
 
     def submit(self, attachment: Attachment, submission: Submission) -> None:
         """Hand a request to the rank. Raises as `refuse` does."""
         request = self._add(attachment, submission)
         key, self._next_key = self._next_key, self._next_key + 1
         try:
-            self._rank.submit(_to_rank(key, submission))
+            self._rank.submit(submission.to_rank(key))
         except EngineFailed as error:
             self._end(attachment.session, request, error)
             return
@@ -244,7 +239,7 @@ class Sessions:
             request.append(output)
             session.kept_tokens += len(output.token_ids) * request.token_weight
             session.mark_unsent(request, self._step)
-        terminal = _terminal(output)
+        terminal = terminal_of(output)
         if terminal is not None:
             self._end(session, request, terminal)
 
@@ -288,27 +283,3 @@ class Sessions:
         # A rank that has gone runs nothing.
         with suppress(EngineFailed):
             self._rank.cancel(key)
-
-
-def _terminal(output: Output) -> Terminal | None:
-    if output.refusal is not None:
-        return _refusal_error(output.refusal)
-    return None if output.finish is None else Finish(output.finish)
-
-
-def _refusal_error(refusal: Refusal) -> MeshError:
-    error = ContextExceeded if refusal.reason == ContextExceeded.reason else InvalidRequest
-    return error(refusal.message)
-
-
-def _to_rank(key: int, submission: Submission) -> Submit:
-    return Submit(
-        key=key,
-        request_id=submission.request_id,
-        token_ids=submission.token_ids,
-        sampling=submission.sampling,
-        max_tokens=submission.max_tokens,
-        stop_token_ids=submission.stop_token_ids,
-        ignore_eos=submission.ignore_eos,
-        cache_salt=submission.cache_salt,
-    )

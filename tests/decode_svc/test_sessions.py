@@ -323,6 +323,10 @@ def test_gateways_and_their_requests_are_bounded() -> None:
     attachment = attach(sessions, "a")
     with pytest.raises(Overloaded):
         attach(sessions, "b")
+    # One that leaves with nothing running makes room at once.
+    sessions.detach(attachment)
+    sessions.detach(attach(sessions, "b"))
+    attachment = attach(sessions, "a")
     sessions.refuse(attachment, make_submission(1), WorkerFull("full"))
     with pytest.raises(Overloaded):
         sessions.submit(attachment, make_submission(2))
