@@ -1,0 +1,50 @@
+import asyncio
+from pathlib import Path
+
+from typer.testing import CliRunner, Result
+
+from eval import results
+from eval.suite import questions
+from mesh.cli import build
+from mesh.errors import ConfigError
+from tests.support.answering_server import AnsweringServer, serving
+
+
+def deepmesh_eval(*arguments: str | Path) -> Result:
+    return CliRunner(env={"COLUMNS": "200"}).invoke(build(), ["eval", *map(str, arguments)])
+
+
+async def evaluate_server(server: AnsweringServer, out: Path, *arguments: str) -> Result:
+    async with serving(server.app) as url:
+        given = ("--url", url, "--out", out, "--problems", "2", "--no-perplexity", *arguments)
+        return await asyncio.to_thread(deepmesh_eval, *given)
+
+
+def short_questions() -> AnsweringServer:
+    return AnsweringServer(questions("short", seed=0, problems=2), wrong={"add/0"})
+
+
+async def test_an_endpoint_is_evaluated_and_the_result_lies_where_it_was_asked_for(tmp_path: Path) -> None:
+    done = await evaluate_server(short_questions(), tmp_path)
+    assert done.exit_code == 0, done.output
+    row = next(line for line in done.output.splitlines() if "│ add" in line)
+    assert [cell.strip() for cell in row.strip("│").split("│")][:5] == ["add", "50.0%", "9-91%", "1", "2"]
+    assert "pupil, short" in done.output
+    assert results.load(tmp_path / "result.json").scores[0].right == 1
+    assert "| add " in (tmp_path / "report.md").read_text()
+
+
+async def test_two_results_are_compared(tmp_path: Path) -> None:
+    await evaluate_server(short_questions(), tmp_path / "a")
+    await evaluate_server(AnsweringServer(questions("short", seed=0, problems=2)), tmp_path / "b")
+    done = deepmesh_eval("--compare", tmp_path / "a/result.json", tmp_path / "b/result.json")
+    assert done.exit_code == 0, done.output
+    row = next(line for line in done.output.splitlines() if "│ add" in line)
+    cells = [cell.strip() for cell in row.strip("│").split("│")]
+    assert cells == ["add", "50.0%", "100.0%", "+50.0", "0", "1", "1.000", "1.000"]
+
+
+def test_options_that_disagree_are_one_clear_error(tmp_path: Path) -> None:
+    done = deepmesh_eval("--model", tmp_path, "--url", "http://127.0.0.1:1/v1")
+    assert isinstance(done.exception, ConfigError)
+    assert "name what to evaluate: --model DIR or --url" in done.exception.message
