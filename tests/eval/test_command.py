@@ -16,7 +16,7 @@ def deepmesh_eval(*arguments: str | Path) -> Result:
 
 async def evaluate_server(server: AnsweringServer, out: Path, *arguments: str) -> Result:
     async with serving(server.app) as url:
-        given = ("--url", url, "--out", out, "--problems", "2", "--no-perplexity", *arguments)
+        given = ["--url", url, "--out", str(out), "--problems", "2", "--no-perplexity", *arguments]
         return await asyncio.to_thread(deepmesh_eval, *given)
 
 
