@@ -24,7 +24,12 @@ async def main(config: GatewayConfig) -> None:
         registration = Registration(
             gateway_pb2_grpc.add_GatewayServiceServicer_to_server, GatewayService(gateway), SERVICE_NAME
         )
-        http = HttpServer(config.http, application(gateway), config.server.drain_seconds)
+        http = HttpServer(
+            config.http,
+            application(gateway),
+            drain_seconds=config.server.drain_seconds,
+            stalled_seconds=config.limits.stalled_seconds,
+        )
         async with MeshServer(config.server, "gateway", [registration]) as server, http:
             _log.info("listening", extra={"fields": {"grpc_port": server.port, "http_port": http.port}})
             await gateway.until(server.until_signal(), server.ready, server.drain)

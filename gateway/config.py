@@ -15,6 +15,8 @@ class HttpConfig(Config):
     port: int = Field(default=0, ge=0, le=65535)
     # Largest request body.
     body_bytes: int = Field(default=16 * 1024 * 1024, ge=1024)
+    # For a request's body to arrive.
+    body_seconds: float = Field(default=60.0, gt=0)
 
 
 class ModelConfig(Config):

@@ -28,6 +28,9 @@ class DecodeLinks:
         self._config = config
         self._clock = clock
         self._links: dict[str, DecodeLink] = {}
+        # Incarnations in the last snapshot. Placement may be quicker than snapshots: a worker that none has shown yet
+        # has not lost its lease.
+        self._leased: dict[str, str] = {}
         # Never used twice while this gateway lives, whichever the worker and the attempt.
         self._stream_ids = count(1)
 
@@ -41,8 +44,10 @@ class DecodeLinks:
     def retain(self, incarnations: Mapping[str, str]) -> None:
         """The workers that have a lease: requests on any other are lost."""
         for worker_id, link in list(self._links.items()):
-            if incarnations.get(worker_id) != link.target.incarnation:
+            known = self._leased.get(worker_id) == link.target.incarnation
+            if known and incarnations.get(worker_id) != link.target.incarnation:
                 self._drop(link, "its lease ended")
+        self._leased = dict(incarnations)
 
     def live_streams(self) -> dict[str, int]:
         """Requests on each worker, by worker id."""

@@ -21,6 +21,7 @@ from mesh.metrics import (
     GATEWAY_TTFT_SECONDS,
     GATEWAY_UNREAD_TOKENS,
 )
+from mesh.observe import span
 
 SWEEP_SECONDS = 1.0
 
@@ -50,8 +51,9 @@ class Dispatcher:
         """
         outcome = "cancelled"
         try:
-            async with self._bounded(request, transcript, block_hashes) as live:
-                yield live
+            with span("gateway.generate", model=request.model, prompt_tokens=len(request.prompt)):
+                async with self._bounded(request, transcript, block_hashes) as live:
+                    yield live
                 outcome = "finished" if live.finished else outcome
         except MeshError as error:
             outcome = error.reason.lower()

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 from starlette.types import Receive
 
-from mesh.errors import InvalidRequest
+from mesh.errors import DeadlineExceeded, InvalidRequest
 
 # A body over the limit is read and thrown away up to this many times the limit, since most clients do not look at the
 # answer before they have sent everything.
@@ -21,8 +21,18 @@ class ClientGone(Exception):
     """The client closed its connection; there is nobody to answer."""
 
 
-async def read_body(receive: Receive, limit: int) -> bytes:
-    """The whole body. Raises BodyTooLarge beyond `limit` bytes, holding no more than these, and ClientGone."""
+async def read_body(receive: Receive, limit: int, seconds: float) -> bytes:
+    """The whole body. Raises BodyTooLarge beyond `limit` bytes, holding no more than these; DeadlineExceeded where it
+    takes longer than `seconds`; ClientGone.
+    """
+    try:
+        async with asyncio.timeout(seconds):
+            return await _read(receive, limit)
+    except TimeoutError:
+        raise DeadlineExceeded(f"the body did not arrive within {seconds:g} seconds") from None
+
+
+async def _read(receive: Receive, limit: int) -> bytes:
     parts: list[bytes] = []
     size, more = 0, True
     while more:

@@ -14,6 +14,8 @@ from gateway.config import HttpConfig
 from mesh.errors import ConfigError
 
 BACKLOG = 2048
+# Longer than clients keep idle connections, so that they and not we close them.
+KEEP_ALIVE_SECONDS = 75
 
 
 class _Server(uvicorn.Server):
@@ -24,15 +26,18 @@ class _Server(uvicorn.Server):
 
 
 class HttpServer:
-    """`async with HttpServer(config, application, drain_seconds) as server:` listens until the block ends.
+    """`async with HttpServer(config, application, ...) as server:` listens until the block ends.
 
     Raises ConfigError where the port cannot be listened on. The end of the block waits up to `drain_seconds` for
-    responses that have begun.
+    responses that have begun. A connection whose client takes nothing for `stalled_seconds` is closed.
     """
 
-    def __init__(self, config: HttpConfig, application: ASGIApp, drain_seconds: float) -> None:
+    def __init__(
+        self, config: HttpConfig, application: ASGIApp, *, drain_seconds: float, stalled_seconds: float
+    ) -> None:
         self.port = 0
         self._config = config
+        self._stalled_seconds = stalled_seconds
         self._server = _Server(
             uvicorn.Config(
                 application,
@@ -43,12 +48,16 @@ class HttpServer:
                 log_config=None,
                 log_level="warning",
                 server_header=False,
+                timeout_keep_alive=KEEP_ALIVE_SECONDS,
                 timeout_graceful_shutdown=max(1, round(drain_seconds)),
             )
         )
 
     async def __aenter__(self) -> Self:
         listener = _listen(self._config.host, self._config.port)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            # Connections inherit it. Only the system can close one that is full of bytes nobody reads.
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1000 * self._stalled_seconds))
         self.port = listener.getsockname()[1]
         self._task = asyncio.create_task(self._server.serve(sockets=[listener]))
         return self

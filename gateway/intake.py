@@ -3,9 +3,10 @@
 import asyncio
 import secrets
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TypeVar
 
 from gateway.catalog import Catalog, ModelText
 from gateway.chat import ChatMessage
@@ -25,6 +26,7 @@ from gateway.requests import (
 from gateway.transcript import Transcript, no_text
 from mesh.blocks import chain_hashes
 from mesh.errors import InvalidRequest
+from mesh.observe import span
 
 # A prompt of more than this is prepared on a thread: the event loop has every other stream to serve.
 LONG_PROMPT = 4096
@@ -50,6 +52,7 @@ class TokenPrompt:
 
 
 Prompt = TextPrompt | ChatPrompt | TokenPrompt
+ResultT = TypeVar("ResultT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +85,6 @@ class Prepared:
 class _Encoded:
     token_ids: Sequence[int]
     reasoning: ReasoningStart
-    block_hashes: Sequence[bytes]
 
 
 class Intake:
@@ -105,13 +107,16 @@ class Intake:
         validate_stops(ask.stop_strings, ask.stop_token_ids, limits)
         if ask.stop_strings and text.tokenizer is None:
             raise _no_tokenizer(model, "stop")
-        encoded = await self._encode(ask.prompt, model, cache_salt)
+        with span("gateway.encode"):
+            encoded = await self._encode(ask.prompt, model)
+            max_tokens = completion_room(len(encoded.token_ids), ask.max_tokens, limits)
+            block_hashes = await self._run(len(encoded.token_ids), lambda: chain_hashes(encoded.token_ids, cache_salt))
         request = GenerationRequest(
             request_id=ask.request_id,
             model=model,
             prompt=encoded.token_ids,
             sampling=sampling,
-            max_tokens=completion_room(len(encoded.token_ids), ask.max_tokens, limits),
+            max_tokens=max_tokens,
             deadline=deadline,
             stop_strings=ask.stop_strings,
             stop_token_ids=ask.stop_token_ids,
@@ -120,30 +125,29 @@ class Intake:
         )
         token_bytes = text.tokenizer.token_bytes if text.tokenizer is not None else no_text
         transcript = Transcript(token_bytes, ask.stop_strings, encoded.reasoning)
-        return Prepared(request, transcript, encoded.block_hashes)
+        return Prepared(request, transcript, block_hashes)
 
     async def count(self, model: str, prompt: Prompt) -> Sequence[int]:
         """Token ids of the prompt as `prepare` would take it. Raises as it does."""
-        encoded = await self._encode(prompt, self._catalog.resolve(model), b"")
+        encoded = await self._encode(prompt, self._catalog.resolve(model))
         return encoded.token_ids
 
-    async def _encode(self, prompt: Prompt, model: str, cache_salt: bytes) -> _Encoded:
+    async def _encode(self, prompt: Prompt, model: str) -> _Encoded:
         limits, text = self._catalog.limits(model), self._catalog.text(model)
+        size = self._size(prompt)
 
         def encode() -> _Encoded:
-            token_ids, reasoning = _token_ids(prompt, model, text, limits)
-            return _Encoded(token_ids, reasoning, chain_hashes(token_ids, cache_salt))
-
-        def encode_and_release() -> _Encoded:
-            encoded = encode()
-            release_freed_memory()
+            encoded = _Encoded(*_token_ids(prompt, model, text, limits))
+            if size > HUGE_PROMPT:
+                release_freed_memory()
             return encoded
 
-        size = self._size(prompt)
+        return await self._run(size, encode)
+
+    async def _run(self, size: int, work: Callable[[], ResultT]) -> ResultT:
         if size <= LONG_PROMPT:
-            return encode()
-        task = encode if size <= HUGE_PROMPT else encode_and_release
-        return await asyncio.get_running_loop().run_in_executor(self._thread, task)
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     def _size(self, prompt: Prompt) -> int:
         """Characters or token ids. Raises InvalidRequest where they are too many to be worth encoding."""

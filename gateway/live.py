@@ -10,6 +10,7 @@ from gateway.generation import Delta, FinishReason, Generation
 from gateway.placement import AttemptReport, Outcome, Placement, PlacementQuery, Placer
 from mesh.errors import MeshError, Overloaded, PlaceAgain, UnknownRequest, WorkerLost
 from mesh.metrics import GATEWAY_REPLACEMENTS
+from mesh.observe import span
 
 RETRY_AFTER_MS = 1000
 
@@ -121,7 +122,8 @@ class LiveGeneration:
                 await asyncio.sleep(self._config.backoff_seconds * 2 ** (self._attempts - 1))
             self._attempts += 1
             try:
-                placement = await self._placer.place(self._query())
+                with span("gateway.place", attempt=self._attempts):
+                    placement = await self._placer.place(self._query())
             except MeshError as error:
                 if cause is None or not _passes_with_time(error):
                     raise

@@ -49,7 +49,8 @@ class Endpoint:
 
     async def _answer(self, headers: Headers, receive: Receive, reply: "Reply") -> None:
         tenant = self._gateway.tenants.authenticate(headers.get("authorization"))
-        body = parse(self._body_type, await read_body(receive, self._gateway.config.http.body_bytes))
+        http = self._gateway.config.http
+        body = parse(self._body_type, await read_body(receive, http.body_bytes, http.body_seconds))
         ask = body.ask(request_id.get() or new_request_id())
         async with while_connected(receive), self._gateway.generate(ask, tenant, "openai") as live:
             # Errors of admission come before the first delta, while there is still a status to send them with.

@@ -239,3 +239,14 @@ async def test_a_hundred_requests_survive_streams_that_break_all_the_time() -> N
             mesh.workers[step % 2].break_streams()
         for answer in answers:
             assert (await answer).token_ids == oracle_tokens(PROMPT, 100)
+
+
+async def test_a_worker_that_placement_knows_before_the_registry_does_is_not_lost() -> None:
+    known, new = paced(), paced(worker_id="decode-1")
+    async with running_mesh(known) as mesh, new.started():
+        mesh.scheduler.workers = {"decode-1": new.identity(), **mesh.scheduler.workers}
+        answer = start(mesh)
+        await under_way(new)
+        mesh.gateway.links.retain({"decode-0": "first"})
+        assert (await answer).token_ids == oracle_tokens(PROMPT, 60)
+        assert (len(new.submissions), len(known.submissions)) == (1, 0)

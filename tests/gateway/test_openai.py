@@ -327,15 +327,27 @@ async def test_a_client_that_disconnects_while_sending_its_body_leaves_nothing()
         assert mesh.scheduler.queries == []
 
 
-async def test_a_client_that_never_reads_is_cut_off() -> None:
+async def test_a_client_that_never_reads_is_cut_off_and_its_connection_closed() -> None:
     worker = FakeDecodeWorker(context_tokens=500_000, tokens_per_step=50)
-    async with running_mesh(worker, limits=LimitsConfig(unread_tokens=2000)) as mesh:
+    limits = LimitsConfig(unread_tokens=2000, stalled_seconds=1.0)
+    async with running_mesh(worker, limits=limits) as mesh:
         body = json.dumps({"messages": HELLO, "stream": True, "logprobs": True, "top_logprobs": 20}).encode()
-        _, writer = await asyncio.open_connection("127.0.0.1", mesh.http_port, limit=1024)
+        reader, writer = await asyncio.open_connection("127.0.0.1", mesh.http_port, limit=1024)
         head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
         writer.write(head.encode() + body)
         await eventually(lambda: len(worker.cancelled) == 1)
         await mesh.drained()
+        await asyncio.sleep(2)
+        with pytest.raises(ConnectionResetError):
+            await asyncio.wait_for(reader.read(), 5)
+        writer.close()
+
+
+async def test_a_body_that_does_not_arrive_is_not_waited_for() -> None:
+    async with running_mesh(http=HttpConfig(body_seconds=0.1)) as mesh:
+        reader, writer = await asyncio.open_connection("127.0.0.1", mesh.http_port)
+        writer.write(f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n{{".encode())
+        assert b"504" in await asyncio.wait_for(reader.readline(), 5)
         writer.close()
 
 

@@ -3,6 +3,7 @@
 import grpc
 import pytest
 
+from gateway.config import DispatchConfig
 from mesh.errors import RemoteError
 from mesh.failures import from_rpc_error
 from tests.support.fake_decode import FakeDecodeWorker, oracle_tokens
@@ -37,7 +38,7 @@ async def test_live_requests_outlive_the_scheduler() -> None:
 
 
 async def test_a_scheduler_that_hangs_is_done_without() -> None:
-    async with running_mesh() as mesh:
+    async with running_mesh(dispatch=DispatchConfig(place_seconds=0.2)) as mesh:
         mesh.scheduler.place_seconds = 60.0
         answer = await collect(mesh, ids_request())
         assert answer.token_ids == oracle_tokens([5, 6, 7], 8)
