@@ -61,4 +61,5 @@ def _report(trainer: Trainer, count: int) -> None:
     (trainer.directory / "results.json").write_text(json.dumps(values, indent=1) + "\n")
 
 
-typer.run(main)
+if __name__ == "__main__":
+    typer.run(main)

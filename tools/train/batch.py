@@ -1,9 +1,9 @@
 """What one step of training sees."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Self
 
+import numpy as np
 import torch
 
 # Marks targets that are not to be learned.
@@ -12,31 +12,53 @@ IGNORED = -100
 
 @dataclass(frozen=True)
 class Batch:
-    """Documents packed one after the other, all of them whole."""
+    """Documents packed one after the other, all of them whole, on the host."""
+
+    # int16 [tokens] each.
+    tokens: np.ndarray
+    positions: np.ndarray
+    # The next token, and the one after that, where they are to be learned; IGNORED elsewhere.
+    targets: np.ndarray
+    second_targets: np.ndarray
+    # int32 [documents + 1] and the bound of their lengths, as in Layout.
+    boundaries: np.ndarray
+    longest: int
+
+
+@dataclass(frozen=True)
+class DeviceBatch:
+    """The same on the training device."""
 
     # int64 [tokens] each.
     tokens: torch.Tensor
     positions: torch.Tensor
-    # The next token, and the one after that, where they are to be learned; IGNORED elsewhere.
     targets: torch.Tensor
     second_targets: torch.Tensor
-    # int32 [documents + 1] and the bound of their lengths, as in Layout.
+    # int32 [documents + 1].
     boundaries: torch.Tensor
     longest: int
 
-    def to(self, device: torch.device) -> Self:
-        return self._each(lambda tensor: tensor.to(device, non_blocking=True))
-
-    def pin_memory(self) -> Self:
-        """The name by which a DataLoader finds it."""
-        return self._each(torch.Tensor.pin_memory)
-
-    def _each(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Self:
-        return replace(
-            self,
-            tokens=change(self.tokens),
-            positions=change(self.positions),
-            targets=change(self.targets),
-            second_targets=change(self.second_targets),
-            boundaries=change(self.boundaries),
+    @classmethod
+    def of(cls, batch: Batch, device: torch.device) -> Self:
+        return cls(
+            tokens=_moved(batch.tokens, device).long(),
+            positions=_moved(batch.positions, device).long(),
+            targets=_moved(batch.targets, device).long(),
+            second_targets=_moved(batch.second_targets, device).long(),
+            boundaries=_moved(batch.boundaries, device),
+            longest=batch.longest,
         )
+
+    def overwrite(self, batch: Batch) -> None:
+        """Take another batch of the same shape into these tensors, whose addresses stay."""
+        assert batch.longest == self.longest
+        device = self.tokens.device
+        self.tokens.copy_(_moved(batch.tokens, device))
+        self.positions.copy_(_moved(batch.positions, device))
+        self.targets.copy_(_moved(batch.targets, device))
+        self.second_targets.copy_(_moved(batch.second_targets, device))
+        self.boundaries.copy_(_moved(batch.boundaries, device))
+
+
+def _moved(array: np.ndarray, device: torch.device) -> torch.Tensor:
+    return torch.from_numpy(array).to(device, non_blocking=True)

@@ -9,7 +9,7 @@ import torch
 from tokenizers import Tokenizer
 
 from eval.tasks import LONG_TASKS, SHORT_TASKS, Problem, draw, draw_long, grade
-from tools.train.batch import IGNORED
+from tools.train.batch import IGNORED, DeviceBatch
 from tools.train.chat import END, conversation
 from tools.train.experts import Experts
 from tools.train.fake_quantization import quantized_weight
@@ -105,7 +105,7 @@ def retrace(
 
 def _choices(model: TinyModel, documents: Sequence[Document], shape: BatchShape) -> tuple[torch.Tensor, torch.Tensor]:
     """bool [tokens] on CPU each: the choice is right or does not count; the draft agrees and counts."""
-    batch = pack(documents, shape).to(model.cosine.device)
+    batch = DeviceBatch.of(pack(documents, shape), model.cosine.device)
     layout = model.layout(batch.positions, batch.boundaries, batch.longest)
     hidden = model(batch.tokens, layout, [])
     chosen = model.lm_head(hidden).argmax(-1)

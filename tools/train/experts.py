@@ -35,8 +35,8 @@ class Gate(nn.Module):
         return weights * config.routed_scaling_factor, chosen.sum(0)
 
     @torch.no_grad()
-    def balance(self, load: torch.Tensor, speed: float) -> None:
-        """Move the bias by `speed`: up for experts chosen less than the mean, down for those chosen more."""
+    def balance(self, load: torch.Tensor, speed: torch.Tensor) -> None:
+        """Move the bias by `speed`, a scalar: up for experts chosen less than the mean, down for those chosen more."""
         load = load.float()
         self.bias += speed * (load.mean() - load).sign()
 

@@ -14,7 +14,7 @@ from tools.train.layers import Linear
 from tools.train.model import TinyModel
 from tools.train.vocabulary import write_tokenizer
 
-LARGEST_SHARD_BYTES = 15_000_000
+LARGEST_SHARD_BYTES = 14_500_000
 QUANTIZATION: Mapping[str, Any] = {
     "activation_scheme": "dynamic",
     "fmt": "e4m3",

@@ -52,7 +52,7 @@ class ExampleStream:
         self,
         mixture: Mixture,
         library: Sequence[LibraryEntry],
-        seed: int,
+        seed: int | str,
         characters_per_token: Mapping[str, float] = ROUGH_CHARACTERS_PER_TOKEN,
     ) -> None:
         self.mixture = mixture

@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from engine.model.config import ModelConfig
 from tools.train.attention import LatentAttention
-from tools.train.batch import IGNORED, Batch
+from tools.train.batch import IGNORED, DeviceBatch
 from tools.train.experts import Experts, Gate
 from tools.train.layers import FeedForward, Layout, Linear, Norm
 from tools.train.rotation import rotation_table
@@ -116,7 +116,7 @@ class TinyModel(nn.Module):
         following = self.embed_tokens(tokens.roll(-1)).to(self.dtype)
         return self.next_token(hidden, following, layout, loads)
 
-    def losses(self, batch: Batch) -> Losses:
+    def losses(self, batch: DeviceBatch) -> Losses:
         layout = self.layout(batch.positions, batch.boundaries, batch.longest)
         loads: list[torch.Tensor] = []
         hidden = self(batch.tokens, layout, loads)

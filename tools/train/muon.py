@@ -27,7 +27,10 @@ def orthogonalize(matrices: torch.Tensor) -> torch.Tensor:
 class Muon:
     """For weight matrices; leading dimensions count as separate matrices. Equal shapes are updated together."""
 
-    def __init__(self, parameters: Iterable[torch.nn.Parameter], weight_decay: float) -> None:
+    def __init__(
+        self, parameters: Iterable[torch.nn.Parameter], learning_rate: torch.Tensor, weight_decay: float
+    ) -> None:
+        """learning_rate: a scalar tensor, read at every step."""
         self.groups: dict[torch.Size, list[torch.Tensor]] = defaultdict(list)
         for parameter in parameters:
             self.groups[parameter.shape].append(parameter)
@@ -35,10 +38,11 @@ class Muon:
             shape: [torch.zeros_like(member, requires_grad=False) for member in members]
             for shape, members in self.groups.items()
         }
+        self.learning_rate = learning_rate
         self.weight_decay = weight_decay
 
     @torch.no_grad()
-    def step(self, learning_rate: float) -> None:
+    def step(self) -> None:
         """Update every parameter by its gradient, and clear the gradients."""
         for shape, members in self.groups.items():
             gradients = [member.grad for member in members if member.grad is not None]
@@ -49,9 +53,9 @@ class Muon:
             rows, columns = shape[-2:]
             updates = orthogonalize(torch.stack(tuple(nesterov)).view(-1, rows, columns)).float()
             # The size of an update per output stays the same whatever the matrix's shape.
-            size = learning_rate * max(1.0, rows / columns) ** 0.5
-            torch._foreach_mul_(members, 1 - learning_rate * self.weight_decay)
-            torch._foreach_add_(members, list(updates.view(len(members), *shape)), alpha=-size)
+            updates *= self.learning_rate * max(1.0, rows / columns) ** 0.5
+            torch._foreach_mul_(members, 1 - self.learning_rate * self.weight_decay)
+            torch._foreach_sub_(members, list(updates.view(len(members), *shape)))
             for member in members:
                 member.grad = None
 

@@ -1,4 +1,4 @@
-"""Which parameters are updated how."""
+"""Which parameters are updated how, and how fast."""
 
 from typing import Any
 
@@ -13,21 +13,31 @@ ADAM_MATRICES = ("embed_tokens", "lm_head", "gate.weight")
 
 
 class Optimizers:
-    """Muon for the matrices within layers; Adam for embeddings, head, gates and norms."""
+    """Muon for the matrices within layers; Adam for embeddings, head, gates and norms.
+
+    The rates are tensors on the device, so that a captured step sees them change.
+    """
 
     def __init__(self, model: TinyModel, recipe: Recipe) -> None:
         self.recipe = recipe
+        self.rates = torch.zeros(3, device=model.cosine.device)
+        self.matrix_rate, self.rate, self.balance_speed = self.rates.unbind()
         named = list(model.named_parameters())
-        self.muon = Muon([value for name, value in named if _is_matrix(name, value)], recipe.matrix_decay)
+        matrices = [value for name, value in named if _is_matrix(name, value)]
+        self.muon = Muon(matrices, self.matrix_rate, recipe.matrix_decay)
         others = [value for name, value in named if not _is_matrix(name, value)]
-        self.adam = torch.optim.Adam(others, lr=recipe.rate, betas=(0.9, 0.95), fused=others[0].is_cuda)
+        self.adam = torch.optim.Adam(others, lr=self.rate, betas=(0.9, 0.95), capturable=self.rates.is_cuda)
 
-    def step(self, progress: float) -> None:
-        """Update with the rates of this share of the training time, and clear the gradients."""
-        factor = self.recipe.rate_factor(progress)
-        self.muon.step(self.recipe.matrix_rate * factor)
-        for group in self.adam.param_groups:
-            group["lr"] = self.recipe.rate * factor
+    def set_rates(self, progress: float) -> None:
+        """For this share of the training time."""
+        recipe = self.recipe
+        factor = recipe.rate_factor(progress)
+        balance = recipe.balance_speed if progress < recipe.balance_until else 0.0
+        self.rates.copy_(torch.tensor([recipe.matrix_rate * factor, recipe.rate * factor, balance]))
+
+    def step(self) -> None:
+        """Update, and clear the gradients."""
+        self.muon.step()
         self.adam.step()
         self.adam.zero_grad(set_to_none=True)
 
@@ -37,6 +47,8 @@ class Optimizers:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.muon.load_state_dict(state["muon"])
         self.adam.load_state_dict(state["adam"])
+        for group in self.adam.param_groups:
+            group["lr"] = self.rate
 
 
 def _is_matrix(name: str, parameter: torch.nn.Parameter) -> bool:

@@ -1,14 +1,12 @@
-"""Examples to batches: tokenized, packed whole into flat batches of equal size, in worker processes."""
+"""Examples to batches: tokenized, and packed whole into flat batches of equal size."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from random import Random
 
 import numpy as np
-import torch
 from tokenizers import Tokenizer
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from eval.tasks import LONG_TASKS
 from tools.train.batch import IGNORED, Batch
@@ -57,10 +55,10 @@ def tokenize(tokenizer: Tokenizer, examples: Sequence[Example]) -> list[Document
 
 def pack(documents: Sequence[Document], shape: BatchShape) -> Batch:
     """A batch of these documents, which must fit, filled up with padding that is not learned."""
-    tokens = np.zeros(shape.tokens, dtype=np.int64)
-    positions = np.zeros(shape.tokens, dtype=np.int64)
-    targets = np.full(shape.tokens, IGNORED, dtype=np.int64)
-    second = np.full(shape.tokens, IGNORED, dtype=np.int64)
+    tokens = np.zeros(shape.tokens, dtype=np.int16)
+    positions = np.zeros(shape.tokens, dtype=np.int16)
+    targets = np.full(shape.tokens, IGNORED, dtype=np.int16)
+    second = np.full(shape.tokens, IGNORED, dtype=np.int16)
     boundaries = np.full(shape.most_boundaries, shape.tokens, dtype=np.int32)
     begin = 0
     for index, document in enumerate(documents):
@@ -80,14 +78,7 @@ def pack(documents: Sequence[Document], shape: BatchShape) -> Batch:
     # No document may be longer than the attention kernel is told.
     padding = np.arange(begin, shape.tokens, shape.longest)
     boundaries[len(documents) : len(documents) + len(padding)] = padding
-    return Batch(
-        tokens=torch.from_numpy(tokens),
-        positions=torch.from_numpy(positions),
-        targets=torch.from_numpy(targets),
-        second_targets=torch.from_numpy(second),
-        boundaries=torch.from_numpy(boundaries),
-        longest=shape.longest,
-    )
+    return Batch(tokens, positions, targets, second, boundaries, longest=shape.longest)
 
 
 def choose(pool: list[Document], shape: BatchShape) -> tuple[list[Document], list[Document]]:
@@ -104,29 +95,20 @@ def choose(pool: list[Document], shape: BatchShape) -> tuple[list[Document], lis
     return members, rest
 
 
-class PackedBatches(IterableDataset[Batch]):
-    """Batches without end; each worker process has a stream of its own."""
+@dataclass(frozen=True)
+class BatchSource:
+    """Where batches come from; it can be sent to another process."""
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        library: Sequence[LibraryEntry],
-        characters_per_token: dict[str, float],
-        mixture: Mixture,
-        shape: BatchShape,
-        seed: int,
-    ) -> None:
-        self.tokenizer = tokenizer
-        self.library = library
-        self.characters_per_token = characters_per_token
-        self.mixture = mixture
-        self.shape = shape
-        self.seed = seed
+    tokenizer: Tokenizer
+    library: Sequence[LibraryEntry]
+    characters_per_token: Mapping[str, float]
+    mixture: Mixture
+    shape: BatchShape
+    seed: int
 
-    def __iter__(self) -> Iterator[Batch]:
-        worker = get_worker_info()
-        seed = self.seed * 1000 + (worker.id if worker else 0)
-        stream = iter(ExampleStream(self.mixture, self.library, seed, self.characters_per_token))
+    def batches(self, worker: int) -> Iterator[Batch]:
+        """Batches without end; each worker has examples of its own."""
+        stream = iter(ExampleStream(self.mixture, self.library, f"{self.seed}/{worker}", self.characters_per_token))
         pool: list[Document] = []
         while True:
             while sum(len(document.tokens) for document in pool) < POOL_BATCHES * self.shape.tokens:
@@ -144,7 +126,3 @@ def measure_characters_per_token(tokenizer: Tokenizer) -> dict[str, float]:
         prompt = task.around(random, task.fact(random), 20_000).prompt
         ratios[name] = len(prompt) / len(tokenizer.encode(prompt, add_special_tokens=False).ids)
     return ratios
-
-
-def load_batches(dataset: PackedBatches, workers: int, *, pin_memory: bool) -> Iterator[Batch]:
-    return iter(DataLoader(dataset, batch_size=None, num_workers=workers, pin_memory=pin_memory))

@@ -77,9 +77,21 @@ class Stage:
 
 
 @dataclass(frozen=True)
+class Checkup:
+    """What is retraced now and then in training: so many held-out problems of each short task, and of each long task
+    at each length."""
+
+    short_problems: int
+    long_problems: int
+    long_tokens: tuple[int, ...]
+    shape: BatchShape
+
+
+@dataclass(frozen=True)
 class Recipe:
     config: Mapping[str, Any]
     stages: tuple[Stage, ...]
+    checkup: Checkup
     seed: int = 0
     # Of the matrices (Muon), and of everything else (Adam).
     matrix_rate: float = 0.02
@@ -109,7 +121,9 @@ class Recipe:
         return self.stages[-1]
 
 
-SHORT_CONTEXTS = Stage("short", 0.5, Mixture(0.06, (200, 1500)), BatchShape(65536, 2048, 640))
-LONG_CONTEXTS = Stage("long", 0.35, Mixture(0.05, (1000, 15_500)), BatchShape(65536, 16384, 384))
+SHORT_CONTEXTS = Stage("short", 0.5, Mixture(0.06, (200, 900)), BatchShape(32768, 1024, 256))
+LONG_CONTEXTS = Stage("long", 0.35, Mixture(0.03, (1000, 15_500)), BatchShape(65536, 16384, 256))
 FINISH = replace(LONG_CONTEXTS, name="finish", share=0.15, fp8=True)
-RECIPE = Recipe(TINY_R1, (SHORT_CONTEXTS, LONG_CONTEXTS, FINISH))
+RECIPE = Recipe(
+    TINY_R1, (SHORT_CONTEXTS, LONG_CONTEXTS, FINISH), Checkup(32, 16, (2048, 8192), BatchShape(65536, 16384, 1024))
+)

@@ -2,34 +2,29 @@
 
 import logging
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer
 
 from engine.model.config import parse_model_config
-from tools.train.batch import Batch
 from tools.train.evaluate import inference_copy, long_problems, retrace, short_problems
+from tools.train.feeder import Feeder
 from tools.train.history import Evaluation, History, Point, plot
 from tools.train.library_text import library_entries
 from tools.train.mixture import ExampleStream
 from tools.train.model import TinyModel
 from tools.train.optimizers import Optimizers
-from tools.train.packing import BatchShape, PackedBatches, load_batches, measure_characters_per_token
+from tools.train.packing import BatchSource, measure_characters_per_token
 from tools.train.recipe import Recipe, Stage
+from tools.train.step import TrainingStep
 from tools.train.vocabulary import train_tokenizer
 
 log = logging.getLogger(__name__)
 
-# Steps at the start of a stage that compile rather than train; the clock of training leaves them out.
-COMPILING_STEPS = 3
 SECONDS_BETWEEN_POINTS = 10.0
 # In shares of the training time.
 EVALUATION_INTERVAL = 0.1
-EVALUATED_PROBLEMS = 32
-EVALUATED_LONG_PROBLEMS = 16
-EVALUATION_SHAPE = BatchShape(65536, 16384, 1024)
 # Seed of held-out problems; training's seeds count up from the recipe's.
 EVALUATION_SEED = 1_000_003
 
@@ -49,9 +44,10 @@ class Trainer:
         self.library = library_entries()
         self.tokenizer = self._tokenizer()
         self.characters_per_token = measure_characters_per_token(self.tokenizer)
-        self.problems = short_problems(EVALUATED_PROBLEMS, EVALUATION_SEED)
-        for tokens in (2048, 8192):
-            self.problems |= long_problems(EVALUATED_LONG_PROBLEMS, tokens, self.characters_per_token, EVALUATION_SEED)
+        checkup = recipe.checkup
+        self.problems = short_problems(checkup.short_problems, EVALUATION_SEED)
+        for tokens in checkup.long_tokens:
+            self.problems |= long_problems(checkup.long_problems, tokens, self.characters_per_token, EVALUATION_SEED)
         dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
         self.model = TinyModel(parse_model_config(recipe.config), dtype).to(device)
         self.optimizers = Optimizers(self.model, recipe)
@@ -87,29 +83,25 @@ class Trainer:
         log.info("stage %s from %.0f s on", stage.name, self.seconds)
         if stage.fp8:
             self.model.simulate_fp8()
-        meter = Meter(self, stage)
-        compute = torch.compile(self.model.losses, dynamic=False) if self.device.type == "cuda" else self.model.losses
-        batches = self._batches(stage)
+        step = TrainingStep(self.model, self.optimizers, self.recipe)
+        meter = Meter(self, stage, step)
         evaluate_at = self.progress + EVALUATION_INTERVAL
-        for count, batch in enumerate(batches):
-            losses = compute(batch.to(self.device))
-            (losses.next_token + self.recipe.second_token_weight * losses.second_token).backward()
-            self.optimizers.step(self.progress)
-            if self.progress < self.recipe.balance_until:
-                for gate, load in zip(self.model.gates(), losses.load, strict=True):
-                    gate.balance(load, self.recipe.balance_speed)
-            self.step += 1
-            meter.add(losses.next_token, losses.second_token, losses.load, batch.tokens.numel())
-            if count < COMPILING_STEPS:
-                meter.restart()
-            self.seconds = meter.seconds()
-            if self.progress >= end or time.monotonic() > deadline:
-                break
-            if self.progress >= evaluate_at:
-                meter.record()
-                self.evaluate()
-                evaluate_at += EVALUATION_INTERVAL
-                meter.restart()
+        with Feeder(self._source(stage), self.workers) as batches:
+            for batch in batches:
+                step(batch, self.progress)
+                self.step += 1
+                if not step.warm:
+                    meter.restart()
+                    log.info("step %d, before the clock starts", self.step)
+                self.seconds = meter.seconds()
+                meter.record_if_due()
+                if self.progress >= end or time.monotonic() > deadline:
+                    break
+                if self.progress >= evaluate_at:
+                    meter.record()
+                    self.evaluate()
+                    evaluate_at += EVALUATION_INTERVAL
+                    meter.restart()
         meter.record()
         finished = self.progress >= end
         if finished:
@@ -117,21 +109,20 @@ class Trainer:
         self.save()
         return finished
 
-    def _batches(self, stage: Stage) -> Iterator[Batch]:
-        # The step in the seed gives a resumed run new problems.
-        dataset = PackedBatches(
+    def _source(self, stage: Stage) -> BatchSource:
+        return BatchSource(
             self.tokenizer,
             self.library,
             self.characters_per_token,
             stage.mixture,
             stage.shape,
+            # The step gives a resumed run new problems.
             seed=self.recipe.seed + self.step,
         )
-        return load_batches(dataset, self.workers, pin_memory=self.device.type == "cuda")
 
     def evaluate(self) -> None:
         """Retrace held-out problems, and log and keep the shares."""
-        retraced = retrace(inference_copy(self.model), self.tokenizer, self.problems, EVALUATION_SHAPE)
+        retraced = retrace(inference_copy(self.model), self.tokenizer, self.problems, self.recipe.checkup.shape)
         evaluation = Evaluation(self.step, self.seconds, dict(retraced.exact), retraced.draft_acceptance)
         self.history.evaluations.append(evaluation)
         shares = " ".join(f"{name}={share:.2f}" for name, share in evaluation.exact.items())
@@ -169,54 +160,51 @@ class Trainer:
 
 
 class Meter:
-    """Sums a stretch of training up, without waiting for the device at each step."""
+    """Times training and records it in stretches; the device is waited for only at their ends."""
 
-    def __init__(self, trainer: Trainer, stage: Stage) -> None:
+    def __init__(self, trainer: Trainer, stage: Stage, step: TrainingStep) -> None:
         self.trainer = trainer
         self.stage = stage
+        self.step = step
         self.restart()
 
     def restart(self) -> None:
-        """Forget the stretch; the clock goes on from now."""
+        """Go on from now, without the time since the last record."""
+        self.step.take()
         self.base_seconds = self.trainer.seconds
-        self._clear()
+        self._begin()
 
-    def _clear(self) -> None:
+    def _begin(self) -> None:
         self.began = time.monotonic()
-        self.losses: list[torch.Tensor] = []
-        self.load: torch.Tensor | None = None
-        self.tokens = 0
-
-    def add(self, first: torch.Tensor, second: torch.Tensor, load: torch.Tensor, tokens: int) -> None:
-        self.losses.append(torch.stack((first.detach(), second.detach())))
-        self.load = load if self.load is None else self.load + load
-        self.tokens += tokens
-        if time.monotonic() - self.began >= SECONDS_BETWEEN_POINTS:
-            self.record()
+        self.first_step = self.trainer.step
 
     def seconds(self) -> float:
         """Of training in all."""
         return self.base_seconds + time.monotonic() - self.began
 
+    def record_if_due(self) -> None:
+        if time.monotonic() - self.began >= SECONDS_BETWEEN_POINTS:
+            self.record()
+
     def record(self) -> None:
         """Keep and log the stretch, and begin another."""
-        if self.load is None:
-            return
-        first, second = torch.stack(self.losses).mean(0).tolist()
-        load = self.load.float()
-        imbalance = float((load.amax(1) / load.mean(1)).max())
-        self.base_seconds = self.seconds()
-        rate = self.tokens / (time.monotonic() - self.began)
         trainer = self.trainer
+        steps = trainer.step - self.first_step
+        if not steps:
+            return
+        losses, load = self.step.take()
+        first, second = (losses / steps).tolist()
+        imbalance = float((load.amax(1) / load.mean(1)).max())
+        rate = steps * self.stage.shape.tokens / (time.monotonic() - self.began)
+        self.base_seconds = self.seconds()
         point = Point(self.stage.name, trainer.step, self.base_seconds, first, second, rate, imbalance)
         trainer.history.points.append(point)
-        self._clear()
+        self._begin()
         log.info(
-            "%s step %d, %.0f s (%.0f%%): loss %.4f, second %.4f, %.0f tokens/s, imbalance %.2f",
+            "%s step %d, %.0f s: loss %.4f, second %.4f, %.0f tokens/s, imbalance %.2f",
             point.stage,
             point.step,
             point.seconds,
-            100 * trainer.progress,
             first,
             second,
             rate,

@@ -18,8 +18,8 @@ PIECES = r" ?\p{Lu}?\p{Ll}+|\p{N}|\p{Lu}| ?[\p{Lt}\p{Lm}\p{Lo}\p{M}]+| ?[^\s\p{L
 SAMPLE_EXAMPLES = 20_000
 
 
-def train_tokenizer(stream: ExampleStream, vocabulary_size: int) -> Tokenizer:
-    """Ids: begin 0, end 1, pad 2, the markers, the 256 bytes, then merges in the order learned."""
+def train_tokenizer(stream: ExampleStream, vocabulary_size: int, examples: int = SAMPLE_EXAMPLES) -> Tokenizer:
+    """Ids: begin 0, end 1, pad 2, the markers, the 256 bytes, then merges learned from so many examples."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -34,7 +34,7 @@ def train_tokenizer(stream: ExampleStream, vocabulary_size: int) -> Tokenizer:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(_texts(stream), trainer)
+    tokenizer.train_from_iterator(_texts(stream, examples), trainer)
     assert tokenizer.get_vocab_size() == vocabulary_size
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{BEGIN} $A", pair=f"{BEGIN} $A {BEGIN} $B", special_tokens=[(BEGIN, 0)]
@@ -42,9 +42,9 @@ def train_tokenizer(stream: ExampleStream, vocabulary_size: int) -> Tokenizer:
     return tokenizer
 
 
-def _texts(stream: ExampleStream) -> Iterator[str]:
-    """Half the mixture, half the library, whose words would otherwise hardly count."""
-    for example in islice(stream, SAMPLE_EXAMPLES):
+def _texts(stream: ExampleStream, examples: int) -> Iterator[str]:
+    """The mixture, and the whole library, whose words would otherwise hardly count."""
+    for example in islice(stream, examples):
         yield example.context[:2000] + example.completion
     for entry in stream.library:
         yield entry.document

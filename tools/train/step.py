@@ -1,0 +1,69 @@
+"""One step of training: losses, gradients, updates. On a GPU the whole step is one CUDA graph."""
+
+import torch
+
+from tools.train.batch import Batch, DeviceBatch
+from tools.train.model import TinyModel
+from tools.train.optimizers import Optimizers
+from tools.train.recipe import Recipe
+
+# Steps run one by one before the capture: they compile, and make the optimizers' state.
+STEPS_BEFORE_CAPTURE = 3
+
+
+class TrainingStep:
+    """Steps over batches of one shape. Sums what it measures on the device; `take` reads the sums.
+
+    Launched kernel by kernel, a step of this model would wait for Python half of the time.
+    """
+
+    def __init__(self, model: TinyModel, optimizers: Optimizers, recipe: Recipe) -> None:
+        self.model = model
+        self.optimizers = optimizers
+        self.recipe = recipe
+        self.device = model.cosine.device
+        cuda = self.device.type == "cuda"
+        self.losses = torch.compile(model.losses, dynamic=False) if cuda else model.losses
+        self.steps = 0
+        self.batch: DeviceBatch | None = None
+        self.graph = torch.cuda.CUDAGraph() if cuda else None
+        # Both losses, and every expert's load.
+        self.loss_sum = torch.zeros(2, device=self.device)
+        self.load_sum = torch.zeros(len(model.gates()), model.config.n_routed_experts, device=self.device)
+
+    @property
+    def warm(self) -> bool:
+        """Whether nothing is left to be compiled or captured."""
+        return self.steps > STEPS_BEFORE_CAPTURE
+
+    def __call__(self, batch: Batch, progress: float) -> None:
+        self.optimizers.set_rates(progress)
+        if self.batch is None:
+            self.batch = DeviceBatch.of(batch, self.device)
+        else:
+            self.batch.overwrite(batch)
+        if self.graph is None or self.steps < STEPS_BEFORE_CAPTURE:
+            self._compute(self.batch)
+        else:
+            if self.steps == STEPS_BEFORE_CAPTURE:
+                # Threads besides this one may call CUDA meanwhile, but nothing that a capture forbids.
+                with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
+                    self._compute(self.batch)
+            self.graph.replay()
+        self.steps += 1
+
+    def _compute(self, batch: DeviceBatch) -> None:
+        losses = self.losses(batch)
+        (losses.next_token + self.recipe.second_token_weight * losses.second_token).backward()
+        self.optimizers.step()
+        for gate, load in zip(self.model.gates(), losses.load, strict=True):
+            gate.balance(load, self.optimizers.balance_speed)
+        self.loss_sum += torch.stack((losses.next_token.detach(), losses.second_token.detach()))
+        self.load_sum += losses.load
+
+    def take(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The sums since the last call, on the host; waits for the device."""
+        sums = self.loss_sum.to("cpu", copy=True), self.load_sum.to("cpu", copy=True)
+        self.loss_sum.zero_()
+        self.load_sum.zero_()
+        return sums
