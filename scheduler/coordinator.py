@@ -138,4 +138,5 @@ def _candidate(worker: Worker, block_hashes: Sequence[bytes]) -> CandidateWorker
         load=worker.load,
         unreported=worker.unreported,
         cached_blocks=worker.cached_prefix(block_hashes),
+        connected=worker.connected,
     )

@@ -2,7 +2,8 @@
 
 For each candidate it predicts the time to the first token (what is queued before it, what of the prompt is not cached,
 the wait for a place in the batch) and the time per token after that (the step time, grown by one more request), and
-counts the requests of mean output length that the candidate still has room for. The cheapest total time wins.
+counts the requests of mean output length that the candidate still has room for. The cheapest total time wins, among
+the workers that are connected if there are any.
 """
 
 from collections.abc import Collection, Iterable
@@ -57,6 +58,8 @@ class CandidateWorker:
     unreported: Unreported = Unreported()
     # Blocks of the prompt that it has, from the root on.
     cached_blocks: int = 0
+    # Whether its status stream is up. One whose stream broke may be well, and may be dead.
+    connected: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +102,7 @@ class Terms:
     total_ms: float
     # Requests it has, and was given.
     requests: int
+    connected: bool
     rejection: Rejection | None = None
     # The rejection in words; empty where there is none.
     rejected: str = ""
@@ -116,9 +120,11 @@ def choose(terms: Collection[Terms]) -> Terms | None:
     return min((term for term in terms if term.rejection is None), key=preference, default=None)
 
 
-def preference(term: Terms) -> tuple[bool, float, int, int, str]:
-    """Sorts the best first: the cheapest, of equal ones the emptier with more cached, then the first by name."""
-    return term.rejection is not None, term.total_ms, -term.cached_blocks, term.requests, term.worker_id
+def preference(term: Terms) -> tuple[bool, bool, float, int, int, str]:
+    """Sorts the best first: the cheapest of those connected, of equal ones the one with more cached, then the emptier,
+    then the first by name."""
+    unlikely = not term.connected
+    return term.rejection is not None, unlikely, term.total_ms, -term.cached_blocks, term.requests, term.worker_id
 
 
 def placed_work(request: PlacementRequest, chosen: Terms) -> Unreported:
@@ -166,6 +172,7 @@ def _predict(request: PlacementRequest, candidate: CandidateWorker, knobs: Place
         drain_ms=drain_ms,
         total_ms=ttft_ms + output_ms,
         requests=requests,
+        connected=candidate.connected,
         rejection=rejection,
         rejected=rejected,
     )

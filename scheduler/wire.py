@@ -166,7 +166,9 @@ def decision(kept: Decision) -> scheduler_pb2.Decision:
 
 
 def _candidate(term: Terms, chosen: str | None) -> scheduler_pb2.Candidate:
-    rejected = term.rejected or ("" if term.worker_id == chosen else "another is predicted to finish it earlier")
+    rejected = term.rejected
+    if not rejected and term.worker_id != chosen:
+        rejected = "another is predicted to finish it earlier" if term.connected else "its status stream is broken"
     return scheduler_pb2.Candidate(
         worker_id=term.worker_id,
         cached_blocks=term.cached_blocks,

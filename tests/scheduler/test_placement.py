@@ -128,6 +128,12 @@ def test_avoided_and_draining_workers_are_never_chosen() -> None:
     assert [term.rejection for term in terms] == [Rejection.AVOIDED, Rejection.UNUSABLE, Rejection.AVOIDED]
 
 
+def test_a_worker_whose_status_stream_broke_is_the_last_resort() -> None:
+    broken = make_candidate("a", cached_blocks=9, connected=False)
+    assert chosen_of(make_request(), [broken, make_candidate("b", load=make_load(running_requests=7))]) == "b"
+    assert chosen_of(make_request(), [broken]) == "a"
+
+
 def test_a_request_longer_than_context_or_pool_is_rejected() -> None:
     candidates = [make_candidate("context", context_tokens=700), make_candidate("pool", total_blocks=11)]
     terms = predict(make_request(prompt_tokens=640, max_tokens=100), candidates, KNOBS)
@@ -175,6 +181,7 @@ candidate_lists = st.lists(
         make_candidate,
         worker_id=st.sampled_from("abcdefgh"),
         unusable=st.sampled_from([None, "it is draining"]),
+        connected=st.booleans(),
         max_requests=st.integers(1, 16),
         cached_blocks=st.integers(0, 100),
         load=loads,
@@ -212,7 +219,8 @@ def test_only_what_can_take_the_request_is_chosen_and_nothing_usable_is_cheaper(
         assert worker.unusable is None
         assert worker.worker_id not in request.avoid
         assert request.prompt_tokens + request.max_tokens <= worker.context_tokens
-        assert all(chosen.total_ms <= term.total_ms for term in usable)
+        assert worker.connected or not any(term.connected for term in usable)
+        assert all(chosen.total_ms <= term.total_ms for term in usable if term.connected is worker.connected)
 
 
 @given(requests, candidate_lists, st.randoms(use_true_random=False))

@@ -133,6 +133,17 @@ async def test_an_unknown_model_and_a_model_without_workers_are_told_apart() -> 
             await stub.Place(place_request())
 
 
+async def test_a_worker_whose_stream_broke_is_avoided_while_its_lease_runs() -> None:
+    async with running_scheduler() as endpoint, scheduler_stub(endpoint) as stub:
+        broken = await start_worker(stub, "a")
+        await start_worker(stub, "b", load=common_pb2.WorkerLoad(running_requests=5, free_blocks=1000))
+        broken.stop()
+        await asyncio.sleep(0.1)
+        assert (await stub.Place(place_request())).decode.worker_id == "b"
+        (decision,) = (await stub.ListDecisions(scheduler_pb2.ListDecisionsRequest())).decisions
+        assert {c.worker_id: c.rejected for c in decision.candidates} == {"a": "its status stream is broken", "b": ""}
+
+
 async def test_a_draining_worker_is_not_placed_on() -> None:
     async with running_scheduler() as endpoint, scheduler_stub(endpoint) as stub:
         worker = await start_worker(stub, "a")
