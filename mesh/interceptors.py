@@ -14,9 +14,10 @@ from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 from grpc import StatusCode
 
-from mesh.errors import MeshError, ShuttingDown
+from mesh.errors import InvalidRequest, MeshError, ShuttingDown
 from mesh.failures import MAX_MESSAGE_CHARACTERS, STATUS_DETAILS_KEY, from_rpc_error, to_status
 from mesh.metrics import RPC_HANDLED, RPC_SECONDS, RPC_STARTED
 from mesh.observe import new_request_id, request_id
@@ -56,11 +57,12 @@ class EdgeInterceptor(grpc.aio.ServerInterceptor):
         request_id.set(_accepted_id(metadata.get(REQUEST_ID_KEY)))
         kind = _HANDLERS[handler.request_streaming, handler.response_streaming]
         behavior: Behavior = getattr(handler, kind)
+        deserializer = handler.request_deserializer
+        if not handler.request_streaming and deserializer is not None:
+            behavior, deserializer = _refusing(behavior), _forgiving(deserializer)
         wrapped = self._streaming(method, behavior) if handler.response_streaming else self._unary(method, behavior)
         make = getattr(grpc, f"{kind}_rpc_method_handler")
-        rewrapped: grpc.RpcMethodHandler[Any, Any] = make(
-            wrapped, handler.request_deserializer, handler.response_serializer
-        )
+        rewrapped: grpc.RpcMethodHandler[Any, Any] = make(wrapped, deserializer, handler.response_serializer)
         return rewrapped
 
     async def finish_calls(self, seconds: float) -> None:
@@ -162,6 +164,27 @@ _HANDLERS = {
     (True, False): "stream_unary",
     (True, True): "stream_stream",
 }
+
+
+def _forgiving(deserializer: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    """With an InvalidRequest in place of a message that cannot be read: gRPC itself would answer UNKNOWN."""
+
+    def deserialize(data: bytes) -> Any:
+        try:
+            return deserializer(data)
+        except DecodeError as error:
+            return InvalidRequest(f"the message is malformed: {error}")
+
+    return deserialize
+
+
+def _refusing(behavior: Behavior) -> Behavior:
+    def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+        if isinstance(request, InvalidRequest):
+            raise request
+        return behavior(request, context)
+
+    return call
 
 
 def _with_request_id(details: grpc.aio.ClientCallDetails) -> grpc.aio.ClientCallDetails:

@@ -10,7 +10,7 @@ import pytest
 from deepmesh.v1 import common_pb2, gateway_pb2
 
 from gateway.config import ApiKeyConfig, LimitsConfig
-from mesh.errors import MeshError, NoWorker, Overloaded
+from mesh.errors import InvalidRequest, MeshError, NoWorker, Overloaded
 from mesh.failures import from_rpc_error
 from tests.support.fake_decode import FakeDecodeWorker, oracle_tokens, scripted
 from tests.support.gateways import Mesh, chat_request, collect, ids_request, model_texts, running_mesh
@@ -181,7 +181,8 @@ async def test_invalid_utf8_on_the_wire_is_refused() -> None:
         malformed_text = b"\x12\x04\x0a\x02\xff\xfe"
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await call(malformed_text, timeout=10).read()
-        assert caught.value.code() is not grpc.StatusCode.DEADLINE_EXCEEDED
+        assert isinstance(from_rpc_error(caught.value), InvalidRequest)
+        assert "UTF-8" in str(caught.value.details())
 
 
 async def test_a_model_without_a_tokenizer_takes_and_gives_token_ids() -> None:
