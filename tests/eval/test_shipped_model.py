@@ -22,7 +22,7 @@ MAY_DIFFER = 2
 @pytest.mark.slow
 @pytest.mark.skipif(not (MODEL / "config.json").exists(), reason="models/tiny-r1 is not there yet")
 async def test_the_shipped_model_answers_as_well_as_it_was_measured(tmp_path: Path) -> None:
-    settings = ("decode.engine.max_requests=32",)
+    settings = ("decode.engine.max_requests=32", "decode.engine.threads=1")
     options = EvalOptions(
         model_dir=MODEL, problems=PROBLEMS, concurrency=32, max_tokens=512, out=tmp_path, settings=settings
     )
