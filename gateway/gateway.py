@@ -19,6 +19,7 @@ from gateway.live import LiveGeneration
 from gateway.scheduler_link import SchedulerLink
 from gateway.tenants import Tenant, Tenants
 from gateway.workers import Directory
+from mesh.errors import DeadlineExceeded
 
 READINESS_SECONDS = 1.0
 
@@ -82,7 +83,11 @@ class Gateway:
         longest = self.config.limits.generation_seconds
         deadline = self._clock() + (longest if timeout_seconds is None else min(longest, timeout_seconds))
         with tenant.admitted():
-            prepared = await self.intake.prepare(ask, tenant.cache_salt, deadline)
+            try:
+                async with asyncio.timeout_at(deadline):
+                    prepared = await self.intake.prepare(ask, tenant.cache_salt, deadline)
+            except TimeoutError:
+                raise DeadlineExceeded("the request's deadline passed before its prompt was encoded") from None
             async with self.dispatcher.open(
                 prepared.request, prepared.transcript, prepared.block_hashes, api
             ) as generation:

@@ -6,15 +6,11 @@ from contextlib import asynccontextmanager
 
 from starlette.types import Receive
 
-from mesh.errors import DeadlineExceeded, InvalidRequest
+from mesh.errors import BodyTooLarge, DeadlineExceeded
 
 # A body over the limit is read and thrown away up to this many times the limit, since most clients do not look at the
 # answer before they have sent everything.
 DISCARDED_TIMES = 8
-
-
-class BodyTooLarge(InvalidRequest):
-    reason = "BODY_TOO_LARGE"
 
 
 class ClientGone(Exception):

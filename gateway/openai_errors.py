@@ -9,9 +9,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.http_body import BodyTooLarge
 from gateway.openai_responses import ErrorBody, ErrorDetail
-from mesh.errors import MeshError
+from mesh.errors import BodyTooLarge, MeshError
 
 # By the name of the gRPC code: HTTP status and OpenAI's type. Anything else is 500.
 STATUSES: Mapping[str, tuple[int, str]] = MappingProxyType(

@@ -51,14 +51,14 @@ class Head:
 class Answer:
     """All deltas of one generation."""
 
-    content: str = ""
-    reasoning: str = ""
+    content: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[PositionLogprobs] = field(default_factory=list)
 
     def add(self, delta: Delta) -> None:
-        self.content += delta.content
-        self.reasoning += delta.reasoning
+        self.content.append(delta.content)
+        self.reasoning.append(delta.reasoning)
         self.token_ids.extend(delta.token_ids)
         self.logprobs.extend(delta.logprobs)
 
@@ -136,7 +136,7 @@ class ChatFormat(Format):
     def _whole_choices(self, answer: Answer, finish: Finish) -> list[ChatChoice]:
         return [
             ChatChoice(
-                ChatMessageBody(answer.content, answer.reasoning or None),
+                ChatMessageBody("".join(answer.content), "".join(answer.reasoning) or None),
                 self._logprobs(answer.token_ids, answer.logprobs),
                 _FINISH_REASONS[finish.reason],
                 token_ids=self._token_ids(answer.token_ids),
@@ -173,7 +173,8 @@ class CompletionFormat(Format):
         return [self._choice(delta.content, delta.token_ids, delta.logprobs, reason)]
 
     def _whole_choices(self, answer: Answer, finish: Finish) -> list[CompletionChoice]:
-        return [self._choice(answer.content, answer.token_ids, answer.logprobs, _FINISH_REASONS[finish.reason])]
+        text = "".join(answer.content)
+        return [self._choice(text, answer.token_ids, answer.logprobs, _FINISH_REASONS[finish.reason])]
 
     def _choice(
         self, text: str, token_ids: Sequence[int], entries: Sequence[PositionLogprobs], reason: str | None

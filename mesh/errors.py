@@ -41,6 +41,12 @@ class ContextExceeded(InvalidRequest):
     reason = "CONTEXT_EXCEEDED"
 
 
+class BodyTooLarge(InvalidRequest):
+    """The request's body is over the limit; it was not kept."""
+
+    reason = "BODY_TOO_LARGE"
+
+
 class Unauthenticated(MeshError):
     """The call carries no API key that is known here."""
 
