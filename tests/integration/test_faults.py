@@ -60,6 +60,7 @@ async def test_many_requests_at_once_each_get_their_own_tokens(mesh: ProcessMesh
 
 
 async def test_a_killed_worker_costs_no_token_of_its_requests(mesh: ProcessMesh) -> None:
+    await mesh.whole()
     asked = prompts(20, seed=1)
     answers = asyncio.gather(*(tokens_of(mesh, prompt, 300) for prompt in asked))
     await asyncio.sleep(0.5)
@@ -69,6 +70,7 @@ async def test_a_killed_worker_costs_no_token_of_its_requests(mesh: ProcessMesh)
 
 
 async def test_a_killed_rank_costs_no_token_of_its_requests(mesh: ProcessMesh) -> None:
+    await mesh.whole()
     asked = prompts(20, seed=2)
     answers = asyncio.gather(*(tokens_of(mesh, prompt, 300) for prompt in asked))
     await asyncio.sleep(0.5)
@@ -78,6 +80,7 @@ async def test_a_killed_rank_costs_no_token_of_its_requests(mesh: ProcessMesh) -
 
 
 async def test_a_frozen_worker_costs_no_token_of_its_requests(mesh: ProcessMesh) -> None:
+    await mesh.whole()
     asked = prompts(20, seed=3)
     answers = asyncio.gather(*(tokens_of(mesh, prompt, 300) for prompt in asked))
     await asyncio.sleep(0.5)
@@ -98,14 +101,7 @@ async def test_a_restarted_scheduler_learns_of_the_workers_and_streams_go_on(mes
     # No scheduler: the gateway places from its last snapshot.
     await assert_serving(mesh)
     assert await answer == oracle_tokens(prompt, 400, VOCABULARY)
-    async with asyncio.timeout(20):
-        while True:
-            try:
-                if len(await mesh.workers()) == 2:
-                    break
-            except grpc.aio.AioRpcError:
-                pass
-            await asyncio.sleep(0.1)
+    await mesh.whole()
     await assert_serving(mesh)
 
 

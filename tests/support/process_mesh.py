@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import mkdtemp
@@ -44,6 +44,15 @@ class ProcessMesh:
         finally:
             watch.cancel()
 
+    async def whole(self, seconds: float = 30.0) -> None:
+        """Wait until every worker is registered: what was killed has been started again."""
+        async with asyncio.timeout(seconds):
+            while True:
+                with suppress(grpc.aio.AioRpcError):
+                    if sum(map(_is_alive, await self.workers())) == self.plan.decode_workers:
+                        return
+                await asyncio.sleep(0.05)
+
     async def drained(self, seconds: float = 15.0) -> None:
         """Wait until every worker says that it runs nothing and that every block is free."""
         async with asyncio.timeout(seconds):
@@ -51,6 +60,11 @@ class ProcessMesh:
                 if all(_is_empty(worker) for worker in await self.workers()):
                     return
                 await asyncio.sleep(0.05)
+
+
+def _is_alive(worker: scheduler_pb2.WorkerStatus) -> bool:
+    # Of leases of two seconds and more, renewed three times in their length.
+    return worker.lease_remaining.ToMilliseconds() > 1000
 
 
 def _is_empty(worker: scheduler_pb2.WorkerStatus) -> bool:
