@@ -46,7 +46,7 @@ _Line = _Header | Answer | DocumentScore
 class AnswerLog:
     """An append-only file of JSON lines: the settings, then answers and scores in the order of their arrival.
 
-    Opening one that is there reads it. Raises ConfigError where it belongs to other settings or is no such file.
+    Opening one that is there reads it. Raises ConfigError where it holds answers to other settings or is no such file.
     """
 
     def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
@@ -54,9 +54,13 @@ class AnswerLog:
         self.scores: dict[str, DocumentScore] = {}
         self._path = path
         path.parent.mkdir(parents=True, exist_ok=True)
-        known = self._read(settings)
+        entries = [self._decode(number, line) for number, line in enumerate(self._lines(), start=1)]
         self._file: BinaryIO = path.open("ab")
-        if not known:
+        if len(entries) > 1:
+            self._take(entries, settings)
+        else:
+            # Nothing was answered, whatever the settings were.
+            self._file.truncate(0)
             self._write(_Header(dict(settings)))
 
     def __enter__(self) -> Self:
@@ -82,21 +86,20 @@ class AnswerLog:
         else:
             self.scores[entry.document] = entry
 
-    def _read(self, settings: Mapping[str, Any]) -> bool:
-        """Whether the file has settings already."""
+    def _lines(self) -> list[bytes]:
+        """Those that were finished; the run that wrote another was killed within it."""
         content = self._path.read_bytes() if self._path.exists() else b""
-        whole, newline, _ = content.rpartition(b"\n")
-        if len(whole) + len(newline) < len(content):
-            # The run that wrote the last line was killed within it.
-            with self._path.open("r+b") as file:
-                file.truncate(len(whole) + len(newline))
-        for number, line in enumerate(whole.split(b"\n") if whole else [], start=1):
-            entry = self._decode(number, line)
+        whole = content[: content.rfind(b"\n") + 1]
+        if len(whole) < len(content):
+            self._path.write_bytes(whole)
+        return whole.split(b"\n")[:-1]
+
+    def _take(self, entries: list[_Line], settings: Mapping[str, Any]) -> None:
+        for entry in entries:
             if isinstance(entry, _Header):
-                self._check(entry.settings, dict(settings))
+                self._check(entry.settings, settings)
             else:
                 self._keep(entry)
-        return bool(whole)
 
     def _decode(self, number: int, line: bytes) -> _Line:
         try:

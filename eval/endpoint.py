@@ -1,6 +1,7 @@
 """An OpenAI-compatible endpoint: whole chat answers, and the likelihood of a text where it can say so."""
 
 import asyncio
+import time
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -12,7 +13,6 @@ from mesh.errors import EndpointUnavailable, InvalidRequest, MeshError, UnknownM
 
 # The endpoint is full or restarts: worth waiting for.
 BUSY = (429, 502, 503, 504)
-MOST_ATTEMPTS = 8
 FIRST_DELAY_SECONDS = 0.5
 LONGEST_DELAY_SECONDS = 30.0
 SHOWN_CHARACTERS = 300
@@ -94,11 +94,15 @@ AnswerT = TypeVar("AnswerT")
 
 
 class Endpoint:
-    """One model at the OpenAI API at `url`. Requests wait out overload; any number may run at once."""
+    """One model at the OpenAI API at `url`; any number of requests may run at once.
+
+    `timeout_s` bounds each attempt at a request, and how long an overloaded endpoint is waited for.
+    """
 
     def __init__(self, url: str, model: str | None, api_key: str | None, timeout_s: float) -> None:
         self._url = url.rstrip("/")
         self._model = model
+        self._timeout_s = timeout_s
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
         # A proxy of the environment is not part of what is judged.
@@ -114,7 +118,7 @@ class Endpoint:
 
     async def choose_model(self) -> str:
         """The model to ask. Raises EndpointUnavailable, or UnknownModel where it is not served."""
-        models = self._decode(await self._call("GET", "models", None, most_attempts=1), _Models).data
+        models = self._decode(await self._call("GET", "models", None, patience_s=0.0), _Models).data
         found = next((model.id for model in models if self._model in (None, model.id)), None)
         if found is None:
             names = ", ".join(model.id for model in models) or "none"
@@ -133,7 +137,7 @@ class Endpoint:
             "top_p": sampling.top_p,
             "seed": sampling.seed,
         }
-        answer = self._decode(await self._call("POST", "chat/completions", body), _Chat)
+        answer = self._decode(await self._call("POST", "chat/completions", body, self._timeout_s), _Chat)
         if not answer.choices:
             raise EndpointUnavailable(f"{self._url} answered without a choice")
         choice = answer.choices[0]
@@ -150,7 +154,7 @@ class Endpoint:
         them; None where it does not."""
         body = {"model": self._model, "prompt": text, "max_tokens": 1, "echo": True, "logprobs": 1, "temperature": 0}
         try:
-            answer = self._decode(await self._call("POST", "completions", body), _Text)
+            answer = self._decode(await self._call("POST", "completions", body, self._timeout_s), _Text)
         except InvalidRequest:
             return None
         choice = answer.choices[0] if answer.choices else None
@@ -162,23 +166,23 @@ class Endpoint:
         # The first token has nothing before it.
         return [logprob for logprob in prompt_logprobs if logprob is not None]
 
-    async def _call(
-        self, method: str, path: str, body: dict[str, Any] | None, most_attempts: int = MOST_ATTEMPTS
-    ) -> httpx.Response:
-        delay = FIRST_DELAY_SECONDS
-        for attempt in range(1, most_attempts + 1):
+    async def _call(self, method: str, path: str, body: dict[str, Any] | None, patience_s: float) -> httpx.Response:
+        """Try again while the endpoint is busy, ever later, for `patience_s` in all."""
+        began, delay = time.monotonic(), FIRST_DELAY_SECONDS
+        while True:
             try:
                 response = await self._http.request(method, f"{self._url}/{path}", json=body)
             except (httpx.HTTPError, httpx.InvalidURL) as error:
-                failure, wait = f"{type(error).__name__}: {error}", delay
+                failure, asked = f"{type(error).__name__}: {error}", 0.0
             else:
                 if response.status_code not in BUSY:
                     return self._checked(response)
-                failure, wait = _complaint(response), _retry_after(response) or delay
-            if attempt < most_attempts:
-                await asyncio.sleep(min(wait, LONGEST_DELAY_SECONDS))
+                failure, asked = _complaint(response), _retry_after(response)
+            wait = min(max(asked, delay), LONGEST_DELAY_SECONDS)
+            if time.monotonic() + wait - began > patience_s:
+                raise EndpointUnavailable(f"{self._url}/{path} does not answer: {failure}")
+            await asyncio.sleep(wait)
             delay *= 2
-        raise EndpointUnavailable(f"{self._url}/{path} does not answer: {failure}")
 
     def _checked(self, response: httpx.Response) -> httpx.Response:
         if response.is_success:
@@ -201,6 +205,7 @@ def _complaint(response: httpx.Response) -> str:
         return response.text[:SHOWN_CHARACTERS]
 
 
-def _retry_after(response: httpx.Response) -> float | None:
+def _retry_after(response: httpx.Response) -> float:
+    """Seconds; 0 where the endpoint does not say, or names a date."""
     value = response.headers.get("retry-after", "")
-    return float(value) if value.isdigit() else None
+    return float(value) if value.isdigit() else 0.0

@@ -60,9 +60,18 @@ def test_a_run_killed_within_its_first_line_begins_again(tmp_path: Path) -> None
 
 def test_changed_settings_are_refused_with_what_changed_and_what_to_do(tmp_path: Path) -> None:
     path = tmp_path / "answers.jsonl"
-    reopened(path)
+    with AnswerLog(path, SETTINGS) as log:
+        log.add(answer("add/0"))
     with pytest.raises(ConfigError, match=r"other settings \(seed 0, now 1\); name another directory with --out, or"):
         reopened(path, SETTINGS | {"seed": 1})
+
+
+def test_settings_may_change_while_nothing_is_answered(tmp_path: Path) -> None:
+    path = tmp_path / "answers.jsonl"
+    reopened(path)
+    with AnswerLog(path, SETTINGS | {"seed": 1}) as log:
+        log.add(answer("add/0"))
+    assert list(reopened(path, SETTINGS | {"seed": 1}).answers) == ["add/0"]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from eval import endpoint as endpoint_module
 from eval.endpoint import Completion, Endpoint, Sampling
 from eval.suite import questions
 from mesh.errors import EndpointUnavailable, InvalidRequest, UnknownModel
@@ -20,8 +19,10 @@ GREEDY = Sampling(temperature=0.0, top_p=1.0, seed=7)
 
 @asynccontextmanager
 async def endpoint_over(app: Starlette, **values: Any) -> AsyncIterator[Endpoint]:
-    async with serving(app) as url, Endpoint(url, values.get("model"), values.get("api_key"), timeout_s=10) as endpoint:
-        yield endpoint
+    async with serving(app) as url:
+        timeout_s = values.get("timeout_s", 10.0)
+        async with Endpoint(url, values.get("model"), values.get("api_key"), timeout_s) as endpoint:
+            yield endpoint
 
 
 def answering_with(content: Any, status: int = 200) -> Starlette:
@@ -75,13 +76,13 @@ async def test_overload_is_waited_out() -> None:
     assert server.busy == 0
 
 
-async def test_an_endpoint_that_stays_full_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(endpoint_module, "FIRST_DELAY_SECONDS", 0.01)
+async def test_an_endpoint_that_stays_full_is_given_up() -> None:
     server = AnsweringServer([])
     server.busy = 1000
-    async with endpoint_over(server.app) as endpoint:
+    async with endpoint_over(server.app, timeout_s=1.0) as endpoint:
         with pytest.raises(EndpointUnavailable, match="does not answer: full"):
             await endpoint.chat("1+1?", 9, GREEDY)
+    assert server.busy < 1000 - 1, "tried again before it gave up"
 
 
 async def test_a_request_that_the_endpoint_refuses_is_told_from_an_endpoint_that_fails() -> None:
