@@ -16,6 +16,7 @@ from engine.client import RankClient
 from engine.messages import Ready, StepResult
 from mesh import metrics
 from mesh.errors import EngineFailed, InvalidRequest, ShuttingDown, WorkerDraining, WorkerFull
+from mesh.observe import span
 
 # How often deadlines and graces are looked at.
 TICK_SECONDS = 0.02
@@ -57,6 +58,10 @@ class DecodeWorker:
 
     def submit(self, attachment: Attachment, submission: Submission) -> None:
         """Run the request or answer it with a failure. Raises as Sessions.refuse does."""
+        with span("decode.submit", request_id=submission.request_id, attempt=submission.attempt):
+            self._submit(attachment, submission)
+
+    def _submit(self, attachment: Attachment, submission: Submission) -> None:
         try:
             if self._draining:
                 raise WorkerDraining("this worker is draining: place the request on another")

@@ -1,13 +1,10 @@
-"""Channels to other services of the mesh, and how much of a deadline a call to them gets."""
+"""Channels to other services of the mesh."""
 
 import grpc
 
 from mesh.interceptors import CallInterceptor
 
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
-# Of a deadline, kept back so that the callee reports its own timeout before the caller's strikes.
-_KEPT_BACK = 0.1
-_KEPT_BACK_AT_MOST_SECONDS = 0.5
 
 
 def open_channel(endpoint: str, *, max_message_bytes: int = MAX_MESSAGE_BYTES) -> grpc.aio.Channel:
@@ -29,14 +26,3 @@ def open_channel(endpoint: str, *, max_message_bytes: int = MAX_MESSAGE_BYTES) -
         ("grpc.enable_http_proxy", 0),
     ]
     return grpc.aio.insecure_channel(endpoint, options=options, interceptors=[CallInterceptor()])
-
-
-def hop_timeout(remaining_seconds: float | None, default_seconds: float) -> float:
-    """Timeout for the next hop: `default_seconds`, or less where the caller's own deadline comes first.
-
-    `remaining_seconds` is `context.time_remaining()`, None where the caller set no deadline.
-    """
-    if remaining_seconds is None:
-        return default_seconds
-    kept_back = min(_KEPT_BACK * remaining_seconds, _KEPT_BACK_AT_MOST_SECONDS)
-    return min(default_seconds, max(remaining_seconds - kept_back, 0.0))

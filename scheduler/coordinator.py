@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from mesh.errors import MeshError, NoWorker, UnknownModel
+from mesh.observe import span
 from scheduler.admission import Objectives, admit, refusal
 from scheduler.decisions import Decision, DecisionLog, Outcome
 from scheduler.lengths import OutputLengths
@@ -69,6 +70,10 @@ class Coordinator:
 
     def place(self, call: PlacementCall) -> PlacementAnswer:
         """Raises UnknownModel, NoWorker, ContextExceeded or Overloaded. What candidates led to is remembered."""
+        with span("scheduler.place", attempt=call.attempt):
+            return self._place(call)
+
+    def _place(self, call: PlacementCall) -> PlacementAnswer:
         workers = self._candidates(call.model)
         candidates = [_candidate(worker, call.block_hashes) for worker in workers]
         request = replace(call.request, mean_output_tokens=self._lengths.mean(call.model))
