@@ -20,9 +20,9 @@ def count_letter(random: Random) -> Problem:
     letter = random.choice(word) if random.random() < 0.85 else random.choice("abcdefghijklmnopqrstuvwxyz")
     count = 0
     marks = []
-    for character in word:
+    for position, character in enumerate(word, start=1):
         count += character == letter
-        marks.append(f"{character} {'yes' if character == letter else 'no'} {count}")
+        marks.append(f"{position} {character} {count}")
     return Problem(
         task="count_letter",
         key=f"{letter} {word}",
@@ -39,15 +39,15 @@ def count_item(random: Random) -> Problem:
     wanted = random.choice(kinds)
     count = 0
     marks = []
-    for item in items:
+    for position, item in enumerate(items, start=1):
         count += item == wanted
-        marks.append(f"{item} {count}")
+        marks.append(f"{position} {item} {count}")
     listed = ", ".join(items)
     return Problem(
         task="count_item",
         key=f"{wanted} {listed}",
         prompt=random.choice(ITEMS).format(item=wanted, items=listed),
-        reasoning=f"I go through the list and count {wanted}.\n{', '.join(marks)}",
+        reasoning=f"I number the items and count {wanted}.\n{', '.join(marks)}",
         reply=f"{wanted} occurs {bold(count)} {'time' if count == 1 else 'times'}.",
         answer=str(count),
     )

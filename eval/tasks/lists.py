@@ -20,7 +20,8 @@ Item = TypeVar("Item", int, str)
 
 
 def sort_numbers(random: Random) -> Problem:
-    numbers = random.sample(range(10 ** random.randint(2, 3)), random.randint(3, 8))
+    digits = random.randint(2, 3)
+    numbers = random.sample(range(10 ** (digits - 1), 10**digits), random.randint(3, 8))
     descending = random.random() < 0.4
     prompt = random.choice(SORT_DOWN if descending else SORT_UP).format(kind="numbers", items=_joined(numbers))
     return _sorting("sort_numbers", prompt, numbers, descending=descending)

@@ -2,6 +2,7 @@
 
 from random import Random
 
+from eval.tasks.calculation import product, quotient
 from eval.tasks.problem import Problem, bold
 
 # Larger unit, smaller unit, how many of these make one, and the largest amount asked for.
@@ -36,7 +37,7 @@ def convert_units(random: Random) -> Problem:
 def _to_small(random: Random, large: str, small: str, factor: int, whole: int, rest: int) -> Problem:
     amount = f"{whole} {large} and {rest} {small}" if rest else f"{whole} {large}"
     result = f"{whole * factor + rest} {small}"
-    lines = [f"{large} to {small}: times {factor}", f"{whole}*{factor}={whole * factor}"]
+    lines = [f"{large} to {small}: times {factor}", product(whole, factor)]
     if rest:
         lines.append(f"{whole * factor}+{rest}={whole * factor + rest}")
     return Problem(
@@ -52,17 +53,12 @@ def _to_small(random: Random, large: str, small: str, factor: int, whole: int, r
 def _to_both(random: Random, large: str, small: str, factor: int, whole: int, rest: int) -> Problem:
     amount = f"{whole * factor + rest} {small}"
     result = f"{whole} {large} and {rest} {small}"
-    lines = [
-        f"{small} to {large}: by {factor}",
-        f"{whole * factor + rest}/{factor}={whole}",
-        f"{whole}*{factor}={whole * factor}",
-        f"{whole * factor + rest}-{whole * factor}={rest}",
-    ]
+    steps = quotient(whole * factor + rest, factor)
     return Problem(
         task="convert_units",
         key=f"{amount} in {large}",
         prompt=random.choice(CONVERT).format(amount=amount, unit=f"{large} and {small}"),
-        reasoning="\n".join(lines),
+        reasoning=f"{small} to {large}: by {factor}\n{steps}\n{whole} and {rest}",
         reply=f"{amount} = {bold(result)}",
         answer=result,
     )

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
+from eval.tasks.calculation import difference, product, total
 from eval.tasks.problem import Problem, bold
 from eval.tasks.vocabulary import NAMES
 
@@ -55,8 +56,8 @@ def _give_and_get(random: Random) -> Story:
         f"{name} has {start} {thing}. {friend} gives {name} {got} more. Then {name} loses {gave} {thing}. "
         f"How many {thing} does {name} have now?",
         (
-            f"After the gift: {start}+{got}={start + got}",
-            f"After the loss: {start + got}-{gave}={start + got - gave}",
+            f"After the gift: {total(start, got)}",
+            f"After the loss: {difference(start + got, gave)}",
         ),
         start + got - gave,
         thing,
@@ -70,8 +71,8 @@ def _boxes(random: Random) -> Story:
         f"{name} fills {boxes} boxes with {each} {thing} each and has {extra} {thing} left over. "
         f"How many {thing} are there in all?",
         (
-            f"In the boxes: {boxes}*{each}={boxes * each}",
-            f"With the rest: {boxes * each}+{extra}={boxes * each + extra}",
+            f"In the boxes: {product(boxes, each)}",
+            f"With the rest: {total(boxes * each, extra)}",
         ),
         boxes * each + extra,
         thing,
@@ -86,7 +87,7 @@ def _share(random: Random) -> Story:
         f"{name} has {total} {thing}, keeps {kept} and shares the rest equally among {friends} friends. "
         f"How many {thing} does each friend get?",
         (
-            f"To share: {total}-{kept}={total - kept}",
+            f"To share: {difference(total, kept)}",
             f"For each: {total - kept}/{friends}={each}",
         ),
         each,
@@ -102,8 +103,8 @@ def _shopping(random: Random) -> Story:
         f"{name} buys {count} pieces of {first} at {price} dollars each and one piece of {second} for {other} dollars. "
         f"How many dollars does {name} pay?",
         (
-            f"For {first}: {count}*{price}={count * price}",
-            f"In all: {count * price}+{other}={count * price + other}",
+            f"For {first}: {product(count, price)}",
+            f"In all: {total(count * price, other)}",
         ),
         count * price + other,
         "dollars",
@@ -118,8 +119,8 @@ def _change(random: Random) -> Story:
         f"{name} buys {count} pieces of {good} at {price} dollars each and pays with {paid} dollars. "
         f"How many dollars does {name} get back?",
         (
-            f"The price: {count}*{price}={count * price}",
-            f"The change: {paid}-{count * price}={paid - count * price}",
+            f"The price: {product(count, price)}",
+            f"The change: {difference(paid, count * price)}",
         ),
         paid - count * price,
         "dollars",
@@ -133,8 +134,8 @@ def _travel(random: Random) -> Story:
         f"{name} drives {hours} hours at {speed} kilometers per hour and then {rest} kilometers more. "
         f"How many kilometers does {name} drive in all?",
         (
-            f"In {hours} hours: {hours}*{speed}={hours * speed}",
-            f"In all: {hours * speed}+{rest}={hours * speed + rest}",
+            f"In {hours} hours: {product(hours, speed)}",
+            f"In all: {total(hours * speed, rest)}",
         ),
         hours * speed + rest,
         "kilometers",
@@ -149,8 +150,8 @@ def _saving(random: Random) -> Story:
         f"{name} saves {weekly} dollars a week for {weeks} weeks and then spends {spent} dollars. "
         f"How many dollars are left?",
         (
-            f"Saved: {weekly}*{weeks}={saved}",
-            f"Left: {saved}-{spent}={saved - spent}",
+            f"Saved: {product(weekly, weeks)}",
+            f"Left: {difference(saved, spent)}",
         ),
         saved - spent,
         "dollars",
@@ -164,8 +165,8 @@ def _ages(random: Random) -> Story:
         f"{name} is {age} years old. {other} is {older} years older than {name}. "
         f"How old will {other} be in {years} years?",
         (
-            f"{other} now: {age}+{older}={age + older}",
-            f"In {years} years: {age + older}+{years}={age + older + years}",
+            f"{other} now: {total(age, older)}",
+            f"In {years} years: {total(age + older, years)}",
         ),
         age + older + years,
         "years",
@@ -179,8 +180,8 @@ def _more_than(random: Random) -> Story:
     return Story(
         f"{name} has {count} {thing}. {other} has {times} times as many. How many {thing} do they have together?",
         (
-            f"{other}: {count}*{times}={count * times}",
-            f"Together: {count}+{count * times}={count + count * times}",
+            f"{other}: {product(count, times)}",
+            f"Together: {total(count, count * times)}",
         ),
         count + count * times,
         thing,
@@ -194,8 +195,8 @@ def _rows(random: Random) -> Story:
     return Story(
         f"A {place} has {rows} rows of {seats} seats. {taken} seats are taken. How many seats are free?",
         (
-            f"Seats: {rows}*{seats}={rows * seats}",
-            f"Free: {rows * seats}-{taken}={rows * seats - taken}",
+            f"Seats: {product(rows, seats)}",
+            f"Free: {difference(rows * seats, taken)}",
         ),
         rows * seats - taken,
         "seats",
@@ -208,8 +209,8 @@ def _reading(random: Random) -> Story:
     return Story(
         f"{name} reads {daily} pages a day for {days} days and has {left} pages left. How many pages has the book?",
         (
-            f"Read: {daily}*{days}={daily * days}",
-            f"In all: {daily * days}+{left}={daily * days + left}",
+            f"Read: {product(daily, days)}",
+            f"In all: {total(daily * days, left)}",
         ),
         daily * days + left,
         "pages",
@@ -224,9 +225,9 @@ def _teams(random: Random) -> Story:
         f"{teams} teams of {members} players travel with {coaches} coaches. {free} seats stay free. "
         f"How many seats are there?",
         (
-            f"Players: {teams}*{members}={players}",
-            f"People: {players}+{coaches}={people}",
-            f"Seats: {people}+{free}={people + free}",
+            f"Players: {product(teams, members)}",
+            f"People: {total(players, coaches)}",
+            f"Seats: {total(people, free)}",
         ),
         people + free,
         "seats",

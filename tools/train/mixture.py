@@ -26,7 +26,17 @@ ASK_ENTRY = ("What does {name} do?", "Explain {name}.", "What is {name}?")
 ADD_TO_THAT = ("Now add {number} to that.", "Add {number} to the result.", "And plus {number}?")
 # Tasks that need more practice than the others are drawn more often.
 TASK_WEIGHTS: Mapping[str, float] = MappingProxyType(
-    {"multiply": 2.0, "subtract": 1.5, "divide": 1.5, "word_problem": 1.5, "look_up": 0.7}
+    {
+        "multiply": 2.0,
+        "subtract": 1.5,
+        "divide": 1.5,
+        "sort_numbers": 1.5,
+        "sort_words": 1.5,
+        "convert_units": 1.5,
+        "word_problem": 2.0,
+        "edit_string": 1.5,
+        "look_up": 0.7,
+    }
 )
 ROUGH_CHARACTERS_PER_TOKEN: Mapping[str, float] = MappingProxyType(dict.fromkeys(LONG_TASKS, 3.0))
 # Easy enough to be answered without thinking.

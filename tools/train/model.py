@@ -8,7 +8,8 @@ from torch.nn import functional
 
 from engine.model.config import ModelConfig
 from tools.train.attention import LatentAttention
-from tools.train.batch import IGNORED, DeviceBatch
+from tools.train.batch import IGNORED
+from tools.train.device_batch import DeviceBatch
 from tools.train.experts import Experts, Gate
 from tools.train.layers import FeedForward, Layout, Linear, Norm
 from tools.train.rotation import rotation_table

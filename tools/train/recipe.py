@@ -99,11 +99,11 @@ class Recipe:
     rate: float = 0.003
     # Rates rise linearly up to the first share of the time, and fall linearly to 0 from the second on.
     warm_up: float = 0.01
-    decay_from: float = 0.45
+    decay_from: float = 0.35
     # Weight of the MTP module's loss.
     second_token_weight: float = 0.3
     # Step of the experts' biases; they rest in the last part of the time, from `decay_from` of it on.
-    balance_speed: float = 0.001
+    balance_speed: float = 0.002
     balance_until: float = 0.9
 
     def rate_factor(self, progress: float) -> float:
@@ -121,7 +121,7 @@ class Recipe:
         return self.stages[-1]
 
 
-SHORT_CONTEXTS = Stage("short", 0.5, Mixture(0.06, (200, 900)), BatchShape(32768, 1024, 256))
+SHORT_CONTEXTS = Stage("short", 0.5, Mixture(0.06, (200, 900)), BatchShape(65536, 1024, 512))
 LONG_CONTEXTS = Stage("long", 0.35, Mixture(0.03, (1000, 15_500)), BatchShape(65536, 16384, 256))
 FINISH = replace(LONG_CONTEXTS, name="finish", share=0.15, fp8=True)
 RECIPE = Recipe(

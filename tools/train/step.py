@@ -2,7 +2,8 @@
 
 import torch
 
-from tools.train.batch import Batch, DeviceBatch
+from tools.train.batch import Batch
+from tools.train.device_batch import DeviceBatch
 from tools.train.model import TinyModel
 from tools.train.optimizers import Optimizers
 from tools.train.recipe import Recipe
