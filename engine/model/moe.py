@@ -38,8 +38,8 @@ class MixtureOfExperts:
         """[tokens, hidden] to [tokens, hidden]."""
         weights, experts = self._choose(hidden)
         expanded = expand(hidden, experts, self.config.n_routed_experts)
-        inner = swiglu(grouped_gemm(expanded.rows, self.gate_up, expanded.counts))
-        routed = combine(grouped_gemm(inner, self.down, expanded.counts), expanded.order, weights)
+        inner = swiglu(grouped_gemm(expanded.rows, self.gate_up, expanded.ends))
+        routed = combine(grouped_gemm(inner, self.down, expanded.ends), expanded.positions, weights)
         return routed.add_(self.shared.forward(hidden))
 
     def _choose(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -10,18 +10,18 @@ def expand(x: torch.Tensor, experts: torch.Tensor, expert_count: int) -> Expande
     """Copy each token once per chosen expert, ordered by expert.
 
     x: [tokens, width]; experts: [tokens, k] int64 below expert_count. The result holds `rows` [tokens * k, width],
-    `counts` (rows of each expert, a list), `order` [tokens * k] (which token-expert pair each row came from). No tokens
-    give no rows. Backend: the reference.
+    `ends` [expert_count] int32 (where each expert's rows end) and `positions` [tokens, k] int64 (the row of each token
+    and chosen expert). No tokens give no rows. Backend: the reference.
     """
     assert experts.shape[0] == x.shape[0] and experts.dtype == torch.int64
     return reference.expand(x, experts, expert_count)
 
 
-def combine(rows: torch.Tensor, order: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+def combine(rows: torch.Tensor, positions: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """For each token the sum of its experts' rows, each times its weight.
 
-    rows: [tokens * k, width] ordered as `expand` left them; weights: [tokens, k] float32. Returns [tokens, width] of
-    the rows' dtype. Backend: the reference.
+    rows: [tokens * k, width] in the order of `expand`; positions: [tokens, k] as it gave them; weights: [tokens, k]
+    float32. Returns [tokens, width] of the rows' dtype. Backend: the reference.
     """
-    assert rows.shape[0] == order.shape[0] == weights.numel()
-    return reference.combine(rows, order, weights)
+    assert positions.shape == weights.shape and rows.shape[0] == positions.numel()
+    return reference.combine(rows, positions, weights)

@@ -3,23 +3,31 @@
 from dataclasses import dataclass
 
 import torch
+from torch.nn import functional
 
 
 @dataclass(frozen=True, slots=True)
 class Expanded:
+    """Rows ordered by expert, where each expert's rows end, and the rows of each token."""
+
+    # [tokens * k, width]
     rows: torch.Tensor
-    counts: list[int]
-    order: torch.Tensor
+    # [experts] int32
+    ends: torch.Tensor
+    # [tokens, k] int64
+    positions: torch.Tensor
 
 
 def expand(x: torch.Tensor, experts: torch.Tensor, expert_count: int) -> Expanded:
-    chosen = experts.view(-1)
+    chosen = experts.flatten()
     order = chosen.argsort(stable=True)
-    rows = x.index_select(0, order // experts.shape[1])
-    return Expanded(rows=rows, counts=chosen.bincount(minlength=expert_count).tolist(), order=order)
+    positions = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=x.device))
+    return Expanded(
+        rows=x.index_select(0, order // experts.shape[1]),
+        ends=chosen.bincount(minlength=expert_count).cumsum(0, dtype=torch.int32),
+        positions=positions.view_as(experts),
+    )
 
 
-def combine(rows: torch.Tensor, order: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    tokens, k = weights.shape
-    by_token = torch.empty_like(rows).index_copy_(0, order, rows).view(tokens, k, rows.shape[1])
-    return torch.bmm(weights.to(rows.dtype).unsqueeze(1), by_token).squeeze(1)
+def combine(rows: torch.Tensor, positions: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    return functional.embedding_bag(positions, rows, per_sample_weights=weights.to(rows.dtype), mode="sum")

@@ -11,16 +11,19 @@ from kernels.swiglu import swiglu
 def test_each_group_meets_its_own_matrix(counts: list[int]) -> None:
     x, weights = torch.randn(sum(counts), 24), torch.randn(4, 10, 24)
     expected = torch.cat([part @ weight.t() for part, weight in zip(x.split(counts), weights, strict=True)])
-    assert torch.allclose(grouped_gemm(x, weights, counts), expected, atol=1e-5)
+    ends = torch.tensor(counts).cumsum(0, dtype=torch.int32)
+    assert torch.allclose(grouped_gemm(x, weights, ends), expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("tokens", [0, 1, 2, 50])
 def test_expert_rows_are_sorted_and_hold_their_tokens(tokens: int) -> None:
     x, experts = torch.randn(tokens, 6), torch.randint(0, 5, (tokens, 3))
     expanded = expand(x, experts, 5)
-    assert expanded.counts == [int((experts == expert).sum()) for expert in range(5)]
-    assert torch.equal(expanded.rows, x[expanded.order // 3])
-    assert experts.flatten()[expanded.order].tolist() == sorted(experts.flatten().tolist())
+    assert expanded.ends.tolist() == [int((experts <= expert).sum()) for expert in range(5)]
+    assert torch.equal(expanded.rows[expanded.positions], x.unsqueeze(1).expand(-1, 3, -1))
+    experts_of_rows = torch.empty(tokens * 3, dtype=torch.int64)
+    experts_of_rows[expanded.positions.flatten()] = experts.flatten()
+    assert experts_of_rows.tolist() == sorted(experts.flatten().tolist())
 
 
 @pytest.mark.parametrize("tokens", [0, 1, 2, 50])
@@ -28,9 +31,10 @@ def test_combining_sums_a_tokens_experts_by_weight(tokens: int) -> None:
     x, experts = torch.randn(tokens, 6), torch.randint(0, 5, (tokens, 3))
     weights, factors = torch.randn(tokens, 3), torch.randn(5)
     expanded = expand(x, experts, 5)
-    rows = expanded.rows * factors[experts.flatten()[expanded.order]].unsqueeze(1)
+    rows = torch.empty_like(expanded.rows)
+    rows[expanded.positions] = x.unsqueeze(1) * factors[experts].unsqueeze(2)
     expected = x * (weights * factors[experts]).sum(1, keepdim=True)
-    assert torch.allclose(combine(rows, expanded.order, weights), expected, atol=1e-5)
+    assert torch.allclose(combine(rows, expanded.positions, weights), expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("rows", [0, 1, 9])
