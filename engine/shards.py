@@ -119,8 +119,8 @@ def _weight_map(model_dir: Path) -> dict[str, str]:
             return {}
         raise CheckpointError(f"{model_dir} has neither {INDEX} nor {SINGLE}: it holds no weights")
     weight_map = read_json(path).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise CheckpointError(f"{path} has no weight_map")
+    if not isinstance(weight_map, dict) or not weight_map or not all(isinstance(v, str) for v in weight_map.values()):
+        raise CheckpointError(f"{path} has no weight_map from tensors to files")
     return weight_map
 
 
@@ -135,9 +135,8 @@ def _read_header(path: Path) -> dict[str, Entry]:
             header = json.loads(file.read(length))
         except (UnicodeDecodeError, json.JSONDecodeError) as error:
             raise CheckpointError(f"{path} is not a safetensors file: {error}") from error
-    header.pop("__metadata__", None)
     data = LENGTH_BYTES + length
-    entries = {name: _entry(name, path, data, fields) for name, fields in header.items()}
+    entries = {name: _entry(name, path, data, fields) for name, fields in header.items() if name != "__metadata__"}
     expected = max((entry.offset + entry.size_bytes for entry in entries.values()), default=data)
     if expected > size:
         raise CheckpointError(f"{path} is truncated: {size} bytes of {expected}; download it again")
@@ -145,7 +144,10 @@ def _read_header(path: Path) -> dict[str, Entry]:
 
 
 def _entry(name: str, path: Path, data: int, fields: dict[str, Any]) -> Entry:
-    dtype, shape, (begin, end) = fields["dtype"], tuple(fields["shape"]), fields["data_offsets"]
+    try:
+        dtype, shape, (begin, end) = fields["dtype"], tuple(fields["shape"]), fields["data_offsets"]
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{path} is not a safetensors file: its header does not say where {name} lies") from error
     if dtype not in ITEM_BYTES:
         raise CheckpointError(f"{path}: {name} has dtype {dtype}; supported are {', '.join(ITEM_BYTES)}")
     if end - begin != math.prod(shape) * ITEM_BYTES[dtype]:

@@ -104,7 +104,7 @@ def read_model_config(model_dir: Path) -> ModelConfig:
     """
     values = read_json(model_dir / "config.json")
     generation = model_dir / "generation_config.json"
-    eos = read_json(generation).get("eos_token_id") if generation.exists() else None
+    eos: object = read_json(generation).get("eos_token_id") if generation.exists() else None
     try:
         return parse_model_config(values, eos_token_id=eos)
     except CheckpointError as error:
@@ -124,17 +124,20 @@ def read_json(path: Path) -> dict[str, Any]:
     return values
 
 
-def parse_model_config(values: Mapping[str, Any], eos_token_id: int | list[int] | None = None) -> ModelConfig:
-    """Settle the forms that DeepSeek, transformers 4 and transformers 5 write; refuse what is not computed here."""
+def parse_model_config(values: Mapping[str, Any], eos_token_id: object = None) -> ModelConfig:
+    """Settle the forms that DeepSeek, transformers 4 and transformers 5 write; refuse what is not computed here.
+
+    eos_token_id: an id or a list of them that replaces the one in `values`. Raises CheckpointError naming the key.
+    """
     _check_architecture(values)
     _check_variants(values)
     reader = _Reader(values)
-    theta, yarn = _rope(values)
+    theta, yarn = _rope(reader)
     config = ModelConfig(
         vocab_size=reader.positive("vocab_size"),
         hidden_size=reader.positive("hidden_size"),
         num_hidden_layers=reader.positive("num_hidden_layers"),
-        num_nextn_predict_layers=reader.count("num_nextn_predict_layers", values.get("num_mtp_layers", 0)),
+        num_nextn_predict_layers=reader.count("num_nextn_predict_layers", reader.count("num_mtp_layers", 0)),
         num_attention_heads=reader.positive("num_attention_heads"),
         q_lora_rank=reader.positive("q_lora_rank") if values.get("q_lora_rank") is not None else None,
         kv_lora_rank=reader.positive("kv_lora_rank"),
@@ -147,46 +150,72 @@ def parse_model_config(values: Mapping[str, Any], eos_token_id: int | list[int] 
         n_routed_experts=reader.positive("n_routed_experts"),
         n_shared_experts=reader.positive("n_shared_experts"),
         num_experts_per_tok=reader.positive("num_experts_per_tok"),
-        n_group=reader.count("n_group", 1) or 1,
-        topk_group=reader.count("topk_group", 1) or 1,
+        n_group=reader.positive("n_group", 1),
+        topk_group=reader.positive("topk_group", 1),
         norm_topk_prob=bool(values.get("norm_topk_prob", True)),
-        routed_scaling_factor=float(values.get("routed_scaling_factor", 1.0)),
-        rms_norm_eps=float(values.get("rms_norm_eps", 1e-6)),
+        routed_scaling_factor=reader.number("routed_scaling_factor", 1.0),
+        rms_norm_eps=reader.number("rms_norm_eps", 1e-6),
         max_position_embeddings=reader.positive("max_position_embeddings"),
         rope_theta=theta,
         yarn=yarn,
-        eos_token_ids=_token_ids(eos_token_id if eos_token_id is not None else values.get("eos_token_id")),
-        fp8=_is_fp8(values),
+        eos_token_ids=_token_ids(values.get("eos_token_id") if eos_token_id is None else eos_token_id),
+        fp8=_is_fp8(reader.section("quantization_config")),
     )
     _check_dimensions(config)
     return config
 
 
 class _Reader:
-    def __init__(self, values: Mapping[str, Any]) -> None:
-        self.values = values
+    """Reads values of a JSON object; null counts as absent."""
+
+    def __init__(self, values: Mapping[str, Any], path: str = "") -> None:
+        self._values = values
+        self._path = path
 
     def count(self, key: str, default: int | None = None) -> int:
-        value = self.values.get(key)
-        value = default if value is None else value
-        if value is None:
-            raise CheckpointError(f"{key} is missing")
+        value = self._get(key, default)
         if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-            raise CheckpointError(f"{key} is {value!r}: expected a whole number")
+            raise CheckpointError(f"{self._path}{key} is {value!r}: expected a whole number")
         return value
 
-    def positive(self, key: str) -> int:
-        value = self.count(key)
+    def positive(self, key: str, default: int | None = None) -> int:
+        value = self.count(key, default)
         if value == 0:
-            raise CheckpointError(f"{key} is 0: expected at least 1")
+            raise CheckpointError(f"{self._path}{key} is 0: expected at least 1")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        value = self._get(key, default)
+        if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value) or value < 0:
+            raise CheckpointError(f"{self._path}{key} is {value!r}: expected a number, not negative")
+        return float(value)
+
+    def text(self, *keys: str) -> str | None:
+        """The first of the keys that is there."""
+        return next((str(self._values[key]) for key in keys if self._values.get(key) is not None), None)
+
+    def section(self, key: str) -> "_Reader | None":
+        value = self._values.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, dict):
+            raise CheckpointError(f"{self._path}{key} is {value!r}: expected keys and values")
+        return _Reader(value, f"{self._path}{key}.")
+
+    def _get(self, key: str, default: float | None) -> object:
+        value = self._values.get(key)
+        value = default if value is None else value
+        if value is None:
+            raise CheckpointError(f"{self._path}{key} is missing")
         return value
 
 
 def _check_architecture(values: Mapping[str, Any]) -> None:
-    architectures = values.get("architectures") or []
-    if values.get("model_type") != MODEL_TYPE and ARCHITECTURE not in architectures:
-        found = ", ".join(map(str, architectures)) or values.get("model_type") or "nothing"
-        raise CheckpointError(f"unsupported architecture {found}: deepmesh serves {ARCHITECTURE}")
+    found = values.get("architectures") or []
+    names = list(map(str, found)) if isinstance(found, list) else [str(found)]
+    if values.get("model_type") != MODEL_TYPE and ARCHITECTURE not in names:
+        name = ", ".join(names) or values.get("model_type") or "nothing"
+        raise CheckpointError(f"unsupported architecture {name}: deepmesh serves {ARCHITECTURE}")
 
 
 def _check_variants(values: Mapping[str, Any]) -> None:
@@ -204,45 +233,42 @@ def _check_variants(values: Mapping[str, Any]) -> None:
             raise CheckpointError(f"{key} is {values[key]!r}: only {expected!r} is supported")
 
 
-def _rope(values: Mapping[str, Any]) -> tuple[float, Yarn | None]:
+def _rope(reader: _Reader) -> tuple[float, Yarn | None]:
     # transformers 5 keeps theta and scaling in rope_parameters; everyone before keeps them apart.
-    scaling = values.get("rope_parameters") or values.get("rope_scaling") or {}
-    theta = float(scaling.get("rope_theta") or values.get("rope_theta") or 10000.0)
-    kind = scaling.get("rope_type") or scaling.get("type") or "default"
-    if kind == "default":
+    scaling = reader.section("rope_parameters") or reader.section("rope_scaling") or _Reader({})
+    theta = scaling.number("rope_theta", reader.number("rope_theta", 10000.0))
+    if theta <= 1:
+        raise CheckpointError(f"rope_theta is {theta}: expected more than 1")
+    kind = scaling.text("rope_type", "type")
+    if kind is None or kind == "default":
         return theta, None
     if kind != "yarn":
         raise CheckpointError(f"rope scaling {kind!r} is not supported: expected 'yarn' or none")
-    longest = values.get("max_position_embeddings")
-    original = scaling.get("original_max_position_embeddings") or longest
-    factor = scaling.get("factor")
-    if original is None or factor is None:
-        raise CheckpointError("rope scaling 'yarn' needs factor and original_max_position_embeddings")
+    longest = reader.positive("max_position_embeddings")
     return theta, Yarn(
-        factor=float(factor),
-        original_max_position_embeddings=int(original),
-        beta_fast=float(scaling.get("beta_fast") or 32),
-        beta_slow=float(scaling.get("beta_slow") or 1),
-        mscale=float(scaling.get("mscale") or 1),
-        mscale_all_dim=float(scaling.get("mscale_all_dim") or 0),
+        factor=scaling.number("factor"),
+        original_max_position_embeddings=scaling.positive("original_max_position_embeddings", longest),
+        beta_fast=scaling.number("beta_fast", 32.0),
+        beta_slow=scaling.number("beta_slow", 1.0),
+        mscale=scaling.number("mscale", 1.0),
+        mscale_all_dim=scaling.number("mscale_all_dim", 0.0),
     )
 
 
-def _token_ids(value: int | list[int] | None) -> frozenset[int]:
-    if value is None:
-        return frozenset()
-    return frozenset([value] if isinstance(value, int) else value)
+def _token_ids(value: object) -> frozenset[int]:
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(isinstance(token_id, int) and token_id >= 0 for token_id in ids):
+        raise CheckpointError(f"eos_token_id is {value!r}: expected a token id or a list of them")
+    return frozenset(ids)
 
 
-def _is_fp8(values: Mapping[str, Any]) -> bool:
-    quantization = values.get("quantization_config")
-    if not quantization:
+def _is_fp8(quantization: _Reader | None) -> bool:
+    if quantization is None:
         return False
-    method = quantization.get("quant_method")
+    method, block = quantization.text("quant_method"), quantization.text("weight_block_size")
     if method != "fp8":
         raise CheckpointError(f"quantization {method!r} is not supported: expected 'fp8' or none")
-    block = quantization.get("weight_block_size")
-    if block != [WEIGHT_BLOCK, WEIGHT_BLOCK]:
+    if block != str([WEIGHT_BLOCK, WEIGHT_BLOCK]):
         raise CheckpointError(f"weight_block_size is {block}: expected [{WEIGHT_BLOCK}, {WEIGHT_BLOCK}]")
     return True
 
@@ -252,10 +278,12 @@ def _check_dimensions(config: ModelConfig) -> None:
         raise CheckpointError(f"n_routed_experts {config.n_routed_experts} do not divide into n_group {config.n_group}")
     if config.topk_group > config.n_group:
         raise CheckpointError(f"topk_group {config.topk_group} exceeds n_group {config.n_group}")
-    eligible = config.n_routed_experts // config.n_group * config.topk_group
-    if config.num_experts_per_tok > eligible:
-        raise CheckpointError(
-            f"num_experts_per_tok {config.num_experts_per_tok} exceeds the {eligible} eligible experts"
-        )
-    if config.qk_rope_head_dim % 2:
-        raise CheckpointError(f"qk_rope_head_dim {config.qk_rope_head_dim} is odd")
+    chosen, eligible = config.num_experts_per_tok, config.n_routed_experts // config.n_group * config.topk_group
+    if chosen > eligible:
+        raise CheckpointError(f"num_experts_per_tok {chosen} exceeds the {eligible} experts of topk_group groups")
+    for key in ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim"):
+        # Rotated pairs are read as complex numbers, which lie at even offsets.
+        if (getattr(config, key) or 0) % 2:
+            raise CheckpointError(f"{key} {getattr(config, key)} is odd")
+    if config.yarn is not None and not (config.yarn.factor and config.yarn.beta_fast and config.yarn.beta_slow):
+        raise CheckpointError("rope scaling 'yarn' needs factor, beta_fast and beta_slow above 0")

@@ -151,6 +151,14 @@ def test_a_file_that_is_no_safetensors_is_refused(tmp_path: Path) -> None:
         loaded(tmp_path)
 
 
+def test_a_header_that_does_not_place_its_tensors_is_refused(tmp_path: Path) -> None:
+    shard = first_shard(tiny_checkpoint(tmp_path))
+    header = json.dumps({"model.norm.weight": {"dtype": "F32", "shape": [128]}}).encode()
+    shard.write_bytes(len(header).to_bytes(8, "little") + header + bytes(512))
+    with pytest.raises(CheckpointError, match=r"does not say where model\.norm\.weight lies"):
+        loaded(tmp_path)
+
+
 def test_a_directory_without_weights_is_refused(tmp_path: Path) -> None:
     tiny_checkpoint(tmp_path)
     for path in tmp_path.glob("model*"):

@@ -2,6 +2,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from engine.model.config import parse_model_config, read_model_config
 from mesh.errors import CheckpointError
@@ -78,6 +80,12 @@ def test_published_fp8_checkpoints_are_recognized() -> None:
         ({"hidden_size": "wide"}, "hidden_size is 'wide'"),
         ({"num_hidden_layers": 0}, "num_hidden_layers is 0"),
         ({"kv_lora_rank": None}, "kv_lora_rank is missing"),
+        ({"routed_scaling_factor": "much"}, "routed_scaling_factor is 'much'"),
+        ({"rope_scaling": {"type": "yarn"}}, "rope_scaling.factor is missing"),
+        ({"rope_scaling": "yarn"}, "rope_scaling is 'yarn': expected keys and values"),
+        ({"rope_theta": 0}, "rope_theta is 0"),
+        ({"eos_token_id": "</s>"}, "eos_token_id is '</s>'"),
+        ({"q_lora_rank": 33}, "q_lora_rank 33 is odd"),
         ({"num_experts_per_tok": 9}, "num_experts_per_tok 9 exceeds the 8"),
         ({"topk_group": 5}, "topk_group 5 exceeds n_group 4"),
     ],
@@ -85,6 +93,22 @@ def test_published_fp8_checkpoints_are_recognized() -> None:
 def test_what_is_not_computed_here_is_refused_by_name(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(CheckpointError, match=message):
         parse_model_config(published(**changes))
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-2, 300) | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+)
+
+
+@given(st.dictionaries(st.sampled_from(sorted(published())), json_values, max_size=3))
+def test_any_configuration_is_parsed_or_refused(changes: dict[str, Any]) -> None:
+    try:
+        config = parse_model_config(published(**changes))
+    except CheckpointError as error:
+        assert error.message
+    else:
+        assert config.softmax_scale > 0 and config.n_routed_experts >= config.num_experts_per_tok
 
 
 def test_a_directory_without_config_json_is_no_checkpoint(tmp_path: Path) -> None:
