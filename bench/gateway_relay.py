@@ -59,6 +59,8 @@ class Verdict:
 
     throughput_ratio: float
     message_ratio: float
+    # Of tokens per second of processor time: what other work on the machine disturbs least.
+    per_core_ratio: float
     relay_added_ms: float
     gateway_added_ms: float
     # None where the relay added nothing.
@@ -100,11 +102,13 @@ def judge(saturations: Mapping[str, Sequence[Saturation]], latencies: Mapping[st
     """Medians first, then differences and ratios of them."""
     tokens = {name: median(each.tokens_per_second for each in of) for name, of in saturations.items()}
     messages = {name: median(each.messages_per_second for each in of) for name, of in saturations.items()}
+    per_core = {name: _per_core(name, saturations[name]) for name in ("relay", "gateway")}
     p99 = {name: median(each.latency_ms.p99 for each in of) for name, of in latencies.items()}
     relay_added, gateway_added = p99["relay"] - p99["direct"], p99["gateway"] - p99["direct"]
     return Verdict(
         throughput_ratio=tokens["gateway"] / tokens["relay"],
         message_ratio=messages["gateway"] / messages["relay"],
+        per_core_ratio=per_core["gateway"] / per_core["relay"],
         relay_added_ms=relay_added,
         gateway_added_ms=gateway_added,
         added_ratio=gateway_added / relay_added if relay_added > 0 else None,
@@ -116,13 +120,16 @@ def throughput_table(report: Report) -> Table:
     verdict = report.verdict
     title = (
         f"{report.options.streams} streams, no pace: gateway at {verdict.throughput_ratio:.2f} of the relay's tokens/s "
-        f"(target {LEAST_THROUGHPUT_RATIO} at least), {verdict.message_ratio:.2f} of its messages/s"
+        f"(target {LEAST_THROUGHPUT_RATIO} at least), {verdict.message_ratio:.2f} of its messages/s, "
+        f"{verdict.per_core_ratio:.2f} of its tokens per second of processor time"
     )
-    table = _table(title, "tokens/s", "messages/s")
+    table = _table(title, "tokens/s", "messages/s", "tokens/core-s")
     for name, repeats in report.saturation.items():
         tokens = median(each.tokens_per_second for each in repeats)
         messages = median(each.messages_per_second for each in repeats)
-        table.add_row(name, f"{tokens:,.0f}", f"{messages:,.0f}", _cores(each.cores for each in repeats))
+        per_core = _per_core("source" if name == "direct" else name, repeats)
+        cores = _cores(each.cores for each in repeats)
+        table.add_row(name, f"{tokens:,.0f}", f"{messages:,.0f}", f"{per_core:,.0f}", cores)
     return table
 
 
@@ -140,6 +147,10 @@ def latency_table(report: Report) -> Table:
         p99 = median(each.latency_ms.p99 for each in repeats)
         table.add_row(name, f"{p50:.2f}", f"{p99:.2f}", _cores(each.cores for each in repeats))
     return table
+
+
+def _per_core(process: str, repeats: Iterable[Saturation]) -> float:
+    return median(each.tokens_per_core_second(process) for each in repeats)
 
 
 def _table(title: str, *columns: str) -> Table:

@@ -24,6 +24,10 @@ class Saturation:
     messages_per_second: float
     cores: dict[str, float]
 
+    def tokens_per_core_second(self, process: str) -> float:
+        """What `process` would carry with a core to itself, by the processor time it used."""
+        return self.tokens_per_second / self.cores[process]
+
 
 @dataclass(frozen=True)
 class StepLatency:

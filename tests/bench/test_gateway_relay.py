@@ -6,7 +6,7 @@ from bench.summary import Distribution
 
 
 def saturated(*rates: float) -> list[Saturation]:
-    return [Saturation(rate, rate / 2, {}) for rate in rates]
+    return [Saturation(rate, rate / 2, {"relay": 1.0, "gateway": 0.5}) for rate in rates]
 
 
 def late(*p99s_ms: float) -> list[StepLatency]:
@@ -19,6 +19,7 @@ def test_the_verdict_compares_medians_less_what_the_direct_path_takes() -> None:
         {"direct": late(1.0, 2.0, 9.0), "relay": late(5.0, 4.0, 99.0), "gateway": late(6.5, 6.5, 0.0)},
     )
     assert (verdict.throughput_ratio, verdict.message_ratio) == (0.8, 0.8)
+    assert verdict.per_core_ratio == pytest.approx(1.6)
     assert (verdict.relay_added_ms, verdict.gateway_added_ms) == (3.0, 4.5)
     assert verdict.added_ratio == pytest.approx(1.5)
     assert verdict.latency_ratio == 1.3
