@@ -123,7 +123,8 @@ class RankClient:
 async def _spawn(config: EngineConfig, connection: socket.socket) -> asyncio.subprocess.Process:
     # On a busy machine a compute thread that spins while it waits for its twin keeps that twin off its core: measured
     # with one other process on two cores, steps took 30 times as long. Asleep it costs a step 5 to 10%.
-    environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ}
+    # numpy's own threads have nothing to multiply here, and spin at the start.
+    environment = {"OMP_WAIT_POLICY": "PASSIVE", "OPENBLAS_NUM_THREADS": "1", **os.environ}
     if config.threads is not None:
         # Read once, when the libraries load.
         environment |= {"OMP_NUM_THREADS": str(config.threads), "MKL_NUM_THREADS": str(config.threads)}
