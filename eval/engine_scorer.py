@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -51,7 +52,11 @@ async def token_logprobs(
 
 async def _run(settings: Sequence[str]) -> None:
     command = [sys.executable, "-P", "-m", MODULE, *(part for each in settings for part in ("--set", each))]
-    environment = {"PYTHONPATH": str(Path(mesh.__file__).parents[1])}
+    environment = {
+        "PYTHONPATH": str(Path(mesh.__file__).parents[1]),
+        # As a worker's rank has it: on a busy machine threads that spin keep each other off their cores.
+        "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE"),
+    }
     child = Child("scorer", command, lambda name, line: None, environment)
     await child.start()
     try:
