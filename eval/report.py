@@ -6,7 +6,7 @@ from eval.tables import Sheet, percent, span
 
 def score_sheet(result: Result) -> Sheet:
     """Exact match by group, with what it rests on."""
-    sheet = Sheet(("task", "exact match", "95% interval", "right", "of", "prompt tokens", "answer tokens", "cut off"))
+    sheet = Sheet(("task", "exact match", "95% CI", "right", "prompt tokens", "answer tokens", "cut off"))
     for score in result.scores:
         sheet.add(*_cells(score))
     return sheet
@@ -17,8 +17,7 @@ def _cells(score: Score) -> tuple[str, ...]:
         score.group,
         percent(score.share),
         span(score.low, score.high),
-        str(score.right),
-        str(score.total),
+        f"{score.right} of {score.total}",
         f"{score.mean_prompt_tokens:.0f}",
         f"{score.mean_answer_tokens:.0f}",
         str(score.cut_off),
