@@ -28,7 +28,13 @@ async def evaluate(options: EvalOptions, documents: Sequence[Document], console:
     Raises ConfigError where the directory holds answers to something else, CheckpointError, EndpointUnavailable,
     UnknownModel, ProcessFailed.
     """
-    asked = questions(options.suite, options.seed, problems=options.problems, max_tokens=options.max_tokens)
+    asked = questions(
+        options.suite,
+        options.seed,
+        problems=options.problems,
+        long_problems=options.long_problems,
+        max_tokens=options.max_tokens,
+    )
     with AnswerLog(options.directory / ANSWERS_FILE, _settings(options)) as log:
         work = _Evaluation(options, asked, documents, log, console)
         model = await (work.at_an_endpoint() if options.url else work.in_a_mesh())

@@ -5,7 +5,7 @@ from typing import Any, Self
 
 from pydantic import Field, model_validator
 
-from eval.suite import SuiteName
+from eval.suite import LONG_PROBLEMS, SHORT_PROBLEMS, SuiteName
 from mesh.config import Config
 
 
@@ -23,8 +23,9 @@ class EvalOptions(Config):
     settings: tuple[str, ...] = ()
 
     suite: SuiteName = "short"
-    # Of each task and length; by default 50 short, 20 long.
-    problems: int | None = Field(default=None, ge=1)
+    # Of each short task, and of each long task and length.
+    problems: int = Field(default=SHORT_PROBLEMS, ge=1)
+    long_problems: int = Field(default=LONG_PROBLEMS, ge=1)
     seed: int = Field(default=0, ge=0)
     # Of an answer with its reasoning; by default what the suite's solutions take at most.
     max_tokens: int | None = Field(default=None, ge=1)

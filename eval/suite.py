@@ -44,22 +44,27 @@ class Question:
 
 
 def questions(
-    suite: SuiteName, seed: int, *, problems: int | None = None, max_tokens: int | None = None
+    suite: SuiteName,
+    seed: int,
+    *,
+    problems: int = SHORT_PROBLEMS,
+    long_problems: int = LONG_PROBLEMS,
+    max_tokens: int | None = None,
 ) -> list[Question]:
-    """The suite's questions in the order of its groups; fewer problems are the first of more.
+    """`problems` of each short task, `long_problems` of each long task and length, in that order.
 
-    Raises ConfigError where a task does not have so many.
+    Fewer are the first of more. Raises ConfigError where a task has not so many.
     """
     asked: list[Question] = []
     if suite != "long":
         for name in SHORT_TASKS:
-            drawn = _distinct(name, partial(draw, SHORT_TASKS[name], held_out=True), seed, problems or SHORT_PROBLEMS)
+            drawn = _distinct(name, partial(draw, SHORT_TASKS[name], held_out=True), seed, problems)
             asked += _group(name, drawn, max_tokens or SHORT_ANSWER_TOKENS)
     if suite != "short":
         for name, length in product(LONG_TASKS, LENGTHS):
             characters = round(LENGTHS[length] * CHARACTERS_PER_TOKEN[name])
             draw_one = partial(draw_long, LONG_TASKS[name], characters=characters, held_out=True)
-            drawn = _distinct(f"{name} {length}", draw_one, seed, problems or LONG_PROBLEMS)
+            drawn = _distinct(f"{name} {length}", draw_one, seed, long_problems)
             asked += _group(f"{name} {length}", drawn, max_tokens or LONG_ANSWER_TOKENS)
     return asked
 

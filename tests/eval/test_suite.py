@@ -20,15 +20,15 @@ def test_the_short_suite_asks_every_short_task_equally() -> None:
 
 def test_the_long_suite_asks_every_long_task_at_every_length(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(suite, "LENGTHS", {"1k": 1000, "2k": 2000})
-    asked = questions("long", seed=0, problems=2)
+    asked = questions("long", seed=0, long_problems=2)
     groups = [f"{task} {length}" for task in LONG_TASKS for length in ("1k", "2k")]
     assert [question.group for question in asked] == [group for group in groups for _ in range(2)]
 
 
 def test_all_is_short_and_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(suite, "LENGTHS", {"1k": 1000})
-    both = questions("short", seed=0, problems=1) + questions("long", seed=0, problems=1)
-    assert ids(questions("all", seed=0, problems=1)) == ids(both)
+    both = questions("short", seed=0, problems=1) + questions("long", seed=0, long_problems=1)
+    assert ids(questions("all", seed=0, problems=1, long_problems=1)) == ids(both)
 
 
 def test_every_question_is_of_the_test_split() -> None:
@@ -60,7 +60,7 @@ def test_a_question_is_told_from_another_by_what_is_asked_and_expected() -> None
 
 def test_longer_prompts_are_about_as_long_as_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(suite, "LENGTHS", {length: LENGTHS[length] for length in ("1k", "4k")})
-    for question in questions("long", seed=0, problems=1):
+    for question in questions("long", seed=0, long_problems=1):
         task, length = question.group.split()
         characters = LENGTHS[length] * suite.CHARACTERS_PER_TOKEN[task]
         assert len(question.problem.prompt) == pytest.approx(characters, rel=0.25)
