@@ -16,7 +16,7 @@ from mesh.commands.answers import Answer, Show, chat_prompt, stream_grpc, stream
 from mesh.commands.make_checkpoint import make_checkpoint
 from mesh.commands.serving import until_served
 from mesh.commands.terminal import make_console, show_on
-from mesh.composition import HOST, MeshPlan, compose
+from mesh.composition import DEFAULT_MODEL, HOST, MeshPlan, compose
 from mesh.log_lines import LinePrinter
 from mesh.ports import free_port
 from mesh.preflight import check_plan
@@ -25,20 +25,33 @@ from mesh.supervisor import Supervisor
 
 Messages = list[dict[str, str]]
 
-SYSTEM = (
-    "You are the voice of a small random model that nobody has trained. Answer in whatever comes to mind; "
-    "the point is that every token travels from the decode worker through the gateway to this terminal."
-)
-FIRST_QUESTION = "What is a mesh?"
-SECOND_QUESTION = "And what does it cache?"
+# Of a few blocks, so that the second turn finds them in the cache.
+FIRST_QUESTION = """Here is a table.
+gray-melon: 48215
+solid-mill: 83502
+grand-lake: XHJZT
+deep-cup: 66408
+frozen-seed: TFOPN
+strong-shell: 82590
+quiet-stone: CRSJA
+high-hill: 95244
+rusty-store: 67535
+
+What is the value of strong-shell?"""
+SECOND_QUESTION = "What is 82590 + 1946?"
 
 
 def demo(
-    model: Annotated[Path, typer.Option(metavar="DIR", help="Made (small preset) if it is not there.")] = Path(
-        "checkpoints/small"
-    ),
+    model: Annotated[
+        Path,
+        typer.Option(
+            metavar="DIR",
+            help="A checkpoint; a random one is made if it is not there.",
+            show_default="the shipped tiny-r1",
+        ),
+    ] = DEFAULT_MODEL,
     decode: Annotated[int, typer.Option(min=1, max=8, help="Decode workers.")] = 1,
-    max_tokens: Annotated[int, typer.Option(min=2, help="Tokens of each answer.")] = 48,
+    max_tokens: Annotated[int, typer.Option(min=2, help="Of each answer, at the most.")] = 256,
     log: Annotated[Path, typer.Option(help="Where the services' own lines go.")] = Path("out/demo.log"),
     settings: Annotated[list[str] | None, typer.Option("--set", metavar="SERVICE.KEY=VALUE")] = None,
 ) -> None:
@@ -88,14 +101,14 @@ async def _mesh(plan: MeshPlan, log: Path, console: Console) -> AsyncIterator[No
 
 
 async def _chats(plan: MeshPlan, max_tokens: int, console: Console) -> list[tuple[str, Answer]]:
-    messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": FIRST_QUESTION}]
+    messages = [{"role": "user", "content": FIRST_QUESTION}]
     models = await until_served(f"{HOST}:{plan.grpc_port}", plan.decode_workers)
     first, second, third = Answer(), Answer(), Answer()
     async with open_channel(f"{HOST}:{plan.grpc_port}") as channel:
         stub = gateway_pb2_grpc.GatewayServiceStub(channel)
         show = _heading(console, "gRPC", FIRST_QUESTION)
         await stream_grpc(stub, _request(messages, max_tokens), first, show)
-        show = _heading(console, "OpenAI HTTP", FIRST_QUESTION)
+        show = _heading(console, "OpenAI HTTP", "the same question")
         body = {"model": models[0].name, "messages": messages, "max_tokens": max_tokens, "temperature": 0}
         await stream_http(f"http://{HOST}:{plan.http_port}/v1", body, second, show)
         messages += [{"role": "assistant", "content": first.text}, {"role": "user", "content": SECOND_QUESTION}]

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from mesh.composition import DEFAULT_MODEL
 from mesh.config import validate
 
 if TYPE_CHECKING:
     from eval.perplexity import Document
 
 COMMAND = "deepmesh eval"
-DEFAULT_MODEL = Path("models/tiny-r1")
 
 
 def evaluate(

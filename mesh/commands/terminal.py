@@ -11,7 +11,16 @@ def make_console() -> Console:
 
 
 def show_on(console: Console) -> Show:
+    """Prints one answer as it streams; its text begins on a line of its own after reasoning."""
+    thought = False
+
     def show(text: str, reasoning: bool) -> None:
+        nonlocal thought
+        if not text:
+            return
+        if thought and not reasoning:
+            console.print()
+        thought = reasoning
         # A model must not steer the terminal.
         visible = text.replace("\x1b", "␛")
         console.print(visible, end="", style="dim" if reasoning else None, markup=False)

@@ -8,19 +8,18 @@ from typing import Annotated
 import typer
 
 from mesh.commands.serving import until_served
-from mesh.composition import GRPC_PORT, HOST, HTTP_PORT, SCHEDULER_PORT, MeshPlan, ServiceSpec, compose
+from mesh.composition import DEFAULT_MODEL, GRPC_PORT, HOST, HTTP_PORT, SCHEDULER_PORT, MeshPlan, ServiceSpec, compose
 from mesh.log_lines import LinePrinter
 from mesh.preflight import check_plan
 from mesh.signals import until_signal
 from mesh.supervisor import NAME, Supervisor
 
-DEFAULT_MODEL = Path("checkpoints/small")
 WITHOUT_MODEL = "decode.engine.backend=oracle"
 
 
 def up(
     model: Annotated[
-        Path | None, typer.Option(metavar="DIR", help=f"A checkpoint's directory; by default {DEFAULT_MODEL}.")
+        Path | None, typer.Option(metavar="DIR", help="A checkpoint's directory; by default the shipped tiny-r1.")
     ] = None,
     decode: Annotated[int, typer.Option(min=1, max=64, help="Decode workers.")] = 1,
     http_port: Annotated[int, typer.Option(min=1, max=65535, help="OpenAI HTTP.")] = HTTP_PORT,

@@ -29,7 +29,7 @@ async def test_an_answer_is_printed_as_it_streams() -> None:
         await talk.connect()
         await talk.turn("Hi")
         await talk.close()
-    assert output.getvalue() == "hmm Hello there\n"
+    assert output.getvalue() == "hmm \nHello there\n"
     assert gateway.requests[0].max_tokens == 9
 
 
