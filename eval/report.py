@@ -17,7 +17,7 @@ def _cells(score: Score) -> tuple[str, ...]:
         score.group,
         percent(score.share),
         span(score.low, score.high),
-        f"{score.right} of {score.total}",
+        f"{score.right}/{score.total}",
         f"{score.mean_prompt_tokens:.0f}",
         f"{score.mean_answer_tokens:.0f}",
         str(score.cut_off),

@@ -28,7 +28,7 @@ async def test_an_endpoint_is_evaluated_and_the_result_lies_where_it_was_asked_f
     done = await evaluate_server(short_questions(), tmp_path)
     assert done.exit_code == 0, done.output
     row = next(line for line in done.output.splitlines() if "│ add" in line)
-    assert [cell.strip() for cell in row.strip("│").split("│")][:4] == ["add", "50.0%", "9-91%", "1 of 2"]
+    assert [cell.strip() for cell in row.strip("│").split("│")][:4] == ["add", "50.0%", "9-91%", "1/2"]
     assert "pupil, short" in done.output
     assert results.load(tmp_path / "result.json").scores[0].right == 1
     assert "| add " in (tmp_path / "report.md").read_text()
