@@ -47,11 +47,11 @@ async def read_workers(endpoint: str) -> scheduler_pb2.WatchWorkersResponse:
 
 
 def workers_table(snapshot: scheduler_pb2.WatchWorkersResponse) -> Table:
-    """One row a worker."""
+    """One row a worker, with the model that it serves under its name; fits eighty columns."""
     table = Table(title=None if snapshot.workers else "no workers")
-    for heading in ("worker", "state", "model", "endpoint"):
-        table.add_column(heading)
-    for heading in ("running", "waiting", "prefill queue", "KV in use", "cached", "prefill tok/s", "step ms"):
+    for heading in ("worker", "state"):
+        table.add_column(heading, no_wrap=True)
+    for heading in ("running", "waiting", "to prefill", "blocks used", "cached", "prefill/s", "step ms"):
         table.add_column(heading, justify="right")
     for worker in snapshot.workers:
         table.add_row(*_row(worker))
@@ -63,15 +63,13 @@ def _row(worker: scheduler_pb2.WorkerStatus) -> tuple[str, ...]:
     used = identity.total_blocks - load.free_blocks
     state = common_pb2.WorkerState.Name(worker.state).removeprefix("WORKER_STATE_").lower()
     return (
-        identity.worker_id,
+        f"{identity.worker_id}\n{identity.model}",
         state,
-        identity.model,
-        identity.endpoint,
         f"{load.running_requests}/{identity.max_requests}",
         str(load.waiting_requests),
-        f"{load.queued_prefill_tokens:,} tokens",
-        f"{used:,}/{identity.total_blocks:,} blocks",
-        f"{worker.cached_blocks:,} blocks",
+        f"{load.queued_prefill_tokens:,}",
+        f"{used:,}/{identity.total_blocks:,}",
+        f"{worker.cached_blocks:,}",
         f"{load.prefill_tokens_per_second:,.0f}",
         f"{load.decode_step_ms:.1f}",
     )

@@ -66,9 +66,7 @@ async def test_status_shows_workers_their_load_and_cache() -> None:
     async with scheduler() as server:
         status, out, _ = await deepmesh("status", "--scheduler", server.endpoint)
     assert status == 0
-    assert all(
-        text in out for text in ("decode-7", "draining", "small", "3/16", "10/1,000 blocks", "55 blocks", "12.3")
-    )
+    assert all(text in out for text in ("decode-7", "draining", "small", "3/16", "10/1,000", "55", "12.3"))
 
 
 async def test_status_finds_the_scheduler_that_the_environment_names() -> None:
