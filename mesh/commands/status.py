@@ -8,6 +8,7 @@ import grpc
 import typer
 from deepmesh.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
 from google.protobuf.json_format import MessageToDict
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -48,10 +49,11 @@ async def read_workers(endpoint: str) -> scheduler_pb2.WatchWorkersResponse:
 
 def workers_table(snapshot: scheduler_pb2.WatchWorkersResponse) -> Table:
     """One row a worker, with the model that it serves under its name; fits eighty columns."""
-    table = Table(title=None if snapshot.workers else "no workers")
+    title = None if snapshot.workers else "no workers"
+    table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for heading in ("worker", "state"):
         table.add_column(heading, no_wrap=True)
-    for heading in ("running", "waiting", "to prefill", "blocks used", "cached", "prefill/s", "step ms"):
+    for heading in ("run", "wait", "to\nprefill", "blocks\nused", "blocks\ncached", "prefill\ntok/s", "step\nms"):
         table.add_column(heading, justify="right")
     for worker in snapshot.workers:
         table.add_row(*_row(worker))
