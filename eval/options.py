@@ -35,7 +35,8 @@ class EvalOptions(Config):
 
     # Questions in flight at once.
     concurrency: int = Field(default=16, ge=1)
-    timeout_s: float = Field(default=600.0, gt=0)
+    # Of one answer: a slow endpoint computes all those in flight before the last of them.
+    timeout_s: float = Field(default=3600.0, gt=0)
     # Answers, the mesh's log and the result lie here; by default out/eval/<what>-<suite>.
     out: Path | None = None
 

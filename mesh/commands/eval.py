@@ -33,6 +33,7 @@ def evaluate(
     top_p: Annotated[float, typer.Option()] = 1.0,
     perplexity: Annotated[bool, typer.Option(help="Of held-out text, where the endpoint can say.")] = True,
     concurrency: Annotated[int, typer.Option(help="Questions in flight at once.")] = 16,
+    timeout: Annotated[float, typer.Option(help="Seconds for one answer, those in flight beside it included.")] = 3600,
     served_model: Annotated[str | None, typer.Option(help="By default the first that the endpoint lists.")] = None,
     api_key: Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY")] = None,
     settings: Annotated[
@@ -73,6 +74,7 @@ def evaluate(
         "temperature": temperature,
         "top_p": top_p,
         "concurrency": concurrency,
+        "timeout_s": timeout,
         "out": out,
     }
     if matrix is not None:
