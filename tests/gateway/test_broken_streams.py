@@ -140,7 +140,7 @@ async def test_requests_move_when_the_engine_fails() -> None:
     async with running_mesh(failing, other) as mesh:
         answer = start(mesh)
         await under_way(failing)
-        next(iter(failing.requests.values())).failure = EngineFailed("the rank died")
+        failing.fail(EngineFailed("the rank died"))
         assert (await answer).token_ids == oracle_tokens(PROMPT, 60)
         assert len(other.submissions) == 1
 

@@ -116,6 +116,14 @@ class FakeDecodeWorker(decode_pb2_grpc.DecodeServiceServicer):
         for task in self._calls:
             task.cancel()
 
+    def fail(self, failure: MeshError) -> None:
+        """End every live request with `failure`."""
+        for request in self.requests.values():
+            if request.live:
+                request.failure = failure
+        # A frame may be under way that was made before.
+        self._work.set()
+
     def restart(self, incarnation: str) -> None:
         """As a new process at the same address: nothing is left of the old one."""
         self.incarnation = incarnation
