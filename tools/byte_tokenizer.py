@@ -1,12 +1,12 @@
 """A byte-level tokenizer of any size that needs no training, with DeepSeek's special tokens and chat form."""
 
-import json
 from itertools import islice, product
 from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
-BEGIN, END, PAD = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜▁pad▁｜>"
+from tools.tokenizer_files import BEGIN, END, PAD, THINKS_IF_ASKED, write_tokenizer_files
+
 CONTROL = (BEGIN, END, PAD)
 MARKERS = ("<｜User｜>", "<｜Assistant｜>", "<think>", "</think>")
 BYTES = 256
@@ -15,42 +15,10 @@ PRINTABLE = [chr(code) for code in range(0x20, 0x7F)]
 # Ids of the printable ASCII characters.
 READABLE = range(len(CONTROL) + len(MARKERS), len(CONTROL) + len(MARKERS) + len(PRINTABLE))
 
-# System text stands bare after the beginning; a turn ends with the end of sequence, so that the next prompt extends
-# this one. With `thinking` the answer opens with reasoning, without it the reasoning is closed at once.
-CHAT_TEMPLATE = """\
-{{- bos_token -}}
-{%- for message in messages -%}
-{%- if message['role'] == 'system' -%}
-{{- message['content'] -}}
-{%- elif message['role'] == 'user' -%}
-{{- '<｜User｜>' + message['content'] -}}
-{%- elif message['role'] == 'assistant' -%}
-{{- '<｜Assistant｜></think>' + message['content'].split('</think>')[-1] + eos_token -}}
-{%- else -%}
-{{- raise_exception('unknown role: ' + message['role']) -}}
-{%- endif -%}
-{%- endfor -%}
-{%- if add_generation_prompt -%}
-{{- '<｜Assistant｜>' + ('<think>' if thinking is defined and thinking else '</think>') -}}
-{%- endif -%}
-"""
-
 
 def write_tokenizer(directory: Path, vocabulary_size: int, context_tokens: int) -> None:
     """Write tokenizer.json and tokenizer_config.json; every id below `vocabulary_size` decodes to something."""
-    build_tokenizer(vocabulary_size).save(str(directory / "tokenizer.json"))
-    settings = {
-        "add_bos_token": True,
-        "add_eos_token": False,
-        "bos_token": BEGIN,
-        "eos_token": END,
-        "pad_token": PAD,
-        "clean_up_tokenization_spaces": False,
-        "model_max_length": context_tokens,
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "chat_template": CHAT_TEMPLATE,
-    }
-    (directory / "tokenizer_config.json").write_text(json.dumps(settings, indent=2, ensure_ascii=False))
+    write_tokenizer_files(build_tokenizer(vocabulary_size), directory, context_tokens, THINKS_IF_ASKED)
 
 
 def build_tokenizer(vocabulary_size: int) -> Tokenizer:

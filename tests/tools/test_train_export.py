@@ -12,7 +12,8 @@ from engine.model.config import read_model_config
 from kernels.block_quant import dequantize_blocks
 from tests.support.tiny_training import CONFIG, make_lively_model, make_tokenizer
 from tools.checkpoint_tensors import checkpoint_tensors
-from tools.train.chat import BEGIN, CHAT_TEMPLATE, END, Turn, conversation
+from tools.tokenizer_files import BEGIN, END
+from tools.train.chat import CHAT_TEMPLATE, Turn, conversation
 from tools.train.evaluate import inference_copy
 from tools.train.export import export
 

@@ -2,28 +2,12 @@
 
 from dataclasses import dataclass
 
-BEGIN, END, PAD = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜▁pad▁｜>"
+from tools.tokenizer_files import BEGIN, END, THINKS_UNLESS_TOLD
+
 USER, ASSISTANT = "<｜User｜>", "<｜Assistant｜>"
 THINK, THINK_END = "<think>", "</think>"
-
-# Earlier answers stand without their thinking. The model thinks unless `thinking` is given as false.
-CHAT_TEMPLATE = """\
-{{- bos_token -}}
-{%- for message in messages -%}
-{%- if message['role'] == 'system' -%}
-{{- message['content'] -}}
-{%- elif message['role'] == 'user' -%}
-{{- '<｜User｜>' + message['content'] -}}
-{%- elif message['role'] == 'assistant' -%}
-{{- '<｜Assistant｜></think>' + message['content'].split('</think>')[-1] + eos_token -}}
-{%- else -%}
-{{- raise_exception('unknown role: ' + message['role']) -}}
-{%- endif -%}
-{%- endfor -%}
-{%- if add_generation_prompt -%}
-{{- '<｜Assistant｜>' + ('</think>' if thinking is defined and not thinking else '<think>') -}}
-{%- endif -%}
-"""
+# The model thinks unless told not to.
+CHAT_TEMPLATE = THINKS_UNLESS_TOLD
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,10 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
 from kernels.block_quant import quantize_blocks
+from tools.tokenizer_files import write_tokenizer_files
+from tools.train.chat import CHAT_TEMPLATE
 from tools.train.layers import Linear
 from tools.train.model import TinyModel
-from tools.train.vocabulary import write_tokenizer
 
 LARGEST_SHARD_BYTES = 14_500_000
 QUANTIZATION: Mapping[str, Any] = {
@@ -30,7 +31,7 @@ def export(model: TinyModel, config: Mapping[str, Any], tokenizer: Tokenizer, di
     _write_json(directory / "config.json", settings)
     ends = {"bos_token_id": config["bos_token_id"], "eos_token_id": config["eos_token_id"], "do_sample": False}
     _write_json(directory / "generation_config.json", ends)
-    write_tokenizer(tokenizer, directory, config["max_position_embeddings"])
+    write_tokenizer_files(tokenizer, directory, config["max_position_embeddings"], CHAT_TEMPLATE)
     _write_shards(directory, dict(_stored(model, fp8=fp8)))
 
 

@@ -1,13 +1,12 @@
 """The tokenizer: byte-level BPE trained on the mixture, in which digits and capitals stand alone."""
 
-import json
 from collections.abc import Iterator
 from itertools import islice
-from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-from tools.train.chat import ASSISTANT, BEGIN, CHAT_TEMPLATE, END, PAD, THINK, THINK_END, USER
+from tools.tokenizer_files import BEGIN, END, PAD
+from tools.train.chat import ASSISTANT, THINK, THINK_END, USER
 from tools.train.mixture import ExampleStream
 
 CONTROL = (BEGIN, END, PAD)
@@ -48,21 +47,3 @@ def _texts(stream: ExampleStream, examples: int) -> Iterator[str]:
         yield example.context[:2000] + example.completion
     for entry in stream.library:
         yield entry.document
-
-
-def write_tokenizer(tokenizer: Tokenizer, directory: Path, context_tokens: int) -> None:
-    """Write tokenizer.json and tokenizer_config.json, the chat template included."""
-    tokenizer.save(str(directory / "tokenizer.json"))
-    settings = {
-        "add_bos_token": True,
-        "add_eos_token": False,
-        "bos_token": BEGIN,
-        "eos_token": END,
-        "pad_token": PAD,
-        "clean_up_tokenization_spaces": False,
-        "model_max_length": context_tokens,
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "chat_template": CHAT_TEMPLATE,
-    }
-    text = json.dumps(settings, indent=2, ensure_ascii=False)
-    (directory / "tokenizer_config.json").write_text(text + "\n", encoding="utf-8")
