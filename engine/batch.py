@@ -8,7 +8,8 @@ from typing import Protocol
 
 import msgspec
 
-from engine.messages import KvNamespace, Logprobs, Sampling
+from engine.messages import Logprobs, Sampling
+from transfer.ticket import KvNamespace
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -52,6 +53,8 @@ class Backend(Protocol):
     context_tokens: int
     vocabulary_size: int
     total_blocks: int
+    # One block of KV, all layers.
+    block_bytes: int
     eos_token_ids: frozenset[int]
 
     def execute(self, batch: Batch) -> list[Sample | None]:

@@ -1,14 +1,17 @@
 """What a service process and its rank say to each other: msgspec frames over a Unix socket, nothing pickled.
 
-Service to rank: one Start, then Submit and Cancel at will, Stop at the end.
-Rank to service: one Ready (or Failed), then a StepResult after each step that has something to say.
+Service to rank: one Start, then Submit and Cancel at will, Stop at the end; and of transfers what the other side's
+service said (Grant, Pushed, FirstToken), and what concerns the stores (AttachStore, DetachStore, PushOffer).
+Rank to service: one Ready (or Failed), then a StepResult after each step that has something to say; and of transfers
+what the other side's service must hear (LandingOpened, Granted, SegmentSent, PushEnded).
 """
 
 from typing import Literal
 
 import msgspec
 
-from mesh.blocks import BLOCK_TOKENS
+from transfer.events import Granted, PushEnded, SegmentSent, TransferCounters
+from transfer.ticket import KvNamespace, SegmentDigest, StoreSession, Ticket
 
 
 class Sampling(msgspec.Struct, frozen=True, array_like=True):
@@ -30,22 +33,26 @@ class Logprobs(msgspec.Struct, frozen=True, array_like=True):
     top_logprobs: list[float]
 
 
-class KvNamespace(msgspec.Struct, frozen=True):
-    """What cached KV bytes mean; blocks may move only between equal namespaces."""
-
-    weights_fingerprint: str
-    dtype: str
-    layers: int
-    layout: str
-    scale: float = 1.0
-    block_tokens: int = BLOCK_TOKENS
-
-
 class Start(msgspec.Struct, tag="start"):
     # An engine.config.EngineConfig as JSON.
     config: bytes
     # A mesh.config.ObserveConfig as JSON.
     observe: bytes
+
+
+class Fetch(msgspec.Struct, frozen=True, array_like=True):
+    """A store that may hold more of the prompt than this rank does, and is worth asking."""
+
+    store_id: str
+    # How many leading blocks of the prompt it is thought to hold.
+    blocks: int
+
+
+class Push(msgspec.Struct, frozen=True, array_like=True):
+    """Where a prompt's KV goes: the landing that a decode worker opened, which begins after its `held_blocks`."""
+
+    ticket: Ticket
+    held_blocks: int
 
 
 class Submit(msgspec.Struct, tag="submit"):
@@ -59,6 +66,50 @@ class Submit(msgspec.Struct, tag="submit"):
     stop_token_ids: list[int] = []
     ignore_eos: bool = False
     cache_salt: bytes = b""
+    # The prompt is computed elsewhere: open a landing for its KV, and go on from FirstToken.
+    lands: bool = False
+    attempt: int = 0
+    # Compute the prompt and its first token only (max_tokens is 1), and push the KV there.
+    push: Push | None = None
+    fetch: Fetch | None = None
+
+
+class Grant(msgspec.Struct, tag="grant"):
+    """To the pushing rank: the receiver has a staging slot for this segment."""
+
+    transfer_id: bytes
+    segment: int
+
+
+class Pushed(msgspec.Struct, tag="pushed"):
+    """To the receiving rank: what the sender says it pushed."""
+
+    digest: SegmentDigest
+
+
+class FirstToken(msgspec.Struct, tag="first_token"):
+    """To the receiving rank: the resume state of a request that `lands`."""
+
+    key: int
+    token_id: int
+    logprobs: Logprobs | None = None
+    # Prompt tokens that the prefill worker did not compute: from its own pool, and from a store.
+    cached_tokens: int = 0
+
+
+class AttachStore(msgspec.Struct, tag="attach_store"):
+    session: StoreSession
+
+
+class DetachStore(msgspec.Struct, tag="detach_store"):
+    store_id: str
+
+
+class PushOffer(msgspec.Struct, tag="push_offer"):
+    """Push these blocks, those of them that are still there, into the store's landing."""
+
+    ticket: Ticket
+    hashes: list[bytes]
 
 
 class Cancel(msgspec.Struct, tag="cancel"):
@@ -76,8 +127,12 @@ class Ready(msgspec.Struct, tag="ready"):
     vocabulary_size: int
     total_blocks: int
     max_requests: int
+    # One block of KV, all layers.
+    block_bytes: int
     # Highest resident memory of the rank while it loaded.
     peak_bytes: int
+    # UCX worker address; empty without transfers.
+    transfer_address: bytes = b""
 
 
 class Failed(msgspec.Struct, tag="failed"):
@@ -112,6 +167,14 @@ class Output(msgspec.Struct, array_like=True):
     refusal: Refusal | None = None
 
 
+class LandingOpened(msgspec.Struct, tag="landing_opened"):
+    """The request's blocks are reserved: send the prompt to the prefill worker, with this ticket."""
+
+    key: int
+    ticket: Ticket
+    held_blocks: int
+
+
 class Load(msgspec.Struct, frozen=True):
     running_requests: int
     waiting_requests: int
@@ -130,7 +193,9 @@ class StepResult(msgspec.Struct, tag="step"):
     # Content-addressed blocks that became reusable, and that were evicted, in this step.
     stored_blocks: list[bytes] = []
     removed_blocks: list[bytes] = []
+    transfers: TransferCounters | None = None
 
 
-ToRank = Start | Submit | Cancel | Stop
-FromRank = Ready | Failed | StepResult
+ToRank = Start | Submit | Cancel | Stop | Grant | Pushed | FirstToken | AttachStore | DetachStore | PushOffer
+TransferNews = LandingOpened | Granted | SegmentSent | PushEnded
+FromRank = Ready | Failed | StepResult | TransferNews

@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 
 from engine.batch import Batch, Row, Sample
 from engine.config import EngineConfig
-from engine.messages import KvNamespace, Logprobs, Sampling
+from engine.messages import Logprobs, Sampling
 from mesh.blocks import BLOCK_TOKENS
+from transfer.ticket import KvNamespace
 
 DEFAULT_BLOCKS = 16384
 # The rolling hash is a polynomial in this odd number, so that a chunk is a scaled cumulative sum.
@@ -76,6 +77,7 @@ class OracleBackend:
         self.namespace = KvNamespace(
             weights_fingerprint=f"oracle-{oracle.vocabulary_size}", dtype="oracle", layers=1, layout="oracle:1"
         )
+        self.block_bytes = BLOCK_TOKENS * 8
         # The KV pool, [total_blocks * 64].
         self.cells: Words = np.zeros(self.total_blocks * BLOCK_TOKENS, np.uint64)
         self._powers = _powers(BASE, config.max_step_tokens)

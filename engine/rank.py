@@ -89,6 +89,7 @@ def _ready(config: EngineConfig, backend: Backend, engine: Engine) -> Ready:
         context_tokens=engine.context_tokens,
         vocabulary_size=backend.vocabulary_size,
         total_blocks=backend.total_blocks,
+        block_bytes=backend.block_bytes,
         max_requests=config.max_requests,
         peak_bytes=_peak_resident_bytes(),
     )

@@ -10,7 +10,6 @@ import torch
 from engine.batch import Batch, Sample
 from engine.checkpoint import load_weights
 from engine.config import ResolvedEngineConfig
-from engine.messages import KvNamespace
 from engine.model.config import ModelConfig, read_model_config
 from engine.model.inputs import build_context
 from engine.model.model import Model, model_rotations
@@ -18,6 +17,7 @@ from engine.sampler import sample_rows
 from engine.shards import Shards, open_shards, weights_fingerprint
 from mesh.blocks import BLOCK_TOKENS
 from mesh.errors import ConfigError
+from transfer.ticket import KvNamespace
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +45,7 @@ class ModelBackend:
         self.total_blocks = config.total_blocks or self._affordable_blocks(resolved, longest)
         # A request that the pool cannot hold alone would never end.
         self.context_tokens = min(longest, self.total_blocks * BLOCK_TOKENS)
+        self.block_bytes = _block_bytes(model_config, resolved)
         shape = (model_config.kv_layers, self.total_blocks, BLOCK_TOKENS, model_config.latent_dim)
         self._kv_pool = torch.zeros(shape, dtype=getattr(torch, resolved.kv_dtype), device=self._device)
         self._rotations = model_rotations(model_config, self.context_tokens, self._device)
@@ -68,16 +69,19 @@ class ModelBackend:
 
     def _affordable_blocks(self, resolved: ResolvedEngineConfig, longest: int) -> int:
         model_config, config = self._model.config, resolved.config
-        latent_bytes = model_config.latent_dim * getattr(torch, resolved.kv_dtype).itemsize
-        block_bytes = model_config.kv_layers * BLOCK_TOKENS * latent_bytes
         free = free_bytes(self._device)
         return affordable_blocks(
             budget_bytes=int(free * config.kv_memory_fraction),
-            block_bytes=block_bytes,
+            block_bytes=_block_bytes(model_config, resolved),
             context_blocks=-(-longest // BLOCK_TOKENS),
             max_requests=config.max_requests,
             cap_bytes=CPU_POOL_BYTES if self._device.type == "cpu" else None,
         )
+
+
+def _block_bytes(model_config: ModelConfig, resolved: ResolvedEngineConfig) -> int:
+    latent_bytes = model_config.latent_dim * getattr(torch, resolved.kv_dtype).itemsize
+    return model_config.kv_layers * BLOCK_TOKENS * latent_bytes
 
 
 def affordable_blocks(

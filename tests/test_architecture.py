@@ -16,11 +16,14 @@ MAY_IMPORT = {
     "mesh": {"mesh", PROTOS},
     "gateway": {"gateway", "mesh", PROTOS},
     "scheduler": {"scheduler", "mesh", PROTOS},
-    "decode_svc": {"decode_svc", "engine", "mesh", PROTOS},
-    "engine": {"engine", "kernels", "mesh"},
+    "decode_svc": {"decode_svc", "engine", "transfer", "kvstore", "mesh", PROTOS},
+    "engine": {"engine", "kernels", "transfer", "mesh"},
+    "transfer": {"transfer", "mesh"},
+    "prefill_svc": {"prefill_svc", "engine", "transfer", "kvstore", "mesh", PROTOS},
+    "kvstore": {"kvstore", "transfer", "mesh", PROTOS},
     "kernels": {"kernels"},
     "tools": {"tools", "engine", "kernels", "mesh", "eval"},
-    "bench": {"bench", "tools", "engine", "kernels", "mesh", "eval", PROTOS},
+    "bench": {"bench", "tools", "engine", "kernels", "transfer", "kvstore", "mesh", "eval", PROTOS},
     "eval": {"eval", "mesh", PROTOS},
 }
 # The `deepmesh` command composes what others make; only inside its functions, so that a command loads only its own.

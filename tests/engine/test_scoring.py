@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 
 from engine.batch import Batch, Row, Sample
-from engine.messages import KvNamespace, Logprobs, Sampling
+from engine.messages import Logprobs, Sampling
 from engine.scoring import ScoringConfig, main, token_logprobs
 from mesh.blocks import BLOCK_TOKENS
 from mesh.config import load
 from mesh.errors import ConfigError
 from tests.support.checkpoints import execute, model_backend, random_prompt, tiny_checkpoint
+from transfer.ticket import KvNamespace
 
 VOCABULARY = 40
 

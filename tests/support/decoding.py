@@ -4,8 +4,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from decode_svc.requests import Submission
-from engine.messages import KvNamespace, Load, Logprobs, Output, Ready, Sampling, StepResult, Submit
+from engine.messages import Load, Logprobs, Output, Ready, Sampling, StepResult, Submit
 from mesh.errors import EngineFailed
+from transfer.ticket import KvNamespace
 
 LOAD = Load(0, 0, 0, 100, 0.0, 0.0, 0.0)
 READY = Ready(
@@ -14,6 +15,7 @@ READY = Ready(
     context_tokens=1000,
     vocabulary_size=100,
     total_blocks=100,
+    block_bytes=512,
     max_requests=4,
     peak_bytes=0,
 )

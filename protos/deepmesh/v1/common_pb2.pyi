@@ -126,7 +126,7 @@ class Failure(_message.Message):
     def __init__(self, code: _Optional[int] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ..., metadata: _Optional[_Mapping[str, str]] = ..., retry_after_ms: _Optional[int] = ...) -> None: ...
 
 class WorkerIdentity(_message.Message):
-    __slots__ = ("worker_id", "incarnation", "role", "endpoint", "model", "kv_namespace", "context_tokens", "total_blocks", "max_requests", "can_prefill", "vocabulary_size")
+    __slots__ = ("worker_id", "incarnation", "role", "endpoint", "model", "kv_namespace", "context_tokens", "total_blocks", "max_requests", "can_prefill", "vocabulary_size", "block_bytes")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -138,6 +138,7 @@ class WorkerIdentity(_message.Message):
     MAX_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     CAN_PREFILL_FIELD_NUMBER: _ClassVar[int]
     VOCABULARY_SIZE_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_BYTES_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     incarnation: str
     role: WorkerRole
@@ -149,7 +150,8 @@ class WorkerIdentity(_message.Message):
     max_requests: int
     can_prefill: bool
     vocabulary_size: int
-    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., role: _Optional[_Union[WorkerRole, str]] = ..., endpoint: _Optional[str] = ..., model: _Optional[str] = ..., kv_namespace: _Optional[_Union[KvNamespace, _Mapping]] = ..., context_tokens: _Optional[int] = ..., total_blocks: _Optional[int] = ..., max_requests: _Optional[int] = ..., can_prefill: _Optional[bool] = ..., vocabulary_size: _Optional[int] = ...) -> None: ...
+    block_bytes: int
+    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., role: _Optional[_Union[WorkerRole, str]] = ..., endpoint: _Optional[str] = ..., model: _Optional[str] = ..., kv_namespace: _Optional[_Union[KvNamespace, _Mapping]] = ..., context_tokens: _Optional[int] = ..., total_blocks: _Optional[int] = ..., max_requests: _Optional[int] = ..., can_prefill: _Optional[bool] = ..., vocabulary_size: _Optional[int] = ..., block_bytes: _Optional[int] = ...) -> None: ...
 
 class WorkerLoad(_message.Message):
     __slots__ = ("running_requests", "waiting_requests", "queued_prefill_tokens", "free_blocks", "prefill_tokens_per_second", "decode_step_ms", "mean_output_tokens")
@@ -168,3 +170,60 @@ class WorkerLoad(_message.Message):
     decode_step_ms: float
     mean_output_tokens: float
     def __init__(self, running_requests: _Optional[int] = ..., waiting_requests: _Optional[int] = ..., queued_prefill_tokens: _Optional[int] = ..., free_blocks: _Optional[int] = ..., prefill_tokens_per_second: _Optional[float] = ..., decode_step_ms: _Optional[float] = ..., mean_output_tokens: _Optional[float] = ...) -> None: ...
+
+class StoreTarget(_message.Message):
+    __slots__ = ("store_id", "blocks")
+    STORE_ID_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    store_id: str
+    blocks: int
+    def __init__(self, store_id: _Optional[str] = ..., blocks: _Optional[int] = ...) -> None: ...
+
+class TransferStatus(_message.Message):
+    __slots__ = ("open_landings", "open_pushes", "open_fetches", "total_slots", "free_slots", "quarantined_slots", "received_bytes", "sent_bytes", "refused", "fetches", "fetched_blocks", "fetch_bytes_per_second")
+    class ReceivedBytesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class SentBytesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class RefusedEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    OPEN_LANDINGS_FIELD_NUMBER: _ClassVar[int]
+    OPEN_PUSHES_FIELD_NUMBER: _ClassVar[int]
+    OPEN_FETCHES_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    FREE_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    QUARANTINED_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    FETCHES_FIELD_NUMBER: _ClassVar[int]
+    FETCHED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    FETCH_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    open_landings: int
+    open_pushes: int
+    open_fetches: int
+    total_slots: int
+    free_slots: int
+    quarantined_slots: int
+    received_bytes: _containers.ScalarMap[str, int]
+    sent_bytes: _containers.ScalarMap[str, int]
+    refused: _containers.ScalarMap[str, int]
+    fetches: int
+    fetched_blocks: int
+    fetch_bytes_per_second: float
+    def __init__(self, open_landings: _Optional[int] = ..., open_pushes: _Optional[int] = ..., open_fetches: _Optional[int] = ..., total_slots: _Optional[int] = ..., free_slots: _Optional[int] = ..., quarantined_slots: _Optional[int] = ..., received_bytes: _Optional[_Mapping[str, int]] = ..., sent_bytes: _Optional[_Mapping[str, int]] = ..., refused: _Optional[_Mapping[str, int]] = ..., fetches: _Optional[int] = ..., fetched_blocks: _Optional[int] = ..., fetch_bytes_per_second: _Optional[float] = ...) -> None: ...

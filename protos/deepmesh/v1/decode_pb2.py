@@ -26,7 +26,7 @@ from deepmesh.v1 import common_pb2 as deepmesh_dot_v1_dot_common__pb2
 from deepmesh.v1 import scheduler_pb2 as deepmesh_dot_v1_dot_scheduler__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x64\x65\x65pmesh/v1/decode.proto\x12\x0b\x64\x65\x65pmesh.v1\x1a\x18\x64\x65\x65pmesh/v1/common.proto\x1a\x1b\x64\x65\x65pmesh/v1/scheduler.proto\"\xe0\x01\n\rAttachRequest\x12)\n\x05hello\x18\x01 \x01(\x0b\x32\x18.deepmesh.v1.AttachHelloH\x00\x12-\n\nsubmission\x18\x02 \x01(\x0b\x32\x17.deepmesh.v1.SubmissionH\x00\x12\x31\n\x0c\x63\x61ncellation\x18\x03 \x01(\x0b\x32\x19.deepmesh.v1.CancellationH\x00\x12\x37\n\x0f\x61\x63knowledgement\x18\x04 \x01(\x0b\x32\x1c.deepmesh.v1.AcknowledgementH\x00\x42\t\n\x07message\"h\n\x0b\x41ttachHello\x12\x12\n\ngateway_id\x18\x01 \x01(\t\x12\x1b\n\x13gateway_incarnation\x18\x02 \x01(\t\x12(\n\x06resume\x18\x03 \x03(\x0b\x32\x18.deepmesh.v1.ResumePoint\"7\n\x0bResumePoint\x12\x11\n\tstream_id\x18\x01 \x01(\x04\x12\x15\n\rnext_position\x18\x02 \x01(\r\"\x97\x02\n\nSubmission\x12\x11\n\tstream_id\x18\x01 \x01(\x04\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12-\n\x08sampling\x18\x05 \x01(\x0b\x32\x1b.deepmesh.v1.SamplingParams\x12)\n\x04stop\x18\x06 \x01(\x0b\x32\x1b.deepmesh.v1.StopConditions\x12\x12\n\ncache_salt\x18\x07 \x01(\x0c\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x08 \x01(\r\x12/\n\x07prefill\x18\t \x01(\x0b\x32\x19.deepmesh.v1.WorkerTargetH\x00\x88\x01\x01\x42\n\n\x08_prefill\"!\n\x0c\x43\x61ncellation\x12\x11\n\tstream_id\x18\x01 \x01(\x04\"%\n\x0f\x41\x63knowledgement\x12\x12\n\nstream_ids\x18\x01 \x03(\x04\"s\n\x0e\x41ttachResponse\x12-\n\x07welcome\x18\x01 \x01(\x0b\x32\x1a.deepmesh.v1.AttachWelcomeH\x00\x12\'\n\x05\x66rame\x18\x02 \x01(\x0b\x32\x16.deepmesh.v1.StepFrameH\x00\x42\t\n\x07message\"P\n\rAttachWelcome\x12-\n\x08identity\x18\x01 \x01(\x0b\x32\x1b.deepmesh.v1.WorkerIdentity\x12\x10\n\x08grace_ms\x18\x02 \x01(\r\"F\n\tStepFrame\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12+\n\x07outputs\x18\x02 \x03(\x0b\x32\x1a.deepmesh.v1.RequestOutput\"\xa1\x02\n\rRequestOutput\x12\x11\n\tstream_id\x18\x01 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x16\n\x0e\x66irst_position\x18\x03 \x01(\r\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12/\n\x08logprobs\x18\x05 \x03(\x0b\x32\x1d.deepmesh.v1.PositionLogprobs\x12\x1a\n\rcached_tokens\x18\x06 \x01(\rH\x01\x88\x01\x01\x12-\n\x08\x66inished\x18\x07 \x01(\x0e\x32\x19.deepmesh.v1.FinishReasonH\x00\x12\'\n\x07\x66\x61ilure\x18\x08 \x01(\x0b\x32\x14.deepmesh.v1.FailureH\x00\x42\n\n\x08terminalB\x10\n\x0e_cached_tokens2V\n\rDecodeService\x12\x45\n\x06\x41ttach\x12\x1a.deepmesh.v1.AttachRequest\x1a\x1b.deepmesh.v1.AttachResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x64\x65\x65pmesh/v1/decode.proto\x12\x0b\x64\x65\x65pmesh.v1\x1a\x18\x64\x65\x65pmesh/v1/common.proto\x1a\x1b\x64\x65\x65pmesh/v1/scheduler.proto\"\xe0\x01\n\rAttachRequest\x12)\n\x05hello\x18\x01 \x01(\x0b\x32\x18.deepmesh.v1.AttachHelloH\x00\x12-\n\nsubmission\x18\x02 \x01(\x0b\x32\x17.deepmesh.v1.SubmissionH\x00\x12\x31\n\x0c\x63\x61ncellation\x18\x03 \x01(\x0b\x32\x19.deepmesh.v1.CancellationH\x00\x12\x37\n\x0f\x61\x63knowledgement\x18\x04 \x01(\x0b\x32\x1c.deepmesh.v1.AcknowledgementH\x00\x42\t\n\x07message\"h\n\x0b\x41ttachHello\x12\x12\n\ngateway_id\x18\x01 \x01(\t\x12\x1b\n\x13gateway_incarnation\x18\x02 \x01(\t\x12(\n\x06resume\x18\x03 \x03(\x0b\x32\x18.deepmesh.v1.ResumePoint\"7\n\x0bResumePoint\x12\x11\n\tstream_id\x18\x01 \x01(\x04\x12\x15\n\rnext_position\x18\x02 \x01(\r\"\xcf\x02\n\nSubmission\x12\x11\n\tstream_id\x18\x01 \x01(\x04\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12-\n\x08sampling\x18\x05 \x01(\x0b\x32\x1b.deepmesh.v1.SamplingParams\x12)\n\x04stop\x18\x06 \x01(\x0b\x32\x1b.deepmesh.v1.StopConditions\x12\x12\n\ncache_salt\x18\x07 \x01(\x0c\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x08 \x01(\r\x12/\n\x07prefill\x18\t \x01(\x0b\x32\x19.deepmesh.v1.WorkerTargetH\x00\x88\x01\x01\x12,\n\x05store\x18\n \x01(\x0b\x32\x18.deepmesh.v1.StoreTargetH\x01\x88\x01\x01\x42\n\n\x08_prefillB\x08\n\x06_store\"!\n\x0c\x43\x61ncellation\x12\x11\n\tstream_id\x18\x01 \x01(\x04\"%\n\x0f\x41\x63knowledgement\x12\x12\n\nstream_ids\x18\x01 \x03(\x04\"s\n\x0e\x41ttachResponse\x12-\n\x07welcome\x18\x01 \x01(\x0b\x32\x1a.deepmesh.v1.AttachWelcomeH\x00\x12\'\n\x05\x66rame\x18\x02 \x01(\x0b\x32\x16.deepmesh.v1.StepFrameH\x00\x42\t\n\x07message\"P\n\rAttachWelcome\x12-\n\x08identity\x18\x01 \x01(\x0b\x32\x1b.deepmesh.v1.WorkerIdentity\x12\x10\n\x08grace_ms\x18\x02 \x01(\r\"F\n\tStepFrame\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12+\n\x07outputs\x18\x02 \x03(\x0b\x32\x1a.deepmesh.v1.RequestOutput\"\xa1\x02\n\rRequestOutput\x12\x11\n\tstream_id\x18\x01 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x16\n\x0e\x66irst_position\x18\x03 \x01(\r\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12/\n\x08logprobs\x18\x05 \x03(\x0b\x32\x1d.deepmesh.v1.PositionLogprobs\x12\x1a\n\rcached_tokens\x18\x06 \x01(\rH\x01\x88\x01\x01\x12-\n\x08\x66inished\x18\x07 \x01(\x0e\x32\x19.deepmesh.v1.FinishReasonH\x00\x12\'\n\x07\x66\x61ilure\x18\x08 \x01(\x0b\x32\x14.deepmesh.v1.FailureH\x00\x42\n\n\x08terminalB\x10\n\x0e_cached_tokens2V\n\rDecodeService\x12\x45\n\x06\x41ttach\x12\x1a.deepmesh.v1.AttachRequest\x1a\x1b.deepmesh.v1.AttachResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,19 +40,19 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RESUMEPOINT']._serialized_start=429
   _globals['_RESUMEPOINT']._serialized_end=484
   _globals['_SUBMISSION']._serialized_start=487
-  _globals['_SUBMISSION']._serialized_end=766
-  _globals['_CANCELLATION']._serialized_start=768
-  _globals['_CANCELLATION']._serialized_end=801
-  _globals['_ACKNOWLEDGEMENT']._serialized_start=803
-  _globals['_ACKNOWLEDGEMENT']._serialized_end=840
-  _globals['_ATTACHRESPONSE']._serialized_start=842
-  _globals['_ATTACHRESPONSE']._serialized_end=957
-  _globals['_ATTACHWELCOME']._serialized_start=959
-  _globals['_ATTACHWELCOME']._serialized_end=1039
-  _globals['_STEPFRAME']._serialized_start=1041
-  _globals['_STEPFRAME']._serialized_end=1111
-  _globals['_REQUESTOUTPUT']._serialized_start=1114
-  _globals['_REQUESTOUTPUT']._serialized_end=1403
-  _globals['_DECODESERVICE']._serialized_start=1405
-  _globals['_DECODESERVICE']._serialized_end=1491
+  _globals['_SUBMISSION']._serialized_end=822
+  _globals['_CANCELLATION']._serialized_start=824
+  _globals['_CANCELLATION']._serialized_end=857
+  _globals['_ACKNOWLEDGEMENT']._serialized_start=859
+  _globals['_ACKNOWLEDGEMENT']._serialized_end=896
+  _globals['_ATTACHRESPONSE']._serialized_start=898
+  _globals['_ATTACHRESPONSE']._serialized_end=1013
+  _globals['_ATTACHWELCOME']._serialized_start=1015
+  _globals['_ATTACHWELCOME']._serialized_end=1095
+  _globals['_STEPFRAME']._serialized_start=1097
+  _globals['_STEPFRAME']._serialized_end=1167
+  _globals['_REQUESTOUTPUT']._serialized_start=1170
+  _globals['_REQUESTOUTPUT']._serialized_end=1459
+  _globals['_DECODESERVICE']._serialized_start=1461
+  _globals['_DECODESERVICE']._serialized_end=1547
 # @@protoc_insertion_point(module_scope)

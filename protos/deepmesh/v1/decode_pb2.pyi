@@ -39,7 +39,7 @@ class ResumePoint(_message.Message):
     def __init__(self, stream_id: _Optional[int] = ..., next_position: _Optional[int] = ...) -> None: ...
 
 class Submission(_message.Message):
-    __slots__ = ("stream_id", "request_id", "attempt", "token_ids", "sampling", "stop", "cache_salt", "deadline_ms", "prefill")
+    __slots__ = ("stream_id", "request_id", "attempt", "token_ids", "sampling", "stop", "cache_salt", "deadline_ms", "prefill", "store")
     STREAM_ID_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
@@ -49,6 +49,7 @@ class Submission(_message.Message):
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
     PREFILL_FIELD_NUMBER: _ClassVar[int]
+    STORE_FIELD_NUMBER: _ClassVar[int]
     stream_id: int
     request_id: str
     attempt: int
@@ -58,7 +59,8 @@ class Submission(_message.Message):
     cache_salt: bytes
     deadline_ms: int
     prefill: _scheduler_pb2.WorkerTarget
-    def __init__(self, stream_id: _Optional[int] = ..., request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., stop: _Optional[_Union[_common_pb2.StopConditions, _Mapping]] = ..., cache_salt: _Optional[bytes] = ..., deadline_ms: _Optional[int] = ..., prefill: _Optional[_Union[_scheduler_pb2.WorkerTarget, _Mapping]] = ...) -> None: ...
+    store: _common_pb2.StoreTarget
+    def __init__(self, stream_id: _Optional[int] = ..., request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., stop: _Optional[_Union[_common_pb2.StopConditions, _Mapping]] = ..., cache_salt: _Optional[bytes] = ..., deadline_ms: _Optional[int] = ..., prefill: _Optional[_Union[_scheduler_pb2.WorkerTarget, _Mapping]] = ..., store: _Optional[_Union[_common_pb2.StoreTarget, _Mapping]] = ...) -> None: ...
 
 class Cancellation(_message.Message):
     __slots__ = ("stream_id",)

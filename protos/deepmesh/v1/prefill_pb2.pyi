@@ -17,7 +17,7 @@ class PrefillRequest(_message.Message):
     def __init__(self, start: _Optional[_Union[PrefillStart, _Mapping]] = ..., grant: _Optional[_Union[_landing_pb2.SegmentGrant, _Mapping]] = ...) -> None: ...
 
 class PrefillStart(_message.Message):
-    __slots__ = ("request_id", "attempt", "token_ids", "sampling", "stop", "cache_salt", "ticket", "held_blocks")
+    __slots__ = ("request_id", "attempt", "token_ids", "sampling", "stop", "cache_salt", "ticket", "held_blocks", "store")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -26,6 +26,7 @@ class PrefillStart(_message.Message):
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     TICKET_FIELD_NUMBER: _ClassVar[int]
     HELD_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    STORE_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     attempt: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -34,7 +35,8 @@ class PrefillStart(_message.Message):
     cache_salt: bytes
     ticket: _landing_pb2.LandingTicket
     held_blocks: int
-    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., stop: _Optional[_Union[_common_pb2.StopConditions, _Mapping]] = ..., cache_salt: _Optional[bytes] = ..., ticket: _Optional[_Union[_landing_pb2.LandingTicket, _Mapping]] = ..., held_blocks: _Optional[int] = ...) -> None: ...
+    store: _common_pb2.StoreTarget
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., stop: _Optional[_Union[_common_pb2.StopConditions, _Mapping]] = ..., cache_salt: _Optional[bytes] = ..., ticket: _Optional[_Union[_landing_pb2.LandingTicket, _Mapping]] = ..., held_blocks: _Optional[int] = ..., store: _Optional[_Union[_common_pb2.StoreTarget, _Mapping]] = ...) -> None: ...
 
 class PrefillResponse(_message.Message):
     __slots__ = ("accepted", "first_token", "digest", "done")
@@ -49,10 +51,12 @@ class PrefillResponse(_message.Message):
     def __init__(self, accepted: _Optional[_Union[PrefillAccepted, _Mapping]] = ..., first_token: _Optional[_Union[PrefillFirstToken, _Mapping]] = ..., digest: _Optional[_Union[_landing_pb2.SegmentDigest, _Mapping]] = ..., done: _Optional[_Union[PrefillDone, _Mapping]] = ...) -> None: ...
 
 class PrefillAccepted(_message.Message):
-    __slots__ = ("predicted_ttft_ms",)
+    __slots__ = ("predicted_ttft_ms", "worker_address")
     PREDICTED_TTFT_MS_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     predicted_ttft_ms: float
-    def __init__(self, predicted_ttft_ms: _Optional[float] = ...) -> None: ...
+    worker_address: bytes
+    def __init__(self, predicted_ttft_ms: _Optional[float] = ..., worker_address: _Optional[bytes] = ...) -> None: ...
 
 class PrefillFirstToken(_message.Message):
     __slots__ = ("token_id", "logprobs", "worker_cached_tokens", "store_cached_tokens", "hidden_state_segment")

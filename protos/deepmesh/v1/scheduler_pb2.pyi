@@ -1,6 +1,7 @@
 import datetime
 
 from deepmesh.v1 import common_pb2 as _common_pb2
+from deepmesh.v1 import kvstore_pb2 as _kvstore_pb2
 from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
@@ -46,20 +47,22 @@ class PlaceRequest(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., model: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., block_hashes: _Optional[_Iterable[bytes]] = ..., avoid_worker_ids: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class PlaceResponse(_message.Message):
-    __slots__ = ("decode", "prefill", "cached_prefixes", "predicted_ttft_ms", "predicted_tpot_ms", "reason")
+    __slots__ = ("decode", "prefill", "cached_prefixes", "predicted_ttft_ms", "predicted_tpot_ms", "reason", "store")
     DECODE_FIELD_NUMBER: _ClassVar[int]
     PREFILL_FIELD_NUMBER: _ClassVar[int]
     CACHED_PREFIXES_FIELD_NUMBER: _ClassVar[int]
     PREDICTED_TTFT_MS_FIELD_NUMBER: _ClassVar[int]
     PREDICTED_TPOT_MS_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    STORE_FIELD_NUMBER: _ClassVar[int]
     decode: WorkerTarget
     prefill: WorkerTarget
     cached_prefixes: _containers.RepeatedCompositeFieldContainer[CachedPrefix]
     predicted_ttft_ms: float
     predicted_tpot_ms: float
     reason: str
-    def __init__(self, decode: _Optional[_Union[WorkerTarget, _Mapping]] = ..., prefill: _Optional[_Union[WorkerTarget, _Mapping]] = ..., cached_prefixes: _Optional[_Iterable[_Union[CachedPrefix, _Mapping]]] = ..., predicted_ttft_ms: _Optional[float] = ..., predicted_tpot_ms: _Optional[float] = ..., reason: _Optional[str] = ...) -> None: ...
+    store: _common_pb2.StoreTarget
+    def __init__(self, decode: _Optional[_Union[WorkerTarget, _Mapping]] = ..., prefill: _Optional[_Union[WorkerTarget, _Mapping]] = ..., cached_prefixes: _Optional[_Iterable[_Union[CachedPrefix, _Mapping]]] = ..., predicted_ttft_ms: _Optional[float] = ..., predicted_tpot_ms: _Optional[float] = ..., reason: _Optional[str] = ..., store: _Optional[_Union[_common_pb2.StoreTarget, _Mapping]] = ...) -> None: ...
 
 class WorkerTarget(_message.Message):
     __slots__ = ("worker_id", "incarnation", "endpoint")
@@ -104,16 +107,18 @@ class ReportOutcomeResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class ReportStatusRequest(_message.Message):
-    __slots__ = ("identity", "state", "load", "kv_events")
+    __slots__ = ("identity", "state", "load", "kv_events", "transfers")
     IDENTITY_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     KV_EVENTS_FIELD_NUMBER: _ClassVar[int]
+    TRANSFERS_FIELD_NUMBER: _ClassVar[int]
     identity: _common_pb2.WorkerIdentity
     state: _common_pb2.WorkerState
     load: _common_pb2.WorkerLoad
     kv_events: KvEvents
-    def __init__(self, identity: _Optional[_Union[_common_pb2.WorkerIdentity, _Mapping]] = ..., state: _Optional[_Union[_common_pb2.WorkerState, str]] = ..., load: _Optional[_Union[_common_pb2.WorkerLoad, _Mapping]] = ..., kv_events: _Optional[_Union[KvEvents, _Mapping]] = ...) -> None: ...
+    transfers: _common_pb2.TransferStatus
+    def __init__(self, identity: _Optional[_Union[_common_pb2.WorkerIdentity, _Mapping]] = ..., state: _Optional[_Union[_common_pb2.WorkerState, str]] = ..., load: _Optional[_Union[_common_pb2.WorkerLoad, _Mapping]] = ..., kv_events: _Optional[_Union[KvEvents, _Mapping]] = ..., transfers: _Optional[_Union[_common_pb2.TransferStatus, _Mapping]] = ...) -> None: ...
 
 class KvEvents(_message.Message):
     __slots__ = ("snapshot", "stored", "removed")
@@ -136,26 +141,46 @@ class WatchWorkersRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class WatchWorkersResponse(_message.Message):
-    __slots__ = ("workers", "lease")
+    __slots__ = ("workers", "lease", "stores")
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     LEASE_FIELD_NUMBER: _ClassVar[int]
+    STORES_FIELD_NUMBER: _ClassVar[int]
     workers: _containers.RepeatedCompositeFieldContainer[WorkerStatus]
     lease: _duration_pb2.Duration
-    def __init__(self, workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    stores: _containers.RepeatedCompositeFieldContainer[StoreStatus]
+    def __init__(self, workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., stores: _Optional[_Iterable[_Union[StoreStatus, _Mapping]]] = ...) -> None: ...
+
+class StoreStatus(_message.Message):
+    __slots__ = ("endpoint", "store_id", "tiers", "lookups", "hits", "transfers")
+    ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    STORE_ID_FIELD_NUMBER: _ClassVar[int]
+    TIERS_FIELD_NUMBER: _ClassVar[int]
+    LOOKUPS_FIELD_NUMBER: _ClassVar[int]
+    HITS_FIELD_NUMBER: _ClassVar[int]
+    TRANSFERS_FIELD_NUMBER: _ClassVar[int]
+    endpoint: str
+    store_id: str
+    tiers: _containers.RepeatedCompositeFieldContainer[_kvstore_pb2.TierStatus]
+    lookups: int
+    hits: int
+    transfers: _common_pb2.TransferStatus
+    def __init__(self, endpoint: _Optional[str] = ..., store_id: _Optional[str] = ..., tiers: _Optional[_Iterable[_Union[_kvstore_pb2.TierStatus, _Mapping]]] = ..., lookups: _Optional[int] = ..., hits: _Optional[int] = ..., transfers: _Optional[_Union[_common_pb2.TransferStatus, _Mapping]] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("identity", "state", "load", "cached_blocks", "lease_remaining")
+    __slots__ = ("identity", "state", "load", "cached_blocks", "lease_remaining", "transfers")
     IDENTITY_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     CACHED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     LEASE_REMAINING_FIELD_NUMBER: _ClassVar[int]
+    TRANSFERS_FIELD_NUMBER: _ClassVar[int]
     identity: _common_pb2.WorkerIdentity
     state: _common_pb2.WorkerState
     load: _common_pb2.WorkerLoad
     cached_blocks: int
     lease_remaining: _duration_pb2.Duration
-    def __init__(self, identity: _Optional[_Union[_common_pb2.WorkerIdentity, _Mapping]] = ..., state: _Optional[_Union[_common_pb2.WorkerState, str]] = ..., load: _Optional[_Union[_common_pb2.WorkerLoad, _Mapping]] = ..., cached_blocks: _Optional[int] = ..., lease_remaining: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    transfers: _common_pb2.TransferStatus
+    def __init__(self, identity: _Optional[_Union[_common_pb2.WorkerIdentity, _Mapping]] = ..., state: _Optional[_Union[_common_pb2.WorkerState, str]] = ..., load: _Optional[_Union[_common_pb2.WorkerLoad, _Mapping]] = ..., cached_blocks: _Optional[int] = ..., lease_remaining: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., transfers: _Optional[_Union[_common_pb2.TransferStatus, _Mapping]] = ...) -> None: ...
 
 class ListDecisionsRequest(_message.Message):
     __slots__ = ("limit", "request_id")
@@ -190,17 +215,21 @@ class Decision(_message.Message):
     def __init__(self, time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., worker_id: _Optional[str] = ..., reason: _Optional[str] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., outcome: _Optional[_Union[PlacementOutcome, str]] = ...) -> None: ...
 
 class Candidate(_message.Message):
-    __slots__ = ("worker_id", "cached_blocks", "predicted_ttft_ms", "predicted_tpot_ms", "slots_left", "rejected")
+    __slots__ = ("worker_id", "cached_blocks", "predicted_ttft_ms", "predicted_tpot_ms", "slots_left", "rejected", "prefill_worker_id", "store_id")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     CACHED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     PREDICTED_TTFT_MS_FIELD_NUMBER: _ClassVar[int]
     PREDICTED_TPOT_MS_FIELD_NUMBER: _ClassVar[int]
     SLOTS_LEFT_FIELD_NUMBER: _ClassVar[int]
     REJECTED_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    STORE_ID_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     cached_blocks: int
     predicted_ttft_ms: float
     predicted_tpot_ms: float
     slots_left: int
     rejected: str
-    def __init__(self, worker_id: _Optional[str] = ..., cached_blocks: _Optional[int] = ..., predicted_ttft_ms: _Optional[float] = ..., predicted_tpot_ms: _Optional[float] = ..., slots_left: _Optional[int] = ..., rejected: _Optional[str] = ...) -> None: ...
+    prefill_worker_id: str
+    store_id: str
+    def __init__(self, worker_id: _Optional[str] = ..., cached_blocks: _Optional[int] = ..., predicted_ttft_ms: _Optional[float] = ..., predicted_tpot_ms: _Optional[float] = ..., slots_left: _Optional[int] = ..., rejected: _Optional[str] = ..., prefill_worker_id: _Optional[str] = ..., store_id: _Optional[str] = ...) -> None: ...

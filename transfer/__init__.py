@@ -1,0 +1,1 @@
+"""Moving KV blocks between processes over UCX: landings, segments, staging slots, pushes. Torch-free."""

@@ -1,0 +1,72 @@
+"""The right to push KV into one landing, and what travels beside the bytes: plain data for frames and protos."""
+
+import msgspec
+
+from mesh.blocks import BLOCK_TOKENS
+
+
+class KvNamespace(msgspec.Struct, frozen=True):
+    """What cached KV bytes mean; blocks may move only between equal namespaces."""
+
+    weights_fingerprint: str
+    dtype: str
+    layers: int
+    layout: str
+    scale: float = 1.0
+    block_tokens: int = BLOCK_TOKENS
+
+
+class Segment(msgspec.Struct, frozen=True, array_like=True):
+    """A run of bytes in a landing: `layer_count` layers of `block_count` blocks, layer-major on the wire."""
+
+    index: int
+    # Rank of the receiver that holds the blocks, and that rank's UCX worker address.
+    destination_rank: int
+    worker_address: bytes
+    tag: int
+    first_layer: int
+    layer_count: int
+    # Counted among the landing's own blocks: those that the receiver does not hold yet.
+    first_block: int
+    block_count: int
+    size_bytes: int
+
+
+class Ticket(msgspec.Struct, frozen=True):
+    """The right to push into one landing, once. Carried only in authenticated calls."""
+
+    # 16 random bytes; names the transfer.
+    transfer_id: bytes
+    # Counts re-placements of the same request.
+    attempt: int
+    # 32 unguessable bytes; keys the digests.
+    secret: bytes
+    # From the receiver's issuing on.
+    deadline_ms: int
+    namespace: KvNamespace
+    segments: tuple[Segment, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(segment.size_bytes for segment in self.segments)
+
+
+class SegmentDigest(msgspec.Struct, frozen=True, array_like=True):
+    """What the sender says it pushed. The receiver copies to live blocks only what matches."""
+
+    transfer_id: bytes
+    segment: int
+    size_bytes: int
+    digest: bytes
+
+
+class StoreSession(msgspec.Struct, frozen=True):
+    """A worker's attachment to one KV store."""
+
+    store_id: str
+    epoch: str
+    worker_address: bytes
+    session_id: int
+    # 32 bytes; keys the MAC of UCX messages.
+    session_key: bytes
+    namespace: KvNamespace
