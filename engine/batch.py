@@ -15,7 +15,8 @@ from transfer.ticket import KvNamespace
 class Row(msgspec.Struct, frozen=True):
     """One request's part of a step: compute `token_ids` at positions start, start+1, ...
 
-    KV of positions below `start` lies in `block_ids` already; the step writes KV of its own tokens there.
+    KV of positions below `start` lies in `block_ids` already, or is written by a batch launched before; the step writes
+    KV of its own tokens there.
     """
 
     token_ids: Sequence[int]
@@ -25,10 +26,12 @@ class Row(msgspec.Struct, frozen=True):
     block_ids: Sequence[int]
     # Draw a token after the last one; None where the prompt goes on in a later step.
     sampling: Sampling | None
+    # The row's one token is what this row of the batch launched before draws; `token_ids` is empty then.
+    follows: int | None = None
 
     @property
     def end(self) -> int:
-        return self.start + len(self.token_ids)
+        return self.start + (len(self.token_ids) if self.follows is None else 1)
 
 
 class Batch(msgspec.Struct, frozen=True):
@@ -45,6 +48,34 @@ class Sample(msgspec.Struct, frozen=True):
     logprobs: Logprobs | None = None
 
 
+class Launched(Protocol):
+    """A batch under way."""
+
+    def collect(self) -> list[Sample | None]:
+        """Wait for it. One entry per row, None where the row has no sampling."""
+        ...
+
+
+class Computed:
+    """A Launched batch of a backend that computes as it launches."""
+
+    def __init__(self, samples: list[Sample | None]) -> None:
+        self._samples = samples
+
+    def collect(self) -> list[Sample | None]:
+        return self._samples
+
+
+def with_known_tokens(rows: Sequence[Row], previous: Sequence[Sample | None]) -> list[Row]:
+    """The rows with the tokens that they follow filled in, from the samples of the batch launched before."""
+    return [row if row.follows is None else _known(row, previous[row.follows]) for row in rows]
+
+
+def _known(row: Row, sample: Sample | None) -> Row:
+    assert sample is not None, "a row follows one that draws nothing"
+    return Row([sample.token_id], row.start, row.block_ids, row.sampling)
+
+
 class Backend(Protocol):
     """What computes a batch. Owns the tensors of the KV pool; the engine owns which block is whose."""
 
@@ -56,7 +87,12 @@ class Backend(Protocol):
     # One block of KV, all layers.
     block_bytes: int
     eos_token_ids: frozenset[int]
+    # Whether the device computes while the host does other things.
+    asynchronous: bool
 
-    def execute(self, batch: Batch) -> list[Sample | None]:
-        """One entry per row, None where the row has no sampling."""
+    def launch(self, batch: Batch) -> Launched:
+        """Begin to compute it, after the batch launched before, of which its rows may follow some.
+
+        At most one batch that is not collected is there when another is launched; they are collected in order.
+        """
         ...

@@ -22,13 +22,13 @@ class Progress(Protocol):
         ...
 
     @property
-    def token_ids(self) -> Sequence[int]:
-        """The prompt and what was generated."""
+    def length(self) -> int:
+        """Tokens of the prompt and generated, the one that a step under way draws included."""
         ...
 
     @property
     def computed(self) -> int:
-        """Leading tokens whose KV is written."""
+        """Leading tokens whose KV is written, or will be by the steps under way."""
         ...
 
     @property
@@ -110,6 +110,11 @@ def plan_step(
     return StepPlan(preempted, admitted, list(decoding), growing, chunks)
 
 
+def must_preempt(decoding: Iterable[Progress], free_blocks: int) -> bool:
+    """Whether `plan_step` would take blocks from one request for another."""
+    return sum(_needs_block(request) for request in decoding) > free_blocks
+
+
 def blocks_for(tokens: int) -> int:
     return -(-tokens // BLOCK_TOKENS)
 
@@ -120,7 +125,7 @@ def _needs_block(request: Progress) -> bool:
 
 def _order(request: Progress) -> tuple[int, int, int]:
     batch, position = request.arrival
-    return batch, len(request.token_ids) - request.computed, position
+    return batch, request.length - request.computed, position
 
 
 def _preempt(
@@ -145,7 +150,7 @@ def _preempt(
 def _chunks(prompts: Sequence[RequestT], budget: int) -> list[Chunk[RequestT]]:
     chunks = []
     for request in prompts:
-        tokens = min(budget, len(request.token_ids) - request.computed)
+        tokens = min(budget, request.length - request.computed)
         if not tokens:
             break
         chunks.append(Chunk(request, tokens))
@@ -181,4 +186,4 @@ def _admitted_chunks(admitted: Iterable[Candidate[RequestT]], budget: int) -> li
 
 
 def _uncached(candidate: Candidate[RequestT]) -> int:
-    return len(candidate.request.token_ids) - len(candidate.cached_blocks) * BLOCK_TOKENS
+    return candidate.request.length - len(candidate.cached_blocks) * BLOCK_TOKENS

@@ -45,6 +45,9 @@ class EngineConfig(Config):
     kv_memory_fraction: float = Field(default=0.25, gt=0, le=0.95)
     # Caps the model's own context.
     context_tokens: int | None = Field(default=None, ge=1)
+    # Launch a step before the one before it is read, so that the device never waits for the host; "auto" where there is
+    # such a device.
+    overlap: Literal["auto", "on", "off"] = "auto"
     # Reuse blocks of equal prefixes.
     prefix_cache: bool = True
     oracle: OracleConfig = OracleConfig()

@@ -1,20 +1,27 @@
-"""The engine: requests in, tokens out, one step at a time. Knows token ids and block ids, and no tensor."""
+"""The engine: requests in, tokens out, one step at a time. Knows token ids and block ids, and no tensor.
+
+With overlap a step is launched before the one before it is collected: the device goes on while the host reads tokens,
+and each row's input token stays on the device. A stop token is then noticed one step late, and that row of the next
+step is wasted.
+"""
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Literal
 
 from engine.batch import Backend, Batch, Row, Sample
-from engine.batcher import Candidate, Chunk, Limits, StepPlan, blocks_for, plan_step
+from engine.batcher import Candidate, Chunk, Limits, StepPlan, blocks_for, must_preempt, plan_step
 from engine.config import EngineConfig
+from engine.flight import Flight
 from engine.kv_pool import BlockPool
 from engine.load import LoadMeter
-from engine.messages import Cancel, Load, Output, Refusal, StepResult, Submit
+from engine.messages import Cancel, Output, Refusal, StepResult, Submit
 from engine.request import Request
 from engine.waiting import WaitingQueue
 from mesh.blocks import BLOCK_TOKENS, root_hash
 from mesh.errors import ContextExceeded, InvalidRequest
 from mesh.observe import span
+from mesh.workers import WorkerLoad
 
 _log = logging.getLogger("deepmesh.engine")
 
@@ -30,6 +37,7 @@ class Engine:
         self._backend = backend
         self._clock = clock
         self._prefix_cache = config.prefix_cache
+        self._overlap = config.overlap == "on" or (config.overlap == "auto" and backend.asynchronous)
         self._limits = Limits(config.max_step_tokens, config.max_requests)
         # A request longer than the pool could never finish.
         self.context_tokens = min(backend.context_tokens, backend.total_blocks * BLOCK_TOKENS)
@@ -40,6 +48,9 @@ class Engine:
         self._prompts: list[Request] = []
         # Running with one.
         self._decoding: list[Request] = []
+        # Launched and not collected; only with overlap.
+        self._under_way: Flight | None = None
+        self._collected_at = 0.0
         self._meter = LoadMeter()
         # Of requests that ended outside a step.
         self._ended: list[Output] = []
@@ -47,7 +58,7 @@ class Engine:
         self._submitted = 0
 
     def has_work(self) -> bool:
-        return bool(self._requests or self._ended)
+        return bool(self._requests or self._ended or self._under_way)
 
     def submit(self, submit: Submit) -> None:
         assert submit.key not in self._requests
@@ -80,37 +91,31 @@ class Engine:
         if request in self._waiting:
             self._waiting.remove(request)
         else:
-            (self._prompts if request in self._prompts else self._decoding).remove(request)
+            self._stop_running(request)
         self._ended.append(Output(request.key, len(request.token_ids), [], finish="cancelled"))
         self._close(request)
 
     def step(self) -> StepResult | None:
-        """Compute one step. None where it has nothing to tell: no token, no end, no block that came or went."""
-        started = self._clock()
+        """Launch a step, and collect one: the same, or with overlap the one before.
+
+        None where it has nothing to tell: no token, no end, no block that came or went.
+        """
         outputs, self._ended = self._ended, []
-        plan = plan_step(
-            self._decoding,
-            self._prompts,
-            self._candidates(),
-            self.pool.free_blocks,
-            self.pool.references,
-            self._limits,
-        )
-        self._apply(plan)
-        if plan.decoding or plan.chunks:
-            outputs += self._compute(plan)
-            prompt_tokens = sum(chunk.tokens for chunk in plan.chunks)
-            self._meter.observe_step(self._clock() - started, len(plan.decoding), prompt_tokens)
-        assert plan.decoding or plan.chunks or not self._requests, "work that no step takes on"
+        launched = finished = self._launch()
+        if self._overlap:
+            finished, self._under_way = self._under_way, launched
+        assert launched or finished or not self._requests, "work that no step takes on"
+        if finished is not None:
+            outputs += self._collect(finished)
         changes = self.pool.take_changes()
         if not (outputs or changes.stored or changes.removed):
             return None
         return StepResult(self._step, outputs, self.load(), changes.stored, changes.removed)
 
-    def load(self) -> Load:
-        prompt_tokens = sum(len(request.token_ids) - request.computed for request in self._prompts)
+    def load(self) -> WorkerLoad:
+        prompt_tokens = sum(request.left for request in self._prompts)
         return self._meter.load(
-            running=len(self._decoding) + len(self._prompts),
+            running=len(self._requests) - len(self._waiting),
             waiting=len(self._waiting),
             queued_prefill_tokens=self._waiting.tokens + prompt_tokens,
             free_blocks=self.pool.free_blocks,
@@ -149,6 +154,22 @@ class Engine:
             new_blocks = blocks_for(len(request.token_ids)) - len(cached)
             yield Candidate(request, cached, new_blocks + self.pool.free_among(cached))
 
+    def _launch(self) -> Flight | None:
+        """None where no request can go on before the step under way is collected."""
+        if self._under_way is not None and must_preempt(self._decoding, self.pool.free_blocks):
+            # A preempted request starts again from its tokens, and the last one is not known yet.
+            return None
+        plan = plan_step(
+            self._decoding,
+            self._prompts,
+            self._candidates(),
+            self.pool.free_blocks,
+            self.pool.references,
+            self._limits,
+        )
+        self._apply(plan)
+        return self._launch_plan(plan) if plan.decoding or plan.chunks else None
+
     def _apply(self, plan: StepPlan[Request]) -> None:
         """Bring blocks and queues to where the plan's rows can be computed."""
         for request in plan.preempted:
@@ -162,7 +183,8 @@ class Engine:
             self._admit(candidate)
 
     def _preempt(self, request: Request) -> None:
-        (self._prompts if request in self._prompts else self._decoding).remove(request)
+        assert not request.rows_under_way
+        self._stop_running(request)
         self.pool.release(request.block_ids)
         request.forget_blocks()
         self._enqueue(request)
@@ -178,40 +200,56 @@ class Engine:
             request.cached_tokens = request.computed
         self._prompts.append(request)
 
-    def _compute(self, plan: StepPlan[Request]) -> list[Output]:
+    def _launch_plan(self, plan: StepPlan[Request]) -> Flight:
         # A chunk of one token is computed as a decode row is.
         chunks = sorted(plan.chunks, key=lambda chunk: chunk.tokens > 1)
         requests = [*plan.decoding, *(chunk.request for chunk in chunks)]
         rows = [_decode_row(request) for request in plan.decoding]
         rows += [_chunk_row(chunk) for chunk in chunks]
+        started = self._clock()
         with span("engine.step", step=self._step, decoding=len(plan.decoding), prompts=len(chunks)):
-            samples = self._backend.execute(Batch(self._step, rows))
+            launched = self._backend.launch(Batch(self._step, rows))
         self._step += 1
-        unfinished = len(self._requests)
-        outputs = self._commit(requests, rows, samples)
-        if chunks or len(self._requests) < unfinished:
+        for index, (request, row) in enumerate(zip(requests, rows, strict=True)):
+            _follow(request, row, index)
+        if chunks or any(request.length == request.limit for request in plan.decoding):
             self._sort_running()
-        return outputs
+        prompt_tokens = sum(chunk.tokens for chunk in chunks)
+        return Flight(requests, rows, launched, started, len(plan.decoding), prompt_tokens)
 
-    def _commit(
-        self, requests: Iterable[Request], rows: Iterable[Row], samples: Iterable[Sample | None]
-    ) -> list[Output]:
+    def _collect(self, flight: Flight) -> list[Output]:
+        with span("engine.collect"):
+            samples = flight.launched.collect()
+        now = self._clock()
+        # A step launched ahead began when the one before it ended.
+        self._meter.observe_step(now - max(flight.started, self._collected_at), flight.decoding, flight.prompt_tokens)
+        self._collected_at = now
         outputs = []
-        for request, row, sample in zip(requests, rows, samples, strict=True):
-            request.computed = row.end
-            if request.computed // BLOCK_TOKENS > request.registered_blocks:
-                self._register_full_blocks(request)
-            if sample is None:
-                continue
-            output = _append(request, sample)
-            outputs.append(output)
-            if output.finish is not None:
-                self._meter.observe_finished(len(request.token_ids) - request.prompt_tokens)
-                self._close(request)
+        for request, row, sample in zip(flight.requests, flight.rows, samples, strict=True):
+            output = self._commit(request, row, sample)
+            if output is not None:
+                outputs.append(output)
         return outputs
 
-    def _register_full_blocks(self, request: Request) -> None:
-        full_blocks = request.computed // BLOCK_TOKENS
+    def _commit(self, request: Request, row: Row, sample: Sample | None) -> Output | None:
+        request.rows_under_way -= 1
+        if request.ended:
+            self._release_ended(request)
+            return None
+        if row.end // BLOCK_TOKENS > request.registered_blocks:
+            self._register_full_blocks(request, row.end // BLOCK_TOKENS)
+        if sample is None:
+            return None
+        request.draws_under_way -= 1
+        output = _append(request, sample)
+        if output.finish is not None:
+            self._meter.observe_finished(len(request.token_ids) - request.prompt_tokens)
+            if output.finish == "stop":
+                self._stop_running(request)
+            self._close(request)
+        return output
+
+    def _register_full_blocks(self, request: Request, full_blocks: int) -> None:
         if self._prefix_cache:
             hashes = request.full_block_hashes(full_blocks)
             for index in range(request.registered_blocks, full_blocks):
@@ -222,18 +260,31 @@ class Engine:
         if _log.isEnabledFor(logging.DEBUG):
             fields = {"request_id": request.request_id, "tokens": len(request.token_ids), "step": self._step}
             _log.debug("request ended", extra={"fields": fields})
-        self.pool.release(request.block_ids)
-        request.forget_blocks()
         del self._requests[request.key]
+        request.ended = True
+        self._release_ended(request)
+
+    def _release_ended(self, request: Request) -> None:
+        if not request.rows_under_way:
+            self.pool.release(request.block_ids)
+            request.forget_blocks()
+
+    def _stop_running(self, request: Request) -> None:
+        """Compute no more of it. One whose last token is under way is in neither list."""
+        for running in (self._prompts, self._decoding):
+            if request in running:
+                running.remove(request)
 
     def _sort_running(self) -> None:
-        """Drop closed requests, and move prompts that are computed to the decoding ones."""
-        running = [request for request in (*self._decoding, *self._prompts) if request.block_ids]
-        self._decoding = [request for request in running if len(request.token_ids) - request.computed == 1]
-        self._prompts = [request for request in running if len(request.token_ids) - request.computed > 1]
+        """Drop requests whose last token is under way, and move prompts that are computed to the decoding ones."""
+        running = [request for request in (*self._decoding, *self._prompts) if request.length < request.limit]
+        self._decoding = [request for request in running if request.left == 1]
+        self._prompts = [request for request in running if request.left > 1]
 
 
 def _decode_row(request: Request) -> Row:
+    if request.draws_under_way:
+        return Row((), request.computed, request.block_ids, request.sampling, follows=request.drawing_row)
     return Row(request.token_ids[-1:], request.computed, request.block_ids, request.sampling)
 
 
@@ -242,6 +293,15 @@ def _chunk_row(chunk: Chunk[Request]) -> Row:
     end = request.computed + chunk.tokens
     sampling = request.sampling if end == len(request.token_ids) else None
     return Row(request.token_ids[request.computed : end], request.computed, request.block_ids, sampling)
+
+
+def _follow(request: Request, row: Row, index: int) -> None:
+    """Note what the launched row does, as if it were done."""
+    request.computed = row.end
+    request.rows_under_way += 1
+    if row.sampling is not None:
+        request.draws_under_way += 1
+        request.drawing_row = index
 
 
 def _append(request: Request, sample: Sample) -> Output:

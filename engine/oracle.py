@@ -16,7 +16,7 @@ from operator import mul
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.batch import Batch, Row, Sample
+from engine.batch import Batch, Computed, Row, Sample, with_known_tokens
 from engine.config import EngineConfig
 from engine.messages import Logprobs, Sampling
 from mesh.blocks import BLOCK_TOKENS
@@ -62,6 +62,7 @@ class OracleBackend:
     """The backend of chaos and load tests: exact about KV, at the pace that the configuration sets."""
 
     eos_token_ids: frozenset[int] = frozenset()
+    asynchronous = False
 
     def __init__(
         self,
@@ -88,6 +89,13 @@ class OracleBackend:
         self._prefill_tokens_per_second = oracle.prefill_tokens_per_second
         self._clock = clock
         self._sleep = sleep
+        # Of the batch launched last.
+        self._samples: list[Sample | None] = []
+
+    def launch(self, batch: Batch) -> Computed:
+        """Computes the batch right away."""
+        self._samples = self.execute(Batch(batch.step, with_known_tokens(batch.rows, self._samples)))
+        return Computed(self._samples)
 
     def execute(self, batch: Batch) -> list[Sample | None]:
         """One entry per row, None where the row has no sampling. Returns no sooner than the pace allows."""
@@ -98,7 +106,7 @@ class OracleBackend:
         self._write_tokens(rows[:single], layout)
         for index in range(single, len(rows)):
             self._write_chunk(rows[index], index, layout)
-        samples = self._samples(rows, layout)
+        samples = self._draw_samples(rows, layout)
         remaining = self._pace(rows, single) - (self._clock() - started)
         if remaining > 0:
             self._sleep(remaining)
@@ -127,7 +135,7 @@ class OracleBackend:
             scaled[:1] += self.cells[layout.cells(which, np.array([row.start - 1]))] * np.uint64(BASE)
         self.cells[layout.cells(which, np.arange(row.start, row.end))] = np.cumsum(scaled) * self._powers[:count]
 
-    def _samples(self, rows: Sequence[Row], layout: "_Layout") -> list[Sample | None]:
+    def _draw_samples(self, rows: Sequence[Row], layout: "_Layout") -> list[Sample | None]:
         samples: list[Sample | None] = [None] * len(rows)
         which = [index for index, row in enumerate(rows) if row.sampling is not None]
         if not which:

@@ -26,8 +26,15 @@ class Request:
     root: bytes
     # Arrival batch, and order within it.
     arrival: tuple[int, int]
-    # Leading tokens whose KV is written.
+    # Leading tokens whose KV is written, or will be by the steps under way.
     computed: int = 0
+    # Steps under way that compute a part of it.
+    rows_under_way: int = 0
+    # Of those, how many draw a token of it; the latest is this row of the step launched last.
+    draws_under_way: int = 0
+    drawing_row: int | None = None
+    # Nobody waits for it; its blocks are given back once no step under way writes to them.
+    ended: bool = False
     # Held blocks in order of position; an array, so that backends can read it as a buffer. Empty while waiting.
     block_ids: "array[int]" = field(default_factory=lambda: array("i"))
     # Of block_ids, how many leading ones were matched in the pool or registered with it.
@@ -36,6 +43,16 @@ class Request:
     cached_tokens: int | None = None
     # Of the leading full blocks, as far as they were needed.
     _hashes: list[bytes] = field(default_factory=list)
+
+    @property
+    def length(self) -> int:
+        """Tokens known, and those that steps under way draw."""
+        return len(self.token_ids) + self.draws_under_way
+
+    @property
+    def left(self) -> int:
+        """Tokens to compute before it can draw another."""
+        return self.length - self.computed
 
     def full_block_hashes(self, blocks: int) -> list[bytes]:
         """Hashes of the first `blocks` blocks, which must be full."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import torch
 
-from engine.batch import Batch, Sample
+from engine.batch import Batch, Computed, Sample, with_known_tokens
 from engine.checkpoint import load_weights
 from engine.config import ResolvedEngineConfig
 from engine.model.config import ModelConfig, read_model_config
@@ -31,6 +31,8 @@ class ModelBackend:
     Raises CheckpointError where the checkpoint cannot be served, ConfigError where its KV pool does not fit.
     """
 
+    asynchronous = False
+
     def __init__(self, resolved: ResolvedEngineConfig) -> None:
         config = resolved.config
         assert config.model_dir is not None
@@ -48,6 +50,8 @@ class ModelBackend:
         self.block_bytes = _block_bytes(model_config, resolved)
         shape = (model_config.kv_layers, self.total_blocks, BLOCK_TOKENS, model_config.latent_dim)
         self._kv_pool = torch.zeros(shape, dtype=getattr(torch, resolved.kv_dtype), device=self._device)
+        # Of the batch launched last.
+        self._samples: list[Sample | None] = []
         self._rotations = model_rotations(model_config, self.context_tokens, self._device)
         self.model = config.model_name or config.model_dir.resolve().name
         self.vocabulary_size = model_config.vocab_size
@@ -58,6 +62,11 @@ class ModelBackend:
             layers=model_config.kv_layers,
             layout=f"latent {model_config.kv_lora_rank}, interleaved rope {model_config.qk_rope_head_dim}",
         )
+
+    def launch(self, batch: Batch) -> Computed:
+        """Computes the batch right away."""
+        self._samples = self.execute(Batch(batch.step, with_known_tokens(batch.rows, self._samples)))
+        return Computed(self._samples)
 
     @torch.inference_mode()
     def execute(self, batch: Batch) -> list[Sample | None]:

@@ -88,7 +88,7 @@ def _together(backend: Backend, texts: Sequence[Sequence[int]]) -> list[list[flo
             for text, owned in zip(texts, blocks, strict=True)
             if len(text) > position + 1
         ]
-        samples = backend.execute(Batch(position, rows))
+        samples = backend.launch(Batch(position, rows)).collect()
         for index, sample in enumerate(samples):
             scores[index].append(_logprob(sample, texts[index][position + 1]))
     return scores

@@ -12,18 +12,18 @@ LIMITS = Limits(max_step_tokens=256, max_requests=8)
 @dataclass(eq=False)
 class Progress:
     arrival: tuple[int, int]
-    token_ids: Sequence[int]
+    length: int
     computed: int = 0
     block_ids: Sequence[int] = ()
 
 
 def running(arrival: int, tokens: int, computed: int, block_ids: Sequence[int]) -> Progress:
-    return Progress((arrival, 0), range(tokens), computed, block_ids)
+    return Progress((arrival, 0), tokens, computed, block_ids)
 
 
 def candidate(arrival: int, tokens: int, cached_blocks: int = 0) -> Candidate[Progress]:
     new = blocks_for(tokens) - cached_blocks
-    return Candidate(Progress((arrival, 0), range(tokens)), range(cached_blocks), new)
+    return Candidate(Progress((arrival, 0), tokens), range(cached_blocks), new)
 
 
 def plan(
@@ -63,8 +63,8 @@ def test_running_prompts_continue_before_new_ones_start() -> None:
 def test_of_running_prompts_the_earlier_arrival_goes_first_and_then_the_shorter() -> None:
     late, long, short = (
         running(2, 100, 0, [0, 1]),
-        Progress((1, 0), range(300), 0, [2, 3, 4, 5, 6]),
-        Progress((1, 1), range(90), 0, [7, 8]),
+        Progress((1, 0), 300, 0, [2, 3, 4, 5, 6]),
+        Progress((1, 1), 90, 0, [7, 8]),
     )
     step = plan(prompts=[late, long, short])
     assert [chunk.request for chunk in step.chunks] == [short, long]

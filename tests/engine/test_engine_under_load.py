@@ -25,6 +25,8 @@ class Traffic:
     # Of a step, that requests arrive before it; and of an arrived request, that it will be cancelled.
     arrival_probability: float = 0.5
     cancel_probability: float = 0.0
+    # Of the vocabulary, how many tokens end a request.
+    stop_tokens: int = 0
 
 
 def submits_of(traffic: Traffic, rng: random.Random) -> list[Submit]:
@@ -36,7 +38,9 @@ def submits_of(traffic: Traffic, rng: random.Random) -> list[Submit]:
         prompt = rng.choice(documents)[: rng.randint(0, length)]
         prompt += rng.choices(range(VOCABULARY), k=length - len(prompt))
         sampling = Sampling(temperature=rng.choice([0.0, 0.8]), seed=rng.getrandbits(64))
-        submits.append(submit_of(key, prompt, rng.randint(1, traffic.most_tokens), sampling=sampling))
+        stop_token_ids = rng.sample(range(VOCABULARY), traffic.stop_tokens)
+        most_tokens = rng.randint(1, traffic.most_tokens)
+        submits.append(submit_of(key, prompt, most_tokens, sampling=sampling, stop_token_ids=stop_token_ids))
     return submits
 
 
@@ -67,12 +71,14 @@ def drive(engine: Engine, submits: list[Submit], traffic: Traffic, rng: random.R
 def check(transcript: Transcript, submits: list[Submit], cancelled: set[int]) -> None:
     for submit in submits:
         expected = oracle_tokens(submit.token_ids, submit.max_tokens, VOCABULARY, submit.sampling)
+        stops = [index for index, token_id in enumerate(expected) if token_id in submit.stop_token_ids]
+        expected = expected[: stops[0] + 1] if stops else expected
         got = transcript.token_ids[submit.key]
         if submit.key in cancelled:
             assert transcript.ends[submit.key].finish == "cancelled"
             assert got == expected[: len(got)]
         else:
-            assert transcript.ends[submit.key].finish == "length"
+            assert transcript.ends[submit.key].finish == ("stop" if stops else "length")
             assert got == expected
 
 
@@ -86,10 +92,11 @@ def check_run(traffic: Traffic, seed: int, **engine_settings: Any) -> Transcript
     return transcript
 
 
+@pytest.mark.parametrize("ahead", [True, False])
 @pytest.mark.parametrize("prefix_cache", [True, False])
-def test_two_thousand_requests_get_their_tokens(prefix_cache: bool) -> None:
-    traffic = Traffic(2000, longest_prompt=300, most_tokens=60)
-    check_run(traffic, seed=1, total_blocks=400, max_requests=64, prefix_cache=prefix_cache)
+def test_two_thousand_requests_get_their_tokens(prefix_cache: bool, ahead: bool) -> None:
+    traffic = Traffic(2000, longest_prompt=300, most_tokens=60, stop_tokens=2)
+    check_run(traffic, seed=1, total_blocks=400, max_requests=64, prefix_cache=prefix_cache, ahead=ahead)
 
 
 def test_cancelled_requests_disturb_nobody() -> None:
@@ -119,22 +126,33 @@ def test_shared_prefixes_are_found() -> None:
     assert sum(transcript.cached_tokens.values()) > 300 * 64
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     total_blocks=st.integers(5, 30),
     max_requests=st.integers(1, 20),
     max_step_tokens=st.integers(64, 400),
     cancel_probability=st.sampled_from([0.0, 0.2]),
+    stop_tokens=st.sampled_from([0, 5, 50]),
+    ahead=st.booleans(),
 )
 def test_any_small_engine_serves_any_traffic(
-    seed: int, total_blocks: int, max_requests: int, max_step_tokens: int, cancel_probability: float
+    seed: int,
+    total_blocks: int,
+    max_requests: int,
+    max_step_tokens: int,
+    cancel_probability: float,
+    stop_tokens: int,
+    ahead: bool,
 ) -> None:
-    traffic = Traffic(30, longest_prompt=160, most_tokens=150, cancel_probability=cancel_probability)
+    traffic = Traffic(
+        30, longest_prompt=160, most_tokens=150, cancel_probability=cancel_probability, stop_tokens=stop_tokens
+    )
     check_run(
         traffic,
         seed,
         total_blocks=total_blocks,
         max_requests=max_requests,
         max_step_tokens=max_step_tokens,
+        ahead=ahead,
     )

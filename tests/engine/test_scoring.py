@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.batch import Batch, Row, Sample
+from engine.batch import Batch, Computed, Row, Sample
 from engine.messages import Logprobs, Sampling
 from engine.scoring import ScoringConfig, main, token_logprobs
 from mesh.blocks import BLOCK_TOKENS
@@ -25,18 +25,20 @@ class CountingBackend:
     namespace = KvNamespace("", "", 1, "")
     context_tokens = 300
     vocabulary_size = VOCABULARY
+    block_bytes = 64
     eos_token_ids: frozenset[int] = frozenset()
+    asynchronous = False
 
     def __init__(self, total_blocks: int) -> None:
         self.total_blocks = total_blocks
         self.most_rows = 0
 
-    def execute(self, batch: Batch) -> list[Sample | None]:
+    def launch(self, batch: Batch) -> Computed:
         owned = [block for row in batch.rows for block in row.block_ids]
         assert len(set(owned)) == len(owned), "two texts share a block"
         assert all(0 <= block < self.total_blocks for block in owned)
         self.most_rows = max(self.most_rows, len(batch.rows))
-        return [Sample(0, self._logprobs(row.token_ids[-1])) for row in batch.rows]
+        return Computed([Sample(0, self._logprobs(row.token_ids[-1])) for row in batch.rows])
 
     def _logprobs(self, previous: int) -> Logprobs:
         order = sorted(range(VOCABULARY), key=lambda token_id: -((previous + token_id) % 7))

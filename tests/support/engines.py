@@ -5,6 +5,9 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
+from engine.batch import Batch, Sample
 from engine.config import EngineConfig, OracleConfig
 from engine.engine import Engine
 from engine.messages import Output, Sampling, StepResult, Submit
@@ -18,9 +21,33 @@ def oracle_config(**settings: Any) -> EngineConfig:
     return EngineConfig(backend="oracle", oracle=oracle, **settings)
 
 
-def oracle_engine(**settings: Any) -> Engine:
+class DeferredOracle(OracleBackend):
+    """Computes a batch when it is collected, as late as a device may: what it reads and writes must still be there."""
+
+    asynchronous = True
+
+    def launch(self, batch: Batch) -> "DeferredBatch":
+        # The rows' block ids are the engine's own arrays, to be read within the step.
+        rows = [msgspec.structs.replace(row, block_ids=list(row.block_ids)) for row in batch.rows]
+        return DeferredBatch(self, Batch(batch.step, rows))
+
+    def compute(self, batch: Batch) -> list[Sample | None]:
+        return super().launch(batch).collect()
+
+
+class DeferredBatch:
+    def __init__(self, backend: DeferredOracle, batch: Batch) -> None:
+        self._backend = backend
+        self._batch = batch
+
+    def collect(self) -> list[Sample | None]:
+        return self._backend.compute(self._batch)
+
+
+def oracle_engine(*, ahead: bool = False, **settings: Any) -> Engine:
+    """`ahead`: steps are launched before the one before is collected."""
     config = oracle_config(**settings)
-    return Engine(config, OracleBackend(config), time.monotonic)
+    return Engine(config, DeferredOracle(config) if ahead else OracleBackend(config), time.monotonic)
 
 
 def prompt_of(length: int, seed: int = 0) -> list[int]:
