@@ -16,7 +16,13 @@ SCHEDULER_PORT = 8002
 # What is served where no model is named: shipped beside the code.
 DEFAULT_MODEL = Path(__file__).parents[1] / "models" / "tiny-r1"
 # Prefix of a key on the command line -> module that runs it.
-MODULES: Mapping[str, str] = {"scheduler": "scheduler", "decode": "decode_svc", "gateway": "gateway"}
+MODULES: Mapping[str, str] = {
+    "scheduler": "scheduler",
+    "kvstore": "kvstore",
+    "prefill": "prefill_svc",
+    "decode": "decode_svc",
+    "gateway": "gateway",
+}
 # Workers take as long as their checkpoint does.
 READY_SECONDS = 60.0
 
@@ -32,8 +38,10 @@ class ServiceSpec:
     settings: tuple[str, ...]
     # How long it may take to be ready; None waits for as long as it lives.
     ready_seconds: float | None
-    # One of several that do the same work.
+    # One of several that do the same work: the mesh goes on while another is left.
     worker: bool = False
+    # The mesh goes on without it, slower.
+    optional: bool = False
 
     def command(self, port: int) -> list[str]:
         """The command line that serves on `port`."""
@@ -44,8 +52,8 @@ class ServiceSpec:
 
 @dataclass(frozen=True)
 class MeshPlan:
-    """What `deepmesh up` was asked for. `settings` are "service.key=value", the service being scheduler, decode or
-    gateway; without `model_dir` the settings say what the workers serve.
+    """What `deepmesh up` was asked for. `settings` are "service.key=value", the service being one of MODULES; without
+    `model_dir` the settings say what the workers serve.
     """
 
     model_dir: Path | None
@@ -54,29 +62,34 @@ class MeshPlan:
     grpc_port: int = GRPC_PORT
     scheduler_port: int = SCHEDULER_PORT
     settings: tuple[str, ...] = ()
+    # None: decode workers compute prompts themselves.
+    prefill_workers: int = 0
+    # One KV store on each: those who ask it know it by its endpoint.
+    store_ports: tuple[int, ...] = ()
+
+    @property
+    def workers(self) -> int:
+        """Those that compute."""
+        return self.decode_workers + self.prefill_workers
+
+    @property
+    def store_endpoints(self) -> list[str]:
+        return [f"{HOST}:{port}" for port in self.store_ports]
 
 
 def compose(plan: MeshPlan, cpu_count: int | None = None) -> list[ServiceSpec]:
     """The processes of a mesh, in the order in which they start. Raises ConfigError for a setting of no service."""
     asked = split_settings(plan.settings)
-    decode = _decode_settings(plan, cpu_count or os.cpu_count() or 1)
-    workers = [
-        ServiceSpec(
-            f"decode-{number}",
-            MODULES["decode"],
-            None,
-            (*decode, f"worker_id=decode-{number}", *asked["decode"]),
-            None,
-            worker=True,
-        )
-        for number in range(plan.decode_workers)
-    ]
+    stores = _stores_setting(plan)
+    scheduler = (*stores, *asked["scheduler"])
+    gateway = (*_gateway_settings(plan), *asked["gateway"])
+    worker = (*_worker_settings(plan, cpu_count or os.cpu_count() or 1), *stores)
     return [
-        ServiceSpec("scheduler", MODULES["scheduler"], plan.scheduler_port, tuple(asked["scheduler"]), READY_SECONDS),
-        *workers,
-        ServiceSpec(
-            "gateway", MODULES["gateway"], plan.grpc_port, (*_gateway_settings(plan), *asked["gateway"]), READY_SECONDS
-        ),
+        ServiceSpec("scheduler", MODULES["scheduler"], plan.scheduler_port, scheduler, READY_SECONDS),
+        *(_store(number, port, asked["kvstore"]) for number, port in enumerate(plan.store_ports)),
+        *(_worker("prefill", number, (*worker, *asked["prefill"])) for number in range(plan.prefill_workers)),
+        *(_worker("decode", number, (*worker, *asked["decode"])) for number in range(plan.decode_workers)),
+        ServiceSpec("gateway", MODULES["gateway"], plan.grpc_port, gateway, READY_SECONDS),
     ]
 
 
@@ -91,6 +104,22 @@ def split_settings(settings: Sequence[str]) -> dict[str, list[str]]:
     return split
 
 
+def _worker(service: str, number: int, settings: Sequence[str]) -> ServiceSpec:
+    name = f"{service}-{number}"
+    settings = (f"worker_id={name}", *settings)
+    # Without prefill workers the decode workers compute prompts.
+    return ServiceSpec(name, MODULES[service], None, settings, None, service == "decode", service == "prefill")
+
+
+def _store(number: int, port: int, settings: Sequence[str]) -> ServiceSpec:
+    name = f"kvstore-{number}"
+    return ServiceSpec(name, MODULES["kvstore"], port, (f"store_id={name}", *settings), READY_SECONDS, optional=True)
+
+
+def _stores_setting(plan: MeshPlan) -> list[str]:
+    return ["stores=" + json.dumps(plan.store_endpoints)] if plan.store_ports else []
+
+
 def _gateway_settings(plan: MeshPlan) -> list[str]:
     settings = [f"http.port={plan.http_port}", f"scheduler={HOST}:{plan.scheduler_port}"]
     if plan.model_dir is not None:
@@ -99,11 +128,13 @@ def _gateway_settings(plan: MeshPlan) -> list[str]:
     return settings
 
 
-def _decode_settings(plan: MeshPlan, cpu_count: int) -> list[str]:
+def _worker_settings(plan: MeshPlan, cpu_count: int) -> list[str]:
     settings = [f"scheduler={HOST}:{plan.scheduler_port}"]
     if plan.model_dir is not None:
         settings.append("engine.model_dir=" + json.dumps(str(plan.model_dir.resolve())))
-    if plan.decode_workers > 1:
+    if plan.workers > 1:
         # Each would take every core otherwise.
-        settings.append(f"engine.threads={max(1, cpu_count // plan.decode_workers)}")
+        settings.append(f"engine.threads={max(1, cpu_count // plan.workers)}")
+    if plan.prefill_workers or plan.store_ports:
+        settings.append("engine.transfer={}")
     return settings

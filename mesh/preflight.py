@@ -2,12 +2,15 @@
 
 import json
 from collections.abc import Iterable
+from importlib.util import find_spec
 from pathlib import Path
 
 from mesh.composition import HOST, MeshPlan
 from mesh.errors import CheckpointError, ConfigError
 from mesh.ports import why_not
 
+# Carries KV between processes.
+TRANSPORT = "ucxx"
 INDEX = "model.safetensors.index.json"
 
 
@@ -15,7 +18,14 @@ def check_plan(plan: MeshPlan) -> None:
     """Raises ConfigError for a port that cannot be had, CheckpointError for a model that cannot be one."""
     if plan.model_dir is not None:
         check_model_dir(plan.model_dir)
+    check_transfers(plan)
     check_ports({"--http-port": plan.http_port, "--grpc-port": plan.grpc_port, "--scheduler-port": plan.scheduler_port})
+
+
+def check_transfers(plan: MeshPlan) -> None:
+    """Whether KV can move, where the plan has somebody to move it to."""
+    if (plan.prefill_workers or plan.store_ports) and find_spec(TRANSPORT) is None:
+        raise ConfigError(f"--prefill and --kvstore need the package {TRANSPORT}: install deepmesh's requirements")
 
 
 def check_ports(ports: dict[str, int]) -> None:

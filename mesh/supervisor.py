@@ -4,6 +4,7 @@ import asyncio
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 
 import mesh
@@ -25,8 +26,8 @@ _ENVIRONMENT: Mapping[str, str] = {
 class Supervisor:
     """`start` returns when every service is ready; `until_failure` then restarts what dies; `stop` leaves nothing.
 
-    A service that cannot be kept running ends the mesh, except a worker while another one serves. `on_line(name,
-    line)` gets every line of every process, and what the supervisor has to say under the name "mesh".
+    A service that cannot be kept running ends the mesh, except a worker while another one serves, and what is optional.
+    `on_line(name, line)` gets every line of every process, and what the supervisor has to say under the name "mesh".
     """
 
     def __init__(
@@ -69,13 +70,13 @@ class Supervisor:
             for keeper in done:
                 failure = keeper.exception()
                 assert failure is not None, "a service is kept until that fails"
-                workers = [self._keepers[other].name for other in running if self._keepers[other].worker]
-                if not self._keepers[keeper].worker or not workers:
+                others = [self._keepers[other] for other in running]
+                if not _dispensable(self._keepers[keeper], others):
                     raise failure
-                self._on_line(NAME, f"{failure}: going on with {', '.join(sorted(workers))}")
+                self._on_line(NAME, f"{failure}: going on without it")
 
     async def stop(self) -> None:
-        """Stop the services, last started first, workers together."""
+        """Stop the services, last started first, those of one kind together."""
         for keeper in self._keepers:
             keeper.cancel()
         await asyncio.gather(*self._keepers, return_exceptions=True)
@@ -115,11 +116,9 @@ class Supervisor:
             status, ends = await self._children[spec.name].wait(), ends + 1
 
 
+def _dispensable(spec: ServiceSpec, others: Sequence[ServiceSpec]) -> bool:
+    return spec.optional or (spec.worker and any(other.worker and other.module == spec.module for other in others))
+
+
 def _stop_order(specs: Sequence[ServiceSpec]) -> list[list[ServiceSpec]]:
-    groups: list[list[ServiceSpec]] = []
-    for spec in reversed(specs):
-        if groups and groups[-1][0].worker and spec.worker:
-            groups[-1].append(spec)
-        else:
-            groups.append([spec])
-    return groups
+    return [list(group) for _, group in groupby(reversed(specs), key=lambda spec: spec.module)]

@@ -10,11 +10,13 @@ import typer
 from mesh.commands.serving import until_served
 from mesh.composition import DEFAULT_MODEL, GRPC_PORT, HOST, HTTP_PORT, SCHEDULER_PORT, MeshPlan, ServiceSpec, compose
 from mesh.log_lines import LinePrinter
+from mesh.ports import free_port
 from mesh.preflight import check_plan
 from mesh.signals import until_signal
 from mesh.supervisor import NAME, Supervisor
 
-WITHOUT_MODEL = "decode.engine.backend=oracle"
+# Serves without a checkpoint, as SERVICE.engine.backend=oracle.
+WITHOUT_MODEL = "engine.backend=oracle"
 
 
 def up(
@@ -22,6 +24,10 @@ def up(
         Path | None, typer.Option(metavar="DIR", help="A checkpoint's directory; by default the shipped tiny-r1.")
     ] = None,
     decode: Annotated[int, typer.Option(min=1, max=64, help="Decode workers.")] = 1,
+    prefill: Annotated[
+        int, typer.Option(min=0, max=64, help="Prefill workers; with none, decode workers compute prompts.")
+    ] = 0,
+    kvstore: Annotated[int, typer.Option(min=0, max=16, help="KV stores: caches beyond the workers.")] = 0,
     http_port: Annotated[int, typer.Option(min=1, max=65535, help="OpenAI HTTP.")] = HTTP_PORT,
     grpc_port: Annotated[int, typer.Option(min=1, max=65535, help="The gateway's gRPC.")] = GRPC_PORT,
     scheduler_port: Annotated[int, typer.Option(min=1, max=65535, help="For deepmesh status.")] = SCHEDULER_PORT,
@@ -30,14 +36,17 @@ def up(
         typer.Option("--set", metavar="SERVICE.KEY=VALUE", help="E.g. decode.engine.max_requests=8; repeatable."),
     ] = None,
 ) -> None:
-    """Run a mesh in the foreground: a scheduler, decode workers and a gateway. Ctrl-C stops it.
+    """Run a mesh in the foreground: a scheduler, KV stores, prefill and decode workers, a gateway. Ctrl-C stops it.
 
     A process that dies is started again after 0.5 s, then after ever longer. The mesh stops when one cannot be kept
-    running; a worker may be given up while another serves.
+    running; prefill workers, stores, and a decode worker while another serves may be given up.
     """
-    if model is None and WITHOUT_MODEL not in (settings or ()):
+    asked = tuple(settings or ())
+    roles = ("decode", "prefill") if prefill else ("decode",)
+    if model is None and not all(f"{role}.{WITHOUT_MODEL}" in asked for role in roles):
         model = DEFAULT_MODEL
-    plan = MeshPlan(model, decode, http_port, grpc_port, scheduler_port, tuple(settings or ()))
+    stores = tuple(free_port() for _ in range(kvstore))
+    plan = MeshPlan(model, decode, http_port, grpc_port, scheduler_port, asked, prefill, stores)
     specs = compose(plan)
     check_plan(plan)
     asyncio.run(_run(plan, specs))

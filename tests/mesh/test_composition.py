@@ -20,6 +20,26 @@ def test_a_mesh_is_a_scheduler_then_workers_then_a_gateway() -> None:
     assert list(by_name(MeshPlan(None, decode_workers=2))) == ["scheduler", "decode-0", "decode-1", "gateway"]
 
 
+def test_stores_and_prefill_workers_start_before_decode_workers() -> None:
+    plan = MeshPlan(None, decode_workers=2, prefill_workers=1, store_ports=(4010, 4011))
+    names = ["scheduler", "kvstore-0", "kvstore-1", "prefill-0", "decode-0", "decode-1", "gateway"]
+    assert list(by_name(plan)) == names
+
+
+def test_whoever_asks_a_store_is_told_where_it_listens() -> None:
+    specs = by_name(MeshPlan(None, prefill_workers=1, store_ports=(4010, 4011)))
+    assert [specs[name].port for name in ("kvstore-0", "kvstore-1")] == [4010, 4011]
+    for name in ("scheduler", "prefill-0", "decode-0"):
+        assert last_value(specs[name], "stores") == ["127.0.0.1:4010", "127.0.0.1:4011"]
+    assert last_value(specs["gateway"], "stores") is None
+
+
+@pytest.mark.parametrize("plan", [MeshPlan(None, prefill_workers=1), MeshPlan(None, store_ports=(4010,))])
+def test_workers_transfer_kv_where_there_is_somebody_to_transfer_it_to(plan: MeshPlan) -> None:
+    assert last_value(by_name(plan)["decode-0"], "engine.transfer") == {}
+    assert last_value(by_name(MeshPlan(None))["decode-0"], "engine.transfer") is None
+
+
 def test_everyone_is_told_where_the_scheduler_is() -> None:
     specs = by_name(MeshPlan(None, scheduler_port=4002))
     assert specs["scheduler"].port == 4002
@@ -44,6 +64,11 @@ def test_workers_share_the_cores() -> None:
     assert last_value(by_name(MeshPlan(None, decode_workers=3), 2)["decode-0"], "engine.threads") == 1
 
 
+def test_prefill_workers_take_their_share_of_the_cores() -> None:
+    specs = by_name(MeshPlan(None, decode_workers=1, prefill_workers=3), 8)
+    assert [last_value(specs[name], "engine.threads") for name in ("decode-0", "prefill-2")] == [2, 2]
+
+
 def test_a_single_worker_may_take_every_core() -> None:
     assert last_value(by_name(MeshPlan(None))["decode-0"], "engine.threads") is None
 
@@ -55,7 +80,7 @@ def test_a_setting_reaches_its_service_alone_and_beats_ours() -> None:
     assert last_value(specs["gateway"], "engine.threads") is None
 
 
-@pytest.mark.parametrize("setting", ["engine.max_requests=8", "decode=8", "decode.engine", "prefill.engine.x=1", ""])
+@pytest.mark.parametrize("setting", ["engine.max_requests=8", "decode=8", "decode.engine", "store.port=1", ""])
 def test_a_setting_of_no_service_is_refused(setting: str) -> None:
     with pytest.raises(ConfigError, match=r"expected SERVICE\.KEY=VALUE"):
         split_settings([setting])

@@ -1,12 +1,14 @@
 import json
 import socket
+import sys
 from pathlib import Path
 
 import pytest
 
+from mesh.composition import MeshPlan
 from mesh.errors import CheckpointError, ConfigError
 from mesh.ports import free_port
-from mesh.preflight import INDEX, check_model_dir, check_ports
+from mesh.preflight import INDEX, TRANSPORT, check_model_dir, check_ports, check_transfers
 
 
 def checkpoint(directory: Path, shards: int = 2) -> Path:
@@ -50,6 +52,13 @@ def test_an_unreadable_index_is_named(tmp_path: Path, text: str) -> None:
     (checkpoint(tmp_path) / INDEX).write_text(text)
     with pytest.raises(CheckpointError, match="cannot read"):
         check_model_dir(tmp_path)
+
+
+def test_kv_that_nothing_can_carry_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, TRANSPORT, None)
+    check_transfers(MeshPlan(None))
+    with pytest.raises(ConfigError, match="need the package ucxx"):
+        check_transfers(MeshPlan(None, prefill_workers=1))
 
 
 def test_free_ports_pass() -> None:

@@ -17,8 +17,8 @@ from tests.support.waiting import eventually
 QUICK = RestartPolicy(first_delay_seconds=0.05, attempts=2)
 
 
-def probe(name: str, *settings: str, worker: bool = False) -> ServiceSpec:
-    return ServiceSpec(name, "tests.support.probe_service", None, settings, 30.0, worker)
+def probe(name: str, *settings: str, worker: bool = False, optional: bool = False) -> ServiceSpec:
+    return ServiceSpec(name, "tests.support.probe_service", None, settings, 30.0, worker, optional)
 
 
 @asynccontextmanager
@@ -106,7 +106,7 @@ async def test_a_worker_is_given_up_while_another_serves(tmp_path: Path) -> None
         broken.touch()
         keeping = asyncio.create_task(supervisor.until_failure())
         os.kill(supervisor.process_ids["decode-0"], signal.SIGKILL)
-        await eventually(said(lines, "going on with decode-1"))
+        await eventually(said(lines, "going on without it"))
         assert not keeping.done()
         keeping.cancel()
 
@@ -120,3 +120,17 @@ async def test_the_last_worker_given_up_ends_the_mesh(tmp_path: Path) -> None:
         os.kill(supervisor.process_ids["decode-0"], signal.SIGKILL)
         with pytest.raises(ProcessFailed, match="decode-0"):
             await asyncio.wait_for(supervisor.until_failure(), 30)
+
+
+async def test_what_is_optional_is_given_up(tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    bad = probe("kvstore-0", f"fail_while={broken}", optional=True)
+    async with supervised(probe("one"), bad) as (supervisor, lines):
+        await supervisor.start()
+        broken.touch()
+        keeping = asyncio.create_task(supervisor.until_failure())
+        os.kill(supervisor.process_ids["kvstore-0"], signal.SIGKILL)
+        await eventually(said(lines, "kvstore-0 ended with status 1 and is not started again"))
+        await eventually(said(lines, "going on without it"))
+        assert not keeping.done()
+        keeping.cancel()
