@@ -7,13 +7,14 @@ import uuid
 
 from deepmesh.v1 import decode_pb2_grpc
 
-from decode_svc import wire
 from decode_svc.config import DecodeConfig
 from decode_svc.service import DecodeServicer
-from decode_svc.status import StatusLink
 from decode_svc.worker import DecodeWorker
+from engine.identity import worker_identity
 from mesh.launch import launch
 from mesh.server import MeshServer, Registration
+from mesh.status_link import StatusLink
+from mesh.workers import WorkerRole
 
 SERVICE = "deepmesh.v1.DecodeService"
 # How long a worker that ends waits for its scheduler to know.
@@ -34,7 +35,8 @@ async def serve(config: DecodeConfig) -> None:
 
 
 async def _serve_with(worker: DecodeWorker, servicer: DecodeServicer, server: MeshServer, config: DecodeConfig) -> None:
-    identity = wire.identity(config.worker_id or server.endpoint, uuid.uuid4().hex, server.endpoint, worker.ready)
+    worker_id = config.worker_id or server.endpoint
+    identity = worker_identity(worker.ready, WorkerRole.DECODE, worker_id, uuid.uuid4().hex, server.endpoint)
     link = StatusLink(config.scheduler, identity, worker.report, config.status_interval_seconds)
     servicer.open(worker, identity)
     following = asyncio.create_task(worker.run())

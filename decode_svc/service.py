@@ -7,12 +7,13 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import grpc
-from deepmesh.v1 import common_pb2, decode_pb2, decode_pb2_grpc
+from deepmesh.v1 import decode_pb2, decode_pb2_grpc
 
 from decode_svc import wire
 from decode_svc.session import Attachment
 from decode_svc.worker import DecodeWorker
 from mesh.errors import InvalidRequest, NoWorker
+from mesh.workers import WorkerIdentity
 
 HELLO_SECONDS = 10.0
 
@@ -22,9 +23,9 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
 
     def __init__(self) -> None:
         self._worker: DecodeWorker | None = None
-        self._identity = common_pb2.WorkerIdentity()
+        self._identity: WorkerIdentity | None = None
 
-    def open(self, worker: DecodeWorker, identity: common_pb2.WorkerIdentity) -> None:
+    def open(self, worker: DecodeWorker, identity: WorkerIdentity) -> None:
         self._worker, self._identity = worker, identity
 
     async def Attach(
@@ -32,14 +33,14 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
         request_iterator: AsyncIterator[decode_pb2.AttachRequest],
         context: grpc.aio.ServicerContext[decode_pb2.AttachRequest, decode_pb2.AttachResponse],
     ) -> AsyncIterator[decode_pb2.AttachResponse]:
-        worker = self._worker
-        if worker is None:
+        worker, identity = self._worker, self._identity
+        if worker is None or identity is None:
             raise NoWorker("this worker is still loading its model: retry")
         hello = await _hello(request_iterator)
         attachment = worker.sessions.attach(hello.gateway_id, hello.gateway_incarnation, wire.resume_points(hello))
         reader = asyncio.create_task(_read(worker, attachment, request_iterator))
         try:
-            yield wire.welcome(self._identity, worker.grace_seconds)
+            yield wire.welcome(identity, worker.grace_seconds)
             while (frame := await attachment.next_frame()) is not None:
                 yield wire.step_frame(frame)
             await reader

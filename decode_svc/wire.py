@@ -1,17 +1,15 @@
-"""Messages of DecodeService in and out, and a worker's identity."""
+"""Messages of DecodeService in and out."""
 
 from collections.abc import Sequence
 
-from deepmesh.v1 import common_pb2, decode_pb2, scheduler_pb2
+from deepmesh.v1 import common_pb2, decode_pb2
 
-from decode_svc.report import Report
 from decode_svc.requests import Finish, OutputSlice, Submission
 from decode_svc.session import Frame
-from engine.messages import Logprobs, Ready, Sampling
-from mesh.errors import InvalidRequest
+from engine.messages import Logprobs, Sampling
 from mesh.failures import to_failure
-
-MAX_NAME_CHARACTERS = 256
+from mesh.worker_wire import check_name, identity_message
+from mesh.workers import WorkerIdentity
 
 _FINISH_REASONS = {
     Finish.STOP: common_pb2.FINISH_REASON_STOP,
@@ -23,8 +21,7 @@ _FINISH_REASONS = {
 def check_hello(hello: decode_pb2.AttachHello) -> None:
     """Raises InvalidRequest."""
     for field in ("gateway_id", "gateway_incarnation"):
-        if not 0 < len(getattr(hello, field)) <= MAX_NAME_CHARACTERS:
-            raise InvalidRequest(f"hello.{field} must have 1 to {MAX_NAME_CHARACTERS} characters", field=field)
+        check_name(f"hello.{field}", getattr(hello, field))
 
 
 def resume_points(hello: decode_pb2.AttachHello) -> dict[int, int]:
@@ -49,8 +46,8 @@ def submission(message: decode_pb2.Submission) -> Submission:
     )
 
 
-def welcome(identity: common_pb2.WorkerIdentity, grace_seconds: float) -> decode_pb2.AttachResponse:
-    message = decode_pb2.AttachWelcome(identity=identity, grace_ms=int(grace_seconds * 1000))
+def welcome(identity: WorkerIdentity, grace_seconds: float) -> decode_pb2.AttachResponse:
+    message = decode_pb2.AttachWelcome(identity=identity_message(identity), grace_ms=int(grace_seconds * 1000))
     return decode_pb2.AttachResponse(welcome=message)
 
 
@@ -69,52 +66,6 @@ def step_frame(frame: Frame) -> decode_pb2.AttachResponse:
         if output.logprobs or output.cached_tokens is not None or output.terminal is not None:
             _add_rest(message, output)
     return response
-
-
-def identity(worker_id: str, incarnation: str, endpoint: str, ready: Ready) -> common_pb2.WorkerIdentity:
-    namespace = ready.namespace
-    return common_pb2.WorkerIdentity(
-        worker_id=worker_id,
-        incarnation=incarnation,
-        role=common_pb2.WORKER_ROLE_DECODE,
-        endpoint=endpoint,
-        model=ready.model,
-        kv_namespace=common_pb2.KvNamespace(
-            weights_fingerprint=namespace.weights_fingerprint,
-            dtype=namespace.dtype,
-            scale=namespace.scale,
-            layers=namespace.layers,
-            block_tokens=namespace.block_tokens,
-            layout=namespace.layout,
-        ),
-        context_tokens=ready.context_tokens,
-        total_blocks=ready.total_blocks,
-        max_requests=ready.max_requests,
-        can_prefill=True,
-        vocabulary_size=ready.vocabulary_size,
-    )
-
-
-def status(report: Report, sender: common_pb2.WorkerIdentity | None) -> scheduler_pb2.ReportStatusRequest:
-    """`sender` is given in a stream's first message."""
-    load = report.load
-    message = scheduler_pb2.ReportStatusRequest(
-        identity=sender,
-        state=common_pb2.WORKER_STATE_DRAINING if report.draining else common_pb2.WORKER_STATE_SERVING,
-        load=common_pb2.WorkerLoad(
-            running_requests=load.running_requests,
-            waiting_requests=load.waiting_requests,
-            queued_prefill_tokens=load.queued_prefill_tokens,
-            free_blocks=load.free_blocks,
-            prefill_tokens_per_second=load.prefill_tokens_per_second,
-            decode_step_ms=load.decode_step_ms,
-            mean_output_tokens=load.mean_output_tokens,
-        ),
-    )
-    if report.snapshot or report.stored or report.removed:
-        events = scheduler_pb2.KvEvents(snapshot=report.snapshot, stored=report.stored, removed=report.removed)
-        message.kv_events.CopyFrom(events)
-    return message
 
 
 def _sampling(message: common_pb2.SamplingParams) -> Sampling:

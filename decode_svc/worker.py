@@ -8,7 +8,6 @@ from typing import Self
 
 from decode_svc.admission import QueueLimits, admit, check
 from decode_svc.config import DecodeConfig
-from decode_svc.report import StatusReport
 from decode_svc.requests import Submission
 from decode_svc.session import Attachment
 from decode_svc.sessions import Sessions
@@ -17,6 +16,7 @@ from engine.messages import Ready, StepResult
 from mesh import metrics
 from mesh.errors import EngineFailed, InvalidRequest, ShuttingDown, WorkerDraining, WorkerFull
 from mesh.observe import span
+from mesh.status_report import StatusReport
 
 # How often deadlines and graces are looked at.
 TICK_SECONDS = 0.02
@@ -97,7 +97,7 @@ class DecodeWorker:
 
     def _on_step(self, result: StepResult) -> None:
         self.sessions.on_step(result)
-        self.report.observe(result)
+        self.report.observe(result.load, result.stored_blocks, result.removed_blocks, result.transfers)
         metrics.ENGINE_STEPS.inc()
         metrics.DECODE_OUTPUT_TOKENS.inc(sum(len(output.token_ids) for output in result.outputs))
         metrics.DECODE_CACHED_TOKENS.inc(sum(output.cached_tokens or 0 for output in result.outputs))

@@ -1,6 +1,6 @@
 """How fast the engine has been going."""
 
-from engine.messages import Load
+from mesh.workers import WorkerLoad
 
 # Weight of the past against one more step, and against one more finished request.
 STEP_DECAY = 0.98
@@ -41,8 +41,8 @@ class LoadMeter:
     def observe_finished(self, output_tokens: int) -> None:
         self._output_tokens.observe(output_tokens, 1.0)
 
-    def load(self, running: int, waiting: int, queued_prefill_tokens: int, free_blocks: int) -> Load:
-        return Load(
+    def load(self, running: int, waiting: int, queued_prefill_tokens: int, free_blocks: int) -> WorkerLoad:
+        return WorkerLoad(
             running_requests=running,
             waiting_requests=waiting,
             queued_prefill_tokens=queued_prefill_tokens,

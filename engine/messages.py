@@ -10,8 +10,9 @@ from typing import Literal
 
 import msgspec
 
-from transfer.events import Granted, PushEnded, SegmentSent, TransferCounters
-from transfer.ticket import KvNamespace, SegmentDigest, StoreSession, Ticket
+from mesh.workers import KvNamespace, TransferCounters, WorkerLoad
+from transfer.events import Granted, PushEnded, SegmentSent
+from transfer.ticket import SegmentDigest, StoreSession, Ticket
 
 
 class Sampling(msgspec.Struct, frozen=True, array_like=True):
@@ -175,21 +176,10 @@ class LandingOpened(msgspec.Struct, tag="landing_opened"):
     held_blocks: int
 
 
-class Load(msgspec.Struct, frozen=True):
-    running_requests: int
-    waiting_requests: int
-    queued_prefill_tokens: int
-    free_blocks: int
-    # Exponentially smoothed; 0 while unknown.
-    prefill_tokens_per_second: float
-    decode_step_ms: float
-    mean_output_tokens: float
-
-
 class StepResult(msgspec.Struct, tag="step"):
     step: int
     outputs: list[Output]
-    load: Load
+    load: WorkerLoad
     # Content-addressed blocks that became reusable, and that were evicted, in this step.
     stored_blocks: list[bytes] = []
     removed_blocks: list[bytes] = []

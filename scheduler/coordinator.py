@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from mesh.errors import MeshError, NoWorker, UnknownModel
 from mesh.observe import span
+from mesh.workers import WorkerIdentity, WorkerRole, WorkerState
 from scheduler.admission import Objectives, admit, refusal
 from scheduler.decisions import Decision, DecisionLog, Outcome
 from scheduler.lengths import OutputLengths
@@ -20,7 +21,6 @@ from scheduler.placement import (
     preference,
 )
 from scheduler.registry import Registry, Worker
-from scheduler.workers import WorkerIdentity, WorkerRole, WorkerState
 
 
 @dataclass(frozen=True, slots=True)

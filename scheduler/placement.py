@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from mesh.blocks import BLOCK_TOKENS
-from scheduler.workers import WorkerLoad
+from mesh.workers import WorkerLoad
 
 
 @dataclass(frozen=True, slots=True)

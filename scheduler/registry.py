@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 
 from mesh.errors import LeaseConflict, LeaseExpired, Overloaded
 from mesh.metrics import SCHEDULER_WORKERS
+from mesh.workers import WorkerIdentity, WorkerLoad, WorkerRole, WorkerState
 from scheduler.placement import Unreported
-from scheduler.workers import WorkerIdentity, WorkerLoad, WorkerRole, WorkerState
 
 log = logging.getLogger(__name__)
 

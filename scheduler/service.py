@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 import grpc
 from deepmesh.v1 import scheduler_pb2, scheduler_pb2_grpc
 
+from mesh import worker_wire
 from mesh.errors import InvalidRequest, MeshError, Overloaded
 from mesh.metrics import SCHEDULER_DECISION_SECONDS, SCHEDULER_PLACEMENTS, SCHEDULER_REFUSALS
 from scheduler import wire
@@ -87,10 +88,10 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
     def _attach(self, request: scheduler_pb2.ReportStatusRequest) -> Lease:
         if not request.HasField("identity"):
             raise InvalidRequest("the first message of a status stream must carry identity", field="identity")
-        return self._registry.attach(wire.identity(request.identity))
+        return self._registry.attach(worker_wire.identity(request.identity))
 
     def _apply(self, lease: Lease, request: scheduler_pb2.ReportStatusRequest) -> None:
-        self._registry.update(lease, wire.state(request.state), wire.load(request.load))
+        self._registry.update(lease, worker_wire.state(request.state), worker_wire.load(request.load))
         if request.HasField("kv_events"):
             events = request.kv_events
             stored = wire.block_hashes(events.stored, "kv_events.stored")

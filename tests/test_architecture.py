@@ -42,7 +42,7 @@ TORCH_HOMES = (
 LAZY_TORCH_HOMES = ("engine/rank.py",)
 SERVICES = ("gateway", "scheduler", "decode_svc")
 # Of a service folder, what speaks gRPC; the rest is domain.
-EDGES = ("__main__.py", "service.py", "wire.py", "status.py", "_link.py")
+EDGES = ("__main__.py", "service.py", "wire.py", "_link.py")
 
 
 def our_packages() -> set[str]:

@@ -3,10 +3,11 @@
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from mesh.workers import KvNamespace, TransferCounters
 from transfer.config import TransferConfig
-from transfer.events import Event, TransferCounters
+from transfer.events import Event
 from transfer.memory import KvMemory
-from transfer.ticket import KvNamespace, SegmentDigest, StoreSession, Ticket
+from transfer.ticket import SegmentDigest, StoreSession, Ticket
 
 
 class LookupHandler(Protocol):

@@ -55,21 +55,3 @@ class Fetched(msgspec.Struct, frozen=True, tag="fetched"):
 
 
 Event = Granted | Landed | LandingFailed | SegmentSent | PushEnded | Fetched
-
-
-class TransferCounters(msgspec.Struct, frozen=True):
-    open_landings: int = 0
-    open_pushes: int = 0
-    open_fetches: int = 0
-    total_slots: int = 0
-    free_slots: int = 0
-    quarantined_slots: int = 0
-    # By UCX transport, e.g. {"tcp": 1024}.
-    received_bytes: dict[str, int] = {}
-    sent_bytes: dict[str, int] = {}
-    # Bad MAC, unknown or replayed ticket, wrong size, wrong digest...: by reason.
-    refused: dict[str, int] = {}
-    fetches: int = 0
-    fetched_blocks: int = 0
-    # Smoothed, of fetches that brought blocks; 0 while unknown.
-    fetch_bytes_per_second: float = 0.0

@@ -2,18 +2,7 @@
 
 import msgspec
 
-from mesh.blocks import BLOCK_TOKENS
-
-
-class KvNamespace(msgspec.Struct, frozen=True):
-    """What cached KV bytes mean; blocks may move only between equal namespaces."""
-
-    weights_fingerprint: str
-    dtype: str
-    layers: int
-    layout: str
-    scale: float = 1.0
-    block_tokens: int = BLOCK_TOKENS
+from mesh.workers import KvNamespace
 
 
 class Segment(msgspec.Struct, frozen=True, array_like=True):

@@ -9,7 +9,6 @@ from engine.frames import HEADER, MAX_FRAME_BYTES, FrameDecoder, FrameEncoder
 from engine.messages import (
     Cancel,
     FromRank,
-    Load,
     Logprobs,
     Output,
     Refusal,
@@ -20,8 +19,9 @@ from engine.messages import (
     ToRank,
 )
 from mesh.errors import EngineFailed
+from mesh.workers import WorkerLoad
 
-LOAD = Load(1, 2, 3, 4, 5.0, 6.0, 7.0)
+LOAD = WorkerLoad(1, 2, 3, 4, 5.0, 6.0, 7.0)
 
 keys = st.integers(0, 2**63)
 token_ids = st.lists(st.integers(0, 2**20), max_size=5)

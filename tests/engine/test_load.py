@@ -1,10 +1,10 @@
 import pytest
 
 from engine.load import LoadMeter
-from engine.messages import Load
+from mesh.workers import WorkerLoad
 
 
-def load_of(meter: LoadMeter) -> Load:
+def load_of(meter: LoadMeter) -> WorkerLoad:
     return meter.load(running=0, waiting=0, queued_prefill_tokens=0, free_blocks=0)
 
 

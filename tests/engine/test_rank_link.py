@@ -3,10 +3,11 @@ import threading
 import time
 
 from engine.frames import FrameDecoder, FrameEncoder
-from engine.messages import Cancel, FromRank, Load, StepResult, Stop, ToRank
+from engine.messages import Cancel, FromRank, StepResult, Stop, ToRank
 from engine.rank_link import MAX_OUTGOING_BYTES, RankLink
+from mesh.workers import WorkerLoad
 
-LOAD = Load(0, 0, 0, 0, 0.0, 0.0, 0.0)
+LOAD = WorkerLoad(0, 0, 0, 0, 0.0, 0.0, 0.0)
 
 
 def linked() -> tuple[RankLink, socket.socket]:

@@ -3,13 +3,13 @@ from typing import Any
 import pytest
 
 from mesh.errors import NoWorker, Overloaded, UnknownModel
+from mesh.workers import WorkerRole, WorkerState
 from scheduler.admission import Objectives
 from scheduler.coordinator import KEPT_CANDIDATES, Coordinator, PlacementCall
 from scheduler.decisions import DecisionLog, Outcome
 from scheduler.lengths import OutputLengths
 from scheduler.placement import PlacementKnobs
 from scheduler.registry import Registry
-from scheduler.workers import WorkerRole, WorkerState
 from tests.support.scheduling import ManualClock, make_identity, make_load, make_request
 
 

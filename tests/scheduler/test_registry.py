@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mesh.errors import LeaseConflict, LeaseExpired, Overloaded
+from mesh.workers import WorkerState
 from scheduler.placement import Unreported
 from scheduler.registry import Registry, RegistryLimits
-from scheduler.workers import WorkerState
 from tests.support.scheduling import ManualClock, make_identity, make_load
 
 LEASE = 10.0

@@ -9,17 +9,18 @@ from typing import Any, Self
 import grpc
 from deepmesh.v1 import common_pb2, decode_pb2, decode_pb2_grpc
 
-from decode_svc import wire
 from decode_svc.__main__ import SERVICE
 from decode_svc.config import DecodeConfig
 from decode_svc.service import DecodeServicer
 from decode_svc.worker import DecodeWorker
+from engine.identity import worker_identity
 from engine.messages import Sampling
 from engine.oracle import oracle_tokens
 from mesh.channel import open_channel
 from mesh.errors import MeshError
 from mesh.failures import from_failure, from_rpc_error
 from mesh.server import MeshServer, Registration
+from mesh.workers import WorkerRole
 from tests.support.waiting import eventually
 
 VOCABULARY_SIZE = 1000
@@ -54,7 +55,9 @@ async def running_worker(**changes: Any) -> AsyncIterator[RunningWorker]:
         worker = await DecodeWorker.start(config)
         running = RunningWorker(worker, server.endpoint)
         try:
-            servicer.open(worker, wire.identity("decode-1", "first", server.endpoint, worker.ready))
+            servicer.open(
+                worker, worker_identity(worker.ready, WorkerRole.DECODE, "decode-1", "first", server.endpoint)
+            )
             following = asyncio.create_task(worker.run())
             yield running
             await running.until_empty()

@@ -4,11 +4,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from decode_svc.requests import Submission
-from engine.messages import Load, Logprobs, Output, Ready, Sampling, StepResult, Submit
+from engine.messages import Logprobs, Output, Ready, Sampling, StepResult, Submit
 from mesh.errors import EngineFailed
-from transfer.ticket import KvNamespace
+from mesh.workers import KvNamespace, WorkerLoad
 
-LOAD = Load(0, 0, 0, 100, 0.0, 0.0, 0.0)
+LOAD = WorkerLoad(0, 0, 0, 100, 0.0, 0.0, 0.0)
 READY = Ready(
     model="oracle",
     namespace=KvNamespace("fingerprint", "oracle", 1, "oracle:1"),

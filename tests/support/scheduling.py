@@ -3,10 +3,12 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-from scheduler.placement import CandidateWorker, PlacementRequest, Unreported
-from scheduler.workers import KvNamespace, WorkerIdentity, WorkerLoad, WorkerRole
+import msgspec
 
-NAMESPACE = KvNamespace("fingerprint", "oracle", 1.0, 1, 64, "oracle")
+from mesh.workers import KvNamespace, WorkerIdentity, WorkerLoad, WorkerRole
+from scheduler.placement import CandidateWorker, PlacementRequest, Unreported
+
+NAMESPACE = KvNamespace("fingerprint", "oracle", 1, "oracle")
 
 
 @dataclass
@@ -30,12 +32,12 @@ def make_identity(worker_id: str = "decode-1", **changes: Any) -> WorkerIdentity
         max_requests=8,
         can_prefill=True,
     )
-    return replace(identity, **changes)
+    return msgspec.structs.replace(identity, **changes)
 
 
 def make_load(**changes: Any) -> WorkerLoad:
     load = WorkerLoad(free_blocks=1000, prefill_tokens_per_second=1000.0, decode_step_ms=10.0, mean_output_tokens=100.0)
-    return replace(load, **changes)
+    return msgspec.structs.replace(load, **changes)
 
 
 def make_candidate(worker_id: str = "decode-1", **changes: Any) -> CandidateWorker:

@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 
-from engine.messages import Load, StepResult
+from mesh.workers import TransferCounters, WorkerLoad
 
 # Hashes in one message: 16 bytes each, far below the message limit.
 MESSAGE_HASHES = 50_000
@@ -17,7 +17,8 @@ class Report:
     """One message's content."""
 
     draining: bool
-    load: Load
+    load: WorkerLoad
+    transfers: TransferCounters
     # `stored` begins the list of everything: what was told before is void.
     snapshot: bool
     stored: list[bytes]
@@ -25,10 +26,11 @@ class Report:
 
 
 class StatusReport:
-    """Follows the rank's results; `take` gives what changed since the last one was taken."""
+    """Follows the rank; `take` gives what changed since the last report was taken."""
 
     def __init__(self, total_blocks: int) -> None:
-        self._load = Load(0, 0, 0, total_blocks, 0.0, 0.0, 0.0)
+        self._load = WorkerLoad(free_blocks=total_blocks)
+        self._transfers = TransferCounters()
         self._draining = False
         # The rank's reusable blocks, in the order they came.
         self._blocks: dict[bytes, None] = {}
@@ -37,13 +39,25 @@ class StatusReport:
         self._changed = asyncio.Event()
 
     @property
-    def load(self) -> Load:
+    def load(self) -> WorkerLoad:
         return self._load
 
-    def observe(self, result: StepResult) -> None:
-        self._load = result.load
-        self._remove(result.removed_blocks)
-        self._store(result.stored_blocks)
+    @property
+    def transfers(self) -> TransferCounters:
+        return self._transfers
+
+    def observe(
+        self,
+        load: WorkerLoad,
+        stored: Iterable[bytes],
+        removed: Iterable[bytes],
+        transfers: TransferCounters | None = None,
+    ) -> None:
+        """What a step of the rank changed: `removed` left before `stored` came. None says nothing of transfers."""
+        self._load = load
+        self._transfers = transfers or self._transfers
+        self._remove(removed)
+        self._store(stored)
         self._changed.set()
 
     def drain(self) -> None:
@@ -71,7 +85,7 @@ class StatusReport:
             self._changed.clear()
         stored = [block_hash for block_hash, present in told.items() if present]
         removed = [block_hash for block_hash, present in told.items() if not present]
-        return Report(self._draining, self._load, snapshot, stored, removed)
+        return Report(self._draining, self._load, self._transfers, snapshot, stored, removed)
 
     def _store(self, block_hashes: Iterable[bytes]) -> None:
         for block_hash in block_hashes:

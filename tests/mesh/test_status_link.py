@@ -7,12 +7,13 @@ from typing import Any
 
 from deepmesh.v1 import common_pb2, scheduler_pb2
 
-from decode_svc import wire
-from decode_svc.report import StatusReport
-from decode_svc.status import StatusLink
-from engine.messages import Load, StepResult
+from engine.identity import worker_identity
 from mesh.blocks import chain_hashes
 from mesh.ports import free_port
+from mesh.status_link import StatusLink
+from mesh.status_report import StatusReport
+from mesh.worker_wire import identity_message
+from mesh.workers import WorkerLoad, WorkerRole
 from tests.support.decode_server import gateway_client, running_worker
 from tests.support.decoding import READY
 from tests.support.scheduler_server import running_scheduler, scheduler_stub
@@ -25,7 +26,7 @@ class LinkedWorker:
 
     def __init__(self, endpoint: str, worker_id: str, incarnation: str = "first") -> None:
         self.report = StatusReport(READY.total_blocks)
-        identity = wire.identity(worker_id, incarnation, f"{worker_id}:1", READY)
+        identity = worker_identity(READY, WorkerRole.DECODE, worker_id, incarnation, f"{worker_id}:1")
         self.link = StatusLink(endpoint, identity, self.report, 0.01)
 
     @asynccontextmanager
@@ -34,8 +35,8 @@ class LinkedWorker:
         yield self
         task.cancel()
 
-    def observe(self, load: Load, stored: list[bytes]) -> None:
-        self.report.observe(StepResult(0, [], load, stored, []))
+    def observe(self, load: WorkerLoad, stored: list[bytes]) -> None:
+        self.report.observe(load, stored, [])
 
 
 async def seen(endpoint: str) -> list[scheduler_pb2.WorkerStatus]:
@@ -61,10 +62,10 @@ async def test_two_workers_stand_in_the_registry_with_load_and_blocks() -> None:
         LinkedWorker(endpoint, "b").running(),
     ):
         await until_seen(endpoint, lambda workers: len(workers) == 2)
-        load = Load(3, 1, 500, 42, 1000.0, 20.0, 64.0)
+        load = WorkerLoad(3, 1, 500, 42, 1000.0, 20.0, 64.0)
         first.observe(load, chain_hashes(list(range(128))))
         workers = await until_seen(endpoint, lambda workers: workers[0].cached_blocks == 2)
-        assert workers[0].identity == wire.identity("a", "first", "a:1", READY)
+        assert workers[0].identity == identity_message(worker_identity(READY, WorkerRole.DECODE, "a", "first", "a:1"))
         assert (workers[0].load.running_requests, workers[0].load.free_blocks) == (3, 42)
         assert (workers[1].load.free_blocks, workers[1].cached_blocks) == (READY.total_blocks, 0)
 
@@ -121,7 +122,7 @@ async def test_a_worker_without_a_scheduler_waits_for_nobody_when_it_goes() -> N
 async def test_a_placement_finds_the_blocks_that_a_request_left() -> None:
     prompt = list(range(200))
     async with running_scheduler() as endpoint, running_worker() as running, scheduler_stub(endpoint) as stub:
-        identity = wire.identity("decode-1", "first", running.endpoint, running.worker.ready)
+        identity = worker_identity(running.worker.ready, WorkerRole.DECODE, "decode-1", "first", running.endpoint)
         task = asyncio.create_task(StatusLink(endpoint, identity, running.worker.report, 0.01).run())
         async with gateway_client(running.endpoint) as gateway:
             await gateway.ended(await gateway.submit(prompt, 10))

@@ -7,13 +7,14 @@ from contextlib import suppress
 from typing import Any
 
 import grpc
-from deepmesh.v1 import common_pb2, scheduler_pb2_grpc
+from deepmesh.v1 import scheduler_pb2_grpc
 
-from decode_svc import wire
-from decode_svc.report import StatusReport
+from mesh import worker_wire
 from mesh.channel import open_channel
 from mesh.errors import MeshError, SchedulerUnavailable
 from mesh.failures import from_rpc_error
+from mesh.status_report import StatusReport
+from mesh.workers import WorkerIdentity
 
 log = logging.getLogger(__name__)
 
@@ -27,9 +28,7 @@ HEARTBEATS_A_LEASE = 3
 class StatusLink:
     """Reports to one scheduler: at once, after changes, and three times a lease at the least."""
 
-    def __init__(
-        self, endpoint: str, identity: common_pb2.WorkerIdentity, report: StatusReport, interval_seconds: float
-    ) -> None:
+    def __init__(self, endpoint: str, identity: WorkerIdentity, report: StatusReport, interval_seconds: float) -> None:
         self._endpoint = endpoint
         self._identity = identity
         self._report = report
@@ -89,7 +88,7 @@ class StatusLink:
         async with asyncio.timeout(ANSWER_SECONDS):
             # Writing on an ended call is a mistake of ours; reading from one says how it ended.
             if not call.done():
-                await call.write(wire.status(report, self._identity if first else None))
+                await call.write(worker_wire.status_message(report, self._identity if first else None))
             response = await call.read()
         if response is grpc.aio.EOF:
             raise SchedulerUnavailable("the scheduler ended the stream")

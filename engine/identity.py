@@ -1,0 +1,24 @@
+"""Who a worker is, once its rank has loaded."""
+
+from engine.messages import Ready
+from mesh.workers import WorkerIdentity, WorkerRole
+
+
+def worker_identity(
+    ready: Ready, role: WorkerRole, worker_id: str, incarnation: str, endpoint: str, can_prefill: bool = True
+) -> WorkerIdentity:
+    """`incarnation` is new at every start; `endpoint` is host:port of the worker's gRPC services."""
+    return WorkerIdentity(
+        worker_id=worker_id,
+        incarnation=incarnation,
+        role=role,
+        endpoint=endpoint,
+        model=ready.model,
+        kv_namespace=ready.namespace,
+        context_tokens=ready.context_tokens,
+        total_blocks=ready.total_blocks,
+        max_requests=ready.max_requests,
+        can_prefill=can_prefill,
+        vocabulary_size=ready.vocabulary_size,
+        block_bytes=ready.block_bytes,
+    )

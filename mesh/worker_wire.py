@@ -1,0 +1,190 @@
+"""Workers in the protos: one translation for those who report and those who listen."""
+
+from deepmesh.v1 import common_pb2, scheduler_pb2
+
+from mesh.blocks import BLOCK_TOKENS
+from mesh.errors import InvalidRequest
+from mesh.status_report import Report
+from mesh.workers import KvNamespace, TransferCounters, WorkerIdentity, WorkerLoad, WorkerRole, WorkerState
+
+MAX_NAME_CHARACTERS = 256
+# UCX transports, or reasons of refusal, that one process may tell of.
+MAX_COUNTED_NAMES = 64
+
+_ROLES: dict[int, WorkerRole] = {
+    common_pb2.WORKER_ROLE_PREFILL: WorkerRole.PREFILL,
+    common_pb2.WORKER_ROLE_DECODE: WorkerRole.DECODE,
+}
+_STATES: dict[int, WorkerState] = {
+    common_pb2.WORKER_STATE_SERVING: WorkerState.SERVING,
+    common_pb2.WORKER_STATE_DRAINING: WorkerState.DRAINING,
+}
+_ROLE_NAMES = {role: common_pb2.WorkerRole.Name(number) for number, role in _ROLES.items()}
+_STATE_NAMES = {state: common_pb2.WorkerState.Name(number) for number, state in _STATES.items()}
+
+
+def check_name(field: str, name: str) -> None:
+    """Raises InvalidRequest where it is empty or too long."""
+    if not 0 < len(name) <= MAX_NAME_CHARACTERS:
+        raise InvalidRequest(f"{field} must have 1 to {MAX_NAME_CHARACTERS} characters", field=field)
+
+
+def identity(message: common_pb2.WorkerIdentity) -> WorkerIdentity:
+    """Raises InvalidRequest where the message does not say who the worker is."""
+    for field in ("worker_id", "incarnation", "endpoint", "model"):
+        check_name(f"identity.{field}", getattr(message, field))
+    for field in ("context_tokens", "total_blocks", "max_requests"):
+        if getattr(message, field) < 1:
+            raise InvalidRequest(f"identity.{field} must be at least 1", field=f"identity.{field}")
+    role = _ROLES.get(message.role)
+    if role is None:
+        raise InvalidRequest("identity.role must be PREFILL or DECODE", field="identity.role")
+    return WorkerIdentity(
+        worker_id=message.worker_id,
+        incarnation=message.incarnation,
+        role=role,
+        endpoint=message.endpoint,
+        model=message.model,
+        kv_namespace=namespace(message.kv_namespace, "identity.kv_namespace"),
+        context_tokens=message.context_tokens,
+        total_blocks=message.total_blocks,
+        max_requests=message.max_requests,
+        can_prefill=message.can_prefill,
+        vocabulary_size=message.vocabulary_size,
+        block_bytes=message.block_bytes,
+    )
+
+
+def identity_message(worker: WorkerIdentity) -> common_pb2.WorkerIdentity:
+    return common_pb2.WorkerIdentity(
+        worker_id=worker.worker_id,
+        incarnation=worker.incarnation,
+        role=_ROLE_NAMES[worker.role],
+        endpoint=worker.endpoint,
+        model=worker.model,
+        kv_namespace=namespace_message(worker.kv_namespace),
+        context_tokens=worker.context_tokens,
+        total_blocks=worker.total_blocks,
+        max_requests=worker.max_requests,
+        can_prefill=worker.can_prefill,
+        vocabulary_size=worker.vocabulary_size,
+        block_bytes=worker.block_bytes,
+    )
+
+
+def namespace(message: common_pb2.KvNamespace, field: str = "kv_namespace") -> KvNamespace:
+    """Raises InvalidRequest where the message names no namespace, or blocks of another size."""
+    if message.block_tokens != BLOCK_TOKENS:
+        raise InvalidRequest(f"blocks must be of {BLOCK_TOKENS} tokens", field=f"{field}.block_tokens")
+    for part in ("weights_fingerprint", "dtype", "layout"):
+        check_name(f"{field}.{part}", getattr(message, part))
+    return KvNamespace(
+        weights_fingerprint=message.weights_fingerprint,
+        dtype=message.dtype,
+        layers=message.layers,
+        layout=message.layout,
+        scale=message.scale,
+        block_tokens=message.block_tokens,
+    )
+
+
+def namespace_message(kv: KvNamespace) -> common_pb2.KvNamespace:
+    return common_pb2.KvNamespace(
+        weights_fingerprint=kv.weights_fingerprint,
+        dtype=kv.dtype,
+        scale=kv.scale,
+        layers=kv.layers,
+        block_tokens=kv.block_tokens,
+        layout=kv.layout,
+    )
+
+
+def state(number: int) -> WorkerState:
+    """A state that is not known here takes nothing new."""
+    return _STATES.get(number, WorkerState.DRAINING)
+
+
+def state_name(state: WorkerState) -> str:
+    """As protobuf's constructors take it."""
+    return _STATE_NAMES[state]
+
+
+def load(message: common_pb2.WorkerLoad) -> WorkerLoad:
+    return WorkerLoad(
+        running_requests=message.running_requests,
+        waiting_requests=message.waiting_requests,
+        queued_prefill_tokens=message.queued_prefill_tokens,
+        free_blocks=message.free_blocks,
+        prefill_tokens_per_second=_measured(message.prefill_tokens_per_second),
+        decode_step_ms=_measured(message.decode_step_ms),
+        mean_output_tokens=_measured(message.mean_output_tokens),
+    )
+
+
+def load_message(load: WorkerLoad) -> common_pb2.WorkerLoad:
+    return common_pb2.WorkerLoad(
+        running_requests=load.running_requests,
+        waiting_requests=load.waiting_requests,
+        queued_prefill_tokens=load.queued_prefill_tokens,
+        free_blocks=load.free_blocks,
+        prefill_tokens_per_second=load.prefill_tokens_per_second,
+        decode_step_ms=load.decode_step_ms,
+        mean_output_tokens=load.mean_output_tokens,
+    )
+
+
+def transfers(message: common_pb2.TransferStatus) -> TransferCounters:
+    """Raises InvalidRequest where a map has more entries than a process has to tell."""
+    for field in ("received_bytes", "sent_bytes", "refused"):
+        if len(getattr(message, field)) > MAX_COUNTED_NAMES:
+            raise InvalidRequest(f"transfers.{field} has at most {MAX_COUNTED_NAMES} entries", field=field)
+    return TransferCounters(
+        open_landings=message.open_landings,
+        open_pushes=message.open_pushes,
+        open_fetches=message.open_fetches,
+        total_slots=message.total_slots,
+        free_slots=message.free_slots,
+        quarantined_slots=message.quarantined_slots,
+        received_bytes=dict(message.received_bytes),
+        sent_bytes=dict(message.sent_bytes),
+        refused=dict(message.refused),
+        fetches=message.fetches,
+        fetched_blocks=message.fetched_blocks,
+        fetch_bytes_per_second=_measured(message.fetch_bytes_per_second),
+    )
+
+
+def transfers_message(counters: TransferCounters) -> common_pb2.TransferStatus:
+    return common_pb2.TransferStatus(
+        open_landings=counters.open_landings,
+        open_pushes=counters.open_pushes,
+        open_fetches=counters.open_fetches,
+        total_slots=counters.total_slots,
+        free_slots=counters.free_slots,
+        quarantined_slots=counters.quarantined_slots,
+        received_bytes=counters.received_bytes,
+        sent_bytes=counters.sent_bytes,
+        refused=counters.refused,
+        fetches=counters.fetches,
+        fetched_blocks=counters.fetched_blocks,
+        fetch_bytes_per_second=counters.fetch_bytes_per_second,
+    )
+
+
+def status_message(report: Report, sender: WorkerIdentity | None) -> scheduler_pb2.ReportStatusRequest:
+    """`sender` is given in a stream's first message."""
+    message = scheduler_pb2.ReportStatusRequest(
+        identity=identity_message(sender) if sender else None,
+        state=state_name(WorkerState.DRAINING if report.draining else WorkerState.SERVING),
+        load=load_message(report.load),
+        transfers=transfers_message(report.transfers),
+    )
+    if report.snapshot or report.stored or report.removed:
+        events = scheduler_pb2.KvEvents(snapshot=report.snapshot, stored=report.stored, removed=report.removed)
+        message.kv_events.CopyFrom(events)
+    return message
+
+
+def _measured(value: float) -> float:
+    """A rate or a mean; what is no such thing (negative, infinite, NaN) reads as unknown."""
+    return value if 0 <= value < float("inf") else 0.0

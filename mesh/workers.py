@@ -1,0 +1,87 @@
+"""What a worker says of itself: who it is, what its KV means, how loaded it is, what it transferred.
+
+Structs of msgspec because they travel in the frames between a service and its rank too.
+"""
+
+from enum import Enum
+
+import msgspec
+
+from mesh.blocks import BLOCK_TOKENS
+
+
+class WorkerState(Enum):
+    SERVING = "serving"
+    # Finishes what it has, takes nothing new.
+    DRAINING = "draining"
+
+
+class WorkerRole(Enum):
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+class KvNamespace(msgspec.Struct, frozen=True):
+    """What cached KV bytes mean; blocks may move only between equal namespaces."""
+
+    # Digest of the weights that made the KV.
+    weights_fingerprint: str
+    dtype: str
+    layers: int
+    layout: str
+    scale: float = 1.0
+    block_tokens: int = BLOCK_TOKENS
+
+
+class WorkerIdentity(msgspec.Struct, frozen=True):
+    """Who a worker is. Fixed while its process lives."""
+
+    worker_id: str
+    incarnation: str
+    role: WorkerRole
+    # host:port of its gRPC services.
+    endpoint: str
+    model: str
+    kv_namespace: KvNamespace
+    context_tokens: int
+    total_blocks: int
+    max_requests: int
+    can_prefill: bool
+    # Token ids it takes are below this; 0 where it does not say.
+    vocabulary_size: int = 0
+    # One block of KV, all layers; 0 where it does not say.
+    block_bytes: int = 0
+
+
+class WorkerLoad(msgspec.Struct, frozen=True):
+    """How loaded a worker is, as of one engine step. Rates and means are smoothed, and 0 while unknown."""
+
+    running_requests: int = 0
+    waiting_requests: int = 0
+    # Prompt tokens accepted and not yet computed.
+    queued_prefill_tokens: int = 0
+    # Blocks that no live request holds; cached content in them may still be reused.
+    free_blocks: int = 0
+    prefill_tokens_per_second: float = 0.0
+    decode_step_ms: float = 0.0
+    mean_output_tokens: float = 0.0
+
+
+class TransferCounters(msgspec.Struct, frozen=True):
+    """KV transfers of one process: totals since its start, and what is open now."""
+
+    open_landings: int = 0
+    open_pushes: int = 0
+    open_fetches: int = 0
+    total_slots: int = 0
+    free_slots: int = 0
+    quarantined_slots: int = 0
+    # By UCX transport, e.g. {"tcp": 1024}.
+    received_bytes: dict[str, int] = {}
+    sent_bytes: dict[str, int] = {}
+    # Bad MAC, unknown or replayed ticket, wrong size, wrong digest...: by reason.
+    refused: dict[str, int] = {}
+    fetches: int = 0
+    fetched_blocks: int = 0
+    # Smoothed, of fetches that brought blocks; 0 while unknown.
+    fetch_bytes_per_second: float = 0.0
