@@ -44,12 +44,14 @@ class MatchPrefixRequest(_message.Message):
     def __init__(self, kv_namespace: _Optional[_Union[_common_pb2.KvNamespace, _Mapping]] = ..., block_hashes: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class MatchPrefixResponse(_message.Message):
-    __slots__ = ("blocks", "epoch")
+    __slots__ = ("blocks", "epoch", "store_id")
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
+    STORE_ID_FIELD_NUMBER: _ClassVar[int]
     blocks: int
     epoch: str
-    def __init__(self, blocks: _Optional[int] = ..., epoch: _Optional[str] = ...) -> None: ...
+    store_id: str
+    def __init__(self, blocks: _Optional[int] = ..., epoch: _Optional[str] = ..., store_id: _Optional[str] = ...) -> None: ...
 
 class OfferRequest(_message.Message):
     __slots__ = ("session_id", "parent_hash", "block_hashes")
@@ -62,12 +64,16 @@ class OfferRequest(_message.Message):
     def __init__(self, session_id: _Optional[int] = ..., parent_hash: _Optional[bytes] = ..., block_hashes: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class OfferResponse(_message.Message):
-    __slots__ = ("ticket", "wanted")
+    __slots__ = ("ticket", "wanted", "granted_segments", "parent_missing")
     TICKET_FIELD_NUMBER: _ClassVar[int]
     WANTED_FIELD_NUMBER: _ClassVar[int]
+    GRANTED_SEGMENTS_FIELD_NUMBER: _ClassVar[int]
+    PARENT_MISSING_FIELD_NUMBER: _ClassVar[int]
     ticket: _landing_pb2.LandingTicket
     wanted: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, ticket: _Optional[_Union[_landing_pb2.LandingTicket, _Mapping]] = ..., wanted: _Optional[_Iterable[int]] = ...) -> None: ...
+    granted_segments: _containers.RepeatedScalarFieldContainer[int]
+    parent_missing: bool
+    def __init__(self, ticket: _Optional[_Union[_landing_pb2.LandingTicket, _Mapping]] = ..., wanted: _Optional[_Iterable[int]] = ..., granted_segments: _Optional[_Iterable[int]] = ..., parent_missing: _Optional[bool] = ...) -> None: ...
 
 class ConfirmOfferRequest(_message.Message):
     __slots__ = ("session_id", "digests")
@@ -78,10 +84,12 @@ class ConfirmOfferRequest(_message.Message):
     def __init__(self, session_id: _Optional[int] = ..., digests: _Optional[_Iterable[_Union[_landing_pb2.SegmentDigest, _Mapping]]] = ...) -> None: ...
 
 class ConfirmOfferResponse(_message.Message):
-    __slots__ = ("stored_blocks",)
+    __slots__ = ("stored_blocks", "granted_segments")
     STORED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    GRANTED_SEGMENTS_FIELD_NUMBER: _ClassVar[int]
     stored_blocks: int
-    def __init__(self, stored_blocks: _Optional[int] = ...) -> None: ...
+    granted_segments: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, stored_blocks: _Optional[int] = ..., granted_segments: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class GetStatusRequest(_message.Message):
     __slots__ = ()
