@@ -13,3 +13,5 @@ class TransferConfig(Config):
     layerwise_tokens: int = Field(default=8192, ge=64)
     landing_seconds: float = Field(default=60.0, gt=0)
     fetch_seconds: float = Field(default=5.0, gt=0)
+    # UCX transports to choose from, e.g. "tcp" or "posix,self", in UCX's own syntax; None leaves it to UCX.
+    transports: str | None = None

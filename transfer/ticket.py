@@ -47,6 +47,8 @@ class SegmentDigest(msgspec.Struct, frozen=True, array_like=True):
     segment: int
     size_bytes: int
     digest: bytes
+    # UCX transport that carries it: only the sender's endpoint knows.
+    transport: str = "unknown"
 
 
 class StoreSession(msgspec.Struct, frozen=True):

@@ -54,13 +54,15 @@ class SegmentGrant(_message.Message):
     def __init__(self, transfer_id: _Optional[bytes] = ..., segment: _Optional[int] = ...) -> None: ...
 
 class SegmentDigest(_message.Message):
-    __slots__ = ("transfer_id", "segment", "size_bytes", "digest")
+    __slots__ = ("transfer_id", "segment", "size_bytes", "digest", "transport")
     TRANSFER_ID_FIELD_NUMBER: _ClassVar[int]
     SEGMENT_FIELD_NUMBER: _ClassVar[int]
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORT_FIELD_NUMBER: _ClassVar[int]
     transfer_id: bytes
     segment: int
     size_bytes: int
     digest: bytes
-    def __init__(self, transfer_id: _Optional[bytes] = ..., segment: _Optional[int] = ..., size_bytes: _Optional[int] = ..., digest: _Optional[bytes] = ...) -> None: ...
+    transport: str
+    def __init__(self, transfer_id: _Optional[bytes] = ..., segment: _Optional[int] = ..., size_bytes: _Optional[int] = ..., digest: _Optional[bytes] = ..., transport: _Optional[str] = ...) -> None: ...
