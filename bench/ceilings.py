@@ -1,0 +1,53 @@
+"""What the device can do at most, measured: the rates that a floor is counted with."""
+
+from dataclasses import dataclass
+
+import torch
+
+from bench.kernels.timing import time_graph
+
+COPY_BYTES = 4 << 30
+GEMM_SIZE = 8192
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """Bytes read and written per second of a large copy; multiply-adds count twice in the FLOP rates."""
+
+    bytes_per_second: float
+    bf16_flops: float
+    fp8_flops: float
+
+    def seconds(self, size_bytes: float, flops: float, *, fp8: bool) -> float:
+        """The least time for moving so many bytes and computing so much, both at once."""
+        return max(size_bytes / self.bytes_per_second, flops / (self.fp8_flops if fp8 else self.bf16_flops))
+
+
+def measure_ceilings(device: torch.device) -> Ceilings:
+    """Takes about 4 GiB for a moment. Random data: on zeros matrix products run faster than they ever will."""
+    return Ceilings(
+        bytes_per_second=COPY_BYTES / _copy_seconds(device),
+        bf16_flops=2 * GEMM_SIZE**3 / _bf16_seconds(device),
+        fp8_flops=2 * GEMM_SIZE**3 / _fp8_seconds(device),
+    )
+
+
+def _copy_seconds(device: torch.device) -> float:
+    source = torch.randint(256, (COPY_BYTES // 2,), dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    return time_graph([lambda: target.copy_(source)])
+
+
+def _bf16_seconds(device: torch.device) -> float:
+    a, b = (_random(device, torch.bfloat16) for _ in range(2))
+    return time_graph([lambda: a @ b.t()])
+
+
+def _fp8_seconds(device: torch.device) -> float:
+    a, b = (_random(device, torch.float8_e4m3fn) for _ in range(2))
+    one = torch.ones((), device=device)
+    return time_graph([lambda: torch._scaled_mm(a, b.t(), one, one, out_dtype=torch.bfloat16, use_fast_accum=True)])
+
+
+def _random(device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+    return torch.randn(GEMM_SIZE, GEMM_SIZE, device=device).to(dtype)

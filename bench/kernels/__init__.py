@@ -1,0 +1,1 @@
+"""Kernels against the ceilings of the device and against vendor packages: `python -m bench.kernels`."""

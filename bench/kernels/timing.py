@@ -1,0 +1,72 @@
+"""Time of a device operation without the time of launching it: replays of a captured graph."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import torch
+
+# Inputs rotate through several times the second-level cache, which repeated runs over one buffer would measure.
+ROTATED_BYTES = 512 << 20
+MOST_ROTATIONS = 64
+REPEATS = 15
+WARM_REPLAYS = 3
+
+
+@dataclass(frozen=True)
+class Case:
+    """One operation at one shape by one provider, to be timed."""
+
+    # As the table names it: "4096x7168 by 64 tokens".
+    shape: str
+    # "deepmesh", "deep_gemm", "torch", ...
+    provider: str
+    # Draws fresh inputs on the current device; the call it returns is what is timed.
+    make: Callable[[], Callable[[], object]]
+    # The fewest bytes that must be moved: each input read once, each output written once.
+    size_bytes: float
+    # 0 where arithmetic is no limit.
+    flops: float = 0.0
+    # Whether the products may be of FP8 operands.
+    fp8: bool = False
+
+
+def time_case(case: Case) -> float:
+    """Median seconds of one call, inputs rotated."""
+    rotations = min(max(int(ROTATED_BYTES // max(case.size_bytes, 1)), 2), MOST_ROTATIONS)
+    return time_graph([case.make() for _ in range(rotations)])
+
+
+def time_graph(calls: Sequence[Callable[[], object]], repeats: int = REPEATS) -> float:
+    """Median seconds of one of `calls`, which are captured one after another and replayed.
+
+    They must be capturable: no synchronisation with the host, no copies from pageable memory.
+    """
+    graph = _capture(calls)
+    for _ in range(WARM_REPLAYS):
+        graph.replay()
+    return median(_replay_seconds(graph) for _ in range(repeats)) / len(calls)
+
+
+def _capture(calls: Iterable[Callable[[], object]]) -> torch.cuda.CUDAGraph:
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        # Compilation, handles and workspaces come with the first calls, and may not be captured.
+        for call in calls:
+            call()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for call in calls:
+            call()
+    return graph
+
+
+def _replay_seconds(graph: torch.cuda.CUDAGraph) -> float:
+    start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    graph.replay()
+    stop.record()
+    stop.synchronize()
+    return start.elapsed_time(stop) / 1000
