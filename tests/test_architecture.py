@@ -18,7 +18,7 @@ MAY_IMPORT = {
     "scheduler": {"scheduler", "mesh", PROTOS},
     "decode_svc": {"decode_svc", "engine", "transfer", "kvstore", "mesh", PROTOS},
     "engine": {"engine", "kernels", "transfer", "mesh"},
-    "transfer": {"transfer", "mesh"},
+    "transfer": {"transfer", "mesh", PROTOS},
     "prefill_svc": {"prefill_svc", "engine", "transfer", "kvstore", "mesh", PROTOS},
     "kvstore": {"kvstore", "transfer", "mesh", PROTOS},
     "kernels": {"kernels"},
