@@ -2,7 +2,10 @@
 
 import torch
 
+from kernels.act_quant.quantized import Quantized
+from kernels.fp8_gemm.weight import BlockScaled
 from kernels.grouped_gemm import reference
+from kernels.moe_permute.layout import Layout
 
 
 def grouped_gemm(x: torch.Tensor, weights: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
@@ -15,3 +18,15 @@ def grouped_gemm(x: torch.Tensor, weights: torch.Tensor, ends: torch.Tensor) -> 
     assert x.shape[1] == weights.shape[2] and x.dtype == weights.dtype and x.is_contiguous()
     assert ends.shape == weights.shape[:1] and ends.dtype == torch.int32
     return reference.grouped_gemm(x, weights, ends)
+
+
+def grouped_fp8_gemm(x: Quantized, weight: BlockScaled, layout: Layout) -> torch.Tensor:
+    """Each row times its expert's weight transposed; the same arithmetic as `fp8_gemm`.
+
+    x: [rows, inputs] or [experts, capacity, inputs], as the layout has it; weight: [experts, outputs, inputs], outputs
+    a multiple of 128. Returns bfloat16 of x's leading dimensions and `outputs`; rows that no token has are undefined.
+    The counts are read on the device only. Backend: the reference.
+    """
+    assert x.values.shape == (*layout.shape, weight.values.shape[2])
+    assert weight.values.dim() == 3 and weight.values.shape[1] % 128 == 0
+    return reference.grouped_fp8_gemm(x, weight, layout)

@@ -1,10 +1,29 @@
-"""Grouped matrix product in plain torch, the definition."""
+"""Grouped matrix products in plain torch, the definition."""
 
 import torch
 from torch.nn import functional
+
+from kernels.act_quant.quantized import Quantized
+from kernels.act_quant.reference import dequantize
+from kernels.fp8_gemm.reference import dequantize_weight
+from kernels.fp8_gemm.weight import BlockScaled
+from kernels.moe_permute.layout import ContiguousLayout, Layout
 
 
 def grouped_gemm(x: torch.Tensor, weights: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
     if not len(x):
         return x.new_empty(0, weights.shape[1])
     return functional.grouped_mm(x, weights.transpose(1, 2), offs=ends)
+
+
+def grouped_fp8_gemm(x: Quantized, weight: BlockScaled, layout: Layout) -> torch.Tensor:
+    activations, weights = dequantize(x), dequantize_weight(weight)
+    out = activations.new_empty(*layout.shape, weights.shape[1])
+    for expert, matrix in enumerate(weights):
+        if isinstance(layout, ContiguousLayout):
+            rows = layout.row_experts == expert
+            out[rows] = activations[rows] @ matrix.t()
+        else:
+            count = int(layout.counts[expert])
+            out[expert, :count] = activations[expert, :count] @ matrix.t()
+    return out.bfloat16()

@@ -1,6 +1,11 @@
 """Group-limited choice of experts in plain torch, the definition."""
 
 import torch
+from torch.nn import functional
+
+
+def router_logits(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return functional.linear(hidden.float(), weight.float())
 
 
 def moe_gate(
@@ -13,7 +18,8 @@ def moe_gate(
     scaling: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     affinity = logits.sigmoid()
-    choice = affinity + bias
+    # Whatever is not a number comes last: a broken token must not disturb the choice of experts for others.
+    choice = (affinity + bias).nan_to_num(nan=float("-inf"))
     if groups_per_token < groups:
         choice = _limit_to_groups(choice, groups, groups_per_token)
     experts = choice.topk(experts_per_token, dim=1, sorted=False).indices

@@ -5,6 +5,9 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
+from kernels.act_quant.quantized import Quantized, empty_quantized
+from kernels.moe_permute.layout import PADDING, ContiguousLayout, Layout, MaskedLayout
+
 
 @dataclass(frozen=True, slots=True)
 class Expanded:
@@ -20,8 +23,7 @@ class Expanded:
 
 def expand(x: torch.Tensor, experts: torch.Tensor, expert_count: int) -> Expanded:
     chosen = experts.flatten()
-    order = chosen.argsort(stable=True)
-    positions = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=x.device))
+    order, positions = _sort(chosen)
     return Expanded(
         rows=x.index_select(0, order // experts.shape[1]),
         ends=chosen.bincount(minlength=expert_count).cumsum(0, dtype=torch.int32),
@@ -29,5 +31,52 @@ def expand(x: torch.Tensor, experts: torch.Tensor, expert_count: int) -> Expande
     )
 
 
-def combine(rows: torch.Tensor, positions: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    return functional.embedding_bag(positions, rows, per_sample_weights=weights.to(rows.dtype), mode="sum")
+def contiguous_layout(experts: torch.Tensor, expert_count: int, alignment: int, rows: int) -> ContiguousLayout:
+    chosen = experts.flatten()
+    counts = chosen.bincount(minlength=expert_count)
+    aligned = (counts + alignment - 1) // alignment * alignment
+    positions = (aligned.cumsum(0) - aligned)[chosen] + _rank(chosen, counts)
+    row_experts = torch.full((rows,), PADDING, dtype=torch.int32, device=experts.device)
+    row_experts[positions] = chosen.int()
+    return ContiguousLayout(positions=positions.view_as(experts), row_experts=row_experts, experts=expert_count)
+
+
+def masked_layout(experts: torch.Tensor, expert_count: int, capacity: int) -> MaskedLayout:
+    chosen = experts.flatten()
+    counts = chosen.bincount(minlength=expert_count)
+    positions = chosen * capacity + _rank(chosen, counts)
+    return MaskedLayout(positions=positions.view_as(experts), counts=counts.int(), capacity=capacity)
+
+
+def expand_quantized(x: Quantized, layout: Layout) -> Quantized:
+    out = empty_quantized(*layout.shape, x.values.shape[1], device=x.values.device)
+    target = layout.positions.flatten()
+    source = torch.arange(len(layout.positions), device=target.device).repeat_interleave(layout.positions.shape[1])
+    # As bytes: few operations know one-byte floats.
+    out.values.view(torch.uint8).flatten(0, -2)[target] = x.values.view(torch.uint8)[source]
+    if isinstance(layout, MaskedLayout):
+        out.scales[target // layout.capacity, target % layout.capacity] = x.scales[source]
+    else:
+        out.scales[target] = x.scales[source]
+    return out
+
+
+def combine(
+    rows: torch.Tensor, positions: torch.Tensor, weights: torch.Tensor, shared: torch.Tensor | None
+) -> torch.Tensor:
+    out = functional.embedding_bag(positions, rows.float(), per_sample_weights=weights, mode="sum")
+    if shared is not None:
+        out += shared
+    return out.to(rows.dtype)
+
+
+def _sort(chosen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The choices ordered by expert, then by token, and each choice's place in that order."""
+    order = chosen.argsort(stable=True)
+    return order, torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
+
+
+def _rank(chosen: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+    """Each choice's place among its expert's."""
+    _, places = _sort(chosen)
+    return places - (counts.cumsum(0) - counts)[chosen]

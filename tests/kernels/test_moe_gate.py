@@ -50,3 +50,14 @@ def test_no_tokens_choose_nothing() -> None:
     settings = {"experts_per_token": 2, "groups": 4, "groups_per_token": 2, "normalize": True, "scaling": 1.0}
     weights, experts = moe_gate(torch.empty(0, 8), torch.zeros(8), **settings)
     assert weights.shape == experts.shape == (0, 2)
+
+
+def test_what_is_not_a_number_is_chosen_last_and_choices_stay_distinct() -> None:
+    logits = torch.randn(3, 16)
+    logits[0] = float("nan")
+    logits[1, ::2] = float("nan")
+    settings = {"experts_per_token": 6, "groups": 4, "groups_per_token": 3, "normalize": True, "scaling": 1.0}
+    _, experts = moe_gate(logits, torch.zeros(16), **settings)
+    assert all(len(set(row)) == 6 and set(row) <= set(range(16)) for row in experts.tolist())
+    assert all(expert % 2 for expert in experts[1].tolist())
+    assert torch.equal(moe_gate(logits[2:], torch.zeros(16), **settings)[1], experts[2:])

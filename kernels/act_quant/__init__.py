@@ -1,0 +1,23 @@
+"""Activations to FP8 as DeepSeek-V3 (2024), section 3.3.2, does it: a scale for each token and 128 channels."""
+
+import torch
+
+from kernels.act_quant import reference
+from kernels.act_quant.quantized import GROUP, Quantized, aligned_rows, empty_quantized
+
+__all__ = ["GROUP", "Quantized", "aligned_rows", "dequantize", "empty_quantized", "quantize"]
+
+
+def quantize(x: torch.Tensor) -> Quantized:
+    """Each group's largest magnitude becomes e4m3's largest, 448.
+
+    x: [rows, width], float32 or bfloat16, width a multiple of 128, last dimension contiguous. No rows give no rows.
+    Backend: the reference.
+    """
+    assert x.dim() == 2 and x.shape[1] % GROUP == 0 and x.stride(1) == 1
+    return reference.quantize(x)
+
+
+def dequantize(x: Quantized) -> torch.Tensor:
+    """values * scales as float32, of the values' shape. Backend: the reference."""
+    return reference.dequantize(x)

@@ -1,0 +1,40 @@
+"""Activations in FP8: e4m3 values in groups of 128 along a row, one float32 scale a group."""
+
+from dataclasses import dataclass
+
+import torch
+
+GROUP = 128
+# The bulk copy engine wants columns of scales to begin every 16 bytes.
+SCALE_ALIGNMENT = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Quantized:
+    """x ~ values * scales, each scale over its group of 128 values. Two-dimensional, or with a leading expert."""
+
+    # [..., rows, width] float8_e4m3fn, contiguous.
+    values: torch.Tensor
+    # [..., rows, width / 128] float32; rows lie next to each other (stride 1), columns 16-byte aligned.
+    scales: torch.Tensor
+
+    def __post_init__(self) -> None:
+        rows, width = self.values.shape[-2:]
+        assert self.values.dtype == torch.float8_e4m3fn and self.values.is_contiguous()
+        assert self.scales.shape == (*self.values.shape[:-1], width // GROUP) and width % GROUP == 0
+        assert self.scales.dtype == torch.float32 and self.scales.stride()[-2:] == (1, aligned_rows(rows))
+
+
+def aligned_rows(rows: int) -> int:
+    """Distance between two columns of scales, in scales."""
+    return max(-(-rows // SCALE_ALIGNMENT), 1) * SCALE_ALIGNMENT
+
+
+def empty_quantized(*shape: int, device: torch.device) -> Quantized:
+    """Uninitialised; shape: [rows, width] or [experts, rows, width], width a multiple of 128."""
+    *leading, rows, width = shape
+    scales = torch.empty(*leading, width // GROUP, aligned_rows(rows), dtype=torch.float32, device=device)
+    return Quantized(
+        values=torch.empty(shape, dtype=torch.float8_e4m3fn, device=device),
+        scales=scales[..., :rows].transpose(-1, -2),
+    )

@@ -1,0 +1,22 @@
+"""Quantization of activations in plain torch, the definition."""
+
+import torch
+
+from kernels.act_quant.quantized import GROUP, Quantized, empty_quantized
+
+# A group of zeros, or of values so small that their scale would underflow, quantizes to zeros.
+SMALLEST = 1e-10
+
+
+def quantize(x: torch.Tensor) -> Quantized:
+    out = empty_quantized(*x.shape, device=x.device)
+    groups = x.float().unflatten(-1, (-1, GROUP))
+    scales = groups.abs().amax(dim=-1).clamp(min=SMALLEST) / torch.finfo(torch.float8_e4m3fn).max
+    out.scales.copy_(scales)
+    out.values.copy_((groups / scales.unsqueeze(-1)).flatten(-2))
+    return out
+
+
+def dequantize(x: Quantized) -> torch.Tensor:
+    groups = x.values.float().unflatten(-1, (-1, GROUP))
+    return (groups * x.scales.unsqueeze(-1)).flatten(-2)

@@ -1,0 +1,24 @@
+"""FP8 linear layers: activations scaled by token and 128 channels, weights by blocks of 128x128.
+
+DeepSeek-V3 (2024), section 3.3: each 128 products along the inputs are summed in the tensor cores, then scaled and
+summed in float32.
+"""
+
+import torch
+
+from kernels.act_quant.quantized import Quantized
+from kernels.fp8_gemm import reference
+from kernels.fp8_gemm.weight import BlockScaled, block_scaled
+
+__all__ = ["BlockScaled", "block_scaled", "fp8_gemm"]
+
+
+def fp8_gemm(x: Quantized, weight: BlockScaled) -> torch.Tensor:
+    """x times the weight transposed.
+
+    x: [rows, inputs]; weight: [outputs, inputs], outputs a multiple of 64. Returns [rows, outputs] bfloat16; no rows
+    give no rows. Backend: the reference.
+    """
+    assert x.values.dim() == weight.values.dim() == 2 and x.values.shape[1] == weight.values.shape[1]
+    assert weight.values.shape[0] % 64 == 0
+    return reference.fp8_gemm(x, weight)

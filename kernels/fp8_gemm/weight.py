@@ -1,0 +1,32 @@
+"""A linear layer's weight as DeepSeek publishes it, and what a kernel that splits it keeps beside it."""
+
+from dataclasses import dataclass
+
+import torch
+
+BLOCK = 128
+# Of a [outputs, inputs] weight, an output tile of the smallest size has one counter.
+ARRIVAL_TILE = 64
+
+
+@dataclass(frozen=True, slots=True)
+class BlockScaled:
+    """w ~ values * scales, each scale over its block of 128x128. Two-dimensional, or with a leading expert."""
+
+    # [..., outputs, inputs] float8_e4m3fn, contiguous; inputs a multiple of 128.
+    values: torch.Tensor
+    # [..., ceil(outputs / 128), inputs / 128] float32, contiguous.
+    scales: torch.Tensor
+    # [ceil(outputs / 64)] int32, zero between calls: programs that share an output tile count themselves here. So a
+    # weight multiplies one batch at a time.
+    arrivals: torch.Tensor
+
+
+def block_scaled(values: torch.Tensor, scales: torch.Tensor) -> BlockScaled:
+    """values: [..., outputs, inputs] float8_e4m3fn; scales: [..., ceil(outputs / 128), inputs / 128] float32."""
+    *leading, outputs, inputs = values.shape
+    assert values.dtype == torch.float8_e4m3fn and values.is_contiguous() and inputs % BLOCK == 0
+    assert scales.shape == (*leading, -(-outputs // BLOCK), inputs // BLOCK)
+    assert scales.dtype == torch.float32 and scales.is_contiguous()
+    arrivals = torch.zeros(-(-outputs // ARRIVAL_TILE), dtype=torch.int32, device=values.device)
+    return BlockScaled(values=values, scales=scales, arrivals=arrivals)
