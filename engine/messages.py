@@ -1,9 +1,10 @@
 """What a service process and its rank say to each other: msgspec frames over a Unix socket, nothing pickled.
 
 Service to rank: one Start, then Submit and Cancel at will, Stop at the end; and of transfers what the other side's
-service said (Grant, Pushed, FirstToken), and what concerns the stores (AttachStore, DetachStore, PushOffer).
-Rank to service: one Ready (or Failed), then a StepResult after each step that has something to say; and of transfers
-what the other side's service must hear (LandingOpened, Granted, SegmentSent, PushEnded).
+service said (Grant, Pushed, FirstToken), and what concerns the stores (AttachStore, DetachStore, PushOffer). What names
+a transfer or a request that has ended is ignored: the messages crossed.
+Rank to service: one Ready (or Failed), then a StepResult after each step that has something to say, or when transfers
+have; and of transfers what the other side's service must hear (LandingOpened, Granted, SegmentSent, PushEnded).
 """
 
 from typing import Literal
@@ -67,10 +68,12 @@ class Submit(msgspec.Struct, tag="submit"):
     stop_token_ids: list[int] = []
     ignore_eos: bool = False
     cache_salt: bytes = b""
-    # The prompt is computed elsewhere: open a landing for its KV, and go on from FirstToken.
+    # The prompt is computed elsewhere: open a landing for its KV, and go on from FirstToken. Where the pool turns out
+    # to hold all of it but its last block, it is computed here: its first output comes without a LandingOpened.
     lands: bool = False
     attempt: int = 0
-    # Compute the prompt and its first token only (max_tokens is 1), and push the KV there.
+    # Compute the prompt and its first token only (max_tokens is 1), and push the KV there. A PushEnded follows, after
+    # the last output or before it, unless that refuses the request or cancels it while it waits.
     push: Push | None = None
     fetch: Fetch | None = None
 
@@ -94,8 +97,9 @@ class FirstToken(msgspec.Struct, tag="first_token"):
     key: int
     token_id: int
     logprobs: Logprobs | None = None
-    # Prompt tokens that the prefill worker did not compute: from its own pool, and from a store.
+    # Prompt tokens that the prefill worker did not compute, and how many of them came from a store.
     cached_tokens: int = 0
+    store_cached_tokens: int = 0
 
 
 class AttachStore(msgspec.Struct, tag="attach_store"):
@@ -107,13 +111,15 @@ class DetachStore(msgspec.Struct, tag="detach_store"):
 
 
 class PushOffer(msgspec.Struct, tag="push_offer"):
-    """Push these blocks, those of them that are still there, into the store's landing."""
+    """Push these blocks into the store's landing, or, where one of them is gone, none: PushEnded tells."""
 
     ticket: Ticket
     hashes: list[bytes]
 
 
 class Cancel(msgspec.Struct, tag="cancel"):
+    """End the request, its landing and its push; the last may outlive the request, and is stopped then too."""
+
     key: int
 
 
@@ -161,11 +167,14 @@ class Output(msgspec.Struct, array_like=True):
     first_position: int
     token_ids: list[int]
     logprobs: list[Logprobs] | None = None
-    # With the request's first token: prompt tokens found in the cache.
+    # With the request's first token: prompt tokens found in a cache, here or where they were computed.
     cached_tokens: int | None = None
     finish: Literal["stop", "length", "cancelled"] | None = None
-    # Of a request that can never run here; it has no other output.
+    # Of a request that can never run here, which has no other output; or PREFILL_LOST, of one whose KV did not land,
+    # which may have its first token.
     refusal: Refusal | None = None
+    # Beside cached_tokens: how many of them came from a store.
+    store_cached_tokens: int | None = None
 
 
 class LandingOpened(msgspec.Struct, tag="landing_opened"):
