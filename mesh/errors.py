@@ -101,6 +101,25 @@ class WorkerDraining(PlaceAgain):
     reason = "DRAINING"
 
 
+class NamespaceMismatch(MeshError):
+    """KV of other weights, of another dtype or layout: its bytes mean something else here, and are never mixed."""
+
+    code = StatusCode.FAILED_PRECONDITION
+    reason = "NAMESPACE_MISMATCH"
+
+
+class PrefillLost(PlaceAgain):
+    """The prefill worker refused the prompt, died, or sent no KV in time. Its id is metadata's `worker_id`."""
+
+    reason = "PREFILL_LOST"
+
+
+class PushFailed(PlaceAgain):
+    """A prompt was computed, and its KV did not reach the landing."""
+
+    reason = "PUSH_FAILED"
+
+
 class StreamReplaced(MeshError):
     """The same gateway opened another stream; this one is over."""
 
