@@ -226,3 +226,31 @@ class ProcessFailed(MeshError):
 
     code = StatusCode.UNAVAILABLE
     reason = "PROCESS_FAILED"
+
+
+class UnknownSession(MeshError):
+    """The KV store knows no such session (it restarted, or the lease ran out): attach again."""
+
+    code = StatusCode.NOT_FOUND
+    reason = "UNKNOWN_SESSION"
+
+
+class UnknownTransfer(MeshError):
+    """No landing with that transfer id, or none of that session: it ended, or never was."""
+
+    code = StatusCode.NOT_FOUND
+    reason = "UNKNOWN_TRANSFER"
+
+
+class OfferFailed(MeshError):
+    """Offered blocks did not reach the KV store; they may be offered again."""
+
+    code = StatusCode.ABORTED
+    reason = "OFFER_FAILED"
+
+
+class IndexUnavailable(MeshError):
+    """The shared index of the KV stores does not answer."""
+
+    code = StatusCode.UNAVAILABLE
+    reason = "INDEX_UNAVAILABLE"

@@ -51,3 +51,19 @@ ENGINE_BLOCKS_TOTAL = Gauge("deepmesh_engine_blocks_total", "Blocks in the KV po
 ENGINE_RUNNING = Gauge("deepmesh_engine_running_requests", "Requests in the running batch")
 ENGINE_WAITING = Gauge("deepmesh_engine_waiting_requests", "Requests waiting for room")
 ENGINE_QUEUED_PREFILL_TOKENS = Gauge("deepmesh_engine_queued_prefill_tokens", "Prompt tokens not computed yet")
+
+# KV store.
+KVSTORE_BLOCKS_USED = Gauge("deepmesh_kvstore_blocks_used", "Blocks with content")
+KVSTORE_BLOCKS_TOTAL = Gauge("deepmesh_kvstore_blocks_total", "Blocks in the slab")
+KVSTORE_SESSIONS = Gauge("deepmesh_kvstore_sessions", "Workers attached")
+KVSTORE_LOOKUPS = Counter("deepmesh_kvstore_lookups_total", "Lookups over UCX", ["outcome"])
+KVSTORE_MATCHED_BLOCKS = Counter("deepmesh_kvstore_matched_blocks_total", "Blocks that lookups found")
+KVSTORE_STORED_BLOCKS = Counter("deepmesh_kvstore_stored_blocks_total", "Offered blocks that became visible")
+KVSTORE_EVICTED_BLOCKS = Counter("deepmesh_kvstore_evicted_blocks_total", "Blocks that made room for others")
+KVSTORE_OFFERS = Counter("deepmesh_kvstore_offers_total", "Offers by what became of them", ["outcome"])
+KVSTORE_REFUSALS = Counter("deepmesh_kvstore_refusals_total", "Calls refused", ["reason"])
+KVSTORE_INDEX_FAILURES = Counter("deepmesh_kvstore_index_failures_total", "Calls of the index that failed")
+KVSTORE_INDEX_REBUILDS = Counter("deepmesh_kvstore_index_rebuilds_total", "Times all blocks were published anew")
+
+# A worker's client of the KV stores.
+STORE_OFFERS = Counter("deepmesh_store_offers_total", "Chains offered to KV stores by how it ended", ["outcome"])

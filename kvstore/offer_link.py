@@ -1,0 +1,179 @@
+"""Offers of one worker to one store: queued, sent, pushed by the rank, confirmed. Off the token path.
+
+An offer is answered by a landing for the blocks that the store wants, and by its first grants; each confirmation of
+pushed segments is answered by further grants, until all of it is stored.
+"""
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from deepmesh.v1 import kvstore_pb2
+
+from kvstore.store_user import StoreUser
+from mesh.errors import MeshError, OfferFailed, UnknownSession
+from mesh.metrics import STORE_OFFERS
+from mesh.observe import span
+from transfer import wire as transfer_wire
+from transfer.events import PushEnded
+from transfer.ticket import SegmentDigest, StoreSession, Ticket
+
+log = logging.getLogger(__name__)
+
+# Under way at once; each holds blocks of the worker and a landing of the store.
+CONCURRENT_OFFERS = 4
+MAX_WAITING_OFFERS = 256
+# Hashes remembered as offered in this session, about 100 bytes each.
+MAX_OFFERED_HASHES = 100_000
+ANSWER_SECONDS = 5.0
+
+
+@dataclass(slots=True)
+class _Push:
+    """One offer's push, as the rank tells of it."""
+
+    digests: list[SegmentDigest] = field(default_factory=list)
+    ended: bool = False
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def take_digests(self) -> list[SegmentDigest]:
+        """Those that came since the last call; none only where the push has ended."""
+        while not self.digests and not self.ended:
+            self.news.clear()
+            await self.news.wait()
+        taken, self.digests = self.digests, []
+        return taken
+
+
+class OfferLink:
+    def __init__(self, user: StoreUser, doubt: asyncio.Event) -> None:
+        """`doubt` is set when the store no longer knows the session, or does not answer."""
+        self._user = user
+        self._doubt = doubt
+        self._session: StoreSession | None = None
+        self._waiting: asyncio.Queue[Sequence[bytes]] = asyncio.Queue(MAX_WAITING_OFFERS)
+        # Insertion-ordered set, least recently offered first.
+        self._offered: OrderedDict[bytes, None] = OrderedDict()
+        self._pushes: dict[bytes, _Push] = {}
+
+    def begin(self, session: StoreSession) -> None:
+        """A new session: the store may hold nothing of what an earlier one was offered."""
+        self._session = session
+        self._offered.clear()
+
+    def end(self) -> None:
+        self._session = None
+
+    def put(self, chain: Sequence[bytes]) -> None:
+        """Queue a chain, from its root on; dropped where the queue is full."""
+        try:
+            self._waiting.put_nowait(chain)
+        except asyncio.QueueFull:
+            STORE_OFFERS.labels("dropped").inc()
+
+    def segment_sent(self, digest: SegmentDigest) -> bool:
+        push = self._pushes.get(digest.transfer_id)
+        if push is None:
+            return False
+        push.digests.append(digest)
+        push.news.set()
+        return True
+
+    def push_ended(self, event: PushEnded) -> bool:
+        push = self._pushes.get(event.transfer_id)
+        if push is None:
+            return False
+        push.ended = True
+        push.news.set()
+        return True
+
+    async def carry_forever(self, stub: Any) -> None:
+        """Carry one offer after another to its end, until cancelled."""
+        while True:
+            chain = await self._waiting.get()
+            session = self._session
+            if session is None:
+                continue
+            try:
+                with span("store.offer", blocks=len(chain)):
+                    outcome = await self._carry(stub, session, chain)
+            except (MeshError, TimeoutError) as error:
+                outcome = self._failed(chain, error)
+            STORE_OFFERS.labels(outcome).inc()
+
+    async def _carry(self, stub: Any, session: StoreSession, chain: Sequence[bytes]) -> str:
+        first = self._first_not_offered(chain)
+        if first == len(chain):
+            return "known"
+        response = await self._offer(stub, session, chain, first)
+        if response.parent_missing and first:
+            first = 0
+            response = await self._offer(stub, session, chain, first)
+        self._remember(chain)
+        if not response.HasField("ticket"):
+            return "unwanted"
+        if any(index >= len(chain) - first for index in response.wanted):
+            raise OfferFailed("the store wants blocks that were not offered")
+        ticket = transfer_wire.ticket(response.ticket)
+        wanted = [chain[first + index] for index in response.wanted]
+        async with asyncio.timeout(ticket.deadline_ms / 1000):
+            return await self._push(stub, session, ticket, wanted, response.granted_segments)
+
+    async def _offer(
+        self, stub: Any, session: StoreSession, chain: Sequence[bytes], first: int
+    ) -> kvstore_pb2.OfferResponse:
+        request = kvstore_pb2.OfferRequest(
+            session_id=session.session_id,
+            parent_hash=chain[first - 1] if first else b"",
+            block_hashes=chain[first:],
+        )
+        response: kvstore_pb2.OfferResponse = await stub.Offer(request, timeout=ANSWER_SECONDS)
+        return response
+
+    async def _push(
+        self, stub: Any, session: StoreSession, ticket: Ticket, wanted: Sequence[bytes], granted: Sequence[int]
+    ) -> str:
+        push = self._pushes[ticket.transfer_id] = _Push()
+        try:
+            self._user.push_offer(ticket, wanted)
+            confirmed = 0
+            while True:
+                for segment in granted:
+                    self._user.grant_offer(ticket.transfer_id, segment)
+                digests = await push.take_digests()
+                if not digests:
+                    raise OfferFailed("the rank could not push it")
+                request = kvstore_pb2.ConfirmOfferRequest(
+                    session_id=session.session_id, digests=[transfer_wire.digest_message(each) for each in digests]
+                )
+                response = await stub.ConfirmOffer(request, timeout=ticket.deadline_ms / 1000)
+                confirmed += len(digests)
+                if confirmed == len(ticket.segments):
+                    return "stored"
+                granted = response.granted_segments
+        finally:
+            del self._pushes[ticket.transfer_id]
+
+    def _failed(self, chain: Sequence[bytes], error: MeshError | TimeoutError) -> str:
+        for block_hash in chain:
+            self._offered.pop(block_hash, None)
+        if isinstance(error, UnknownSession) or not isinstance(error, MeshError) or error.code.name == "UNAVAILABLE":
+            self._doubt.set()
+        log.debug("an offer of %d blocks failed: %s", len(chain), error)
+        return "failed"
+
+    def _first_not_offered(self, chain: Sequence[bytes]) -> int:
+        for index, block_hash in enumerate(chain):
+            if block_hash not in self._offered:
+                return index
+        return len(chain)
+
+    def _remember(self, chain: Sequence[bytes]) -> None:
+        for block_hash in reversed(chain):
+            self._offered[block_hash] = None
+            self._offered.move_to_end(block_hash)
+        while len(self._offered) > MAX_OFFERED_HASHES:
+            self._offered.popitem(last=False)

@@ -1,0 +1,97 @@
+"""One worker's session with one store: attached, renewed, and made anew when the store was restarted."""
+
+import asyncio
+import logging
+import random
+from contextlib import suppress
+from typing import Any
+
+from deepmesh.v1 import kvstore_pb2, kvstore_pb2_grpc
+
+from kvstore.offer_link import CONCURRENT_OFFERS, OfferLink
+from kvstore.store_user import StoreUser
+from mesh import worker_wire
+from mesh.channel import open_channel
+from mesh.errors import MeshError
+from mesh.workers import WorkerIdentity
+from transfer.ticket import StoreSession
+
+log = logging.getLogger(__name__)
+
+FIRST_RETRY_SECONDS = 0.1
+LAST_RETRY_SECONDS = 5.0
+# Without an answer for so long the store is frozen or gone.
+ANSWER_SECONDS = 3.0
+RENEWALS_A_LEASE = 3
+
+
+class StoreLink:
+    """`store_id` is None while there is no session."""
+
+    def __init__(self, endpoint: str, worker: WorkerIdentity, worker_address: bytes, user: StoreUser) -> None:
+        self._endpoint = endpoint
+        self._worker = worker
+        self._request = kvstore_pb2.AttachWorkerRequest(
+            worker=worker_wire.identity_message(worker), worker_addresses=[worker_address]
+        )
+        self._user = user
+        self._session: StoreSession | None = None
+        self._retry_seconds = FIRST_RETRY_SECONDS
+        # Set when something says that the session may be no more.
+        self._doubt = asyncio.Event()
+        self.offers = OfferLink(user, self._doubt)
+
+    @property
+    def store_id(self) -> str | None:
+        return self._session.store_id if self._session else None
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        async with open_channel(self._endpoint) as channel, asyncio.TaskGroup() as group:
+            stub = kvstore_pb2_grpc.KvStoreServiceStub(channel)
+            for _ in range(CONCURRENT_OFFERS):
+                group.create_task(self.offers.carry_forever(stub))
+            group.create_task(self._keep_session(stub))
+
+    async def _keep_session(self, stub: Any) -> None:
+        while True:
+            self._doubt.clear()
+            try:
+                response = await stub.AttachWorker(self._request, timeout=ANSWER_SECONDS)
+            except MeshError as error:
+                self._lose(error)
+                await asyncio.sleep(self._retry_seconds * random.uniform(0.5, 1.0))
+                self._retry_seconds = min(2 * self._retry_seconds, LAST_RETRY_SECONDS)
+                continue
+            self._use(response)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(response.lease.ToMilliseconds() / 1000 / RENEWALS_A_LEASE):
+                    await self._doubt.wait()
+
+    def _use(self, response: kvstore_pb2.AttachWorkerResponse) -> None:
+        session = StoreSession(
+            store_id=response.store_id,
+            epoch=response.epoch,
+            worker_address=response.worker_address,
+            session_id=response.session_id,
+            session_key=response.session_key,
+            namespace=self._worker.kv_namespace,
+        )
+        self._retry_seconds = FIRST_RETRY_SECONDS
+        if session == self._session:
+            return
+        if self._session is not None and self._session.store_id != session.store_id:
+            self._user.detach_store(self._session.store_id)
+        self._session = session
+        self.offers.begin(session)
+        self._user.attach_store(session)
+        log.info("attached to a KV store", extra={"fields": {"id": session.store_id, "endpoint": self._endpoint}})
+
+    def _lose(self, error: MeshError) -> None:
+        # Once, and not at every try of a store that is away for long.
+        level = logging.WARNING if self._retry_seconds == FIRST_RETRY_SECONDS else logging.DEBUG
+        log.log(level, "no session with the KV store at %s: %s", self._endpoint, error.message)
+        if self._session is not None:
+            self._user.detach_store(self._session.store_id)
+            self._session = None
+            self.offers.end()

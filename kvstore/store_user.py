@@ -1,0 +1,29 @@
+"""What the stores' client needs of a rank."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from transfer.ticket import StoreSession, Ticket
+
+
+class StoreUser(Protocol):
+    """Each call returns at once."""
+
+    def attach_store(self, session: StoreSession) -> None:
+        """Fetch from this store, with this session; it replaces an earlier one with the same store."""
+        ...
+
+    def detach_store(self, store_id: str) -> None:
+        """The store is gone, until it is attached again."""
+        ...
+
+    def push_offer(self, ticket: Ticket, hashes: Sequence[bytes]) -> None:
+        """Push the blocks with these hashes; `StoreClient.segment_sent` and `push_ended` hear what becomes of it.
+
+        Where one of them is gone from the pool, `push_ended` with an error.
+        """
+        ...
+
+    def grant_offer(self, transfer_id: bytes, segment: int) -> None:
+        """The store has a staging slot for this segment of an offer."""
+        ...
