@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from kernels.mla_decode import DecodePlan
+from kernels.mla_prefill import PrefillPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,10 +23,9 @@ class Expanded:
 
     first: int
     stop: int
-    # Slots of the row's whole context: its cached prefix, then the row itself.
-    runs: list[slice]
-    # Tokens before the row, already in the pool.
-    cached: int
+    plan: PrefillPlan
+    # [context] int64: slots of its cached prefix, then of the row itself; None where no prefix is cached.
+    known: torch.Tensor | None
 
 
 @dataclass(frozen=True, slots=True)

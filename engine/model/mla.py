@@ -6,10 +6,10 @@ from torch.nn import functional
 from engine.model.config import ModelConfig
 from engine.model.context import Absorbed, Expanded, ForwardContext
 from engine.model.parameters import Allocator, NamedParameters
-from kernels.kv_copy import read_latents, write_latents
-from kernels.mla_decode import mla_decode
+from kernels.kv_copy import read_latents
+from kernels.kv_write import norm_and_write
+from kernels.mla_decode import absorb_query, expand_values, mla_decode
 from kernels.mla_prefill import mla_prefill
-from kernels.norm import rms_norm
 from kernels.rope import rotate_
 
 # As published: the inner norms do not follow rms_norm_eps.
@@ -51,46 +51,49 @@ class Attention:
 
     def forward(self, hidden: torch.Tensor, context: ForwardContext) -> torch.Tensor:
         """hidden: [tokens, hidden], normalized. Writes the tokens' latents, returns [tokens, hidden]."""
-        query, latents = self._project(hidden, context.rotations)
         pool = context.kv_pool[self.index]
-        write_latents(latents, context.slots, pool)
+        projected = functional.linear(hidden, self.input)
+        query = norm_and_write(
+            projected, self.query_norm, self.latent_norm, INNER_EPSILON, context.rotations, context.slots, pool
+        )
+        if self.query is not None:
+            query = functional.linear(query, self.query)
+        query = query.unflatten(1, (self.config.num_attention_heads, self.config.qk_head_dim))
         values = hidden.new_empty(len(hidden), self.config.num_attention_heads, self.config.v_head_dim)
         for rows in context.absorbed:
-            self._absorbed(rows, query, pool, values)
+            self._absorbed(rows, query, context.rotations, pool, values)
         for row in context.expanded:
-            self._expanded(row, query, latents, pool, values)
+            self._expanded(row, query, projected[:, self.input_width :], context.rotations, pool, values)
         return functional.linear(values.flatten(1), self.output)
 
-    def _project(self, hidden: torch.Tensor, rotations: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Queries [tokens, heads, nope + rope] and latents [tokens, latent + rope], both rotated."""
-        config = self.config
-        query, latents = functional.linear(hidden, self.input).split([self.input_width, config.latent_dim], dim=1)
-        if self.query is not None and self.query_norm is not None:
-            query = functional.linear(rms_norm(query, self.query_norm, INNER_EPSILON), self.query)
-        query = query.unflatten(1, (config.num_attention_heads, config.qk_head_dim))
-        rotate_(query[:, :, config.qk_nope_head_dim :], rotations)
-        rotate_(latents[:, config.kv_lora_rank :].unsqueeze(1), rotations)
-        compressed = latents[:, : config.kv_lora_rank]
-        compressed.copy_(rms_norm(compressed, self.latent_norm, INNER_EPSILON))
-        return query, latents
-
-    def _absorbed(self, rows: Absorbed, query: torch.Tensor, pool: torch.Tensor, values: torch.Tensor) -> None:
-        config = self.config
-        query = query[rows.first : rows.stop]
-        absorbed = query.new_empty(len(query), config.num_attention_heads, config.latent_dim)
-        nope, rope = query.split([config.qk_nope_head_dim, config.qk_rope_head_dim], dim=2)
-        absorbed[:, :, : config.kv_lora_rank] = torch.bmm(nope.transpose(0, 1), self.absorb_query).transpose(0, 1)
-        absorbed[:, :, config.kv_lora_rank :] = rope
+    def _absorbed(
+        self,
+        rows: Absorbed,
+        query: torch.Tensor,
+        rotations: torch.Tensor,
+        pool: torch.Tensor,
+        values: torch.Tensor,
+    ) -> None:
+        config, own = self.config, slice(rows.first, rows.stop)
+        absorbed = absorb_query(query[own], self.absorb_query, rotations[own])
         attended = mla_decode(absorbed, pool, rows.plan, value_width=config.kv_lora_rank, scale=config.softmax_scale)
-        values[rows.first : rows.stop] = torch.bmm(attended.transpose(0, 1), self.absorb_value).transpose(0, 1)
+        values[own] = expand_values(attended, self.absorb_value)
 
     def _expanded(
-        self, row: Expanded, query: torch.Tensor, latents: torch.Tensor, pool: torch.Tensor, values: torch.Tensor
+        self,
+        row: Expanded,
+        query: torch.Tensor,
+        latents: torch.Tensor,
+        rotations: torch.Tensor,
+        pool: torch.Tensor,
+        values: torch.Tensor,
     ) -> None:
         config, own = self.config, slice(row.first, row.stop)
-        known = read_latents(pool, row.runs, latents.dtype) if row.cached else latents[own]
+        rotate_(query[own, :, config.qk_nope_head_dim :], rotations[own])
+        known = latents[own] if row.known is None else read_latents(pool, row.known, latents.dtype)
         expanded = functional.linear(known[:, : config.kv_lora_rank], self.expand)
         expanded = expanded.unflatten(1, (config.num_attention_heads, -1))
         nope, value = expanded.split([config.qk_nope_head_dim, config.v_head_dim], dim=2)
         rope = known[:, None, config.kv_lora_rank :].expand(-1, config.num_attention_heads, -1)
-        values[own] = mla_prefill(query[own], torch.cat([nope, rope], dim=2), value, scale=config.softmax_scale)
+        key = torch.cat([nope, rope], dim=2)
+        values[own], _ = mla_prefill(query[own], key, value, row.plan, scale=config.softmax_scale)

@@ -1,7 +1,8 @@
-"""Latents in and out of the paged pool. A slot is one token's place: block * 64 + offset.
+"""Latents in and out of the paged pool, and whole blocks in and out of staging. A slot is one token's place:
+block * 64 + offset.
 
-A pool is of the latents' own dtype, or of e4m3 without a scale: what normalization leaves lies well within its range,
-and what does not is clamped to it.
+A pool is of the latents' own dtype, or of e4m3 with one scale for all it holds: a latent is `scale` times what is
+stored, and what lies beyond the range is clamped to it.
 """
 
 from collections.abc import Sequence
@@ -20,22 +21,11 @@ def slot_runs(block_ids: Sequence[int], tokens: int) -> list[slice]:
     return reference.slot_runs(block_ids, tokens)
 
 
-def write_latents(latents: torch.Tensor, slots: torch.Tensor, pool: torch.Tensor) -> None:
-    """Store each token's latent at its slot.
+def read_latents(pool: torch.Tensor, slots: torch.Tensor, dtype: torch.dtype, scale: float = 1.0) -> torch.Tensor:
+    """The latents at these slots, in order: a new [tokens, width] of `dtype`.
 
-    latents: [tokens, width]; slots: [tokens] int64, distinct; pool: [blocks, 64, width] contiguous, one layer's, of the
-    latents' dtype or e4m3. No tokens: nothing happens. Backend: the reference.
+    pool: [blocks, 64, width] contiguous, of `dtype` (then `scale` is 1) or e4m3; slots: [tokens] int64.
     """
-    assert latents.shape == (slots.shape[0], pool.shape[2]) and pool.dtype in (latents.dtype, COMPRESSED)
-    assert pool.shape[1] == BLOCK_TOKENS and pool.is_contiguous()
-    reference.write_latents(latents, slots, pool)
-
-
-def read_latents(pool: torch.Tensor, runs: Sequence[slice], dtype: torch.dtype) -> torch.Tensor:
-    """The latents of one request in order: [tokens, width] of `dtype`.
-
-    pool: [blocks, 64, width] contiguous, of `dtype` or e4m3; runs: of `slot_runs`, at least one. A view of the pool
-    where the runs are one and nothing is converted. Backend: the reference.
-    """
-    assert runs and pool.is_contiguous() and pool.dtype in (dtype, COMPRESSED)
-    return reference.read_latents(pool, runs, dtype)
+    assert pool.is_contiguous()
+    assert pool.dtype == COMPRESSED or (pool.dtype == dtype and scale == 1.0)
+    return reference.read_latents(pool, slots, dtype, scale)

@@ -19,18 +19,23 @@ def slot_runs(block_ids: Sequence[int], tokens: int) -> list[slice]:
     return runs
 
 
-def write_latents(latents: torch.Tensor, slots: torch.Tensor, pool: torch.Tensor) -> None:
+def write_latents(latents: torch.Tensor, slots: torch.Tensor, pool: torch.Tensor, scale: float) -> None:
     flat = pool.view(-1, pool.shape[2])
     if pool.dtype == latents.dtype:
         flat.index_copy_(0, slots, latents)
     else:
-        limit = torch.finfo(pool.dtype).max
         # As bytes: few operations know one-byte floats.
-        compressed = latents.clamp(-limit, limit).to(pool.dtype).view(torch.uint8)
-        flat.view(torch.uint8).index_copy_(0, slots, compressed)
+        flat.view(torch.uint8).index_copy_(0, slots, compress(latents, scale).view(torch.uint8))
 
 
-def read_latents(pool: torch.Tensor, runs: Sequence[slice], dtype: torch.dtype) -> torch.Tensor:
+def compress(latents: torch.Tensor, scale: float) -> torch.Tensor:
+    limit = torch.finfo(torch.float8_e4m3fn).max
+    return (latents.float() / scale).clamp(-limit, limit).to(torch.float8_e4m3fn)
+
+
+def read_latents(pool: torch.Tensor, slots: torch.Tensor, dtype: torch.dtype, scale: float) -> torch.Tensor:
     flat = pool.view(-1, pool.shape[2])
-    parts = [flat[run].to(dtype) for run in runs]
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+    if pool.dtype == dtype:
+        return flat.index_select(0, slots)
+    stored = flat.view(torch.uint8).index_select(0, slots).view(pool.dtype)
+    return (stored.float() * scale).to(dtype)

@@ -4,35 +4,48 @@ DeepSeek-V2 (2024), section 2.1.2: with the key's up-projection absorbed into th
 attention is multi-query over the cached latent.
 """
 
-from collections.abc import Sequence
-
 import torch
 
 from kernels.mla_decode import reference
-from kernels.mla_decode.reference import DecodePlan
+from kernels.mla_decode.plan import DecodePlan, plan_decode
+
+__all__ = ["DecodePlan", "absorb_query", "expand_values", "mla_decode", "plan_decode"]
 
 
-def plan_decode(runs: Sequence[Sequence[slice]], query_tokens: int = 1) -> DecodePlan:
-    """What all layers of one step share: where each row's latents lie. Made once a step.
+def absorb_query(query: torch.Tensor, weight: torch.Tensor, rotations: torch.Tensor) -> torch.Tensor:
+    """The queries as `mla_decode` takes them: [tokens, heads, latent + rope], of the query's dtype.
 
-    runs: per row, `kv_copy.slot_runs` of its whole context, the row's own query tokens included; query_tokens: queries
-    of every row, the last ones of its context.
+    query: [tokens, heads, nope + rope], not rotated yet, last two dimensions contiguous; weight: [heads, nope, latent],
+    the key's up-projection, last dimension contiguous; rotations: [tokens, rope / 2] complex64. The first part is
+    query[..., :nope] @ weight per head, the second query[..., nope:] rotated. No tokens give none.
     """
-    assert query_tokens >= 1
-    assert all(sum(run.stop - run.start for run in row) >= query_tokens for row in runs)
-    return DecodePlan(runs=tuple(map(tuple, runs)), query_tokens=query_tokens)
+    tokens, heads, width = query.shape
+    assert weight.shape[0] == heads and query.dtype == weight.dtype
+    assert rotations.shape == (tokens, (width - weight.shape[1]) // 2)
+    return reference.absorb_query(query, weight, rotations)
 
 
 def mla_decode(
-    query: torch.Tensor, pool: torch.Tensor, plan: DecodePlan, *, value_width: int, scale: float
+    query: torch.Tensor, pool: torch.Tensor, plan: DecodePlan, *, value_width: int, scale: float, kv_scale: float = 1.0
 ) -> torch.Tensor:
     """softmax(scale * query . latent) @ latent[:value_width], causal among the row's own queries, in the query's dtype.
 
-    query: [rows * query_tokens, heads, width], row by row; pool: [blocks, 64, width] contiguous, one layer's, of the
-    query's dtype or e4m3, with the queries' own latents already written; value_width: 512 of DeepSeek's 576. Returns
-    [rows * query_tokens, heads, value_width]; no rows give no rows. Backend: the reference.
+    query: [rows * query_tokens, heads, width] contiguous, row by row; pool: [blocks, 64, width] contiguous, one layer,
+    of the query's dtype or e4m3, with the queries' own latents already written; value_width: 512 of DeepSeek's 576;
+    kv_scale: a latent is kv_scale times what the pool holds. Returns [rows * query_tokens, heads, value_width]; no rows
+    give no rows. Backend: the reference.
     """
-    assert query.shape[0] == len(plan.runs) * plan.query_tokens and query.is_contiguous()
+    assert query.shape[0] == plan.rows * plan.query_tokens and query.is_contiguous()
     assert query.shape[2] == pool.shape[2] and pool.is_contiguous()
     assert pool.dtype in (query.dtype, torch.float8_e4m3fn)
-    return reference.mla_decode(query, pool, plan, value_width, scale)
+    return reference.mla_decode(query, pool, plan, value_width, scale, kv_scale)
+
+
+def expand_values(attended: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """From attended latents to values, per head: [tokens, heads, value].
+
+    attended: [tokens, heads, latent] contiguous; weight: [heads, latent, value], the value's up-projection, either of
+    the last dimensions contiguous.
+    """
+    assert weight.shape[:2] == attended.shape[1:] and attended.is_contiguous() and attended.dtype == weight.dtype
+    return reference.expand_values(attended, weight)

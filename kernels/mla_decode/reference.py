@@ -4,21 +4,23 @@ Contexts are read where they lie: a row's latents are few contiguous runs of the
 cost more than attending to them run by run.
 """
 
-from dataclasses import dataclass
-
 import torch
 
+from kernels.mla_decode.plan import DecodePlan, context_runs
+from kernels.rope import rotate
 
-@dataclass(frozen=True, slots=True)
-class DecodePlan:
-    """Per row the contiguous slots of its context, in order; each row's last `query_tokens` tokens are its queries."""
 
-    runs: tuple[tuple[slice, ...], ...]
-    query_tokens: int
+def absorb_query(query: torch.Tensor, weight: torch.Tensor, rotations: torch.Tensor) -> torch.Tensor:
+    tokens, heads, _ = query.shape
+    nope, latent = weight.shape[1:]
+    out = query.new_empty(tokens, heads, latent + query.shape[2] - nope)
+    torch.bmm(query[:, :, :nope].transpose(0, 1), weight, out=out[:, :, :latent].transpose(0, 1))
+    rotate(query[:, :, nope:], rotations, out[:, :, latent:])
+    return out
 
 
 def mla_decode(
-    query: torch.Tensor, pool: torch.Tensor, plan: DecodePlan, value_width: int, scale: float
+    query: torch.Tensor, pool: torch.Tensor, plan: DecodePlan, value_width: int, scale: float, kv_scale: float
 ) -> torch.Tensor:
     tokens, heads, width = query.shape
     out = query.new_empty(tokens, heads, value_width)
@@ -26,10 +28,18 @@ def mla_decode(
         return out
     flat = pool.view(-1, width)
     mask = _causal_mask(plan.query_tokens, heads, query.device)
-    queries = (query * scale).view(len(plan.runs), -1, width)
-    for row, target, runs in zip(queries, out.view(len(plan.runs), -1, value_width), plan.runs, strict=True):
+    queries = (query * (scale * kv_scale)).view(plan.rows, -1, width)
+    rows = plan.runs if plan.runs is not None else context_runs(plan.block_table, plan.lengths)
+    for row, target, runs in zip(queries, out.view(plan.rows, -1, value_width), rows, strict=True):
         # A no-op conversion unless the pool is compressed.
         _attend(row, [flat[run].to(query.dtype) for run in runs], value_width, mask, target)
+    return out if kv_scale == 1.0 else out.mul_(kv_scale)
+
+
+def expand_values(attended: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    tokens, heads, _ = attended.shape
+    out = attended.new_empty(tokens, heads, weight.shape[2])
+    torch.bmm(attended.transpose(0, 1), weight, out=out.transpose(0, 1))
     return out
 
 

@@ -1,17 +1,37 @@
-"""Prefill attention of MLA in its expanded form: causal multi-head attention with keys wider than values."""
+"""Prefill attention of MLA in its expanded form: multi-head attention with keys wider than values."""
 
 import torch
 
 from kernels.mla_prefill import reference
+from kernels.mla_prefill.plan import PrefillPlan, plan_prefill
+
+__all__ = ["PrefillPlan", "merge_attention", "mla_prefill", "plan_prefill"]
 
 
-def mla_prefill(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, scale: float) -> torch.Tensor:
-    """softmax(scale * query . key) @ value per head; the queries are the last ones of the keys' positions.
+def mla_prefill(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, plan: PrefillPlan, *, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """softmax(scale * query . key) @ value per head and prompt, and the log of each softmax's denominator.
 
-    query: [queries, heads, 192]; key: [keys, heads, 192], keys >= queries, cached prefix first; value: [keys, heads,
-    128]; any widths, last dimension contiguous, one dtype. Query i sees keys 0 .. keys - queries + i. Returns
-    [queries, heads, 128]; no queries give none. Backend: the reference.
+    query: [queries, heads, 192]; key: [keys, heads, 192]; value: [keys, heads, 128]; any widths, last dimension
+    contiguous, one dtype, the plan's prompts one after another. Causal: query i of a prompt sees its keys 0 ..
+    keys - queries + i. Returns [queries, heads, 128] of the query's dtype and [heads, queries] float32, the natural
+    log of sum(exp(scale * query . key)), for `merge_attention`. No queries give none. Backend: the reference.
     """
     assert query.shape[1:] == key.shape[1:] and key.shape[:2] == value.shape[:2]
-    assert key.shape[0] >= query.shape[0] and query.dtype == key.dtype == value.dtype
-    return reference.mla_prefill(query, key, value, scale)
+    assert query.shape[0] == plan.queries and key.shape[0] == plan.keys
+    assert query.dtype == key.dtype == value.dtype
+    return reference.mla_prefill(query, key, value, plan, scale)
+
+
+def merge_attention(
+    out: torch.Tensor, log_sum: torch.Tensor, other_out: torch.Tensor, other_log_sum: torch.Tensor
+) -> None:
+    """Join attention over two disjoint sets of keys in place, as if computed over both: into `out` and `log_sum`.
+
+    Both pairs as `mla_prefill` returns them, for the same queries. So a long cached prefix can be attended to in parts
+    that bound what its expanded keys and values take (Dao et al., "FlashDecoding", 2023).
+    """
+    assert out.shape == other_out.shape and log_sum.shape == other_log_sum.shape == (out.shape[1], out.shape[0])
+    assert log_sum.dtype == other_log_sum.dtype == torch.float32
+    reference.merge_attention(out, log_sum, other_out, other_log_sum)

@@ -1,4 +1,4 @@
-"""Causal attention in plain torch, the definition.
+"""Attention over prompts in plain torch, the definition.
 
 Tiling: up to 256 queries at a time see only the keys up to their last one, which skips the upper half of the scores and
 bounds the memory that the rest takes. On CPU this is faster than torch's own attention, whose fused form wants values
@@ -7,22 +7,53 @@ as wide as keys.
 
 import torch
 
+from kernels.mla_prefill.plan import PrefillPlan
+
 QUERY_TILE = 256
 # Scores held at a time, over all heads; a very long context gets narrower tiles.
 TILE_SCORES = 1 << 24
 
 
-def mla_prefill(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
+def mla_prefill(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, plan: PrefillPlan, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    out = query.new_empty(query.shape[0], query.shape[1], value.shape[2])
+    log_sum = query.new_empty(query.shape[1], query.shape[0], dtype=torch.float32)
+    for queries, keys in plan.ranges():
+        _attend(query[queries], key[keys], value[keys], plan.causal, scale, out[queries], log_sum[:, queries])
+    return out, log_sum
+
+
+def _attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    causal: bool,
+    scale: float,
+    out: torch.Tensor,
+    log_sum: torch.Tensor,
+) -> None:
     queries, heads, _ = query.shape
     cached = key.shape[0] - queries
-    out = query.new_empty(queries, heads, value.shape[2])
     keys, values = key.permute(1, 2, 0), value.transpose(0, 1)
     tile = max(min(QUERY_TILE, TILE_SCORES // max(heads * key.shape[0], 1)), 1)
     for start in range(0, queries, tile):
         stop = min(start + tile, queries)
-        scores = torch.bmm(query[start:stop].transpose(0, 1), keys[:, :, : cached + stop]).mul_(scale)
-        later = torch.ones(stop - start, stop - start, dtype=torch.bool, device=query.device).triu(1)
-        scores[:, :, cached + start :].masked_fill_(later, float("-inf"))
-        weights = torch.softmax(scores, dim=2, dtype=torch.float32).to(query.dtype)
-        out[start:stop] = torch.bmm(weights, values[:, : cached + stop]).transpose(0, 1)
-    return out
+        seen = cached + stop if causal else key.shape[0]
+        scores = torch.bmm(query[start:stop].transpose(0, 1), keys[:, :, :seen]).mul_(scale).float()
+        if causal:
+            later = torch.ones(stop - start, stop - start, dtype=torch.bool, device=query.device).triu(1)
+            scores[:, :, cached + start :].masked_fill_(later, float("-inf"))
+        largest = scores.amax(dim=2, keepdim=True)
+        weights = scores.sub_(largest).exp_()
+        total = weights.sum(dim=2, keepdim=True)
+        log_sum[:, start:stop] = (largest + total.log())[:, :, 0]
+        out[start:stop] = torch.bmm((weights / total).to(query.dtype), values[:, :seen]).transpose(0, 1)
+
+
+def merge_attention(
+    out: torch.Tensor, log_sum: torch.Tensor, other_out: torch.Tensor, other_log_sum: torch.Tensor
+) -> None:
+    share = torch.sigmoid(other_log_sum - log_sum).t().unsqueeze(2)
+    out.copy_(torch.lerp(out.float(), other_out.float(), share))
+    torch.logaddexp(log_sum, other_log_sum, out=log_sum)

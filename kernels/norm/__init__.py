@@ -2,6 +2,7 @@
 
 import torch
 
+from kernels.act_quant import Quantized
 from kernels.norm import reference
 
 
@@ -22,3 +23,14 @@ def add_rms_norm(delta: torch.Tensor, residual: torch.Tensor, weight: torch.Tens
     """
     assert delta.shape == residual.shape and weight.shape == residual.shape[1:]
     return reference.add_rms_norm(delta, residual, weight, epsilon)
+
+
+def add_rms_norm_quantized(
+    delta: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float
+) -> tuple[torch.Tensor, Quantized]:
+    """`add_rms_norm`, and the same normalized rows quantized: what the gate reads, and what the FP8 products read.
+
+    The width is a multiple of 128.
+    """
+    assert delta.shape == residual.shape and weight.shape == residual.shape[1:]
+    return reference.add_rms_norm_quantized(delta, residual, weight, epsilon)

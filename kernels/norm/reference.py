@@ -3,6 +3,8 @@
 import torch
 from torch.nn import functional
 
+from kernels.act_quant import Quantized, quantize
+
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
     if x.dtype == torch.float32:
@@ -12,3 +14,10 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Ten
 
 def add_rms_norm(delta: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
     return rms_norm(residual.add_(delta), weight, epsilon)
+
+
+def add_rms_norm_quantized(
+    delta: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float
+) -> tuple[torch.Tensor, Quantized]:
+    normalized = add_rms_norm(delta, residual, weight, epsilon)
+    return normalized, quantize(normalized)

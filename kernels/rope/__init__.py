@@ -30,12 +30,18 @@ def rotation_table(radians: torch.Tensor, positions: int, scale: float = 1.0) ->
 
 
 def rotate_(x: torch.Tensor, rotations: torch.Tensor) -> None:
-    """Rotate the pairs (x[..., 0], x[..., 1]), (x[..., 2], x[..., 3]), ... in place, computing in float32.
+    """Rotate the pairs (x[..., 0], x[..., 1]), (x[..., 2], x[..., 3]), ... in place: `rotate` into itself."""
+    rotate(x, rotations, x)
 
-    x: [rows, heads, dim], last dimension contiguous, other strides even; rotations: [rows, dim / 2] complex64, one row
-    of the table per row of x. No rows: nothing happens. Backend: the reference.
+
+def rotate(x: torch.Tensor, rotations: torch.Tensor, out: torch.Tensor) -> None:
+    """Write x, its pairs (x[..., 0], x[..., 1]), (x[..., 2], x[..., 3]), ... rotated, to `out`, computing in float32.
+
+    x, out: [rows, heads, dim] of one dtype, which may be the same tensor but not overlap otherwise; last dimension
+    contiguous, other strides even; rotations: [rows, dim / 2] complex64 contiguous, one row of the table per row of x.
+    No rows: nothing happens. Backend: the reference.
     """
     rows, _, dim = x.shape
     assert rotations.shape == (rows, dim // 2) and rotations.dtype == torch.complex64
-    assert x.stride(-1) == 1
-    reference.rotate_(x, rotations)
+    assert x.stride(-1) == out.stride(-1) == 1 and x.shape == out.shape and x.dtype == out.dtype
+    reference.rotate(x, rotations, out)

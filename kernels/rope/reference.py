@@ -30,9 +30,6 @@ def rotation_table(radians: torch.Tensor, positions: int, scale: float) -> torch
     return torch.complex(angles.cos() * scale, angles.sin() * scale)
 
 
-def rotate_(x: torch.Tensor, rotations: torch.Tensor) -> None:
-    pairs = x.float().unflatten(-1, (-1, 2))
-    rotated = torch.view_as_complex(pairs).mul_(rotations.unsqueeze(1))
-    # In float32 the view above already is x.
-    if x.dtype != torch.float32:
-        x.copy_(torch.view_as_real(rotated).flatten(-2))
+def rotate(x: torch.Tensor, rotations: torch.Tensor, out: torch.Tensor) -> None:
+    pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))
+    out.copy_(torch.view_as_real(pairs * rotations.unsqueeze(1)).flatten(-2))

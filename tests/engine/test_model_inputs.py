@@ -41,8 +41,8 @@ def test_only_the_last_token_of_sampling_rows_gets_logits() -> None:
 
 def test_leading_single_tokens_decode_together_and_prompts_expand() -> None:
     context = context_of([row(100, 1, [0, 1]), row(5, 1, [2]), row(0, 30, [3])])
-    assert [(rows.first, rows.stop, len(rows.plan.runs)) for rows in context.absorbed] == [(0, 2, 2)]
-    assert [(part.first, part.stop, part.cached) for part in context.expanded] == [(2, 32, 0)]
+    assert [(rows.first, rows.stop, rows.plan.rows) for rows in context.absorbed] == [(0, 2, 2)]
+    assert [(part.first, part.stop, part.known) for part in context.expanded] == [(2, 32, None)]
 
 
 def test_a_chunk_of_one_token_may_follow_longer_ones() -> None:

@@ -1,25 +1,12 @@
 import pytest
 import torch
 
-from kernels.kv_copy import BLOCK_TOKENS, slot_runs
-from kernels.mla_decode import mla_decode, plan_decode
+from kernels.kv_copy import BLOCK_TOKENS
+from kernels.mla_decode import absorb_query, expand_values, mla_decode, plan_decode
+from kernels.rope import frequencies, rotate_, rotation_table
+from tests.support.latents import scattered_contexts
 
 WIDTH, VALUES, HEADS, SCALE = 40, 32, 3, 0.2
-
-
-def scattered_contexts(lengths: list[int]) -> tuple[torch.Tensor, list[list[slice]], list[torch.Tensor]]:
-    """A pool poisoned wherever no context lies, each row's runs, and each row's latents in order."""
-    blocks = torch.randperm(sum(-(-length // BLOCK_TOKENS) for length in lengths) + 3).tolist()
-    pool = torch.full((len(blocks), BLOCK_TOKENS, WIDTH), float("nan"))
-    flat = pool.view(-1, WIDTH)
-    runs, contexts = [], []
-    for length in lengths:
-        own = slot_runs([blocks.pop() for _ in range(-(-length // BLOCK_TOKENS))], length)
-        for run in own:
-            flat[run] = torch.randn(run.stop - run.start, WIDTH)
-        runs.append(own)
-        contexts.append(torch.cat([flat[run] for run in own]))
-    return pool, runs, contexts
 
 
 def expected_row(query: torch.Tensor, context: torch.Tensor) -> torch.Tensor:
@@ -35,32 +22,51 @@ def expected_row(query: torch.Tensor, context: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("query_tokens", [1, 4])
 def test_ragged_rows_attend_to_exactly_their_context(lengths: list[int], query_tokens: int) -> None:
     lengths = [length + query_tokens - 1 for length in lengths]
-    pool, runs, contexts = scattered_contexts(lengths)
+    stored = scattered_contexts(lengths, WIDTH)
     query = torch.randn(len(lengths) * query_tokens, HEADS, WIDTH)
-    found = mla_decode(query, pool, plan_decode(runs, query_tokens), value_width=VALUES, scale=SCALE)
+    plan = plan_decode(stored.block_table, stored.lengths, query_tokens)
+    found = mla_decode(query, stored.pool, plan, value_width=VALUES, scale=SCALE)
     rows = query.view(len(lengths), query_tokens, HEADS, WIDTH)
-    expected = torch.cat([expected_row(row, context) for row, context in zip(rows, contexts, strict=True)])
+    expected = torch.cat([expected_row(row, context) for row, context in zip(rows, stored.contexts, strict=True)])
     assert (found.double() - expected).norm() / expected.norm() < 1e-6
 
 
 def test_bfloat16_stays_near_float32() -> None:
-    pool, runs, _ = scattered_contexts([200])
+    stored = scattered_contexts([200], WIDTH)
+    plan = plan_decode(stored.block_table, stored.lengths)
     query = torch.randn(1, HEADS, WIDTH)
-    exact = mla_decode(query, pool, plan_decode(runs), value_width=VALUES, scale=SCALE)
-    found = mla_decode(query.bfloat16(), pool.bfloat16(), plan_decode(runs), value_width=VALUES, scale=SCALE)
+    exact = mla_decode(query, stored.pool, plan, value_width=VALUES, scale=SCALE)
+    found = mla_decode(query.bfloat16(), stored.pool.bfloat16(), plan, value_width=VALUES, scale=SCALE)
     assert found.dtype == torch.bfloat16 and (found.float() - exact).norm() / exact.norm() < 0.03
 
 
-def test_a_compressed_pool_is_attended_to_as_what_it_holds() -> None:
-    pool, runs, _ = scattered_contexts([200, 65])
+def test_a_compressed_pool_is_attended_to_as_what_it_holds_times_its_scale() -> None:
+    stored = scattered_contexts([200, 65], WIDTH)
+    plan = plan_decode(stored.block_table, stored.lengths)
     query = torch.randn(2, HEADS, WIDTH)
-    compressed = pool.to(torch.float8_e4m3fn)
-    found = mla_decode(query, compressed, plan_decode(runs), value_width=VALUES, scale=SCALE)
-    expected = mla_decode(query, compressed.float(), plan_decode(runs), value_width=VALUES, scale=SCALE)
-    assert torch.equal(found, expected)
+    compressed = stored.pool.to(torch.float8_e4m3fn)
+    found = mla_decode(query, compressed, plan, value_width=VALUES, scale=SCALE, kv_scale=0.5)
+    expected = mla_decode(query, compressed.float() * 0.5, plan, value_width=VALUES, scale=SCALE)
+    assert torch.allclose(found, expected, atol=1e-6)
 
 
 def test_no_rows_give_no_rows() -> None:
+    plan = plan_decode(torch.empty(0, 0, dtype=torch.int32), torch.empty(0, dtype=torch.int32))
     pool = torch.zeros(1, BLOCK_TOKENS, WIDTH)
-    found = mla_decode(torch.empty(0, HEADS, WIDTH), pool, plan_decode([]), value_width=VALUES, scale=SCALE)
+    found = mla_decode(torch.empty(0, HEADS, WIDTH), pool, plan, value_width=VALUES, scale=SCALE)
     assert found.shape == (0, HEADS, VALUES)
+
+
+def test_absorbed_queries_score_a_latent_as_the_key_it_expands_to() -> None:
+    query, latent, weight = torch.randn(5, HEADS, 12 + 8), torch.randn(VALUES), torch.randn(HEADS, 12, VALUES)
+    rotations = rotation_table(frequencies(8, 10000.0), 50)[[3, 1, 49, 0, 7]]
+    absorbed = absorb_query(query, weight, rotations)
+    keys = weight @ latent
+    assert torch.allclose(absorbed[:, :, :VALUES] @ latent, (query[:, :, :12] * keys).sum(2), rtol=1e-4, atol=1e-4)
+    rotate_(query[:, :, 12:], rotations)
+    assert torch.equal(absorbed[:, :, VALUES:], query[:, :, 12:])
+
+
+def test_values_are_expanded_by_head() -> None:
+    attended, weight = torch.randn(4, HEADS, VALUES), torch.randn(HEADS, 6, VALUES).transpose(1, 2)
+    assert torch.allclose(expand_values(attended, weight), torch.einsum("thl,hlv->thv", attended, weight), atol=1e-5)

@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from kernels.norm import add_rms_norm, rms_norm
+from kernels.act_quant import dequantize
+from kernels.norm import add_rms_norm, add_rms_norm_quantized, rms_norm
 
 
 @pytest.mark.parametrize("rows", [0, 1, 33])
@@ -26,3 +27,11 @@ def test_the_sum_stays_in_the_residual() -> None:
     total = delta + residual
     assert torch.equal(add_rms_norm(delta, residual, weight, 1e-6), rms_norm(total, weight, 1e-6))
     assert torch.equal(residual, total)
+
+
+def test_the_quantized_rows_are_those_that_are_returned() -> None:
+    delta, residual, weight = torch.randn(5, 256), torch.randn(5, 256), torch.randn(256)
+    expected = add_rms_norm(delta, residual.clone(), weight, 1e-6)
+    normalized, quantized = add_rms_norm_quantized(delta, residual, weight, 1e-6)
+    assert torch.equal(normalized, expected)
+    assert (dequantize(quantized) - expected).norm() / expected.norm() < 0.04

@@ -1,0 +1,66 @@
+"""From attention's input projection to its queries' second projection, and the latents' way into the pool.
+
+One pass over what the projection leaves of each token: its query normalized (and quantized), its latent normalized, its
+key rotated, and both written to the token's slot.
+"""
+
+import torch
+
+from kernels.act_quant import GROUP, Quantized
+from kernels.kv_copy import BLOCK_TOKENS, COMPRESSED
+from kernels.kv_write import reference
+
+
+def norm_and_write(
+    projected: torch.Tensor,
+    query_weight: torch.Tensor | None,
+    latent_weight: torch.Tensor,
+    epsilon: float,
+    rotations: torch.Tensor,
+    slots: torch.Tensor,
+    pool: torch.Tensor,
+    scale: float = 1.0,
+) -> torch.Tensor:
+    """Write the tokens' latents to the pool; return their queries normalized, a new [tokens, query_width].
+
+    projected: [tokens, query_width + latent_width + rope] contiguous: query, latent, key; its last two parts are
+    normalized and rotated in place. query_weight: [query_width], or None where queries are not normalized: then the
+    first part itself is returned; latent_weight: [latent_width]; rotations: [tokens, rope / 2] complex64 contiguous;
+    slots: [tokens] int64, distinct; pool: [blocks, 64, latent_width + rope] contiguous, one layer's, of the same dtype,
+    or e4m3 of which a latent is `scale` times. No tokens: nothing is written.
+    """
+    _check(projected, query_weight, latent_weight, rotations, slots, pool)
+    return reference.norm_and_write(projected, query_weight, latent_weight, epsilon, rotations, slots, pool, scale)
+
+
+def norm_quantize_and_write(
+    projected: torch.Tensor,
+    query_weight: torch.Tensor,
+    latent_weight: torch.Tensor,
+    epsilon: float,
+    rotations: torch.Tensor,
+    slots: torch.Tensor,
+    pool: torch.Tensor,
+    scale: float = 1.0,
+) -> Quantized:
+    """`norm_and_write` with the queries quantized; query_width is a multiple of 128."""
+    _check(projected, query_weight, latent_weight, rotations, slots, pool)
+    assert query_weight.shape[0] % GROUP == 0
+    return reference.norm_quantize_and_write(
+        projected, query_weight, latent_weight, epsilon, rotations, slots, pool, scale
+    )
+
+
+def _check(
+    projected: torch.Tensor,
+    query_weight: torch.Tensor | None,
+    latent_weight: torch.Tensor,
+    rotations: torch.Tensor,
+    slots: torch.Tensor,
+    pool: torch.Tensor,
+) -> None:
+    tokens, width = projected.shape
+    assert projected.is_contiguous() and pool.is_contiguous() and pool.dtype in (projected.dtype, COMPRESSED)
+    assert pool.shape[1] == BLOCK_TOKENS and slots.shape == (tokens,) and slots.dtype == torch.int64
+    assert rotations.shape == (tokens, (pool.shape[2] - latent_weight.shape[0]) // 2)
+    assert query_weight is None or query_weight.shape[0] + pool.shape[2] == width
