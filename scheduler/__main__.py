@@ -4,47 +4,69 @@ import asyncio
 import logging
 import sys
 import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 
 from deepmesh.v1 import scheduler_pb2_grpc
 
 from mesh.launch import launch
 from mesh.server import MeshServer, Registration
 from scheduler.admission import Objectives
+from scheduler.candidates import PlacementKnobs
 from scheduler.config import SchedulerConfig
 from scheduler.coordinator import Coordinator
 from scheduler.decisions import DecisionLog
 from scheduler.lengths import OutputLengths
-from scheduler.placement import PlacementKnobs
 from scheduler.registry import Registry, RegistryLimits
 from scheduler.service import SchedulerServicer
+from scheduler.store_link import StoreLink
+from scheduler.stores import Stores
 
 SERVICE = "deepmesh.v1.SchedulerService"
 log = logging.getLogger(__name__)
 
 
-def compose(config: SchedulerConfig) -> tuple[Registry, Registration]:
+def compose(config: SchedulerConfig, links: Sequence[StoreLink] = ()) -> tuple[Registry, Registration]:
     """The scheduler's parts, put together: its registry, and its gRPC service."""
     limits = RegistryLimits(workers=config.lease.max_workers, cached_blocks=config.lease.max_cached_blocks)
     registry = Registry(time.monotonic, config.lease.seconds, config.lease.settle_seconds, limits)
-    decisions = DecisionLog(config.decisions)
-    knobs = PlacementKnobs(**config.placement.model_dump())
-    objectives = Objectives(**config.objectives.model_dump())
-    coordinator = Coordinator(registry, decisions, OutputLengths(), knobs, objectives, time.time)
-    servicer = SchedulerServicer(registry, coordinator, decisions, config.max_watchers)
+    stores, decisions = Stores(links), DecisionLog(config.decisions)
+    coordinator = Coordinator(
+        registry,
+        stores,
+        config.store_link.ignored_blocks,
+        decisions,
+        OutputLengths(),
+        PlacementKnobs(**config.placement.model_dump()),
+        Objectives(**config.objectives.model_dump()),
+        time.time,
+    )
+    servicer = SchedulerServicer(registry, stores, coordinator, decisions, config.max_watchers)
     endless = ("ReportStatus", "WatchWorkers")
     add = scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server
     return registry, Registration(add, servicer, SERVICE, endless)
 
 
+@asynccontextmanager
+async def running(config: SchedulerConfig) -> AsyncIterator[MeshServer]:
+    """A scheduler that is ready, for the length of the block."""
+    links = [StoreLink(endpoint, config.store_link) for endpoint in config.stores]
+    registry, registration = compose(config, links)
+    async with MeshServer(config.server, "scheduler", [registration]) as server:
+        tasks = [asyncio.create_task(registry.expire_forever(config.lease.seconds / 20))]
+        tasks += [asyncio.create_task(link.run()) for link in links]
+        await server.ready()
+        yield server
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+
 async def serve(config: SchedulerConfig) -> None:
     """Run the scheduler until a signal."""
-    registry, registration = compose(config)
-    async with MeshServer(config.server, "scheduler", [registration]) as server:
-        expiry = asyncio.create_task(registry.expire_forever(config.lease.seconds / 20))
-        await server.ready()
+    async with running(config) as server:
         log.info("scheduler ready", extra={"fields": {"endpoint": server.endpoint}})
         await server.until_signal()
-        expiry.cancel()
 
 
 if __name__ == "__main__":

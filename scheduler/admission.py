@@ -1,10 +1,12 @@
 """Whether a request may enter at all: the objectives it must be predicted to meet, and how a refusal reads. Pure."""
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from mesh.errors import ContextExceeded, MeshError, NoWorker, Overloaded
-from scheduler.placement import Rejection, Terms
+import msgspec
+
+from mesh.errors import ContextExceeded, MeshError, NamespaceMismatch, NoWorker, Overloaded
+from scheduler.terms import Rejection, Terms
 
 MIN_RETRY_MS = 100
 MAX_RETRY_MS = 30_000
@@ -26,11 +28,17 @@ def admit(terms: Iterable[Terms], objectives: Objectives) -> tuple[Terms, ...]:
 def refusal(model: str, terms: Collection[Terms], objectives: Objectives) -> MeshError:
     """What to tell the caller when no candidate is left.
 
-    ContextExceeded where no worker could ever take it, Overloaded with a delay where waiting helps, else NoWorker.
+    ContextExceeded where no worker could ever take it, NamespaceMismatch where no decode worker has a prefill worker
+    that it can use, Overloaded with a delay where waiting helps, else NoWorker.
     """
+    reasons = "; ".join(f"{term.name}: {term.rejected}" for term in list(terms)[:3])
     if terms and all(term.rejection is Rejection.CONTEXT for term in terms):
-        reasons = "; ".join(f"{term.worker_id}: {term.rejected}" for term in list(terms)[:3])
         return ContextExceeded(f"prompt and max_tokens are too long for every worker of model {model!r} ({reasons})")
+    if terms and all(term.rejection is Rejection.NAMESPACE for term in terms):
+        return NamespaceMismatch(
+            f"the prefill and decode workers of model {model!r} cannot exchange KV ({reasons}): start both with the "
+            "same checkpoint and KV dtype"
+        )
     waits = [wait for term in terms if (wait := _wait_ms(term, objectives)) is not None]
     if not waits:
         return NoWorker(f"no worker takes requests for model {model!r} now: retry once one has started")
@@ -54,7 +62,9 @@ def _judge(term: Terms, objectives: Objectives) -> Terms:
     ]
     if not excess:
         return term
-    return replace(term, rejection=Rejection.OBJECTIVE, rejected=f"its predicted {' and '.join(excess)}")
+    return msgspec.structs.replace(
+        term, rejection=Rejection.OBJECTIVE, rejected=f"its predicted {' and '.join(excess)}"
+    )
 
 
 def _wait_ms(term: Terms, objectives: Objectives) -> float | None:

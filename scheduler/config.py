@@ -25,6 +25,28 @@ class PlacementConfig(Config):
     step_growth: float = Field(default=0.02, ge=0)
     # Requests that may wait on one worker for a place in its batch; 0 refuses what cannot start at once.
     queue_requests: int = Field(default=512, ge=0)
+    # What a prompt costs that another worker computes: the calls around it, and the push of its KV.
+    handover_ms: float = Field(default=5.0, ge=0)
+    push_bytes_per_second: float = Field(default=2e9, gt=0)
+    # As the workers' engine.transfer.layerwise_tokens; of such a push this share is left when the prompt is computed.
+    layerwise_tokens: int = Field(default=8192, ge=1)
+    layerwise_rest: float = Field(default=0.125, ge=0, le=1)
+    # A fetch from a KV store, where a worker has not measured one.
+    fetch_latency_ms: float = Field(default=2.0, ge=0)
+    fetch_bytes_per_second: float = Field(default=1e9, gt=0)
+    # Prompts with at most so many uncached tokens disturb no decode worker.
+    short_prompt_tokens: int = Field(default=64, ge=0)
+    # How much the delay of requests that decode beside a prompt counts, against the prompt's own delay.
+    interference: float = Field(default=1.0, ge=0)
+
+
+class StoreLinkConfig(Config):
+    """How KV stores are asked what they hold; no answer in time means no hint."""
+
+    match_ms: float = Field(default=20.0, gt=0)
+    # They are not asked where so many blocks of a prompt, or fewer, are cached by no worker.
+    ignored_blocks: int = Field(default=1, ge=0)
+    poll_seconds: float = Field(default=1.0, gt=0)
 
 
 class ObjectivesConfig(Config):
@@ -38,6 +60,9 @@ class SchedulerConfig(ServiceConfig):
     lease: LeaseConfig = LeaseConfig()
     placement: PlacementConfig = PlacementConfig()
     objectives: ObjectivesConfig = ObjectivesConfig()
+    # host:port of the KV stores; the workers are told the same.
+    stores: tuple[str, ...] = ()
+    store_link: StoreLinkConfig = StoreLinkConfig()
     # Decisions kept for ListDecisions.
     decisions: int = Field(default=2000, ge=1)
     # Gateways that may watch the registry at once.

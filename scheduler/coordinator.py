@@ -1,26 +1,20 @@
-"""One placement from end to end: the registry's view, the pure decision, and what is remembered of it."""
+"""One placement from end to end: the registry's view, the stores' hints, the pure decision, and what is remembered."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from mesh.errors import MeshError, NoWorker, UnknownModel
 from mesh.observe import span
-from mesh.workers import WorkerIdentity, WorkerRole, WorkerState
+from mesh.workers import KvNamespace, WorkerIdentity, WorkerRole, WorkerState
 from scheduler.admission import Objectives, admit, refusal
+from scheduler.candidates import Candidates, CandidateWorker, PlacementKnobs, PlacementRequest, StoreHint
 from scheduler.decisions import Decision, DecisionLog, Outcome
 from scheduler.lengths import OutputLengths
-from scheduler.placement import (
-    CandidateWorker,
-    PlacementKnobs,
-    PlacementRequest,
-    Terms,
-    choose,
-    explain,
-    placed_work,
-    predict,
-    preference,
-)
+from scheduler.placement import choose, explain, placed_work, predict
 from scheduler.registry import Registry, Worker
+from scheduler.sources import reusable_blocks
+from scheduler.stores import Stores
+from scheduler.terms import Terms
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +31,15 @@ class PlacementCall:
 
 @dataclass(frozen=True, slots=True)
 class PlacementAnswer:
-    """Where the request goes, why, and what every other candidate had to offer."""
+    """Where the request goes, and why."""
 
-    worker: WorkerIdentity
+    decode: WorkerIdentity
+    # None where the decode worker computes the prompt.
+    prefill: WorkerIdentity | None
     chosen: Terms
-    terms: tuple[Terms, ...]
     reason: str
+    # Blocks of the prompt, from the root on, by the id of the worker or store that has them.
+    cached: Mapping[str, int]
 
 
 # Of a decision, the candidates that are remembered: the best, and those it was close with.
@@ -50,11 +47,16 @@ KEPT_CANDIDATES = 16
 
 
 class Coordinator:
-    """Places requests on the workers of a registry. `wall_clock`: seconds since the epoch, for the log."""
+    """Places requests on the workers of a registry. `wall_clock`: seconds since the epoch, for the log.
+
+    Stores are asked where more than `ignored_blocks` of a prompt are cached by no worker that could compute it.
+    """
 
     def __init__(
         self,
         registry: Registry,
+        stores: Stores,
+        ignored_blocks: int,
         decisions: DecisionLog,
         lengths: OutputLengths,
         knobs: PlacementKnobs,
@@ -62,20 +64,38 @@ class Coordinator:
         wall_clock: Callable[[], float],
     ) -> None:
         self._registry = registry
+        self._stores = stores
+        self._ignored_blocks = ignored_blocks
         self._decisions = decisions
         self._lengths = lengths
         self._knobs = knobs
         self._objectives = objectives
         self._wall_clock = wall_clock
 
-    def place(self, call: PlacementCall) -> PlacementAnswer:
-        """Raises UnknownModel, NoWorker, ContextExceeded or Overloaded. What candidates led to is remembered."""
-        with span("scheduler.place", attempt=call.attempt):
-            return self._place(call)
+    async def place(self, call: PlacementCall) -> PlacementAnswer:
+        """Raises UnknownModel, NoWorker, NamespaceMismatch, ContextExceeded or Overloaded.
 
-    def _place(self, call: PlacementCall) -> PlacementAnswer:
-        workers = self._candidates(call.model)
-        candidates = [_candidate(worker, call.block_hashes) for worker in workers]
+        What the candidates led to is remembered.
+        """
+        with span("scheduler.place", attempt=call.attempt):
+            workers = self._workers(call.model)
+            cached = self._registry.cached_prefixes(call.block_hashes, workers)
+            hints = await self._ask_stores(call, workers, cached) if self._stores.any_answers else {}
+            # Workers come and go while a store is asked.
+            return self._place(call, self._workers(call.model), cached, hints)
+
+    def _place(
+        self,
+        call: PlacementCall,
+        workers: Collection[Worker],
+        cached: Mapping[str, int],
+        hints: Mapping[KvNamespace, StoreHint],
+    ) -> PlacementAnswer:
+        candidates = Candidates(
+            [_candidate(worker, cached) for worker in workers if worker.identity.role is WorkerRole.DECODE],
+            [_candidate(worker, cached) for worker in workers if worker.identity.role is WorkerRole.PREFILL],
+            hints,
+        )
         request = replace(call.request, mean_output_tokens=self._lengths.mean(call.model))
         terms = admit(predict(request, candidates, self._knobs), self._objectives)
         chosen = choose(terms)
@@ -83,65 +103,84 @@ class Coordinator:
             error = refusal(call.model, terms, self._objectives)
             self._remember(call, None, error.message, terms)
             raise error
-        reason = explain(chosen, terms)
-        self._remember(call, chosen.worker_id, reason, terms)
-        self._registry.add_placement(
-            chosen.worker_id, (call.request_id, call.attempt), placed_work(call.request, chosen)
-        )
-        worker = next(worker.identity for worker in workers if worker.identity.worker_id == chosen.worker_id)
-        return PlacementAnswer(worker, chosen, terms, reason)
+        reason = explain(request, chosen, terms)
+        self._remember(call, chosen, reason, terms)
+        for worker_id, work in placed_work(request, chosen).items():
+            self._registry.add_placement(worker_id, (call.request_id, call.attempt), work)
+        identities = {worker.identity.worker_id: worker.identity for worker in workers}
+        prefill = None if chosen.prefill_worker_id is None else identities[chosen.prefill_worker_id]
+        everywhere = {**cached, **{hint.store_id: hint.blocks for hint in hints.values()}}
+        return PlacementAnswer(identities[chosen.worker_id], prefill, chosen, reason, everywhere)
 
     def report(self, request_id: str, attempt: int, outcome: Outcome, output_tokens: int) -> bool:
         """How a placement ended. False where that was known already, or the placement is forgotten."""
         decision = self._decisions.settle(request_id, attempt, outcome)
-        if decision is None or decision.worker_id is None:
+        if decision is None or decision.chosen is None:
             return False
-        self._registry.settle_placement(decision.worker_id, (request_id, attempt))
+        for worker_id in decision.chosen.worker_ids:
+            self._registry.settle_placement(worker_id, (request_id, attempt))
         if outcome is Outcome.FINISHED:
             self._lengths.observe(decision.model, output_tokens)
         return True
 
-    def _candidates(self, model: str) -> list[Worker]:
-        workers = [w for w in self._registry.serving_model(model) if w.identity.role is WorkerRole.DECODE]
-        if workers:
+    async def _ask_stores(
+        self, call: PlacementCall, workers: Collection[Worker], cached: Mapping[str, int]
+    ) -> dict[KvNamespace, StoreHint]:
+        """What stores hold of the prompt, where that could matter."""
+        chain = call.block_hashes[: reusable_blocks(call.request, len(call.block_hashes))]
+        longest: dict[KvNamespace, int] = {}
+        for worker in workers:
+            if worker.identity.role is WorkerRole.PREFILL or worker.identity.can_prefill:
+                namespace, blocks = worker.identity.kv_namespace, cached[worker.identity.worker_id]
+                longest[namespace] = max(longest.get(namespace, 0), blocks)
+        hints = {
+            namespace: await self._stores.match(namespace, chain)
+            for namespace, blocks in longest.items()
+            if len(chain) - blocks > self._ignored_blocks
+        }
+        return {namespace: hint for namespace, hint in hints.items() if hint is not None}
+
+    def _workers(self, model: str) -> list[Worker]:
+        workers = self._registry.serving_model(model)
+        if any(worker.identity.role is WorkerRole.DECODE for worker in workers):
             return workers
         error: MeshError
         if self._registry.knows_model(model):
-            error = NoWorker(f"no live worker serves model {model!r} now: retry once one has started")
+            error = NoWorker(f"no live decode worker serves model {model!r} now: retry once one has started")
         else:
             error = UnknownModel(f"no worker ever served model {model!r}: see ListModels for those there are")
         raise error
 
-    def _remember(self, call: PlacementCall, worker_id: str | None, reason: str, terms: tuple[Terms, ...]) -> None:
-        best_first = sorted(terms, key=preference)
+    def _remember(self, call: PlacementCall, chosen: Terms | None, reason: str, terms: tuple[Terms, ...]) -> None:
+        best_first = sorted(terms, key=Terms.preference)
         self._decisions.add(
             Decision(
                 time=self._wall_clock(),
                 request_id=call.request_id,
                 attempt=call.attempt,
                 model=call.model,
-                worker_id=worker_id,
+                chosen=chosen,
                 reason=reason,
                 terms=tuple(best_first[:KEPT_CANDIDATES]),
             )
         )
 
 
-def _candidate(worker: Worker, block_hashes: Sequence[bytes]) -> CandidateWorker:
+def _candidate(worker: Worker, cached: Mapping[str, int]) -> CandidateWorker:
     identity = worker.identity
-    unusable = None
-    if worker.state is WorkerState.DRAINING:
-        unusable = "it is draining"
-    elif not identity.can_prefill:
-        unusable = "it cannot compute prompts, and there is no prefill worker"
     return CandidateWorker(
         worker_id=identity.worker_id,
-        unusable=unusable,
+        unusable="it is draining" if worker.state is WorkerState.DRAINING else None,
         context_tokens=identity.context_tokens,
         total_blocks=identity.total_blocks,
         max_requests=identity.max_requests,
         load=worker.load,
+        namespace=identity.kv_namespace,
         unreported=worker.unreported,
-        cached_blocks=worker.cached_prefix(block_hashes),
+        # One that came while the stores were asked has nothing yet.
+        cached_blocks=cached.get(identity.worker_id, 0),
         connected=worker.connected,
+        can_prefill=identity.can_prefill,
+        block_bytes=identity.block_bytes,
+        fetch_bytes_per_second=worker.transfers.fetch_bytes_per_second,
     )

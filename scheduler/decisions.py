@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from itertools import islice
 
-from scheduler.placement import Terms
+from scheduler.terms import Terms
 
 
 class Outcome(Enum):
@@ -31,7 +31,7 @@ class Decision:
     attempt: int
     model: str
     # None where the request was refused.
-    worker_id: str | None
+    chosen: Terms | None
     reason: str
     terms: tuple[Terms, ...]
     outcome: Outcome | None = None
@@ -55,7 +55,7 @@ class DecisionLog:
     def settle(self, request_id: str, attempt: int, outcome: Outcome) -> Decision | None:
         """Attach an outcome to its decision. None where it had one already, or has left the ring."""
         decision = self._by_key.get((request_id, attempt))
-        if decision is None or decision.worker_id is None or decision.outcome is not None:
+        if decision is None or decision.chosen is None or decision.outcome is not None:
             return None
         decision.outcome = outcome
         return decision

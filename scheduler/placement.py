@@ -1,180 +1,194 @@
 """Where a request goes: a pure function of the request, the candidates and a few constants.
 
-For each candidate it predicts the time to the first token (what is queued before it, what of the prompt is not cached,
-the wait for a place in the batch) and the time per token after that (the step time, grown by one more request), and
-counts the requests of mean output length that the candidate still has room for. The cheapest total time wins, among
-the workers that are connected if there are any.
+A candidate is a decode worker that computes the prompt itself, or a decode worker with the best prefill worker of the
+same KV namespace. For each, placement predicts the time to the first token: the wait for a place in the batch, the
+prompts queued before this one, the part of the prompt that is cached neither there nor, where fetching is quicker than
+computing, in a store; and for a pair the handover and the push of what the decode worker lacks. Then the time per token
+(the step time, grown by one more request). A prompt computed on a decode worker delays those that decode there, which
+counts against it where a prefill worker could compute it instead; a prompt with few uncached tokens delays nobody. The
+cheapest total time wins, among the workers that are connected if there are any.
+
+Work is linear in the number of workers: of the prefill workers, only the best can be part of the best pair.
 """
 
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass
-from enum import Enum
+from collections.abc import Collection, Iterator, Mapping
+from typing import TypeAlias
+
+import msgspec
 
 from mesh.blocks import BLOCK_TOKENS
-from mesh.workers import WorkerLoad
+from mesh.workers import KvNamespace
+from scheduler.candidates import Candidates, CandidateWorker, PlacementKnobs, PlacementRequest, Unreported
+from scheduler.prefill_offers import PrefillOffer, best_offers
+from scheduler.sources import Source, prefill_rate, reusable_blocks, source
+from scheduler.terms import Rejection, Terms
+
+Verdict: TypeAlias = tuple[Rejection | None, str]
 
 
-@dataclass(frozen=True, slots=True)
-class PlacementRequest:
-    """What placement needs to know of a request; lengths in tokens."""
+class _DecodeShare(msgspec.Struct, frozen=True):
+    """What a decode worker's part of a placement takes, whoever computes the prompt."""
 
-    prompt_tokens: int
-    max_tokens: int
-    avoid: frozenset[str] = frozenset()
-    # Of the model's finished requests; None takes what the worker measured.
-    mean_output_tokens: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Unreported:
-    """Work placed on a worker that its load may not show yet."""
-
-    requests: int = 0
-    prefill_tokens: int = 0
-    blocks: int = 0
-
-    def __add__(self, other: "Unreported") -> "Unreported":
-        return Unreported(
-            self.requests + other.requests, self.prefill_tokens + other.prefill_tokens, self.blocks + other.blocks
-        )
-
-    def __sub__(self, other: "Unreported") -> "Unreported":
-        return Unreported(
-            self.requests - other.requests, self.prefill_tokens - other.prefill_tokens, self.blocks - other.blocks
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class CandidateWorker:
-    """One live worker of the model, and what it holds of this request's prompt."""
-
-    worker_id: str
-    # Why it takes no requests at all; None where it does.
-    unusable: str | None
-    context_tokens: int
-    total_blocks: int
-    max_requests: int
-    load: WorkerLoad
-    unreported: Unreported = Unreported()
-    # Blocks of the prompt that it has, from the root on.
-    cached_blocks: int = 0
-    # Whether its status stream is up. One whose stream broke may be well, and may be dead.
-    connected: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class PlacementKnobs:
-    """Constants of the prediction, and what stands in for a measurement while there is none."""
-
-    prefill_tokens_per_second: float = 5000.0
-    decode_step_ms: float = 20.0
-    mean_output_tokens: float = 256.0
-    # How much one more request lengthens a step, relative to a step of one request.
-    step_growth: float = 0.02
-    # Requests that may wait on a worker for a place in its batch.
-    queue_requests: int = 512
-
-
-class Rejection(Enum):
-    """Why a candidate was not taken."""
-
-    UNUSABLE = "unusable"
-    AVOIDED = "avoided"
-    CONTEXT = "context"
-    FULL = "full"
-    OBJECTIVE = "objective"
-
-
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """What placement found for one candidate."""
-
-    worker_id: str
-    cached_blocks: int
-    uncached_tokens: int
-    ttft_ms: float
+    candidate: CandidateWorker
+    held_blocks: int
+    # Until the request has a place in its batch.
+    wait_ms: float
     tpot_ms: float
-    # Requests like this one, at mean output length, that it still has room for.
-    slots_left: int
-    # Predicted time until one of its requests ends.
+    output_ms: float
     drain_ms: float
-    # Predicted time to the last token: what is minimised.
-    total_ms: float
-    # Requests it has, and was given.
+    slots_left: int
     requests: int
-    connected: bool
-    rejection: Rejection | None = None
-    # The rejection in words; empty where there is none.
-    rejected: str = ""
+    verdict: Verdict
 
 
-def predict(
-    request: PlacementRequest, candidates: Iterable[CandidateWorker], knobs: PlacementKnobs
-) -> tuple[Terms, ...]:
-    """The terms of every candidate, in their order; those that cannot take the request carry a rejection."""
-    return tuple(_predict(request, candidate, knobs) for candidate in candidates)
+def predict(request: PlacementRequest, candidates: Candidates, knobs: PlacementKnobs) -> tuple[Terms, ...]:
+    """The terms of every candidate; those that cannot take the request carry a rejection."""
+    offers = best_offers(request, candidates.prefill, candidates.stores, knobs)
+    return tuple(term for worker in candidates.decode for term in _terms(request, worker, candidates, offers, knobs))
 
 
 def choose(terms: Collection[Terms]) -> Terms | None:
     """The best of those that were not rejected; None where all were."""
-    return min((term for term in terms if term.rejection is None), key=preference, default=None)
+    return min((term for term in terms if term.rejection is None), key=Terms.preference, default=None)
 
 
-def preference(term: Terms) -> tuple[bool, bool, float, int, int, str]:
-    """Sorts the best first: the cheapest of those connected, of equal ones the one with more cached, then the emptier,
-    then the first by name."""
-    unlikely = not term.connected
-    return term.rejection is not None, unlikely, term.total_ms, -term.cached_blocks, term.requests, term.worker_id
+def placed_work(request: PlacementRequest, chosen: Terms) -> dict[str, Unreported]:
+    """What each chosen worker will have to carry until it reports it itself."""
+    blocks = _blocks(request.prompt_tokens + 1)
+    if chosen.prefill_worker_id is None:
+        return {chosen.worker_id: Unreported(1, chosen.uncached_tokens, blocks - chosen.held_blocks)}
+    return {
+        chosen.worker_id: Unreported(1, 0, blocks - chosen.held_blocks),
+        chosen.prefill_worker_id: Unreported(1, chosen.uncached_tokens, blocks),
+    }
 
 
-def placed_work(request: PlacementRequest, chosen: Terms) -> Unreported:
-    """What the chosen worker will have to carry until it reports it itself."""
-    blocks = _blocks(request.prompt_tokens + 1) - chosen.cached_blocks
-    return Unreported(requests=1, prefill_tokens=chosen.uncached_tokens, blocks=blocks)
-
-
-def explain(chosen: Terms, terms: Collection[Terms]) -> str:
+def explain(request: PlacementRequest, chosen: Terms, terms: Collection[Terms]) -> str:
     """The decision in words."""
+    cached = f"{chosen.cached_blocks} blocks cached"
+    if chosen.store is not None:
+        cached += f", {chosen.store.blocks} of them in {chosen.store.store_id}"
+    if chosen.prefill_worker_id is not None:
+        cached += f", {_blocks(request.prompt_tokens) - chosen.held_blocks} blocks to move"
     return (
-        f"{chosen.worker_id}: first token in {chosen.ttft_ms:.1f} ms ({chosen.uncached_tokens} prompt tokens to "
-        f"compute, {chosen.cached_blocks} blocks cached, {chosen.requests} requests before it), then "
-        f"{chosen.tpot_ms:.2f} ms a token; {chosen.slots_left} slots left; best of {len(terms)}"
+        f"{chosen.name}: first token in {chosen.ttft_ms:.1f} ms ({chosen.uncached_tokens} prompt tokens to compute, "
+        f"{cached}, {chosen.requests} requests before it), then {chosen.tpot_ms:.2f} ms a token; {chosen.slots_left} "
+        f"slots left; best of {len(terms)}"
     )
 
 
-def _predict(request: PlacementRequest, candidate: CandidateWorker, knobs: PlacementKnobs) -> Terms:
-    load, unreported = candidate.load, candidate.unreported
-    mean_output_tokens = request.mean_output_tokens or load.mean_output_tokens or knobs.mean_output_tokens
-    output_tokens = min(float(request.max_tokens), mean_output_tokens)
-    # The last token is always computed: its logits give the first new one.
-    cached_blocks = min(candidate.cached_blocks, max(0, request.prompt_tokens - 1) // BLOCK_TOKENS)
-    uncached_tokens = request.prompt_tokens - cached_blocks * BLOCK_TOKENS
+def _terms(
+    request: PlacementRequest,
+    worker: CandidateWorker,
+    candidates: Candidates,
+    offers: Mapping[KvNamespace, PrefillOffer],
+    knobs: PlacementKnobs,
+) -> Iterator[Terms]:
+    share = _decode_share(request, worker, knobs)
+    if worker.can_prefill:
+        found = source(request, worker, candidates.stores.get(worker.namespace), knobs)
+        yield _alone(share, found, bool(candidates.prefill), knobs)
+    offer = offers.get(worker.namespace)
+    if offer is not None:
+        yield _pair(request, share, offer, knobs)
+    elif not worker.can_prefill:
+        yield _without_prefill(request, share, candidates)
 
-    requests = load.running_requests + load.waiting_requests + unreported.requests
-    room = _room(request.prompt_tokens + output_tokens, candidate, requests)
-    running = min(max(requests, 1), candidate.max_requests)
-    tpot_ms = _step_ms(candidate, requests + 1, knobs)
-    output_ms = output_tokens * tpot_ms
-    drain_ms = output_ms / running
 
-    ahead = max(0, 1 - room)
-    rate = load.prefill_tokens_per_second or knobs.prefill_tokens_per_second
-    prefill_tokens = load.queued_prefill_tokens + unreported.prefill_tokens + uncached_tokens
-    ttft_ms = ahead * drain_ms + prefill_tokens / rate * 1000 + tpot_ms
-    rejection, rejected = _reject(request, candidate, ahead, knobs)
+def _alone(share: _DecodeShare, found: Source, contested: bool, knobs: PlacementKnobs) -> Terms:
+    """The decode worker computes the prompt. `contested`: there are prefill workers, whom it would delay less."""
+    worker = share.candidate
+    rate = prefill_rate(worker, knobs)
+    queued = worker.load.queued_prefill_tokens + worker.unreported.prefill_tokens
+    ttft_ms = share.wait_ms + queued / rate * 1000 + found.ms + share.tpot_ms
+    delay_ms = 0.0
+    if contested:
+        # An idle worker counts as one that decodes: others come while the prompt is computed.
+        others = max(1, worker.load.running_requests)
+        delay_ms = others * max(0, found.uncached_tokens - knobs.short_prompt_tokens) / rate * 1000
+    return _assemble(share, None, found, ttft_ms, knobs.interference * delay_ms, worker.connected, share.verdict)
+
+
+def _pair(request: PlacementRequest, share: _DecodeShare, offer: PrefillOffer, knobs: PlacementKnobs) -> Terms:
+    size_bytes = (_blocks(request.prompt_tokens) - share.held_blocks) * share.candidate.block_bytes
+    push_ms = size_bytes / knobs.push_bytes_per_second * 1000
+    if request.prompt_tokens >= knobs.layerwise_tokens:
+        push_ms = max(push_ms - offer.source.ms, push_ms * knobs.layerwise_rest)
+    ttft_ms = share.wait_ms + offer.ready_ms + knobs.handover_ms + push_ms + share.tpot_ms
+    verdict = share.verdict if share.verdict[0] is not None else (offer.rejection, offer.rejected)
+    connected = share.candidate.connected and offer.connected
+    return _assemble(share, offer, offer.source, ttft_ms, 0.0, connected, verdict)
+
+
+def _without_prefill(request: PlacementRequest, share: _DecodeShare, candidates: Candidates) -> Terms:
+    """Of a worker that cannot compute prompts and has no partner."""
+    worker, verdict = share.candidate, share.verdict
+    if verdict[0] is None and candidates.prefill:
+        verdict = (Rejection.NAMESPACE, _mismatch(worker, candidates.prefill[0]))
+    elif verdict[0] is None:
+        verdict = (Rejection.UNUSABLE, "it cannot compute prompts, and there is no prefill worker")
+    nothing = Source(None, 0, request.prompt_tokens, 0.0)
+    return _assemble(share, None, nothing, share.wait_ms + share.tpot_ms, 0.0, worker.connected, verdict)
+
+
+def _mismatch(worker: CandidateWorker, other: CandidateWorker) -> str:
+    ours, theirs = msgspec.structs.asdict(worker.namespace), msgspec.structs.asdict(other.namespace)
+    differences = [
+        f"{field} {value} against {theirs[field]}" for field, value in ours.items() if value != theirs[field]
+    ]
+    return f"no prefill worker has its KV namespace ({other.worker_id} differs: {', '.join(differences)})"
+
+
+def _assemble(
+    share: _DecodeShare,
+    offer: PrefillOffer | None,
+    found: Source,
+    ttft_ms: float,
+    delay_ms: float,
+    connected: bool,
+    verdict: Verdict,
+) -> Terms:
+    rejection, rejected = verdict
     return Terms(
-        worker_id=candidate.worker_id,
-        cached_blocks=cached_blocks,
-        uncached_tokens=uncached_tokens,
+        worker_id=share.candidate.worker_id,
+        prefill_worker_id=None if offer is None else offer.worker_id,
+        store=found.store,
+        cached_blocks=found.cached_blocks,
+        held_blocks=share.held_blocks,
+        uncached_tokens=found.uncached_tokens,
         ttft_ms=ttft_ms,
-        tpot_ms=tpot_ms,
-        slots_left=max(0, room),
-        drain_ms=drain_ms,
-        total_ms=ttft_ms + output_ms,
-        requests=requests,
-        connected=candidate.connected,
+        tpot_ms=share.tpot_ms,
+        slots_left=share.slots_left,
+        # A place is free once both have one.
+        drain_ms=share.drain_ms if offer is None else max(share.drain_ms, offer.queue_ms),
+        total_ms=ttft_ms + share.output_ms + delay_ms,
+        requests=share.requests,
+        connected=connected,
         rejection=rejection,
         rejected=rejected,
+    )
+
+
+def _decode_share(request: PlacementRequest, candidate: CandidateWorker, knobs: PlacementKnobs) -> _DecodeShare:
+    load = candidate.load
+    mean_output_tokens = request.mean_output_tokens or load.mean_output_tokens or knobs.mean_output_tokens
+    output_tokens = min(float(request.max_tokens), mean_output_tokens)
+    requests = load.running_requests + load.waiting_requests + candidate.unreported.requests
+    room = _room(request.prompt_tokens + output_tokens, candidate, requests)
+    tpot_ms = _step_ms(candidate, requests + 1, knobs)
+    output_ms = output_tokens * tpot_ms
+    drain_ms = output_ms / min(max(requests, 1), candidate.max_requests)
+    ahead = max(0, 1 - room)
+    return _DecodeShare(
+        candidate=candidate,
+        held_blocks=reusable_blocks(request, candidate.cached_blocks),
+        wait_ms=ahead * drain_ms,
+        tpot_ms=tpot_ms,
+        output_ms=output_ms,
+        drain_ms=drain_ms,
+        slots_left=max(0, room),
+        requests=requests,
+        verdict=_reject(request, candidate, ahead, knobs),
     )
 
 
@@ -195,9 +209,7 @@ def _step_ms(candidate: CandidateWorker, requests: int, knobs: PlacementKnobs) -
     return measured * (1 + knobs.step_growth * batch) / (1 + knobs.step_growth * measured_batch)
 
 
-def _reject(
-    request: PlacementRequest, candidate: CandidateWorker, ahead: int, knobs: PlacementKnobs
-) -> tuple[Rejection | None, str]:
+def _reject(request: PlacementRequest, candidate: CandidateWorker, ahead: int, knobs: PlacementKnobs) -> Verdict:
     tokens = request.prompt_tokens + request.max_tokens
     context = min(candidate.context_tokens, candidate.total_blocks * BLOCK_TOKENS)
     if tokens > context:

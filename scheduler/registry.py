@@ -9,13 +9,15 @@ newcomer is refused until the older one's stream breaks or its lease runs out.
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 
 from mesh.errors import LeaseConflict, LeaseExpired, Overloaded
 from mesh.metrics import SCHEDULER_WORKERS
-from mesh.workers import WorkerIdentity, WorkerLoad, WorkerRole, WorkerState
-from scheduler.placement import Unreported
+from mesh.workers import TransferCounters, WorkerIdentity, WorkerLoad, WorkerRole, WorkerState
+from scheduler.candidates import Unreported
+from scheduler.prefix_index import PrefixIndex
 
 log = logging.getLogger(__name__)
 
@@ -49,8 +51,11 @@ class Worker:
     identity: WorkerIdentity
     lease: Lease
     expires_at: float
+    # Its bit in the index of prefixes.
+    number: int
     state: WorkerState = WorkerState.SERVING
     load: WorkerLoad = field(default_factory=WorkerLoad)
+    transfers: TransferCounters = field(default_factory=TransferCounters)
     connected: bool = True
     cached: set[bytes] = field(default_factory=set)
     # Placements that the last status may not have counted yet, and when they were made.
@@ -71,13 +76,6 @@ class Worker:
         for key in [key for key, (placed_at, _) in self.placed.items() if placed_at <= time]:
             self.settle_placement(key)
 
-    def cached_prefix(self, block_hashes: Sequence[bytes]) -> int:
-        """How many blocks from the root on this worker holds."""
-        for count, block_hash in enumerate(block_hashes):
-            if block_hash not in self.cached:
-                return count
-        return len(block_hashes)
-
 
 class Registry:
     """Owns every worker record. `clock` counts seconds and never goes back."""
@@ -96,6 +94,7 @@ class Registry:
         self._settle_seconds = settle_seconds
         self._limits = limits or RegistryLimits()
         self._workers: dict[str, Worker] = {}
+        self._prefixes = PrefixIndex()
         self._known_models: dict[str, None] = {}
         self._streams = 0
         self._cached_blocks = 0
@@ -120,29 +119,38 @@ class Registry:
             self._renew(current)
         return lease
 
-    def update(self, lease: Lease, state: WorkerState, load: WorkerLoad) -> None:
+    def update(
+        self, lease: Lease, state: WorkerState, load: WorkerLoad, transfers: TransferCounters | None = None
+    ) -> None:
         """Renew the lease with what the worker says of itself. Raises LeaseExpired where it has none any more."""
         worker = self._holder(lease)
         self._renew(worker)
         worker.load = load
+        worker.transfers = transfers or worker.transfers
         worker.settle_placements_before(self._clock() - self._settle_seconds)
         if worker.state is not state:
             worker.state = state
             self._announce()
 
-    def record_blocks(self, lease: Lease, snapshot: bool, stored: Iterable[bytes], removed: Iterable[bytes]) -> None:
+    def record_blocks(self, lease: Lease, snapshot: bool, stored: Iterable[bytes], removed: Collection[bytes]) -> None:
         """Follow a worker's content-addressed blocks; a snapshot replaces what was known. Raises LeaseExpired."""
         worker = self._holder(lease)
         before = len(worker.cached)
         if snapshot:
-            worker.cached = set()
-        room = self._limits.cached_blocks - self._cached_blocks + before
-        worker.cached.difference_update(removed)
+            self._forget_blocks(worker, list(worker.cached))
+        self._forget_blocks(worker, removed)
+        room = min(self._limits.cached_blocks - self._cached_blocks + before, worker.identity.total_blocks)
         for block_hash in stored:
-            if len(worker.cached) >= min(room, worker.identity.total_blocks):
+            if len(worker.cached) >= room:
                 break
             worker.cached.add(block_hash)
+            self._prefixes.add(worker.number, block_hash)
         self._cached_blocks += len(worker.cached) - before
+
+    def cached_prefixes(self, block_hashes: Sequence[bytes], workers: Collection[Worker]) -> dict[str, int]:
+        """How many blocks from the root on each of these workers holds, by worker id."""
+        lengths = self._prefixes.prefixes(block_hashes, [worker.number for worker in workers])
+        return {worker.identity.worker_id: lengths[worker.number] for worker in workers}
 
     def detach(self, lease: Lease) -> None:
         """A status stream ended: the lease runs on, and the worker may come back, or a new incarnation of it."""
@@ -212,7 +220,9 @@ class Registry:
         return worker
 
     def _add(self, identity: WorkerIdentity, lease: Lease) -> None:
-        self._workers[identity.worker_id] = Worker(identity, lease, self._clock() + self.lease_seconds)
+        taken = {worker.number for worker in self._workers.values()}
+        number = next(number for number in count() if number not in taken)
+        self._workers[identity.worker_id] = Worker(identity, lease, self._clock() + self.lease_seconds, number)
         self._known_models.pop(identity.model, None)
         self._known_models[identity.model] = None
         if len(self._known_models) > self._limits.known_models:
@@ -223,7 +233,12 @@ class Registry:
     def _remove(self, worker: Worker) -> None:
         del self._workers[worker.lease.worker_id]
         self._cached_blocks -= len(worker.cached)
+        self._prefixes.remove(worker.number, worker.cached)
         self._announce()
+
+    def _forget_blocks(self, worker: Worker, block_hashes: Collection[bytes]) -> None:
+        worker.cached.difference_update(block_hashes)
+        self._prefixes.remove(worker.number, block_hashes)
 
     def _renew(self, worker: Worker) -> None:
         worker.expires_at = self._clock() + self.lease_seconds

@@ -16,13 +16,22 @@ from scheduler import wire
 from scheduler.coordinator import Coordinator
 from scheduler.decisions import DecisionLog
 from scheduler.registry import Lease, Registry
+from scheduler.stores import Stores
 
 Context = grpc.aio.ServicerContext[object, object]
 
 
 class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
-    def __init__(self, registry: Registry, coordinator: Coordinator, decisions: DecisionLog, max_watchers: int) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        stores: Stores,
+        coordinator: Coordinator,
+        decisions: DecisionLog,
+        max_watchers: int,
+    ) -> None:
         self._registry = registry
+        self._stores = stores
         self._coordinator = coordinator
         self._decisions = decisions
         self._max_watchers = max_watchers
@@ -31,7 +40,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
     async def Place(self, request: scheduler_pb2.PlaceRequest, context: Context) -> scheduler_pb2.PlaceResponse:
         start = time.perf_counter()
         try:
-            answer = self._coordinator.place(wire.placement_call(request))
+            answer = await self._coordinator.place(wire.placement_call(request))
         except MeshError as error:
             SCHEDULER_REFUSALS.labels(error.reason).inc()
             raise
@@ -73,7 +82,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             while True:
                 version = self._registry.version
                 # A watcher that does not read is given no next snapshot, and the one it then gets is the latest.
-                yield wire.watch_response(self._registry)
+                yield wire.watch_response(self._registry, self._stores)
                 await self._registry.changed(version)
         finally:
             self._watchers -= 1
@@ -91,7 +100,12 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         return self._registry.attach(worker_wire.identity(request.identity))
 
     def _apply(self, lease: Lease, request: scheduler_pb2.ReportStatusRequest) -> None:
-        self._registry.update(lease, worker_wire.state(request.state), worker_wire.load(request.load))
+        self._registry.update(
+            lease,
+            worker_wire.state(request.state),
+            worker_wire.load(request.load),
+            worker_wire.transfers(request.transfers),
+        )
         if request.HasField("kv_events"):
             events = request.kv_events
             stored = wire.block_hashes(events.stored, "kv_events.stored")

@@ -1,16 +1,20 @@
 """Messages in and out: checked, bounded, and turned into the scheduler's own types."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from deepmesh.v1 import scheduler_pb2
+import msgspec
+from deepmesh.v1 import kvstore_pb2, scheduler_pb2
 
 from mesh import worker_wire
 from mesh.blocks import BLOCK_TOKENS, HASH_BYTES
 from mesh.errors import InvalidRequest
+from mesh.workers import WorkerIdentity
+from scheduler.candidates import PlacementRequest
 from scheduler.coordinator import PlacementAnswer, PlacementCall
 from scheduler.decisions import Decision, Outcome
-from scheduler.placement import PlacementRequest, Terms
 from scheduler.registry import Registry, Worker
+from scheduler.stores import Store, Stores
+from scheduler.terms import Terms
 
 MAX_AVOIDED_WORKERS = 1024
 # A million tokens of prompt.
@@ -51,20 +55,20 @@ def placement_call(message: scheduler_pb2.PlaceRequest) -> PlacementCall:
 
 
 def place_response(answer: PlacementAnswer) -> scheduler_pb2.PlaceResponse:
-    worker, chosen = answer.worker, answer.chosen
-    cached = sorted((t for t in answer.terms if t.cached_blocks), key=lambda t: (-t.cached_blocks, t.worker_id))
-    return scheduler_pb2.PlaceResponse(
-        decode=scheduler_pb2.WorkerTarget(
-            worker_id=worker.worker_id, incarnation=worker.incarnation, endpoint=worker.endpoint
-        ),
-        cached_prefixes=[
-            scheduler_pb2.CachedPrefix(source_id=term.worker_id, blocks=term.cached_blocks)
-            for term in cached[:MAX_CACHED_PREFIXES]
-        ],
+    chosen = answer.chosen
+    response = scheduler_pb2.PlaceResponse(
+        decode=_target(answer.decode),
+        cached_prefixes=_cached_prefixes(answer.cached),
         predicted_ttft_ms=chosen.ttft_ms,
         predicted_tpot_ms=chosen.tpot_ms,
         reason=answer.reason,
     )
+    if answer.prefill is not None:
+        response.prefill.CopyFrom(_target(answer.prefill))
+    if chosen.store is not None:
+        response.store.store_id = chosen.store.store_id
+        response.store.blocks = chosen.store.blocks
+    return response
 
 
 def outcome(message: scheduler_pb2.ReportOutcomeRequest) -> Outcome:
@@ -82,8 +86,11 @@ def block_hashes(hashes: Sequence[bytes], field: str) -> list[bytes]:
     return list(hashes)
 
 
-def watch_response(registry: Registry) -> scheduler_pb2.WatchWorkersResponse:
-    response = scheduler_pb2.WatchWorkersResponse(workers=[_status(w, registry) for w in registry.workers()])
+def watch_response(registry: Registry, stores: Stores) -> scheduler_pb2.WatchWorkersResponse:
+    response = scheduler_pb2.WatchWorkersResponse(
+        workers=[_status(worker, registry) for worker in registry.workers()],
+        stores=[_store_status(store) for store in stores],
+    )
     response.lease.FromMilliseconds(int(registry.lease_seconds * 1000))
     return response
 
@@ -92,26 +99,53 @@ def decision(kept: Decision) -> scheduler_pb2.Decision:
     message = scheduler_pb2.Decision(
         request_id=kept.request_id,
         attempt=kept.attempt,
-        worker_id=kept.worker_id or "",
+        worker_id=kept.chosen.worker_id if kept.chosen else "",
         reason=kept.reason,
-        candidates=[_candidate(term, kept.worker_id) for term in kept.terms],
+        candidates=[_candidate(term, kept.chosen) for term in kept.terms],
         outcome=_OUTCOME_NAMES[kept.outcome] if kept.outcome else None,
     )
     message.time.FromNanoseconds(int(kept.time * 1e9))
     return message
 
 
-def _candidate(term: Terms, chosen: str | None) -> scheduler_pb2.Candidate:
+def _target(worker: WorkerIdentity) -> scheduler_pb2.WorkerTarget:
+    return scheduler_pb2.WorkerTarget(
+        worker_id=worker.worker_id, incarnation=worker.incarnation, endpoint=worker.endpoint
+    )
+
+
+def _cached_prefixes(cached: Mapping[str, int]) -> list[scheduler_pb2.CachedPrefix]:
+    longest = sorted((-blocks, source) for source, blocks in cached.items() if blocks)[:MAX_CACHED_PREFIXES]
+    return [scheduler_pb2.CachedPrefix(source_id=source, blocks=-blocks) for blocks, source in longest]
+
+
+def _candidate(term: Terms, chosen: Terms | None) -> scheduler_pb2.Candidate:
     rejected = term.rejected
-    if not rejected and term.worker_id != chosen:
+    if not rejected and term is not chosen:
         rejected = "another is predicted to finish it earlier" if term.connected else "its status stream is broken"
     return scheduler_pb2.Candidate(
         worker_id=term.worker_id,
+        prefill_worker_id=term.prefill_worker_id or "",
+        store_id=term.store.store_id if term.store else "",
         cached_blocks=term.cached_blocks,
         predicted_ttft_ms=term.ttft_ms,
         predicted_tpot_ms=term.tpot_ms,
         slots_left=term.slots_left,
         rejected=rejected,
+    )
+
+
+def _store_status(store: Store) -> scheduler_pb2.StoreStatus:
+    status = store.status
+    if status is None:
+        return scheduler_pb2.StoreStatus(endpoint=store.endpoint)
+    return scheduler_pb2.StoreStatus(
+        endpoint=store.endpoint,
+        store_id=status.store_id,
+        tiers=[kvstore_pb2.TierStatus(**msgspec.structs.asdict(tier)) for tier in status.tiers],
+        lookups=status.lookups,
+        hits=status.hits,
+        transfers=worker_wire.transfers_message(status.transfers),
     )
 
 
@@ -121,6 +155,7 @@ def _status(worker: Worker, registry: Registry) -> scheduler_pb2.WorkerStatus:
         state=worker_wire.state_name(worker.state),
         load=worker_wire.load_message(worker.load),
         cached_blocks=len(worker.cached),
+        transfers=worker_wire.transfers_message(worker.transfers),
     )
     status.lease_remaining.FromMilliseconds(int(registry.lease_remaining(worker) * 1000))
     return status

@@ -5,11 +5,12 @@ import pytest
 from mesh.errors import NoWorker, Overloaded, UnknownModel
 from mesh.workers import WorkerRole, WorkerState
 from scheduler.admission import Objectives
+from scheduler.candidates import PlacementKnobs
 from scheduler.coordinator import KEPT_CANDIDATES, Coordinator, PlacementCall
 from scheduler.decisions import DecisionLog, Outcome
 from scheduler.lengths import OutputLengths
-from scheduler.placement import PlacementKnobs
 from scheduler.registry import Registry
+from scheduler.stores import Stores
 from tests.support.scheduling import ManualClock, make_identity, make_load, make_request
 
 
@@ -21,80 +22,87 @@ class Scheduling:
         self.registry = Registry(self.clock, lease_seconds=10.0, settle_seconds=0.25)
         self.decisions = DecisionLog(100)
         self.coordinator = Coordinator(
-            self.registry, self.decisions, OutputLengths(), PlacementKnobs(**knobs), Objectives(), self.clock
+            self.registry,
+            Stores(),
+            1,
+            self.decisions,
+            OutputLengths(),
+            PlacementKnobs(**knobs),
+            Objectives(),
+            self.clock,
         )
 
     def add_worker(self, worker_id: str, **identity: Any) -> None:
         lease = self.registry.attach(make_identity(worker_id, **identity))
         self.registry.update(lease, WorkerState.SERVING, make_load())
 
-    def place(self, request_id: str = "r", attempt: int = 0, **request: Any) -> str:
+    async def place(self, request_id: str = "r", attempt: int = 0, **request: Any) -> str:
         call = PlacementCall(request_id, attempt, "oracle", make_request(**request))
-        return self.coordinator.place(call).worker.worker_id
+        return (await self.coordinator.place(call)).decode.worker_id
 
 
-def test_a_placement_weighs_on_its_worker_until_its_outcome() -> None:
+async def test_a_placement_weighs_on_its_worker_until_its_outcome() -> None:
     scheduling = Scheduling()
     for name in "ab":
         scheduling.add_worker(name)
-    assert [scheduling.place("r1"), scheduling.place("r2")] == ["a", "b"]
+    assert [await scheduling.place("r1"), await scheduling.place("r2")] == ["a", "b"]
     assert scheduling.coordinator.report("r1", 0, Outcome.CANCELLED, 0)
-    assert scheduling.place("r3") == "a"
+    assert await scheduling.place("r3") == "a"
 
 
-def test_an_outcome_counts_once() -> None:
+async def test_an_outcome_counts_once() -> None:
     scheduling = Scheduling()
     scheduling.add_worker("a")
-    scheduling.place("r1")
+    await scheduling.place("r1")
     assert scheduling.coordinator.report("r1", 0, Outcome.FINISHED, 5)
     assert not scheduling.coordinator.report("r1", 0, Outcome.FINISHED, 5)
     assert not scheduling.coordinator.report("r1", 1, Outcome.FINISHED, 5)
 
 
-def test_only_finished_requests_teach_the_length_of_answers() -> None:
+async def test_only_finished_requests_teach_the_length_of_answers() -> None:
     scheduling = Scheduling()
     scheduling.add_worker("a", total_blocks=1000, max_requests=1000)
     for attempt, (outcome, tokens) in enumerate([(Outcome.CANCELLED, 10), (Outcome.FINISHED, 3000)]):
-        scheduling.place("r", attempt, max_tokens=3000)
+        await scheduling.place("r", attempt, max_tokens=3000)
         scheduling.coordinator.report("r", attempt, outcome, tokens)
-    scheduling.place("last", max_tokens=3000)
+    await scheduling.place("last", max_tokens=3000)
     slots = [decision.terms[0].slots_left for decision in reversed(scheduling.decisions.newest(3))]
     # 640 + 100 tokens that the worker measured are 12 blocks, 640 + 3000 are 57.
     assert slots == [1000 // 12, 1000 // 12, 1000 // 57]
 
 
-def test_a_prefill_worker_is_no_candidate() -> None:
+async def test_a_prefill_worker_is_no_candidate() -> None:
     scheduling = Scheduling()
     scheduling.add_worker("p", role=WorkerRole.PREFILL)
     with pytest.raises(NoWorker):
-        scheduling.place()
+        await scheduling.place()
 
 
-def test_a_decode_worker_that_cannot_prefill_takes_nothing_without_a_prefill_worker() -> None:
+async def test_a_decode_worker_that_cannot_prefill_takes_nothing_without_a_prefill_worker() -> None:
     scheduling = Scheduling()
     scheduling.add_worker("d", can_prefill=False)
     with pytest.raises(NoWorker):
-        scheduling.place()
+        await scheduling.place()
 
 
-def test_a_refusal_is_remembered_with_its_reasons() -> None:
+async def test_a_refusal_is_remembered_with_its_reasons() -> None:
     scheduling = Scheduling(queue_requests=0)
     scheduling.add_worker("a", max_requests=1)
-    scheduling.place("r1")
+    await scheduling.place("r1")
     with pytest.raises(Overloaded):
-        scheduling.place("r2")
+        await scheduling.place("r2")
     refused = scheduling.decisions.newest(1)[0]
-    assert (refused.request_id, refused.worker_id) == ("r2", None)
+    assert (refused.request_id, refused.chosen) == ("r2", None)
     assert "no slot" in refused.terms[0].rejected
     with pytest.raises(UnknownModel):
-        scheduling.coordinator.place(PlacementCall("r3", 0, "other", make_request()))
+        await scheduling.coordinator.place(PlacementCall("r3", 0, "other", make_request()))
 
 
-def test_a_decision_remembers_the_best_of_many_candidates() -> None:
+async def test_a_decision_remembers_the_best_of_many_candidates() -> None:
     scheduling = Scheduling()
     for number in range(3 * KEPT_CANDIDATES):
         scheduling.add_worker(f"w{number:02}")
-    chosen = scheduling.place(avoid=frozenset({"w00", "w01"}))
+    chosen = await scheduling.place(avoid=frozenset({"w00", "w01"}))
     terms = scheduling.decisions.newest(1)[0].terms
     assert len(terms) == KEPT_CANDIDATES
     assert terms[0].worker_id == chosen == "w02"

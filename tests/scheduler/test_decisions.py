@@ -1,11 +1,15 @@
 from typing import Any
 
+from scheduler.candidates import PlacementKnobs
 from scheduler.decisions import Decision, DecisionLog, Outcome
 from scheduler.lengths import OutputLengths
+from tests.support.scheduling import make_candidate, make_request, predict_alone
+
+CHOSEN = predict_alone(make_request(), [make_candidate()], PlacementKnobs())[0]
 
 
 def make_decision(request_id: str = "r", attempt: int = 0, **changes: Any) -> Decision:
-    values: dict[str, Any] = {"time": 0.0, "model": "m", "worker_id": "w", "reason": "", "terms": (), **changes}
+    values: dict[str, Any] = {"time": 0.0, "model": "m", "chosen": CHOSEN, "reason": "", "terms": (), **changes}
     return Decision(request_id=request_id, attempt=attempt, **values)
 
 
@@ -38,7 +42,7 @@ def test_an_outcome_is_attached_once() -> None:
 def test_outcomes_of_unknown_forgotten_and_refused_placements_are_dropped() -> None:
     log = DecisionLog(capacity=1)
     log.add(make_decision("old"))
-    log.add(make_decision("refused", worker_id=None))
+    log.add(make_decision("refused", chosen=None))
     assert log.settle("old", 0, Outcome.FINISHED) is None
     assert log.settle("refused", 0, Outcome.FINISHED) is None
     assert log.settle("never", 0, Outcome.FINISHED) is None

@@ -2,27 +2,20 @@ from collections import Counter
 from dataclasses import replace
 from random import Random
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.placement import (
-    CandidateWorker,
-    PlacementKnobs,
-    PlacementRequest,
-    Rejection,
-    Terms,
-    choose,
-    explain,
-    placed_work,
-    predict,
-)
-from tests.support.scheduling import make_candidate, make_load, make_request
+from scheduler.candidates import CandidateWorker, PlacementKnobs, PlacementRequest
+from scheduler.placement import choose, explain, placed_work
+from scheduler.terms import Rejection, Terms
+from tests.support.scheduling import make_candidate, make_load, make_request, predict_alone
 
 KNOBS = PlacementKnobs(queue_requests=4)
 
 
 def place(request: PlacementRequest, candidates: list[CandidateWorker]) -> Terms | None:
-    return choose(predict(request, candidates, KNOBS))
+    return choose(predict_alone(request, candidates, KNOBS))
 
 
 def chosen_of(request: PlacementRequest, candidates: list[CandidateWorker]) -> str:
@@ -38,11 +31,13 @@ def spread(
     by_id = {candidate.worker_id: candidate for candidate in candidates}
     counts: Counter[str] = Counter()
     for _ in range(count):
-        chosen = choose(predict(request, by_id.values(), knobs))
+        chosen = choose(predict_alone(request, by_id.values(), knobs))
         assert chosen is not None
         counts[chosen.worker_id] += 1
         taken = by_id[chosen.worker_id]
-        by_id[chosen.worker_id] = replace(taken, unreported=taken.unreported + placed_work(request, chosen))
+        by_id[chosen.worker_id] = msgspec.structs.replace(
+            taken, unreported=taken.unreported + placed_work(request, chosen)[chosen.worker_id]
+        )
     return counts
 
 
@@ -69,13 +64,13 @@ def test_the_last_token_of_a_wholly_cached_prompt_is_still_computed() -> None:
 
 def test_the_first_token_is_predicted_from_queue_prompt_and_step() -> None:
     load = make_load(queued_prefill_tokens=360, prefill_tokens_per_second=1000.0, decode_step_ms=10.0)
-    terms = predict(make_request(prompt_tokens=640), [make_candidate(load=load)], replace(KNOBS, step_growth=0.0))
+    terms = predict_alone(make_request(prompt_tokens=640), [make_candidate(load=load)], replace(KNOBS, step_growth=0.0))
     assert terms[0].ttft_ms == 1000.0 + 10.0
     assert terms[0].tpot_ms == 10.0
 
 
 def test_one_more_request_lengthens_the_step() -> None:
-    terms = predict(make_request(), [make_candidate(load=make_load(running_requests=3))], KNOBS)
+    terms = predict_alone(make_request(), [make_candidate(load=make_load(running_requests=3))], KNOBS)
     assert terms[0].tpot_ms > 10.0
 
 
@@ -87,10 +82,12 @@ def test_the_slower_worker_loses() -> None:
 def test_slots_left_are_counted_at_mean_output_length() -> None:
     candidate = make_candidate(max_requests=100, load=make_load(free_blocks=120))
     # 640 + 100 tokens are 12 blocks.
-    assert predict(make_request(mean_output_tokens=100.0, max_tokens=1000), [candidate], KNOBS)[0].slots_left == 10
+    assert (
+        predict_alone(make_request(mean_output_tokens=100.0, max_tokens=1000), [candidate], KNOBS)[0].slots_left == 10
+    )
     # At most max_tokens are generated: 640 + 10 tokens are 11 blocks.
-    assert predict(make_request(mean_output_tokens=100.0, max_tokens=10), [candidate], KNOBS)[0].slots_left == 10
-    assert predict(make_request(mean_output_tokens=512.0, max_tokens=1000), [candidate], KNOBS)[0].slots_left == 6
+    assert predict_alone(make_request(mean_output_tokens=100.0, max_tokens=10), [candidate], KNOBS)[0].slots_left == 10
+    assert predict_alone(make_request(mean_output_tokens=512.0, max_tokens=1000), [candidate], KNOBS)[0].slots_left == 6
 
 
 def test_a_full_worker_is_slower_than_one_with_a_slot() -> None:
@@ -106,7 +103,7 @@ def test_a_worker_without_blocks_is_slower_than_one_with_them() -> None:
 
 def test_a_worker_whose_queue_is_full_is_never_chosen() -> None:
     full = make_candidate(load=make_load(running_requests=8, waiting_requests=KNOBS.queue_requests))
-    terms = predict(make_request(), [full], KNOBS)
+    terms = predict_alone(make_request(), [full], KNOBS)
     assert choose(terms) is None
     assert terms[0].rejection is Rejection.FULL
 
@@ -123,7 +120,7 @@ def test_avoided_and_draining_workers_are_never_chosen() -> None:
         make_candidate("c"),
     ]
     assert chosen_of(make_request(avoid=frozenset({"a"})), candidates) == "c"
-    terms = predict(make_request(avoid=frozenset({"a", "c"})), candidates, KNOBS)
+    terms = predict_alone(make_request(avoid=frozenset({"a", "c"})), candidates, KNOBS)
     assert choose(terms) is None
     assert [term.rejection for term in terms] == [Rejection.AVOIDED, Rejection.UNUSABLE, Rejection.AVOIDED]
 
@@ -136,7 +133,7 @@ def test_a_worker_whose_status_stream_broke_is_the_last_resort() -> None:
 
 def test_a_request_longer_than_context_or_pool_is_rejected() -> None:
     candidates = [make_candidate("context", context_tokens=700), make_candidate("pool", total_blocks=11)]
-    terms = predict(make_request(prompt_tokens=640, max_tokens=100), candidates, KNOBS)
+    terms = predict_alone(make_request(prompt_tokens=640, max_tokens=100), candidates, KNOBS)
     assert [term.rejection for term in terms] == [Rejection.CONTEXT, Rejection.CONTEXT]
 
 
@@ -157,10 +154,10 @@ def test_a_burst_of_one_cached_prompt_spreads_once_its_worker_is_busy() -> None:
 
 
 def test_the_reason_names_the_terms() -> None:
-    terms = predict(make_request(), [make_candidate("a", cached_blocks=4), make_candidate("b")], KNOBS)
+    terms = predict_alone(make_request(), [make_candidate("a", cached_blocks=4), make_candidate("b")], KNOBS)
     chosen = choose(terms)
     assert chosen is not None
-    reason = explain(chosen, terms)
+    reason = explain(make_request(), chosen, terms)
     assert reason.startswith("a: ")
     assert "384 prompt tokens to compute, 4 blocks cached" in reason
     assert "best of 2" in reason
@@ -199,7 +196,7 @@ requests = st.builds(
 
 @given(requests, candidate_lists)
 def test_predictions_are_finite_and_not_negative(request: PlacementRequest, candidates: list[CandidateWorker]) -> None:
-    for term in predict(request, candidates, KNOBS):
+    for term in predict_alone(request, candidates, KNOBS):
         assert 0 < term.tpot_ms < float("inf")
         assert 0 < term.ttft_ms <= term.total_ms < float("inf")
         assert term.slots_left >= 0
@@ -210,7 +207,7 @@ def test_predictions_are_finite_and_not_negative(request: PlacementRequest, cand
 def test_only_what_can_take_the_request_is_chosen_and_nothing_usable_is_cheaper(
     request: PlacementRequest, candidates: list[CandidateWorker]
 ) -> None:
-    terms = predict(request, candidates, KNOBS)
+    terms = predict_alone(request, candidates, KNOBS)
     chosen = choose(terms)
     usable = [term for term in terms if term.rejection is None]
     assert (chosen is None) == (not usable)
@@ -237,6 +234,8 @@ def test_the_order_of_candidates_does_not_matter(
 def test_more_cached_blocks_never_delay_the_first_token(
     request: PlacementRequest, candidates: list[CandidateWorker]
 ) -> None:
-    without = predict(request, [replace(candidate, cached_blocks=0) for candidate in candidates], KNOBS)
-    for better, worse in zip(predict(request, candidates, KNOBS), without, strict=True):
+    without = predict_alone(
+        request, [msgspec.structs.replace(candidate, cached_blocks=0) for candidate in candidates], KNOBS
+    )
+    for better, worse in zip(predict_alone(request, candidates, KNOBS), without, strict=True):
         assert better.ttft_ms <= worse.ttft_ms

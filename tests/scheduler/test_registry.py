@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from mesh.errors import LeaseConflict, LeaseExpired, Overloaded
 from mesh.workers import WorkerState
-from scheduler.placement import Unreported
+from scheduler.candidates import Unreported
 from scheduler.registry import Registry, RegistryLimits
 from tests.support.scheduling import ManualClock, make_identity, make_load
 
@@ -184,10 +184,16 @@ def test_a_worker_cannot_claim_more_blocks_than_it_has() -> None:
 def test_a_cached_prefix_ends_at_the_first_missing_block() -> None:
     registry, _ = make_registry()
     registry.record_blocks(registry.attach(make_identity("a")), True, hashes(1, 2, 4), [])
-    worker = registry.workers()[0]
-    assert worker.cached_prefix(hashes(1, 2, 3, 4)) == 2
-    assert worker.cached_prefix(hashes(3, 1)) == 0
-    assert worker.cached_prefix(hashes(1, 2)) == 2
+    for chain, blocks in ((hashes(1, 2, 3, 4), 2), (hashes(3, 1), 0), (hashes(1, 2), 2)):
+        assert registry.cached_prefixes(chain, registry.workers()) == {"a": blocks}
+
+
+def test_a_prefix_is_forgotten_with_its_worker_whoever_comes_after_it() -> None:
+    registry, clock = make_registry()
+    registry.record_blocks(registry.attach(make_identity("a")), True, hashes(1, 2), [])
+    clock.now += LEASE
+    registry.attach(make_identity("b"))
+    assert registry.cached_prefixes(hashes(1, 2), registry.workers()) == {"b": 0}
 
 
 def test_a_placement_counts_until_a_status_had_time_to_contain_it() -> None:
@@ -231,6 +237,9 @@ def test_blocks_follow_the_events_and_their_count_never_drifts(
         expected[name] = ((set() if snapshot else expected[name]) - removed) | stored
     assert {w.identity.worker_id: w.cached for w in registry.workers()} == {
         name: set(hashes(*numbers)) for name, numbers in expected.items()
+    }
+    assert registry.cached_prefixes(hashes(*range(10)), registry.workers()) == {
+        name: next(number for number in range(11) if number not in numbers) for name, numbers in expected.items()
     }
     clock.now += LEASE
     registry.expire()

@@ -1,6 +1,5 @@
 """A scheduler on a loopback port, and a worker's side of its status stream."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -10,21 +9,15 @@ import grpc
 from deepmesh.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
 
 from mesh.channel import open_channel
-from mesh.server import MeshServer
-from scheduler.__main__ import compose
+from scheduler.__main__ import running
 from scheduler.config import SchedulerConfig
 
 
 @asynccontextmanager
 async def running_scheduler(**config: Any) -> AsyncIterator[str]:
     """A scheduler with that configuration; yields its endpoint."""
-    settings = SchedulerConfig.model_validate({"server": {"drain_seconds": 0.5}, **config})
-    registry, registration = compose(settings)
-    async with MeshServer(settings.server, "scheduler", [registration]) as server:
-        expiry = asyncio.create_task(registry.expire_forever(settings.lease.seconds / 20))
-        await server.ready()
+    async with running(SchedulerConfig.model_validate({"server": {"drain_seconds": 0.5}, **config})) as server:
         yield server.endpoint
-        expiry.cancel()
 
 
 @asynccontextmanager

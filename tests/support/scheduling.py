@@ -1,12 +1,15 @@
 """Workers, loads and candidates with plain defaults, for tests of the scheduler."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
 
 from mesh.workers import KvNamespace, WorkerIdentity, WorkerLoad, WorkerRole
-from scheduler.placement import CandidateWorker, PlacementRequest, Unreported
+from scheduler.candidates import Candidates, CandidateWorker, PlacementKnobs, PlacementRequest
+from scheduler.placement import predict
+from scheduler.terms import Terms
 
 NAMESPACE = KvNamespace("fingerprint", "oracle", 1, "oracle")
 
@@ -48,10 +51,17 @@ def make_candidate(worker_id: str = "decode-1", **changes: Any) -> CandidateWork
         total_blocks=1000,
         max_requests=8,
         load=make_load(),
-        unreported=Unreported(),
-        cached_blocks=0,
+        namespace=NAMESPACE,
+        block_bytes=1_000_000,
     )
-    return replace(candidate, **changes)
+    return msgspec.structs.replace(candidate, **changes)
+
+
+def predict_alone(
+    request: PlacementRequest, decode: Iterable[CandidateWorker], knobs: PlacementKnobs
+) -> tuple[Terms, ...]:
+    """In a mesh without prefill workers and stores."""
+    return predict(request, Candidates(list(decode)), knobs)
 
 
 def make_request(**changes: Any) -> PlacementRequest:

@@ -1,0 +1,104 @@
+"""What placement chooses among, as plain data: the request, the workers, what stores hold, and constants."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from mesh.workers import KvNamespace, WorkerLoad
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementRequest:
+    """What placement needs to know of a request; lengths in tokens."""
+
+    prompt_tokens: int
+    max_tokens: int
+    # Decode and prefill workers alike.
+    avoid: frozenset[str] = frozenset()
+    # Of the model's finished requests; None takes what the worker measured.
+    mean_output_tokens: float | None = None
+
+
+class Unreported(msgspec.Struct, frozen=True):
+    """Work placed on a worker that its load may not show yet."""
+
+    requests: int = 0
+    prefill_tokens: int = 0
+    blocks: int = 0
+
+    def __add__(self, other: "Unreported") -> "Unreported":
+        return Unreported(
+            self.requests + other.requests, self.prefill_tokens + other.prefill_tokens, self.blocks + other.blocks
+        )
+
+    def __sub__(self, other: "Unreported") -> "Unreported":
+        return Unreported(
+            self.requests - other.requests, self.prefill_tokens - other.prefill_tokens, self.blocks - other.blocks
+        )
+
+
+class CandidateWorker(msgspec.Struct, frozen=True):
+    """One live worker of the model, and what it holds of this request's prompt."""
+
+    worker_id: str
+    # Why it takes no requests at all; None where it does.
+    unusable: str | None
+    context_tokens: int
+    total_blocks: int
+    max_requests: int
+    load: WorkerLoad
+    namespace: KvNamespace
+    unreported: Unreported = Unreported()
+    # Blocks of the prompt that it has, from the root on.
+    cached_blocks: int = 0
+    # Whether its status stream is up. One whose stream broke may be well, and may be dead.
+    connected: bool = True
+    # Of a decode worker: whether it computes prompts too.
+    can_prefill: bool = True
+    # One block of KV, all layers.
+    block_bytes: int = 0
+    # Measured when it fetched from stores; 0 while unknown.
+    fetch_bytes_per_second: float = 0.0
+
+
+class StoreHint(msgspec.Struct, frozen=True):
+    """A store, and how many leading blocks of the prompt it is thought to hold."""
+
+    store_id: str
+    blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """Everything that a request may be placed on."""
+
+    decode: Sequence[CandidateWorker]
+    prefill: Sequence[CandidateWorker] = ()
+    stores: Mapping[KvNamespace, StoreHint] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementKnobs:
+    """Constants of the prediction, and what stands in for a measurement while there is none."""
+
+    prefill_tokens_per_second: float = 5000.0
+    decode_step_ms: float = 20.0
+    mean_output_tokens: float = 256.0
+    # How much one more request lengthens a step, relative to a step of one request.
+    step_growth: float = 0.02
+    # Requests that may wait on a worker for a place in its batch.
+    queue_requests: int = 512
+    # From a decode worker's landing to the prefill worker's first chunk, and from the last byte to the next step.
+    handover_ms: float = 5.0
+    push_bytes_per_second: float = 2e9
+    # Prompts of at least so many tokens are pushed while later layers compute, and then this share of it is left over.
+    layerwise_tokens: int = 8192
+    layerwise_rest: float = 0.125
+    # A fetch from a store: before its first byte, and its rate.
+    fetch_latency_ms: float = 2.0
+    fetch_bytes_per_second: float = 1e9
+    # Prompt tokens that ride along in decode steps without lengthening them much.
+    short_prompt_tokens: int = 64
+    # What a running request's delay weighs against the placed one's own.
+    interference: float = 1.0

@@ -1,0 +1,78 @@
+"""What the prefill workers have to offer a request: the quickest of each KV namespace. Pure."""
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from mesh.blocks import BLOCK_TOKENS
+from mesh.workers import KvNamespace
+from scheduler.candidates import CandidateWorker, PlacementKnobs, PlacementRequest, StoreHint
+from scheduler.sources import Source, prefill_rate, source
+from scheduler.terms import Rejection
+
+
+class PrefillOffer(msgspec.Struct, frozen=True):
+    """One prefill worker's part of a placement."""
+
+    worker_id: str
+    source: Source
+    # Predicted: from the call until the prompt is computed.
+    ready_ms: float
+    # Predicted: what was queued before it.
+    queue_ms: float
+    connected: bool
+    rejection: Rejection | None
+    # The rejection in words; empty where there is none.
+    rejected: str
+
+    def preference(self) -> tuple[bool, bool, float, str]:
+        """Sorts the best first."""
+        return self.rejection is not None, not self.connected, self.ready_ms, self.worker_id
+
+
+def best_offers(
+    request: PlacementRequest,
+    workers: Iterable[CandidateWorker],
+    stores: Mapping[KvNamespace, StoreHint],
+    knobs: PlacementKnobs,
+) -> dict[KvNamespace, PrefillOffer]:
+    """The best offer of each namespace. It does not depend on the decode worker: both times simply add up."""
+    best: dict[KvNamespace, PrefillOffer] = {}
+    for worker in workers:
+        offered = _offer(request, worker, stores.get(worker.namespace), knobs)
+        known = best.get(worker.namespace)
+        if known is None or offered.preference() < known.preference():
+            best[worker.namespace] = offered
+    return best
+
+
+def _offer(
+    request: PlacementRequest, worker: CandidateWorker, store: StoreHint | None, knobs: PlacementKnobs
+) -> PrefillOffer:
+    found = source(request, worker, store, knobs)
+    queued = worker.load.queued_prefill_tokens + worker.unreported.prefill_tokens
+    queue_ms = queued / prefill_rate(worker, knobs) * 1000
+    rejection, rejected = _reject(request, worker, knobs)
+    return PrefillOffer(
+        worker_id=worker.worker_id,
+        source=found,
+        ready_ms=queue_ms + found.ms,
+        queue_ms=queue_ms,
+        connected=worker.connected,
+        rejection=rejection,
+        rejected=rejected,
+    )
+
+
+def _reject(request: PlacementRequest, worker: CandidateWorker, knobs: PlacementKnobs) -> tuple[Rejection | None, str]:
+    name, context = worker.worker_id, min(worker.context_tokens, worker.total_blocks * BLOCK_TOKENS)
+    if request.prompt_tokens >= context:
+        return Rejection.CONTEXT, f"{request.prompt_tokens} prompt tokens exceed {name}'s context of {context}"
+    if worker.unusable is not None:
+        return Rejection.UNUSABLE, f"{name}: {worker.unusable}"
+    if name in request.avoid:
+        return Rejection.AVOIDED, f"the gateway asked to avoid {name}"
+    requests = worker.load.running_requests + worker.load.waiting_requests + worker.unreported.requests
+    if requests >= worker.max_requests + knobs.queue_requests:
+        return Rejection.FULL, f"the queue of {name} is full ({knobs.queue_requests} requests)"
+    return None, ""

@@ -1,0 +1,49 @@
+"""Which workers hold which blocks, so that one walk along a chain finds what each of them has of it."""
+
+from collections.abc import Iterable, Sequence
+
+
+class PrefixIndex:
+    """Workers are small numbers, given by its owner: of each block, the holders are the bits of one integer."""
+
+    def __init__(self) -> None:
+        self._holders: dict[bytes, int] = {}
+
+    def add(self, worker: int, block_hash: bytes) -> None:
+        self._holders[block_hash] = self._holders.get(block_hash, 0) | 1 << worker
+
+    def remove(self, worker: int, block_hashes: Iterable[bytes]) -> None:
+        """Forget that the worker holds them; unknown ones are ignored."""
+        for block_hash in block_hashes:
+            rest = self._holders.get(block_hash, 0) & ~(1 << worker)
+            if rest:
+                self._holders[block_hash] = rest
+            else:
+                self._holders.pop(block_hash, None)
+
+    def prefixes(self, chain: Sequence[bytes], workers: Iterable[int]) -> dict[int, int]:
+        """How many blocks from the root on each of these workers holds.
+
+        Linear in the chain plus the workers: the walk goes on with those that held every block so far.
+        """
+        lengths: dict[int, int] = {}
+        remaining = 0
+        for worker in workers:
+            lengths[worker] = 0
+            remaining |= 1 << worker
+        for position, block_hash in enumerate(chain):
+            holders = remaining & self._holders.get(block_hash, 0)
+            if holders != remaining:
+                _note(lengths, remaining & ~holders, position)
+                remaining = holders
+            if not remaining:
+                break
+        _note(lengths, remaining, len(chain))
+        return lengths
+
+
+def _note(lengths: dict[int, int], workers: int, length: int) -> None:
+    while workers:
+        lowest = workers & -workers
+        lengths[lowest.bit_length() - 1] = length
+        workers ^= lowest

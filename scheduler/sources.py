@@ -1,0 +1,50 @@
+"""How whoever computes a prompt comes by its KV: what it has, what a store brings sooner, and what it computes."""
+
+import msgspec
+
+from mesh.blocks import BLOCK_TOKENS
+from scheduler.candidates import CandidateWorker, PlacementKnobs, PlacementRequest, StoreHint
+
+
+class Source(msgspec.Struct, frozen=True):
+    """The prompt's KV on one worker, once the worker has come to it."""
+
+    # None where the worker has as much, or recomputing is faster than fetching.
+    store: StoreHint | None
+    # Found there or in the store.
+    cached_blocks: int
+    uncached_tokens: int
+    # Predicted: the fetch and the computation.
+    ms: float
+
+
+def source(
+    request: PlacementRequest, candidate: CandidateWorker, store: StoreHint | None, knobs: PlacementKnobs
+) -> Source:
+    """The quicker of computing what the candidate lacks and of fetching first what the store has of it."""
+    rate = prefill_rate(candidate, knobs)
+    own = reusable_blocks(request, candidate.cached_blocks)
+    computed = _computed(request, own, rate)
+    if store is None or (more := reusable_blocks(request, store.blocks) - own) <= 0:
+        return computed
+    bandwidth = candidate.fetch_bytes_per_second or knobs.fetch_bytes_per_second
+    fetch_ms = knobs.fetch_latency_ms + more * candidate.block_bytes / bandwidth * 1000
+    rest = _computed(request, own + more, rate)
+    if fetch_ms + rest.ms >= computed.ms:
+        return computed
+    return Source(store, rest.cached_blocks, rest.uncached_tokens, fetch_ms + rest.ms)
+
+
+def reusable_blocks(request: PlacementRequest, blocks: int) -> int:
+    """The last token is always computed: its logits give the first new one."""
+    return min(blocks, max(0, request.prompt_tokens - 1) // BLOCK_TOKENS)
+
+
+def prefill_rate(candidate: CandidateWorker, knobs: PlacementKnobs) -> float:
+    """Tokens a second."""
+    return candidate.load.prefill_tokens_per_second or knobs.prefill_tokens_per_second
+
+
+def _computed(request: PlacementRequest, cached_blocks: int, rate: float) -> Source:
+    uncached_tokens = request.prompt_tokens - cached_blocks * BLOCK_TOKENS
+    return Source(None, cached_blocks, uncached_tokens, uncached_tokens / rate * 1000)

@@ -1,0 +1,65 @@
+"""The KV stores, as placement knows them: which are there, and what one of them holds of a prompt."""
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+import msgspec
+
+from mesh.rendezvous import rendezvous
+from mesh.workers import KvNamespace, TransferCounters
+from scheduler.candidates import StoreHint
+
+
+class Tier(msgspec.Struct, frozen=True):
+    """One kind of room in a store."""
+
+    name: str
+    total_blocks: int
+    used_blocks: int
+    block_bytes: int
+
+
+class StoreStatus(msgspec.Struct, frozen=True):
+    """What a store said of itself last."""
+
+    store_id: str
+    tiers: tuple[Tier, ...]
+    lookups: int
+    hits: int
+    transfers: TransferCounters
+
+
+class Store(Protocol):
+    """One configured store."""
+
+    @property
+    def endpoint(self) -> str: ...
+
+    @property
+    def status(self) -> StoreStatus | None:
+        """None while it does not answer."""
+        ...
+
+    async def match(self, namespace: KvNamespace, chain: Sequence[bytes]) -> StoreHint | None:
+        """Where blocks of the chain are and how many; None where none is known, or no answer came in time."""
+        ...
+
+
+class Stores:
+    """All configured stores. Workers keep a chain in the one that rendezvous hashing names among those that answer."""
+
+    def __init__(self, stores: Sequence[Store] = ()) -> None:
+        self._stores = stores
+
+    def __iter__(self) -> Iterator[Store]:
+        return iter(self._stores)
+
+    @property
+    def any_answers(self) -> bool:
+        return any(store.status is not None for store in self._stores)
+
+    async def match(self, namespace: KvNamespace, chain: Sequence[bytes]) -> StoreHint | None:
+        """What the chain's store holds of it. Never raises: it is a hint."""
+        answering = {store.status.store_id: store for store in self._stores if store.status is not None}
+        store_id = rendezvous(answering, chain[0])
+        return None if store_id is None else await answering[store_id].match(namespace, chain)
