@@ -1,0 +1,46 @@
+"""A whole mesh that serves the shipped model, as `deepmesh up` starts it, for benches of disaggregation."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from mesh.commands.serving import until_served
+from mesh.composition import DEFAULT_MODEL, HOST, MeshPlan, compose
+from mesh.log_lines import LinePrinter
+from mesh.ports import free_port
+from mesh.supervisor import Supervisor
+
+# What prompts are drawn from: byte pairs of the shipped tokenizer, above its special tokens.
+FIRST_TOKEN, LAST_TOKEN = 300, 1500
+
+
+@dataclass(frozen=True)
+class ModelMesh:
+    """Where a running mesh answers, and its processes by name: decode-0, prefill-0, ..."""
+
+    gateway: str
+    scheduler: str
+    process_ids: dict[str, int]
+
+
+@asynccontextmanager
+async def model_mesh(
+    log: Path, *, prefill: int = 0, stores: int = 0, settings: Sequence[str] = ()
+) -> AsyncIterator[ModelMesh]:
+    """One decode worker, `prefill` prefill workers and `stores` KV stores; their lines go to `log`.
+
+    `settings` as `deepmesh up --set`. Raises ProcessFailed where a service does not get ready.
+    """
+    store_ports = tuple(free_port() for _ in range(stores))
+    http_port, grpc_port, scheduler_port = free_port(), free_port(), free_port()
+    plan = MeshPlan(DEFAULT_MODEL, 1, http_port, grpc_port, scheduler_port, tuple(settings), prefill, store_ports)
+    specs = compose(plan)
+    with log.open("a") as output:
+        supervisor = Supervisor(specs, LinePrinter(max(len(spec.name) for spec in specs), output))
+        try:
+            await supervisor.start()
+            await until_served(f"{HOST}:{grpc_port}", plan.decode_workers)
+            yield ModelMesh(f"{HOST}:{grpc_port}", f"{HOST}:{scheduler_port}", supervisor.process_ids)
+        finally:
+            await supervisor.stop()
