@@ -67,7 +67,7 @@ def explain(request: PlacementRequest, chosen: Terms, terms: Collection[Terms]) 
     """The decision in words."""
     cached = f"{chosen.cached_blocks} blocks cached"
     if chosen.store is not None:
-        cached += f", {chosen.store.blocks} of them in {chosen.store.store_id}"
+        cached += f", {chosen.store.store_id} asked for {chosen.store.blocks}"
     if chosen.prefill_worker_id is not None:
         cached += f", {_blocks(request.prompt_tokens) - chosen.held_blocks} blocks to move"
     return (
@@ -104,7 +104,7 @@ def _alone(share: _DecodeShare, found: Source, contested: bool, knobs: Placement
     delay_ms = 0.0
     if contested:
         # An idle worker counts as one that decodes: others come while the prompt is computed.
-        others = max(1, worker.load.running_requests)
+        others = min(max(1, share.requests), worker.max_requests)
         delay_ms = others * max(0, found.uncached_tokens - knobs.short_prompt_tokens) / rate * 1000
     return _assemble(share, None, found, ttft_ms, knobs.interference * delay_ms, worker.connected, share.verdict)
 

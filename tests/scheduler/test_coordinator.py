@@ -5,7 +5,7 @@ import pytest
 from mesh.errors import NoWorker, Overloaded, UnknownModel
 from mesh.workers import WorkerRole, WorkerState
 from scheduler.admission import Objectives
-from scheduler.candidates import PlacementKnobs
+from scheduler.candidates import PlacementKnobs, Unreported
 from scheduler.coordinator import KEPT_CANDIDATES, Coordinator, PlacementCall
 from scheduler.decisions import DecisionLog, Outcome
 from scheduler.lengths import OutputLengths
@@ -71,7 +71,30 @@ async def test_only_finished_requests_teach_the_length_of_answers() -> None:
     assert slots == [1000 // 12, 1000 // 12, 1000 // 57]
 
 
-async def test_a_prefill_worker_is_no_candidate() -> None:
+async def test_a_pair_carries_its_work_until_the_outcome() -> None:
+    scheduling = Scheduling()
+    scheduling.add_worker("d")
+    scheduling.add_worker("p", role=WorkerRole.PREFILL)
+    await scheduling.place("r1")
+    assert [worker.unreported for worker in scheduling.registry.workers()] == [
+        Unreported(1, 0, 11),
+        Unreported(1, 640, 11),
+    ]
+    scheduling.coordinator.report("r1", 0, Outcome.FINISHED, 5)
+    assert [worker.unreported for worker in scheduling.registry.workers()] == [Unreported(), Unreported()]
+
+
+async def test_a_burst_spreads_over_pairs() -> None:
+    scheduling = Scheduling()
+    for number in range(2):
+        scheduling.add_worker(f"d{number}", can_prefill=False)
+        scheduling.add_worker(f"p{number}", role=WorkerRole.PREFILL)
+    for number in range(8):
+        await scheduling.place(f"r{number}")
+    assert [worker.unreported.requests for worker in scheduling.registry.workers()] == [4, 4, 4, 4]
+
+
+async def test_a_prefill_worker_alone_is_no_candidate() -> None:
     scheduling = Scheduling()
     scheduling.add_worker("p", role=WorkerRole.PREFILL)
     with pytest.raises(NoWorker):

@@ -13,6 +13,7 @@ from mesh.errors import (
     LeaseConflict,
     LeaseExpired,
     MeshError,
+    NamespaceMismatch,
     NoWorker,
     Overloaded,
     UnknownModel,
@@ -42,6 +43,11 @@ def place_request(request_id: str = "r", **changes: Any) -> scheduler_pb2.PlaceR
 
 async def start_worker(stub: Any, worker_id: str, **status: Any) -> ReportingWorker:
     return await ReportingWorker(stub, identity_message(worker_id)).start(**status)
+
+
+async def start_prefill(stub: Any, worker_id: str, **identity: Any) -> ReportingWorker:
+    message = identity_message(worker_id, role=common_pb2.WORKER_ROLE_PREFILL, **identity)
+    return await ReportingWorker(stub, message).start()
 
 
 async def watched(stub: Any) -> list[scheduler_pb2.WorkerStatus]:
@@ -74,6 +80,48 @@ async def test_a_request_is_placed_where_its_prefix_is_cached_and_the_decision_i
             "a": (0, True),
             "b": (5, False),
         }
+
+
+async def test_a_pair_is_placed_and_its_prefill_worker_named_in_answer_and_decision() -> None:
+    async with running_scheduler() as endpoint, scheduler_stub(endpoint) as stub:
+        await start_worker(stub, "d")
+        await start_prefill(stub, "p")
+        response = await stub.Place(place_request("r1"))
+        assert response.decode.worker_id == "d"
+        assert response.prefill == scheduler_pb2.WorkerTarget(worker_id="p", incarnation="first", endpoint="p:1")
+        candidates = (await stub.ListDecisions(scheduler_pb2.ListDecisionsRequest())).decisions[0].candidates
+        assert [(c.worker_id, c.prefill_worker_id, bool(c.rejected)) for c in candidates] == [
+            ("d", "p", False),
+            ("d", "", True),
+        ]
+
+
+async def test_a_prefill_worker_that_failed_the_request_is_avoided() -> None:
+    async with running_scheduler() as endpoint, scheduler_stub(endpoint) as stub:
+        await start_worker(stub, "d")
+        await start_prefill(stub, "p")
+        response = await stub.Place(place_request("r1", attempt=2, avoid_worker_ids=["p"]))
+        assert (response.decode.worker_id, response.HasField("prefill")) == ("d", False)
+
+
+async def test_workers_that_cannot_exchange_kv_are_refused_with_what_differs() -> None:
+    async with running_scheduler() as endpoint, scheduler_stub(endpoint) as stub:
+        await ReportingWorker(stub, identity_message("d", can_prefill=False)).start()
+        other = common_pb2.KvNamespace(
+            weights_fingerprint="g", dtype="oracle", scale=1.0, layers=1, block_tokens=64, layout="oracle"
+        )
+        await start_prefill(stub, "p", kv_namespace=other)
+        with pytest.raises(NamespaceMismatch, match="weights_fingerprint f against g"):
+            await stub.Place(place_request())
+
+
+async def test_watchers_see_prefill_workers_and_what_was_transferred() -> None:
+    async with running_scheduler() as endpoint, scheduler_stub(endpoint) as stub:
+        transfers = common_pb2.TransferStatus(open_landings=1, total_slots=8, received_bytes={"tcp": 4096})
+        worker = await start_prefill(stub, "p")
+        await worker.report(transfers=transfers)
+        shown = (await watched(stub))[0]
+        assert (shown.identity.role, shown.transfers) == (common_pb2.WORKER_ROLE_PREFILL, transfers)
 
 
 async def test_removed_blocks_no_longer_attract() -> None:

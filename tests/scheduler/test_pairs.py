@@ -1,0 +1,225 @@
+"""Placement on a prefill and a decode worker together."""
+
+from typing import Any
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mesh.errors import NamespaceMismatch, NoWorker, Overloaded
+from scheduler.admission import Objectives, admit, refusal
+from scheduler.candidates import Candidates, CandidateWorker, PlacementKnobs, PlacementRequest, StoreHint, Unreported
+from scheduler.placement import choose, explain, placed_work, predict
+from scheduler.terms import Rejection, Terms
+from tests.support.scheduling import NAMESPACE, make_candidate, make_load, make_request
+
+KNOBS = PlacementKnobs(queue_requests=4)
+OTHER = msgspec.structs.replace(NAMESPACE, dtype="float8_e4m3fn")
+
+
+def make_prefill(worker_id: str = "p", **changes: Any) -> CandidateWorker:
+    return make_candidate(worker_id, **changes)
+
+
+def chosen_of(candidates: Candidates, request: PlacementRequest | None = None) -> Terms:
+    chosen = choose(predict(request or make_request(), candidates, KNOBS))
+    assert chosen is not None
+    return chosen
+
+
+def pair_of(candidates: Candidates, request: PlacementRequest | None = None) -> tuple[str, str | None]:
+    chosen = chosen_of(candidates, request)
+    return chosen.worker_id, chosen.prefill_worker_id
+
+
+def test_a_long_prompt_is_computed_by_the_prefill_worker() -> None:
+    assert pair_of(Candidates([make_candidate("d")], [make_prefill()])) == ("d", "p")
+
+
+def test_a_short_prompt_stays_on_the_decode_worker_however_many_decode_there() -> None:
+    busy = make_candidate("d", load=make_load(running_requests=7))
+    assert pair_of(Candidates([busy], [make_prefill()]), make_request(prompt_tokens=60)) == ("d", None)
+
+
+def test_a_long_prompt_of_which_the_decode_worker_lacks_little_stays_there() -> None:
+    assert pair_of(Candidates([make_candidate("d", cached_blocks=9)], [make_prefill()])) == ("d", None)
+
+
+def test_a_prompt_is_computed_where_it_delays_fewest_when_prefill_is_busy() -> None:
+    # 640 tokens take 0.64 s anywhere; on the decode worker each of its requests loses 0.576 s.
+    busy = make_prefill(load=make_load(queued_prefill_tokens=2000))
+    idle, full = (make_candidate("d", load=make_load(running_requests=count)) for count in (0, 7))
+    assert pair_of(Candidates([idle], [busy])) == ("d", None)
+    assert pair_of(Candidates([full], [busy])) == ("d", "p")
+
+
+def test_what_decodes_elsewhere_is_not_delayed_by_a_prompt() -> None:
+    candidates = [make_candidate("a", load=make_load(running_requests=7)), make_candidate("b")]
+    assert pair_of(Candidates(candidates, [make_prefill(unusable="it is draining")])) == ("b", None)
+
+
+def test_without_prefill_workers_nobody_is_charged_for_delaying_others() -> None:
+    alone = predict(make_request(), Candidates([make_candidate("d", load=make_load(running_requests=7))]), KNOBS)[0]
+    assert alone.total_ms == alone.ttft_ms + 100 * alone.tpot_ms
+
+
+def test_a_decode_worker_that_cannot_compute_prompts_has_even_short_ones_computed() -> None:
+    decode = make_candidate("d", can_prefill=False)
+    assert pair_of(Candidates([decode], [make_prefill()]), make_request(prompt_tokens=10)) == ("d", "p")
+
+
+def test_the_prefill_worker_with_the_cached_prefix_is_taken() -> None:
+    prefills = [make_prefill("p0"), make_prefill("p1", cached_blocks=6), make_prefill("p2", cached_blocks=2)]
+    chosen = chosen_of(Candidates([make_candidate("d")], prefills))
+    assert (chosen.prefill_worker_id, chosen.cached_blocks, chosen.uncached_tokens) == ("p1", 6, 256)
+
+
+def test_a_prefill_queue_longer_than_the_cached_prefix_outweighs_it() -> None:
+    cached = make_prefill("p1", cached_blocks=6, load=make_load(queued_prefill_tokens=6 * 64 + 1))
+    assert pair_of(Candidates([make_candidate("d")], [make_prefill("p0"), cached])) == ("d", "p0")
+
+
+def test_work_placed_and_not_reported_counts_as_queued() -> None:
+    given_work = make_prefill("p0", unreported=Unreported(1, 640, 11))
+    assert pair_of(Candidates([make_candidate("d")], [given_work, make_prefill("p1")])) == ("d", "p1")
+
+
+def test_blocks_that_the_decode_worker_holds_are_not_moved() -> None:
+    decodes = [make_candidate("d0"), make_candidate("d1", cached_blocks=4)]
+    request = make_request(prompt_tokens=6400, max_tokens=64)
+    decodes = [msgspec.structs.replace(each, context_tokens=10_000, block_bytes=100_000_000) for each in decodes]
+    prefill = make_prefill(context_tokens=10_000, load=make_load(prefill_tokens_per_second=1e6))
+    terms = predict(request, Candidates(decodes, [prefill]), KNOBS)
+    pushed = {term.worker_id: term for term in terms if term.prefill_worker_id}
+    # Four blocks of 100 MB at 2 GB/s.
+    assert round(pushed["d0"].ttft_ms - pushed["d1"].ttft_ms) == 200
+    assert pair_of(Candidates(decodes, [prefill]), request) == ("d1", "p")
+
+
+def test_a_layerwise_push_hides_behind_the_computation() -> None:
+    decode = make_candidate("d", context_tokens=10_000, block_bytes=1_000_000)
+    prefill = make_prefill(context_tokens=10_000)
+    request = make_request(prompt_tokens=6400)
+    ttft = {}
+    for layerwise_tokens in (6400, 6401):
+        knobs = PlacementKnobs(layerwise_tokens=layerwise_tokens, layerwise_rest=0.1)
+        ttft[layerwise_tokens] = predict(request, Candidates([decode], [prefill]), knobs)[1].ttft_ms
+    # 100 MB at 2 GB/s are 50 ms.
+    assert round(ttft[6401] - ttft[6400]) == 45
+
+
+def test_workers_of_two_namespaces_are_never_paired() -> None:
+    decodes = [make_candidate("d0"), make_candidate("d1", namespace=OTHER, load=make_load(running_requests=3))]
+    assert pair_of(Candidates(decodes, [make_prefill(namespace=OTHER)])) == ("d1", "p")
+    paired = {
+        (term.worker_id, term.prefill_worker_id)
+        for term in predict(make_request(), Candidates(decodes, [make_prefill(namespace=OTHER)]), KNOBS)
+    }
+    assert ("d0", "p") not in paired
+
+
+def test_a_mesh_in_which_no_pair_fits_says_what_differs() -> None:
+    candidates = Candidates([make_candidate("d", can_prefill=False)], [make_prefill(namespace=OTHER)])
+    terms = predict(make_request(), candidates, KNOBS)
+    error = refusal("oracle", terms, Objectives())
+    assert isinstance(error, NamespaceMismatch)
+    assert "dtype oracle against float8_e4m3fn" in error.message
+    assert "same checkpoint and KV dtype" in error.message
+
+
+def test_a_decode_worker_that_needs_a_prefill_worker_waits_for_one() -> None:
+    terms = predict(make_request(), Candidates([make_candidate("d", can_prefill=False)]), KNOBS)
+    assert [term.rejection for term in terms] == [Rejection.UNUSABLE]
+    assert isinstance(refusal("oracle", terms, Objectives()), NoWorker)
+
+
+def test_an_avoided_or_full_prefill_worker_gives_way() -> None:
+    decode, full = make_candidate("d"), make_prefill("p1", load=make_load(waiting_requests=12))
+    avoided = make_request(avoid=frozenset({"p0"}))
+    assert pair_of(Candidates([decode], [make_prefill("p0"), full]), avoided) == ("d", None)
+    assert pair_of(Candidates([decode], [make_prefill("p0"), full, make_prefill("p2")]), avoided) == ("d", "p2")
+
+
+def test_a_mesh_whose_prefill_workers_are_full_is_full() -> None:
+    full = make_prefill(load=make_load(waiting_requests=12, queued_prefill_tokens=1500))
+    terms = predict(make_request(), Candidates([make_candidate("d", can_prefill=False)], [full]), KNOBS)
+    assert [term.rejection for term in terms] == [Rejection.FULL]
+    error = refusal("oracle", terms, Objectives())
+    assert isinstance(error, Overloaded)
+    # Until the queue of 1500 tokens is computed.
+    assert error.retry_after_ms == 1500
+
+
+def test_a_prompt_longer_than_a_prefill_workers_pool_is_not_sent_to_it() -> None:
+    small = make_prefill("p0", total_blocks=10)
+    assert pair_of(Candidates([make_candidate("d")], [small])) == ("d", None)
+    assert pair_of(Candidates([make_candidate("d")], [small, make_prefill("p1", total_blocks=11)])) == ("d", "p1")
+
+
+def test_a_pair_with_a_broken_status_stream_is_the_last_resort() -> None:
+    prefill = make_prefill(connected=False)
+    assert pair_of(Candidates([make_candidate("d")], [prefill])) == ("d", None)
+    assert pair_of(Candidates([make_candidate("d", can_prefill=False)], [prefill])) == ("d", "p")
+
+
+def test_a_pair_predicted_over_the_objective_is_refused() -> None:
+    objectives = Objectives(ttft_ms=500.0)
+    candidates = Candidates([make_candidate("d", can_prefill=False)], [make_prefill()])
+    terms = admit(predict(make_request(), candidates, KNOBS), objectives)
+    assert choose(terms) is None
+    assert isinstance(refusal("oracle", terms, objectives), Overloaded)
+    assert choose(admit(predict(make_request(), candidates, KNOBS), Objectives(ttft_ms=700.0))) is not None
+
+
+def test_both_workers_of_a_pair_carry_their_part_until_they_report_it() -> None:
+    candidates = Candidates([make_candidate("d", cached_blocks=2)], [make_prefill()])
+    work = placed_work(make_request(), chosen_of(candidates))
+    assert work == {"d": Unreported(1, 0, 9), "p": Unreported(1, 640, 11)}
+
+
+def test_the_reason_names_both_workers_and_the_store() -> None:
+    candidates = Candidates([make_candidate("d", cached_blocks=1)], [make_prefill()], {NAMESPACE: StoreHint("s", 8)})
+    terms = predict(make_request(), candidates, KNOBS)
+    chosen = choose(terms)
+    assert chosen is not None
+    reason = explain(make_request(), chosen, terms)
+    assert reason.startswith("p -> d: first token in")
+    assert "128 prompt tokens to compute, 8 blocks cached, s asked for 8, 9 blocks to move" in reason
+
+
+workers = st.builds(
+    make_candidate,
+    worker_id=st.uuids().map(str),
+    unusable=st.sampled_from([None, "it is draining"]),
+    connected=st.booleans(),
+    can_prefill=st.booleans(),
+    cached_blocks=st.integers(0, 12),
+    namespace=st.sampled_from([NAMESPACE, OTHER]),
+    load=st.builds(
+        make_load,
+        running_requests=st.integers(0, 9),
+        waiting_requests=st.integers(0, 9),
+        queued_prefill_tokens=st.integers(0, 5000),
+    ),
+)
+
+
+@given(st.lists(workers, max_size=4), st.lists(workers, max_size=4))
+def test_no_other_prefill_worker_would_have_been_better(
+    decodes: list[CandidateWorker], prefills: list[CandidateWorker]
+) -> None:
+    chosen = choose(predict(make_request(), Candidates(decodes, prefills), KNOBS))
+    every_pair = [
+        term
+        for decode in decodes
+        for prefill in prefills
+        for term in predict(make_request(), Candidates([decode], [prefill]), KNOBS)
+    ]
+    if prefills:
+        assert chosen == choose(every_pair)
+
+
+def test_terms_grow_with_workers_and_not_with_pairs() -> None:
+    decodes = [make_candidate(f"d{number}") for number in range(64)]
+    prefills = [make_prefill(f"p{number}", cached_blocks=number % 10) for number in range(64)]
+    assert len(predict(make_request(), Candidates(decodes, prefills), KNOBS)) == 2 * 64

@@ -1,0 +1,37 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scheduler.prefix_index import PrefixIndex
+
+holdings = st.dictionaries(st.sampled_from([0, 1, 63, 64, 1023]), st.sets(st.integers(0, 12)))
+
+
+def hashes(numbers: set[int] | list[int]) -> list[bytes]:
+    return [number.to_bytes(16, "big") for number in numbers]
+
+
+def prefix(held: set[int], chain: list[int]) -> int:
+    return next((position for position, number in enumerate(chain) if number not in held), len(chain))
+
+
+@given(
+    holdings, st.dictionaries(st.sampled_from([0, 63, 64]), st.sets(st.integers(0, 12))), st.lists(st.integers(0, 12))
+)
+def test_every_worker_has_the_prefix_that_a_walk_of_its_own_finds(
+    stored: dict[int, set[int]], removed: dict[int, set[int]], chain: list[int]
+) -> None:
+    index = PrefixIndex()
+    for worker, numbers in stored.items():
+        for block_hash in hashes(numbers):
+            index.add(worker, block_hash)
+    for worker, numbers in removed.items():
+        index.remove(worker, hashes(numbers))
+    held = {worker: numbers - removed.get(worker, set()) for worker, numbers in stored.items()}
+    assert index.prefixes(hashes(chain), held) == {worker: prefix(numbers, chain) for worker, numbers in held.items()}
+
+
+def test_workers_that_are_not_asked_about_are_not_answered_for() -> None:
+    index = PrefixIndex()
+    for worker in (1, 2):
+        index.add(worker, b"a")
+    assert index.prefixes([b"a"], [2, 3]) == {2: 1, 3: 0}

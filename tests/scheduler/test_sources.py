@@ -1,0 +1,72 @@
+"""Cached prefixes weighed by where they are: computed anew, in the worker, in a store."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scheduler.candidates import Candidates, PlacementKnobs, StoreHint
+from scheduler.placement import choose, predict
+from scheduler.sources import source
+from tests.support.scheduling import NAMESPACE, make_candidate, make_load, make_request
+
+# A candidate computes a block in 64 ms; a block is 1 MB.
+KNOBS = PlacementKnobs(fetch_latency_ms=2.0, fetch_bytes_per_second=1e9)
+STORE = StoreHint("store", 9)
+
+
+def test_a_store_that_has_more_is_asked_for_it() -> None:
+    found = source(make_request(), make_candidate(cached_blocks=3), STORE, KNOBS)
+    assert (found.store, found.cached_blocks, found.uncached_tokens) == (STORE, 9, 64)
+    # Six blocks fetched, one computed.
+    assert found.ms == pytest.approx(2 + 6 + 64)
+
+
+def test_a_store_that_has_no_more_is_not_asked() -> None:
+    found = source(make_request(), make_candidate(cached_blocks=9), STORE, KNOBS)
+    assert (found.store, found.cached_blocks) == (None, 9)
+
+
+@pytest.mark.parametrize(("bytes_per_second", "chosen"), [(1e9, True), (15.7e6, True), (15.5e6, False), (1e3, False)])
+def test_a_store_slower_than_recomputing_is_not_chosen(bytes_per_second: float, chosen: bool) -> None:
+    # 1 MB at 15.6 MB/s takes as long as 64 tokens at 1000/s.
+    knobs = PlacementKnobs(fetch_latency_ms=0.0, fetch_bytes_per_second=bytes_per_second)
+    decode = make_candidate("d")
+    best = choose(predict(make_request(), Candidates([decode], [], {NAMESPACE: STORE}), knobs))
+    assert best is not None
+    assert (best.store == STORE) is chosen
+    assert best.uncached_tokens == (64 if chosen else 640)
+
+
+def test_what_a_worker_measured_beats_the_configured_bandwidth() -> None:
+    slow = make_candidate("slow", fetch_bytes_per_second=1e6)
+    assert source(make_request(), slow, STORE, KNOBS).store is None
+
+
+def test_a_quick_worker_recomputes_what_a_slow_one_fetches() -> None:
+    quick = make_candidate("quick", load=make_load(prefill_tokens_per_second=100_000.0))
+    assert source(make_request(), quick, StoreHint("store", 2), KNOBS).store is None
+    assert source(make_request(), make_candidate("slow"), StoreHint("store", 2), KNOBS).store is not None
+
+
+def test_the_last_token_is_computed_whatever_the_store_holds() -> None:
+    assert (
+        source(make_request(prompt_tokens=640), make_candidate(), StoreHint("store", 10), KNOBS).uncached_tokens == 64
+    )
+
+
+def test_a_store_of_another_namespace_is_no_source() -> None:
+    other = make_candidate("d").namespace.__class__("other", "oracle", 1, "oracle")
+    best = choose(predict(make_request(), Candidates([make_candidate("d")], [], {other: STORE}), KNOBS))
+    assert best is not None
+    assert best.store is None
+
+
+@given(st.integers(1, 2000), st.integers(0, 40), st.integers(0, 40), st.floats(1e3, 1e12), st.floats(0, 100))
+def test_a_store_never_makes_it_later(
+    prompt_tokens: int, cached_blocks: int, store_blocks: int, bytes_per_second: float, latency_ms: float
+) -> None:
+    knobs = PlacementKnobs(fetch_latency_ms=latency_ms, fetch_bytes_per_second=bytes_per_second)
+    request, candidate = make_request(prompt_tokens=prompt_tokens), make_candidate(cached_blocks=cached_blocks)
+    found = source(request, candidate, StoreHint("store", store_blocks), knobs)
+    assert found.ms <= source(request, candidate, None, knobs).ms
+    assert 1 <= found.uncached_tokens == prompt_tokens - 64 * found.cached_blocks

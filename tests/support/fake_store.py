@@ -1,0 +1,42 @@
+"""A KV store's gRPC side without a store: it answers matches and its status as a test says."""
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any
+
+from deepmesh.v1 import common_pb2, kvstore_pb2, kvstore_pb2_grpc
+
+from mesh.config import ServerConfig
+from mesh.server import MeshServer, Registration
+
+
+@dataclass
+class FakeStore(kvstore_pb2_grpc.KvStoreServiceServicer):
+    """Tests set what it holds and how long it thinks; they read what was asked."""
+
+    store_id: str = "store-0"
+    blocks: int = 0
+    match_seconds: float = 0.0
+    # What a shared index would name instead of this store.
+    elsewhere: str | None = None
+    queries: list[kvstore_pb2.MatchPrefixRequest] = field(default_factory=list)
+
+    def server(self, port: int = 0) -> MeshServer:
+        add = kvstore_pb2_grpc.add_KvStoreServiceServicer_to_server
+        config = ServerConfig(port=port, drain_seconds=0)
+        return MeshServer(config, "fake store", [Registration(add, self, "deepmesh.v1.KvStoreService")])
+
+    async def MatchPrefix(
+        self, request: kvstore_pb2.MatchPrefixRequest, context: Any
+    ) -> kvstore_pb2.MatchPrefixResponse:
+        self.queries.append(request)
+        await asyncio.sleep(self.match_seconds)
+        blocks = min(self.blocks, len(request.block_hashes))
+        return kvstore_pb2.MatchPrefixResponse(blocks=blocks, epoch="e", store_id=self.elsewhere or self.store_id)
+
+    async def GetStatus(self, request: kvstore_pb2.GetStatusRequest, context: Any) -> kvstore_pb2.GetStatusResponse:
+        tier = kvstore_pb2.TierStatus(name="memory", total_blocks=100, used_blocks=7, block_bytes=4096)
+        transfers = common_pb2.TransferStatus(received_bytes={"tcp": 5})
+        return kvstore_pb2.GetStatusResponse(
+            store_id=self.store_id, epoch="e", tiers=[tier], lookups=3, hits=2, transfers=transfers
+        )
