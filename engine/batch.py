@@ -3,7 +3,7 @@
 Structs of msgspec because hundreds are made in every step, and frozen dataclasses take ten times as long.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import msgspec
@@ -39,6 +39,9 @@ class Batch(msgspec.Struct, frozen=True):
 
     step: int
     rows: Sequence[Row]
+    # Called where the backend can tell, from any thread: the KV of all rows is written in the first n layers. In all of
+    # them it is written when the batch is collected.
+    on_layers: Callable[[int], None] | None = None
 
 
 class Sample(msgspec.Struct, frozen=True):

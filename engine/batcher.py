@@ -1,7 +1,8 @@
 """What the next step computes: a pure function of the requests' progress and the free blocks.
 
 The earliest running request is never preempted and always advances, and nobody overtakes the head of the queue: so
-every request that fits the pool alone completes.
+every request that fits the pool alone completes. Blocks that transfers hold can make the earliest one wait, until one
+of them ends.
 """
 
 from collections import Counter
@@ -34,6 +35,11 @@ class Progress(Protocol):
     @property
     def block_ids(self) -> Sequence[int]: ...
 
+    @property
+    def is_pushed(self) -> bool:
+        """Its blocks are promised to another worker: it is never preempted. It draws one token, and never grows."""
+        ...
+
 
 RequestT = TypeVar("RequestT", bound=Progress)
 
@@ -54,6 +60,8 @@ class Candidate(Generic[RequestT]):
     cached_blocks: Sequence[int]
     # Taken from the free ones: new blocks for all its tokens, and cached blocks that nobody holds.
     free_blocks_taken: int
+    # It gets its blocks and takes part in no step before KV has come from elsewhere.
+    waits: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +90,12 @@ def plan_step(
     free_blocks: int,
     references: Sequence[int],
     limits: Limits,
+    suspended: int = 0,
 ) -> StepPlan[RequestT]:
     """Decide one step: a token for every decoding request, then chunks of prompts, earliest and shortest first.
 
-    `decoding` has one token left to compute each; `prompts` run with more, and hold blocks for all their tokens.
+    `decoding` has one token left to compute each; `prompts` run with more, and hold blocks for all their tokens;
+    `suspended` requests more hold theirs, and wait for KV from elsewhere.
     `waiting` is in order of admission and may be lazy: it is read only as far as requests are admitted, and one more.
     `references[block]` says how many requests hold a block.
     """
@@ -97,14 +107,18 @@ def plan_step(
         decoding = [request for request in decoding if request.arrival not in gone]
         prompts = [request for request in prompts if request.arrival not in gone]
         growing = [request for request in growing if request.arrival not in gone]
+        # Only where transfers hold what is missing.
+        stalled = {request.arrival for request in growing[free_blocks:]}
+        decoding = [request for request in decoding if request.arrival not in stalled]
+        growing = growing[:free_blocks]
     free_blocks -= len(growing)
     budget = limits.max_step_tokens - len(decoding)
     chunks = _chunks(sorted(prompts, key=_order), budget)
     budget -= sum(chunk.tokens for chunk in chunks)
     admitted: list[Candidate[RequestT]] = []
     # What preemption freed is for those who still run; a waiting request would take it at once and be preempted again.
-    if not preempted and budget:
-        running = len(decoding) + len(prompts)
+    if not preempted:
+        running = len(decoding) + len(prompts) + suspended
         admitted = _admit(islice(waiting, limits.max_requests - running), running, free_blocks, budget)
         chunks += _admitted_chunks(admitted, budget)
     return StepPlan(preempted, admitted, list(decoding), growing, chunks)
@@ -131,14 +145,16 @@ def _order(request: Progress) -> tuple[int, int, int]:
 def _preempt(
     decoding: Sequence[RequestT], prompts: Sequence[RequestT], free_blocks: int, references: Sequence[int]
 ) -> tuple[list[RequestT], int]:
-    """Latest arrivals first, until the others can grow. Returns them, and the blocks then free."""
+    """Latest arrivals first, until the others can grow or only the earliest is left. Returns them, and what is free."""
     running = sorted([*decoding, *prompts], key=lambda request: request.arrival)
     needed = sum(_needs_block(request) for request in running)
     dropped: Counter[int] = Counter()
-    victims = []
-    while needed > free_blocks:
-        victim = running.pop()
-        assert running, "the submit check lets in only requests that fit the pool alone"
+    victims: list[RequestT] = []
+    for victim in reversed(running[1:]):
+        if needed <= free_blocks:
+            break
+        if victim.is_pushed:
+            continue
         victims.append(victim)
         needed -= _needs_block(victim)
         dropped.update(victim.block_ids)
@@ -167,23 +183,26 @@ def _admit(
     """
     admitted = []
     for candidate in waiting:
-        if budget <= 0 or candidate.free_blocks_taken + running > free_blocks:
+        tokens = _step_tokens(candidate)
+        if (tokens and budget <= 0) or candidate.free_blocks_taken + running > free_blocks:
             break
         admitted.append(candidate)
         running += 1
         free_blocks -= candidate.free_blocks_taken
-        budget -= _uncached(candidate)
+        budget -= tokens
     return admitted
 
 
 def _admitted_chunks(admitted: Iterable[Candidate[RequestT]], budget: int) -> list[Chunk[RequestT]]:
     chunks = []
     for candidate in admitted:
-        tokens = min(budget, _uncached(candidate))
-        chunks.append(Chunk(candidate.request, tokens))
+        tokens = min(budget, _step_tokens(candidate))
+        if tokens:
+            chunks.append(Chunk(candidate.request, tokens))
         budget -= tokens
     return chunks
 
 
-def _uncached(candidate: Candidate[RequestT]) -> int:
-    return candidate.request.length - len(candidate.cached_blocks) * BLOCK_TOKENS
+def _step_tokens(candidate: Candidate[RequestT]) -> int:
+    """What is left to compute, if it takes part in the step."""
+    return 0 if candidate.waits else candidate.request.length - len(candidate.cached_blocks) * BLOCK_TOKENS

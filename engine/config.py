@@ -7,6 +7,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from mesh.config import Config
+from transfer.config import TransferConfig
 
 
 class OracleConfig(Config):
@@ -50,6 +51,8 @@ class EngineConfig(Config):
     overlap: Literal["auto", "on", "off"] = "auto"
     # Reuse blocks of equal prefixes.
     prefix_cache: bool = True
+    # How KV moves between this worker and others; none moves without it.
+    transfer: TransferConfig | None = None
     oracle: OracleConfig = OracleConfig()
 
     @model_validator(mode="after")

@@ -7,21 +7,27 @@ step is wasted.
 
 import logging
 from collections.abc import Callable, Iterator
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from engine.batch import Backend, Batch, Row, Sample
 from engine.batcher import Candidate, Chunk, Limits, StepPlan, blocks_for, must_preempt, plan_step
 from engine.config import EngineConfig
-from engine.flight import Flight
+from engine.flight import Flight, chunk_row, decode_row, follow
 from engine.kv_pool import BlockPool
 from engine.load import LoadMeter
-from engine.messages import Cancel, Output, Refusal, StepResult, Submit
+from engine.messages import Cancel, FirstToken, Output, Refusal, StepResult, Submit
 from engine.request import Request
+from engine.submission import Room, check, make_request
+from engine.transfers import Transfers
 from engine.waiting import WaitingQueue
-from mesh.blocks import BLOCK_TOKENS, root_hash
-from mesh.errors import ContextExceeded, InvalidRequest
+from mesh.blocks import BLOCK_TOKENS
+from mesh.errors import InvalidRequest, MeshError, NamespaceMismatch
 from mesh.observe import span
 from mesh.workers import WorkerLoad
+from transfer.config import TransferConfig
+
+if TYPE_CHECKING:
+    from transfer.agent import TransferAgent
 
 _log = logging.getLogger("deepmesh.engine")
 
@@ -29,11 +35,21 @@ _log = logging.getLogger("deepmesh.engine")
 class Engine:
     """Owns the requests and the block pool; drives one backend.
 
-    Every submitted request ends in exactly one Output with `finish` or `refusal`, and holds no block after it. What is
-    submitted between two steps is one arrival batch. `clock` gives seconds and only measures load.
+    Every submitted request ends in exactly one Output with `finish` or `refusal`, and holds no block after it; its
+    transfers may hold some until the agent has ended them. What is submitted between two steps is one arrival batch.
+    `clock` gives seconds and only measures load. Without an `agent` no KV comes from elsewhere.
+
+    Attributes:
+        transfers: takes the frames that concern transfers alone, and gives news of them.
     """
 
-    def __init__(self, config: EngineConfig, backend: Backend, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        backend: Backend,
+        clock: Callable[[], float],
+        agent: "TransferAgent | None" = None,
+    ) -> None:
         self._backend = backend
         self._clock = clock
         self._prefix_cache = config.prefix_cache
@@ -41,7 +57,9 @@ class Engine:
         self._limits = Limits(config.max_step_tokens, config.max_requests)
         # A request longer than the pool could never finish.
         self.context_tokens = min(backend.context_tokens, backend.total_blocks * BLOCK_TOKENS)
+        self._room = Room(self.context_tokens, backend.vocabulary_size)
         self.pool = BlockPool(backend.total_blocks)
+        self.transfers = Transfers(agent, self.pool, backend.namespace.layers, config.transfer or TransferConfig())
         self._requests: dict[int, Request] = {}
         self._waiting = WaitingQueue()
         # Running with more than one token left to compute.
@@ -52,39 +70,36 @@ class Engine:
         self._under_way: Flight | None = None
         self._collected_at = 0.0
         self._meter = LoadMeter()
-        # Of requests that ended outside a step.
-        self._ended: list[Output] = []
+        # The last step could do nothing, until a transfer gives back blocks or something else changes.
+        self._blocked = False
+        # Ends and first tokens that no step of ours brought.
+        self._told: list[Output] = []
         self._step = 0
         self._submitted = 0
 
     def has_work(self) -> bool:
-        return bool(self._requests or self._ended or self._under_way)
+        """Whether a step would do or tell anything before the next message, or event of the agent."""
+        can_go_on = len(self._requests) > self.transfers.awaited and not self._blocked
+        return bool(can_go_on or self._told or self._under_way or self.transfers.changed)
 
     def submit(self, submit: Submit) -> None:
         assert submit.key not in self._requests
+        request = make_request(submit, self._backend.eos_token_ids, (self._step, self._submitted))
         try:
-            self._check(submit)
+            check(submit, self._room)
+            self.transfers.check(submit)
+            self.transfers.expect(request)
         except InvalidRequest as error:
-            self._ended.append(Output(submit.key, 0, [], refusal=Refusal(error.reason, error.message)))
+            self._told.append(Output(submit.key, 0, [], refusal=Refusal(error.reason, error.message)))
             return
-        eos = frozenset() if submit.ignore_eos else self._backend.eos_token_ids
-        request = Request(
-            key=submit.key,
-            request_id=submit.request_id,
-            token_ids=list(submit.token_ids),
-            prompt_tokens=len(submit.token_ids),
-            limit=len(submit.token_ids) + submit.max_tokens,
-            stop_token_ids=eos.union(submit.stop_token_ids),
-            sampling=submit.sampling,
-            root=root_hash(submit.cache_salt),
-            arrival=(self._step, self._submitted),
-        )
         self._submitted += 1
         self._requests[submit.key] = request
+        self._blocked = False
         self._enqueue(request)
 
     def cancel(self, cancel: Cancel) -> None:
-        """End a request now. One that has ended already is left alone: the two messages crossed."""
+        """End a request now, and its push. One that has ended already is left alone: the two messages crossed."""
+        self.transfers.cancel_push(cancel.key)
         request = self._requests.get(cancel.key)
         if request is None:
             return
@@ -92,25 +107,46 @@ class Engine:
             self._waiting.remove(request)
         else:
             self._stop_running(request)
-        self._ended.append(Output(request.key, len(request.token_ids), [], finish="cancelled"))
+        self._told.append(Output(request.key, len(request.token_ids), [], finish="cancelled"))
         self._close(request)
+
+    def first_token(self, message: FirstToken) -> None:
+        """Go on from here with a request whose prompt was computed elsewhere, once its KV has landed too."""
+        request = self.transfers.awaiting_first_token(message.key)
+        if request is None:
+            return
+        request.cached_tokens, request.store_cached_tokens = message.cached_tokens, message.store_cached_tokens
+        output = _append(request, Sample(message.token_id, message.logprobs))
+        self._told.append(output)
+        if output.finish is None:
+            self.transfers.on_first_token(request)
+        else:
+            self._close(request)
+
+    def follow_transfers(self) -> None:
+        """Take what the transfer agent tells. Call it when the agent wakes, and between steps."""
+        if self.transfers.follow():
+            self._blocked = False
 
     def step(self) -> StepResult | None:
         """Launch a step, and collect one: the same, or with overlap the one before.
 
-        None where it has nothing to tell: no token, no end, no block that came or went.
+        None where it has nothing to tell: no token, no end, no block that came or went, no change of transfers.
         """
-        outputs, self._ended = self._ended, []
+        self._take_arrived()
         launched = finished = self._launch()
         if self._overlap:
             finished, self._under_way = self._under_way, launched
-        assert launched or finished or not self._requests, "work that no step takes on"
-        if finished is not None:
-            outputs += self._collect(finished)
-        changes = self.pool.take_changes()
-        if not (outputs or changes.stored or changes.removed):
+        self._blocked = launched is None and finished is None
+        assert not self._blocked or self.transfers.open or not self._requests, "work that no step takes on"
+        collected = [] if finished is None else self._collect(finished)
+        outputs, self._told = [*self._told, *collected], []
+        changes, counters = self.pool.take_changes(), self.transfers.take_counters()
+        if not (outputs or changes.stored or changes.removed or counters):
             return None
-        return StepResult(self._step, outputs, self.load(), changes.stored, changes.removed)
+        return StepResult(
+            self._step, outputs, self.load(), changes.stored, changes.parents, changes.removed, transfers=counters
+        )
 
     def load(self) -> WorkerLoad:
         prompt_tokens = sum(request.left for request in self._prompts)
@@ -121,38 +157,37 @@ class Engine:
             free_blocks=self.pool.free_blocks,
         )
 
-    def _check(self, submit: Submit) -> None:
-        """Raises InvalidRequest. The gateway has checked all this; a backend fed otherwise may take the rank down."""
-        if not submit.token_ids:
-            raise InvalidRequest("the prompt is empty: send at least one token", field="prompt")
-        if submit.max_tokens < 1:
-            raise InvalidRequest("max_tokens must be at least 1", field="max_tokens")
-        vocabulary_size = self._backend.vocabulary_size
-        if min(submit.token_ids) < 0 or max(submit.token_ids) >= vocabulary_size:
-            raise InvalidRequest(f"token ids must be from 0 to {vocabulary_size - 1}", field="prompt")
-        total = len(submit.token_ids) + submit.max_tokens
-        if total > self.context_tokens:
-            raise ContextExceeded(
-                f"{len(submit.token_ids)} prompt tokens and max_tokens {submit.max_tokens} make {total}, and this"
-                f" worker has room for {self.context_tokens}: shorten the prompt or lower max_tokens"
-            )
+    def _take_arrived(self) -> None:
+        """Let requests go on whose KV has come from elsewhere, and end those whose KV is not coming."""
+        for request, error in self.transfers.take_arrived():
+            if request.ended:
+                continue
+            if error is not None:
+                self._refuse(request, error)
+                continue
+            self._register_full_blocks(request, request.computed // BLOCK_TOKENS)
+            (self._decoding if request.left == 1 else self._prompts).append(request)
+
+    def _refuse(self, request: Request, error: MeshError) -> None:
+        refusal = Refusal(error.reason, error.message)
+        self._told.append(Output(request.key, len(request.token_ids), [], refusal=refusal))
+        self._close(request)
 
     def _enqueue(self, request: Request) -> None:
         cached = len(self._match(request)) * BLOCK_TOKENS
-        self._waiting.add(request, len(request.token_ids) - cached)
+        self._waiting.add(request, 0 if request.lands else len(request.token_ids) - cached)
 
     def _match(self, request: Request) -> list[int]:
         if not self._prefix_cache:
             return []
-        # The last token is always computed: its logits are what the request waits for.
-        full_blocks = (len(request.token_ids) - 1) // BLOCK_TOKENS
-        return self.pool.match_prefix(request.full_block_hashes(full_blocks))
+        return self.pool.match_prefix(request.full_block_hashes(request.matchable_blocks))
 
     def _candidates(self) -> Iterator[Candidate[Request]]:
         for request in self._waiting:
             cached = self._match(request)
             new_blocks = blocks_for(len(request.token_ids)) - len(cached)
-            yield Candidate(request, cached, new_blocks + self.pool.free_among(cached))
+            waits = self.transfers.would_wait(request, len(cached))
+            yield Candidate(request, cached, new_blocks + self.pool.free_among(cached), waits)
 
     def _launch(self) -> Flight | None:
         """None where no request can go on before the step under way is collected."""
@@ -166,9 +201,12 @@ class Engine:
             self.pool.free_blocks,
             self.pool.references,
             self._limits,
+            self.transfers.awaited,
         )
         self._apply(plan)
-        return self._launch_plan(plan) if plan.decoding or plan.chunks else None
+        # One whose ticket turned out to be for other blocks has ended.
+        chunks = [chunk for chunk in plan.chunks if not chunk.request.ended]
+        return self._launch_rows(plan.decoding, chunks) if plan.decoding or chunks else None
 
     def _apply(self, plan: StepPlan[Request]) -> None:
         """Bring blocks and queues to where the plan's rows can be computed."""
@@ -198,24 +236,31 @@ class Engine:
         request.computed = len(cached) * BLOCK_TOKENS
         if request.cached_tokens is None:
             request.cached_tokens = request.computed
-        self._prompts.append(request)
+        try:
+            self.transfers.begin(request, candidate.waits)
+        except (InvalidRequest, NamespaceMismatch) as error:
+            self._refuse(request, error)
+            return
+        if not candidate.waits:
+            self._prompts.append(request)
 
-    def _launch_plan(self, plan: StepPlan[Request]) -> Flight:
+    def _launch_rows(self, decoding: list[Request], chunks: list[Chunk[Request]]) -> Flight:
         # A chunk of one token is computed as a decode row is.
-        chunks = sorted(plan.chunks, key=lambda chunk: chunk.tokens > 1)
-        requests = [*plan.decoding, *(chunk.request for chunk in chunks)]
-        rows = [_decode_row(request) for request in plan.decoding]
-        rows += [_chunk_row(chunk) for chunk in chunks]
+        chunks = sorted(chunks, key=lambda chunk: chunk.tokens > 1)
+        requests = [*decoding, *(chunk.request for chunk in chunks)]
+        rows = [decode_row(request) for request in decoding]
+        rows += [chunk_row(chunk) for chunk in chunks]
+        on_layers = self.transfers.layer_watch((request, row.end) for request, row in zip(requests, rows, strict=True))
         started = self._clock()
-        with span("engine.step", step=self._step, decoding=len(plan.decoding), prompts=len(chunks)):
-            launched = self._backend.launch(Batch(self._step, rows))
+        with span("engine.step", step=self._step, decoding=len(decoding), prompts=len(chunks)):
+            launched = self._backend.launch(Batch(self._step, rows, on_layers))
         self._step += 1
         for index, (request, row) in enumerate(zip(requests, rows, strict=True)):
-            _follow(request, row, index)
-        if chunks or any(request.length == request.limit for request in plan.decoding):
+            follow(request, row, index)
+        if chunks or any(request.length == request.limit for request in decoding):
             self._sort_running()
         prompt_tokens = sum(chunk.tokens for chunk in chunks)
-        return Flight(requests, rows, launched, started, len(plan.decoding), prompt_tokens)
+        return Flight(requests, rows, launched, started, len(decoding), prompt_tokens)
 
     def _collect(self, flight: Flight) -> list[Output]:
         with span("engine.collect"):
@@ -238,6 +283,7 @@ class Engine:
             return None
         if row.end // BLOCK_TOKENS > request.registered_blocks:
             self._register_full_blocks(request, row.end // BLOCK_TOKENS)
+        self.transfers.on_computed(request, row.end)
         if sample is None:
             return None
         request.draws_under_way -= 1
@@ -253,7 +299,8 @@ class Engine:
         if self._prefix_cache:
             hashes = request.full_block_hashes(full_blocks)
             for index in range(request.registered_blocks, full_blocks):
-                self.pool.register(request.block_ids[index], hashes[index])
+                parent = hashes[index - 1] if index else b""
+                self.pool.register(request.block_ids[index], hashes[index], parent)
         request.registered_blocks = full_blocks
 
     def _close(self, request: Request) -> None:
@@ -262,6 +309,8 @@ class Engine:
             _log.debug("request ended", extra={"fields": fields})
         del self._requests[request.key]
         request.ended = True
+        self._blocked = False
+        self.transfers.give_up(request)
         self._release_ended(request)
 
     def _release_ended(self, request: Request) -> None:
@@ -282,28 +331,6 @@ class Engine:
         self._prompts = [request for request in running if request.left > 1]
 
 
-def _decode_row(request: Request) -> Row:
-    if request.draws_under_way:
-        return Row((), request.computed, request.block_ids, request.sampling, follows=request.drawing_row)
-    return Row(request.token_ids[-1:], request.computed, request.block_ids, request.sampling)
-
-
-def _chunk_row(chunk: Chunk[Request]) -> Row:
-    request = chunk.request
-    end = request.computed + chunk.tokens
-    sampling = request.sampling if end == len(request.token_ids) else None
-    return Row(request.token_ids[request.computed : end], request.computed, request.block_ids, sampling)
-
-
-def _follow(request: Request, row: Row, index: int) -> None:
-    """Note what the launched row does, as if it were done."""
-    request.computed = row.end
-    request.rows_under_way += 1
-    if row.sampling is not None:
-        request.draws_under_way += 1
-        request.drawing_row = index
-
-
 def _append(request: Request, sample: Sample) -> Output:
     position = len(request.token_ids)
     request.token_ids.append(sample.token_id)
@@ -313,5 +340,7 @@ def _append(request: Request, sample: Sample) -> Output:
     elif position + 1 == request.limit:
         finish = "length"
     logprobs = None if sample.logprobs is None else [sample.logprobs]
-    cached_tokens = request.cached_tokens if position == request.prompt_tokens else None
-    return Output(request.key, position, [sample.token_id], logprobs, cached_tokens, finish)
+    output = Output(request.key, position, [sample.token_id], logprobs, finish=finish)
+    if position == request.prompt_tokens:
+        output.cached_tokens, output.store_cached_tokens = request.cached_tokens, request.store_cached_tokens
+    return output

@@ -2,7 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -11,6 +11,8 @@ class BlockChanges:
 
     stored: list[bytes]
     removed: list[bytes]
+    # Of each that is stored, the content before it in its chain; empty at the root.
+    parents: list[bytes] = field(default_factory=list)
 
 
 class BlockPool:
@@ -29,8 +31,9 @@ class BlockPool:
         self._blank = list(range(total_blocks - 1, -1, -1))
         # Least recently released first.
         self._cached: OrderedDict[int, None] = OrderedDict()
-        # Insertion-ordered sets.
-        self._stored: dict[bytes, None] = {}
+        # In the order in which they came, each with its parent.
+        self._stored: dict[bytes, bytes] = {}
+        # An insertion-ordered set.
         self._removed: dict[bytes, None] = {}
 
     @property
@@ -69,7 +72,7 @@ class BlockPool:
         return sum(not self._references[block] for block in blocks)
 
     def acquire(self, blocks: Iterable[int]) -> None:
-        """Hold blocks found by `match_prefix`."""
+        """Hold blocks found by `match_prefix`, or once more blocks that are held."""
         for block in blocks:
             if self._references[block] == 0:
                 assert self._hashes[block] is not None
@@ -88,8 +91,11 @@ class BlockPool:
             else:
                 self._cached[block] = None
 
-    def register(self, block: int, content: bytes) -> None:
-        """Make a held, full block addressable, unless another with that content already is."""
+    def register(self, block: int, content: bytes, parent: bytes = b"") -> None:
+        """Make a held, full block addressable, unless another with that content already is.
+
+        `parent` is the content before it in its chain; empty at the root.
+        """
         assert self._references[block] > 0
         assert self._hashes[block] is None
         if content in self._block_by_hash:
@@ -99,11 +105,11 @@ class BlockPool:
         if content in self._removed:
             del self._removed[content]
         else:
-            self._stored[content] = None
+            self._stored[content] = parent
 
     def take_changes(self) -> BlockChanges:
         """What became addressable, and what ceased to be, since the last call."""
-        changes = BlockChanges(stored=list(self._stored), removed=list(self._removed))
+        changes = BlockChanges(list(self._stored), list(self._removed), list(self._stored.values()))
         self._stored.clear()
         self._removed.clear()
         return changes

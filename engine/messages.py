@@ -191,6 +191,8 @@ class StepResult(msgspec.Struct, tag="step"):
     load: WorkerLoad
     # Content-addressed blocks that became reusable, and that were evicted, in this step.
     stored_blocks: list[bytes] = []
+    # For each of `stored_blocks`, the block before it in its chain; empty at the root.
+    stored_parents: list[bytes] = []
     removed_blocks: list[bytes] = []
     transfers: TransferCounters | None = None
 

@@ -3,7 +3,7 @@
 from array import array
 from dataclasses import dataclass, field
 
-from engine.messages import Sampling
+from engine.messages import Fetch, Push, Sampling
 from mesh.blocks import BLOCK_TOKENS, block_hash
 
 
@@ -39,8 +39,16 @@ class Request:
     block_ids: "array[int]" = field(default_factory=lambda: array("i"))
     # Of block_ids, how many leading ones were matched in the pool or registered with it.
     registered_blocks: int = 0
-    # Prompt tokens found in the cache when it was first admitted.
+    # Prompt tokens found in the pool when it was first admitted, or not computed by the prefill worker.
     cached_tokens: int | None = None
+    # Prompt tokens that came from a store, beside those in the pool or among those that prefill did not compute.
+    store_cached_tokens: int = 0
+    # As submitted: when it is admitted first, it waits for its KV from a prefill worker, or for a prefix from a store.
+    lands: bool = False
+    attempt: int = 0
+    fetch: Fetch | None = None
+    # Where its KV goes.
+    push: Push | None = None
     # Of the leading full blocks, as far as they were needed.
     _hashes: list[bytes] = field(default_factory=list)
 
@@ -53,6 +61,19 @@ class Request:
     def left(self) -> int:
         """Tokens to compute before it can draw another."""
         return self.length - self.computed
+
+    @property
+    def has_first_token(self) -> bool:
+        return len(self.token_ids) > self.prompt_tokens
+
+    @property
+    def is_pushed(self) -> bool:
+        return self.push is not None
+
+    @property
+    def matchable_blocks(self) -> int:
+        """Leading full blocks that need not be computed. The last token always is: its logits are waited for."""
+        return (len(self.token_ids) - 1) // BLOCK_TOKENS
 
     def full_block_hashes(self, blocks: int) -> list[bytes]:
         """Hashes of the first `blocks` blocks, which must be full."""

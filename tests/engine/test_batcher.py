@@ -1,5 +1,5 @@
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,6 +15,7 @@ class Progress:
     length: int
     computed: int = 0
     block_ids: Sequence[int] = ()
+    is_pushed: bool = False
 
 
 def running(arrival: int, tokens: int, computed: int, block_ids: Sequence[int]) -> Progress:
@@ -32,10 +33,11 @@ def plan(
     waiting: Iterable[Candidate[Progress]] = (),
     free_blocks: int = 100,
     limits: Limits = LIMITS,
+    suspended: int = 0,
 ) -> StepPlan[Progress]:
     held = [block for request in (*decoding, *prompts) for block in request.block_ids]
     references = [held.count(block) for block in range(max(held, default=0) + 1)]
-    return plan_step(decoding, prompts, waiting, free_blocks, references, limits)
+    return plan_step(decoding, prompts, waiting, free_blocks, references, limits, suspended)
 
 
 def chunks_of(step: StepPlan[Progress]) -> list[tuple[int, int]]:
@@ -142,6 +144,44 @@ def test_nobody_is_admitted_in_a_step_that_preempts() -> None:
     step = plan([first, second], waiting=[candidate(2, 10)], free_blocks=0)
     assert step.preempted == [second]
     assert step.admitted == []
+
+
+def test_one_that_waits_for_its_kv_takes_blocks_and_no_tokens() -> None:
+    landing = replace(candidate(0, 200), waits=True)
+    step = plan(waiting=[landing, candidate(1, 100)], free_blocks=7)
+    assert step.admitted[0] is landing
+    assert chunks_of(step) == [(1, 100)]
+
+
+def test_one_that_waits_for_its_kv_is_admitted_though_no_tokens_are_left() -> None:
+    landing = replace(candidate(1, 200), waits=True)
+    step = plan(prompts=[running(0, 600, 0, range(10))], waiting=[landing, candidate(2, 10)])
+    assert step.admitted == [landing]
+
+
+def test_suspended_requests_count_among_those_that_run_and_will_grow() -> None:
+    assert plan(waiting=[candidate(0, 10)], suspended=8).admitted == []
+    assert plan(waiting=[candidate(0, 64)], free_blocks=3, suspended=3).admitted == []
+    assert len(plan(waiting=[candidate(0, 64)], free_blocks=4, suspended=3).admitted) == 1
+
+
+def test_a_request_whose_kv_is_being_pushed_is_not_preempted() -> None:
+    first, pushed, last = running(0, 65, 64, [0]), running(1, 200, 64, range(1, 5)), running(2, 65, 64, [5])
+    pushed.is_pushed = True
+    step = plan([first, last], [pushed], free_blocks=0)
+    assert step.preempted == [last]
+    assert step.decoding == [first]
+    assert [chunk.request for chunk in step.chunks] == [pushed]
+
+
+def test_the_earliest_request_stalls_while_transfers_hold_what_it_needs() -> None:
+    first, other = running(0, 65, 64, [0]), running(1, 70, 69, [0, 1])
+    step = plan([first], free_blocks=0, suspended=3)
+    assert (step.preempted, step.decoding, step.growing) == ([], [], [])
+    stalled = running(2, 65, 64, [2])
+    other.is_pushed = stalled.is_pushed = True
+    step = plan([first, other, stalled], free_blocks=0)
+    assert (step.preempted, step.decoding) == ([], [other])
 
 
 @st.composite

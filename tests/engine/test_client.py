@@ -217,4 +217,4 @@ async def test_a_rank_traces_its_steps_beside_its_service(tmp_path: Path) -> Non
             break
     await client.close()
     names = [event["name"] for event in json.loads((tmp_path / "worker.rank.json").read_text())]
-    assert names[-2:] == ["engine.step", "engine.step"]
+    assert names.count("engine.step") == names.count("engine.collect") == 2

@@ -111,6 +111,14 @@ def test_content_that_went_and_came_back_between_two_reports_is_not_reported() -
     assert pool.take_changes() == BlockChanges([], [])
 
 
+def test_what_became_addressable_is_told_with_what_it_comes_after() -> None:
+    pool = BlockPool(3)
+    blocks = pool.allocate(2)
+    pool.register(blocks[0], content(1))
+    pool.register(blocks[1], content(2), parent=content(1))
+    assert pool.take_changes() == BlockChanges([content(1), content(2)], [], [b"", content(1)])
+
+
 class PoolMachine(RuleBasedStateMachine):
     """Requests over a small alphabet, so that prefixes are shared; the model is what each request holds."""
 

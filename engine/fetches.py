@@ -1,0 +1,63 @@
+"""Requests that wait for cached prefix from a KV store."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from engine.kv_pool import BlockPool
+from engine.request import Request
+from transfer.events import Fetched
+
+if TYPE_CHECKING:
+    from transfer.agent import TransferAgent
+
+
+@dataclass(frozen=True, slots=True)
+class _Fetch:
+    request: Request
+    blocks: Sequence[int]
+
+
+class Fetches:
+    """Holds every fetch's blocks until the agent answers, whatever becomes of the request."""
+
+    def __init__(self, agent: "TransferAgent", pool: BlockPool) -> None:
+        self._agent = agent
+        self._pool = pool
+        self._open: dict[int, _Fetch] = {}
+        # Of requests that wait: the id of their fetch, by key.
+        self._awaited: dict[int, int] = {}
+        self._begun = 0
+
+    @property
+    def open(self) -> int:
+        return len(self._open)
+
+    @property
+    def awaited(self) -> int:
+        return len(self._awaited)
+
+    def begin(self, request: Request) -> None:
+        """Ask for the blocks after those that the request found in the pool, as far as the store may have them."""
+        assert request.fetch is not None
+        held, end = request.registered_blocks, min(request.fetch.blocks, request.matchable_blocks)
+        blocks = list(request.block_ids[held:end])
+        self._pool.acquire(blocks)
+        fetch_id, self._begun = self._begun, self._begun + 1
+        self._open[fetch_id] = _Fetch(request, blocks)
+        self._awaited[request.key] = fetch_id
+        self._agent.fetch(fetch_id, request.fetch.store_id, request.full_block_hashes(end)[held:], blocks)
+
+    def give_up(self, request_key: int) -> None:
+        """Nobody waits for it any more."""
+        self._awaited.pop(request_key, None)
+
+    def on_fetched(self, event: Fetched) -> Request | None:
+        """Returns the request that waited for it, if it still does."""
+        fetch = self._open.pop(event.fetch_id)
+        self._pool.release(fetch.blocks)
+        request = fetch.request
+        if self._awaited.get(request.key) != event.fetch_id:
+            return None
+        del self._awaited[request.key]
+        return request

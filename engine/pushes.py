@@ -1,0 +1,148 @@
+"""KV on its way out of the pool: of prompts computed for a decode worker, and of blocks offered to a store."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from engine.kv_pool import BlockPool
+from engine.request import Request
+from mesh.blocks import BLOCK_TOKENS
+from mesh.errors import InvalidRequest, NamespaceMismatch
+from transfer.events import PushEnded
+from transfer.ticket import Ticket
+
+if TYPE_CHECKING:
+    from transfer.agent import TransferAgent
+
+
+@dataclass(slots=True, eq=False)
+class _Push:
+    ticket: Ticket
+    # None of an offer.
+    request: Request | None = None
+    # None while the request waits to be admitted: then what is granted is kept.
+    blocks: Sequence[int] | None = None
+    early_grants: list[int] = field(default_factory=list)
+
+
+class Pushes:
+    """Holds every push's blocks until the agent says that nothing reads them, whatever becomes of the request.
+
+    Prompts of at least `layerwise_tokens` are pushed while they are computed: a chunk's blocks, layer by layer.
+    """
+
+    def __init__(self, agent: "TransferAgent", pool: BlockPool, layers: int, layerwise_tokens: int) -> None:
+        self._agent = agent
+        self._pool = pool
+        self._layers = layers
+        self._layerwise_tokens = layerwise_tokens
+        # By transfer id; and those of requests by their key, unless cancelled.
+        self._open: dict[bytes, _Push] = {}
+        self._by_key: dict[int, _Push] = {}
+
+    @property
+    def open(self) -> int:
+        """Those that hold blocks."""
+        return sum(push.blocks is not None for push in self._open.values())
+
+    def expect(self, request: Request) -> None:
+        """The request will push when it is admitted. Raises InvalidRequest for a ticket that is in use."""
+        assert request.push is not None
+        ticket = request.push.ticket
+        if ticket.transfer_id in self._open:
+            raise InvalidRequest("the ticket is in use: open a landing for each request", field="ticket")
+        self._open[ticket.transfer_id] = self._by_key[request.key] = _Push(ticket, request)
+
+    def begin(self, request: Request) -> None:
+        """Start the push of an admitted request, with what is in its blocks already.
+
+        Raises InvalidRequest and NamespaceMismatch where the ticket is not for these blocks.
+        """
+        assert request.push is not None
+        push = self._by_key[request.key]
+        self._start(push, list(request.block_ids[request.push.held_blocks :]))
+        for segment in push.early_grants:
+            self._agent.granted(push.ticket.transfer_id, segment)
+        self.on_computed(request, request.computed)
+
+    def offer(self, ticket: Ticket, hashes: Sequence[bytes]) -> PushEnded | None:
+        """Push blocks into a store's landing. Returns the end where one of them is gone, or the ticket does not fit."""
+        blocks = self._pool.match_prefix(hashes)
+        try:
+            if len(blocks) < len(hashes):
+                raise InvalidRequest("the blocks were evicted before the store asked for them")
+            if ticket.transfer_id in self._open:
+                raise InvalidRequest("the ticket is in use: open a landing for each offer", field="ticket")
+            self._start(_Push(ticket), blocks)
+        except (InvalidRequest, NamespaceMismatch) as error:
+            return PushEnded(ticket.transfer_id, 0, "", error.message)
+        self._agent.ready(ticket.transfer_id, self._layers, len(blocks))
+        return None
+
+    def on_granted(self, transfer_id: bytes, segment: int) -> None:
+        push = self._open.get(transfer_id)
+        if push is None:
+            return
+        if push.blocks is None:
+            push.early_grants.append(segment)
+        else:
+            self._agent.granted(transfer_id, segment)
+
+    def on_computed(self, request: Request, tokens: int) -> None:
+        """All layers of the request's first `tokens` tokens are written."""
+        push = self._by_key.get(request.key)
+        if push is not None and (self._is_layerwise(request) or tokens >= request.prompt_tokens):
+            self._tell(push, request, self._layers, tokens)
+
+    def layer_watch(self, ends: Iterable[tuple[Request, int]]) -> Callable[[int], None] | None:
+        """What to call while a step runs, with how many layers of it are written, or None where nobody cares.
+
+        `ends`: the step's requests, and how many tokens of each it leaves written.
+        """
+        watched = [
+            (push, request, end)
+            for request, end in ends
+            if (push := self._by_key.get(request.key)) is not None and self._is_layerwise(request)
+        ]
+        if not watched:
+            return None
+
+        def tell(layers: int) -> None:
+            for push, request, end in watched:
+                self._tell(push, request, layers, end)
+
+        return tell
+
+    def cancel(self, request_key: int) -> None:
+        """Stop the push of a request, be that waiting, running or at its end."""
+        push = self._by_key.pop(request_key, None)
+        if push is None:
+            return
+        if push.blocks is None:
+            del self._open[push.ticket.transfer_id]
+        else:
+            self._agent.cancel_push(push.ticket.transfer_id)
+
+    def on_ended(self, transfer_id: bytes) -> None:
+        push = self._open.pop(transfer_id)
+        assert push.blocks is not None
+        self._pool.release(push.blocks)
+        if push.request is not None and self._by_key.get(push.request.key) is push:
+            del self._by_key[push.request.key]
+
+    def _start(self, push: _Push, blocks: Sequence[int]) -> None:
+        self._agent.push(push.ticket, blocks)
+        self._pool.acquire(blocks)
+        push.blocks = blocks
+        self._open[push.ticket.transfer_id] = push
+
+    def _is_layerwise(self, request: Request) -> bool:
+        return request.prompt_tokens >= self._layerwise_tokens
+
+    def _tell(self, push: _Push, request: Request, layers: int, tokens: int) -> None:
+        assert push.blocks is not None and request.push is not None
+        # The last block is complete with the prompt, though not full.
+        whole = tokens >= request.prompt_tokens
+        blocks = len(push.blocks) if whole else tokens // BLOCK_TOKENS - request.push.held_blocks
+        if blocks > 0:
+            self._agent.ready(push.ticket.transfer_id, layers, blocks)
