@@ -8,11 +8,13 @@ from typing import Protocol
 from gateway.config import DispatchConfig
 from gateway.generation import Delta, FinishReason, Generation
 from gateway.placement import AttemptReport, Outcome, Placement, PlacementQuery, Placer
-from mesh.errors import MeshError, Overloaded, PlaceAgain, UnknownRequest, WorkerLost
+from mesh.errors import MeshError, NamespaceMismatch, NoWorker, Overloaded, PlaceAgain, UnknownRequest, WorkerLost
 from mesh.metrics import GATEWAY_REPLACEMENTS
 from mesh.observe import span
 
 RETRY_AFTER_MS = 1000
+# Between two questions whether a worker has started.
+NO_WORKER_PAUSE_SECONDS = 0.5
 
 
 class Stream(Protocol):
@@ -110,11 +112,16 @@ class LiveGeneration:
             self.generation.finish(FinishReason.LENGTH)
             return
         GATEWAY_REPLACEMENTS.labels(outcome.value).inc()
-        self._avoid.add(attempt.worker_id)
+        # A decode worker may have failed through the prefill worker that it names.
+        self._avoid.add(failure.metadata.get("worker_id", attempt.worker_id))
         await self._place(failure)
 
     async def _place(self, cause: MeshError | None) -> None:
-        """Place until it works. Without a `cause` (the first time) the scheduler's word is final."""
+        """Place until it works. Without a `cause` (the first time) the scheduler's word is final.
+
+        While there is no worker at all, as when the only one is being started again, no attempts are counted.
+        """
+        patient_until = self._clock() + self._config.worker_seconds
         while True:
             if cause is not None:
                 if self._attempts >= self._config.attempts:
@@ -127,6 +134,9 @@ class LiveGeneration:
             except MeshError as error:
                 if cause is None or not _passes_with_time(error):
                     raise
+                if isinstance(error, NoWorker) and not self._avoid and self._clock() < patient_until:
+                    self._attempts -= 1
+                    await asyncio.sleep(NO_WORKER_PAUSE_SECONDS)
                 # It may have come back since, as a new incarnation or with room.
                 self._avoid.clear()
                 continue
@@ -177,7 +187,8 @@ class LiveGeneration:
 
 def attempt_outcome(failure: MeshError) -> Outcome:
     """What the end of an attempt means: another worker may do better, or nobody will."""
-    if isinstance(failure, PlaceAgain) or failure.code.name == "ABORTED":
+    # Of another namespace is the prefill worker that was placed with it: another pair may fit.
+    if isinstance(failure, PlaceAgain | NamespaceMismatch) or failure.code.name == "ABORTED":
         return Outcome.REFUSED
     if isinstance(failure, UnknownRequest) or failure.code.name == "UNAVAILABLE":
         return Outcome.LOST

@@ -22,10 +22,20 @@ class PlacementQuery:
 
 
 @dataclass(frozen=True, slots=True)
+class StoreTarget:
+    """A KV store that is worth asking for the prompt's first blocks."""
+
+    store_id: str
+    blocks: int
+
+
+@dataclass(frozen=True, slots=True)
 class Placement:
     decode: Target
     # None where the decode worker computes the prompt itself.
     prefill: Target | None = None
+    # None where computing is quicker than fetching.
+    store: StoreTarget | None = None
 
 
 class Outcome(Enum):
@@ -54,7 +64,7 @@ class AttemptReport:
 
 class Placer(Protocol):
     async def place(self, query: PlacementQuery) -> Placement:
-        """Raises UnknownModel, NoWorker, Overloaded, ContextExceeded or SchedulerUnavailable."""
+        """Raises UnknownModel, NoWorker, NamespaceMismatch, Overloaded, ContextExceeded or SchedulerUnavailable."""
         ...
 
     def report(self, report: AttemptReport) -> None:

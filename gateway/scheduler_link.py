@@ -75,10 +75,10 @@ class SchedulerLink:
                 f"the scheduler at {self._endpoint} cannot be reached ({cause.message}): retry later",
                 retry_after_ms=RETRY_AFTER_MS,
             ) from cause
-        target = self._directory.least_loaded(query.model, query.avoid, self._live_streams())
-        if target is None:
+        found = self._directory.least_loaded(query.model, query.avoid, self._live_streams())
+        if found is None:
             raise NoWorker(f"no worker serves {query.model!r} now: retry later", retry_after_ms=RETRY_AFTER_MS)
-        return Placement(target)
+        return Placement(*found)
 
     async def _watch_forever(self) -> None:
         while True:
@@ -98,7 +98,7 @@ class SchedulerLink:
                     self._directory.begin_watch(self._clock())
                 snapshots += 1
                 lease_seconds = response.lease.ToMilliseconds() / 1000
-                self._directory.update(wire.decode_workers(response), lease_seconds, self._clock())
+                self._directory.update(wire.workers(response), lease_seconds, self._clock())
                 self._on_change()
         finally:
             if snapshots:

@@ -5,14 +5,19 @@ from collections.abc import Sequence
 from deepmesh.v1 import common_pb2, decode_pb2, scheduler_pb2
 
 from gateway.generation import FinishReason, Generation, PositionLogprobs
-from gateway.placement import AttemptReport, Outcome, Placement, PlacementQuery
+from gateway.placement import AttemptReport, Outcome, Placement, PlacementQuery, StoreTarget
 from gateway.requests import Sampling
 from gateway.workers import Target, Worker
+from mesh.workers import WorkerRole
 
 # Nearest that a 32-bit float on the wire comes to "only the most likely token" without reading as 0, which is 1.
 SMALLEST_TOP_P = 1e-6
 LARGEST_DEADLINE_MS = 2**32 - 1
 
+_ROLES: dict[int, WorkerRole] = {
+    common_pb2.WORKER_ROLE_PREFILL: WorkerRole.PREFILL,
+    common_pb2.WORKER_ROLE_DECODE: WorkerRole.DECODE,
+}
 _FINISH_REASONS = {
     common_pb2.FINISH_REASON_STOP: FinishReason.STOP,
     common_pb2.FINISH_REASON_LENGTH: FinishReason.LENGTH,
@@ -46,6 +51,9 @@ def submission(
     )
     if placement.prefill is not None:
         message.prefill.CopyFrom(_worker_target(placement.prefill))
+    if placement.store is not None:
+        store = common_pb2.StoreTarget(store_id=placement.store.store_id, blocks=placement.store.blocks)
+        message.store.CopyFrom(store)
     return decode_pb2.AttachRequest(submission=message)
 
 
@@ -75,7 +83,8 @@ def place_request(query: PlacementQuery) -> scheduler_pb2.PlaceRequest:
 
 def placement(response: scheduler_pb2.PlaceResponse) -> Placement:
     prefill = _target(response.prefill) if response.HasField("prefill") else None
-    return Placement(_target(response.decode), prefill)
+    store = StoreTarget(response.store.store_id, response.store.blocks) if response.HasField("store") else None
+    return Placement(_target(response.decode), prefill, store)
 
 
 def outcome_request(report: AttemptReport) -> scheduler_pb2.ReportOutcomeRequest:
@@ -91,15 +100,21 @@ def outcome_request(report: AttemptReport) -> scheduler_pb2.ReportOutcomeRequest
     )
 
 
-def decode_workers(response: scheduler_pb2.WatchWorkersResponse) -> list[Worker]:
-    return [_worker(status) for status in response.workers if status.identity.role == common_pb2.WORKER_ROLE_DECODE]
+def workers(response: scheduler_pb2.WatchWorkersResponse) -> list[Worker]:
+    """Those of a role that this version knows."""
+    return [
+        _worker(status, _ROLES[status.identity.role]) for status in response.workers if status.identity.role in _ROLES
+    ]
 
 
-def _worker(status: scheduler_pb2.WorkerStatus) -> Worker:
+def _worker(status: scheduler_pb2.WorkerStatus, role: WorkerRole) -> Worker:
     identity = status.identity
     return Worker(
         target=Target(identity.worker_id, identity.incarnation, identity.endpoint),
+        role=role,
         model=identity.model,
+        kv_namespace=identity.kv_namespace.SerializeToString(deterministic=True),
+        can_prefill=identity.can_prefill,
         serving=status.state == common_pb2.WORKER_STATE_SERVING,
         context_tokens=identity.context_tokens,
         vocabulary_size=identity.vocabulary_size or None,

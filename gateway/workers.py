@@ -1,9 +1,10 @@
-"""The decode workers that the scheduler knows of, and the placement of last resort."""
+"""The workers that the scheduler knows of, and the placement of last resort."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from gateway.requests import ModelLimits
+from mesh.workers import WorkerRole
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,10 +20,14 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """A decode worker as the registry last showed it."""
+    """A worker as the registry last showed it."""
 
     target: Target
+    role: WorkerRole
     model: str
+    # Equal where KV means the same, so that it may move between two workers.
+    kv_namespace: bytes
+    can_prefill: bool
     # Neither draining nor stopping.
     serving: bool
     context_tokens: int
@@ -71,7 +76,7 @@ class Directory:
         self._listed |= listed.keys()
         self._lease_seconds = lease_seconds
         self._valid_until = None
-        for worker in listed.values():
+        for worker in filter(_decodes, listed.values()):
             self._limits[worker.model] = _widest(self._limits.get(worker.model), worker)
 
     def expire(self, now: float) -> bool:
@@ -100,25 +105,38 @@ class Directory:
 
     def serving(self, model: str) -> int:
         """Workers that take requests for `model`."""
-        return sum(worker.serving and worker.model == model for worker in self._workers.values())
+        return sum(worker.serving and worker.model == model for worker in filter(_decodes, self._workers.values()))
 
     @property
     def any_serving(self) -> bool:
-        return any(worker.serving for worker in self._workers.values())
+        return any(worker.serving for worker in filter(_decodes, self._workers.values()))
 
-    def least_loaded(self, model: str, avoid: Collection[str], live: dict[str, int]) -> Target | None:
-        """The worker with the smallest share of its slots in use; `live` counts our own requests by worker id."""
-        candidates = [
+    def least_loaded(
+        self, model: str, avoid: Collection[str], live: Mapping[str, int]
+    ) -> tuple[Target, Target | None] | None:
+        """The decode worker with the smallest share of its slots in use, and where it cannot compute prompts the
+        prefill worker of which the same is true; `live` counts our own requests by decode worker's id.
+        """
+        usable = [
             worker
             for name, worker in self._workers.items()
             if worker.serving and worker.model == model and name not in avoid
         ]
-        if not candidates:
-            return None
-        return min(candidates, key=lambda worker: _load(worker, live)).target
+        usable.sort(key=lambda worker: _load(worker, live))
+        for decode in filter(_decodes, usable):
+            if decode.can_prefill:
+                return decode.target, None
+            partners = [each for each in usable if not _decodes(each) and each.kv_namespace == decode.kv_namespace]
+            if partners:
+                return decode.target, partners[0].target
+        return None
 
 
-def _load(worker: Worker, live: dict[str, int]) -> tuple[float, str]:
+def _decodes(worker: Worker) -> bool:
+    return worker.role is WorkerRole.DECODE
+
+
+def _load(worker: Worker, live: Mapping[str, int]) -> tuple[float, str]:
     """The snapshot's count is old; ours is fresh but only ours. The larger is the better guess."""
     name = worker.target.worker_id
     return max(worker.requests, live.get(name, 0)) / max(worker.max_requests, 1), name

@@ -1,13 +1,18 @@
+from collections.abc import Sequence
 from typing import Any
 
 from gateway.requests import ModelLimits
 from gateway.workers import Directory, Target, Worker
+from mesh.workers import WorkerRole
 
 
 def make_worker(name: str = "a", incarnation: str = "1", **changes: Any) -> Worker:
     fields: dict[str, Any] = {
         "target": Target(name, incarnation, f"{name}:1"),
+        "role": WorkerRole.DECODE,
         "model": "m",
+        "kv_namespace": b"n",
+        "can_prefill": True,
         "serving": True,
         "context_tokens": 100,
         "vocabulary_size": 50,
@@ -15,6 +20,21 @@ def make_worker(name: str = "a", incarnation: str = "1", **changes: Any) -> Work
         "requests": 0,
     }
     return Worker(**(fields | changes))
+
+
+def make_prefill(name: str, **changes: Any) -> Worker:
+    return make_worker(name, role=WorkerRole.PREFILL, **changes)
+
+
+def least_loaded(
+    directory: Directory, avoid: Sequence[str] = (), live: dict[str, int] | None = None
+) -> tuple[str, str | None] | None:
+    """Ids of the chosen workers of model "m"."""
+    found = directory.least_loaded("m", avoid, live or {})
+    if found is None:
+        return None
+    decode, prefill = found
+    return decode.worker_id, prefill.worker_id if prefill else None
 
 
 def watched(*workers: Worker, at: float = 0.0, lease: float = 10.0) -> Directory:
@@ -71,20 +91,46 @@ def test_nothing_is_valid_before_the_first_snapshot() -> None:
 
 def test_the_least_loaded_worker_is_chosen_by_share_of_its_slots() -> None:
     busy, idle = make_worker("a", max_requests=10, requests=5), make_worker("b", max_requests=100, requests=20)
-    chosen = watched(busy, idle).least_loaded("m", [], {})
-    assert chosen is not None
-    assert chosen.worker_id == "b"
+    assert least_loaded(watched(busy, idle)) == ("b", None)
 
 
 def test_our_own_requests_count_where_the_snapshot_is_old() -> None:
-    chosen = watched(make_worker("a"), make_worker("b", requests=1)).least_loaded("m", [], {"a": 5})
-    assert chosen is not None
-    assert chosen.worker_id == "b"
+    directory = watched(make_worker("a"), make_worker("b", requests=1))
+    assert least_loaded(directory, live={"a": 5}) == ("b", None)
 
 
 def test_draining_avoided_and_foreign_workers_are_not_chosen() -> None:
     directory = watched(make_worker("a", serving=False), make_worker("b"), make_worker("c", model="other"))
-    assert directory.least_loaded("m", ["b"], {}) is None
+    assert least_loaded(directory, avoid=("b",)) is None
+
+
+def test_a_prefill_worker_never_decodes() -> None:
+    directory = watched(make_prefill("p"), make_worker("d", requests=9))
+    assert least_loaded(directory) == ("d", None)
+    assert least_loaded(directory, avoid=("d",)) is None
+    assert directory.serving("m") == 1
+
+
+def test_a_decode_worker_that_computes_no_prompts_gets_the_least_loaded_prefill_worker() -> None:
+    decode = make_worker("d", can_prefill=False)
+    directory = watched(decode, make_prefill("p0", requests=3), make_prefill("p1", requests=2))
+    assert least_loaded(directory) == ("d", "p1")
+    assert least_loaded(directory, avoid=("p1",)) == ("d", "p0")
+
+
+def test_a_decode_worker_without_a_prefill_worker_of_its_kv_gives_way() -> None:
+    alone, paired = (
+        make_worker("d0", can_prefill=False),
+        make_worker("d1", can_prefill=False, kv_namespace=b"o", requests=5),
+    )
+    assert least_loaded(watched(alone, paired, make_prefill("p", kv_namespace=b"o"))) == ("d1", "p")
+    assert least_loaded(watched(alone, make_prefill("p", kv_namespace=b"o"))) is None
+
+
+def test_a_model_with_prefill_workers_alone_is_not_served() -> None:
+    directory = watched(make_prefill("p"))
+    assert not directory.any_serving
+    assert directory.limits("m") is None
 
 
 def test_limits_are_the_widest_of_a_models_workers_and_are_remembered() -> None:

@@ -68,6 +68,7 @@ class FakeDecodeWorker(decode_pb2_grpc.DecodeServiceServicer):
     model: str = "oracle"
     context_tokens: int = 4096
     vocabulary_size: int = VOCABULARY
+    can_prefill: bool = True
     grace_ms: int = 2000
     step_seconds: float = 0.0
     tokens_per_step: int = 1
@@ -104,7 +105,7 @@ class FakeDecodeWorker(decode_pb2_grpc.DecodeServiceServicer):
             context_tokens=self.context_tokens,
             vocabulary_size=self.vocabulary_size,
             max_requests=64,
-            can_prefill=True,
+            can_prefill=self.can_prefill,
         )
 
     def started(self, port: int = 0) -> "StartedWorker":

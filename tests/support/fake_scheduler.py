@@ -13,13 +13,18 @@ from mesh.server import MeshServer, Registration
 
 @dataclass
 class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
-    """Places on the first worker that is not avoided. Tests set `refusals`, and read what arrived."""
+    """Places on the first decode worker that is not avoided, with the first such prefill worker where there is one.
+
+    Tests set `refusals` and `store`, and read what arrived.
+    """
 
     lease_seconds: float = 2.0
     workers: dict[str, common_pb2.WorkerIdentity] = field(default_factory=dict)
     draining: set[str] = field(default_factory=set)
     # Raised by Place instead of an answer, one each.
     refusals: list[MeshError] = field(default_factory=list)
+    # Named in every placement.
+    store: common_pb2.StoreTarget | None = None
     place_seconds: float = 0.0
     queries: list[scheduler_pb2.PlaceRequest] = field(default_factory=list)
     outcomes: list[scheduler_pb2.ReportOutcomeRequest] = field(default_factory=list)
@@ -47,13 +52,12 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         await asyncio.sleep(self.place_seconds)
         if self.refusals:
             raise self.refusals.pop(0)
-        for worker_id, identity in self.workers.items():
-            if worker_id not in request.avoid_worker_ids and identity.model == request.model:
-                target = scheduler_pb2.WorkerTarget(
-                    worker_id=worker_id, incarnation=identity.incarnation, endpoint=identity.endpoint
-                )
-                return scheduler_pb2.PlaceResponse(decode=target, reason="first")
-        raise NoWorker("no worker")
+        decodes = self._targets(request, common_pb2.WORKER_ROLE_DECODE)
+        prefills = self._targets(request, common_pb2.WORKER_ROLE_PREFILL)
+        if not decodes:
+            raise NoWorker("no worker")
+        prefill = prefills[0] if prefills else None
+        return scheduler_pb2.PlaceResponse(decode=decodes[0], prefill=prefill, store=self.store, reason="first")
 
     async def ReportOutcome(
         self, request: scheduler_pb2.ReportOutcomeRequest, context: Any
@@ -71,6 +75,17 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
                 await changed.wait()
         finally:
             self._changed.discard(changed)
+
+    def _targets(
+        self, request: scheduler_pb2.PlaceRequest, role: common_pb2.WorkerRole
+    ) -> list[scheduler_pb2.WorkerTarget]:
+        return [
+            scheduler_pb2.WorkerTarget(
+                worker_id=worker_id, incarnation=identity.incarnation, endpoint=identity.endpoint
+            )
+            for worker_id, identity in self.workers.items()
+            if worker_id not in request.avoid_worker_ids and (identity.model, identity.role) == (request.model, role)
+        ]
 
     def _snapshot(self) -> scheduler_pb2.WatchWorkersResponse:
         response = scheduler_pb2.WatchWorkersResponse()

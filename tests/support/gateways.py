@@ -95,6 +95,19 @@ async def running_mesh(
         await mesh.drained()
 
 
+def prefill_identity(worker_id: str = "prefill-0") -> common_pb2.WorkerIdentity:
+    """Of a prefill worker of the same KV as the fake decode workers'; nothing listens there."""
+    return common_pb2.WorkerIdentity(
+        worker_id=worker_id,
+        incarnation="first",
+        role=common_pb2.WORKER_ROLE_PREFILL,
+        endpoint="127.0.0.1:1",
+        model=MODEL,
+        max_requests=64,
+        can_prefill=True,
+    )
+
+
 def limits(**changes: Any) -> LimitsConfig:
     return LimitsConfig(**changes)
 
