@@ -28,4 +28,8 @@ def read_latents(pool: torch.Tensor, slots: torch.Tensor, dtype: torch.dtype, sc
     """
     assert pool.is_contiguous()
     assert pool.dtype == COMPRESSED or (pool.dtype == dtype and scale == 1.0)
+    if pool.is_cuda and pool.dtype == COMPRESSED:
+        from kernels.kv_copy import triton
+
+        return triton.read_latents(pool, slots, dtype, scale)
     return reference.read_latents(pool, slots, dtype, scale)

@@ -4,6 +4,8 @@ One pass over what the projection leaves of each token: its query normalized (an
 key rotated, and both written to the token's slot.
 """
 
+from types import ModuleType
+
 import torch
 
 from kernels.act_quant import GROUP, Quantized
@@ -30,7 +32,10 @@ def norm_and_write(
     or e4m3 of which a latent is `scale` times. No tokens: nothing is written.
     """
     _check(projected, query_weight, latent_weight, rotations, slots, pool)
-    return reference.norm_and_write(projected, query_weight, latent_weight, epsilon, rotations, slots, pool, scale)
+    query: torch.Tensor = _backend(projected).norm_and_write(
+        projected, query_weight, latent_weight, epsilon, rotations, slots, pool, scale
+    )
+    return query
 
 
 def norm_quantize_and_write(
@@ -46,9 +51,10 @@ def norm_quantize_and_write(
     """`norm_and_write` with the queries quantized; query_width is a multiple of 128."""
     _check(projected, query_weight, latent_weight, rotations, slots, pool)
     assert query_weight.shape[0] % GROUP == 0
-    return reference.norm_quantize_and_write(
+    query: Quantized = _backend(projected).norm_quantize_and_write(
         projected, query_weight, latent_weight, epsilon, rotations, slots, pool, scale
     )
+    return query
 
 
 def _check(
@@ -64,3 +70,11 @@ def _check(
     assert pool.shape[1] == BLOCK_TOKENS and slots.shape == (tokens,) and slots.dtype == torch.int64
     assert rotations.shape == (tokens, (pool.shape[2] - latent_weight.shape[0]) // 2)
     assert query_weight is None or query_weight.shape[0] + pool.shape[2] == width
+
+
+def _backend(x: torch.Tensor) -> ModuleType:
+    if x.is_cuda:
+        from kernels.kv_write import triton
+
+        return triton
+    return reference

@@ -1,5 +1,7 @@
 """Rotary position embedding of interleaved pairs, with YaRN's frequencies."""
 
+from types import ModuleType
+
 import torch
 
 from kernels.rope import reference
@@ -39,9 +41,17 @@ def rotate(x: torch.Tensor, rotations: torch.Tensor, out: torch.Tensor) -> None:
 
     x, out: [rows, heads, dim] of one dtype, which may be the same tensor but not overlap otherwise; last dimension
     contiguous, other strides even; rotations: [rows, dim / 2] complex64 contiguous, one row of the table per row of x.
-    No rows: nothing happens. Backend: the reference.
+    No rows: nothing happens.
     """
     rows, _, dim = x.shape
     assert rotations.shape == (rows, dim // 2) and rotations.dtype == torch.complex64
     assert x.stride(-1) == out.stride(-1) == 1 and x.shape == out.shape and x.dtype == out.dtype
-    reference.rotate(x, rotations, out)
+    _backend(x).rotate(x, rotations, out)
+
+
+def _backend(x: torch.Tensor) -> ModuleType:
+    if x.is_cuda:
+        from kernels.rope import triton
+
+        return triton
+    return reference

@@ -1,0 +1,141 @@
+"""Norms, rotation, quantization and the write to the pool in Triton, in one launch."""
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.act_quant.quantized import GROUP, Quantized, empty_quantized
+from kernels.act_quant.triton import quantize_groups
+from kernels.kv_copy.triton import compress
+from kernels.norm.triton import normalize
+from kernels.rope.triton import rotate_pairs
+
+
+# Two programs a token: one its query, one its latent and key. Reads 2 bytes a value; writes 1 or 2 for the query, and
+# for the latent 2 in place and 1 or 2 in the pool.
+@triton.jit
+def _norm_and_write(
+    projected, query_weight, latent_weight, rotations, slots, query, values, scales, pool,
+    query_width, latent_width, pairs, scale_stride, epsilon, pool_scale,
+    QUERY: tl.constexpr, QUANTIZE: tl.constexpr, COMPRESS: tl.constexpr, QUERY_GROUPS: tl.constexpr,
+    LATENT_GROUPS: tl.constexpr, PAIRS: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    width = latent_width + 2 * pairs
+    source = projected + token * (query_width + width)
+    if tl.program_id(1) == 0:
+        own = source + query_width
+        target = pool + tl.load(slots + token) * width
+        _write_latent(own, target, latent_weight, latent_width, epsilon, pool_scale, COMPRESS, LATENT_GROUPS, GROUP)
+        turns = rotations + token * 2 * pairs
+        _write_key(own + latent_width, target + latent_width, turns, pairs, pool_scale, COMPRESS, PAIRS)
+    elif QUERY:
+        group = tl.arange(0, QUERY_GROUPS)
+        column = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+        inside = column < query_width
+        found = tl.load(source + column, mask=inside, other=0.0).to(tl.float32)
+        factors = tl.load(query_weight + column, mask=inside, other=0.0)
+        normalized = normalize(found, factors, query_width, epsilon)
+        if QUANTIZE:
+            quantized, group_scales = quantize_groups(normalized.to(tl.float32))
+            tl.store(values + token * query_width + column, quantized, mask=inside)
+            tl.store(scales + group * scale_stride + token, group_scales, mask=group * GROUP < query_width)
+        else:
+            tl.store(query + token * query_width + column, normalized, mask=inside)
+
+
+@triton.jit
+def _write_latent(
+    own, target, weight, width, epsilon, scale, COMPRESS: tl.constexpr, GROUPS: tl.constexpr, GROUP: tl.constexpr
+):
+    column = tl.arange(0, GROUPS)[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+    inside = column < width
+    found = tl.load(own + column, mask=inside, other=0.0).to(tl.float32)
+    normalized = normalize(found, tl.load(weight + column, mask=inside, other=0.0), width, epsilon)
+    tl.store(own + column, normalized, mask=inside)
+    if COMPRESS:
+        tl.store(target + column, compress(normalized.to(tl.float32), scale), mask=inside)
+    else:
+        tl.store(target + column, normalized, mask=inside)
+
+
+@triton.jit
+def _write_key(own, target, turns, pairs, scale, COMPRESS: tl.constexpr, PAIRS: tl.constexpr):
+    pair = tl.arange(0, PAIRS)
+    inside = pair < pairs
+    first = tl.load(own + 2 * pair, mask=inside, other=0.0)
+    second = tl.load(own + 2 * pair + 1, mask=inside, other=0.0)
+    cosine = tl.load(turns + 2 * pair, mask=inside, other=0.0)
+    sine = tl.load(turns + 2 * pair + 1, mask=inside, other=0.0)
+    turned, follower = rotate_pairs(first.to(tl.float32), second.to(tl.float32), cosine, sine)
+    # Rounded first, so that the pool holds what the prompt's own attention sees.
+    turned, follower = turned.to(first.dtype), follower.to(first.dtype)
+    tl.store(own + 2 * pair, turned, mask=inside)
+    tl.store(own + 2 * pair + 1, follower, mask=inside)
+    if COMPRESS:
+        tl.store(target + 2 * pair, compress(turned.to(tl.float32), scale), mask=inside)
+        tl.store(target + 2 * pair + 1, compress(follower.to(tl.float32), scale), mask=inside)
+    else:
+        tl.store(target + 2 * pair, turned, mask=inside)
+        tl.store(target + 2 * pair + 1, follower, mask=inside)
+
+
+def norm_and_write(
+    projected: torch.Tensor,
+    query_weight: torch.Tensor | None,
+    latent_weight: torch.Tensor,
+    epsilon: float,
+    rotations: torch.Tensor,
+    slots: torch.Tensor,
+    pool: torch.Tensor,
+    scale: float,
+) -> torch.Tensor:
+    query_width = projected.shape[1] - pool.shape[2]
+    query = projected[:, :query_width]
+    if query_weight is not None:
+        query = torch.empty(len(projected), query_width, dtype=projected.dtype, device=projected.device)
+    _launch(projected, query_weight, latent_weight, epsilon, rotations, slots, pool, scale, query, None)
+    return query
+
+
+def norm_quantize_and_write(
+    projected: torch.Tensor,
+    query_weight: torch.Tensor,
+    latent_weight: torch.Tensor,
+    epsilon: float,
+    rotations: torch.Tensor,
+    slots: torch.Tensor,
+    pool: torch.Tensor,
+    scale: float,
+) -> Quantized:
+    out = empty_quantized(len(projected), query_weight.shape[0], device=projected.device)
+    _launch(projected, query_weight, latent_weight, epsilon, rotations, slots, pool, scale, None, out)
+    return out
+
+
+def _launch(
+    projected: torch.Tensor,
+    query_weight: torch.Tensor | None,
+    latent_weight: torch.Tensor,
+    epsilon: float,
+    rotations: torch.Tensor,
+    slots: torch.Tensor,
+    pool: torch.Tensor,
+    scale: float,
+    query: torch.Tensor | None,
+    quantized: Quantized | None,
+) -> None:
+    tokens, width = projected.shape
+    if not tokens:
+        return
+    query_width, latent_width = width - pool.shape[2], latent_weight.shape[0]
+    pairs = (pool.shape[2] - latent_width) // 2
+    _norm_and_write[(tokens, 1 if query_weight is None else 2)](
+        projected, query_weight, latent_weight, torch.view_as_real(rotations), slots, query,
+        None if quantized is None else quantized.values, None if quantized is None else quantized.scales, pool,
+        query_width, latent_width, pairs, 0 if quantized is None else quantized.scales.stride(1), epsilon, scale,
+        query_weight is not None, quantized is not None, pool.dtype != projected.dtype,
+        triton.next_power_of_2(triton.cdiv(query_width, GROUP)),
+        triton.next_power_of_2(triton.cdiv(latent_width, GROUP)),
+        triton.next_power_of_2(pairs), GROUP, num_warps=4,
+    )  # fmt: skip

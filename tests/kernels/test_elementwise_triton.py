@@ -1,0 +1,119 @@
+"""Norm, rotation and the way into the pool: the kernels against their definitions."""
+
+import pytest
+import torch
+
+from kernels.act_quant import Quantized, dequantize
+from kernels.kv_copy import BLOCK_TOKENS
+from kernels.kv_copy import reference as kv_copy_reference
+from kernels.kv_copy import triton as kv_copy
+from kernels.kv_write import reference as kv_write_reference
+from kernels.kv_write import triton as kv_write
+from kernels.norm import reference as norm_reference
+from kernels.norm import triton as norm
+from kernels.rope import frequencies, rotation_table
+from kernels.rope import reference as rope_reference
+from kernels.rope import triton as rope
+
+QUERY, LATENT, ROPE = 384, 160, 24
+# Without a GPU in the interpreter; see conftest.
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+# By relative norm: float32 sums in another order, some values on the border of two bfloat16 or e4m3 numbers. The
+# interpreter cuts off where a GPU rounds.
+TOLERANCE = (
+    {torch.float32: 1e-6, torch.bfloat16: 1e-3, torch.float8_e4m3fn: 1e-2}
+    if DEVICE.type == "cuda"
+    else {torch.float32: 1e-6, torch.bfloat16: 1e-2, torch.float8_e4m3fn: 0.1}
+)
+DTYPES = [torch.float32, torch.bfloat16]
+
+
+def random(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.randn(*shape, device=DEVICE).to(dtype)
+
+
+def rotations(tokens: int) -> torch.Tensor:
+    table = rotation_table(frequencies(ROPE, 10000.0).to(DEVICE), 2000)
+    return table[torch.randint(2000, (tokens,), device=DEVICE)]
+
+
+def near(found: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype | None = None) -> bool:
+    found, expected, tolerance = found.double(), expected.double(), TOLERANCE[dtype or expected.dtype]
+    return found.shape == expected.shape and bool((found - expected).norm() <= tolerance * expected.norm())
+
+
+def same_quantized(found: Quantized, expected: Quantized) -> bool:
+    return near(found.scales, expected.scales, torch.bfloat16) and near(
+        dequantize(found), dequantize(expected), torch.float8_e4m3fn
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "width"), [(0, 64), (1, 40), (5, 128), (33, 700)])
+def test_norm(rows: int, width: int, dtype: torch.dtype) -> None:
+    wide, weight = random(rows, width + 8, dtype=dtype) * 5, random(width, dtype=dtype)
+    x = wide[:, :width]
+    assert near(norm.rms_norm(x, weight, 1e-6), norm_reference.rms_norm(x, weight, 1e-6))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "width"), [(0, 128), (1, 128), (7, 640)])
+def test_norm_with_residual_and_quantization(rows: int, width: int, dtype: torch.dtype) -> None:
+    delta, residual, weight = (random(*shape, dtype=dtype) for shape in [(rows, width), (rows, width), (width,)])
+    other = residual.clone()
+    expected, expected_quantized = norm_reference.add_rms_norm_quantized(delta, other, weight, 1e-6)
+    again = residual.clone()
+    assert near(norm.add_rms_norm(delta, again, weight, 1e-6), expected) and near(again, other)
+    found, quantized = norm.add_rms_norm_quantized(delta, residual, weight, 1e-6)
+    assert near(found, expected) and near(residual, other) and same_quantized(quantized, expected_quantized)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "heads"), [(0, 3), (1, 1), (5, 3), (9, 40)])
+def test_rotation_of_a_part_into_a_part(rows: int, heads: int, dtype: torch.dtype) -> None:
+    source, target = random(rows, heads, ROPE + 10, dtype=dtype), random(rows, heads, ROPE + 20, dtype=dtype)
+    expected, turns = target.clone(), rotations(rows)
+    rope_reference.rotate(source[:, :, 10:], turns, expected[:, :, 4 : 4 + ROPE])
+    rope.rotate(source[:, :, 10:], turns, target[:, :, 4 : 4 + ROPE])
+    assert near(target, expected)
+    rope_reference.rotate(source[:, :, 10:], turns, source[:, :, 10:])
+    assert near(source[:, :, 10:], expected[:, :, 4 : 4 + ROPE])
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 30])
+@pytest.mark.parametrize("compressed", [False, True])
+@pytest.mark.parametrize("quantize", [False, True])
+def test_the_way_into_the_pool(tokens: int, compressed: bool, quantize: bool) -> None:
+    projected, pool = random(tokens, QUERY + LATENT + ROPE), random(2, BLOCK_TOKENS, LATENT + ROPE) * float("nan")
+    if compressed:
+        pool = pool.to(torch.float8_e4m3fn)
+    weights = random(QUERY), random(LATENT)
+    rest = (1e-6, rotations(tokens), torch.randperm(2 * BLOCK_TOKENS, device=DEVICE)[:tokens])
+    scale = 0.25 if compressed else 1.0
+    other, other_pool = projected.clone(), pool.clone()
+    if quantize:
+        found = kv_write.norm_quantize_and_write(projected, *weights, *rest, pool, scale)
+        expected = kv_write_reference.norm_quantize_and_write(other, *weights, *rest, other_pool, scale)
+        assert same_quantized(found, expected)
+    else:
+        normalized = kv_write.norm_and_write(projected, *weights, *rest, pool, scale)
+        assert near(normalized, kv_write_reference.norm_and_write(other, *weights, *rest, other_pool, scale))
+    assert near(projected, other)
+    assert torch.equal(pool.float().isnan(), other_pool.float().isnan())
+    assert near(pool.float().nan_to_num(), other_pool.float().nan_to_num(), pool.dtype)
+
+
+def test_queries_without_a_norm_pass_through() -> None:
+    projected, pool = random(3, QUERY + LATENT + ROPE), random(2, BLOCK_TOKENS, LATENT + ROPE)
+    before = projected.clone()
+    slots = torch.tensor([5, 100, 7], device=DEVICE)
+    query = kv_write.norm_and_write(projected, None, random(LATENT), 1e-6, rotations(3), slots, pool, 1.0)
+    assert torch.equal(query, before[:, :QUERY])
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 77])
+def test_compressed_latents_are_read_back(tokens: int) -> None:
+    pool = random(3, BLOCK_TOKENS, LATENT).to(torch.float8_e4m3fn)
+    slots = torch.randperm(3 * BLOCK_TOKENS, device=DEVICE)[:tokens]
+    found = kv_copy.read_latents(pool, slots, torch.bfloat16, 0.3)
+    assert near(found, kv_copy_reference.read_latents(pool, slots, torch.bfloat16, 0.3))
