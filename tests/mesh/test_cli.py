@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from deepmesh.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
+from deepmesh.v1 import common_pb2, kvstore_pb2, scheduler_pb2, scheduler_pb2_grpc
 
 from mesh.config import ServerConfig
 from mesh.server import MeshServer, Registration
@@ -41,7 +41,19 @@ class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         worker = scheduler_pb2.WorkerStatus(
             identity=identity, load=load, state=common_pb2.WORKER_STATE_DRAINING, cached_blocks=55
         )
-        yield scheduler_pb2.WatchWorkersResponse(workers=[worker])
+        transfers = common_pb2.TransferStatus(
+            open_landings=4,
+            total_slots=8,
+            free_slots=6,
+            quarantined_slots=1,
+            received_bytes={"posix": 3_500_000, "tcp": 1000},
+            refused={"wrong digest": 2},
+        )
+        worker.transfers.CopyFrom(transfers)
+        tier = kvstore_pb2.TierStatus(name="memory", total_blocks=2000, used_blocks=77, block_bytes=100_000)
+        store = scheduler_pb2.StoreStatus(endpoint="127.0.0.1:8", store_id="kvstore-3", tiers=[tier], lookups=9, hits=5)
+        lost = scheduler_pb2.StoreStatus(endpoint="127.0.0.1:9")
+        yield scheduler_pb2.WatchWorkersResponse(workers=[worker], stores=[store, lost])
         await asyncio.sleep(60)
 
 
@@ -69,11 +81,27 @@ async def test_status_shows_workers_their_load_and_cache() -> None:
     assert all(text in out for text in ("decode-7", "draining", "small", "3/16", "10/1,000", "55", "12.3"))
 
 
+async def test_status_shows_landings_slots_and_bytes_by_transport() -> None:
+    async with scheduler() as server:
+        _, out, _ = await deepmesh("status", "--scheduler", server.endpoint)
+    rows = [line.split() for line in out.split("KV moved by")[1].splitlines()]
+    assert ["decode-7", "4/0/0", "6/8", "1", "posix", "3.5", "MB", "0", "2"] in rows
+    assert "tcp 1.0 kB" in out
+
+
+async def test_status_shows_the_tiers_of_stores_and_which_do_not_answer() -> None:
+    async with scheduler() as server:
+        _, out, _ = await deepmesh("status", "--scheduler", server.endpoint)
+    rows = [line.split() for line in out.split("KV store")[1].splitlines()]
+    assert ["kvstore-3", "memory", "77/2,000", "7.7", "MB", "9", "5"] in rows
+    assert ["127.0.0.1:9", "does", "not", "answer"] in rows
+
+
 async def test_status_finds_the_scheduler_that_the_environment_names() -> None:
     async with scheduler() as server:
         status, out, _ = await deepmesh("status", "--json", DEEPMESH_SCHEDULER=server.endpoint)
     assert status == 0
-    [worker] = json.loads(out)
+    [worker] = json.loads(out)["workers"]
     assert (worker["identity"]["worker_id"], worker["load"]["running_requests"]) == ("decode-7", 3)
 
 
