@@ -1,0 +1,33 @@
+"""A circuit breaker: what keeps failing is not asked again for a while, so that nobody waits for it."""
+
+from collections.abc import Callable
+
+
+class CircuitBreaker:
+    """Opens after `failures` in a row, and then lets one try through every `rest_seconds` until one succeeds.
+
+    `clock` counts seconds and never goes back.
+    """
+
+    def __init__(self, clock: Callable[[], float], failures: int, rest_seconds: float) -> None:
+        self._clock = clock
+        self._limit = failures
+        self._rest_seconds = rest_seconds
+        self._failures = 0
+        self._next_try = 0.0
+
+    def allows(self) -> bool:
+        """Whether to ask now. While open, a yes is the one try of its period."""
+        if self._failures < self._limit:
+            return True
+        if self._clock() < self._next_try:
+            return False
+        self._next_try = self._clock() + self._rest_seconds
+        return True
+
+    def succeeded(self) -> None:
+        self._failures = 0
+
+    def failed(self) -> None:
+        self._failures += 1
+        self._next_try = self._clock() + self._rest_seconds

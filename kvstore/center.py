@@ -1,0 +1,141 @@
+"""The KV-cache center: sessions, the slab, and the index put together."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from kvstore.config import KvStoreConfig
+from kvstore.directory import Directory
+from kvstore.index import Index, Location
+from kvstore.keys import keys_of, namespace_digest
+from kvstore.offers import OfferAnswer, Progress
+from kvstore.publisher import Publisher
+from kvstore.sessions import Session, Sessions
+from kvstore.slab import OpenAgent, Slab
+from mesh.metrics import KVSTORE_BLOCKS_TOTAL, KVSTORE_BLOCKS_USED, KVSTORE_EVICTED_BLOCKS
+from mesh.observe import span
+from mesh.workers import KvNamespace, TransferCounters, WorkerIdentity
+from transfer.ticket import SegmentDigest
+
+
+@dataclass(frozen=True, slots=True)
+class Attachment:
+    """What a worker needs to know of its store."""
+
+    session: Session
+    worker_address: bytes
+    lease_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStatus:
+    """Blocks are 0 before the first worker has said how large they are."""
+
+    total_blocks: int = 0
+    used_blocks: int = 0
+    block_bytes: int = 0
+    lookups: int = 0
+    hits: int = 0
+    transfers: TransferCounters = field(default_factory=TransferCounters)
+
+
+class Center:
+    """One event loop calls it; the transfer thread reads the directory through `Slab.lookups`."""
+
+    def __init__(self, config: KvStoreConfig, index: Index, open_agent: OpenAgent, clock: Callable[[], float]) -> None:
+        self._config = config
+        self._index = index
+        self._open_agent = open_agent
+        self._sessions = Sessions(clock, config.session_seconds, config.max_sessions, self._end_session)
+        self._slab: Slab | None = None
+        self._evicted_blocks = 0
+        self._publisher = Publisher(index, self._directory, config.index.lease_seconds)
+
+    def attach(self, worker: WorkerIdentity) -> Attachment:
+        """A session for the worker, new or renewed. Raises InvalidRequest, NamespaceMismatch, Overloaded."""
+        slab = self._slab or self._make_slab(worker)
+        slab.check(worker)
+        session = self._sessions.attach(worker)
+        # Said again at every renewal, which the agent takes for the same session.
+        slab.lookups.open(session.session_id, session.digest)
+        slab.agent.open_session(session.session_id, session.key)
+        return Attachment(session, slab.agent.address, self._sessions.lease_seconds)
+
+    async def match(self, namespace: KvNamespace, hashes: Sequence[bytes]) -> Location | None:
+        """Who holds the longest prefix of the chain: a hint."""
+        with span("kvstore.match", blocks=len(hashes)):
+            return await self._index.match(keys_of(namespace_digest(namespace), hashes))
+
+    async def offer(self, session_id: int, parent_hash: bytes, hashes: Sequence[bytes]) -> OfferAnswer:
+        """Raises UnknownSession, OfferFailed."""
+        session, slab = self._of(session_id)
+        with span("kvstore.offer", blocks=len(hashes)):
+            return await slab.offers.offer(session, parent_hash, hashes)
+
+    async def confirm(self, session_id: int, digests: Sequence[SegmentDigest]) -> Progress:
+        """Raises UnknownSession, UnknownTransfer, InvalidRequest, OfferFailed."""
+        session, slab = self._of(session_id)
+        with span("kvstore.confirm", segments=len(digests)):
+            return await slab.offers.confirm(session, digests)
+
+    def status(self) -> StoreStatus:
+        slab = self._slab
+        if slab is None:
+            return StoreStatus()
+        return StoreStatus(
+            total_blocks=slab.directory.total_blocks,
+            used_blocks=slab.directory.stored_blocks + slab.directory.landing_blocks,
+            block_bytes=slab.geometry.block_bytes,
+            lookups=slab.lookups.lookups,
+            hits=slab.lookups.hits,
+            transfers=slab.agent.counters(),
+        )
+
+    async def run(self) -> None:
+        """Publish to the index and end sessions in time, until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._publisher.run())
+            group.create_task(self._expire_forever())
+
+    def close(self) -> None:
+        """Stop moving bytes."""
+        if self._slab is not None:
+            self._slab.agent.close()
+
+    def _make_slab(self, worker: WorkerIdentity) -> Slab:
+        loop = asyncio.get_running_loop()
+
+        def wake() -> None:
+            loop.call_soon_threadsafe(self._take_events)
+
+        config = self._config
+        self._slab = Slab(worker, config.memory_bytes, config.offer_seconds, self._open_agent, wake)
+        KVSTORE_BLOCKS_TOTAL.set(self._slab.directory.total_blocks)
+        return self._slab
+
+    def _take_events(self) -> None:
+        slab = self._slab
+        assert slab is not None
+        slab.take_events()
+        KVSTORE_BLOCKS_USED.set(slab.directory.stored_blocks)
+        KVSTORE_EVICTED_BLOCKS.inc(slab.directory.evicted_blocks - self._evicted_blocks)
+        self._evicted_blocks = slab.directory.evicted_blocks
+        self._publisher.wake()
+
+    def _of(self, session_id: int) -> tuple[Session, Slab]:
+        session = self._sessions.get(session_id)
+        assert self._slab is not None
+        return session, self._slab
+
+    def _end_session(self, session: Session) -> None:
+        assert self._slab is not None
+        self._slab.lookups.close(session.session_id)
+        self._slab.agent.close_session(session.session_id)
+
+    def _directory(self) -> Directory | None:
+        return self._slab.directory if self._slab else None
+
+    async def _expire_forever(self) -> None:
+        while True:
+            await asyncio.sleep(self._config.session_seconds / 10)
+            self._sessions.expire()

@@ -1,0 +1,207 @@
+"""Which block of the slab holds what. The bytes themselves belong to the slab."""
+
+import heapq
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvstore.keys import Key
+
+# The heap of eviction keeps what it no longer needs until it is this many times the size of the slab.
+_HEAP_GROWTH = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """Blocks for those of some offered keys that were lacking, in chain order."""
+
+    # Counted within the offer.
+    wanted: list[int]
+    blocks: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """Net change of what is stored."""
+
+    stored: list[Key]
+    removed: list[Key]
+
+
+class Directory:
+    """Keys, leases and eviction of `total_blocks` blocks. Thread-safe: lookups come from the transfer thread.
+
+    A block is blank, landing (reserved for bytes that are on their way), or stored: only then a lookup finds it.
+    Stored blocks make room, least recently used first; but never while one is leased, and never before a block that
+    stands later in the same chain and would be lost to lookups without it.
+    """
+
+    def __init__(self, total_blocks: int) -> None:
+        self.total_blocks = total_blocks
+        self.evicted_blocks = 0
+        self._lock = threading.Lock()
+        self._keys: list[Key | None] = [None] * total_blocks
+        self._parents: list[Key | None] = [None] * total_blocks
+        self._leases = [0] * total_blocks
+        self._last_used = [0] * total_blocks
+        self._stored: dict[Key, int] = {}
+        self._landing: dict[Key, int] = {}
+        # Blocks, stored or landing, that come right after a key in some chain.
+        self._children: Counter[Key] = Counter()
+        # A stack with block 0 on top.
+        self._blank = list(range(total_blocks - 1, -1, -1))
+        # (last use, block): every evictable block with its last use, among others that no longer are.
+        self._oldest: list[tuple[int, int]] = []
+        self._uses = 0
+        # Insertion-ordered sets.
+        self._new: dict[Key, None] = {}
+        self._gone: dict[Key, None] = {}
+
+    @property
+    def stored_blocks(self) -> int:
+        return len(self._stored)
+
+    @property
+    def landing_blocks(self) -> int:
+        return len(self._landing)
+
+    def match(self, keys: Sequence[Key]) -> list[int]:
+        """Blocks of the longest stored prefix of a chain, each leased until `release`."""
+        blocks = []
+        with self._lock:
+            for key in keys:
+                block = self._stored.get(key)
+                if block is None:
+                    break
+                self._leases[block] += 1
+                blocks.append(block)
+        return blocks
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """Give up one lease of each: they were used now."""
+        with self._lock:
+            self._uses += 1
+            for block in blocks:
+                assert self._leases[block] > 0
+                self._leases[block] -= 1
+                self._last_used[block] = self._uses
+                self._offer_for_eviction(block)
+
+    def reserve(self, parent: Key | None, keys: Sequence[Key]) -> Reservation | None:
+        """Reserve blocks for those keys of a chain that are neither stored nor landing, as far as there is room.
+
+        `parent` is the key before the first, None at the root. None where it is neither stored nor landing: without
+        it, no lookup would find these.
+        """
+        with self._lock:
+            if parent is not None and parent not in self._stored and parent not in self._landing:
+                return None
+            reservation = Reservation([], [])
+            for index, key in enumerate(keys):
+                if key not in self._stored and key not in self._landing:
+                    block = self._reserve(parent, key)
+                    if block is None:
+                        break
+                    reservation.wanted.append(index)
+                    reservation.blocks.append(block)
+                parent = key
+            return reservation
+
+    def store(self, blocks: Sequence[int]) -> None:
+        """The bytes of these reserved blocks are in place: lookups find them from now on."""
+        with self._lock:
+            self._uses += 1
+            for block in blocks:
+                key = self._keys[block]
+                assert key is not None and self._landing.get(key) == block
+                self._stored[key] = self._landing.pop(key)
+                self._last_used[block] = self._uses
+                self._note(key, self._new, self._gone)
+                self._offer_for_eviction(block)
+
+    def abandon(self, blocks: Sequence[int]) -> None:
+        """The bytes of these reserved blocks will not come."""
+        with self._lock:
+            for block in blocks:
+                key = self._keys[block]
+                assert key is not None and self._landing.get(key) == block
+                del self._landing[key]
+                self._blank_out(block)
+                self._blank.append(block)
+
+    def take_changes(self) -> Changes:
+        """What was stored and what made room since the last call, or the last snapshot."""
+        with self._lock:
+            changes = Changes(list(self._new), list(self._gone))
+            self._new.clear()
+            self._gone.clear()
+            return changes
+
+    def snapshot(self) -> list[Key]:
+        """Every stored key; `take_changes` then tells what changed from here on."""
+        with self._lock:
+            self._new.clear()
+            self._gone.clear()
+            return list(self._stored)
+
+    def _reserve(self, parent: Key | None, key: Key) -> int | None:
+        # Counted first: making room must not take the very block that this one will depend on.
+        if parent is not None:
+            self._children[parent] += 1
+        block = self._blank.pop() if self._blank else self._evict()
+        if block is None:
+            self._forget_child(parent)
+            return None
+        self._keys[block], self._parents[block] = key, parent
+        self._landing[key] = block
+        return block
+
+    def _evict(self) -> int | None:
+        while self._oldest:
+            last_used, block = heapq.heappop(self._oldest)
+            if last_used != self._last_used[block] or not self._is_evictable(block):
+                continue
+            key = self._keys[block]
+            assert key is not None
+            del self._stored[key]
+            self._note(key, self._gone, self._new)
+            self._blank_out(block)
+            self.evicted_blocks += 1
+            return block
+        return None
+
+    def _is_evictable(self, block: int) -> bool:
+        key = self._keys[block]
+        return key is not None and key in self._stored and not self._leases[block] and not self._children[key]
+
+    def _offer_for_eviction(self, block: int) -> None:
+        if not self._is_evictable(block):
+            return
+        heapq.heappush(self._oldest, (self._last_used[block], block))
+        if len(self._oldest) > _HEAP_GROWTH * self.total_blocks:
+            evictable = filter(self._is_evictable, self._stored.values())
+            self._oldest = [(self._last_used[each], each) for each in evictable]
+            heapq.heapify(self._oldest)
+
+    def _blank_out(self, block: int) -> None:
+        parent = self._parents[block]
+        self._keys[block] = self._parents[block] = None
+        self._forget_child(parent)
+
+    def _forget_child(self, parent: Key | None) -> None:
+        if parent is None:
+            return
+        self._children[parent] -= 1
+        if not self._children[parent]:
+            del self._children[parent]
+            block = self._stored.get(parent)
+            if block is not None:
+                self._offer_for_eviction(block)
+
+    @staticmethod
+    def _note(key: Key, happened: dict[Key, None], undone: dict[Key, None]) -> None:
+        if key in undone:
+            del undone[key]
+        else:
+            happened[key] = None

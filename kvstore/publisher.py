@@ -1,0 +1,76 @@
+"""Tells the index what the store holds: changes as they come, and everything anew where the index lost it."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+
+from kvstore.directory import Directory
+from kvstore.index import Index
+from mesh.errors import IndexUnavailable, LeaseConflict
+from mesh.metrics import KVSTORE_INDEX_REBUILDS
+from mesh.observe import span
+
+log = logging.getLogger(__name__)
+
+RENEWALS_A_LEASE = 3
+RETRY_SECONDS = 1.0
+
+
+class Publisher:
+    """One store's voice in the index. `directory` is asked anew each time: there is none before the first worker."""
+
+    def __init__(self, index: Index, directory: Callable[[], Directory | None], lease_seconds: float) -> None:
+        self._index = index
+        self._directory = directory
+        self._period_seconds = lease_seconds / RENEWALS_A_LEASE
+        # How many blocks the index must believe in; None where that is not known.
+        self._published: int | None = 0
+        self._changed = asyncio.Event()
+        self._failing = False
+
+    def wake(self) -> None:
+        """The directory has changed."""
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Publish and renew until cancelled; a failing index is tried again for ever."""
+        while True:
+            self._changed.clear()
+            try:
+                await self._publish()
+            except (IndexUnavailable, LeaseConflict) as error:
+                self._note_failure(error.message)
+                await asyncio.sleep(RETRY_SECONDS)
+                continue
+            self._failing = False
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._period_seconds):
+                    await self._changed.wait()
+
+    async def _publish(self) -> None:
+        believed = await self._index.renew()
+        directory = self._directory()
+        if directory is None:
+            return
+        expected, self._published = self._published, None
+        if believed != expected:
+            self._published = await self._rebuild(directory)
+            return
+        changes = directory.take_changes()
+        await self._index.remove(changes.removed)
+        await self._index.add(changes.stored)
+        self._published = expected + len(changes.stored) - len(changes.removed)
+
+    async def _rebuild(self, directory: Directory) -> int:
+        keys = directory.snapshot()
+        with span("kvstore.index_rebuild", blocks=len(keys)):
+            await self._index.clear()
+            await self._index.add(keys)
+        KVSTORE_INDEX_REBUILDS.inc()
+        return len(keys)
+
+    def _note_failure(self, message: str) -> None:
+        # Once, and not at every try of an index that is away for long.
+        log.log(logging.DEBUG if self._failing else logging.WARNING, "not publishing to the index: %s", message)
+        self._failing = True

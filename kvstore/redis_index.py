@@ -1,0 +1,184 @@
+"""The index that several stores share, in Redis or Valkey; it holds keys of blocks, and never their bytes.
+
+Layout: the hash `deepmesh:{kv}` has a field for each store, "<end of its lease, ms>:<epoch>"; the set
+`deepmesh:{kv}:<store>:<epoch>` has the keys of its blocks, and expires with the lease. So what a store lost with an
+earlier epoch is never read, and what it does not renew goes away by itself. One hash tag keeps all in one slot.
+"""
+
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Any
+
+from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+
+from kvstore.breaker import CircuitBreaker
+from kvstore.index import Location
+from kvstore.keys import Key
+from mesh.errors import ConfigError, IndexUnavailable, LeaseConflict
+from mesh.metrics import KVSTORE_INDEX_FAILURES
+
+STORES = "deepmesh:{kv}"
+# Keys in one command, small enough that other clients are not kept waiting.
+PAGE_KEYS = 1000
+_MAX_CONNECTIONS = 16
+# Failures in a row after which Redis is left alone, and for how long.
+_FAILURES = 2
+_REST_SECONDS = 1.0
+
+_NOW = """
+local clock = redis.call('TIME')
+local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
+local function lease_of(entry) return string.match(entry, '^(%d+):(.*)$') end
+"""
+
+# KEYS: the stores. ARGV: keys of a chain. Returns blocks, store, epoch.
+_MATCH = (
+    _NOW
+    + """
+local best, best_store, best_epoch = 0, '', ''
+local stores = redis.call('HGETALL', KEYS[1])
+for i = 1, #stores, 2 do
+  local ends, epoch = lease_of(stores[i + 1])
+  if tonumber(ends) > now then
+    local held = KEYS[1] .. ':' .. stores[i] .. ':' .. epoch
+    local count, complete = 0, true
+    while complete and count < #ARGV do
+      local found = redis.call('SMISMEMBER', held, unpack(ARGV, count + 1, math.min(count + 256, #ARGV)))
+      for _, present in ipairs(found) do
+        if present == 0 then complete = false break end
+        count = count + 1
+      end
+    end
+    if count > best then best, best_store, best_epoch = count, stores[i], epoch end
+  end
+end
+return {best, best_store, best_epoch}
+"""
+)
+
+# KEYS: the stores. ARGV: store, epoch, lease in ms, whether to take the id from another epoch. Returns how many blocks
+# are believed; -1 where another epoch has a live lease. Forgets stores whose lease ended.
+_RENEW = (
+    _NOW
+    + """
+local stores = redis.call('HGETALL', KEYS[1])
+for i = 1, #stores, 2 do
+  local ends, epoch = lease_of(stores[i + 1])
+  local live = tonumber(ends) > now
+  if stores[i] == ARGV[1] and epoch ~= ARGV[2] then
+    if live and ARGV[4] == '0' then return -1 end
+    redis.call('UNLINK', KEYS[1] .. ':' .. stores[i] .. ':' .. epoch)
+  elseif not live then
+    redis.call('HDEL', KEYS[1], stores[i])
+  end
+end
+local held = KEYS[1] .. ':' .. ARGV[1] .. ':' .. ARGV[2]
+redis.call('HSET', KEYS[1], ARGV[1], string.format('%.0f:%s', now + ARGV[3], ARGV[2]))
+redis.call('PEXPIRE', held, ARGV[3])
+return redis.call('SCARD', held)
+"""
+)
+
+# KEYS: the stores. ARGV: store, epoch. Ends the lease of that epoch, not of a later one.
+_LEAVE = (
+    _NOW
+    + """
+local entry = redis.call('HGET', KEYS[1], ARGV[1])
+if entry then
+  local _, epoch = lease_of(entry)
+  if epoch == ARGV[2] then redis.call('HDEL', KEYS[1], ARGV[1]) end
+end
+return redis.call('UNLINK', KEYS[1] .. ':' .. ARGV[1] .. ':' .. ARGV[2])
+"""
+)
+
+
+class RedisIndex:
+    """Every call is one round trip (one EVALSHA, or one pipeline for each thousand keys), and none waits for long."""
+
+    def __init__(self, url: str, store_id: str, epoch: str, lease_seconds: float, timeout_seconds: float) -> None:
+        """Raises ConfigError where `url` is no Redis URL."""
+        self._store_id = store_id
+        self._epoch = epoch
+        self._lease_ms = int(lease_seconds * 1000)
+        self._redis = _connect(url, timeout_seconds)
+        self._match, self._renew, self._leave = map(self._redis.register_script, (_MATCH, _RENEW, _LEAVE))
+        self._held = f"{STORES}:{store_id}:{epoch}"
+        # The first lease is taken from whatever process had this id before; later ones only where it is free.
+        self._takes_over = True
+        self._breaker = CircuitBreaker(time.monotonic, _FAILURES, _REST_SECONDS)
+
+    async def match(self, keys: Sequence[Key]) -> Location | None:
+        try:
+            blocks, store_id, epoch = await self._guarded(self._match, keys=[STORES], args=keys)
+        except IndexUnavailable:
+            return None
+        return Location(store_id.decode(), epoch.decode(), blocks) if blocks else None
+
+    async def renew(self) -> int:
+        arguments = [self._store_id, self._epoch, self._lease_ms, int(self._takes_over)]
+        believed: int = await self._guarded(self._renew, keys=[STORES], args=arguments)
+        if believed < 0:
+            raise LeaseConflict(f"another process runs as KV store {self._store_id!r}: give each its own store_id")
+        self._takes_over = False
+        return believed
+
+    async def add(self, keys: Sequence[Key]) -> None:
+        for page in _pages(keys):
+            await self._guarded(self._add_page, page)
+
+    async def remove(self, keys: Sequence[Key]) -> None:
+        for page in _pages(keys):
+            await self._guarded(self._redis.srem, self._held, *page)
+
+    async def clear(self) -> None:
+        await self._guarded(self._redis.unlink, self._held)
+
+    async def close(self) -> None:
+        try:
+            await self._guarded(self._leave, keys=[STORES], args=[self._store_id, self._epoch])
+        finally:
+            await self._redis.aclose()
+
+    async def _add_page(self, page: Sequence[Key]) -> None:
+        async with self._redis.pipeline(transaction=False) as pipeline:
+            pipeline.sadd(self._held, *page)
+            # The set may be new, and must never outlive its lease.
+            pipeline.pexpire(self._held, self._lease_ms)
+            await pipeline.execute()
+
+    async def _guarded(self, call: Callable[..., Awaitable[Any]], *arguments: Any, **options: Any) -> Any:
+        if not self._breaker.allows():
+            raise IndexUnavailable("the index did not answer lately, and is not asked now")
+        try:
+            answer = await call(*arguments, **options)
+        except (RedisError, OSError) as error:
+            self._breaker.failed()
+            KVSTORE_INDEX_FAILURES.inc()
+            raise IndexUnavailable(f"the index does not answer: {error}") from error
+        self._breaker.succeeded()
+        return answer
+
+
+def _connect(url: str, timeout_seconds: float) -> Redis:
+    try:
+        pool = BlockingConnectionPool.from_url(
+            url,
+            max_connections=_MAX_CONNECTIONS,
+            timeout=timeout_seconds,
+            socket_timeout=timeout_seconds,
+            socket_connect_timeout=timeout_seconds,
+            # The caller has something better to do than to try again.
+            retry=Retry(NoBackoff(), 0),
+        )
+    except ValueError as error:
+        raise ConfigError(f"redis_url: {error}") from error
+    return Redis.from_pool(pool)
+
+
+def _pages(keys: Sequence[Key]) -> Iterator[Sequence[Key]]:
+    for start in range(0, len(keys), PAGE_KEYS):
+        yield keys[start : start + PAGE_KEYS]

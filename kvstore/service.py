@@ -1,0 +1,86 @@
+"""KvStoreService: messages in, the center called, messages out."""
+
+# grpc's classes are generic in their stubs alone.
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import grpc
+from deepmesh.v1 import kvstore_pb2, kvstore_pb2_grpc
+
+from kvstore import wire
+from kvstore.center import Center
+from mesh import worker_wire
+from mesh.errors import EndpointUnavailable, MeshError
+from mesh.metrics import KVSTORE_REFUSALS
+
+Context = grpc.aio.ServicerContext[object, object]
+
+
+@contextmanager
+def counted_refusals() -> Iterator[None]:
+    try:
+        yield
+    except MeshError as error:
+        KVSTORE_REFUSALS.labels(error.reason).inc()
+        raise
+
+
+@dataclass(frozen=True, slots=True)
+class OpenStore:
+    """`epoch` is new at every start."""
+
+    center: Center
+    store_id: str
+    epoch: str
+
+
+class KvStoreServicer(kvstore_pb2_grpc.KvStoreServiceServicer):
+    """Serves nothing until `open`: by default a store is named after the port that its server got."""
+
+    def __init__(self) -> None:
+        self._opened: OpenStore | None = None
+
+    def open(self, store: OpenStore) -> None:
+        self._opened = store
+
+    @property
+    def _store(self) -> OpenStore:
+        if self._opened is None:
+            raise EndpointUnavailable("this store is still starting: retry")
+        return self._opened
+
+    async def AttachWorker(
+        self, request: kvstore_pb2.AttachWorkerRequest, context: Context
+    ) -> kvstore_pb2.AttachWorkerResponse:
+        with counted_refusals():
+            store = self._store
+            attachment = store.center.attach(worker_wire.identity(request.worker))
+            return wire.attach_response(attachment, store.store_id, store.epoch)
+
+    async def MatchPrefix(
+        self, request: kvstore_pb2.MatchPrefixRequest, context: Context
+    ) -> kvstore_pb2.MatchPrefixResponse:
+        with counted_refusals():
+            namespace = worker_wire.namespace(request.kv_namespace)
+            hashes = wire.chain(request.block_hashes, "block_hashes")
+            return wire.match_response(await self._store.center.match(namespace, hashes))
+
+    async def Offer(self, request: kvstore_pb2.OfferRequest, context: Context) -> kvstore_pb2.OfferResponse:
+        with counted_refusals():
+            parent_hash = wire.parent(request.parent_hash)
+            hashes = wire.chain(request.block_hashes, "block_hashes")
+            return wire.offer_response(await self._store.center.offer(request.session_id, parent_hash, hashes))
+
+    async def ConfirmOffer(
+        self, request: kvstore_pb2.ConfirmOfferRequest, context: Context
+    ) -> kvstore_pb2.ConfirmOfferResponse:
+        with counted_refusals():
+            digests = wire.digests(request)
+            return wire.confirm_response(await self._store.center.confirm(request.session_id, digests))
+
+    async def GetStatus(self, request: kvstore_pb2.GetStatusRequest, context: Context) -> kvstore_pb2.GetStatusResponse:
+        store = self._store
+        return wire.status_response(store.center.status(), store.store_id, store.epoch)

@@ -1,0 +1,101 @@
+"""The workers that are attached: each has a session with a key and a lease, renewed by attaching again."""
+
+import logging
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kvstore.keys import namespace_digest
+from mesh.errors import Overloaded, UnknownSession
+from mesh.metrics import KVSTORE_SESSIONS
+from mesh.workers import KvNamespace, WorkerIdentity
+
+log = logging.getLogger(__name__)
+
+SESSION_KEY_BYTES = 32
+# Fits a signed 64-bit integer; random, so that a session of an earlier epoch is not taken for another's.
+_SESSION_ID_BITS = 63
+
+
+@dataclass(slots=True)
+class Session:
+    """One worker's attachment. Written by Sessions alone."""
+
+    session_id: int
+    key: bytes
+    worker_id: str
+    incarnation: str
+    namespace: KvNamespace
+    # Of the namespace.
+    digest: bytes
+    expires_at: float
+
+
+class Sessions:
+    """Owns every session. `closed` is called with each one that ends; `clock` counts seconds and never goes back."""
+
+    def __init__(
+        self, clock: Callable[[], float], lease_seconds: float, limit: int, closed: Callable[[Session], None]
+    ) -> None:
+        self.lease_seconds = lease_seconds
+        self._clock = clock
+        self._limit = limit
+        self._closed = closed
+        self._by_id: dict[int, Session] = {}
+        self._by_worker: dict[str, Session] = {}
+
+    def attach(self, worker: WorkerIdentity) -> Session:
+        """The worker's session, new or renewed. Another incarnation of a worker ends its session.
+
+        Raises Overloaded where there are too many.
+        """
+        self.expire()
+        session = self._by_worker.get(worker.worker_id)
+        if session is not None and (session.incarnation, session.namespace) != (
+            worker.incarnation,
+            worker.kv_namespace,
+        ):
+            self._close(session)
+            session = None
+        if session is None:
+            session = self._open(worker)
+        session.expires_at = self._clock() + self.lease_seconds
+        return session
+
+    def get(self, session_id: int) -> Session:
+        """Raises UnknownSession where it never was, or its lease ran out."""
+        self.expire()
+        session = self._by_id.get(session_id)
+        if session is None:
+            raise UnknownSession("no such session: attach to this store again")
+        return session
+
+    def expire(self) -> None:
+        """End the sessions whose lease ran out."""
+        now = self._clock()
+        for session in [each for each in self._by_id.values() if each.expires_at <= now]:
+            self._close(session)
+
+    def _open(self, worker: WorkerIdentity) -> Session:
+        if len(self._by_id) >= self._limit:
+            raise Overloaded(f"the store keeps at most {self._limit} sessions", retry_after_ms=10_000)
+        session = Session(
+            session_id=secrets.randbits(_SESSION_ID_BITS),
+            key=secrets.token_bytes(SESSION_KEY_BYTES),
+            worker_id=worker.worker_id,
+            incarnation=worker.incarnation,
+            namespace=worker.kv_namespace,
+            digest=namespace_digest(worker.kv_namespace),
+            expires_at=0.0,
+        )
+        self._by_id[session.session_id] = self._by_worker[worker.worker_id] = session
+        KVSTORE_SESSIONS.set(len(self._by_id))
+        log.info("worker attached", extra={"fields": {"id": worker.worker_id}})
+        return session
+
+    def _close(self, session: Session) -> None:
+        del self._by_id[session.session_id]
+        del self._by_worker[session.worker_id]
+        KVSTORE_SESSIONS.set(len(self._by_id))
+        log.info("worker detached", extra={"fields": {"id": session.worker_id}})
+        self._closed(session)

@@ -1,0 +1,102 @@
+"""The store's memory: equal blocks of one geometry, what they hold, and the agent that moves bytes in and out."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+from kvstore.directory import Directory
+from kvstore.lookups import Lookups
+from kvstore.offers import Landings, Offers
+from mesh.errors import InvalidRequest, NamespaceMismatch
+from mesh.workers import KvNamespace, TransferCounters, WorkerIdentity
+from transfer.agent import LookupHandler
+from transfer.events import Event, Granted, Landed, LandingFailed
+
+MAX_LAYERS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """Of one block: it is stored as `layers` pieces of equal size."""
+
+    layers: int
+    piece_bytes: int
+
+    @property
+    def block_bytes(self) -> int:
+        return self.layers * self.piece_bytes
+
+
+class StoreAgent(Landings, Protocol):
+    """What a store needs of `transfer.agent.TransferAgent`."""
+
+    @property
+    def address(self) -> bytes: ...
+
+    def events(self) -> Sequence[Event]: ...
+
+    def open_session(self, session_id: int, session_key: bytes) -> None: ...
+
+    def close_session(self, session_id: int) -> None: ...
+
+    def counters(self) -> TransferCounters: ...
+
+    def close(self) -> None: ...
+
+
+# Geometry and number of blocks, the namespace of the first worker, who answers lookups, and what to call (from any
+# thread) when there are events.
+OpenAgent: TypeAlias = Callable[[Geometry, int, KvNamespace, LookupHandler, Callable[[], None]], StoreAgent]
+
+
+def geometry_of(worker: WorkerIdentity) -> Geometry:
+    """Raises InvalidRequest where a worker does not say how large its blocks are."""
+    layers = worker.kv_namespace.layers
+    if not 0 < layers <= MAX_LAYERS or worker.block_bytes < 1 or worker.block_bytes % layers:
+        raise InvalidRequest(
+            f"a block of {worker.block_bytes} bytes cannot be {layers} equal layers", field="worker.block_bytes"
+        )
+    return Geometry(layers, worker.block_bytes // layers)
+
+
+class Slab:
+    """Made for the first worker; others with blocks of the same geometry share it, whatever their namespace."""
+
+    def __init__(
+        self,
+        worker: WorkerIdentity,
+        memory_bytes: int,
+        offer_seconds: float,
+        open_agent: OpenAgent,
+        wake: Callable[[], None],
+    ) -> None:
+        """Raises InvalidRequest, or NamespaceMismatch where not even one block fits."""
+        self.geometry = geometry_of(worker)
+        total_blocks = memory_bytes // self.geometry.block_bytes
+        if not total_blocks:
+            raise NamespaceMismatch(
+                f"one block is {self.geometry.block_bytes} bytes and the store has {memory_bytes}: raise memory_bytes"
+            )
+        self.directory = Directory(total_blocks)
+        self.lookups = Lookups(self.directory)
+        self.agent = open_agent(self.geometry, total_blocks, worker.kv_namespace, self.lookups, wake)
+        self.offers = Offers(self.directory, self.agent, offer_seconds)
+
+    def check(self, worker: WorkerIdentity) -> None:
+        """Raises NamespaceMismatch where the worker's blocks have another geometry, or InvalidRequest."""
+        theirs, ours = geometry_of(worker), self.geometry
+        if theirs != ours:
+            raise NamespaceMismatch(
+                f"the store keeps blocks of {ours.layers} layers of {ours.piece_bytes} bytes, the worker's have "
+                f"{theirs.layers} of {theirs.piece_bytes}: give it a store of its own"
+            )
+
+    def take_events(self) -> None:
+        """Apply what happened on the transfer thread."""
+        for event in self.agent.events():
+            if isinstance(event, Granted):
+                self.offers.granted(event)
+            elif isinstance(event, Landed):
+                self.offers.landed(event)
+            elif isinstance(event, LandingFailed):
+                self.offers.failed(event)

