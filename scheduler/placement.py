@@ -12,6 +12,7 @@ Work is linear in the number of workers: of the prefill workers, only the best c
 """
 
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 from typing import TypeAlias
 
 import msgspec
@@ -43,6 +44,7 @@ class _DecodeShare(msgspec.Struct, frozen=True):
 
 def predict(request: PlacementRequest, candidates: Candidates, knobs: PlacementKnobs) -> tuple[Terms, ...]:
     """The terms of every candidate; those that cannot take the request carry a rejection."""
+    knobs = _informed(candidates, knobs)
     offers = best_offers(request, candidates.prefill, candidates.stores, knobs)
     return tuple(term for worker in candidates.decode for term in _terms(request, worker, candidates, offers, knobs))
 
@@ -77,6 +79,13 @@ def explain(request: PlacementRequest, chosen: Terms, terms: Collection[Terms]) 
     )
 
 
+def _informed(candidates: Candidates, knobs: PlacementKnobs) -> PlacementKnobs:
+    """With the mean of what workers measured in place of the constant, for those that have not measured yet."""
+    measured = [worker.load.prefill_tokens_per_second for worker in (*candidates.decode, *candidates.prefill)]
+    known = [rate for rate in measured if rate]
+    return replace(knobs, prefill_tokens_per_second=sum(known) / len(known)) if known else knobs
+
+
 def _terms(
     request: PlacementRequest,
     worker: CandidateWorker,
@@ -103,10 +112,13 @@ def _alone(share: _DecodeShare, found: Source, contested: bool, knobs: Placement
     ttft_ms = share.wait_ms + queued / rate * 1000 + found.ms + share.tpot_ms
     delay_ms = 0.0
     if contested:
+        # The first tokens cost nothing beside the step that they ride along in.
+        riding = min(found.uncached_tokens, knobs.short_prompt_tokens)
+        ttft_ms -= riding / rate * 1000
         # An idle worker counts as one that decodes: others come while the prompt is computed.
         others = min(max(1, share.requests), worker.max_requests)
-        delay_ms = others * max(0, found.uncached_tokens - knobs.short_prompt_tokens) / rate * 1000
-    return _assemble(share, None, found, ttft_ms, knobs.interference * delay_ms, worker.connected, share.verdict)
+        delay_ms = others * (found.uncached_tokens - riding) / rate * 1000
+    return _assemble(share, None, found, ttft_ms, knobs.interference * delay_ms, share.verdict)
 
 
 def _pair(request: PlacementRequest, share: _DecodeShare, offer: PrefillOffer, knobs: PlacementKnobs) -> Terms:
@@ -116,8 +128,7 @@ def _pair(request: PlacementRequest, share: _DecodeShare, offer: PrefillOffer, k
         push_ms = max(push_ms - offer.source.ms, push_ms * knobs.layerwise_rest)
     ttft_ms = share.wait_ms + offer.ready_ms + knobs.handover_ms + push_ms + share.tpot_ms
     verdict = share.verdict if share.verdict[0] is not None else (offer.rejection, offer.rejected)
-    connected = share.candidate.connected and offer.connected
-    return _assemble(share, offer, offer.source, ttft_ms, 0.0, connected, verdict)
+    return _assemble(share, offer, offer.source, ttft_ms, 0.0, verdict)
 
 
 def _without_prefill(request: PlacementRequest, share: _DecodeShare, candidates: Candidates) -> Terms:
@@ -128,7 +139,7 @@ def _without_prefill(request: PlacementRequest, share: _DecodeShare, candidates:
     elif verdict[0] is None:
         verdict = (Rejection.UNUSABLE, "it cannot compute prompts, and there is no prefill worker")
     nothing = Source(None, 0, request.prompt_tokens, 0.0)
-    return _assemble(share, None, nothing, share.wait_ms + share.tpot_ms, 0.0, worker.connected, verdict)
+    return _assemble(share, None, nothing, share.wait_ms + share.tpot_ms, 0.0, verdict)
 
 
 def _mismatch(worker: CandidateWorker, other: CandidateWorker) -> str:
@@ -145,7 +156,6 @@ def _assemble(
     found: Source,
     ttft_ms: float,
     delay_ms: float,
-    connected: bool,
     verdict: Verdict,
 ) -> Terms:
     rejection, rejected = verdict
@@ -163,7 +173,7 @@ def _assemble(
         drain_ms=share.drain_ms if offer is None else max(share.drain_ms, offer.queue_ms),
         total_ms=ttft_ms + share.output_ms + delay_ms,
         requests=share.requests,
-        connected=connected,
+        disconnected=(not share.candidate.connected) + (offer is not None and not offer.connected),
         rejection=rejection,
         rejected=rejected,
     )

@@ -25,9 +25,15 @@ class PrefillOffer(msgspec.Struct, frozen=True):
     # The rejection in words; empty where there is none.
     rejected: str
 
-    def preference(self) -> tuple[bool, bool, float, str]:
-        """Sorts the best first."""
-        return self.rejection is not None, not self.connected, self.ready_ms, self.worker_id
+    def preference(self) -> tuple[bool, bool, float, int, str]:
+        """Sorts the best first, as Terms.preference does."""
+        return (
+            self.rejection is not None,
+            not self.connected,
+            self.ready_ms,
+            -self.source.cached_blocks,
+            self.worker_id,
+        )
 
 
 def best_offers(

@@ -42,7 +42,8 @@ class Terms(msgspec.Struct, frozen=True):
     total_ms: float
     # Requests that the decode worker has, and was given.
     requests: int
-    connected: bool
+    # Of its workers, those whose status stream is broken: they may be well, and may be dead.
+    disconnected: int
     rejection: Rejection | None = None
     # The rejection in words; empty where there is none.
     rejected: str = ""
@@ -56,12 +57,12 @@ class Terms(msgspec.Struct, frozen=True):
     def worker_ids(self) -> tuple[str, ...]:
         return (self.worker_id,) if self.prefill_worker_id is None else (self.worker_id, self.prefill_worker_id)
 
-    def preference(self) -> tuple[bool, bool, float, int, int, str]:
+    def preference(self) -> tuple[bool, int, float, int, int, str]:
         """Sorts the best first: the cheapest of those connected, of equal ones the one with more cached, then the
         emptier, then the first by name."""
         return (
             self.rejection is not None,
-            not self.connected,
+            self.disconnected,
             self.total_ms,
             -self.cached_blocks,
             self.requests,

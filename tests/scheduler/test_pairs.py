@@ -41,6 +41,17 @@ def test_a_short_prompt_stays_on_the_decode_worker_however_many_decode_there() -
     assert pair_of(Candidates([busy], [make_prefill()]), make_request(prompt_tokens=60)) == ("d", None)
 
 
+def test_a_short_prompt_stays_on_a_decode_worker_that_measured_a_low_rate() -> None:
+    slow = make_candidate("d", load=make_load(running_requests=7, prefill_tokens_per_second=50.0))
+    assert pair_of(Candidates([slow], [make_prefill()]), make_request(prompt_tokens=60)) == ("d", None)
+
+
+def test_a_worker_that_measured_nothing_is_taken_to_be_as_quick_as_the_others() -> None:
+    # The constant that stands in is five times what the prefill worker measured.
+    unmeasured = make_candidate("d", load=make_load(prefill_tokens_per_second=0.0))
+    assert pair_of(Candidates([unmeasured], [make_prefill()])) == ("d", "p")
+
+
 def test_a_long_prompt_of_which_the_decode_worker_lacks_little_stays_there() -> None:
     assert pair_of(Candidates([make_candidate("d", cached_blocks=9)], [make_prefill()])) == ("d", None)
 
@@ -178,7 +189,8 @@ def test_both_workers_of_a_pair_carry_their_part_until_they_report_it() -> None:
 
 
 def test_the_reason_names_both_workers_and_the_store() -> None:
-    candidates = Candidates([make_candidate("d", cached_blocks=1)], [make_prefill()], {NAMESPACE: StoreHint("s", 8)})
+    decode = make_candidate("d", cached_blocks=1, can_prefill=False)
+    candidates = Candidates([decode], [make_prefill()], {NAMESPACE: StoreHint("s", 8)})
     terms = predict(make_request(), candidates, KNOBS)
     chosen = choose(terms)
     assert chosen is not None

@@ -216,8 +216,8 @@ def test_only_what_can_take_the_request_is_chosen_and_nothing_usable_is_cheaper(
         assert worker.unusable is None
         assert worker.worker_id not in request.avoid
         assert request.prompt_tokens + request.max_tokens <= worker.context_tokens
-        assert worker.connected or not any(term.connected for term in usable)
-        assert all(chosen.total_ms <= term.total_ms for term in usable if term.connected is worker.connected)
+        assert worker.connected or not any(not term.disconnected for term in usable)
+        assert all(chosen.total_ms <= term.total_ms for term in usable if term.disconnected == chosen.disconnected)
 
 
 @given(requests, candidate_lists, st.randoms(use_true_random=False))

@@ -189,7 +189,7 @@ async def test_a_worker_whose_stream_broke_is_avoided_while_its_lease_runs() -> 
         await asyncio.sleep(0.1)
         assert (await stub.Place(place_request())).decode.worker_id == "b"
         (decision,) = (await stub.ListDecisions(scheduler_pb2.ListDecisionsRequest())).decisions
-        assert {c.worker_id: c.rejected for c in decision.candidates} == {"a": "its status stream is broken", "b": ""}
+        assert {c.worker_id: c.rejected for c in decision.candidates} == {"a": "a status stream is broken", "b": ""}
 
 
 async def test_a_draining_worker_is_not_placed_on() -> None:

@@ -72,6 +72,8 @@ class SchedulerServiceServicer:
         UNAVAILABLE          no live worker serves it now (NO_WORKER)
         RESOURCE_EXHAUSTED   its predicted latency is over the objective, or there is no room (OVERLOADED), with RetryInfo
         INVALID_ARGUMENT     the prompt and max_tokens exceed every worker's context (CONTEXT_EXCEEDED)
+        FAILED_PRECONDITION  the decode workers compute no prompts, and no prefill worker has their KV namespace
+        (NAMESPACE_MISMATCH)
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
