@@ -3,8 +3,8 @@
     python -m bench.prefix_ttft
 
 A mesh of one prefill worker, one decode worker and one store serves the shipped model. Each repeat draws a new prefix
-and asks it three times with other endings: new to everybody; again at once, when the prefill worker's pool holds it; and
-after prompts that push it out of both pools, when only the store does. How much was not computed again is what the
+and asks it three times with other endings: new to everybody; again at once, when the prefill worker's pool holds it;
+and after prompts that push it out of both pools, when only the store does. How much was not computed again is what the
 answer's usage says.
 """
 
