@@ -24,7 +24,8 @@ NAMES_SHOWN = 5
 
 
 def load_weights(shards: Shards, parameters: Mapping[str, torch.Tensor]) -> None:
-    """Fill every parameter from the tensor of its name, converting to its dtype; FP8 blocks are dequantized.
+    """Fill every parameter from the tensor of its name, converting to its dtype; FP8 blocks are dequantized, unless the
+    parameter is FP8 too.
 
     Parameters may be views (a part of a fused matrix). Those on the CPU that are contiguous and of the file's dtype are
     read in place; peak memory is the parameters plus 16 MiB. Raises CheckpointError where a tensor is missing, has the
@@ -33,6 +34,8 @@ def load_weights(shards: Shards, parameters: Mapping[str, torch.Tensor]) -> None
     _check_names(shards, parameters)
     for name, parameter in parameters.items():
         _check_shape(shards.entries[name], tuple(parameter.shape))
+        if parameter.dtype == torch.float8_e4m3fn and not _is_fp8(shards.entries[name]):
+            raise CheckpointError(f"{name} is {shards.entries[name].dtype}: config.json says that weights are FP8")
     ordered = sorted((shards.entries[name] for name in parameters), key=lambda entry: (entry.path, entry.offset))
     with _progress() as progress:
         task = progress.add_task("loading weights", total=sum(entry.size_bytes for entry in ordered))
@@ -72,7 +75,7 @@ def _is_fp8(entry: Entry) -> bool:
 
 
 def _load(shards: Shards, entry: Entry, parameter: torch.Tensor) -> None:
-    if _is_fp8(entry):
+    if _is_fp8(entry) and parameter.dtype != torch.float8_e4m3fn:
         scale = _read_scale(shards, entry)
         for start, rows in _strips(shards, entry, multiple=BLOCK):
             stop = start + len(rows)

@@ -7,6 +7,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from mesh.config import Config
+from mesh.errors import ConfigError
 from transfer.config import TransferConfig
 
 
@@ -34,6 +35,17 @@ class EngineConfig(Config):
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     # How the KV pool stores latents: as the model computes, or in one byte.
     kv_dtype: Literal["auto", "float8_e4m3fn"] = "auto"
+    # A latent is this times what a pool of one-byte numbers holds.
+    kv_scale: float = Field(default=1.0, gt=0)
+    # FP8 weights are multiplied as they are, by activations that are quantized on the way, or brought to `dtype` when
+    # they are loaded; "auto" keeps them on a GPU. Others than FP8 are not changed by this.
+    weights: Literal["auto", "fp8", "dequantized"] = "auto"
+    # Weights drawn at random, for measurements; of model_dir only config.json is read.
+    random_weights: bool = False
+    # Decode steps run as captured graphs; "auto" on a GPU.
+    decode_graphs: Literal["auto", "off"] = "auto"
+    # Rows of these graphs; by default a few dozen sizes up to max_requests.
+    graph_rows: tuple[int, ...] | None = Field(default=None, min_length=1)
     # Compute threads on CPU; by default torch's choice.
     threads: int | None = Field(default=None, ge=1)
     # Requests that run at once.
@@ -42,8 +54,8 @@ class EngineConfig(Config):
     max_step_tokens: int = Field(default=2048, ge=64)
     # Blocks of 64 tokens in the KV pool; by default what memory allows.
     total_blocks: int | None = Field(default=None, ge=2)
-    # Share of the memory that is free after loading which the KV pool may take.
-    kv_memory_fraction: float = Field(default=0.25, gt=0, le=0.95)
+    # Share of the memory that nothing else needs which the KV pool may take; by default 0.25 on CPU, 0.95 on a GPU.
+    kv_memory_fraction: float | None = Field(default=None, gt=0, le=0.95)
     # Caps the model's own context.
     context_tokens: int | None = Field(default=None, ge=1)
     # Launch a step before the one before it is read, so that the device never waits for the host; "auto" where there is
@@ -86,15 +98,33 @@ class ResolvedEngineConfig:
     device: Literal["cpu", "cuda"]
     dtype: Literal["float32", "bfloat16"]
     kv_dtype: Literal["float32", "bfloat16", "float8_e4m3fn"]
+    weights: Literal["fp8", "dequantized"]
+    decode_graphs: bool
+    kv_memory_fraction: float
 
 
 def resolve(config: EngineConfig, hardware: Hardware) -> ResolvedEngineConfig:
-    """Settle "auto": the GPU where there is one; bfloat16 on it, float32 on CPU (exact, and faster there)."""
+    """Settle "auto": the GPU where there is one; bfloat16 on it, float32 on CPU (exact, and faster there).
+
+    Raises ConfigError where FP8 weights are to be multiplied in another dtype than bfloat16.
+    """
     device = config.device
     if device == "auto":
         device = "cuda" if hardware.cuda_devices else "cpu"
     dtype = config.dtype
     if dtype == "auto":
         dtype = "bfloat16" if device == "cuda" else "float32"
-    kv_dtype = dtype if config.kv_dtype == "auto" else config.kv_dtype
-    return ResolvedEngineConfig(config=config, device=device, dtype=dtype, kv_dtype=kv_dtype)
+    weights = config.weights
+    if weights == "auto":
+        weights = "fp8" if device == "cuda" and dtype == "bfloat16" else "dequantized"
+    if weights == "fp8" and dtype != "bfloat16":
+        raise ConfigError("engine.weights=fp8 computes in bfloat16: set engine.dtype=bfloat16")
+    return ResolvedEngineConfig(
+        config=config,
+        device=device,
+        dtype=dtype,
+        kv_dtype=dtype if config.kv_dtype == "auto" else config.kv_dtype,
+        weights=weights,
+        decode_graphs=device == "cuda" and config.decode_graphs == "auto",
+        kv_memory_fraction=config.kv_memory_fraction or (0.95 if device == "cuda" else 0.25),
+    )

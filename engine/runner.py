@@ -1,140 +1,153 @@
 """The model as a backend: weights, KV pool, and the execution of one step's batch."""
 
-import dataclasses
-import logging
-from pathlib import Path
+from collections.abc import Sequence
 
-import psutil
+import numpy as np
 import torch
 
-from engine.batch import Batch, Computed, Sample, with_known_tokens
-from engine.checkpoint import load_weights
+from engine.batch import Batch, Sample
 from engine.config import ResolvedEngineConfig
-from engine.model.config import ModelConfig, read_model_config
+from engine.graphs import DecodeGraphs, default_sizes
+from engine.loading import load_model, random_model
+from engine.memory_plan import CPU_POOL_BYTES, affordable_blocks, free_bytes
+from engine.model.context import DeviceState
 from engine.model.inputs import build_context
-from engine.model.model import Model, model_rotations
-from engine.sampler import sample_rows
-from engine.shards import Shards, open_shards, weights_fingerprint
+from engine.model.model import Model
+from engine.model.state import make_state
+from engine.profiling import graph_bytes, workspace_bytes
+from engine.sampler import PendingSamples, draw_tokens
+from engine.shards import weights_fingerprint
+from kernels.host_copy import to_device
 from mesh.blocks import BLOCK_TOKENS
-from mesh.errors import ConfigError
-from transfer.ticket import KvNamespace
-
-logger = logging.getLogger(__name__)
-
-# On CPU the pool takes no more than this unless one whole context needs it, or `total_blocks` asks for it.
-CPU_POOL_BYTES = 1 << 30
+from mesh.workers import KvNamespace
 
 
 class ModelBackend:
-    """engine.batch.Backend over a checkpoint.
+    """engine.batch.Backend over a checkpoint, or with random weights.
 
     Raises CheckpointError where the checkpoint cannot be served, ConfigError where its KV pool does not fit.
     """
 
-    asynchronous = False
-
-    def __init__(self, resolved: ResolvedEngineConfig) -> None:
+    def __init__(self, resolved: ResolvedEngineConfig, model: Model | None = None) -> None:
+        """model: by default the one that `resolved` describes."""
         config = resolved.config
         assert config.model_dir is not None
         if config.threads is not None:
             torch.set_num_threads(config.threads)
-        self._device = torch.device(resolved.device)
-        self._model = load_model(config.model_dir, getattr(torch, resolved.dtype), self._device)
+        self.asynchronous = resolved.device == "cuda"
+        self._model = model or make_model(resolved)
         model_config = self._model.config
         longest = model_config.max_position_embeddings
         if config.context_tokens is not None:
             longest = min(longest, config.context_tokens)
+        self.block_bytes = _block_bytes(self._model, resolved)
         self.total_blocks = config.total_blocks or self._affordable_blocks(resolved, longest)
         # A request that the pool cannot hold alone would never end.
         self.context_tokens = min(longest, self.total_blocks * BLOCK_TOKENS)
-        self.block_bytes = _block_bytes(model_config, resolved)
-        shape = (model_config.kv_layers, self.total_blocks, BLOCK_TOKENS, model_config.latent_dim)
-        self._kv_pool = torch.zeros(shape, dtype=getattr(torch, resolved.kv_dtype), device=self._device)
-        # Of the batch launched last.
-        self._samples: list[Sample | None] = []
-        self._rotations = model_rotations(model_config, self.context_tokens, self._device)
+        self._state = _make_state(self._model, resolved, self.total_blocks, self.context_tokens)
+        self._graphs = None
+        if resolved.decode_graphs:
+            sizes = config.graph_rows or default_sizes(config.max_requests)
+            with torch.inference_mode():
+                self._graphs = DecodeGraphs(self._model, self._state, sizes, _blocks_of(self.context_tokens))
         self.model = config.model_name or config.model_dir.resolve().name
         self.vocabulary_size = model_config.vocab_size
         self.eos_token_ids = model_config.eos_token_ids
         self.namespace = KvNamespace(
-            weights_fingerprint=weights_fingerprint(config.model_dir),
+            weights_fingerprint="random" if config.random_weights else weights_fingerprint(config.model_dir),
             dtype=resolved.kv_dtype,
             layers=model_config.kv_layers,
             layout=f"latent {model_config.kv_lora_rank}, interleaved rope {model_config.qk_rope_head_dim}",
+            scale=self._state.kv_scale,
         )
-
-    def launch(self, batch: Batch) -> Computed:
-        """Computes the batch right away."""
-        self._samples = self.execute(Batch(batch.step, with_known_tokens(batch.rows, self._samples)))
-        return Computed(self._samples)
 
     @torch.inference_mode()
-    def execute(self, batch: Batch) -> list[Sample | None]:
-        """Compute the batch's tokens, write their KV, draw a token for each row with sampling."""
-        context = build_context(self._model.config, batch.rows, self._rotations, self._kv_pool)
-        logits = self._model.forward(context)
-        sampled = iter(sample_rows(logits, [row for row in batch.rows if row.sampling is not None]))
-        return [None if row.sampling is None else next(sampled) for row in batch.rows]
+    def launch(self, batch: Batch) -> "LaunchedStep":
+        """Queue the batch's tokens, the writes of their KV, and the draw of a token for each row with sampling."""
+        rows = batch.rows
+        drawing = [index for index, row in enumerate(rows) if row.sampling is not None]
+        if self._graphs is not None and self._graphs.fit(rows):
+            logits = self._graphs.run(rows)
+            if len(drawing) < len(rows):
+                logits = logits[self._indices(drawing)]
+        else:
+            logits = self._model.forward(build_context(self._model.config, rows, self._state))
+        if not drawing:
+            return LaunchedStep(len(rows), [], None)
+        drawn_rows = [rows[index] for index in drawing]
+        token_ids = draw_tokens(logits, drawn_rows)
+        self._state.drawn[self._indices(drawing)] = token_ids
+        return LaunchedStep(len(rows), drawing, PendingSamples(logits, token_ids, drawn_rows))
+
+    def _indices(self, rows: Sequence[int]) -> torch.Tensor:
+        return to_device(np.array(rows, np.int64), self._state.device)
 
     def _affordable_blocks(self, resolved: ResolvedEngineConfig, longest: int) -> int:
-        model_config, config = self._model.config, resolved.config
-        free = free_bytes(self._device)
+        on_cpu = resolved.device == "cpu"
+        reserved = 0 if on_cpu else reserved_bytes(self._model, resolved, longest)
+        left = max(free_bytes(self._model.device) - reserved, 0)
         return affordable_blocks(
-            budget_bytes=int(free * config.kv_memory_fraction),
-            block_bytes=_block_bytes(model_config, resolved),
-            context_blocks=-(-longest // BLOCK_TOKENS),
-            max_requests=config.max_requests,
-            cap_bytes=CPU_POOL_BYTES if self._device.type == "cpu" else None,
+            budget_bytes=int(left * resolved.kv_memory_fraction),
+            block_bytes=self.block_bytes,
+            context_blocks=_blocks_of(longest),
+            max_requests=resolved.config.max_requests,
+            cap_bytes=CPU_POOL_BYTES if on_cpu else None,
         )
 
 
-def _block_bytes(model_config: ModelConfig, resolved: ResolvedEngineConfig) -> int:
-    latent_bytes = model_config.latent_dim * getattr(torch, resolved.kv_dtype).itemsize
-    return model_config.kv_layers * BLOCK_TOKENS * latent_bytes
+class LaunchedStep:
+    """engine.batch.Launched."""
+
+    def __init__(self, rows: int, drawing: Sequence[int], pending: PendingSamples | None) -> None:
+        """drawing: the rows that draw, in the order of the pending samples."""
+        self._rows = rows
+        self._drawing = drawing
+        self._pending = pending
+
+    def collect(self) -> list[Sample | None]:
+        samples: list[Sample | None] = [None] * self._rows
+        if self._pending is not None:
+            for index, sample in zip(self._drawing, self._pending.read(), strict=True):
+                samples[index] = sample
+        return samples
 
 
-def affordable_blocks(
-    *, budget_bytes: int, block_bytes: int, context_blocks: int, max_requests: int, cap_bytes: int | None
-) -> int:
-    """Blocks of the KV pool: what the budget holds, but no more than all requests at full context can use.
-
-    `cap_bytes`, where given, limits it further, though never below one full context. Raises ConfigError where not even
-    two blocks fit.
-    """
-    wanted = context_blocks * max_requests
-    if cap_bytes is not None:
-        wanted = min(wanted, max(cap_bytes // block_bytes, context_blocks))
-    blocks = min(max(wanted, 2), budget_bytes // block_bytes)
-    if blocks < 2:
-        raise ConfigError(
-            f"the KV pool may take {budget_bytes} bytes and one block of 64 tokens takes {block_bytes}:"
-            " free memory, or raise engine.kv_memory_fraction"
-        )
-    return blocks
+def make_model(resolved: ResolvedEngineConfig) -> Model:
+    """Raises CheckpointError."""
+    config = resolved.config
+    assert config.model_dir is not None
+    make = random_model if config.random_weights else load_model
+    device, dtype = torch.device(resolved.device), getattr(torch, resolved.dtype)
+    return make(config.model_dir, dtype, device, keep_fp8=resolved.weights == "fp8")
 
 
-def free_bytes(device: torch.device) -> int:
-    """Memory that can still be allocated on the device."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    return psutil.virtual_memory().available
+def reserved_bytes(model: Model, resolved: ResolvedEngineConfig, longest: int) -> int:
+    """What steps and graphs take beside weights and pool, found by running them over a pool of one block."""
+    config = resolved.config
+    state = _make_state(model, resolved, 1, longest)
+    with torch.inference_mode():
+        workspace = workspace_bytes(model, state, config.max_step_tokens, config.max_requests, longest)
+        if not resolved.decode_graphs:
+            return workspace
+        rows = max(config.graph_rows or [config.max_requests])
+        return workspace + graph_bytes(lambda: DecodeGraphs(model, state, [rows], _blocks_of(longest)))
 
 
-def load_model(model_dir: Path, dtype: torch.dtype, device: torch.device) -> Model:
-    """Read a checkpoint into a new model of `dtype`."""
-    config = read_model_config(model_dir)
-    with open_shards(model_dir) as shards:
-        model = Model(_without_absent_modules(config, shards), dtype=dtype, device=device)
-        load_weights(shards, dict(model.parameters()))
-    return model
+def _make_state(model: Model, resolved: ResolvedEngineConfig, blocks: int, positions: int) -> DeviceState:
+    return make_state(
+        model,
+        blocks=blocks,
+        positions=positions,
+        rows=resolved.config.max_requests,
+        kv_dtype=getattr(torch, resolved.kv_dtype),
+        kv_scale=resolved.config.kv_scale if resolved.kv_dtype == "float8_e4m3fn" else 1.0,
+    )
 
 
-def _without_absent_modules(config: ModelConfig, shards: Shards) -> ModelConfig:
-    """Tools that drop the MTP modules' weights leave their number in config.json: believe the weights."""
-    present = 0
-    while any(name.startswith(f"model.layers.{config.num_hidden_layers + present}.") for name in shards.entries):
-        present += 1
-    if present >= config.num_nextn_predict_layers:
-        return config
-    logger.info("the checkpoint holds %d of %d MTP modules", present, config.num_nextn_predict_layers)
-    return dataclasses.replace(config, num_nextn_predict_layers=present)
+def _blocks_of(tokens: int) -> int:
+    return -(-tokens // BLOCK_TOKENS)
+
+
+def _block_bytes(model: Model, resolved: ResolvedEngineConfig) -> int:
+    latent_bytes = model.config.latent_dim * getattr(torch, resolved.kv_dtype).itemsize
+    return model.config.kv_layers * BLOCK_TOKENS * latent_bytes

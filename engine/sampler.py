@@ -1,46 +1,72 @@
-"""From logits to the samples of a step."""
+"""From a step's logits to its samples: drawn on the device, read by the host when it gets to it."""
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from engine.batch import Row, Sample
 from engine.messages import Logprobs, Sampling
+from kernels.host_copy import HostCopies, to_device
 from kernels.sample import Draw, draw, greedy, logprobs
 
 
-def sample_rows(logits: torch.Tensor, rows: Sequence[Row]) -> list[Sample]:
-    """One sample per row, all of which have `sampling`. logits: [rows, vocabulary]."""
+def draw_tokens(logits: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
+    """One token per row, all of which have `sampling`: [rows] int64 on the device. logits: [rows, vocabulary]."""
     assert logits.shape[0] == len(rows)
+    draws = {index: _draw(row) for index, row in enumerate(rows) if _sampling(row).temperature > 0}
+    if len(draws) == len(rows):
+        return draw(logits, list(draws.values()))
     token_ids = greedy(logits)
-    drawn = {index: _draw(row.sampling, row.end) for index, row in enumerate(rows) if _is_random(row.sampling)}
-    if drawn:
-        for index, token_id in zip(drawn, draw(logits[list(drawn)], list(drawn.values())), strict=True):
-            token_ids[index] = token_id
-    return [
-        Sample(token_id=token_id, logprobs=_logprobs(logits[index], row.sampling, token_id))
-        for index, (row, token_id) in enumerate(zip(rows, token_ids, strict=True))
-    ]
+    if draws:
+        chosen = _indices(list(draws), logits.device)
+        token_ids[chosen] = draw(logits[chosen], list(draws.values()))
+    return token_ids
 
 
-def _is_random(sampling: Sampling | None) -> bool:
-    assert sampling is not None
-    return sampling.temperature > 0
+class PendingSamples:
+    """Tokens, and the log probabilities that were asked for, on their way to the host."""
+
+    def __init__(self, logits: torch.Tensor, token_ids: torch.Tensor, rows: Sequence[Row]) -> None:
+        """logits: [rows, vocabulary] and token_ids: [rows] of the rows, all of which have `sampling`."""
+        self._asked = {index: count for index, row in enumerate(rows) if (count := _alternatives(row)) is not None}
+        found: tuple[torch.Tensor, ...] = ()
+        if self._asked:
+            asked = _indices(list(self._asked), logits.device)
+            most = min(max(self._asked.values()), logits.shape[1])
+            found = logprobs(logits[asked], token_ids[asked], most)
+        self._copies = HostCopies((token_ids, *found))
+
+    def read(self) -> list[Sample]:
+        """Waits for them. One sample per row."""
+        token_ids, *found = self._copies.read()
+        ordered = zip(*(values.tolist() for values in found), strict=True)
+        by_row = {
+            index: Logprobs(logprob=chosen, top_token_ids=ids[:count], top_logprobs=values[:count])
+            for (index, count), (chosen, ids, values) in zip(self._asked.items(), ordered, strict=True)
+        }
+        return [Sample(token_id, by_row.get(index)) for index, token_id in enumerate(token_ids.tolist())]
 
 
-def _draw(sampling: Sampling | None, position: int) -> Draw:
-    assert sampling is not None
+def _sampling(row: Row) -> Sampling:
+    assert row.sampling is not None
+    return row.sampling
+
+
+def _draw(row: Row) -> Draw:
+    sampling = _sampling(row)
     return Draw(
         temperature=sampling.temperature,
         top_k=sampling.top_k,
         top_p=sampling.top_p,
         seed=sampling.seed,
-        position=position,
+        position=row.end,
     )
 
 
-def _logprobs(logits: torch.Tensor, sampling: Sampling | None, token_id: int) -> Logprobs | None:
-    if sampling is None or sampling.top_logprobs is None:
-        return None
-    chosen, top_token_ids, top_logprobs = logprobs(logits, token_id, min(sampling.top_logprobs, len(logits)))
-    return Logprobs(logprob=chosen, top_token_ids=top_token_ids, top_logprobs=top_logprobs)
+def _alternatives(row: Row) -> int | None:
+    return _sampling(row).top_logprobs
+
+
+def _indices(values: Sequence[int], device: torch.device) -> torch.Tensor:
+    return to_device(np.array(values, np.int64), device)

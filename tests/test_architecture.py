@@ -37,6 +37,11 @@ TORCH_HOMES = (
     "engine/runner.py",
     "engine/sampler.py",
     "engine/checkpoint",
+    "engine/loading.py",
+    "engine/random_weights.py",
+    "engine/memory_plan.py",
+    "engine/profiling.py",
+    "engine/graphs.py",
 )
 # Inside functions only: a rank on the oracle backend starts without it.
 LAZY_TORCH_HOMES = ("engine/rank.py",)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
+from engine.model.streams import SideStream
 from kernels.mla_decode import DecodePlan
 from kernels.mla_prefill import PrefillPlan
 
@@ -18,14 +19,47 @@ class Absorbed:
 
 
 @dataclass(frozen=True, slots=True)
+class PrefixPart:
+    """Cached tokens that all queries of a row see."""
+
+    # [keys] int64
+    slots: torch.Tensor
+    plan: PrefillPlan
+
+
+@dataclass(frozen=True, slots=True)
 class Expanded:
-    """Tokens [first, stop) of the batch, one row's, that attend in the expanded form."""
+    """Tokens [first, stop) of the batch that attend in the expanded form: one row, or several without a prefix."""
 
     first: int
     stop: int
     plan: PrefillPlan
-    # [context] int64: slots of its cached prefix, then of the row itself; None where no prefix is cached.
+    # [keys] int64: slots of the row and of the cached prefix before it; None where no prefix is cached.
     known: torch.Tensor | None
+    # Of a prefix too long to expand at once, what lies before.
+    earlier: list[PrefixPart]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceState:
+    """What outlives a step on the device. Owned by engine.runner."""
+
+    # [positions, qk_rope_head_dim / 2] complex64: of engine.model.model.model_rotations, for every position served.
+    rotations: torch.Tensor
+    # [kv layers, blocks, 64, latent] of the model's dtype, or e4m3.
+    kv_pool: torch.Tensor
+    # A latent is this times what the pool holds.
+    kv_scale: float
+    # A block of the pool that no request has.
+    padding_block: int
+    # [most rows] int64: by row of the batch launched last, the token that it draws.
+    drawn: torch.Tensor
+    # None on CPU.
+    side: SideStream | None
+
+    @property
+    def device(self) -> torch.device:
+        return self.kv_pool.device
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +75,11 @@ class ForwardContext:
     # Together every token once.
     absorbed: list[Absorbed]
     expanded: list[Expanded]
-    # [rows] int64: the tokens whose next token is wanted.
-    sampled: torch.Tensor
+    # [rows] int64: the tokens whose next token is wanted; None where it is every one's.
+    sampled: torch.Tensor | None
     # [kv layers, blocks, 64, latent] of the model's dtype, or e4m3.
     kv_pool: torch.Tensor
+    # A latent is this times what the pool holds.
+    kv_scale: float
+    # For parts of a layer that run beside others; None on CPU, and where one part fills the device.
+    side: SideStream | None

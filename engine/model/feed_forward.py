@@ -1,23 +1,29 @@
 """The dense feed-forward layer: of the first layers, and of the shared experts."""
 
 import torch
-from torch.nn import functional
 
+from engine.model.linear import Linear
+from engine.model.normalized import Normalized
 from engine.model.parameters import Allocator, NamedParameters
-from kernels.swiglu import swiglu
+from engine.model.streams import SideStream
+from kernels.swiglu import swiglu, swiglu_quantize
 
 
 class FeedForward:
     def __init__(self, hidden: int, intermediate: int, allocate: Allocator) -> None:
-        self.intermediate = intermediate
-        self.gate_up = allocate(2 * intermediate, hidden)
-        self.down = allocate(hidden, intermediate)
+        self._gate_up = Linear(hidden, (intermediate, intermediate), allocate)
+        self._down = Linear(intermediate, (hidden,), allocate)
 
     def parameters(self, prefix: str) -> NamedParameters:
-        yield f"{prefix}.gate_proj.weight", self.gate_up[: self.intermediate]
-        yield f"{prefix}.up_proj.weight", self.gate_up[self.intermediate :]
-        yield f"{prefix}.down_proj.weight", self.down
+        yield from self._gate_up.parameters(f"{prefix}.gate_proj", f"{prefix}.up_proj")
+        yield from self._down.parameters(f"{prefix}.down_proj")
 
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[tokens, hidden] to [tokens, hidden]."""
-        return functional.linear(swiglu(functional.linear(hidden, self.gate_up)), self.down)
+    @property
+    def quantized(self) -> bool:
+        """Whether it takes FP8 activations."""
+        return self._gate_up.quantized
+
+    def forward(self, hidden: Normalized, side: SideStream | None = None) -> torch.Tensor:
+        """[tokens, hidden] to [tokens, hidden]. Two products, one after the other: nothing for a side stream."""
+        gate_up = self._gate_up.forward(hidden.for_layer(self._gate_up.quantized))
+        return self._down.forward(swiglu_quantize(gate_up) if self._down.quantized else swiglu(gate_up))

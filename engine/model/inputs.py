@@ -1,52 +1,69 @@
-"""From a step's plain rows to the tensors of one forward pass."""
+"""From a step's plain rows to the tensors of one forward pass. Nothing here waits for the device."""
 
 from collections.abc import Sequence
-from itertools import accumulate, takewhile
+from itertools import accumulate, pairwise, takewhile
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from engine.batch import Row
 from engine.model.config import ModelConfig
-from engine.model.context import Absorbed, Expanded, ForwardContext
-from kernels.mla_decode import DecodePlan, plan_decode
+from engine.model.context import Absorbed, DeviceState, Expanded, ForwardContext, PrefixPart
+from engine.model.decode_inputs import DecodeInputs, pack_decode_rows, unpack_decode_rows
+from kernels.host_copy import to_device
+from kernels.mla_decode import plan_decode
 from kernels.mla_prefill import plan_prefill
 from mesh.blocks import BLOCK_TOKENS
 
+# Keys and values that exist in expanded form at once: at DeepSeek's widths 64 KiB and 80 KiB a token.
+EXPANDED_TOKENS = 16384
+# Up to here the parts of a layer leave the device room for one another.
+SIDE_STREAM_TOKENS = 256
 
-def build_context(
-    config: ModelConfig, rows: Sequence[Row], rotations: torch.Tensor, kv_pool: torch.Tensor
-) -> ForwardContext:
-    """The leading rows of one token decode together; each other row attends in the form that is cheaper for it.
 
-    rotations: the table of `model_rotations`, at least as long as any row's end.
-    """
-
-    def tensor(values: Sequence[int]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=kv_pool.device)
-
-    decoding = sum(1 for _ in takewhile(lambda row: len(row.token_ids) == 1, rows))
-    stops = list(accumulate(len(row.token_ids) for row in rows))
-    absorbed, expanded = [], []
+def build_context(config: ModelConfig, rows: Sequence[Row], state: DeviceState) -> ForwardContext:
+    """The leading rows of one token decode together; each other row attends in the form that is cheaper for it."""
+    decoding = sum(1 for _ in takewhile(lambda row: row.end - row.start == 1, rows))
+    prompts = rows[decoding:]
+    parts: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
+    absorbed: list[Absorbed] = []
     if decoding:
-        absorbed.append(Absorbed(first=0, stop=decoding, plan=_decode_plan(rows[:decoding], 1, kv_pool.device)))
-    for row, stop in zip(rows[decoding:], stops[decoding:], strict=True):
-        queries = len(row.token_ids)
-        if absorbed_is_cheaper(config, queries=queries, context=row.end):
-            plan = _decode_plan([row], queries, kv_pool.device)
-            absorbed.append(Absorbed(first=stop - queries, stop=stop, plan=plan))
-        else:
-            known = tensor(_slots(row, range(row.end))) if row.start else None
-            prompt = plan_prefill([queries], [row.end], kv_pool.device)
-            expanded.append(Expanded(first=stop - queries, stop=stop, plan=prompt, known=known))
-
+        blocks = max(-(-row.end // BLOCK_TOKENS) for row in rows[:decoding])
+        packed = to_device(pack_decode_rows(rows[:decoding], decoding, blocks, state.padding_block), state.device)
+        inputs = unpack_decode_rows(packed, decoding)
+        parts.append((inputs.token_ids(state.drawn), inputs.positions, inputs.slots()))
+        absorbed.append(_absorb_decode(inputs))
+    if prompts:
+        parts.append(_prompt_tensors(prompts, state))
+    token_ids, positions, slots = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
+    stops = list(accumulate((row.end - row.start for row in prompts), initial=decoding))
+    absorbed_prompts, expanded = _attention_of_prompts(config, prompts, stops, state)
     return ForwardContext(
-        token_ids=tensor([token_id for row in rows for token_id in row.token_ids]),
-        rotations=rotations.index_select(0, tensor([position for row in rows for position in _positions(row)])),
-        slots=tensor([slot for row in rows for slot in _slots(row, _positions(row))]),
-        absorbed=absorbed,
+        token_ids=token_ids,
+        rotations=state.rotations.index_select(0, positions),
+        slots=slots,
+        absorbed=absorbed + absorbed_prompts,
         expanded=expanded,
-        sampled=tensor([stop - 1 for row, stop in zip(rows, stops, strict=True) if row.sampling is not None]),
-        kv_pool=kv_pool,
+        sampled=_sampled(rows, decoding, stops, state),
+        kv_pool=state.kv_pool,
+        kv_scale=state.kv_scale,
+        side=state.side if len(token_ids) <= SIDE_STREAM_TOKENS else None,
+    )
+
+
+def decode_context(inputs: DecodeInputs, state: DeviceState) -> ForwardContext:
+    """Of rows of one token each, all of which want logits, from tensors alone: what a graph captures."""
+    return ForwardContext(
+        token_ids=inputs.token_ids(state.drawn),
+        rotations=state.rotations.index_select(0, inputs.positions),
+        slots=inputs.slots(),
+        absorbed=[_absorb_decode(inputs)],
+        expanded=[],
+        sampled=None,
+        kv_pool=state.kv_pool,
+        kv_scale=state.kv_scale,
+        side=state.side,
     )
 
 
@@ -62,21 +79,84 @@ def absorbed_is_cheaper(config: ModelConfig, *, queries: int, context: int) -> b
     return projection * (context - queries) > wider * queries * context
 
 
-def _positions(row: Row) -> range:
-    return range(row.start, row.end)
+def _absorb_decode(inputs: DecodeInputs) -> Absorbed:
+    plan = plan_decode(inputs.block_table, inputs.lengths())
+    return Absorbed(first=0, stop=plan.rows, plan=plan)
 
 
-def _slots(row: Row, positions: range) -> list[int]:
-    """The pool slot of each of these positions."""
-    return [row.block_ids[position // BLOCK_TOKENS] * BLOCK_TOKENS + position % BLOCK_TOKENS for position in positions]
+def _prompt_tensors(rows: Sequence[Row], state: DeviceState) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Tokens int64, positions int32 and slots int64 of all tokens of these rows."""
+    token_ids = np.concatenate([np.asarray(row.token_ids, np.int64) for row in rows])
+    positions = np.concatenate([np.arange(row.start, row.end, dtype=np.int32) for row in rows])
+    slots = np.concatenate([_slots(row, row.start, row.end) for row in rows])
+    return to_device(token_ids, state.device), to_device(positions, state.device), to_device(slots, state.device)
 
 
-def _decode_plan(rows: Sequence[Row], query_tokens: int, device: torch.device) -> DecodePlan:
-    lengths = [row.end for row in rows]
-    counts = [-(-length // BLOCK_TOKENS) for length in lengths]
-    table = [[*row.block_ids[:count], *[0] * (max(counts) - count)] for row, count in zip(rows, counts, strict=True)]
-    return plan_decode(
-        torch.tensor(table, dtype=torch.int32, device=device),
-        torch.tensor(lengths, dtype=torch.int32, device=device),
-        query_tokens,
-    )
+def _slots(row: Row, start: int, stop: int) -> npt.NDArray[np.int64]:
+    """The pool slot of each position from `start` to `stop`."""
+    positions = np.arange(start, stop, dtype=np.int64)
+    blocks = np.array(row.block_ids[: -(-stop // BLOCK_TOKENS)], dtype=np.int64)
+    return blocks[positions // BLOCK_TOKENS] * BLOCK_TOKENS + positions % BLOCK_TOKENS
+
+
+def _sampled(rows: Sequence[Row], decoding: int, stops: Sequence[int], state: DeviceState) -> torch.Tensor:
+    """Indices of the last tokens of rows that draw."""
+    last = [*range(decoding), *(stop - 1 for stop in stops[1:])]
+    wanted = [index for row, index in zip(rows, last, strict=True) if row.sampling is not None]
+    return to_device(np.array(wanted, np.int64), state.device)
+
+
+def _attention_of_prompts(
+    config: ModelConfig, rows: Sequence[Row], stops: Sequence[int], state: DeviceState
+) -> tuple[list[Absorbed], list[Expanded]]:
+    absorbed: list[Absorbed] = []
+    expanded: list[Expanded] = []
+    # Neighbours without a cached prefix, to be attended to in one call.
+    fresh: list[tuple[int, int]] = []
+
+    def flush() -> None:
+        if fresh:
+            expanded.append(_expand_fresh(fresh, state))
+            fresh.clear()
+
+    for row, (first, stop) in zip(rows, pairwise(stops), strict=True):
+        if not row.start and stop - (fresh[0][0] if fresh else first) <= EXPANDED_TOKENS:
+            fresh.append((first, stop))
+            continue
+        flush()
+        if not row.start:
+            fresh.append((first, stop))
+        elif absorbed_is_cheaper(config, queries=stop - first, context=row.end):
+            absorbed.append(_absorb_prompt(row, first, stop, state))
+        else:
+            expanded.append(_expand_behind_prefix(row, first, stop, state))
+    flush()
+    return absorbed, expanded
+
+
+def _absorb_prompt(row: Row, first: int, stop: int, state: DeviceState) -> Absorbed:
+    blocks = np.array(row.block_ids[: -(-row.end // BLOCK_TOKENS)], np.int32)
+    lengths = to_device(np.array([row.end], np.int32), state.device)
+    return Absorbed(first, stop, plan_decode(to_device(blocks, state.device).unsqueeze(0), lengths, stop - first))
+
+
+def _expand_fresh(spans: Sequence[tuple[int, int]], state: DeviceState) -> Expanded:
+    lengths = [stop - first for first, stop in spans]
+    plan = plan_prefill(lengths, lengths, state.device)
+    return Expanded(first=spans[0][0], stop=spans[-1][1], plan=plan, known=None, earlier=[])
+
+
+def _expand_behind_prefix(row: Row, first: int, stop: int, state: DeviceState) -> Expanded:
+    """The row with as much of its prefix as expands at once, and what lies before that in parts of its own."""
+    queries = stop - first
+    begin = min(max(row.end - EXPANDED_TOKENS, 0), row.start)
+    plan = plan_prefill([queries], [row.end - begin], state.device)
+    bounds = [*range(0, begin, EXPANDED_TOKENS), begin]
+    earlier = [
+        PrefixPart(
+            slots=to_device(_slots(row, start, end), state.device),
+            plan=plan_prefill([queries], [end - start], state.device, causal=False),
+        )
+        for start, end in pairwise(bounds)
+    ]
+    return Expanded(first, stop, plan, known=to_device(_slots(row, begin, row.end), state.device), earlier=earlier)

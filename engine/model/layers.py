@@ -7,8 +7,8 @@ from engine.model.context import ForwardContext
 from engine.model.feed_forward import FeedForward
 from engine.model.mla import Attention
 from engine.model.moe import MixtureOfExperts
+from engine.model.normalized import add_and_normalize
 from engine.model.parameters import Allocator, NamedParameters
-from kernels.norm import add_rms_norm
 
 
 class DecoderLayer:
@@ -33,10 +33,13 @@ class DecoderLayer:
 
     def forward(self, delta: torch.Tensor, residual: torch.Tensor, context: ForwardContext) -> torch.Tensor:
         """Adds the layer before's `delta` to `residual` in place; returns this one's. Both [tokens, hidden]."""
-        hidden = add_rms_norm(delta, residual, self.input_norm, self.epsilon)
-        hidden = self.attention.forward(hidden, context)
-        hidden = add_rms_norm(hidden, residual, self.middle_norm, self.epsilon)
-        return self.feed_forward.forward(hidden)
+        hidden = add_and_normalize(
+            delta, residual, self.input_norm, self.epsilon, quantized=self.attention.input.quantized
+        )
+        delta = self.attention.forward(hidden, context)
+        quantized = self.feed_forward.quantized
+        hidden = add_and_normalize(delta, residual, self.middle_norm, self.epsilon, quantized=quantized)
+        return self.feed_forward.forward(hidden, context.side)
 
 
 class MtpModule:

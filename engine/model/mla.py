@@ -5,11 +5,13 @@ from torch.nn import functional
 
 from engine.model.config import ModelConfig
 from engine.model.context import Absorbed, Expanded, ForwardContext
+from engine.model.linear import Linear
+from engine.model.normalized import Normalized
 from engine.model.parameters import Allocator, NamedParameters
 from kernels.kv_copy import read_latents
-from kernels.kv_write import norm_and_write
+from kernels.kv_write import norm_and_write, norm_quantize_and_write
 from kernels.mla_decode import absorb_query, expand_values, mla_decode
-from kernels.mla_prefill import mla_prefill
+from kernels.mla_prefill import PrefillPlan, merge_attention, mla_prefill
 from kernels.rope import rotate_
 
 # As published: the inner norms do not follow rms_norm_eps.
@@ -24,76 +26,91 @@ class Attention:
         self.index = index
         heads, hidden, latent = config.num_attention_heads, config.hidden_size, config.kv_lora_rank
         queries = heads * config.qk_head_dim
-        self.input_width = config.q_lora_rank or queries
+        self._input_width = config.q_lora_rank or queries
         # The queries' first projection and the latent's, which read the same input.
-        self.input = allocate(self.input_width + config.latent_dim, hidden)
-        self.query_norm = allocate(config.q_lora_rank) if config.q_lora_rank else None
-        self.query = allocate(queries, config.q_lora_rank) if config.q_lora_rank else None
-        self.latent_norm = allocate(latent)
-        self.expand = allocate(heads * (config.qk_nope_head_dim + config.v_head_dim), latent)
-        self.output = allocate(hidden, heads * config.v_head_dim)
-        # Views of `expand`: [heads, nope, latent] takes queries to the latent, [heads, latent, value] values from it.
-        by_head = self.expand.view(heads, -1, latent)
-        self.absorb_query = by_head[:, : config.qk_nope_head_dim]
-        self.absorb_value = by_head[:, config.qk_nope_head_dim :].transpose(1, 2)
+        self.input = Linear(hidden, (self._input_width, config.latent_dim), allocate)
+        self._query_norm = allocate(config.q_lora_rank) if config.q_lora_rank else None
+        self._query = Linear(config.q_lora_rank, (queries,), allocate) if config.q_lora_rank else None
+        self._latent_norm = allocate(latent)
+        # Never in FP8: absorbed, it multiplies along its rows as well as along its columns.
+        self._expand = allocate(heads * (config.qk_nope_head_dim + config.v_head_dim), latent)
+        self._output = Linear(heads * config.v_head_dim, (hidden,), allocate)
+        # Views of it: [heads, nope, latent] takes queries to the latent, [heads, latent, value] values from it.
+        by_head = self._expand.view(heads, -1, latent)
+        self._absorb_query = by_head[:, : config.qk_nope_head_dim]
+        self._absorb_value = by_head[:, config.qk_nope_head_dim :].transpose(1, 2)
 
     def parameters(self, prefix: str) -> NamedParameters:
-        if self.query is None or self.query_norm is None:
-            yield f"{prefix}.q_proj.weight", self.input[: self.input_width]
+        latent = f"{prefix}.kv_a_proj_with_mqa"
+        if self._query is None or self._query_norm is None:
+            yield from self.input.parameters(f"{prefix}.q_proj", latent)
         else:
-            yield f"{prefix}.q_a_proj.weight", self.input[: self.input_width]
-            yield f"{prefix}.q_a_layernorm.weight", self.query_norm
-            yield f"{prefix}.q_b_proj.weight", self.query
-        yield f"{prefix}.kv_a_proj_with_mqa.weight", self.input[self.input_width :]
-        yield f"{prefix}.kv_a_layernorm.weight", self.latent_norm
-        yield f"{prefix}.kv_b_proj.weight", self.expand
-        yield f"{prefix}.o_proj.weight", self.output
+            yield from self.input.parameters(f"{prefix}.q_a_proj", latent)
+            yield f"{prefix}.q_a_layernorm.weight", self._query_norm
+            yield from self._query.parameters(f"{prefix}.q_b_proj")
+        yield f"{prefix}.kv_a_layernorm.weight", self._latent_norm
+        yield f"{prefix}.kv_b_proj.weight", self._expand
+        yield from self._output.parameters(f"{prefix}.o_proj")
 
-    def forward(self, hidden: torch.Tensor, context: ForwardContext) -> torch.Tensor:
-        """hidden: [tokens, hidden], normalized. Writes the tokens' latents, returns [tokens, hidden]."""
+    def forward(self, hidden: Normalized, context: ForwardContext) -> torch.Tensor:
+        """hidden: [tokens, hidden]. Writes the tokens' latents, returns [tokens, hidden]."""
         pool = context.kv_pool[self.index]
-        projected = functional.linear(hidden, self.input)
-        query = norm_and_write(
-            projected, self.query_norm, self.latent_norm, INNER_EPSILON, context.rotations, context.slots, pool
-        )
-        if self.query is not None:
-            query = functional.linear(query, self.query)
-        query = query.unflatten(1, (self.config.num_attention_heads, self.config.qk_head_dim))
-        values = hidden.new_empty(len(hidden), self.config.num_attention_heads, self.config.v_head_dim)
-        for rows in context.absorbed:
-            self._absorbed(rows, query, context.rotations, pool, values)
-        for row in context.expanded:
-            self._expanded(row, query, projected[:, self.input_width :], context.rotations, pool, values)
-        return functional.linear(values.flatten(1), self.output)
+        projected = self.input.forward(hidden.for_layer(self.input.quantized))
+        query = self._queries(projected, pool, context)
+        values = [(rows.first, self._absorbed(rows, query, pool, context)) for rows in context.absorbed]
+        latents = projected[:, self._input_width :]
+        values += [(row.first, self._expanded(row, query, latents, pool, context)) for row in context.expanded]
+        in_order = [part for _, part in sorted(values, key=lambda item: item[0])]
+        joined = in_order[0] if len(in_order) == 1 else torch.cat(in_order)
+        return self._output.forward(joined.flatten(1))
+
+    def _queries(self, projected: torch.Tensor, pool: torch.Tensor, context: ForwardContext) -> torch.Tensor:
+        """Writes the latents, normalized. Returns queries [tokens, heads, nope + rope], not rotated yet."""
+        rest = self._latent_norm, INNER_EPSILON, context.rotations, context.slots, pool, context.kv_scale
+        if self._query is None or self._query_norm is None:
+            query = norm_and_write(projected, None, *rest)
+        elif self._query.quantized:
+            query = self._query.forward(norm_quantize_and_write(projected, self._query_norm, *rest))
+        else:
+            query = self._query.forward(norm_and_write(projected, self._query_norm, *rest))
+        return query.unflatten(1, (self.config.num_attention_heads, self.config.qk_head_dim))
 
     def _absorbed(
-        self,
-        rows: Absorbed,
-        query: torch.Tensor,
-        rotations: torch.Tensor,
-        pool: torch.Tensor,
-        values: torch.Tensor,
-    ) -> None:
+        self, rows: Absorbed, query: torch.Tensor, pool: torch.Tensor, context: ForwardContext
+    ) -> torch.Tensor:
         config, own = self.config, slice(rows.first, rows.stop)
-        absorbed = absorb_query(query[own], self.absorb_query, rotations[own])
-        attended = mla_decode(absorbed, pool, rows.plan, value_width=config.kv_lora_rank, scale=config.softmax_scale)
-        values[own] = expand_values(attended, self.absorb_value)
+        attended = mla_decode(
+            absorb_query(query[own], self._absorb_query, context.rotations[own]),
+            pool,
+            rows.plan,
+            value_width=config.kv_lora_rank,
+            scale=config.softmax_scale,
+            kv_scale=context.kv_scale,
+        )
+        return expand_values(attended, self._absorb_value)
 
     def _expanded(
-        self,
-        row: Expanded,
-        query: torch.Tensor,
-        latents: torch.Tensor,
-        rotations: torch.Tensor,
-        pool: torch.Tensor,
-        values: torch.Tensor,
-    ) -> None:
-        config, own = self.config, slice(row.first, row.stop)
-        rotate_(query[own, :, config.qk_nope_head_dim :], rotations[own])
-        known = latents[own] if row.known is None else read_latents(pool, row.known, latents.dtype)
-        expanded = functional.linear(known[:, : config.kv_lora_rank], self.expand)
+        self, row: Expanded, query: torch.Tensor, latents: torch.Tensor, pool: torch.Tensor, context: ForwardContext
+    ) -> torch.Tensor:
+        own = slice(row.first, row.stop)
+        query = query[own]
+        rotate_(query[:, :, self.config.qk_nope_head_dim :], context.rotations[own])
+        known = latents[own]
+        if row.known is not None:
+            known = read_latents(pool, row.known, latents.dtype, context.kv_scale)
+        values, log_sum = self._attend(query, known, row.plan)
+        for part in row.earlier:
+            known = read_latents(pool, part.slots, latents.dtype, context.kv_scale)
+            merge_attention(values, log_sum, *self._attend(query, known, part.plan))
+        return values
+
+    def _attend(
+        self, query: torch.Tensor, latents: torch.Tensor, plan: PrefillPlan
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """query: [queries, heads, nope + rope], rotated; latents: [keys, latent + rope]. Returns like mla_prefill."""
+        config = self.config
+        expanded = functional.linear(latents[:, : config.kv_lora_rank], self._expand)
         expanded = expanded.unflatten(1, (config.num_attention_heads, -1))
         nope, value = expanded.split([config.qk_nope_head_dim, config.v_head_dim], dim=2)
-        rope = known[:, None, config.kv_lora_rank :].expand(-1, config.num_attention_heads, -1)
-        key = torch.cat([nope, rope], dim=2)
-        values[own], _ = mla_prefill(query[own], key, value, row.plan, scale=config.softmax_scale)
+        rope = latents[:, None, config.kv_lora_rank :].expand(-1, config.num_attention_heads, -1)
+        return mla_prefill(query, torch.cat([nope, rope], dim=2), value, plan, scale=config.softmax_scale)

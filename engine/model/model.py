@@ -14,8 +14,9 @@ from kernels.rope import frequencies, rotation_table, yarn_frequencies
 class Model:
     """Uninitialised until `engine.checkpoint.load_weights` fills its parameters."""
 
-    def __init__(self, config: ModelConfig, *, dtype: torch.dtype, device: torch.device) -> None:
-        allocate = Allocator(dtype, device)
+    def __init__(self, config: ModelConfig, *, dtype: torch.dtype, device: torch.device, fp8: bool = False) -> None:
+        """`fp8`: FP8 weights of linear layers stay so, instead of being brought to `dtype`."""
+        allocate = Allocator(dtype, device, fp8=fp8)
         self.config = config
         self.dtype = dtype
         self.device = device
@@ -42,7 +43,8 @@ class Model:
         delta = functional.embedding(context.token_ids, self.embedding)
         for layer in self.layers:
             delta = layer.forward(delta, residual, context)
-        delta, residual = delta[context.sampled], residual[context.sampled]
+        if context.sampled is not None:
+            delta, residual = delta[context.sampled], residual[context.sampled]
         return functional.linear(add_rms_norm(delta, residual, self.norm, self.config.rms_norm_eps), self.head)
 
 

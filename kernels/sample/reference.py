@@ -2,33 +2,44 @@
 
 import torch
 
+from kernels.sample.draws import Draws
+from kernels.sample.philox import uniform
 
-def greedy(logits: torch.Tensor) -> list[int]:
-    return logits.argmax(dim=1).tolist()
+
+def greedy(logits: torch.Tensor) -> torch.Tensor:
+    return logits.argmax(dim=1)
 
 
-def draw(logits: torch.Tensor, temperature: float, top_k: int, top_p: float, number: float) -> int:
+def draw(logits: torch.Tensor, draws: Draws, filtered: bool) -> torch.Tensor:
+    """filtered: whether some row leaves tokens out."""
+    if not logits.shape[0]:
+        return torch.empty(0, dtype=torch.int64, device=logits.device)
     # Float64, and the largest logit at 0: the coldest temperature cannot overflow.
     logits = logits.double()
-    probabilities = torch.softmax((logits - logits.max()) / temperature, dim=0)
-    if not top_k and top_p >= 1:
-        return _invert(probabilities, number)
-    ordered, token_ids = probabilities.sort(descending=True, stable=True)
-    if top_k:
-        ordered, token_ids = ordered[:top_k], token_ids[:top_k]
-    mass = ordered.cumsum(0)
+    logits = (logits - logits.amax(dim=1, keepdim=True)) / draws.temperature.unsqueeze(1)
+    probabilities = torch.softmax(logits, dim=1)
+    if filtered:
+        probabilities = probabilities * _kept(probabilities, draws)
+    mass = probabilities.cumsum(1)
+    point = uniform(draws.seed, draws.position).unsqueeze(1) * mass[:, -1:]
+    # The first token whose cumulative mass exceeds the point.
+    return torch.searchsorted(mass, point, right=True).squeeze(1)
+
+
+def _kept(probabilities: torch.Tensor, draws: Draws) -> torch.Tensor:
+    """[rows, vocabulary] bool."""
+    ordered, token_ids = probabilities.sort(dim=1, descending=True, stable=True)
+    rank = torch.arange(ordered.shape[1], device=ordered.device)
+    top_k, top_p = draws.top_k.unsqueeze(1), draws.top_p.unsqueeze(1)
+    within = (top_k == 0) | (rank < top_k)
+    ordered = ordered * within
+    mass = ordered.cumsum(1)
     # Whatever lies before it holds less than top_p: the token that crosses the line stays.
-    kept = mass - ordered < top_p * mass[-1]
-    return int(token_ids[_invert(ordered[kept], number)])
+    within &= (top_p >= 1) | (mass - ordered < top_p * mass[:, -1:])
+    return torch.empty_like(within).scatter_(1, token_ids, within)
 
 
-def _invert(probabilities: torch.Tensor, number: float) -> int:
-    """The first index whose cumulative share exceeds `number`, which is below 1."""
-    mass = probabilities.cumsum(0)
-    return int(torch.searchsorted(mass, number * mass[-1], right=True))
-
-
-def logprobs(logits: torch.Tensor, token_id: int, count: int) -> tuple[float, list[int], list[float]]:
-    every = torch.log_softmax(logits.float(), dim=0)
-    best = every.topk(count)
-    return float(every[token_id]), best.indices.tolist(), best.values.tolist()
+def logprobs(logits: torch.Tensor, token_ids: torch.Tensor, count: int) -> tuple[torch.Tensor, ...]:
+    every = torch.log_softmax(logits.float(), dim=1)
+    best = every.topk(count, dim=1)
+    return every.gather(1, token_ids.unsqueeze(1)).squeeze(1), best.indices, best.values

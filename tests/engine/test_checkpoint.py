@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from engine.checkpoint import load_weights
+from engine.loading import load_model
 from engine.model.config import read_model_config
 from engine.model.model import Model
-from engine.runner import load_model
 from engine.shards import open_shards, weights_fingerprint
 from mesh.errors import CheckpointError
 from tests.support.checkpoints import edit_config, read_tensors, rewrite_as_one_file, tiny_checkpoint
@@ -189,7 +189,7 @@ PEAK = """
 import re, sys
 from pathlib import Path
 import torch
-from engine.runner import load_model
+from engine.loading import load_model
 def peak() -> int:
     return int(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text()).group(1)) * 1024
 before = peak()

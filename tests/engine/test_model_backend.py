@@ -5,8 +5,9 @@ import pytest
 import torch
 
 from engine.batch import Row
+from engine.memory_plan import affordable_blocks
 from engine.messages import Sampling
-from engine.runner import ModelBackend, affordable_blocks
+from engine.runner import ModelBackend
 from mesh.errors import CheckpointError, ConfigError
 from tests.support.checkpoints import execute, generate, model_backend, random_prompt, tiny_checkpoint
 

@@ -5,7 +5,7 @@ import torch
 
 from engine.batch import Row
 from engine.model.config import ModelConfig, parse_model_config
-from engine.model.context import ForwardContext
+from engine.model.context import DeviceState, ForwardContext
 from engine.model.inputs import absorbed_is_cheaper, build_context
 from tests.support.checkpoints import GREEDY
 from tools.make_checkpoint import checkpoint_config
@@ -17,7 +17,15 @@ def small_config() -> ModelConfig:
 
 def context_of(rows: Sequence[Row]) -> ForwardContext:
     positions = torch.arange(1000, dtype=torch.float32).unsqueeze(1).to(torch.complex64)
-    return build_context(small_config(), rows, positions, torch.zeros(1, 10, 64, 8))
+    state = DeviceState(
+        rotations=positions,
+        kv_pool=torch.zeros(1, 10, 64, 8),
+        kv_scale=1.0,
+        padding_block=9,
+        drawn=torch.tensor([50, 60, 70]),
+        side=None,
+    )
+    return build_context(small_config(), rows, state)
 
 
 def row(start: int, count: int, blocks: Sequence[int], *, sampled: bool = True) -> Row:
@@ -43,6 +51,20 @@ def test_leading_single_tokens_decode_together_and_prompts_expand() -> None:
     context = context_of([row(100, 1, [0, 1]), row(5, 1, [2]), row(0, 30, [3])])
     assert [(rows.first, rows.stop, rows.plan.rows) for rows in context.absorbed] == [(0, 2, 2)]
     assert [(part.first, part.stop, part.known) for part in context.expanded] == [(2, 32, None)]
+
+
+def test_a_row_that_follows_another_takes_what_it_drew() -> None:
+    follower = Row((), 70, [0, 1], GREEDY, follows=2)
+    context = context_of([row(5, 1, [2]), follower])
+    assert context.token_ids.tolist() == [5, 70]
+    assert context.slots.tolist() == [2 * 64 + 5, 64 + 6]
+    assert context.absorbed[0].plan.lengths.tolist() == [6, 71]
+
+
+def test_neighbours_without_a_prefix_attend_in_one_call() -> None:
+    context = context_of([row(0, 30, [3]), row(0, 40, [4])])
+    (part,) = context.expanded
+    assert (part.first, part.stop, part.plan.query_lengths) == (0, 70, (30, 40))
 
 
 def test_a_chunk_of_one_token_may_follow_longer_ones() -> None:

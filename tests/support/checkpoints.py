@@ -42,7 +42,7 @@ def prompt_row(token_ids: Sequence[int], start: int, stop: int, blocks: Sequence
 
 
 def execute(backend: ModelBackend, *rows: Row) -> list[Sample | None]:
-    return backend.execute(Batch(step=0, rows=rows))
+    return backend.launch(Batch(step=0, rows=rows)).collect()
 
 
 def generate(

@@ -10,9 +10,9 @@ from safetensors.torch import save_file
 from transformers import DeepseekV3ForCausalLM
 
 from engine.batch import Row
+from engine.loading import load_model
 from engine.model.inputs import build_context
-from engine.model.model import model_rotations
-from engine.runner import load_model
+from engine.model.state import make_state
 from mesh.blocks import BLOCK_TOKENS
 from tests.support.checkpoints import GREEDY, read_tensors
 
@@ -31,18 +31,26 @@ def oracle_logits(oracle: DeepseekV3ForCausalLM, token_ids: Sequence[int]) -> to
 
 
 @torch.inference_mode()
-def our_logits(directory: Path, token_ids: Sequence[int], blocks: Sequence[int], chunks: Sequence[int]) -> torch.Tensor:
+def our_logits(
+    directory: Path,
+    token_ids: Sequence[int],
+    blocks: Sequence[int],
+    chunks: Sequence[int],
+    *,
+    device: str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    keep_fp8: bool = False,
+    kv_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
     """Teacher-forced logits [tokens, vocabulary], the tokens computed in chunks of these sizes; chunks of 1 decode."""
     assert sum(chunks) == len(token_ids)
-    model = load_model(directory, torch.float32, torch.device("cpu"))
-    pool = torch.zeros(model.config.kv_layers, max(blocks) + 1, BLOCK_TOKENS, model.config.latent_dim)
-    rotations = model_rotations(model.config, len(token_ids), torch.device("cpu"))
+    model = load_model(directory, dtype, torch.device(device), keep_fp8=keep_fp8)
+    state = make_state(model, blocks=max(blocks) + 1, positions=len(token_ids), rows=1, kv_dtype=kv_dtype or dtype)
     logits, start = [], 0
     for size in chunks:
         stop = start + size
         row = Row(token_ids[start:stop], start, blocks[: -(-stop // BLOCK_TOKENS)], GREEDY)
-        context = dataclasses.replace(build_context(model.config, [row], rotations, pool), sampled=torch.arange(size))
-        logits.append(model.forward(context))
+        logits.append(model.forward(dataclasses.replace(build_context(model.config, [row], state), sampled=None)))
         start = stop
     return torch.cat(logits)
 

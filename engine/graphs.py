@@ -1,0 +1,59 @@
+"""Decode steps as captured CUDA graphs: one launch instead of some two thousand."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from engine.batch import Row
+from engine.model.context import DeviceState
+from engine.model.decode_inputs import pack_decode_rows, packed_size, unpack_decode_rows
+from engine.model.inputs import decode_context
+from engine.model.model import Model
+from kernels.host_copy import copy_to_device
+
+
+def default_sizes(max_requests: int) -> list[int]:
+    """Rows of the graphs: dense where a row more costs most."""
+    sizes = [1, 2, 4, *range(8, min(max_requests, 128), 8), *range(128, max_requests, 32), max_requests]
+    return sorted({size for size in sizes if size <= max_requests})
+
+
+class DecodeGraphs:
+    """Graphs of decode steps by number of rows; a batch runs in the next larger one, filled up with padding rows."""
+
+    def __init__(self, model: Model, state: DeviceState, sizes: Sequence[int], blocks: int) -> None:
+        """blocks: the most of any row."""
+        self._blocks = blocks
+        self._padding_block = state.padding_block
+        # Graphs run one at a time, so they share their memory; the largest, captured first, sets its size.
+        pool = torch.cuda.graph_pool_handle()
+        self._graphs = [_DecodeGraph(model, state, rows, blocks, pool) for rows in sorted(sizes, reverse=True)]
+        self._graphs.reverse()
+
+    def fit(self, rows: Sequence[Row]) -> bool:
+        return len(rows) <= self._graphs[-1].rows and all(row.end - row.start == 1 for row in rows)
+
+    def run(self, rows: Sequence[Row]) -> torch.Tensor:
+        """Logits [rows, vocabulary] of rows that `fit`; to be read before the next run."""
+        graph = next(graph for graph in self._graphs if graph.rows >= len(rows))
+        packed = pack_decode_rows(rows, graph.rows, self._blocks, self._padding_block)
+        copy_to_device(packed, graph.packed)
+        graph.graph.replay()
+        return graph.logits[: len(rows)]
+
+
+class _DecodeGraph:
+    def __init__(self, model: Model, state: DeviceState, rows: int, blocks: int, pool: Any) -> None:
+        self.rows = rows
+        # All rows padding: they write one slot, and what ends up there is nobody's.
+        padding = pack_decode_rows([], rows, blocks, state.padding_block)
+        self.packed = torch.empty(packed_size(rows, blocks), dtype=torch.int32, device=state.device)
+        copy_to_device(padding, self.packed)
+        inputs = unpack_decode_rows(self.packed, rows)
+        # What is compiled or allocated once must not happen in a capture.
+        model.forward(decode_context(inputs, state))
+        torch.cuda.synchronize()
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph, pool=pool):
+            self.logits = model.forward(decode_context(inputs, state))

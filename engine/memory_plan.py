@@ -1,0 +1,37 @@
+"""How many blocks the KV pool gets: what is left when weights, the largest step and the captured graphs have theirs."""
+
+import psutil
+import torch
+
+from mesh.errors import ConfigError
+
+# On CPU the pool takes no more than this unless one whole context needs it, or `total_blocks` asks for it.
+CPU_POOL_BYTES = 1 << 30
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory that can still be allocated on the device, what torch keeps for later included."""
+    if device.type == "cpu":
+        return psutil.virtual_memory().available
+    torch.cuda.empty_cache()
+    return torch.cuda.mem_get_info(device)[0]
+
+
+def affordable_blocks(
+    *, budget_bytes: int, block_bytes: int, context_blocks: int, max_requests: int, cap_bytes: int | None
+) -> int:
+    """Blocks of the KV pool: what the budget holds, but no more than all requests at full context can use.
+
+    `cap_bytes`, where given, limits it further, though never below one full context. Raises ConfigError where not even
+    two blocks fit.
+    """
+    wanted = context_blocks * max_requests
+    if cap_bytes is not None:
+        wanted = min(wanted, max(cap_bytes // block_bytes, context_blocks))
+    blocks = min(max(wanted, 2), budget_bytes // block_bytes)
+    if blocks < 2:
+        raise ConfigError(
+            f"the KV pool may take {budget_bytes} bytes and one block of 64 tokens takes {block_bytes}:"
+            " free memory, or raise engine.kv_memory_fraction"
+        )
+    return blocks

@@ -1,0 +1,53 @@
+"""The routed experts' feed-forward layers, computed together as grouped products."""
+
+import torch
+
+from engine.model.config import ModelConfig
+from engine.model.linear import weight_parameters
+from engine.model.parameters import Allocator, NamedParameters
+from kernels.act_quant import Quantized
+from kernels.fp8_gemm import BlockScaled
+from kernels.grouped_gemm import grouped_fp8_gemm, grouped_gemm
+from kernels.moe_permute import MaskedLayout, arrange, expand, expand_quantized
+from kernels.swiglu import swiglu, swiglu_quantize
+
+
+class Experts:
+    def __init__(self, config: ModelConfig, allocate: Allocator) -> None:
+        self._count = config.n_routed_experts
+        self._hidden, self._width = hidden, width = config.hidden_size, config.moe_intermediate_size
+        self._gate_up = allocate.weight(self._count, 2 * width, hidden, parts=(width, width))
+        self._down = allocate.weight(self._count, hidden, width, parts=(hidden,))
+        if type(self._gate_up) is not type(self._down):
+            # Widths that FP8 products do not take on one side.
+            self._gate_up = allocate(self._count, 2 * width, hidden)
+            self._down = allocate(self._count, hidden, width)
+
+    @property
+    def quantized(self) -> bool:
+        """Whether they take FP8 activations."""
+        return isinstance(self._gate_up, BlockScaled)
+
+    def parameters(self, prefix: str) -> NamedParameters:
+        for expert in range(self._count):
+            name, width = f"{prefix}.{expert}", self._width
+            yield from weight_parameters(f"{name}.gate_proj.weight", self._gate_up, slice(0, width), expert)
+            yield from weight_parameters(f"{name}.up_proj.weight", self._gate_up, slice(width, 2 * width), expert)
+            yield from weight_parameters(f"{name}.down_proj.weight", self._down, slice(0, self._hidden), expert)
+
+    def forward(self, hidden: torch.Tensor | Quantized, experts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """What each token's experts make of it: rows and positions as `combine` takes them.
+
+        hidden: [tokens, hidden], quantized where the experts are; experts: [tokens, experts per token].
+        """
+        if isinstance(self._gate_up, BlockScaled) and isinstance(self._down, BlockScaled):
+            assert isinstance(hidden, Quantized)
+            layout = arrange(experts, self._count)
+            inner = grouped_fp8_gemm(expand_quantized(hidden, layout), self._gate_up, layout)
+            counts = layout.counts if isinstance(layout, MaskedLayout) else None
+            return grouped_fp8_gemm(swiglu_quantize(inner, counts), self._down, layout), layout.positions
+        assert not isinstance(hidden, Quantized)
+        assert not isinstance(self._gate_up, BlockScaled) and not isinstance(self._down, BlockScaled)
+        expanded = expand(hidden, experts, self._count)
+        inner = swiglu(grouped_gemm(expanded.rows, self._gate_up, expanded.ends))
+        return grouped_gemm(inner, self._down, expanded.ends), expanded.positions

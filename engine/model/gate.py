@@ -1,0 +1,38 @@
+"""Which experts each token goes to, and with which weights."""
+
+import torch
+
+from engine.model.config import ModelConfig
+from engine.model.parameters import Allocator, NamedParameters
+from kernels.moe_gate import moe_gate
+from kernels.moe_gate.logits import gate_logits
+
+
+class Gate:
+    def __init__(self, config: ModelConfig, allocate: Allocator) -> None:
+        self.config = config
+        # FP8 checkpoints hold it in bfloat16. Otherwise in float32: the choice must not depend on the model's dtype.
+        dtype = allocate.dtype if allocate.fp8 else torch.float32
+        self._weight = allocate(config.n_routed_experts, config.hidden_size, dtype=dtype)
+        self._bias = allocate(config.n_routed_experts, dtype=torch.float32)
+
+    def parameters(self, prefix: str) -> NamedParameters:
+        yield f"{prefix}.weight", self._weight
+        yield f"{prefix}.e_score_correction_bias", self._bias
+
+    def choose(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """hidden: [tokens, hidden]. Returns (weights float32, experts int64), both [tokens, experts per token]."""
+        config = self.config
+        return moe_gate(
+            self.logits(hidden),
+            self._bias,
+            experts_per_token=config.num_experts_per_tok,
+            groups=config.n_group,
+            groups_per_token=config.topk_group,
+            normalize=config.norm_topk_prob,
+            scaling=config.routed_scaling_factor,
+        )
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[tokens, experts] float32."""
+        return gate_logits(hidden, self._weight)

@@ -1,0 +1,54 @@
+"""How rows are drawn: plain data on the host, tensors on the device."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+import torch
+
+from kernels.host_copy import to_device
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """How to draw one row. temperature > 0; top_k 0 keeps all; position is the drawn token's own."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    seed: int
+    position: int
+
+    @property
+    def filters(self) -> bool:
+        """Whether some tokens are left out."""
+        return self.top_k > 0 or self.top_p < 1
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """The same of all rows, [rows] each: float64 temperature and top_p, int64 the others (the low 64 bits)."""
+
+    temperature: torch.Tensor
+    top_p: torch.Tensor
+    top_k: torch.Tensor
+    seed: torch.Tensor
+    position: torch.Tensor
+
+    @classmethod
+    def unpack(cls, packed: torch.Tensor) -> Self:
+        """packed: of `pack_draws`."""
+        temperature, top_p = packed[:2].view(torch.float64)
+        return cls(temperature, top_p, *packed[2:])
+
+
+def pack_draws(draws: Sequence[Draw], device: torch.device) -> torch.Tensor:
+    """[5, rows] int64, copied in the stream's order."""
+    packed = np.empty((5, len(draws)), np.int64)
+    packed[0] = np.array([item.temperature for item in draws], np.float64).view(np.int64)
+    packed[1] = np.array([item.top_p for item in draws], np.float64).view(np.int64)
+    packed[2] = [item.top_k for item in draws]
+    packed[3] = np.array([item.seed & 0xFFFFFFFFFFFFFFFF for item in draws], np.uint64).view(np.int64)
+    packed[4] = [item.position for item in draws]
+    return to_device(packed, device)
