@@ -1,9 +1,11 @@
 """Configuration of a decode worker."""
 
-from pydantic import Field
+from typing import Self
+
+from pydantic import Field, model_validator
 
 from engine.config import EngineConfig
-from mesh.config import Config, ServiceConfig
+from mesh.config import Config, WorkerConfig
 
 
 class QueueConfig(Config):
@@ -17,14 +19,16 @@ class QueueConfig(Config):
     kept_tokens: int = Field(default=8_000_000, ge=1)
 
 
-class DecodeConfig(ServiceConfig):
+class DecodeConfig(WorkerConfig):
     engine: EngineConfig
-    # host:port of the scheduler. The worker serves those who know it while there is none.
-    scheduler: str = "127.0.0.1:8002"
-    # Unique in the mesh and stable across restarts; by default host:port.
-    worker_id: str | None = Field(default=None, min_length=1, max_length=256)
+    # Whether it computes prompts that no prefill worker was chosen for.
+    can_prefill: bool = True
     # How long requests outlive a broken stream.
     grace_seconds: float = Field(default=10.0, ge=0)
-    # Least time between two reports to the scheduler.
-    status_interval_seconds: float = Field(default=0.05, gt=0)
     queue: QueueConfig = QueueConfig()
+
+    @model_validator(mode="after")
+    def _kv_can_come_from_elsewhere(self) -> Self:
+        if self.engine.transfer is None and (self.stores or not self.can_prefill):
+            raise ValueError("engine.transfer is required with stores, or without can_prefill: set engine.transfer={}")
+        return self

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
-from engine.messages import Logprobs, Output, Sampling, Submit
-from mesh.errors import ContextExceeded, InvalidRequest, MeshError
+from engine.messages import Fetch, Logprobs, Output, Sampling, Submit
+from mesh.errors import ContextExceeded, InvalidRequest, MeshError, PrefillLost
 
 
 class Finish(Enum):
@@ -17,6 +17,19 @@ class Finish(Enum):
 
 
 Terminal = Finish | MeshError
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillTarget:
+    """The worker that computes a prompt."""
+
+    worker_id: str
+    # host:port
+    endpoint: str
+
+    def lost(self, message: str) -> PrefillLost:
+        """The error of a request whose prompt did not come from there."""
+        return PrefillLost(f"prefill worker {self.worker_id}: {message}", metadata={"worker_id": self.worker_id})
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +48,15 @@ class Submission:
     cache_salt: bytes = b""
     # From receipt on; None is none.
     deadline_ms: int | None = None
-    # A prefill worker was chosen for the prompt.
-    prefill_elsewhere: bool = False
+    # Where the prompt is computed; None is here.
+    prefill: PrefillTarget | None = None
+    # A store worth asking for the prompt's prefix; whoever computes the prompt asks it.
+    store: Fetch | None = None
+
+    @property
+    def own_prefill_tokens(self) -> int:
+        """Prompt tokens that this worker computes."""
+        return len(self.token_ids) if self.prefill is None else 0
 
     def to_rank(self, key: int) -> Submit:
         """The request as the rank takes it, under the name that it has there."""
@@ -49,6 +69,9 @@ class Submission:
             stop_token_ids=self.stop_token_ids,
             ignore_eos=self.ignore_eos,
             cache_salt=self.cache_salt,
+            lands=self.prefill is not None,
+            attempt=self.attempt,
+            fetch=self.store if self.prefill is None else None,
         )
 
 
@@ -74,6 +97,10 @@ class Request:
     stream_id: int
     attempt: int
     prompt_tokens: int
+    # Of the prompt, what this worker computes.
+    own_prefill_tokens: int = 0
+    # Who computes it, where this worker does not.
+    prefill: PrefillTarget | None = None
     # What one token of it takes to keep and to send, relative to a plain token.
     token_weight: int = 1
     token_ids: "array[int]" = field(default_factory=lambda: array("I"))
@@ -140,12 +167,21 @@ def make_request(submission: Submission) -> Request:
     """An empty history for a submission."""
     alternatives = submission.sampling.top_logprobs
     weight = 1 if alternatives is None else 2 + 2 * alternatives
-    return Request(submission.stream_id, submission.attempt, len(submission.token_ids), weight)
+    return Request(
+        stream_id=submission.stream_id,
+        attempt=submission.attempt,
+        prompt_tokens=len(submission.token_ids),
+        own_prefill_tokens=submission.own_prefill_tokens,
+        prefill=submission.prefill,
+        token_weight=weight,
+    )
 
 
-def terminal_of(output: Output) -> Terminal | None:
-    """How the rank says that a request ended; None where it goes on."""
-    if output.refusal is not None:
-        error = ContextExceeded if output.refusal.reason == ContextExceeded.reason else InvalidRequest
-        return error(output.refusal.message)
-    return None if output.finish is None else Finish(output.finish)
+def terminal_of(request: Request, output: Output) -> Terminal | None:
+    """How the rank says that the request ended; None where it goes on."""
+    if output.refusal is None:
+        return None if output.finish is None else Finish(output.finish)
+    reason, message = output.refusal.reason, output.refusal.message
+    if reason == PrefillLost.reason and request.prefill is not None:
+        return request.prefill.lost(message)
+    return ContextExceeded(message) if reason == ContextExceeded.reason else InvalidRequest(message)

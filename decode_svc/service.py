@@ -13,7 +13,6 @@ from decode_svc import wire
 from decode_svc.session import Attachment
 from decode_svc.worker import DecodeWorker
 from mesh.errors import InvalidRequest, NoWorker
-from mesh.workers import WorkerIdentity
 
 HELLO_SECONDS = 10.0
 
@@ -23,24 +22,23 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
 
     def __init__(self) -> None:
         self._worker: DecodeWorker | None = None
-        self._identity: WorkerIdentity | None = None
 
-    def open(self, worker: DecodeWorker, identity: WorkerIdentity) -> None:
-        self._worker, self._identity = worker, identity
+    def open(self, worker: DecodeWorker) -> None:
+        self._worker = worker
 
     async def Attach(
         self,
         request_iterator: AsyncIterator[decode_pb2.AttachRequest],
         context: grpc.aio.ServicerContext[decode_pb2.AttachRequest, decode_pb2.AttachResponse],
     ) -> AsyncIterator[decode_pb2.AttachResponse]:
-        worker, identity = self._worker, self._identity
-        if worker is None or identity is None:
+        worker = self._worker
+        if worker is None:
             raise NoWorker("this worker is still loading its model: retry")
         hello = await _hello(request_iterator)
         attachment = worker.sessions.attach(hello.gateway_id, hello.gateway_incarnation, wire.resume_points(hello))
         reader = asyncio.create_task(_read(worker, attachment, request_iterator))
         try:
-            yield wire.welcome(identity, worker.grace_seconds)
+            yield wire.welcome(worker.identity, worker.grace_seconds)
             while (frame := await attachment.next_frame()) is not None:
                 yield wire.step_frame(frame)
             await reader

@@ -25,6 +25,18 @@ class Rank(Protocol):
     def cancel(self, key: int) -> None: ...
 
 
+class RemotePrompts(Protocol):
+    """Prompts that prefill workers compute, by the rank's name of their request."""
+
+    def expect(self, key: int, submission: Submission) -> None:
+        """Its landing will open."""
+        ...
+
+    def drop(self, key: int) -> None:
+        """Nobody waits for it any more; one that is not there is left alone."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class SessionLimits:
     """What gateways, however many or broken, may make the worker keep."""
@@ -48,7 +60,7 @@ class Backlog:
     """What admission weighs."""
 
     live_requests: int
-    # Prompts of live requests without a first token.
+    # Prompts that this worker computes, of live requests without a first token.
     queued_prefill_tokens: int
     # Output kept for the gateway that asks.
     kept_tokens: int
@@ -58,7 +70,12 @@ class Sessions:
     """`clock` counts seconds and never goes back; a broken stream may be replaced within `grace_seconds`."""
 
     def __init__(
-        self, rank: Rank, clock: Callable[[], float], grace_seconds: float, limits: SessionLimits | None = None
+        self,
+        rank: Rank,
+        prompts: RemotePrompts,
+        clock: Callable[[], float],
+        grace_seconds: float,
+        limits: SessionLimits | None = None,
     ) -> None:
         # No request is live.
         self.idle = asyncio.Event()
@@ -67,6 +84,7 @@ class Sessions:
         self.idle.set()
         self.alone.set()
         self._rank = rank
+        self._prompts = prompts
         self._clock = clock
         self._grace_seconds = grace_seconds
         self._limits = limits or SessionLimits()
@@ -136,7 +154,9 @@ class Sessions:
         deadline = None if submission.deadline_ms is None else self._clock() + submission.deadline_ms / 1000
         self._live[key] = Live(attachment.session, request, deadline)
         self.idle.clear()
-        self._queued_prefill_tokens += request.prompt_tokens
+        self._queued_prefill_tokens += request.own_prefill_tokens
+        if submission.prefill is not None:
+            self._prompts.expect(key, submission)
 
     def refuse(self, attachment: Attachment, submission: Submission, error: MeshError) -> None:
         """Answer a request with a failure, without the rank.
@@ -178,6 +198,13 @@ class Sessions:
         for session in touched.values():
             session.wake()
 
+    def fail(self, key: int, error: MeshError) -> None:
+        """End a request that the rank has, if it still has."""
+        live = self._live.get(key)
+        if live is not None:
+            self._cancel_in_rank(key)
+            self._end(live.session, live.request, error)
+
     def fail_all(self, error: MeshError) -> None:
         """The rank has gone: every live request ends with `error`."""
         for live in list(self._live.values()):
@@ -188,8 +215,7 @@ class Sessions:
         now = self._clock()
         for key, live in list(self._live.items()):
             if live.deadline is not None and live.deadline <= now:
-                self._cancel_in_rank(key)
-                self._end(live.session, live.request, DeadlineExceeded("the request's deadline passed"))
+                self.fail(key, DeadlineExceeded("the request's deadline passed"))
         for session in list(self._sessions.values()):
             if session.detached_at is not None and session.detached_at + self._grace_seconds <= now:
                 self._drop_session(session)
@@ -235,11 +261,11 @@ class Sessions:
         session, request = live.session, live.request
         if output.token_ids:
             if not request.token_ids:
-                self._queued_prefill_tokens -= request.prompt_tokens
+                self._queued_prefill_tokens -= request.own_prefill_tokens
             request.append(output)
             session.kept_tokens += len(output.token_ids) * request.token_weight
             session.mark_unsent(request, self._step)
-        terminal = terminal_of(output)
+        terminal = terminal_of(request, output)
         if terminal is not None:
             self._end(session, request, terminal)
 
@@ -273,9 +299,10 @@ class Sessions:
         """What the rank still says of it is of no interest."""
         if request.key is not None:
             del self._live[request.key]
+            self._prompts.drop(request.key)
             request.key = None
             if not request.token_ids:
-                self._queued_prefill_tokens -= request.prompt_tokens
+                self._queued_prefill_tokens -= request.own_prefill_tokens
             if not self._live:
                 self.idle.set()
 

@@ -1,15 +1,16 @@
-"""Messages of DecodeService in and out."""
+"""Messages of DecodeService in and out, and of PrefillService out and in."""
 
-from collections.abc import Sequence
+from deepmesh.v1 import common_pb2, decode_pb2, landing_pb2, prefill_pb2
 
-from deepmesh.v1 import common_pb2, decode_pb2
-
-from decode_svc.requests import Finish, OutputSlice, Submission
+from decode_svc.requests import Finish, OutputSlice, PrefillTarget, Submission
 from decode_svc.session import Frame
-from engine.messages import Logprobs, Sampling
+from engine import wire as engine_wire
+from engine.messages import FirstToken, LandingOpened
 from mesh.failures import to_failure
 from mesh.worker_wire import check_name, identity_message
 from mesh.workers import WorkerIdentity
+from transfer import wire as transfer_wire
+from transfer.ticket import SegmentDigest
 
 _FINISH_REASONS = {
     Finish.STOP: common_pb2.FINISH_REASON_STOP,
@@ -31,18 +32,20 @@ def resume_points(hello: decode_pb2.AttachHello) -> dict[int, int]:
 
 def submission(message: decode_pb2.Submission) -> Submission:
     """The message as it is; admission judges it."""
+    target = message.prefill
     return Submission(
         stream_id=message.stream_id,
         request_id=message.request_id,
         attempt=message.attempt,
         token_ids=list(message.token_ids),
-        sampling=_sampling(message.sampling),
+        sampling=engine_wire.sampling(message.sampling),
         max_tokens=message.stop.max_tokens,
         stop_token_ids=list(message.stop.token_ids),
         ignore_eos=message.stop.ignore_eos,
         cache_salt=message.cache_salt,
         deadline_ms=message.deadline_ms or None,
-        prefill_elsewhere=message.HasField("prefill"),
+        prefill=PrefillTarget(target.worker_id, target.endpoint) if message.HasField("prefill") else None,
+        store=engine_wire.fetch(message.store) if message.HasField("store") else None,
     )
 
 
@@ -68,35 +71,47 @@ def step_frame(frame: Frame) -> decode_pb2.AttachResponse:
     return response
 
 
-def _sampling(message: common_pb2.SamplingParams) -> Sampling:
-    return Sampling(
-        temperature=message.temperature,
-        top_p=message.top_p or 1.0,
-        top_k=message.top_k,
-        seed=message.seed,
-        top_logprobs=message.top_logprobs if message.HasField("top_logprobs") else None,
+def prefill_start(submission: Submission, opened: LandingOpened) -> prefill_pb2.PrefillStart:
+    store = None if submission.store is None else engine_wire.fetch_message(submission.store)
+    return prefill_pb2.PrefillStart(
+        request_id=submission.request_id,
+        attempt=submission.attempt,
+        token_ids=submission.token_ids,
+        sampling=engine_wire.sampling_message(submission.sampling),
+        cache_salt=submission.cache_salt,
+        ticket=transfer_wire.ticket_message(opened.ticket),
+        held_blocks=opened.held_blocks,
+        store=store,
+    )
+
+
+def segment_grant(opened: LandingOpened, segment: int) -> landing_pb2.SegmentGrant:
+    return landing_pb2.SegmentGrant(transfer_id=opened.ticket.transfer_id, segment=segment)
+
+
+def prefill_event(key: int, response: prefill_pb2.PrefillResponse) -> FirstToken | SegmentDigest | None:
+    """What the rank has to hear of it, if anything. Raises InvalidRequest for a digest that is none."""
+    kind = response.WhichOneof("message")
+    if kind == "digest":
+        return transfer_wire.digest(response.digest)
+    if kind != "first_token":
+        return None
+    first = response.first_token
+    return FirstToken(
+        key=key,
+        token_id=first.token_id,
+        logprobs=engine_wire.logprobs(first.logprobs) if first.HasField("logprobs") else None,
+        cached_tokens=first.worker_cached_tokens + first.store_cached_tokens,
+        store_cached_tokens=first.store_cached_tokens,
     )
 
 
 def _add_rest(message: decode_pb2.RequestOutput, output: OutputSlice) -> None:
     if output.logprobs:
-        message.logprobs.extend(_logprobs(output.logprobs))
+        message.logprobs.extend(engine_wire.logprobs_message(each) for each in output.logprobs)
     if output.cached_tokens is not None:
         message.cached_tokens = output.cached_tokens
     if isinstance(output.terminal, Finish):
         message.finished = _FINISH_REASONS[output.terminal]
     elif output.terminal is not None:
         message.failure.CopyFrom(to_failure(output.terminal))
-
-
-def _logprobs(positions: Sequence[Logprobs]) -> list[common_pb2.PositionLogprobs]:
-    return [
-        common_pb2.PositionLogprobs(
-            logprob=position.logprob,
-            top=[
-                common_pb2.TokenLogprob(token_id=token_id, logprob=logprob)
-                for token_id, logprob in zip(position.top_token_ids, position.top_logprobs, strict=True)
-            ],
-        )
-        for position in positions
-    ]

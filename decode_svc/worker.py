@@ -2,24 +2,29 @@
 
 import asyncio
 import time
+import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Self
 
 from decode_svc.admission import QueueLimits, admit, check
 from decode_svc.config import DecodeConfig
+from decode_svc.prefills import PrefillCalls, Prefills
 from decode_svc.requests import Submission
 from decode_svc.session import Attachment
 from decode_svc.sessions import Sessions
 from engine.client import RankClient
-from engine.messages import Ready, StepResult
+from engine.identity import worker_identity
+from engine.messages import LandingOpened, Ready, StepResult, TransferNews
+from engine.rank_host import RankHost
+from kvstore.client import StoreClient
 from mesh import metrics
-from mesh.errors import EngineFailed, InvalidRequest, ShuttingDown, WorkerDraining, WorkerFull
+from mesh.errors import InvalidRequest, PlaceAgain, PrefillLost, ShuttingDown, WorkerDraining
 from mesh.observe import span
 from mesh.status_report import StatusReport
+from mesh.workers import WorkerIdentity, WorkerRole
+from transfer.events import Granted
 
-# How often deadlines and graces are looked at.
-TICK_SECONDS = 0.02
 # How long a worker that ends waits for its gateways to take the last output.
 FLUSH_SECONDS = 2.0
 
@@ -27,30 +32,60 @@ FLUSH_SECONDS = 2.0
 class DecodeWorker:
     """Made by `start`. `run` follows the rank until it goes; `drain` and `close` end it, in this order."""
 
-    def __init__(self, config: DecodeConfig, rank: RankClient, clock: Callable[[], float]) -> None:
-        self.sessions = Sessions(rank, clock, config.grace_seconds)
-        self.report = StatusReport(rank.ready.total_blocks)
+    def __init__(
+        self,
+        config: DecodeConfig,
+        endpoint: str,
+        rank: RankClient,
+        prefill_calls: PrefillCalls,
+        clock: Callable[[], float],
+    ) -> None:
+        self.identity: WorkerIdentity = worker_identity(
+            rank.ready,
+            WorkerRole.DECODE,
+            config.worker_id or endpoint,
+            uuid.uuid4().hex,
+            endpoint,
+            config.can_prefill,
+        )
+        self.prefills = Prefills(rank, prefill_calls, rank.ready.vocabulary_size, self._on_lost)
+        self.sessions = Sessions(rank, self.prefills, clock, config.grace_seconds)
         self.grace_seconds = config.grace_seconds
         self._rank = rank
+        self._host = RankHost(rank)
+        self._stores = StoreClient(config.stores, self.identity, rank.ready.transfer_address, self._host)
         self._limits = QueueLimits(**config.queue.model_dump())
         self._draining = False
 
     @classmethod
-    async def start(cls, config: DecodeConfig, clock: Callable[[], float] = time.monotonic) -> Self:
-        """Start the rank and return when it has loaded. Raises what RankClient.start raises."""
-        return cls(config, await RankClient.start(config.engine, config.observe), clock)
+    async def start(
+        cls,
+        config: DecodeConfig,
+        endpoint: str,
+        prefill_calls: PrefillCalls,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> Self:
+        """Start the rank and return when it has loaded. Raises what RankClient.start raises.
+
+        `endpoint` is host:port of the worker's services.
+        """
+        return cls(config, endpoint, await RankClient.start(config.engine, config.observe), prefill_calls, clock)
 
     @property
     def ready(self) -> Ready:
         return self._rank.ready
 
+    @property
+    def report(self) -> StatusReport:
+        return self._host.report
+
+    @property
+    def live_requests(self) -> int:
+        return self.sessions.live_requests
+
     async def run(self) -> None:
         """Follow the rank. Raises EngineFailed once it has gone and every live request has been told so."""
-        ticks = asyncio.create_task(self._tick())
-        try:
-            error = await self._follow_rank()
-        finally:
-            ticks.cancel()
+        error = await self._host.run(self, self._stores)
         self._draining = True
         self.report.drain()
         self.sessions.fail_all(error)
@@ -65,9 +100,9 @@ class DecodeWorker:
         try:
             if self._draining:
                 raise WorkerDraining("this worker is draining: place the request on another")
-            check(submission, self.ready)
+            check(submission, self.ready, self.identity.can_prefill)
             admit(submission, self.sessions.backlog(attachment), self.ready.max_requests, self._limits)
-        except (InvalidRequest, WorkerFull, WorkerDraining) as error:
+        except (InvalidRequest, PlaceAgain) as error:
             self.sessions.refuse(attachment, submission, error)
         else:
             self.sessions.submit(attachment, submission)
@@ -85,39 +120,27 @@ class DecodeWorker:
         """Stop the rank, whatever it does."""
         await self._rank.close()
 
-    async def _follow_rank(self) -> EngineFailed:
-        """Take its results for as long as there are any; returns why there are no more."""
-        try:
-            async for result in self._rank.results:
-                self._on_step(result)
-        except EngineFailed as error:
-            return error
-        status = await asyncio.shield(self._rank.closed)
-        return EngineFailed(f"the engine process ended with status {status}")
-
-    def _on_step(self, result: StepResult) -> None:
+    def on_step(self, result: StepResult) -> None:
         self.sessions.on_step(result)
-        self.report.observe(result.load, result.stored_blocks, result.removed_blocks, result.transfers)
-        metrics.ENGINE_STEPS.inc()
         metrics.DECODE_OUTPUT_TOKENS.inc(sum(len(output.token_ids) for output in result.outputs))
         metrics.DECODE_CACHED_TOKENS.inc(sum(output.cached_tokens or 0 for output in result.outputs))
+        metrics.ENGINE_STORE_CACHED_TOKENS.inc(sum(output.store_cached_tokens or 0 for output in result.outputs))
 
-    async def _tick(self) -> None:
-        metrics.ENGINE_BLOCKS_TOTAL.set(self.ready.total_blocks)
-        while True:
-            self.sessions.expire()
-            self._set_gauges()
-            await asyncio.sleep(TICK_SECONDS)
+    def on_news(self, news: TransferNews) -> None:
+        if isinstance(news, LandingOpened):
+            self.prefills.on_opened(news)
+        elif isinstance(news, Granted):
+            self.prefills.on_granted(news)
 
-    def _set_gauges(self) -> None:
-        sessions, load = self.sessions, self.report.load
+    def on_tick(self) -> None:
+        sessions = self.sessions
+        sessions.expire()
         metrics.DECODE_LIVE_REQUESTS.set(sessions.live_requests)
         metrics.DECODE_UNACKNOWLEDGED.set(sessions.kept_requests - sessions.live_requests)
         metrics.DECODE_GATEWAYS.set(sessions.attached_gateways)
-        metrics.ENGINE_BLOCKS_FREE.set(load.free_blocks)
-        metrics.ENGINE_RUNNING.set(load.running_requests)
-        metrics.ENGINE_WAITING.set(load.waiting_requests)
-        metrics.ENGINE_QUEUED_PREFILL_TOKENS.set(load.queued_prefill_tokens)
+
+    def _on_lost(self, key: int, error: PrefillLost) -> None:
+        self.sessions.fail(key, error)
 
 
 async def _wait(event: asyncio.Event, seconds: float) -> None:

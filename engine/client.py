@@ -4,17 +4,35 @@ import asyncio
 import os
 import socket
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
 from engine.config import EngineConfig
 from engine.frames import RECEIVE_BYTES, FrameDecoder, FrameEncoder
-from engine.messages import Cancel, Failed, FromRank, Ready, Start, StepResult, Stop, Submit
+from engine.messages import (
+    AttachStore,
+    Cancel,
+    DetachStore,
+    Failed,
+    FirstToken,
+    FromRank,
+    Grant,
+    Pushed,
+    PushOffer,
+    Ready,
+    Start,
+    StepResult,
+    Stop,
+    Submit,
+    ToRank,
+    TransferNews,
+)
 from mesh import tether
 from mesh.config import ObserveConfig
 from mesh.errors import CheckpointError, ConfigError, EngineFailed
+from transfer.ticket import SegmentDigest, StoreSession, Ticket
 
 STOP_GRACE_SECONDS = 5.0
 
@@ -22,10 +40,12 @@ STOP_GRACE_SECONDS = 5.0
 class RankClient:
     """Made by `start`, in the main thread: the kernel ties the rank's life to the thread that forked.
 
+    What it is told, it is told in order; each method raises EngineFailed if the rank has gone.
+
     Attributes:
         ready: what the rank said when it had loaded.
-        results: step results in order, to be iterated once and promptly (unread, they pause the engine after some
-            MB); ends when the rank has gone.
+        results: step results and news of transfers, in order, to be iterated once and promptly (unread, they pause the
+            engine after some MB); ends when the rank has gone.
         closed: done when the process has ended, with its exit status. Wrap it in `asyncio.shield` to await it under
             a timeout.
     """
@@ -41,7 +61,7 @@ class RankClient:
         self.closed: asyncio.Future[int] = asyncio.ensure_future(process.wait())
         self.ready: Ready
         self._messages = self._receive()
-        self.results: AsyncIterator[StepResult] = self._results()
+        self.results: AsyncIterator[StepResult | TransferNews] = self._results()
 
     @classmethod
     async def start(cls, config: EngineConfig, observe: ObserveConfig | None = None) -> Self:
@@ -70,12 +90,31 @@ class RankClient:
         return self._process.pid
 
     def submit(self, submit: Submit) -> None:
-        """Raises EngineFailed if the rank has gone."""
         self._send(submit)
 
     def cancel(self, key: int) -> None:
-        """Raises EngineFailed if the rank has gone."""
         self._send(Cancel(key))
+
+    def grant(self, transfer_id: bytes, segment: int) -> None:
+        """The receiver of a push has a staging slot for this segment."""
+        self._send(Grant(transfer_id, segment))
+
+    def pushed(self, digest: SegmentDigest) -> None:
+        """What the sender says it pushed into a landing."""
+        self._send(Pushed(digest))
+
+    def first_token(self, first: FirstToken) -> None:
+        self._send(first)
+
+    def attach_store(self, session: StoreSession) -> None:
+        self._send(AttachStore(session))
+
+    def detach_store(self, store_id: str) -> None:
+        self._send(DetachStore(store_id))
+
+    def push_offer(self, ticket: Ticket, hashes: Sequence[bytes]) -> None:
+        """Push the blocks with these hashes into a store's landing."""
+        self._send(PushOffer(ticket, list(hashes)))
 
     async def close(self, grace_seconds: float = STOP_GRACE_SECONDS) -> None:
         """Stop the rank, by force after the grace; may be called twice. Requests in it are lost."""
@@ -86,7 +125,7 @@ class RankClient:
         finally:
             await self._kill()
 
-    def _send(self, message: Start | Submit | Cancel | Stop) -> None:
+    def _send(self, message: ToRank) -> None:
         if self.closed.done() or self._writer.is_closing():
             raise EngineFailed("the engine process has ended")
         self._writer.write(bytes(self._encoder.encode(message)))
@@ -101,9 +140,9 @@ class RankClient:
         assert isinstance(message, Ready)
         return message
 
-    async def _results(self) -> AsyncIterator[StepResult]:
+    async def _results(self) -> AsyncIterator[StepResult | TransferNews]:
         async for message in self._messages:
-            assert isinstance(message, StepResult)
+            assert not isinstance(message, Ready | Failed)
             yield message
 
     async def _receive(self) -> AsyncIterator[FromRank]:

@@ -51,6 +51,22 @@ ENGINE_BLOCKS_TOTAL = Gauge("deepmesh_engine_blocks_total", "Blocks in the KV po
 ENGINE_RUNNING = Gauge("deepmesh_engine_running_requests", "Requests in the running batch")
 ENGINE_WAITING = Gauge("deepmesh_engine_waiting_requests", "Requests waiting for room")
 ENGINE_QUEUED_PREFILL_TOKENS = Gauge("deepmesh_engine_queued_prefill_tokens", "Prompt tokens not computed yet")
+ENGINE_STORE_CACHED_TOKENS = Counter(
+    "deepmesh_engine_store_cached_tokens_total", "Prompt tokens of requests that came from a KV store"
+)
+TRANSFER_OPEN = Gauge("deepmesh_transfer_open", "KV transfers that have not ended", ["kind"])
+TRANSFER_SLOTS_FREE = Gauge("deepmesh_transfer_slots_free", "Staging slots that no transfer holds")
+TRANSFER_SLOTS_QUARANTINED = Gauge("deepmesh_transfer_slots_quarantined", "Staging slots that late bytes may reach")
+TRANSFER_BYTES = Gauge("deepmesh_transfer_bytes", "KV moved since the start", ["direction", "transport"])
+TRANSFER_REFUSED = Gauge("deepmesh_transfer_refused", "What was not believed since the start", ["reason"])
+DECODE_PREFILLS = Counter("deepmesh_decode_prefills_total", "Prompts computed elsewhere by how it ended", ["outcome"])
+
+# Prefill worker.
+PREFILL_LIVE_PROMPTS = Gauge("deepmesh_prefill_live_prompts", "Prefill calls accepted and not ended")
+PREFILL_PROMPT_TOKENS = Counter("deepmesh_prefill_prompt_tokens_total", "Prompt tokens of accepted calls")
+PREFILL_CACHED_TOKENS = Counter("deepmesh_prefill_cached_tokens_total", "Prompt tokens found in the cache")
+PREFILL_PUSHED_BYTES = Counter("deepmesh_prefill_pushed_bytes_total", "KV pushed to decode workers", ["transport"])
+PREFILL_ENDED = Counter("deepmesh_prefill_ended_total", "Prefill calls by how they ended", ["outcome"])
 
 # KV store.
 KVSTORE_BLOCKS_USED = Gauge("deepmesh_kvstore_blocks_used", "Blocks with content")

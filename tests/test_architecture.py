@@ -17,7 +17,7 @@ MAY_IMPORT = {
     "gateway": {"gateway", "mesh", PROTOS},
     "scheduler": {"scheduler", "mesh", PROTOS},
     "decode_svc": {"decode_svc", "engine", "transfer", "kvstore", "mesh", PROTOS},
-    "engine": {"engine", "kernels", "transfer", "mesh"},
+    "engine": {"engine", "kernels", "transfer", "mesh", PROTOS},
     "transfer": {"transfer", "mesh", PROTOS},
     "prefill_svc": {"prefill_svc", "engine", "transfer", "kvstore", "mesh", PROTOS},
     "kvstore": {"kvstore", "transfer", "mesh", PROTOS},
@@ -46,7 +46,9 @@ TORCH_HOMES = (
 # Inside functions only: a rank on the oracle backend starts without it.
 LAZY_TORCH_HOMES = ("engine/rank.py",)
 SERVICES = ("gateway", "scheduler", "decode_svc")
-# Of a service folder, what speaks gRPC; the rest is domain.
+# What services share of their domain.
+SHARED = ("engine", "transfer")
+# Of these, what speaks gRPC; the rest is domain.
 EDGES = ("__main__.py", "service.py", "wire.py", "_link.py")
 
 
@@ -96,12 +98,14 @@ def test_torch_is_imported_only_where_tensors_live() -> None:
     assert not wrong
 
 
-def test_the_domain_of_a_service_knows_no_grpc() -> None:
+def test_the_domain_of_services_knows_no_grpc() -> None:
     wrong = [
         f"{path} imports {module}"
         for path, tree in sources()
         for module, _ in imported_modules(tree)
-        if path.parts[0] in SERVICES and module.partition(".")[0] in ("grpc", PROTOS) and not path.name.endswith(EDGES)
+        if path.parts[0] in (*SERVICES, *SHARED)
+        and module.partition(".")[0] in ("grpc", PROTOS)
+        and not path.name.endswith(EDGES)
     ]
     assert not wrong
 

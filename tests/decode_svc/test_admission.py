@@ -1,12 +1,14 @@
 from typing import Any
 
+import msgspec
 import pytest
 
 from decode_svc.admission import QueueLimits, admit, check
+from decode_svc.requests import PrefillTarget
 from decode_svc.sessions import Backlog
 from engine.messages import Sampling
-from mesh.errors import ContextExceeded, InvalidRequest, WorkerFull
-from tests.support.decoding import READY, make_submission
+from mesh.errors import ContextExceeded, InvalidRequest, PlaceAgain, WorkerFull
+from tests.support.decoding import PREFILL, READY, make_submission
 
 LIMITS = QueueLimits(waiting_requests=2, queued_prefill_tokens=100, kept_tokens=1000)
 
@@ -22,7 +24,7 @@ LIMITS = QueueLimits(waiting_requests=2, queued_prefill_tokens=100, kept_tokens=
     ],
 )
 def test_what_can_run_here_passes(changes: dict[str, Any]) -> None:
-    check(make_submission(**changes), READY)
+    check(make_submission(**changes), READY, can_prefill=True)
 
 
 @pytest.mark.parametrize(
@@ -34,7 +36,7 @@ def test_what_can_run_here_passes(changes: dict[str, Any]) -> None:
         ({"stop_token_ids": [100]}, "stop.token_ids"),
         ({"stop_token_ids": [1] * 2000}, "stop.token_ids"),
         ({"cache_salt": b"s" * 300}, "cache_salt"),
-        ({"prefill_elsewhere": True}, "prefill"),
+        ({"prefill": PREFILL}, "prefill"),
         ({"sampling": Sampling(temperature=-0.1)}, "sampling.temperature"),
         ({"sampling": Sampling(temperature=float("nan"))}, "sampling.temperature"),
         ({"sampling": Sampling(temperature=float("inf"))}, "sampling.temperature"),
@@ -46,19 +48,19 @@ def test_what_can_run_here_passes(changes: dict[str, Any]) -> None:
 )
 def test_what_can_never_run_is_refused_with_its_field(changes: dict[str, Any], field: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        check(make_submission(**changes), READY)
+        check(make_submission(**changes), READY, can_prefill=True)
     assert caught.value.metadata["field"] == field
 
 
 def test_a_request_over_the_context_says_what_there_is_room_for() -> None:
     with pytest.raises(ContextExceeded, match=r"990 prompt tokens and max_tokens 11 make 1001.* room for 1000"):
-        check(make_submission(token_ids=[1] * 990, max_tokens=11), READY)
+        check(make_submission(token_ids=[1] * 990, max_tokens=11), READY, can_prefill=True)
 
 
 def test_a_request_over_the_pool_is_over_the_context() -> None:
-    small = type(READY)(**{**{name: getattr(READY, name) for name in READY.__struct_fields__}, "total_blocks": 2})
+    small = msgspec.structs.replace(READY, total_blocks=2)
     with pytest.raises(ContextExceeded, match="room for 128"):
-        check(make_submission(token_ids=[1] * 120, max_tokens=9), small)
+        check(make_submission(token_ids=[1] * 120, max_tokens=9), small, can_prefill=True)
 
 
 def backlog(**changes: int) -> Backlog:
@@ -86,3 +88,16 @@ def test_a_request_is_placed_elsewhere_beyond_each_limit(held: dict[str, int], r
 
 def test_a_prompt_longer_than_the_queue_is_taken_by_an_idle_worker() -> None:
     admit(make_submission(token_ids=[1] * 500), backlog(), 4, LIMITS)
+
+
+def test_a_worker_that_computes_no_prompts_takes_those_that_others_compute() -> None:
+    ready = msgspec.structs.replace(READY, transfer_address=b"address")
+    check(make_submission(prefill=PREFILL), ready, can_prefill=False)
+    with pytest.raises(PlaceAgain):
+        check(make_submission(), ready, can_prefill=False)
+    with pytest.raises(InvalidRequest, match="endpoint"):
+        check(make_submission(prefill=PrefillTarget("prefill-1", "")), ready, can_prefill=True)
+
+
+def test_a_prompt_computed_elsewhere_waits_in_no_queue_of_this_worker() -> None:
+    admit(make_submission(prefill=PREFILL), backlog(queued_prefill_tokens=100), 4, LIMITS)

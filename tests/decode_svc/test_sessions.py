@@ -10,12 +10,13 @@ from mesh.errors import (
     EngineFailed,
     InvalidRequest,
     Overloaded,
+    PrefillLost,
     ShuttingDown,
     StreamReplaced,
     UnknownRequest,
     WorkerFull,
 )
-from tests.support.decoding import FakeRank, make_submission
+from tests.support.decoding import PREFILL, FakePrompts, FakeRank, make_submission
 from tests.support.scheduling import ManualClock
 
 GRACE = 5.0
@@ -23,7 +24,7 @@ GRACE = 5.0
 
 def make_sessions(**limits: int) -> tuple[Sessions, FakeRank, ManualClock]:
     rank, clock = FakeRank(), ManualClock()
-    return Sessions(rank, clock, GRACE, SessionLimits(**limits)), rank, clock
+    return Sessions(rank, FakePrompts(), clock, GRACE, SessionLimits(**limits)), rank, clock
 
 
 def attach(sessions: Sessions, gateway: str = "g", incarnation: str = "i", **resume: int) -> Attachment:
@@ -332,3 +333,37 @@ def test_gateways_and_their_requests_are_bounded() -> None:
         sessions.submit(attachment, make_submission(2))
     with pytest.raises(Overloaded):
         attach(sessions, "a", _1=3, _2=3)
+
+
+async def test_a_prompt_computed_elsewhere_is_expected_until_its_request_ends() -> None:
+    rank, prompts = FakeRank(), FakePrompts()
+    sessions = Sessions(rank, prompts, ManualClock(), GRACE)
+    attachment = attach(sessions)
+    submission = make_submission(prefill=PREFILL)
+    sessions.submit(attachment, submission)
+    assert (rank.submitted[0].lands, prompts.expected) == (True, {0: submission})
+    assert sessions.backlog(attachment).queued_prefill_tokens == 0
+    sessions.on_step(rank.step(rank.output(0)))
+    assert prompts.expected
+    sessions.on_step(rank.step(rank.output(0, finish="length")))
+    assert not prompts.expected
+    sessions.submit(attachment, make_submission(2))
+    assert (rank.submitted[1].lands, prompts.expected) == (False, {})
+
+
+async def test_a_lost_prefill_ends_the_request_and_names_the_worker() -> None:
+    sessions, rank, _ = make_sessions()
+    attachment = attach(sessions)
+    sessions.submit(attachment, make_submission(1, prefill=PREFILL))
+    sessions.submit(attachment, make_submission(2, prefill=PREFILL))
+    sessions.fail(0, PREFILL.lost("it died"))
+    refusal = Refusal(PrefillLost.reason, "the KV did not land in time")
+    sessions.on_step(rank.step(Output(1, 3, [], refusal=refusal)))
+    ends = await taken(attachment)
+    assert (rank.cancelled, sessions.live_requests) == ([0], 0)
+    for stream_id in (1, 2):
+        error = ends[stream_id][2]
+        assert isinstance(error, PrefillLost)
+        assert error.metadata == {"worker_id": "prefill-1"}
+    sessions.fail(0, PREFILL.lost("again"))
+    assert rank.cancelled == [0]

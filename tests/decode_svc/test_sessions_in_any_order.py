@@ -4,10 +4,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from decode_svc.requests import PrefillTarget
 from decode_svc.session import Attachment
 from decode_svc.sessions import Sessions
 from mesh.errors import EngineFailed, WorkerFull
-from tests.support.decoding import FakeRank, make_submission
+from tests.support.decoding import PREFILL, FakePrompts, FakeRank, make_submission
 from tests.support.scheduling import ManualClock
 
 GRACE = 5.0
@@ -42,8 +43,9 @@ class AnyOrder(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.rank = FakeRank()
+        self.prompts = FakePrompts()
         self.clock = ManualClock()
-        self.sessions = Sessions(self.rank, self.clock, GRACE)
+        self.sessions = Sessions(self.rank, self.prompts, self.clock, GRACE)
         self.gateways = {name: Gateway() for name in "ab"}
         for name in self.gateways:
             self.resume(name)
@@ -69,15 +71,19 @@ class AnyOrder(RuleBasedStateMachine):
         gateway.attachment = None
 
     @precondition(lambda self: self.attached_now())
-    @rule(data=st.data(), prompt=st.integers(1, 5), deadline=st.none() | st.integers(1, 9000))
-    def submit(self, data: st.DataObject, prompt: int, deadline: int | None) -> None:
+    @rule(
+        data=st.data(),
+        prompt=st.integers(1, 5),
+        deadline=st.none() | st.integers(1, 9000),
+        prefill=st.sampled_from([None, PREFILL]),
+    )
+    def submit(self, data: st.DataObject, prompt: int, deadline: int | None, prefill: PrefillTarget | None) -> None:
         gateway = self.draw_attached(data)
         assert gateway.attachment is not None
         before = set(self.rank.submitted)
         stream_id = gateway.new_stream_id()
-        self.sessions.submit(
-            gateway.attachment, make_submission(stream_id, token_ids=[7] * prompt, deadline_ms=deadline)
-        )
+        submission = make_submission(stream_id, token_ids=[7] * prompt, deadline_ms=deadline, prefill=prefill)
+        self.sessions.submit(gateway.attachment, submission)
         key = next(iter(set(self.rank.submitted) - before), None)
         gateway.requests[stream_id] = Received(prompt, key)
 
@@ -135,6 +141,11 @@ class AnyOrder(RuleBasedStateMachine):
             for stream_id in ended:
                 del gateway.requests[stream_id]
 
+    @precondition(lambda self: self.prompts.expected)
+    @rule(data=st.data())
+    def lose_a_prompt(self, data: st.DataObject) -> None:
+        self.sessions.fail(data.draw(st.sampled_from(sorted(self.prompts.expected))), PREFILL.lost("it died"))
+
     @rule(seconds=st.sampled_from([0.001, 1.0, GRACE]))
     def pass_time(self, seconds: float) -> None:
         self.clock.now += seconds
@@ -152,6 +163,11 @@ class AnyOrder(RuleBasedStateMachine):
         running = set() if self.rank.dead else set(self.rank.running) - set(self.rank.cancelled)
         assert len(running) <= self.sessions.live_requests
         assert self.sessions.idle.is_set() == (self.sessions.live_requests == 0)
+
+    @invariant()
+    def a_prompt_is_expected_only_for_a_request_that_runs(self) -> None:
+        assert set(self.prompts.expected) <= set(self.rank.running)
+        assert len(self.prompts.expected) <= self.sessions.live_requests
 
     @invariant()
     def a_gateway_that_is_attached_is_owed_exactly_what_it_waits_for(self) -> None:
@@ -187,6 +203,7 @@ class AnyOrder(RuleBasedStateMachine):
             backlog = self.sessions.backlog(gateway.attachment)
             assert (backlog.live_requests, backlog.queued_prefill_tokens, backlog.kept_tokens) == (0, 0, 0)
         assert self.sessions.kept_requests == 0
+        assert not self.prompts.expected
 
 
 TestAnyOrder = AnyOrder.TestCase

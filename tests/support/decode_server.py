@@ -11,16 +11,15 @@ from deepmesh.v1 import common_pb2, decode_pb2, decode_pb2_grpc
 
 from decode_svc.__main__ import SERVICE
 from decode_svc.config import DecodeConfig
+from decode_svc.prefill_link import PrefillLink
 from decode_svc.service import DecodeServicer
 from decode_svc.worker import DecodeWorker
-from engine.identity import worker_identity
 from engine.messages import Sampling
 from engine.oracle import oracle_tokens
 from mesh.channel import open_channel
 from mesh.errors import MeshError
 from mesh.failures import from_failure, from_rpc_error
 from mesh.server import MeshServer, Registration
-from mesh.workers import WorkerRole
 from tests.support.waiting import eventually
 
 VOCABULARY_SIZE = 1000
@@ -30,7 +29,13 @@ TOTAL_BLOCKS = 512
 def decode_config(**changes: Any) -> DecodeConfig:
     """An oracle worker; `engine` and `queue` are merged into the defaults here."""
     engine = {"backend": "oracle", "total_blocks": TOTAL_BLOCKS, "max_requests": 32, **changes.pop("engine", {})}
-    values = {"server": {"drain_seconds": 5}, "engine": engine, "grace_seconds": 1.0, **changes}
+    values = {
+        "server": {"drain_seconds": 5},
+        "engine": engine,
+        "grace_seconds": 1.0,
+        "worker_id": "decode-1",
+        **changes,
+    }
     return DecodeConfig.model_validate(values)
 
 
@@ -52,17 +57,17 @@ async def running_worker(**changes: Any) -> AsyncIterator[RunningWorker]:
     servicer = DecodeServicer()
     add = decode_pb2_grpc.add_DecodeServiceServicer_to_server
     async with MeshServer(config.server, "decode", [Registration(add, servicer, SERVICE, ("Attach",))]) as server:
-        worker = await DecodeWorker.start(config)
+        prefill_link = PrefillLink()
+        worker = await DecodeWorker.start(config, server.endpoint, prefill_link)
         running = RunningWorker(worker, server.endpoint)
         try:
-            servicer.open(
-                worker, worker_identity(worker.ready, WorkerRole.DECODE, "decode-1", "first", server.endpoint)
-            )
+            servicer.open(worker)
             following = asyncio.create_task(worker.run())
             yield running
             await running.until_empty()
             following.cancel()
         finally:
+            await prefill_link.close()
             await worker.close()
 
 

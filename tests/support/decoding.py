@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from decode_svc.requests import Submission
+from decode_svc.requests import PrefillTarget, Submission
 from engine.messages import Logprobs, Output, Ready, Sampling, StepResult, Submit
 from mesh.errors import EngineFailed
 from mesh.workers import KvNamespace, WorkerLoad
@@ -21,6 +21,9 @@ READY = Ready(
 )
 
 
+PREFILL = PrefillTarget("prefill-1", "127.0.0.1:1")
+
+
 def make_submission(stream_id: int = 1, **changes: Any) -> Submission:
     submission = Submission(
         stream_id=stream_id,
@@ -32,6 +35,20 @@ def make_submission(stream_id: int = 1, **changes: Any) -> Submission:
         stop_token_ids=[],
     )
     return replace(submission, **changes)
+
+
+@dataclass
+class FakePrompts:
+    """Prompts that nobody computes: those that a request still waits for, by the rank's key."""
+
+    expected: dict[int, Submission] = field(default_factory=dict)
+
+    def expect(self, key: int, submission: Submission) -> None:
+        assert key not in self.expected
+        self.expected[key] = submission
+
+    def drop(self, key: int) -> None:
+        self.expected.pop(key, None)
 
 
 @dataclass

@@ -1,0 +1,87 @@
+"""Prefill calls to other workers, over one channel to each."""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+from deepmesh.v1 import prefill_pb2, prefill_pb2_grpc
+
+from decode_svc import wire
+from decode_svc.prefills import RemotePrompt
+from engine.messages import FirstToken
+from mesh.channel import open_channel
+from mesh.failures import from_rpc_error
+from transfer.ticket import SegmentDigest
+
+# Channels kept though nobody uses them: workers that are gone for good are many in time.
+MAX_IDLE_CHANNELS = 64
+
+
+@dataclass(slots=True)
+class _Channel:
+    channel: grpc.aio.Channel
+    calls: int = 0
+
+
+class PrefillLink:
+    def __init__(self) -> None:
+        # By endpoint, the least recently used first.
+        self._channels: OrderedDict[str, _Channel] = OrderedDict()
+        self._closing: set[asyncio.Task[None]] = set()
+
+    async def close(self) -> None:
+        """End every call."""
+        channels, self._channels = self._channels, OrderedDict()
+        await asyncio.gather(*(kept.channel.close() for kept in channels.values()), *self._closing)
+
+    async def follow(self, prompt: RemotePrompt) -> AsyncGenerator[FirstToken | SegmentDigest, None]:
+        """See `decode_svc.prefills.PrefillCalls`."""
+        opened = prompt.opened
+        assert opened is not None
+        with self._channel(prompt.target.endpoint) as channel:
+            # The caller's timeout is the landing's; this one tells the worker of it.
+            call: Any = prefill_pb2_grpc.PrefillServiceStub(channel).Prefill(timeout=opened.ticket.deadline_ms / 1000)
+            writer = asyncio.create_task(_write(call, prompt))
+            try:
+                while (response := await call.read()) is not grpc.aio.EOF:
+                    if (event := wire.prefill_event(opened.key, response)) is not None:
+                        yield event
+            except grpc.aio.AioRpcError as error:
+                raise from_rpc_error(error) from error
+            finally:
+                writer.cancel()
+                call.cancel()
+
+    @contextmanager
+    def _channel(self, endpoint: str) -> Iterator[grpc.aio.Channel]:
+        kept = self._channels.get(endpoint)
+        if kept is None:
+            kept = self._channels[endpoint] = _Channel(open_channel(endpoint))
+        self._channels.move_to_end(endpoint)
+        kept.calls += 1
+        try:
+            yield kept.channel
+        finally:
+            kept.calls -= 1
+            self._forget_oldest_idle()
+
+    def _forget_oldest_idle(self) -> None:
+        idle = [endpoint for endpoint, kept in self._channels.items() if not kept.calls]
+        if len(idle) > MAX_IDLE_CHANNELS:
+            task = asyncio.create_task(self._channels.pop(idle[0]).channel.close())
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+
+
+async def _write(call: Any, prompt: RemotePrompt) -> None:
+    """Send the prompt, then each grant as it comes. A call that has ended says why where it is read."""
+    assert prompt.opened is not None
+    with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+        await call.write(prefill_pb2.PrefillRequest(start=wire.prefill_start(prompt.submission, prompt.opened)))
+        while True:
+            segment = await prompt.grants.get()
+            await call.write(prefill_pb2.PrefillRequest(grant=wire.segment_grant(prompt.opened, segment)))

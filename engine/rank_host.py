@@ -1,0 +1,133 @@
+"""A rank as its service keeps it: what the scheduler, the KV stores and the metrics hear of it."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Protocol
+
+from engine.client import RankClient
+from engine.messages import Ready, StepResult, TransferNews
+from mesh import metrics
+from mesh.chains import Chains
+from mesh.errors import EngineFailed
+from mesh.status_report import StatusReport
+from transfer.events import PushEnded, SegmentSent
+from transfer.ticket import SegmentDigest, StoreSession, Ticket
+
+# How often figures are set, and deadlines looked at.
+TICK_SECONDS = 0.02
+
+
+class Stores(Protocol):
+    """The KV stores, as `kvstore.client.StoreClient` has them."""
+
+    async def run(self) -> None: ...
+
+    def offer(self, chain: Sequence[bytes]) -> None: ...
+
+    def segment_sent(self, digest: SegmentDigest) -> bool: ...
+
+    def push_ended(self, event: PushEnded) -> bool: ...
+
+
+class RankUser(Protocol):
+    """What a service does with what its rank says."""
+
+    def on_step(self, result: StepResult) -> None: ...
+
+    def on_news(self, news: TransferNews) -> None:
+        """Never of an offer to a store."""
+        ...
+
+    def on_tick(self) -> None:
+        """Every few milliseconds."""
+        ...
+
+
+class RankHost:
+    """`run` follows the rank until it goes. Also what a store's client needs of a rank: see `kvstore.store_user`."""
+
+    def __init__(self, rank: RankClient) -> None:
+        self.report = StatusReport(rank.ready.total_blocks)
+        self.rank = rank
+        self._chains = Chains()
+
+    @property
+    def ready(self) -> Ready:
+        return self.rank.ready
+
+    async def run(self, user: RankUser, stores: Stores) -> EngineFailed:
+        """Returns why the rank has gone."""
+        tasks = [asyncio.create_task(self._tick(user.on_tick)), asyncio.create_task(stores.run())]
+        try:
+            async for said in self.rank.results:
+                self._hear(said, user, stores)
+        except EngineFailed as error:
+            return error
+        finally:
+            for task in tasks:
+                task.cancel()
+        status = await asyncio.shield(self.rank.closed)
+        return EngineFailed(f"the engine process ended with status {status}")
+
+    def attach_store(self, session: StoreSession) -> None:
+        with suppress(EngineFailed):
+            self.rank.attach_store(session)
+
+    def detach_store(self, store_id: str) -> None:
+        with suppress(EngineFailed):
+            self.rank.detach_store(store_id)
+
+    def push_offer(self, ticket: Ticket, hashes: Sequence[bytes]) -> None:
+        with suppress(EngineFailed):
+            self.rank.push_offer(ticket, hashes)
+
+    def grant_offer(self, transfer_id: bytes, segment: int) -> None:
+        with suppress(EngineFailed):
+            self.rank.grant(transfer_id, segment)
+
+    def _hear(self, said: StepResult | TransferNews, user: RankUser, stores: Stores) -> None:
+        if isinstance(said, StepResult):
+            user.on_step(said)
+            self._observe(said, stores)
+        elif not _is_of_an_offer(said, stores):
+            user.on_news(said)
+
+    def _observe(self, result: StepResult, stores: Stores) -> None:
+        metrics.ENGINE_STEPS.inc()
+        self.report.observe(result.load, result.stored_blocks, result.removed_blocks, result.transfers)
+        if result.stored_blocks or result.removed_blocks:
+            for chain in self._chains.observe(result.stored_blocks, result.stored_parents, result.removed_blocks):
+                stores.offer(chain)
+
+    async def _tick(self, on_tick: Callable[[], None]) -> None:
+        metrics.ENGINE_BLOCKS_TOTAL.set(self.ready.total_blocks)
+        while True:
+            on_tick()
+            self._set_gauges()
+            await asyncio.sleep(TICK_SECONDS)
+
+    def _set_gauges(self) -> None:
+        load, transfers = self.report.load, self.report.transfers
+        metrics.ENGINE_BLOCKS_FREE.set(load.free_blocks)
+        metrics.ENGINE_RUNNING.set(load.running_requests)
+        metrics.ENGINE_WAITING.set(load.waiting_requests)
+        metrics.ENGINE_QUEUED_PREFILL_TOKENS.set(load.queued_prefill_tokens)
+        metrics.TRANSFER_OPEN.labels("landing").set(transfers.open_landings)
+        metrics.TRANSFER_OPEN.labels("push").set(transfers.open_pushes)
+        metrics.TRANSFER_OPEN.labels("fetch").set(transfers.open_fetches)
+        metrics.TRANSFER_SLOTS_FREE.set(transfers.free_slots)
+        metrics.TRANSFER_SLOTS_QUARANTINED.set(transfers.quarantined_slots)
+        for transport, size_bytes in transfers.received_bytes.items():
+            metrics.TRANSFER_BYTES.labels("received", transport).set(size_bytes)
+        for transport, size_bytes in transfers.sent_bytes.items():
+            metrics.TRANSFER_BYTES.labels("sent", transport).set(size_bytes)
+        for reason, count in transfers.refused.items():
+            metrics.TRANSFER_REFUSED.labels(reason).set(count)
+
+
+def _is_of_an_offer(news: TransferNews, stores: Stores) -> bool:
+    """Whether it was news of an offer to a store, which has heard it now."""
+    if isinstance(news, SegmentSent):
+        return stores.segment_sent(news.digest)
+    return isinstance(news, PushEnded) and stores.push_ended(news)

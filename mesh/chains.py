@@ -1,0 +1,34 @@
+"""Blocks of KV in the order of their prompts: from a block that a rank has, back to the root of its chain."""
+
+from collections.abc import Iterable, Sequence
+
+
+class Chains:
+    """Follows which reusable blocks a rank has, and what each comes after."""
+
+    def __init__(self) -> None:
+        # The block before it; empty at the root.
+        self._parents: dict[bytes, bytes] = {}
+
+    def observe(self, stored: Sequence[bytes], parents: Sequence[bytes], removed: Iterable[bytes]) -> list[list[bytes]]:
+        """What left and what came; returns the whole chains, root first, that end in a block which came.
+
+        A block that another of them follows ends no chain of its own; one whose chain has a gap is left out.
+        """
+        for block_hash in removed:
+            self._parents.pop(block_hash, None)
+        self._parents.update(zip(stored, parents, strict=True))
+        followed = set(parents)
+        chains = (self._chain(block_hash) for block_hash in stored if block_hash not in followed)
+        return [chain for chain in chains if chain]
+
+    def _chain(self, block_hash: bytes) -> list[bytes]:
+        """Empty where it has a gap."""
+        backwards = []
+        while block_hash:
+            parent = self._parents.get(block_hash)
+            if parent is None:
+                return []
+            backwards.append(block_hash)
+            block_hash = parent
+        return backwards[::-1]
