@@ -51,11 +51,14 @@ class Center:
         self._evicted_blocks = 0
         self._publisher = Publisher(index, self._directory, config.index.lease_seconds)
 
-    def attach(self, worker: WorkerIdentity) -> Attachment:
-        """A session for the worker, new or renewed. Raises InvalidRequest, NamespaceMismatch, Overloaded."""
+    def attach(self, worker: WorkerIdentity, session_id: int) -> Attachment:
+        """That session renewed, or a new one (see `Sessions.attach`).
+
+        Raises InvalidRequest, NamespaceMismatch, Overloaded.
+        """
         slab = self._slab or self._make_slab(worker)
         slab.check(worker)
-        session = self._sessions.attach(worker)
+        session = self._sessions.attach(worker, session_id)
         # Said again at every renewal, which the agent takes for the same session.
         slab.lookups.open(session.session_id, session.digest)
         slab.agent.open_session(session.session_id, session.key)

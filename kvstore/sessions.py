@@ -13,8 +13,8 @@ from mesh.workers import KvNamespace, WorkerIdentity
 log = logging.getLogger(__name__)
 
 SESSION_KEY_BYTES = 32
-# Fits a signed 64-bit integer; random, so that a session of an earlier epoch is not taken for another's.
-_SESSION_ID_BITS = 63
+# Random, so that a session of an earlier epoch is not taken for another's; they fit a signed 64-bit integer.
+_SESSION_ID_BITS = 62
 
 
 @dataclass(slots=True)
@@ -24,7 +24,6 @@ class Session:
     session_id: int
     key: bytes
     worker_id: str
-    incarnation: str
     namespace: KvNamespace
     # Of the namespace.
     digest: bytes
@@ -44,17 +43,14 @@ class Sessions:
         self._by_id: dict[int, Session] = {}
         self._by_worker: dict[str, Session] = {}
 
-    def attach(self, worker: WorkerIdentity) -> Session:
-        """The worker's session, new or renewed. Another incarnation of a worker ends its session.
+    def attach(self, worker: WorkerIdentity, session_id: int) -> Session:
+        """Renew the worker's session; a new one where it is not that one (0 is none), which ends an earlier one.
 
         Raises Overloaded where there are too many.
         """
         self.expire()
         session = self._by_worker.get(worker.worker_id)
-        if session is not None and (session.incarnation, session.namespace) != (
-            worker.incarnation,
-            worker.kv_namespace,
-        ):
+        if session is not None and (session.session_id, session.namespace) != (session_id, worker.kv_namespace):
             self._close(session)
             session = None
         if session is None:
@@ -80,10 +76,9 @@ class Sessions:
         if len(self._by_id) >= self._limit:
             raise Overloaded(f"the store keeps at most {self._limit} sessions", retry_after_ms=10_000)
         session = Session(
-            session_id=secrets.randbits(_SESSION_ID_BITS),
+            session_id=1 + secrets.randbits(_SESSION_ID_BITS),
             key=secrets.token_bytes(SESSION_KEY_BYTES),
             worker_id=worker.worker_id,
-            incarnation=worker.incarnation,
             namespace=worker.kv_namespace,
             digest=namespace_digest(worker.kv_namespace),
             expires_at=0.0,

@@ -31,9 +31,7 @@ class StoreLink:
     def __init__(self, endpoint: str, worker: WorkerIdentity, worker_address: bytes, user: StoreUser) -> None:
         self._endpoint = endpoint
         self._worker = worker
-        self._request = kvstore_pb2.AttachWorkerRequest(
-            worker=worker_wire.identity_message(worker), worker_addresses=[worker_address]
-        )
+        self._worker_address = worker_address
         self._user = user
         self._session: StoreSession | None = None
         self._retry_seconds = FIRST_RETRY_SECONDS
@@ -57,7 +55,7 @@ class StoreLink:
         while True:
             self._doubt.clear()
             try:
-                response = await stub.AttachWorker(self._request, timeout=ANSWER_SECONDS)
+                response = await stub.AttachWorker(self._request(), timeout=ANSWER_SECONDS)
             except MeshError as error:
                 self._lose(error)
                 await asyncio.sleep(self._retry_seconds * random.uniform(0.5, 1.0))
@@ -67,6 +65,14 @@ class StoreLink:
             with suppress(TimeoutError):
                 async with asyncio.timeout(response.lease.ToMilliseconds() / 1000 / RENEWALS_A_LEASE):
                     await self._doubt.wait()
+
+    def _request(self) -> kvstore_pb2.AttachWorkerRequest:
+        """To renew the session; after a loss for a new one, since the rank numbers its messages anew."""
+        return kvstore_pb2.AttachWorkerRequest(
+            worker=worker_wire.identity_message(self._worker),
+            worker_addresses=[self._worker_address],
+            session_id=self._session.session_id if self._session else 0,
+        )
 
     def _use(self, response: kvstore_pb2.AttachWorkerResponse) -> None:
         session = StoreSession(

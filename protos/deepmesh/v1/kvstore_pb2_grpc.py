@@ -65,7 +65,8 @@ class KvStoreServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def AttachWorker(self, request, context):
-        """Introduces a worker. The answer holds what its UCX messages need. Repeat before the session expires. Idempotent.
+        """Introduces a worker. The answer holds what its UCX messages need. Repeat before the session expires, which is then
+        renewed, or replaced where the store no longer has it.
         FAILED_PRECONDITION: the namespace's block size does not fit the store's slab (NAMESPACE_MISMATCH).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
