@@ -135,6 +135,8 @@ def _worker_settings(plan: MeshPlan, cpu_count: int) -> list[str]:
     if plan.workers > 1:
         # Each would take every core otherwise.
         settings.append(f"engine.threads={max(1, cpu_count // plan.workers)}")
+        # Each takes its KV pool from what is free when it starts: half of it, between them.
+        settings.append(f"engine.kv_memory_fraction={min(0.25, 0.5 / plan.workers):.3f}")
     if plan.prefill_workers or plan.store_ports:
         settings.append("engine.transfer={}")
     return settings

@@ -69,6 +69,12 @@ def test_prefill_workers_take_their_share_of_the_cores() -> None:
     assert [last_value(specs[name], "engine.threads") for name in ("decode-0", "prefill-2")] == [2, 2]
 
 
+def test_workers_take_half_of_the_memory_between_them() -> None:
+    specs = by_name(MeshPlan(None, decode_workers=2, prefill_workers=2), 8)
+    assert last_value(specs["decode-0"], "engine.kv_memory_fraction") == 0.125
+    assert last_value(by_name(MeshPlan(None))["decode-0"], "engine.kv_memory_fraction") is None
+
+
 def test_a_single_worker_may_take_every_core() -> None:
     assert last_value(by_name(MeshPlan(None))["decode-0"], "engine.threads") is None
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 
 import grpc
-from deepmesh.v1 import gateway_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
+from deepmesh.v1 import common_pb2, gateway_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
 
 from mesh.commands.serving import until_served
 from mesh.composition import HOST, MeshPlan, compose
@@ -35,29 +35,39 @@ class ProcessMesh:
     def grpc_endpoint(self) -> str:
         return f"{HOST}:{self.plan.grpc_port}"
 
-    async def workers(self) -> list[scheduler_pb2.WorkerStatus]:
-        """The registry as it is now."""
+    async def snapshot(self) -> scheduler_pb2.WatchWorkersResponse:
+        """The registry and the stores as they are now."""
         watch = self.scheduler.WatchWorkers(scheduler_pb2.WatchWorkersRequest(), timeout=10)
         try:
-            response = await watch.read()
-            return list(response.workers)
+            response: scheduler_pb2.WatchWorkersResponse = await watch.read()
+            return response
         finally:
             watch.cancel()
 
+    async def workers(self) -> list[scheduler_pb2.WorkerStatus]:
+        """Decode and prefill workers."""
+        return list((await self.snapshot()).workers)
+
     async def whole(self, seconds: float = 30.0) -> None:
-        """Wait until every worker is registered: what was killed has been started again."""
+        """Wait until every worker is registered and every store answers: what was killed has been started again."""
         async with asyncio.timeout(seconds):
             while True:
                 with suppress(grpc.aio.AioRpcError):
-                    if sum(map(_is_alive, await self.workers())) == self.plan.decode_workers:
+                    snapshot = await self.snapshot()
+                    answering = sum(bool(store.store_id) for store in snapshot.stores)
+                    alive = sum(map(_is_alive, snapshot.workers))
+                    if (alive, answering) == (self.plan.workers, len(self.plan.store_ports)):
                         return
                 await asyncio.sleep(0.05)
 
     async def drained(self, seconds: float = 15.0) -> None:
-        """Wait until every worker says that it runs nothing and that every block is free."""
+        """Wait until every worker says that it runs nothing and that every block is free, and until nothing moves."""
         async with asyncio.timeout(seconds):
             while True:
-                if all(_is_empty(worker) for worker in await self.workers()):
+                snapshot = await self.snapshot()
+                transfers = [worker.transfers for worker in snapshot.workers]
+                transfers += [store.transfers for store in snapshot.stores]
+                if all(map(_is_empty, snapshot.workers)) and all(map(_is_still, transfers)):
                     return
                 await asyncio.sleep(0.05)
 
@@ -73,13 +83,18 @@ def _is_empty(worker: scheduler_pb2.WorkerStatus) -> bool:
     return waiting == 0 and load.free_blocks == worker.identity.total_blocks
 
 
+def _is_still(transfers: common_pb2.TransferStatus) -> bool:
+    opened = transfers.open_landings + transfers.open_pushes + transfers.open_fetches
+    return opened == 0 and transfers.free_slots == transfers.total_slots
+
+
 def oracle_settings(**engine: object) -> tuple[str, ...]:
     """Settings of a mesh whose workers need no checkpoint, and that speaks text all the same."""
     directory = Path(mkdtemp(prefix="deepmesh-oracle-"))
     write_tokenizer(directory, 512, 1 << 17)
     values = {"backend": "oracle", "oracle.vocabulary_size": 512, "total_blocks": 256, **engine}
-    decode = [f"decode.engine.{key}={value}" for key, value in values.items()]
-    return (*decode, f'gateway.models=[{{"name": "oracle", "tokenizer_dir": "{directory}"}}]')
+    workers = [f"{role}.engine.{key}={value}" for role in ("decode", "prefill") for key, value in values.items()]
+    return (*workers, f'gateway.models=[{{"name": "oracle", "tokenizer_dir": "{directory}"}}]')
 
 
 @asynccontextmanager
@@ -87,11 +102,14 @@ async def process_mesh(
     model_dir: Path | None = None,
     *,
     workers: int = 1,
+    prefill: int = 0,
+    stores: int = 0,
     settings: tuple[str, ...] = (),
     on_line: Callable[[str, str], None] | None = None,
 ) -> AsyncIterator[ProcessMesh]:
-    """Scheduler, workers and gateway; restarts what dies, and asserts at the end that nothing is held anywhere."""
-    plan = MeshPlan(model_dir, workers, free_port(), free_port(), free_port(), settings)
+    """A mesh that is whole; what dies is started again. Asserts at the end that nothing is held anywhere."""
+    store_ports = tuple(free_port() for _ in range(stores))
+    plan = MeshPlan(model_dir, workers, free_port(), free_port(), free_port(), settings, prefill, store_ports)
     lines: list[str] = []
 
     def keep(name: str, line: str) -> None:
@@ -113,6 +131,7 @@ async def process_mesh(
                 scheduler_pb2_grpc.SchedulerServiceStub(scheduler),
                 lines,
             )
+            await mesh.whole()
             yield mesh
             await mesh.drained()
         keeping.cancel()
