@@ -1,29 +1,32 @@
-"""Everything that moves KV in one process: a thread that owns the UCX worker, staging slots, landings and pushes."""
+"""Everything that moves KV in one process: the transfers that are open, and the thread that carries them out."""
 
+import threading
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from functools import partial
 
+from mesh.errors import InvalidRequest
 from mesh.workers import KvNamespace, TransferCounters
 from transfer.config import TransferConfig
 from transfer.events import Event
+from transfer.exchange import Exchange
+from transfer.lookup_server import LookupHandler
 from transfer.memory import KvMemory
+from transfer.segments import Tile, plan_layerwise, plan_whole
+from transfer.thread import TransferThread
 from transfer.ticket import SegmentDigest, StoreSession, Ticket
+from transfer.tickets import REPLAYED_TICKET, Geometry, make_ticket, refusal_of
+from transfer.ucx import UcxTransport
 
-
-class LookupHandler(Protocol):
-    """The store's side of `fetch`, called from the transfer thread: quick, and raising nothing."""
-
-    def match(self, session_id: int, hashes: Sequence[bytes]) -> list[int]:
-        """Blocks of the longest known prefix of the chain, leased until `release`. May be empty."""
-        ...
-
-    def release(self, session_id: int, blocks: Sequence[int]) -> None:
-        """They were sent, or will not be."""
-        ...
+# Used tickets are remembered to refuse them a second time; those forgotten have expired at their receiver.
+_REMEMBERED_TICKETS = 16_384
 
 
 class TransferAgent:
-    """All methods are thread-safe, return at once, and never raise for what a peer does: that comes as an event."""
+    """All methods are thread-safe, return at once, and never raise for what a peer does: that comes as an event.
+
+    One thread owns the UCX worker, landings, pushes, slots and every copy of bytes. Methods post to it.
+    """
 
     def __init__(
         self,
@@ -34,17 +37,37 @@ class TransferAgent:
         wake: Callable[[], None],
         lookups: LookupHandler | None = None,
     ) -> None:
-        """`lookups` makes it a store. `wake` is called, from the transfer thread, when `events` has something new."""
-        raise NotImplementedError
+        """`lookups` makes it a store. `wake` is called, from the transfer thread, when `events` has something new.
+
+        Raises ConfigError where UCX is missing or does not start, or a slot does not hold one block of one layer.
+        """
+        self._geometry = Geometry(memory.layers, memory.piece_bytes, config.slot_bytes)
+        self._plan(1, plan_whole)
+        self._namespace = namespace
+        self._layerwise_tokens = config.layerwise_tokens
+        self._wake = wake
+        self._lock = threading.Lock()
+        self._events: list[Event] = []
+        self._unannounced = False
+        self._used_tickets: OrderedDict[bytes, None] = OrderedDict()
+        # Of what `push` refuses, in the caller's thread.
+        self._refused: Counter[str] = Counter()
+        self._transport = UcxTransport(config.transports)
+        self._exchange = Exchange(self._transport, memory, config, clock, self._emit, lookups)
+        self._thread = TransferThread(self._transport, self._exchange, clock, self._announce)
 
     @property
     def address(self) -> bytes:
         """UCX worker address."""
-        raise NotImplementedError
+        return self._transport.address
 
     def events(self) -> list[Event]:
-        """What happened since the last call, in order."""
-        raise NotImplementedError
+        """What happened since the last call, in order. Raises what ended the transfer thread, if something did."""
+        if self._thread.failure is not None:
+            raise self._thread.failure
+        with self._lock:
+            events, self._events = self._events, []
+        return events
 
     # Receiving.
 
@@ -54,67 +77,105 @@ class TransferAgent:
         `tokens` of the whole prompt decide between whole and layerwise segments. Granted events follow as slots come
         free; exactly one Landed or LandingFailed ends it.
         """
-        raise NotImplementedError
+        plan = plan_layerwise if tokens >= self._layerwise_tokens else plan_whole
+        tiles = self._plan(len(blocks), plan)
+        ticket = make_ticket(
+            tiles, self._geometry.piece_bytes, self._namespace, self.address, attempt, deadline_seconds
+        )
+        self._thread.post(partial(self._exchange.open_landing, ticket, blocks))
+        return ticket
 
     def pushed(self, digest: SegmentDigest) -> None:
         """The sender says that it pushed a segment. Unknown transfers are counted and ignored."""
-        raise NotImplementedError
+        self._thread.post(partial(self._exchange.pushed, digest))
 
     def cancel_landing(self, transfer_id: bytes) -> None:
         """Give it up; LandingFailed follows once nothing can write to its blocks."""
-        raise NotImplementedError
+        self._thread.post(partial(self._exchange.cancel_landing, transfer_id))
 
     # Sending.
 
     def push(self, ticket: Ticket, blocks: Sequence[int]) -> None:
         """Send these blocks (the landing's, in chain order) as segments become both `granted` and `ready`.
 
-        Raises InvalidRequest for a ticket that does not fit the blocks, NamespaceMismatch for another namespace.
-        Exactly one PushEnded ends it.
+        Raises InvalidRequest for a ticket that does not fit the blocks or was used, NamespaceMismatch for another
+        namespace. Exactly one PushEnded ends it.
         """
-        raise NotImplementedError
+        refusal = refusal_of(ticket, len(blocks), self._namespace, self._geometry)
+        if refusal is not None:
+            self._refused[refusal.reason] += 1
+            raise refusal.error
+        self._use_up(ticket)
+        self._thread.post(partial(self._exchange.push, ticket, blocks))
 
     def granted(self, transfer_id: bytes, segment: int) -> None:
-        """The receiver has a slot for this segment."""
-        raise NotImplementedError
+        """The receiver has a slot for one more segment: for this one, or another that is ready before it."""
+        self._thread.post(partial(self._exchange.granted, transfer_id, segment))
 
     def ready(self, transfer_id: bytes, layers: int, blocks: int) -> None:
         """The first `layers` layers of the push's first `blocks` blocks are computed, beside what was said before."""
-        raise NotImplementedError
+        self._thread.post(partial(self._exchange.ready, transfer_id, layers, blocks))
 
     def cancel_push(self, transfer_id: bytes) -> None:
         """Stop it; PushEnded follows once UCX reads none of its blocks."""
-        raise NotImplementedError
+        self._thread.post(partial(self._exchange.cancel_push, transfer_id))
 
     # The store.
 
     def attach_store(self, session: StoreSession) -> None:
-        """Use this session from now on; replaces an earlier one with the same store."""
-        raise NotImplementedError
+        """Use this session from now on; replaces an earlier one with the same store. It is this agent's alone."""
+        self._thread.post(partial(self._exchange.fetcher.attach, session))
 
     def detach_store(self, store_id: str) -> None:
         """Forget it; fetches under way answer with what has landed."""
-        raise NotImplementedError
+        self._thread.post(partial(self._exchange.fetcher.detach, store_id))
 
     def fetch(self, fetch_id: int, store_id: str, hashes: Sequence[bytes], blocks: Sequence[int]) -> None:
         """Look up these hashes of a chain and land what matches in `blocks` (equal in number).
 
         One UCX message there, blocks back; Fetched follows within the configured deadline.
         """
-        raise NotImplementedError
+        assert len(hashes) == len(blocks)
+        self._thread.post(partial(self._exchange.fetcher.fetch, fetch_id, store_id, hashes, blocks))
 
     def open_session(self, session_id: int, session_key: bytes) -> None:
         """As the store: answer fetches that carry this session's MAC; all others are refused and counted."""
-        raise NotImplementedError
+        assert self._exchange.server is not None, "not a store"
+        self._thread.post(partial(self._exchange.server.open_session, session_id, session_key))
 
     def close_session(self, session_id: int) -> None:
         """As the store: its lease is over."""
-        raise NotImplementedError
+        assert self._exchange.server is not None, "not a store"
+        self._thread.post(partial(self._exchange.server.close_session, session_id))
 
     def counters(self) -> TransferCounters:
         """Totals since the start, and what is open now, for status, metrics and leak tests."""
-        raise NotImplementedError
+        return self._exchange.counters(self._refused)
 
     def close(self) -> None:
         """Stop the thread; every open transfer ends without an event."""
-        raise NotImplementedError
+        self._thread.close()
+
+    def _plan(self, blocks: int, plan: Callable[[int, int, int, int], list[Tile]]) -> list[Tile]:
+        return plan(self._geometry.layers, blocks, self._geometry.piece_bytes, self._geometry.slot_bytes)
+
+    def _use_up(self, ticket: Ticket) -> None:
+        with self._lock:
+            replayed = ticket.transfer_id in self._used_tickets
+            self._used_tickets[ticket.transfer_id] = None
+            if len(self._used_tickets) > _REMEMBERED_TICKETS:
+                self._used_tickets.popitem(last=False)
+        if replayed:
+            self._refused[REPLAYED_TICKET] += 1
+            raise InvalidRequest("the ticket was used before: open a landing for each push", field="ticket")
+
+    def _emit(self, event: Event) -> None:
+        with self._lock:
+            # Whoever was woken for the first takes them all.
+            self._unannounced |= not self._events
+            self._events.append(event)
+
+    def _announce(self) -> None:
+        if self._unannounced:
+            self._unannounced = False
+            self._wake()

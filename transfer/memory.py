@@ -13,7 +13,7 @@ class KvMemory(Protocol):
     piece_bytes: int
 
     def allocate_staging(self, size_bytes: int) -> Any:
-        """A buffer that UCX can send from and receive into (buffer protocol or __cuda_array_interface__), uint8."""
+        """A uint8 buffer that can be sliced, and that UCX takes (buffer protocol or __cuda_array_interface__)."""
         ...
 
     def gather(self, first_layer: int, layer_count: int, blocks: Sequence[int], staging: Any, key: bytes) -> bytes:

@@ -48,12 +48,18 @@ def digest(message: landing_pb2.SegmentDigest) -> SegmentDigest:
             f"a digest has {TRANSFER_ID_BYTES} bytes of transfer_id and at most {MAX_DIGEST_BYTES} of digest",
             field="digest",
         )
-    return SegmentDigest(message.transfer_id, message.segment, message.size_bytes, message.digest)
+    return SegmentDigest(
+        message.transfer_id, message.segment, message.size_bytes, message.digest, message.transport or "unknown"
+    )
 
 
 def digest_message(digest: SegmentDigest) -> landing_pb2.SegmentDigest:
     return landing_pb2.SegmentDigest(
-        transfer_id=digest.transfer_id, segment=digest.segment, size_bytes=digest.size_bytes, digest=digest.digest
+        transfer_id=digest.transfer_id,
+        segment=digest.segment,
+        size_bytes=digest.size_bytes,
+        digest=digest.digest,
+        transport=digest.transport,
     )
 
 

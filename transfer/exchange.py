@@ -1,0 +1,196 @@
+"""Every transfer of one process, for the one thread that carries them out."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from mesh.workers import TransferCounters
+from transfer.config import TransferConfig
+from transfer.events import Event, Granted, Landed, LandingFailed, PushEnded, SegmentSent
+from transfer.fetcher import Fetcher
+from transfer.landing import CANCELLED, UNKNOWN_SEGMENT, Landing
+from transfer.lookup_server import LookupHandler, LookupServer
+from transfer.mailbox import Mailbox
+from transfer.memory import KvMemory
+from transfer.push import Push
+from transfer.receiver import Incoming, Receiver
+from transfer.segments import tile_of
+from transfer.sender import Outgoing, Sender, Sent
+from transfer.slots import SlotPool
+from transfer.ticket import SegmentDigest, Ticket
+from transfer.transport import Transport
+
+# What was said of, or sent to, a transfer that is not open: late, or never heard of.
+UNKNOWN_TRANSFER = "unknown_transfer"
+UNKNOWN_TAG = "unknown_tag"
+
+
+class Exchange:
+    """Methods are `TransferAgent`'s, and may be called from one thread only."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        memory: KvMemory,
+        config: TransferConfig,
+        clock: Callable[[], float],
+        emit: Callable[[Event], None],
+        lookups: LookupHandler | None,
+    ) -> None:
+        self._transport = transport
+        self._window = config.slots
+        self._clock = clock
+        self._emit = emit
+        self._landings: dict[bytes, Incoming] = {}
+        self._pushes: dict[bytes, Outgoing] = {}
+        self.refused: Counter[str] = Counter()
+        self._received_bytes: Counter[str] = Counter()
+        self._sent_bytes: Counter[str] = Counter()
+        self._slots = SlotPool(config.slots)
+        staging = [memory.allocate_staging(config.slot_bytes) for _ in range(config.slots)]
+        # CUDA transfers wake nobody.
+        self.needs_polling = hasattr(staging[0], "__cuda_array_interface__")
+        self._mailbox = Mailbox(transport)
+        self._receiver = Receiver(transport, memory, self._slots, staging, self.refused, self._received_bytes)
+        self._sender = Sender(transport, memory, self._slots, staging, self._sent_bytes)
+        self.fetcher = Fetcher(transport, self._mailbox, self._receiver, memory, config, clock, self.refused, emit)
+        self.server: LookupServer | None = None
+        if lookups is not None:
+            self.server = LookupServer(
+                transport, self._mailbox, self._sender, memory, config, lookups, clock, self.refused
+            )
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether UCX holds one of our buffers, or an answer is awaited."""
+        parts = (self._receiver, self._sender, self._mailbox, self.fetcher)
+        return any(part.in_flight for part in parts)
+
+    @property
+    def next_deadline(self) -> float | None:
+        deadlines = self._receiver.deadlines() + self._sender.deadlines() + self.fetcher.deadlines()
+        return min(deadlines, default=None)
+
+    def turn(self) -> bool:
+        """Do what can be done now, of copies one segment each way; returns whether there was something."""
+        now = self._clock()
+        arrived = self._take_arrivals()
+        delivered = self._mailbox.turn()
+        self.fetcher.turn(now)
+        received = self._receiver.turn(now)
+        sent = self._sender.turn(now)
+        return arrived or delivered or received or sent
+
+    def open_landing(self, ticket: Ticket, blocks: Sequence[int]) -> None:
+        segments = ticket.segments
+        incoming = Incoming(
+            landing=Landing(
+                [segment.size_bytes for segment in segments], self._window, self._clock() + ticket.deadline_ms / 1000
+            ),
+            tiles=[tile_of(segment) for segment in segments],
+            tags=[segment.tag for segment in segments],
+            blocks=blocks,
+            key=ticket.secret,
+            granted=partial(self._tell_granted, ticket.transfer_id),
+            ended=partial(self._end_landing, ticket.transfer_id),
+        )
+        self._landings[ticket.transfer_id] = incoming
+        self._receiver.open(incoming)
+
+    def pushed(self, digest: SegmentDigest) -> None:
+        incoming = self._landings.get(digest.transfer_id)
+        if incoming is None:
+            self.refused[UNKNOWN_TRANSFER] += 1
+        else:
+            self._receiver.announce(incoming, digest)
+
+    def cancel_landing(self, transfer_id: bytes) -> None:
+        incoming = self._landings.get(transfer_id)
+        if incoming is not None:
+            self._receiver.give_up(incoming, CANCELLED, "the landing was cancelled")
+
+    def push(self, ticket: Ticket, blocks: Sequence[int]) -> None:
+        segments = ticket.segments
+        tiles = [tile_of(segment) for segment in segments]
+        outgoing = Outgoing(
+            push=Push(tiles, self._clock() + ticket.deadline_ms / 1000),
+            tiles=tiles,
+            addresses=[segment.worker_address for segment in segments],
+            tags=[segment.tag for segment in segments],
+            blocks=blocks,
+            key=ticket.secret,
+            announce=partial(self._tell_sent, ticket.transfer_id),
+            ended=partial(self._end_push, ticket.transfer_id),
+        )
+        self._pushes[ticket.transfer_id] = outgoing
+        self._sender.open(outgoing)
+
+    def granted(self, transfer_id: bytes, segment: int) -> None:
+        outgoing = self._pushes.get(transfer_id)
+        if outgoing is None:
+            self.refused[UNKNOWN_TRANSFER] += 1
+        elif not outgoing.push.grant(segment):
+            self.refused[UNKNOWN_SEGMENT] += 1
+
+    def ready(self, transfer_id: bytes, layers: int, blocks: int) -> None:
+        # It may have ended before its prompt was computed.
+        if transfer_id in self._pushes:
+            self._pushes[transfer_id].push.computed(layers, blocks)
+
+    def cancel_push(self, transfer_id: bytes) -> None:
+        outgoing = self._pushes.get(transfer_id)
+        if outgoing is not None:
+            self._sender.give_up(outgoing, "the push was cancelled")
+
+    def counters(self, refused: Counter[str]) -> TransferCounters:
+        """With what was refused before it came here. From any thread."""
+        return TransferCounters(
+            open_landings=len(self._landings),
+            open_pushes=len(self._pushes) + (self.server.open if self.server else 0),
+            open_fetches=self.fetcher.open,
+            total_slots=self._slots.total,
+            free_slots=self._slots.free,
+            quarantined_slots=self._slots.quarantined,
+            received_bytes=dict(self._received_bytes),
+            sent_bytes=dict(self._sent_bytes),
+            refused=dict(self.refused + refused),
+            fetches=self.fetcher.fetches,
+            fetched_blocks=self.fetcher.fetched_blocks,
+            fetch_bytes_per_second=self.fetcher.bytes_per_second,
+        )
+
+    def _take_arrivals(self) -> bool:
+        arrived = False
+        while (arrival := self._transport.next_arrival()) is not None:
+            arrived = True
+            taken = (
+                self._receiver.arrive(arrival)
+                or self.fetcher.arrive(arrival)
+                or (self.server is not None and self.server.arrive(arrival))
+            )
+            if not taken:
+                self.refused[UNKNOWN_TAG] += 1
+                self._transport.discard(arrival)
+            # A store's first answer tells what the segments behind it are.
+            self._mailbox.turn()
+        return arrived
+
+    def _tell_granted(self, transfer_id: bytes, segments: range) -> None:
+        for segment in segments:
+            self._emit(Granted(transfer_id, segment))
+
+    def _end_landing(self, transfer_id: bytes, incoming: Incoming) -> None:
+        del self._landings[transfer_id]
+        failure = incoming.landing.failure
+        if failure is None:
+            self._emit(Landed(transfer_id, incoming.landing.size_bytes, incoming.transport))
+        else:
+            self._emit(LandingFailed(transfer_id, failure.reason, failure.message))
+
+    def _tell_sent(self, transfer_id: bytes, sent: Sent) -> None:
+        digest = SegmentDigest(transfer_id, sent.index, sent.size_bytes, sent.digest, sent.transport)
+        self._emit(SegmentSent(digest))
+
+    def _end_push(self, transfer_id: bytes, outgoing: Outgoing) -> None:
+        del self._pushes[transfer_id]
+        self._emit(PushEnded(transfer_id, outgoing.sent_bytes, outgoing.transport, outgoing.push.error))

@@ -1,0 +1,151 @@
+"""The receiver's side of one transfer, as a state machine: which segments may come, came, and were believed.
+
+Pure: it moves no bytes and reads no clock. `receiver.Receiver` does what it says.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from transfer.digest import same
+from transfer.ticket import SegmentDigest
+
+# Why something a peer sent was not believed; keys of TransferCounters.refused.
+DUPLICATE_SEGMENT = "duplicate_segment"
+DUPLICATE_DIGEST = "duplicate_digest"
+UNKNOWN_SEGMENT = "unknown_segment"
+WRONG_SIZE = "wrong_size"
+WRONG_DIGEST = "wrong_digest"
+
+# Why a landing failed: `LandingFailed.reason`.
+CANCELLED = "CANCELLED"
+DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"
+SENDER_LOST = "SENDER_LOST"
+NOT_BELIEVED = "NOT_BELIEVED"
+
+
+class Phase(Enum):
+    # Nothing of it has come.
+    EXPECTED = auto()
+    # Its message is there and waits for a slot.
+    ARRIVED = auto()
+    # UCX writes it into its slot.
+    RECEIVING = auto()
+    # It lies in its slot.
+    RECEIVED = auto()
+    # It was verified and copied to its blocks.
+    LANDED = auto()
+
+
+@dataclass(slots=True)
+class _Segment:
+    size_bytes: int
+    phase: Phase = Phase.EXPECTED
+    slot: int | None = None
+    announced: SegmentDigest | None = None
+
+
+@dataclass(frozen=True)
+class Failure:
+    # One of those above.
+    reason: str
+    message: str
+
+
+class Landing:
+    """Segments by index. Ends once: by the last segment landing, or by the first failure."""
+
+    def __init__(self, sizes: Sequence[int], window: int, deadline: float) -> None:
+        """At most `window` segments are granted and not landed yet. `deadline` on the caller's clock, seconds."""
+        self._segments = [_Segment(size) for size in sizes]
+        self._window = window
+        self._granted = 0
+        self._landed = 0
+        self.deadline = deadline
+        self.failure: Failure | None = None
+
+    @property
+    def ended(self) -> bool:
+        return self.failure is not None or self._landed == len(self._segments)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(segment.size_bytes for segment in self._segments)
+
+    def phase(self, index: int) -> Phase:
+        return self._segments[index].phase
+
+    def grant(self) -> range:
+        """Segments that the sender may push from now on."""
+        first = self._granted
+        if not self.ended:
+            self._granted = min(len(self._segments), self._landed + self._window)
+        return range(first, self._granted)
+
+    def arrive(self, index: int, size_bytes: int) -> str | None:
+        """A message with this segment's tag is there. Returns why it must be dropped, or None: receive it."""
+        segment = self._segments[index]
+        if self.ended or segment.phase is not Phase.EXPECTED:
+            return DUPLICATE_SEGMENT
+        if size_bytes != segment.size_bytes:
+            return WRONG_SIZE
+        segment.phase = Phase.ARRIVED
+        return None
+
+    def receive(self, index: int, slot: int) -> None:
+        """UCX writes it into this slot from now on."""
+        segment = self._segments[index]
+        assert segment.phase is Phase.ARRIVED and not self.ended
+        segment.phase, segment.slot = Phase.RECEIVING, slot
+
+    def received(self, index: int) -> None:
+        """UCX wrote all of it and lets go of the slot."""
+        segment = self._segments[index]
+        assert segment.phase is Phase.RECEIVING
+        segment.phase = Phase.RECEIVED
+
+    def announce(self, digest: SegmentDigest) -> str | None:
+        """The sender's word on a segment, before or after its bytes. Returns why it was refused, or None."""
+        if not 0 <= digest.segment < len(self._segments):
+            return UNKNOWN_SEGMENT
+        segment = self._segments[digest.segment]
+        if segment.announced is not None:
+            return DUPLICATE_DIGEST
+        if digest.size_bytes != segment.size_bytes:
+            return WRONG_SIZE
+        segment.announced = digest
+        return None
+
+    def verifiable(self, index: int) -> bool:
+        segment = self._segments[index]
+        return not self.ended and segment.phase is Phase.RECEIVED and segment.announced is not None
+
+    def matches(self, index: int, digest: bytes) -> bool:
+        """Whether the bytes in the slot, which have this digest, are those that the sender announced."""
+        announced = self._segments[index].announced
+        assert announced is not None and self.verifiable(index)
+        return same(digest, announced.digest)
+
+    def slot(self, index: int) -> int:
+        """The slot that holds the segment."""
+        slot = self._segments[index].slot
+        assert slot is not None
+        return slot
+
+    def land(self, index: int) -> int:
+        """It was verified and lies in its blocks. Returns the slot that it leaves."""
+        segment = self._segments[index]
+        assert segment.phase is Phase.RECEIVED and segment.slot is not None and not self.ended
+        slot, segment.slot = segment.slot, None
+        segment.phase = Phase.LANDED
+        self._landed += 1
+        return slot
+
+    def fail(self, reason: str, message: str) -> None:
+        """Give it up; what lies in slots is not believed any more. Only the first failure counts."""
+        if not self.ended:
+            self.failure = Failure(reason, message)
+
+    def slots(self, phase: Phase) -> list[int]:
+        """Slots of the segments in this phase."""
+        return [each.slot for each in self._segments if each.phase is phase and each.slot is not None]

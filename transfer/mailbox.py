@@ -1,0 +1,47 @@
+"""Small messages over a transport: sent without waiting, delivered when all their bytes are there."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from transfer.transport import Arrival, Transmission, Transport
+
+
+@dataclass(eq=False)
+class _Receive:
+    buffer: bytearray
+    transmission: Transmission
+    deliver: Callable[[bytes], None]
+
+
+class Mailbox:
+    """Messages that come whole are delivered in their order; larger ones, whose bytes follow, when they are there."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        # UCX still reads these.
+        self._sends: list[Transmission] = []
+        self._receives: list[_Receive] = []
+
+    @property
+    def in_flight(self) -> bool:
+        return bool(self._receives)
+
+    def send(self, address: bytes, tag: int, message: bytearray) -> None:
+        """A message to a peer that is gone is lost; `Transport.is_reachable` tells."""
+        self._sends.append(self._transport.send(address, tag, message))
+
+    def take(self, arrival: Arrival, deliver: Callable[[bytes], None]) -> None:
+        buffer = bytearray(arrival.size_bytes)
+        self._receives.append(_Receive(buffer, self._transport.receive(arrival, buffer), deliver))
+
+    def turn(self) -> bool:
+        """Deliver what has come; returns whether there was something."""
+        if self._sends:
+            self._sends = [send for send in self._sends if not send.completed]
+        done = [receive for receive in self._receives if receive.transmission.completed]
+        if done:
+            self._receives = [receive for receive in self._receives if receive not in done]
+        for receive in done:
+            if receive.transmission.error() is None:
+                receive.deliver(bytes(receive.buffer))
+        return bool(done)

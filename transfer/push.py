@@ -1,0 +1,80 @@
+"""The sender's side of one transfer, as a state machine: what was granted, what is computed, what may be sent.
+
+Pure: it moves no bytes and reads no clock. `sender.Sender` does what it says.
+"""
+
+from collections.abc import Sequence
+
+from transfer.segments import Tile
+
+
+class Push:
+    """Grants are credits: they limit how many segments are under way, the sender chooses which.
+
+    Only it knows how its chunks of prompt and layers follow each other: a segment that was named but is not computed
+    yet must not hold up one that is.
+    """
+
+    def __init__(self, tiles: Sequence[Tile], deadline: float) -> None:
+        """`deadline` on the caller's clock, seconds."""
+        self._tiles = tiles
+        self._unsent = list(range(len(tiles)))
+        self._granted: set[int] = set()
+        # Corners of the staircase: (layers, blocks) computed. None lies within another.
+        self._computed: list[tuple[int, int]] = []
+        self._begun = 0
+        self._in_flight: set[int] = set()
+        self.deadline = deadline
+        self.error: str | None = None
+
+    @property
+    def ended(self) -> bool:
+        return self.error is not None or (not self._unsent and not self._in_flight)
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._in_flight)
+
+    def grant(self, segment: int) -> bool:
+        """One more segment may go. False for a segment that the transfer does not have."""
+        if not 0 <= segment < len(self._tiles):
+            return False
+        self._granted.add(segment)
+        return True
+
+    def computed(self, layers: int, blocks: int) -> None:
+        """The first `layers` layers of the first `blocks` blocks hold their KV."""
+        if any(layers <= have_layers and blocks <= have_blocks for have_layers, have_blocks in self._computed):
+            return
+        self._computed = [
+            (have_layers, have_blocks)
+            for have_layers, have_blocks in self._computed
+            if have_layers > layers or have_blocks > blocks
+        ]
+        self._computed.append((layers, blocks))
+
+    def next(self) -> int | None:
+        """The first segment that may be sent now."""
+        if self.ended or self._begun >= len(self._granted):
+            return None
+        return next((index for index in self._unsent if self._is_computed(self._tiles[index])), None)
+
+    def begin(self, index: int) -> None:
+        """It is being sent."""
+        assert not self.ended
+        self._unsent.remove(index)
+        self._begun += 1
+        self._in_flight.add(index)
+
+    def sent(self, index: int) -> None:
+        """UCX has no more use for its slot."""
+        self._in_flight.remove(index)
+
+    def fail(self, error: str) -> None:
+        """Give it up. Only the first error counts."""
+        if not self.ended:
+            self.error = error
+
+    def _is_computed(self, tile: Tile) -> bool:
+        layers, blocks = tile.first_layer + tile.layer_count, tile.first_block + tile.block_count
+        return any(layers <= have_layers and blocks <= have_blocks for have_layers, have_blocks in self._computed)

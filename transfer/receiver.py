@@ -1,0 +1,208 @@
+"""Receiving: brings messages into slots, verified slots into blocks, and every slot back."""
+
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from transfer.landing import DEADLINE_EXCEEDED, NOT_BELIEVED, SENDER_LOST, WRONG_DIGEST, WRONG_SIZE, Landing, Phase
+from transfer.memory import KvMemory
+from transfer.segments import Tile
+from transfer.slots import Direction, SlotPool
+from transfer.ticket import SegmentDigest
+from transfer.transport import Arrival, Transmission, Transport
+
+
+@dataclass(eq=False)
+class Incoming:
+    """A transfer to this process: its state, where its segments go, and who wants to hear of it."""
+
+    landing: Landing
+    tiles: Sequence[Tile]
+    # One of each segment.
+    tags: Sequence[int]
+    blocks: Sequence[int]
+    # Keys the digests.
+    key: bytes
+    granted: Callable[[range], None]
+    # Called once; from then on nothing writes to the blocks.
+    ended: Callable[["Incoming"], None]
+    carriers: set[str] = field(default_factory=set)
+
+    @property
+    def transport(self) -> str:
+        return "+".join(sorted(self.carriers)) or "unknown"
+
+
+@dataclass(eq=False)
+class _Receive:
+    incoming: Incoming
+    index: int
+    slot: int
+    transmission: Transmission
+
+
+class Receiver:
+    """Slots are bound when a message arrives: what was granted and is not computed yet takes none.
+
+    A message that finds no free slot waits with its sender, who holds the bytes.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        memory: KvMemory,
+        slots: SlotPool,
+        staging: Sequence[Any],
+        refused: Counter[str],
+        received_bytes: Counter[str],
+    ) -> None:
+        self._transport = transport
+        self._memory = memory
+        self._slots = slots
+        self._staging = staging
+        self._refused = refused
+        self._received_bytes = received_bytes
+        self._open: set[Incoming] = set()
+        self._by_tag: dict[int, tuple[Incoming, int]] = {}
+        # Messages at hand, that wait for a slot.
+        self._waiting: deque[tuple[Incoming, int, Arrival]] = deque()
+        self._receives: list[_Receive] = []
+        self._verifiable: deque[tuple[Incoming, int]] = deque()
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether a buffer is UCX's."""
+        return bool(self._receives)
+
+    def deadlines(self) -> list[float]:
+        return [incoming.landing.deadline for incoming in self._open]
+
+    def open(self, incoming: Incoming) -> None:
+        self._open.add(incoming)
+        self._by_tag |= {tag: (incoming, index) for index, tag in enumerate(incoming.tags)}
+        self._go_on(incoming)
+
+    def announce(self, incoming: Incoming, digest: SegmentDigest) -> None:
+        """The sender's word on a segment."""
+        landing = incoming.landing
+        reason = landing.announce(digest)
+        if reason is not None:
+            self._refused[reason] += 1
+        if reason == WRONG_SIZE:
+            self.give_up(incoming, NOT_BELIEVED, "the sender announced a segment of a wrong size")
+        elif reason is None:
+            incoming.carriers.add(digest.transport)
+            self._verify_later(incoming, digest.segment)
+
+    def arrive(self, arrival: Arrival) -> bool:
+        """Take a message. False where its tag is none of an open transfer."""
+        found = self._by_tag.get(arrival.tag)
+        if found is None:
+            return False
+        incoming, index = found
+        reason = incoming.landing.arrive(index, arrival.size_bytes)
+        if reason is None:
+            self._waiting.append((incoming, index, arrival))
+            return True
+        self._refused[reason] += 1
+        self._transport.discard(arrival)
+        if reason == WRONG_SIZE:
+            self.give_up(incoming, NOT_BELIEVED, "a segment came with a wrong size")
+        return True
+
+    def give_up(self, incoming: Incoming, reason: str, message: str) -> None:
+        """Later bytes of it are dropped. `ended` was called, or is now."""
+        incoming.landing.fail(reason, message)
+        self._go_on(incoming)
+
+    def turn(self, now: float) -> bool:
+        """Do what can be done now; returns whether there was something. Verifies one segment at most."""
+        started, finished, verified = self._start_receives(), self._finish_receives(), self._verify_one()
+        for incoming in [each for each in self._open if each.landing.deadline <= now]:
+            self.give_up(incoming, DEADLINE_EXCEEDED, "the landing's deadline passed before all segments came")
+        return started or finished or verified
+
+    def _start_receives(self) -> bool:
+        started = False
+        while self._waiting:
+            incoming, index, arrival = self._waiting[0]
+            if incoming.landing.ended:
+                self._transport.discard(arrival)
+            else:
+                slot = self._slots.acquire(Direction.RECEIVING)
+                if slot is None:
+                    break
+                incoming.landing.receive(index, slot)
+                transmission = self._transport.receive(arrival, self._staging[slot][: arrival.size_bytes])
+                self._receives.append(_Receive(incoming, index, slot, transmission))
+            self._waiting.popleft()
+            started = True
+        return started
+
+    def _finish_receives(self) -> bool:
+        done = [receive for receive in self._receives if receive.transmission.completed]
+        if done:
+            self._receives = [receive for receive in self._receives if not receive.transmission.completed]
+        for receive in done:
+            self._finish(receive)
+        return bool(done)
+
+    def _finish(self, receive: _Receive) -> None:
+        incoming = receive.incoming
+        if incoming.landing.ended:
+            # It was in quarantine.
+            self._slots.release(receive.slot)
+            return
+        incoming.landing.received(receive.index)
+        error = receive.transmission.error()
+        if error is not None:
+            self.give_up(incoming, SENDER_LOST, f"the sender was lost: {error}")
+        else:
+            self._verify_later(incoming, receive.index)
+
+    def _verify_later(self, incoming: Incoming, index: int) -> None:
+        if incoming.landing.verifiable(index):
+            self._verifiable.append((incoming, index))
+
+    def _verify_one(self) -> bool:
+        if not self._verifiable:
+            return False
+        incoming, index = self._verifiable.popleft()
+        landing = incoming.landing
+        if not landing.verifiable(index):
+            # It ended meanwhile.
+            return True
+        tile = incoming.tiles[index]
+        size = tile.pieces * self._memory.piece_bytes
+        slot = landing.slot(index)
+        if not landing.matches(index, self._memory.digest(self._staging[slot], size, incoming.key)):
+            self._refused[WRONG_DIGEST] += 1
+            self.give_up(incoming, NOT_BELIEVED, "a segment's bytes are not those that its sender announced")
+            return True
+        blocks = incoming.blocks[tile.first_block : tile.first_block + tile.block_count]
+        self._memory.scatter(self._staging[slot], tile.first_layer, tile.layer_count, blocks)
+        self._slots.release(landing.land(index))
+        self._received_bytes[incoming.transport] += size
+        self._go_on(incoming)
+        return True
+
+    def _go_on(self, incoming: Incoming) -> None:
+        """Grant what may come, or end."""
+        landing = incoming.landing
+        if not landing.ended:
+            segments = landing.grant()
+            if segments:
+                incoming.granted(segments)
+        elif incoming in self._open:
+            self._close(incoming)
+
+    def _close(self, incoming: Incoming) -> None:
+        self._open.remove(incoming)
+        for tag in incoming.tags:
+            del self._by_tag[tag]
+        for slot in incoming.landing.slots(Phase.RECEIVED):
+            self._slots.release(slot)
+        for slot in incoming.landing.slots(Phase.RECEIVING):
+            self._slots.quarantine(slot)
+        incoming.ended(incoming)

@@ -1,0 +1,73 @@
+"""How a transfer is cut into segments: pure arithmetic over layers and blocks."""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from mesh.errors import ConfigError
+from transfer.ticket import Segment
+
+# A layerwise segment holds at most this share of the layers, so that most of a prompt's KV leaves while later layers
+# are still computed.
+LAYER_GROUPS = 8
+
+
+class Tile(NamedTuple):
+    """`layer_count` layers of `block_count` blocks; blocks counted within the transfer."""
+
+    first_layer: int
+    layer_count: int
+    first_block: int
+    block_count: int
+
+    @property
+    def pieces(self) -> int:
+        return self.layer_count * self.block_count
+
+
+def plan_whole(layers: int, blocks: int, piece_bytes: int, segment_bytes: int) -> list[Tile]:
+    """Runs of blocks with all their layers; layers are split only where one block alone is too large."""
+    return _tiles(layers, blocks, layers, piece_bytes, segment_bytes)
+
+
+def plan_layerwise(layers: int, blocks: int, piece_bytes: int, segment_bytes: int) -> list[Tile]:
+    """Runs of blocks by groups of layers: each may leave as soon as its layers are computed."""
+    return _tiles(layers, blocks, -(-layers // LAYER_GROUPS), piece_bytes, segment_bytes)
+
+
+def tile_of(segment: Segment) -> Tile:
+    return Tile(segment.first_layer, segment.layer_count, segment.first_block, segment.block_count)
+
+
+def covers_once(tiles: Sequence[Tile], layers: int, blocks: int) -> bool:
+    """Whether the tiles hold every layer of every block exactly once."""
+    seen: set[tuple[int, int]] = set()
+    pieces = 0
+    for tile in tiles:
+        if tile.first_layer + tile.layer_count > layers or tile.first_block + tile.block_count > blocks:
+            return False
+        pieces += tile.pieces
+        if pieces > layers * blocks:
+            return False
+        seen.update(_pieces(tile))
+    return len(seen) == layers * blocks == pieces
+
+
+def _pieces(tile: Tile) -> Iterator[tuple[int, int]]:
+    for layer in range(tile.first_layer, tile.first_layer + tile.layer_count):
+        for block in range(tile.first_block, tile.first_block + tile.block_count):
+            yield layer, block
+
+
+def _tiles(layers: int, blocks: int, layer_group: int, piece_bytes: int, segment_bytes: int) -> list[Tile]:
+    """Early blocks first, and of equal blocks early layers, at most `segment_bytes` each."""
+    if piece_bytes > segment_bytes:
+        raise ConfigError(
+            f"transfer.slot_bytes must hold one block of one layer: it is {segment_bytes}, a block has {piece_bytes}"
+        )
+    layer_group = min(layer_group, segment_bytes // piece_bytes)
+    block_run = segment_bytes // (layer_group * piece_bytes)
+    return [
+        Tile(first_layer, min(layer_group, layers - first_layer), first_block, min(block_run, blocks - first_block))
+        for first_block in range(0, blocks, block_run)
+        for first_layer in range(0, layers, layer_group)
+    ]

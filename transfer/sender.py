@@ -1,0 +1,176 @@
+"""Sending: gathers blocks into slots, hands them to UCX, says what was sent, and brings every slot back."""
+
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from transfer.memory import KvMemory
+from transfer.push import Push
+from transfer.segments import Tile
+from transfer.slots import Direction, SlotPool
+from transfer.transport import Transmission, Transport
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A segment that is on its way, for the receiver to know it by."""
+
+    index: int
+    size_bytes: int
+    digest: bytes
+    transport: str
+
+
+@dataclass(eq=False)
+class Outgoing:
+    """A transfer from this process: its state, what goes where, and who wants to hear of it."""
+
+    push: Push
+    tiles: Sequence[Tile]
+    # Of each segment: worker address and tag.
+    addresses: Sequence[bytes]
+    tags: Sequence[int]
+    blocks: Sequence[int]
+    # Keys the digests.
+    key: bytes
+    announce: Callable[[Sent], None]
+    # Called once; from then on nothing reads the blocks.
+    ended: Callable[["Outgoing"], None]
+    sent_bytes: int = 0
+    transport: str = "unknown"
+
+
+@dataclass(eq=False)
+class _Send:
+    outgoing: Outgoing
+    index: int
+    slot: int
+    size_bytes: int
+    digest: bytes
+    transmission: Transmission
+    announced: bool = False
+
+
+class Sender:
+    """Open pushes take turns, one segment each; one peer holds at most half of the slots, as it may be frozen."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        memory: KvMemory,
+        slots: SlotPool,
+        staging: Sequence[Any],
+        sent_bytes: Counter[str],
+    ) -> None:
+        self._transport = transport
+        self._memory = memory
+        self._slots = slots
+        self._staging = staging
+        self._sent_bytes = sent_bytes
+        # Whose turn it is stands first.
+        self._open: deque[Outgoing] = deque()
+        self._sends: list[_Send] = []
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether a buffer is UCX's."""
+        return bool(self._sends)
+
+    def deadlines(self) -> list[float]:
+        return [outgoing.push.deadline for outgoing in self._open]
+
+    def open(self, outgoing: Outgoing) -> None:
+        self._open.append(outgoing)
+        self._end_if_done(outgoing)
+
+    def give_up(self, outgoing: Outgoing, error: str) -> None:
+        """`ended` was called, or is now; slots under way follow when UCX lets go of them."""
+        outgoing.push.fail(error)
+        self._end_if_done(outgoing)
+
+    def turn(self, now: float) -> bool:
+        """Do what can be done now; returns whether there was something. Gathers one segment at most."""
+        finished = self._finish_sends()
+        begun = self._begin_one()
+        for outgoing in list(self._open):
+            if outgoing.push.deadline <= now:
+                self.give_up(outgoing, "the landing's deadline passed before all segments were sent")
+        return finished or begun
+
+    def _begin_one(self) -> bool:
+        for _ in range(len(self._open)):
+            outgoing = self._open[0]
+            self._open.rotate(-1)
+            index = outgoing.push.next()
+            if index is None or self._share_taken(outgoing.addresses[index]):
+                continue
+            slot = self._slots.acquire(Direction.SENDING)
+            if slot is None:
+                self._empty_quarantine()
+                return False
+            self._begin(outgoing, index, slot)
+            return True
+        return False
+
+    def _begin(self, outgoing: Outgoing, index: int, slot: int) -> None:
+        tile = outgoing.tiles[index]
+        size = tile.pieces * self._memory.piece_bytes
+        blocks = outgoing.blocks[tile.first_block : tile.first_block + tile.block_count]
+        staging = self._staging[slot]
+        digest = self._memory.gather(tile.first_layer, tile.layer_count, blocks, staging, outgoing.key)
+        outgoing.push.begin(index)
+        transmission = self._transport.send(outgoing.addresses[index], outgoing.tags[index], staging[:size])
+        send = _Send(outgoing, index, slot, size, digest, transmission)
+        self._sends.append(send)
+        self._announce(send)
+
+    def _announce(self, send: _Send) -> None:
+        """As soon as it is known by which transport it goes: at once, but for the first message to a peer."""
+        transport = self._transport.carrier(send.outgoing.addresses[send.index])
+        if transport is not None and not send.announced:
+            send.announced = True
+            send.outgoing.transport = transport
+            send.outgoing.announce(Sent(send.index, send.size_bytes, send.digest, transport))
+
+    def _finish_sends(self) -> bool:
+        done = [send for send in self._sends if send.transmission.completed]
+        if done:
+            self._sends = [send for send in self._sends if not send.transmission.completed]
+        for send in done:
+            self._slots.release(send.slot)
+            self._finish(send)
+        return bool(done)
+
+    def _finish(self, send: _Send) -> None:
+        outgoing = send.outgoing
+        if outgoing.push.ended:
+            return
+        outgoing.push.sent(send.index)
+        error = send.transmission.error()
+        if error is not None:
+            self.give_up(outgoing, f"the receiver was lost: {error}")
+            return
+        self._announce(send)
+        outgoing.sent_bytes += send.size_bytes
+        self._sent_bytes[outgoing.transport] += send.size_bytes
+        self._end_if_done(outgoing)
+
+    def _end_if_done(self, outgoing: Outgoing) -> None:
+        if not outgoing.push.ended or outgoing not in self._open:
+            return
+        self._open.remove(outgoing)
+        for send in self._sends:
+            if send.outgoing is outgoing:
+                self._slots.quarantine(send.slot)
+        outgoing.ended(outgoing)
+
+    def _share_taken(self, address: bytes) -> bool:
+        held = sum(send.outgoing.addresses[send.index] == address for send in self._sends)
+        return held >= max(1, self._slots.total // 2)
+
+    def _empty_quarantine(self) -> None:
+        """Only where nothing but given up sends hold the slots: it fails whatever else goes to those peers."""
+        if all(send.outgoing.push.ended for send in self._sends):
+            for address in {send.outgoing.addresses[send.index] for send in self._sends}:
+                self._transport.hang_up(address)

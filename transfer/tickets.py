@@ -1,0 +1,91 @@
+"""Tickets: how a landing's is made, and which ones a sender refuses."""
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mesh.errors import InvalidRequest, MeshError, NamespaceMismatch
+from mesh.workers import KvNamespace
+from transfer.lookup import FIRST_RESERVED_TAG
+from transfer.segments import Tile, covers_once, tile_of
+from transfer.ticket import Segment, Ticket
+
+# Why a ticket was refused; keys of TransferCounters.refused.
+EXPIRED_TICKET = "expired_ticket"
+REPLAYED_TICKET = "replayed_ticket"
+OTHER_NAMESPACE = "other_namespace"
+OVERSIZED_SEGMENT_LIST = "oversized_segment_list"
+WRONG_SIZE = "wrong_size"
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """What the sender has to push from, and with."""
+
+    layers: int
+    piece_bytes: int
+    slot_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    reason: str
+    error: MeshError
+
+
+def make_ticket(
+    tiles: Sequence[Tile],
+    piece_bytes: int,
+    namespace: KvNamespace,
+    worker_address: bytes,
+    attempt: int,
+    deadline_seconds: float,
+) -> Ticket:
+    """A new landing's: transfer id, secret and tags are drawn at random, and never used again."""
+    first_tag = secrets.randbelow(FIRST_RESERVED_TAG - len(tiles))
+    return Ticket(
+        transfer_id=secrets.token_bytes(16),
+        attempt=attempt,
+        secret=secrets.token_bytes(32),
+        deadline_ms=int(deadline_seconds * 1000),
+        namespace=namespace,
+        segments=tuple(
+            Segment(index, 0, worker_address, first_tag + index, *tile, tile.pieces * piece_bytes)
+            for index, tile in enumerate(tiles)
+        ),
+    )
+
+
+def refusal_of(ticket: Ticket, blocks: int, namespace: KvNamespace, geometry: Geometry) -> Refusal | None:
+    """Why so many blocks cannot be pushed with this ticket; None where they can."""
+    if ticket.namespace != namespace:
+        message = f"the landing is for KV of {ticket.namespace}, this worker's is {namespace}"
+        return Refusal(OTHER_NAMESPACE, NamespaceMismatch(message))
+    if ticket.deadline_ms <= 0:
+        return _refuse(EXPIRED_TICKET, "the ticket has expired")
+    # A segment has one piece at the least.
+    if len(ticket.segments) > geometry.layers * blocks:
+        return _refuse(OVERSIZED_SEGMENT_LIST, f"{len(ticket.segments)} segments are too many for {blocks} blocks")
+    for index, segment in enumerate(ticket.segments):
+        if not _is_sound(segment, index, geometry):
+            return _refuse(WRONG_SIZE, f"segment {index} of the ticket is not one that this worker can send")
+    if not covers_once([tile_of(segment) for segment in ticket.segments], geometry.layers, blocks):
+        return _refuse(WRONG_SIZE, f"the ticket's segments are not {geometry.layers} layers of {blocks} blocks")
+    return None
+
+
+def _is_sound(segment: Segment, index: int, geometry: Geometry) -> bool:
+    return (
+        segment.index == index
+        and segment.first_layer >= 0
+        and segment.layer_count > 0
+        and segment.first_block >= 0
+        and segment.block_count > 0
+        and segment.size_bytes == segment.layer_count * segment.block_count * geometry.piece_bytes
+        and segment.size_bytes <= geometry.slot_bytes
+        and 0 <= segment.tag < FIRST_RESERVED_TAG
+    )
+
+
+def _refuse(reason: str, message: str) -> Refusal:
+    return Refusal(reason, InvalidRequest(message, field="ticket"))
