@@ -9,6 +9,7 @@ from typing import Protocol
 import msgspec
 
 from engine.messages import Logprobs, Sampling
+from transfer.memory import KvMemory
 from transfer.ticket import KvNamespace
 
 
@@ -92,6 +93,10 @@ class Backend(Protocol):
     eos_token_ids: frozenset[int]
     # Whether the device computes while the host does other things.
     asynchronous: bool
+
+    def kv_memory(self) -> KvMemory:
+        """The KV pool as transfers see it."""
+        ...
 
     def launch(self, batch: Batch) -> Launched:
         """Begin to compute it, after the batch launched before, of which its rows may follow some.

@@ -7,7 +7,7 @@ step is wasted.
 
 import logging
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from engine.batch import Backend, Batch, Row, Sample
 from engine.batcher import Candidate, Chunk, Limits, StepPlan, blocks_for, must_preempt, plan_step
@@ -15,8 +15,10 @@ from engine.config import EngineConfig
 from engine.flight import Flight, chunk_row, decode_row, follow
 from engine.kv_pool import BlockPool
 from engine.load import LoadMeter
-from engine.messages import Cancel, FirstToken, Output, Refusal, StepResult, Submit
+from engine.messages import Cancel, FirstToken, Output, StepResult, Submit
+from engine.outputs import append, cancelled, refused
 from engine.request import Request
+from engine.running import Running
 from engine.submission import Room, check, make_request
 from engine.transfers import Transfers
 from engine.waiting import WaitingQueue
@@ -62,16 +64,15 @@ class Engine:
         self.transfers = Transfers(agent, self.pool, backend.namespace.layers, config.transfer or TransferConfig())
         self._requests: dict[int, Request] = {}
         self._waiting = WaitingQueue()
-        # Running with more than one token left to compute.
-        self._prompts: list[Request] = []
-        # Running with one.
-        self._decoding: list[Request] = []
+        self._running = Running()
         # Launched and not collected; only with overlap.
         self._under_way: Flight | None = None
         self._collected_at = 0.0
         self._meter = LoadMeter()
         # The last step could do nothing, until a transfer gives back blocks or something else changes.
         self._blocked = False
+        # What transfers ended may have changed the load.
+        self._moved = False
         # Ends and first tokens that no step of ours brought.
         self._told: list[Output] = []
         self._step = 0
@@ -80,7 +81,7 @@ class Engine:
     def has_work(self) -> bool:
         """Whether a step would do or tell anything before the next message, or event of the agent."""
         can_go_on = len(self._requests) > self.transfers.awaited and not self._blocked
-        return bool(can_go_on or self._told or self._under_way or self.transfers.changed)
+        return bool(can_go_on or self._told or self._under_way or self._moved or self.transfers.changed)
 
     def submit(self, submit: Submit) -> None:
         assert submit.key not in self._requests
@@ -90,7 +91,7 @@ class Engine:
             self.transfers.check(submit)
             self.transfers.expect(request)
         except InvalidRequest as error:
-            self._told.append(Output(submit.key, 0, [], refusal=Refusal(error.reason, error.message)))
+            self._told.append(refused(request, error))
             return
         self._submitted += 1
         self._requests[submit.key] = request
@@ -106,8 +107,8 @@ class Engine:
         if request in self._waiting:
             self._waiting.remove(request)
         else:
-            self._stop_running(request)
-        self._told.append(Output(request.key, len(request.token_ids), [], finish="cancelled"))
+            self._running.remove(request)
+        self._told.append(cancelled(request))
         self._close(request)
 
     def first_token(self, message: FirstToken) -> None:
@@ -116,7 +117,7 @@ class Engine:
         if request is None:
             return
         request.cached_tokens, request.store_cached_tokens = message.cached_tokens, message.store_cached_tokens
-        output = _append(request, Sample(message.token_id, message.logprobs))
+        output = append(request, Sample(message.token_id, message.logprobs))
         self._told.append(output)
         if output.finish is None:
             self.transfers.on_first_token(request)
@@ -126,7 +127,7 @@ class Engine:
     def follow_transfers(self) -> None:
         """Take what the transfer agent tells. Call it when the agent wakes, and between steps."""
         if self.transfers.follow():
-            self._blocked = False
+            self._blocked, self._moved = False, True
 
     def step(self) -> StepResult | None:
         """Launch a step, and collect one: the same, or with overlap the one before.
@@ -142,18 +143,18 @@ class Engine:
         collected = [] if finished is None else self._collect(finished)
         outputs, self._told = [*self._told, *collected], []
         changes, counters = self.pool.take_changes(), self.transfers.take_counters()
-        if not (outputs or changes.stored or changes.removed or counters):
+        if not (outputs or changes.stored or changes.removed or counters or self._moved):
             return None
+        self._moved = False
         return StepResult(
             self._step, outputs, self.load(), changes.stored, changes.parents, changes.removed, transfers=counters
         )
 
     def load(self) -> WorkerLoad:
-        prompt_tokens = sum(request.left for request in self._prompts)
         return self._meter.load(
             running=len(self._requests) - len(self._waiting),
             waiting=len(self._waiting),
-            queued_prefill_tokens=self._waiting.tokens + prompt_tokens,
+            queued_prefill_tokens=self._waiting.tokens + self._running.prompt_tokens,
             free_blocks=self.pool.free_blocks,
         )
 
@@ -166,11 +167,10 @@ class Engine:
                 self._refuse(request, error)
                 continue
             self._register_full_blocks(request, request.computed // BLOCK_TOKENS)
-            (self._decoding if request.left == 1 else self._prompts).append(request)
+            self._running.add(request)
 
     def _refuse(self, request: Request, error: MeshError) -> None:
-        refusal = Refusal(error.reason, error.message)
-        self._told.append(Output(request.key, len(request.token_ids), [], refusal=refusal))
+        self._told.append(refused(request, error))
         self._close(request)
 
     def _enqueue(self, request: Request) -> None:
@@ -191,12 +191,12 @@ class Engine:
 
     def _launch(self) -> Flight | None:
         """None where no request can go on before the step under way is collected."""
-        if self._under_way is not None and must_preempt(self._decoding, self.pool.free_blocks):
+        if self._under_way is not None and must_preempt(self._running.decoding, self.pool.free_blocks):
             # A preempted request starts again from its tokens, and the last one is not known yet.
             return None
         plan = plan_step(
-            self._decoding,
-            self._prompts,
+            self._running.decoding,
+            self._running.prompts,
             self._candidates(),
             self.pool.free_blocks,
             self.pool.references,
@@ -222,7 +222,7 @@ class Engine:
 
     def _preempt(self, request: Request) -> None:
         assert not request.rows_under_way
-        self._stop_running(request)
+        self._running.remove(request)
         self.pool.release(request.block_ids)
         request.forget_blocks()
         self._enqueue(request)
@@ -242,7 +242,7 @@ class Engine:
             self._refuse(request, error)
             return
         if not candidate.waits:
-            self._prompts.append(request)
+            self._running.add(request)
 
     def _launch_rows(self, decoding: list[Request], chunks: list[Chunk[Request]]) -> Flight:
         # A chunk of one token is computed as a decode row is.
@@ -258,7 +258,7 @@ class Engine:
         for index, (request, row) in enumerate(zip(requests, rows, strict=True)):
             follow(request, row, index)
         if chunks or any(request.length == request.limit for request in decoding):
-            self._sort_running()
+            self._running.sort()
         prompt_tokens = sum(chunk.tokens for chunk in chunks)
         return Flight(requests, rows, launched, started, len(decoding), prompt_tokens)
 
@@ -287,11 +287,11 @@ class Engine:
         if sample is None:
             return None
         request.draws_under_way -= 1
-        output = _append(request, sample)
+        output = append(request, sample)
         if output.finish is not None:
             self._meter.observe_finished(len(request.token_ids) - request.prompt_tokens)
             if output.finish == "stop":
-                self._stop_running(request)
+                self._running.remove(request)
             self._close(request)
         return output
 
@@ -317,30 +317,3 @@ class Engine:
         if not request.rows_under_way:
             self.pool.release(request.block_ids)
             request.forget_blocks()
-
-    def _stop_running(self, request: Request) -> None:
-        """Compute no more of it. One whose last token is under way is in neither list."""
-        for running in (self._prompts, self._decoding):
-            if request in running:
-                running.remove(request)
-
-    def _sort_running(self) -> None:
-        """Drop requests whose last token is under way, and move prompts that are computed to the decoding ones."""
-        running = [request for request in (*self._decoding, *self._prompts) if request.length < request.limit]
-        self._decoding = [request for request in running if request.left == 1]
-        self._prompts = [request for request in running if request.left > 1]
-
-
-def _append(request: Request, sample: Sample) -> Output:
-    position = len(request.token_ids)
-    request.token_ids.append(sample.token_id)
-    finish: Literal["stop", "length"] | None = None
-    if sample.token_id in request.stop_token_ids:
-        finish = "stop"
-    elif position + 1 == request.limit:
-        finish = "length"
-    logprobs = None if sample.logprobs is None else [sample.logprobs]
-    output = Output(request.key, position, [sample.token_id], logprobs, finish=finish)
-    if position == request.prompt_tokens:
-        output.cached_tokens, output.store_cached_tokens = request.cached_tokens, request.store_cached_tokens
-    return output

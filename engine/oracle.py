@@ -20,6 +20,7 @@ from engine.batch import Batch, Computed, Row, Sample, with_known_tokens
 from engine.config import EngineConfig
 from engine.messages import Logprobs, Sampling
 from mesh.blocks import BLOCK_TOKENS
+from transfer.host_memory import HostMemory
 from transfer.ticket import KvNamespace
 
 DEFAULT_BLOCKS = 16384
@@ -91,6 +92,9 @@ class OracleBackend:
         self._sleep = sleep
         # Of the batch launched last.
         self._samples: list[Sample | None] = []
+
+    def kv_memory(self) -> HostMemory:
+        return HostMemory(self.cells.view(np.uint8).reshape(1, self.total_blocks, self.block_bytes))
 
     def launch(self, batch: Batch) -> Computed:
         """Computes the batch right away."""

@@ -10,24 +10,34 @@ import socket
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 
 from engine.batch import Backend
 from engine.config import EngineConfig, Hardware, resolve
 from engine.engine import Engine
-from engine.messages import Cancel, Failed, Ready, Start, Stop, Submit
+from engine.messages import Cancel, Failed, FirstToken, Ready, Start, Stop, Submit, ToRank
 from engine.oracle import OracleBackend
 from engine.rank_link import RankLink
+from engine.waker import Waker
 from mesh.config import ObserveConfig
 from mesh.errors import EngineFailed, MeshError
 from mesh.observe import configure, span
+
+if TYPE_CHECKING:
+    from transfer.agent import TransferAgent
+
+
+# How often the figures of transfers that are not over are looked at while nothing else happens.
+LOOK_SECONDS = 0.25
 
 
 def main(arguments: list[str]) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    link = RankLink(socket.socket(fileno=int(arguments[0])))
+    waker = Waker()
+    link = RankLink(socket.socket(fileno=int(arguments[0])), waker)
     starts = link.receive(wait=True)
     if not starts:
         return 0
@@ -38,15 +48,18 @@ def main(arguments: list[str]) -> int:
     try:
         with span("engine.load", backend=config.backend):
             backend = make_backend(config)
+            agent = _make_agent(config, backend, waker)
     except MeshError as error:
         _report(link, Failed(error.reason, error.message))
         return 1
     except Exception as error:
         _report(link, Failed(EngineFailed.reason, f"{type(error).__name__}: {error}"))
         raise
-    engine = Engine(config, backend, time.monotonic)
-    link.send(_ready(config, backend, engine))
+    engine = Engine(config, backend, time.monotonic, agent)
+    link.send(_ready(config, backend, engine, agent))
     serve(link, engine)
+    if agent is not None:
+        agent.close()
     return 0
 
 
@@ -55,18 +68,32 @@ def serve(link: RankLink, engine: Engine) -> None:
     # What loading allocated lives as long as the process: collections need not walk it.
     gc.freeze()
     while True:
-        for message in link.receive(wait=not engine.has_work()):
-            if isinstance(message, Submit):
-                engine.submit(message)
-            elif isinstance(message, Cancel):
-                engine.cancel(message)
-            else:
-                assert isinstance(message, Stop)
+        # What lingers of a transfer after its last event ends without another.
+        most_seconds = None if engine.transfers.settled else LOOK_SECONDS
+        for message in link.receive(wait=not engine.has_work(), most_seconds=most_seconds):
+            if isinstance(message, Stop):
                 return
+            _take(engine, message)
         if link.closed:
             return
+        engine.follow_transfers()
         if engine.has_work() and (result := engine.step()) is not None:
             link.send(result)
+        for news in engine.transfers.take_news():
+            link.send(news)
+
+
+def _take(engine: Engine, message: ToRank) -> None:
+    match message:
+        case Submit():
+            engine.submit(message)
+        case Cancel():
+            engine.cancel(message)
+        case FirstToken():
+            engine.first_token(message)
+        case _:
+            assert not isinstance(message, Start | Stop)
+            engine.transfers.take(message)
 
 
 def make_backend(config: EngineConfig) -> Backend:
@@ -82,7 +109,16 @@ def make_backend(config: EngineConfig) -> Backend:
     return ModelBackend(resolve(config, hardware))
 
 
-def _ready(config: EngineConfig, backend: Backend, engine: Engine) -> Ready:
+def _make_agent(config: EngineConfig, backend: Backend, waker: Waker) -> "TransferAgent | None":
+    if config.transfer is None:
+        return None
+    # Only here: a rank that moves no KV starts without UCX.
+    from transfer.agent import TransferAgent
+
+    return TransferAgent(backend.kv_memory(), backend.namespace, config.transfer, time.monotonic, waker.wake)
+
+
+def _ready(config: EngineConfig, backend: Backend, engine: Engine, agent: "TransferAgent | None") -> Ready:
     return Ready(
         model=backend.model,
         namespace=backend.namespace,
@@ -92,6 +128,7 @@ def _ready(config: EngineConfig, backend: Backend, engine: Engine) -> Ready:
         block_bytes=backend.block_bytes,
         max_requests=config.max_requests,
         peak_bytes=_peak_resident_bytes(),
+        transfer_address=b"" if agent is None else agent.address,
     )
 
 

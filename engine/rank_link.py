@@ -8,6 +8,7 @@ import msgspec
 
 from engine.frames import RECEIVE_BYTES, FrameDecoder, FrameEncoder
 from engine.messages import ToRank
+from engine.waker import Waker
 
 # Results that the service has not read. Above this the engine pauses, still listening, until the service reads: a slow
 # service neither fills our memory nor locks up with us, each waiting for the other to read.
@@ -15,12 +16,14 @@ MAX_OUTGOING_BYTES = 4 * 1024 * 1024
 
 
 class RankLink:
-    """Never blocks on sending; blocks on receiving only when asked to."""
+    """Never blocks on sending; blocks on receiving only when asked to, and until `waker` is woken."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, waker: Waker) -> None:
         connection.setblocking(False)
         self._connection = connection
+        self._waker = waker
         self._poll = select.poll()
+        self._poll.register(waker, select.POLLIN)
         self._encoder = FrameEncoder()
         self._decoder: FrameDecoder[ToRank] = FrameDecoder(ToRank)
         self._outgoing = bytearray()
@@ -31,19 +34,22 @@ class RankLink:
         self._outgoing += self._encoder.encode(message)
         self._flush()
 
-    def receive(self, wait: bool) -> list[ToRank]:
-        """All messages that have arrived; with `wait`, sleep until there is one. Empty once closed.
+    def receive(self, wait: bool, most_seconds: float | None = None) -> list[ToRank]:
+        """All messages that have arrived. Empty once closed.
 
-        Sleeps regardless of `wait` while more than MAX_OUTGOING_BYTES are unread.
+        With `wait`, sleep until there is one or the waker wakes, and no longer than `most_seconds`. Sleeps regardless
+        of `wait` while more than MAX_OUTGOING_BYTES are unread.
         """
         messages: list[ToRank] = []
         while not self.closed:
             self._flush()
             messages += self._drain()
+            wait = wait and not self._waker.clear()
             stalled = len(self._outgoing) > MAX_OUTGOING_BYTES
             if not stalled and (messages or not wait):
                 break
-            self._sleep()
+            self._sleep(most_seconds)
+            wait = wait and most_seconds is None
         return messages
 
     def flush(self) -> None:
@@ -52,10 +58,10 @@ class RankLink:
             self._sleep()
             self._flush()
 
-    def _sleep(self) -> None:
+    def _sleep(self, most_seconds: float | None = None) -> None:
         events = select.POLLIN | (select.POLLOUT if self._outgoing else 0)
         self._poll.register(self._connection, events)
-        self._poll.poll()
+        self._poll.poll(None if most_seconds is None else most_seconds * 1000)
 
     def _drain(self) -> list[ToRank]:
         messages: list[ToRank] = []

@@ -39,9 +39,9 @@ class Request:
     block_ids: "array[int]" = field(default_factory=lambda: array("i"))
     # Of block_ids, how many leading ones were matched in the pool or registered with it.
     registered_blocks: int = 0
-    # Prompt tokens found in the pool when it was first admitted, or not computed by the prefill worker.
+    # Prompt tokens that neither this engine computed when the request was first admitted, nor the prefill worker.
     cached_tokens: int | None = None
-    # Prompt tokens that came from a store, beside those in the pool or among those that prefill did not compute.
+    # Of those, what came from a store.
     store_cached_tokens: int = 0
     # As submitted: when it is admitted first, it waits for its KV from a prefill worker, or for a prefix from a store.
     lands: bool = False

@@ -19,7 +19,9 @@ from engine.sampler import PendingSamples, draw_tokens
 from engine.shards import weights_fingerprint
 from kernels.host_copy import to_device
 from mesh.blocks import BLOCK_TOKENS
+from mesh.errors import ConfigError
 from mesh.workers import KvNamespace
+from transfer.host_memory import HostMemory
 
 
 class ModelBackend:
@@ -44,12 +46,12 @@ class ModelBackend:
         self.total_blocks = config.total_blocks or self._affordable_blocks(resolved, longest)
         # A request that the pool cannot hold alone would never end.
         self.context_tokens = min(longest, self.total_blocks * BLOCK_TOKENS)
-        self._state = _make_state(self._model, resolved, self.total_blocks, self.context_tokens)
+        self.state = _make_state(self._model, resolved, self.total_blocks, self.context_tokens)
         self._graphs = None
         if resolved.decode_graphs:
             sizes = config.graph_rows or default_sizes(config.max_requests)
             with torch.inference_mode():
-                self._graphs = DecodeGraphs(self._model, self._state, sizes, _blocks_of(self.context_tokens))
+                self._graphs = DecodeGraphs(self._model, self.state, sizes, _blocks_of(self.context_tokens))
         self.model = config.model_name or config.model_dir.resolve().name
         self.vocabulary_size = model_config.vocab_size
         self.eos_token_ids = model_config.eos_token_ids
@@ -58,8 +60,15 @@ class ModelBackend:
             dtype=resolved.kv_dtype,
             layers=model_config.kv_layers,
             layout=f"latent {model_config.kv_lora_rank}, interleaved rope {model_config.qk_rope_head_dim}",
-            scale=self._state.kv_scale,
+            scale=self.state.kv_scale,
         )
+
+    def kv_memory(self) -> HostMemory:
+        """Raises ConfigError on a GPU."""
+        pool = self.state.kv_pool
+        if pool.device.type != "cpu":
+            raise ConfigError("engine.transfer moves the KV of CPU workers only: remove it, or set engine.device=cpu")
+        return HostMemory(pool.view(torch.uint8).numpy().reshape(*pool.shape[:2], -1))
 
     @torch.inference_mode()
     def launch(self, batch: Batch) -> "LaunchedStep":
@@ -71,16 +80,18 @@ class ModelBackend:
             if len(drawing) < len(rows):
                 logits = logits[self._indices(drawing)]
         else:
-            logits = self._model.forward(build_context(self._model.config, rows, self._state))
+            # Of a device that computes later, nothing is known before the step is collected.
+            on_layers = None if self.asynchronous else batch.on_layers
+            logits = self._model.forward(build_context(self._model.config, rows, self.state), on_layers)
         if not drawing:
             return LaunchedStep(len(rows), [], None)
         drawn_rows = [rows[index] for index in drawing]
         token_ids = draw_tokens(logits, drawn_rows)
-        self._state.drawn[self._indices(drawing)] = token_ids
+        self.state.drawn[self._indices(drawing)] = token_ids
         return LaunchedStep(len(rows), drawing, PendingSamples(logits, token_ids, drawn_rows))
 
     def _indices(self, rows: Sequence[int]) -> torch.Tensor:
-        return to_device(np.array(rows, np.int64), self._state.device)
+        return to_device(np.array(rows, np.int64), self.state.device)
 
     def _affordable_blocks(self, resolved: ResolvedEngineConfig, longest: int) -> int:
         on_cpu = resolved.device == "cpu"

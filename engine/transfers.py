@@ -55,6 +55,13 @@ class Transfers:
         """Whether `take_counters` has something to tell."""
         return self._agent is not None and self._agent.counters() != self._told
 
+    @property
+    def settled(self) -> bool:
+        """Whether, as last told, nothing was open and every staging slot free."""
+        told = self._told
+        open_transfers = told.open_landings + told.open_pushes + told.open_fetches
+        return not open_transfers and told.free_slots == told.total_slots
+
     def check(self, submit: Submit) -> None:
         """Raises InvalidRequest where what the request would move cannot be moved."""
         if self._agent is None and (submit.lands or submit.push or submit.fetch):
@@ -176,6 +183,7 @@ class Transfers:
 
     def _note_fetched(self, request: Request, tokens: int) -> None:
         request.computed += tokens
+        request.cached_tokens = request.computed
         request.store_cached_tokens = tokens
         self._pushes.on_computed(request, request.computed)
         self._arrived.append((request, None))

@@ -1,5 +1,7 @@
 """DeepSeek V3: tokens in, logits out."""
 
+from collections.abc import Callable
+
 import torch
 from torch.nn import functional
 
@@ -37,12 +39,17 @@ class Model:
         for index, module in enumerate(self.mtp_modules, start=len(self.layers)):
             yield from module.parameters(f"model.layers.{index}")
 
-    def forward(self, context: ForwardContext) -> torch.Tensor:
-        """Write the KV of every token; return logits [rows, vocabulary] of the tokens in `context.sampled`."""
+    def forward(self, context: ForwardContext, on_layers: Callable[[int], None] | None = None) -> torch.Tensor:
+        """Write the KV of every token; return logits [rows, vocabulary] of the tokens in `context.sampled`.
+
+        `on_layers` is called when n layers are computed, or on a GPU enqueued.
+        """
         residual = torch.zeros(len(context.token_ids), self.config.hidden_size, dtype=self.dtype, device=self.device)
         delta = functional.embedding(context.token_ids, self.embedding)
-        for layer in self.layers:
+        for count, layer in enumerate(self.layers, start=1):
             delta = layer.forward(delta, residual, context)
+            if on_layers is not None:
+                on_layers(count)
         if context.sampled is not None:
             delta, residual = delta[context.sampled], residual[context.sampled]
         return functional.linear(add_rms_norm(delta, residual, self.norm, self.config.rms_norm_eps), self.head)

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.batch import Row
+from engine.batch import Batch, Row
 from engine.memory_plan import affordable_blocks
 from engine.messages import Sampling
 from engine.runner import ModelBackend
@@ -140,3 +140,21 @@ def test_the_cap_limits_the_pool_but_not_below_one_context() -> None:
 def test_a_pool_of_less_than_two_blocks_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"raise engine\.kv_memory_fraction"):
         blocks(budget_bytes=1 << 20)
+
+
+def test_a_backend_on_cpu_tells_of_every_layer_as_it_is_written(tmp_path: Path) -> None:
+    backend = model_backend(tiny_checkpoint(tmp_path))
+    memory = backend.kv_memory()
+    seen: list[tuple[int, list[bool]]] = []
+
+    def look(layers: int) -> None:
+        staging = memory.allocate_staging(memory.piece_bytes)
+        written = []
+        for layer in range(memory.layers):
+            memory.gather(layer, 1, [2], staging, b"key")
+            written.append(bool(staging.any()))
+        seen.append((layers, written))
+
+    backend.launch(Batch(0, [Row(random_prompt(64), 0, [2], None)], look))
+    # The last of the pool's layers is the MTP module's.
+    assert seen == [(count, [layer < count for layer in range(4)]) for count in (1, 2, 3)]

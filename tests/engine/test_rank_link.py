@@ -5,16 +5,17 @@ import time
 from engine.frames import FrameDecoder, FrameEncoder
 from engine.messages import Cancel, FromRank, StepResult, Stop, ToRank
 from engine.rank_link import MAX_OUTGOING_BYTES, RankLink
+from engine.waker import Waker
 from mesh.workers import WorkerLoad
 
 LOAD = WorkerLoad(0, 0, 0, 0, 0.0, 0.0, 0.0)
 
 
-def linked() -> tuple[RankLink, socket.socket]:
+def linked(waker: Waker | None = None) -> tuple[RankLink, socket.socket]:
     """A rank's link, and the service's end of it."""
     theirs, ours = socket.socketpair()
     ours.settimeout(10)
-    return RankLink(theirs), ours
+    return RankLink(theirs, waker or Waker()), ours
 
 
 def frame(message: ToRank) -> bytes:
@@ -54,6 +55,28 @@ def test_waiting_sleeps_until_a_message_is_whole() -> None:
     started = time.process_time()
     assert link.receive(wait=True) == [Cancel(7)]
     assert time.process_time() - started < 0.04
+
+
+def test_waiting_ends_when_another_thread_wakes() -> None:
+    waker = Waker()
+    link, service = linked(waker)
+    threading.Timer(0.05, waker.wake).start()
+    assert link.receive(wait=True) == []
+    threading.Timer(0.05, service.sendall, [frame(Cancel(7))]).start()
+    assert link.receive(wait=True) == [Cancel(7)]
+
+
+def test_waiting_ends_after_the_time_given() -> None:
+    link, _service = linked()
+    assert link.receive(wait=True, most_seconds=0.01) == []
+
+
+def test_a_wake_before_the_wait_is_not_lost() -> None:
+    waker = Waker()
+    link, _service = linked(waker)
+    waker.wake()
+    waker.wake()
+    assert link.receive(wait=True) == []
 
 
 def test_a_closed_socket_is_noticed_after_its_last_message() -> None:

@@ -1,0 +1,34 @@
+"""Requests that take part in steps."""
+
+from engine.request import Request
+
+
+class Running:
+    """Those with one token left to compute decode; the others are prompts.
+
+    One whose last token is under way is neither, and no step takes it on again.
+    """
+
+    def __init__(self) -> None:
+        self.decoding: list[Request] = []
+        self.prompts: list[Request] = []
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Left to compute in prompts."""
+        return sum(request.left for request in self.prompts)
+
+    def add(self, request: Request) -> None:
+        (self.decoding if request.left == 1 else self.prompts).append(request)
+
+    def remove(self, request: Request) -> None:
+        """Compute no more of it, if it still was."""
+        for running in (self.prompts, self.decoding):
+            if request in running:
+                running.remove(request)
+
+    def sort(self) -> None:
+        """After a launch: prompts that are computed begin to decode, and those whose last token is under way leave."""
+        running = [request for request in (*self.decoding, *self.prompts) if request.length < request.limit]
+        self.decoding = [request for request in running if request.left == 1]
+        self.prompts = [request for request in running if request.left > 1]

@@ -1,0 +1,118 @@
+"""Two rank processes, KV between them over UCX: disaggregated equals monolithic."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from engine.config import EngineConfig
+from engine.oracle import oracle_tokens
+from tests.support.checkpoints import random_prompt, tiny_checkpoint
+from tests.support.engines import VOCABULARY, oracle_config, prompt_of, submit_of
+from tests.support.rank_pair import RankPair, rank_pair
+from tests.support.waiting import eventually
+from transfer.config import TransferConfig
+
+
+def transfer_config(**settings: Any) -> TransferConfig:
+    return TransferConfig(**{"slot_bytes": 1 << 16, "slots": 4, **settings})
+
+
+def oracle_settings(**settings: Any) -> EngineConfig:
+    return oracle_config(**{"total_blocks": 600, "transfer": transfer_config(), **settings})
+
+
+async def ended(pair: RankPair, count: int) -> None:
+    await eventually(lambda: len(pair.transcript.ends) == count, seconds=30)
+
+
+async def assert_at_rest(pair: RankPair) -> None:
+    def at_rest() -> bool:
+        told = (pair.received, pair.sent)
+        opened = [each.open_landings + each.open_pushes + each.total_slots - each.free_slots for each in told]
+        last = [transcript.steps[-1].load for transcript in (pair.transcript, pair.prefilled)]
+        return not any(opened) and all(load.free_blocks == 600 and not load.running_requests for load in last)
+
+    await eventually(at_rest)
+
+
+async def test_prompts_across_block_chunk_and_segment_boundaries_equal_monolithic() -> None:
+    # A segment holds 128 blocks.
+    lengths = [1, 64, 65, 128, 1000, 1023, 1024, 1025, 8191, 8192, 8193, 8300]
+    prompts = {length: prompt_of(length, seed=length) for length in lengths}
+    async with rank_pair(oracle_settings(), oracle_settings(max_step_tokens=1024)) as pair:
+        for length, prompt in prompts.items():
+            pair.submit(submit_of(length, prompt, 70, lands=True))
+        await ended(pair, len(prompts))
+        await assert_at_rest(pair)
+        for length, prompt in prompts.items():
+            assert pair.transcript.token_ids[length] == oracle_tokens(prompt, 70, VOCABULARY)
+        assert sum(push.size_bytes for push in pair.pushes) == sum(512 * (-(-n // 64)) for n in lengths)
+        assert sum(pair.received.received_bytes.values()) == sum(pair.sent.sent_bytes.values())
+
+
+async def test_a_prefix_that_decode_holds_and_one_in_prefills_pool() -> None:
+    prompt = prompt_of(2000)
+    async with rank_pair(oracle_settings(), oracle_settings()) as pair:
+        pair.submit(submit_of(1, prompt[:700], 5, lands=True))
+        await ended(pair, 1)
+        moved = sum(push.size_bytes for push in pair.pushes)
+        pair.submit(submit_of(2, prompt, 70, lands=True))
+        await ended(pair, 2)
+        assert pair.transcript.token_ids[2] == oracle_tokens(prompt, 70, VOCABULARY)
+        assert pair.transcript.cached_tokens[2] == 640
+        assert sum(push.size_bytes for push in pair.pushes) - moved == (32 - 10) * 512
+
+
+async def test_cancelled_requests_leave_nothing_behind() -> None:
+    async with rank_pair(oracle_settings(), oracle_settings(max_step_tokens=128)) as pair:
+        for key in range(40):
+            pair.submit(submit_of(key, prompt_of(600, key), 50, lands=True))
+            await asyncio.sleep(0.002)
+            if key % 2:
+                pair.decode.cancel(key - key % 7)
+        await ended(pair, 40)
+        await assert_at_rest(pair)
+        for key, tokens in pair.transcript.token_ids.items():
+            assert tokens == oracle_tokens(prompt_of(600, key), len(tokens), VOCABULARY)
+
+
+async def test_a_rank_that_waits_for_kv_sleeps() -> None:
+    async with rank_pair(oracle_settings(), oracle_settings(oracle={"prefill_tokens_per_second": 100.0})) as pair:
+        pair.submit(submit_of(1, prompt_of(100), 5, lands=True))
+        await eventually(lambda: pair.received.open_landings == 1)
+        before = cpu_seconds(pair.decode.process_id)
+        await ended(pair, 1)
+        assert cpu_seconds(pair.decode.process_id) - before < 0.1
+
+
+def cpu_seconds(process_id: int) -> float:
+    times = psutil.Process(process_id).cpu_times()
+    return times.user + times.system
+
+
+def model_settings(checkpoint: Path, **settings: Any) -> EngineConfig:
+    transfer = transfer_config(**settings.pop("transfer", {}))
+    return EngineConfig(model_dir=checkpoint, device="cpu", threads=1, total_blocks=64, transfer=transfer, **settings)
+
+
+@pytest.mark.parametrize("layerwise_tokens", [128, 1 << 20])
+async def test_a_model_decodes_what_another_process_computed_as_if_it_had_computed_it(
+    tmp_path: Path, layerwise_tokens: int
+) -> None:
+    checkpoint = tiny_checkpoint(tmp_path / "tiny")
+    prompts = [random_prompt(length, seed=length) for length in (1, 64, 65, 300, 700)]
+    transfer = {"layerwise_tokens": layerwise_tokens}
+    decode = model_settings(checkpoint, transfer=transfer, prefix_cache=False)
+    prefill = model_settings(checkpoint, transfer=transfer, max_step_tokens=256)
+    async with rank_pair(decode, prefill) as pair:
+        for key, prompt in enumerate(prompts):
+            pair.submit(submit_of(key, prompt, 30, lands=True))
+        for key, prompt in enumerate(prompts, start=len(prompts)):
+            pair.decode.submit(submit_of(key, prompt, 30))
+        await ended(pair, 2 * len(prompts))
+        tokens = pair.transcript.token_ids
+        assert [tokens[key] for key in range(5)] == [tokens[key] for key in range(5, 10)]
+        assert len(pair.pushes) == 5

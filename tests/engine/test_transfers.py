@@ -1,0 +1,326 @@
+"""One engine and its agent: what holds blocks how long, what is refused, what is told."""
+
+import random
+from typing import Any
+
+import msgspec
+import pytest
+
+from engine.batch import Batch, Computed
+from engine.engine import Engine
+from engine.messages import Cancel, Fetch, FirstToken, Grant, LandingOpened, Push, PushOffer, Submit
+from engine.oracle import OracleBackend, oracle_tokens
+from mesh.blocks import chain_hashes
+from tests.support.disaggregation import moving_engine
+from tests.support.engines import VOCABULARY, Transcript, oracle_engine, prompt_of, submit_of
+from tests.support.fake_agent import Fabric, FakeAgent
+from transfer.events import PushEnded
+from transfer.ticket import Ticket
+
+
+def make_fabric() -> Fabric:
+    return Fabric(random.Random(0))
+
+
+def turn(engine: Engine, transcript: Transcript | None = None) -> Transcript:
+    """Step until there is no work."""
+    transcript = transcript or Transcript()
+    engine.follow_transfers()
+    while engine.has_work():
+        transcript.take(engine.step())
+        engine.follow_transfers()
+    return transcript
+
+
+def held_blocks(engine: Engine) -> int:
+    return engine.pool.total_blocks - engine.pool.free_blocks
+
+
+def opened_landing(engine: Engine, tokens: int) -> LandingOpened:
+    """The landing of a request of that length, with key 1."""
+    engine.submit(submit_of(1, prompt_of(tokens), 5, lands=True))
+    turn(engine)
+    (opened,) = [news for news in engine.transfers.take_news() if isinstance(news, LandingOpened)]
+    return opened
+
+
+def landing_elsewhere(fabric: Fabric, tokens: int) -> Ticket:
+    """Opened by another engine, for a prompt of that length."""
+    return opened_landing(moving_engine(fabric, total_blocks=32), tokens).ticket
+
+
+def push_submit(ticket: Ticket, tokens: int, held_blocks: int = 0, key: int = 1, **settings: Any) -> Submit:
+    return submit_of(key, prompt_of(tokens), 1, push=Push(ticket, held_blocks), **settings)
+
+
+def grant_all(engine: Engine, ticket: Ticket) -> None:
+    for segment in ticket.segments:
+        engine.transfers.take(Grant(ticket.transfer_id, segment.index))
+
+
+def agent_of(engine: Engine, fabric: Fabric) -> FakeAgent:
+    (agent,) = [agent for agent in fabric.agents if agent.memory.blocks == engine.pool.total_blocks]
+    return agent
+
+
+def test_blocks_of_a_cancelled_landing_are_held_until_nothing_writes_to_them() -> None:
+    fabric = make_fabric()
+    engine = moving_engine(fabric, total_blocks=8)
+    opened_landing(engine, 200)
+    engine.cancel(Cancel(1))
+    assert turn(engine).ends[1].finish == "cancelled"
+    assert held_blocks(engine) == 4
+    assert fabric.run_one()
+    turn(engine)
+    assert held_blocks(engine) == 0
+
+
+def test_blocks_of_a_cancelled_fetch_are_held_until_it_is_answered() -> None:
+    fabric = make_fabric()
+    engine = moving_engine(fabric, total_blocks=8)
+    engine.submit(submit_of(1, prompt_of(200), 5, fetch=Fetch("store", 3)))
+    turn(engine)
+    engine.cancel(Cancel(1))
+    assert turn(engine).ends[1].finish == "cancelled"
+    assert held_blocks(engine) == 3
+    assert fabric.run_one()
+    turn(engine)
+    assert held_blocks(engine) == 0
+
+
+def test_blocks_of_a_push_are_held_after_the_request_has_ended() -> None:
+    fabric = make_fabric()
+    engine = moving_engine(fabric, total_blocks=16)
+    ticket = landing_elsewhere(fabric, 200)
+    engine.submit(push_submit(ticket, 200))
+    assert turn(engine).ends[1].finish == "length"
+    assert held_blocks(engine) == 4
+    grant_all(engine, ticket)
+    while fabric.run_one():
+        turn(engine)
+    assert held_blocks(engine) == 0
+    ended = engine.transfers.take_news()[-1]
+    assert ended == PushEnded(ticket.transfer_id, ticket.size_bytes, "fake")
+
+
+def test_a_cancel_after_the_last_output_still_stops_the_push() -> None:
+    fabric = make_fabric()
+    engine = moving_engine(fabric, total_blocks=16)
+    engine.submit(push_submit(landing_elsewhere(fabric, 200), 200))
+    turn(engine)
+    engine.cancel(Cancel(1))
+    while fabric.run_one():
+        turn(engine)
+    (ended,) = engine.transfers.take_news()
+    assert isinstance(ended, PushEnded)
+    assert ended.error is not None
+    assert held_blocks(engine) == 0
+
+
+def test_a_request_that_is_cancelled_while_it_waits_frees_its_ticket() -> None:
+    fabric = make_fabric()
+    engine = moving_engine(fabric, total_blocks=16)
+    ticket = landing_elsewhere(fabric, 200)
+    engine.submit(push_submit(ticket, 200))
+    engine.cancel(Cancel(1))
+    turn(engine)
+    engine.submit(push_submit(ticket, 200))
+    assert turn(engine).ends[1].finish == "length"
+
+
+def test_grants_that_come_before_the_request_is_admitted_count() -> None:
+    fabric = make_fabric()
+    engine = moving_engine(fabric, total_blocks=16)
+    ticket = landing_elsewhere(fabric, 200)
+    engine.submit(push_submit(ticket, 200))
+    grant_all(engine, ticket)
+    turn(engine)
+    while fabric.run_one():
+        turn(engine)
+    assert held_blocks(engine) == 0
+
+
+def refusal_of(engine: Engine, submit: Submit) -> str:
+    engine.submit(submit)
+    end = turn(engine).ends[submit.key]
+    assert end.refusal is not None
+    assert held_blocks(engine) == 0
+    return end.refusal.reason
+
+
+def test_a_landing_of_another_namespace_is_refused() -> None:
+    fabric = make_fabric()
+    engine = moving_engine(fabric, total_blocks=16)
+    ticket = landing_elsewhere(fabric, 200)
+    other = msgspec.structs.replace(ticket.namespace, weights_fingerprint="another model")
+    submit = push_submit(msgspec.structs.replace(ticket, namespace=other), 200)
+    assert refusal_of(engine, submit) == "NAMESPACE_MISMATCH"
+
+
+def test_a_ticket_that_does_not_fit_the_prompt_is_refused_and_disturbs_nobody() -> None:
+    fabric = make_fabric()
+    engine = moving_engine(fabric, total_blocks=16)
+    ticket = landing_elsewhere(fabric, 200)
+    engine.submit(submit_of(2, prompt_of(70), 5))
+    assert refusal_of(engine, push_submit(ticket, 300)) == "INVALID_REQUEST"
+    assert refusal_of(engine, push_submit(ticket, 200, held_blocks=1)) == "INVALID_REQUEST"
+
+
+@pytest.mark.parametrize("changes", [{"max_tokens": 2}, {"lands": True}])
+def test_a_prompt_that_is_pushed_draws_one_token_here(changes: dict[str, Any]) -> None:
+    fabric = make_fabric()
+    submit = push_submit(landing_elsewhere(fabric, 200), 200)
+    engine = moving_engine(fabric, total_blocks=16)
+    assert refusal_of(engine, msgspec.structs.replace(submit, **changes)) == "INVALID_REQUEST"
+
+
+@pytest.mark.parametrize("held", [-1, 4, 100])
+def test_held_blocks_leave_something_to_push(held: int) -> None:
+    fabric = make_fabric()
+    submit = push_submit(landing_elsewhere(fabric, 200), 200, held_blocks=held)
+    assert refusal_of(moving_engine(fabric, total_blocks=16), submit) == "INVALID_REQUEST"
+
+
+def test_a_ticket_serves_one_request_at_a_time() -> None:
+    fabric = make_fabric()
+    engine = moving_engine(fabric, total_blocks=16)
+    ticket = landing_elsewhere(fabric, 200)
+    engine.submit(push_submit(ticket, 200))
+    engine.submit(push_submit(ticket, 200, key=2))
+    transcript = turn(engine)
+    assert transcript.ends[1].finish == "length"
+    assert transcript.ends[2].refusal is not None
+
+
+def test_an_engine_without_an_agent_refuses_what_would_move() -> None:
+    for options in ({"lands": True}, {"fetch": Fetch("store", 1)}):
+        engine = oracle_engine(total_blocks=8)
+        engine.submit(submit_of(1, prompt_of(100), 5, **options))
+        end = Transcript().run(engine).ends[1]
+        assert end.refusal is not None and end.refusal.reason == "INVALID_REQUEST"
+
+
+def test_a_first_token_that_nobody_waits_for_is_ignored() -> None:
+    engine = moving_engine(make_fabric(), total_blocks=8)
+    engine.submit(submit_of(1, prompt_of(100), 3))
+    engine.step()
+    engine.first_token(FirstToken(1, 7))
+    engine.first_token(FirstToken(2, 7))
+    assert turn(engine).ends[1].finish == "length"
+
+
+def test_a_second_first_token_is_ignored() -> None:
+    engine = moving_engine(make_fabric(), total_blocks=8)
+    opened_landing(engine, 100)
+    engine.first_token(FirstToken(1, 7))
+    engine.first_token(FirstToken(1, 8))
+    assert turn(engine).token_ids[1] == [7]
+
+
+def test_a_lost_landing_ends_its_request_even_after_its_first_token() -> None:
+    fabric = make_fabric()
+    fabric.failure_probability = 1.0
+    engine = moving_engine(fabric, total_blocks=8)
+    opened_landing(engine, 100)
+    engine.first_token(FirstToken(1, 7))
+    transcript = turn(engine)
+    assert fabric.run_one()
+    end = turn(engine, transcript).ends[1]
+    assert end.refusal is not None and end.refusal.reason == "PREFILL_LOST"
+    assert end.first_position == 101
+    assert held_blocks(engine) == 0
+
+
+def test_decoding_stalls_and_goes_on_while_landings_hold_the_pool() -> None:
+    fabric = make_fabric()
+    engine = moving_engine(fabric, total_blocks=4)
+    prompt = prompt_of(60)
+    engine.submit(submit_of(2, prompt, 70))
+    transcript = Transcript()
+    transcript.take(engine.step())
+    engine.submit(submit_of(1, prompt_of(120), 5, lands=True))
+    engine.submit(submit_of(3, prompt_of(10), 1, lands=True))
+    turn(engine, transcript)
+    assert held_blocks(engine) == 4
+    assert 2 not in transcript.ends and not engine.has_work()
+    engine.cancel(Cancel(1))
+    while fabric.run_one():
+        turn(engine, transcript)
+    assert transcript.token_ids[2] == oracle_tokens(prompt, 70, VOCABULARY)
+
+
+class LayeredOracle(OracleBackend):
+    """Tells of its layer before the step ends, as backends do that have more."""
+
+    def launch(self, batch: Batch) -> Computed:
+        if batch.on_layers is not None:
+            batch.on_layers(1)
+        return super().launch(batch)
+
+
+def test_a_long_prompt_is_pushed_chunk_by_chunk_and_layer_by_layer() -> None:
+    fabric = make_fabric()
+    settings = {"total_blocks": 16, "max_step_tokens": 100, "max_requests": 4}
+    engine = moving_engine(fabric, LayeredOracle, layerwise_tokens=128, **settings)
+    engine.submit(push_submit(landing_elsewhere(fabric, 230), 230))
+    turn(engine)
+    agent = agent_of(engine, fabric)
+    # Chunks end at 100, 200 and 230 tokens; of each the first is of its layer, the second of its end.
+    assert [blocks for _, _, blocks in agent.ready_calls] == [1, 1, 3, 3, 4, 4]
+
+
+def test_a_short_prompt_is_pushed_when_it_is_computed() -> None:
+    fabric = make_fabric()
+    engine = moving_engine(fabric, total_blocks=16, max_step_tokens=100, max_requests=4)
+    engine.submit(push_submit(landing_elsewhere(fabric, 230), 230))
+    turn(engine)
+    assert [blocks for _, _, blocks in agent_of(engine, fabric).ready_calls] == [4]
+
+
+def test_what_is_cached_of_a_long_prompt_is_pushed_at_once() -> None:
+    fabric = make_fabric()
+    engine = moving_engine(fabric, total_blocks=16, max_step_tokens=64, max_requests=4, layerwise_tokens=128)
+    engine.submit(submit_of(2, prompt_of(230)[:129], 1))
+    turn(engine)
+    engine.submit(push_submit(landing_elsewhere(fabric, 230), 230))
+    engine.step()
+    assert agent_of(engine, fabric).ready_calls[0][2] == 2
+
+
+def test_offered_blocks_are_pushed_into_the_stores_landing() -> None:
+    fabric = make_fabric()
+    engine = moving_engine(fabric, total_blocks=16)
+    prompt = prompt_of(200)
+    engine.submit(submit_of(1, prompt, 1))
+    turn(engine)
+    ticket = landing_elsewhere(fabric, 192)
+    engine.transfers.take(PushOffer(ticket, chain_hashes(prompt)))
+    assert held_blocks(engine) == 3
+    grant_all(engine, ticket)
+    while fabric.run_one():
+        turn(engine)
+    assert held_blocks(engine) == 0
+    assert engine.transfers.take_news()[-1] == PushEnded(ticket.transfer_id, ticket.size_bytes, "fake")
+
+
+def test_an_offer_of_blocks_that_are_gone_ends_without_a_push() -> None:
+    fabric = make_fabric()
+    engine = moving_engine(fabric, total_blocks=16)
+    ticket = landing_elsewhere(fabric, 192)
+    engine.transfers.take(PushOffer(ticket, chain_hashes(prompt_of(200))))
+    (ended,) = engine.transfers.take_news()
+    assert isinstance(ended, PushEnded)
+    assert ended.error is not None and "evicted" in ended.error
+    assert held_blocks(engine) == 0
+
+
+def test_counters_are_told_when_they_change() -> None:
+    fabric = make_fabric()
+    engine = moving_engine(fabric, total_blocks=8)
+    engine.submit(submit_of(1, prompt_of(100), 5, lands=True))
+    told = [step.transfers.open_landings for step in turn(engine).steps if step.transfers]
+    engine.cancel(Cancel(1))
+    turn(engine)
+    fabric.run_one()
+    told += [step.transfers.open_landings for step in turn(engine).steps if step.transfers]
+    assert told == [1, 0]

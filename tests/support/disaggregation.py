@@ -1,0 +1,175 @@
+"""A prefill engine and a decode engine in one process, and the services between them in a few lines."""
+
+import random
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from engine.engine import Engine
+from engine.messages import Cancel, Fetch, FirstToken, Grant, LandingOpened, Output, Push, Pushed, StepResult, Submit
+from engine.oracle import OracleBackend
+from tests.support.engines import DeferredOracle, Transcript, oracle_config
+from tests.support.fake_agent import Fabric, FakeAgent
+from transfer.config import TransferConfig
+from transfer.events import Granted, PushEnded, SegmentSent
+
+
+def moving_engine(
+    fabric: Fabric,
+    backend_type: type[OracleBackend] = OracleBackend,
+    *,
+    layerwise_tokens: int = 1 << 30,
+    **settings: Any,
+) -> Engine:
+    """An oracle engine whose transfers go through the fabric."""
+    config = oracle_config(transfer=TransferConfig(layerwise_tokens=layerwise_tokens), **settings)
+    backend = backend_type(config)
+    agent: Any = FakeAgent(backend.kv_memory(), backend.namespace, fabric, layerwise_tokens)
+    return Engine(config, backend, lambda: 0.0, agent)
+
+
+class Pair:
+    """Relays between the two engines, each direction in order, when `relay_one` is called."""
+
+    def __init__(self, fabric: Fabric, decode: Engine, prefill: Engine) -> None:
+        self.fabric = fabric
+        self.decode = decode
+        self.prefill = prefill
+        self.transcript = Transcript()
+        # What the prefill engine said of its requests.
+        self.prefilled = Transcript()
+        self.submits: dict[int, Submit] = {}
+        # Passed on with prompts, by key.
+        self.fetches: dict[int, Fetch] = {}
+        # Requests of which a landing was opened, by its transfer id.
+        self.landings: dict[bytes, int] = {}
+        self.push_ends: list[PushEnded] = []
+        # Requests of which prefill said that it will not have their KV there.
+        self.lost_keys: set[int] = set()
+        self._messages: deque[Callable[[], None]] = deque()
+
+    def submit(self, submit: Submit) -> None:
+        self.submits[submit.key] = submit
+        self.decode.submit(submit)
+
+    def cancel(self, key: int) -> None:
+        self.decode.cancel(Cancel(key))
+
+    def step(self, engine: Engine) -> None:
+        """What a rank does in a turn."""
+        engine.follow_transfers()
+        result = engine.step() if engine.has_work() else None
+        if engine is self.decode:
+            self.transcript.take(result)
+            self._relay_to_prefill(result)
+        else:
+            self.prefilled.take(result)
+            self._relay_to_decode(result)
+
+    def relay_one(self) -> bool:
+        if not self._messages:
+            return False
+        self._messages.popleft()()
+        return True
+
+    def run(self, rng: random.Random) -> "Pair":
+        """Until nothing is left to happen."""
+        idle = 0
+        while idle < 4:
+            actions = [
+                self.relay_one,
+                self.fabric.run_one,
+                lambda: self._turn(self.decode),
+                lambda: self._turn(self.prefill),
+            ]
+            rng.shuffle(actions)
+            busy = [action() for action in actions]
+            idle = 0 if any(busy) else idle + 1
+        return self
+
+    def _turn(self, engine: Engine) -> bool:
+        engine.follow_transfers()
+        busy = engine.has_work()
+        self.step(engine)
+        return busy
+
+    def _relay_to_prefill(self, result: StepResult | None) -> None:
+        for output in result.outputs if result else []:
+            if output.finish or output.refusal:
+                cancel = Cancel(output.key)
+                self._messages.append(lambda cancel=cancel: self.prefill.cancel(cancel))
+        for news in self.decode.transfers.take_news():
+            match news:
+                case LandingOpened():
+                    self.landings[news.ticket.transfer_id] = news.key
+                    self._messages.append(lambda news=news: self._prefill(news))
+                case Granted():
+                    grant = Grant(news.transfer_id, news.segment)
+                    self._messages.append(lambda grant=grant: self.prefill.transfers.take(grant))
+
+    def _prefill(self, opened: LandingOpened) -> None:
+        submit = self.submits[opened.key]
+        self.prefill.submit(
+            Submit(
+                key=submit.key,
+                request_id=submit.request_id,
+                token_ids=submit.token_ids,
+                sampling=submit.sampling,
+                max_tokens=1,
+                cache_salt=submit.cache_salt,
+                push=Push(opened.ticket, opened.held_blocks),
+                fetch=self.fetches.get(opened.key),
+            )
+        )
+
+    def _relay_to_decode(self, result: StepResult | None) -> None:
+        for output in result.outputs if result else []:
+            self._relay_output(output)
+        for news in self.prefill.transfers.take_news():
+            match news:
+                case SegmentSent():
+                    pushed = Pushed(news.digest)
+                    self._messages.append(lambda pushed=pushed: self.decode.transfers.take(pushed))
+                case PushEnded():
+                    self.push_ends.append(news)
+                    if news.error is not None:
+                        self._lose(self.landings[news.transfer_id])
+
+    def _relay_output(self, output: Output) -> None:
+        if output.token_ids:
+            first = FirstToken(
+                output.key,
+                output.token_ids[0],
+                output.logprobs[0] if output.logprobs else None,
+                output.cached_tokens or 0,
+                output.store_cached_tokens or 0,
+            )
+            self._messages.append(lambda: self.decode.first_token(first))
+        elif output.refusal is not None:
+            self._lose(output.key)
+
+    def _lose(self, key: int) -> None:
+        self.lost_keys.add(key)
+        self._messages.append(lambda: self.decode.cancel(Cancel(key)))
+
+
+def make_pair(
+    rng: random.Random, *, ahead: bool = False, decode: Any = None, prefill: Any = None, **settings: Any
+) -> Pair:
+    """`ahead`: steps are launched before the one before is collected. `decode` and `prefill` override settings."""
+    fabric = Fabric(rng)
+    backend_type = DeferredOracle if ahead else OracleBackend
+    settings = {"total_blocks": 64, "max_requests": 16, **settings}
+    engines = (moving_engine(fabric, backend_type, **{**settings, **(own or {})}) for own in (decode, prefill))
+    return Pair(fabric, *engines)
+
+
+def assert_nothing_moves(pair: Pair) -> None:
+    """Nothing is open, and every block is free."""
+    for engine in (pair.decode, pair.prefill):
+        assert not engine.has_work()
+        assert engine.transfers.open == engine.transfers.awaited == 0
+        assert not any(engine.pool.references)
+        assert engine.pool.free_blocks == engine.pool.total_blocks
+    for agent in pair.fabric.agents:
+        assert not (agent.landings or agent.pushes or agent.fetches)

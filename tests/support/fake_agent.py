@@ -1,0 +1,228 @@
+"""Transfer agents without UCX: bytes move between the memories of one process, when and in what order a test says."""
+
+import random
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from mesh.errors import InvalidRequest, NamespaceMismatch
+from mesh.workers import KvNamespace, TransferCounters
+from transfer.events import Event, Fetched, Granted, Landed, LandingFailed, PushEnded, SegmentSent
+from transfer.memory import KvMemory
+from transfer.push import Push
+from transfer.segments import plan_layerwise, plan_whole, tile_of
+from transfer.ticket import Segment, SegmentDigest, StoreSession, Ticket
+
+WINDOW = 2
+
+
+class Fabric:
+    """What is under way between agents. `run_one` lets one random thing happen."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+        self.agents: list[FakeAgent] = []
+        # Of a landing, a push and a fetch, that it fails on its way.
+        self.failure_probability = 0.0
+        # Content of the store: pieces of all layers, by hash.
+        self.stored: dict[bytes, bytes] = {}
+        self._under_way: list[Callable[[], None]] = []
+
+    def later(self, action: Callable[[], None]) -> None:
+        self._under_way.append(action)
+
+    def fails(self) -> bool:
+        return self.rng.random() < self.failure_probability
+
+    def run_one(self) -> bool:
+        """False where nothing is under way."""
+        if not self._under_way:
+            return False
+        self._under_way.pop(self.rng.randrange(len(self._under_way)))()
+        return True
+
+    def landing(self, transfer_id: bytes) -> "tuple[FakeAgent, _Landing] | None":
+        for agent in self.agents:
+            if transfer_id in agent.landings:
+                return agent, agent.landings[transfer_id]
+        return None
+
+
+@dataclass
+class _Landing:
+    blocks: Sequence[int]
+    ticket: Ticket
+    # Content of segments that have arrived, and those that the sender vouched for.
+    arrived: dict[int, Any] = field(default_factory=dict)
+    announced: set[int] = field(default_factory=set)
+    landed: set[int] = field(default_factory=set)
+    granted: int = 0
+
+
+@dataclass
+class _Outgoing:
+    ticket: Ticket
+    blocks: Sequence[int]
+    state: Push
+
+
+class FakeAgent:
+    """`transfer.agent.TransferAgent` as the engine uses it. Copies bytes as late as it may."""
+
+    def __init__(
+        self, memory: KvMemory, namespace: KvNamespace, fabric: Fabric, layerwise_tokens: int = 1 << 30
+    ) -> None:
+        self.memory = memory
+        self.namespace = namespace
+        self.fabric = fabric
+        self.landings: dict[bytes, _Landing] = {}
+        self.pushes: dict[bytes, _Outgoing] = {}
+        self.fetches: set[int] = set()
+        self.sessions: dict[str, StoreSession] = {}
+        # What was said of pushes, in order: (transfer, layers, blocks).
+        self.ready_calls: list[tuple[bytes, int, int]] = []
+        self._layerwise_tokens = layerwise_tokens
+        self._events: list[Event] = []
+        fabric.agents.append(self)
+
+    address = b"fake"
+
+    def events(self) -> list[Event]:
+        events, self._events = self._events, []
+        return events
+
+    def counters(self) -> TransferCounters:
+        return TransferCounters(len(self.landings), len(self.pushes), len(self.fetches))
+
+    def emit(self, event: Event) -> None:
+        self._events.append(event)
+
+    def open_landing(self, blocks: Sequence[int], tokens: int, attempt: int, deadline_seconds: float) -> Ticket:
+        plan = plan_layerwise if tokens >= self._layerwise_tokens else plan_whole
+        layers, piece_bytes = self.memory.layers, self.memory.piece_bytes
+        # Two blocks of all layers a segment.
+        tiles = plan(layers, len(blocks), piece_bytes, 2 * layers * piece_bytes)
+        segments = tuple(
+            Segment(index, 0, self.address, index, *tile, tile.pieces * piece_bytes) for index, tile in enumerate(tiles)
+        )
+        ticket = Ticket(secrets.token_bytes(16), attempt, bytes(32), 1000, self.namespace, segments)
+        landing = self.landings[ticket.transfer_id] = _Landing(list(blocks), ticket)
+        self._grant(landing)
+        if self.fabric.fails():
+            self.fabric.later(lambda: self._fail(ticket.transfer_id, "it failed"))
+        return ticket
+
+    def pushed(self, digest: SegmentDigest) -> None:
+        landing = self.landings.get(digest.transfer_id)
+        if landing is not None:
+            landing.announced.add(digest.segment)
+            self._land(landing)
+
+    def cancel_landing(self, transfer_id: bytes) -> None:
+        self.fabric.later(lambda: self._fail(transfer_id, "it was cancelled"))
+
+    def push(self, ticket: Ticket, blocks: Sequence[int]) -> None:
+        if ticket.namespace != self.namespace:
+            raise NamespaceMismatch("the landing is for other KV")
+        if ticket.size_bytes != len(blocks) * self.memory.layers * self.memory.piece_bytes:
+            raise InvalidRequest("the ticket does not fit the blocks", field="ticket")
+        assert ticket.transfer_id not in self.pushes
+        state = Push([tile_of(segment) for segment in ticket.segments], deadline=0.0)
+        self.pushes[ticket.transfer_id] = _Outgoing(ticket, list(blocks), state)
+        if self.fabric.fails():
+            self.fabric.later(lambda: self._fail_push(ticket.transfer_id, "it failed"))
+
+    def granted(self, transfer_id: bytes, segment: int) -> None:
+        if transfer_id in self.pushes:
+            self.pushes[transfer_id].state.grant(segment)
+            self._send(transfer_id)
+
+    def ready(self, transfer_id: bytes, layers: int, blocks: int) -> None:
+        self.ready_calls.append((transfer_id, layers, blocks))
+        if transfer_id in self.pushes:
+            assert blocks <= len(self.pushes[transfer_id].blocks)
+            self.pushes[transfer_id].state.computed(layers, blocks)
+            self._send(transfer_id)
+
+    def cancel_push(self, transfer_id: bytes) -> None:
+        self.fabric.later(lambda: self._fail_push(transfer_id, "it was cancelled"))
+
+    def attach_store(self, session: StoreSession) -> None:
+        self.sessions[session.store_id] = session
+
+    def detach_store(self, store_id: str) -> None:
+        self.sessions.pop(store_id, None)
+
+    def fetch(self, fetch_id: int, store_id: str, hashes: Sequence[bytes], blocks: Sequence[int]) -> None:
+        assert len(hashes) == len(blocks)
+        self.fetches.add(fetch_id)
+        self.fabric.later(lambda: self._answer(fetch_id, list(hashes), list(blocks)))
+
+    def _grant(self, landing: _Landing) -> None:
+        while landing.granted < min(len(landing.ticket.segments), len(landing.landed) + WINDOW):
+            self.emit(Granted(landing.ticket.transfer_id, landing.granted))
+            landing.granted += 1
+
+    def _fail(self, transfer_id: bytes, why: str) -> None:
+        if self.landings.pop(transfer_id, None) is not None:
+            self.emit(LandingFailed(transfer_id, "DEADLINE_EXCEEDED", why))
+
+    def _fail_push(self, transfer_id: bytes, why: str) -> None:
+        if transfer_id in self.pushes:
+            self.pushes[transfer_id].state.fail(why)
+            self._end_push(transfer_id)
+
+    def _send(self, transfer_id: bytes) -> None:
+        state = self.pushes[transfer_id].state
+        while (index := state.next()) is not None:
+            state.begin(index)
+            self.fabric.later(lambda index=index: self._deliver(transfer_id, index))
+
+    def _deliver(self, transfer_id: bytes, index: int) -> None:
+        outgoing = self.pushes[transfer_id]
+        outgoing.state.sent(index)
+        if outgoing.state.error is None:
+            content = self._gather(outgoing, index)
+            self.emit(SegmentSent(SegmentDigest(transfer_id, index, len(content), b"")))
+            if (found := self.fabric.landing(transfer_id)) is not None:
+                agent, landing = found
+                landing.arrived[index] = content
+                agent._land(landing)
+        self._end_push(transfer_id)
+
+    def _gather(self, outgoing: _Outgoing, index: int) -> Any:
+        segment = outgoing.ticket.segments[index]
+        content = np.zeros(segment.size_bytes, np.uint8)
+        blocks = outgoing.blocks[segment.first_block : segment.first_block + segment.block_count]
+        self.memory.gather(segment.first_layer, segment.layer_count, blocks, content, b"")
+        return content
+
+    def _end_push(self, transfer_id: bytes) -> None:
+        state = self.pushes[transfer_id].state
+        if state.ended and not state.in_flight:
+            size = self.pushes.pop(transfer_id).ticket.size_bytes
+            self.emit(PushEnded(transfer_id, size, "fake", state.error))
+
+    def _land(self, landing: _Landing) -> None:
+        for index in sorted((landing.arrived.keys() & landing.announced) - landing.landed):
+            segment = landing.ticket.segments[index]
+            blocks = landing.blocks[segment.first_block : segment.first_block + segment.block_count]
+            self.memory.scatter(landing.arrived[index], segment.first_layer, segment.layer_count, blocks)
+            landing.landed.add(index)
+        self._grant(landing)
+        if len(landing.landed) == len(landing.ticket.segments):
+            del self.landings[landing.ticket.transfer_id]
+            self.emit(Landed(landing.ticket.transfer_id, landing.ticket.size_bytes, "fake"))
+
+    def _answer(self, fetch_id: int, hashes: list[bytes], blocks: list[int]) -> None:
+        self.fetches.remove(fetch_id)
+        found = 0
+        for content, block in zip(hashes, blocks, strict=True):
+            if content not in self.fabric.stored or self.fabric.fails():
+                break
+            self.memory.scatter(np.frombuffer(self.fabric.stored[content], np.uint8), 0, self.memory.layers, [block])
+            found += 1
+        self.emit(Fetched(fetch_id, found, 0, 0.0))

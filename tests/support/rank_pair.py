@@ -1,0 +1,97 @@
+"""A prefill rank and a decode rank, real processes over UCX, and the services between them in a few lines."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from engine.client import RankClient
+from engine.config import EngineConfig
+from engine.messages import FirstToken, LandingOpened, Output, Push, StepResult, Submit
+from mesh.config import ObserveConfig
+from mesh.workers import TransferCounters
+from tests.support.engines import Transcript
+from transfer.events import Granted, PushEnded, SegmentSent
+
+
+@dataclass
+class RankPair:
+    decode: RankClient
+    prefill: RankClient
+    transcript: Transcript = field(default_factory=Transcript)
+    prefilled: Transcript = field(default_factory=Transcript)
+    pushes: list[PushEnded] = field(default_factory=list)
+    # As last told by the decode rank, and by the prefill rank.
+    received: TransferCounters = field(default_factory=TransferCounters)
+    sent: TransferCounters = field(default_factory=TransferCounters)
+    _submits: dict[int, Submit] = field(default_factory=dict)
+
+    def submit(self, submit: Submit) -> None:
+        self._submits[submit.key] = submit
+        self.decode.submit(submit)
+
+    async def follow_decode(self) -> None:
+        async for message in self.decode.results:
+            match message:
+                case StepResult():
+                    self.transcript.take(message)
+                    self.received = message.transfers or self.received
+                    for output in message.outputs:
+                        self._stop_prefill(output)
+                case LandingOpened():
+                    self._prefill(message)
+                case Granted():
+                    self.prefill.grant(message.transfer_id, message.segment)
+
+    async def follow_prefill(self) -> None:
+        async for message in self.prefill.results:
+            match message:
+                case StepResult():
+                    self.prefilled.take(message)
+                    self.sent = message.transfers or self.sent
+                    for output in message.outputs:
+                        self._pass_on(output)
+                case SegmentSent():
+                    self.decode.pushed(message.digest)
+                case PushEnded():
+                    self.pushes.append(message)
+
+    def _prefill(self, opened: LandingOpened) -> None:
+        submit = self._submits[opened.key]
+        self.prefill.submit(
+            Submit(
+                key=submit.key,
+                request_id=submit.request_id,
+                token_ids=submit.token_ids,
+                sampling=submit.sampling,
+                max_tokens=1,
+                push=Push(opened.ticket, opened.held_blocks),
+            )
+        )
+
+    def _pass_on(self, output: Output) -> None:
+        if output.token_ids:
+            cached = output.cached_tokens or 0
+            self.decode.first_token(FirstToken(output.key, output.token_ids[0], cached_tokens=cached))
+        elif output.refusal is not None:
+            self.decode.cancel(output.key)
+
+    def _stop_prefill(self, output: Output) -> None:
+        if output.finish or output.refusal:
+            self.prefill.cancel(output.key)
+
+
+@asynccontextmanager
+async def rank_pair(
+    decode: EngineConfig, prefill: EngineConfig, observe: ObserveConfig | None = None
+) -> AsyncIterator[RankPair]:
+    """`observe` is the prefill rank's."""
+    clients = [await RankClient.start(decode), await RankClient.start(prefill, observe)]
+    pair = RankPair(*clients)
+    followers = [asyncio.create_task(pair.follow_decode()), asyncio.create_task(pair.follow_prefill())]
+    try:
+        yield pair
+    finally:
+        for client in clients:
+            await client.close(grace_seconds=2.0)
+        await asyncio.gather(*followers)
