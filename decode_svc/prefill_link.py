@@ -33,6 +33,10 @@ class PrefillLink:
         self._channels: OrderedDict[str, _Channel] = OrderedDict()
         self._closing: set[asyncio.Task[None]] = set()
 
+    @property
+    def open_channels(self) -> int:
+        return len(self._channels)
+
     async def close(self) -> None:
         """End every call."""
         channels, self._channels = self._channels, OrderedDict()

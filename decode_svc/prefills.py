@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -66,6 +66,11 @@ class Prefills:
         # Of open landings, by transfer id.
         self._open: dict[bytes, RemotePrompt] = {}
 
+    @property
+    def open_landings(self) -> int:
+        """Those that a request waits for, or may still receive into."""
+        return len(self._open)
+
     def expect(self, key: int, submission: Submission) -> None:
         """A request was submitted whose landing will open, unless the rank computes the prompt after all."""
         assert submission.prefill is not None
@@ -114,9 +119,6 @@ class Prefills:
                     await self._relay(prompt, opened)
         except TimeoutError:
             return prompt.target.lost(f"the KV did not come within {seconds:g} s")
-        except EngineFailed:
-            # Of our rank: every request hears of it.
-            return None
         except MeshError as error:
             return prompt.target.lost(error.message)
         return None
@@ -126,20 +128,27 @@ class Prefills:
         resumes = False
         async with aclosing(self._calls.follow(prompt)) as events:
             async for event in events:
-                if isinstance(event, FirstToken):
-                    self._rank.first_token(self._checked(prompt, event))
-                    resumes = True
-                elif event.transfer_id != opened.ticket.transfer_id:
-                    raise InvalidRequest("it sent the digest of another transfer")
-                else:
-                    self._rank.pushed(event)
+                self._check(event, prompt, opened)
+                resumes = resumes or isinstance(event, FirstToken)
+                # Where our rank has gone every request hears of it.
+                with suppress(EngineFailed):
+                    self._tell_rank(event)
         if not resumes:
             raise InvalidRequest("it ended without a first token")
 
-    def _checked(self, prompt: RemotePrompt, first: FirstToken) -> FirstToken:
-        """Raises InvalidRequest for what a rank would fail on."""
-        if first.token_id >= self._vocabulary_size:
-            raise InvalidRequest(f"it sent token {first.token_id}, and the vocabulary has {self._vocabulary_size}")
-        if prompt.submission.sampling.top_logprobs is not None and first.logprobs is None:
+    def _tell_rank(self, event: FirstToken | SegmentDigest) -> None:
+        if isinstance(event, FirstToken):
+            self._rank.first_token(event)
+        else:
+            self._rank.pushed(event)
+
+    def _check(self, event: FirstToken | SegmentDigest, prompt: RemotePrompt, opened: LandingOpened) -> None:
+        """Raises InvalidRequest for what is not of this prompt, or would be too much for a rank."""
+        if isinstance(event, SegmentDigest):
+            if event.transfer_id != opened.ticket.transfer_id:
+                raise InvalidRequest("it sent the digest of another transfer")
+            return
+        if event.token_id >= self._vocabulary_size:
+            raise InvalidRequest(f"it sent token {event.token_id}, and the vocabulary has {self._vocabulary_size}")
+        if prompt.submission.sampling.top_logprobs is not None and event.logprobs is None:
             raise InvalidRequest("it sent a first token without its log probabilities")
-        return first

@@ -1,6 +1,7 @@
 """A decode worker with a real rank on a loopback port, and a gateway's side of its stream."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -14,12 +15,13 @@ from decode_svc.config import DecodeConfig
 from decode_svc.prefill_link import PrefillLink
 from decode_svc.service import DecodeServicer
 from decode_svc.worker import DecodeWorker
-from engine.messages import Sampling
+from engine.messages import Ready, Sampling
 from engine.oracle import oracle_tokens
 from mesh.channel import open_channel
 from mesh.errors import MeshError
 from mesh.failures import from_failure, from_rpc_error
 from mesh.server import MeshServer, Registration
+from tests.support.fake_rank import TRANSFER_READY, FakeRankClient
 from tests.support.waiting import eventually
 
 VOCABULARY_SIZE = 1000
@@ -43,23 +45,32 @@ def decode_config(**changes: Any) -> DecodeConfig:
 class RunningWorker:
     worker: DecodeWorker
     endpoint: str
+    prefill_link: PrefillLink
+    # Of a worker without a real one.
+    rank: FakeRankClient | None = None
 
     async def until_empty(self) -> None:
-        """Wait until no request is kept and every block is free."""
-        sessions, report = self.worker.sessions, self.worker.report
-        await eventually(lambda: not sessions.kept_requests and report.load.free_blocks == TOTAL_BLOCKS)
+        """Wait until no request is kept, every block is free, and no transfer is open."""
+        sessions, report, total_blocks = self.worker.sessions, self.worker.report, self.worker.ready.total_blocks
+        await eventually(lambda: not sessions.kept_requests and report.load.free_blocks == total_blocks)
+        await eventually(lambda: not self.worker.prefills.open_landings and not report.transfers.open_landings)
+
+
+@asynccontextmanager
+async def serving(config: DecodeConfig) -> AsyncIterator[tuple[DecodeServicer, MeshServer]]:
+    servicer = DecodeServicer()
+    add = decode_pb2_grpc.add_DecodeServiceServicer_to_server
+    async with MeshServer(config.server, "decode", [Registration(add, servicer, SERVICE, ("Attach",))]) as server:
+        yield servicer, server
 
 
 @asynccontextmanager
 async def running_worker(**changes: Any) -> AsyncIterator[RunningWorker]:
     """A worker in this process, its rank in another; asserts at the end that nothing is left in it."""
-    config = decode_config(**changes)
-    servicer = DecodeServicer()
-    add = decode_pb2_grpc.add_DecodeServiceServicer_to_server
-    async with MeshServer(config.server, "decode", [Registration(add, servicer, SERVICE, ("Attach",))]) as server:
-        prefill_link = PrefillLink()
+    config, prefill_link = decode_config(**changes), PrefillLink()
+    async with serving(config) as (servicer, server):
         worker = await DecodeWorker.start(config, server.endpoint, prefill_link)
-        running = RunningWorker(worker, server.endpoint)
+        running = RunningWorker(worker, server.endpoint, prefill_link)
         try:
             servicer.open(worker)
             following = asyncio.create_task(worker.run())
@@ -69,6 +80,21 @@ async def running_worker(**changes: Any) -> AsyncIterator[RunningWorker]:
         finally:
             await prefill_link.close()
             await worker.close()
+
+
+@asynccontextmanager
+async def decode_without_rank(ready: Ready = TRANSFER_READY, **changes: Any) -> AsyncIterator[RunningWorker]:
+    """A decode worker whose rank does what the test says; asserts at the end that it keeps no request."""
+    config, rank, link = decode_config(**changes), FakeRankClient(ready), PrefillLink()
+    async with serving(config) as (servicer, server):
+        worker = DecodeWorker(config, server.endpoint, rank, link, time.monotonic)  # type: ignore[arg-type]
+        servicer.open(worker)
+        following = asyncio.create_task(worker.run())
+        yield RunningWorker(worker, server.endpoint, link, rank)
+        await eventually(lambda: not worker.sessions.kept_requests and not worker.prefills.open_landings)
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+        await link.close()
 
 
 @dataclass

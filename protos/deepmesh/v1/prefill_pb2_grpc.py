@@ -49,9 +49,13 @@ class PrefillServiceServicer:
         prefill worker answers `accepted`, `first_token` as soon as it is known, a `digest` for each segment pushed, and
         `done`. Cancelling the call stops the computation and the push; bytes under way may still arrive and are dropped.
 
-        ABORTED              no room (OVERLOADED) or draining (DRAINING): place again
+        ABORTED              no room (WORKER_FULL), draining (DRAINING), or the KV did not reach the landing (PUSH_FAILED):
+        place again
         FAILED_PRECONDITION  the landing's KV namespace is not this worker's (NAMESPACE_MISMATCH)
-        INVALID_ARGUMENT     a ticket that is malformed or does not fit the prompt
+        INVALID_ARGUMENT     a message out of order, a prompt that could never run here, a ticket that is malformed, used or
+        does not fit the prompt, or a grant that is not of the ticket
+        DEADLINE_EXCEEDED    the landing's deadline passed before all of it was pushed
+        UNAVAILABLE          the engine died (ENGINE_FAILED)
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -1,0 +1,31 @@
+"""`python -m prefill_svc --config configs/prefill.yaml`"""
+
+import sys
+
+from deepmesh.v1 import prefill_pb2_grpc
+
+from mesh.launch import launch
+from mesh.server import MeshServer, Registration
+from mesh.worker_process import serve_worker
+from prefill_svc.config import PrefillConfig
+from prefill_svc.service import PrefillServicer
+from prefill_svc.worker import PrefillWorker
+
+SERVICE = "deepmesh.v1.PrefillService"
+
+
+async def serve(config: PrefillConfig) -> None:
+    """Run a worker until a signal. Raises EngineFailed where its rank dies before."""
+    servicer = PrefillServicer()
+    add = prefill_pb2_grpc.add_PrefillServiceServicer_to_server
+    async with MeshServer(config.server, "prefill", [Registration(add, servicer, SERVICE)]) as server:
+        worker = await PrefillWorker.start(config, server.endpoint)
+        try:
+            servicer.open(worker)
+            await serve_worker(worker, server, config)
+        finally:
+            await worker.close()
+
+
+if __name__ == "__main__":
+    sys.exit(launch("prefill", PrefillConfig, serve))

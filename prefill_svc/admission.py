@@ -1,0 +1,65 @@
+"""Whether this worker takes a prompt: what could never be computed or pushed here, and what has no room now. Pure."""
+
+from dataclasses import dataclass
+
+from engine.acceptance import check_prompt, check_salt, check_sampling
+from engine.messages import Ready
+from mesh.blocks import BLOCK_TOKENS
+from mesh.errors import InvalidRequest, WorkerFull
+from prefill_svc.jobs import Backlog
+from prefill_svc.prompts import Prompt
+from transfer.config import TransferConfig
+from transfer.ticket import Ticket
+from transfer.tickets import Geometry, refusal_of
+
+# A landing that may stay open for longer is a mistake, and would hold blocks for as long.
+MAX_DEADLINE_MS = 3_600_000
+MAX_ADDRESS_BYTES = 16_384
+
+
+@dataclass(frozen=True, slots=True)
+class QueueLimits:
+    # Prompts beyond those that run at once.
+    waiting_prompts: int
+    # Tokens accepted and not computed; one prompt may exceed it alone.
+    queued_tokens: int
+
+
+def check(prompt: Prompt, ready: Ready, transfer: TransferConfig) -> None:
+    """Raises InvalidRequest or ContextExceeded where this worker could never compute the prompt or push its KV.
+
+    Raises NamespaceMismatch where its KV means something else to the receiver.
+    """
+    check_salt(prompt.cache_salt)
+    check_prompt(prompt.token_ids, 1, ready)
+    check_sampling(prompt.sampling)
+    blocks = -(-len(prompt.token_ids) // BLOCK_TOKENS) - prompt.held_blocks
+    if blocks < 1:
+        raise InvalidRequest(
+            f"held_blocks {prompt.held_blocks} are the whole prompt: the landing has no block", field="held_blocks"
+        )
+    _check_ticket(prompt.ticket, blocks, ready, transfer)
+
+
+def admit(prompt: Prompt, backlog: Backlog, max_requests: int, limits: QueueLimits) -> None:
+    """Raises WorkerFull where the prompt has to go elsewhere; `max_requests` run at once."""
+    waiting = backlog.live_prompts - max_requests
+    if waiting >= limits.waiting_prompts:
+        raise WorkerFull(f"{waiting} prompts wait on this worker already: place this one on another")
+    queued = backlog.queued_tokens
+    if queued and queued + len(prompt.token_ids) > limits.queued_tokens:
+        raise WorkerFull(f"{queued} prompt tokens wait on this worker already: place this prompt on another")
+
+
+def _check_ticket(ticket: Ticket, blocks: int, ready: Ready, transfer: TransferConfig) -> None:
+    layers = ready.namespace.layers
+    geometry = Geometry(layers, ready.block_bytes // layers, transfer.slot_bytes)
+    # As the rank would, which refuses what comes to it and counts that too.
+    refusal = refusal_of(ticket, blocks, ready.namespace, geometry)
+    if refusal is not None:
+        raise refusal.error
+    if ticket.deadline_ms > MAX_DEADLINE_MS:
+        raise InvalidRequest(f"deadline_ms must be at most {MAX_DEADLINE_MS}", field="ticket")
+    for segment in ticket.segments:
+        if segment.destination_rank != 0 or not 0 < len(segment.worker_address) <= MAX_ADDRESS_BYTES:
+            raise InvalidRequest(f"segment {segment.index} has no address of a rank to push to", field="ticket")

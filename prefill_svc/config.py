@@ -1,0 +1,28 @@
+"""Configuration of a prefill worker."""
+
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from engine.config import EngineConfig
+from mesh.config import Config, WorkerConfig
+
+
+class QueueConfig(Config):
+    """What waits here at the most; what is over it is placed on another worker."""
+
+    # Prompts beyond those that run at once.
+    waiting_prompts: int = Field(default=256, ge=0)
+    # Tokens accepted and not computed; one prompt may exceed it alone.
+    queued_tokens: int = Field(default=1_000_000, ge=1)
+
+
+class PrefillConfig(WorkerConfig):
+    engine: EngineConfig
+    queue: QueueConfig = QueueConfig()
+
+    @model_validator(mode="after")
+    def _kv_can_leave(self) -> Self:
+        if self.engine.transfer is None:
+            raise ValueError("engine.transfer is required, to push KV: set engine.transfer={}")
+        return self

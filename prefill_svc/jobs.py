@@ -1,0 +1,120 @@
+"""Every prompt that this worker has, from acceptance until its call ends. Nothing is kept after that."""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Protocol
+
+from engine.messages import StepResult, Submit, TransferNews
+from mesh.errors import DeadlineExceeded, EngineFailed, InvalidRequest, MeshError
+from prefill_svc.prompts import Job, Prompt
+from transfer.events import PushEnded, SegmentSent
+
+
+class Rank(Protocol):
+    """Where prompts are computed. Each method raises EngineFailed where it has gone."""
+
+    def submit(self, submit: Submit) -> None: ...
+
+    def cancel(self, key: int) -> None: ...
+
+    def grant(self, transfer_id: bytes, segment: int) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """What admission weighs."""
+
+    live_prompts: int
+    # Of prompts without a first token.
+    queued_tokens: int
+
+
+class Jobs:
+    """`clock` counts seconds and never goes back."""
+
+    def __init__(self, rank: Rank, clock: Callable[[], float]) -> None:
+        # No prompt is live.
+        self.idle = asyncio.Event()
+        self.idle.set()
+        self._rank = rank
+        self._clock = clock
+        self._by_key: dict[int, Job] = {}
+        self._by_transfer: dict[bytes, Job] = {}
+        self._queued_tokens = 0
+        self._next_key = 0
+
+    @property
+    def live_prompts(self) -> int:
+        return len(self._by_key)
+
+    def backlog(self) -> Backlog:
+        return Backlog(len(self._by_key), self._queued_tokens)
+
+    def submit(self, prompt: Prompt) -> Job:
+        """Hand a prompt to the rank; `end` it in any case.
+
+        Raises InvalidRequest where another has the same ticket, EngineFailed where the rank has gone.
+        """
+        if prompt.ticket.transfer_id in self._by_transfer:
+            raise InvalidRequest("the ticket is in use: open another landing", field="ticket.transfer_id")
+        key, self._next_key = self._next_key, self._next_key + 1
+        self._rank.submit(prompt.to_rank(key))
+        job = Job(key, prompt, self._clock() + prompt.ticket.deadline_ms / 1000)
+        self._by_key[key] = self._by_transfer[job.transfer_id] = job
+        self._queued_tokens += len(prompt.token_ids)
+        self.idle.clear()
+        return job
+
+    def grant(self, job: Job, transfer_id: bytes, segment: int) -> None:
+        """The receiver has a staging slot for the segment. Raises InvalidRequest where the ticket has none such."""
+        if transfer_id != job.transfer_id:
+            raise InvalidRequest("a grant is for another transfer than its call's", field="grant.transfer_id")
+        segments = len(job.prompt.ticket.segments)
+        if segment >= segments:
+            raise InvalidRequest(f"segment {segment} of {segments} was granted", field="grant.segment")
+        self._rank.grant(transfer_id, segment)
+
+    def end(self, job: Job) -> None:
+        """Its call is over, and whatever the rank still does for it stops."""
+        del self._by_key[job.key], self._by_transfer[job.transfer_id]
+        if not job.has_first_token:
+            self._queued_tokens -= len(job.prompt.token_ids)
+        if not self._by_key:
+            self.idle.set()
+        # A rank that has gone computes nothing.
+        with suppress(EngineFailed):
+            self._rank.cancel(job.key)
+
+    def on_step(self, result: StepResult) -> None:
+        for output in result.outputs:
+            job = self._by_key.get(output.key)
+            # None where its call ended while the rank still had it.
+            if job is None:
+                continue
+            waited = not job.has_first_token
+            job.on_output(output)
+            if waited and job.has_first_token:
+                self._queued_tokens -= len(job.prompt.token_ids)
+
+    def on_news(self, news: TransferNews) -> None:
+        if isinstance(news, SegmentSent):
+            job = self._by_transfer.get(news.digest.transfer_id)
+            if job is not None:
+                job.on_segment(news.digest)
+        elif isinstance(news, PushEnded):
+            job = self._by_transfer.get(news.transfer_id)
+            if job is not None:
+                job.on_push_ended(news)
+
+    def fail_all(self, error: MeshError) -> None:
+        for job in self._by_key.values():
+            job.fail(error)
+
+    def expire(self) -> None:
+        """Fail prompts whose landing is void. Call every few milliseconds."""
+        now = self._clock()
+        for job in self._by_key.values():
+            if job.deadline <= now:
+                job.fail(DeadlineExceeded("the landing's deadline passed before its KV was pushed"))

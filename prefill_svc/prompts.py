@@ -1,0 +1,131 @@
+"""One prompt to compute, and what its caller hears of it."""
+
+import asyncio
+from dataclasses import dataclass
+
+from engine.messages import Fetch, Logprobs, Output, Push, Refusal, Sampling, Submit
+from mesh.errors import ContextExceeded, InvalidRequest, MeshError, NamespaceMismatch, PushFailed
+from transfer.events import PushEnded
+from transfer.ticket import SegmentDigest, Ticket
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt as a decode worker sends it."""
+
+    request_id: str
+    attempt: int
+    token_ids: list[int]
+    # Of its first token.
+    sampling: Sampling
+    cache_salt: bytes
+    # The landing for its KV, which begins after the blocks that the decode worker holds.
+    ticket: Ticket
+    held_blocks: int
+    # A store worth asking for its prefix.
+    store: Fetch | None
+
+    def to_rank(self, key: int) -> Submit:
+        """The prompt as the rank takes it, under the name that it has there."""
+        return Submit(
+            key=key,
+            request_id=self.request_id,
+            token_ids=self.token_ids,
+            sampling=self.sampling,
+            max_tokens=1,
+            # Whether the first token is the last is the decode worker's business.
+            ignore_eos=True,
+            cache_salt=self.cache_salt,
+            attempt=self.attempt,
+            push=Push(self.ticket, self.held_blocks),
+            fetch=self.store,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class FirstToken:
+    token_id: int
+    logprobs: Logprobs | None
+    # Prompt tokens that were not computed: found in the pool, and in a store.
+    worker_cached_tokens: int
+    store_cached_tokens: int
+
+
+Event = FirstToken | SegmentDigest | PushEnded
+
+
+class Job:
+    """A prompt that the rank has. Ends with its PushEnded event, or with an error.
+
+    The rank may tell of the last segment before it tells of the first token; the caller hears of PushEnded last.
+    """
+
+    def __init__(self, key: int, prompt: Prompt, deadline: float) -> None:
+        # The rank's name for it.
+        self.key = key
+        self.prompt = prompt
+        # In seconds of the jobs' clock.
+        self.deadline = deadline
+        self.has_first_token = False
+        # Nothing comes after the last event that it has.
+        self._ended = False
+        self._pushed: PushEnded | None = None
+        self._events: asyncio.Queue[Event | MeshError] = asyncio.Queue()
+
+    @property
+    def transfer_id(self) -> bytes:
+        return self.prompt.ticket.transfer_id
+
+    async def next_event(self) -> Event:
+        """What comes next. Raises MeshError where the prompt cannot be computed or pushed."""
+        event = await self._events.get()
+        if isinstance(event, MeshError):
+            raise event
+        return event
+
+    def on_output(self, output: Output) -> None:
+        if output.refusal is not None:
+            self.fail(_error_of(output.refusal))
+        elif output.token_ids and not self.has_first_token:
+            self.has_first_token = True
+            self._tell(_first_token(output))
+            self._end_if_pushed()
+        elif output.finish == "cancelled":
+            self.fail(PushFailed("the prompt was cancelled"))
+
+    def on_segment(self, digest: SegmentDigest) -> None:
+        self._tell(digest)
+
+    def on_push_ended(self, ended: PushEnded) -> None:
+        if ended.error is not None:
+            self.fail(PushFailed(f"the KV was not pushed: {ended.error}"))
+            return
+        self._pushed = ended
+        self._end_if_pushed()
+
+    def fail(self, error: MeshError) -> None:
+        """Only the first error counts."""
+        self._tell(error)
+        self._ended = True
+
+    def _end_if_pushed(self) -> None:
+        if self.has_first_token and self._pushed is not None:
+            self._tell(self._pushed)
+            self._ended = True
+
+    def _tell(self, event: Event | MeshError) -> None:
+        if not self._ended:
+            self._events.put_nowait(event)
+
+
+def _first_token(output: Output) -> FirstToken:
+    cached, from_store = output.cached_tokens or 0, output.store_cached_tokens or 0
+    logprobs = output.logprobs[0] if output.logprobs else None
+    return FirstToken(output.token_ids[0], logprobs, cached - from_store, from_store)
+
+
+def _error_of(refusal: Refusal) -> MeshError:
+    for error in (ContextExceeded, NamespaceMismatch):
+        if refusal.reason == error.reason:
+            return error(refusal.message)
+    return InvalidRequest(refusal.message)

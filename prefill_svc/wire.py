@@ -1,0 +1,45 @@
+"""Messages of PrefillService in and out."""
+
+from deepmesh.v1 import prefill_pb2
+
+from engine import wire as engine_wire
+from prefill_svc.prompts import Event, FirstToken, Prompt
+from transfer import wire as transfer_wire
+from transfer.ticket import SegmentDigest
+
+
+def prompt(message: prefill_pb2.PrefillStart) -> Prompt:
+    """The message as it is; admission judges it. Raises InvalidRequest for a ticket that is none."""
+    return Prompt(
+        request_id=message.request_id,
+        attempt=message.attempt,
+        token_ids=list(message.token_ids),
+        sampling=engine_wire.sampling(message.sampling),
+        cache_salt=message.cache_salt,
+        ticket=transfer_wire.ticket(message.ticket),
+        held_blocks=message.held_blocks,
+        store=engine_wire.fetch(message.store) if message.HasField("store") else None,
+    )
+
+
+def accepted(predicted_seconds: float, worker_address: bytes) -> prefill_pb2.PrefillResponse:
+    message = prefill_pb2.PrefillAccepted(predicted_ttft_ms=predicted_seconds * 1000, worker_address=worker_address)
+    return prefill_pb2.PrefillResponse(accepted=message)
+
+
+def response(event: Event) -> prefill_pb2.PrefillResponse:
+    if isinstance(event, FirstToken):
+        return prefill_pb2.PrefillResponse(first_token=_first_token(event))
+    if isinstance(event, SegmentDigest):
+        return prefill_pb2.PrefillResponse(digest=transfer_wire.digest_message(event))
+    done = prefill_pb2.PrefillDone(pushed_bytes=event.size_bytes, transport=event.transport)
+    return prefill_pb2.PrefillResponse(done=done)
+
+
+def _first_token(event: FirstToken) -> prefill_pb2.PrefillFirstToken:
+    return prefill_pb2.PrefillFirstToken(
+        token_id=event.token_id,
+        logprobs=None if event.logprobs is None else engine_wire.logprobs_message(event.logprobs),
+        worker_cached_tokens=event.worker_cached_tokens,
+        store_cached_tokens=event.store_cached_tokens,
+    )

@@ -1,0 +1,341 @@
+"""Prompts that prefill workers compute: a decode worker's calls, over loopback gRPC, with a rank that does as told."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from deepmesh.v1 import common_pb2, decode_pb2, scheduler_pb2
+
+from decode_svc import prefill_link
+from engine.messages import Logprobs, Output, Refusal, Sampling
+from mesh.blocks import BLOCK_TOKENS
+from mesh.errors import (
+    DeadlineExceeded,
+    EngineFailed,
+    MeshError,
+    NamespaceMismatch,
+    PlaceAgain,
+    PrefillLost,
+    WorkerDraining,
+    WorkerFull,
+)
+from mesh.metrics import DECODE_PREFILLS
+from mesh.ports import free_port
+from tests.support.decode_server import (
+    GatewayClient,
+    RunningWorker,
+    decode_without_rank,
+    gateway_client,
+)
+from tests.support.fake_prefill import FakePrefill, FakePrefillCall, fake_prefill
+from tests.support.fake_rank import FakeRankClient
+from tests.support.prefilling import make_ticket
+from tests.support.waiting import eventually
+from transfer.events import Granted
+from transfer.ticket import SegmentDigest, Ticket
+from transfer.wire import ticket
+
+PROMPT = [number % 100 for number in range(150)]
+
+
+def ended(outcome: str) -> float:
+    return DECODE_PREFILLS.labels(outcome)._value.get()
+
+
+def target(prefill: FakePrefill) -> scheduler_pb2.WorkerTarget:
+    return scheduler_pb2.WorkerTarget(worker_id="prefill-1", incarnation="first", endpoint=prefill.endpoint)
+
+
+def rank_of(running: RunningWorker) -> FakeRankClient:
+    assert running.rank is not None
+    return running.rank
+
+
+async def submitted(running: RunningWorker, gateway: GatewayClient, prefill: FakePrefill, **fields: Any) -> int:
+    """Submit PROMPT, to be computed there; returns the rank's key."""
+    key = len(rank_of(running).submitted)
+    await gateway.submit(PROMPT, 10, prefill=target(prefill), **fields)
+    await eventually(lambda: key in rank_of(running).submitted)
+    return key
+
+
+async def called(
+    running: RunningWorker, gateway: GatewayClient, prefill: FakePrefill, landing: Ticket | None = None, **fields: Any
+) -> FakePrefillCall:
+    """Have a landing opened for PROMPT, and the prefill worker called."""
+    number = len(prefill.calls)
+    key = await submitted(running, gateway, prefill, **fields)
+    rank_of(running).open_landing(key, landing or make_ticket(len(PROMPT), name=number + 1))
+    return await prefill.call(number)
+
+
+def lost(gateway: GatewayClient, stream_id: int = 1) -> PrefillLost:
+    error = gateway.requests[stream_id].error
+    assert isinstance(error, PrefillLost)
+    assert (error.code.name, error.metadata) == ("ABORTED", {"worker_id": "prefill-1"})
+    return error
+
+
+async def test_a_prompt_is_sent_with_its_landing_and_its_tokens_come_back() -> None:
+    done_before = ended("done")
+    async with decode_without_rank() as running, fake_prefill() as prefill, gateway_client(running.endpoint) as gateway:
+        rank, landing = rank_of(running), make_ticket(len(PROMPT), held_blocks=1)
+        store = common_pb2.StoreTarget(store_id="store-1", blocks=2)
+        sampling = Sampling(temperature=0.5, seed=7, top_logprobs=1)
+        await gateway.submit(PROMPT, 10, sampling, prefill=target(prefill), cache_salt=b"salt", store=store, attempt=3)
+        await eventually(lambda: bool(rank.submitted))
+        assert (rank.submitted[0].lands, rank.submitted[0].attempt, rank.submitted[0].fetch) == (True, 3, None)
+        rank.open_landing(0, landing, held_blocks=1)
+        call = await prefill.call()
+        start = call.start
+        assert (list(start.token_ids), start.held_blocks, start.attempt) == (PROMPT, 1, 3)
+        assert (start.request_id, start.cache_salt, start.store) == ("r1", b"salt", store)
+        assert (start.sampling.temperature, start.sampling.seed, start.sampling.top_logprobs) == (0.5, 7, 1)
+        assert ticket(start.ticket) == landing
+        for segment in (1, 0):
+            rank.say(Granted(landing.transfer_id, segment))
+        await eventually(lambda: call.grants == [1, 0])
+        top = [common_pb2.TokenLogprob(token_id=42, logprob=-0.5)]
+        logprobs = common_pb2.PositionLogprobs(logprob=-0.5, top=top)
+        call.first_token(worker_cached_tokens=64, store_cached_tokens=64, logprobs=logprobs)
+        digest = SegmentDigest(landing.transfer_id, 0, 512, b"digest", "tcp")
+        call.digest(digest)
+        call.answer(done={"pushed_bytes": 1024, "transport": "tcp"})
+        call.end()
+        await eventually(lambda: bool(rank.first_tokens and rank.digests))
+        (first,) = rank.first_tokens
+        assert (first.key, first.token_id, first.cached_tokens, first.store_cached_tokens) == (0, 42, 128, 64)
+        assert first.logprobs == Logprobs(-0.5, [42], [-0.5])
+        assert rank.digests == [digest]
+        rank.say(rank.step(rank.output(0, 10, "length", [Logprobs(-0.5, [42], [-0.5])] * 10)))
+        request = await gateway.ended(1)
+        assert (request.error, len(request.tokens), len(request.logprobs)) == (None, 10, 10)
+        assert not call.cancelled
+    assert ended("done") == done_before + 1
+
+
+async def test_a_prompt_that_the_rank_computes_after_all_is_sent_nowhere() -> None:
+    async with decode_without_rank() as running, fake_prefill() as prefill, gateway_client(running.endpoint) as gateway:
+        rank = rank_of(running)
+        key = await submitted(running, gateway, prefill)
+        rank.say(rank.step(rank.output(key, 10, "length")))
+        assert (await gateway.ended(1)).error is None
+        assert not prefill.calls
+
+
+async def test_a_prompt_computed_here_asks_the_store_itself() -> None:
+    async with decode_without_rank() as running, gateway_client(running.endpoint) as gateway:
+        rank = rank_of(running)
+        await gateway.submit(PROMPT, 10, store=common_pb2.StoreTarget(store_id="store-1", blocks=2))
+        await eventually(lambda: bool(rank.submitted))
+        fetch = rank.submitted[0].fetch
+        assert fetch is not None
+        assert (rank.submitted[0].lands, fetch.store_id, fetch.blocks) == (False, "store-1", 2)
+        rank.say(rank.step(rank.output(0, 10, "length")))
+        await gateway.ended(1)
+
+
+@pytest.mark.parametrize("error", [NamespaceMismatch, WorkerFull, WorkerDraining, EngineFailed])
+async def test_a_prefill_worker_that_refuses_has_the_request_placed_again(error: type[MeshError]) -> None:
+    before = ended("lost")
+    async with decode_without_rank() as running, fake_prefill() as prefill, gateway_client(running.endpoint) as gateway:
+        call = await called(running, gateway, prefill)
+        call.end(error("not here"))
+        await gateway.ended(1)
+        assert "not here" in lost(gateway).message
+        assert rank_of(running).cancelled == [0]
+    assert ended("lost") == before + 1
+
+
+async def test_a_prefill_worker_that_is_not_there_has_the_request_placed_again() -> None:
+    async with decode_without_rank() as running, gateway_client(running.endpoint) as gateway:
+        nobody = FakePrefill()
+        nobody.endpoint = f"127.0.0.1:{free_port()}"
+        key = await submitted(running, gateway, nobody)
+        rank_of(running).open_landing(key, make_ticket(len(PROMPT)))
+        await gateway.ended(1)
+        lost(gateway)
+
+
+@pytest.mark.parametrize("stage", ["before", "after the first token"])
+async def test_a_prefill_worker_that_dies_has_the_request_placed_again(stage: str) -> None:
+    async with decode_without_rank() as running, gateway_client(running.endpoint) as gateway:
+        async with fake_prefill() as prefill:
+            call = await called(running, gateway, prefill)
+            if stage != "before":
+                call.first_token()
+                await eventually(lambda: bool(rank_of(running).first_tokens))
+        await gateway.ended(1)
+        lost(gateway)
+        assert rank_of(running).cancelled == [0]
+
+
+async def test_a_prefill_worker_that_hangs_is_lost_with_its_landing() -> None:
+    async with decode_without_rank() as running, fake_prefill() as prefill, gateway_client(running.endpoint) as gateway:
+        call = await called(running, gateway, prefill, make_ticket(len(PROMPT), deadline_ms=200))
+        await gateway.ended(1)
+        lost(gateway)
+        await eventually(lambda: call.cancelled)
+
+
+async def test_kv_that_did_not_land_has_the_request_placed_again_after_its_first_token() -> None:
+    async with decode_without_rank() as running, fake_prefill() as prefill, gateway_client(running.endpoint) as gateway:
+        rank = rank_of(running)
+        call = await called(running, gateway, prefill)
+        rank.say(rank.step(rank.output(0)))
+        await gateway.until(lambda: gateway.requests[1].tokens)
+        refusal = Refusal(PrefillLost.reason, "a segment's digest was wrong")
+        rank.say(rank.step(Output(0, len(PROMPT) + 1, [], refusal=refusal)))
+        request = await gateway.ended(1)
+        assert len(request.tokens) == 1
+        assert "digest was wrong" in lost(gateway).message
+        await eventually(lambda: call.cancelled)
+
+
+async def wrong_digest(call: FakePrefillCall) -> None:
+    call.digest(SegmentDigest(bytes(16), 0, 512, b"digest"))
+
+
+async def no_first_token(call: FakePrefillCall) -> None:
+    call.answer(done={"pushed_bytes": 0})
+    call.end()
+
+
+async def token_out_of_range(call: FakePrefillCall) -> None:
+    call.first_token(token_id=100)
+
+
+async def malformed_digest(call: FakePrefillCall) -> None:
+    call.answer(digest={"transfer_id": b"short"})
+
+
+@pytest.mark.parametrize("mistake", [wrong_digest, no_first_token, token_out_of_range, malformed_digest])
+async def test_a_prefill_worker_that_makes_mistakes_is_lost(mistake: Any) -> None:
+    async with decode_without_rank() as running, fake_prefill() as prefill, gateway_client(running.endpoint) as gateway:
+        await mistake(await called(running, gateway, prefill))
+        await gateway.ended(1)
+        lost(gateway)
+        assert (rank_of(running).digests, rank_of(running).first_tokens) == ([], [])
+
+
+async def test_a_first_token_without_the_log_probabilities_asked_for_is_a_mistake() -> None:
+    async with decode_without_rank() as running, fake_prefill() as prefill, gateway_client(running.endpoint) as gateway:
+        call = await called(running, gateway, prefill, sampling=Sampling(top_logprobs=2))
+        call.first_token()
+        await gateway.ended(1)
+        lost(gateway)
+
+
+@pytest.mark.parametrize("stage", ["waiting", "landing", "after the first token"])
+async def test_cancelling_ends_the_call_at_any_stage(stage: str) -> None:
+    before = ended("cancelled")
+    async with decode_without_rank() as running, fake_prefill() as prefill, gateway_client(running.endpoint) as gateway:
+        rank = rank_of(running)
+        if stage == "waiting":
+            await submitted(running, gateway, prefill)
+        else:
+            call = await called(running, gateway, prefill)
+        if stage == "after the first token":
+            call.first_token()
+            await eventually(lambda: bool(rank.first_tokens))
+        await gateway.send(cancellation=decode_pb2.Cancellation(stream_id=1))
+        await eventually(lambda: rank.cancelled == [0])
+        rank.say(rank.step(rank.output(0, 0, "cancelled")))
+        request = await gateway.ended(1)
+        assert request.finished == common_pb2.FINISH_REASON_CANCELLED
+        if stage == "waiting":
+            # The messages crossed.
+            rank.open_landing(0, make_ticket(len(PROMPT)))
+            await asyncio.sleep(0.05)
+            assert not prefill.calls
+        else:
+            await eventually(lambda: call.cancelled)
+    assert ended("cancelled") == before + (stage != "waiting")
+
+
+async def test_a_request_that_ends_with_its_first_token_needs_no_more_of_its_prompt() -> None:
+    async with decode_without_rank() as running, fake_prefill() as prefill, gateway_client(running.endpoint) as gateway:
+        rank = rank_of(running)
+        call = await called(running, gateway, prefill)
+        rank.say(rank.step(rank.output(0, 1, "stop")))
+        assert (await gateway.ended(1)).error is None
+        await eventually(lambda: call.cancelled)
+
+
+async def test_the_deadline_of_a_request_ends_its_call() -> None:
+    async with decode_without_rank() as running, fake_prefill() as prefill, gateway_client(running.endpoint) as gateway:
+        call = await called(running, gateway, prefill, deadline_ms=200)
+        request = await gateway.ended(1)
+        assert isinstance(request.error, DeadlineExceeded)
+        await eventually(lambda: call.cancelled)
+
+
+async def test_a_gateway_that_hangs_up_for_good_ends_its_calls() -> None:
+    async with decode_without_rank(grace_seconds=0.1) as running, fake_prefill() as prefill:
+        async with gateway_client(running.endpoint) as gateway:
+            call = await called(running, gateway, prefill)
+        await eventually(lambda: call.cancelled)
+        assert rank_of(running).cancelled == [0]
+
+
+async def test_the_death_of_the_rank_ends_its_calls_and_says_so() -> None:
+    async with decode_without_rank() as running, fake_prefill() as prefill, gateway_client(running.endpoint) as gateway:
+        call = await called(running, gateway, prefill)
+        rank_of(running).die()
+        assert isinstance((await gateway.ended(1)).error, EngineFailed)
+        await eventually(lambda: call.cancelled)
+
+
+async def test_one_channel_serves_all_prompts_of_one_worker() -> None:
+    async with decode_without_rank() as running, fake_prefill() as prefill, gateway_client(running.endpoint) as gateway:
+        calls = [await called(running, gateway, prefill) for _ in range(3)]
+        assert len({call.peer for call in calls}) == 1
+        for stream_id, call in enumerate(calls, 1):
+            call.end(WorkerFull("full"))
+            await gateway.ended(stream_id)
+
+
+async def test_channels_of_workers_that_are_gone_are_closed_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefill_link, "MAX_IDLE_CHANNELS", 1)
+    async with decode_without_rank() as running, gateway_client(running.endpoint) as gateway:
+        peers = []
+        for stream_id in range(1, 4):
+            async with fake_prefill() as prefill:
+                call = await called(running, gateway, prefill, make_ticket(len(PROMPT), name=stream_id))
+                call.end(WorkerFull("full"))
+                await gateway.ended(stream_id)
+                peers.append(call.peer)
+        assert running.prefill_link.open_channels == 1
+
+
+async def test_a_worker_that_computes_no_prompts_sends_those_without_a_prefill_worker_back() -> None:
+    async with (
+        decode_without_rank(can_prefill=False, engine={"transfer": {}}) as running,
+        gateway_client(running.endpoint) as gateway,
+    ):
+        assert not gateway.welcome.identity.can_prefill
+        await gateway.submit(PROMPT, 10)
+        assert type((await gateway.ended(1)).error) is PlaceAgain
+
+
+async def test_a_grant_of_a_landing_that_is_over_goes_nowhere() -> None:
+    async with decode_without_rank() as running, fake_prefill() as prefill, gateway_client(running.endpoint) as gateway:
+        rank = rank_of(running)
+        rank.say(Granted(bytes(16), 0))
+        call = await called(running, gateway, prefill)
+        await asyncio.sleep(0.02)
+        assert call.grants == []
+        call.end(WorkerFull("full"))
+        await gateway.ended(1)
+
+
+async def test_blocks_of_the_landing_are_those_after_the_ones_held() -> None:
+    async with decode_without_rank() as running, fake_prefill() as prefill, gateway_client(running.endpoint) as gateway:
+        key = await submitted(running, gateway, prefill)
+        landing = make_ticket(len(PROMPT), held_blocks=2)
+        rank_of(running).open_landing(key, landing, held_blocks=2)
+        call = await prefill.call()
+        blocks = sum(segment.block_count for segment in call.start.ticket.segments)
+        assert (call.start.held_blocks, blocks) == (2, -(-len(PROMPT) // BLOCK_TOKENS) - 2)
+        call.end(WorkerFull("full"))
+        await gateway.ended(1)

@@ -1,0 +1,78 @@
+"""A rank's client without the rank: it says what a test tells it to, and keeps what it is told."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+
+import msgspec
+
+from engine.messages import FirstToken, LandingOpened, Ready, StepResult, TransferNews
+from mesh.errors import EngineFailed
+from tests.support.decoding import READY, FakeRank
+from transfer.ticket import SegmentDigest, StoreSession, Ticket
+
+# Of a rank that takes part in transfers.
+TRANSFER_READY = msgspec.structs.replace(READY, transfer_address=b"address of the rank")
+
+
+class FakeRankClient(FakeRank):
+    """In place of `engine.client.RankClient`. Make it inside the event loop."""
+
+    def __init__(self, ready: Ready = TRANSFER_READY) -> None:
+        super().__init__()
+        self.ready = ready
+        self.closed: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self.grants: list[tuple[bytes, int]] = []
+        self.digests: list[SegmentDigest] = []
+        self.first_tokens: list[FirstToken] = []
+        self.attached: dict[str, StoreSession] = {}
+        self.offered: list[tuple[Ticket, list[bytes]]] = []
+        self._said: asyncio.Queue[StepResult | TransferNews | None] = asyncio.Queue()
+        self.results: AsyncIterator[StepResult | TransferNews] = self._results()
+
+    def say(self, *said: StepResult | TransferNews) -> None:
+        for each in said:
+            self._said.put_nowait(each)
+
+    def die(self) -> None:
+        self.dead = True
+        self.closed.set_result(9)
+        self._said.put_nowait(None)
+
+    def grant(self, transfer_id: bytes, segment: int) -> None:
+        self._check_alive()
+        self.grants.append((transfer_id, segment))
+
+    def pushed(self, digest: SegmentDigest) -> None:
+        self._check_alive()
+        self.digests.append(digest)
+
+    def first_token(self, first: FirstToken) -> None:
+        self._check_alive()
+        self.first_tokens.append(first)
+
+    def attach_store(self, session: StoreSession) -> None:
+        self._check_alive()
+        self.attached[session.store_id] = session
+
+    def detach_store(self, store_id: str) -> None:
+        self._check_alive()
+        del self.attached[store_id]
+
+    def push_offer(self, ticket: Ticket, hashes: Sequence[bytes]) -> None:
+        self._check_alive()
+        self.offered.append((ticket, list(hashes)))
+
+    def open_landing(self, key: int, ticket: Ticket, held_blocks: int = 0) -> None:
+        self.say(LandingOpened(key, ticket, held_blocks))
+
+    async def close(self) -> None:
+        if not self.closed.done():
+            self.die()
+
+    async def _results(self) -> AsyncIterator[StepResult | TransferNews]:
+        while (said := await self._said.get()) is not None:
+            yield said
+
+    def _check_alive(self) -> None:
+        if self.dead:
+            raise EngineFailed("the engine process has ended")

@@ -1,0 +1,185 @@
+"""Prefill workers on loopback ports, landings for their KV, and a decode worker's side of the call."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import grpc
+import msgspec
+from deepmesh.v1 import common_pb2, landing_pb2, prefill_pb2, prefill_pb2_grpc
+
+from engine.messages import Ready
+from mesh.blocks import BLOCK_TOKENS
+from mesh.channel import open_channel
+from mesh.errors import MeshError
+from mesh.failures import from_rpc_error
+from mesh.server import MeshServer, Registration
+from prefill_svc.__main__ import SERVICE
+from prefill_svc.config import PrefillConfig
+from prefill_svc.service import PrefillServicer
+from prefill_svc.worker import PrefillWorker
+from tests.support.fake_rank import TRANSFER_READY, FakeRankClient
+from tests.support.scheduling import ManualClock
+from tests.support.waiting import eventually
+from transfer.ticket import Segment, Ticket
+from transfer.wire import ticket_message
+
+TOTAL_BLOCKS = 512
+
+
+def make_ticket(
+    prompt_tokens: int, held_blocks: int = 0, name: int = 1, ready: Ready = TRANSFER_READY, **changes: Any
+) -> Ticket:
+    """A landing of one segment for each block, as the receiver of a rank like `ready` opens it."""
+    blocks = -(-prompt_tokens // BLOCK_TOKENS) - held_blocks
+    segments = tuple(
+        Segment(
+            index=block,
+            destination_rank=0,
+            worker_address=b"address of the receiver",
+            tag=block,
+            first_layer=0,
+            layer_count=ready.namespace.layers,
+            first_block=block,
+            block_count=1,
+            size_bytes=ready.block_bytes,
+        )
+        for block in range(blocks)
+    )
+    ticket = Ticket(
+        transfer_id=name.to_bytes(16, "big"),
+        attempt=0,
+        secret=bytes(32),
+        deadline_ms=20_000,
+        namespace=ready.namespace,
+        segments=segments,
+    )
+    return msgspec.structs.replace(ticket, **changes)
+
+
+def start_message(
+    token_ids: Sequence[int], ticket: Ticket | None = None, held_blocks: int = 0, **fields: Any
+) -> prefill_pb2.PrefillStart:
+    ticket = ticket or make_ticket(len(token_ids), held_blocks)
+    return prefill_pb2.PrefillStart(
+        **{
+            "request_id": "r",
+            "token_ids": token_ids,
+            "sampling": common_pb2.SamplingParams(),
+            "ticket": ticket_message(ticket),
+            "held_blocks": held_blocks,
+            **fields,
+        }
+    )
+
+
+def prefill_config(**changes: Any) -> PrefillConfig:
+    """An oracle worker; `engine` is merged into the defaults here."""
+    engine = {
+        "backend": "oracle",
+        "total_blocks": TOTAL_BLOCKS,
+        "max_requests": 32,
+        "transfer": {"landing_seconds": 20},
+        **changes.pop("engine", {}),
+    }
+    values = {"server": {"drain_seconds": 5}, "engine": engine, "worker_id": "prefill-1"}
+    return PrefillConfig.model_validate(values | changes)
+
+
+@dataclass
+class RunningPrefill:
+    worker: PrefillWorker
+    endpoint: str
+    # Where the rank is none; moves the clock of deadlines.
+    rank: FakeRankClient = field(repr=False)
+    clock: ManualClock
+
+
+@asynccontextmanager
+async def prefill_without_rank(ready: Ready = TRANSFER_READY, **changes: Any) -> AsyncIterator[RunningPrefill]:
+    """A prefill worker whose rank does what the test says; asserts at the end that it keeps nothing."""
+    config, rank, clock = prefill_config(**changes), FakeRankClient(ready), ManualClock()
+    async with serving(config) as (servicer, server):
+        worker = PrefillWorker(config, server.endpoint, rank, clock)  # type: ignore[arg-type]
+        servicer.open(worker)
+        following = asyncio.create_task(worker.run())
+        yield RunningPrefill(worker, server.endpoint, rank, clock)
+        await eventually(lambda: worker.live_requests == 0)
+        backlog = worker.jobs.backlog()
+        assert (backlog.live_prompts, backlog.queued_tokens, worker.jobs.idle.is_set()) == (0, 0, True)
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+
+
+@asynccontextmanager
+async def running_prefill(**changes: Any) -> AsyncIterator[PrefillWorker]:
+    """A prefill worker in this process, its rank in another; asserts at the end that nothing is left in either."""
+    config = prefill_config(**changes)
+    async with serving(config) as (servicer, server):
+        worker = await PrefillWorker.start(config, server.endpoint)
+        try:
+            servicer.open(worker)
+            following = asyncio.create_task(worker.run())
+            yield worker
+            total_blocks = worker.ready.total_blocks
+            await eventually(lambda: worker.live_requests == 0 and worker.report.load.free_blocks == total_blocks)
+            await eventually(lambda: not worker.report.transfers.open_pushes)
+            following.cancel()
+        finally:
+            await worker.close()
+
+
+@asynccontextmanager
+async def serving(config: PrefillConfig) -> AsyncIterator[tuple[PrefillServicer, MeshServer]]:
+    servicer = PrefillServicer()
+    add = prefill_pb2_grpc.add_PrefillServiceServicer_to_server
+    async with MeshServer(config.server, "prefill", [Registration(add, servicer, SERVICE)]) as server:
+        yield servicer, server
+
+
+class PrefillCaller:
+    """One Prefill call, as a decode worker makes it."""
+
+    def __init__(self, call: Any) -> None:
+        self.call = call
+        self.transfer_id = b""
+
+    async def start(self, message: prefill_pb2.PrefillStart) -> Self:
+        self.transfer_id = message.ticket.transfer_id
+        await self.send(start=message)
+        return self
+
+    async def send(self, **message: Any) -> None:
+        await self.call.write(prefill_pb2.PrefillRequest(**message))
+
+    async def grant(self, segment: int, transfer_id: bytes | None = None) -> None:
+        message = landing_pb2.SegmentGrant(transfer_id=transfer_id or self.transfer_id, segment=segment)
+        await self.send(grant=message)
+
+    async def next(self) -> prefill_pb2.PrefillResponse:
+        response = await asyncio.wait_for(self.call.read(), 10)
+        assert response is not grpc.aio.EOF, "the call ended well, and early"
+        return response
+
+    async def ended(self) -> MeshError | None:
+        """How the call ends; messages that come before are passed over."""
+        try:
+            async with asyncio.timeout(10):
+                while await self.call.read() is not grpc.aio.EOF:
+                    pass
+        except grpc.aio.AioRpcError as error:
+            return from_rpc_error(error)
+        return None
+
+    def hang_up(self) -> None:
+        self.call.cancel()
+
+
+@asynccontextmanager
+async def prefill_caller(endpoint: str) -> AsyncIterator[PrefillCaller]:
+    async with open_channel(endpoint) as channel:
+        caller = PrefillCaller(prefill_pb2_grpc.PrefillServiceStub(channel).Prefill())
+        yield caller
+        caller.hang_up()
