@@ -6,10 +6,11 @@ stored, and what lies beyond the range is clamped to it.
 """
 
 from collections.abc import Sequence
+from types import ModuleType
 
 import torch
 
-from kernels.kv_copy import reference
+from kernels.kv_copy import reference, xxh3
 
 BLOCK_TOKENS = reference.BLOCK_TOKENS
 COMPRESSED = torch.float8_e4m3fn
@@ -33,3 +34,48 @@ def read_latents(pool: torch.Tensor, slots: torch.Tensor, dtype: torch.dtype, sc
 
         return triton.read_latents(pool, slots, dtype, scale)
     return reference.read_latents(pool, slots, dtype, scale)
+
+
+def gather_blocks(
+    pool: torch.Tensor, first_layer: int, layers: int, blocks: torch.Tensor, staging: torch.Tensor
+) -> None:
+    """Copy these blocks of `layers` layers from `first_layer` on, layer-major, to the start of `staging`.
+
+    pool: [layers, blocks, 64, width] contiguous; blocks: [count] int32 on the pool's device; staging: [bytes] uint8,
+    16-byte aligned. A block's bytes in one layer are a multiple of 8. No blocks or layers: nothing happens.
+    """
+    assert pool.is_contiguous() and pool.shape[2] == BLOCK_TOKENS and blocks.dtype == torch.int32
+    _backend(pool).gather_blocks(pool, first_layer, layers, blocks, staging)
+
+
+def scatter_blocks(
+    staging: torch.Tensor, pool: torch.Tensor, first_layer: int, layers: int, blocks: torch.Tensor
+) -> None:
+    """The way back: arguments as of `gather_blocks`; the blocks are distinct."""
+    assert pool.is_contiguous() and pool.shape[2] == BLOCK_TOKENS and blocks.dtype == torch.int32
+    _backend(pool).scatter_blocks(staging, pool, first_layer, layers, blocks)
+
+
+def chunk_hashes(data: torch.Tensor, seed: int) -> bytes:
+    """XXH3's 64-bit hash of each 64 KiB of `data` and of the rest, 8 bytes each, little-endian, in order.
+
+    data: [bytes] uint8 contiguous; seed: unsigned 64 bits. Waits for the device.
+    """
+    assert data.dtype == torch.uint8 and data.is_contiguous() and 0 <= seed < 1 << 64
+    rest = data.shape[0] % xxh3.CHUNK_BYTES
+    if not data.is_cuda or (data.shape[0] == rest and rest < xxh3.SHORTEST_LONG):
+        return reference.chunk_hashes(data.cpu(), seed)
+    from kernels.kv_copy import triton
+
+    # A short rest is hashed in another way, and hardly worth a kernel.
+    long = data if rest == 0 or rest >= xxh3.SHORTEST_LONG else data[: data.shape[0] - rest]
+    hashes = triton.chunk_hashes(long, seed).cpu().numpy().tobytes()
+    return hashes + reference.chunk_hashes(data[len(long) :].cpu(), seed)
+
+
+def _backend(pool: torch.Tensor) -> ModuleType:
+    if pool.is_cuda:
+        from kernels.kv_copy import triton
+
+        return triton
+    return reference

@@ -3,6 +3,9 @@
 from collections.abc import Sequence
 
 import torch
+import xxhash
+
+from kernels.kv_copy.xxh3 import CHUNK_BYTES
 
 BLOCK_TOKENS = 64
 
@@ -39,3 +42,24 @@ def read_latents(pool: torch.Tensor, slots: torch.Tensor, dtype: torch.dtype, sc
         return flat.index_select(0, slots)
     stored = flat.view(torch.uint8).index_select(0, slots).view(pool.dtype)
     return (stored.float() * scale).to(dtype)
+
+
+def gather_blocks(
+    pool: torch.Tensor, first_layer: int, layers: int, blocks: torch.Tensor, staging: torch.Tensor
+) -> None:
+    pieces = pool.view(torch.uint8)[first_layer : first_layer + layers, blocks.long()]
+    staging[: pieces.numel()] = pieces.flatten()
+
+
+def scatter_blocks(
+    staging: torch.Tensor, pool: torch.Tensor, first_layer: int, layers: int, blocks: torch.Tensor
+) -> None:
+    stored = pool.view(torch.uint8)
+    shape = (layers, len(blocks), *stored.shape[2:])
+    pieces = staging[: layers * len(blocks) * stored[0, 0].numel()].view(shape)
+    stored[first_layer : first_layer + layers, blocks.long()] = pieces
+
+
+def chunk_hashes(data: torch.Tensor, seed: int) -> bytes:
+    chunks = [data[start : start + CHUNK_BYTES].numpy().data for start in range(0, len(data), CHUNK_BYTES)]
+    return b"".join(xxhash.xxh3_64_intdigest(chunk, seed).to_bytes(8, "little") for chunk in chunks)

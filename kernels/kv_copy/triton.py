@@ -1,8 +1,13 @@
-"""Latents out of the pool in Triton."""
+"""Latents out of the pool, blocks in and out of staging, and hashes of what is staged, in Triton."""
 
 import torch
 import triton
 import triton.language as tl
+
+from kernels.kv_copy import xxh3
+
+WORDS = 2048
+CHUNK_BLOCKS = xxh3.CHUNK_BYTES // xxh3.BLOCK_BYTES
 
 
 @triton.jit
@@ -27,3 +32,125 @@ def read_latents(pool: torch.Tensor, slots: torch.Tensor, dtype: torch.dtype, sc
     if tokens:
         _read[(tokens,)](pool, slots, out, width, scale, triton.next_power_of_2(width), num_warps=2)
     return out
+
+
+# A program copies 16 KiB of a piece, one block of one layer. Reads and writes 8 bytes a word.
+@triton.jit
+def _copy_pieces(
+    pool, staging, block_ids, block_count, pool_blocks, first_layer, piece_words,
+    GATHER: tl.constexpr, WORDS: tl.constexpr,
+):  # fmt: skip
+    piece = tl.program_id(0)
+    block = tl.load(block_ids + piece % block_count)
+    layer = first_layer + piece // block_count
+    word = tl.program_id(1) * WORDS + tl.arange(0, WORDS)
+    inside = word < piece_words
+    stored = pool + (layer.to(tl.int64) * pool_blocks + block) * piece_words + word
+    staged = staging + piece.to(tl.int64) * piece_words + word
+    if GATHER:
+        tl.store(staged, tl.load(stored, mask=inside), mask=inside)
+    else:
+        tl.store(stored, tl.load(staged, mask=inside), mask=inside)
+
+
+def gather_blocks(
+    pool: torch.Tensor, first_layer: int, layers: int, blocks: torch.Tensor, staging: torch.Tensor
+) -> None:
+    _launch_copy(pool, first_layer, layers, blocks, staging, gather=True)
+
+
+def scatter_blocks(
+    staging: torch.Tensor, pool: torch.Tensor, first_layer: int, layers: int, blocks: torch.Tensor
+) -> None:
+    _launch_copy(pool, first_layer, layers, blocks, staging, gather=False)
+
+
+def _launch_copy(
+    pool: torch.Tensor, first_layer: int, layers: int, blocks: torch.Tensor, staging: torch.Tensor, *, gather: bool
+) -> None:
+    count = blocks.shape[0]
+    words = pool.flatten(2).view(torch.uint8).view(torch.int64)
+    piece_words = words.shape[2]
+    if count and layers:
+        _copy_pieces[(layers * count, triton.cdiv(piece_words, WORDS))](
+            words, staging.view(torch.int64), blocks, count, pool.shape[1], first_layer, piece_words, gather, WORDS,
+            num_warps=8,
+        )  # fmt: skip
+
+
+@triton.jit
+def _mixed(data, swapped, secret):
+    """What a stripe's lane adds to its accumulator."""
+    keyed = data ^ secret
+    return swapped + (keyed & 0xFFFFFFFF) * (keyed >> 32)
+
+
+# What 16 KiB add to a chunk's accumulators, summed within each 1 KiB, since they are scrambled only between those. A
+# program does 16 of those. Reads 1 byte a byte (twice, once from the cache).
+@triton.jit
+def _sum_blocks(data, table, sums, size, CHUNK_BYTES: tl.constexpr, BLOCKS: tl.constexpr):
+    chunk = tl.program_id(0).to(tl.int64)
+    chunk_size = tl.minimum(size - chunk * CHUNK_BYTES, CHUNK_BYTES)
+    # The last stripe is another kernel's.
+    stripes = (chunk_size - 1) // 64
+    block = tl.program_id(1) * BLOCKS + tl.arange(0, BLOCKS)[:, None, None]
+    stripe = tl.arange(0, 16)[None, :, None]
+    lane = tl.arange(0, 8)[None, None, :]
+    inside = (block * 16 + stripe < stripes) & (lane < 8)
+    source = data + chunk * (CHUNK_BYTES // 8) + (block * 16 + stripe) * 8
+    own = tl.load(source + lane, mask=inside, other=0).to(tl.uint64, bitcast=True)
+    swapped = tl.load(source + (lane ^ 1), mask=inside, other=0).to(tl.uint64, bitcast=True)
+    secret = tl.load(table + stripe + lane).to(tl.uint64, bitcast=True)
+    added = tl.where(inside, _mixed(own, swapped, secret), 0)
+    first = (chunk * (CHUNK_BYTES // 1024) + tl.program_id(1) * BLOCKS) * 8
+    target = sums + first + tl.arange(0, BLOCKS)[:, None] * 8 + tl.arange(0, 8)[None, :]
+    tl.store(target, tl.sum(added, axis=1).to(tl.int64, bitcast=True))
+
+
+# A warp folds one chunk's sums: 64 dependent steps of few instructions.
+@triton.jit
+def _fold_chunks(data, table, sums, hashes, size, CHUNK_BYTES: tl.constexpr, SECRET: tl.constexpr):
+    chunk = tl.program_id(0).to(tl.int64)
+    chunk_size = tl.minimum(size - chunk * CHUNK_BYTES, CHUNK_BYTES)
+    blocks = (chunk_size - 1) // 1024
+    lane = tl.arange(0, 8)
+    scramble = tl.load(table + 16 + lane).to(tl.uint64, bitcast=True)
+    last_secret = tl.load(table + SECRET + lane).to(tl.uint64, bitcast=True)
+    merge_secret = tl.load(table + SECRET + 8 + lane).to(tl.uint64, bitcast=True)
+    accumulator = tl.load(table + SECRET + 16 + lane).to(tl.uint64, bitcast=True)
+    multiplier = tl.full([8], 0x9E3779B1, tl.uint64)
+    for block in tl.static_range(CHUNK_BYTES // 1024):
+        added = tl.load(sums + (chunk * (CHUNK_BYTES // 1024) + block) * 8 + lane).to(tl.uint64, bitcast=True)
+        summed = accumulator + added
+        scrambled = (summed ^ (summed >> 47) ^ scramble) * multiplier
+        accumulator = tl.where(block < blocks, scrambled, tl.where(block == blocks, summed, accumulator))
+    # The last 64 bytes, which may overlap the stripe before and begin at any byte.
+    last = data + chunk * CHUNK_BYTES + chunk_size - 64
+    own = _word(last, lane)
+    accumulator += _mixed(own, _word(last, lane ^ 1), last_secret)
+    left, right = tl.split(tl.reshape(accumulator ^ merge_secret, [4, 2]))
+    folded = (left * right) ^ tl.umulhi(left, right)
+    found = tl.sum(folded, axis=0) + chunk_size.to(tl.uint64) * tl.full([], 0x9E3779B185EBCA87, tl.uint64)
+    found = (found ^ (found >> 37)) * tl.full([], 0x165667919E3779F9, tl.uint64)
+    tl.store(hashes + chunk, (found ^ (found >> 32)).to(tl.int64, bitcast=True))
+
+
+@triton.jit
+def _word(start, lane):
+    """Eight little-endian bytes at any address."""
+    word = tl.zeros([8], tl.uint64)
+    for byte in tl.static_range(8):
+        word |= tl.load(start + lane * 8 + byte).to(tl.uint64) << (8 * byte)
+    return word
+
+
+def chunk_hashes(data: torch.Tensor, seed: int) -> torch.Tensor:
+    size = data.shape[0]
+    chunks = triton.cdiv(size, xxh3.CHUNK_BYTES)
+    table = torch.tensor(xxh3.seeded_table(seed), dtype=torch.int64).to(data.device)
+    sums = torch.empty(chunks * CHUNK_BLOCKS * 8, dtype=torch.int64, device=data.device)
+    hashes = torch.empty(chunks, dtype=torch.int64, device=data.device)
+    words = data[: size // 8 * 8].view(torch.int64)
+    _sum_blocks[(chunks, CHUNK_BLOCKS // 16)](words, table, sums, size, xxh3.CHUNK_BYTES, 16, num_warps=4)
+    _fold_chunks[(chunks,)](data, table, sums, hashes, size, xxh3.CHUNK_BYTES, xxh3.SECRET_WORDS, num_warps=1)
+    return hashes

@@ -6,7 +6,7 @@ attention is multi-query over the cached latent.
 
 import torch
 
-from kernels.mla_decode import reference
+from kernels.mla_decode import flash_mla, projections, reference
 from kernels.mla_decode.plan import DecodePlan, plan_decode
 
 __all__ = ["DecodePlan", "absorb_query", "expand_values", "mla_decode", "plan_decode"]
@@ -22,7 +22,7 @@ def absorb_query(query: torch.Tensor, weight: torch.Tensor, rotations: torch.Ten
     tokens, heads, width = query.shape
     assert weight.shape[0] == heads and query.dtype == weight.dtype
     assert rotations.shape == (tokens, (width - weight.shape[1]) // 2)
-    return reference.absorb_query(query, weight, rotations)
+    return projections.absorb_query(query, weight, rotations)
 
 
 def mla_decode(
@@ -33,12 +33,17 @@ def mla_decode(
     query: [rows * query_tokens, heads, width] contiguous, row by row; pool: [blocks, 64, width] contiguous, one layer,
     of the query's dtype or e4m3, with the queries' own latents already written; value_width: 512 of DeepSeek's 576;
     kv_scale: a latent is kv_scale times what the pool holds. Returns [rows * query_tokens, heads, value_width]; no rows
-    give no rows. Backend: the reference.
+    give no rows. On a GPU: flash_mla for bf16 pools where it can be imported, ours otherwise; products in FP8, the
+    queries quantized for each head, for e4m3 pools of DeepSeek's widths on Hopper.
     """
     assert query.shape[0] == plan.rows * plan.query_tokens and query.is_contiguous()
     assert query.shape[2] == pool.shape[2] and pool.is_contiguous()
     assert pool.dtype in (query.dtype, torch.float8_e4m3fn)
-    return reference.mla_decode(query, pool, plan, value_width, scale, kv_scale)
+    if not query.is_cuda:
+        return reference.mla_decode(query, pool, plan, value_width, scale, kv_scale)
+    if flash_mla.takes(query, pool, value_width):
+        return flash_mla.mla_decode(query, pool, plan, scale)
+    return _ours(query, pool, plan, value_width, scale, kv_scale)
 
 
 def expand_values(attended: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -48,4 +53,16 @@ def expand_values(attended: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     the last dimensions contiguous.
     """
     assert weight.shape[:2] == attended.shape[1:] and attended.is_contiguous() and attended.dtype == weight.dtype
-    return reference.expand_values(attended, weight)
+    return projections.expand_values(attended, weight)
+
+
+def _ours(
+    query: torch.Tensor, pool: torch.Tensor, plan: DecodePlan, value_width: int, scale: float, kv_scale: float
+) -> torch.Tensor:
+    # Imported here: neither exists on a machine without a GPU.
+    from kernels.mla_decode import fp8, triton
+
+    if fp8.takes(query, pool, plan, value_width):
+        return fp8.mla_decode(query, pool, plan, scale, kv_scale)
+    processors = torch.cuda.get_device_properties(query.device).multi_processor_count
+    return triton.mla_decode(query, pool, plan, value_width, scale, kv_scale, processors)

@@ -1,6 +1,7 @@
 """Where the contexts of one step's decode rows lie: made once a step, read by every layer."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -11,8 +12,8 @@ from kernels.kv_copy import slot_runs
 class VendorSchedule:
     """What a vendor kernel makes at the step's first layer and reuses at the others; None before."""
 
-    metadata: torch.Tensor | None = None
-    splits: torch.Tensor | None = None
+    metadata: Any = None
+    splits: Any = None
 
 
 @dataclass(frozen=True, slots=True)

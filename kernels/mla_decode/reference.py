@@ -7,16 +7,6 @@ cost more than attending to them run by run.
 import torch
 
 from kernels.mla_decode.plan import DecodePlan, context_runs
-from kernels.rope import rotate
-
-
-def absorb_query(query: torch.Tensor, weight: torch.Tensor, rotations: torch.Tensor) -> torch.Tensor:
-    tokens, heads, _ = query.shape
-    nope, latent = weight.shape[1:]
-    out = query.new_empty(tokens, heads, latent + query.shape[2] - nope)
-    torch.bmm(query[:, :, :nope].transpose(0, 1), weight, out=out[:, :, :latent].transpose(0, 1))
-    rotate(query[:, :, nope:], rotations, out[:, :, latent:])
-    return out
 
 
 def mla_decode(
@@ -34,13 +24,6 @@ def mla_decode(
         # A no-op conversion unless the pool is compressed.
         _attend(row, [flat[run].to(query.dtype) for run in runs], value_width, mask, target)
     return out if kv_scale == 1.0 else out.mul_(kv_scale)
-
-
-def expand_values(attended: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    tokens, heads, _ = attended.shape
-    out = attended.new_empty(tokens, heads, weight.shape[2])
-    torch.bmm(attended.transpose(0, 1), weight, out=out.transpose(0, 1))
-    return out
 
 
 def _attend(

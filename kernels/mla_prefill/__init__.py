@@ -2,7 +2,7 @@
 
 import torch
 
-from kernels.mla_prefill import reference
+from kernels.mla_prefill import flash_attention, reference
 from kernels.mla_prefill.plan import PrefillPlan, plan_prefill
 
 __all__ = ["PrefillPlan", "merge_attention", "mla_prefill", "plan_prefill"]
@@ -16,12 +16,19 @@ def mla_prefill(
     query: [queries, heads, 192]; key: [keys, heads, 192]; value: [keys, heads, 128]; any widths, last dimension
     contiguous, one dtype, the plan's prompts one after another. Causal: query i of a prompt sees its keys 0 ..
     keys - queries + i. Returns [queries, heads, 128] of the query's dtype and [heads, queries] float32, the natural
-    log of sum(exp(scale * query . key)), for `merge_attention`. No queries give none. Backend: the reference.
+    log of sum(exp(scale * query . key)), for `merge_attention`. No queries give none. On a GPU:
+    FlashAttention-3 for bf16 where it can be imported, ours otherwise.
     """
     assert query.shape[1:] == key.shape[1:] and key.shape[:2] == value.shape[:2]
     assert query.shape[0] == plan.queries and key.shape[0] == plan.keys
     assert query.dtype == key.dtype == value.dtype
-    return reference.mla_prefill(query, key, value, plan, scale)
+    if not query.is_cuda:
+        return reference.mla_prefill(query, key, value, plan, scale)
+    if plan.queries and query.dtype == torch.bfloat16 and flash_attention.available():
+        return flash_attention.mla_prefill(query, key, value, plan, scale)
+    from kernels.mla_prefill import triton
+
+    return triton.mla_prefill(query, key, value, plan, scale)
 
 
 def merge_attention(
@@ -34,4 +41,9 @@ def merge_attention(
     """
     assert out.shape == other_out.shape and log_sum.shape == other_log_sum.shape == (out.shape[1], out.shape[0])
     assert log_sum.dtype == other_log_sum.dtype == torch.float32
-    reference.merge_attention(out, log_sum, other_out, other_log_sum)
+    if out.is_cuda:
+        from kernels.mla_prefill import triton
+
+        triton.merge_attention(out, log_sum, other_out, other_log_sum)
+    else:
+        reference.merge_attention(out, log_sum, other_out, other_log_sum)

@@ -1,0 +1,67 @@
+"""Decode attention by flash_mla, bf16 on Hopper: the package, or a build of its operators.
+
+`DEEPMESH_FLASH_MLA` names such a build (`_flashmla_C...so`, as vLLM's wheel carries it), which needs no package.
+"""
+
+import os
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+
+import torch
+
+from kernels.mla_decode.plan import DecodePlan
+
+BUILD_VARIABLE = "DEEPMESH_FLASH_MLA"
+LATENT, WIDTH = 512, 576
+
+
+@cache
+def available() -> bool:
+    """Whether there is a Hopper GPU and something to run on it."""
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9:
+        return False
+    return BUILD_VARIABLE in os.environ or find_spec("flash_mla") is not None
+
+
+def takes(query: torch.Tensor, pool: torch.Tensor, value_width: int) -> bool:
+    shape = (value_width, pool.shape[2])
+    return available() and query.dtype == pool.dtype == torch.bfloat16 and shape == (LATENT, WIDTH)
+
+
+def mla_decode(query: torch.Tensor, pool: torch.Tensor, plan: DecodePlan, scale: float) -> torch.Tensor:
+    """As `kernels.mla_decode.mla_decode`. The schedule is made at a plan's first call."""
+    tokens, heads, width = query.shape
+    if not tokens:
+        return query.new_empty(0, heads, LATENT)
+    rows = query.view(plan.rows, plan.query_tokens, heads, width)
+    attend = _attend_by_build if BUILD_VARIABLE in os.environ else _attend_by_package
+    return attend(rows, pool.unsqueeze(2), plan, scale).view(tokens, heads, LATENT)
+
+
+def _attend_by_build(query: torch.Tensor, pool: torch.Tensor, plan: DecodePlan, scale: float) -> torch.Tensor:
+    _load_build()
+    schedule = plan.schedule
+    out: torch.Tensor
+    out, _, schedule.metadata, schedule.splits = torch.ops._flashmla_C.dense_decode_fwd(
+        query, pool, LATENT, plan.lengths, plan.block_table, scale, plan.query_tokens > 1,
+        schedule.metadata, schedule.splits, None,
+    )  # fmt: skip
+    return out
+
+
+def _attend_by_package(query: torch.Tensor, pool: torch.Tensor, plan: DecodePlan, scale: float) -> torch.Tensor:
+    package, schedule = import_module("flash_mla"), plan.schedule
+    if schedule.metadata is None:
+        schedule.metadata, schedule.splits = package.get_mla_metadata()
+    out: torch.Tensor
+    out, _ = package.flash_mla_with_kvcache(
+        query, pool, plan.block_table, plan.lengths, LATENT, schedule.metadata, schedule.splits,
+        softmax_scale=scale, causal=plan.query_tokens > 1,
+    )  # fmt: skip
+    return out
+
+
+@cache
+def _load_build() -> None:
+    torch.ops.load_library(os.environ[BUILD_VARIABLE])

@@ -1,0 +1,85 @@
+"""Our decode attention over an e4m3 pool, with FP8 products on Hopper: `cuda/fp8_decode.cu`."""
+
+import ctypes
+import math
+from pathlib import Path
+
+import torch
+
+from kernels.mla_decode.plan import DecodePlan
+from kernels.nvrtc import CudaKernel, load_kernel
+
+SOURCE = Path(__file__).parent / "cuda" / "fp8_decode.cu"
+LATENT, WIDTH, HEADS = 512, 576, 64
+MAX_ROWS = 1024
+THREADS, COMBINE_THREADS = 384, 256
+# Query, four blocks, probabilities of two units, a block's rows of floats, and room to align them.
+SHARED_BYTES = 36864 * 5 + 16384 + 6144 + 1024
+
+
+class Arguments(ctypes.Structure):
+    """`Arguments` of the source."""
+
+    _fields_ = (
+        ("query", ctypes.c_void_p),
+        ("pool", ctypes.c_void_p),
+        ("block_table", ctypes.c_void_p),
+        ("lengths", ctypes.c_void_p),
+        ("out", ctypes.c_void_p),
+        ("pieces", ctypes.c_void_p),
+        ("log_sums", ctypes.c_void_p),
+        ("borders", ctypes.c_void_p),
+        ("requests", ctypes.c_int),
+        ("table_stride", ctypes.c_int),
+        ("query_tokens", ctypes.c_int),
+        ("heads", ctypes.c_int),
+        ("parts", ctypes.c_int),
+        ("scale_log2", ctypes.c_float),
+        ("kv_scale", ctypes.c_float),
+    )
+
+
+def takes(query: torch.Tensor, pool: torch.Tensor, plan: DecodePlan, value_width: int) -> bool:
+    """Whether this kernel computes it: DeepSeek's widths, whole tiles of heads, Hopper."""
+    return (
+        pool.dtype == torch.float8_e4m3fn
+        and query.dtype == torch.bfloat16
+        and (value_width, pool.shape[2]) == (LATENT, WIDTH)
+        and query.shape[1] % HEADS == 0
+        and plan.rows <= MAX_ROWS
+        and torch.cuda.get_device_capability(query.device)[0] == 9
+    )
+
+
+def mla_decode(
+    query: torch.Tensor, pool: torch.Tensor, plan: DecodePlan, scale: float, kv_scale: float
+) -> torch.Tensor:
+    tokens, heads, _ = query.shape
+    device = query.device
+    out = torch.empty(tokens, heads, LATENT, dtype=query.dtype, device=device)
+    if not tokens:
+        return out
+    row_tiles = plan.query_tokens * heads // HEADS
+    parts = max(torch.cuda.get_device_properties(device).multi_processor_count // row_tiles, 1)
+    # At most one piece begins with each request, and one with each part.
+    slots = (plan.rows + parts) * plan.query_tokens
+    pieces = torch.empty(slots, heads, LATENT, dtype=query.dtype, device=device)
+    log_sums = torch.empty(slots, heads, dtype=torch.float32, device=device)
+    borders = torch.empty(plan.rows, 2, dtype=torch.int32, device=device)
+    arguments = Arguments(
+        query.data_ptr(), pool.data_ptr(), plan.block_table.data_ptr(), plan.lengths.data_ptr(), out.data_ptr(),
+        pieces.data_ptr(), log_sums.data_ptr(), borders.data_ptr(), plan.rows, plan.block_table.stride(0),
+        plan.query_tokens, heads, parts, scale * math.log2(math.e), kv_scale,
+    )  # fmt: skip
+    index = device.index or 0
+    _decode(index).launch((parts * row_tiles, 1, 1), THREADS, arguments)
+    _combine(index).launch((tokens, heads // 8, 1), COMBINE_THREADS, arguments)
+    return out
+
+
+def _decode(device: int) -> CudaKernel:
+    return load_kernel(SOURCE, "decode", SHARED_BYTES, device)
+
+
+def _combine(device: int) -> CudaKernel:
+    return load_kernel(SOURCE, "combine", 0, device)

@@ -1,0 +1,152 @@
+"""Attention over ragged prompts in Triton (Dao, "FlashAttention-2", 2023)."""
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.mla_prefill.plan import PrefillPlan
+
+QUERIES, KEYS = 128, 64
+
+
+# A program does 128 queries of one head against 64 keys at a time: first those that all its queries see, then the
+# diagonal. Later queries, which see more, begin first. 2 * (key width + value width) FLOPs a score; keys and values
+# come from the cache, where the programs of a head meet.
+@triton.jit
+def _attend(
+    query, key, value, out, log_sums, query_starts, key_starts, query_row, query_head, key_row, key_head, value_row,
+    value_head, out_row, out_head, total_queries, scale,
+    CAUSAL: tl.constexpr, WIDTH: tl.constexpr, FIRST: tl.constexpr, REST: tl.constexpr, VALUE: tl.constexpr,
+    PADDED_VALUE: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
+):  # fmt: skip
+    prompt = tl.program_id(2)
+    head = tl.program_id(1)
+    first_query, first_key = tl.load(query_starts + prompt), tl.load(key_starts + prompt)
+    queries = tl.load(query_starts + prompt + 1) - first_query
+    keys = tl.load(key_starts + prompt + 1) - first_key
+    start = (tl.num_programs(0) - 1 - tl.program_id(0)) * QUERIES
+    if start >= queries:
+        return
+    own = start + tl.arange(0, QUERIES)
+    known = own < queries
+    first, rest, column = tl.arange(0, FIRST), FIRST + tl.arange(0, REST), tl.arange(0, PADDED_VALUE)
+    source = query + (first_query + own[:, None]).to(tl.int64) * query_row + head * query_head
+    query_first = tl.load(source + first[None, :], mask=known[:, None] & (first < WIDTH)[None, :], other=0.0)
+    query_rest = tl.load(source + rest[None, :], mask=known[:, None] & (rest < WIDTH)[None, :], other=0.0)
+    key += first_key.to(tl.int64) * key_row + head * key_head
+    value += first_key.to(tl.int64) * value_row + head * value_head
+    largest = tl.full([QUERIES], -1e30, tl.float32)
+    total = tl.zeros([QUERIES], tl.float32)
+    sum_values = tl.zeros([QUERIES, PADDED_VALUE], tl.float32)
+    # Query i sees keys up to this one.
+    last_key = tl.where(CAUSAL, keys - queries + own, keys - 1)
+    all_see = keys - queries + start + 1 if CAUSAL else keys
+    stop = tl.minimum(keys - queries + start + QUERIES, keys) if CAUSAL else keys
+    unmasked = tl.minimum(all_see, keys) // KEYS * KEYS
+    for at in range(0, unmasked, KEYS):
+        largest, total, sum_values = _step(
+            query_first, query_rest, key, value, key_row, value_row, at, keys, last_key, first, rest, column, scale,
+            largest, total, sum_values, False, WIDTH, VALUE, KEYS,
+        )  # fmt: skip
+    for at in range(unmasked, stop, KEYS):
+        largest, total, sum_values = _step(
+            query_first, query_rest, key, value, key_row, value_row, at, keys, last_key, first, rest, column, scale,
+            largest, total, sum_values, True, WIDTH, VALUE, KEYS,
+        )  # fmt: skip
+    target = (first_query + own).to(tl.int64)
+    tl.store(
+        out + target[:, None] * out_row + head * out_head + column[None, :],
+        (sum_values / total[:, None]).to(out.dtype.element_ty), mask=known[:, None] & (column < VALUE)[None, :],
+    )  # fmt: skip
+    tl.store(log_sums + head * total_queries + target, (largest + tl.log2(total)) * 0.6931471805599453, mask=known)
+
+
+@triton.jit
+def _step(
+    query_first, query_rest, key, value, key_row, value_row, at, keys, last_key, first, rest, column, scale,
+    largest, total, sum_values,
+    MASKED: tl.constexpr, WIDTH: tl.constexpr, VALUE: tl.constexpr, KEYS: tl.constexpr,
+):  # fmt: skip
+    own = at + tl.arange(0, KEYS)
+    inside = own < keys
+    row = own.to(tl.int64)
+    key_first = tl.load(
+        key + row[None, :] * key_row + first[:, None], mask=inside[None, :] & (first < WIDTH)[:, None], other=0.0
+    )
+    key_rest = tl.load(
+        key + row[None, :] * key_row + rest[:, None], mask=inside[None, :] & (rest < WIDTH)[:, None], other=0.0
+    )
+    scores = tl.dot(query_first, key_first, input_precision="ieee")
+    scores = tl.dot(query_rest, key_rest, scores, input_precision="ieee") * scale
+    if MASKED:
+        scores = tl.where((own[None, :] <= last_key[:, None]) & inside[None, :], scores, float("-inf"))
+    now = tl.maximum(largest, tl.max(scores, axis=1))
+    weights = tl.exp2(scores - now[:, None])
+    alpha = tl.exp2(largest - now)
+    values = tl.load(
+        value + row[:, None] * value_row + column[None, :], mask=inside[:, None] & (column < VALUE)[None, :], other=0.0
+    )
+    sum_values = tl.dot(weights.to(values.dtype), values, sum_values * alpha[:, None], input_precision="ieee")
+    return now, total * alpha + tl.sum(weights, axis=1), sum_values
+
+
+# A program joins 8 heads of one query. Reads 4 bytes a value, writes 2.
+@triton.jit
+def _merge(
+    out, log_sums, other_out, other_log_sums, heads, queries, out_row, out_head, other_row, other_head,
+    VALUE: tl.constexpr, PADDED_VALUE: tl.constexpr, HEADS: tl.constexpr,
+):  # fmt: skip
+    query = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
+    column = tl.arange(0, PADDED_VALUE)
+    known = head < heads
+    inside = known[:, None] & (column < VALUE)[None, :]
+    own = tl.load(log_sums + head * queries + query, mask=known, other=0.0)
+    other = tl.load(other_log_sums + head * queries + query, mask=known, other=0.0)
+    largest = tl.maximum(own, other)
+    total = tl.exp(own - largest) + tl.exp(other - largest)
+    share = tl.exp(other - largest) / total
+    target = out + query * out_row + head[:, None] * out_head + column[None, :]
+    before = tl.load(target, mask=inside, other=0.0).to(tl.float32)
+    added = tl.load(
+        other_out + query * other_row + head[:, None] * other_head + column[None, :], mask=inside, other=0.0
+    ).to(tl.float32)
+    tl.store(target, (before + (added - before) * share[:, None]).to(out.dtype.element_ty), mask=inside)
+    tl.store(log_sums + head * queries + query, largest + tl.log(total), mask=known)
+
+
+def mla_prefill(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, plan: PrefillPlan, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    queries, heads, width = query.shape
+    value_width = value.shape[2]
+    out = torch.empty(queries, heads, value_width, dtype=query.dtype, device=query.device)
+    log_sums = torch.empty(heads, queries, dtype=torch.float32, device=query.device)
+    if not queries:
+        return out, log_sums
+    # 192 is no power of two, 128 and 64 are.
+    first = max(1 << (width.bit_length() - 1), 16)
+    rest = max(triton.next_power_of_2(max(width - first, 1)), 16)
+    _attend[(triton.cdiv(max(plan.query_lengths), QUERIES), heads, len(plan.query_lengths))](
+        query, key, value, out, log_sums, plan.query_starts, plan.key_starts,
+        query.stride(0), query.stride(1), key.stride(0), key.stride(1), value.stride(0), value.stride(1),
+        out.stride(0), out.stride(1), queries, scale * math.log2(math.e),
+        plan.causal, width, first, rest, value_width, max(triton.next_power_of_2(value_width), 16), QUERIES, KEYS,
+        num_warps=8, num_stages=3,
+    )  # fmt: skip
+    return out, log_sums
+
+
+def merge_attention(
+    out: torch.Tensor, log_sum: torch.Tensor, other_out: torch.Tensor, other_log_sum: torch.Tensor
+) -> None:
+    queries, heads, width = out.shape
+    if not queries:
+        return
+    _merge[(queries, triton.cdiv(heads, 8))](
+        out, log_sum, other_out, other_log_sum, heads, queries,
+        out.stride(0), out.stride(1), other_out.stride(0), other_out.stride(1),
+        width, triton.next_power_of_2(width), 8, num_warps=4,
+    )  # fmt: skip

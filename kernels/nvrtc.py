@@ -1,0 +1,71 @@
+"""CUDA C++ compiled at run time: NVRTC and the driver come with a CUDA build of torch, nvcc need not be there."""
+
+import ctypes
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from cuda.bindings import driver, nvrtc
+
+Dimensions = tuple[int, int, int]
+
+
+class CudaKernel:
+    """One `extern "C" __global__` function that takes one struct."""
+
+    def __init__(self, function: driver.CUfunction, shared_bytes: int) -> None:
+        self._function = function
+        self._shared_bytes = shared_bytes
+
+    def launch(self, grid: Dimensions, threads: int, arguments: ctypes.Structure) -> None:
+        """On torch's current stream."""
+        stream = torch.cuda.current_stream().cuda_stream
+        pointers = (ctypes.c_void_p * 1)(ctypes.addressof(arguments))
+        _check(
+            driver.cuLaunchKernel(
+                self._function, *grid, threads, 1, 1, self._shared_bytes, stream, ctypes.addressof(pointers), 0
+            )
+        )
+
+
+@cache
+def load_kernel(source: Path, name: str, shared_bytes: int, device: int) -> CudaKernel:
+    """Compile for the device's own architecture. shared_bytes: dynamic shared memory of a block."""
+    with torch.cuda.device(device):
+        # The driver's calls work in the context that torch makes.
+        torch.cuda.current_stream().synchronize()
+        function = _check(driver.cuModuleGetFunction(_module(source, device), name.encode()))
+        attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        _check(driver.cuFuncSetAttribute(function, attribute, shared_bytes))
+    return CudaKernel(function, shared_bytes)
+
+
+@cache
+def _module(source: Path, device: int) -> driver.CUmodule:
+    major, minor = torch.cuda.get_device_capability(device)
+    # Warpgroup products belong to the architecture's own target.
+    target = f"sm_{major}{minor}a" if major >= 9 else f"sm_{major}{minor}"
+    return _check(driver.cuModuleLoadData(compile_source(source, target)))
+
+
+def compile_source(source: Path, target: str) -> bytes:
+    """Machine code for `target`, e.g. sm_90a. Needs no device."""
+    program = _check(nvrtc.nvrtcCreateProgram(source.read_bytes(), source.name.encode(), 0, [], []))
+    options = [f"--gpu-architecture={target}".encode(), b"--std=c++17"]
+    (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
+    if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+        log = b" " * _check(nvrtc.nvrtcGetProgramLogSize(program))
+        _check(nvrtc.nvrtcGetProgramLog(program, log))
+        raise RuntimeError(f"{source.name} does not compile for {target}: {log.decode().strip()}")
+    code = b" " * _check(nvrtc.nvrtcGetCUBINSize(program))
+    _check(nvrtc.nvrtcGetCUBIN(program, code))
+    return code
+
+
+def _check(result: Sequence[Any]) -> Any:
+    status, *values = result
+    if int(status):
+        raise RuntimeError(f"CUDA answers {status.name}")
+    return values[0] if values else None

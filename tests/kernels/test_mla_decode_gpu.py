@@ -1,0 +1,104 @@
+"""Decode attention's backends against the reference; Triton's in the interpreter where there is no GPU."""
+
+import pytest
+import torch
+
+from kernels.mla_decode import DecodePlan, flash_mla, mla_decode, plan_decode, reference
+from kernels.mla_decode import triton as ours
+from tests.support.latents import ScatteredContexts, scattered_contexts
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+# The interpreter multiplies bfloat16's bits, not its values.
+DTYPE = torch.bfloat16 if DEVICE.type == "cuda" else torch.float32
+SCALE, KV_SCALE = 0.12, 0.5
+E4M3 = torch.float8_e4m3fn
+
+
+class Case:
+    """Random queries over scattered contexts, poisoned everywhere else, and what the reference makes of them."""
+
+    def __init__(self, lengths: list[int], query_tokens: int, heads: int, widths: tuple[int, int], e4m3: bool) -> None:
+        self.value_width, width = widths
+        self.kv_scale = KV_SCALE if e4m3 else 1.0
+        stored: ScatteredContexts = scattered_contexts([length + query_tokens - 1 for length in lengths], width)
+        pool = (stored.pool / self.kv_scale).to(DEVICE)
+        self.pool = pool.to(E4M3) if e4m3 else pool.to(DTYPE)
+        self.query = torch.randn(len(lengths) * query_tokens, heads, width, device=DEVICE).to(DTYPE)
+        self.plan: DecodePlan = plan_decode(stored.block_table.to(DEVICE), stored.lengths.to(DEVICE), query_tokens)
+
+    def error(self, found: torch.Tensor) -> float:
+        """Relative norm of the difference; NaN where a poisoned latent or output was touched."""
+        expected = reference.mla_decode(
+            self.query.float(), self.pool.float(), self.plan, self.value_width, SCALE * self.kv_scale, 1.0
+        )
+        expected *= self.kv_scale
+        assert found.shape == expected.shape
+        return float((found.float() - expected).norm() / expected.norm()) if found.numel() else 0.0
+
+
+def small_case(query_tokens: int, e4m3: bool) -> Case:
+    return Case([1, 64, 65, 200], query_tokens, heads=3, widths=(32, 40), e4m3=e4m3)
+
+
+@pytest.mark.parametrize("query_tokens", [1, 3])
+@pytest.mark.parametrize("e4m3", [False, True])
+@pytest.mark.parametrize("processors", [1, 16])
+def test_triton_in_one_pass_and_in_splits(query_tokens: int, e4m3: bool, processors: int) -> None:
+    case = small_case(query_tokens, e4m3)
+    found = ours.mla_decode(case.query, case.pool, case.plan, case.value_width, SCALE, case.kv_scale, processors)
+    assert case.error(found) < 0.02
+
+
+LENGTHS = {
+    "one": [1],
+    "ragged": [1, 63, 64, 65, 127, 128, 129, 1000, 3, 257],
+    "long": [9000],
+    "even": [3500] * 96,
+    "many short": list(range(1, 140)),
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS.keys())
+@pytest.mark.parametrize("query_tokens", [1, 2])
+@pytest.mark.parametrize("heads", [16, 64, 128])
+def test_deepseek_shapes_from_an_e4m3_pool(lengths: list[int], query_tokens: int, heads: int) -> None:
+    case = Case(lengths, query_tokens, heads, (512, 576), e4m3=True)
+    found = mla_decode(case.query, case.pool, case.plan, value_width=512, scale=SCALE, kv_scale=case.kv_scale)
+    # Queries and probabilities are of three bits of mantissa too.
+    assert case.error(found) < 0.06
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS.keys())
+@pytest.mark.parametrize("query_tokens", [1, 2])
+@pytest.mark.parametrize("heads", [16, 128])
+def test_deepseek_shapes_from_a_bfloat16_pool(lengths: list[int], query_tokens: int, heads: int) -> None:
+    case = Case(lengths, query_tokens, heads, (512, 576), e4m3=False)
+    processors = torch.cuda.get_device_properties(DEVICE).multi_processor_count
+    found = ours.mla_decode(case.query, case.pool, case.plan, 512, SCALE, 1.0, processors)
+    assert case.error(found) < 0.01
+    if flash_mla.available():
+        assert case.error(flash_mla.mla_decode(case.query, case.pool, case.plan, SCALE)) < 0.01
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("e4m3", [False, True])
+def test_a_captured_plan_follows_its_tensors(e4m3: bool) -> None:
+    case = Case([500, 64, 1000], 1, 128, (512, 576), e4m3=e4m3)
+    longest = case.plan.lengths.clone()
+    graph = torch.cuda.CUDAGraph()
+
+    def attend() -> torch.Tensor:
+        plan = plan_decode(case.plan.block_table, case.plan.lengths)
+        return mla_decode(case.query, case.pool, plan, value_width=512, scale=SCALE, kv_scale=case.kv_scale)
+
+    attend()
+    with torch.cuda.graph(graph):
+        found = attend()
+    for lengths in [[1, 64, 700], [500, 2, 129]]:
+        case.plan.lengths.copy_(torch.tensor(lengths))
+        found.fill_(float("nan"))
+        graph.replay()
+        assert case.error(found) < 0.06
+    case.plan.lengths.copy_(longest)
