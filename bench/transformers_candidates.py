@@ -11,8 +11,8 @@ from transformers.generation import BaseStreamer
 
 from engine.config import EngineConfig, Hardware, resolve
 from engine.engine import Engine
-from engine.messages import Sampling, Submit
 from engine.memory_plan import free_bytes
+from engine.messages import Sampling, Submit
 from engine.runner import ModelBackend
 
 Prompt = Sequence[int]

@@ -1,0 +1,63 @@
+"""What a GPU did while something ran: how long each group of kernels took, and how long it did nothing."""
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+
+@dataclass(frozen=True)
+class Interval:
+    """One kernel or copy on the device, in microseconds."""
+
+    name: str
+    start: float
+    stop: float
+
+
+@dataclass(frozen=True)
+class KernelTrace:
+    intervals: Sequence[Interval]
+
+    @property
+    def span(self) -> float:
+        """Microseconds from the first kernel's start to the last one's end."""
+        return max(each.stop for each in self.intervals) - min(each.start for each in self.intervals)
+
+    @property
+    def idle_share(self) -> float:
+        """Of the span, the share in which no kernel ran."""
+        return 1 - sum(stop - start for start, stop in _union(self.intervals)) / self.span
+
+    def by_group(self, groups: Mapping[str, str]) -> dict[str, float]:
+        """Microseconds of kernels by group, a pattern of their names each, the first that matches; longest first.
+
+        Kernels that run at once count in full each.
+        """
+        times: defaultdict[str, float] = defaultdict(float)
+        for each in self.intervals:
+            group = next((name for name, pattern in groups.items() if re.search(pattern, each.name)), None)
+            times[group or f"other: {each.name[:60]}"] += each.stop - each.start
+        return dict(sorted(times.items(), key=lambda item: -item[1]))
+
+
+def trace_kernels(work: Callable[[], object]) -> KernelTrace:
+    """Everything that runs on the device until `work` is done and the device with it."""
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        work()
+        torch.cuda.synchronize()
+    events = [event for event in profiler.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+    return KernelTrace([Interval(event.name, event.time_range.start, event.time_range.end) for event in events])
+
+
+def _union(intervals: Iterable[Interval]) -> list[tuple[float, float]]:
+    merged: list[tuple[float, float]] = []
+    for each in sorted(intervals, key=lambda interval: interval.start):
+        if merged and each.start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], each.stop))
+        else:
+            merged.append((each.start, each.stop))
+    return merged

@@ -1,0 +1,80 @@
+"""Load for one engine in this process: requests whose prompts are in the cache already, and prompts that are not."""
+
+import random
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+
+import torch
+
+from engine.engine import Engine
+from engine.messages import Sampling, Submit
+from engine.runner import ModelBackend
+from mesh.blocks import BLOCK_TOKENS, chain_hashes
+
+
+class RankLoad:
+    def __init__(self, engine: Engine, backend: ModelBackend) -> None:
+        self._engine = engine
+        self._backend = backend
+        self._random = random.Random(0)
+        self._keys: Iterator[int] = iter(range(1 << 30))
+
+    def fill_pool(self) -> None:
+        """Random latents, as large as normalization leaves them: on zeros attention would be faster than it ever is."""
+        pool = self._backend.state.kv_pool
+        # A layer at a time: random numbers are made in float32 first.
+        for layer in pool:
+            layer.copy_(torch.randn(layer.shape, dtype=torch.bfloat16, device=pool.device))
+
+    def start_decoding(self, requests: int, context: int, tokens: int) -> None:
+        """Requests that decode from `context` tokens on, whose KV is what the pool happens to hold."""
+        prompts = [self._prompt(context // BLOCK_TOKENS * BLOCK_TOKENS + 1) for _ in range(requests)]
+        for prompt in prompts:
+            self._pretend_cached(prompt)
+        for prompt in prompts:
+            self._submit(prompt, tokens)
+
+    def decode_seconds(self, steps: int) -> list[float]:
+        """Of each of the next `steps` steps, as a client would see them: from tokens to tokens."""
+        times = [time.perf_counter()]
+        while len(times) <= steps:
+            result = self._engine.step()
+            if result is not None and result.outputs:
+                times.append(time.perf_counter())
+        return [later - earlier for earlier, later in pairwise(times)]
+
+    def drain(self) -> None:
+        while self._engine.has_work():
+            self._engine.step()
+
+    def prefill_seconds(self, prompts: int, tokens: int) -> float:
+        """Until all of these prompts, none of them cached, have their first token."""
+        for _ in range(prompts):
+            self._submit(self._prompt(tokens), 1)
+        started = time.perf_counter()
+        self.drain()
+        return time.perf_counter() - started
+
+    def _prompt(self, tokens: int) -> list[int]:
+        return self._random.choices(range(self._backend.vocabulary_size), k=tokens)
+
+    def _pretend_cached(self, prompt: list[int]) -> None:
+        pool, hashes = self._engine.pool, chain_hashes(prompt)
+        blocks = pool.allocate(len(hashes))
+        for block, content in zip(blocks, hashes, strict=True):
+            pool.register(block, content)
+        pool.release(blocks)
+
+    def _submit(self, prompt: list[int], max_tokens: int) -> None:
+        key = next(self._keys)
+        self._engine.submit(
+            Submit(
+                key=key,
+                request_id=str(key),
+                token_ids=prompt,
+                sampling=Sampling(),
+                max_tokens=max_tokens,
+                ignore_eos=True,
+            )
+        )

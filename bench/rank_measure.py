@@ -1,0 +1,149 @@
+"""The measurements of `bench.rank`: one engine, one GPU, decode steps by number of requests, and prefill."""
+
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import torch
+
+from bench.ceilings import Ceilings, measure_ceilings
+from bench.kernel_trace import trace_kernels
+from bench.rank_floor import Operation, decode_floor, decode_operations
+from bench.rank_load import RankLoad
+from bench.rank_model import make_rank, write_shape
+from engine.config import EngineConfig, Hardware, resolve
+from engine.engine import Engine
+from engine.runner import ModelBackend
+
+CONTEXT = 3500
+STEP_TOKENS = 16384
+WARM_STEPS = 12
+TRACED_STEPS = 8
+PREFILL_PROMPTS = 19
+WARM_PROMPTS = 5
+SPARE_TOKENS = 256
+# What kernels are called, by what they are for; the first pattern that matches.
+GROUPS = {
+    "experts": r"_masked|_contiguous|GemmType.*(Masked|Contiguous|[Gg]rouped)",
+    "linear layers": r"fp8_gemm|_few_rows|_many_rows|_streamed",
+    "attention": r"mla|flash|splitkv|combine_kernel|attend",
+    "bf16 products": r"gemm|nvjet|cutlass|cublas|splitK|gemv",
+    "norms and quantization": r"norm|quantize|swiglu",
+    "gate and permutation": r"gate|layout|expand|combine|rank|scatter|gather",
+    "copies": r"[Mm]em(cpy|set)",
+}
+
+
+@dataclass(frozen=True)
+class Decode:
+    """Figures of one number of requests."""
+
+    requests: int
+    step_ms: float
+    floor_ms: float
+    idle_share: float
+    # Microseconds a step, by group of kernels.
+    breakdown: dict[str, float]
+    operations: list[Operation]
+
+    @property
+    def ratio(self) -> float:
+        return self.step_ms / self.floor_ms
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.requests / self.step_ms * 1000
+
+
+@dataclass(frozen=True)
+class Prefill:
+    tokens_per_second: float
+    # Milliseconds of the traced prompts, by group of kernels.
+    breakdown: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Report:
+    shape: str
+    layers: int
+    kv: str
+    device: str
+    ceilings: Ceilings
+    load_seconds: float
+    decode: list[Decode]
+    # None where it was not measured.
+    prefill: Prefill | None
+    peak_bytes: int
+
+
+class RankBench:
+    """One engine with one rank's model. Raises ConfigError, or torch's own error, where the device is too small."""
+
+    def __init__(self, shape: str, layers: int, kv: str, requests: Sequence[int]) -> None:
+        self._shape, self._layers, self._kv = shape, layers, kv
+        self._ceilings = measure_ceilings(torch.device("cuda"))
+        torch.cuda.empty_cache()
+        with tempfile.TemporaryDirectory() as scratch:
+            config = EngineConfig(
+                model_dir=write_shape(Path(scratch), shape, layers),
+                random_weights=True,
+                kv_dtype="float8_e4m3fn" if kv == "fp8" else "auto",
+                max_requests=max(requests),
+                graph_rows=tuple(requests),
+                max_step_tokens=STEP_TOKENS,
+                context_tokens=CONTEXT + SPARE_TOKENS,
+            )
+            resolved = resolve(config, Hardware(torch.cuda.device_count(), 0))
+            started = time.perf_counter()
+            model = make_rank(resolved)
+            torch.cuda.synchronize()
+            self._load_seconds = time.perf_counter() - started
+            self._backend = ModelBackend(resolved, model)
+        self._model = model.config
+        self._load = RankLoad(Engine(config, self._backend, time.monotonic), self._backend)
+        self._load.fill_pool()
+
+    def decode(self, requests: int, steps: int) -> Decode:
+        """The median of `steps` steps around contexts of 3,500 tokens."""
+        load = self._load
+        load.start_decoding(requests, CONTEXT - WARM_STEPS - steps // 2, WARM_STEPS + steps + TRACED_STEPS + 4)
+        load.decode_seconds(WARM_STEPS)
+        seconds = median(load.decode_seconds(steps))
+        trace = trace_kernels(lambda: load.decode_seconds(TRACED_STEPS))
+        load.drain()
+        operations = decode_operations(self._model, requests, CONTEXT, self._backend.state.kv_pool.dtype.itemsize)
+        return Decode(
+            requests=requests,
+            step_ms=seconds * 1000,
+            floor_ms=decode_floor(operations, self._ceilings) * 1000,
+            idle_share=trace.idle_share,
+            breakdown={name: total / TRACED_STEPS for name, total in trace.by_group(GROUPS).items()},
+            operations=operations,
+        )
+
+    def prefill(self) -> Prefill:
+        """Prompts of 3,500 tokens, none of them cached, 16,384 tokens a step."""
+        load = self._load
+        load.prefill_seconds(WARM_PROMPTS, CONTEXT)
+        seconds = load.prefill_seconds(PREFILL_PROMPTS, CONTEXT)
+        trace = trace_kernels(lambda: load.prefill_seconds(WARM_PROMPTS, CONTEXT))
+        return Prefill(
+            tokens_per_second=PREFILL_PROMPTS * CONTEXT / seconds,
+            breakdown={name: total / 1000 for name, total in trace.by_group(GROUPS).items()},
+        )
+
+    def report(self, decode: list[Decode], prefill: Prefill | None) -> Report:
+        return Report(
+            shape=self._shape,
+            layers=self._layers,
+            kv=self._kv,
+            device=torch.cuda.get_device_name(),
+            ceilings=self._ceilings,
+            load_seconds=self._load_seconds,
+            decode=decode,
+            prefill=prefill,
+            peak_bytes=torch.cuda.max_memory_allocated(),
+        )

@@ -1,0 +1,84 @@
+"""One rank of a published model: the shapes that one GPU of an expert-parallel group computes, with random weights."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from engine.config import ResolvedEngineConfig
+from engine.model.gate import Gate
+from engine.model.model import Model
+from engine.model.moe import MixtureOfExperts
+from engine.model.parameters import Allocator
+from engine.runner import make_model
+
+DEEPSEEK_R1: Mapping[str, Any] = MappingProxyType(
+    {
+        "model_type": "deepseek_v3",
+        "vocab_size": 129280,
+        "hidden_size": 7168,
+        "num_hidden_layers": 61,
+        "num_nextn_predict_layers": 0,
+        "num_attention_heads": 128,
+        "q_lora_rank": 1536,
+        "kv_lora_rank": 512,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+        "intermediate_size": 18432,
+        "moe_intermediate_size": 2048,
+        "first_k_dense_replace": 3,
+        "n_routed_experts": 256,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 8,
+        "n_group": 8,
+        "topk_group": 4,
+        "routed_scaling_factor": 2.5,
+        "max_position_embeddings": 163840,
+        "rope_theta": 10000,
+        "rope_scaling": {
+            "type": "yarn",
+            "factor": 40,
+            "original_max_position_embeddings": 4096,
+            "beta_fast": 32,
+            "beta_slow": 1,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+        },
+        "eos_token_id": 1,
+        "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]},
+    }
+)
+# Of 8 ranks each has an eighth of the tokens, and its experts an eighth of all choices: as many as if each of its own
+# tokens chose among them alone.
+SHAPES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {"r1-ep8-rank": dict(DEEPSEEK_R1) | {"n_routed_experts": 32, "n_group": 1, "topk_group": 1}}
+)
+
+
+def write_shape(directory: Path, shape: str, layers: int) -> Path:
+    """A model directory with the configuration alone."""
+    (directory / "config.json").write_text(json.dumps(dict(SHAPES[shape]) | {"num_hidden_layers": layers}))
+    return directory
+
+
+class UniformGate(Gate):
+    """Sends each token to experts drawn at random, anew in every step: random weights would leave many without any."""
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return torch.rand_like(super().logits(hidden))
+
+
+def make_rank(resolved: ResolvedEngineConfig) -> Model:
+    model = make_model(resolved)
+    allocate = Allocator(model.dtype, model.device, fp8=resolved.weights == "fp8")
+    for layer in model.layers:
+        if isinstance(layer.feed_forward, MixtureOfExperts):
+            gate = UniformGate(model.config, allocate)
+            for _, parameter in gate.parameters(""):
+                parameter.zero_()
+            layer.feed_forward.gate = gate
+    return model

@@ -1,0 +1,128 @@
+"""The engine on a GPU: graphs and overlap give the tokens of steps that run one by one, and those of the CPU."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine.config import EngineConfig, Hardware, resolve
+from engine.engine import Engine
+from engine.messages import Cancel, Sampling, Submit
+from engine.runner import ModelBackend
+from tests.support.checkpoints import random_prompt, tiny_checkpoint
+from tests.support.engines import Transcript, assert_at_rest, submit_of
+
+LENGTHS = (1, 2, 63, 64, 65, 95, 129, 192, 193, 300)
+PLAIN = {"decode_graphs": "off", "overlap": "off"}
+FAST: dict[str, Any] = {}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint(tmp_path_factory.mktemp("checkpoint"))
+
+
+def engine_over(checkpoint: Path, **settings: Any) -> Engine:
+    # In float32 rounding decides nothing: steps of other shapes draw the same tokens.
+    defaults = {"dtype": "float32", "device": "cuda", "max_step_tokens": 96, "max_requests": 16, "total_blocks": 64}
+    config = EngineConfig(model_dir=checkpoint, **(defaults | settings))
+    devices = torch.cuda.device_count()
+    return Engine(config, ModelBackend(resolve(config, Hardware(devices, 1 << 30))), time.monotonic)
+
+
+def submits(tokens: int = 40, **settings: Any) -> list[Submit]:
+    return [
+        submit_of(key, random_prompt(length, seed=length), tokens, **{"ignore_eos": True, **settings})
+        for key, length in enumerate(LENGTHS)
+    ]
+
+
+def run(engine: Engine, requests: list[Submit]) -> dict[int, list[int]]:
+    for request in requests:
+        engine.submit(request)
+    tokens = Transcript().run(engine).token_ids
+    assert_at_rest(engine)
+    return tokens
+
+
+@pytest.mark.gpu
+def test_greedy_tokens_are_those_of_the_cpu(checkpoint: Path) -> None:
+    expected = run(engine_over(checkpoint, device="cpu"), submits())
+    assert run(engine_over(checkpoint), submits()) == expected
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("settings", [FAST, {"overlap": "off"}, {"decode_graphs": "off"}])
+def test_graphs_and_overlap_change_no_token(checkpoint: Path, settings: dict[str, str]) -> None:
+    assert run(engine_over(checkpoint, **settings), submits()) == run(engine_over(checkpoint, **PLAIN), submits())
+
+
+@pytest.mark.gpu
+def test_preemption_changes_no_token(checkpoint: Path) -> None:
+    # All of them grow by three blocks, and the pool cannot hold them together.
+    growing = submits(180)
+    assert run(engine_over(checkpoint, total_blocks=24), growing) == run(engine_over(checkpoint, **PLAIN), growing)
+
+
+@pytest.mark.gpu
+def test_drawn_tokens_are_those_of_the_cpu(checkpoint: Path) -> None:
+    requests = submits(sampling=Sampling(temperature=0.8, top_p=0.9, top_k=50, seed=11))
+    expected = run(engine_over(checkpoint, device="cpu"), requests)
+    assert run(engine_over(checkpoint), requests) == expected
+
+
+@pytest.mark.gpu
+def test_log_probabilities_are_those_of_the_cpu(checkpoint: Path) -> None:
+    requests = submits(5, sampling=Sampling(top_logprobs=3))
+    transcripts = []
+    for device in ("cpu", "cuda"):
+        engine = engine_over(checkpoint, device=device)
+        for request in requests:
+            engine.submit(request)
+        transcripts.append(Transcript().run(engine))
+    for key in range(len(requests)):
+        expected, found = (transcript.logprobs[key] for transcript in transcripts)
+        for one, other in zip(expected, found, strict=True):
+            assert one.top_token_ids == other.top_token_ids
+            assert other.top_logprobs == pytest.approx(one.top_logprobs, abs=1e-3)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("position", range(1, 8))
+def test_an_end_of_sequence_at_any_position_ends_one_request_alone(checkpoint: Path, position: int) -> None:
+    expected = run(engine_over(checkpoint, **PLAIN), submits(8))
+    stop = expected[3][position - 1]
+    ending = submits(8)
+    ending[3] = submits(8, stop_token_ids=[stop])[3]
+    found = run(engine_over(checkpoint), ending)
+    ended = expected[3][: expected[3].index(stop) + 1]
+    assert found == expected | {3: ended}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("step", range(1, 8))
+def test_a_cancelled_request_disturbs_no_other(checkpoint: Path, step: int) -> None:
+    expected = run(engine_over(checkpoint, **PLAIN), submits(20))
+    engine, transcript = engine_over(checkpoint), Transcript()
+    for request in submits(20):
+        engine.submit(request)
+    for _ in range(step):
+        transcript.take(engine.step())
+    engine.cancel(Cancel(2))
+    found = transcript.run(engine).token_ids
+    assert_at_rest(engine)
+    assert {key: tokens for key, tokens in found.items() if key != 2} == {
+        key: tokens for key, tokens in expected.items() if key != 2
+    }
+
+
+@pytest.mark.gpu
+def test_steps_leave_nothing_allocated(checkpoint: Path) -> None:
+    engine = engine_over(checkpoint)
+    run(engine, submits())
+    before = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+    for _ in range(5):
+        run(engine, submits())
+    assert (torch.cuda.memory_allocated(), torch.cuda.memory_reserved()) == before

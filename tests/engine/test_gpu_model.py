@@ -1,0 +1,51 @@
+"""The model on a GPU against the same model on the CPU in float32."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.checkpoints import random_prompt
+from tests.support.oracle_model import our_logits, relative_error
+from tools.make_checkpoint import make_checkpoint
+
+TOKENS = random_prompt(150)
+# A prompt, a chunk behind it, then one token at a time.
+CHUNKS = [100, 30, *[1] * 20]
+BLOCKS = [5, 2, 7]
+# Widths that FP8 products take, with groups of experts to choose from.
+WIDE = {
+    "hidden_size": 256,
+    "q_lora_rank": 128,
+    "kv_lora_rank": 128,
+    "intermediate_size": 256,
+    "moe_intermediate_size": 128,
+}
+# Of DeepSeek's own widths per head: the kernels made for them.
+PUBLISHED_HEADS = WIDE | {
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "num_attention_heads": 16,
+}
+FORMS: dict[str, dict[str, Any]] = {
+    "float32": {"dtype": torch.float32},
+    "bf16": {"dtype": torch.bfloat16},
+    "bf16, FP8 weights": {"dtype": torch.bfloat16, "keep_fp8": True},
+    "bf16, FP8 KV": {"dtype": torch.bfloat16, "kv_dtype": torch.float8_e4m3fn},
+    "bf16, FP8 weights, FP8 KV": {"dtype": torch.bfloat16, "keep_fp8": True, "kv_dtype": torch.float8_e4m3fn},
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("widths", [{}, WIDE, PUBLISHED_HEADS], ids=["tiny", "wide", "published heads"])
+@pytest.mark.parametrize("form", FORMS)
+def test_a_gpu_is_as_exact_as_the_definitions(form: str, widths: dict[str, int], tmp_path: Path) -> None:
+    make_checkpoint(tmp_path, "tiny", dtype="float8", overrides=dict(widths))
+    exact = our_logits(tmp_path, TOKENS, BLOCKS, CHUNKS)
+    # Rounding changes some choices of experts, and these the logits, by much in so small a model.
+    defined = relative_error(our_logits(tmp_path, TOKENS, BLOCKS, CHUNKS, **FORMS[form]), exact)
+    found = our_logits(tmp_path, TOKENS, BLOCKS, CHUNKS, device="cuda", **FORMS[form]).cpu()
+    assert relative_error(found, exact) < 1.25 * defined + 1e-4
