@@ -5,6 +5,7 @@ Layout: the hash `deepmesh:{kv}` has a field for each store, "<end of its lease,
 earlier epoch is never read, and what it does not renew goes away by itself. One hash tag keeps all in one slot.
 """
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any
@@ -158,6 +159,10 @@ class RedisIndex:
         except (RedisError, OSError) as error:
             self._breaker.failed()
             KVSTORE_INDEX_FAILURES.inc()
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                # The client library may turn a cancellation that meets a broken connection into this error.
+                raise asyncio.CancelledError from error
             raise IndexUnavailable(f"the index does not answer: {error}") from error
         self._breaker.succeeded()
         return answer

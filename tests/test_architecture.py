@@ -45,7 +45,7 @@ TORCH_HOMES = (
 )
 # Inside functions only: a rank on the oracle backend starts without it.
 LAZY_TORCH_HOMES = ("engine/rank.py",)
-SERVICES = ("gateway", "scheduler", "prefill_svc", "decode_svc")
+SERVICES = ("gateway", "scheduler", "prefill_svc", "decode_svc", "kvstore")
 # What services share of their domain.
 SHARED = ("engine", "transfer")
 # Of these, what speaks gRPC; the rest is domain.

@@ -1,0 +1,83 @@
+"""`python -m kvstore --config configs/kvstore.yaml`"""
+
+import asyncio
+import logging
+import sys
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+
+import numpy as np
+from deepmesh.v1 import kvstore_pb2_grpc
+
+from kvstore.center import Center
+from kvstore.config import KvStoreConfig
+from kvstore.index import Index
+from kvstore.memory_index import MemoryIndex
+from kvstore.redis_index import RedisIndex
+from kvstore.service import KvStoreServicer, OpenStore
+from kvstore.slab import Geometry, OpenAgent
+from mesh.errors import IndexUnavailable
+from mesh.launch import launch
+from mesh.server import MeshServer, Registration
+from mesh.workers import KvNamespace
+from transfer.agent import LookupHandler, TransferAgent
+from transfer.config import TransferConfig
+from transfer.host_memory import HostMemory
+
+SERVICE = "deepmesh.v1.KvStoreService"
+log = logging.getLogger(__name__)
+
+
+def open_index(config: KvStoreConfig, store_id: str, epoch: str) -> Index:
+    index = config.index
+    if index.redis_url is None:
+        return MemoryIndex(store_id, epoch)
+    return RedisIndex(index.redis_url, store_id, epoch, index.lease_seconds, index.timeout_seconds)
+
+
+def ucx_agents(config: TransferConfig) -> OpenAgent:
+    """Agents over memory of this process, block-major: what a block holds of all layers lies together."""
+
+    def open_agent(
+        geometry: Geometry, blocks: int, namespace: KvNamespace, lookups: LookupHandler, wake: Callable[[], None]
+    ) -> TransferAgent:
+        # Zeros, for which the machine gives no memory until they are written.
+        array = np.zeros((blocks, geometry.layers, geometry.piece_bytes), np.uint8).transpose(1, 0, 2)
+        return TransferAgent(HostMemory(array), namespace, config, time.monotonic, wake, lookups)
+
+    return open_agent
+
+
+@asynccontextmanager
+async def running_store(config: KvStoreConfig, open_agent: OpenAgent) -> AsyncIterator[MeshServer]:
+    """A store that is ready, until the block ends."""
+    servicer, epoch = KvStoreServicer(), uuid.uuid4().hex
+    add = kvstore_pb2_grpc.add_KvStoreServiceServicer_to_server
+    async with MeshServer(config.server, "kvstore", [Registration(add, servicer, SERVICE)]) as server:
+        store_id = config.store_id or server.endpoint
+        index = open_index(config, store_id, epoch)
+        center = Center(config, index, open_agent, time.monotonic)
+        servicer.open(OpenStore(center, store_id, epoch))
+        running = asyncio.create_task(center.run())
+        await server.ready()
+        log.info("KV store ready", extra={"fields": {"id": store_id, "epoch": epoch, "endpoint": server.endpoint}})
+        try:
+            yield server
+        finally:
+            await server.drain()
+            running.cancel()
+            center.close()
+            with suppress(IndexUnavailable):
+                await index.close()
+
+
+async def serve(config: KvStoreConfig) -> None:
+    """Run the store until a signal."""
+    async with running_store(config, ucx_agents(config.transfer)) as server:
+        await server.until_signal()
+
+
+if __name__ == "__main__":
+    sys.exit(launch("kvstore", KvStoreConfig, serve))

@@ -1,0 +1,275 @@
+"""The store over gRPC, with agents that move no bytes."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from deepmesh.v1 import kvstore_pb2, landing_pb2
+
+from kvstore.__main__ import running_store
+from kvstore.config import KvStoreConfig
+from mesh import worker_wire
+from mesh.blocks import chain_hashes
+from mesh.errors import (
+    InvalidRequest,
+    MeshError,
+    NamespaceMismatch,
+    OfferFailed,
+    UnknownSession,
+    UnknownTransfer,
+)
+from mesh.metrics import KVSTORE_REFUSALS
+from mesh.workers import WorkerIdentity
+from tests.support.store_agent import RIGHT_DIGEST, FakeAgents, worker_identity
+from tests.support.stores import store_config, store_stub
+
+CHAIN = chain_hashes(range(64 * 20))
+
+
+@dataclass
+class Client:
+    """One worker's calls, as they stand in the protos."""
+
+    stub: Any
+    worker: WorkerIdentity
+    session: Any = None
+
+    async def attach(self) -> kvstore_pb2.AttachWorkerResponse:
+        """A session, or its renewal."""
+        session_id = self.session.session_id if self.session else 0
+        request = kvstore_pb2.AttachWorkerRequest(
+            worker=worker_wire.identity_message(self.worker), session_id=session_id
+        )
+        self.session = await self.stub.AttachWorker(request)
+        return self.session
+
+    async def offer(self, hashes: Sequence[bytes], parent: bytes = b"", **options: Any) -> kvstore_pb2.OfferResponse:
+        session_id = self.session.session_id if self.session else 1
+        request = kvstore_pb2.OfferRequest(session_id=session_id, parent_hash=parent, block_hashes=hashes)
+        return await self.stub.Offer(request, **options)
+
+    async def confirm(
+        self, ticket: landing_pb2.LandingTicket, segments: Sequence[int], digest: bytes = RIGHT_DIGEST
+    ) -> kvstore_pb2.ConfirmOfferResponse:
+        digests = [
+            landing_pb2.SegmentDigest(transfer_id=ticket.transfer_id, segment=each, size_bytes=64, digest=digest)
+            for each in segments
+        ]
+        request = kvstore_pb2.ConfirmOfferRequest(session_id=self.session.session_id, digests=digests)
+        return await self.stub.ConfirmOffer(request)
+
+    async def store(self, hashes: Sequence[bytes], parent: bytes = b"") -> int:
+        """Offer, and push all that is wanted; returns how many blocks the store took."""
+        response = await self.offer(hashes, parent)
+        granted, stored = response.granted_segments, 0
+        while granted:
+            progress = await self.confirm(response.ticket, granted)
+            granted, stored = progress.granted_segments, progress.stored_blocks
+        return stored
+
+    async def match(self, hashes: Sequence[bytes]) -> kvstore_pb2.MatchPrefixResponse:
+        # The index hears of changes a moment later.
+        await asyncio.sleep(0.02)
+        namespace = worker_wire.namespace_message(self.worker.kv_namespace)
+        return await self.stub.MatchPrefix(kvstore_pb2.MatchPrefixRequest(kv_namespace=namespace, block_hashes=hashes))
+
+    async def status(self) -> kvstore_pb2.GetStatusResponse:
+        return await self.stub.GetStatus(kvstore_pb2.GetStatusRequest())
+
+
+@asynccontextmanager
+async def store_client(
+    agents: FakeAgents | None = None, config: KvStoreConfig | None = None
+) -> AsyncIterator[tuple[Client, FakeAgents]]:
+    """A store, and a worker that is attached to it."""
+    agents = agents or FakeAgents()
+    async with (
+        running_store(config or store_config(), agents) as server,
+        store_stub(server.endpoint) as stub,
+    ):
+        client = Client(stub, worker_identity())
+        await client.attach()
+        yield client, agents
+
+
+def refusals(error: type[MeshError]) -> float:
+    return KVSTORE_REFUSALS.labels(error.reason)._value.get()
+
+
+async def test_a_renewed_session_stays_the_same() -> None:
+    async with store_client() as (client, agents):
+        first = client.session
+        assert await client.attach() == first
+        assert first.store_id == "s" and len(first.session_key) == 32
+        assert first.lease.ToMilliseconds() == 10_000
+        (agent,) = agents.opened
+        assert agent.sessions == {first.session_id: first.session_key}
+
+
+async def test_a_session_that_is_not_renewed_is_closed_for_its_agent() -> None:
+    async with store_client(config=store_config(session_seconds=0.2)) as (client, agents):
+        await asyncio.sleep(0.3)
+        assert agents.opened[0].sessions == {}
+        with pytest.raises(UnknownSession):
+            await client.offer(CHAIN)
+
+
+async def test_blocks_of_another_size_are_refused_and_other_namespaces_of_the_same_are_not() -> None:
+    async with store_client() as (client, agents):
+        for other in (worker_identity("x", block_bytes=8192), worker_identity("x", layers=4)):
+            with pytest.raises(NamespaceMismatch, match="a store of its own"):
+                await Client(client.stub, other).attach()
+        beside = Client(client.stub, worker_identity("b", weights="other"))
+        await beside.attach()
+        assert await client.store(CHAIN[:3]) == 3
+        assert (await beside.match(CHAIN)).blocks == 0
+        assert await beside.store(CHAIN[:2]) == 2
+        assert [(await each.match(CHAIN)).blocks for each in (client, beside)] == [3, 2]
+        assert len(agents.opened) == 1
+
+
+async def test_a_ticket_is_for_the_namespace_of_the_worker_that_offers() -> None:
+    async with store_client() as (client, _):
+        beside = Client(client.stub, worker_identity("b", weights="other"))
+        await beside.attach()
+        response = await beside.offer(CHAIN[:2])
+        assert response.ticket.kv_namespace == worker_wire.namespace_message(beside.worker.kv_namespace)
+
+
+@pytest.mark.parametrize("block_bytes", [0, 4097, 1 << 20])
+async def test_a_first_worker_whose_blocks_cannot_be_kept_is_refused(block_bytes: int) -> None:
+    async with running_store(store_config(), FakeAgents()) as server, store_stub(server.endpoint) as stub:
+        with pytest.raises((InvalidRequest, NamespaceMismatch)):
+            await Client(stub, worker_identity(block_bytes=block_bytes)).attach()
+        await Client(stub, worker_identity()).attach()
+
+
+async def test_confirmed_blocks_are_matched_and_unconfirmed_ones_are_not() -> None:
+    async with store_client() as (client, _):
+        response = await client.offer(CHAIN[:3])
+        assert list(response.wanted) == [0, 1, 2] == list(response.granted_segments)
+        assert (await client.match(CHAIN)).blocks == 0
+        assert (await client.confirm(response.ticket, [0, 1])).stored_blocks == 0
+        assert (await client.match(CHAIN)).blocks == 0
+        assert (await client.confirm(response.ticket, [2])).stored_blocks == 3
+        matched = await client.match(CHAIN)
+        assert (matched.blocks, matched.store_id, matched.epoch) == (3, "s", client.session.epoch)
+
+
+async def test_a_confirmation_that_comes_again_is_answered_again() -> None:
+    async with store_client() as (client, _):
+        response = await client.offer(CHAIN[:2])
+        for _ in range(2):
+            assert (await client.confirm(response.ticket, [0, 1])).stored_blocks == 2
+
+
+async def test_segments_are_granted_as_earlier_ones_are_confirmed() -> None:
+    async with store_client(FakeAgents(window=2)) as (client, _):
+        response = await client.offer(CHAIN[:5])
+        assert list(response.granted_segments) == [0, 1]
+        assert list((await client.confirm(response.ticket, [0])).granted_segments) == [2]
+        # Grants are credits: the worker may push another segment than the one that was named.
+        assert list((await client.confirm(response.ticket, [4, 2])).granted_segments) == [3, 4]
+        assert (await client.confirm(response.ticket, [1, 3])).stored_blocks == 5
+
+
+async def test_two_offers_of_one_block_get_one_landing() -> None:
+    async with store_client() as (client, agents):
+        answers = await asyncio.gather(*(client.offer(CHAIN[:4]) for _ in range(5)))
+        assert sorted(len(answer.wanted) for answer in answers) == [0, 0, 0, 0, 4]
+        assert len(agents.opened[0].tickets) == 1
+
+
+async def test_blocks_are_wanted_only_after_the_one_they_depend_on() -> None:
+    async with store_client() as (client, _):
+        answer = await client.offer(CHAIN[2:4], parent=CHAIN[1])
+        assert answer.parent_missing and not answer.wanted
+        await client.store(CHAIN[:2])
+        answer = await client.offer(CHAIN[1:4], parent=CHAIN[0])
+        assert not answer.parent_missing and list(answer.wanted) == [1, 2]
+
+
+async def test_a_full_store_takes_what_fits_and_forgets_what_is_oldest() -> None:
+    async with store_client() as (client, _):
+        other = chain_hashes(range(1, 1 + 64 * 4))
+        assert await client.store(other) == 4
+        assert await client.store(CHAIN) == 16
+        assert ((await client.match(CHAIN)).blocks, (await client.match(other)).blocks) == (16, 0)
+        tier = (await client.status()).tiers[0]
+        assert (tier.name, tier.used_blocks, tier.total_blocks, tier.block_bytes) == ("memory", 16, 16, 4096)
+
+
+async def test_a_wrong_digest_stores_nothing_and_the_blocks_can_be_offered_again() -> None:
+    async with store_client() as (client, _):
+        response = await client.offer(CHAIN[:2])
+        before = refusals(OfferFailed)
+        for _ in range(2):
+            with pytest.raises(OfferFailed, match="WRONG_DIGEST"):
+                await client.confirm(response.ticket, [0, 1], digest=b"wrong")
+        assert refusals(OfferFailed) == before + 2
+        assert (await client.status()).tiers[0].used_blocks == 0
+        assert await client.store(CHAIN[:2]) == 2
+
+
+async def test_a_worker_that_waits_no_longer_for_its_offer_leaves_no_landing() -> None:
+    async with store_client(FakeAgents(window=0)) as (client, agents):
+        with pytest.raises(MeshError):
+            await client.offer(CHAIN[:2], timeout=0.2)
+        await asyncio.sleep(0.2)
+        (agent,) = agents.opened
+        assert agent.cancelled == [agent.tickets[0].transfer_id]
+        assert (await client.status()).tiers[0].used_blocks == 0
+
+
+async def test_a_transfer_is_confirmed_only_by_the_session_that_offered() -> None:
+    async with store_client() as (client, _):
+        other = Client(client.stub, worker_identity("b"))
+        await other.attach()
+        ticket = (await client.offer(CHAIN[:2])).ticket
+        with pytest.raises(UnknownTransfer):
+            await other.confirm(ticket, [0])
+        with pytest.raises(UnknownTransfer):
+            await client.confirm(landing_pb2.LandingTicket(transfer_id=bytes(16)), [0])
+
+
+async def test_bad_input_is_refused_and_counted() -> None:
+    async with store_client() as (client, _):
+        ticket = (await client.offer(CHAIN[:2])).ticket
+        before = refusals(InvalidRequest)
+        bad_calls = [
+            client.offer([b"short"]),
+            client.offer([bytes(16)] * 20_000),
+            client.offer(CHAIN, parent=b"short"),
+            client.match([bytes(17)]),
+            client.confirm(ticket, []),
+            client.confirm(ticket, [2]),
+            client.confirm(ticket, [0] * 5000),
+            client.confirm(ticket, [0], digest=bytes(100)),
+            client.confirm(landing_pb2.LandingTicket(transfer_id=b"short"), [0]),
+        ]
+        for call in bad_calls:
+            with pytest.raises(InvalidRequest):
+                await call
+        assert refusals(InvalidRequest) == before + len(bad_calls)
+
+
+async def test_an_unknown_session_is_refused_and_counted() -> None:
+    async with store_client() as (client, _):
+        client.session.session_id += 1
+        before = refusals(UnknownSession)
+        with pytest.raises(UnknownSession):
+            await client.offer(CHAIN)
+        assert refusals(UnknownSession) == before + 1
+
+
+async def test_a_store_that_nobody_attached_to_answers_nothing() -> None:
+    async with running_store(store_config(), FakeAgents()) as server, store_stub(server.endpoint) as stub:
+        client = Client(stub, worker_identity())
+        assert (await client.match(CHAIN)).blocks == 0
+        status = await client.status()
+        assert status.tiers[0].total_blocks == 0 and status.store_id == "s"
+        with pytest.raises(UnknownSession):
+            await client.offer(CHAIN)
