@@ -8,13 +8,12 @@ from typing import Protocol
 from gateway.config import DispatchConfig
 from gateway.generation import Delta, FinishReason, Generation
 from gateway.placement import AttemptReport, Outcome, Placement, PlacementQuery, Placer
-from mesh.errors import MeshError, NamespaceMismatch, NoWorker, Overloaded, PlaceAgain, UnknownRequest, WorkerLost
+from mesh.errors import MeshError, NamespaceMismatch, Overloaded, PlaceAgain, PrefillLost, UnknownRequest, WorkerLost
 from mesh.metrics import GATEWAY_REPLACEMENTS
 from mesh.observe import span
 
 RETRY_AFTER_MS = 1000
-# Between two questions whether a worker has started.
-NO_WORKER_PAUSE_SECONDS = 0.5
+LONGEST_PAUSE_SECONDS = 0.5
 
 
 class Stream(Protocol):
@@ -66,6 +65,8 @@ class LiveGeneration:
         self._attempts = 0
         self._attempt: Attempt | None = None
         self._avoid: set[str] = set()
+        # Until then it is placed again however often its workers are lost.
+        self._patient_until = 0.0
         self._reads_seen = 0
         self._moved_at = self.began_at
 
@@ -105,6 +106,8 @@ class LiveGeneration:
     async def _continue_elsewhere(self, failure: MeshError) -> None:
         attempt = self._attempt
         outcome = attempt_outcome(failure)
+        if self._patient_until == 0.0 or (attempt is not None and attempt.first_token_at is not None):
+            self._patient_until = self._clock() + self._config.worker_seconds
         self._end_attempt(outcome)
         if outcome is Outcome.FAILED or attempt is None:
             raise failure
@@ -117,16 +120,10 @@ class LiveGeneration:
         await self._place(failure)
 
     async def _place(self, cause: MeshError | None) -> None:
-        """Place until it works. Without a `cause` (the first time) the scheduler's word is final.
-
-        While there is no worker at all, as when the only one is being started again, no attempts are counted.
-        """
-        patient_until = self._clock() + self._config.worker_seconds
+        """Place until it works. Without a `cause` (the first time) the scheduler's word is final."""
         while True:
             if cause is not None:
-                if self._attempts >= self._config.attempts:
-                    raise exhausted(cause, self._attempts)
-                await asyncio.sleep(self._config.backoff_seconds * 2 ** (self._attempts - 1))
+                await self._pause(cause)
             self._attempts += 1
             try:
                 with span("gateway.place", attempt=self._attempts):
@@ -134,14 +131,22 @@ class LiveGeneration:
             except MeshError as error:
                 if cause is None or not _passes_with_time(error):
                     raise
-                if isinstance(error, NoWorker) and not self._avoid and self._clock() < patient_until:
-                    self._attempts -= 1
-                    await asyncio.sleep(NO_WORKER_PAUSE_SECONDS)
                 # It may have come back since, as a new incarnation or with room.
                 self._avoid.clear()
                 continue
             self._submit(placement)
             return
+
+    async def _pause(self, cause: MeshError) -> None:
+        """Before another attempt. Raises where there have been enough.
+
+        A lost worker is started again within seconds, and meanwhile attempts fail at once: there time counts alone.
+        """
+        lost = attempt_outcome(cause) is Outcome.LOST and self._clock() < self._patient_until
+        if self._attempts >= self._config.attempts and not lost:
+            raise exhausted(cause, self._attempts)
+        pause = self._config.backoff_seconds * 2 ** min(self._attempts - 1, 16)
+        await asyncio.sleep(min(pause, LONGEST_PAUSE_SECONDS))
 
     def _query(self) -> PlacementQuery:
         request = self.generation.request
@@ -187,11 +192,11 @@ class LiveGeneration:
 
 def attempt_outcome(failure: MeshError) -> Outcome:
     """What the end of an attempt means: another worker may do better, or nobody will."""
+    if isinstance(failure, UnknownRequest | PrefillLost) or failure.code.name == "UNAVAILABLE":
+        return Outcome.LOST
     # Of another namespace is the prefill worker that was placed with it: another pair may fit.
     if isinstance(failure, PlaceAgain | NamespaceMismatch) or failure.code.name == "ABORTED":
         return Outcome.REFUSED
-    if isinstance(failure, UnknownRequest) or failure.code.name == "UNAVAILABLE":
-        return Outcome.LOST
     return Outcome.FAILED
 
 
@@ -203,7 +208,7 @@ def exhausted(cause: MeshError, attempts: int) -> MeshError:
             retry_after_ms=RETRY_AFTER_MS,
         )
     return WorkerLost(
-        f"the worker was lost and the request could not be continued in {attempts} attempts ({cause.message}): retry",
+        f"a worker was lost and the request could not be continued in {attempts} attempts ({cause.message}): retry",
         retry_after_ms=RETRY_AFTER_MS,
     )
 

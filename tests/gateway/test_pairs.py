@@ -42,28 +42,31 @@ async def test_without_a_prefill_worker_and_a_store_none_is_named() -> None:
         assert not submission.HasField("store")
 
 
-async def moved(failure: MeshError) -> tuple[list[list[str]], list[str]]:
-    """What was avoided, and who was to compute the prompt, when the first attempt ends with `failure`."""
+async def moved(failure: MeshError, outcome: scheduler_pb2.PlacementOutcome) -> tuple[list[list[str]], list[str]]:
+    """What was avoided, and who was to compute the prompt, when the first attempt ends with `failure`.
+
+    The scheduler is told that it ended with `outcome`.
+    """
     async with running_mesh(FakeDecodeWorker(refusals=[failure])) as mesh:
         for number in range(2):
             mesh.scheduler.add(prefill_identity(f"prefill-{number}"))
         await answered(mesh)
         await eventually(lambda: len(mesh.scheduler.outcomes) == 2)
-        assert [outcome.outcome for outcome in mesh.scheduler.outcomes] == [
-            scheduler_pb2.PLACEMENT_OUTCOME_REFUSED,
-            scheduler_pb2.PLACEMENT_OUTCOME_FINISHED,
-        ]
+        assert [told.outcome for told in mesh.scheduler.outcomes] == [outcome, scheduler_pb2.PLACEMENT_OUTCOME_FINISHED]
         return avoided(mesh), prefills(mesh)
 
 
 async def test_a_lost_prefill_worker_is_avoided_and_its_decode_worker_is_not() -> None:
     lost = PrefillLost("prefill-0 died", metadata={"worker_id": "prefill-0"})
-    assert await moved(lost) == ([[], ["prefill-0"]], ["prefill-0", "prefill-1"])
+    assert await moved(lost, scheduler_pb2.PLACEMENT_OUTCOME_LOST) == ([[], ["prefill-0"]], ["prefill-0", "prefill-1"])
 
 
 async def test_a_prefill_worker_of_another_namespace_is_avoided() -> None:
     mismatch = NamespaceMismatch("prefill-0 has other weights", metadata={"worker_id": "prefill-0"})
-    assert await moved(mismatch) == ([[], ["prefill-0"]], ["prefill-0", "prefill-1"])
+    assert await moved(mismatch, scheduler_pb2.PLACEMENT_OUTCOME_REFUSED) == (
+        [[], ["prefill-0"]],
+        ["prefill-0", "prefill-1"],
+    )
 
 
 async def test_a_decode_worker_without_room_is_avoided_whoever_computes_the_prompt() -> None:

@@ -62,19 +62,23 @@ class ProcessMesh:
 
     async def drained(self, seconds: float = 15.0) -> None:
         """Wait until every worker says that it runs nothing and that every block is free, and until nothing moves."""
-        async with asyncio.timeout(seconds):
-            while True:
-                snapshot = await self.snapshot()
-                transfers = [worker.transfers for worker in snapshot.workers]
-                transfers += [store.transfers for store in snapshot.stores]
-                if all(map(_is_empty, snapshot.workers)) and all(map(_is_still, transfers)):
-                    return
-                await asyncio.sleep(0.05)
+        end = asyncio.get_running_loop().time() + seconds
+        while held := _held(await self.snapshot()):
+            assert asyncio.get_running_loop().time() < end, f"still held: {held}"
+            await asyncio.sleep(0.05)
 
 
 def _is_alive(worker: scheduler_pb2.WorkerStatus) -> bool:
     # Of leases of two seconds and more, renewed three times in their length.
     return worker.lease_remaining.ToMilliseconds() > 1000
+
+
+def _held(snapshot: scheduler_pb2.WatchWorkersResponse) -> dict[str, str]:
+    """Who still holds something, and what it says of itself."""
+    busy = {worker.identity.worker_id: str(worker.load) for worker in snapshot.workers if not _is_empty(worker)}
+    transfers = {worker.identity.worker_id: worker.transfers for worker in snapshot.workers}
+    transfers |= {store.endpoint: store.transfers for store in snapshot.stores}
+    return busy | {name: str(each) for name, each in transfers.items() if not _is_still(each)}
 
 
 def _is_empty(worker: scheduler_pb2.WorkerStatus) -> bool:
