@@ -1,58 +1,32 @@
 """`python -m decode_svc` as a process: how it ends, and that its rank never outlives it."""
 
-import os
 import signal
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 
-import psutil
 import pytest
 from deepmesh.v1 import common_pb2
 
 from mesh.errors import EngineFailed, ShuttingDown, WorkerDraining
-from mesh.ports import free_port
-from mesh.process import Child
 from tests.support.decode_server import gateway_client
 from tests.support.scheduler_server import running_scheduler
 from tests.support.waiting import eventually
+from tests.support.worker_process import WorkerProcess, worker_process
 
 PROMPT = list(range(100))
 
 
-@dataclass
-class WorkerProcess:
-    child: Child
-    endpoint: str
-    lines: list[str]
-
-    @property
-    def rank(self) -> psutil.Process:
-        (rank,) = psutil.Process(self.child.process_id).children()
-        return rank
-
-    def signal(self, number: signal.Signals) -> None:
-        os.kill(self.child.process_id, number)
-
-
 @asynccontextmanager
-async def worker_process(*settings: str, port: int | None = None) -> AsyncIterator[WorkerProcess]:
-    """An oracle worker of 5 ms a step; nothing of it is left at the end."""
-    port = port or free_port()
-    defaults = ("engine.backend=oracle", "engine.oracle.step_ms=5", f"server.port={port}", "grace_seconds=1")
-    options = [part for setting in (*defaults, *settings) for part in ("--set", setting)]
-    lines: list[str] = []
-    child = Child("decode", [sys.executable, "-m", "decode_svc", *options], lambda _, line: lines.append(line))
-    await child.start()
-    try:
-        yield WorkerProcess(child, f"127.0.0.1:{port}", lines)
-    finally:
-        await child.stop(10)
+async def decode_process(*settings: str, port: int | None = None) -> AsyncIterator[WorkerProcess]:
+    """An oracle worker of 5 ms a step."""
+    async with worker_process(
+        "decode_svc", "engine.oracle.step_ms=5", "grace_seconds=1", *settings, port=port
+    ) as process:
+        yield process
 
 
 async def test_a_worker_told_to_stop_finishes_what_it_has_and_takes_nothing_new() -> None:
-    async with running_scheduler() as scheduler, worker_process(f"scheduler={scheduler}") as process:
+    async with running_scheduler() as scheduler, decode_process(f"scheduler={scheduler}") as process:
         await process.child.wait_ready(process.endpoint, 30)
         rank = process.rank
         async with gateway_client(process.endpoint) as gateway:
@@ -71,7 +45,7 @@ async def test_a_worker_told_to_stop_finishes_what_it_has_and_takes_nothing_new(
 
 
 async def test_a_request_longer_than_the_drain_is_sent_elsewhere() -> None:
-    async with worker_process("server.drain_seconds=0.2") as process:
+    async with decode_process("server.drain_seconds=0.2") as process:
         await process.child.wait_ready(process.endpoint, 30)
         async with gateway_client(process.endpoint) as gateway:
             stream_id = await gateway.submit(PROMPT, 10_000)
@@ -85,7 +59,7 @@ async def test_a_request_longer_than_the_drain_is_sent_elsewhere() -> None:
 
 
 async def test_the_death_of_the_rank_ends_every_request_and_the_process() -> None:
-    async with worker_process() as process:
+    async with decode_process() as process:
         await process.child.wait_ready(process.endpoint, 30)
         async with gateway_client(process.endpoint) as gateway:
             stream_ids = [await gateway.submit([*PROMPT, number], 10_000) for number in range(10)]
@@ -100,7 +74,7 @@ async def test_the_death_of_the_rank_ends_every_request_and_the_process() -> Non
 
 
 async def test_a_killed_worker_leaves_no_rank() -> None:
-    async with worker_process() as process:
+    async with decode_process() as process:
         await process.child.wait_ready(process.endpoint, 30)
         rank = process.rank
         process.signal(signal.SIGKILL)
@@ -113,17 +87,19 @@ async def test_a_killed_worker_leaves_no_rank() -> None:
     [
         (("colour=red",), "colour"),
         (("engine.backend=model",), "engine.model_dir is required"),
+        (("can_prefill=false",), "engine.transfer is required"),
+        (("stores=[a:1]",), "engine.transfer is required"),
     ],
 )
 async def test_a_worker_that_can_never_start_says_why_in_its_last_line(
     settings: tuple[str, ...], complaint: str
 ) -> None:
-    async with worker_process(*settings) as process:
+    async with decode_process(*settings) as process:
         assert await process.child.wait() == 2
         assert complaint in process.lines[-1]
 
 
 async def test_a_taken_port_is_named_before_anything_is_loaded() -> None:
-    async with running_scheduler() as taken, worker_process(port=int(taken.rpartition(":")[2])) as process:
+    async with running_scheduler() as taken, decode_process(port=int(taken.rpartition(":")[2])) as process:
         assert await process.child.wait() == 2
         assert taken in process.lines[-1]

@@ -16,6 +16,7 @@ from mesh.channel import open_channel
 from mesh.errors import MeshError
 from mesh.failures import from_rpc_error
 from mesh.server import MeshServer, Registration
+from mesh.workers import KvNamespace
 from prefill_svc.__main__ import SERVICE
 from prefill_svc.config import PrefillConfig
 from prefill_svc.service import PrefillServicer
@@ -27,6 +28,10 @@ from transfer.ticket import Segment, Ticket
 from transfer.wire import ticket_message
 
 TOTAL_BLOCKS = 512
+# What a landing for the KV of an oracle rank needs to know of it.
+ORACLE_READY = msgspec.structs.replace(
+    TRANSFER_READY, namespace=KvNamespace("oracle-1000", "oracle", 1, "oracle:1"), block_bytes=512
+)
 
 
 def make_ticket(

@@ -1,0 +1,104 @@
+"""`python -m prefill_svc` as a process: how it ends, and that its rank never outlives it."""
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from deepmesh.v1 import common_pb2, scheduler_pb2
+
+from mesh.errors import EngineFailed, WorkerDraining
+from tests.support.decode_server import gateway_client, running_worker
+from tests.support.prefilling import ORACLE_READY, make_ticket, prefill_caller, start_message
+from tests.support.scheduler_server import running_scheduler, scheduler_stub
+from tests.support.waiting import eventually
+from tests.support.worker_process import WorkerProcess, worker_process
+
+PROMPT = list(range(300))
+# One prompt takes a while.
+SLOW = "engine.oracle.prefill_tokens_per_second=1000"
+
+
+@asynccontextmanager
+async def prefill_process(*settings: str) -> AsyncIterator[WorkerProcess]:
+    async with worker_process("prefill_svc", "engine.transfer={}", *settings) as process:
+        yield process
+
+
+def target(process: WorkerProcess) -> scheduler_pb2.WorkerTarget:
+    return scheduler_pb2.WorkerTarget(worker_id="prefill-1", endpoint=process.endpoint)
+
+
+async def test_a_worker_told_to_stop_finishes_what_it_has_and_takes_nothing_new() -> None:
+    async with (
+        running_worker(engine={"transfer": {}}) as decode,
+        prefill_process(SLOW) as process,
+        gateway_client(decode.endpoint) as gateway,
+    ):
+        await process.child.wait_ready(process.endpoint, 30)
+        rank = process.rank
+        stream_id = await gateway.submit(PROMPT, 10, prefill=target(process))
+        await eventually(lambda: decode.worker.report.transfers.open_landings == 1)
+        await asyncio.sleep(0.05)
+        process.signal(signal.SIGTERM)
+        await eventually(lambda: any("worker stops" in line for line in process.lines))
+        async with prefill_caller(process.endpoint) as late:
+            await late.start(start_message(PROMPT, make_ticket(300, ready=ORACLE_READY)))
+            assert isinstance(await late.ended(), WorkerDraining)
+        assert (await gateway.ended(stream_id)).is_exact()
+        assert await process.child.wait() == 0
+        assert not rank.is_running()
+
+
+async def test_the_scheduler_knows_a_prefill_worker_by_its_role() -> None:
+    async with (
+        running_scheduler() as scheduler,
+        scheduler_stub(scheduler) as stub,
+        prefill_process(f"scheduler={scheduler}", "worker_id=prefill-7") as process,
+    ):
+        await process.child.wait_ready(process.endpoint, 30)
+        watch = stub.WatchWorkers(scheduler_pb2.WatchWorkersRequest())
+        workers: list[scheduler_pb2.WorkerStatus] = []
+        while not workers:
+            workers = list((await watch.read()).workers)
+        identity = workers[0].identity
+        assert (identity.worker_id, identity.endpoint) == ("prefill-7", process.endpoint)
+        assert identity.role == common_pb2.WORKER_ROLE_PREFILL
+        watch.cancel()
+
+
+async def test_the_death_of_the_rank_ends_every_call_and_the_process() -> None:
+    async with prefill_process(SLOW) as process:
+        await process.child.wait_ready(process.endpoint, 30)
+        async with prefill_caller(process.endpoint) as caller:
+            await caller.start(start_message(PROMPT, make_ticket(300, ready=ORACLE_READY)))
+            assert (await caller.next()).WhichOneof("message") == "accepted"
+            process.rank.kill()
+            assert isinstance(await caller.ended(), EngineFailed)
+        assert await process.child.wait() == 1
+        assert "the engine process ended with status" in process.lines[-1]
+
+
+async def test_a_killed_worker_leaves_no_rank() -> None:
+    async with prefill_process() as process:
+        await process.child.wait_ready(process.endpoint, 30)
+        rank = process.rank
+        process.signal(signal.SIGKILL)
+        await process.child.wait()
+        await eventually(lambda: not rank.is_running())
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        (("colour=red",), "colour"),
+        (("engine.transfer=null",), "engine.transfer is required"),
+    ],
+)
+async def test_a_worker_that_can_never_start_says_why_in_its_last_line(
+    settings: tuple[str, ...], complaint: str
+) -> None:
+    async with prefill_process(*settings) as process:
+        assert await process.child.wait() == 2
+        assert complaint in process.lines[-1]

@@ -1,0 +1,43 @@
+"""A worker service as a process of its own, on the oracle backend."""
+
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import psutil
+
+from mesh.ports import free_port
+from mesh.process import Child
+
+
+@dataclass
+class WorkerProcess:
+    child: Child
+    endpoint: str
+    lines: list[str]
+
+    @property
+    def rank(self) -> psutil.Process:
+        (rank,) = psutil.Process(self.child.process_id).children()
+        return rank
+
+    def signal(self, number: signal.Signals) -> None:
+        os.kill(self.child.process_id, number)
+
+
+@asynccontextmanager
+async def worker_process(module: str, *settings: str, port: int | None = None) -> AsyncIterator[WorkerProcess]:
+    """`python -m module`; nothing of it is left at the end."""
+    port = port or free_port()
+    defaults = ("engine.backend=oracle", f"server.port={port}")
+    options = [part for setting in (*defaults, *settings) for part in ("--set", setting)]
+    lines: list[str] = []
+    child = Child(module, [sys.executable, "-m", module, *options], lambda _, line: lines.append(line))
+    await child.start()
+    try:
+        yield WorkerProcess(child, f"127.0.0.1:{port}", lines)
+    finally:
+        await child.stop(10)
