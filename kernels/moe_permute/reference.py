@@ -26,14 +26,14 @@ def expand(x: torch.Tensor, experts: torch.Tensor, expert_count: int) -> Expande
     order, positions = _sort(chosen)
     return Expanded(
         rows=x.index_select(0, order // experts.shape[1]),
-        ends=chosen.bincount(minlength=expert_count).cumsum(0, dtype=torch.int32),
+        ends=_counts(chosen, expert_count).cumsum(0, dtype=torch.int32),
         positions=positions.view_as(experts),
     )
 
 
 def contiguous_layout(experts: torch.Tensor, expert_count: int, alignment: int, rows: int) -> ContiguousLayout:
     chosen = experts.flatten()
-    counts = chosen.bincount(minlength=expert_count)
+    counts = _counts(chosen, expert_count)
     aligned = (counts + alignment - 1) // alignment * alignment
     positions = (aligned.cumsum(0) - aligned)[chosen] + _rank(chosen, counts)
     row_experts = torch.full((rows,), PADDING, dtype=torch.int32, device=experts.device)
@@ -43,7 +43,7 @@ def contiguous_layout(experts: torch.Tensor, expert_count: int, alignment: int, 
 
 def masked_layout(experts: torch.Tensor, expert_count: int, capacity: int) -> MaskedLayout:
     chosen = experts.flatten()
-    counts = chosen.bincount(minlength=expert_count)
+    counts = _counts(chosen, expert_count)
     positions = chosen * capacity + _rank(chosen, counts)
     return MaskedLayout(positions=positions.view_as(experts), counts=counts.int(), capacity=capacity)
 
@@ -68,6 +68,11 @@ def combine(
     if shared is not None:
         out += shared
     return out.to(rows.dtype)
+
+
+def _counts(chosen: torch.Tensor, expert_count: int) -> torch.Tensor:
+    # Not bincount, which makes the host wait for the largest value.
+    return chosen.new_zeros(expert_count).scatter_add_(0, chosen, torch.ones_like(chosen))
 
 
 def _sort(chosen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

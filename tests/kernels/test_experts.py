@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from kernels.grouped_gemm import grouped_gemm
+from kernels.grouped_gemm import grouped_gemm, reference
 from kernels.moe_permute import combine, expand
 from kernels.swiglu import swiglu
 
@@ -41,3 +41,9 @@ def test_combining_sums_a_tokens_experts_by_weight(tokens: int) -> None:
 def test_swiglu_gates_the_second_half_by_the_first(rows: int) -> None:
     x = torch.randn(rows, 20)
     assert torch.allclose(swiglu(x), functional.silu(x[:, :10]) * x[:, 10:])
+
+
+def test_a_product_of_all_groups_keeps_each_rows_own() -> None:
+    x, weights = torch.randn(10, 16), torch.randn(4, 24, 16)
+    ends = torch.tensor([3, 3, 7, 10], dtype=torch.int32)
+    torch.testing.assert_close(reference.all_groups_gemm(x, weights, ends), grouped_gemm(x, weights, ends))
