@@ -14,7 +14,7 @@ from typing import Any
 from deepmesh.v1 import kvstore_pb2
 
 from kvstore.store_user import StoreUser
-from mesh.errors import MeshError, OfferFailed, UnknownSession
+from mesh.errors import InvalidRequest, MeshError, NamespaceMismatch, OfferFailed, UnknownSession
 from mesh.metrics import STORE_OFFERS
 from mesh.observe import span
 from transfer import wire as transfer_wire
@@ -162,7 +162,9 @@ class OfferLink:
             self._offered.pop(block_hash, None)
         if isinstance(error, UnknownSession) or not isinstance(error, MeshError) or error.code.name == "UNAVAILABLE":
             self._doubt.set()
-        log.debug("an offer of %d blocks failed: %s", len(chain), error)
+        # What will fail again the same way is worth a word; a store that is away has been told of already.
+        level = logging.WARNING if isinstance(error, InvalidRequest | NamespaceMismatch) else logging.DEBUG
+        log.log(level, "an offer of %d blocks failed: %s", len(chain), error)
         return "failed"
 
     def _first_not_offered(self, chain: Sequence[bytes]) -> int:

@@ -1,0 +1,155 @@
+"""A worker of KV stores without an engine: blocks of bytes in host memory, offered to a store and fetched from it."""
+
+import asyncio
+import sys
+import threading
+import time
+import uuid
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import numpy as np
+from deepmesh.v1 import kvstore_pb2
+
+from kvstore.client import StoreClient
+from mesh import worker_wire
+from mesh.ports import free_port
+from mesh.process import Child
+from mesh.workers import KvNamespace, WorkerIdentity, WorkerRole
+from transfer.agent import TransferAgent
+from transfer.config import TransferConfig
+from transfer.events import Event, Fetched, PushEnded, SegmentSent
+from transfer.host_memory import HostMemory
+from transfer.ticket import StoreSession, Ticket
+
+READY_SECONDS = 30.0
+ATTACH_SECONDS = 10.0
+STORE_SECONDS = 120.0
+_POLL_SECONDS = 0.002
+
+
+class KvWorker:
+    """`memory` is uint8 [layers, blocks, piece_bytes]; which block of it has which hash is up to the caller."""
+
+    def __init__(
+        self, layers: int, blocks: int, piece_bytes: int, transfer: TransferConfig | None = None, weights: str = "bench"
+    ) -> None:
+        self.memory = np.zeros((layers, blocks, piece_bytes), np.uint8)
+        self.namespace = KvNamespace(weights, "bytes", layers, f"bytes:{piece_bytes}")
+        self.identity = WorkerIdentity(
+            worker_id=uuid.uuid4().hex,
+            incarnation="first",
+            role=WorkerRole.PREFILL,
+            endpoint="none:1",
+            model="none",
+            kv_namespace=self.namespace,
+            context_tokens=1 << 20,
+            total_blocks=blocks,
+            max_requests=1,
+            can_prefill=True,
+            block_bytes=layers * piece_bytes,
+        )
+        self.sessions: dict[str, StoreSession] = {}
+        self._attached = asyncio.Event()
+        self._news = threading.Event()
+        self.agent = TransferAgent(
+            HostMemory(self.memory), self.namespace, transfer or TransferConfig(), time.monotonic, self._news.set
+        )
+        self._blocks: Mapping[bytes, int] = {}
+        self._fetches = 0
+
+    def hold(self, hashes: Sequence[bytes], blocks: Sequence[int]) -> None:
+        """These blocks have these hashes: what is offered is pushed from them."""
+        self._blocks = dict(zip(hashes, blocks, strict=True))
+
+    def attach_store(self, session: StoreSession) -> None:
+        self.sessions[session.store_id] = session
+        self.agent.attach_store(session)
+        self._attached.set()
+
+    async def attached_to(self, stores: int) -> None:
+        """Return once it has sessions with so many stores."""
+        while len(self.sessions) < stores:
+            self._attached.clear()
+            await self._attached.wait()
+
+    def detach_store(self, store_id: str) -> None:
+        del self.sessions[store_id]
+        self.agent.detach_store(store_id)
+
+    def push_offer(self, ticket: Ticket, hashes: Sequence[bytes]) -> None:
+        blocks = [self._blocks[block_hash] for block_hash in hashes]
+        self.agent.push(ticket, blocks)
+        self.agent.ready(ticket.transfer_id, self.namespace.layers, len(blocks))
+
+    def grant_offer(self, transfer_id: bytes, segment: int) -> None:
+        self.agent.granted(transfer_id, segment)
+
+    def start_fetch(self, store_id: str, hashes: Sequence[bytes], blocks: Sequence[int]) -> int:
+        self._fetches += 1
+        self.agent.fetch(self._fetches, store_id, hashes, blocks)
+        return self._fetches
+
+    def fetch(self, store_id: str, hashes: Sequence[bytes], blocks: Sequence[int]) -> Fetched:
+        """Fetch, and wait for it: nothing else may be under way."""
+        fetch_id = self.start_fetch(store_id, hashes, blocks)
+        while True:
+            self._news.wait()
+            self._news.clear()
+            for event in self.agent.events():
+                if isinstance(event, Fetched) and event.fetch_id == fetch_id:
+                    return event
+
+    def deliver(self, client: StoreClient) -> list[Event]:
+        """Tell the client what happened to its offers; returns the rest."""
+        others: list[Event] = []
+        for event in self.agent.events():
+            if isinstance(event, SegmentSent):
+                client.segment_sent(event.digest)
+            elif isinstance(event, PushEnded):
+                client.push_ended(event)
+            else:
+                others.append(event)
+        return others
+
+
+@asynccontextmanager
+async def attached(worker: KvWorker, endpoints: Sequence[str]) -> AsyncIterator[StoreClient]:
+    """A client of these stores for this worker, attached to all of them; it runs until the block ends."""
+    client = StoreClient(endpoints, worker.identity, worker.agent.address, worker)
+    running = asyncio.create_task(client.run())
+    try:
+        async with asyncio.timeout(ATTACH_SECONDS):
+            await worker.attached_to(len(endpoints))
+        yield client
+    finally:
+        running.cancel()
+        await asyncio.wait([running])
+
+
+async def offer_all(worker: KvWorker, client: StoreClient, stub: Any, chain: Sequence[bytes]) -> None:
+    """Offer a chain, push what the store wants, and wait until the store (`stub`, its gRPC) has all of it."""
+    client.offer(chain)
+    request = kvstore_pb2.MatchPrefixRequest(
+        kv_namespace=worker_wire.namespace_message(worker.namespace), block_hashes=chain
+    )
+    async with asyncio.timeout(STORE_SECONDS):
+        while (await stub.MatchPrefix(request)).blocks < len(chain):
+            worker.deliver(client)
+            await asyncio.sleep(_POLL_SECONDS)
+
+
+@asynccontextmanager
+async def store_process(settings: Mapping[str, object]) -> AsyncIterator[str]:
+    """`python -m kvstore` on a free port; yields its endpoint."""
+    port = free_port()
+    overrides = {"server.port": port, **settings}
+    options = [part for key, value in overrides.items() for part in ("--set", f"{key}={value}")]
+    child = Child("kvstore", [sys.executable, "-m", "kvstore", *options], lambda *_: None)
+    await child.start()
+    try:
+        await child.wait_ready(f"127.0.0.1:{port}", READY_SECONDS)
+        yield f"127.0.0.1:{port}"
+    finally:
+        await child.stop(5.0)

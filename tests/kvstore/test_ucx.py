@@ -1,0 +1,200 @@
+"""Stores and workers that really move bytes."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from deepmesh.v1 import kvstore_pb2
+
+from bench.kv_worker import KvWorker, attached, offer_all
+from kvstore.__main__ import running_store, ucx_agents
+from kvstore.client import StoreClient
+from kvstore.config import KvStoreConfig
+from mesh import worker_wire
+from mesh.blocks import chain_hashes
+from mesh.ports import free_port
+from mesh.process import Child
+from tests.support.stores import store_config, store_stub
+from tests.support.valkey import running_valkey
+from tests.support.waiting import eventually
+from transfer.config import TransferConfig
+from transfer.events import SegmentSent
+
+LAYERS, PIECE_BYTES, BLOCKS = 3, 1 << 12, 32
+SMALL_SLOTS = TransferConfig(slot_bytes=1 << 16, slots=4, fetch_seconds=2.0)
+CHAIN = chain_hashes(range(64 * 16))
+
+
+def config(**changes: Any) -> KvStoreConfig:
+    """Room for 16 blocks; a segment holds 5."""
+    room = 16 * LAYERS * PIECE_BYTES
+    return store_config(memory_bytes=room, transfer=SMALL_SLOTS.model_dump(), **changes)
+
+
+@dataclass
+class Attached:
+    """A worker whose blocks 0 to 15 hold random bytes of CHAIN; what it fetches goes to 16 to 31."""
+
+    endpoint: str
+    worker: KvWorker
+    client: StoreClient
+    stub: Any
+
+    async def offer(self, blocks: int) -> None:
+        await offer_all(self.worker, self.client, self.stub, CHAIN[:blocks])
+
+    def fetch(self, blocks: int, store_id: str = "s") -> int:
+        """How many blocks of CHAIN came; asserts that they are those of a worker made with the same seed."""
+        self.worker.memory[:, 16:] = 0
+        fetched = self.worker.fetch(store_id, CHAIN[:blocks], range(16, 16 + blocks))
+        count = fetched.blocks
+        assert (self.worker.memory[:, 16 : 16 + count] == self.worker.memory[:, :count]).all()
+        assert not self.worker.memory[:, 16 + count :].any()
+        return count
+
+    async def status(self) -> kvstore_pb2.GetStatusResponse:
+        return await self.stub.GetStatus(kvstore_pb2.GetStatusRequest())
+
+    async def until_quiet(self) -> None:
+        """Nothing is open in the store, and nothing is held for anything."""
+        for _ in range(100):
+            transfers = (await self.status()).transfers
+            if transfers.free_slots == transfers.total_slots and not transfers.open_landings + transfers.open_pushes:
+                return
+            await asyncio.sleep(0.02)
+        raise AssertionError(f"still open: {transfers}")
+
+
+@asynccontextmanager
+async def attached_worker(endpoint: str, weights: str = "f") -> AsyncIterator[Attached]:
+    worker = KvWorker(LAYERS, BLOCKS, PIECE_BYTES, SMALL_SLOTS, weights)
+    worker.memory[:, :16] = np.random.default_rng(0).integers(1, 256, (LAYERS, 16, PIECE_BYTES), np.uint8)
+    worker.hold(CHAIN, range(16))
+    try:
+        async with attached(worker, [endpoint]) as client, store_stub(endpoint) as stub:
+            yield Attached(endpoint, worker, client, stub)
+    finally:
+        worker.agent.close()
+
+
+@asynccontextmanager
+async def store_and_worker(**changes: Any) -> AsyncIterator[Attached]:
+    settings = config(**changes)
+    async with (
+        running_store(settings, ucx_agents(settings.transfer)) as server,
+        attached_worker(server.endpoint) as worker,
+    ):
+        yield worker
+        await worker.until_quiet()
+
+
+@pytest.mark.parametrize("blocks", [1, 5, 6, 16])
+async def test_what_one_worker_stored_another_fetches(blocks: int) -> None:
+    async with store_and_worker() as first:
+        await first.offer(blocks)
+        async with attached_worker(first.endpoint) as second:
+            assert await asyncio.to_thread(second.fetch, 16) == blocks
+        status = await first.status()
+        assert (status.lookups, status.hits) == (1, 1)
+
+
+async def test_a_chain_grows_block_by_block() -> None:
+    async with store_and_worker() as worker:
+        for blocks in (1, 2, 3, 9):
+            await worker.offer(blocks)
+            assert worker.fetch(16) == blocks
+
+
+async def test_a_lookup_that_matches_nothing_brings_nothing() -> None:
+    async with store_and_worker() as worker:
+        await worker.offer(4)
+        assert worker.worker.fetch("s", chain_hashes(range(1, 65)), [16]).blocks == 0
+        assert worker.worker.fetch("s", CHAIN[1:3], [16, 17]).blocks == 2
+        status = await worker.status()
+        assert (status.lookups, status.hits) == (2, 1)
+
+
+async def test_other_weights_find_nothing_of_the_same_chain() -> None:
+    async with store_and_worker() as worker:
+        await worker.offer(4)
+        async with attached_worker(worker.endpoint, weights="other") as other:
+            assert other.fetch(4) == 0
+            await other.offer(2)
+            assert other.fetch(4) == 2
+
+
+async def test_a_session_with_the_wrong_key_is_refused_and_counted() -> None:
+    async with store_and_worker() as worker:
+        await worker.offer(4)
+        session = worker.worker.sessions["s"]
+        worker.worker.agent.attach_store(msgspec.structs.replace(session, session_key=bytes(32)))
+        fetched = await asyncio.to_thread(worker.worker.fetch, "s", CHAIN[:4], range(16, 20))
+        assert fetched.blocks == 0 and fetched.error is not None
+        assert sum((await worker.status()).transfers.refused.values()) == 1
+
+
+async def test_a_corrupted_segment_is_not_stored() -> None:
+    async with store_and_worker(offer_seconds=5) as worker:
+        sent: list[SegmentSent] = []
+        worker.client.offer(CHAIN[:4])
+        while not sent:
+            await asyncio.sleep(0.01)
+            sent = [event for event in worker.worker.agent.events() if isinstance(event, SegmentSent)]
+        worker.client.segment_sent(msgspec.structs.replace(sent[0].digest, digest=bytes(16)))
+        await worker.until_quiet()
+        assert worker.fetch(4) == 0
+        assert (await worker.status()).tiers[0].used_blocks == 0
+        await worker.offer(4)
+        assert worker.fetch(4) == 4
+
+
+async def test_a_store_without_its_redis_still_answers_fetches_and_tells_of_them_when_it_is_back() -> None:
+    port = free_port()
+    async with store_and_worker(index={"redis_url": f"redis://127.0.0.1:{port}", "lease_seconds": 0.6}) as worker:
+        worker.client.offer(CHAIN[:4])
+        await eventually(lambda: worker.worker.deliver(worker.client) == [] and worker.fetch(4) == 4)
+        namespace = worker_wire.namespace_message(worker.worker.namespace)
+        request = kvstore_pb2.MatchPrefixRequest(kv_namespace=namespace, block_hashes=CHAIN)
+        assert (await worker.stub.MatchPrefix(request)).blocks == 0
+        with running_valkey(port):
+            for _ in range(200):
+                if (await worker.stub.MatchPrefix(request)).blocks == 4:
+                    break
+                await asyncio.sleep(0.05)
+            assert (await worker.stub.MatchPrefix(request)).blocks == 4
+            assert worker.fetch(4) == 4
+
+
+async def test_a_killed_store_comes_back_empty_and_is_filled_again() -> None:
+    port = free_port()
+    settings = {"server.port": port, "store_id": "s", "memory_bytes": 1 << 20, "session_seconds": 1}
+    settings |= {f"transfer.{key}": getattr(SMALL_SLOTS, key) for key in ("slot_bytes", "slots")}
+    options = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
+    endpoint = f"127.0.0.1:{port}"
+    async with AsyncExitStack() as stack:
+        first = Child("kvstore", [sys.executable, "-m", "kvstore", *options], lambda *_: None)
+        await first.start()
+        stack.push_async_callback(first.stop, 1.0)
+        await first.wait_ready(endpoint, 30)
+        worker = await stack.enter_async_context(attached_worker(endpoint))
+        await worker.offer(8)
+        assert await asyncio.to_thread(worker.fetch, 8) == 8
+        epoch = worker.worker.sessions["s"].epoch
+        os.kill(first.process_id, signal.SIGKILL)
+        await eventually(lambda: not worker.worker.sessions)
+        second = Child("kvstore", [sys.executable, "-m", "kvstore", *options], lambda *_: None)
+        await second.start()
+        stack.push_async_callback(second.stop, 1.0)
+        await eventually(lambda: bool(worker.worker.sessions), 30)
+        assert worker.worker.sessions["s"].epoch != epoch
+        assert await asyncio.to_thread(worker.fetch, 8) == 0
+        await worker.offer(8)
+        assert await asyncio.to_thread(worker.fetch, 8) == 8
