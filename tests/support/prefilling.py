@@ -8,7 +8,8 @@ from typing import Any, Self
 
 import grpc
 import msgspec
-from deepmesh.v1 import common_pb2, landing_pb2, prefill_pb2, prefill_pb2_grpc
+import psutil
+from deepmesh.v1 import common_pb2, landing_pb2, prefill_pb2, prefill_pb2_grpc, scheduler_pb2
 
 from engine.messages import Ready
 from mesh.blocks import BLOCK_TOKENS
@@ -118,20 +119,38 @@ async def prefill_without_rank(ready: Ready = TRANSFER_READY, **changes: Any) ->
         await asyncio.gather(following, return_exceptions=True)
 
 
+@dataclass
+class RealPrefill:
+    worker: PrefillWorker
+    rank: psutil.Process
+
+    @property
+    def target(self) -> scheduler_pb2.WorkerTarget:
+        identity = self.worker.identity
+        return scheduler_pb2.WorkerTarget(worker_id=identity.worker_id, endpoint=identity.endpoint)
+
+
 @asynccontextmanager
-async def running_prefill(**changes: Any) -> AsyncIterator[PrefillWorker]:
-    """A prefill worker in this process, its rank in another; asserts at the end that nothing is left in either."""
+async def running_prefill(**changes: Any) -> AsyncIterator[RealPrefill]:
+    """A prefill worker in this process, its rank in another; asserts at the end that nothing is left in either.
+
+    Where the test killed the rank, that every call has ended.
+    """
     config = prefill_config(**changes)
     async with serving(config) as (servicer, server):
+        before = set(psutil.Process().children())
         worker = await PrefillWorker.start(config, server.endpoint)
+        (rank,) = set(psutil.Process().children()) - before
         try:
             servicer.open(worker)
             following = asyncio.create_task(worker.run())
-            yield worker
-            total_blocks = worker.ready.total_blocks
-            await eventually(lambda: worker.live_requests == 0 and worker.report.load.free_blocks == total_blocks)
-            await eventually(lambda: not worker.report.transfers.open_pushes)
+            yield RealPrefill(worker, rank)
+            await eventually(lambda: worker.live_requests == 0)
+            if not following.done():
+                await eventually(lambda: worker.report.load.free_blocks == worker.ready.total_blocks)
+                await eventually(lambda: not worker.report.transfers.open_pushes)
             following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
         finally:
             await worker.close()
 
