@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 
 BLOCK = 128
-# Of a [outputs, inputs] weight, an output tile of the smallest size has one counter.
-ARRIVAL_TILE = 64
+# Tiles of one product that several programs share, each with a counter.
+MOST_SHARED_TILES = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,8 +17,8 @@ class BlockScaled:
     values: torch.Tensor
     # [..., ceil(outputs / 128), inputs / 128] float32, contiguous.
     scales: torch.Tensor
-    # [ceil(outputs / 64)] int32, zero between calls: programs that share an output tile count themselves here. So a
-    # weight multiplies one batch at a time.
+    # [1024] int32, zero between calls: programs that share a tile of a product count themselves here. So a weight
+    # multiplies one batch at a time.
     arrivals: torch.Tensor
 
 
@@ -28,5 +28,5 @@ def block_scaled(values: torch.Tensor, scales: torch.Tensor) -> BlockScaled:
     assert values.dtype == torch.float8_e4m3fn and values.is_contiguous() and inputs % BLOCK == 0
     assert scales.shape == (*leading, -(-outputs // BLOCK), inputs // BLOCK)
     assert scales.dtype == torch.float32 and scales.is_contiguous()
-    arrivals = torch.zeros(-(-outputs // ARRIVAL_TILE), dtype=torch.int32, device=values.device)
+    arrivals = torch.zeros(MOST_SHARED_TILES, dtype=torch.int32, device=values.device)
     return BlockScaled(values=values, scales=scales, arrivals=arrivals)

@@ -4,7 +4,7 @@ import torch
 
 from kernels.act_quant.quantized import Quantized
 from kernels.fp8_gemm.weight import BlockScaled
-from kernels.grouped_gemm import reference
+from kernels.grouped_gemm import deep_gemm, reference
 from kernels.moe_permute.layout import Layout
 
 
@@ -12,8 +12,7 @@ def grouped_gemm(x: torch.Tensor, weights: torch.Tensor, ends: torch.Tensor) -> 
     """Rows of group g times weights[g] transposed; group g's rows are ends[g - 1] to ends[g], the first one's from 0.
 
     x: [rows, inputs] contiguous; weights: [groups, outputs, inputs] of the same dtype; ends: [groups] int32, ascending,
-    the last one the number of rows. Returns [rows, outputs]; empty groups cost nothing, no rows give none. Backend: the
-    reference.
+    the last one the number of rows. Returns [rows, outputs]; empty groups cost nothing, no rows give none.
     """
     assert x.shape[1] == weights.shape[2] and x.dtype == weights.dtype and x.is_contiguous()
     assert ends.shape == weights.shape[:1] and ends.dtype == torch.int32
@@ -28,8 +27,15 @@ def grouped_fp8_gemm(x: Quantized, weight: BlockScaled, layout: Layout) -> torch
 
     x: [rows, inputs] or [experts, capacity, inputs], as the layout has it; weight: [experts, outputs, inputs], outputs
     a multiple of 128. Returns bfloat16 of x's leading dimensions and `outputs`; rows that no token has are undefined.
-    The counts are read on the device only. Backend: the reference.
+    The counts are read on the device only. On a GPU: deep_gemm where it can be imported and is faster for the layout,
+    ours otherwise.
     """
     assert x.values.shape == (*layout.shape, weight.values.shape[2])
     assert weight.values.dim() == 3 and weight.values.shape[1] % 128 == 0
-    return reference.grouped_fp8_gemm(x, weight, layout)
+    if not x.values.is_cuda:
+        return reference.grouped_fp8_gemm(x, weight, layout)
+    if deep_gemm.available() and deep_gemm.is_faster(layout):
+        return deep_gemm.grouped_fp8_gemm(x, weight, layout)
+    from kernels.grouped_gemm import triton
+
+    return triton.grouped_fp8_gemm(x, weight, layout)

@@ -1,11 +1,6 @@
 """Group-limited choice of experts in plain torch, the definition."""
 
 import torch
-from torch.nn import functional
-
-
-def router_logits(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    return functional.linear(hidden.float(), weight.float())
 
 
 def moe_gate(

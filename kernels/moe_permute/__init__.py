@@ -1,5 +1,7 @@
 """Tokens to their experts and back: rows by expert, and the weighted sum of what the experts made of them."""
 
+from types import ModuleType
+
 import torch
 
 from kernels.act_quant.quantized import Quantized
@@ -22,8 +24,10 @@ __all__ = [
 
 # Tiles of grouped products must not straddle two experts.
 ALIGNMENT = 128
-# Up to here an expert's rows fit one tile of a grouped product, and room for all tokens at each expert is small.
-MASKED_TOKENS = 128
+# Up to here reading the weights takes longer than the products, and a masked layout wastes nothing.
+MASKED_EXPECTED_ROWS = 64
+# Room for all tokens at each expert: at DeepSeek's widths some 400 MB.
+MASKED_ROWS = 16384
 
 
 def expand(x: torch.Tensor, experts: torch.Tensor, expert_count: int) -> Expanded:
@@ -31,18 +35,19 @@ def expand(x: torch.Tensor, experts: torch.Tensor, expert_count: int) -> Expande
 
     x: [tokens, width]; experts: [tokens, k] int64 below expert_count. The result holds `rows` [tokens * k, width],
     `ends` [expert_count] int32 (where each expert's rows end) and `positions` [tokens, k] int64 (the row of each token
-    and chosen expert). No tokens give no rows. Backend: the reference.
+    and chosen expert). No tokens give no rows.
     """
     assert experts.shape[0] == x.shape[0] and experts.dtype == torch.int64
     return reference.expand(x, experts, expert_count)
 
 
 def arrange(experts: torch.Tensor, expert_count: int) -> Layout:
-    """The layout in which FP8 experts are fastest: masked for up to 128 tokens, contiguous above.
+    """The layout in which FP8 experts are fastest: masked for few tokens an expert, contiguous for more.
 
-    experts: [tokens, k] int64 below expert_count, distinct within a token.
+    experts: [tokens, k] int64 below expert_count, contiguous, distinct within a token.
     """
-    if experts.shape[0] <= MASKED_TOKENS:
+    few = experts.numel() <= MASKED_EXPECTED_ROWS * expert_count
+    if few and _capacity(experts.shape[0]) * expert_count <= MASKED_ROWS:
         return masked_layout(experts, expert_count)
     return contiguous_layout(experts, expert_count)
 
@@ -51,31 +56,33 @@ def contiguous_layout(experts: torch.Tensor, expert_count: int) -> ContiguousLay
     """Rows in order of expert, then of token; each expert's are padded to a multiple of 128.
 
     experts: [tokens, k] int64 below expert_count. There are as many rows as any choice can need, a multiple of 128.
-    Backend: the reference.
     """
-    assert experts.dim() == 2 and experts.dtype == torch.int64
+    assert experts.dim() == 2 and experts.dtype == torch.int64 and experts.is_contiguous()
     choices = experts.numel()
-    rows = choices + min(expert_count, choices) * (ALIGNMENT - 1)
-    return reference.contiguous_layout(experts, expert_count, ALIGNMENT, rows // ALIGNMENT * ALIGNMENT)
+    rows = (choices + min(expert_count, choices) * (ALIGNMENT - 1)) // ALIGNMENT * ALIGNMENT
+    layout: ContiguousLayout = _backend(experts).contiguous_layout(experts, expert_count, ALIGNMENT, rows)
+    return layout
 
 
 def masked_layout(experts: torch.Tensor, expert_count: int) -> MaskedLayout:
     """For each expert room for every token; an expert's rows are in order of token.
 
-    experts: [tokens, k] int64 below expert_count, distinct within a token. Backend: the reference.
+    experts: [tokens, k] int64 below expert_count, distinct within a token.
     """
-    assert experts.dim() == 2 and experts.dtype == torch.int64
-    return reference.masked_layout(experts, expert_count, max(experts.shape[0], 1))
+    assert experts.dim() == 2 and experts.dtype == torch.int64 and experts.is_contiguous()
+    layout: MaskedLayout = _backend(experts).masked_layout(experts, expert_count, _capacity(experts.shape[0]))
+    return layout
 
 
 def expand_quantized(x: Quantized, layout: Layout) -> Quantized:
     """Copy each token's values and scales to its rows of the layout.
 
     x: [tokens, width]. Returns [rows, width] or [experts, capacity, width]; rows that no token has are left as they
-    are. Backend: the reference.
+    are.
     """
     assert x.values.dim() == 2 and x.values.shape[0] == layout.positions.shape[0]
-    return reference.expand_quantized(x, layout)
+    expanded: Quantized = _backend(x.values).expand_quantized(x, layout)
+    return expanded
 
 
 def combine(
@@ -85,7 +92,22 @@ def combine(
 
     rows: [..., width] contiguous, leading dimensions those of the layout; positions: [tokens, k] int64, as `expand` or
     the layout has them; weights: [tokens, k] float32; shared: [tokens, width] of the rows' dtype, what experts that see
-    every token made of it. Returns [tokens, width] of the rows' dtype. Backend: the reference.
+    every token made of it. Returns [tokens, width] of the rows' dtype.
     """
     assert positions.shape == weights.shape and weights.dtype == torch.float32 and rows.is_contiguous()
-    return reference.combine(rows.flatten(0, -2), positions, weights, shared)
+    assert shared is None or (shared.shape == (len(positions), rows.shape[-1]) and shared.is_contiguous())
+    combined: torch.Tensor = _backend(rows).combine(rows.flatten(0, -2), positions, weights, shared)
+    return combined
+
+
+def _capacity(tokens: int) -> int:
+    """Rows of each expert that hold every token, in whole tiles of grouped products."""
+    return 64 if tokens <= 64 else -(-tokens // ALIGNMENT) * ALIGNMENT
+
+
+def _backend(x: torch.Tensor) -> ModuleType:
+    if x.is_cuda:
+        from kernels.moe_permute import triton
+
+        return triton
+    return reference

@@ -53,7 +53,7 @@ def test_a_quantized_product_is_near_the_exact_one(rows: int, outputs: int, inpu
 @pytest.mark.parametrize("tokens", [0, 1, 40])
 @pytest.mark.parametrize("arrange", [contiguous_layout, masked_layout])
 def test_a_token_meets_its_experts_whatever_the_layout(tokens: int, arrange: type) -> None:
-    x, experts = torch.randn(tokens, 256), torch.rand(tokens, 6).argsort(dim=1)[:, :3]
+    x, experts = torch.randn(tokens, 256), torch.rand(tokens, 6).argsort(dim=1)[:, :3].contiguous()
     weights = torch.rand(tokens, 3)
     exact, quantized = random_weight(6, 128, 256)
     layout = arrange(experts, 6)

@@ -1,0 +1,80 @@
+"""Tiles of block-scaled products in Triton, for dense and grouped layers."""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from kernels.fp8_gemm.weight import BLOCK
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """How a product is cut, and how a program works on its tile."""
+
+    # Of a tile.
+    rows: int
+    outputs: int
+    # The tensor cores' 64 rows hold outputs: fewer rows of activations than that then waste none of them.
+    swapped: bool
+    # Loads in flight.
+    stages: int
+    warps: int
+    # Programs that share a tile, each with a part of the inputs.
+    splits: int = 1
+
+
+def descriptor(values: torch.Tensor, rows: int) -> TensorDescriptor:
+    """Tiles [rows, 128] of a matrix, or of the matrices of all experts one after another; zeros outside."""
+    return TensorDescriptor.from_tensor(values.flatten(0, -2), [rows, BLOCK])
+
+
+@triton.jit
+def product_tile(
+    x, x_scales, weight, weight_scales, first_row, scale_rows, first_output, first_block, last_block, scale_stride,
+    SWAPPED: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """[ROWS, OUTPUTS] float32, or [OUTPUTS, ROWS] where operands are swapped, over some blocks of 128 inputs.
+
+    x, weight: descriptors; weight_scales: those of the tile's outputs, which lie in one block; scale_rows: [ROWS]
+    offsets of the rows' scales. A block's product is made in the tensor cores, then scaled and summed in float32.
+    """
+    total = empty_tile(SWAPPED, ROWS, OUTPUTS)
+    # A block ahead: these small loads would otherwise stand between two products.
+    factors = tl.load(x_scales + first_block * scale_stride + scale_rows) * tl.load(weight_scales + first_block)
+    for block in tl.range(first_block, last_block):
+        left = weight.load([first_output, block * BLOCK])
+        right = x.load([first_row, block * BLOCK])
+        following = tl.minimum(block + 1, last_block - 1)
+        next_factors = tl.load(x_scales + following * scale_stride + scale_rows) * tl.load(weight_scales + following)
+        if SWAPPED:
+            total += tl.dot(left, right.T) * factors[None, :]
+        else:
+            total += tl.dot(right, left.T) * factors[:, None]
+        factors = next_factors
+    return total
+
+
+@triton.jit
+def empty_tile(SWAPPED: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr):
+    """Zeros of a tile's shape."""
+    first: tl.constexpr = OUTPUTS if SWAPPED else ROWS
+    second: tl.constexpr = ROWS if SWAPPED else OUTPUTS
+    return tl.zeros([first, second], tl.float32)
+
+
+@triton.jit
+def store_tile(
+    total, out, first_row, first_output, rows, outputs,
+    SWAPPED: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr,
+):  # fmt: skip
+    """Into `out` [rows, outputs], as far as the tile lies within it."""
+    row, output = (first_row + tl.arange(0, ROWS)).to(tl.int64), first_output + tl.arange(0, OUTPUTS)
+    if SWAPPED:
+        inside = (row[None, :] < rows) & (output[:, None] < outputs)
+        tl.store(out + row[None, :] * outputs + output[:, None], total.to(tl.bfloat16), mask=inside)
+    else:
+        inside = (row[:, None] < rows) & (output[None, :] < outputs)
+        tl.store(out + row[:, None] * outputs + output[None, :], total.to(tl.bfloat16), mask=inside)

@@ -1,0 +1,87 @@
+"""Block-scaled linear layers in Triton."""
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.act_quant.quantized import Quantized
+from kernels.fp8_gemm.tiles import Tiling, descriptor, empty_tile, product_tile, store_tile
+from kernels.fp8_gemm.weight import BLOCK, MOST_SHARED_TILES, BlockScaled
+
+# Tiles of rows that run side by side, so that they share the weight's tiles in the cache.
+ROW_GROUP = 8
+# Of the chip that the tilings were chosen on.
+MULTIPROCESSORS = 132
+LARGE_BYTES = 32 << 20
+
+
+# A program makes a tile, or its part of a tile; of the programs that share one, the last adds up the parts. With few
+# rows the time is that of reading outputs * inputs bytes, with many that of 2 * rows * outputs * inputs operations.
+@triton.jit
+def _dense(
+    x, x_scales, weight, weight_scales, out, parts, arrivals, rows, outputs, blocks, scale_stride,
+    SPLITS: tl.constexpr, SWAPPED: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr, ROW_GROUP: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    tile, split = tl.program_id(0), tl.program_id(1)
+    row_tiles, output_tiles = tl.cdiv(rows, ROWS), tl.cdiv(outputs, OUTPUTS)
+    row_tile, output_tile = tl.swizzle2d(tile // output_tiles, tile % output_tiles, row_tiles, output_tiles, ROW_GROUP)
+    first_row, first_output = row_tile * ROWS, output_tile * OUTPUTS
+    total = product_tile(
+        x, x_scales, weight, weight_scales + first_output // BLOCK * blocks, first_row,
+        tl.minimum(first_row + tl.arange(0, ROWS), rows - 1), first_output, split * blocks // SPLITS,
+        (split + 1) * blocks // SPLITS, scale_stride, SWAPPED, ROWS, OUTPUTS, BLOCK,
+    )  # fmt: skip
+    if SPLITS > 1:
+        # Of a tile's own shape, so that its elements lie next to each other.
+        places = tl.arange(0, total.shape[0])[:, None] * total.shape[1] + tl.arange(0, total.shape[1])[None, :]
+        parts += tile * SPLITS * (ROWS * OUTPUTS) + places
+        tl.store(parts + split * (ROWS * OUTPUTS), total)
+        # Every thread's part must be written before one of them reports it.
+        tl.debug_barrier()
+        if tl.atomic_add(arrivals + tile, 1, sem="acq_rel") != SPLITS - 1:
+            return
+        # In order, so that the sum does not depend on who came last.
+        total = empty_tile(SWAPPED, ROWS, OUTPUTS)
+        for part in range(SPLITS):
+            total += tl.load(parts + part * (ROWS * OUTPUTS), cache_modifier=".cg")
+        tl.store(arrivals + tile, 0)
+    store_tile(total, out, first_row, first_output, rows, outputs, SWAPPED, ROWS, OUTPUTS)
+
+
+def fp8_gemm(x: Quantized, weight: BlockScaled, tiling: Tiling | None = None) -> torch.Tensor:
+    """tiling: None chooses by the shape."""
+    rows, (outputs, inputs) = x.values.shape[0], weight.values.shape
+    out = torch.empty(rows, outputs, dtype=torch.bfloat16, device=x.values.device)
+    if not rows:
+        return out
+    tiling = tiling or choose_tiling(rows, outputs, inputs)
+    tiles = triton.cdiv(rows, tiling.rows) * triton.cdiv(outputs, tiling.outputs)
+    parts = None
+    if tiling.splits > 1:
+        assert tiles <= MOST_SHARED_TILES
+        shape = (tiles, tiling.splits, tiling.rows, tiling.outputs)
+        parts = torch.empty(shape, dtype=torch.float32, device=out.device)
+    _dense[(tiles, tiling.splits)](
+        descriptor(x.values, tiling.rows), x.scales, descriptor(weight.values, tiling.outputs), weight.scales, out,
+        parts, weight.arrivals, rows, outputs, inputs // BLOCK, x.scales.stride(1), tiling.splits, tiling.swapped,
+        tiling.rows, tiling.outputs, ROW_GROUP, BLOCK, num_stages=tiling.stages, num_warps=tiling.warps,
+    )  # fmt: skip
+    return out
+
+
+def choose_tiling(rows: int, outputs: int, inputs: int) -> Tiling:
+    """Measured on an H200 at the shapes of DeepSeek-R1.
+
+    Wide tiles where there are enough of them to fill the chip, or where they split a large weight; narrow ones, shared
+    by several programs, elsewhere. Up to 64 rows a weight is read once.
+    """
+    blocks, tile = inputs // BLOCK, min(max(triton.next_power_of_2(rows), 16), 64)
+    row_tiles = triton.cdiv(rows, tile)
+    wide = row_tiles * triton.cdiv(outputs, 128) >= MULTIPROCESSORS or (rows > 64 and outputs * inputs >= LARGE_BYTES)
+    width, swapped = (128 if wide else 64), tile < 64
+    tiles = row_tiles * triton.cdiv(outputs, width)
+    # Adding up parts costs the more, the larger they are.
+    programs, fewest_blocks = (3 * MULTIPROCESSORS, 7) if swapped else (2 * MULTIPROCESSORS, 10)
+    splits = 1 if tiles >= MULTIPROCESSORS and wide else min(triton.cdiv(programs, tiles), blocks // fewest_blocks)
+    return Tiling(rows=tile, outputs=width, swapped=swapped, stages=3 if wide else 4, warps=4, splits=max(splits, 1))

@@ -1,0 +1,95 @@
+"""The experts' block-scaled linear layers in Triton."""
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.act_quant.quantized import Quantized
+from kernels.fp8_gemm.tiles import Tiling, descriptor, product_tile, store_tile
+from kernels.fp8_gemm.triton import ROW_GROUP
+from kernels.fp8_gemm.weight import BLOCK, BlockScaled
+from kernels.moe_permute.layout import ContiguousLayout, Layout, MaskedLayout
+
+
+# A program makes a tile of one expert's outputs for some of its rows; those of the same outputs run side by side, so
+# that the weight is read once. Reads outputs * inputs bytes of each expert that has a row.
+@triton.jit
+def _masked(
+    x, x_scales, weight, weight_scales, out, counts, capacity, outputs, blocks, scale_stride,
+    SWAPPED: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    first_row, output, expert = tl.program_id(0) * ROWS, tl.program_id(1) * OUTPUTS, tl.program_id(2)
+    rows = tl.load(counts + expert)
+    if first_row >= rows:
+        return
+    first_output = expert * outputs + output
+    x_scales += expert.to(tl.int64) * blocks * scale_stride
+    total = product_tile(
+        x, x_scales, weight, weight_scales + first_output // BLOCK * blocks, expert * capacity + first_row,
+        tl.minimum(first_row + tl.arange(0, ROWS), rows - 1), first_output, 0, blocks, scale_stride, SWAPPED, ROWS,
+        OUTPUTS, BLOCK,
+    )  # fmt: skip
+    out += expert.to(tl.int64) * capacity * outputs
+    store_tile(total, out, first_row, output, rows, outputs, SWAPPED, ROWS, OUTPUTS)
+
+
+# A program makes a tile of rows that are one expert's, or padding. 2 * rows * outputs * inputs operations.
+@triton.jit
+def _contiguous(
+    x, x_scales, weight, weight_scales, out, row_experts, rows, outputs, blocks, scale_stride,
+    ROWS: tl.constexpr, OUTPUTS: tl.constexpr, ROW_GROUP: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    tile, row_tiles, output_tiles = tl.program_id(0), rows // ROWS, outputs // OUTPUTS
+    row_tile, output_tile = tl.swizzle2d(tile // output_tiles, tile % output_tiles, row_tiles, output_tiles, ROW_GROUP)
+    first_row, output = row_tile * ROWS, output_tile * OUTPUTS
+    expert = tl.load(row_experts + first_row)
+    if expert < 0:
+        return
+    first_output = expert * outputs + output
+    total = product_tile(
+        x, x_scales, weight, weight_scales + first_output // BLOCK * blocks, first_row,
+        first_row + tl.arange(0, ROWS), first_output, 0, blocks, scale_stride, False, ROWS, OUTPUTS, BLOCK,
+    )  # fmt: skip
+    store_tile(total, out, first_row, output, rows, outputs, False, ROWS, OUTPUTS)
+
+
+def grouped_fp8_gemm(x: Quantized, weight: BlockScaled, layout: Layout, tiling: Tiling | None = None) -> torch.Tensor:
+    """tiling: None chooses by the expected rows of an expert."""
+    out = torch.empty(*layout.shape, weight.values.shape[1], dtype=torch.bfloat16, device=x.values.device)
+    if not out.numel():
+        return out
+    if isinstance(layout, ContiguousLayout):
+        _launch_contiguous(x, weight, layout, out, tiling or MANY_ROWS)
+    else:
+        _launch_masked(x, weight, layout, out, tiling or choose_tiling(layout.expected_rows, weight.values.shape[2]))
+    return out
+
+
+MANY_ROWS = Tiling(rows=64, outputs=128, swapped=False, stages=3, warps=4)
+
+
+def choose_tiling(expected_rows: int, inputs: int) -> Tiling:
+    """Tiles that hold most experts' rows, where choices are even; a second tile finds the weight in the cache."""
+    tile = min(max(triton.next_power_of_2(round(expected_rows + 1.5 * expected_rows**0.5)), 16), 64)
+    stages = 4 if tile < 64 and inputs > 2048 else 3
+    return Tiling(rows=tile, outputs=128, swapped=tile < 64, stages=stages, warps=4)
+
+
+def _launch_masked(x: Quantized, weight: BlockScaled, layout: MaskedLayout, out: torch.Tensor, tiling: Tiling) -> None:
+    experts, capacity, outputs = out.shape
+    _masked[(triton.cdiv(capacity, tiling.rows), outputs // tiling.outputs, experts)](
+        descriptor(x.values, tiling.rows), x.scales, descriptor(weight.values, tiling.outputs), weight.scales, out,
+        layout.counts, capacity, outputs, weight.values.shape[2] // BLOCK, x.scales.stride(2), tiling.swapped,
+        tiling.rows, tiling.outputs, BLOCK, num_stages=tiling.stages, num_warps=tiling.warps,
+    )  # fmt: skip
+
+
+def _launch_contiguous(
+    x: Quantized, weight: BlockScaled, layout: ContiguousLayout, out: torch.Tensor, tiling: Tiling
+) -> None:
+    rows, outputs = out.shape
+    _contiguous[(rows // tiling.rows * (outputs // tiling.outputs),)](
+        descriptor(x.values, tiling.rows), x.scales, descriptor(weight.values, tiling.outputs), weight.scales, out,
+        layout.row_experts, rows, outputs, weight.values.shape[2] // BLOCK, x.scales.stride(1), tiling.rows,
+        tiling.outputs, ROW_GROUP, BLOCK, num_stages=tiling.stages, num_warps=tiling.warps,
+    )  # fmt: skip

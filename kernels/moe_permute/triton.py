@@ -1,0 +1,182 @@
+"""Permutation of tokens by expert in Triton."""
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.act_quant.quantized import GROUP, Quantized, empty_quantized
+from kernels.moe_permute.layout import PADDING, ContiguousLayout, Layout, MaskedLayout
+
+# Elements of the table [choices of a program, experts] that a program holds.
+TABLE = 1 << 15
+WIDTH = 1024
+
+
+@triton.jit
+def _table(experts, choices, EXPERTS: tl.constexpr, CHUNK: tl.constexpr):
+    """This program's choices: their indices [CHUNK], and which expert each is, [CHUNK, EXPERTS]."""
+    index = tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)
+    chosen = tl.load(experts + index, mask=index < choices, other=EXPERTS).to(tl.int32)
+    return index, chosen[:, None] == tl.arange(0, EXPERTS)[None, :]
+
+
+# A program counts the experts of CHUNK choices. Reads 8 bytes a choice.
+@triton.jit
+def _count(experts, chunk_counts, choices, EXPERTS: tl.constexpr, CHUNK: tl.constexpr):
+    _, table = _table(experts, choices, EXPERTS, CHUNK)
+    found = tl.sum(table.to(tl.int32), axis=0)
+    tl.store(chunk_counts + tl.program_id(0) * EXPERTS + tl.arange(0, EXPERTS), found)
+
+
+@triton.jit
+def _totals(table, chunk_counts, SINGLE: tl.constexpr, EXPERTS: tl.constexpr):
+    """Per expert the choices of all programs, and of those before this one."""
+    total = tl.zeros([EXPERTS], tl.int32)
+    before = tl.zeros([EXPERTS], tl.int32)
+    if SINGLE:
+        total += tl.sum(table.to(tl.int32), axis=0)
+    else:
+        for chunk in range(tl.num_programs(0)):
+            found = tl.load(chunk_counts + chunk * EXPERTS + tl.arange(0, EXPERTS))
+            total += found
+            before += tl.where(chunk < tl.program_id(0), found, 0)
+    return total, before
+
+
+# A program places CHUNK choices behind those of the programs before it. Reads and writes 8 bytes a choice.
+@triton.jit
+def _place_masked(
+    experts, chunk_counts, positions, counts, choices, expert_count, capacity, SINGLE: tl.constexpr,
+    EXPERTS: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    index, table = _table(experts, choices, EXPERTS, CHUNK)
+    total, before = _totals(table, chunk_counts, SINGLE, EXPERTS)
+    expert = tl.arange(0, EXPERTS)
+    places = tl.cumsum(table.to(tl.int32), axis=0) - 1 + (before + expert * capacity)[None, :]
+    position = tl.sum(tl.where(table, places, 0), axis=1)
+    tl.store(positions + index, position.to(tl.int64), mask=index < choices)
+    if tl.program_id(0) == 0:
+        tl.store(counts + expert, total, mask=expert < expert_count)
+
+
+# As above; and names the expert of each row, tile by tile. Writes 4 bytes a row more.
+@triton.jit
+def _place_contiguous(
+    experts, chunk_counts, positions, row_experts, choices, rows, SINGLE: tl.constexpr, EXPERTS: tl.constexpr,
+    CHUNK: tl.constexpr, ALIGNMENT: tl.constexpr, PADDING: tl.constexpr,
+):  # fmt: skip
+    index, table = _table(experts, choices, EXPERTS, CHUNK)
+    total, before = _totals(table, chunk_counts, SINGLE, EXPERTS)
+    aligned = (total + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
+    stops = tl.cumsum(aligned, axis=0)
+    starts = stops - aligned
+    places = tl.cumsum(table.to(tl.int32), axis=0) - 1 + (before + starts)[None, :]
+    position = tl.sum(tl.where(table, places, 0), axis=1)
+    tl.store(positions + index, position.to(tl.int64), mask=index < choices)
+    expert = tl.arange(0, EXPERTS)
+    for tile in range(tl.program_id(0), rows // ALIGNMENT, tl.num_programs(0)):
+        owner = tl.sum((stops <= tile * ALIGNMENT).to(tl.int32), axis=0)
+        # An owner beyond the experts matches none, so that the tile holds no used row.
+        used = tl.sum(tl.where(expert == owner, starts + total, 0), axis=0)
+        row = tile * ALIGNMENT + tl.arange(0, ALIGNMENT)
+        tl.store(row_experts + row, tl.where(row < used, owner, PADDING))
+
+
+# A program copies WIDTH values of a token, or all its scales, to its k rows. Reads a token once.
+@triton.jit
+def _expand(
+    values, scales, positions, out_values, out_scales, capacity, scale_stride, out_scale_stride,
+    CHOICES: tl.constexpr, VALUES: tl.constexpr, SCALES: tl.constexpr, WIDTH: tl.constexpr, SCALES_TILE: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+    groups = tl.arange(0, SCALES_TILE)
+    copies_scales = (groups < SCALES) & (tl.program_id(1) == 0)
+    found = tl.load(values + token * VALUES + columns, mask=columns < VALUES)
+    factors = tl.load(scales + token + groups * scale_stride, mask=copies_scales)
+    for choice in tl.static_range(CHOICES):
+        position = tl.load(positions + token * CHOICES + choice)
+        tl.store(out_values + position * VALUES + columns, found, mask=columns < VALUES)
+        target = position // capacity * SCALES * out_scale_stride + position % capacity
+        tl.store(out_scales + target + groups * out_scale_stride, factors, mask=copies_scales)
+
+
+# A program sums WIDTH values of one token, its k loads in flight at once. Reads k rows, and one shared; writes one.
+@triton.jit
+def _combine(
+    rows, positions, weights, shared, out, width, HAS_SHARED: tl.constexpr, CHOICES: tl.constexpr, WIDTH: tl.constexpr
+):
+    token = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+    inside = columns < width
+    total = tl.zeros([WIDTH], tl.float32)
+    for choice in tl.static_range(CHOICES):
+        position = tl.load(positions + token * CHOICES + choice)
+        weight = tl.load(weights + token * CHOICES + choice)
+        total += tl.load(rows + position * width + columns, mask=inside, other=0.0).to(tl.float32) * weight
+    if HAS_SHARED:
+        total += tl.load(shared + token * width + columns, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + token * width + columns, total, mask=inside)
+
+
+def masked_layout(experts: torch.Tensor, expert_count: int, capacity: int) -> MaskedLayout:
+    positions = torch.empty_like(experts)
+    counts = torch.empty(expert_count, dtype=torch.int32, device=experts.device)
+    tile, chunk, chunks = _chunks(experts, expert_count)
+    _place_masked[(chunks,)](
+        experts, _chunk_counts(experts, tile, chunk, chunks), positions, counts, experts.numel(), expert_count,
+        capacity, chunks == 1, tile, chunk, num_warps=8,
+    )  # fmt: skip
+    return MaskedLayout(positions=positions, counts=counts, capacity=capacity)
+
+
+def contiguous_layout(experts: torch.Tensor, expert_count: int, alignment: int, rows: int) -> ContiguousLayout:
+    positions = torch.empty_like(experts)
+    row_experts = torch.empty(rows, dtype=torch.int32, device=experts.device)
+    tile, chunk, chunks = _chunks(experts, expert_count)
+    _place_contiguous[(chunks,)](
+        experts, _chunk_counts(experts, tile, chunk, chunks), positions, row_experts, experts.numel(), rows,
+        chunks == 1, tile, chunk, alignment, PADDING, num_warps=8,
+    )  # fmt: skip
+    return ContiguousLayout(positions=positions, row_experts=row_experts, experts=expert_count)
+
+
+def _chunks(experts: torch.Tensor, expert_count: int) -> tuple[int, int, int]:
+    """The experts rounded up, choices of a program, programs."""
+    tile = triton.next_power_of_2(expert_count)
+    chunk = min(max(TABLE // tile, 16), max(triton.next_power_of_2(experts.numel()), 16))
+    return tile, chunk, max(triton.cdiv(experts.numel(), chunk), 1)
+
+
+def _chunk_counts(experts: torch.Tensor, tile: int, chunk: int, chunks: int) -> torch.Tensor | None:
+    """[programs, experts]: a program of its own where one sees all choices anyway."""
+    if chunks == 1:
+        return None
+    counts = torch.empty(chunks, tile, dtype=torch.int32, device=experts.device)
+    _count[(chunks,)](experts, counts, experts.numel(), tile, chunk, num_warps=8)
+    return counts
+
+
+def expand_quantized(x: Quantized, layout: Layout) -> Quantized:
+    tokens, width = x.values.shape
+    out = empty_quantized(*layout.shape, width, device=x.values.device)
+    if tokens:
+        capacity, scales = layout.shape[-1], width // GROUP
+        _expand[(tokens, triton.cdiv(width, WIDTH))](
+            x.values, x.scales, layout.positions, out.values, out.scales, capacity, x.scales.stride(1),
+            out.scales.stride(-1), layout.positions.shape[1], width, scales, WIDTH, triton.next_power_of_2(scales),
+            num_warps=4,
+        )  # fmt: skip
+    return out
+
+
+def combine(
+    rows: torch.Tensor, positions: torch.Tensor, weights: torch.Tensor, shared: torch.Tensor | None
+) -> torch.Tensor:
+    (tokens, choices), width = positions.shape, rows.shape[1]
+    out = rows.new_empty(tokens, width)
+    if tokens:
+        _combine[(tokens, triton.cdiv(width, WIDTH))](
+            rows, positions, weights, shared, out, width, shared is not None, choices, WIDTH, num_warps=4
+        )
+    return out
