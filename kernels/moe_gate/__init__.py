@@ -18,11 +18,11 @@ def moe_gate(
     """Choose experts for each token ("noaux_tc").
 
     logits: [tokens, experts] float32, contiguous; bias: [experts] float32, added to the affinities for the choice only,
-    never to the weights. The experts lie in `groups` equal groups; a token may use `groups_per_token` of them, those whose two
-    best sums of affinity and bias are largest. `normalize` makes a token's weights sum to 1, `scaling` multiplies them.
-    Returns (weights [tokens, experts_per_token] float32, experts [tokens, experts_per_token] int64, distinct, in no
-    order). What is not a number is chosen last; a token of such logits alone still gets distinct experts. No tokens
-    give none.
+    never to the weights. The experts lie in `groups` equal groups; a token may use `groups_per_token` of them, those
+    whose two best sums of affinity and bias are largest. `normalize` makes a token's weights sum to 1, `scaling`
+    multiplies them. Returns (weights [tokens, experts_per_token] float32, experts [tokens, experts_per_token] int64,
+    distinct, in no order). What is not a number is chosen last; a token of such logits alone still gets distinct
+    experts. No tokens give none.
     """
     assert (
         logits.dtype == torch.float32

@@ -1,0 +1,60 @@
+"""FP8 linear layers of DeepSeek-R1: ours in Triton beside deep_gemm."""
+
+from collections.abc import Callable, Iterator
+from types import ModuleType
+
+import torch
+
+from bench.kernels.timing import Case
+from kernels.act_quant import Quantized, quantize
+from kernels.fp8_gemm import BlockScaled, block_scaled, deep_gemm
+from kernels.fp8_gemm import triton as ours
+
+# Outputs and inputs.
+LAYERS = {
+    "q_a, kv_a": (2112, 7168),
+    "q_b": (24576, 1536),
+    "o": (7168, 16384),
+    "shared gate, up": (4096, 7168),
+    "shared down": (7168, 2048),
+    "dense gate, up": (36864, 7168),
+    "dense down": (7168, 18432),
+}
+TOKENS = (1, 8, 32, 64, 96, 128, 4096, 16384)
+
+
+def cases() -> Iterator[Case]:
+    providers = {"triton": ours} | ({"deep_gemm": deep_gemm} if deep_gemm.available() else {})
+    for layer, (outputs, inputs) in LAYERS.items():
+        for tokens in TOKENS:
+            for name, module in providers.items():
+                yield Case(
+                    shape=f"{layer} {outputs}x{inputs} by {tokens}",
+                    provider=name,
+                    make=_linear(module, tokens, outputs, inputs),
+                    size_bytes=outputs * inputs + tokens * (inputs + 2 * outputs),
+                    flops=2 * tokens * outputs * inputs,
+                    fp8=True,
+                )
+
+
+def _linear(module: ModuleType, tokens: int, outputs: int, inputs: int) -> Callable[[], Callable[[], object]]:
+    def make() -> Callable[[], object]:
+        x, weight = random_rows(tokens, inputs), random_weight(outputs, inputs)
+        return lambda: module.fp8_gemm(x, weight)
+
+    return make
+
+
+def random_rows(rows: int, width: int) -> Quantized:
+    return quantize(torch.randn(rows, width, dtype=torch.bfloat16, device="cuda"))
+
+
+def random_weight(*shape: int) -> BlockScaled:
+    """shape: [outputs, inputs], or with a leading expert."""
+    *experts, outputs, inputs = shape
+    values = torch.empty(shape, dtype=torch.float8_e4m3fn, device="cuda")
+    # Matrix by matrix: all experts' in bfloat16 would take as much again as the products.
+    for matrix in values.view(-1, outputs, inputs):
+        matrix.copy_(torch.randn(outputs, inputs, dtype=torch.bfloat16, device="cuda").mul_(50))
+    return block_scaled(values, torch.rand(*experts, -(-outputs // 128), inputs // 128, device="cuda"))

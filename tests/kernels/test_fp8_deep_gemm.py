@@ -1,0 +1,51 @@
+"""deep_gemm's products, as we call them, against their definitions."""
+
+import pytest
+import torch
+
+from kernels.act_quant import quantize
+from kernels.block_quant import quantize_blocks
+from kernels.fp8_gemm import BlockScaled, block_scaled, deep_gemm, reference
+from kernels.grouped_gemm import deep_gemm as grouped_deep_gemm
+from kernels.grouped_gemm import reference as grouped_reference
+from kernels.moe_permute import contiguous_layout, expand_quantized, masked_layout
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.usefixtures("poisoned"),
+    pytest.mark.skipif(not deep_gemm.available(), reason="needs deep_gemm"),
+]
+
+
+def random_weight(*shape: int) -> BlockScaled:
+    *leading, outputs, inputs = shape
+    parts = [quantize_blocks(torch.randn(outputs, inputs, device="cuda")) for _ in range(leading[0] if leading else 1)]
+    values, scales = (torch.stack(found).view(*leading, *found[0].shape) for found in zip(*parts, strict=True))
+    return block_scaled(values, scales)
+
+
+def error(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((found.double() - expected.double()).norm() / expected.double().norm().clamp(min=1e-30))
+
+
+@pytest.mark.parametrize("rows", [0, 1, 5, 130])
+@pytest.mark.parametrize(("outputs", "inputs"), [(128, 128), (2112, 7168)])
+def test_a_linear_layer(rows: int, outputs: int, inputs: int) -> None:
+    x, weight = quantize(torch.randn(rows, inputs, device="cuda")), random_weight(outputs, inputs)
+    assert error(deep_gemm.fp8_gemm(x, weight), reference.fp8_gemm(x, weight)) < 5e-3
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 70, 300])
+@pytest.mark.parametrize("arrange", [masked_layout, contiguous_layout])
+def test_the_experts_linear_layers(tokens: int, arrange: type) -> None:
+    # Uneven: half of the tokens share one expert.
+    chosen = torch.randint(1, 6, (tokens, 1), device="cuda")
+    chosen[::2] = 0
+    layout, weight = arrange(chosen, 6), random_weight(6, 256, 384)
+    x = expand_quantized(quantize(torch.randn(tokens, 384, device="cuda")), layout)
+    used = layout.positions.flatten()
+    found, expected = (
+        module.grouped_fp8_gemm(x, weight, layout).flatten(0, -2)[used]
+        for module in (grouped_deep_gemm, grouped_reference)
+    )
+    assert error(found, expected) < 5e-3
