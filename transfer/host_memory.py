@@ -1,50 +1,56 @@
 """KV in host memory: a rank's pool on CPU, or the store's slab."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
-from transfer.digest import Bytes, SegmentHasher, segment_digest
+from transfer.digest import Bytes, segment_digest
 
 Pool = np.ndarray[tuple[int, int, int], np.dtype[np.uint8]]
+Rows = np.ndarray[tuple[int, int], np.dtype[np.uint8]]
 
 
 class HostMemory:
     """A `KvMemory` over a uint8 array viewed as [layers, blocks, piece_bytes].
 
-    Its strides are free as long as a piece is contiguous: layer-major for a rank's pool, block-major (a transposed
-    view) for the store's slab.
+    The memory behind it is dense, in either order: layer-major for a rank's pool, block-major (a transposed view) for
+    the store's slab. A segment is copied by one call, which leaves the interpreter to the other threads.
     """
 
     def __init__(self, array: Pool) -> None:
         assert array.dtype == np.uint8 and array.ndim == 3, "expected uint8 [layers, blocks, piece_bytes]"
-        assert array.strides[2] == 1, "a piece must be contiguous"
-        self._array = array
         self.layers, self.blocks, self.piece_bytes = array.shape
+        block_major = array.transpose(1, 0, 2)
+        assert array.flags.c_contiguous or block_major.flags.c_contiguous, "expected dense memory"
+        dense = array if array.flags.c_contiguous else block_major
+        # Every piece is a row of one matrix.
+        self._rows: Rows = dense.reshape(-1, self.piece_bytes)
+        self._layer_step = array.strides[0] // self.piece_bytes
+        self._block_step = array.strides[1] // self.piece_bytes
 
     def allocate_staging(self, size_bytes: int) -> Bytes:
-        return np.empty(size_bytes, np.uint8)
+        return np.zeros(size_bytes, np.uint8)
 
     def gather(self, first_layer: int, layer_count: int, blocks: Sequence[int], staging: Bytes, key: bytes) -> bytes:
-        hasher = SegmentHasher(staging, key)
-        end = 0
-        for piece in self._pieces(first_layer, layer_count, blocks):
-            staging[end : end + self.piece_bytes] = piece
-            end += self.piece_bytes
-            hasher.advance(end)
-        return hasher.finish(end)
+        rows = self._rows_of(first_layer, layer_count, blocks)
+        size_bytes = len(rows) * self.piece_bytes
+        packed = staging[:size_bytes].reshape(len(rows), self.piece_bytes)
+        # "clip" writes straight to `out`, other modes through a copy; the rows are within bounds.
+        np.take(self._rows, rows, axis=0, out=packed, mode="clip")
+        return segment_digest(staging, size_bytes, key)
 
     def digest(self, staging: Bytes, size_bytes: int, key: bytes) -> bytes:
         return segment_digest(staging, size_bytes, key)
 
     def scatter(self, staging: Bytes, first_layer: int, layer_count: int, blocks: Sequence[int]) -> None:
-        end = 0
-        for piece in self._pieces(first_layer, layer_count, blocks):
-            piece[:] = staging[end : end + self.piece_bytes]
-            end += self.piece_bytes
+        rows = self._rows_of(first_layer, layer_count, blocks)
+        self._rows[rows] = staging[: len(rows) * self.piece_bytes].reshape(len(rows), self.piece_bytes)
 
-    def _pieces(self, first_layer: int, layer_count: int, blocks: Sequence[int]) -> Iterator[Bytes]:
-        """Views of the pieces, layer-major."""
-        for layer in self._array[first_layer : first_layer + layer_count]:
-            for block in blocks:
-                yield layer[block]
+    def _rows_of(
+        self, first_layer: int, layer_count: int, blocks: Sequence[int]
+    ) -> np.ndarray[tuple[int], np.dtype[np.intp]]:
+        """Layer-major."""
+        layers = np.arange(first_layer, first_layer + layer_count, dtype=np.intp)
+        rows = layers[:, None] * self._layer_step + np.asarray(blocks, np.intp) * self._block_step
+        assert rows.size == 0 or 0 <= rows.min() <= rows.max() < len(self._rows), "a block outside the memory"
+        return rows.reshape(-1)

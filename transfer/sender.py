@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mesh.observe import span
 from transfer.memory import KvMemory
 from transfer.push import Push
 from transfer.segments import Tile
@@ -118,9 +119,10 @@ class Sender:
         size = tile.pieces * self._memory.piece_bytes
         blocks = outgoing.blocks[tile.first_block : tile.first_block + tile.block_count]
         staging = self._staging[slot]
-        digest = self._memory.gather(tile.first_layer, tile.layer_count, blocks, staging, outgoing.key)
-        outgoing.push.begin(index)
-        transmission = self._transport.send(outgoing.addresses[index], outgoing.tags[index], staging[:size])
+        with span("kv.push", first_layer=tile.first_layer, layers=tile.layer_count, size_bytes=size):
+            digest = self._memory.gather(tile.first_layer, tile.layer_count, blocks, staging, outgoing.key)
+            outgoing.push.begin(index)
+            transmission = self._transport.send(outgoing.addresses[index], outgoing.tags[index], staging[:size])
         send = _Send(outgoing, index, slot, size, digest, transmission)
         self._sends.append(send)
         self._announce(send)

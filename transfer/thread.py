@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 # Turns without anything to do before it sleeps, while transfers are under way: an answer often comes within
 # microseconds, and going to sleep and being woken costs some twenty.
-_PATIENCE_SECONDS = 50e-6
+_PATIENCE_SECONDS = 200e-6
 # Between looks at transfers that UCX wakes nobody for.
 _POLL_SECONDS = 50e-6
 # How often connections to peers that are gone are forgotten.

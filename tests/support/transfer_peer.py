@@ -4,17 +4,19 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from mesh.workers import KvNamespace
+from mesh.workers import KvNamespace, TransferCounters
 from transfer.agent import TransferAgent
 from transfer.config import TransferConfig
-from transfer.events import Event
+from transfer.events import Event, Granted, SegmentSent
 from transfer.host_memory import HostMemory
+from transfer.ticket import SegmentDigest
 
 LAYERS, BLOCKS, PIECE_BYTES = 4, 64, 24_000
 NAMESPACE = KvNamespace(weights_fingerprint="test", dtype="float32", layers=LAYERS, layout="mla:8+4")
@@ -22,9 +24,14 @@ NAMESPACE = KvNamespace(weights_fingerprint="test", dtype="float32", layers=LAYE
 CONFIG = TransferConfig(slot_bytes=900_000, slots=4, layerwise_tokens=512, fetch_seconds=10)
 
 
-def pool(seed: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """[layers, blocks, piece_bytes] of bytes that tell blocks, layers and seeds apart."""
-    return np.random.default_rng(seed).integers(0, 256, (LAYERS, BLOCKS, PIECE_BYTES), np.uint8)
+class Setup(NamedTuple):
+    """Of one side."""
+
+    seed: int = 0
+    config: TransferConfig = CONFIG
+    lookups: "KnownChains | None" = None
+    piece_bytes: int = PIECE_BYTES
+    namespace: KvNamespace = NAMESPACE
 
 
 class KnownChains:
@@ -47,13 +54,23 @@ class KnownChains:
         self.leased -= len(blocks)
 
 
-class PeerState:
-    """What lives in the peer's process."""
+class Side:
+    """An agent with a pool of its own. [layers, blocks, piece_bytes] of bytes that tell blocks, layers, seeds apart."""
 
-    def __init__(self, seed: int, config: TransferConfig, lookups: KnownChains | None) -> None:
-        self.array = pool(seed)
-        self.lookups = lookups
-        self.agent = TransferAgent(HostMemory(self.array), NAMESPACE, config, time.monotonic, lambda: None, lookups)
+    def __init__(self, setup: Setup) -> None:
+        shape = (LAYERS, BLOCKS, setup.piece_bytes)
+        self.array = np.random.default_rng(setup.seed).integers(0, 256, shape, np.uint8)
+        self.lookups = setup.lookups
+        self._agent = TransferAgent(
+            HostMemory(self.array), setup.namespace, setup.config, time.monotonic, lambda: None, setup.lookups
+        )
+
+    def agent(self, method: str, *arguments: Any) -> Any:
+        """Call the agent."""
+        return getattr(self._agent, method)(*arguments)
+
+    def address(self) -> bytes:
+        return self._agent.address
 
     def blocks(self, blocks: Sequence[int]) -> np.ndarray[Any, np.dtype[np.uint8]]:
         return self.array[:, list(blocks)]
@@ -77,61 +94,116 @@ def _corrupted(gather: Callable[..., bytes]) -> Callable[..., bytes]:
 
 
 class Peer:
-    """Calls are made in the other process: `peer.agent("push", ticket, blocks)`, `peer.state("blocks", [1, 2])`."""
+    """A `Side` in another process: `peer.agent("push", ticket, blocks)`."""
 
-    def __init__(self, seed: int = 0, config: TransferConfig = CONFIG, lookups: KnownChains | None = None) -> None:
+    def __init__(self, **setup: Any) -> None:
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, seed, config, lookups), daemon=True)
+        self._process = context.Process(target=_serve, args=(theirs, Setup(**setup)), daemon=True)
         self._process.start()
         theirs.close()
-        self.address: bytes = self._pipe.recv()
 
     def agent(self, method: str, *arguments: Any) -> Any:
         return self._call("agent", method, *arguments)
 
-    def state(self, method: str, *arguments: Any) -> Any:
-        return self._call("state", method, *arguments)
+    def blocks(self, blocks: Sequence[int]) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        return self._call("blocks", blocks)
 
-    def events(self) -> list[Event]:
-        return self.agent("events")
+    def address(self) -> bytes:
+        return self._call("address")
+
+    def corrupt_gathers(self) -> None:
+        self._call("corrupt_gathers")
+
+    def leased(self) -> int:
+        return self._call("leased")
 
     def freeze(self) -> None:
-        assert self._process.pid is not None
-        os.kill(self._process.pid, signal.SIGSTOP)
+        self._signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
-        assert self._process.pid is not None
-        os.kill(self._process.pid, signal.SIGCONT)
+        self._signal(signal.SIGCONT)
 
     def kill(self) -> None:
         self._process.kill()
         self._process.join()
 
-    def __enter__(self) -> "Peer":
-        return self
+    def _signal(self, number: signal.Signals) -> None:
+        assert self._process.pid is not None
+        os.kill(self._process.pid, number)
 
-    def __exit__(self, *exception: object) -> None:
-        self.kill()
-
-    def _call(self, target: str, method: str, *arguments: Any) -> Any:
-        self._pipe.send((target, method, arguments))
+    def _call(self, method: str, *arguments: Any) -> Any:
+        self._pipe.send((method, arguments))
         answer = self._pipe.recv()
         if isinstance(answer, Exception):
             raise answer
         return answer
 
 
-def _serve(pipe: Connection, seed: int, config: TransferConfig, lookups: KnownChains | None) -> None:
-    state = PeerState(seed, config, lookups)
-    pipe.send(state.agent.address)
+def _serve(pipe: Connection, setup: Setup) -> None:
+    side = Side(setup)
     while True:
         try:
-            target, method, arguments = pipe.recv()
+            method, arguments = pipe.recv()
         except EOFError:
             break
         try:
-            pipe.send(getattr(state.agent if target == "agent" else state, method)(*arguments))
+            pipe.send(getattr(side, method)(*arguments))
         except Exception as error:  # noqa: BLE001 - it is the caller's
             pipe.send(error)
-    state.agent.close()
+    side.agent("close")
+
+
+@contextmanager
+def two_sides(local: Setup = Setup(seed=1), **remote: Any) -> Iterator[tuple[Side, Peer]]:  # noqa: B008 - immutable
+    """One here, one in another process."""
+    peer = Peer(**{"seed": 2, **remote})
+    side = Side(local)
+    try:
+        yield side, peer
+    finally:
+        side.agent("close")
+        peer.kill()
+
+
+class Relay:
+    """Plays the authenticated calls between both services: grants one way, digests the other; keeps all events."""
+
+    def __init__(self, receiver: Side | Peer, sender: Side | Peer) -> None:
+        self.receiver = receiver
+        self.sender = sender
+        self.received: list[Event] = []
+        self.sent: list[Event] = []
+        # What becomes of a digest on its way.
+        self.digests: Callable[[SegmentDigest], list[SegmentDigest]] = lambda digest: [digest]
+
+    def step(self) -> None:
+        for event in self.receiver.agent("events"):
+            self.received.append(event)
+            if isinstance(event, Granted):
+                self.sender.agent("granted", event.transfer_id, event.segment)
+        for event in self.sender.agent("events"):
+            self.sent.append(event)
+            if isinstance(event, SegmentSent):
+                for digest in self.digests(event.digest):
+                    self.receiver.agent("pushed", digest)
+
+    def until(self, *kinds: type[Event], seconds: float = 20.0) -> None:
+        """Until both sides together had an event of each of these kinds."""
+        deadline = time.monotonic() + seconds
+        while not all(any(isinstance(event, kind) for event in self.received + self.sent) for kind in kinds):
+            assert time.monotonic() < deadline, f"waited for {kinds}, had {self.received} and {self.sent}"
+            self.step()
+            time.sleep(0.001)
+
+
+def assert_all_free(side: Side | Peer, seconds: float = 10.0) -> TransferCounters:
+    """Nothing is open and every slot came back, now or soon."""
+    deadline = time.monotonic() + seconds
+    while True:
+        counters: TransferCounters = side.agent("counters")
+        opened = counters.open_landings + counters.open_pushes + counters.open_fetches
+        if not opened and counters.free_slots == counters.total_slots:
+            return counters
+        assert time.monotonic() < deadline, counters
+        time.sleep(0.005)

@@ -1,0 +1,218 @@
+"""Two processes that move KV between them: one receives and looks up, the other sends and is a store."""
+
+import multiprocessing
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+import numpy as np
+
+from bench.kv_push_bare import BareReceiver, BareSender
+from bench.kv_push_lookup import GrpcLookups, GrpcStore, ShortMemory
+from mesh.workers import KvNamespace
+from transfer.agent import TransferAgent
+from transfer.alarm import Alarm
+from transfer.config import TransferConfig
+from transfer.events import Event, Fetched, Granted, Landed, PushEnded, SegmentSent
+from transfer.host_memory import HostMemory
+from transfer.ticket import StoreSession, Ticket
+
+NAMESPACE = KvNamespace(weights_fingerprint="bench", dtype="bfloat16", layers=0, layout="bench")
+_SESSION_ID = 1
+_SESSION_KEY = bytes(32)
+# An untimed share of lookups first.
+_WARM_LOOKUPS = 200
+
+
+@dataclass(frozen=True)
+class Geometry:
+    layers: int
+    blocks: int
+    piece_bytes: int
+
+    @property
+    def size_bytes(self) -> int:
+        return self.layers * self.blocks * self.piece_bytes
+
+
+class _End:
+    """An agent with a pool of its own, in a process of its own."""
+
+    def __init__(self, peer: Connection, config: TransferConfig, geometry: Geometry) -> None:
+        self.peer = peer
+        self.geometry = geometry
+        self.alarm = Alarm()
+        shape = (geometry.layers, geometry.blocks, geometry.piece_bytes)
+        self.pool = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
+        self.agent = TransferAgent(
+            HostMemory(self.pool), NAMESPACE, config, time.monotonic, self.alarm.ring, ShortMemory()
+        )
+        self.blocks = np.random.default_rng(1).permutation(geometry.blocks).tolist()
+
+    def cpu_seconds(self) -> float:
+        return time.process_time()
+
+    def news(self) -> tuple[list[Event], list[Any]]:
+        """Wait for either: what the agent has to tell, and what the peer said."""
+        ready = wait([self.alarm.fileno(), self.peer])
+        if self.alarm.fileno() in ready:
+            self.alarm.clear()
+        said = []
+        while self.peer.poll():
+            said.append(self.peer.recv())
+        return self.agent.events(), said
+
+
+class _ReceivingEnd(_End):
+    def __init__(self, peer: Connection, config: TransferConfig, geometry: Geometry) -> None:
+        super().__init__(peer, config, geometry)
+        self._bare = BareReceiver(config, self.pool)
+        peer.send(self._bare.address)
+        store_address, self._grpc_port = peer.recv()
+        self.agent.attach_store(StoreSession("store", "epoch", store_address, _SESSION_ID, _SESSION_KEY, NAMESPACE))
+
+    def push(self) -> float:
+        began = time.perf_counter()
+        ticket = self.agent.open_landing(self.blocks, 0, 0, 60.0)
+        self.peer.send(ticket)
+        while True:
+            events, said = self.news()
+            for digest in said:
+                self.agent.pushed(digest)
+            self.peer.send([event.segment for event in events if isinstance(event, Granted)])
+            if any(isinstance(event, Landed) for event in events):
+                self.peer.send(None)
+                return time.perf_counter() - began
+
+    def bare(self) -> float:
+        return self._bare.receive(lambda: self.peer.send(True))
+
+    def transport(self) -> str:
+        return next(iter(self.agent.counters().received_bytes))
+
+    def lookups(self, count: int, blocks: int) -> tuple[list[float], list[float]]:
+        """Seconds of each, over UCX and over gRPC, in turn, both as the thread that does them sees it."""
+        hashes = [secrets.token_bytes(16) for _ in range(blocks)]
+        with GrpcLookups(self._grpc_port, hashes) as grpc:
+            for number in range(_WARM_LOOKUPS):
+                self._look_up(number, hashes), grpc.look_up()
+            pairs = [(self._look_up(number, hashes), grpc.look_up()) for number in range(count)]
+        ucx_seconds, grpc_seconds = zip(*pairs, strict=True)
+        return list(ucx_seconds), list(grpc_seconds)
+
+    def _look_up(self, number: int, hashes: Sequence[bytes]) -> float:
+        self.agent.fetch(number, "store", hashes, range(len(hashes)))
+        wait([self.alarm.fileno()])
+        self.alarm.clear()
+        (event,) = self.agent.events()
+        assert isinstance(event, Fetched) and event.error is None
+        return event.seconds
+
+
+class _SendingEnd(_End):
+    def __init__(self, peer: Connection, config: TransferConfig, geometry: Geometry) -> None:
+        super().__init__(peer, config, geometry)
+        self._bare = BareSender(config, self.pool, peer.recv())
+        self._grpc = GrpcStore()
+        self.agent.open_session(_SESSION_ID, _SESSION_KEY)
+        peer.send((self.agent.address, self._grpc.port))
+
+    def push(self) -> None:
+        ticket: Ticket = self.peer.recv()
+        self.agent.push(ticket, self.blocks[::-1])
+        self.agent.ready(ticket.transfer_id, self.geometry.layers, self.geometry.blocks)
+        landed = ended = False
+        while not (landed and ended):
+            events, said = self.news()
+            for digest in [event.digest for event in events if isinstance(event, SegmentSent)]:
+                self.peer.send(digest)
+            ended |= any(isinstance(event, PushEnded) for event in events)
+            landed |= None in said
+            for segment in [segment for grants in said if grants is not None for segment in grants]:
+                self.agent.granted(ticket.transfer_id, segment)
+
+    def bare(self) -> None:
+        self.peer.recv()
+        self._bare.send()
+
+
+class Ends:
+    """Both processes, called from a third."""
+
+    def __init__(self, config: TransferConfig, geometry: Geometry) -> None:
+        context = multiprocessing.get_context("spawn")
+        left, right = context.Pipe()
+        self._receiving = _Remote(context, _ReceivingEnd, left, config, geometry)
+        self._sending = _Remote(context, _SendingEnd, right, config, geometry)
+
+    def __enter__(self) -> "Ends":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._receiving.stop()
+        self._sending.stop()
+
+    def push(self) -> float:
+        """Seconds from opening the landing to its last byte in place, verified."""
+        return self._both("push")
+
+    def bare(self) -> float:
+        """Seconds for the same bytes, in order, in messages of a slot's size."""
+        return self._both("bare")
+
+    def transport(self) -> str:
+        return self._receiving.call("transport")
+
+    def idle_cpu(self, seconds: float) -> tuple[float, float]:
+        """Share of a core that each process uses while nothing moves."""
+        before = self._cpu_seconds()
+        time.sleep(seconds)
+        receiving, sending = (after - start for after, start in zip(self._cpu_seconds(), before, strict=True))
+        return receiving / seconds, sending / seconds
+
+    def lookups(self, count: int, blocks: int) -> tuple[list[float], list[float]]:
+        return self._receiving.call("lookups", count, blocks)
+
+    def _cpu_seconds(self) -> tuple[float, float]:
+        return self._receiving.call("cpu_seconds"), self._sending.call("cpu_seconds")
+
+    def _both(self, method: str) -> float:
+        self._sending.begin(method)
+        seconds = self._receiving.call(method)
+        self._sending.result()
+        return seconds
+
+
+class _Remote:
+    def __init__(
+        self, context: Any, end: Callable[..., _End], peer: Connection, config: TransferConfig, geometry: Geometry
+    ) -> None:
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs, end, peer, config, geometry), daemon=True)
+        self._process.start()
+
+    def begin(self, method: str, *arguments: Any) -> None:
+        self._pipe.send((method, arguments))
+
+    def result(self) -> Any:
+        return self._pipe.recv()
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        self.begin(method, *arguments)
+        return self.result()
+
+    def stop(self) -> None:
+        self._process.kill()
+        self._process.join()
+
+
+def _serve(
+    pipe: Connection, end_class: Callable[..., _End], peer: Connection, config: TransferConfig, geometry: Geometry
+) -> None:
+    end = end_class(peer, config, geometry)
+    while True:
+        method, arguments = pipe.recv()
+        pipe.send(getattr(end, method)(*arguments))

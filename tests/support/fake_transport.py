@@ -1,0 +1,70 @@
+"""A transport whose messages move when the test says so, and one way to fill what it carries."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from transfer.transport import Arrival
+
+
+@dataclass(eq=False)
+class FakeTransmission:
+    buffer: Any
+    address: bytes = b""
+    tag: int = 0
+    payload: bytes = b""
+    completed: bool = False
+    failure: str | None = None
+
+    def error(self) -> str | None:
+        assert self.completed
+        return self.failure
+
+    def write(self) -> None:
+        """As UCX may, until it completes: whatever became of the transfer meanwhile."""
+        assert not self.completed
+        self.buffer[:] = np.frombuffer(self.payload, np.uint8)
+
+    def finish(self, failure: str | None = None) -> None:
+        self.completed, self.failure = True, failure
+
+
+@dataclass
+class FakeTransport:
+    """Receives hold what `arrivals` brought as their handle: the payload."""
+
+    address: bytes = b"here"
+    arrivals: list[Arrival] = field(default_factory=list)
+    sends: list[FakeTransmission] = field(default_factory=list)
+    receives: list[FakeTransmission] = field(default_factory=list)
+    discarded: list[Arrival] = field(default_factory=list)
+    hung_up: list[bytes] = field(default_factory=list)
+    reachable: bool = True
+
+    def send(self, address: bytes, tag: int, buffer: Any) -> FakeTransmission:
+        self.sends.append(FakeTransmission(buffer, address, tag))
+        return self.sends[-1]
+
+    def next_arrival(self) -> Arrival | None:
+        return self.arrivals.pop(0) if self.arrivals else None
+
+    def receive(self, arrival: Arrival, buffer: Any) -> FakeTransmission:
+        assert len(buffer) == arrival.size_bytes
+        self.receives.append(FakeTransmission(buffer, tag=arrival.tag, payload=arrival.handle))
+        return self.receives[-1]
+
+    def discard(self, arrival: Arrival) -> None:
+        self.discarded.append(arrival)
+
+    def is_reachable(self, address: bytes) -> bool:
+        return self.reachable
+
+    def carrier(self, address: bytes) -> str | None:
+        return "fake"
+
+    def hang_up(self, address: bytes) -> None:
+        self.hung_up.append(address)
+        for send in self.sends:
+            if send.address == address and not send.completed:
+                send.finish("hung up")

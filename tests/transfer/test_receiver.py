@@ -1,0 +1,227 @@
+"""The receiver over a transport that does its worst: whatever comes, in whatever order, blocks only get what was said."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support.fake_transport import FakeTransport
+from transfer.digest import segment_digest
+from transfer.host_memory import HostMemory
+from transfer.landing import Landing, Phase
+from transfer.receiver import Incoming, Receiver
+from transfer.segments import plan_whole
+from transfer.slots import SlotPool
+from transfer.ticket import SegmentDigest
+from transfer.transport import Arrival
+
+LAYERS, BLOCKS, PIECE = 2, 9, 50
+SLOT = 2 * LAYERS * PIECE
+SLOTS = 3
+DEADLINE = 10.0
+KEY = b"secret"
+STALE = 7
+
+
+class Scene:
+    """One landing of all blocks, whose sender's bytes are known."""
+
+    def __init__(self) -> None:
+        self.transport = FakeTransport()
+        self.array = np.full((LAYERS, BLOCKS, PIECE), STALE, np.uint8)
+        self.right = np.random.default_rng(0).integers(100, 200, self.array.shape, np.uint8)
+        self.slots = SlotPool(SLOTS)
+        self.refused: Counter[str] = Counter()
+        self.received: Counter[str] = Counter()
+        staging = [np.zeros(SLOT, np.uint8) for _ in range(SLOTS)]
+        memory = HostMemory(self.array)
+        self.receiver = Receiver(self.transport, memory, self.slots, staging, self.refused, self.received)
+        self.tiles = plan_whole(LAYERS, BLOCKS, PIECE, SLOT)
+        self.granted: list[int] = []
+        self.endings: list[Landing] = []
+        self.incoming = Incoming(
+            landing=Landing([tile.pieces * PIECE for tile in self.tiles], SLOTS, DEADLINE),
+            tiles=self.tiles,
+            tags=[1000 + index for index in range(len(self.tiles))],
+            blocks=range(BLOCKS),
+            key=KEY,
+            granted=self.granted.extend,
+            ended=lambda incoming: self.endings.append(incoming.landing),
+        )
+        self.receiver.open(self.incoming)
+
+    def bytes_of(self, index: int) -> np.ndarray:
+        tile = self.tiles[index]
+        return self.right[:, tile.first_block : tile.first_block + tile.block_count].reshape(-1).copy()
+
+    def arrive(self, index: int, damage: str = "none") -> None:
+        data = self.bytes_of(index)
+        if damage == "corrupted":
+            data[3] ^= 1
+        elif damage == "truncated":
+            data = data[:-1]
+        arrival = Arrival(1000 + index, len(data), data.tobytes())
+        if not self.receiver.arrive(arrival):
+            self.transport.discard(arrival)
+
+    def announce(self, index: int, damage: str = "none") -> None:
+        data = self.bytes_of(index)
+        digest = segment_digest(data, len(data), KEY if damage != "corrupted" else b"another")
+        size = len(data) - (damage == "truncated")
+        self.receiver.announce(self.incoming, SegmentDigest(b"", index, size, digest, "fake"))
+
+    def settle(self, now: float = 0.0) -> None:
+        """Let UCX finish all, until nothing is left to do."""
+        while self.receiver.turn(now) or any(not receive.completed for receive in self.transport.receives):
+            for receive in self.transport.receives:
+                if not receive.completed:
+                    receive.write()
+                    receive.finish()
+
+    def only_right_bytes(self) -> bool:
+        """Each segment's blocks are as they were, or as the sender has them."""
+        for index, tile in enumerate(self.tiles):
+            window = np.s_[:, tile.first_block : tile.first_block + tile.block_count]
+            landed = self.incoming.landing.phase(index) is Phase.LANDED
+            if not (self.array[window] == (self.right[window] if landed else STALE)).all():
+                return False
+        return True
+
+
+segments = st.integers(0, 4)
+damages = st.sampled_from(["none"] * 6 + ["corrupted", "truncated"])
+actions = st.one_of(
+    st.tuples(st.just("arrive"), segments, damages),
+    st.tuples(st.just("announce"), segments, damages),
+    st.tuples(st.just("turn"), st.sampled_from([0.0] * 9 + [DEADLINE]), st.none()),
+    st.tuples(st.just("write"), st.integers(0, 20), st.none()),
+    st.tuples(st.just("finish"), st.integers(0, 20), st.sampled_from([None] * 6 + ["reset"])),
+    st.tuples(st.just("cancel"), st.sampled_from([False] * 7 + [True]), st.none()),
+)
+
+
+def act(scene: Scene, action: str, value, extra) -> None:
+    pending = [receive for receive in scene.transport.receives if not receive.completed]
+    if action == "arrive":
+        scene.arrive(value, extra)
+    elif action == "announce" and not scene.endings:
+        scene.announce(value, extra)
+    elif action == "turn":
+        scene.receiver.turn(value)
+    elif action == "write" and pending:
+        pending[value % len(pending)].write()
+    elif action == "finish" and pending:
+        receive = pending[value % len(pending)]
+        receive.write()
+        receive.finish(extra)
+    elif action == "cancel" and value:
+        scene.receiver.give_up(scene.incoming, "CANCELLED", "")
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.lists(actions, max_size=80))
+def test_in_any_order_blocks_get_verified_bytes_every_slot_comes_back_and_one_ending_comes(steps) -> None:
+    scene = Scene()
+    for step in steps:
+        act(scene, *step)
+        assert scene.only_right_bytes()
+        assert len(scene.endings) <= 1
+        landing = scene.incoming.landing
+        assert scene.endings == ([landing] if landing.ended else [])
+    scene.settle(DEADLINE)
+    assert len(scene.endings) == 1
+    assert scene.only_right_bytes()
+    assert (scene.slots.free, scene.slots.quarantined) == (SLOTS, 0)
+
+
+def test_all_segments_land_when_nothing_goes_wrong() -> None:
+    scene = Scene()
+    for index in reversed(range(len(scene.tiles))):
+        scene.arrive(index)
+        scene.announce(index)
+    scene.settle()
+    assert scene.endings == [scene.incoming.landing] and scene.incoming.landing.failure is None
+    assert (scene.array == scene.right).all()
+    assert scene.received == {"fake": scene.array.nbytes}
+    assert not scene.refused
+
+
+def test_segments_are_granted_as_slots_drain() -> None:
+    scene = Scene()
+    assert scene.granted == [0, 1, 2]
+    scene.arrive(1)
+    scene.announce(1)
+    scene.settle()
+    assert scene.granted == [0, 1, 2, 3]
+
+
+def test_a_segment_granted_and_not_sent_takes_no_slot() -> None:
+    scene = Scene()
+    assert scene.granted and scene.slots.free == SLOTS
+
+
+def test_a_cancelled_landing_quarantines_the_slot_that_is_being_written_until_it_completes() -> None:
+    scene = Scene()
+    scene.arrive(0)
+    scene.receiver.turn(0.0)
+    scene.receiver.give_up(scene.incoming, "CANCELLED", "")
+    assert scene.endings and scene.slots.quarantined == 1
+    (receive,) = scene.transport.receives
+    receive.write()
+    receive.finish()
+    scene.receiver.turn(0.0)
+    assert (scene.slots.free, scene.slots.quarantined) == (SLOTS, 0)
+    assert scene.only_right_bytes()
+
+
+def test_a_late_segment_is_nobodys() -> None:
+    scene = Scene()
+    scene.receiver.give_up(scene.incoming, "CANCELLED", "")
+    assert not scene.receiver.arrive(Arrival(1000, SLOT, b""))
+
+
+@pytest.mark.parametrize(
+    ("what", "damage", "reason"),
+    [
+        ("arrive", "truncated", "wrong_size"),
+        ("announce", "truncated", "wrong_size"),
+        ("arrive", "corrupted", "wrong_digest"),
+        ("announce", "corrupted", "wrong_digest"),
+    ],
+)
+def test_what_is_not_as_announced_ends_the_landing_and_is_counted(what, damage, reason) -> None:
+    scene = Scene()
+    scene.arrive(0, damage if what == "arrive" else "none")
+    scene.announce(0, damage if what == "announce" else "none")
+    scene.settle()
+    (landing,) = scene.endings
+    assert landing.failure is not None and landing.failure.reason == "NOT_BELIEVED"
+    assert scene.refused[reason] == 1
+    assert (scene.array == STALE).all()
+    assert scene.slots.free == SLOTS
+
+
+def test_a_duplicate_segment_and_a_duplicate_digest_are_dropped_and_counted() -> None:
+    scene = Scene()
+    for _ in range(2):
+        scene.arrive(0)
+        scene.announce(0)
+    scene.settle()
+    assert scene.refused == {"duplicate_segment": 1, "duplicate_digest": 1}
+    assert len(scene.transport.discarded) == 1
+    assert scene.incoming.landing.failure is None
+
+
+def test_a_digest_of_a_segment_that_does_not_exist_is_counted() -> None:
+    scene = Scene()
+    scene.receiver.announce(scene.incoming, SegmentDigest(b"", 99, 1, b""))
+    assert scene.refused == {"unknown_segment": 1}
+
+
+def test_a_landing_without_segments_ends_at_once() -> None:
+    scene = Scene()
+    ended: list[Incoming] = []
+    scene.receiver.open(Incoming(Landing([], 1, DEADLINE), [], [], [], KEY, scene.granted.extend, ended.append))
+    assert len(ended) == 1 and ended[0].landing.failure is None

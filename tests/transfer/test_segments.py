@@ -1,0 +1,54 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mesh.errors import ConfigError
+from transfer.segments import Tile, covers_once, plan_layerwise, plan_whole
+
+sizes = st.tuples(st.integers(1, 12), st.integers(0, 40), st.integers(1, 50), st.integers(1, 500))
+
+
+@given(sizes, st.sampled_from([plan_whole, plan_layerwise]))
+def test_a_plan_holds_every_layer_of_every_block_once_in_segments_that_fit_a_slot(size, plan) -> None:
+    layers, blocks, piece_bytes, spare = size
+    segment_bytes = piece_bytes + spare
+    tiles = plan(layers, blocks, piece_bytes, segment_bytes)
+    assert covers_once(tiles, layers, blocks)
+    assert all(tile.pieces * piece_bytes <= segment_bytes for tile in tiles)
+
+
+@given(sizes, st.sampled_from([plan_whole, plan_layerwise]))
+def test_early_blocks_come_first(size, plan) -> None:
+    layers, blocks, piece_bytes, spare = size
+    tiles = plan(layers, blocks, piece_bytes, piece_bytes + spare)
+    assert tiles == sorted(tiles, key=lambda tile: (tile.first_block, tile.first_layer))
+
+
+def test_a_whole_plan_splits_layers_only_where_a_block_does_not_fit() -> None:
+    assert plan_whole(4, 5, 10, 80) == [Tile(0, 4, 0, 2), Tile(0, 4, 2, 2), Tile(0, 4, 4, 1)]
+    assert plan_whole(4, 1, 10, 30) == [Tile(0, 3, 0, 1), Tile(3, 1, 0, 1)]
+
+
+def test_a_layerwise_plan_lets_an_eighth_of_the_layers_go_before_the_rest() -> None:
+    tiles = plan_layerwise(16, 4, 10, 1000)
+    assert [tile.layer_count for tile in tiles] == [2] * 8
+
+
+def test_a_slot_smaller_than_a_piece_is_refused() -> None:
+    with pytest.raises(ConfigError, match="slot_bytes"):
+        plan_whole(1, 1, 101, 100)
+
+
+@pytest.mark.parametrize(
+    "tiles",
+    [
+        [Tile(0, 2, 0, 3)],
+        [Tile(0, 2, 0, 4), Tile(0, 1, 0, 1)],
+        [Tile(0, 1, 0, 4), Tile(0, 1, 0, 4)],
+        [Tile(0, 2, 0, 5)],
+        [Tile(0, 3, 0, 4)],
+        [],
+    ],
+)
+def test_tiles_that_miss_repeat_or_leave_the_blocks_do_not_cover_them(tiles) -> None:
+    assert not covers_once(tiles, 2, 4)

@@ -1,0 +1,159 @@
+"""The sender over a transport that completes when the test says so."""
+
+from collections import Counter
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support.fake_transport import FakeTransport
+from transfer.digest import segment_digest
+from transfer.host_memory import HostMemory
+from transfer.push import Push
+from transfer.segments import Tile, plan_layerwise
+from transfer.sender import Outgoing, Sender, Sent
+from transfer.slots import SlotPool
+
+LAYERS, BLOCKS, PIECE = 4, 6, 50
+SLOT = 3 * PIECE
+SLOTS = 4
+DEADLINE = 10.0
+KEY = b"secret"
+
+
+class Scene:
+    """A push of all blocks, layer by layer."""
+
+    def __init__(self, address: bytes = b"there") -> None:
+        self.transport = FakeTransport()
+        self.array = np.random.default_rng(0).integers(0, 256, (LAYERS, BLOCKS, PIECE), np.uint8)
+        self.slots = SlotPool(SLOTS)
+        self.sent_bytes: Counter[str] = Counter()
+        staging = [np.zeros(SLOT, np.uint8) for _ in range(SLOTS)]
+        self.sender = Sender(self.transport, HostMemory(self.array), self.slots, staging, self.sent_bytes)
+        self.tiles = plan_layerwise(LAYERS, BLOCKS, PIECE, SLOT)
+        self.announced: list[Sent] = []
+        self.endings: list[Outgoing] = []
+        self.outgoing = self.open(address)
+
+    def open(self, address: bytes) -> Outgoing:
+        outgoing = Outgoing(
+            push=Push(self.tiles, DEADLINE),
+            tiles=self.tiles,
+            addresses=[address] * len(self.tiles),
+            tags=list(range(len(self.tiles))),
+            blocks=range(BLOCKS),
+            key=KEY,
+            announce=self.announced.append,
+            ended=self.endings.append,
+        )
+        self.sender.open(outgoing)
+        return outgoing
+
+    def grant_all(self, outgoing: Outgoing) -> None:
+        for index in range(len(self.tiles)):
+            outgoing.push.grant(index)
+
+    def settle(self, now: float = 0.0) -> None:
+        """Let UCX finish all, until nothing is left to do."""
+        while self.sender.turn(now) or any(not send.completed for send in self.transport.sends):
+            for send in self.transport.sends:
+                if not send.completed:
+                    send.finish()
+
+
+actions = st.one_of(
+    st.tuples(st.just("grant"), st.integers(0, 9)),
+    st.tuples(st.just("computed"), st.tuples(st.integers(0, LAYERS), st.integers(0, BLOCKS))),
+    st.tuples(st.just("turn"), st.sampled_from([0.0] * 9 + [DEADLINE])),
+    st.tuples(st.just("finish"), st.tuples(st.integers(0, 20), st.sampled_from([None] * 6 + ["reset"]))),
+    st.tuples(st.just("cancel"), st.sampled_from([False] * 7 + [True])),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(actions, max_size=80))
+def test_in_any_order_only_granted_and_computed_segments_go_once_and_every_slot_comes_back(steps) -> None:
+    scene = Scene()
+    push = scene.outgoing.push
+    granted: set[int] = set()
+    computed: set[tuple[int, int]] = set()
+    for action, value in steps:
+        pending = [send for send in scene.transport.sends if not send.completed]
+        if action == "grant" and push.grant(value):
+            granted.add(value)
+        elif action == "computed":
+            push.computed(*value)
+            computed |= {(layer, block) for layer in range(value[0]) for block in range(value[1])}
+        elif action == "turn":
+            scene.sender.turn(value)
+        elif action == "finish" and pending:
+            pending[value[0] % len(pending)].finish(value[1])
+        elif action == "cancel" and value:
+            scene.sender.give_up(scene.outgoing, "cancelled")
+        went = [send.tag for send in scene.transport.sends]
+        assert len(went) == len(set(went)) <= len(granted)
+        for index in went:
+            tile = scene.tiles[index]
+            layers = range(tile.first_layer, tile.first_layer + tile.layer_count)
+            blocks = range(tile.first_block, tile.first_block + tile.block_count)
+            assert {(layer, block) for layer in layers for block in blocks} <= computed
+        assert len(scene.endings) <= 1
+    scene.settle()
+    scene.settle(DEADLINE)
+    assert scene.endings == [scene.outgoing]
+    assert (scene.slots.free, scene.slots.quarantined) == (SLOTS, 0)
+
+
+def test_each_segment_is_announced_with_the_digest_of_what_lies_in_its_slot() -> None:
+    scene = Scene()
+    scene.grant_all(scene.outgoing)
+    scene.outgoing.push.computed(LAYERS, BLOCKS)
+    scene.sender.turn(0.0)
+    (sent,), (send,) = scene.announced, scene.transport.sends
+    assert sent.digest == segment_digest(send.buffer, len(send.buffer), KEY)
+    assert sent.transport == "fake" and sent.size_bytes == len(send.buffer)
+    scene.settle()
+    assert scene.sent_bytes == {"fake": scene.array.nbytes} and scene.outgoing.push.error is None
+
+
+def test_a_segment_that_is_computed_goes_before_one_that_was_granted_earlier_and_is_not() -> None:
+    scene = Scene()
+    for index in (0, 1):
+        scene.outgoing.push.grant(index)
+    scene.outgoing.push.computed(1, BLOCKS)
+    for _ in range(3):
+        scene.sender.turn(0.0)
+    first_layer_of_later_blocks = scene.tiles.index(Tile(0, 1, 3, 3))
+    assert [send.tag for send in scene.transport.sends] == [0, first_layer_of_later_blocks]
+
+
+def test_one_peer_holds_at_most_half_of_the_slots() -> None:
+    scene = Scene()
+    other = scene.open(b"elsewhere")
+    for outgoing in (scene.outgoing, other):
+        scene.grant_all(outgoing)
+        outgoing.push.computed(LAYERS, BLOCKS)
+    for _ in range(10):
+        scene.sender.turn(0.0)
+    assert [send.address for send in scene.transport.sends] == [b"there", b"elsewhere", b"there"]
+
+
+def test_a_peer_whose_sends_are_all_in_quarantine_is_hung_up_on_when_slots_run_out() -> None:
+    scene = Scene(address=b"frozen")
+    more = [scene.open(b"frozen too")]
+    for outgoing in [scene.outgoing, *more]:
+        scene.grant_all(outgoing)
+        outgoing.push.computed(LAYERS, BLOCKS)
+    for _ in range(10):
+        scene.sender.turn(0.0)
+    scene.sender.turn(DEADLINE)
+    assert scene.slots.quarantined == SLOTS - 1 and not scene.transport.hung_up
+    alive = scene.open(b"alive")
+    alive.push.deadline = 2 * DEADLINE
+    scene.grant_all(alive)
+    alive.push.computed(LAYERS, BLOCKS)
+    scene.sender.turn(DEADLINE)
+    assert set(scene.transport.hung_up) == {b"frozen", b"frozen too"}
+    scene.settle(DEADLINE)
+    assert alive.push.error is None and scene.slots.free == SLOTS
