@@ -53,7 +53,7 @@ class DecodeWorker:
         self.grace_seconds = config.grace_seconds
         self._rank = rank
         self._host = RankHost(rank)
-        self._stores = StoreClient(config.stores, self.identity, rank.ready.transfer_address, self._host)
+        self.stores = StoreClient(config.stores, self.identity, rank.ready.transfer_address, self._host)
         self._limits = QueueLimits(**config.queue.model_dump())
         self._draining = False
 
@@ -85,7 +85,7 @@ class DecodeWorker:
 
     async def run(self) -> None:
         """Follow the rank. Raises EngineFailed once it has gone and every live request has been told so."""
-        error = await self._host.run(self, self._stores)
+        error = await self._host.run(self, self.stores)
         self._draining = True
         self.report.drain()
         self.sessions.fail_all(error)

@@ -21,6 +21,11 @@ TICK_SECONDS = 0.02
 class Stores(Protocol):
     """The KV stores, as `kvstore.client.StoreClient` has them."""
 
+    @property
+    def attached(self) -> list[str]:
+        """Ids of those that take offers now."""
+        ...
+
     async def run(self) -> None: ...
 
     def offer(self, chain: Sequence[bytes]) -> None: ...
@@ -96,8 +101,9 @@ class RankHost:
     def _observe(self, result: StepResult, stores: Stores) -> None:
         metrics.ENGINE_STEPS.inc()
         self.report.observe(result.load, result.stored_blocks, result.removed_blocks, result.transfers)
-        if result.stored_blocks or result.removed_blocks:
-            for chain in self._chains.observe(result.stored_blocks, result.stored_parents, result.removed_blocks):
+        self._chains.observe(result.stored_blocks, result.stored_parents, result.removed_blocks)
+        if result.stored_blocks and stores.attached:
+            for chain in self._chains.ending_in(result.stored_blocks):
                 stores.offer(chain)
 
     async def _tick(self, on_tick: Callable[[], None]) -> None:

@@ -10,16 +10,19 @@ class Chains:
         # The block before it; empty at the root.
         self._parents: dict[bytes, bytes] = {}
 
-    def observe(self, stored: Sequence[bytes], parents: Sequence[bytes], removed: Iterable[bytes]) -> list[list[bytes]]:
-        """What left and what came; returns the whole chains, root first, that end in a block which came.
-
-        A block that another of them follows ends no chain of its own; one whose chain has a gap is left out.
-        """
+    def observe(self, stored: Sequence[bytes], parents: Sequence[bytes], removed: Iterable[bytes]) -> None:
+        """What left, and what came with what it comes after."""
         for block_hash in removed:
             self._parents.pop(block_hash, None)
         self._parents.update(zip(stored, parents, strict=True))
-        followed = set(parents)
-        chains = (self._chain(block_hash) for block_hash in stored if block_hash not in followed)
+
+    def ending_in(self, blocks: Sequence[bytes]) -> list[list[bytes]]:
+        """The whole chains, root first, that end in one of the blocks.
+
+        A block that another of them follows ends no chain of its own; one whose chain has a gap is left out.
+        """
+        followed = {self._parents.get(block_hash) for block_hash in blocks}
+        chains = (self._chain(block_hash) for block_hash in blocks if block_hash not in followed)
         return [chain for chain in chains if chain]
 
     def _chain(self, block_hash: bytes) -> list[bytes]:

@@ -33,7 +33,7 @@ class PrefillWorker:
         self.jobs = Jobs(rank, clock)
         self._rank = rank
         self._host = RankHost(rank)
-        self._stores = StoreClient(config.stores, self.identity, rank.ready.transfer_address, self._host)
+        self.stores = StoreClient(config.stores, self.identity, rank.ready.transfer_address, self._host)
         self._limits = QueueLimits(**config.queue.model_dump())
         assert config.engine.transfer is not None
         self._transfer = config.engine.transfer
@@ -61,7 +61,7 @@ class PrefillWorker:
 
     async def run(self) -> None:
         """Follow the rank. Raises EngineFailed once it has gone and every caller has been told so."""
-        error = await self._host.run(self, self._stores)
+        error = await self._host.run(self, self.stores)
         self._draining = True
         self.report.drain()
         self.jobs.fail_all(error)

@@ -77,6 +77,7 @@ async def running_worker(**changes: Any) -> AsyncIterator[RunningWorker]:
             yield running
             await running.until_empty()
             following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
         finally:
             await prefill_link.close()
             await worker.close()

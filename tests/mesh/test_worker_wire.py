@@ -1,0 +1,104 @@
+from typing import Any
+
+import pytest
+from deepmesh.v1 import common_pb2
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mesh import worker_wire
+from mesh.errors import InvalidRequest
+from mesh.status_report import StatusReport
+from mesh.workers import KvNamespace, TransferCounters, WorkerIdentity, WorkerLoad, WorkerRole, WorkerState
+
+names = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=20)
+counts = st.integers(0, 2**32 - 1)
+positive = st.integers(1, 2**32 - 1)
+sizes = st.integers(0, 2**63)
+rates = st.floats(0, 1e6, width=32)
+counted = st.dictionaries(names, sizes, max_size=4)
+namespaces = st.builds(
+    KvNamespace, names, names, counts, names, scale=st.floats(0, 1e6), block_tokens=st.just(64)
+)
+identities = st.builds(
+    WorkerIdentity,
+    worker_id=names,
+    incarnation=names,
+    role=st.sampled_from(WorkerRole),
+    endpoint=names,
+    model=names,
+    kv_namespace=namespaces,
+    context_tokens=positive,
+    total_blocks=positive,
+    max_requests=positive,
+    can_prefill=st.booleans(),
+    vocabulary_size=counts,
+    block_bytes=sizes,
+)
+loads = st.builds(WorkerLoad, counts, counts, sizes, counts, rates, rates, rates)
+counters = st.builds(
+    TransferCounters, counts, counts, counts, counts, counts, counts, counted, counted, counted, sizes, sizes, rates
+)
+
+
+@given(identities)
+def test_who_a_worker_is_survives_the_wire(identity: WorkerIdentity) -> None:
+    sent = worker_wire.identity_message(identity).SerializeToString()
+    assert worker_wire.identity(common_pb2.WorkerIdentity.FromString(sent)) == identity
+
+
+@given(loads, counters)
+def test_what_a_worker_reports_survives_the_wire(load: WorkerLoad, transfers: TransferCounters) -> None:
+    report = StatusReport(100)
+    report.observe(load, [], [], transfers)
+    message = worker_wire.status_message(report.take(snapshot=False), None)
+    assert (worker_wire.load(message.load), worker_wire.transfers(message.transfers)) == (load, transfers)
+    assert (worker_wire.state(message.state), message.HasField("identity")) == (WorkerState.SERVING, False)
+
+
+def identity_message(**changes: Any) -> common_pb2.WorkerIdentity:
+    kv_namespace = common_pb2.KvNamespace(weights_fingerprint="f", dtype="d", layers=1, block_tokens=64, layout="l")
+    values = {
+        "worker_id": "a",
+        "incarnation": "i",
+        "role": common_pb2.WORKER_ROLE_PREFILL,
+        "endpoint": "a:1",
+        "model": "m",
+        "kv_namespace": kv_namespace,
+        "context_tokens": 1,
+        "total_blocks": 1,
+        "max_requests": 1,
+    }
+    return common_pb2.WorkerIdentity(**values | changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"worker_id": ""}, "identity.worker_id"),
+        ({"endpoint": "e" * 300}, "identity.endpoint"),
+        ({"total_blocks": 0}, "identity.total_blocks"),
+        ({"role": common_pb2.WORKER_ROLE_UNSPECIFIED}, "identity.role"),
+        ({"kv_namespace": common_pb2.KvNamespace(block_tokens=32)}, "identity.kv_namespace.block_tokens"),
+        ({"kv_namespace": common_pb2.KvNamespace(block_tokens=64)}, "identity.kv_namespace.weights_fingerprint"),
+    ],
+)
+def test_a_worker_that_does_not_say_who_it_is_is_refused_with_the_field(changes: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        worker_wire.identity(identity_message(**changes))
+    assert caught.value.metadata["field"] == field
+
+
+def test_rates_that_are_none_read_as_unknown() -> None:
+    message = common_pb2.WorkerLoad(prefill_tokens_per_second=float("nan"), decode_step_ms=-1)
+    message.mean_output_tokens = float("inf")
+    assert worker_wire.load(message) == WorkerLoad()
+
+
+def test_a_process_with_too_many_names_to_count_is_refused() -> None:
+    message = common_pb2.TransferStatus(refused={str(number): 1 for number in range(65)})
+    with pytest.raises(InvalidRequest):
+        worker_wire.transfers(message)
+
+
+def test_a_state_from_the_future_takes_nothing_new() -> None:
+    assert worker_wire.state(17) is WorkerState.DRAINING

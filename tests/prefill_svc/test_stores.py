@@ -1,0 +1,103 @@
+"""Workers with a real KV store: what one computed, another fetches."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from deepmesh.v1 import common_pb2, kvstore_pb2
+
+from decode_svc.worker import DecodeWorker
+from kvstore.__main__ import running_store, ucx_agents
+from mesh.blocks import chain_hashes
+from mesh.ports import free_port
+from mesh.worker_wire import namespace_message
+from prefill_svc.worker import PrefillWorker
+from tests.support.decode_server import gateway_client, running_worker
+from tests.support.prefilling import ORACLE_READY, running_prefill
+from tests.support.stores import store_config, store_stub
+from tests.support.waiting import eventually
+from transfer.config import TransferConfig
+
+PROMPT = [number % 1000 for number in range(1000)]
+STORE = common_pb2.StoreTarget(store_id="s", blocks=15)
+
+
+@asynccontextmanager
+async def store(port: int = 0) -> AsyncIterator[str]:
+    config = store_config(memory_bytes=1 << 20, server={"port": port, "drain_seconds": 0.2})
+    async with running_store(config, ucx_agents(TransferConfig())) as server:
+        yield server.endpoint
+
+
+async def until_stored(endpoint: str, token_ids: list[int]) -> None:
+    """Wait until every full block of the tokens is visible."""
+    hashes = chain_hashes(token_ids)
+    namespace = namespace_message(ORACLE_READY.namespace)
+    request = kvstore_pb2.MatchPrefixRequest(kv_namespace=namespace, block_hashes=hashes)
+    async with store_stub(endpoint) as stub:
+        for _ in range(300):
+            if (await stub.MatchPrefix(request, wait_for_ready=True)).blocks == len(hashes):
+                return
+            await asyncio.sleep(0.05)
+    raise AssertionError("not all of it was stored")
+
+
+async def until_attached(*workers: PrefillWorker | DecodeWorker) -> None:
+    await eventually(lambda: all(worker.stores.attached for worker in workers))
+
+
+def decode(endpoint: str, **changes: Any) -> Any:
+    return running_worker(engine={"transfer": {}}, stores=[endpoint], **changes)
+
+
+async def test_what_one_prefill_worker_computed_another_fetches() -> None:
+    async with (
+        store() as endpoint,
+        running_prefill(stores=[endpoint]) as first,
+        running_prefill(stores=[endpoint], worker_id="p2") as second,
+        running_worker(engine={"transfer": {}}) as one,
+        running_worker(engine={"transfer": {}}) as other,
+        gateway_client(one.endpoint) as gateway_one,
+        gateway_client(other.endpoint) as gateway_other,
+    ):
+        await until_attached(first.worker, second.worker)
+        computed = await gateway_one.ended(await gateway_one.submit(PROMPT, 5, prefill=first.target))
+        assert (computed.cached_tokens, computed.is_exact()) == (0, True)
+        await until_stored(endpoint, PROMPT)
+        stream_id = await gateway_other.submit([*PROMPT, 7, 8], 5, prefill=second.target, store=STORE)
+        fetched = await gateway_other.ended(stream_id)
+        assert (fetched.cached_tokens, fetched.is_exact()) == (960, True)
+        assert second.worker.report.transfers.fetched_blocks == 15
+
+
+async def test_a_decode_worker_offers_what_it_generates_and_fetches_what_it_computes_itself() -> None:
+    async with (
+        store() as endpoint,
+        decode(endpoint) as one,
+        decode(endpoint, worker_id="d2") as other,
+        gateway_client(one.endpoint) as gateway_one,
+        gateway_client(other.endpoint) as gateway_other,
+    ):
+        await until_attached(one.worker, other.worker)
+        generated = await gateway_one.ended(await gateway_one.submit(PROMPT[:64], 200))
+        conversation = [*PROMPT[:64], *generated.tokens]
+        await until_stored(endpoint, conversation[:256])
+        target = common_pb2.StoreTarget(store_id="s", blocks=4)
+        fetched = await gateway_other.ended(await gateway_other.submit(conversation, 5, store=target))
+        assert (fetched.cached_tokens, fetched.is_exact()) == (256, True)
+
+
+async def test_a_store_that_is_gone_slows_nobody_and_is_used_again_when_it_is_back() -> None:
+    port = free_port()
+    async with decode(f"127.0.0.1:{port}") as running, gateway_client(running.endpoint) as gateway:
+        async with store(port):
+            await until_attached(running.worker)
+            await gateway.ended(await gateway.submit(PROMPT, 5))
+            await until_stored(f"127.0.0.1:{port}", PROMPT)
+        alone = await gateway.ended(await gateway.submit([9, *PROMPT], 5, store=STORE))
+        assert (alone.cached_tokens, alone.is_exact()) == (0, True)
+        async with store(port):
+            await until_attached(running.worker)
+            await gateway.ended(await gateway.submit([*PROMPT, *PROMPT], 5))
+            await until_stored(f"127.0.0.1:{port}", [*PROMPT, *PROMPT])
