@@ -40,8 +40,8 @@ class Batch(msgspec.Struct, frozen=True):
 
     step: int
     rows: Sequence[Row]
-    # Called where the backend can tell, from any thread: the KV of all rows is written in the first n layers. In all of
-    # them it is written when the batch is collected.
+    # Called where the backend can tell, by `launch` or `collect`: the KV of all rows is written in the first n layers.
+    # In all of them it is written when the batch is collected.
     on_layers: Callable[[int], None] | None = None
 
 

@@ -129,13 +129,14 @@ class Engine:
         if self.transfers.follow():
             self._blocked, self._moved = False, True
 
-    def step(self) -> StepResult | None:
+    def step(self, attend: Callable[[], None] | None = None) -> StepResult | None:
         """Launch a step, and collect one: the same, or with overlap the one before.
 
-        None where it has nothing to tell: no token, no end, no block that came or went, no change of transfers.
+        None where it has nothing to tell: no token, no end, no block that came or went, no change of transfers. While
+        transfers are open, `attend` is called between layers where the backend can. It may call everything but `step`.
         """
         self._take_arrived()
-        launched = finished = self._launch()
+        launched = finished = self._launch(attend)
         if self._overlap:
             finished, self._under_way = self._under_way, launched
         self._blocked = launched is None and finished is None
@@ -189,7 +190,7 @@ class Engine:
             waits = self.transfers.would_wait(request, len(cached))
             yield Candidate(request, cached, new_blocks + self.pool.free_among(cached), waits)
 
-    def _launch(self) -> Flight | None:
+    def _launch(self, attend: Callable[[], None] | None) -> Flight | None:
         """None where no request can go on before the step under way is collected."""
         if self._under_way is not None and must_preempt(self._running.decoding, self.pool.free_blocks):
             # A preempted request starts again from its tokens, and the last one is not known yet.
@@ -206,7 +207,7 @@ class Engine:
         self._apply(plan)
         # One whose ticket turned out to be for other blocks has ended.
         chunks = [chunk for chunk in plan.chunks if not chunk.request.ended]
-        return self._launch_rows(plan.decoding, chunks) if plan.decoding or chunks else None
+        return self._launch_rows(plan.decoding, chunks, attend) if plan.decoding or chunks else None
 
     def _apply(self, plan: StepPlan[Request]) -> None:
         """Bring blocks and queues to where the plan's rows can be computed."""
@@ -244,21 +245,24 @@ class Engine:
         if not candidate.waits:
             self._running.add(request)
 
-    def _launch_rows(self, decoding: list[Request], chunks: list[Chunk[Request]]) -> Flight:
+    def _launch_rows(
+        self, decoding: list[Request], chunks: list[Chunk[Request]], attend: Callable[[], None] | None
+    ) -> Flight:
         # A chunk of one token is computed as a decode row is.
         chunks = sorted(chunks, key=lambda chunk: chunk.tokens > 1)
         requests = [*decoding, *(chunk.request for chunk in chunks)]
         rows = [decode_row(request) for request in decoding]
         rows += [chunk_row(chunk) for chunk in chunks]
-        on_layers = self.transfers.layer_watch((request, row.end) for request, row in zip(requests, rows, strict=True))
-        started = self._clock()
-        with span("engine.step", step=self._step, decoding=len(decoding), prompts=len(chunks)):
-            launched = self._backend.launch(Batch(self._step, rows, on_layers))
-        self._step += 1
+        ends = [(request, row.end) for request, row in zip(requests, rows, strict=True)]
+        on_layers = self.transfers.layer_watch(ends, attend)
         for index, (request, row) in enumerate(zip(requests, rows, strict=True)):
             follow(request, row, index)
         if chunks or any(request.length == request.limit for request in decoding):
             self._running.sort()
+        step, self._step = self._step, self._step + 1
+        started = self._clock()
+        with span("engine.step", step=step, decoding=len(decoding), prompts=len(chunks)):
+            launched = self._backend.launch(Batch(step, rows, on_layers))
         prompt_tokens = sum(chunk.tokens for chunk in chunks)
         return Flight(requests, rows, launched, started, len(decoding), prompt_tokens)
 

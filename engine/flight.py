@@ -36,7 +36,7 @@ def chunk_row(chunk: Chunk[Request]) -> Row:
 
 
 def follow(request: Request, row: Row, index: int) -> None:
-    """Note what the launched row does, as if it were done."""
+    """Note what the row of the step that is launched does, as if it were done."""
     request.computed = row.end
     request.rows_under_way += 1
     if row.sampling is not None:

@@ -94,18 +94,13 @@ class Pushes:
         if push is not None and (self._is_layerwise(request) or tokens >= request.prompt_tokens):
             self._tell(push, request, self._layers, tokens)
 
-    def layer_watch(self, ends: Iterable[tuple[Request, int]]) -> Callable[[int], None] | None:
-        """What to call while a step runs, with how many layers of it are written, or None where nobody cares.
-
-        `ends`: the step's requests, and how many tokens of each it leaves written.
-        """
+    def layer_watch(self, ends: Iterable[tuple[Request, int]]) -> Callable[[int], None]:
+        """See `Transfers.layer_watch`."""
         watched = [
             (push, request, end)
             for request, end in ends
             if (push := self._by_key.get(request.key)) is not None and self._is_layerwise(request)
         ]
-        if not watched:
-            return None
 
         def tell(layers: int) -> None:
             for push, request, end in watched:

@@ -17,9 +17,10 @@ import psutil
 from engine.batch import Backend
 from engine.config import EngineConfig, Hardware, resolve
 from engine.engine import Engine
-from engine.messages import Cancel, Failed, FirstToken, Ready, Start, Stop, Submit, ToRank
+from engine.messages import Failed, Ready, Start
 from engine.oracle import OracleBackend
 from engine.rank_link import RankLink
+from engine.rank_loop import RankLoop
 from engine.waker import Waker
 from mesh.config import ObserveConfig
 from mesh.errors import EngineFailed, MeshError
@@ -27,10 +28,6 @@ from mesh.observe import configure, span
 
 if TYPE_CHECKING:
     from transfer.agent import TransferAgent
-
-
-# How often the figures of transfers that are not over are looked at while nothing else happens.
-LOOK_SECONDS = 0.25
 
 
 def main(arguments: list[str]) -> int:
@@ -57,43 +54,12 @@ def main(arguments: list[str]) -> int:
         raise
     engine = Engine(config, backend, time.monotonic, agent)
     link.send(_ready(config, backend, engine, agent))
-    serve(link, engine)
+    # What loading allocated lives as long as the process: collections need not walk it.
+    gc.freeze()
+    RankLoop(link, engine).run()
     if agent is not None:
         agent.close()
     return 0
-
-
-def serve(link: RankLink, engine: Engine) -> None:
-    """Step while there is work, sleep while there is none; return when the service is done with us."""
-    # What loading allocated lives as long as the process: collections need not walk it.
-    gc.freeze()
-    while True:
-        # What lingers of a transfer after its last event ends without another.
-        most_seconds = None if engine.transfers.settled else LOOK_SECONDS
-        for message in link.receive(wait=not engine.has_work(), most_seconds=most_seconds):
-            if isinstance(message, Stop):
-                return
-            _take(engine, message)
-        if link.closed:
-            return
-        engine.follow_transfers()
-        if engine.has_work() and (result := engine.step()) is not None:
-            link.send(result)
-        for news in engine.transfers.take_news():
-            link.send(news)
-
-
-def _take(engine: Engine, message: ToRank) -> None:
-    match message:
-        case Submit():
-            engine.submit(message)
-        case Cancel():
-            engine.cancel(message)
-        case FirstToken():
-            engine.first_token(message)
-        case _:
-            assert not isinstance(message, Start | Stop)
-            engine.transfers.take(message)
 
 
 def make_backend(config: EngineConfig) -> Backend:

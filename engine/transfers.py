@@ -103,8 +103,23 @@ class Transfers:
         """It was appended to the request, which has not ended with it."""
         self._note_landed(self._landings.take_complete(request.key))
 
-    def layer_watch(self, ends: Iterable[tuple[Request, int]]) -> Callable[[int], None] | None:
-        return self._pushes.layer_watch(ends)
+    def layer_watch(
+        self, ends: Iterable[tuple[Request, int]], attend: Callable[[], None] | None
+    ) -> Callable[[int], None] | None:
+        """What to call while a step runs, with how many layers of it are written; None while nothing moves.
+
+        `ends`: the step's requests, and how many tokens of each it leaves written.
+        """
+        if not self.open:
+            return None
+        tell = self._pushes.layer_watch(ends)
+
+        def on_layers(layers: int) -> None:
+            tell(layers)
+            if attend is not None:
+                attend()
+
+        return on_layers
 
     def on_computed(self, request: Request, tokens: int) -> None:
         self._pushes.on_computed(request, tokens)

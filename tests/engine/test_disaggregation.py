@@ -8,10 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.messages import Fetch, Sampling
-from engine.oracle import oracle_tokens
+from engine.oracle import OracleBackend, oracle_tokens
 from mesh.blocks import chain_hashes
-from tests.support.disaggregation import Pair, assert_nothing_moves, make_pair
-from tests.support.engines import VOCABULARY, prompt_of, submit_of
+from tests.support.disaggregation import Pair, TellingOracle, assert_nothing_moves, make_pair
+from tests.support.engines import VOCABULARY, DeferredOracle, prompt_of, submit_of
+
+# Computes as it launches, tells of its layers while it does, computes when it is collected.
+BACKENDS = [OracleBackend, TellingOracle, DeferredOracle]
 
 
 def rng_of(seed: int = 0) -> random.Random:
@@ -23,10 +26,10 @@ def served(pair: Pair, prompt: list[int], max_tokens: int = 20, key: int = 1, **
     return pair.run(rng_of()).transcript.token_ids[key]
 
 
-@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("backend_type", BACKENDS)
 @pytest.mark.parametrize("length", [1, 2, 63, 64, 65, 127, 128, 129, 200, 511, 512, 513])
-def test_a_disaggregated_request_gets_the_monolithic_tokens(length: int, ahead: bool) -> None:
-    pair = make_pair(rng_of(length), ahead=ahead, max_step_tokens=128)
+def test_a_disaggregated_request_gets_the_monolithic_tokens(length: int, backend_type: type[OracleBackend]) -> None:
+    pair = make_pair(rng_of(length), backend_type, max_step_tokens=128)
     prompt = prompt_of(length)
     assert served(pair, prompt, 70) == oracle_tokens(prompt, 70, VOCABULARY)
     assert pair.transcript.ends[1].finish == "length"
@@ -165,7 +168,7 @@ def fill_store(pair: Pair, prompt: list[int]) -> None:
 @settings(max_examples=60, deadline=None)
 @given(
     seed=st.integers(0, 2**32),
-    ahead=st.booleans(),
+    backend_type=st.sampled_from(BACKENDS),
     total_blocks=st.integers(5, 24),
     max_requests=st.integers(1, 12),
     layerwise_tokens=st.sampled_from([64, 128, 1 << 30]),
@@ -174,7 +177,7 @@ def fill_store(pair: Pair, prompt: list[int]) -> None:
 )
 def test_in_any_order_of_events_tokens_are_right_and_everything_comes_back(
     seed: int,
-    ahead: bool,
+    backend_type: type[OracleBackend],
     total_blocks: int,
     max_requests: int,
     layerwise_tokens: int,
@@ -184,7 +187,7 @@ def test_in_any_order_of_events_tokens_are_right_and_everything_comes_back(
     rng = rng_of(seed)
     pair = make_pair(
         rng,
-        ahead=ahead,
+        backend_type,
         max_requests=max_requests,
         max_step_tokens=rng.choice([64, 200]),
         layerwise_tokens=layerwise_tokens,

@@ -1,6 +1,7 @@
 """Two rank processes, KV between them over UCX: disaggregated equals monolithic."""
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.oracle import oracle_tokens
+from mesh.config import ObserveConfig
 from tests.support.checkpoints import random_prompt, tiny_checkpoint
 from tests.support.engines import VOCABULARY, oracle_config, prompt_of, submit_of
 from tests.support.rank_pair import RankPair, rank_pair
@@ -116,3 +118,25 @@ async def test_a_model_decodes_what_another_process_computed_as_if_it_had_comput
         tokens = pair.transcript.token_ids
         assert [tokens[key] for key in range(5)] == [tokens[key] for key in range(5, 10)]
         assert len(pair.pushes) == 5
+
+
+async def test_long_prompts_are_pushed_while_their_later_layers_compute(tmp_path: Path) -> None:
+    checkpoint = tiny_checkpoint(tmp_path / "tiny", num_hidden_layers=8)
+    # A segment holds a layer of the whole prompt.
+    transfer = {"layerwise_tokens": 512, "slot_bytes": 1 << 20, "slots": 8}
+    settings = model_settings(checkpoint, transfer=transfer)
+    observe = ObserveConfig(trace_file=tmp_path / "prefill.json")
+    async with rank_pair(settings, settings, observe) as pair:
+        for key, length in enumerate((200, 1500)):
+            pair.submit(submit_of(key, random_prompt(length, key), 2, lands=True))
+            await ended(pair, key + 1)
+    events = json.loads((tmp_path / "prefill.rank.json").read_text())
+    steps = [event for event in events if event["name"] == "engine.step"]
+    pushes = [event for event in events if event["name"] == "kv.push"]
+    overlapping = [[push["args"]["first_layer"] for push in pushes if is_within(push, step)] for step in steps]
+    assert overlapping[0] == []
+    assert overlapping[1][:3] == [0, 2, 4]
+
+
+def is_within(event: dict[str, Any], other: dict[str, Any]) -> bool:
+    return other["ts"] <= event["ts"] and event["ts"] + event["dur"] <= other["ts"] + other["dur"]

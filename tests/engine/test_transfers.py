@@ -6,12 +6,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine.batch import Batch, Computed
 from engine.engine import Engine
 from engine.messages import Cancel, Fetch, FirstToken, Grant, LandingOpened, Push, PushOffer, Submit
-from engine.oracle import OracleBackend, oracle_tokens
+from engine.oracle import oracle_tokens
 from mesh.blocks import chain_hashes
-from tests.support.disaggregation import moving_engine
+from tests.support.disaggregation import TellingOracle, moving_engine
 from tests.support.engines import VOCABULARY, Transcript, oracle_engine, prompt_of, submit_of
 from tests.support.fake_agent import Fabric, FakeAgent
 from transfer.events import PushEnded
@@ -249,24 +248,35 @@ def test_decoding_stalls_and_goes_on_while_landings_hold_the_pool() -> None:
     assert transcript.token_ids[2] == oracle_tokens(prompt, 70, VOCABULARY)
 
 
-class LayeredOracle(OracleBackend):
-    """Tells of its layer before the step ends, as backends do that have more."""
-
-    def launch(self, batch: Batch) -> Computed:
-        if batch.on_layers is not None:
-            batch.on_layers(1)
-        return super().launch(batch)
-
-
 def test_a_long_prompt_is_pushed_chunk_by_chunk_and_layer_by_layer() -> None:
     fabric = make_fabric()
     settings = {"total_blocks": 16, "max_step_tokens": 100, "max_requests": 4}
-    engine = moving_engine(fabric, LayeredOracle, layerwise_tokens=128, **settings)
+    engine = moving_engine(fabric, TellingOracle, layerwise_tokens=128, **settings)
     engine.submit(push_submit(landing_elsewhere(fabric, 230), 230))
     turn(engine)
     agent = agent_of(engine, fabric)
     # Chunks end at 100, 200 and 230 tokens; of each the first is of its layer, the second of its end.
     assert [blocks for _, _, blocks in agent.ready_calls] == [1, 1, 3, 3, 4, 4]
+
+
+def test_while_a_step_runs_everything_may_happen_to_its_requests() -> None:
+    fabric = make_fabric()
+    engine = moving_engine(fabric, TellingOracle, total_blocks=8)
+    opened_landing(engine, 65)
+    engine.submit(submit_of(2, prompt_of(130), 5))
+
+    def attend() -> None:
+        engine.cancel(Cancel(2))
+        engine.submit(submit_of(3, prompt_of(70), 5))
+        engine.first_token(FirstToken(1, 7))
+        assert held_blocks(engine) == 2 + 3
+
+    transcript = Transcript()
+    transcript.take(engine.step(attend))
+    assert held_blocks(engine) == 2
+    assert transcript.ends[2].finish == "cancelled"
+    assert transcript.token_ids == {1: [7], 2: []}
+    assert turn(engine, transcript).token_ids[3] == oracle_tokens(prompt_of(70), 5, VOCABULARY)
 
 
 def test_a_short_prompt_is_pushed_when_it_is_computed() -> None:

@@ -5,13 +5,24 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from engine.batch import Batch, Computed
 from engine.engine import Engine
 from engine.messages import Cancel, Fetch, FirstToken, Grant, LandingOpened, Output, Push, Pushed, StepResult, Submit
 from engine.oracle import OracleBackend
-from tests.support.engines import DeferredOracle, Transcript, oracle_config
+from tests.support.engines import Transcript, oracle_config
 from tests.support.fake_agent import Fabric, FakeAgent
 from transfer.config import TransferConfig
 from transfer.events import Granted, PushEnded, SegmentSent
+
+
+class TellingOracle(OracleBackend):
+    """Tells of its layer before the step ends, as a model does on CPU."""
+
+    def launch(self, batch: Batch) -> Computed:
+        computed = super().launch(batch)
+        if batch.on_layers is not None:
+            batch.on_layers(1)
+        return computed
 
 
 def moving_engine(
@@ -58,13 +69,20 @@ class Pair:
     def step(self, engine: Engine) -> None:
         """What a rank does in a turn."""
         engine.follow_transfers()
-        result = engine.step() if engine.has_work() else None
+        result = engine.step(lambda: self._attend(engine)) if engine.has_work() else None
         if engine is self.decode:
             self.transcript.take(result)
             self._relay_to_prefill(result)
         else:
             self.prefilled.take(result)
             self._relay_to_decode(result)
+
+    def _attend(self, engine: Engine) -> None:
+        """What a rank does between two layers; meanwhile others are not idle."""
+        for action in (self.relay_one, self.fabric.run_one):
+            if self.fabric.rng.random() < 0.5:
+                action()
+        engine.follow_transfers()
 
     def relay_one(self) -> bool:
         if not self._messages:
@@ -154,11 +172,15 @@ class Pair:
 
 
 def make_pair(
-    rng: random.Random, *, ahead: bool = False, decode: Any = None, prefill: Any = None, **settings: Any
+    rng: random.Random,
+    backend_type: type[OracleBackend] = OracleBackend,
+    *,
+    decode: Any = None,
+    prefill: Any = None,
+    **settings: Any,
 ) -> Pair:
-    """`ahead`: steps are launched before the one before is collected. `decode` and `prefill` override settings."""
+    """`decode` and `prefill` override the settings of one engine."""
     fabric = Fabric(rng)
-    backend_type = DeferredOracle if ahead else OracleBackend
     settings = {"total_blocks": 64, "max_requests": 16, **settings}
     engines = (moving_engine(fabric, backend_type, **{**settings, **(own or {})}) for own in (decode, prefill))
     return Pair(fabric, *engines)
