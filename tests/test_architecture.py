@@ -111,8 +111,8 @@ def test_the_domain_of_services_knows_no_grpc() -> None:
 
 
 @pytest.mark.parametrize("service", SERVICES)
-def test_a_service_process_starts_with_torch_not_importable(service: str) -> None:
-    program = f"import sys\nsys.modules['torch'] = None\nimport {service}.__main__\n"
+def test_a_service_process_starts_with_neither_torch_nor_ucx(service: str) -> None:
+    program = f"import sys\nsys.modules['torch'] = sys.modules['ucxx'] = None\nimport {service}.__main__\n"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
 
