@@ -8,7 +8,9 @@ from typing import Any
 import psutil
 import pytest
 
+from engine.client import RankClient
 from engine.config import EngineConfig
+from engine.messages import StepResult
 from engine.oracle import oracle_tokens
 from mesh.config import ObserveConfig
 from tests.support.checkpoints import random_prompt, tiny_checkpoint
@@ -140,3 +142,20 @@ async def test_long_prompts_are_pushed_while_their_later_layers_compute(tmp_path
 
 def is_within(event: dict[str, Any], other: dict[str, Any]) -> bool:
     return other["ts"] <= event["ts"] and event["ts"] + event["dur"] <= other["ts"] + other["dur"]
+
+
+async def test_a_landing_that_nothing_reaches_ends_with_its_deadline() -> None:
+    client = await RankClient.start(oracle_settings(transfer=transfer_config(landing_seconds=0.3)))
+    try:
+        client.submit(submit_of(1, prompt_of(500), 5, lands=True))
+        outputs = []
+        async for message in client.results:
+            if isinstance(message, StepResult):
+                outputs += message.outputs
+                if outputs and message.load.free_blocks == 600:
+                    break
+        (lost,) = outputs
+        assert lost.refusal is not None
+        assert lost.refusal.reason == "PREFILL_LOST"
+    finally:
+        await client.close(grace_seconds=2.0)
