@@ -11,7 +11,7 @@ from transfer.transport import Arrival, Transmission
 
 # Measured on loopback: TCP segments of these sizes carry four times as much as UCX's own. Without MM_ERROR_HANDLING
 # shared memory is silently dropped, as endpoints have error handling.
-_SETTINGS = {"TCP_TX_SEG_SIZE": "256K", "TCP_RX_SEG_SIZE": "1M", "MM_ERROR_HANDLING": "y"}
+_SETTINGS = {"TCP_TX_SEG_SIZE": "256K", "TCP_RX_SEG_SIZE": "1M", "MM_ERROR_HANDLING": "y", "KEEPALIVE_INTERVAL": "1s"}
 
 
 def ucx_settings(transports: str | None) -> dict[str, str]:
@@ -85,7 +85,8 @@ class UcxTransport:
 
     def hang_up(self, address: bytes) -> None:
         endpoint = self._endpoints.pop(address, None)
-        if endpoint is not None:
+        # UCX has closed the endpoint of a dead peer itself; over TCP, closing it again crashes the process.
+        if endpoint is not None and endpoint.alive:
             endpoint.handle.close()
 
     def sweep(self) -> None:

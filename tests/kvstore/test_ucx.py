@@ -74,8 +74,9 @@ class Attached:
 
 
 @asynccontextmanager
-async def attached_worker(endpoint: str, weights: str = "f") -> AsyncIterator[Attached]:
-    worker = KvWorker(LAYERS, BLOCKS, PIECE_BYTES, SMALL_SLOTS, weights)
+async def attached_worker(endpoint: str, weights: str = "f", transports: str | None = None) -> AsyncIterator[Attached]:
+    config = SMALL_SLOTS.model_copy(update={"transports": transports})
+    worker = KvWorker(LAYERS, BLOCKS, PIECE_BYTES, config, weights)
     worker.memory[:, :16] = np.random.default_rng(0).integers(1, 256, (LAYERS, 16, PIECE_BYTES), np.uint8)
     worker.hold(CHAIN, range(16))
     try:
@@ -173,10 +174,12 @@ async def test_a_store_without_its_redis_still_answers_fetches_and_tells_of_them
             assert worker.fetch(4) == 4
 
 
-async def test_a_killed_store_comes_back_empty_and_is_filled_again() -> None:
+@pytest.mark.parametrize("transports", ["tcp", "posix,self"])
+async def test_a_killed_store_comes_back_empty_and_is_filled_again(transports: str) -> None:
     port = free_port()
     settings = {"server.port": port, "store_id": "s", "memory_bytes": 1 << 20, "session_seconds": 1}
     settings |= {f"transfer.{key}": getattr(SMALL_SLOTS, key) for key in ("slot_bytes", "slots")}
+    settings["transfer.transports"] = f"'{transports}'"
     options = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
     endpoint = f"127.0.0.1:{port}"
     async with AsyncExitStack() as stack:
@@ -184,7 +187,7 @@ async def test_a_killed_store_comes_back_empty_and_is_filled_again() -> None:
         await first.start()
         stack.push_async_callback(first.stop, 1.0)
         await first.wait_ready(endpoint, 30)
-        worker = await stack.enter_async_context(attached_worker(endpoint))
+        worker = await stack.enter_async_context(attached_worker(endpoint, transports=transports))
         await worker.offer(8)
         assert await asyncio.to_thread(worker.fetch, 8) == 8
         epoch = worker.worker.sessions["s"].epoch
