@@ -14,7 +14,7 @@ from typing import Protocol
 from decode_svc.requests import Request, Submission, Terminal, make_request, terminal_of
 from decode_svc.session import Attachment, Session
 from engine.messages import Output, StepResult, Submit
-from mesh.errors import DeadlineExceeded, EngineFailed, MeshError, Overloaded, UnknownRequest
+from mesh.errors import DeadlineExceeded, EngineFailed, MeshError, Overloaded, PrefillLost, UnknownRequest
 
 
 class Rank(Protocol):
@@ -198,12 +198,11 @@ class Sessions:
         for session in touched.values():
             session.wake()
 
-    def fail(self, key: int, error: MeshError) -> None:
-        """End a request that the rank has, if it still has."""
+    def lose_prompt(self, key: int, error: PrefillLost) -> None:
+        """The call to the prefill worker failed. A request that is past its first token has its KV, and goes on."""
         live = self._live.get(key)
-        if live is not None:
-            self._cancel_in_rank(key)
-            self._end(live.session, live.request, error)
+        if live is not None and len(live.request.token_ids) <= 1:
+            self._fail(key, live, error)
 
     def fail_all(self, error: MeshError) -> None:
         """The rank has gone: every live request ends with `error`."""
@@ -215,7 +214,7 @@ class Sessions:
         now = self._clock()
         for key, live in list(self._live.items()):
             if live.deadline is not None and live.deadline <= now:
-                self.fail(key, DeadlineExceeded("the request's deadline passed"))
+                self._fail(key, live, DeadlineExceeded("the request's deadline passed"))
         for session in list(self._sessions.values()):
             if session.detached_at is not None and session.detached_at + self._grace_seconds <= now:
                 self._drop_session(session)
@@ -268,6 +267,11 @@ class Sessions:
         terminal = terminal_of(request, output)
         if terminal is not None:
             self._end(session, request, terminal)
+
+    def _fail(self, key: int, live: Live, error: MeshError) -> None:
+        """End a request that the rank has."""
+        self._cancel_in_rank(key)
+        self._end(live.session, live.request, error)
 
     def _end(self, session: Session, request: Request, terminal: Terminal) -> None:
         assert request.terminal is None

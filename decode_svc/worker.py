@@ -48,7 +48,7 @@ class DecodeWorker:
             endpoint,
             config.can_prefill,
         )
-        self.prefills = Prefills(rank, prefill_calls, rank.ready.vocabulary_size, self._on_lost)
+        self.prefills = Prefills(rank, prefill_calls, rank.ready.vocabulary_size, self._lose_prompt)
         self.sessions = Sessions(rank, self.prefills, clock, config.grace_seconds)
         self.grace_seconds = config.grace_seconds
         self._rank = rank
@@ -139,8 +139,8 @@ class DecodeWorker:
         metrics.DECODE_UNACKNOWLEDGED.set(sessions.kept_requests - sessions.live_requests)
         metrics.DECODE_GATEWAYS.set(sessions.attached_gateways)
 
-    def _on_lost(self, key: int, error: PrefillLost) -> None:
-        self.sessions.fail(key, error)
+    def _lose_prompt(self, key: int, error: PrefillLost) -> None:
+        self.sessions.lose_prompt(key, error)
 
 
 async def _wait(event: asyncio.Event, seconds: float) -> None:

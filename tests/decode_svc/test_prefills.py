@@ -170,6 +170,19 @@ async def test_a_prefill_worker_that_dies_has_the_request_placed_again(stage: st
         assert rank_of(running).cancelled == [0]
 
 
+async def test_a_prefill_worker_that_dies_when_its_work_is_done_disturbs_nobody() -> None:
+    async with decode_without_rank() as running, gateway_client(running.endpoint) as gateway:
+        rank = rank_of(running)
+        async with fake_prefill() as prefill:
+            await called(running, gateway, prefill)
+            rank.say(rank.step(rank.output(0)), rank.step(rank.output(0)))
+            await gateway.until(lambda: len(gateway.requests[1].tokens) == 2)
+        await asyncio.sleep(0.1)
+        rank.say(rank.step(rank.output(0, 1, "length")))
+        request = await gateway.ended(1)
+        assert (request.error, len(request.tokens), rank.cancelled) == (None, 3, [])
+
+
 async def test_a_prefill_worker_that_hangs_is_lost_with_its_landing() -> None:
     async with decode_without_rank() as running, fake_prefill() as prefill, gateway_client(running.endpoint) as gateway:
         call = await called(running, gateway, prefill, make_ticket(len(PROMPT), deadline_ms=200))

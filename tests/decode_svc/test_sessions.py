@@ -356,7 +356,7 @@ async def test_a_lost_prefill_ends_the_request_and_names_the_worker() -> None:
     attachment = attach(sessions)
     sessions.submit(attachment, make_submission(1, prefill=PREFILL))
     sessions.submit(attachment, make_submission(2, prefill=PREFILL))
-    sessions.fail(0, PREFILL.lost("it died"))
+    sessions.lose_prompt(0, PREFILL.lost("it died"))
     refusal = Refusal(PrefillLost.reason, "the KV did not land in time")
     sessions.on_step(rank.step(Output(1, 3, [], refusal=refusal)))
     ends = await taken(attachment)
@@ -365,5 +365,5 @@ async def test_a_lost_prefill_ends_the_request_and_names_the_worker() -> None:
         error = ends[stream_id][2]
         assert isinstance(error, PrefillLost)
         assert error.metadata == {"worker_id": "prefill-1"}
-    sessions.fail(0, PREFILL.lost("again"))
+    sessions.lose_prompt(0, PREFILL.lost("again"))
     assert rank.cancelled == [0]

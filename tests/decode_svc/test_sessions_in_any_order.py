@@ -144,7 +144,7 @@ class AnyOrder(RuleBasedStateMachine):
     @precondition(lambda self: self.prompts.expected)
     @rule(data=st.data())
     def lose_a_prompt(self, data: st.DataObject) -> None:
-        self.sessions.fail(data.draw(st.sampled_from(sorted(self.prompts.expected))), PREFILL.lost("it died"))
+        self.sessions.lose_prompt(data.draw(st.sampled_from(sorted(self.prompts.expected))), PREFILL.lost("it died"))
 
     @rule(seconds=st.sampled_from([0.001, 1.0, GRACE]))
     def pass_time(self, seconds: float) -> None:
