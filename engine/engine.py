@@ -253,7 +253,7 @@ class Engine:
         requests = [*decoding, *(chunk.request for chunk in chunks)]
         rows = [decode_row(request) for request in decoding]
         rows += [chunk_row(chunk) for chunk in chunks]
-        ends = [(request, row.end) for request, row in zip(requests, rows, strict=True)]
+        ends = ((request, row.end) for request, row in zip(requests, rows, strict=True))
         on_layers = self.transfers.layer_watch(ends, attend)
         for index, (request, row) in enumerate(zip(requests, rows, strict=True)):
             follow(request, row, index)

@@ -168,10 +168,11 @@ class Transfers:
 
     def take_counters(self) -> TransferCounters | None:
         """The agent's, if they changed since the last call."""
-        if self._agent is None or not self.changed:
+        counters = self._told if self._agent is None else self._agent.counters()
+        if counters == self._told:
             return None
-        self._told = self._agent.counters()
-        return self._told
+        self._told = counters
+        return counters
 
     def _on_event(self, event: Event) -> None:
         match event:
