@@ -36,6 +36,7 @@ class StoreStatus:
     block_bytes: int = 0
     lookups: int = 0
     hits: int = 0
+    attached_workers: int = 0
     transfers: TransferCounters = field(default_factory=TransferCounters)
 
 
@@ -91,6 +92,7 @@ class Center:
             block_bytes=slab.geometry.block_bytes,
             lookups=slab.lookups.lookups,
             hits=slab.lookups.hits,
+            attached_workers=len(self._sessions),
             transfers=slab.agent.counters(),
         )
 

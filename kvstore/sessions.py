@@ -43,6 +43,9 @@ class Sessions:
         self._by_id: dict[int, Session] = {}
         self._by_worker: dict[str, Session] = {}
 
+    def __len__(self) -> int:
+        return len(self._by_id)
+
     def attach(self, worker: WorkerIdentity, session_id: int) -> Session:
         """Renew the worker's session; a new one where it is not that one (0 is none), which ends an earlier one.
 

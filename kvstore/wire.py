@@ -86,5 +86,6 @@ def status_response(status: StoreStatus, store_id: str, epoch: str) -> kvstore_p
         tiers=[memory],
         lookups=status.lookups,
         hits=status.hits,
+        attached_workers=status.attached_workers,
         transfers=worker_wire.transfers_message(status.transfers),
     )

@@ -3,7 +3,7 @@
 import asyncio
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 
@@ -74,6 +74,15 @@ class Supervisor:
                 if not _dispensable(self._keepers[keeper], others):
                     raise failure
                 self._on_line(NAME, f"{failure}: going on without it")
+
+    async def restart(self, names: Collection[str]) -> None:
+        """Stop these services and start them again, together; not while `until_failure` runs, which would do it too.
+
+        Raises ProcessFailed where one does not get ready.
+        """
+        assert not self._keepers
+        await asyncio.gather(*(self._children[name].stop(STOP_GRACE_SECONDS) for name in names))
+        await asyncio.gather(*(self._start(spec) for spec in self._specs if spec.name in names))
 
     async def stop(self) -> None:
         """Stop the services, last started first, those of one kind together."""

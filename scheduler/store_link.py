@@ -69,4 +69,11 @@ def _status(message: kvstore_pb2.GetStatusResponse) -> StoreStatus:
     tiers = tuple(
         Tier(tier.name, tier.total_blocks, tier.used_blocks, tier.block_bytes) for tier in message.tiers[:MAX_TIERS]
     )
-    return StoreStatus(message.store_id, tiers, message.lookups, message.hits, worker_wire.transfers(message.transfers))
+    return StoreStatus(
+        store_id=message.store_id,
+        tiers=tiers,
+        lookups=message.lookups,
+        hits=message.hits,
+        attached_workers=message.attached_workers,
+        transfers=worker_wire.transfers(message.transfers),
+    )

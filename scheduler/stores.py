@@ -26,6 +26,7 @@ class StoreStatus(msgspec.Struct, frozen=True):
     tiers: tuple[Tier, ...]
     lookups: int
     hits: int
+    attached_workers: int
     transfers: TransferCounters
 
 

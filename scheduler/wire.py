@@ -145,6 +145,7 @@ def _store_status(store: Store) -> scheduler_pb2.StoreStatus:
         tiers=[kvstore_pb2.TierStatus(**msgspec.structs.asdict(tier)) for tier in status.tiers],
         lookups=status.lookups,
         hits=status.hits,
+        attached_workers=status.attached_workers,
         transfers=worker_wire.transfers_message(status.transfers),
     )
 

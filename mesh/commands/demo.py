@@ -1,22 +1,26 @@
-"""`deepmesh demo`: a mesh of processes, three chats, a table, and everything stopped again."""
+"""`deepmesh demo`: a mesh of processes, chats, a table of how they went, and everything stopped again."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from deepmesh.v1 import common_pb2, gateway_pb2, gateway_pb2_grpc
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from mesh.channel import open_channel
 from mesh.commands.answers import Answer, Show, chat_prompt, stream_grpc, stream_http
+from mesh.commands.kv_moves import KvMoves, last_path, moves_between, settled, until_registered
 from mesh.commands.make_checkpoint import make_checkpoint
 from mesh.commands.serving import until_served
+from mesh.commands.status import bytes_by_transport
 from mesh.commands.terminal import make_console, show_on
-from mesh.composition import DEFAULT_MODEL, HOST, MeshPlan, compose
+from mesh.composition import DEFAULT_MODEL, HOST, MODULES, MeshPlan, compose
 from mesh.log_lines import LinePrinter
 from mesh.ports import free_port
 from mesh.preflight import check_plan
@@ -25,8 +29,11 @@ from mesh.supervisor import Supervisor
 
 Messages = list[dict[str, str]]
 
-# Of a few blocks, so that the second turn finds them in the cache.
+# Of a few blocks: worth computing on a prefill worker, moving, and finding again.
 FIRST_QUESTION = """Here is a table.
+light-river: 20917
+plain-tower: KQWBM
+young-field: 71360
 gray-melon: 48215
 solid-mill: 83502
 grand-lake: XHJZT
@@ -38,6 +45,9 @@ high-hill: 95244
 rusty-store: 67535
 
 What is the value of strong-shell?"""
+# What moved is shown after each answer, and not a second later.
+QUICK_SETTINGS = ("scheduler.store_link.poll_seconds=0.1",)
+WORKER_MODULES = (MODULES["prefill"], MODULES["decode"])
 SECOND_QUESTION = "What is 82590 + 1946?"
 
 
@@ -51,16 +61,20 @@ def demo(
         ),
     ] = DEFAULT_MODEL,
     decode: Annotated[int, typer.Option(min=1, max=8, help="Decode workers.")] = 1,
+    prefill: Annotated[int, typer.Option(min=0, max=8, help="Prefill workers.")] = 1,
+    kvstore: Annotated[int, typer.Option(min=0, max=4, help="KV stores.")] = 1,
     max_tokens: Annotated[int, typer.Option(min=2, help="Of each answer, at the most.")] = 256,
     log: Annotated[Path, typer.Option(help="Where the services' own lines go.")] = Path("out/demo.log"),
     settings: Annotated[list[str] | None, typer.Option("--set", metavar="SERVICE.KEY=VALUE")] = None,
 ) -> None:
-    """Start a mesh on free ports, chat over gRPC, over OpenAI HTTP, and a second turn that shares its prefix."""
+    """Start a mesh on free ports; chat over gRPC, over OpenAI HTTP, a second turn, and after the workers forgot it."""
     console = make_console()
     if not (model / "config.json").exists():
         console.print(f"making a random checkpoint in {model}")
         make_checkpoint(model)
-    plan = MeshPlan(model, decode, free_port(), free_port(), free_port(), tuple(settings or ()))
+    stores = tuple(free_port() for _ in range(kvstore))
+    asked = (*QUICK_SETTINGS, *(settings or ()))
+    plan = MeshPlan(model, decode, free_port(), free_port(), free_port(), asked, prefill, stores)
     check_plan(plan)
     asyncio.run(_until_signal_or_done(plan, max_tokens, log, console))
 
@@ -78,14 +92,14 @@ async def _until_signal_or_done(plan: MeshPlan, max_tokens: int, log: Path, cons
 
 
 async def _demonstrate(plan: MeshPlan, max_tokens: int, log: Path, console: Console) -> None:
-    async with _mesh(plan, log, console):
-        answers = await _chats(plan, max_tokens, console)
+    async with _mesh(plan, log, console) as supervisor:
+        rows = await _Demonstration(plan, max_tokens, supervisor, console).run()
     console.print("\neverything stopped\n")
-    console.print(answers_table(answers))
+    console.print(answers_table(rows))
 
 
 @asynccontextmanager
-async def _mesh(plan: MeshPlan, log: Path, console: Console) -> AsyncIterator[None]:
+async def _mesh(plan: MeshPlan, log: Path, console: Console) -> AsyncIterator[Supervisor]:
     specs = compose(plan)
     console.print(f"starting {', '.join(spec.name for spec in specs)} (their lines: {log})")
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -95,47 +109,98 @@ async def _mesh(plan: MeshPlan, log: Path, console: Console) -> AsyncIterator[No
             await supervisor.start()
             processes = ", ".join(f"{name} {process_id}" for name, process_id in supervisor.process_ids.items())
             console.print(f"ready, as processes {processes}")
-            yield
+            yield supervisor
         finally:
             await supervisor.stop()
 
 
-async def _chats(plan: MeshPlan, max_tokens: int, console: Console) -> list[tuple[str, Answer]]:
-    messages = [{"role": "user", "content": FIRST_QUESTION}]
-    models = await until_served(f"{HOST}:{plan.grpc_port}", plan.decode_workers)
-    first, second, third = Answer(), Answer(), Answer()
-    async with open_channel(f"{HOST}:{plan.grpc_port}") as channel:
-        stub = gateway_pb2_grpc.GatewayServiceStub(channel)
-        show = _heading(console, "gRPC", FIRST_QUESTION)
-        await stream_grpc(stub, _request(messages, max_tokens), first, show)
-        show = _heading(console, "OpenAI HTTP", "the same question")
-        body = {"model": models[0].name, "messages": messages, "max_tokens": max_tokens, "temperature": 0}
-        await stream_http(f"http://{HOST}:{plan.http_port}/v1", body, second, show)
-        messages += [{"role": "assistant", "content": first.text}, {"role": "user", "content": SECOND_QUESTION}]
-        show = _heading(console, "gRPC, second turn", SECOND_QUESTION)
-        await stream_grpc(stub, _request(messages, max_tokens), third, show)
-    return [("gRPC", first), ("OpenAI HTTP", second), ("second turn", third)]
+@dataclass(frozen=True)
+class Row:
+    """One answer, and what it took."""
+
+    name: str
+    answer: Answer
+    path: str
+    moves: KvMoves
 
 
-def _request(messages: Messages, max_tokens: int) -> gateway_pb2.GenerateRequest:
-    return gateway_pb2.GenerateRequest(
-        prompt=chat_prompt(messages), max_tokens=max_tokens, sampling=common_pb2.SamplingParams(temperature=0)
-    )
+class _Demonstration:
+    """The chats, one after the other, so that what moves meanwhile is theirs."""
+
+    def __init__(self, plan: MeshPlan, max_tokens: int, supervisor: Supervisor, console: Console) -> None:
+        self._plan = plan
+        self._max_tokens = max_tokens
+        self._supervisor = supervisor
+        self._console = console
+        self._scheduler = f"{HOST}:{plan.scheduler_port}"
+        self._gateway = f"{HOST}:{plan.grpc_port}"
+
+    async def run(self) -> list[Row]:
+        (model,) = await self._until_ready()
+        first = [{"role": "user", "content": FIRST_QUESTION}]
+        rows = [
+            await self._row("gRPC", FIRST_QUESTION, lambda answer, show: self._ask_grpc(first, answer, show)),
+            await self._row(
+                "OpenAI HTTP", "the same question", lambda answer, show: self._ask_http(model, first, answer, show)
+            ),
+        ]
+        said = {"role": "assistant", "content": rows[0].answer.text}
+        second = [*first, said, {"role": "user", "content": SECOND_QUESTION}]
+        title = "second turn"
+        rows.append(await self._row(title, SECOND_QUESTION, lambda answer, show: self._ask_grpc(second, answer, show)))
+        if self._plan.store_ports:
+            await self._forget()
+            title = "after a restart"
+            rows.append(
+                await self._row(
+                    title, "the second turn again", lambda answer, show: self._ask_grpc(second, answer, show)
+                )
+            )
+        return rows
+
+    async def _until_ready(self) -> list[gateway_pb2.Model]:
+        await until_registered(self._scheduler, self._plan.workers)
+        return await until_served(self._gateway, self._plan.decode_workers)
+
+    async def _forget(self) -> None:
+        """Start every worker again: what they had cached is gone, what the store has is not."""
+        workers = [spec.name for spec in compose(self._plan) if spec.module in WORKER_MODULES]
+        self._console.print(f"\nstarting {', '.join(workers)} again: their caches are empty now, the store's is not")
+        await self._supervisor.restart(workers)
+        await self._until_ready()
+
+    async def _row(self, name: str, question: str, ask: Callable[[Answer, Show], Awaitable[None]]) -> Row:
+        before = await settled(self._scheduler)
+        self._console.print(f"\n[bold]{name}[/bold]  {question}")
+        answer = Answer()
+        await ask(answer, show_on(self._console))
+        moves = moves_between(before, await settled(self._scheduler))
+        return Row(name, answer, await last_path(self._scheduler), moves)
+
+    async def _ask_grpc(self, messages: Messages, answer: Answer, show: Show) -> None:
+        request = gateway_pb2.GenerateRequest(
+            prompt=chat_prompt(messages), max_tokens=self._max_tokens, sampling=common_pb2.SamplingParams(temperature=0)
+        )
+        async with open_channel(self._gateway) as channel:
+            await stream_grpc(gateway_pb2_grpc.GatewayServiceStub(channel), request, answer, show)
+
+    async def _ask_http(self, model: gateway_pb2.Model, messages: Messages, answer: Answer, show: Show) -> None:
+        body = {"model": model.name, "messages": messages, "max_tokens": self._max_tokens, "temperature": 0}
+        await stream_http(f"http://{HOST}:{self._plan.http_port}/v1", body, answer, show)
 
 
-def _heading(console: Console, title: str, question: str) -> Show:
-    console.print(f"\n[bold]{title}[/bold]  {question}")
-    return show_on(console)
-
-
-def answers_table(answers: Sequence[tuple[str, Answer]]) -> Table:
-    """Timings and token counts, one row an answer."""
-    table = Table()
-    table.add_column("request")
-    for heading in ("TTFT ms", "TPOT ms", "prompt tokens", "cached", "answer tokens"):
-        table.add_column(heading, justify="right")
-    for name, answer in answers:
+def answers_table(rows: Sequence[Row]) -> Table:
+    """Timings, token counts, and the KV that moved to workers, one row an answer; fits eighty columns."""
+    table = Table(box=box.SIMPLE_HEAD, padding=0, pad_edge=False)
+    table.add_column("request\nand who computed it", no_wrap=True)
+    measures = ("TTFT\nms", "TPOT\nms", "tokens\nin", "tokens\ncached", "tokens\nout")
+    for heading in (*measures, "KV moved\nover UCX", "blocks\nfrom\nstore"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in rows:
+        answer = row.answer
         times = (f"{value:.1f}" if value is not None else "-" for value in (answer.ttft_ms, answer.tpot_ms))
         counts = (answer.prompt_tokens, answer.cached_tokens, answer.completion_tokens)
-        table.add_row(name, *times, *map(str, counts))
+        moved = bytes_by_transport(row.moves.received_bytes)
+        blocks = str(row.moves.fetched_blocks)
+        table.add_row(f"[bold]{row.name}[/bold]\n{row.path}", *times, *map(str, counts), moved, blocks)
     return table

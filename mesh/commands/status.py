@@ -75,8 +75,8 @@ def transfers_table(snapshot: scheduler_pb2.WatchWorkersResponse) -> Table:
             f"{transfers.open_landings}/{transfers.open_pushes}/{transfers.open_fetches}",
             f"{transfers.free_slots}/{transfers.total_slots}",
             str(transfers.quarantined_slots),
-            _bytes_by_transport(transfers.received_bytes),
-            _bytes_by_transport(transfers.sent_bytes),
+            bytes_by_transport(transfers.received_bytes),
+            bytes_by_transport(transfers.sent_bytes),
             str(sum(transfers.refused.values())),
         )
     return table
@@ -84,12 +84,12 @@ def transfers_table(snapshot: scheduler_pb2.WatchWorkersResponse) -> Table:
 
 def stores_table(snapshot: scheduler_pb2.WatchWorkersResponse) -> Table:
     """One row a tier of a store."""
-    table = _table(("KV store", "tier"), ("blocks\nused", "size", "lookups", "hits"))
+    table = _table(("KV store", "tier"), ("blocks\nused", "size", "workers", "lookups", "hits"))
     for store in snapshot.stores:
         if not store.store_id:
             table.add_row(store.endpoint, "does not answer")
         for number, tier in enumerate(store.tiers):
-            counts = () if number else (f"{store.lookups:,}", f"{store.hits:,}")
+            counts = () if number else (f"{store.attached_workers:,}", f"{store.lookups:,}", f"{store.hits:,}")
             size = filesize.decimal(tier.used_blocks * tier.block_bytes)
             table.add_row(store.store_id, tier.name, f"{tier.used_blocks:,}/{tier.total_blocks:,}", size, *counts)
     return table
@@ -104,7 +104,8 @@ def _table(names: Sequence[str], numbers: Sequence[str]) -> Table:
     return table
 
 
-def _bytes_by_transport(sizes: Mapping[str, int]) -> str:
+def bytes_by_transport(sizes: Mapping[str, int]) -> str:
+    """One line for each UCX transport."""
     return "\n".join(f"{transport} {filesize.decimal(size)}" for transport, size in sorted(sizes.items())) or "0"
 
 

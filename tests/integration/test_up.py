@@ -153,11 +153,12 @@ async def test_a_service_that_cannot_start_ends_the_mesh_with_its_reason(setting
         assert reason in mesh.lines[-1]
 
 
-async def test_the_demo_chats_three_times_and_reuses_the_prefix(tmp_path: Path) -> None:
+async def test_the_demo_moves_kv_reuses_the_prefix_and_finds_it_in_the_store_after_a_restart(tmp_path: Path) -> None:
     make_checkpoint(tmp_path / "tiny", "tiny")
     arguments = ("demo", "--model", str(tmp_path / "tiny"), "--log", str(tmp_path / "log"), "--max-tokens", "8")
     process = await asyncio.create_subprocess_exec(
-        *[sys.executable, "-c", DEEPMESH, *arguments],
+        # However quickly this machine computes so small a model, the first prompt is worth a handover.
+        *[sys.executable, "-c", DEEPMESH, *arguments, "--set", "scheduler.placement.handover_ms=0"],
         cwd=ROOT,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
@@ -165,12 +166,20 @@ async def test_the_demo_chats_three_times_and_reuses_the_prefix(tmp_path: Path) 
     )
     out = (await process.communicate())[0].decode()
     assert process.returncode == 0, out
-    rows = [[cell.strip() for cell in line.strip("│ ").split("│")] for line in out.splitlines() if line.count("│") == 7]
-    assert [row[0] for row in rows] == ["gRPC", "OpenAI HTTP", "second turn"]
-    prompts, cached, generated = ([int(row[column]) for row in rows] for column in (3, 4, 5))
+    lines = out[out.index("and who computed it") :].splitlines()
+    names = ("gRPC", "OpenAI HTTP", "second turn", "after a restart")
+    # TTFT, TPOT, tokens in, cached and out, KV moved (with its unit, and the transport before it), blocks of a store.
+    rows = {
+        name: next(line for line in lines if line.strip().startswith(name)).split()[len(name.split()) :]
+        for name in names
+    }
+    prompts, cached, generated = ([int(row[column]) for row in rows.values()] for column in (2, 3, 4))
     assert cached[0] == 0 and cached[1] >= 64 and cached[2] >= 64
-    assert prompts[0] == prompts[1] < prompts[2]
-    assert generated == [8, 8, 8]
+    assert prompts[0] == prompts[1] < prompts[2] == prompts[3]
+    assert generated == [8, 8, 8, 8]
+    assert rows["gRPC"][-1] == "0" and rows["gRPC"][-2] in ("kB", "MB")
+    assert int(rows["after a restart"][-1]) >= 2
+    assert cached[3] >= 128
 
 
 async def test_a_demo_whose_worker_cannot_start_says_why(tmp_path: Path) -> None:

@@ -52,6 +52,7 @@ class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         worker.transfers.CopyFrom(transfers)
         tier = kvstore_pb2.TierStatus(name="memory", total_blocks=2000, used_blocks=77, block_bytes=100_000)
         store = scheduler_pb2.StoreStatus(endpoint="127.0.0.1:8", store_id="kvstore-3", tiers=[tier], lookups=9, hits=5)
+        store.attached_workers = 3
         lost = scheduler_pb2.StoreStatus(endpoint="127.0.0.1:9")
         yield scheduler_pb2.WatchWorkersResponse(workers=[worker], stores=[store, lost])
         await asyncio.sleep(60)
@@ -93,7 +94,7 @@ async def test_status_shows_the_tiers_of_stores_and_which_do_not_answer() -> Non
     async with scheduler() as server:
         _, out, _ = await deepmesh("status", "--scheduler", server.endpoint)
     rows = [line.split() for line in out.split("KV store")[1].splitlines()]
-    assert ["kvstore-3", "memory", "77/2,000", "7.7", "MB", "9", "5"] in rows
+    assert ["kvstore-3", "memory", "77/2,000", "7.7", "MB", "3", "9", "5"] in rows
     assert ["127.0.0.1:9", "does", "not", "answer"] in rows
 
 

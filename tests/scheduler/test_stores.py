@@ -132,6 +132,6 @@ async def test_a_store_that_is_gone_is_not_asked_and_shown_without_a_name() -> N
 async def test_watchers_see_what_stores_hold() -> None:
     async with scheduling(FakeStore()) as stub:
         shown = (await watched(stub)).stores[0]
-        assert (shown.store_id, shown.lookups, shown.hits) == ("store-0", 3, 2)
+        assert (shown.store_id, shown.lookups, shown.hits, shown.attached_workers) == ("store-0", 3, 2, 1)
         assert [(tier.name, tier.used_blocks, tier.total_blocks) for tier in shown.tiers] == [("memory", 7, 100)]
         assert dict(shown.transfers.received_bytes) == {"tcp": 5}

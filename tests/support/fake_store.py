@@ -38,5 +38,5 @@ class FakeStore(kvstore_pb2_grpc.KvStoreServiceServicer):
         tier = kvstore_pb2.TierStatus(name="memory", total_blocks=100, used_blocks=7, block_bytes=4096)
         transfers = common_pb2.TransferStatus(received_bytes={"tcp": 5})
         return kvstore_pb2.GetStatusResponse(
-            store_id=self.store_id, epoch="e", tiers=[tier], lookups=3, hits=2, transfers=transfers
+            store_id=self.store_id, epoch="e", tiers=[tier], lookups=3, hits=2, attached_workers=1, transfers=transfers
         )

@@ -49,14 +49,14 @@ class ProcessMesh:
         return list((await self.snapshot()).workers)
 
     async def whole(self, seconds: float = 30.0) -> None:
-        """Wait until every worker is registered and every store answers: what was killed has been started again."""
+        """Wait until every worker is registered and attached to every store: what was killed is there again."""
         async with asyncio.timeout(seconds):
             while True:
                 with suppress(grpc.aio.AioRpcError):
                     snapshot = await self.snapshot()
-                    answering = sum(bool(store.store_id) for store in snapshot.stores)
                     alive = sum(map(_is_alive, snapshot.workers))
-                    if (alive, answering) == (self.plan.workers, len(self.plan.store_ports)):
+                    attached = sum(store.attached_workers for store in snapshot.stores)
+                    if (alive, attached) == (self.plan.workers, self.plan.workers * len(snapshot.stores)):
                         return
                 await asyncio.sleep(0.05)
 

@@ -98,20 +98,22 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("store_id", "epoch", "tiers", "lookups", "hits", "transfers")
+    __slots__ = ("store_id", "epoch", "tiers", "lookups", "hits", "transfers", "attached_workers")
     STORE_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     TIERS_FIELD_NUMBER: _ClassVar[int]
     LOOKUPS_FIELD_NUMBER: _ClassVar[int]
     HITS_FIELD_NUMBER: _ClassVar[int]
     TRANSFERS_FIELD_NUMBER: _ClassVar[int]
+    ATTACHED_WORKERS_FIELD_NUMBER: _ClassVar[int]
     store_id: str
     epoch: str
     tiers: _containers.RepeatedCompositeFieldContainer[TierStatus]
     lookups: int
     hits: int
     transfers: _common_pb2.TransferStatus
-    def __init__(self, store_id: _Optional[str] = ..., epoch: _Optional[str] = ..., tiers: _Optional[_Iterable[_Union[TierStatus, _Mapping]]] = ..., lookups: _Optional[int] = ..., hits: _Optional[int] = ..., transfers: _Optional[_Union[_common_pb2.TransferStatus, _Mapping]] = ...) -> None: ...
+    attached_workers: int
+    def __init__(self, store_id: _Optional[str] = ..., epoch: _Optional[str] = ..., tiers: _Optional[_Iterable[_Union[TierStatus, _Mapping]]] = ..., lookups: _Optional[int] = ..., hits: _Optional[int] = ..., transfers: _Optional[_Union[_common_pb2.TransferStatus, _Mapping]] = ..., attached_workers: _Optional[int] = ...) -> None: ...
 
 class TierStatus(_message.Message):
     __slots__ = ("name", "total_blocks", "used_blocks", "block_bytes")

@@ -151,20 +151,22 @@ class WatchWorkersResponse(_message.Message):
     def __init__(self, workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., stores: _Optional[_Iterable[_Union[StoreStatus, _Mapping]]] = ...) -> None: ...
 
 class StoreStatus(_message.Message):
-    __slots__ = ("endpoint", "store_id", "tiers", "lookups", "hits", "transfers")
+    __slots__ = ("endpoint", "store_id", "tiers", "lookups", "hits", "transfers", "attached_workers")
     ENDPOINT_FIELD_NUMBER: _ClassVar[int]
     STORE_ID_FIELD_NUMBER: _ClassVar[int]
     TIERS_FIELD_NUMBER: _ClassVar[int]
     LOOKUPS_FIELD_NUMBER: _ClassVar[int]
     HITS_FIELD_NUMBER: _ClassVar[int]
     TRANSFERS_FIELD_NUMBER: _ClassVar[int]
+    ATTACHED_WORKERS_FIELD_NUMBER: _ClassVar[int]
     endpoint: str
     store_id: str
     tiers: _containers.RepeatedCompositeFieldContainer[_kvstore_pb2.TierStatus]
     lookups: int
     hits: int
     transfers: _common_pb2.TransferStatus
-    def __init__(self, endpoint: _Optional[str] = ..., store_id: _Optional[str] = ..., tiers: _Optional[_Iterable[_Union[_kvstore_pb2.TierStatus, _Mapping]]] = ..., lookups: _Optional[int] = ..., hits: _Optional[int] = ..., transfers: _Optional[_Union[_common_pb2.TransferStatus, _Mapping]] = ...) -> None: ...
+    attached_workers: int
+    def __init__(self, endpoint: _Optional[str] = ..., store_id: _Optional[str] = ..., tiers: _Optional[_Iterable[_Union[_kvstore_pb2.TierStatus, _Mapping]]] = ..., lookups: _Optional[int] = ..., hits: _Optional[int] = ..., transfers: _Optional[_Union[_common_pb2.TransferStatus, _Mapping]] = ..., attached_workers: _Optional[int] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
     __slots__ = ("identity", "state", "load", "cached_blocks", "lease_remaining", "transfers")

@@ -1,0 +1,186 @@
+"""Prefill and decode workers and KV stores as real processes over UCX, on the oracle backend: tokens exactly as its
+definition has them, and nothing held anywhere afterwards."""
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+
+import grpc
+import pytest
+import pytest_asyncio
+from deepmesh.v1 import scheduler_pb2
+
+from engine.oracle import oracle_tokens
+from mesh.failures import from_rpc_error
+from tests.support.mesh_requests import (
+    fetched_blocks,
+    forget,
+    kill,
+    received_bytes,
+    stored_blocks,
+    tokens_of,
+    until_stored,
+)
+from tests.support.process_mesh import ProcessMesh, oracle_settings, process_mesh
+
+VOCABULARY = 512
+# Around the ends of blocks, of the prefill worker's chunks of 128, and of segments of a few blocks.
+LENGTHS = (1, 2, 63, 64, 65, 127, 128, 129, 191, 192, 193, 256, 257, 511, 512, 513, 640)
+FAST_LEASES = (
+    "scheduler.lease.seconds=2",
+    "decode.grace_seconds=2",
+    "kvstore.offer_seconds=3",
+    "scheduler.store_link.poll_seconds=0.1",
+)
+# Every prompt is computed by a prefill worker, in a pool and in chunks of other sizes than the decode worker's.
+APART = ("decode.can_prefill=false", "prefill.engine.total_blocks=192", "prefill.engine.max_step_tokens=128")
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+def settings(**engine: object) -> tuple[str, ...]:
+    values = {"oracle.step_ms": 2, "oracle.prefill_tokens_per_second": 20000, "transfer.slot_bytes": 65536, **engine}
+    return (*oracle_settings(**values), *FAST_LEASES)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def pair() -> AsyncIterator[ProcessMesh]:
+    """1P1D and a store."""
+    async with process_mesh(prefill=1, stores=1, settings=(*settings(), *APART)) as running:
+        yield running
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def four() -> AsyncIterator[ProcessMesh]:
+    """2P2D and two stores."""
+    async with process_mesh(workers=2, prefill=2, stores=2, settings=(*settings(), *APART)) as running:
+        yield running
+
+
+def prompt_of(length: int, seed: int) -> list[int]:
+    source = random.Random(seed)
+    return [source.randrange(VOCABULARY) for _ in range(length)]
+
+
+async def assert_right(mesh: ProcessMesh, prompts: Sequence[Sequence[int]], max_tokens: int = 40) -> None:
+    """All at once, each is answered as the oracle's definition says."""
+    answers = await asyncio.gather(*(tokens_of(mesh, prompt, max_tokens) for prompt in prompts))
+    assert answers == [oracle_tokens(prompt, max_tokens, VOCABULARY) for prompt in prompts]
+
+
+async def chosen(mesh: ProcessMesh, newest: int) -> list[scheduler_pb2.Candidate]:
+    """Of the newest decisions, what was chosen."""
+    response = await mesh.scheduler.ListDecisions(scheduler_pb2.ListDecisionsRequest(limit=newest))
+    return [each for decision in response.decisions for each in decision.candidates if not each.rejected]
+
+
+async def test_prompts_of_every_length_are_computed_elsewhere_and_continued_exactly(pair: ProcessMesh) -> None:
+    prompts = [prompt_of(length, seed) for seed, length in enumerate(LENGTHS)]
+    await assert_right(pair, prompts)
+    assert {(each.prefill_worker_id, each.worker_id) for each in await chosen(pair, len(prompts))} == {
+        ("prefill-0", "decode-0")
+    }
+    await pair.drained()
+    assert (await received_bytes(pair))["decode-0"] >= sum(len(prompt) * 8 for prompt in prompts)
+
+
+async def test_hundreds_of_prompts_at_once_find_their_way(pair: ProcessMesh) -> None:
+    source = random.Random(1)
+    shared = [prompt_of(200, 100 + number) for number in range(4)]
+    tails = [prompt_of(source.randint(1, 300), 200 + number) for number in range(200)]
+    await assert_right(pair, [source.choice(shared) + tail for tail in tails], max_tokens=10)
+    await pair.drained()
+
+
+async def test_what_both_workers_forgot_comes_from_the_store(pair: ProcessMesh) -> None:
+    prompt = prompt_of(513, 1007)
+    before = await stored_blocks(pair)
+    await assert_right(pair, [prompt])
+    await until_stored(pair, before + 8)
+    await pair.drained()
+    await forget(pair, "prefill-0", "decode-0")
+    await assert_right(pair, [prompt])
+    await pair.drained()
+    assert await fetched_blocks(pair) == 8
+
+
+async def test_a_prompt_partly_in_the_worker_and_partly_in_the_store_is_computed_for_the_rest_only(
+    pair: ProcessMesh,
+) -> None:
+    prompt = prompt_of(640, 1008)
+    before = await stored_blocks(pair)
+    await assert_right(pair, [prompt[:513]])
+    await until_stored(pair, before + 8)
+    await pair.drained()
+    await forget(pair, "prefill-0", "decode-0")
+    # Two blocks are computed again, six more are in the store, and the rest is nowhere.
+    await assert_right(pair, [prompt[:129]])
+    fetched = await fetched_blocks(pair)
+    await assert_right(pair, [prompt])
+    await pair.drained()
+    assert await fetched_blocks(pair) - fetched <= 6
+
+
+async def test_a_prefill_worker_killed_at_work_costs_no_token(pair: ProcessMesh) -> None:
+    prompts = [prompt_of(500, 300 + number) for number in range(30)]
+    answers = asyncio.create_task(assert_right(pair, prompts, 100))
+    await asyncio.sleep(0.3)
+    kill(pair, "prefill-0")
+    await answers
+    await pair.whole()
+    await pair.drained()
+
+
+async def test_a_decode_worker_killed_while_kv_lands_costs_no_token(pair: ProcessMesh) -> None:
+    prompts = [prompt_of(500, 400 + number) for number in range(30)]
+    answers = asyncio.create_task(assert_right(pair, prompts, 100))
+    await asyncio.sleep(0.3)
+    kill(pair, "decode-0")
+    await answers
+    await pair.whole()
+    await pair.drained()
+
+
+async def test_without_its_store_a_mesh_goes_on_and_fills_it_again(pair: ProcessMesh) -> None:
+    kill(pair, "kvstore-0")
+    await assert_right(pair, [prompt_of(300, 500 + number) for number in range(10)])
+    await pair.whole()
+    await assert_right(pair, [prompt_of(513, 1009)])
+    await until_stored(pair, 8)
+
+
+async def test_two_prefill_and_two_decode_workers_share_the_work_and_the_stores(four: ProcessMesh) -> None:
+    source = random.Random(2)
+    prompts = [prompt_of(source.choice(LENGTHS), 600 + number) for number in range(100)]
+    await assert_right(four, prompts)
+    placed = await chosen(four, len(prompts))
+    assert set(Counter(each.prefill_worker_id for each in placed)) == {"prefill-0", "prefill-1"}
+    assert set(Counter(each.worker_id for each in placed)) == {"decode-0", "decode-1"}
+    await four.drained()
+    assert all(any(tier.used_blocks for tier in store.tiers) for store in (await four.snapshot()).stores)
+
+
+async def test_with_one_prefill_worker_killed_the_other_takes_its_prompts(four: ProcessMesh) -> None:
+    answers = asyncio.create_task(assert_right(four, [prompt_of(500, 800 + number) for number in range(40)], 50))
+    await asyncio.sleep(0.3)
+    kill(four, "prefill-0")
+    await answers
+    await four.whole()
+    await four.drained()
+
+
+async def test_workers_of_two_namespaces_are_never_paired_and_the_error_says_why() -> None:
+    other = "prefill.engine.oracle.vocabulary_size=513"
+    async with process_mesh(prefill=1, settings=(*settings(), *APART, other)) as mesh:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await tokens_of(mesh, prompt_of(100, 0), 40)
+        error = from_rpc_error(caught.value)
+        assert (error.code.name, error.reason) == ("FAILED_PRECONDITION", "NAMESPACE_MISMATCH")
+        assert "weights_fingerprint oracle-512 against oracle-513" in error.message
+
+
+async def test_short_prompts_stay_on_a_decode_worker_that_computes_them() -> None:
+    async with process_mesh(prefill=1, settings=settings()) as mesh:
+        await assert_right(mesh, [prompt_of(60, 0)])
+        await assert_right(mesh, [prompt_of(600, 1)])
+        assert [each.prefill_worker_id for each in await chosen(mesh, 2)] == ["prefill-0", ""]

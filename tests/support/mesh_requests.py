@@ -1,0 +1,59 @@
+"""Requests to a mesh of processes, and waiting for what they leave behind."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Sequence
+
+from deepmesh.v1 import gateway_pb2
+
+from tests.support.process_mesh import ProcessMesh
+
+
+def request_of(prompt: Sequence[int], max_tokens: int) -> gateway_pb2.GenerateRequest:
+    form = gateway_pb2.Prompt(token_ids=gateway_pb2.TokenIds(ids=prompt))
+    return gateway_pb2.GenerateRequest(prompt=form, max_tokens=max_tokens, return_token_ids=True, ignore_eos=True)
+
+
+async def tokens_of(mesh: ProcessMesh, prompt: Sequence[int], max_tokens: int) -> list[int]:
+    call = mesh.gateway.Generate(request_of(prompt, max_tokens), timeout=60)
+    return [token async for message in call for token in message.delta.token_ids]
+
+
+def kill(mesh: ProcessMesh, *names: str) -> None:
+    for name in names:
+        os.kill(mesh.supervisor.process_ids[name], signal.SIGKILL)
+
+
+async def forget(mesh: ProcessMesh, *names: str) -> None:
+    """Have workers started again, with empty pools."""
+    before = {worker.identity.incarnation for worker in await mesh.workers()}
+    kill(mesh, *names)
+    async with asyncio.timeout(30):
+        while True:
+            now = {worker.identity.worker_id: worker.identity.incarnation for worker in await mesh.workers()}
+            if all(name in now and now[name] not in before for name in names):
+                break
+            await asyncio.sleep(0.05)
+    await mesh.whole()
+
+
+async def stored_blocks(mesh: ProcessMesh) -> int:
+    return sum(tier.used_blocks for store in (await mesh.snapshot()).stores for tier in store.tiers)
+
+
+async def until_stored(mesh: ProcessMesh, blocks: int) -> None:
+    async with asyncio.timeout(15):
+        while True:
+            if await stored_blocks(mesh) >= blocks:
+                return
+            await asyncio.sleep(0.05)
+
+
+async def fetched_blocks(mesh: ProcessMesh) -> int:
+    return sum(worker.transfers.fetched_blocks for worker in await mesh.workers())
+
+
+async def received_bytes(mesh: ProcessMesh) -> dict[str, int]:
+    """By worker."""
+    return {each.identity.worker_id: sum(each.transfers.received_bytes.values()) for each in await mesh.workers()}
