@@ -32,6 +32,14 @@ class KernelTrace:
         """Of the span, the share in which no kernel ran."""
         return 1 - sum(stop - start for start, stop in _union(self.intervals)) / self.span
 
+    def by_name(self) -> dict[str, tuple[int, float]]:
+        """Number and microseconds of the kernels of each name, longest first."""
+        found: defaultdict[str, list[float]] = defaultdict(list)
+        for each in self.intervals:
+            found[each.name].append(each.stop - each.start)
+        totals = {name: (len(times), sum(times)) for name, times in found.items()}
+        return dict(sorted(totals.items(), key=lambda item: -item[1][1]))
+
     def by_group(self, groups: Mapping[str, str]) -> dict[str, float]:
         """Microseconds of kernels by group, a pattern of their names each, the first that matches; longest first.
 

@@ -23,17 +23,17 @@ STEP_TOKENS = 16384
 WARM_STEPS = 12
 TRACED_STEPS = 8
 PREFILL_PROMPTS = 19
-WARM_PROMPTS = 5
+TRACED_PROMPTS = 5
 SPARE_TOKENS = 256
 # What kernels are called, by what they are for; the first pattern that matches.
 GROUPS = {
-    "experts": r"_masked|_contiguous|GemmType.*(Masked|Contiguous|[Gg]rouped)",
-    "linear layers": r"fp8_gemm|_few_rows|_many_rows|_streamed",
-    "attention": r"mla|flash|splitkv|combine_kernel|attend",
+    "attention": r"mla|flash|splitkv|attend|^_decode|^_join$|fp8_decode",
+    "experts": r"_masked|_contiguous|GemmType.*(Masked|Contiguous|[Gg]rouped)|GemmType\)[12]",
+    "linear layers": r"fp8_gemm|_few_rows|_many_rows|_dense|_streamed",
     "bf16 products": r"gemm|nvjet|cutlass|cublas|splitK|gemv",
-    "norms and quantization": r"norm|quantize|swiglu",
-    "gate and permutation": r"gate|layout|expand|combine|rank|scatter|gather",
-    "copies": r"[Mm]em(cpy|set)",
+    "norms, rotation, quantization": r"norm|quantize|swiglu|_rotate",
+    "gate and permutation": r"gate|layout|_expand|_combine|_count|_place|scatter|gather",
+    "copies": r"[Mm]em(cpy|set)|Cat",
 }
 
 
@@ -47,6 +47,8 @@ class Decode:
     idle_share: float
     # Microseconds a step, by group of kernels.
     breakdown: dict[str, float]
+    # Number and microseconds of all traced steps, by name of the kernel.
+    kernels: dict[str, tuple[int, float]]
     operations: list[Operation]
 
     @property
@@ -121,15 +123,17 @@ class RankBench:
             floor_ms=decode_floor(operations, self._ceilings) * 1000,
             idle_share=trace.idle_share,
             breakdown={name: total / TRACED_STEPS for name, total in trace.by_group(GROUPS).items()},
+            kernels=trace.by_name(),
             operations=operations,
         )
 
     def prefill(self) -> Prefill:
         """Prompts of 3,500 tokens, none of them cached, 16,384 tokens a step."""
         load = self._load
-        load.prefill_seconds(WARM_PROMPTS, CONTEXT)
+        # The same once before: what is compiled for these numbers of tokens is not theirs.
+        load.prefill_seconds(PREFILL_PROMPTS, CONTEXT)
         seconds = load.prefill_seconds(PREFILL_PROMPTS, CONTEXT)
-        trace = trace_kernels(lambda: load.prefill_seconds(WARM_PROMPTS, CONTEXT))
+        trace = trace_kernels(lambda: load.prefill_seconds(TRACED_PROMPTS, CONTEXT))
         return Prefill(
             tokens_per_second=PREFILL_PROMPTS * CONTEXT / seconds,
             breakdown={name: total / 1000 for name, total in trace.by_group(GROUPS).items()},

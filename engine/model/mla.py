@@ -12,6 +12,7 @@ from kernels.kv_copy import read_latents
 from kernels.kv_write import norm_and_write, norm_quantize_and_write
 from kernels.mla_decode import absorb_query, expand_values, mla_decode
 from kernels.mla_prefill import PrefillPlan, merge_attention, mla_prefill
+from kernels.mla_prefill.keys import join_keys
 from kernels.rope import rotate_
 
 # As published: the inner norms do not follow rms_norm_eps.
@@ -112,5 +113,5 @@ class Attention:
         expanded = functional.linear(latents[:, : config.kv_lora_rank], self._expand)
         expanded = expanded.unflatten(1, (config.num_attention_heads, -1))
         nope, value = expanded.split([config.qk_nope_head_dim, config.v_head_dim], dim=2)
-        rope = latents[:, None, config.kv_lora_rank :].expand(-1, config.num_attention_heads, -1)
-        return mla_prefill(query, torch.cat([nope, rope], dim=2), value, plan, scale=config.softmax_scale)
+        key = join_keys(nope, latents[:, config.kv_lora_rank :])
+        return mla_prefill(query, key, value, plan, scale=config.softmax_scale)

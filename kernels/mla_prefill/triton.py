@@ -134,7 +134,8 @@ def mla_prefill(
         query.stride(0), query.stride(1), key.stride(0), key.stride(1), value.stride(0), value.stride(1),
         out.stride(0), out.stride(1), queries, scale * math.log2(math.e),
         plan.causal, width, first, rest, value_width, max(triton.next_power_of_2(value_width), 16), QUERIES, KEYS,
-        num_warps=8, num_stages=3,
+        # In float32 a second stage does not fit.
+        num_warps=8, num_stages=1 if query.dtype == torch.float32 else 3,
     )  # fmt: skip
     return out, log_sums
 

@@ -13,7 +13,7 @@ def rotate_pairs(first, second, cosine, sine):
     return first * cosine - second * sine, first * sine + second * cosine
 
 
-# A program does 32 heads of one row. Reads 2 bytes a value, writes 2.
+# A program does 32 heads of one row; whole lines are read and their pairs taken apart. Reads 2 bytes a value, writes 2.
 @triton.jit
 def _rotate(
     x, rotations, out, heads, x_row, x_head, out_row, out_head,
@@ -21,17 +21,26 @@ def _rotate(
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
-    pair = tl.arange(0, PADDED)
-    inside = (head < heads)[:, None] & (pair < PAIRS)[None, :]
-    cosine = tl.load(rotations + (row * PAIRS + pair) * 2, mask=pair < PAIRS, other=0.0)
-    sine = tl.load(rotations + (row * PAIRS + pair) * 2 + 1, mask=pair < PAIRS, other=0.0)
-    source = x + row * x_row + head[:, None] * x_head + 2 * pair[None, :]
-    first = tl.load(source, mask=inside, other=0.0).to(tl.float32)
-    second = tl.load(source + 1, mask=inside, other=0.0).to(tl.float32)
-    first, second = rotate_pairs(first, second, cosine[None, :], sine[None, :])
-    target = out + row * out_row + head[:, None] * out_head + 2 * pair[None, :]
-    tl.store(target, first.to(out.dtype.element_ty), mask=inside)
-    tl.store(target + 1, second.to(out.dtype.element_ty), mask=inside)
+    column = tl.arange(0, 2 * PADDED)
+    inside = (head < heads)[:, None] & (column < 2 * PAIRS)[None, :]
+    found = tl.load(x + row * x_row + head[:, None] * x_head + column[None, :], mask=inside, other=0.0)
+    cosine, sine = split_pairs(
+        tl.load(rotations + row * 2 * PAIRS + column, mask=column < 2 * PAIRS, other=0.0)[None, :]
+    )
+    first, second = split_pairs(found.to(tl.float32))
+    turned = join_pairs(*rotate_pairs(first, second, cosine, sine))
+    tl.store(out + row * out_row + head[:, None] * out_head + column[None, :], turned.to(found.dtype), mask=inside)
+
+
+@triton.jit
+def split_pairs(x):
+    """[rows, 2 * pairs] to both of each pair, [rows, pairs]."""
+    return tl.split(tl.reshape(x, [x.shape[0], x.shape[1] // 2, 2]))
+
+
+@triton.jit
+def join_pairs(first, second):
+    return tl.reshape(tl.join(first, second), [first.shape[0], first.shape[1] * 2])
 
 
 def rotate(x: torch.Tensor, rotations: torch.Tensor, out: torch.Tensor) -> None:

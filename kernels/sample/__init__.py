@@ -23,8 +23,14 @@ def draw(logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
     kept lies in order of token id on a line, and the row's random number, a function of its seed and position alone,
     picks a point of it: so a token does not depend on the batch it is drawn in. Returns [rows] int64.
     """
-    assert len(draws) == logits.shape[0]
-    return reference.draw(logits, Draws.unpack(pack_draws(draws, logits.device)), any(item.filters for item in draws))
+    assert len(draws) == logits.shape[0] and logits.stride(1) == 1
+    packed = Draws.unpack(pack_draws(draws, logits.device))
+    if logits.is_cuda:
+        # Imported here: a machine without a GPU may lack it.
+        from kernels.sample import triton
+
+        return triton.draw(logits, packed)
+    return reference.draw(logits, packed, any(item.filters for item in draws))
 
 
 def logprobs(logits: torch.Tensor, token_ids: torch.Tensor, count: int) -> tuple[torch.Tensor, ...]:

@@ -48,4 +48,4 @@ def test_a_gpu_is_as_exact_as_the_definitions(form: str, widths: dict[str, int],
     # Rounding changes some choices of experts, and these the logits, by much in so small a model.
     defined = relative_error(our_logits(tmp_path, TOKENS, BLOCKS, CHUNKS, **FORMS[form]), exact)
     found = our_logits(tmp_path, TOKENS, BLOCKS, CHUNKS, device="cuda", **FORMS[form]).cpu()
-    assert relative_error(found, exact) < 1.25 * defined + 1e-4
+    assert relative_error(found, exact) < 1.5 * defined + 1e-4

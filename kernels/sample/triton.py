@@ -1,0 +1,161 @@
+"""Drawing tokens in Triton: one launch, no sort.
+
+What top_k and top_p keep is all above a threshold and some of those equal to it. The threshold is found bit by bit,
+from how many logits, or how much probability, lie at or above it.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.sample.draws import Draws
+
+BLOCK = 8192
+# Colder ones are as cold: no other logit has any probability left.
+COLDEST = 1e-30
+ROUNDS = 10
+
+
+# One program a row, which it reads from the second-level cache some ten times: about 0.26 MB each time for DeepSeek's
+# vocabulary in bf16, and one exponential a logit wherever probability is summed.
+@triton.jit
+def _draw(
+    logits, temperatures, top_ps, top_ks, seeds, positions, out,
+    vocabulary, row_stride, BITS: tl.constexpr, BLOCK: tl.constexpr, COLDEST: tl.constexpr, ROUNDS: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    source = logits + row * row_stride
+    temperature = tl.maximum(tl.load(temperatures + row).to(tl.float32), COLDEST)
+    top_k, top_p = tl.load(top_ks + row), tl.load(top_ps + row)
+    highest = _highest(source, vocabulary, BLOCK)
+    # Everything is above it: nothing is left out.
+    threshold = tl.zeros((), tl.int64)
+    ties = vocabulary.to(tl.int64)
+    if top_k > 0 and top_k < vocabulary:
+        threshold = _search(source, vocabulary, highest, temperature, top_k.to(tl.float32), True, BITS, BLOCK)
+        above = _sum(source, vocabulary, highest, temperature, threshold + 1, True, BLOCK)
+        ties = top_k - above.to(tl.int64)
+    mass = _sum(source, vocabulary, highest, temperature, threshold + 1, False, BLOCK)
+    each = _probability(_value(threshold), highest, temperature)
+    # Without top_k no logit has the lowest key of all, and the product is none.
+    total = mass + tl.where(threshold > 0, ties.to(tl.float32) * each, 0.0)
+    if top_p < 1.0:
+        wanted = top_p.to(tl.float32) * total
+        if mass >= wanted:
+            threshold = _search(source, vocabulary, highest, temperature, wanted, False, BITS, BLOCK)
+            mass = _sum(source, vocabulary, highest, temperature, threshold + 1, False, BLOCK)
+            each = _probability(_value(threshold), highest, temperature)
+            ties = vocabulary.to(tl.int64)
+        needed = tl.ceil((wanted - mass) / tl.maximum(each, 1e-38))
+        ties = tl.minimum(ties, tl.maximum(needed, 1.0).to(tl.int64))
+        total = mass + ties.to(tl.float32) * each
+    point = (_uniform(tl.load(seeds + row), tl.load(positions + row), ROUNDS) * total.to(tl.float64)).to(tl.float32)
+    tl.store(out + row, _pick(source, vocabulary, highest, temperature, threshold, ties, point, BLOCK))
+
+
+@triton.jit
+def _highest(source, vocabulary, BLOCK: tl.constexpr):
+    highest = tl.full((BLOCK,), float("-inf"), tl.float32)
+    for first in range(0, vocabulary, BLOCK):
+        column = first + tl.arange(0, BLOCK)
+        found = tl.load(source + column, mask=column < vocabulary, other=float("-inf")).to(tl.float32)
+        highest = tl.maximum(highest, found)
+    return tl.max(highest)
+
+
+@triton.jit
+def _key(value):
+    """Ordered as the values are: unsigned 32 bits in int64."""
+    bits = value.to(tl.uint32, bitcast=True)
+    return tl.where(bits >> 31 != 0, bits ^ 0xFFFFFFFF, bits | 0x80000000).to(tl.int64)
+
+
+@triton.jit
+def _value(key):
+    bits = key.to(tl.uint32)
+    return tl.where(bits >> 31 != 0, bits & 0x7FFFFFFF, bits ^ 0xFFFFFFFF).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _probability(value, highest, temperature):
+    """Not normalized: the most likely has 1."""
+    return tl.exp((value - highest) / temperature)
+
+
+@triton.jit
+def _sum(source, vocabulary, highest, temperature, lowest_key, COUNT: tl.constexpr, BLOCK: tl.constexpr):
+    """How many logits have this key or a higher one, or how much probability."""
+    total = tl.zeros((BLOCK,), tl.float32)
+    for first in range(0, vocabulary, BLOCK):
+        column = first + tl.arange(0, BLOCK)
+        found = tl.load(source + column, mask=column < vocabulary, other=float("-inf")).to(tl.float32)
+        within = (_key(found) >= lowest_key) & (column < vocabulary)
+        share = 1.0 if COUNT else _probability(found, highest, temperature)
+        total += tl.where(within, share, 0.0)
+    return tl.sum(total)
+
+
+@triton.jit
+def _search(
+    source, vocabulary, highest, temperature, wanted, COUNT: tl.constexpr, BITS: tl.constexpr, BLOCK: tl.constexpr
+):
+    """The highest key at or above which there is as much as is wanted."""
+    threshold = tl.zeros((), tl.int64)
+    # Of bfloat16 only the upper half tells keys apart; the lower is all zeros, or all ones in negative numbers.
+    for index in range(BITS):
+        candidate = threshold | (tl.full((), 1, tl.int64) << (31 - index))
+        enough = _sum(source, vocabulary, highest, temperature, candidate, COUNT, BLOCK) >= wanted
+        threshold = tl.where(enough, candidate, threshold)
+    negative = threshold >> 31 == 0
+    return tl.where(negative & (BITS == 16), threshold | 0xFFFF, threshold)
+
+
+@triton.jit
+def _pick(source, vocabulary, highest, temperature, threshold, ties, point, BLOCK: tl.constexpr):
+    """The first kept token at which the probability before it and its own exceed the point."""
+    before = tl.zeros((), tl.float32)
+    seen = tl.zeros((), tl.int64)
+    picked = vocabulary.to(tl.int64)
+    last = tl.zeros((), tl.int64)
+    for first in range(0, vocabulary, BLOCK):
+        column = first + tl.arange(0, BLOCK)
+        found = tl.load(source + column, mask=column < vocabulary, other=float("-inf")).to(tl.float32)
+        key = _key(found)
+        tied = ((key == threshold) & (column < vocabulary)).to(tl.int64)
+        rank = seen + tl.cumsum(tied) - tied
+        kept = ((key > threshold) | ((tied > 0) & (rank < ties))) & (column < vocabulary)
+        share = tl.where(kept, _probability(found, highest, temperature), 0.0)
+        reached = kept & (before + tl.cumsum(share) > point)
+        picked = tl.minimum(picked, tl.min(tl.where(reached, column, vocabulary)).to(tl.int64))
+        last = tl.maximum(last, tl.max(tl.where(share > 0, column, 0)).to(tl.int64))
+        before += tl.sum(share)
+        seen += tl.sum(tied)
+    # Sums in another order may fall short of the point by a rounding.
+    return tl.where(picked < vocabulary, picked, last)
+
+
+@triton.jit
+def _uniform(seed, position, ROUNDS: tl.constexpr):
+    """Float64; kernels.sample.philox.uniform, whose constants these are."""
+    a, b = position.to(tl.uint32), (position >> 32).to(tl.uint32)
+    c, d = tl.zeros((), tl.uint32), tl.zeros((), tl.uint32)
+    low, high = seed.to(tl.uint32), (seed >> 32).to(tl.uint32)
+    one, other = tl.full((), 0xD2511F53, tl.uint32), tl.full((), 0xCD9E8D57, tl.uint32)
+    for _ in range(ROUNDS):
+        upper, lower = tl.umulhi(c, other) ^ b ^ low, tl.umulhi(a, one) ^ d ^ high
+        b, d = c * other, a * one
+        a, c = upper, lower
+        low, high = low + 0x9E3779B9, high + 0xBB67AE85
+    return (a.to(tl.float64) + 0.5) / 4294967296.0
+
+
+def draw(logits: torch.Tensor, draws: Draws) -> torch.Tensor:
+    rows, vocabulary = logits.shape
+    out = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    if rows:
+        bits = 16 if logits.dtype == torch.bfloat16 else 32
+        _draw[(rows,)](
+            logits, draws.temperature, draws.top_p, draws.top_k, draws.seed, draws.position, out,
+            vocabulary, logits.stride(0), bits, BLOCK, COLDEST, ROUNDS, num_warps=16,
+        )  # fmt: skip
+    return out

@@ -1,0 +1,45 @@
+"""The kernel against the definition: the same tokens, wherever rounding does not decide."""
+
+import pytest
+import torch
+
+from kernels.sample import reference
+from kernels.sample.draws import Draw, Draws, pack_draws
+
+triton = pytest.importorskip("kernels.sample.triton")
+ROWS, VOCABULARY = 24, 700
+
+
+def both(logits: torch.Tensor, draws: list[Draw]) -> tuple[list[int], list[int]]:
+    packed = Draws.unpack(pack_draws(draws, logits.device))
+    expected = reference.draw(logits, packed, filtered=True)
+    return triton.draw(logits, packed).tolist(), expected.tolist()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("temperature", "top_k", "top_p"),
+    [(1.0, 0, 1.0), (0.6, 0, 0.95), (1.3, 20, 1.0), (0.8, 50, 0.7), (2.0, 1, 0.5), (1e-40, 0, 0.9), (1.0, 9999, 0.3)],
+)
+def test_tokens_are_the_definitions(
+    device: torch.device, dtype: torch.dtype, temperature: float, top_k: int, top_p: float
+) -> None:
+    logits = (torch.randn(ROWS, VOCABULARY) * 3).to(device, dtype)
+    seeds = torch.randint(1 << 62, (ROWS,)).tolist()
+    draws = [Draw(temperature, top_k, top_p, seed, position=row * 1000) for row, seed in enumerate(seeds)]
+    found, expected = both(logits, draws)
+    assert sum(one == other for one, other in zip(found, expected, strict=True)) >= ROWS - 1
+
+
+def test_of_equal_logits_the_first_are_kept(device: torch.device) -> None:
+    logits = torch.zeros(ROWS, VOCABULARY, device=device, dtype=torch.bfloat16)
+    logits[:, 300:] = -1.0
+    found, expected = both(logits, [Draw(1.0, 40, 0.5, seed, 1) for seed in range(ROWS)])
+    assert found == expected and max(found) < 20
+
+
+def test_excluded_tokens_are_never_drawn(device: torch.device) -> None:
+    logits = torch.full((ROWS, VOCABULARY), float("-inf"), device=device)
+    logits[:, [3, 600]] = torch.tensor([0.0, 0.5], device=device)
+    found, expected = both(logits, [Draw(1.0, 0, 1.0, seed, 0) for seed in range(ROWS)])
+    assert found == expected and set(found) == {3, 600}
