@@ -80,7 +80,6 @@ def _others(tokens: int) -> Iterator[Case]:
     hidden = torch.randn(tokens, HIDDEN, dtype=torch.bfloat16, device="cuda")
     weights = torch.rand(tokens, CHOICES, device="cuda")
     layout, x = arrange(choice, LOCAL_EXPERTS), quantize(hidden)
-    counts = layout.counts if isinstance(layout, MaskedLayout) else None
     inner = torch.randn(*layout.shape, 2 * WIDTH, dtype=torch.bfloat16, device="cuda")
     outer = torch.randn(*layout.shape, HIDDEN, dtype=torch.bfloat16, device="cuda")
     rows, scaled = tokens * CHOICES, 1 + 4 / 128
@@ -88,7 +87,7 @@ def _others(tokens: int) -> Iterator[Case]:
         "arrange": (lambda: arrange(choice, LOCAL_EXPERTS), 16 * rows),
         "quantize": (lambda: quantize(hidden), tokens * HIDDEN * (2 + scaled)),
         "expand": (lambda: expand_quantized(x, layout), (tokens + rows) * HIDDEN * scaled),
-        "gate and quantize": (lambda: swiglu_quantize(inner, counts), rows * WIDTH * (4 + scaled)),
+        "gate and quantize": (lambda: swiglu_quantize(inner, layout.positions), rows * WIDTH * (4 + scaled)),
         "combine": (lambda: combine(outer, layout.positions, weights, hidden), 2 * (rows + 2 * tokens) * HIDDEN),
     }
     for name, (call, size_bytes) in timed.items():

@@ -8,7 +8,7 @@ from engine.model.parameters import Allocator, NamedParameters
 from kernels.act_quant import Quantized
 from kernels.fp8_gemm import BlockScaled
 from kernels.grouped_gemm import grouped_fp8_gemm, grouped_gemm
-from kernels.moe_permute import MaskedLayout, arrange, expand, expand_quantized
+from kernels.moe_permute import arrange, expand, expand_quantized
 from kernels.swiglu import swiglu, swiglu_quantize
 
 
@@ -44,8 +44,8 @@ class Experts:
             assert isinstance(hidden, Quantized)
             layout = arrange(experts, self._count)
             inner = grouped_fp8_gemm(expand_quantized(hidden, layout), self._gate_up, layout)
-            counts = layout.counts if isinstance(layout, MaskedLayout) else None
-            return grouped_fp8_gemm(swiglu_quantize(inner, counts), self._down, layout), layout.positions
+            gated = swiglu_quantize(inner, layout.positions)
+            return grouped_fp8_gemm(gated, self._down, layout), layout.positions
         assert not isinstance(hidden, Quantized)
         assert not isinstance(self._gate_up, BlockScaled) and not isinstance(self._down, BlockScaled)
         expanded = expand(hidden, experts, self._count)

@@ -82,6 +82,6 @@ def choose_tiling(rows: int, outputs: int, inputs: int) -> Tiling:
     width, swapped = (128 if wide else 64), tile < 64
     tiles = row_tiles * triton.cdiv(outputs, width)
     # Adding up parts costs the more, the larger they are.
-    programs, fewest_blocks = (3 * MULTIPROCESSORS, 7) if swapped else (2 * MULTIPROCESSORS, 10)
-    splits = 1 if tiles >= MULTIPROCESSORS and wide else min(triton.cdiv(programs, tiles), blocks // fewest_blocks)
+    programs, fewest_blocks = (396, 7) if swapped else (288, 14)
+    splits = 1 if tiles >= MULTIPROCESSORS and wide else min(round(programs / tiles), blocks // fewest_blocks)
     return Tiling(rows=tile, outputs=width, swapped=swapped, stages=3 if wide else 4, warps=4, splits=max(splits, 1))

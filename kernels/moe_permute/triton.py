@@ -9,7 +9,8 @@ from kernels.moe_permute.layout import PADDING, ContiguousLayout, Layout, Masked
 
 # Elements of the table [choices of a program, experts] that a program holds.
 TABLE = 1 << 15
-WIDTH = 1024
+# Of a row, by one program: 16 bytes a thread.
+COPIED_WIDTH, SUMMED_WIDTH = 2048, 1024
 
 
 @triton.jit
@@ -43,23 +44,23 @@ def _totals(table, chunk_counts, SINGLE: tl.constexpr, EXPERTS: tl.constexpr):
     return total, before
 
 
-# A program places CHUNK choices behind those of the programs before it. Reads and writes 8 bytes a choice.
+# A program places the choices of one expert, CHUNK of all choices at a time: experts need not wait for each other. Each
+# program reads all choices, 8 bytes each, from the cache.
 @triton.jit
-def _place_masked(
-    experts, chunk_counts, positions, counts, choices, expert_count, capacity, SINGLE: tl.constexpr,
-    EXPERTS: tl.constexpr, CHUNK: tl.constexpr,
-):  # fmt: skip
-    index, table = _table(experts, choices, EXPERTS, CHUNK)
-    total, before = _totals(table, chunk_counts, SINGLE, EXPERTS)
-    expert = tl.arange(0, EXPERTS)
-    places = tl.cumsum(table.to(tl.int32), axis=0) - 1 + (before + expert * capacity)[None, :]
-    position = tl.sum(tl.where(table, places, 0), axis=1)
-    tl.store(positions + index, position.to(tl.int64), mask=index < choices)
-    if tl.program_id(0) == 0:
-        tl.store(counts + expert, total, mask=expert < expert_count)
+def _place_masked(experts, positions, counts, choices, capacity, CHUNK: tl.constexpr):
+    expert = tl.program_id(0)
+    count = 0
+    for first in range(0, choices, CHUNK):
+        index = first + tl.arange(0, CHUNK)
+        own = tl.load(experts + index, mask=index < choices, other=-1) == expert
+        place = count + tl.cumsum(own.to(tl.int32), axis=0) - 1
+        tl.store(positions + index, (expert * capacity + place).to(tl.int64), mask=own)
+        count += tl.sum(own.to(tl.int32), axis=0)
+    tl.store(counts + expert, count)
 
 
-# As above; and names the expert of each row, tile by tile. Writes 4 bytes a row more.
+# A program places CHUNK choices behind those of the programs before it, and names the expert of each row, tile by tile.
+# Reads and writes 8 bytes a choice, and 4 a row.
 @triton.jit
 def _place_contiguous(
     experts, chunk_counts, positions, row_experts, choices, rows, SINGLE: tl.constexpr, EXPERTS: tl.constexpr,
@@ -122,11 +123,8 @@ def _combine(
 def masked_layout(experts: torch.Tensor, expert_count: int, capacity: int) -> MaskedLayout:
     positions = torch.empty_like(experts)
     counts = torch.empty(expert_count, dtype=torch.int32, device=experts.device)
-    tile, chunk, chunks = _chunks(experts, expert_count)
-    _place_masked[(chunks,)](
-        experts, _chunk_counts(experts, tile, chunk, chunks), positions, counts, experts.numel(), expert_count,
-        capacity, chunks == 1, tile, chunk, num_warps=8,
-    )  # fmt: skip
+    chunk = min(max(triton.next_power_of_2(experts.numel()), 128), 1024)
+    _place_masked[(expert_count,)](experts, positions, counts, experts.numel(), capacity, chunk, num_warps=4)
     return MaskedLayout(positions=positions, counts=counts, capacity=capacity)
 
 
@@ -162,10 +160,10 @@ def expand_quantized(x: Quantized, layout: Layout) -> Quantized:
     out = empty_quantized(*layout.shape, width, device=x.values.device)
     if tokens:
         capacity, scales = layout.shape[-1], width // GROUP
-        _expand[(tokens, triton.cdiv(width, WIDTH))](
+        _expand[(tokens, triton.cdiv(width, COPIED_WIDTH))](
             x.values, x.scales, layout.positions, out.values, out.scales, capacity, x.scales.stride(1),
-            out.scales.stride(-1), layout.positions.shape[1], width, scales, WIDTH, triton.next_power_of_2(scales),
-            num_warps=4,
+            out.scales.stride(-1), layout.positions.shape[1], width, scales, COPIED_WIDTH,
+            triton.next_power_of_2(scales), num_warps=4,
         )  # fmt: skip
     return out
 
@@ -176,7 +174,7 @@ def combine(
     (tokens, choices), width = positions.shape, rows.shape[1]
     out = rows.new_empty(tokens, width)
     if tokens:
-        _combine[(tokens, triton.cdiv(width, WIDTH))](
-            rows, positions, weights, shared, out, width, shared is not None, choices, WIDTH, num_warps=4
+        _combine[(tokens, triton.cdiv(width, SUMMED_WIDTH))](
+            rows, positions, weights, shared, out, width, shared is not None, choices, SUMMED_WIDTH, num_warps=4
         )
     return out
