@@ -1,7 +1,7 @@
 """A rank as its service keeps it: what the scheduler, the KV stores and the metrics hear of it."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Protocol
 
@@ -14,6 +14,8 @@ from mesh.status_report import StatusReport
 from transfer.events import PushEnded, SegmentSent
 from transfer.ticket import SegmentDigest, StoreSession, Ticket
 
+# What a store that comes, or comes back, is offered of what the rank has already.
+MAX_OFFERED_AGAIN = 256
 # How often figures are set, and deadlines looked at.
 TICK_SECONDS = 0.02
 
@@ -56,6 +58,8 @@ class RankHost:
         self.report = StatusReport(rank.ready.total_blocks)
         self.rank = rank
         self._chains = Chains()
+        # A store came that was offered nothing yet.
+        self._store_came = False
 
     @property
     def ready(self) -> Ready:
@@ -63,7 +67,7 @@ class RankHost:
 
     async def run(self, user: RankUser, stores: Stores) -> EngineFailed:
         """Returns why the rank has gone."""
-        tasks = [asyncio.create_task(self._tick(user.on_tick)), asyncio.create_task(stores.run())]
+        tasks = [asyncio.create_task(self._tick(user, stores)), asyncio.create_task(stores.run())]
         try:
             async for said in self.rank.results:
                 self._hear(said, user, stores)
@@ -76,6 +80,7 @@ class RankHost:
         return EngineFailed(f"the engine process ended with status {status}")
 
     def attach_store(self, session: StoreSession) -> None:
+        self._store_came = True
         with suppress(EngineFailed):
             self.rank.attach_store(session)
 
@@ -106,11 +111,15 @@ class RankHost:
             for chain in self._chains.ending_in(result.stored_blocks):
                 stores.offer(chain)
 
-    async def _tick(self, on_tick: Callable[[], None]) -> None:
+    async def _tick(self, user: RankUser, stores: Stores) -> None:
         metrics.ENGINE_BLOCKS_TOTAL.set(self.ready.total_blocks)
         while True:
-            on_tick()
+            user.on_tick()
             self._set_gauges()
+            if self._store_came:
+                self._store_came = False
+                for chain in self._chains.newest(MAX_OFFERED_AGAIN):
+                    stores.offer(chain)
             await asyncio.sleep(TICK_SECONDS)
 
     def _set_gauges(self) -> None:

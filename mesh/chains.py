@@ -16,6 +16,11 @@ class Chains:
             self._parents.pop(block_hash, None)
         self._parents.update(zip(stored, parents, strict=True))
 
+    def newest(self, most: int) -> list[list[bytes]]:
+        """That many whole chains at the most, those whose last block came last."""
+        followed = set(self._parents.values())
+        return self.ending_in([block_hash for block_hash in self._parents if block_hash not in followed][-most:])
+
     def ending_in(self, blocks: Sequence[bytes]) -> list[list[bytes]]:
         """The whole chains, root first, that end in one of the blocks.
 

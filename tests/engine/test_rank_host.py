@@ -117,6 +117,18 @@ async def test_nothing_is_offered_while_no_store_listens() -> None:
         await eventually(lambda: it.stores.offers == [hashes(1, 2)])
 
 
+async def test_a_store_that_comes_is_offered_what_the_rank_has() -> None:
+    async with hosted() as it:
+        it.stores.attached.clear()
+        it.rank.say(step(hashes(1, 2), [b"", *hashes(1)]), step(hashes(3), hashes(1)), step([], [], hashes(2)))
+        await eventually(lambda: len(it.user.steps) == 3)
+        it.host.attach_store(StoreSession("store-1", "e", b"address", 7, bytes(32), TRANSFER_READY.namespace))
+        await eventually(lambda: it.stores.offers == [hashes(1, 3)])
+        ticks = it.user.ticks
+        await eventually(lambda: it.user.ticks > ticks + 2)
+        assert len(it.stores.offers) == 1
+
+
 async def test_news_of_offers_is_for_the_stores_and_all_other_news_for_the_service() -> None:
     async with hosted() as it:
         others = [

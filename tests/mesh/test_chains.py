@@ -37,6 +37,14 @@ def test_what_left_and_came_again_is_there() -> None:
     assert chains.ending_in(hashes(1)) == [hashes(1)]
 
 
+def test_the_newest_chains_are_those_whose_end_came_last() -> None:
+    chains = Chains()
+    chains.observe(hashes(1, 2, 3), [b"", *hashes(1, 1)], [])
+    chains.observe(hashes(4), hashes(2), [])
+    assert chains.newest(5) == [hashes(1, 3), hashes(1, 2, 4)]
+    assert chains.newest(1) == [hashes(1, 2, 4)]
+
+
 prompts = st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=5), min_size=1, max_size=6)
 
 

@@ -88,7 +88,7 @@ async def test_a_decode_worker_offers_what_it_generates_and_fetches_what_it_comp
         assert (fetched.cached_tokens, fetched.is_exact()) == (256, True)
 
 
-async def test_a_store_that_is_gone_slows_nobody_and_is_used_again_when_it_is_back() -> None:
+async def test_a_store_that_is_gone_slows_nobody_and_is_filled_again_when_it_is_back() -> None:
     port = free_port()
     async with decode(f"127.0.0.1:{port}") as running, gateway_client(running.endpoint) as gateway:
         async with store(port):
