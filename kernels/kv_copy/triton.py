@@ -86,25 +86,28 @@ def _mixed(data, swapped, secret):
 
 
 # What 16 KiB add to a chunk's accumulators, summed within each 1 KiB, since they are scrambled only between those. A
-# program does 16 of those. Reads 1 byte a byte (twice, once from the cache).
+# program does 16 of those. Reads 1 byte a byte.
 @triton.jit
 def _sum_blocks(data, table, sums, size, CHUNK_BYTES: tl.constexpr, BLOCKS: tl.constexpr):
     chunk = tl.program_id(0).to(tl.int64)
-    chunk_size = tl.minimum(size - chunk * CHUNK_BYTES, CHUNK_BYTES)
     # The last stripe is another kernel's.
-    stripes = (chunk_size - 1) // 64
-    block = tl.program_id(1) * BLOCKS + tl.arange(0, BLOCKS)[:, None, None]
-    stripe = tl.arange(0, 16)[None, :, None]
-    lane = tl.arange(0, 8)[None, None, :]
-    inside = (block * 16 + stripe < stripes) & (lane < 8)
-    source = data + chunk * (CHUNK_BYTES // 8) + (block * 16 + stripe) * 8
-    own = tl.load(source + lane, mask=inside, other=0).to(tl.uint64, bitcast=True)
-    swapped = tl.load(source + (lane ^ 1), mask=inside, other=0).to(tl.uint64, bitcast=True)
-    secret = tl.load(table + stripe + lane).to(tl.uint64, bitcast=True)
-    added = tl.where(inside, _mixed(own, swapped, secret), 0)
-    first = (chunk * (CHUNK_BYTES // 1024) + tl.program_id(1) * BLOCKS) * 8
-    target = sums + first + tl.arange(0, BLOCKS)[:, None] * 8 + tl.arange(0, 8)[None, :]
-    tl.store(target, tl.sum(added, axis=1).to(tl.int64, bitcast=True))
+    stripes = (tl.minimum(size - chunk * CHUNK_BYTES, CHUNK_BYTES) - 1) // 64
+    first_block = tl.program_id(1) * BLOCKS
+    word = tl.arange(0, BLOCKS * 128)
+    found = tl.load(
+        data + chunk * (CHUNK_BYTES // 8) + first_block * 128 + word,
+        mask=first_block * 16 + word // 8 < stripes,
+        other=0,
+    ).to(tl.uint64, bitcast=True)
+    secret = tl.load(table + word // 8 % 16 + word % 8).to(tl.uint64, bitcast=True)
+    keyed = found ^ secret
+    mixed = tl.where(first_block * 16 + word // 8 < stripes, (keyed & 0xFFFFFFFF) * (keyed >> 32), 0)
+    # A lane's word itself goes to its neighbour's accumulator.
+    even_word, odd_word = tl.split(tl.reshape(found, [BLOCKS, 16, 4, 2]))
+    even, odd = tl.split(tl.reshape(mixed, [BLOCKS, 16, 4, 2]))
+    added = tl.join(tl.sum(even + odd_word, axis=1), tl.sum(odd + even_word, axis=1))
+    target = tl.reshape(tl.arange(0, BLOCKS * 8), [BLOCKS, 4, 2])
+    tl.store(sums + (chunk * (CHUNK_BYTES // 1024) + first_block) * 8 + target, added.to(tl.int64, bitcast=True))
 
 
 # A warp folds one chunk's sums: 64 dependent steps of few instructions.
@@ -145,9 +148,17 @@ def _word(start, lane):
 
 
 def chunk_hashes(data: torch.Tensor, seed: int) -> torch.Tensor:
+    return launch_hashes(data, seeded_table(seed, data.device))
+
+
+def seeded_table(seed: int, device: torch.device) -> torch.Tensor:
+    return torch.tensor(xxh3.seeded_table(seed), dtype=torch.int64).to(device)
+
+
+def launch_hashes(data: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    """table: of `seeded_table`. Returns [chunks] int64 on the device."""
     size = data.shape[0]
     chunks = triton.cdiv(size, xxh3.CHUNK_BYTES)
-    table = torch.tensor(xxh3.seeded_table(seed), dtype=torch.int64).to(data.device)
     sums = torch.empty(chunks * CHUNK_BLOCKS * 8, dtype=torch.int64, device=data.device)
     hashes = torch.empty(chunks, dtype=torch.int64, device=data.device)
     words = data[: size // 8 * 8].view(torch.int64)

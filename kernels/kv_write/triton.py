@@ -8,7 +8,7 @@ from kernels.act_quant.quantized import GROUP, Quantized, empty_quantized
 from kernels.act_quant.triton import quantize_groups
 from kernels.kv_copy.triton import compress
 from kernels.norm.triton import normalize
-from kernels.rope.triton import rotate_pairs
+from kernels.rope.triton import join_pairs, rotate_pairs, split_pairs
 
 
 # Two programs a token: one its query, one its latent and key. Reads 2 bytes a value; writes 1 or 2 for the query, and
@@ -61,23 +61,18 @@ def _write_latent(
 
 @triton.jit
 def _write_key(own, target, turns, pairs, scale, COMPRESS: tl.constexpr, PAIRS: tl.constexpr):
-    pair = tl.arange(0, PAIRS)
-    inside = pair < pairs
-    first = tl.load(own + 2 * pair, mask=inside, other=0.0)
-    second = tl.load(own + 2 * pair + 1, mask=inside, other=0.0)
-    cosine = tl.load(turns + 2 * pair, mask=inside, other=0.0)
-    sine = tl.load(turns + 2 * pair + 1, mask=inside, other=0.0)
-    turned, follower = rotate_pairs(first.to(tl.float32), second.to(tl.float32), cosine, sine)
+    column = tl.arange(0, 2 * PAIRS)[None, :]
+    inside = column < 2 * pairs
+    found = tl.load(own + column, mask=inside, other=0.0)
+    first, second = split_pairs(found.to(tl.float32))
+    cosine, sine = split_pairs(tl.load(turns + column, mask=inside, other=0.0))
     # Rounded first, so that the pool holds what the prompt's own attention sees.
-    turned, follower = turned.to(first.dtype), follower.to(first.dtype)
-    tl.store(own + 2 * pair, turned, mask=inside)
-    tl.store(own + 2 * pair + 1, follower, mask=inside)
+    turned = join_pairs(*rotate_pairs(first, second, cosine, sine)).to(found.dtype)
+    tl.store(own + column, turned, mask=inside)
     if COMPRESS:
-        tl.store(target + 2 * pair, compress(turned.to(tl.float32), scale), mask=inside)
-        tl.store(target + 2 * pair + 1, compress(follower.to(tl.float32), scale), mask=inside)
+        tl.store(target + column, compress(turned.to(tl.float32), scale), mask=inside)
     else:
-        tl.store(target + 2 * pair, turned, mask=inside)
-        tl.store(target + 2 * pair + 1, follower, mask=inside)
+        tl.store(target + column, turned, mask=inside)
 
 
 def norm_and_write(

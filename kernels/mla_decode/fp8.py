@@ -11,10 +11,9 @@ from kernels.nvrtc import CudaKernel, load_kernel
 
 SOURCE = Path(__file__).parent / "cuda" / "fp8_decode.cu"
 LATENT, WIDTH, HEADS = 512, 576, 64
-MAX_ROWS = 1024
-THREADS, COMBINE_THREADS = 384, 256
-# Query, four blocks, probabilities of two units, a block's rows of floats, and room to align them.
-SHARED_BYTES = 36864 * 5 + 16384 + 6144 + 1024
+THREADS, SCHEDULE_THREADS, COMBINE_THREADS = 384, 32, 256
+# `Shared` of the source: the query and five blocks, a unit's probabilities, six floats a row, ten barriers.
+SHARED_BYTES = 36864 * 6 + 8192 + 6 * 64 * 4 + 10 * 8
 
 
 class Arguments(ctypes.Structure):
@@ -28,6 +27,7 @@ class Arguments(ctypes.Structure):
         ("out", ctypes.c_void_p),
         ("pieces", ctypes.c_void_p),
         ("log_sums", ctypes.c_void_p),
+        ("starts", ctypes.c_void_p),
         ("borders", ctypes.c_void_p),
         ("requests", ctypes.c_int),
         ("table_stride", ctypes.c_int),
@@ -46,7 +46,6 @@ def takes(query: torch.Tensor, pool: torch.Tensor, plan: DecodePlan, value_width
         and query.dtype == torch.bfloat16
         and (value_width, pool.shape[2]) == (LATENT, WIDTH)
         and query.shape[1] % HEADS == 0
-        and plan.rows <= MAX_ROWS
         and torch.cuda.get_device_capability(query.device)[0] == 9
     )
 
@@ -65,21 +64,22 @@ def mla_decode(
     slots = (plan.rows + parts) * plan.query_tokens
     pieces = torch.empty(slots, heads, LATENT, dtype=query.dtype, device=device)
     log_sums = torch.empty(slots, heads, dtype=torch.float32, device=device)
-    borders = torch.empty(plan.rows, 2, dtype=torch.int32, device=device)
+    schedule = plan.schedule
+    scheduled = schedule.metadata is not None
+    if not scheduled:
+        schedule.metadata = torch.empty(plan.rows + 1, dtype=torch.int32, device=device)
+        schedule.splits = torch.empty(plan.rows, 2, dtype=torch.int32, device=device)
     arguments = Arguments(
         query.data_ptr(), pool.data_ptr(), plan.block_table.data_ptr(), plan.lengths.data_ptr(), out.data_ptr(),
-        pieces.data_ptr(), log_sums.data_ptr(), borders.data_ptr(), plan.rows, plan.block_table.stride(0),
-        plan.query_tokens, heads, parts, scale * math.log2(math.e), kv_scale,
+        pieces.data_ptr(), log_sums.data_ptr(), schedule.metadata.data_ptr(), schedule.splits.data_ptr(), plan.rows,
+        plan.block_table.stride(0), plan.query_tokens, heads, parts, scale * math.log2(math.e), kv_scale,
     )  # fmt: skip
-    index = device.index or 0
-    _decode(index).launch((parts * row_tiles, 1, 1), THREADS, arguments)
-    _combine(index).launch((tokens, heads // 8, 1), COMBINE_THREADS, arguments)
+    if not scheduled:
+        _kernel("schedule", device).launch((1, 1, 1), SCHEDULE_THREADS, arguments)
+    _kernel("decode", device, SHARED_BYTES).launch((parts * row_tiles, 1, 1), THREADS, arguments)
+    _kernel("combine", device).launch((tokens, -(-heads // 8), 1), COMBINE_THREADS, arguments)
     return out
 
 
-def _decode(device: int) -> CudaKernel:
-    return load_kernel(SOURCE, "decode", SHARED_BYTES, device)
-
-
-def _combine(device: int) -> CudaKernel:
-    return load_kernel(SOURCE, "combine", 0, device)
+def _kernel(name: str, device: torch.device, shared_bytes: int = 0) -> CudaKernel:
+    return load_kernel(SOURCE, name, shared_bytes, device.index or 0)

@@ -9,8 +9,8 @@ from kernels.kv_copy import slot_runs
 
 
 @dataclass(slots=True)
-class VendorSchedule:
-    """What a vendor kernel makes at the step's first layer and reuses at the others; None before."""
+class Schedule:
+    """What a kernel makes at the step's first layer and reuses at the others; None before."""
 
     metadata: Any = None
     splits: Any = None
@@ -28,7 +28,7 @@ class DecodePlan:
     query_tokens: int
     # On CPU only: per row the contiguous slots of its context.
     runs: tuple[tuple[slice, ...], ...] | None
-    schedule: VendorSchedule = field(default_factory=VendorSchedule)
+    schedule: Schedule = field(default_factory=Schedule)
 
     @property
     def rows(self) -> int:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kernels.mla_decode import DecodePlan, flash_mla, mla_decode, plan_decode, reference
+from kernels.mla_decode import DecodePlan, flash_mla, mla_decode, plan_decode, projections, reference
 from kernels.mla_decode import triton as ours
 from tests.support.latents import ScatteredContexts, scattered_contexts
 
@@ -49,12 +49,22 @@ def test_triton_in_one_pass_and_in_splits(query_tokens: int, e4m3: bool, process
     assert case.error(found) < 0.02
 
 
+@pytest.mark.parametrize("tokens", [0, 1, 70])
+def test_triton_absorbs_queries(tokens: int) -> None:
+    query = torch.randn(tokens, 3, 24 + 8, device=DEVICE).to(DTYPE)
+    weight = torch.randn(3, 50, 40, device=DEVICE).to(DTYPE)[:, :24]
+    rotations = torch.polar(torch.ones(tokens, 4), torch.rand(tokens, 4) * 6).to(DEVICE)
+    found, expected = ours.absorb_query(query, weight, rotations), projections.absorb_query(query, weight, rotations)
+    assert found.shape == expected.shape and torch.allclose(found, expected, rtol=0.02, atol=0.05)
+
+
 LENGTHS = {
     "one": [1],
     "ragged": [1, 63, 64, 65, 127, 128, 129, 1000, 3, 257],
     "long": [9000],
     "even": [3500] * 96,
     "many short": list(range(1, 140)),
+    "fewer than the chip holds": [300, 64],
 }
 
 

@@ -19,9 +19,9 @@ using u8 = unsigned char;
 using u32 = unsigned int;
 using u64 = unsigned long long;
 
-constexpr int LATENT = 512, WIDTH = 576, BLOCK = 64, HEADS = 64, STAGES = 4;
+constexpr int LATENT = 512, WIDTH = 576, BLOCK = 64, HEADS = 64, STAGES = 5;
 constexpr int TILE_BYTES = BLOCK * WIDTH, ROPE_OFFSET = BLOCK * LATENT, CHUNK_BYTES = BLOCK * 128;
-constexpr int CONSUMERS = 256, PRODUCERS = 128, MAX_REQUESTS = 1024;
+constexpr int CONSUMERS = 256, PRODUCERS = 128, LAG = 2;
 // Units that the start and the end of a piece cost, about.
 constexpr int PIECE_COST = 1;
 constexpr float LOWEST = -1e30f;
@@ -31,14 +31,29 @@ constexpr float LOG2_P = 8.0f;
 struct Shared {
   u8 query[TILE_BYTES];
   u8 tiles[STAGES][TILE_BYTES];
-  u8 probabilities[2][2][HEADS * BLOCK];
+  u8 probabilities[2][HEADS * BLOCK];
   float query_scale[HEADS];
   float largest[2][HEADS];
   float alpha[HEADS];
   float total[2][HEADS];
   u64 full[STAGES];
   u64 empty[STAGES];
-  int starts[MAX_REQUESTS + 1];
+};
+
+struct Arguments {
+  const u32* query;
+  const u8* pool;
+  const int* block_table;
+  const int* lengths;
+  u32* out;
+  // Of cut requests: [parts + requests, query tokens, heads], by the part's and the request's index together.
+  u32* pieces;
+  float* log_sums;
+  // Made by `schedule`: where each request's cost begins, [requests + 1]; its first and last part, [requests, 2].
+  int* starts;
+  int* borders;
+  int requests, table_stride, query_tokens, heads, parts;
+  float scale_log2, kv_scale;
 };
 
 struct Piece {
@@ -60,6 +75,14 @@ __device__ __forceinline__ void wait(u64* barrier, u32 parity) {
       "{\n .reg .pred done;\n"
       "again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
       " @done bra finished;\n bra again;\n finished:\n}" ::"r"(shared_address(barrier)), "r"(parity) : "memory");
+}
+
+__device__ __forceinline__ bool passed(u64* barrier, u32 parity) {
+  u32 done;
+  asm volatile(
+      "{\n .reg .pred done;\n mbarrier.test_wait.parity.shared::cta.b64 done, [%1], %2;\n selp.u32 %0, 1, 0, done;\n}"
+      : "=r"(done) : "r"(shared_address(barrier)), "r"(parity) : "memory");
+  return done;
 }
 
 __device__ __forceinline__ void consumers_meet() { asm volatile("bar.sync 1, 256;" ::: "memory"); }
@@ -125,25 +148,6 @@ __device__ __forceinline__ float exp2_fast(float x) {
 
 __device__ __forceinline__ int units_of(int length) { return (length + 2 * BLOCK - 1) / (2 * BLOCK); }
 
-// Where each request's cost begins among all, by the whole CTA.
-__device__ void scan_lengths(const int* lengths, int requests, int* starts) {
-  if (threadIdx.x < 32) {
-    int before = 0;
-    for (int base = 0; base < requests; base += 32) {
-      int own = base + threadIdx.x, cost = own < requests ? units_of(lengths[own]) + PIECE_COST : 0, sum = cost;
-#pragma unroll
-      for (int step = 1; step < 32; step *= 2) {
-        int other = __shfl_up_sync(~0u, sum, step);
-        if (threadIdx.x >= step) sum += other;
-      }
-      if (own < requests) starts[own] = before + sum - cost;
-      before += __shfl_sync(~0u, sum, 31);
-    }
-    if (threadIdx.x == 0) starts[requests] = before;
-  }
-  __syncthreads();
-}
-
 // Part p has the costs [p * total / parts, (p + 1) * total / parts).
 __device__ __forceinline__ int part_of(int cost, int total, int parts) {
   return (int)(((long long)(cost + 1) * parts - 1) / total);
@@ -162,6 +166,8 @@ __device__ __forceinline__ bool next_piece(const int* starts, int requests, int 
 
 struct Part {
   int begin, end, index;
+  // Where there are more parts than units.
+  __device__ __forceinline__ bool empty() const { return begin == end; }
 };
 
 __device__ __forceinline__ Part own_part(const int* starts, int requests, int parts, int index) {
@@ -192,29 +198,47 @@ __device__ __forceinline__ void copy_tile(u8* tile, const u8* source, int tokens
   asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
-template <int PENDING>
-__device__ __forceinline__ void announce(u64* barrier) {
-  asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
-  fence_async_proxy();
-  arrive(barrier);
-}
+// A tile is announced once it is there, up to LAG tiles later so that several are under way; at once where the next must
+// wait for its stage, since consumers may need this one to free it.
+struct Announcer {
+  u64* full;
+  int copied, announced;
 
-__device__ __forceinline__ void produce(
-    Shared& shared, const u8* pool, const int* block_table, const int* lengths, int table_stride, int requests, Part part) {
-  int copied = 0;
-  Piece piece{first_request(shared.starts, requests, part.begin), 0, 0};
-  for (; next_piece(shared.starts, requests, part.begin, part.end, piece); piece.request++) {
-    int length = lengths[piece.request];
-    const int* blocks = block_table + (long long)piece.request * table_stride;
-    for (int block = 2 * piece.first; block < 2 * piece.last; block++, copied++) {
-      int stage = copied % STAGES, tokens = length - block * BLOCK;
-      wait(&shared.empty[stage], ((copied / STAGES) & 1) ^ 1);
-      copy_tile(shared.tiles[stage], tokens > 0 ? pool + (long long)blocks[block] * TILE_BYTES : pool, tokens);
-      if (copied >= 2) announce<2>(&shared.full[(copied - 2) % STAGES]);
+  __device__ __forceinline__ void announce() {
+    fence_async_proxy();
+    arrive(&full[announced++ % STAGES]);
+  }
+  __device__ __forceinline__ void flush() {
+    asm volatile("cp.async.wait_group 0;" ::: "memory");
+    while (announced < copied) announce();
+  }
+  __device__ __forceinline__ void next() {
+    copied++;
+    if (copied - announced <= LAG) return;
+    asm volatile("cp.async.wait_group %0;" ::"n"(LAG) : "memory");
+    announce();
+  }
+};
+
+__device__ __forceinline__ void produce(Shared& shared, const Arguments& given, Part part) {
+  Announcer tiles{shared.full, 0, 0};
+  Piece piece{first_request(given.starts, given.requests, part.begin), 0, 0};
+  for (; next_piece(given.starts, given.requests, part.begin, part.end, piece); piece.request++) {
+    int length = given.lengths[piece.request];
+    const int* blocks = given.block_table + (long long)piece.request * given.table_stride;
+    for (int block = 2 * piece.first; block < 2 * piece.last; block++) {
+      int stage = tiles.copied % STAGES, tokens = length - block * BLOCK;
+      u32 parity = (tiles.copied / STAGES & 1) ^ 1;
+      if (!passed(&shared.empty[stage], parity)) {
+        tiles.flush();
+        wait(&shared.empty[stage], parity);
+      }
+      const u8* source = tokens > 0 ? given.pool + (long long)blocks[block] * TILE_BYTES : given.pool;
+      copy_tile(shared.tiles[stage], source, tokens);
+      tiles.next();
     }
   }
-  if (copied >= 2) announce<1>(&shared.full[(copied - 2) % STAGES]);
-  if (copied >= 1) announce<0>(&shared.full[(copied - 1) % STAGES]);
+  tiles.flush();
 }
 
 // 64 queries of 576 bf16 to e4m3, a scale for each: a warp does 8.
@@ -288,15 +312,18 @@ __device__ __forceinline__ void accumulate(float (&out)[4][32], u32 (&values)[4]
 }
 
 struct Softmax {
-  // Of the thread's two rows of its warpgroup's scores: the running maximum (log2), this warpgroup's share of the sum.
-  float largest[2], total[2];
+  // Of the thread's two rows of its warpgroup's scores: the running maximum (log2), this warpgroup's share of the sum, and
+  // by how much the last unit made both smaller.
+  float largest[2], total[2], alpha[2];
+  // The last unit's probabilities, not stored yet: 4 tokens a word, as the permutation orders them.
+  u32 packed[8];
 };
 
-// Scores of the unit, one block here and one in the other warpgroup, to probabilities in shared memory; meets twice.
+// The unit's scores, one block here and one in the other warpgroup, to probabilities; the warpgroups meet once.
 __device__ __forceinline__ void soften(
-    Shared& shared, float (&scores)[32], Softmax& state, const float (&scale)[2], int tokens, u8* probabilities) {
+    Shared& shared, float (&scores)[32], Softmax& state, const float (&scale)[2], int tokens) {
   int group = threadIdx.x / 128, lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16 + lane / 4, pair = lane % 4;
-  float own[2] = {LOWEST, LOWEST};
+  float own[2] = {LOWEST, LOWEST}, shift[2];
 #pragma unroll
   for (int i = 0; i < 32; i++) {
     int half = i / 2 % 2, token = i / 4 * 8 + pair * 2 + i % 2;
@@ -310,15 +337,13 @@ __device__ __forceinline__ void soften(
     if (pair == 0) shared.largest[group][row + half * 8] = own[half];
   }
   consumers_meet();
-  float shift[2];
 #pragma unroll
   for (int half = 0; half < 2; half++) {
     float before = state.largest[half];
     state.largest[half] = fmaxf(before, fmaxf(own[half], shared.largest[group ^ 1][row + half * 8]));
-    float alpha = exp2_fast(before - state.largest[half]);
-    state.total[half] *= alpha;
+    state.alpha[half] = exp2_fast(before - state.largest[half]);
+    state.total[half] *= state.alpha[half];
     shift[half] = LOG2_P - state.largest[half];
-    if (pair == 0 && group == 0) shared.alpha[row + half * 8] = alpha;
   }
 #pragma unroll
   for (int i = 0; i < 32; i++) {
@@ -326,13 +351,27 @@ __device__ __forceinline__ void soften(
     state.total[i / 2 % 2] += scores[i];
   }
 #pragma unroll
-  for (int quad = 0; quad < 4; quad++) {
+  for (int word = 0; word < 8; word++) {
+    int i = word / 2 * 8 + word % 2 * 2;
+    state.packed[word] = pack_e4m3(scores[i], scores[i + 1]) | pack_e4m3(scores[i + 4], scores[i + 5]) << 16;
+    // Here, beside the products under way, and not sunk behind the wait for them.
+    asm volatile("" : "+r"(state.packed[word])::"memory");
+  }
+}
+
+// Once no product reads the unit before's: probabilities to shared memory, for both warpgroups. They meet twice.
+__device__ __forceinline__ void store_probabilities(Shared& shared, const Softmax& state) {
+  int group = threadIdx.x / 128, lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16 + lane / 4, pair = lane % 4;
+  consumers_meet();
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
-      int i = quad * 8 + half * 2, head = row + half * 8;
-      u32 packed = pack_e4m3(scores[i], scores[i + 1]) | pack_e4m3(scores[i + 4], scores[i + 5]) << 16;
-      *reinterpret_cast<u32*>(probabilities + head * 64 + (quad ^ ((head >> 1) & 3)) * 16 + pair * 4) = packed;
-    }
+  for (int word = 0; word < 8; word++) {
+    int head = row + word % 2 * 8;
+    u8* target = shared.probabilities[group] + head * 64 + (word / 2 ^ ((head >> 1) & 3)) * 16 + pair * 4;
+    *reinterpret_cast<u32*>(target) = state.packed[word];
+  }
+  if (pair == 0 && group == 0) {
+    shared.alpha[row] = state.alpha[0];
+    shared.alpha[row + 8] = state.alpha[1];
   }
   fence_async_proxy();
   consumers_meet();
@@ -394,84 +433,69 @@ __device__ __forceinline__ u32 arrived_tile(Shared& shared, const Consumer& own,
   return shared_address(shared.tiles[own.stage(block)]);
 }
 
-__device__ __forceinline__ void release_unit(Shared& shared, const Consumer& own, int unit) {
-  if (threadIdx.x % 128 == 0) {
-    arrive(&shared.empty[own.stage(2 * unit)]);
-    arrive(&shared.empty[own.stage(2 * unit + 1)]);
-  }
+__device__ __forceinline__ void release_tile(Shared& shared, const Consumer& own, int block) {
+  if (threadIdx.x % 128 == 0) arrive(&shared.empty[own.stage(block)]);
 }
 
-// One piece: `tokens` of its units are seen by this query. Leaves O^T and the softmax's state.
-__device__ __forceinline__ void attend(
-    Shared& shared, Consumer& own, int units, int tokens, float factor, float (&out)[4][32], Softmax& state) {
-  int row = threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
-  float scale[2] = {shared.query_scale[row] * factor, shared.query_scale[row + 8] * factor};
-  u32 query = shared_address(shared.query);
-  float scores[32];
-  u32 values[2][4][4];
-  score(scores, query, arrived_tile(shared, own, own.group));
-  wgmma_wait<0>();
-  pin(scores);
-  soften(shared, scores, state, scale, tokens - own.group * BLOCK, shared.probabilities[0][own.group]);
-#pragma unroll 1
-  for (int unit = 0; unit < units - 1; unit++) {
-    score(scores, query, arrived_tile(shared, own, 2 * unit + 2 + own.group));
-    rescale(shared, out);
-    u32 probabilities = shared_address(shared.probabilities[unit & 1][0]);
-    u32 first = arrived_tile(shared, own, 2 * unit), second = arrived_tile(shared, own, 2 * unit + 1);
-#pragma unroll
-    for (int m = 0; m < 4; m++) pin(out[m]);
-    accumulate(out, values[0], first, probabilities, 0);
-    accumulate(out, values[1], first, probabilities, 1);
-    wgmma_wait<1>();
-    accumulate(out, values[0], second, probabilities + HEADS * BLOCK, 0);
-    wgmma_wait<1>();
-    accumulate(out, values[1], second, probabilities + HEADS * BLOCK, 1);
-    pin(scores);
-    int left = tokens - (2 * unit + 2 + own.group) * BLOCK;
-    soften(shared, scores, state, scale, left, shared.probabilities[unit + 1 & 1][own.group]);
-    wgmma_wait<0>();
-#pragma unroll
-    for (int m = 0; m < 4; m++) pin(out[m]);
-    release_unit(shared, own, unit);
-  }
-  int unit = units - 1;
-  rescale(shared, out);
-  u32 probabilities = shared_address(shared.probabilities[unit & 1][0]);
-  u32 first = arrived_tile(shared, own, 2 * unit), second = arrived_tile(shared, own, 2 * unit + 1);
+__device__ __forceinline__ void pin_all(float (&out)[4][32]) {
 #pragma unroll
   for (int m = 0; m < 4; m++) pin(out[m]);
+}
+
+// O^T += V^T P^T over a unit. Leaves the second block's products under way, and all else done.
+__device__ __forceinline__ void accumulate_unit(Shared& shared, const Consumer& own, int unit, float (&out)[4][32]) {
+  u32 values[2][4][4], probabilities = shared_address(shared.probabilities);
+  u32 first = arrived_tile(shared, own, 2 * unit), second = arrived_tile(shared, own, 2 * unit + 1);
+  pin_all(out);
   accumulate(out, values[0], first, probabilities, 0);
   accumulate(out, values[1], first, probabilities, 1);
   wgmma_wait<1>();
   accumulate(out, values[0], second, probabilities + HEADS * BLOCK, 0);
   wgmma_wait<1>();
+  release_tile(shared, own, 2 * unit);
   accumulate(out, values[1], second, probabilities + HEADS * BLOCK, 1);
-  wgmma_wait<0>();
-#pragma unroll
-  for (int m = 0; m < 4; m++) pin(out[m]);
-  release_unit(shared, own, unit);
-  own.seen += 2 * units;
 }
 
-struct Arguments {
-  const u32* query;
-  const u8* pool;
-  const int* block_table;
-  const int* lengths;
-  u32* out;
-  u32* pieces;
-  float* log_sums;
-  int* borders;
-  int requests, table_stride, query_tokens, heads, parts;
-  float scale_log2, kv_scale;
-};
+__device__ __forceinline__ void finish_unit(Shared& shared, const Consumer& own, int unit, float (&out)[4][32]) {
+  wgmma_wait<0>();
+  pin_all(out);
+  release_tile(shared, own, 2 * unit + 1);
+}
+
+// One piece, of which this query sees `tokens` tokens. Leaves O^T and the softmax's state.
+__device__ __forceinline__ void attend(
+    Shared& shared, Consumer& own, int units, int tokens, float factor, float (&out)[4][32], Softmax& state) {
+  int row = threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4, left = tokens - own.group * BLOCK;
+  float scale[2] = {shared.query_scale[row] * factor, shared.query_scale[row + 8] * factor};
+  u32 query = shared_address(shared.query);
+  float scores[32];
+  score(scores, query, arrived_tile(shared, own, own.group));
+  wgmma_wait<0>();
+  pin(scores);
+  soften(shared, scores, state, scale, left);
+#pragma unroll 1
+  for (int unit = 0; unit < units - 1; unit++) {
+    score(scores, query, arrived_tile(shared, own, 2 * unit + 2 + own.group));
+    store_probabilities(shared, state);
+    rescale(shared, out);
+    accumulate_unit(shared, own, unit, out);
+    pin(scores);
+    left -= 2 * BLOCK;
+    soften(shared, scores, state, scale, left);
+    finish_unit(shared, own, unit, out);
+  }
+  store_probabilities(shared, state);
+  rescale(shared, out);
+  accumulate_unit(shared, own, units - 1, out);
+  finish_unit(shared, own, units - 1, out);
+  own.seen += 2 * units;
+}
 
 __device__ __forceinline__ void consume(Shared& shared, const Arguments& given, Part part, int row_tile) {
   int tiles = given.heads / HEADS, query_index = row_tile / tiles, first_head = row_tile % tiles * HEADS;
   Consumer own{(int)threadIdx.x / 128, 0};
-  Piece piece{first_request(shared.starts, given.requests, part.begin), 0, 0};
-  for (; next_piece(shared.starts, given.requests, part.begin, part.end, piece); piece.request++) {
+  Piece piece{first_request(given.starts, given.requests, part.begin), 0, 0};
+  for (; next_piece(given.starts, given.requests, part.begin, part.end, piece); piece.request++) {
     long long token = (long long)piece.request * given.query_tokens + query_index;
     long long at = token * given.heads + first_head;
     consumers_meet();
@@ -480,10 +504,10 @@ __device__ __forceinline__ void consume(Shared& shared, const Arguments& given, 
     consumers_meet();
     int seen = given.lengths[piece.request] - given.query_tokens + 1 + query_index;
     float out[4][32] = {};
-    Softmax state{{LOWEST, LOWEST}, {0.0f, 0.0f}};
+    Softmax state{{LOWEST, LOWEST}, {0.0f, 0.0f}, {1.0f, 1.0f}, {}};
     int tokens = seen - piece.first * 2 * BLOCK;
     attend(shared, own, piece.last - piece.first, tokens, given.scale_log2 * given.kv_scale, out, state);
-    bool whole = piece.first == 0 && piece.last == shared.starts[piece.request + 1] - shared.starts[piece.request] - PIECE_COST;
+    bool whole = given.borders[2 * piece.request] == given.borders[2 * piece.request + 1];
     long long slot = (long long)(part.index + piece.request) * given.query_tokens + query_index;
     long long piece_at = slot * given.heads + first_head;
     finish(shared, out, state, given.kv_scale, whole ? given.out + at * (LATENT / 2) : given.pieces + piece_at * (LATENT / 2),
@@ -491,17 +515,32 @@ __device__ __forceinline__ void consume(Shared& shared, const Arguments& given, 
   }
 }
 
-// For `combine`: the first and last part of each request.
-__device__ void write_borders(const int* starts, int requests, int parts, int* borders) {
-  for (int request = threadIdx.x; request < requests; request += blockDim.x) {
-    borders[2 * request] = part_of(starts[request] + PIECE_COST, starts[requests], parts);
-    borders[2 * request + 1] = part_of(starts[request + 1] - 1, starts[requests], parts);
+// One warp, once a step: how the work of all requests is cut into parts.
+extern "C" __global__ void schedule(const __grid_constant__ Arguments given) {
+  int lane = threadIdx.x, before = 0;
+  for (int base = 0; base < given.requests; base += 32) {
+    int request = base + lane, cost = request < given.requests ? units_of(given.lengths[request]) + PIECE_COST : 0;
+    int sum = cost;
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+      int other = __shfl_up_sync(~0u, sum, step);
+      if (lane >= step) sum += other;
+    }
+    if (request < given.requests) given.starts[request] = before + sum - cost;
+    before += __shfl_sync(~0u, sum, 31);
+  }
+  if (lane == 0) given.starts[given.requests] = before;
+  __syncwarp();
+  for (int request = lane; request < given.requests; request += 32) {
+    given.borders[2 * request] = part_of(given.starts[request] + PIECE_COST, before, given.parts);
+    int next = request + 1 < given.requests ? given.starts[request + 1] : before;
+    given.borders[2 * request + 1] = part_of(next - 1, before, given.parts);
   }
 }
 
 extern "C" __global__ void __launch_bounds__(CONSUMERS + PRODUCERS, 1) decode(const __grid_constant__ Arguments given) {
   extern __shared__ __align__(1024) u8 memory[];
-  Shared& shared = *reinterpret_cast<Shared*>((reinterpret_cast<u64>(memory) + 1023) & ~1023ull);
+  Shared& shared = *reinterpret_cast<Shared*>(memory);
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < STAGES; stage++) {
       init_barrier(&shared.full[stage], PRODUCERS);
@@ -509,16 +548,15 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + PRODUCERS, 1) decode(co
     }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
-  scan_lengths(given.lengths, given.requests, shared.starts);
+  __syncthreads();
   int row_tiles = given.query_tokens * given.heads / HEADS;
-  Part part = own_part(shared.starts, given.requests, given.parts, blockIdx.x / row_tiles);
-  if (blockIdx.x == 0) write_borders(shared.starts, given.requests, given.parts, given.borders);
+  Part part = own_part(given.starts, given.requests, given.parts, blockIdx.x / row_tiles);
   if (threadIdx.x < CONSUMERS) {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
     consume(shared, given, part, blockIdx.x % row_tiles);
   } else {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-    produce(shared, given.pool, given.block_table, given.lengths, given.table_stride, given.requests, part);
+    produce(shared, given, part);
   }
 }
 
@@ -530,10 +568,12 @@ extern "C" __global__ void __launch_bounds__(256) combine(const __grid_constant_
   if (first == last || head >= given.heads) return;
   float largest = LOWEST, total = 0.0f, sum[16] = {};
   for (int part = first; part <= last; part++) {
+    if (own_part(given.starts, given.requests, given.parts, part).empty()) continue;
     long long slot = ((long long)(part + request) * given.query_tokens + token % given.query_tokens) * given.heads + head;
     largest = fmaxf(largest, given.log_sums[slot]);
   }
   for (int part = first; part <= last; part++) {
+    if (own_part(given.starts, given.requests, given.parts, part).empty()) continue;
     long long slot = ((long long)(part + request) * given.query_tokens + token % given.query_tokens) * given.heads + head;
     float weight = exp2_fast(given.log_sums[slot] - largest);
     total += weight;

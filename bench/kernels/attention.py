@@ -1,0 +1,161 @@
+"""Attention of DeepSeek-R1: prompts, absorbed decode from bf16 and e4m3 pools, and the products around it."""
+
+import os
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from bench.kernels.timing import Case
+from kernels.kv_copy import BLOCK_TOKENS
+from kernels.mla_decode import DecodePlan, absorb_query, expand_values, flash_mla, fp8, plan_decode
+from kernels.mla_decode import triton as triton_decode
+from kernels.mla_prefill import PrefillPlan, cudnn, flash_attention, plan_prefill
+from kernels.mla_prefill import triton as triton_prefill
+
+HEADS, NOPE, ROPE, VALUE, LATENT = 128, 128, 64, 128, 512
+WIDTH = LATENT + ROPE
+SCALE = 192**-0.5
+E4M3 = torch.float8_e4m3fn
+EXTENSION = "_flashmla_extension_C.abi3.so"
+
+Attend = Callable[[torch.Tensor, torch.Tensor, DecodePlan], torch.Tensor]
+Prefill = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, PrefillPlan, float], tuple[torch.Tensor, torch.Tensor]]
+
+
+def cases() -> Iterable[Case]:
+    for requests, heads, query_tokens in [(32, 128, 1), (64, 128, 1), (96, 128, 1), (96, 128, 2), (128, 16, 1)]:
+        yield from _decode_cases(requests, 4096, heads, query_tokens)
+    for lengths in ([4096], [8192], [32768], [3500] * 4):
+        yield from _prefill_cases(lengths)
+    for tokens in (32, 64, 96):
+        yield from _projection_cases(tokens)
+
+
+def _bfloat16(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, device="cuda", dtype=torch.bfloat16)
+
+
+def _decode_cases(requests: int, context: int, heads: int, query_tokens: int) -> Iterable[Case]:
+    providers: list[tuple[str, torch.dtype, Attend]] = [
+        ("deepmesh, Triton", torch.bfloat16, _triton_decode),
+        ("deepmesh, Triton", E4M3, _triton_decode),
+    ]
+    if flash_mla.available():
+        providers.append(
+            ("flash_mla", torch.bfloat16, lambda q, pool, plan: flash_mla.mla_decode(q, pool, plan, SCALE))
+        )
+    if heads % fp8.HEADS == 0:
+        providers.append(("deepmesh, FP8", E4M3, lambda q, pool, plan: fp8.mla_decode(q, pool, plan, SCALE, 1.0)))
+        if _load_extension():
+            providers.append(("flash_mla, FP8 extension", E4M3, _extension_decode))
+    for provider, dtype, attend in providers:
+        latents = requests * context * WIDTH
+        yield Case(
+            shape=f"decode {requests} x {context}, {heads} heads, {query_tokens} queries, {str(dtype)[6:]}",
+            provider=provider,
+            make=partial(_decode_call, attend, dtype, requests, context, heads, query_tokens),
+            size_bytes=latents * dtype.itemsize + 2 * requests * query_tokens * heads * (WIDTH + LATENT),
+            flops=2.0 * requests * query_tokens * context * heads * (WIDTH + LATENT),
+            fp8=dtype == E4M3,
+        )
+
+
+def _decode_call(
+    attend: Attend, dtype: torch.dtype, requests: int, context: int, heads: int, query_tokens: int
+) -> Callable[[], object]:
+    count = -(-context // BLOCK_TOKENS)
+    pool = _bfloat16(requests * count, BLOCK_TOKENS, WIDTH).to(dtype)
+    table = torch.randperm(requests * count, device="cuda").to(torch.int32).view(requests, count)
+    plan = plan_decode(table, torch.full((requests,), context, dtype=torch.int32, device="cuda"), query_tokens)
+    query = _bfloat16(requests * query_tokens, heads, WIDTH)
+    # A step's schedule is made once for all layers: not part of a layer's time.
+    attend(query, pool, plan)
+    return lambda: attend(query, pool, plan)
+
+
+def _triton_decode(query: torch.Tensor, pool: torch.Tensor, plan: DecodePlan) -> torch.Tensor:
+    processors = torch.cuda.get_device_properties(query.device).multi_processor_count
+    return triton_decode.mla_decode(query, pool, plan, LATENT, SCALE, 1.0, processors)
+
+
+def _load_extension() -> bool:
+    """flash_mla's decode attention over e4m3 pools, which vLLM builds beside its `_flashmla_C`."""
+    build = os.environ.get(flash_mla.BUILD_VARIABLE)
+    if build is None or not (extension := Path(build).with_name(EXTENSION)).exists():
+        return False
+    torch.ops.load_library(str(extension))
+    return True
+
+
+def _extension_decode(query: torch.Tensor, pool: torch.Tensor, plan: DecodePlan) -> torch.Tensor:
+    operators, schedule = torch.ops._flashmla_extension_C, plan.schedule
+    heads, one = query.shape[1], torch.ones(1, device=query.device)
+    if schedule.metadata is None:
+        rows = plan.query_tokens * heads
+        schedule.metadata, schedule.splits = operators.get_mla_decoding_metadata_dense_fp8(plan.lengths, rows, 1)
+    quantized = query.to(E4M3).view(plan.rows, plan.query_tokens, heads, WIDTH)
+    out: torch.Tensor = operators.fwd_kvcache_mla_fp8(
+        quantized, pool.unsqueeze(2), LATENT, plan.lengths, plan.block_table, SCALE, plan.query_tokens > 1,
+        schedule.metadata, schedule.splits, one, one,
+    )[0]  # fmt: skip
+    return out
+
+
+def _prefill_cases(lengths: list[int]) -> Iterable[Case]:
+    providers: list[tuple[str, Prefill]] = [
+        ("deepmesh, Triton", triton_prefill.mla_prefill),
+        ("cuDNN", cudnn.mla_prefill),
+    ]
+    if flash_attention.available():
+        providers.append(("FlashAttention-3", flash_attention.mla_prefill))
+    tokens, scores = sum(lengths), sum(length * (length + 1) // 2 for length in lengths)
+    for provider, attend in providers:
+        yield Case(
+            shape=f"prefill {len(lengths)} x {lengths[0]}, {HEADS} heads",
+            provider=provider,
+            make=partial(_prefill_call, attend, lengths),
+            size_bytes=2.0 * tokens * HEADS * 2 * (NOPE + ROPE + VALUE),
+            flops=2.0 * scores * HEADS * (NOPE + ROPE + VALUE),
+        )
+
+
+def _prefill_call(attend: Prefill, lengths: list[int]) -> Callable[[], object]:
+    tokens = sum(lengths)
+    plan = plan_prefill(lengths, lengths, torch.device("cuda"))
+    query, key = _bfloat16(tokens, HEADS, NOPE + ROPE), _bfloat16(tokens, HEADS, NOPE + ROPE)
+    value = _bfloat16(tokens, HEADS, NOPE + VALUE)[:, :, NOPE:]
+    return lambda: attend(query, key, value, plan, SCALE)
+
+
+def _projection_cases(tokens: int) -> Iterable[Case]:
+    yield Case(
+        shape=f"queries absorbed, {tokens} tokens",
+        provider="deepmesh",
+        make=partial(_absorb_call, tokens),
+        size_bytes=2.0 * HEADS * (NOPE * LATENT + tokens * (NOPE + ROPE + WIDTH)),
+        flops=2.0 * tokens * HEADS * NOPE * LATENT,
+    )
+    yield Case(
+        shape=f"values expanded, {tokens} tokens",
+        provider="deepmesh",
+        make=partial(_expand_call, tokens),
+        size_bytes=2.0 * HEADS * (VALUE * LATENT + tokens * (LATENT + VALUE)),
+        flops=2.0 * tokens * HEADS * VALUE * LATENT,
+    )
+
+
+def _weight() -> torch.Tensor:
+    return _bfloat16(HEADS, NOPE + VALUE, LATENT)
+
+
+def _absorb_call(tokens: int) -> Callable[[], object]:
+    query, weight = _bfloat16(tokens, HEADS, NOPE + ROPE), _weight()[:, :NOPE]
+    rotations = torch.polar(torch.ones(tokens, ROPE // 2, device="cuda"), torch.rand(tokens, ROPE // 2, device="cuda"))
+    return lambda: absorb_query(query, weight, rotations)
+
+
+def _expand_call(tokens: int) -> Callable[[], object]:
+    attended, weight = _bfloat16(tokens, HEADS, LATENT), _weight()[:, NOPE:].transpose(1, 2)
+    return lambda: expand_values(attended, weight)
