@@ -20,6 +20,8 @@ _ENVIRONMENT: Mapping[str, str] = {
     "PYTHONPATH": str(Path(mesh.__file__).parents[1]),
     # gRPC's own lines about what services report as errors of theirs; read when it is imported.
     "GRPC_VERBOSITY": os.environ.get("GRPC_VERBOSITY", "NONE"),
+    # ucxx sets a variable that a UCX without CUDA does not know.
+    "UCX_WARN_UNUSED_ENV_VARS": os.environ.get("UCX_WARN_UNUSED_ENV_VARS", "n"),
 }
 
 

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 
 import grpc
+import psutil
 import pytest
 import pytest_asyncio
 from deepmesh.v1 import scheduler_pb2
@@ -18,6 +19,7 @@ from tests.support.mesh_requests import (
     forget,
     kill,
     received_bytes,
+    request_of,
     stored_blocks,
     tokens_of,
     until_stored,
@@ -27,7 +29,9 @@ from tests.support.process_mesh import ProcessMesh, oracle_settings, process_mes
 VOCABULARY = 512
 # Around the ends of blocks, of the prefill worker's chunks of 128, and of segments of a few blocks.
 LENGTHS = (1, 2, 63, 64, 65, 127, 128, 129, 191, 192, 193, 256, 257, 511, 512, 513, 640)
+# A prefill worker that says nothing is given up, with its landings, after three seconds.
 FAST_LEASES = (
+    "decode.engine.transfer.landing_seconds=3",
     "scheduler.lease.seconds=2",
     "decode.grace_seconds=2",
     "kvstore.offer_seconds=3",
@@ -167,6 +171,45 @@ async def test_with_one_prefill_worker_killed_the_other_takes_its_prompts(four: 
     await answers
     await four.whole()
     await four.drained()
+
+
+async def test_a_prefill_worker_that_freezes_costs_time_and_no_token(four: ProcessMesh) -> None:
+    frozen = psutil.Process(four.supervisor.process_ids["prefill-0"])
+    processes = [frozen, *frozen.children(recursive=True)]
+    answers = asyncio.create_task(assert_right(four, [prompt_of(500, 900 + number) for number in range(20)], 50))
+    await asyncio.sleep(0.2)
+    for process in processes:
+        process.suspend()
+    try:
+        await answers
+    finally:
+        for process in processes:
+            process.resume()
+    await four.whole()
+    await four.drained()
+
+
+async def test_clients_that_hang_up_while_kv_moves_leave_nothing(four: ProcessMesh) -> None:
+    source = random.Random(3)
+    calls = [four.gateway.Generate(request_of(prompt_of(640, 1100 + number), 100)) for number in range(30)]
+    for call in calls:
+        await asyncio.sleep(source.uniform(0, 0.03))
+        call.cancel()
+    await four.drained()
+    await assert_right(four, [prompt_of(200, 1200)])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+async def test_thousands_of_requests_find_their_way() -> None:
+    source = random.Random(4)
+    shared = [prompt_of(source.randint(64, 400), 1300 + number) for number in range(20)]
+    prompts = [source.choice(shared) + prompt_of(source.choice(LENGTHS[:12]), 2000 + number) for number in range(2000)]
+    quick = {"oracle.step_ms": 0, "oracle.prefill_tokens_per_second": 0, "total_blocks": 2048}
+    async with process_mesh(workers=2, prefill=2, stores=2, settings=(*settings(**quick), *APART[:1])) as mesh:
+        for start in range(0, len(prompts), 200):
+            await assert_right(mesh, prompts[start : start + 200], 20)
+        assert {each.worker_id for each in await chosen(mesh, 200)} == {"decode-0", "decode-1"}
 
 
 async def test_workers_of_two_namespaces_are_never_paired_and_the_error_says_why() -> None:
