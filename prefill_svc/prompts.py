@@ -3,7 +3,7 @@
 import asyncio
 from dataclasses import dataclass
 
-from engine.messages import Fetch, Logprobs, Output, Push, Refusal, Sampling, Submit
+from engine.messages import Fetch, FirstToken, Output, Push, Refusal, Sampling, Submit
 from mesh.errors import ContextExceeded, InvalidRequest, MeshError, NamespaceMismatch, PushFailed
 from transfer.events import PushEnded
 from transfer.ticket import SegmentDigest, Ticket
@@ -40,15 +40,6 @@ class Prompt:
             push=Push(self.ticket, self.held_blocks),
             fetch=self.store,
         )
-
-
-@dataclass(frozen=True, slots=True)
-class FirstToken:
-    token_id: int
-    logprobs: Logprobs | None
-    # Prompt tokens that were not computed: found in the pool, and in a store.
-    worker_cached_tokens: int
-    store_cached_tokens: int
 
 
 Event = FirstToken | SegmentDigest | PushEnded
@@ -119,9 +110,13 @@ class Job:
 
 
 def _first_token(output: Output) -> FirstToken:
-    cached, from_store = output.cached_tokens or 0, output.store_cached_tokens or 0
-    logprobs = output.logprobs[0] if output.logprobs else None
-    return FirstToken(output.token_ids[0], logprobs, cached - from_store, from_store)
+    return FirstToken(
+        key=output.key,
+        token_id=output.token_ids[0],
+        logprobs=output.logprobs[0] if output.logprobs else None,
+        cached_tokens=output.cached_tokens or 0,
+        store_cached_tokens=output.store_cached_tokens or 0,
+    )
 
 
 def _error_of(refusal: Refusal) -> MeshError:

@@ -3,7 +3,8 @@
 from deepmesh.v1 import prefill_pb2
 
 from engine import wire as engine_wire
-from prefill_svc.prompts import Event, FirstToken, Prompt
+from engine.messages import FirstToken
+from prefill_svc.prompts import Event, Prompt
 from transfer import wire as transfer_wire
 from transfer.ticket import SegmentDigest
 
@@ -40,6 +41,6 @@ def _first_token(event: FirstToken) -> prefill_pb2.PrefillFirstToken:
     return prefill_pb2.PrefillFirstToken(
         token_id=event.token_id,
         logprobs=None if event.logprobs is None else engine_wire.logprobs_message(event.logprobs),
-        worker_cached_tokens=event.worker_cached_tokens,
+        worker_cached_tokens=event.cached_tokens - event.store_cached_tokens,
         store_cached_tokens=event.store_cached_tokens,
     )

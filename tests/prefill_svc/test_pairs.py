@@ -49,7 +49,7 @@ async def test_prompts_of_any_length_computed_elsewhere_go_on_exactly() -> None:
 
 
 @pytest.mark.parametrize("layerwise_tokens", [64, 100_000])
-async def test_two_prefill_and_two_decode_workers_serve_hundreds_of_requests(layerwise_tokens: int) -> None:
+async def test_two_prefill_and_two_decode_workers_serve_many_requests(layerwise_tokens: int) -> None:
     transfer = {**TIGHT, "layerwise_tokens": layerwise_tokens}
     engine = {"transfer": transfer}
     async with (
@@ -61,14 +61,14 @@ async def test_two_prefill_and_two_decode_workers_serve_hundreds_of_requests(lay
         gateway_client(other.endpoint) as gateway_other,
     ):
         random_numbers = random.Random(5)
-        for number in range(150):
+        for number in range(80):
             for gateway in (gateway_one, gateway_other):
                 where = {"prefill": random_numbers.choice([first, second]).target} if number % 4 else {}
                 shared = prompt(number % 3 * 100)
                 tokens = [*shared, *prompt(random_numbers.randint(1, 400), number)]
                 await gateway.submit(tokens, random_numbers.randint(1, 40), Sampling(seed=number), **where)
         for gateway in (gateway_one, gateway_other):
-            for stream_id in range(1, 151):
+            for stream_id in range(1, 81):
                 request = await gateway.ended(stream_id)
                 assert request.error is None
                 assert request.finished == common_pb2.FINISH_REASON_LENGTH
