@@ -240,6 +240,7 @@ class Engine:
         try:
             self.transfers.begin(request, candidate.waits)
         except (InvalidRequest, NamespaceMismatch) as error:
+            self.transfers.cancel_push(request.key)
             self._refuse(request, error)
             return
         if not candidate.waits:
@@ -287,7 +288,8 @@ class Engine:
             return None
         if row.end // BLOCK_TOKENS > request.registered_blocks:
             self._register_full_blocks(request, row.end // BLOCK_TOKENS)
-        self.transfers.on_computed(request, row.end)
+        if request.is_pushed:
+            self.transfers.on_computed(request, row.end)
         if sample is None:
             return None
         request.draws_under_way -= 1

@@ -163,6 +163,8 @@ def test_a_ticket_that_does_not_fit_the_prompt_is_refused_and_disturbs_nobody() 
     engine.submit(submit_of(2, prompt_of(70), 5))
     assert refusal_of(engine, push_submit(ticket, 300)) == "INVALID_REQUEST"
     assert refusal_of(engine, push_submit(ticket, 200, held_blocks=1)) == "INVALID_REQUEST"
+    engine.submit(push_submit(ticket, 200))
+    assert turn(engine).ends[1].finish == "length"
 
 
 @pytest.mark.parametrize("changes", [{"max_tokens": 2}, {"lands": True}])
