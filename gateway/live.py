@@ -98,7 +98,8 @@ class LiveGeneration:
 
     def stuck_seconds(self, now: float) -> float:
         """How long the client has not let its task come back for tokens."""
-        if self.generation.awaited or self.generation.reads != self._reads_seen:
+        placing = self._attempt is None and not self.finished
+        if placing or self.generation.awaited or self.generation.reads != self._reads_seen:
             self._reads_seen = self.generation.reads
             self._moved_at = now
         return now - self._moved_at
