@@ -1,8 +1,8 @@
 """A worker of KV stores without an engine: blocks of bytes in host memory, offered to a store and fetched from it."""
 
 import asyncio
+import select
 import sys
-import threading
 import time
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -18,6 +18,7 @@ from mesh.ports import free_port
 from mesh.process import Child
 from mesh.workers import KvNamespace, WorkerIdentity, WorkerRole
 from transfer.agent import TransferAgent
+from transfer.alarm import Alarm
 from transfer.config import TransferConfig
 from transfer.events import Event, Fetched, PushEnded, SegmentSent
 from transfer.host_memory import HostMemory
@@ -52,9 +53,9 @@ class KvWorker:
         )
         self.sessions: dict[str, StoreSession] = {}
         self._attached = asyncio.Event()
-        self._news = threading.Event()
+        self._news = Alarm()
         self.agent = TransferAgent(
-            HostMemory(self.memory), self.namespace, transfer or TransferConfig(), time.monotonic, self._news.set
+            HostMemory(self.memory), self.namespace, transfer or TransferConfig(), time.monotonic, self._news.ring
         )
         self._blocks: Mapping[bytes, int] = {}
         self._fetches = 0
@@ -95,7 +96,7 @@ class KvWorker:
         """Fetch, and wait for it: nothing else may be under way."""
         fetch_id = self.start_fetch(store_id, hashes, blocks)
         while True:
-            self._news.wait()
+            select.select([self._news.fileno()], [], [])
             self._news.clear()
             for event in self.agent.events():
                 if isinstance(event, Fetched) and event.fetch_id == fetch_id:
