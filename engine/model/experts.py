@@ -1,5 +1,7 @@
 """The routed experts' feed-forward layers, computed together as grouped products."""
 
+from dataclasses import dataclass
+
 import torch
 
 from engine.model.config import ModelConfig
@@ -8,7 +10,7 @@ from engine.model.parameters import Allocator, NamedParameters
 from kernels.act_quant import Quantized
 from kernels.fp8_gemm import BlockScaled
 from kernels.grouped_gemm import grouped_fp8_gemm, grouped_gemm
-from kernels.moe_permute import arrange, expand, expand_quantized
+from kernels.moe_permute import Expanded, Layout, arrange, expand, expand_quantized
 from kernels.swiglu import swiglu, swiglu_quantize
 
 
@@ -35,19 +37,36 @@ class Experts:
             yield from weight_parameters(f"{name}.up_proj.weight", self._gate_up, slice(width, 2 * width), expert)
             yield from weight_parameters(f"{name}.down_proj.weight", self._down, slice(0, self._hidden), expert)
 
-    def forward(self, hidden: torch.Tensor | Quantized, experts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """What each token's experts make of it: rows and positions as `combine` takes them.
+    def place(self, hidden: torch.Tensor | Quantized, experts: torch.Tensor) -> "Placed":
+        """Copies of the tokens, each where its expert reads it.
 
         hidden: [tokens, hidden], quantized where the experts are; experts: [tokens, experts per token].
         """
-        if isinstance(self._gate_up, BlockScaled) and isinstance(self._down, BlockScaled):
-            assert isinstance(hidden, Quantized)
+        if isinstance(hidden, Quantized):
             layout = arrange(experts, self._count)
-            inner = grouped_fp8_gemm(expand_quantized(hidden, layout), self._gate_up, layout)
-            gated = swiglu_quantize(inner, layout.positions)
-            return grouped_fp8_gemm(gated, self._down, layout), layout.positions
-        assert not isinstance(hidden, Quantized)
-        assert not isinstance(self._gate_up, BlockScaled) and not isinstance(self._down, BlockScaled)
-        expanded = expand(hidden, experts, self._count)
-        inner = swiglu(grouped_gemm(expanded.rows, self._gate_up, expanded.ends))
-        return grouped_gemm(inner, self._down, expanded.ends), expanded.positions
+            return PlacedQuantized(expand_quantized(hidden, layout), layout)
+        return expand(hidden, experts, self._count)
+
+    def forward(self, placed: "Placed") -> torch.Tensor:
+        """What the experts make of it: rows as `combine` takes them, with the positions of `placed`."""
+        if isinstance(placed, PlacedQuantized):
+            assert isinstance(self._gate_up, BlockScaled) and isinstance(self._down, BlockScaled)
+            layout = placed.layout
+            inner = grouped_fp8_gemm(placed.rows, self._gate_up, layout)
+            return grouped_fp8_gemm(swiglu_quantize(inner, layout.positions), self._down, layout)
+        assert isinstance(self._gate_up, torch.Tensor) and isinstance(self._down, torch.Tensor)
+        inner = swiglu(grouped_gemm(placed.rows, self._gate_up, placed.ends))
+        return grouped_gemm(inner, self._down, placed.ends)
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedQuantized:
+    rows: Quantized
+    layout: Layout
+
+    @property
+    def positions(self) -> torch.Tensor:
+        return self.layout.positions
+
+
+Placed = Expanded | PlacedQuantized

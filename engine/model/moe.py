@@ -43,10 +43,8 @@ class MixtureOfExperts:
         return out
 
     def _chunk(self, hidden: Normalized, side: SideStream | None) -> torch.Tensor:
-        def routed() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-            weights, experts = self.gate.choose(hidden.plain)
-            rows, positions = self._experts.forward(hidden.for_layer(self._experts.quantized), experts)
-            return rows, positions, weights
-
-        shared, (rows, positions, weights) = together(side, lambda: self._shared.forward(hidden), routed)
-        return combine(rows, positions, weights, shared)
+        weights, experts = self.gate.choose(hidden.plain)
+        placed = self._experts.place(hidden.for_layer(self._experts.quantized), experts)
+        # Beside the experts' products, which wait for memory: beside the choice they would only delay it.
+        shared, rows = together(side, lambda: self._shared.forward(hidden), lambda: self._experts.forward(placed))
+        return combine(rows, placed.positions, weights, shared)
