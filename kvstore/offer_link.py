@@ -37,6 +37,8 @@ class _Push:
 
     digests: list[SegmentDigest] = field(default_factory=list)
     ended: bool = False
+    # Why it ended before all was pushed.
+    error: str | None = None
     news: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def take_digests(self) -> list[SegmentDigest]:
@@ -86,7 +88,7 @@ class OfferLink:
         push = self._pushes.get(event.transfer_id)
         if push is None:
             return False
-        push.ended = True
+        push.ended, push.error = True, event.error
         push.news.set()
         return True
 
@@ -145,7 +147,7 @@ class OfferLink:
                     self._user.grant_offer(ticket.transfer_id, segment)
                 digests = await push.take_digests()
                 if not digests:
-                    raise OfferFailed("the rank could not push it")
+                    raise OfferFailed(f"the rank could not push it: {push.error}")
                 request = kvstore_pb2.ConfirmOfferRequest(
                     session_id=session.session_id, digests=[transfer_wire.digest_message(each) for each in digests]
                 )

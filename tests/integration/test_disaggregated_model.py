@@ -1,0 +1,93 @@
+"""The keystone: what a disaggregated mesh answers is what transformers generates from the same weights, in fp32."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+import torch
+from transformers import DeepseekV3ForCausalLM
+
+from tests.support.checkpoints import random_prompt, tiny_checkpoint
+from tests.support.mesh_requests import fetched_blocks, forget, received_bytes, tokens_of, until_stored
+from tests.support.process_mesh import ProcessMesh, process_mesh
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+ANSWER_TOKENS = 24
+# Where the best two logits are closer, rounding may choose.
+MARGIN = 1e-3
+# On both sides of blocks of 64, of the prefill worker's chunks of 96, and of segments of one or two blocks.
+LENGTHS = (2, 63, 64, 65, 96, 97, 128, 129, 192, 257, 300)
+SETTINGS = (
+    *(f"{role}.engine.{setting}" for role in ("prefill", "decode") for setting in ("device=cpu", "dtype=float32")),
+    "prefill.engine.max_step_tokens=96",
+    "prefill.engine.total_blocks=96",
+    "prefill.engine.threads=1",
+    "decode.engine.total_blocks=128",
+    "decode.engine.threads=1",
+    *(f"{owner}.transfer.slot_bytes=65536" for owner in ("prefill.engine", "decode.engine", "kvstore")),
+    "decode.can_prefill=false",
+    "scheduler.store_link.poll_seconds=0.1",
+    "scheduler.lease.seconds=2",
+)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint(tmp_path_factory.mktemp("checkpoint"))
+
+
+@pytest.fixture(scope="module")
+def reference(checkpoint: Path) -> DeepseekV3ForCausalLM:
+    return DeepseekV3ForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=[64, 8192], ids=["layerwise", "whole"])
+async def mesh(checkpoint: Path, request: pytest.FixtureRequest) -> AsyncIterator[ProcessMesh]:
+    """1P1D and a store; every prompt is computed by the prefill worker."""
+    layerwise = f"decode.engine.transfer.layerwise_tokens={request.param}"
+    async with process_mesh(checkpoint, prefill=1, stores=1, settings=(*SETTINGS, layerwise)) as running:
+        yield running
+
+
+@torch.inference_mode()
+def assert_as_transformers(reference: DeepseekV3ForCausalLM, prompt: list[int], answer: list[int]) -> None:
+    """Each token is the best one after those before it, up to rounding."""
+    assert len(answer) == ANSWER_TOKENS
+    logits = reference(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1]
+    chosen = logits.gather(1, torch.tensor(answer)[:, None])[:, 0]
+    assert (logits.max(dim=1).values - chosen).max() < MARGIN
+
+
+async def check(mesh: ProcessMesh, reference: DeepseekV3ForCausalLM, prompts: list[list[int]]) -> None:
+    answers = await asyncio.gather(*(tokens_of(mesh, prompt, ANSWER_TOKENS) for prompt in prompts))
+    for prompt, answer in zip(prompts, answers, strict=True):
+        assert_as_transformers(reference, prompt, answer)
+
+
+async def test_prompts_of_every_length(mesh: ProcessMesh, reference: DeepseekV3ForCausalLM) -> None:
+    await check(mesh, reference, [random_prompt(length, seed=length) for length in LENGTHS])
+    assert (await received_bytes(mesh))["decode-0"] > 0
+    await mesh.drained()
+
+
+async def test_a_prefix_that_the_workers_hold(mesh: ProcessMesh, reference: DeepseekV3ForCausalLM) -> None:
+    prefix = random_prompt(200, seed=1000)
+    await check(mesh, reference, [prefix])
+    await check(mesh, reference, [prefix + random_prompt(length, seed=length) for length in (1, 60, 130)])
+    await mesh.drained()
+
+
+async def test_a_prefix_that_only_the_store_holds_and_one_partly_in_each(
+    mesh: ProcessMesh, reference: DeepseekV3ForCausalLM
+) -> None:
+    prompt = random_prompt(321, seed=2000)
+    await check(mesh, reference, [prompt])
+    await until_stored(mesh, 5)
+    await forget(mesh, "prefill-0", "decode-0")
+    before = await fetched_blocks(mesh)
+    await check(mesh, reference, [prompt[:130]])
+    await check(mesh, reference, [prompt, prompt[:300]])
+    await mesh.drained()
+    assert await fetched_blocks(mesh) > before
