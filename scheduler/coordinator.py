@@ -92,8 +92,8 @@ class Coordinator:
         hints: Mapping[KvNamespace, StoreHint],
     ) -> PlacementAnswer:
         candidates = Candidates(
-            [_candidate(worker, cached) for worker in workers if worker.identity.role is WorkerRole.DECODE],
-            [_candidate(worker, cached) for worker in workers if worker.identity.role is WorkerRole.PREFILL],
+            [self._candidate(worker, cached) for worker in workers if worker.identity.role is WorkerRole.DECODE],
+            [self._candidate(worker, cached) for worker in workers if worker.identity.role is WorkerRole.PREFILL],
             hints,
         )
         request = replace(call.request, mean_output_tokens=self._lengths.mean(call.model))
@@ -151,6 +151,25 @@ class Coordinator:
             error = UnknownModel(f"no worker ever served model {model!r}: see ListModels for those there are")
         raise error
 
+    def _candidate(self, worker: Worker, cached: Mapping[str, int]) -> CandidateWorker:
+        identity = worker.identity
+        return CandidateWorker(
+            worker_id=identity.worker_id,
+            unusable="it is draining" if worker.state is WorkerState.DRAINING else None,
+            context_tokens=identity.context_tokens,
+            total_blocks=identity.total_blocks,
+            max_requests=identity.max_requests,
+            load=worker.load,
+            namespace=identity.kv_namespace,
+            unreported=worker.unreported,
+            # One that came while the stores were asked has nothing yet.
+            cached_blocks=cached.get(identity.worker_id, 0),
+            connected=worker.connected,
+            can_prefill=identity.can_prefill,
+            block_bytes=identity.block_bytes,
+            fetch_bytes_per_second=self._registry.fetch_bandwidth(worker),
+        )
+
     def _remember(self, call: PlacementCall, chosen: Terms | None, reason: str, terms: tuple[Terms, ...]) -> None:
         best_first = sorted(terms, key=Terms.preference)
         self._decisions.add(
@@ -164,23 +183,3 @@ class Coordinator:
                 terms=tuple(best_first[:KEPT_CANDIDATES]),
             )
         )
-
-
-def _candidate(worker: Worker, cached: Mapping[str, int]) -> CandidateWorker:
-    identity = worker.identity
-    return CandidateWorker(
-        worker_id=identity.worker_id,
-        unusable="it is draining" if worker.state is WorkerState.DRAINING else None,
-        context_tokens=identity.context_tokens,
-        total_blocks=identity.total_blocks,
-        max_requests=identity.max_requests,
-        load=worker.load,
-        namespace=identity.kv_namespace,
-        unreported=worker.unreported,
-        # One that came while the stores were asked has nothing yet.
-        cached_blocks=cached.get(identity.worker_id, 0),
-        connected=worker.connected,
-        can_prefill=identity.can_prefill,
-        block_bytes=identity.block_bytes,
-        fetch_bytes_per_second=worker.transfers.fetch_bytes_per_second,
-    )

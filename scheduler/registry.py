@@ -22,6 +22,8 @@ from scheduler.prefix_index import PrefixIndex
 log = logging.getLogger(__name__)
 
 PlacementKey = tuple[str, int]
+# A bandwidth measured before that is forgotten: one slow fetch must not keep a worker from its stores for ever.
+FETCH_MEMORY_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,8 @@ class Worker:
     state: WorkerState = WorkerState.SERVING
     load: WorkerLoad = field(default_factory=WorkerLoad)
     transfers: TransferCounters = field(default_factory=TransferCounters)
+    # When it last told of another fetch.
+    fetched_at: float = float("-inf")
     connected: bool = True
     cached: set[bytes] = field(default_factory=set)
     # Placements that the last status may not have counted yet, and when they were made.
@@ -126,7 +130,8 @@ class Registry:
         worker = self._holder(lease)
         self._renew(worker)
         worker.load = load
-        worker.transfers = transfers or worker.transfers
+        if transfers is not None:
+            self._follow_transfers(worker, transfers)
         worker.settle_placements_before(self._clock() - self._settle_seconds)
         if worker.state is not state:
             worker.state = state
@@ -177,6 +182,11 @@ class Registry:
     def knows_model(self, model: str) -> bool:
         """Whether a worker ever served it."""
         return model in self._known_models
+
+    def fetch_bandwidth(self, worker: Worker) -> float:
+        """Bytes a second that the worker measured of late when it fetched from stores; 0 while unknown."""
+        recent = self._clock() - worker.fetched_at < FETCH_MEMORY_SECONDS
+        return worker.transfers.fetch_bytes_per_second if recent else 0.0
 
     def lease_remaining(self, worker: Worker) -> float:
         """Seconds until the worker's lease ends."""
@@ -242,6 +252,11 @@ class Registry:
 
     def _renew(self, worker: Worker) -> None:
         worker.expires_at = self._clock() + self.lease_seconds
+
+    def _follow_transfers(self, worker: Worker, transfers: TransferCounters) -> None:
+        if transfers.fetches != worker.transfers.fetches:
+            worker.fetched_at = self._clock()
+        worker.transfers = transfers
 
     def _announce(self) -> None:
         self.version += 1

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mesh.errors import LeaseConflict, LeaseExpired, Overloaded
-from mesh.workers import WorkerState
+from mesh.workers import TransferCounters, WorkerState
 from scheduler.candidates import Unreported
 from scheduler.registry import Registry, RegistryLimits
 from tests.support.scheduling import ManualClock, make_identity, make_load
@@ -194,6 +194,24 @@ def test_a_prefix_is_forgotten_with_its_worker_whoever_comes_after_it() -> None:
     clock.now += LEASE
     registry.attach(make_identity("b"))
     assert registry.cached_prefixes(hashes(1, 2), registry.workers()) == {"b": 0}
+
+
+def test_a_measured_bandwidth_is_believed_for_a_while_after_each_fetch() -> None:
+    registry, clock = make_registry()
+    lease = registry.attach(make_identity("a"))
+
+    def bandwidth_after(seconds: float, fetches: int) -> float:
+        clock.now += seconds
+        counters = TransferCounters(fetches=fetches, fetch_bytes_per_second=1e6)
+        registry.update(lease, WorkerState.SERVING, make_load(), counters)
+        return registry.fetch_bandwidth(registry.workers()[0])
+
+    assert bandwidth_after(1, fetches=0) == 0.0
+    assert bandwidth_after(1, fetches=1) == 1e6
+    for _ in range(6):
+        assert bandwidth_after(9, fetches=1) == 1e6
+    assert bandwidth_after(6, fetches=1) == 0.0
+    assert bandwidth_after(1, fetches=2) == 1e6
 
 
 def test_a_placement_counts_until_a_status_had_time_to_contain_it() -> None:
