@@ -34,7 +34,7 @@ def descriptor(values: torch.Tensor, rows: int) -> TensorDescriptor:
 @triton.jit
 def product_tile(
     x, x_scales, weight, weight_scales, first_row, scale_rows, first_output, first_block, last_block, scale_stride,
-    SWAPPED: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr, BLOCK: tl.constexpr,
+    SWAPPED: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """[ROWS, OUTPUTS] float32, or [OUTPUTS, ROWS] where operands are swapped, over some blocks of 128 inputs.
 
@@ -42,18 +42,16 @@ def product_tile(
     offsets of the rows' scales. A block's product is made in the tensor cores, then scaled and summed in float32.
     """
     total = empty_tile(SWAPPED, ROWS, OUTPUTS)
-    # A block ahead: these small loads would otherwise stand between two products.
-    factors = tl.load(x_scales + first_block * scale_stride + scale_rows) * tl.load(weight_scales + first_block)
-    for block in tl.range(first_block, last_block):
+    # With stages of its own the loop also loads scales ahead; else only the operands, and products wait for the scales.
+    for block in tl.range(first_block, last_block, num_stages=STAGES):
         left = weight.load([first_output, block * BLOCK])
         right = x.load([first_row, block * BLOCK])
-        following = tl.minimum(block + 1, last_block - 1)
-        next_factors = tl.load(x_scales + following * scale_stride + scale_rows) * tl.load(weight_scales + following)
+        of_rows = tl.load(x_scales + block * scale_stride + scale_rows)
+        of_weight = tl.load(weight_scales + block)
         if SWAPPED:
-            total += tl.dot(left, right.T) * factors[None, :]
+            total += tl.dot(left, right.T) * (of_rows * of_weight)[None, :]
         else:
-            total += tl.dot(right, left.T) * factors[:, None]
-        factors = next_factors
+            total += tl.dot(right, left.T) * (of_rows * of_weight)[:, None]
     return total
 
 

@@ -21,7 +21,7 @@ LARGE_BYTES = 32 << 20
 def _dense(
     x, x_scales, weight, weight_scales, out, parts, arrivals, rows, outputs, blocks, scale_stride,
     SPLITS: tl.constexpr, SWAPPED: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr, ROW_GROUP: tl.constexpr,
-    BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     tile, split = tl.program_id(0), tl.program_id(1)
     row_tiles, output_tiles = tl.cdiv(rows, ROWS), tl.cdiv(outputs, OUTPUTS)
@@ -30,7 +30,7 @@ def _dense(
     total = product_tile(
         x, x_scales, weight, weight_scales + first_output // BLOCK * blocks, first_row,
         tl.minimum(first_row + tl.arange(0, ROWS), rows - 1), first_output, split * blocks // SPLITS,
-        (split + 1) * blocks // SPLITS, scale_stride, SWAPPED, ROWS, OUTPUTS, BLOCK,
+        (split + 1) * blocks // SPLITS, scale_stride, SWAPPED, ROWS, OUTPUTS, BLOCK, STAGES,
     )  # fmt: skip
     if SPLITS > 1:
         # Of a tile's own shape, so that its elements lie next to each other.
@@ -65,7 +65,7 @@ def fp8_gemm(x: Quantized, weight: BlockScaled, tiling: Tiling | None = None) ->
     _dense[(tiles, tiling.splits)](
         descriptor(x.values, tiling.rows), x.scales, descriptor(weight.values, tiling.outputs), weight.scales, out,
         parts, weight.arrivals, rows, outputs, inputs // BLOCK, x.scales.stride(1), tiling.splits, tiling.swapped,
-        tiling.rows, tiling.outputs, ROW_GROUP, BLOCK, num_stages=tiling.stages, num_warps=tiling.warps,
+        tiling.rows, tiling.outputs, ROW_GROUP, BLOCK, tiling.stages, num_warps=tiling.warps,
     )  # fmt: skip
     return out
 

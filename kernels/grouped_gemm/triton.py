@@ -16,7 +16,7 @@ from kernels.moe_permute.layout import ContiguousLayout, Layout, MaskedLayout
 @triton.jit
 def _masked(
     x, x_scales, weight, weight_scales, out, counts, capacity, outputs, blocks, scale_stride,
-    SWAPPED: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr, BLOCK: tl.constexpr,
+    SWAPPED: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     first_row, output, expert = tl.program_id(0) * ROWS, tl.program_id(1) * OUTPUTS, tl.program_id(2)
     rows = tl.load(counts + expert)
@@ -27,7 +27,7 @@ def _masked(
     total = product_tile(
         x, x_scales, weight, weight_scales + first_output // BLOCK * blocks, expert * capacity + first_row,
         tl.minimum(first_row + tl.arange(0, ROWS), rows - 1), first_output, 0, blocks, scale_stride, SWAPPED, ROWS,
-        OUTPUTS, BLOCK,
+        OUTPUTS, BLOCK, STAGES,
     )  # fmt: skip
     out += expert.to(tl.int64) * capacity * outputs
     store_tile(total, out, first_row, output, rows, outputs, SWAPPED, ROWS, OUTPUTS)
@@ -37,7 +37,7 @@ def _masked(
 @triton.jit
 def _contiguous(
     x, x_scales, weight, weight_scales, out, row_experts, rows, outputs, blocks, scale_stride,
-    ROWS: tl.constexpr, OUTPUTS: tl.constexpr, ROW_GROUP: tl.constexpr, BLOCK: tl.constexpr,
+    ROWS: tl.constexpr, OUTPUTS: tl.constexpr, ROW_GROUP: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     tile, row_tiles, output_tiles = tl.program_id(0), rows // ROWS, outputs // OUTPUTS
     row_tile, output_tile = tl.swizzle2d(tile // output_tiles, tile % output_tiles, row_tiles, output_tiles, ROW_GROUP)
@@ -48,7 +48,7 @@ def _contiguous(
     first_output = expert * outputs + output
     total = product_tile(
         x, x_scales, weight, weight_scales + first_output // BLOCK * blocks, first_row,
-        first_row + tl.arange(0, ROWS), first_output, 0, blocks, scale_stride, False, ROWS, OUTPUTS, BLOCK,
+        first_row + tl.arange(0, ROWS), first_output, 0, blocks, scale_stride, False, ROWS, OUTPUTS, BLOCK, STAGES,
     )  # fmt: skip
     store_tile(total, out, first_row, output, rows, outputs, False, ROWS, OUTPUTS)
 
@@ -80,7 +80,7 @@ def _launch_masked(x: Quantized, weight: BlockScaled, layout: MaskedLayout, out:
     _masked[(triton.cdiv(capacity, tiling.rows), outputs // tiling.outputs, experts)](
         descriptor(x.values, tiling.rows), x.scales, descriptor(weight.values, tiling.outputs), weight.scales, out,
         layout.counts, capacity, outputs, weight.values.shape[2] // BLOCK, x.scales.stride(2), tiling.swapped,
-        tiling.rows, tiling.outputs, BLOCK, num_stages=tiling.stages, num_warps=tiling.warps,
+        tiling.rows, tiling.outputs, BLOCK, tiling.stages, num_warps=tiling.warps,
     )  # fmt: skip
 
 
@@ -91,5 +91,5 @@ def _launch_contiguous(
     _contiguous[(rows // tiling.rows * (outputs // tiling.outputs),)](
         descriptor(x.values, tiling.rows), x.scales, descriptor(weight.values, tiling.outputs), weight.scales, out,
         layout.row_experts, rows, outputs, weight.values.shape[2] // BLOCK, x.scales.stride(1), tiling.rows,
-        tiling.outputs, ROW_GROUP, BLOCK, num_stages=tiling.stages, num_warps=tiling.warps,
+        tiling.outputs, ROW_GROUP, BLOCK, tiling.stages, num_warps=tiling.warps,
     )  # fmt: skip
