@@ -12,6 +12,10 @@ from transfer.segments import Tile
 from transfer.slots import Direction, SlotPool
 from transfer.transport import Transmission, Transport
 
+# A peer that has not taken a segment so long after it was given up is frozen or gone: its connection is closed. UCX
+# tells of neither by itself, over shared memory not even of a peer that was killed while it owed an answer.
+_LINGER_SECONDS = 3.0
+
 
 @dataclass(frozen=True, slots=True)
 class Sent:
@@ -51,6 +55,8 @@ class _Send:
     digest: bytes
     transmission: Transmission
     announced: bool = False
+    # Of one that was given up.
+    lingers_until: float | None = None
 
 
 class Sender:
@@ -79,7 +85,8 @@ class Sender:
         return bool(self._sends)
 
     def deadlines(self) -> list[float]:
-        return [outgoing.push.deadline for outgoing in self._open]
+        lingering = [send.lingers_until for send in self._sends if send.lingers_until is not None]
+        return [outgoing.push.deadline for outgoing in self._open] + lingering
 
     def open(self, outgoing: Outgoing) -> None:
         self._open.append(outgoing)
@@ -97,6 +104,7 @@ class Sender:
         for outgoing in list(self._open):
             if outgoing.push.deadline <= now:
                 self.give_up(outgoing, "the landing's deadline passed before all segments were sent")
+        self._end_lingering(now)
         return finished or begun
 
     def _begin_one(self) -> bool:
@@ -125,15 +133,15 @@ class Sender:
             transmission = self._transport.send(outgoing.addresses[index], outgoing.tags[index], staging[:size])
         send = _Send(outgoing, index, slot, size, digest, transmission)
         self._sends.append(send)
-        self._announce(send)
+        # With the first message to a peer it is not known yet; then it is told when the segment is sent.
+        transport = self._transport.carrier(outgoing.addresses[index])
+        if transport is not None:
+            self._announce(send, transport)
 
-    def _announce(self, send: _Send) -> None:
-        """As soon as it is known by which transport it goes: at once, but for the first message to a peer."""
-        transport = self._transport.carrier(send.outgoing.addresses[send.index])
-        if transport is not None and not send.announced:
-            send.announced = True
-            send.outgoing.transport = transport
-            send.outgoing.announce(Sent(send.index, send.size_bytes, send.digest, transport))
+    def _announce(self, send: _Send, transport: str) -> None:
+        send.announced = True
+        send.outgoing.transport = transport
+        send.outgoing.announce(Sent(send.index, send.size_bytes, send.digest, transport))
 
     def _finish_sends(self) -> bool:
         done = [send for send in self._sends if send.transmission.completed]
@@ -153,7 +161,8 @@ class Sender:
         if error is not None:
             self.give_up(outgoing, f"the receiver was lost: {error}")
             return
-        self._announce(send)
+        if not send.announced:
+            self._announce(send, self._transport.carrier(outgoing.addresses[send.index]) or "unknown")
         outgoing.sent_bytes += send.size_bytes
         self._sent_bytes[outgoing.transport] += send.size_bytes
         self._end_if_done(outgoing)
@@ -171,8 +180,24 @@ class Sender:
         held = sum(send.outgoing.addresses[send.index] == address for send in self._sends)
         return held >= max(1, self._slots.total // 2)
 
+    def _given_up(self) -> list[_Send]:
+        """Those in quarantine."""
+        return [send for send in self._sends if send.outgoing.push.ended]
+
+    def _end_lingering(self, now: float) -> None:
+        given_up = self._given_up()
+        for send in given_up:
+            if send.lingers_until is None:
+                send.lingers_until = now + _LINGER_SECONDS
+        self._hang_up([send for send in given_up if send.lingers_until is not None and send.lingers_until <= now])
+
     def _empty_quarantine(self) -> None:
-        """Only where nothing but given up sends hold the slots: it fails whatever else goes to those peers."""
-        if all(send.outgoing.push.ended for send in self._sends):
-            for address in {send.outgoing.addresses[send.index] for send in self._sends}:
-                self._transport.hang_up(address)
+        """Only where nothing but quarantine holds the slots."""
+        given_up = self._given_up()
+        if len(given_up) == len(self._sends):
+            self._hang_up(given_up)
+
+    def _hang_up(self, sends: Sequence[_Send]) -> None:
+        """Fails whatever else goes to those peers."""
+        for address in {send.outgoing.addresses[send.index] for send in sends}:
+            self._transport.hang_up(address)

@@ -172,6 +172,8 @@ class Relay:
     def __init__(self, receiver: Side | Peer, sender: Side | Peer) -> None:
         self.receiver = receiver
         self.sender = sender
+        # Of the transfer that a test is about.
+        self.transfer_id = b""
         self.received: list[Event] = []
         self.sent: list[Event] = []
         # What becomes of a digest on its way.

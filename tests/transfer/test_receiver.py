@@ -1,4 +1,4 @@
-"""The receiver over a transport that does its worst: whatever comes, in whatever order, blocks only get what was said."""
+"""The receiver over a transport that does its worst: blocks only ever get what was announced."""
 
 from collections import Counter
 

@@ -157,3 +157,18 @@ def test_a_peer_whose_sends_are_all_in_quarantine_is_hung_up_on_when_slots_run_o
     assert set(scene.transport.hung_up) == {b"frozen", b"frozen too"}
     scene.settle(DEADLINE)
     assert alive.push.error is None and scene.slots.free == SLOTS
+
+
+def test_a_peer_that_takes_nothing_of_a_push_that_was_given_up_is_hung_up_on_after_a_while() -> None:
+    scene = Scene(address=b"frozen")
+    scene.grant_all(scene.outgoing)
+    scene.outgoing.push.computed(LAYERS, BLOCKS)
+    scene.sender.turn(0.0)
+    scene.sender.give_up(scene.outgoing, "cancelled")
+    scene.sender.turn(1.0)
+    assert scene.slots.quarantined == 1 and not scene.transport.hung_up
+    (later,) = scene.sender.deadlines()
+    scene.sender.turn(later)
+    assert scene.transport.hung_up == [b"frozen"]
+    scene.sender.turn(later)
+    assert scene.slots.free == SLOTS
