@@ -25,6 +25,7 @@ from mesh.metrics import KVSTORE_REFUSALS
 from mesh.workers import WorkerIdentity
 from tests.support.store_agent import RIGHT_DIGEST, FakeAgents, worker_identity
 from tests.support.stores import store_config, store_stub
+from tests.support.valkey import running_valkey
 
 CHAIN = chain_hashes(range(64 * 20))
 
@@ -273,3 +274,22 @@ async def test_a_store_that_nobody_attached_to_answers_nothing() -> None:
         assert status.tiers[0].total_blocks == 0 and status.store_id == "s"
         with pytest.raises(UnknownSession):
             await client.offer(CHAIN)
+
+
+async def test_stores_that_share_a_redis_know_of_each_others_blocks() -> None:
+    with running_valkey() as valkey:
+        configs = [store_config(store_id=name, index={"redis_url": valkey.connection_url}) for name in "ab"]
+        async with store_client(config=configs[0]) as (a, _), store_client(config=configs[1]) as (b, _):
+            await a.store(CHAIN[:2])
+            await b.store(CHAIN[:5])
+            for client in (a, b):
+                await eventually_matches(client, ("b", 5))
+                assert (await client.match(CHAIN)).epoch == b.session.epoch
+
+
+async def eventually_matches(client: Client, expected: tuple[str, int]) -> None:
+    for _ in range(100):
+        matched = await client.match(CHAIN)
+        if (matched.store_id, matched.blocks) == expected:
+            return
+    raise AssertionError(f"{matched} is not {expected}")

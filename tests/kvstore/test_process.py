@@ -1,0 +1,44 @@
+"""`python -m kvstore` as a process."""
+
+import asyncio
+import os
+import signal
+import sys
+
+import psutil
+
+from mesh.ports import free_port
+from mesh.process import Child
+from tests.support.programs import ROOT
+
+MAX_RESIDENT_BYTES = 150 * 1024 * 1024
+
+
+def store(*settings: str) -> Child:
+    command = [sys.executable, "-m", "kvstore", "--config", str(ROOT / "configs/kvstore.yaml")]
+    return Child("kvstore", [*command, *(part for each in settings for part in ("--set", each))], lambda *_: None)
+
+
+async def test_a_store_starts_from_its_file_takes_little_until_it_is_filled_and_stops_at_a_signal() -> None:
+    port = free_port()
+    child = store(f"server.port={port}", "server.metrics_port=0")
+    await child.start()
+    try:
+        await child.wait_ready(f"127.0.0.1:{port}", 30)
+        process = psutil.Process(child.process_id)
+        assert process.memory_info().rss < MAX_RESIDENT_BYTES
+        before = process.cpu_times()
+        await asyncio.sleep(2)
+        after = process.cpu_times()
+        assert (after.user - before.user) + (after.system - before.system) < 0.1
+        os.kill(child.process_id, signal.SIGTERM)
+        assert await child.wait() == 0
+    finally:
+        await child.stop(5)
+
+
+async def test_a_store_with_a_redis_url_that_is_none_does_not_start_and_says_why() -> None:
+    child = store(f"server.port={free_port()}", "server.metrics_port=0", "index.redis_url=http://localhost")
+    await child.start()
+    assert await child.wait() == 2
+    assert "redis_url" in child.last_words
