@@ -118,6 +118,12 @@ class Peer:
     def leased(self) -> int:
         return self._call("leased")
 
+    def __enter__(self) -> "Peer":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.kill()
+
     def freeze(self) -> None:
         self._signal(signal.SIGSTOP)
 

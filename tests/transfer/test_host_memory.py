@@ -1,0 +1,59 @@
+import numpy as np
+import pytest
+import xxhash
+from hypothesis import given
+from hypothesis import strategies as st
+
+from transfer.digest import CHUNK_BYTES, seed_of, segment_digest
+from transfer.host_memory import HostMemory
+
+LAYERS, BLOCKS = 3, 8
+
+
+def memory_of(order: str, piece_bytes: int = 40) -> tuple[HostMemory, np.ndarray]:
+    shape = (LAYERS, BLOCKS, piece_bytes) if order == "layer-major" else (BLOCKS, LAYERS, piece_bytes)
+    dense = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
+    array = dense if order == "layer-major" else dense.transpose(1, 0, 2)
+    return HostMemory(array), array
+
+
+tiles = st.tuples(st.integers(0, 2), st.integers(1, 3)).filter(lambda tile: sum(tile) <= LAYERS)
+orders = st.sampled_from(["layer-major", "block-major"])
+
+
+@given(orders, tiles, st.permutations(range(BLOCKS)), st.integers(0, BLOCKS))
+def test_pieces_are_gathered_layer_by_layer_with_their_digest(order, tile, blocks, count) -> None:
+    memory, array = memory_of(order)
+    first, layers = tile
+    staging = memory.allocate_staging(LAYERS * BLOCKS * 40)
+    digest = memory.gather(first, layers, blocks[:count], staging, b"key")
+    wanted = array[first : first + layers][:, blocks[:count]].reshape(-1)
+    assert (staging[: wanted.size] == wanted).all()
+    assert digest == memory.digest(staging, wanted.size, b"key") == segment_digest(wanted, wanted.size, b"key")
+
+
+@given(orders, tiles, st.permutations(range(BLOCKS)), st.integers(0, BLOCKS))
+def test_what_was_gathered_is_scattered_to_the_named_pieces_alone(order, tile, blocks, count) -> None:
+    memory, array = memory_of(order)
+    first, layers = tile
+    before = array.copy()
+    values = np.random.default_rng(1).integers(0, 256, (layers, count, 40), np.uint8)
+    memory.scatter(values.reshape(-1), first, layers, blocks[:count])
+    before[first : first + layers, blocks[:count]] = values
+    assert (array == before).all()
+
+
+def test_a_digest_is_of_the_chunks_hashes_and_keyed() -> None:
+    data = np.random.default_rng(0).integers(0, 256, 2 * CHUNK_BYTES + 5, np.uint8)
+    seed = seed_of(b"key")
+    parts = [data[start : start + CHUNK_BYTES] for start in range(0, len(data), CHUNK_BYTES)]
+    hashes = b"".join(xxhash.xxh3_64_intdigest(part.tobytes(), seed).to_bytes(8, "little") for part in parts)
+    assert segment_digest(data, len(data), b"key") == xxhash.xxh3_128_digest(hashes, seed)
+    assert segment_digest(data, len(data), b"other") != segment_digest(data, len(data), b"key")
+
+
+@pytest.mark.parametrize("block", [-1, BLOCKS])
+def test_a_block_outside_the_memory_is_our_own_bug(block: int) -> None:
+    memory, _ = memory_of("block-major")
+    with pytest.raises(AssertionError):
+        memory.gather(0, LAYERS, [block], memory.allocate_staging(1000), b"")
