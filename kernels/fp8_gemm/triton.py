@@ -10,8 +10,8 @@ from kernels.fp8_gemm.weight import BLOCK, MOST_SHARED_TILES, BlockScaled
 
 # Tiles of rows that run side by side, so that they share the weight's tiles in the cache.
 ROW_GROUP = 8
-# Of the chip that the tilings were chosen on.
-MULTIPROCESSORS = 132
+# Two for each multiprocessor of the chip that the tilings were chosen on.
+CHIP_TILES = 264
 LARGE_BYTES = 32 << 20
 
 
@@ -71,17 +71,27 @@ def fp8_gemm(x: Quantized, weight: BlockScaled, tiling: Tiling | None = None) ->
 
 
 def choose_tiling(rows: int, outputs: int, inputs: int) -> Tiling:
-    """Measured on an H200 at the shapes of DeepSeek-R1.
+    """Measured on an H200 at the shapes of DeepSeek-R1; up to 64 rows a weight is read once.
 
-    Wide tiles where there are enough of them to fill the chip, or where they split a large weight; narrow ones, shared
-    by several programs, elsewhere. Up to 64 rows a weight is read once.
+    Wide tiles where there are enough of them to fill the chip twice, or where many rows share a large weight; narrow
+    ones elsewhere. Few tiles are split: enough loads in flight, and no more parts to add up than that takes.
     """
     blocks, tile = inputs // BLOCK, min(max(triton.next_power_of_2(rows), 16), 64)
-    row_tiles = triton.cdiv(rows, tile)
-    wide = row_tiles * triton.cdiv(outputs, 128) >= MULTIPROCESSORS or (rows > 64 and outputs * inputs >= LARGE_BYTES)
-    width, swapped = (128 if wide else 64), tile < 64
-    tiles = row_tiles * triton.cdiv(outputs, width)
-    # Adding up parts costs the more, the larger they are.
-    programs, fewest_blocks = (396, 7) if swapped else (288, 14)
-    splits = 1 if tiles >= MULTIPROCESSORS and wide else min(round(programs / tiles), blocks // fewest_blocks)
-    return Tiling(rows=tile, outputs=width, swapped=swapped, stages=3 if wide else 4, warps=4, splits=max(splits, 1))
+    swapped, row_tiles = tile < 64, triton.cdiv(rows, tile)
+    wide, narrow = (row_tiles * triton.cdiv(outputs, width) for width in (128, 64))
+    if wide >= CHIP_TILES:
+        return Tiling(rows=tile, outputs=128, swapped=swapped, stages=3, warps=4)
+    if rows > 64 and outputs * inputs >= LARGE_BYTES:
+        splits = _splits(192, wide, blocks // 14)
+        return Tiling(rows=tile, outputs=128, swapped=False, stages=4, warps=4, splits=splits)
+    if swapped:
+        splits = _splits(256, narrow, blocks // 7)
+        return Tiling(rows=tile, outputs=64, swapped=True, stages=4, warps=4, splits=splits)
+    stages = 5 if narrow <= CHIP_TILES else 4
+    splits = _splits(192, narrow, blocks // 14)
+    return Tiling(rows=tile, outputs=64, swapped=False, stages=stages, warps=4, splits=splits)
+
+
+def _splits(programs: int, tiles: int, most: int) -> int:
+    """Parts of a tile that make as many programs, where the inputs allow as many parts."""
+    return max(min(triton.cdiv(programs, tiles), most), 1)
