@@ -12,16 +12,14 @@ lookups = st.builds(
 segments = st.builds(SentSegment, numbers, numbers, st.binary(max_size=16), st.text(max_size=9))
 answers = st.builds(Answer, numbers, numbers, numbers, st.none() | segments)
 credits = st.builds(Credit, numbers, numbers, numbers)
-
-
-@given(
-    st.one_of(
-        lookups.map(lambda m: (Kind.LOOKUP, m)),
-        answers.map(lambda m: (Kind.ANSWER, m)),
-        credits.map(lambda m: (Kind.CREDIT, m)),
-    ),
-    numbers,
+messages = st.one_of(
+    st.tuples(st.just(Kind.LOOKUP), lookups),
+    st.tuples(st.just(Kind.ANSWER), answers),
+    st.tuples(st.just(Kind.CREDIT), credits),
 )
+
+
+@given(messages, numbers)
 def test_a_sealed_message_opens_as_it_was(kind_and_message, session_id) -> None:
     kind, message = kind_and_message
     sealed = bytes(seal(kind, session_id, KEY, message))

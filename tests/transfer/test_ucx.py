@@ -38,7 +38,7 @@ def test_the_environment_of_the_user_stays_in_force(monkeypatch: pytest.MonkeyPa
 
 
 def test_transports_that_do_not_exist_are_a_configuration_error() -> None:
-    with pytest.raises(ConfigError, match="transfer.transports"):
+    with pytest.raises(ConfigError, match=r"transfer\.transports"):
         UcxTransport("no_such_transport")
 
 
