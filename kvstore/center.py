@@ -103,9 +103,10 @@ class Center:
             group.create_task(self._expire_forever())
 
     def close(self) -> None:
-        """Stop moving bytes."""
+        """Stop moving bytes, and end the calls that wait for them."""
         if self._slab is not None:
             self._slab.agent.close()
+            self._slab.offers.close()
 
     def _make_slab(self, worker: WorkerIdentity) -> Slab:
         loop = asyncio.get_running_loop()

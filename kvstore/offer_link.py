@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from deepmesh.v1 import kvstore_pb2
+from grpc import StatusCode
 
 from kvstore.store_user import StoreUser
 from mesh.errors import InvalidRequest, MeshError, NamespaceMismatch, OfferFailed, UnknownSession
@@ -162,7 +163,7 @@ class OfferLink:
     def _failed(self, chain: Sequence[bytes], error: MeshError | TimeoutError) -> str:
         for block_hash in chain:
             self._offered.pop(block_hash, None)
-        if isinstance(error, UnknownSession) or not isinstance(error, MeshError) or error.code.name == "UNAVAILABLE":
+        if isinstance(error, UnknownSession | TimeoutError) or error.code is StatusCode.UNAVAILABLE:
             self._doubt.set()
         # What will fail again the same way is worth a word; a store that is away has been told of already.
         level = logging.WARNING if isinstance(error, InvalidRequest | NamespaceMismatch) else logging.DEBUG

@@ -12,7 +12,7 @@ import msgspec
 from kvstore.directory import Directory
 from kvstore.keys import keys_of
 from kvstore.sessions import Session
-from mesh.errors import InvalidRequest, OfferFailed, UnknownTransfer
+from mesh.errors import InvalidRequest, OfferFailed, ShuttingDown, UnknownTransfer
 from mesh.metrics import KVSTORE_OFFERS, KVSTORE_STORED_BLOCKS
 from transfer.events import Granted, Landed, LandingFailed
 from transfer.ticket import SegmentDigest, Ticket
@@ -159,6 +159,11 @@ class Offers:
         landing.failure = f"the landing failed ({event.reason}): {event.message}"
         KVSTORE_OFFERS.labels("failed").inc()
         self._end(landing)
+
+    def close(self) -> None:
+        """No event will come any more: what is open has failed."""
+        for transfer_id in list(self._open):
+            self.failed(LandingFailed(transfer_id, ShuttingDown.reason, "the store is stopping"))
 
     def _end(self, landing: _Landing) -> None:
         transfer_id = landing.ticket.transfer_id

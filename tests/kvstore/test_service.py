@@ -1,8 +1,9 @@
 """The store over gRPC, with agents that move no bytes."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -223,6 +224,20 @@ async def test_a_worker_that_waits_no_longer_for_its_offer_leaves_no_landing() -
         (agent,) = agents.opened
         assert agent.cancelled == [agent.tickets[0].transfer_id]
         assert (await client.status()).tiers[0].used_blocks == 0
+
+
+async def test_a_store_that_stops_ends_the_offers_that_wait() -> None:
+    config = store_config(server={"drain_seconds": 30})
+    async with AsyncExitStack() as clients:
+        async with running_store(config, FakeAgents(window=0)) as server:
+            client = Client(await clients.enter_async_context(store_stub(server.endpoint)), worker_identity())
+            await client.attach()
+            offer = asyncio.create_task(client.offer(CHAIN[:2]))
+            await asyncio.sleep(0.1)
+            began = time.monotonic()
+        assert time.monotonic() - began < 10
+        with pytest.raises(OfferFailed, match="stopping"):
+            await offer
 
 
 async def test_a_transfer_is_confirmed_only_by_the_session_that_offered() -> None:
