@@ -1,6 +1,7 @@
 """One rank of DeepSeek-R1 with expert parallelism of eight, on one GPU, against the floor of its bytes and FLOPs.
 
-`python -m bench.rank [--shape r1-ep8-rank] [--layers N] [--kv bf16|fp8] [--requests 1 8 32 64 96] [--out DIR]`
+`python -m bench.rank [--shape r1-ep8-rank] [--layers N] [--kv bf16|fp8] [--requests 1 8 32 64 96] [--out DIR]
+[--growth STEPS]`
 
 The real engine over random FP8 weights, each token's experts drawn uniformly at random; communication is left out. DIR
 gets rank.json and rank.png.
@@ -60,12 +61,16 @@ def main() -> int:
     parser.add_argument("--requests", type=int, nargs="+", default=[1, 8, 32, 64, 96])
     parser.add_argument("--steps", type=int, default=40, help="decode steps timed for each number")
     parser.add_argument("--no-prefill", action="store_true", help="leave out the prompts")
+    parser.add_argument("--growth", type=int, metavar="STEPS", help="only what so many steps leave in memory")
     parser.add_argument("--out", type=Path, help="a directory for rank.json and rank.png")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         parser.error("a rank is measured on a CUDA device, and there is none here")
     console = Console(width=140)
     bench = RankBench(arguments.shape, arguments.layers, arguments.kv, arguments.requests)
+    if arguments.growth:
+        console.print(bench.growth(arguments.growth))
+        return 0
     decode = []
     for requests in arguments.requests:
         decode.append(bench.decode(requests, arguments.steps))

@@ -44,6 +44,14 @@ class RankLoad:
                 times.append(time.perf_counter())
         return [later - earlier for earlier, later in pairwise(times)]
 
+    def churn(self, requests: int, prompt_tokens: int, tokens: int, steps: int) -> None:
+        """Short requests that come as others end, until so many steps are done."""
+        for _ in range(steps):
+            while self._engine.load().running_requests + self._engine.load().waiting_requests < requests:
+                self._submit(self._prompt(prompt_tokens), tokens)
+            self._engine.step()
+        self.drain()
+
     def drain(self) -> None:
         while self._engine.has_work():
             self._engine.step()

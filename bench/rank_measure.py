@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+import psutil
 import torch
 
 from bench.ceilings import Ceilings, measure_ceilings
@@ -24,6 +25,7 @@ WARM_STEPS = 12
 TRACED_STEPS = 8
 PREFILL_PROMPTS = 19
 TRACED_PROMPTS = 5
+CHURNED_REQUESTS = 32
 SPARE_TOKENS = 256
 # What kernels are called, by what they are for; the first pattern that matches.
 GROUPS = {
@@ -68,6 +70,16 @@ class Prefill:
 
 
 @dataclass(frozen=True)
+class Growth:
+    """Bytes that a number of steps left behind."""
+
+    steps: int
+    device_allocated: int
+    device_reserved: int
+    host_resident: int
+
+
+@dataclass(frozen=True)
 class Report:
     shape: str
     layers: int
@@ -85,7 +97,7 @@ class RankBench:
     """One engine with one rank's model. Raises ConfigError, or torch's own error, where the device is too small."""
 
     def __init__(self, shape: str, layers: int, kv: str, requests: Sequence[int]) -> None:
-        self._shape, self._layers, self._kv = shape, layers, kv
+        self._shape, self._layers, self._kv, self._most_requests = shape, layers, kv, max(requests)
         self._ceilings = measure_ceilings(torch.device("cuda"))
         torch.cuda.empty_cache()
         with tempfile.TemporaryDirectory() as scratch:
@@ -139,6 +151,17 @@ class RankBench:
             breakdown={name: total / 1000 for name, total in trace.by_group(GROUPS).items()},
         )
 
+    def growth(self, steps: int) -> Growth:
+        """Over `steps` steps of requests that come and go, after a tenth as many."""
+        self._churn(steps // 10)
+        before = _memory()
+        self._churn(steps)
+        allocated, reserved, resident = (later - earlier for later, earlier in zip(_memory(), before, strict=True))
+        return Growth(steps, allocated, reserved, resident)
+
+    def _churn(self, steps: int) -> None:
+        self._load.churn(min(self._most_requests, CHURNED_REQUESTS), prompt_tokens=200, tokens=50, steps=steps)
+
     def report(self, decode: list[Decode], prefill: Prefill | None) -> Report:
         return Report(
             shape=self._shape,
@@ -151,3 +174,8 @@ class RankBench:
             prefill=prefill,
             peak_bytes=torch.cuda.max_memory_allocated(),
         )
+
+
+def _memory() -> tuple[int, int, int]:
+    torch.cuda.synchronize()
+    return torch.cuda.memory_allocated(), torch.cuda.memory_reserved(), psutil.Process().memory_info().rss

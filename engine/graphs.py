@@ -12,6 +12,9 @@ from engine.model.inputs import decode_context
 from engine.model.model import Model
 from kernels.host_copy import copy_to_device
 
+# Kept by the captured kernels; lower numbers go first.
+HIGH_PRIORITY = -1
+
 
 def default_sizes(max_requests: int) -> list[int]:
     """Rows of the graphs: dense where a row more costs most."""
@@ -55,5 +58,7 @@ class _DecodeGraph:
         model.forward(decode_context(inputs, state))
         torch.cuda.synchronize()
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, pool=pool):
+        # Before the side stream's, which fills what this one leaves.
+        main = torch.cuda.Stream(priority=HIGH_PRIORITY)
+        with torch.cuda.graph(self.graph, pool=pool, stream=main):
             self.logits = model.forward(decode_context(inputs, state))

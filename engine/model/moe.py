@@ -43,8 +43,10 @@ class MixtureOfExperts:
         return out
 
     def _chunk(self, hidden: Normalized, side: SideStream | None) -> torch.Tensor:
-        weights, experts = self.gate.choose(hidden.plain)
-        placed = self._experts.place(hidden.for_layer(self._experts.quantized), experts)
-        # Beside the experts' products, which wait for memory: beside the choice they would only delay it.
-        shared, rows = together(side, lambda: self._shared.forward(hidden), lambda: self._experts.forward(placed))
-        return combine(rows, placed.positions, weights, shared)
+        def routed() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+            weights, experts = self.gate.choose(hidden.plain)
+            placed = self._experts.place(hidden.for_layer(self._experts.quantized), experts)
+            return self._experts.forward(placed), placed.positions, weights
+
+        shared, (rows, positions, weights) = together(side, lambda: self._shared.forward(hidden), routed)
+        return combine(rows, positions, weights, shared)
