@@ -71,9 +71,10 @@ def _launch_copy(
     count = blocks.shape[0]
     words = pool.flatten(2).view(torch.uint8).view(torch.int64)
     piece_words = words.shape[2]
+    staged = staging[: layers * count * piece_words * 8].view(torch.int64)
     if count and layers:
         _copy_pieces[(layers * count, triton.cdiv(piece_words, WORDS))](
-            words, staging.view(torch.int64), blocks, count, pool.shape[1], first_layer, piece_words, gather, WORDS,
+            words, staged, blocks, count, pool.shape[1], first_layer, piece_words, gather, WORDS,
             num_warps=8,
         )  # fmt: skip
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from kernels.mla_prefill import flash_attention, reference
+from kernels.mla_prefill import cudnn, flash_attention, reference
 from kernels.mla_prefill.plan import PrefillPlan, plan_prefill
 
 __all__ = ["PrefillPlan", "merge_attention", "mla_prefill", "plan_prefill"]
@@ -17,7 +17,8 @@ def mla_prefill(
     contiguous, one dtype, the plan's prompts one after another. Causal: query i of a prompt sees its keys 0 ..
     keys - queries + i. Returns [queries, heads, 128] of the query's dtype and [heads, queries] float32, the natural
     log of sum(exp(scale * query . key)), for `merge_attention`. No queries give none. On a GPU:
-    FlashAttention-3 for bf16 where it can be imported, ours otherwise.
+    FlashAttention-3 for bf16 where it can be imported; else cuDNN for long prompts without a cached prefix, ours for
+    all others.
     """
     assert query.shape[1:] == key.shape[1:] and key.shape[:2] == value.shape[:2]
     assert query.shape[0] == plan.queries and key.shape[0] == plan.keys
@@ -26,6 +27,8 @@ def mla_prefill(
         return reference.mla_prefill(query, key, value, plan, scale)
     if plan.queries and query.dtype == torch.bfloat16 and flash_attention.available():
         return flash_attention.mla_prefill(query, key, value, plan, scale)
+    if cudnn.takes(query, value, plan):
+        return cudnn.mla_prefill(query, key, value, plan, scale)
     from kernels.mla_prefill import triton
 
     return triton.mla_prefill(query, key, value, plan, scale)

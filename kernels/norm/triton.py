@@ -68,6 +68,8 @@ def _launch(
         x, residual, weight, out,
         None if quantized is None else quantized.values, None if quantized is None else quantized.scales,
         x.stride(0), width, 0 if quantized is None else quantized.scales.stride(1), epsilon,
-        residual is not None, quantized is not None, groups, GROUP, num_warps=min(max(groups // 8, 1), 16),
+        residual is not None, quantized is not None, groups, GROUP,
+        # Quantizing waits for reductions within groups: more warps, of one group or two, hide that.
+        num_warps=min(max(groups // (8 if quantized is None else 2), 1), 32),
     )  # fmt: skip
     return out
