@@ -14,6 +14,7 @@ from engine.model.model import Model
 from engine.shards import open_shards, weights_fingerprint
 from mesh.errors import CheckpointError
 from tests.support.checkpoints import edit_config, read_tensors, rewrite_as_one_file, tiny_checkpoint
+from tools.make_checkpoint import make_checkpoint
 
 CPU = torch.device("cpu")
 GATE = "model.layers.1.mlp.gate.weight"
@@ -204,3 +205,28 @@ def test_loading_peaks_under_one_and_a_fifth_of_the_checkpoints_size(tmp_path: P
     assert size > 100 << 20
     output = subprocess.run([sys.executable, "-c", PEAK, tmp_path], capture_output=True, text=True, check=True).stdout
     assert 0.9 * size < int(output) < 1.2 * size
+
+
+def test_fp8_weights_stay_as_they_are_published(tmp_path: Path) -> None:
+    wide = {"hidden_size": 256, "q_lora_rank": 128, "kv_lora_rank": 128, "moe_intermediate_size": 128}
+    make_checkpoint(tmp_path, "tiny", dtype="float8", overrides=wide)
+    kept = dict(load_model(tmp_path, torch.bfloat16, CPU, keep_fp8=True).parameters())
+    published = read_tensors(tmp_path)
+    gate_up = "model.layers.1.mlp.experts.3.up_proj.weight"
+    for name in (gate_up, f"{gate_up}_scale_inv", "model.layers.0.self_attn.o_proj.weight"):
+        assert torch.equal(kept[name].float(), published[name].float())
+    # Absorbed, it is multiplied along its rows too.
+    assert kept["model.layers.0.self_attn.kv_b_proj.weight"].dtype == torch.bfloat16
+
+
+def test_a_bf16_weight_where_fp8_is_declared_is_refused(tmp_path: Path) -> None:
+    wide = {"hidden_size": 256, "q_lora_rank": 128, "kv_lora_rank": 128, "moe_intermediate_size": 128}
+    make_checkpoint(tmp_path, "tiny", dtype="float8", overrides=wide)
+    name = "model.layers.0.self_attn.o_proj.weight"
+
+    def widen(tensors: dict[str, torch.Tensor]) -> None:
+        tensors[name] = tensors[name].bfloat16()
+
+    rewrite_as_one_file(tmp_path, widen)
+    with pytest.raises(CheckpointError, match=r"o_proj\.weight"):
+        load_model(tmp_path, torch.bfloat16, CPU, keep_fp8=True)
