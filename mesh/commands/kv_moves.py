@@ -16,8 +16,8 @@ Snapshot: TypeAlias = scheduler_pb2.WatchWorkersResponse
 
 # Workers report changes every 50 ms.
 _PAUSE_SECONDS = 0.2
-# Equal snapshots in a row after which nothing is taken to be under way any more.
-_STILL = 3
+# Snapshots in a row that change nothing, after which nothing is taken to be under way any more.
+_STILL = 2
 
 
 @dataclass(frozen=True)
@@ -61,12 +61,15 @@ async def until_registered(scheduler: str, workers: int, timeout_seconds: float 
 
 async def settled(scheduler: str, timeout_seconds: float = 30.0) -> Snapshot:
     """The registry once nothing moves any more: what blocks were offered to stores, stores have."""
-    history: list[object] = []
+    last: object = None
+    equal = 0
 
     def still(snapshot: Snapshot) -> bool:
-        stored = [tier.used_blocks for store in snapshot.stores for tier in store.tiers]
-        history.append((_totals(snapshot), stored))
-        return not _open_transfers(snapshot) and history[-_STILL:] == [history[-1]] * _STILL
+        nonlocal last, equal
+        now = _totals(snapshot), [tier.used_blocks for store in snapshot.stores for tier in store.tiers]
+        equal = equal + 1 if now == last and not _open_transfers(snapshot) else 0
+        last = now
+        return equal == _STILL
 
     return await _until(scheduler, still, timeout_seconds)
 

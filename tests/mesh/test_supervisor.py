@@ -72,6 +72,17 @@ async def test_a_killed_service_is_started_again() -> None:
         keeping.cancel()
 
 
+async def test_what_is_restarted_has_new_processes_and_the_rest_has_not() -> None:
+    async with supervised(probe("one"), probe("two"), probe("three")) as (supervisor, _):
+        await supervisor.start()
+        before = supervisor.process_ids
+        await supervisor.restart(["two", "three"])
+        after = supervisor.process_ids
+        assert [name for name in before if before[name] == after[name]] == ["one"]
+        assert not any(psutil.pid_exists(before[name]) for name in ("two", "three"))
+        assert all(psutil.pid_exists(each) for each in after.values())
+
+
 async def test_a_service_that_keeps_failing_ends_the_mesh(tmp_path: Path) -> None:
     broken = tmp_path / "broken"
     async with supervised(probe("one", f"fail_while={broken}")) as (supervisor, lines):

@@ -1,5 +1,6 @@
 """Cached prefixes weighed by where they are: computed anew, in the worker, in a store."""
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -55,7 +56,7 @@ def test_the_last_token_is_computed_whatever_the_store_holds() -> None:
 
 
 def test_a_store_of_another_namespace_is_no_source() -> None:
-    other = make_candidate("d").namespace.__class__("other", "oracle", 1, "oracle")
+    other = msgspec.structs.replace(NAMESPACE, weights_fingerprint="other")
     best = choose(predict(make_request(), Candidates([make_candidate("d")], [], {other: STORE}), KNOBS))
     assert best is not None
     assert best.store is None
