@@ -61,18 +61,17 @@ def grouped_fp8_gemm(x: Quantized, weight: BlockScaled, layout: Layout, tiling: 
     if isinstance(layout, ContiguousLayout):
         _launch_contiguous(x, weight, layout, out, tiling or MANY_ROWS)
     else:
-        _launch_masked(x, weight, layout, out, tiling or choose_tiling(layout.expected_rows, weight.values.shape[2]))
+        _launch_masked(x, weight, layout, out, tiling or choose_tiling(layout.expected_rows))
     return out
 
 
 MANY_ROWS = Tiling(rows=64, outputs=128, swapped=False, stages=3, warps=4)
 
 
-def choose_tiling(expected_rows: int, inputs: int) -> Tiling:
+def choose_tiling(expected_rows: int) -> Tiling:
     """Tiles that hold most experts' rows, where choices are even; a second tile finds the weight in the cache."""
     tile = min(max(triton.next_power_of_2(round(expected_rows + 1.5 * expected_rows**0.5)), 16), 64)
-    stages = 4 if tile < 64 and inputs > 2048 else 3
-    return Tiling(rows=tile, outputs=128, swapped=tile < 64, stages=stages, warps=4)
+    return Tiling(rows=tile, outputs=128, swapped=tile < 64, stages=5 if tile < 64 else 3, warps=4)
 
 
 def _launch_masked(x: Quantized, weight: BlockScaled, layout: MaskedLayout, out: torch.Tensor, tiling: Tiling) -> None:

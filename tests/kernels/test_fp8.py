@@ -5,7 +5,7 @@ from kernels.act_quant import Quantized, dequantize, empty_quantized, quantize
 from kernels.block_quant import quantize_blocks
 from kernels.fp8_gemm import BlockScaled, block_scaled, fp8_gemm
 from kernels.grouped_gemm import grouped_fp8_gemm
-from kernels.moe_permute import MaskedLayout, combine, contiguous_layout, expand_quantized, masked_layout
+from kernels.moe_permute import MaskedLayout, arrange, combine, contiguous_layout, expand_quantized, masked_layout
 from kernels.swiglu import swiglu, swiglu_quantize
 
 
@@ -72,6 +72,16 @@ def test_an_aligned_tile_of_rows_has_one_expert() -> None:
     assert ((tiles == tiles[:, :1]) | (tiles == -1)).all()
     used = layout.row_experts[layout.positions.flatten()]
     assert used.tolist() == experts.flatten().tolist() and len(layout.positions.unique()) == 600
+
+
+@pytest.mark.parametrize(
+    ("tokens", "experts", "masked"), [(1, 8, True), (256, 8, True), (257, 8, False), (65, 256, False)]
+)
+def test_layouts_are_masked_while_experts_have_few_rows_and_room_is_small(
+    tokens: int, experts: int, masked: bool
+) -> None:
+    chosen = torch.rand(tokens, experts).argsort(dim=1)[:, :2].contiguous()
+    assert isinstance(arrange(chosen, experts), MaskedLayout) == masked
 
 
 def test_a_masked_layout_has_room_for_every_token_at_one_expert() -> None:
