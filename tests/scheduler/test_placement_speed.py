@@ -1,0 +1,43 @@
+"""How long a decision takes: `python -m pytest -s tests/scheduler/test_placement_speed.py` prints it."""
+
+import sys
+from collections.abc import Callable
+from time import perf_counter
+
+import pytest
+
+from scheduler.candidates import Candidates, PlacementKnobs
+from scheduler.placement import choose, predict
+from scheduler.prefix_index import PrefixIndex
+from tests.support.scheduling import make_candidate, make_load, make_request
+
+pytestmark = pytest.mark.benchmark
+
+
+def quickest_ms(repeats: int, work: Callable[[], object]) -> float:
+    def once() -> float:
+        start = perf_counter()
+        work()
+        return (perf_counter() - start) * 1000
+
+    return min(once() for _ in range(repeats))
+
+
+def test_64_prefill_and_64_decode_workers() -> None:
+    decodes = [make_candidate(f"d{number}", load=make_load(running_requests=number % 8)) for number in range(64)]
+    prefills = [make_candidate(f"p{number}", cached_blocks=number % 10) for number in range(64)]
+    candidates = Candidates(decodes, prefills)
+    ms = quickest_ms(50, lambda: choose(predict(make_request(), candidates, PlacementKnobs())))
+    sys.stdout.write(f"64 prefill and 64 decode workers: {ms:.2f} ms\n")
+    assert ms < 2
+
+
+def test_32_workers_that_hold_all_of_2000_blocks() -> None:
+    chain = [number.to_bytes(16, "big") for number in range(2000)]
+    index = PrefixIndex()
+    for worker in range(32):
+        for block_hash in chain:
+            index.add(worker, block_hash)
+    ms = quickest_ms(20, lambda: index.prefixes(chain, range(32)))
+    sys.stdout.write(f"a chain of 2,000 blocks that 32 workers hold: {ms:.2f} ms\n")
+    assert ms < 2
