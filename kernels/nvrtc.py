@@ -51,9 +51,9 @@ def _module(source: Path, device: int) -> driver.CUmodule:
 
 
 def compile_source(source: Path, target: str) -> bytes:
-    """Machine code for `target`, e.g. sm_90a. Needs no device."""
+    """Machine code for `target`, e.g. sm_90a; what the source includes lies beside it. Needs no device."""
     program = _check(nvrtc.nvrtcCreateProgram(source.read_bytes(), source.name.encode(), 0, [], []))
-    options = [f"--gpu-architecture={target}".encode(), b"--std=c++17"]
+    options = [option.encode() for option in (f"--gpu-architecture={target}", "--std=c++17", f"-I{source.parent}")]
     (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
     if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
         log = b" " * _check(nvrtc.nvrtcGetProgramLogSize(program))
@@ -62,6 +62,34 @@ def compile_source(source: Path, target: str) -> bytes:
     code = b" " * _check(nvrtc.nvrtcGetCUBINSize(program))
     _check(nvrtc.nvrtcGetCUBIN(program, code))
     return code
+
+
+def encode_rows(
+    address: int, *, rows: int, row_bytes: int, box_rows: int, box_bytes: int
+) -> ctypes.Array[ctypes.c_uint64]:
+    """A tensor map of contiguous rows, for the copy engine: boxes of `box_bytes` (64 or 128) of `box_rows` rows.
+
+    In shared memory a box's rows are swizzled over their own length, as matrix instructions read them.
+    """
+    swizzles = driver.CUtensorMapSwizzle
+    swizzle = {64: swizzles.CU_TENSOR_MAP_SWIZZLE_64B, 128: swizzles.CU_TENSOR_MAP_SWIZZLE_128B}[box_bytes]
+    words = [driver.cuuint64_t(row_bytes), driver.cuuint64_t(rows)]
+    encoded = _check(
+        driver.cuTensorMapEncodeTiled(
+            driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_UINT8,
+            2,
+            address,
+            words,
+            [driver.cuuint64_t(row_bytes)],
+            [driver.cuuint32_t(box_bytes), driver.cuuint32_t(box_rows)],
+            [driver.cuuint32_t(1), driver.cuuint32_t(1)],
+            driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+            swizzle,
+            driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+            driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+        )
+    )
+    return (ctypes.c_uint64 * 16)(*(int(word) for word in encoded.opaque))
 
 
 def _check(result: Sequence[Any]) -> Any:

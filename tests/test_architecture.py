@@ -37,6 +37,7 @@ TORCH_HOMES = (
     "engine/runner.py",
     "engine/sampler.py",
     "engine/checkpoint",
+    "engine/device_memory.py",
     "engine/loading.py",
     "engine/random_weights.py",
     "engine/memory_plan.py",

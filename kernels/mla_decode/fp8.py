@@ -2,12 +2,14 @@
 
 import ctypes
 import math
+from functools import lru_cache
 from pathlib import Path
 
 import torch
 
+from kernels.kv_copy import BLOCK_TOKENS
 from kernels.mla_decode.plan import DecodePlan
-from kernels.nvrtc import CudaKernel, load_kernel
+from kernels.nvrtc import CudaKernel, encode_rows, load_kernel
 
 SOURCE = Path(__file__).parent / "cuda" / "fp8_decode.cu"
 LATENT, WIDTH, HEADS = 512, 576, 64
@@ -20,6 +22,8 @@ class Arguments(ctypes.Structure):
     """`Arguments` of the source."""
 
     _fields_ = (
+        ("latents", ctypes.c_uint64 * 16),
+        ("keys", ctypes.c_uint64 * 16),
         ("query", ctypes.c_void_p),
         ("pool", ctypes.c_void_p),
         ("block_table", ctypes.c_void_p),
@@ -36,6 +40,8 @@ class Arguments(ctypes.Structure):
         ("parts", ctypes.c_int),
         ("scale_log2", ctypes.c_float),
         ("kv_scale", ctypes.c_float),
+        # To a multiple of the maps' alignment, 64.
+        ("padding", ctypes.c_byte * 28),
     )
 
 
@@ -70,6 +76,7 @@ def mla_decode(
         schedule.metadata = torch.empty(plan.rows + 1, dtype=torch.int32, device=device)
         schedule.splits = torch.empty(plan.rows, 2, dtype=torch.int32, device=device)
     arguments = Arguments(
+        *_tensor_maps(pool.data_ptr(), pool.shape[0]),
         query.data_ptr(), pool.data_ptr(), plan.block_table.data_ptr(), plan.lengths.data_ptr(), out.data_ptr(),
         pieces.data_ptr(), log_sums.data_ptr(), schedule.metadata.data_ptr(), schedule.splits.data_ptr(), plan.rows,
         plan.block_table.stride(0), plan.query_tokens, heads, parts, scale * math.log2(math.e), kv_scale,
@@ -79,6 +86,14 @@ def mla_decode(
     _kernel("decode", device, SHARED_BYTES).launch((parts * row_tiles, 1, 1), THREADS, arguments)
     _kernel("combine", device).launch((tokens, -(-heads // 8), 1), COMBINE_THREADS, arguments)
     return out
+
+
+@lru_cache(maxsize=1024)
+def _tensor_maps(pool: int, blocks: int) -> tuple[ctypes.Array[ctypes.c_uint64], ctypes.Array[ctypes.c_uint64]]:
+    """How the copy engine reads a block of one layer's pool: its latents in four boxes, its keys in one."""
+    rows = blocks * BLOCK_TOKENS
+    latents = encode_rows(pool, rows=rows, row_bytes=WIDTH, box_rows=BLOCK_TOKENS, box_bytes=128)
+    return latents, encode_rows(pool, rows=rows, row_bytes=WIDTH, box_rows=BLOCK_TOKENS, box_bytes=64)
 
 
 def _kernel(name: str, device: torch.device, shared_bytes: int = 0) -> CudaKernel:

@@ -8,7 +8,6 @@ import triton.language as tl
 
 from kernels.kv_copy import BLOCK_TOKENS
 from kernels.mla_decode.plan import DecodePlan
-from kernels.rope.triton import join_pairs, rotate_pairs, split_pairs
 
 ROW_TILE = 64
 # Programs wanted, in multiples of the multiprocessors: contexts are cut into splits until there are as many.
@@ -16,7 +15,7 @@ PROGRAMS_PER_PROCESSOR = 2
 MAX_SPLITS = 32
 
 
-# A program does 64 rows (queries x heads) of one request over one split of its blocks, 32 tokens at a time; a latent is
+# A program does 64 rows (queries x heads) of one request over one split of its blocks, 64 tokens at a time; a latent is
 # loaded once for scores and values. Reads 2 bytes a latent's value for each row tile; 2 * (width + value width) FLOPs a
 # token and row.
 @triton.jit
@@ -114,7 +113,8 @@ def mla_decode(
         query, pool, plan.block_table, plan.lengths, parts, log_sums, plan.block_table.stride(0), heads, rows, splits,
         scale * kv_scale * math.log2(math.e), kv_scale,
         plan.query_tokens, value_width, width, padded, max(triton.next_power_of_2(width - value_width), 16),
-        row_tile, 32, BLOCK_TOKENS, num_warps=8 if row_tile == ROW_TILE else 4, num_stages=2,
+        row_tile, 64 if row_tile == ROW_TILE else 32, BLOCK_TOKENS, num_warps=8 if row_tile == ROW_TILE else 4,
+        num_stages=2,
     )  # fmt: skip
     if splits > 1:
         _join[(tokens * heads,)](
@@ -127,53 +127,3 @@ def _splits(programs: int, blocks: int, processors: int) -> int:
     """Parts of each context: known without its length, so that a captured graph fits any."""
     wanted = PROGRAMS_PER_PROCESSOR * processors // programs
     return max(min(wanted, blocks, MAX_SPLITS), 1)
-
-
-ABSORBED_TOKENS, ABSORBED_COLUMNS = 64, 128
-
-
-# A program does 64 tokens of one head: 128 columns of the product, in one step since the summed dimension is short, or
-# the rotation. Reads the weight once for 64 tokens, 2 bytes a value; writes 2.
-@triton.jit
-def _absorb(
-    query, weight, rotations, out, tokens, heads, latent, weight_head, weight_row,
-    NOPE: tl.constexpr, PADDED_NOPE: tl.constexpr, ROPE: tl.constexpr, PADDED_ROPE: tl.constexpr,
-    TOKENS: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
-    head = tl.program_id(1)
-    token = tl.program_id(2) * TOKENS + tl.arange(0, TOKENS)
-    known = token[:, None] < tokens
-    row = token.to(tl.int64)[:, None] * heads + head
-    source = query + row * (NOPE + ROPE)
-    target = out + row * (latent + ROPE)
-    if tl.program_id(0) * COLUMNS < latent:
-        inner = tl.arange(0, PADDED_NOPE)
-        column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-        nope = tl.load(source + inner[None, :], mask=known & (inner < NOPE)[None, :], other=0.0)
-        own = weight + head.to(tl.int64) * weight_head + inner[:, None] * weight_row + column[None, :]
-        factors = tl.load(own, mask=(inner < NOPE)[:, None] & (column < latent)[None, :], other=0.0)
-        product = tl.dot(nope, factors, input_precision="ieee")
-        tl.store(target + column[None, :], product.to(out.dtype.element_ty), mask=known & (column < latent)[None, :])
-    else:
-        column = tl.arange(0, PADDED_ROPE)[None, :]
-        inside = known & (column < ROPE)
-        turns = tl.load(rotations + token[:, None] * ROPE + column, mask=inside, other=0.0)
-        cosine, sine = split_pairs(turns)
-        first, second = split_pairs(tl.load(source + NOPE + column, mask=inside, other=0.0).to(tl.float32))
-        turned = join_pairs(*rotate_pairs(first, second, cosine, sine))
-        tl.store(target + latent + column, turned.to(out.dtype.element_ty), mask=inside)
-
-
-def absorb_query(query: torch.Tensor, weight: torch.Tensor, rotations: torch.Tensor) -> torch.Tensor:
-    tokens, heads, width = query.shape
-    nope, latent = weight.shape[1:]
-    out = torch.empty(tokens, heads, latent + width - nope, dtype=query.dtype, device=query.device)
-    if not tokens:
-        return out
-    tile = max(min(ABSORBED_TOKENS, triton.next_power_of_2(tokens)), 16)
-    _absorb[(triton.cdiv(latent, ABSORBED_COLUMNS) + 1, heads, triton.cdiv(tokens, tile))](
-        query, weight, torch.view_as_real(rotations), out, tokens, heads, latent, weight.stride(0), weight.stride(1),
-        nope, max(triton.next_power_of_2(nope), 16), width - nope, triton.next_power_of_2(width - nope),
-        tile, ABSORBED_COLUMNS, num_warps=4,
-    )  # fmt: skip
-    return out

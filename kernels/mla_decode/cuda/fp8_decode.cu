@@ -15,412 +15,7 @@
 // Bytes: 576 a token, read by both row tiles of 128 heads (the second time from the cache). FLOPs: 2 * 64 * (576 + 512)
 // per token and row tile. Shared-memory bandwidth binds before the tensor cores: 43 KB a block per row tile.
 
-using u8 = unsigned char;
-using u32 = unsigned int;
-using u64 = unsigned long long;
-
-constexpr int LATENT = 512, WIDTH = 576, BLOCK = 64, HEADS = 64, STAGES = 5;
-constexpr int TILE_BYTES = BLOCK * WIDTH, ROPE_OFFSET = BLOCK * LATENT, CHUNK_BYTES = BLOCK * 128;
-constexpr int CONSUMERS = 256, PRODUCERS = 128, LAG = 2;
-// Units that the start and the end of a piece cost, about.
-constexpr int PIECE_COST = 1;
-constexpr float LOWEST = -1e30f;
-// Probabilities are kept 256 times as large: e4m3 ends at 448, and its smallest steps are then far below the largest.
-constexpr float LOG2_P = 8.0f;
-
-struct Shared {
-  u8 query[TILE_BYTES];
-  u8 tiles[STAGES][TILE_BYTES];
-  u8 probabilities[2][HEADS * BLOCK];
-  float query_scale[HEADS];
-  float largest[2][HEADS];
-  float alpha[HEADS];
-  float total[2][HEADS];
-  u64 full[STAGES];
-  u64 empty[STAGES];
-};
-
-struct Arguments {
-  const u32* query;
-  const u8* pool;
-  const int* block_table;
-  const int* lengths;
-  u32* out;
-  // Of cut requests: [parts + requests, query tokens, heads], by the part's and the request's index together.
-  u32* pieces;
-  float* log_sums;
-  // Made by `schedule`: where each request's cost begins, [requests + 1]; its first and last part, [requests, 2].
-  int* starts;
-  int* borders;
-  int requests, table_stride, query_tokens, heads, parts;
-  float scale_log2, kv_scale;
-};
-
-struct Piece {
-  int request, first, last;
-};
-
-__device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
-
-__device__ __forceinline__ void init_barrier(u64* barrier, u32 count) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(count));
-}
-
-__device__ __forceinline__ void arrive(u64* barrier) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
-}
-
-__device__ __forceinline__ void wait(u64* barrier, u32 parity) {
-  asm volatile(
-      "{\n .reg .pred done;\n"
-      "again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-      " @done bra finished;\n bra again;\n finished:\n}" ::"r"(shared_address(barrier)), "r"(parity) : "memory");
-}
-
-__device__ __forceinline__ bool passed(u64* barrier, u32 parity) {
-  u32 done;
-  asm volatile(
-      "{\n .reg .pred done;\n mbarrier.test_wait.parity.shared::cta.b64 done, [%1], %2;\n selp.u32 %0, 1, 0, done;\n}"
-      : "=r"(done) : "r"(shared_address(barrier)), "r"(parity) : "memory");
-  return done;
-}
-
-__device__ __forceinline__ void consumers_meet() { asm volatile("bar.sync 1, 256;" ::: "memory"); }
-__device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-template <int PENDING>
-__device__ __forceinline__ void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory"); }
-
-// Registers of products under way are neither read nor moved across this.
-template <int N>
-__device__ __forceinline__ void pin(float (&values)[N]) {
-#pragma unroll
-  for (int i = 0; i < N; i++) asm volatile("" : "+f"(values[i])::"memory");
-}
-
-// K-major operands: 128-byte rows (SWIZZLE 1) or 64-byte rows (SWIZZLE 2), groups of 8 rows one after another.
-template <int SWIZZLE>
-__device__ __forceinline__ u64 descriptor(u32 address) {
-  constexpr u64 group_bytes = SWIZZLE == 1 ? 1024 : 512;
-  return (u64)((address & 0x3FFFF) >> 4) | (1ull << 16) | ((group_bytes >> 4) << 32) | ((u64)SWIZZLE << 62);
-}
-
-#define ACCUMULATORS                                                                                            \
-  "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                     \
-  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}"
-#define BIND(d)                                                                                                 \
-  "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]),   \
-      "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]),    \
-      "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]),   \
-      "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
-
-__device__ __forceinline__ void multiply(float (&d)[32], u64 a, u64 b, int accumulate) {
-  asm volatile(
-      "{\n .reg .pred p;\n setp.ne.b32 p, %34, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 " ACCUMULATORS ", %32, %33, p, 1, 1;\n}"
-      : BIND(d) : "l"(a), "l"(b), "r"(accumulate));
-}
-
-__device__ __forceinline__ void multiply(float (&d)[32], const u32 (&a)[4], u64 b) {
-  asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 " ACCUMULATORS ", {%32, %33, %34, %35}, %36, 1, 1, 1;"
-      : BIND(d) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-}
-
-__device__ __forceinline__ u32 pack_e4m3(float low, float high) {
-  unsigned short packed;
-  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(packed) : "f"(high), "f"(low));
-  return packed;
-}
-
-__device__ __forceinline__ u32 pack_bf16(float low, float high) {
-  u32 packed;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
-  return packed;
-}
-
-__device__ __forceinline__ float exp2_fast(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
-__device__ __forceinline__ int units_of(int length) { return (length + 2 * BLOCK - 1) / (2 * BLOCK); }
-
-// Part p has the costs [p * total / parts, (p + 1) * total / parts).
-__device__ __forceinline__ int part_of(int cost, int total, int parts) {
-  return (int)(((long long)(cost + 1) * parts - 1) / total);
-}
-
-// The part's next piece from `request` on; false at its end.
-__device__ __forceinline__ bool next_piece(const int* starts, int requests, int begin, int end, Piece& piece) {
-  for (; piece.request < requests && starts[piece.request] < end; piece.request++) {
-    int base = starts[piece.request] + PIECE_COST, units = starts[piece.request + 1] - base;
-    piece.first = max(begin - base, 0);
-    piece.last = min(end - base, units);
-    if (piece.first < piece.last) return true;
-  }
-  return false;
-}
-
-struct Part {
-  int begin, end, index;
-  // Where there are more parts than units.
-  __device__ __forceinline__ bool empty() const { return begin == end; }
-};
-
-__device__ __forceinline__ Part own_part(const int* starts, int requests, int parts, int index) {
-  long long total = starts[requests];
-  return {(int)(index * total / parts), (int)((index + 1) * total / parts), index};
-}
-
-__device__ __forceinline__ int first_request(const int* starts, int requests, int begin) {
-  int low = 0, high = requests - 1;
-  while (low < high) {
-    int middle = (low + high + 1) / 2;
-    if (starts[middle] <= begin) low = middle; else high = middle - 1;
-  }
-  return low;
-}
-
-// Copies a block's first `tokens` tokens, and zeros behind them, which meet probabilities of zero.
-__device__ __forceinline__ void copy_tile(u8* tile, const u8* source, int tokens) {
-  u32 base = shared_address(tile);
-#pragma unroll 3
-  for (int i = 0; i < TILE_BYTES / 16 / PRODUCERS; i++) {
-    int piece = i * PRODUCERS + threadIdx.x - CONSUMERS, token = piece / (WIDTH / 16), column = piece % (WIDTH / 16);
-    u32 latent = (column / 8) * CHUNK_BYTES + token * 128 + ((column % 8) ^ (token & 7)) * 16;
-    u32 rope = ROPE_OFFSET + token * 64 + ((column % 4) ^ ((token >> 1) & 3)) * 16;
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(base + (column < LATENT / 16 ? latent : rope)),
-                 "l"(source + piece * 16), "r"(token < tokens ? 16 : 0) : "memory");
-  }
-  asm volatile("cp.async.commit_group;" ::: "memory");
-}
-
-// A tile is announced once it is there, up to LAG tiles later so that several are under way; at once where the next must
-// wait for its stage, since consumers may need this one to free it.
-struct Announcer {
-  u64* full;
-  int copied, announced;
-
-  __device__ __forceinline__ void announce() {
-    fence_async_proxy();
-    arrive(&full[announced++ % STAGES]);
-  }
-  __device__ __forceinline__ void flush() {
-    asm volatile("cp.async.wait_group 0;" ::: "memory");
-    while (announced < copied) announce();
-  }
-  __device__ __forceinline__ void next() {
-    copied++;
-    if (copied - announced <= LAG) return;
-    asm volatile("cp.async.wait_group %0;" ::"n"(LAG) : "memory");
-    announce();
-  }
-};
-
-__device__ __forceinline__ void produce(Shared& shared, const Arguments& given, Part part) {
-  Announcer tiles{shared.full, 0, 0};
-  Piece piece{first_request(given.starts, given.requests, part.begin), 0, 0};
-  for (; next_piece(given.starts, given.requests, part.begin, part.end, piece); piece.request++) {
-    int length = given.lengths[piece.request];
-    const int* blocks = given.block_table + (long long)piece.request * given.table_stride;
-    for (int block = 2 * piece.first; block < 2 * piece.last; block++) {
-      int stage = tiles.copied % STAGES, tokens = length - block * BLOCK;
-      u32 parity = (tiles.copied / STAGES & 1) ^ 1;
-      if (!passed(&shared.empty[stage], parity)) {
-        tiles.flush();
-        wait(&shared.empty[stage], parity);
-      }
-      const u8* source = tokens > 0 ? given.pool + (long long)blocks[block] * TILE_BYTES : given.pool;
-      copy_tile(shared.tiles[stage], source, tokens);
-      tiles.next();
-    }
-  }
-  tiles.flush();
-}
-
-// 64 queries of 576 bf16 to e4m3, a scale for each: a warp does 8.
-__device__ __forceinline__ void load_query(Shared& shared, const u32* query) {
-  int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-#pragma unroll 2
-  for (int head = warp * 8; head < warp * 8 + 8; head++) {
-    float low[WIDTH / 64], high[WIDTH / 64], largest = 0.0f;
-#pragma unroll
-    for (int i = 0; i < WIDTH / 64; i++) {
-      u32 pair = query[head * (WIDTH / 2) + i * 32 + lane];
-      low[i] = __uint_as_float(pair << 16);
-      high[i] = __uint_as_float(pair & 0xFFFF0000u);
-      largest = fmaxf(largest, fmaxf(fabsf(low[i]), fabsf(high[i])));
-    }
-#pragma unroll
-    for (int step = 16; step; step /= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, step));
-    float scale = fmaxf(largest, 1e-10f) / 448.0f, inverse = 1.0f / scale;
-    if (lane == 0) shared.query_scale[head] = scale;
-#pragma unroll
-    for (int i = 0; i < WIDTH / 64; i++) {
-      int byte = i * 64 + lane * 2, column = byte / 16;
-      int latent = (column / 8) * CHUNK_BYTES + head * 128 + ((column % 8) ^ (head & 7)) * 16;
-      int rope = ROPE_OFFSET + head * 64 + ((column % 4) ^ ((head >> 1) & 3)) * 16;
-      int offset = (i < LATENT / 64 ? latent : rope) + byte % 16;
-      *reinterpret_cast<unsigned short*>(shared.query + offset) = pack_e4m3(low[i] * inverse, high[i] * inverse);
-    }
-  }
-}
-
-// S = Q K^T of one block, not waited for.
-__device__ __forceinline__ void score(float (&scores)[32], u32 query, u32 tile) {
-  wgmma_fence();
-#pragma unroll
-  for (int step = 0; step < LATENT / 32; step++) {
-    u32 offset = (step / 4) * CHUNK_BYTES + (step % 4) * 32;
-    multiply(scores, descriptor<1>(query + offset), descriptor<1>(tile + offset), step > 0);
-  }
-#pragma unroll
-  for (int step = 0; step < 2; step++) {
-    u32 offset = ROPE_OFFSET + step * 32;
-    multiply(scores, descriptor<2>(query + offset), descriptor<2>(tile + offset), 1);
-  }
-  wgmma_commit();
-}
-
-// 32 tokens by 16 channels of each of the warpgroup's four groups of 64 channels, transposed.
-__device__ __forceinline__ void load_values(u32 (&values)[4][4], u32 tile, int step) {
-  int group = threadIdx.x / 128, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32, token = step * 32 + lane;
-#pragma unroll
-  for (int m = 0; m < 4; m++) {
-    int column = group * 16 + m * 4 + warp;
-    u32 address = tile + (column / 8) * CHUNK_BYTES + token * 128 + ((column % 8) ^ (token & 7)) * 16;
-    u32 r0, r1, r2, r3;
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r0), "=r"(r1), "=r"(r2), "=r"(r3) : "r"(address) : "memory");
-    values[m][0] = __byte_perm(r0, r1, 0x6420);
-    values[m][1] = __byte_perm(r0, r1, 0x7531);
-    values[m][2] = __byte_perm(r2, r3, 0x6420);
-    values[m][3] = __byte_perm(r2, r3, 0x7531);
-  }
-}
-
-// O^T += V^T P^T over 32 tokens of one block, not waited for.
-__device__ __forceinline__ void accumulate(float (&out)[4][32], u32 (&values)[4][4], u32 tile, u32 probabilities, int step) {
-  load_values(values, tile, step);
-  wgmma_fence();
-#pragma unroll
-  for (int m = 0; m < 4; m++) multiply(out[m], values[m], descriptor<2>(probabilities + step * 32));
-  wgmma_commit();
-}
-
-struct Softmax {
-  // Of the thread's two rows of its warpgroup's scores: the running maximum (log2), this warpgroup's share of the sum, and
-  // by how much the last unit made both smaller.
-  float largest[2], total[2], alpha[2];
-  // The last unit's probabilities, not stored yet: 4 tokens a word, as the permutation orders them.
-  u32 packed[8];
-};
-
-// The unit's scores, one block here and one in the other warpgroup, to probabilities; the warpgroups meet once.
-__device__ __forceinline__ void soften(
-    Shared& shared, float (&scores)[32], Softmax& state, const float (&scale)[2], int tokens) {
-  int group = threadIdx.x / 128, lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16 + lane / 4, pair = lane % 4;
-  float own[2] = {LOWEST, LOWEST}, shift[2];
-#pragma unroll
-  for (int i = 0; i < 32; i++) {
-    int half = i / 2 % 2, token = i / 4 * 8 + pair * 2 + i % 2;
-    scores[i] = token < tokens ? scores[i] * scale[half] : -__int_as_float(0x7F800000);
-    own[half] = fmaxf(own[half], scores[i]);
-  }
-#pragma unroll
-  for (int half = 0; half < 2; half++) {
-    own[half] = fmaxf(own[half], __shfl_xor_sync(~0u, own[half], 1));
-    own[half] = fmaxf(own[half], __shfl_xor_sync(~0u, own[half], 2));
-    if (pair == 0) shared.largest[group][row + half * 8] = own[half];
-  }
-  consumers_meet();
-#pragma unroll
-  for (int half = 0; half < 2; half++) {
-    float before = state.largest[half];
-    state.largest[half] = fmaxf(before, fmaxf(own[half], shared.largest[group ^ 1][row + half * 8]));
-    state.alpha[half] = exp2_fast(before - state.largest[half]);
-    state.total[half] *= state.alpha[half];
-    shift[half] = LOG2_P - state.largest[half];
-  }
-#pragma unroll
-  for (int i = 0; i < 32; i++) {
-    scores[i] = exp2_fast(scores[i] + shift[i / 2 % 2]);
-    state.total[i / 2 % 2] += scores[i];
-  }
-#pragma unroll
-  for (int word = 0; word < 8; word++) {
-    int i = word / 2 * 8 + word % 2 * 2;
-    state.packed[word] = pack_e4m3(scores[i], scores[i + 1]) | pack_e4m3(scores[i + 4], scores[i + 5]) << 16;
-    // Here, beside the products under way, and not sunk behind the wait for them.
-    asm volatile("" : "+r"(state.packed[word])::"memory");
-  }
-}
-
-// Once no product reads the unit before's: probabilities to shared memory, for both warpgroups. They meet twice.
-__device__ __forceinline__ void store_probabilities(Shared& shared, const Softmax& state) {
-  int group = threadIdx.x / 128, lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16 + lane / 4, pair = lane % 4;
-  consumers_meet();
-#pragma unroll
-  for (int word = 0; word < 8; word++) {
-    int head = row + word % 2 * 8;
-    u8* target = shared.probabilities[group] + head * 64 + (word / 2 ^ ((head >> 1) & 3)) * 16 + pair * 4;
-    *reinterpret_cast<u32*>(target) = state.packed[word];
-  }
-  if (pair == 0 && group == 0) {
-    shared.alpha[row] = state.alpha[0];
-    shared.alpha[row + 8] = state.alpha[1];
-  }
-  fence_async_proxy();
-  consumers_meet();
-}
-
-__device__ __forceinline__ void rescale(Shared& shared, float (&out)[4][32]) {
-  int pair = threadIdx.x % 4;
-#pragma unroll
-  for (int i = 0; i < 8; i++) {
-    float2 alpha = *reinterpret_cast<float2*>(&shared.alpha[i * 8 + pair * 2]);
-#pragma unroll
-    for (int m = 0; m < 4; m++) {
-      out[m][i * 4] *= alpha.x;
-      out[m][i * 4 + 1] *= alpha.y;
-      out[m][i * 4 + 2] *= alpha.x;
-      out[m][i * 4 + 3] *= alpha.y;
-    }
-  }
-}
-
-// O^T over the sum, to [64 heads, 512] bf16; the base-2 logarithm of the sum beside it where it is a piece.
-__device__ __forceinline__ void finish(
-    Shared& shared, const float (&out)[4][32], Softmax& state, float kv_scale, u32* target, float* log_sums) {
-  int group = threadIdx.x / 128, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32, pair = lane % 4;
-#pragma unroll
-  for (int half = 0; half < 2; half++) {
-    state.total[half] += __shfl_xor_sync(~0u, state.total[half], 1);
-    state.total[half] += __shfl_xor_sync(~0u, state.total[half], 2);
-    int head = warp * 16 + lane / 4 + half * 8;
-    if (pair == 0) shared.total[group][head] = state.total[half];
-    if (pair == 0 && group == 0) shared.largest[0][head] = state.largest[half];
-  }
-  consumers_meet();
-  if (log_sums && threadIdx.x < HEADS) {
-    float total = shared.total[0][threadIdx.x] + shared.total[1][threadIdx.x];
-    log_sums[threadIdx.x] = total > 0.0f ? shared.largest[0][threadIdx.x] + __log2f(total) : LOWEST;
-  }
-#pragma unroll
-  for (int i = 0; i < 16; i++) {
-    int head = i / 2 * 8 + pair * 2 + i % 2;
-    float total = shared.total[0][head] + shared.total[1][head];
-    float inverse = total > 0.0f ? kv_scale / total : 0.0f;
-#pragma unroll
-    for (int m = 0; m < 4; m++) {
-      int channel = group * 256 + m * 64 + warp * 16 + lane / 4 * 2, at = i / 2 * 4 + i % 2;
-      target[(head * LATENT + channel) / 2] = pack_bf16(out[m][at] * inverse, out[m][at + 2] * inverse);
-    }
-  }
-}
+#include "fp8_attend.cuh"
 
 struct Consumer {
   int group, seen;
@@ -447,13 +42,13 @@ __device__ __forceinline__ void accumulate_unit(Shared& shared, const Consumer& 
   u32 values[2][4][4], probabilities = shared_address(shared.probabilities);
   u32 first = arrived_tile(shared, own, 2 * unit), second = arrived_tile(shared, own, 2 * unit + 1);
   pin_all(out);
-  accumulate(out, values[0], first, probabilities, 0);
-  accumulate(out, values[1], first, probabilities, 1);
+  accumulate(out, values[0], first, probabilities, 0, own.group);
+  accumulate(out, values[1], first, probabilities, 1, own.group);
   wgmma_wait<1>();
-  accumulate(out, values[0], second, probabilities + HEADS * BLOCK, 0);
+  accumulate(out, values[0], second, probabilities + HEADS * BLOCK, 0, own.group);
   wgmma_wait<1>();
   release_tile(shared, own, 2 * unit);
-  accumulate(out, values[1], second, probabilities + HEADS * BLOCK, 1);
+  accumulate(out, values[1], second, probabilities + HEADS * BLOCK, 1, own.group);
 }
 
 __device__ __forceinline__ void finish_unit(Shared& shared, const Consumer& own, int unit, float (&out)[4][32]) {
@@ -472,19 +67,19 @@ __device__ __forceinline__ void attend(
   score(scores, query, arrived_tile(shared, own, own.group));
   wgmma_wait<0>();
   pin(scores);
-  soften(shared, scores, state, scale, left);
+  soften(shared, scores, state, scale, left, own.group);
 #pragma unroll 1
   for (int unit = 0; unit < units - 1; unit++) {
     score(scores, query, arrived_tile(shared, own, 2 * unit + 2 + own.group));
-    store_probabilities(shared, state);
+    store_probabilities(shared, state, own.group);
     rescale(shared, out);
     accumulate_unit(shared, own, unit, out);
     pin(scores);
     left -= 2 * BLOCK;
-    soften(shared, scores, state, scale, left);
+    soften(shared, scores, state, scale, left, own.group);
     finish_unit(shared, own, unit, out);
   }
-  store_probabilities(shared, state);
+  store_probabilities(shared, state, own.group);
   rescale(shared, out);
   accumulate_unit(shared, own, units - 1, out);
   finish_unit(shared, own, units - 1, out);
@@ -493,7 +88,7 @@ __device__ __forceinline__ void attend(
 
 __device__ __forceinline__ void consume(Shared& shared, const Arguments& given, Part part, int row_tile) {
   int tiles = given.heads / HEADS, query_index = row_tile / tiles, first_head = row_tile % tiles * HEADS;
-  Consumer own{(int)threadIdx.x / 128, 0};
+  Consumer own{__shfl_sync(~0u, (int)threadIdx.x / 128, 0), 0};
   Piece piece{first_request(given.starts, given.requests, part.begin), 0, 0};
   for (; next_piece(given.starts, given.requests, part.begin, part.end, piece); piece.request++) {
     long long token = (long long)piece.request * given.query_tokens + query_index;
@@ -511,7 +106,7 @@ __device__ __forceinline__ void consume(Shared& shared, const Arguments& given, 
     long long slot = (long long)(part.index + piece.request) * given.query_tokens + query_index;
     long long piece_at = slot * given.heads + first_head;
     finish(shared, out, state, given.kv_scale, whole ? given.out + at * (LATENT / 2) : given.pieces + piece_at * (LATENT / 2),
-           whole ? nullptr : given.log_sums + piece_at);
+           whole ? nullptr : given.log_sums + piece_at, own.group);
   }
 }
 
@@ -568,12 +163,10 @@ extern "C" __global__ void __launch_bounds__(256) combine(const __grid_constant_
   if (first == last || head >= given.heads) return;
   float largest = LOWEST, total = 0.0f, sum[16] = {};
   for (int part = first; part <= last; part++) {
-    if (own_part(given.starts, given.requests, given.parts, part).empty()) continue;
     long long slot = ((long long)(part + request) * given.query_tokens + token % given.query_tokens) * given.heads + head;
     largest = fmaxf(largest, given.log_sums[slot]);
   }
   for (int part = first; part <= last; part++) {
-    if (own_part(given.starts, given.requests, given.parts, part).empty()) continue;
     long long slot = ((long long)(part + request) * given.query_tokens + token % given.query_tokens) * given.heads + head;
     float weight = exp2_fast(given.log_sums[slot] - largest);
     total += weight;
