@@ -3,9 +3,9 @@
 import torch
 
 from kernels.act_quant import reference
-from kernels.act_quant.quantized import GROUP, Quantized, aligned_rows, empty_quantized
+from kernels.act_quant.quantized import GROUP, Quantized, empty_quantized
 
-__all__ = ["GROUP", "Quantized", "aligned_rows", "dequantize", "empty_quantized", "quantize"]
+__all__ = ["GROUP", "Quantized", "dequantize", "empty_quantized", "quantize"]
 
 
 def quantize(x: torch.Tensor) -> Quantized:

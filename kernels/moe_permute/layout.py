@@ -16,7 +16,6 @@ class ContiguousLayout:
     positions: torch.Tensor
     # [rows] int32: each row's expert, ascending, or PADDING. The number of rows does not depend on the choice.
     row_experts: torch.Tensor
-    experts: int
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -38,7 +38,7 @@ def contiguous_layout(experts: torch.Tensor, expert_count: int, alignment: int, 
     positions = (aligned.cumsum(0) - aligned)[chosen] + _rank(chosen, counts)
     row_experts = torch.full((rows,), PADDING, dtype=torch.int32, device=experts.device)
     row_experts[positions] = chosen.int()
-    return ContiguousLayout(positions=positions.view_as(experts), row_experts=row_experts, experts=expert_count)
+    return ContiguousLayout(positions=positions.view_as(experts), row_experts=row_experts)
 
 
 def masked_layout(experts: torch.Tensor, expert_count: int, capacity: int) -> MaskedLayout:

@@ -136,7 +136,7 @@ def contiguous_layout(experts: torch.Tensor, expert_count: int, alignment: int, 
         experts, _chunk_counts(experts, tile, chunk, chunks), positions, row_experts, experts.numel(), rows,
         chunks == 1, tile, chunk, alignment, PADDING, num_warps=8,
     )  # fmt: skip
-    return ContiguousLayout(positions=positions, row_experts=row_experts, experts=expert_count)
+    return ContiguousLayout(positions=positions, row_experts=row_experts)
 
 
 def _chunks(experts: torch.Tensor, expert_count: int) -> tuple[int, int, int]:
