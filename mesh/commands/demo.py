@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -139,23 +140,16 @@ class _Demonstration:
         (model,) = await self._until_ready()
         first = [{"role": "user", "content": FIRST_QUESTION}]
         rows = [
-            await self._row("gRPC", FIRST_QUESTION, lambda answer, show: self._ask_grpc(first, answer, show)),
-            await self._row(
-                "OpenAI HTTP", "the same question", lambda answer, show: self._ask_http(model, first, answer, show)
-            ),
+            await self._row("gRPC", FIRST_QUESTION, partial(self._ask_grpc, first)),
+            await self._row("OpenAI HTTP", "the same question", partial(self._ask_http, model.name, first)),
         ]
         said = {"role": "assistant", "content": rows[0].answer.text}
         second = [*first, said, {"role": "user", "content": SECOND_QUESTION}]
-        title = "second turn"
-        rows.append(await self._row(title, SECOND_QUESTION, lambda answer, show: self._ask_grpc(second, answer, show)))
+        rows.append(await self._row("second turn", SECOND_QUESTION, partial(self._ask_grpc, second)))
         if self._plan.store_ports:
             await self._forget()
-            title = "after a restart"
-            rows.append(
-                await self._row(
-                    title, "the second turn again", lambda answer, show: self._ask_grpc(second, answer, show)
-                )
-            )
+            again = "the second turn again"
+            rows.append(await self._row("after a restart", again, partial(self._ask_grpc, second)))
         return rows
 
     async def _until_ready(self) -> list[gateway_pb2.Model]:
@@ -184,8 +178,8 @@ class _Demonstration:
         async with open_channel(self._gateway) as channel:
             await stream_grpc(gateway_pb2_grpc.GatewayServiceStub(channel), request, answer, show)
 
-    async def _ask_http(self, model: gateway_pb2.Model, messages: Messages, answer: Answer, show: Show) -> None:
-        body = {"model": model.name, "messages": messages, "max_tokens": self._max_tokens, "temperature": 0}
+    async def _ask_http(self, model: str, messages: Messages, answer: Answer, show: Show) -> None:
+        body = {"model": model, "messages": messages, "max_tokens": self._max_tokens, "temperature": 0}
         await stream_http(f"http://{HOST}:{self._plan.http_port}/v1", body, answer, show)
 
 
