@@ -103,7 +103,9 @@ def mla_decode(
     if not tokens:
         return out
     rows = plan.query_tokens * heads
-    row_tile = max(min(ROW_TILE, triton.next_power_of_2(rows)), 16)
+    # Float32 takes twice the shared memory.
+    wide = query.dtype == torch.float32
+    row_tile = 16 if wide else max(min(ROW_TILE, triton.next_power_of_2(rows)), 16)
     row_tiles = triton.cdiv(rows, row_tile)
     splits = _splits(plan.rows * row_tiles, plan.block_table.shape[1], processors)
     parts = out if splits == 1 else torch.empty(tokens, heads, splits, value_width, device=query.device)
@@ -113,8 +115,8 @@ def mla_decode(
         query, pool, plan.block_table, plan.lengths, parts, log_sums, plan.block_table.stride(0), heads, rows, splits,
         scale * kv_scale * math.log2(math.e), kv_scale,
         plan.query_tokens, value_width, width, padded, max(triton.next_power_of_2(width - value_width), 16),
-        row_tile, 64 if row_tile == ROW_TILE else 32, BLOCK_TOKENS, num_warps=8 if row_tile == ROW_TILE else 4,
-        num_stages=2,
+        row_tile, 16 if wide else 64 if row_tile == ROW_TILE else 32, BLOCK_TOKENS,
+        num_warps=8 if row_tile == ROW_TILE else 4, num_stages=1 if wide else 2,
     )  # fmt: skip
     if splits > 1:
         _join[(tokens * heads,)](
