@@ -162,23 +162,23 @@ extern "C" __global__ void __launch_bounds__(256) combine(const __grid_constant_
   int first = given.borders[2 * request], last = given.borders[2 * request + 1];
   if (first == last || head >= given.heads) return;
   float largest = LOWEST, total = 0.0f, sum[16] = {};
+#pragma unroll 2
   for (int part = first; part <= last; part++) {
     long long slot = ((long long)(part + request) * given.query_tokens + token % given.query_tokens) * given.heads + head;
-    largest = fmaxf(largest, given.log_sums[slot]);
-  }
-  for (int part = first; part <= last; part++) {
-    long long slot = ((long long)(part + request) * given.query_tokens + token % given.query_tokens) * given.heads + head;
-    float weight = exp2_fast(given.log_sums[slot] - largest);
-    total += weight;
+    float log_sum = given.log_sums[slot], now = fmaxf(largest, log_sum);
     const uint4* values = reinterpret_cast<const uint4*>(given.pieces + slot * (LATENT / 2));
+    uint4 packed[2] = {values[lane], values[32 + lane]};
+    float alpha = exp2_fast(largest - now), weight = exp2_fast(log_sum - now);
+    largest = now;
+    total = total * alpha + weight;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-      uint4 packed = values[i * 32 + lane];
-      u32 words[4] = {packed.x, packed.y, packed.z, packed.w};
+      u32 words[4] = {packed[i].x, packed[i].y, packed[i].z, packed[i].w};
 #pragma unroll
       for (int word = 0; word < 4; word++) {
-        sum[i * 8 + word * 2] += weight * __uint_as_float(words[word] << 16);
-        sum[i * 8 + word * 2 + 1] += weight * __uint_as_float(words[word] & 0xFFFF0000u);
+        int at = i * 8 + word * 2;
+        sum[at] = sum[at] * alpha + weight * __uint_as_float(words[word] << 16);
+        sum[at + 1] = sum[at + 1] * alpha + weight * __uint_as_float(words[word] & 0xFFFF0000u);
       }
     }
   }
