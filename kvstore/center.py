@@ -82,6 +82,11 @@ class Center:
         with span("kvstore.confirm", segments=len(digests)):
             return await slab.offers.confirm(session, digests)
 
+    def withdraw(self, session_id: int, transfer_id: bytes) -> None:
+        """Raises UnknownSession."""
+        session, slab = self._of(session_id)
+        slab.offers.withdraw(session, transfer_id)
+
     def status(self) -> StoreStatus:
         slab = self._slab
         if slab is None:

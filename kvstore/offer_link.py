@@ -122,8 +122,13 @@ class OfferLink:
             raise OfferFailed("the store wants blocks that were not offered")
         ticket = transfer_wire.ticket(response.ticket)
         wanted = [chain[first + index] for index in response.wanted]
-        async with asyncio.timeout(ticket.deadline_ms / 1000):
-            return await self._push(stub, session, ticket, wanted, response.granted_segments)
+        try:
+            async with asyncio.timeout(ticket.deadline_ms / 1000):
+                return await self._push(stub, session, ticket, wanted, response.granted_segments)
+        except OfferFailed:
+            withdrawal = kvstore_pb2.WithdrawOfferRequest(session_id=session.session_id, transfer_id=ticket.transfer_id)
+            await stub.WithdrawOffer(withdrawal, timeout=ANSWER_SECONDS)
+            raise
 
     async def _offer(
         self, stub: Any, session: StoreSession, chain: Sequence[bytes], first: int

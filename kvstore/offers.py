@@ -139,6 +139,12 @@ class Offers:
             await landing.changed()
         return Progress(stored_blocks=len(landing.blocks))
 
+    def withdraw(self, session: Session, transfer_id: bytes) -> None:
+        """The worker will push no more of it. One that ended, or is another session's, is left alone."""
+        landing = self._open.get(transfer_id)
+        if landing is not None and landing.session_id == session.session_id:
+            self._landings.cancel_landing(transfer_id)
+
     def granted(self, event: Granted) -> None:
         landing = self._open.get(event.transfer_id)
         if landing is not None:

@@ -81,6 +81,13 @@ class KvStoreServicer(kvstore_pb2_grpc.KvStoreServiceServicer):
             digests = wire.digests(request)
             return wire.confirm_response(await self._store.center.confirm(request.session_id, digests))
 
+    async def WithdrawOffer(
+        self, request: kvstore_pb2.WithdrawOfferRequest, context: Context
+    ) -> kvstore_pb2.WithdrawOfferResponse:
+        with counted_refusals():
+            self._store.center.withdraw(request.session_id, request.transfer_id)
+            return kvstore_pb2.WithdrawOfferResponse()
+
     async def GetStatus(self, request: kvstore_pb2.GetStatusRequest, context: Context) -> kvstore_pb2.GetStatusResponse:
         store = self._store
         return wire.status_response(store.center.status(), store.store_id, store.epoch)

@@ -131,9 +131,6 @@ async def test_what_could_not_be_pushed_or_was_wrong_is_offered_again(digest: by
         await eventually(lambda: len(rank.pushed) == 6)
         await asyncio.sleep(0.1)
         rank.digest = RIGHT_DIGEST
-        if digest is None:
-            # The store learns only by the landing's deadline that nothing will come; the fake tells it at once.
-            agents.opened[0].fail(agents.opened[0].tickets[0])
         client.offer(chain(0))
         await eventually(lambda: len(rank.pushed) == 12)
 

@@ -63,6 +63,11 @@ class Client:
         request = kvstore_pb2.ConfirmOfferRequest(session_id=self.session.session_id, digests=digests)
         return await self.stub.ConfirmOffer(request)
 
+    async def withdraw(self, ticket: landing_pb2.LandingTicket) -> None:
+        await self.stub.WithdrawOffer(
+            kvstore_pb2.WithdrawOfferRequest(session_id=self.session.session_id, transfer_id=ticket.transfer_id)
+        )
+
     async def store(self, hashes: Sequence[bytes], parent: bytes = b"") -> int:
         """Offer, and push all that is wanted; returns how many blocks the store took."""
         response = await self.offer(hashes, parent)
@@ -224,6 +229,19 @@ async def test_a_worker_that_waits_no_longer_for_its_offer_leaves_no_landing() -
         (agent,) = agents.opened
         assert agent.cancelled == [agent.tickets[0].transfer_id]
         assert (await client.status()).tiers[0].used_blocks == 0
+
+
+async def test_a_withdrawn_offer_frees_its_blocks_at_once_and_only_for_who_made_it() -> None:
+    async with store_client() as (client, agents):
+        other = Client(client.stub, worker_identity("b"))
+        await other.attach()
+        ticket = (await client.offer(CHAIN[:2])).ticket
+        await other.withdraw(ticket)
+        assert not (await other.offer(CHAIN[:2])).wanted
+        await client.withdraw(ticket)
+        await client.withdraw(ticket)
+        assert agents.opened[0].cancelled == [ticket.transfer_id]
+        assert await other.store(CHAIN[:2]) == 2
 
 
 async def test_a_store_that_stops_ends_the_offers_that_wait() -> None:

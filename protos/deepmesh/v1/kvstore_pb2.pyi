@@ -93,6 +93,18 @@ class ConfirmOfferResponse(_message.Message):
     granted_segments: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, stored_blocks: _Optional[int] = ..., granted_segments: _Optional[_Iterable[int]] = ...) -> None: ...
 
+class WithdrawOfferRequest(_message.Message):
+    __slots__ = ("session_id", "transfer_id")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_ID_FIELD_NUMBER: _ClassVar[int]
+    session_id: int
+    transfer_id: bytes
+    def __init__(self, session_id: _Optional[int] = ..., transfer_id: _Optional[bytes] = ...) -> None: ...
+
+class WithdrawOfferResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class GetStatusRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

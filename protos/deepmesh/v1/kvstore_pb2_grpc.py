@@ -54,6 +54,11 @@ class KvStoreServiceStub:
                 request_serializer=deepmesh_dot_v1_dot_kvstore__pb2.ConfirmOfferRequest.SerializeToString,
                 response_deserializer=deepmesh_dot_v1_dot_kvstore__pb2.ConfirmOfferResponse.FromString,
                 _registered_method=True)
+        self.WithdrawOffer = channel.unary_unary(
+                '/deepmesh.v1.KvStoreService/WithdrawOffer',
+                request_serializer=deepmesh_dot_v1_dot_kvstore__pb2.WithdrawOfferRequest.SerializeToString,
+                response_deserializer=deepmesh_dot_v1_dot_kvstore__pb2.WithdrawOfferResponse.FromString,
+                _registered_method=True)
         self.GetStatus = channel.unary_unary(
                 '/deepmesh.v1.KvStoreService/GetStatus',
                 request_serializer=deepmesh_dot_v1_dot_kvstore__pb2.GetStatusRequest.SerializeToString,
@@ -98,6 +103,14 @@ class KvStoreServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def WithdrawOffer(self, request, context):
+        """The worker will push no more of an offer: its blocks are free for others at once, not only at the landing's deadline.
+        Idempotent; an offer that ended is left alone. NOT_FOUND: unknown session.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetStatus(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -126,6 +139,11 @@ def add_KvStoreServiceServicer_to_server(servicer, server):
                     servicer.ConfirmOffer,
                     request_deserializer=deepmesh_dot_v1_dot_kvstore__pb2.ConfirmOfferRequest.FromString,
                     response_serializer=deepmesh_dot_v1_dot_kvstore__pb2.ConfirmOfferResponse.SerializeToString,
+            ),
+            'WithdrawOffer': grpc.unary_unary_rpc_method_handler(
+                    servicer.WithdrawOffer,
+                    request_deserializer=deepmesh_dot_v1_dot_kvstore__pb2.WithdrawOfferRequest.FromString,
+                    response_serializer=deepmesh_dot_v1_dot_kvstore__pb2.WithdrawOfferResponse.SerializeToString,
             ),
             'GetStatus': grpc.unary_unary_rpc_method_handler(
                     servicer.GetStatus,
@@ -241,6 +259,33 @@ class KvStoreService:
             '/deepmesh.v1.KvStoreService/ConfirmOffer',
             deepmesh_dot_v1_dot_kvstore__pb2.ConfirmOfferRequest.SerializeToString,
             deepmesh_dot_v1_dot_kvstore__pb2.ConfirmOfferResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WithdrawOffer(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/deepmesh.v1.KvStoreService/WithdrawOffer',
+            deepmesh_dot_v1_dot_kvstore__pb2.WithdrawOfferRequest.SerializeToString,
+            deepmesh_dot_v1_dot_kvstore__pb2.WithdrawOfferResponse.FromString,
             options,
             channel_credentials,
             insecure,
