@@ -29,12 +29,12 @@ CHURNED_REQUESTS = 32
 SPARE_TOKENS = 256
 # What kernels are called, by what they are for; the first pattern that matches.
 GROUPS = {
-    "attention": r"mla|flash|splitkv|attend|^_decode|^_join$|fp8_decode",
+    "attention": r"mla|flash|splitkv|attend|^_?decode|^_join$|^combine$",
     "experts": r"_masked|_contiguous|GemmType.*(Masked|Contiguous|[Gg]rouped)|GemmType\)[12]",
     "linear layers": r"fp8_gemm|_few_rows|_many_rows|_dense|_streamed",
     "bf16 products": r"gemm|nvjet|cutlass|cublas|splitK|gemv",
     "norms, rotation, quantization": r"norm|quantize|swiglu|_rotate",
-    "gate and permutation": r"gate|layout|_expand|_combine|_count|_place|scatter|gather",
+    "gate and permutation": r"gate|_logits|layout|_expand|_combine|_count|_place|scatter|gather",
     "copies": r"[Mm]em(cpy|set)|Cat",
 }
 

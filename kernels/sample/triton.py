@@ -10,7 +10,7 @@ import triton.language as tl
 
 from kernels.sample.draws import Draws
 
-BLOCK = 8192
+BLOCK = 16384
 # Colder ones are as cold: no other logit has any probability left.
 COLDEST = 1e-30
 ROUNDS = 10
@@ -156,6 +156,6 @@ def draw(logits: torch.Tensor, draws: Draws) -> torch.Tensor:
         bits = 16 if logits.dtype == torch.bfloat16 else 32
         _draw[(rows,)](
             logits, draws.temperature, draws.top_p, draws.top_k, draws.seed, draws.position, out,
-            vocabulary, logits.stride(0), bits, BLOCK, COLDEST, ROUNDS, num_warps=16,
+            vocabulary, logits.stride(0), bits, BLOCK, COLDEST, ROUNDS, num_warps=32,
         )  # fmt: skip
     return out

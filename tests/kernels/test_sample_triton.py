@@ -7,7 +7,7 @@ from kernels.sample import reference
 from kernels.sample.draws import Draw, Draws, pack_draws
 
 triton = pytest.importorskip("kernels.sample.triton")
-ROWS, VOCABULARY = 24, 700
+ROWS, VOCABULARY = 8, 700
 
 
 def both(logits: torch.Tensor, draws: list[Draw]) -> tuple[list[int], list[int]]:
