@@ -46,10 +46,9 @@ def _decode_cases(requests: int, context: int, heads: int, query_tokens: int) ->
         providers.append(
             ("flash_mla", torch.bfloat16, lambda q, pool, plan: flash_mla.mla_decode(q, pool, plan, SCALE))
         )
-    if heads % fp8.HEADS == 0:
-        providers.append(("deepmesh, FP8", E4M3, lambda q, pool, plan: fp8.mla_decode(q, pool, plan, SCALE, 1.0)))
-        if _load_extension():
-            providers.append(("flash_mla, FP8 extension", E4M3, _extension_decode))
+    providers.append(("deepmesh, FP8", E4M3, lambda q, pool, plan: fp8.mla_decode(q, pool, plan, SCALE, 1.0)))
+    if heads == HEADS and _load_extension():
+        providers.append(("flash_mla, FP8 extension", E4M3, _extension_decode))
     for provider, dtype, attend in providers:
         latents = requests * context * WIDTH
         yield Case(

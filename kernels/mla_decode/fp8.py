@@ -14,8 +14,8 @@ from kernels.nvrtc import CudaKernel, encode_rows, load_kernel
 SOURCE = Path(__file__).parent / "cuda" / "fp8_decode.cu"
 LATENT, WIDTH, HEADS = 512, 576, 64
 THREADS, SCHEDULE_THREADS, COMBINE_THREADS = 384, 32, 256
-# `Shared` of the source: the query and five blocks, a unit's probabilities, six floats a row, ten barriers.
-SHARED_BYTES = 36864 * 6 + 8192 + 6 * 64 * 4 + 10 * 8
+# `Shared` of the source: the query and five blocks, a unit's probabilities, six floats a row, ten barriers, a count.
+SHARED_BYTES = 36864 * 6 + 8192 + 6 * 64 * 4 + 10 * 8 + 8
 
 
 class Arguments(ctypes.Structure):
@@ -46,12 +46,11 @@ class Arguments(ctypes.Structure):
 
 
 def takes(query: torch.Tensor, pool: torch.Tensor, plan: DecodePlan, value_width: int) -> bool:
-    """Whether this kernel computes it: DeepSeek's widths, whole tiles of heads, Hopper."""
+    """Whether this kernel computes it: DeepSeek's widths, on Hopper."""
     return (
         pool.dtype == torch.float8_e4m3fn
         and query.dtype == torch.bfloat16
         and (value_width, pool.shape[2]) == (LATENT, WIDTH)
-        and query.shape[1] % HEADS == 0
         and torch.cuda.get_device_capability(query.device)[0] == 9
     )
 
@@ -64,7 +63,7 @@ def mla_decode(
     out = torch.empty(tokens, heads, LATENT, dtype=query.dtype, device=device)
     if not tokens:
         return out
-    row_tiles = plan.query_tokens * heads // HEADS
+    row_tiles = plan.query_tokens * -(-heads // HEADS)
     parts = max(torch.cuda.get_device_properties(device).multi_processor_count // row_tiles, 1)
     # At most one piece begins with each request, and one with each part.
     slots = (plan.rows + parts) * plan.query_tokens
@@ -83,7 +82,9 @@ def mla_decode(
     )  # fmt: skip
     if not scheduled:
         _kernel("schedule", device).launch((1, 1, 1), SCHEDULE_THREADS, arguments)
-    _kernel("decode", device, SHARED_BYTES).launch((parts * row_tiles, 1, 1), THREADS, arguments)
+    _kernel("decode_rest" if heads % HEADS else "decode", device, SHARED_BYTES).launch(
+        (parts * row_tiles, 1, 1), THREADS, arguments
+    )
     _kernel("combine", device).launch((tokens, -(-heads // 8), 1), COMBINE_THREADS, arguments)
     return out
 

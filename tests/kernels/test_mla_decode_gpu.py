@@ -67,7 +67,7 @@ def test_deepseek_shapes_from_an_e4m3_pool(lengths: list[int], query_tokens: int
     case = Case(lengths, query_tokens, heads, (512, 576), e4m3=True)
     found = mla_decode(case.query, case.pool, case.plan, value_width=512, scale=SCALE, kv_scale=case.kv_scale)
     # Queries and probabilities are of three bits of mantissa too.
-    assert case.error(found) < 0.06
+    assert case.error(found) < 0.08
 
 
 @pytest.mark.gpu
@@ -101,5 +101,5 @@ def test_a_captured_plan_follows_its_tensors(e4m3: bool) -> None:
         case.plan.lengths.copy_(torch.tensor(lengths))
         found.fill_(float("nan"))
         graph.replay()
-        assert case.error(found) < 0.06
+        assert case.error(found) < 0.08
     case.plan.lengths.copy_(longest)

@@ -141,6 +141,7 @@ __device__ __forceinline__ void rescale(Shared& shared, float (&out)[4][32]) {
 }
 
 // O^T over the sum, to [64 heads, 512] bf16; the base-2 logarithm of the sum beside it where it is a piece.
+template <bool WHOLE_TILES>
 __device__ __forceinline__ void finish(
     Shared& shared, const float (&out)[4][32], Softmax& state, float kv_scale, u32* target, float* log_sums, int group) {
   int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32, pair = lane % 4;
@@ -153,7 +154,7 @@ __device__ __forceinline__ void finish(
     if (pair == 0 && group == 0) shared.largest[0][head] = state.largest[half];
   }
   consumers_meet();
-  if (log_sums && threadIdx.x < HEADS) {
+  if (log_sums && threadIdx.x < shared.heads) {
     float total = shared.total[0][threadIdx.x] + shared.total[1][threadIdx.x];
     log_sums[threadIdx.x] = total > 0.0f ? shared.largest[0][threadIdx.x] + __log2f(total) : LOWEST;
   }
@@ -167,7 +168,7 @@ __device__ __forceinline__ void finish(
 #pragma unroll
     for (int m = 0; m < 4; m++) {
       int at = i / 2 * 4 + i % 2;
-      own[head * (LATENT / 2) + m * 32] = pack_bf16(out[m][at] * inverse, out[m][at + 2] * inverse);
+      if (WHOLE_TILES || head + pair * 2 < shared.heads) own[head * (LATENT / 2) + m * 32] = pack_bf16(out[m][at] * inverse, out[m][at + 2] * inverse);
     }
   }
 }

@@ -14,6 +14,8 @@ struct Shared {
   float total[2][HEADS];
   u64 full[STAGES];
   u64 empty[STAGES];
+  // Rows that stand for a head.
+  int heads;
 };
 
 // The last block of a request: its first `tokens` tokens, and zeros behind them, which meet probabilities of zero.
@@ -58,7 +60,7 @@ __device__ __forceinline__ void produce(Shared& shared, const Arguments& given, 
   }
 }
 
-// 64 queries of 576 bf16 to e4m3, a scale for each: a warp does 8. Rolled up, as all that runs once a piece: code that is
+// 64 queries of 576 bf16 to e4m3, a scale for each, zeros behind the last head: a warp does 8. Rolled up, as all that runs once a piece: code that is
 // not in the instruction cache costs more than it computes.
 __device__ __forceinline__ void load_query(Shared& shared, const u32* query) {
   int first = threadIdx.x / 32 * 8, lane = threadIdx.x % 32;
@@ -68,7 +70,7 @@ __device__ __forceinline__ void load_query(Shared& shared, const u32* query) {
     u32 pairs[WIDTH / 64];
     float largest = 0.0f;
 #pragma unroll
-    for (int i = 0; i < WIDTH / 64; i++) pairs[i] = source[i * 32];
+    for (int i = 0; i < WIDTH / 64; i++) pairs[i] = head < shared.heads ? source[i * 32] : 0;
 #pragma unroll
     for (int i = 0; i < WIDTH / 64; i++) {
       largest = fmaxf(largest, fabsf(__uint_as_float(pairs[i] << 16)));
