@@ -1,6 +1,5 @@
 """Triton kernels run on the GPU where there is one, and in Triton's interpreter elsewhere."""
 
-import os
 from collections.abc import Iterator
 from importlib import import_module
 from importlib.util import find_spec
@@ -10,9 +9,6 @@ import pytest
 import torch
 
 ON_GPU = torch.cuda.is_available()
-if not ON_GPU:
-    # Read where a kernel is defined, so before any test module imports one.
-    os.environ["TRITON_INTERPRET"] = "1"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
