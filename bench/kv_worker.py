@@ -118,7 +118,7 @@ class KvWorker:
 @asynccontextmanager
 async def attached(worker: KvWorker, endpoints: Sequence[str]) -> AsyncIterator[StoreClient]:
     """A client of these stores for this worker, attached to all of them; it runs until the block ends."""
-    client = StoreClient(endpoints, worker.identity, worker.agent.address, worker)
+    client = StoreClient(endpoints, worker.identity, worker)
     running = asyncio.create_task(client.run())
     try:
         async with asyncio.timeout(ATTACH_SECONDS):

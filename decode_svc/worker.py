@@ -53,7 +53,7 @@ class DecodeWorker:
         self.grace_seconds = config.grace_seconds
         self._rank = rank
         self._host = RankHost(rank)
-        self.stores = StoreClient(config.stores, self.identity, rank.ready.transfer_address, self._host)
+        self.stores = StoreClient(config.stores, self.identity, self._host)
         self._limits = QueueLimits(**config.queue.model_dump())
         self._draining = False
 

@@ -14,11 +14,9 @@ from transfer.ticket import SegmentDigest
 class StoreClient:
     """Keeps a session with each configured store, and offers blocks to the one that keeps their chain."""
 
-    def __init__(
-        self, endpoints: Sequence[str], worker: WorkerIdentity, worker_address: bytes, user: StoreUser
-    ) -> None:
-        """`endpoints` are host:port of the stores' gRPC, `worker_address` the rank's UCX address."""
-        self._links = [StoreLink(endpoint, worker, worker_address, user) for endpoint in endpoints]
+    def __init__(self, endpoints: Sequence[str], worker: WorkerIdentity, user: StoreUser) -> None:
+        """`endpoints` are host:port of the stores' gRPC."""
+        self._links = [StoreLink(endpoint, worker, user) for endpoint in endpoints]
 
     async def run(self) -> None:
         """Attach, renew, and carry offers until cancelled. A store that is away disturbs nobody."""

@@ -28,10 +28,9 @@ RENEWALS_A_LEASE = 3
 class StoreLink:
     """`store_id` is None while there is no session."""
 
-    def __init__(self, endpoint: str, worker: WorkerIdentity, worker_address: bytes, user: StoreUser) -> None:
+    def __init__(self, endpoint: str, worker: WorkerIdentity, user: StoreUser) -> None:
         self._endpoint = endpoint
         self._worker = worker
-        self._worker_address = worker_address
         self._user = user
         self._session: StoreSession | None = None
         self._retry_seconds = FIRST_RETRY_SECONDS
@@ -70,7 +69,6 @@ class StoreLink:
         """To renew the session; after a loss for a new one, since the rank numbers its messages anew."""
         return kvstore_pb2.AttachWorkerRequest(
             worker=worker_wire.identity_message(self._worker),
-            worker_addresses=[self._worker_address],
             session_id=self._session.session_id if self._session else 0,
         )
 

@@ -41,7 +41,7 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):
             job = worker.submit(wire.prompt(await _start(request_iterator)))
             reader = asyncio.create_task(_read(worker, job, request_iterator))
             try:
-                yield wire.accepted(worker.predicted_seconds(job.prompt), worker.ready.transfer_address)
+                yield wire.accepted(worker.predicted_seconds(job.prompt))
                 while not isinstance(event := await job.next_event(), PushEnded):
                     yield wire.response(event)
                 PREFILL_PUSHED_BYTES.labels(event.transport).inc(event.size_bytes)

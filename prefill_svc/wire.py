@@ -23,8 +23,8 @@ def prompt(message: prefill_pb2.PrefillStart) -> Prompt:
     )
 
 
-def accepted(predicted_seconds: float, worker_address: bytes) -> prefill_pb2.PrefillResponse:
-    message = prefill_pb2.PrefillAccepted(predicted_ttft_ms=predicted_seconds * 1000, worker_address=worker_address)
+def accepted(predicted_seconds: float) -> prefill_pb2.PrefillResponse:
+    message = prefill_pb2.PrefillAccepted(predicted_ttft_ms=predicted_seconds * 1000)
     return prefill_pb2.PrefillResponse(accepted=message)
 
 

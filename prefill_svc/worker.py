@@ -33,7 +33,7 @@ class PrefillWorker:
         self.jobs = Jobs(rank, clock)
         self._rank = rank
         self._host = RankHost(rank)
-        self.stores = StoreClient(config.stores, self.identity, rank.ready.transfer_address, self._host)
+        self.stores = StoreClient(config.stores, self.identity, self._host)
         self._limits = QueueLimits(**config.queue.model_dump())
         assert config.engine.transfer is not None
         self._transfer = config.engine.transfer

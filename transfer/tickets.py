@@ -71,6 +71,10 @@ def refusal_of(ticket: Ticket, blocks: int, namespace: KvNamespace, geometry: Ge
             return _refuse(WRONG_SIZE, f"segment {index} of the ticket is not one that this worker can send")
     if not covers_once([tile_of(segment) for segment in ticket.segments], geometry.layers, blocks):
         return _refuse(WRONG_SIZE, f"the ticket's segments are not {geometry.layers} layers of {blocks} blocks")
+    largest = max((segment.size_bytes for segment in ticket.segments), default=0)
+    if largest > geometry.slot_bytes:
+        slots = f"transfer.slot_bytes of this worker is {geometry.slot_bytes}: raise it to {largest} or more"
+        return _refuse(WRONG_SIZE, f"the landing has segments of {largest} bytes, and {slots}")
     return None
 
 
@@ -82,7 +86,6 @@ def _is_sound(segment: Segment, index: int, geometry: Geometry) -> bool:
         and segment.first_block >= 0
         and segment.block_count > 0
         and segment.size_bytes == segment.layer_count * segment.block_count * geometry.piece_bytes
-        and segment.size_bytes <= geometry.slot_bytes
         and 0 <= segment.tag < FIRST_RESERVED_TAG
     )
 

@@ -62,7 +62,7 @@ class FakeRank:
 @asynccontextmanager
 async def running_client(*endpoints: str) -> AsyncIterator[tuple[StoreClient, FakeRank]]:
     rank = FakeRank()
-    client = rank.client = StoreClient(endpoints, worker_identity(), b"address", rank)
+    client = rank.client = StoreClient(endpoints, worker_identity(), rank)
     task = asyncio.create_task(client.run())
     yield client, rank
     task.cancel()
@@ -136,7 +136,7 @@ async def test_what_could_not_be_pushed_or_was_wrong_is_offered_again(digest: by
 
 
 async def test_what_belongs_to_no_offer_is_left_to_others() -> None:
-    client = StoreClient([], worker_identity(), b"", FakeRank())
+    client = StoreClient([], worker_identity(), FakeRank())
     assert not client.segment_sent(SegmentDigest(bytes(16), 0, 1, b""))
     assert not client.push_ended(PushEnded(bytes(16), 0, "none"))
     client.offer(chain(0))

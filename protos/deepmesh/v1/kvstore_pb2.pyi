@@ -12,14 +12,12 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class AttachWorkerRequest(_message.Message):
-    __slots__ = ("worker", "worker_addresses", "session_id")
+    __slots__ = ("worker", "session_id")
     WORKER_FIELD_NUMBER: _ClassVar[int]
-    WORKER_ADDRESSES_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     worker: _common_pb2.WorkerIdentity
-    worker_addresses: _containers.RepeatedScalarFieldContainer[bytes]
     session_id: int
-    def __init__(self, worker: _Optional[_Union[_common_pb2.WorkerIdentity, _Mapping]] = ..., worker_addresses: _Optional[_Iterable[bytes]] = ..., session_id: _Optional[int] = ...) -> None: ...
+    def __init__(self, worker: _Optional[_Union[_common_pb2.WorkerIdentity, _Mapping]] = ..., session_id: _Optional[int] = ...) -> None: ...
 
 class AttachWorkerResponse(_message.Message):
     __slots__ = ("store_id", "epoch", "worker_address", "session_id", "session_key", "lease")

@@ -17,12 +17,11 @@ class PrefillRequest(_message.Message):
     def __init__(self, start: _Optional[_Union[PrefillStart, _Mapping]] = ..., grant: _Optional[_Union[_landing_pb2.SegmentGrant, _Mapping]] = ...) -> None: ...
 
 class PrefillStart(_message.Message):
-    __slots__ = ("request_id", "attempt", "token_ids", "sampling", "stop", "cache_salt", "ticket", "held_blocks", "store")
+    __slots__ = ("request_id", "attempt", "token_ids", "sampling", "cache_salt", "ticket", "held_blocks", "store")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
-    STOP_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     TICKET_FIELD_NUMBER: _ClassVar[int]
     HELD_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -31,12 +30,11 @@ class PrefillStart(_message.Message):
     attempt: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     sampling: _common_pb2.SamplingParams
-    stop: _common_pb2.StopConditions
     cache_salt: bytes
     ticket: _landing_pb2.LandingTicket
     held_blocks: int
     store: _common_pb2.StoreTarget
-    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., stop: _Optional[_Union[_common_pb2.StopConditions, _Mapping]] = ..., cache_salt: _Optional[bytes] = ..., ticket: _Optional[_Union[_landing_pb2.LandingTicket, _Mapping]] = ..., held_blocks: _Optional[int] = ..., store: _Optional[_Union[_common_pb2.StoreTarget, _Mapping]] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., cache_salt: _Optional[bytes] = ..., ticket: _Optional[_Union[_landing_pb2.LandingTicket, _Mapping]] = ..., held_blocks: _Optional[int] = ..., store: _Optional[_Union[_common_pb2.StoreTarget, _Mapping]] = ...) -> None: ...
 
 class PrefillResponse(_message.Message):
     __slots__ = ("accepted", "first_token", "digest", "done")
@@ -51,26 +49,22 @@ class PrefillResponse(_message.Message):
     def __init__(self, accepted: _Optional[_Union[PrefillAccepted, _Mapping]] = ..., first_token: _Optional[_Union[PrefillFirstToken, _Mapping]] = ..., digest: _Optional[_Union[_landing_pb2.SegmentDigest, _Mapping]] = ..., done: _Optional[_Union[PrefillDone, _Mapping]] = ...) -> None: ...
 
 class PrefillAccepted(_message.Message):
-    __slots__ = ("predicted_ttft_ms", "worker_address")
+    __slots__ = ("predicted_ttft_ms",)
     PREDICTED_TTFT_MS_FIELD_NUMBER: _ClassVar[int]
-    WORKER_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     predicted_ttft_ms: float
-    worker_address: bytes
-    def __init__(self, predicted_ttft_ms: _Optional[float] = ..., worker_address: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, predicted_ttft_ms: _Optional[float] = ...) -> None: ...
 
 class PrefillFirstToken(_message.Message):
-    __slots__ = ("token_id", "logprobs", "worker_cached_tokens", "store_cached_tokens", "hidden_state_segment")
+    __slots__ = ("token_id", "logprobs", "worker_cached_tokens", "store_cached_tokens")
     TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     WORKER_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     STORE_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    HIDDEN_STATE_SEGMENT_FIELD_NUMBER: _ClassVar[int]
     token_id: int
     logprobs: _common_pb2.PositionLogprobs
     worker_cached_tokens: int
     store_cached_tokens: int
-    hidden_state_segment: int
-    def __init__(self, token_id: _Optional[int] = ..., logprobs: _Optional[_Union[_common_pb2.PositionLogprobs, _Mapping]] = ..., worker_cached_tokens: _Optional[int] = ..., store_cached_tokens: _Optional[int] = ..., hidden_state_segment: _Optional[int] = ...) -> None: ...
+    def __init__(self, token_id: _Optional[int] = ..., logprobs: _Optional[_Union[_common_pb2.PositionLogprobs, _Mapping]] = ..., worker_cached_tokens: _Optional[int] = ..., store_cached_tokens: _Optional[int] = ...) -> None: ...
 
 class PrefillDone(_message.Message):
     __slots__ = ("pushed_bytes", "transport")

@@ -1,0 +1,20 @@
+from mesh.errors import InvalidRequest
+from mesh.workers import KvNamespace
+from transfer.segments import plan_whole
+from transfer.tickets import WRONG_SIZE, Geometry, make_ticket, refusal_of
+
+NAMESPACE = KvNamespace("weights", "float32", 1.0, 4, 64, "mla:8+8")
+LAYERS, BLOCKS, PIECE_BYTES = 4, 6, 1000
+LARGEST = LAYERS * BLOCKS * PIECE_BYTES
+TICKET = make_ticket(plan_whole(LAYERS, BLOCKS, PIECE_BYTES, LARGEST), PIECE_BYTES, NAMESPACE, b"address", 0, 10.0)
+
+
+def test_slots_as_large_as_the_segments_are_enough() -> None:
+    assert refusal_of(TICKET, BLOCKS, NAMESPACE, Geometry(LAYERS, PIECE_BYTES, LARGEST)) is None
+
+
+def test_segments_larger_than_the_slots_are_refused_with_the_setting_to_raise() -> None:
+    refusal = refusal_of(TICKET, BLOCKS, NAMESPACE, Geometry(LAYERS, PIECE_BYTES, LARGEST - 1))
+    assert refusal is not None
+    assert (refusal.reason, type(refusal.error)) == (WRONG_SIZE, InvalidRequest)
+    assert "transfer.slot_bytes of this worker is 23999: raise it to 24000 or more" in refusal.error.message
