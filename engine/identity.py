@@ -21,4 +21,5 @@ def worker_identity(
         can_prefill=can_prefill,
         vocabulary_size=ready.vocabulary_size,
         block_bytes=ready.block_bytes,
+        receives_kv=bool(ready.transfer_address),
     )

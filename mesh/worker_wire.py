@@ -52,6 +52,7 @@ def identity(message: common_pb2.WorkerIdentity) -> WorkerIdentity:
         can_prefill=message.can_prefill,
         vocabulary_size=message.vocabulary_size,
         block_bytes=message.block_bytes,
+        receives_kv=message.receives_kv,
     )
 
 
@@ -69,6 +70,7 @@ def identity_message(worker: WorkerIdentity) -> common_pb2.WorkerIdentity:
         can_prefill=worker.can_prefill,
         vocabulary_size=worker.vocabulary_size,
         block_bytes=worker.block_bytes,
+        receives_kv=worker.receives_kv,
     )
 
 

@@ -51,6 +51,8 @@ class WorkerIdentity(msgspec.Struct, frozen=True):
     vocabulary_size: int = 0
     # One block of KV, all layers; 0 where it does not say.
     block_bytes: int = 0
+    # Of a decode worker: whether prefill workers can push KV to it.
+    receives_kv: bool = True
 
 
 class WorkerLoad(msgspec.Struct, frozen=True):

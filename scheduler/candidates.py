@@ -56,6 +56,8 @@ class CandidateWorker(msgspec.Struct, frozen=True):
     connected: bool = True
     # Of a decode worker: whether it computes prompts too.
     can_prefill: bool = True
+    # Of a decode worker: whether a prefill worker can push KV to it.
+    receives_kv: bool = True
     # One block of KV, all layers.
     block_bytes: int = 0
     # Measured when it fetched from stores; 0 while unknown.

@@ -166,6 +166,7 @@ class Coordinator:
             cached_blocks=cached.get(identity.worker_id, 0),
             connected=worker.connected,
             can_prefill=identity.can_prefill,
+            receives_kv=identity.receives_kv,
             block_bytes=identity.block_bytes,
             fetch_bytes_per_second=self._registry.fetch_bandwidth(worker),
         )

@@ -97,7 +97,7 @@ def _terms(
     if worker.can_prefill:
         found = source(request, worker, candidates.stores.get(worker.namespace), knobs)
         yield _alone(share, found, bool(candidates.prefill), knobs)
-    offer = offers.get(worker.namespace)
+    offer = offers.get(worker.namespace) if worker.receives_kv else None
     if offer is not None:
         yield _pair(request, share, offer, knobs)
     elif not worker.can_prefill:

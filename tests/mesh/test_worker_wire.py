@@ -16,9 +16,7 @@ positive = st.integers(1, 2**32 - 1)
 sizes = st.integers(0, 2**63)
 rates = st.floats(0, 1e6, width=32)
 counted = st.dictionaries(names, sizes, max_size=4)
-namespaces = st.builds(
-    KvNamespace, names, names, counts, names, scale=st.floats(0, 1e6), block_tokens=st.just(64)
-)
+namespaces = st.builds(KvNamespace, names, names, counts, names, scale=st.floats(0, 1e6), block_tokens=st.just(64))
 identities = st.builds(
     WorkerIdentity,
     worker_id=names,
@@ -31,6 +29,7 @@ identities = st.builds(
     total_blocks=positive,
     max_requests=positive,
     can_prefill=st.booleans(),
+    receives_kv=st.booleans(),
     vocabulary_size=counts,
     block_bytes=sizes,
 )

@@ -79,6 +79,11 @@ def test_a_decode_worker_that_cannot_compute_prompts_has_even_short_ones_compute
     assert pair_of(Candidates([decode], [make_prefill()]), make_request(prompt_tokens=10)) == ("d", "p")
 
 
+def test_a_decode_worker_that_receives_no_kv_computes_its_prompts_itself() -> None:
+    candidates = [make_candidate("a", receives_kv=False)]
+    assert pair_of(Candidates(candidates, [make_prefill()])) == ("a", None)
+
+
 def test_the_prefill_worker_with_the_cached_prefix_is_taken() -> None:
     prefills = [make_prefill("p0"), make_prefill("p1", cached_blocks=6), make_prefill("p2", cached_blocks=2)]
     chosen = chosen_of(Candidates([make_candidate("d")], prefills))

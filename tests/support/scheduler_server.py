@@ -40,6 +40,7 @@ def identity_message(worker_id: str = "decode-1", **changes: Any) -> common_pb2.
         "total_blocks": 1000,
         "max_requests": 8,
         "can_prefill": True,
+        "receives_kv": True,
         **changes,
     }
     return common_pb2.WorkerIdentity(**values)
