@@ -45,12 +45,17 @@ class TransferThread:
         work: Work,
         clock: Callable[[], float],
         announce: Callable[[], None],
+        linger_seconds: float = 0.0,
     ) -> None:
-        """`announce` is called after every turn. Deadlines are `clock`'s."""
+        """`announce` is called after every turn. Deadlines are `clock`'s.
+
+        `linger_seconds`: how long it looks on after its last work with nothing under way.
+        """
         self._transport = transport
         self._work = work
         self._clock = clock
         self._announce = announce
+        self._linger_seconds = linger_seconds
         self._commands: deque[Callable[[], None]] = deque()
         self._alarm = Alarm()
         self._closing = False
@@ -94,7 +99,7 @@ class TransferThread:
                 swept = now
             if busy:
                 last_busy = now
-            elif not self._work.in_flight or now - last_busy > _PATIENCE_SECONDS:
+            elif now - last_busy > (_PATIENCE_SECONDS if self._work.in_flight else self._linger_seconds):
                 self._sleep(poll)
 
     def _turn(self) -> bool:

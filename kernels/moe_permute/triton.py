@@ -92,7 +92,8 @@ def _expand(
     token = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     groups = tl.arange(0, SCALES_TILE)
-    copies_scales = (groups < SCALES) & (tl.program_id(1) == 0)
+    # None are left for programs after the token's first.
+    copies_scales = tl.program_id(1) * SCALES_TILE + groups < SCALES
     found = tl.load(values + token * VALUES + columns, mask=columns < VALUES)
     factors = tl.load(scales + token + groups * scale_stride, mask=copies_scales)
     for choice in tl.static_range(CHOICES):
