@@ -7,6 +7,7 @@ from pathlib import Path
 
 from mesh.commands.serving import until_served
 from mesh.composition import DEFAULT_MODEL, HOST, MeshPlan, compose
+from mesh.gpus import find_gpus
 from mesh.log_lines import LinePrinter
 from mesh.ports import free_port
 from mesh.supervisor import Supervisor
@@ -34,7 +35,8 @@ async def model_mesh(
     """
     store_ports = tuple(free_port() for _ in range(stores))
     http_port, grpc_port, scheduler_port = free_port(), free_port(), free_port()
-    plan = MeshPlan(DEFAULT_MODEL, 1, http_port, grpc_port, scheduler_port, tuple(settings), prefill, store_ports)
+    asked, gpus = tuple(settings), find_gpus()
+    plan = MeshPlan(DEFAULT_MODEL, 1, http_port, grpc_port, scheduler_port, asked, prefill, store_ports, gpus)
     specs = compose(plan)
     with log.open("a") as output:
         supervisor = Supervisor(specs, LinePrinter(max(len(spec.name) for spec in specs), output))

@@ -56,6 +56,8 @@ class EngineConfig(Config):
     total_blocks: int | None = Field(default=None, ge=2)
     # Share of the memory that nothing else needs which the KV pool may take; by default 0.25 on CPU, 0.95 on a GPU.
     kv_memory_fraction: float | None = Field(default=None, gt=0, le=0.95)
+    # Share of the GPU's whole memory for this worker, weights included, where others compute there too.
+    memory_share: float = Field(default=1.0, gt=0, le=1)
     # Caps the model's own context.
     context_tokens: int | None = Field(default=None, ge=1)
     # Launch a step before the one before it is read, so that the device never waits for the host; "auto" where there is
@@ -106,11 +108,14 @@ class ResolvedEngineConfig:
 def resolve(config: EngineConfig, hardware: Hardware) -> ResolvedEngineConfig:
     """Settle "auto": the GPU where there is one; bfloat16 on it, float32 on CPU (exact, and faster there).
 
-    Raises ConfigError where FP8 weights are to be multiplied in another dtype than bfloat16.
+    Raises ConfigError where a GPU is asked for and there is none, and where FP8 weights are to be multiplied in another
+    dtype than bfloat16.
     """
     device = config.device
     if device == "auto":
         device = "cuda" if hardware.cuda_devices else "cpu"
+    if device == "cuda" and not hardware.cuda_devices:
+        raise ConfigError("engine.device=cuda, and torch finds no GPU: install its CUDA build, or leave device to auto")
     dtype = config.dtype
     if dtype == "auto":
         dtype = "bfloat16" if device == "cuda" else "float32"

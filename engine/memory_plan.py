@@ -7,14 +7,27 @@ from mesh.errors import ConfigError
 
 # On CPU the pool takes no more than this unless one whole context needs it, or `total_blocks` asks for it.
 CPU_POOL_BYTES = 1 << 30
+# What CUDA and its libraries take in each process that computes on a GPU, beside what torch knows of.
+LIBRARY_BYTES = 1 << 30
 
 
-def free_bytes(device: torch.device) -> int:
-    """Memory that can still be allocated on the device, what torch keeps for later included."""
+def free_bytes(device: torch.device, share: float = 1.0) -> int:
+    """Memory that this process can still allocate on the device, what torch keeps for later included.
+
+    With a `share` of a GPU below 1, no more than is left of that: others that load now have not taken theirs yet.
+    """
     if device.type == "cpu":
         return psutil.virtual_memory().available
     torch.cuda.empty_cache()
-    return torch.cuda.mem_get_info(device)[0]
+    free, total = torch.cuda.mem_get_info(device)
+    if share == 1:
+        return free
+    return min(free, left_of_share(total, share, torch.cuda.memory_reserved(device)))
+
+
+def left_of_share(total_bytes: int, share: float, taken_bytes: int) -> int:
+    """Of a GPU's memory, for one of the processes that share it, which has allocated so much already."""
+    return max(int(total_bytes * share) - LIBRARY_BYTES - taken_bytes, 0)
 
 
 def affordable_blocks(

@@ -96,7 +96,7 @@ class ModelBackend:
     def _affordable_blocks(self, resolved: ResolvedEngineConfig, longest: int) -> int:
         on_cpu = resolved.device == "cpu"
         reserved = 0 if on_cpu else reserved_bytes(self._model, resolved, longest)
-        left = max(free_bytes(self._model.device) - reserved, 0)
+        left = max(free_bytes(self._model.device, resolved.config.memory_share) - reserved, 0)
         return affordable_blocks(
             budget_bytes=int(left * resolved.kv_memory_fraction),
             block_bytes=self.block_bytes,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mesh.errors import ConfigError
+from mesh.gpus import Gpu, assign
 
 HOST = "127.0.0.1"
 HTTP_PORT = 8000
@@ -23,6 +24,7 @@ MODULES: Mapping[str, str] = {
     "decode": "decode_svc",
     "gateway": "gateway",
 }
+WORKER_MODULES = (MODULES["prefill"], MODULES["decode"])
 # Workers take as long as their checkpoint does.
 READY_SECONDS = 60.0
 
@@ -42,6 +44,13 @@ class ServiceSpec:
     worker: bool = False
     # The mesh goes on without it, slower.
     optional: bool = False
+    # Where it computes; None is the CPU.
+    gpu: Gpu | None = None
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What it finds in its environment beside ours."""
+        return {} if self.gpu is None else self.gpu.environment
 
     def command(self, port: int) -> list[str]:
         """The command line that serves on `port`."""
@@ -66,6 +75,8 @@ class MeshPlan:
     prefill_workers: int = 0
     # One KV store on each: those who ask it know it by its endpoint.
     store_ports: tuple[int, ...] = ()
+    # Of this machine, by name.
+    gpus: tuple[str, ...] = ()
 
     @property
     def workers(self) -> int:
@@ -78,19 +89,34 @@ class MeshPlan:
 
 
 def compose(plan: MeshPlan, cpu_count: int | None = None) -> list[ServiceSpec]:
-    """The processes of a mesh, in the order in which they start. Raises ConfigError for a setting of no service."""
+    """The processes of a mesh, in the order in which they start. Raises ConfigError for a setting of no service.
+
+    GPUs go to decode workers first, then to prefill workers, one each; with more workers than GPUs they are shared.
+    """
     asked = split_settings(plan.settings)
     stores = _stores_setting(plan)
     scheduler = (*stores, *asked["scheduler"])
     gateway = (*_gateway_settings(plan), *asked["gateway"])
-    worker = (*_worker_settings(plan, cpu_count or os.cpu_count() or 1), *stores)
+    common = (*_worker_settings(plan, cpu_count or os.cpu_count() or 1), *stores)
+    decode, prefill = _names("decode", plan.decode_workers), _names("prefill", plan.prefill_workers)
+    gpus = assign([name for name in (*decode, *prefill) if _takes_gpu(asked[_service(name)])], plan.gpus)
+
+    def worker(name: str) -> ServiceSpec:
+        return _worker(name, common, asked[_service(name)], gpus.get(name), plan.workers)
+
     return [
         ServiceSpec("scheduler", MODULES["scheduler"], plan.scheduler_port, scheduler, READY_SECONDS),
         *(_store(number, port, asked["kvstore"]) for number, port in enumerate(plan.store_ports)),
-        *(_worker("prefill", number, (*worker, *asked["prefill"])) for number in range(plan.prefill_workers)),
-        *(_worker("decode", number, (*worker, *asked["decode"])) for number in range(plan.decode_workers)),
+        *map(worker, prefill),
+        *map(worker, decode),
         ServiceSpec("gateway", MODULES["gateway"], plan.grpc_port, gateway, READY_SECONDS),
     ]
+
+
+def whereabouts(specs: Sequence[ServiceSpec]) -> str:
+    """Which worker computes where, in words."""
+    workers = [spec for spec in specs if spec.module in WORKER_MODULES]
+    return ", ".join(f"{spec.name} on {_device(spec.gpu)}" for spec in workers)
 
 
 def split_settings(settings: Sequence[str]) -> dict[str, list[str]]:
@@ -104,11 +130,38 @@ def split_settings(settings: Sequence[str]) -> dict[str, list[str]]:
     return split
 
 
-def _worker(service: str, number: int, settings: Sequence[str]) -> ServiceSpec:
-    name = f"{service}-{number}"
-    settings = (f"worker_id={name}", *settings)
+def _device(gpu: Gpu | None) -> str:
+    if gpu is None:
+        return "the CPU"
+    return f"GPU {gpu.name}" + (f" (1/{gpu.workers} of it)" if gpu.workers > 1 else "")
+
+
+def _names(service: str, workers: int) -> list[str]:
+    return [f"{service}-{number}" for number in range(workers)]
+
+
+def _service(name: str) -> str:
+    return name.rpartition("-")[0]
+
+
+def _takes_gpu(settings: Sequence[str]) -> bool:
+    """Whether workers that are told this compute on a GPU where there is one."""
+    told = dict(setting.split("=", 1) for setting in settings)
+    return told.get("engine.device") != "cpu" and told.get("engine.backend") != "oracle"
+
+
+def _worker(name: str, common: Sequence[str], asked: Sequence[str], gpu: Gpu | None, workers: int) -> ServiceSpec:
+    service = _service(name)
+    settings = (f"worker_id={name}", *common, *_memory_settings(gpu, workers), *asked)
     # Without prefill workers the decode workers compute prompts.
-    return ServiceSpec(name, MODULES[service], None, settings, None, service == "decode", service == "prefill")
+    return ServiceSpec(name, MODULES[service], None, settings, None, service == "decode", service == "prefill", gpu)
+
+
+def _memory_settings(gpu: Gpu | None, workers: int) -> list[str]:
+    if gpu is not None:
+        return [f"engine.memory_share={1 / gpu.workers:.3f}"] if gpu.workers > 1 else []
+    # Each takes its KV pool from what is free when it starts: half of it, between them.
+    return [f"engine.kv_memory_fraction={min(0.25, 0.5 / workers):.3f}"] if workers > 1 else []
 
 
 def _store(number: int, port: int, settings: Sequence[str]) -> ServiceSpec:
@@ -135,8 +188,6 @@ def _worker_settings(plan: MeshPlan, cpu_count: int) -> list[str]:
     if plan.workers > 1:
         # Each would take every core otherwise.
         settings.append(f"engine.threads={max(1, cpu_count // plan.workers)}")
-        # Each takes its KV pool from what is free when it starts: half of it, between them.
-        settings.append(f"engine.kv_memory_fraction={min(0.25, 0.5 / plan.workers):.3f}")
     if plan.prefill_workers or plan.store_ports:
         settings.append("engine.transfer={}")
     return settings

@@ -3,7 +3,7 @@
 import asyncio
 import os
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import groupby
 from pathlib import Path
 
@@ -16,13 +16,6 @@ from mesh.restart import RestartPolicy
 
 STOP_GRACE_SECONDS = 15.0
 NAME = "mesh"
-_ENVIRONMENT: Mapping[str, str] = {
-    "PYTHONPATH": str(Path(mesh.__file__).parents[1]),
-    # gRPC's own lines about what services report as errors of theirs; read when it is imported.
-    "GRPC_VERBOSITY": os.environ.get("GRPC_VERBOSITY", "NONE"),
-    # ucxx sets a variable that a UCX without CUDA does not know.
-    "UCX_WARN_UNUSED_ENV_VARS": os.environ.get("UCX_WARN_UNUSED_ENV_VARS", "n"),
-}
 
 
 class Supervisor:
@@ -97,7 +90,7 @@ class Supervisor:
 
     async def _start(self, spec: ServiceSpec) -> None:
         port = spec.port or free_port(HOST)
-        child = Child(spec.name, spec.command(port), self._on_line, _ENVIRONMENT)
+        child = Child(spec.name, spec.command(port), self._on_line, {**_environment(), **spec.environment})
         self._children[spec.name] = child
         await child.start()
         await child.wait_ready(f"{HOST}:{port}", spec.ready_seconds)
@@ -125,6 +118,18 @@ class Supervisor:
                 self._on_line(NAME, error.message)
             await self._children[spec.name].stop(STOP_GRACE_SECONDS)
             status, ends = await self._children[spec.name].wait(), ends + 1
+
+
+def _environment() -> dict[str, str]:
+    ours = str(Path(mesh.__file__).parents[1])
+    return {
+        # Before what is there: a service must not run other code than its supervisor.
+        "PYTHONPATH": os.pathsep.join(filter(None, (ours, os.environ.get("PYTHONPATH")))),
+        # gRPC's own lines about what services report as errors of theirs; read when it is imported.
+        "GRPC_VERBOSITY": os.environ.get("GRPC_VERBOSITY", "NONE"),
+        # ucxx sets a variable that a UCX without CUDA does not know.
+        "UCX_WARN_UNUSED_ENV_VARS": os.environ.get("UCX_WARN_UNUSED_ENV_VARS", "n"),
+    }
 
 
 def _dispensable(spec: ServiceSpec, others: Sequence[ServiceSpec]) -> bool:

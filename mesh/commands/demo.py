@@ -21,7 +21,8 @@ from mesh.commands.make_checkpoint import make_checkpoint
 from mesh.commands.serving import until_served
 from mesh.commands.status import bytes_by_transport
 from mesh.commands.terminal import make_console, show_on
-from mesh.composition import DEFAULT_MODEL, HOST, MODULES, MeshPlan, compose
+from mesh.composition import DEFAULT_MODEL, HOST, WORKER_MODULES, MeshPlan, compose, whereabouts
+from mesh.gpus import find_gpus
 from mesh.log_lines import LinePrinter
 from mesh.ports import free_port
 from mesh.preflight import check_plan
@@ -48,7 +49,6 @@ rusty-store: 67535
 What is the value of strong-shell?"""
 # What moved is shown after each answer, and not a second later.
 QUICK_SETTINGS = ("scheduler.store_link.poll_seconds=0.1",)
-WORKER_MODULES = (MODULES["prefill"], MODULES["decode"])
 SECOND_QUESTION = "What is 82590 + 1946?"
 
 
@@ -75,7 +75,7 @@ def demo(
         make_checkpoint(model)
     stores = tuple(free_port() for _ in range(kvstore))
     asked = (*QUICK_SETTINGS, *(settings or ()))
-    plan = MeshPlan(model, decode, free_port(), free_port(), free_port(), asked, prefill, stores)
+    plan = MeshPlan(model, decode, free_port(), free_port(), free_port(), asked, prefill, stores, find_gpus())
     check_plan(plan)
     asyncio.run(_until_signal_or_done(plan, max_tokens, log, console))
 
@@ -102,7 +102,7 @@ async def _demonstrate(plan: MeshPlan, max_tokens: int, log: Path, console: Cons
 @asynccontextmanager
 async def _mesh(plan: MeshPlan, log: Path, console: Console) -> AsyncIterator[Supervisor]:
     specs = compose(plan)
-    console.print(f"starting {', '.join(spec.name for spec in specs)} (their lines: {log})")
+    console.print(f"starting {', '.join(spec.name for spec in specs)} (their lines: {log}); {whereabouts(specs)}")
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("w") as output:
         supervisor = Supervisor(specs, LinePrinter(max(len(spec.name) for spec in specs), output))

@@ -8,7 +8,18 @@ from typing import Annotated
 import typer
 
 from mesh.commands.serving import until_served
-from mesh.composition import DEFAULT_MODEL, GRPC_PORT, HOST, HTTP_PORT, SCHEDULER_PORT, MeshPlan, ServiceSpec, compose
+from mesh.composition import (
+    DEFAULT_MODEL,
+    GRPC_PORT,
+    HOST,
+    HTTP_PORT,
+    SCHEDULER_PORT,
+    MeshPlan,
+    ServiceSpec,
+    compose,
+    whereabouts,
+)
+from mesh.gpus import find_gpus
 from mesh.log_lines import LinePrinter
 from mesh.ports import free_port
 from mesh.preflight import check_plan
@@ -38,6 +49,9 @@ def up(
 ) -> None:
     """Run a mesh in the foreground: a scheduler, KV stores, prefill and decode workers, a gateway. Ctrl-C stops it.
 
+    GPUs go to the decode workers, one each, then to the prefill workers; more workers than GPUs share them, and their
+    memory. CUDA_VISIBLE_DEVICES names those to use; --set decode.engine.device=cpu leaves them to others.
+
     A process that dies is started again after 0.5 s, then after ever longer. The mesh stops when one cannot be kept
     running; prefill workers, stores, and a decode worker while another serves may be given up.
     """
@@ -46,7 +60,7 @@ def up(
     if model is None and not all(f"{role}.{WITHOUT_MODEL}" in asked for role in roles):
         model = DEFAULT_MODEL
     stores = tuple(free_port() for _ in range(kvstore))
-    plan = MeshPlan(model, decode, http_port, grpc_port, scheduler_port, asked, prefill, stores)
+    plan = MeshPlan(model, decode, http_port, grpc_port, scheduler_port, asked, prefill, stores, find_gpus())
     specs = compose(plan)
     check_plan(plan)
     asyncio.run(_run(plan, specs))
@@ -54,6 +68,7 @@ def up(
 
 async def _run(plan: MeshPlan, specs: Sequence[ServiceSpec]) -> None:
     printer = LinePrinter(max(len(spec.name) for spec in specs))
+    printer(NAME, f"starting {whereabouts(specs)}")
     supervisor = Supervisor(specs, printer)
     serving = asyncio.create_task(_serve(supervisor, plan, printer))
     stopping = asyncio.create_task(until_signal())

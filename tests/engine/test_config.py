@@ -21,6 +21,11 @@ def test_what_is_set_is_kept() -> None:
     assert (resolved.device, resolved.dtype) == ("cpu", "bfloat16")
 
 
+def test_a_gpu_that_is_not_there_is_refused_in_words() -> None:
+    with pytest.raises(ConfigError, match="torch finds no GPU"):
+        resolve(EngineConfig(model_dir=Path("checkpoint"), device="cuda"), CPU)
+
+
 @pytest.mark.parametrize(("kv_dtype", "expected"), [("auto", "bfloat16"), ("float8_e4m3fn", "float8_e4m3fn")])
 def test_kv_is_stored_as_the_model_computes_unless_compressed(kv_dtype: str, expected: str) -> None:
     config = EngineConfig.model_validate({"model_dir": "checkpoint", "kv_dtype": kv_dtype})

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from engine.batch import Batch, Row
-from engine.memory_plan import affordable_blocks
+from engine.memory_plan import LIBRARY_BYTES, affordable_blocks, left_of_share
 from engine.messages import Sampling
 from engine.runner import ModelBackend
 from mesh.errors import CheckpointError, ConfigError
@@ -158,3 +158,10 @@ def test_a_backend_on_cpu_tells_of_every_layer_as_it_is_written(tmp_path: Path) 
     backend.launch(Batch(0, [Row(random_prompt(64), 0, [2], None)], look))
     # The last of the pool's layers is the MTP module's.
     assert seen == [(count, [layer < count for layer in range(4)]) for count in (1, 2, 3)]
+
+
+def test_workers_that_share_a_gpu_stay_within_it_together() -> None:
+    total, weights = 100 << 30, 20 << 30
+    left = left_of_share(total, 0.25, taken_bytes=weights)
+    assert 4 * (left + weights + LIBRARY_BYTES) == total
+    assert left_of_share(total, 0.25, taken_bytes=weights * 2) == 0

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from mesh.composition import MeshPlan, ServiceSpec, compose, split_settings
+from mesh.composition import MeshPlan, ServiceSpec, compose, split_settings, whereabouts
 from mesh.errors import ConfigError
 
 
@@ -73,6 +73,31 @@ def test_workers_take_half_of_the_memory_between_them() -> None:
     specs = by_name(MeshPlan(None, decode_workers=2, prefill_workers=2), 8)
     assert last_value(specs["decode-0"], "engine.kv_memory_fraction") == 0.125
     assert last_value(by_name(MeshPlan(None))["decode-0"], "engine.kv_memory_fraction") is None
+
+
+def test_every_worker_computes_on_a_gpu_of_its_own() -> None:
+    specs = by_name(MeshPlan(None, decode_workers=2, prefill_workers=1, gpus=("0", "1", "2")))
+    assert specs["decode-1"].environment == {"CUDA_VISIBLE_DEVICES": "1,2,0"}
+    assert whereabouts(list(specs.values())) == "prefill-0 on GPU 2, decode-0 on GPU 0, decode-1 on GPU 1"
+    for key in ("engine.memory_share", "engine.kv_memory_fraction"):
+        assert last_value(specs["decode-0"], key) is None
+    assert specs["scheduler"].environment == specs["gateway"].environment == {}
+
+
+def test_more_workers_than_gpus_divide_their_memory() -> None:
+    specs = by_name(MeshPlan(None, decode_workers=1, prefill_workers=2, gpus=("3", "5")))
+    shares = {name: last_value(specs[name], "engine.memory_share") for name in ("decode-0", "prefill-0", "prefill-1")}
+    assert shares == {"decode-0": 0.5, "prefill-0": None, "prefill-1": 0.5}
+    assert "decode-0 on GPU 3 (1/2 of it)" in whereabouts(list(specs.values()))
+
+
+@pytest.mark.parametrize("setting", ["decode.engine.device=cpu", "decode.engine.backend=oracle"])
+def test_a_worker_that_is_to_compute_elsewhere_takes_no_gpu(setting: str) -> None:
+    specs = by_name(MeshPlan(None, decode_workers=1, prefill_workers=1, settings=(setting,), gpus=("0",)))
+    assert specs["decode-0"].gpu is None
+    assert last_value(specs["decode-0"], "engine.kv_memory_fraction") == 0.25
+    assert last_value(specs["prefill-0"], "engine.memory_share") is None
+    assert whereabouts(list(specs.values())) == "prefill-0 on GPU 0, decode-0 on the CPU"
 
 
 def test_a_single_worker_may_take_every_core() -> None:

@@ -3,6 +3,7 @@ import os
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -10,6 +11,7 @@ import pytest
 
 from mesh.composition import ServiceSpec
 from mesh.errors import ProcessFailed
+from mesh.gpus import Gpu
 from mesh.restart import RestartPolicy
 from mesh.supervisor import Supervisor
 from tests.support.waiting import eventually
@@ -42,6 +44,16 @@ async def test_stopping_leaves_no_process() -> None:
         assert all(psutil.pid_exists(each) for each in process_ids.values())
     assert set(process_ids) == {"one", "two"}
     assert not any(psutil.pid_exists(each) for each in process_ids.values())
+
+
+async def test_a_worker_sees_its_gpu_first_also_when_it_is_started_again() -> None:
+    worker = replace(probe("decode-0"), gpu=Gpu("1", ("0",)))
+    async with supervised(probe("one"), worker) as (supervisor, _):
+        await supervisor.start()
+        await supervisor.restart(["decode-0"])
+        environments = {name: psutil.Process(each).environ() for name, each in supervisor.process_ids.items()}
+    assert environments["decode-0"]["CUDA_VISIBLE_DEVICES"] == "1,0"
+    assert environments["one"].get("CUDA_VISIBLE_DEVICES") == os.environ.get("CUDA_VISIBLE_DEVICES")
 
 
 async def test_a_service_that_does_not_start_is_named_with_its_reason() -> None:
