@@ -38,6 +38,14 @@ class Unreported(msgspec.Struct, frozen=True):
         )
 
 
+class MeasurementAges(msgspec.Struct, frozen=True):
+    """Seconds since a worker last found another value of what it measures."""
+
+    prefill: float = 0.0
+    step: float = 0.0
+    fetch: float = 0.0
+
+
 class CandidateWorker(msgspec.Struct, frozen=True):
     """One live worker of the model, and what it holds of this request's prompt."""
 
@@ -62,6 +70,8 @@ class CandidateWorker(msgspec.Struct, frozen=True):
     block_bytes: int = 0
     # Measured when it fetched from stores; 0 while unknown.
     fetch_bytes_per_second: float = 0.0
+    # Of its rates and times, those of its load too.
+    ages: MeasurementAges = MeasurementAges()
 
 
 class StoreHint(msgspec.Struct, frozen=True):

@@ -168,7 +168,8 @@ class Coordinator:
             can_prefill=identity.can_prefill,
             receives_kv=identity.receives_kv,
             block_bytes=identity.block_bytes,
-            fetch_bytes_per_second=self._registry.fetch_bandwidth(worker),
+            fetch_bytes_per_second=worker.transfers.fetch_bytes_per_second,
+            ages=self._registry.measurement_ages(worker),
         )
 
     def _remember(self, call: PlacementCall, chosen: Terms | None, reason: str, terms: tuple[Terms, ...]) -> None:

@@ -12,7 +12,6 @@ Work is linear in the number of workers: of the prefill workers, only the best c
 """
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import replace
 from typing import TypeAlias
 
 import msgspec
@@ -20,8 +19,9 @@ import msgspec
 from mesh.blocks import BLOCK_TOKENS
 from mesh.workers import KvNamespace
 from scheduler.candidates import Candidates, CandidateWorker, PlacementKnobs, PlacementRequest, Unreported
+from scheduler.estimates import informed
 from scheduler.prefill_offers import PrefillOffer, best_offers
-from scheduler.sources import Source, prefill_rate, reusable_blocks, source
+from scheduler.sources import Source, reusable_blocks, source
 from scheduler.terms import Rejection, Terms
 
 Verdict: TypeAlias = tuple[Rejection | None, str]
@@ -44,7 +44,7 @@ class _DecodeShare(msgspec.Struct, frozen=True):
 
 def predict(request: PlacementRequest, candidates: Candidates, knobs: PlacementKnobs) -> tuple[Terms, ...]:
     """The terms of every candidate; those that cannot take the request carry a rejection."""
-    knobs = _informed(candidates, knobs)
+    candidates = informed(candidates, knobs)
     offers = best_offers(request, candidates.prefill, candidates.stores, knobs)
     return tuple(term for worker in candidates.decode for term in _terms(request, worker, candidates, offers, knobs))
 
@@ -79,13 +79,6 @@ def explain(request: PlacementRequest, chosen: Terms, terms: Collection[Terms]) 
     )
 
 
-def _informed(candidates: Candidates, knobs: PlacementKnobs) -> PlacementKnobs:
-    """With the mean of what workers measured in place of the constant, for those that have not measured yet."""
-    measured = [worker.load.prefill_tokens_per_second for worker in (*candidates.decode, *candidates.prefill)]
-    known = [rate for rate in measured if rate]
-    return replace(knobs, prefill_tokens_per_second=sum(known) / len(known)) if known else knobs
-
-
 def _terms(
     request: PlacementRequest,
     worker: CandidateWorker,
@@ -107,7 +100,7 @@ def _terms(
 def _alone(share: _DecodeShare, found: Source, contested: bool, knobs: PlacementKnobs) -> Terms:
     """The decode worker computes the prompt. `contested`: there are prefill workers, whom it would delay less."""
     worker = share.candidate
-    rate = prefill_rate(worker, knobs)
+    rate = worker.load.prefill_tokens_per_second
     queued = worker.load.queued_prefill_tokens + worker.unreported.prefill_tokens
     ttft_ms = share.wait_ms + queued / rate * 1000 + found.ms + share.tpot_ms
     delay_ms = 0.0
@@ -213,10 +206,9 @@ def _room(tokens_each: float, candidate: CandidateWorker, requests: int) -> int:
 
 def _step_ms(candidate: CandidateWorker, requests: int, knobs: PlacementKnobs) -> float:
     """A step's length with `requests` in the batch, from the one measured with those that run now."""
-    measured = candidate.load.decode_step_ms or knobs.decode_step_ms
     batch = min(requests, candidate.max_requests)
     measured_batch = max(1, candidate.load.running_requests)
-    return measured * (1 + knobs.step_growth * batch) / (1 + knobs.step_growth * measured_batch)
+    return candidate.load.decode_step_ms * (1 + knobs.step_growth * batch) / (1 + knobs.step_growth * measured_batch)
 
 
 def _reject(request: PlacementRequest, candidate: CandidateWorker, ahead: int, knobs: PlacementKnobs) -> Verdict:

@@ -7,7 +7,7 @@ import msgspec
 from mesh.blocks import BLOCK_TOKENS
 from mesh.workers import KvNamespace
 from scheduler.candidates import CandidateWorker, PlacementKnobs, PlacementRequest, StoreHint
-from scheduler.sources import Source, prefill_rate, source
+from scheduler.sources import Source, source
 from scheduler.terms import Rejection
 
 
@@ -57,7 +57,7 @@ def _offer(
 ) -> PrefillOffer:
     found = source(request, worker, store, knobs)
     queued = worker.load.queued_prefill_tokens + worker.unreported.prefill_tokens
-    queue_ms = queued / prefill_rate(worker, knobs) * 1000
+    queue_ms = queued / worker.load.prefill_tokens_per_second * 1000
     rejection, rejected = _reject(request, worker, knobs)
     return PrefillOffer(
         worker_id=worker.worker_id,

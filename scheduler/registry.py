@@ -16,14 +16,12 @@ from itertools import count
 from mesh.errors import LeaseConflict, LeaseExpired, Overloaded
 from mesh.metrics import SCHEDULER_WORKERS
 from mesh.workers import TransferCounters, WorkerIdentity, WorkerLoad, WorkerRole, WorkerState
-from scheduler.candidates import Unreported
+from scheduler.candidates import MeasurementAges, Unreported
 from scheduler.prefix_index import PrefixIndex
 
 log = logging.getLogger(__name__)
 
 PlacementKey = tuple[str, int]
-# A bandwidth measured before that is forgotten: one slow fetch must not keep a worker from its stores for ever.
-FETCH_MEMORY_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +45,18 @@ class Lease:
 
 
 @dataclass(slots=True)
+class Measurement:
+    """A number that a worker tells with every status, and when it was last another one: measured, not repeated."""
+
+    value: float = 0.0
+    changed_at: float = float("-inf")
+
+    def tell(self, value: float, now: float) -> None:
+        if value != self.value:
+            self.value, self.changed_at = value, now
+
+
+@dataclass(slots=True)
 class Worker:
     """One live worker. Written by the registry alone."""
 
@@ -58,8 +68,10 @@ class Worker:
     state: WorkerState = WorkerState.SERVING
     load: WorkerLoad = field(default_factory=WorkerLoad)
     transfers: TransferCounters = field(default_factory=TransferCounters)
-    # When it last told of another fetch.
-    fetched_at: float = float("-inf")
+    # Of `load` and `transfers`.
+    prefill_rate: Measurement = field(default_factory=Measurement)
+    step_time: Measurement = field(default_factory=Measurement)
+    fetch_bandwidth: Measurement = field(default_factory=Measurement)
     connected: bool = True
     cached: set[bytes] = field(default_factory=set)
     # Placements that the last status may not have counted yet, and when they were made.
@@ -129,9 +141,8 @@ class Registry:
         """Renew the lease with what the worker says of itself. Raises LeaseExpired where it has none any more."""
         worker = self._holder(lease)
         self._renew(worker)
-        worker.load = load
-        if transfers is not None:
-            self._follow_transfers(worker, transfers)
+        worker.load, worker.transfers = load, transfers or worker.transfers
+        self._follow_measurements(worker)
         worker.settle_placements_before(self._clock() - self._settle_seconds)
         if worker.state is not state:
             worker.state = state
@@ -183,10 +194,14 @@ class Registry:
         """Whether a worker ever served it."""
         return model in self._known_models
 
-    def fetch_bandwidth(self, worker: Worker) -> float:
-        """Bytes a second that the worker measured of late when it fetched from stores; 0 while unknown."""
-        recent = self._clock() - worker.fetched_at < FETCH_MEMORY_SECONDS
-        return worker.transfers.fetch_bytes_per_second if recent else 0.0
+    def measurement_ages(self, worker: Worker) -> MeasurementAges:
+        """How old what the worker measured is by now."""
+        now = self._clock()
+        return MeasurementAges(
+            prefill=now - worker.prefill_rate.changed_at,
+            step=now - worker.step_time.changed_at,
+            fetch=now - worker.fetch_bandwidth.changed_at,
+        )
 
     def lease_remaining(self, worker: Worker) -> float:
         """Seconds until the worker's lease ends."""
@@ -253,10 +268,11 @@ class Registry:
     def _renew(self, worker: Worker) -> None:
         worker.expires_at = self._clock() + self.lease_seconds
 
-    def _follow_transfers(self, worker: Worker, transfers: TransferCounters) -> None:
-        if transfers.fetches != worker.transfers.fetches:
-            worker.fetched_at = self._clock()
-        worker.transfers = transfers
+    def _follow_measurements(self, worker: Worker) -> None:
+        now = self._clock()
+        worker.prefill_rate.tell(worker.load.prefill_tokens_per_second, now)
+        worker.step_time.tell(worker.load.decode_step_ms, now)
+        worker.fetch_bandwidth.tell(worker.transfers.fetch_bytes_per_second, now)
 
     def _announce(self) -> None:
         self.version += 1

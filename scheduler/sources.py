@@ -21,14 +21,16 @@ class Source(msgspec.Struct, frozen=True):
 def source(
     request: PlacementRequest, candidate: CandidateWorker, store: StoreHint | None, knobs: PlacementKnobs
 ) -> Source:
-    """The quicker of computing what the candidate lacks and of fetching first what the store has of it."""
-    rate = prefill_rate(candidate, knobs)
+    """The quicker of computing what the candidate lacks and of fetching first what the store has of it.
+
+    The candidate's rates are estimates, none of them 0.
+    """
+    rate = candidate.load.prefill_tokens_per_second
     own = reusable_blocks(request, candidate.cached_blocks)
     computed = _computed(request, own, rate)
     if store is None or (more := reusable_blocks(request, store.blocks) - own) <= 0:
         return computed
-    bandwidth = candidate.fetch_bytes_per_second or knobs.fetch_bytes_per_second
-    fetch_ms = knobs.fetch_latency_ms + more * candidate.block_bytes / bandwidth * 1000
+    fetch_ms = knobs.fetch_latency_ms + more * candidate.block_bytes / candidate.fetch_bytes_per_second * 1000
     rest = _computed(request, own + more, rate)
     if fetch_ms + rest.ms >= computed.ms:
         return computed
@@ -38,11 +40,6 @@ def source(
 def reusable_blocks(request: PlacementRequest, blocks: int) -> int:
     """The last token is always computed: its logits give the first new one."""
     return min(blocks, max(0, request.prompt_tokens - 1) // BLOCK_TOKENS)
-
-
-def prefill_rate(candidate: CandidateWorker, knobs: PlacementKnobs) -> float:
-    """Tokens a second."""
-    return candidate.load.prefill_tokens_per_second or knobs.prefill_tokens_per_second
 
 
 def _computed(request: PlacementRequest, cached_blocks: int, rate: float) -> Source:

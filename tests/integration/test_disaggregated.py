@@ -209,6 +209,7 @@ async def test_thousands_of_requests_find_their_way() -> None:
     async with process_mesh(workers=2, prefill=2, stores=2, settings=(*settings(**quick), *APART[:1])) as mesh:
         for start in range(0, len(prompts), 200):
             await assert_right(mesh, prompts[start : start + 200], 20)
+        assert {each.worker_id for each in await chosen(mesh, 1000)} == {"decode-0", "decode-1"}
 
 
 async def test_workers_of_two_namespaces_are_never_paired_and_the_error_says_why() -> None:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from mesh.errors import LeaseConflict, LeaseExpired, Overloaded
 from mesh.workers import TransferCounters, WorkerState
-from scheduler.candidates import Unreported
+from scheduler.candidates import MeasurementAges, Unreported
 from scheduler.registry import Registry, RegistryLimits
 from tests.support.scheduling import ManualClock, make_identity, make_load
 
@@ -196,22 +196,23 @@ def test_a_prefix_is_forgotten_with_its_worker_whoever_comes_after_it() -> None:
     assert registry.cached_prefixes(hashes(1, 2), registry.workers()) == {"b": 0}
 
 
-def test_a_measured_bandwidth_is_believed_for_a_while_after_each_fetch() -> None:
+def test_a_measurement_ages_from_its_last_change_however_often_it_is_told() -> None:
     registry, clock = make_registry()
     lease = registry.attach(make_identity("a"))
 
-    def bandwidth_after(seconds: float, fetches: int) -> float:
+    def ages_after(seconds: float, rate: float, step_ms: float, bandwidth: float) -> MeasurementAges:
         clock.now += seconds
-        counters = TransferCounters(fetches=fetches, fetch_bytes_per_second=1e6)
-        registry.update(lease, WorkerState.SERVING, make_load(), counters)
-        return registry.fetch_bandwidth(registry.workers()[0])
+        load = make_load(prefill_tokens_per_second=rate, decode_step_ms=step_ms)
+        registry.update(lease, WorkerState.SERVING, load, TransferCounters(fetch_bytes_per_second=bandwidth))
+        return registry.measurement_ages(registry.workers()[0])
 
-    assert bandwidth_after(1, fetches=0) == 0.0
-    assert bandwidth_after(1, fetches=1) == 1e6
-    for _ in range(6):
-        assert bandwidth_after(9, fetches=1) == 1e6
-    assert bandwidth_after(6, fetches=1) == 0.0
-    assert bandwidth_after(1, fetches=2) == 1e6
+    assert ages_after(1, 1000.0, 10.0, 1e6) == MeasurementAges(0, 0, 0)
+    assert ages_after(9, 1000.0, 10.0, 1e6) == MeasurementAges(9, 9, 9)
+    assert ages_after(9, 1001.0, 10.0, 1e6) == MeasurementAges(0, 18, 18)
+    assert ages_after(9, 1001.0, 11.0, 1e6) == MeasurementAges(9, 0, 27)
+    assert ages_after(9, 1001.0, 11.0, 2e6) == MeasurementAges(18, 9, 0)
+    clock.now += 5
+    assert registry.measurement_ages(registry.workers()[0]) == MeasurementAges(23, 14, 5)
 
 
 def test_a_placement_counts_until_a_status_had_time_to_contain_it() -> None:

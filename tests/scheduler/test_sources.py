@@ -1,13 +1,16 @@
 """Cached prefixes weighed by where they are: computed anew, in the worker, in a store."""
 
+from dataclasses import replace
+
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.candidates import Candidates, PlacementKnobs, StoreHint
+from scheduler.candidates import Candidates, CandidateWorker, PlacementKnobs, PlacementRequest, StoreHint
+from scheduler.estimates import informed
 from scheduler.placement import choose, predict
-from scheduler.sources import source
+from scheduler.sources import Source, source
 from tests.support.scheduling import NAMESPACE, make_candidate, make_load, make_request
 
 # A candidate computes a block in 64 ms; a block is 1 MB.
@@ -15,15 +18,24 @@ KNOBS = PlacementKnobs(fetch_latency_ms=2.0, fetch_bytes_per_second=1e9)
 STORE = StoreHint("store", 9)
 
 
+def found_by(
+    candidate: CandidateWorker, store: StoreHint | None, request: PlacementRequest | None = None, **knobs: float
+) -> Source:
+    """What a worker does that is alone in the mesh, with the constants above or other ones."""
+    constants = replace(KNOBS, **knobs)
+    (estimated,) = informed(Candidates([candidate]), constants).decode
+    return source(request or make_request(), estimated, store, constants)
+
+
 def test_a_store_that_has_more_is_asked_for_it() -> None:
-    found = source(make_request(), make_candidate(cached_blocks=3), STORE, KNOBS)
+    found = found_by(make_candidate(cached_blocks=3), STORE)
     assert (found.store, found.cached_blocks, found.uncached_tokens) == (STORE, 9, 64)
     # Six blocks fetched, one computed.
     assert found.ms == pytest.approx(2 + 6 + 64)
 
 
 def test_a_store_that_has_no_more_is_not_asked() -> None:
-    found = source(make_request(), make_candidate(cached_blocks=9), STORE, KNOBS)
+    found = found_by(make_candidate(cached_blocks=9), STORE)
     assert (found.store, found.cached_blocks) == (None, 9)
 
 
@@ -40,19 +52,17 @@ def test_a_store_slower_than_recomputing_is_not_chosen(bytes_per_second: float, 
 
 def test_what_a_worker_measured_beats_the_configured_bandwidth() -> None:
     slow = make_candidate("slow", fetch_bytes_per_second=1e6)
-    assert source(make_request(), slow, STORE, KNOBS).store is None
+    assert found_by(slow, STORE).store is None
 
 
 def test_a_quick_worker_recomputes_what_a_slow_one_fetches() -> None:
     quick = make_candidate("quick", load=make_load(prefill_tokens_per_second=100_000.0))
-    assert source(make_request(), quick, StoreHint("store", 2), KNOBS).store is None
-    assert source(make_request(), make_candidate("slow"), StoreHint("store", 2), KNOBS).store is not None
+    assert found_by(quick, StoreHint("store", 2)).store is None
+    assert found_by(make_candidate("slow"), StoreHint("store", 2)).store is not None
 
 
 def test_the_last_token_is_computed_whatever_the_store_holds() -> None:
-    assert (
-        source(make_request(prompt_tokens=640), make_candidate(), StoreHint("store", 10), KNOBS).uncached_tokens == 64
-    )
+    assert found_by(make_candidate(), StoreHint("store", 10), make_request(prompt_tokens=640)).uncached_tokens == 64
 
 
 def test_a_store_of_another_namespace_is_no_source() -> None:
@@ -66,8 +76,8 @@ def test_a_store_of_another_namespace_is_no_source() -> None:
 def test_a_store_never_makes_it_later(
     prompt_tokens: int, cached_blocks: int, store_blocks: int, bytes_per_second: float, latency_ms: float
 ) -> None:
-    knobs = PlacementKnobs(fetch_latency_ms=latency_ms, fetch_bytes_per_second=bytes_per_second)
     request, candidate = make_request(prompt_tokens=prompt_tokens), make_candidate(cached_blocks=cached_blocks)
-    found = source(request, candidate, StoreHint("store", store_blocks), knobs)
-    assert found.ms <= source(request, candidate, None, knobs).ms
+    constants = {"fetch_latency_ms": latency_ms, "fetch_bytes_per_second": bytes_per_second}
+    found = found_by(candidate, StoreHint("store", store_blocks), request, **constants)
+    assert found.ms <= found_by(candidate, None, request, **constants).ms
     assert 1 <= found.uncached_tokens == prompt_tokens - 64 * found.cached_blocks
