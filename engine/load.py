@@ -5,19 +5,20 @@ from mesh.workers import WorkerLoad
 # Weight of the past against one more step, and against one more finished request.
 STEP_DECAY = 0.98
 REQUEST_DECAY = 0.95
+# Steps of less than 20 ms weigh less than that: one of them that the machine held up would be most of a mean of dozens.
+STEP_MEMORY_SECONDS = 1.0
 
 
 class _SmoothedRatio:
     """A quotient of two exponentially decayed sums, so that small observations weigh little. 0 while unknown."""
 
-    def __init__(self, decay: float) -> None:
-        self._decay = decay
+    def __init__(self) -> None:
         self._numerator = 0.0
         self._denominator = 0.0
 
-    def observe(self, numerator: float, denominator: float) -> None:
-        self._numerator = self._numerator * self._decay + numerator
-        self._denominator = self._denominator * self._decay + denominator
+    def observe(self, numerator: float, denominator: float, decay: float) -> None:
+        self._numerator = self._numerator * decay + numerator
+        self._denominator = self._denominator * decay + denominator
 
     @property
     def value(self) -> float:
@@ -28,18 +29,21 @@ class LoadMeter:
     """Smooths what steps and finished requests report, as they are met with: prefill beside decode and vice versa."""
 
     def __init__(self) -> None:
-        self._prefill_tokens_per_second = _SmoothedRatio(STEP_DECAY)
-        self._decode_step_ms = _SmoothedRatio(STEP_DECAY)
-        self._output_tokens = _SmoothedRatio(REQUEST_DECAY)
+        self._prefill_tokens_per_second = _SmoothedRatio()
+        self._decode_step_ms = _SmoothedRatio()
+        self._decode_step_requests = _SmoothedRatio()
+        self._output_tokens = _SmoothedRatio()
 
     def observe_step(self, seconds: float, decoding: int, prompt_tokens: int) -> None:
+        decay = max(STEP_DECAY, 1.0 - seconds / STEP_MEMORY_SECONDS)
         if prompt_tokens:
-            self._prefill_tokens_per_second.observe(prompt_tokens, seconds)
+            self._prefill_tokens_per_second.observe(prompt_tokens, seconds, decay)
         if decoding:
-            self._decode_step_ms.observe(seconds * 1000.0, 1.0)
+            self._decode_step_ms.observe(seconds * 1000.0, 1.0, decay)
+            self._decode_step_requests.observe(decoding, 1.0, decay)
 
     def observe_finished(self, output_tokens: int) -> None:
-        self._output_tokens.observe(output_tokens, 1.0)
+        self._output_tokens.observe(output_tokens, 1.0, REQUEST_DECAY)
 
     def load(self, running: int, waiting: int, queued_prefill_tokens: int, free_blocks: int) -> WorkerLoad:
         return WorkerLoad(
@@ -50,4 +54,5 @@ class LoadMeter:
             prefill_tokens_per_second=self._prefill_tokens_per_second.value,
             decode_step_ms=self._decode_step_ms.value,
             mean_output_tokens=self._output_tokens.value,
+            decode_step_requests=self._decode_step_requests.value,
         )

@@ -120,6 +120,7 @@ def load(message: common_pb2.WorkerLoad) -> WorkerLoad:
         prefill_tokens_per_second=_measured(message.prefill_tokens_per_second),
         decode_step_ms=_measured(message.decode_step_ms),
         mean_output_tokens=_measured(message.mean_output_tokens),
+        decode_step_requests=_measured(message.decode_step_requests),
     )
 
 
@@ -132,6 +133,7 @@ def load_message(load: WorkerLoad) -> common_pb2.WorkerLoad:
         prefill_tokens_per_second=load.prefill_tokens_per_second,
         decode_step_ms=load.decode_step_ms,
         mean_output_tokens=load.mean_output_tokens,
+        decode_step_requests=load.decode_step_requests,
     )
 
 

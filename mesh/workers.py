@@ -67,6 +67,8 @@ class WorkerLoad(msgspec.Struct, frozen=True):
     prefill_tokens_per_second: float = 0.0
     decode_step_ms: float = 0.0
     mean_output_tokens: float = 0.0
+    # Requests that decoded in the steps behind decode_step_ms.
+    decode_step_requests: float = 0.0
 
 
 class TransferCounters(msgspec.Struct, frozen=True):

@@ -42,7 +42,7 @@ def refusal(model: str, terms: Collection[Terms], objectives: Objectives) -> Mes
     waits = [wait for term in terms if (wait := _wait_ms(term, objectives)) is not None]
     if not waits:
         return NoWorker(f"no worker takes requests for model {model!r} now: retry once one has started")
-    retry_after_ms = int(min(MAX_RETRY_MS, max(MIN_RETRY_MS, min(waits))))
+    retry_after_ms = round(min(MAX_RETRY_MS, max(MIN_RETRY_MS, min(waits))))
     return Overloaded(
         f"model {model!r} has no room for this request now: retry in {retry_after_ms} ms",
         retry_after_ms=retry_after_ms,

@@ -12,6 +12,7 @@ from math import exp, fsum, log
 
 import msgspec
 
+from mesh.workers import WorkerLoad
 from scheduler.candidates import Candidates, CandidateWorker, PlacementKnobs
 
 # Long beside the time between two status messages, so that a worker with work to do is believed. Short enough that one
@@ -24,12 +25,14 @@ CONSTANT_AGE_SECONDS = 60.0
 
 
 def informed(candidates: Candidates, knobs: PlacementKnobs) -> Candidates:
-    """The candidates with an estimate in place of each measurement; none is 0."""
+    """The candidates with an estimate in place of each measurement, step times of one request; none is 0."""
     workers = (*candidates.decode, *candidates.prefill)
     prefill = Estimator(
         ((each.load.prefill_tokens_per_second, each.ages.prefill) for each in workers), knobs.prefill_tokens_per_second
     )
-    step = Estimator(((each.load.decode_step_ms, each.ages.step) for each in candidates.decode), knobs.decode_step_ms)
+    step = Estimator(
+        ((_single_step_ms(each.load, knobs), each.ages.step) for each in candidates.decode), knobs.decode_step_ms
+    )
     fetch = Estimator(
         ((each.fetch_bytes_per_second, each.ages.fetch) for each in workers), knobs.fetch_bytes_per_second
     )
@@ -41,7 +44,8 @@ def informed(candidates: Candidates, knobs: PlacementKnobs) -> Candidates:
             load=msgspec.structs.replace(
                 load,
                 prefill_tokens_per_second=prefill.estimate(load.prefill_tokens_per_second, ages.prefill),
-                decode_step_ms=step.estimate(load.decode_step_ms, ages.step),
+                decode_step_ms=step.estimate(_single_step_ms(load, knobs), ages.step),
+                decode_step_requests=1.0,
             ),
             fetch_bytes_per_second=fetch.estimate(worker.fetch_bytes_per_second, ages.fetch),
         )
@@ -66,6 +70,12 @@ class Estimator:
     def estimate(self, value: float, age_seconds: float) -> float:
         """Of the worker that measured this; a fresh value is believed, and an old one gives way to the mean."""
         return value * (self._common / value) ** (1.0 - _weight(age_seconds)) if value else self._common
+
+
+def _single_step_ms(load: WorkerLoad, knobs: PlacementKnobs) -> float:
+    """What was measured, as it would have been with one request in the batch."""
+    requests = max(1.0, load.decode_step_requests)
+    return load.decode_step_ms * (1 + knobs.step_growth) / (1 + knobs.step_growth * requests)
 
 
 def _weight(age_seconds: float) -> float:

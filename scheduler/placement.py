@@ -205,10 +205,9 @@ def _room(tokens_each: float, candidate: CandidateWorker, requests: int) -> int:
 
 
 def _step_ms(candidate: CandidateWorker, requests: int, knobs: PlacementKnobs) -> float:
-    """A step's length with `requests` in the batch, from the one measured with those that run now."""
+    """A step's length with `requests` in the batch, from that of one request."""
     batch = min(requests, candidate.max_requests)
-    measured_batch = max(1, candidate.load.running_requests)
-    return candidate.load.decode_step_ms * (1 + knobs.step_growth * batch) / (1 + knobs.step_growth * measured_batch)
+    return candidate.load.decode_step_ms * (1 + knobs.step_growth * batch) / (1 + knobs.step_growth)
 
 
 def _reject(request: PlacementRequest, candidate: CandidateWorker, ahead: int, knobs: PlacementKnobs) -> Verdict:

@@ -39,3 +39,20 @@ def test_the_decode_step_follows_a_change_within_some_hundred_steps() -> None:
         for _ in range(300):
             meter.observe_step(milliseconds / 1000, decoding=1, prompt_tokens=0)
     assert load_of(meter).decode_step_ms == pytest.approx(50, rel=0.02)
+
+
+def test_the_batch_behind_the_decode_step_is_told_with_it() -> None:
+    meter = LoadMeter()
+    for decoding in (4, 8) * 500:
+        meter.observe_step(0.01, decoding=decoding, prompt_tokens=0)
+    assert load_of(meter).decode_step_requests == pytest.approx(6, rel=0.02)
+    meter.observe_step(0.5, decoding=0, prompt_tokens=1000)
+    assert load_of(meter).decode_step_requests == pytest.approx(6, rel=0.02)
+
+
+def test_one_quick_step_held_up_by_the_machine_does_not_make_all_of_them_slow() -> None:
+    meter = LoadMeter()
+    for _ in range(3000):
+        meter.observe_step(0.0003, decoding=1, prompt_tokens=0)
+    meter.observe_step(0.02, decoding=1, prompt_tokens=0)
+    assert load_of(meter).decode_step_ms == pytest.approx(0.3, rel=0.1)

@@ -3,6 +3,7 @@ from dataclasses import replace
 from random import Random
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -72,6 +73,17 @@ def test_the_first_token_is_predicted_from_queue_prompt_and_step() -> None:
 def test_one_more_request_lengthens_the_step() -> None:
     terms = predict_alone(make_request(), [make_candidate(load=make_load(running_requests=3))], KNOBS)
     assert terms[0].tpot_ms > 10.0
+
+
+def test_a_step_measured_with_a_full_batch_is_no_sign_of_a_slow_worker() -> None:
+    """An idle worker that was busy until now, beside one that measured with two requests what one of its kind takes."""
+    emptied = make_load(decode_step_ms=11.6, decode_step_requests=8.0)
+    steady = make_load(running_requests=2, decode_step_ms=10.4)
+    candidates = [make_candidate("a", load=steady), make_candidate("b", load=emptied)]
+    by_worker = {term.worker_id: term for term in predict_alone(make_request(), candidates, KNOBS)}
+    assert by_worker["b"].tpot_ms == pytest.approx(10.2, rel=1e-3)
+    assert by_worker["a"].tpot_ms == pytest.approx(10.6, rel=1e-3)
+    assert chosen_of(make_request(), candidates) == "b"
 
 
 def test_the_slower_worker_loses() -> None:

@@ -38,8 +38,16 @@ def make_identity(worker_id: str = "decode-1", **changes: Any) -> WorkerIdentity
     return msgspec.structs.replace(identity, **changes)
 
 
-def make_load(**changes: Any) -> WorkerLoad:
-    load = WorkerLoad(free_blocks=1000, prefill_tokens_per_second=1000.0, decode_step_ms=10.0, mean_output_tokens=100.0)
+def make_load(running_requests: int = 0, **changes: Any) -> WorkerLoad:
+    """Its steps were measured with the requests that run."""
+    load = WorkerLoad(
+        running_requests=running_requests,
+        free_blocks=1000,
+        prefill_tokens_per_second=1000.0,
+        decode_step_ms=10.0,
+        mean_output_tokens=100.0,
+        decode_step_requests=running_requests,
+    )
     return msgspec.structs.replace(load, **changes)
 
 
