@@ -38,6 +38,7 @@ class Exchange:
         lookups: LookupHandler | None,
     ) -> None:
         self._transport = transport
+        self._memory = memory
         self._window = config.slots
         self._clock = clock
         self._emit = emit
@@ -62,7 +63,7 @@ class Exchange:
 
     @property
     def in_flight(self) -> bool:
-        """Whether UCX holds one of our buffers, or an answer is awaited."""
+        """Whether UCX or the memory holds one of our buffers, or an answer is awaited."""
         parts = (self._receiver, self._sender, self._mailbox, self.fetcher)
         return any(part.in_flight for part in parts)
 
@@ -71,8 +72,12 @@ class Exchange:
         deadlines = self._receiver.deadlines() + self._sender.deadlines() + self.fetcher.deadlines()
         return min(deadlines, default=None)
 
+    def begin(self) -> None:
+        """The calling thread is the one that calls everything else."""
+        self._memory.enter_thread()
+
     def turn(self) -> bool:
-        """Do what can be done now, of copies one segment each way; returns whether there was something."""
+        """Do what can be done now, begin to copy one segment each way; returns whether there was something."""
         now = self._clock()
         arrived = self._take_arrivals()
         delivered = self._mailbox.turn()

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from transfer.digest import Bytes, segment_digest
+from transfer.memory import Done
 
 Pool = np.ndarray[tuple[int, int, int], np.dtype[np.uint8]]
 Rows = np.ndarray[tuple[int, int], np.dtype[np.uint8]]
@@ -14,7 +15,7 @@ class HostMemory:
     """A `KvMemory` over a uint8 array viewed as [layers, blocks, piece_bytes].
 
     The memory behind it is dense, in either order: layer-major for a rank's pool, block-major (a transposed view) for
-    the store's slab. A segment is copied by one call, which leaves the interpreter to the other threads.
+    the store's slab. A segment is copied at once, by one call, which leaves the interpreter to the other threads.
     """
 
     def __init__(self, array: Pool) -> None:
@@ -31,20 +32,24 @@ class HostMemory:
     def allocate_staging(self, size_bytes: int) -> Bytes:
         return np.zeros(size_bytes, np.uint8)
 
-    def gather(self, first_layer: int, layer_count: int, blocks: Sequence[int], staging: Bytes, key: bytes) -> bytes:
+    def enter_thread(self) -> None:
+        """Any thread may use it."""
+
+    def gather(self, first_layer: int, layer_count: int, blocks: Sequence[int], staging: Bytes, key: bytes) -> Done:
         rows = self._rows_of(first_layer, layer_count, blocks)
         size_bytes = len(rows) * self.piece_bytes
         packed = staging[:size_bytes].reshape(len(rows), self.piece_bytes)
         # "clip" writes straight to `out`, other modes through a copy; the rows are within bounds.
         np.take(self._rows, rows, axis=0, out=packed, mode="clip")
-        return segment_digest(staging, size_bytes, key)
+        return self.digest(staging, size_bytes, key)
 
-    def digest(self, staging: Bytes, size_bytes: int, key: bytes) -> bytes:
-        return segment_digest(staging, size_bytes, key)
+    def digest(self, staging: Bytes, size_bytes: int, key: bytes) -> Done:
+        return Done(segment_digest(staging, size_bytes, key))
 
-    def scatter(self, staging: Bytes, first_layer: int, layer_count: int, blocks: Sequence[int]) -> None:
+    def scatter(self, staging: Bytes, first_layer: int, layer_count: int, blocks: Sequence[int]) -> Done:
         rows = self._rows_of(first_layer, layer_count, blocks)
         self._rows[rows] = staging[: len(rows) * self.piece_bytes].reshape(len(rows), self.piece_bytes)
+        return Done()
 
     def _rows_of(
         self, first_layer: int, layer_count: int, blocks: Sequence[int]

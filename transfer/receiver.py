@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from transfer.landing import DEADLINE_EXCEEDED, NOT_BELIEVED, SENDER_LOST, WRONG_DIGEST, WRONG_SIZE, Landing, Phase
-from transfer.memory import KvMemory
+from transfer.memory import KvMemory, Pending
 from transfer.segments import Tile
 from transfer.slots import Direction, SlotPool
 from transfer.ticket import SegmentDigest
@@ -42,6 +42,20 @@ class _Receive:
     transmission: Transmission
 
 
+@dataclass(eq=False)
+class _Digest:
+    incoming: Incoming
+    index: int
+    digest: Pending[bytes]
+
+
+@dataclass(eq=False)
+class _Scatter:
+    incoming: Incoming
+    index: int
+    scattered: Pending[object]
+
+
 class Receiver:
     """Slots are bound when a message arrives: what was granted and is not computed yet takes none.
 
@@ -69,11 +83,13 @@ class Receiver:
         self._waiting: deque[tuple[Incoming, int, Arrival]] = deque()
         self._receives: list[_Receive] = []
         self._verifiable: deque[tuple[Incoming, int]] = deque()
+        self._digests: list[_Digest] = []
+        self._scatters: list[_Scatter] = []
 
     @property
     def in_flight(self) -> bool:
-        """Whether a buffer is UCX's."""
-        return bool(self._receives)
+        """Whether a buffer is UCX's, or the memory's."""
+        return bool(self._receives or self._digests or self._scatters)
 
     def deadlines(self) -> list[float]:
         return [incoming.landing.deadline for incoming in self._open]
@@ -117,11 +133,12 @@ class Receiver:
         self._go_on(incoming)
 
     def turn(self, now: float) -> bool:
-        """Do what can be done now; returns whether there was something. Verifies one segment at most."""
-        started, finished, verified = self._start_receives(), self._finish_receives(), self._verify_one()
+        """Do what can be done now; returns whether there was something. Begins to verify one segment at most."""
+        started, finished, verifying = self._start_receives(), self._finish_receives(), self._verify_one()
+        verified, landed = self._scatter_verified(), self._land_scattered()
         for incoming in [each for each in self._open if each.landing.deadline <= now]:
             self.give_up(incoming, DEADLINE_EXCEEDED, "the landing's deadline passed before all segments came")
-        return started or finished or verified
+        return started or finished or verifying or verified or landed
 
     def _start_receives(self) -> bool:
         started = False
@@ -169,23 +186,45 @@ class Receiver:
         if not self._verifiable:
             return False
         incoming, index = self._verifiable.popleft()
-        landing = incoming.landing
-        if not landing.verifiable(index):
-            # It ended meanwhile.
-            return True
-        tile = incoming.tiles[index]
-        size = tile.pieces * self._memory.piece_bytes
-        slot = landing.slot(index)
-        if not landing.matches(index, self._memory.digest(self._staging[slot], size, incoming.key)):
+        # It may have ended meanwhile.
+        if incoming.landing.verifiable(index):
+            staging = self._staging[incoming.landing.slot(index)]
+            digest = self._memory.digest(staging, self._size(incoming.tiles[index]), incoming.key)
+            self._digests.append(_Digest(incoming, index, digest))
+        return True
+
+    def _scatter_verified(self) -> bool:
+        done = [each for each in self._digests if each.digest.completed]
+        for each in done:
+            # Unless the one before ended the landing.
+            if each in self._digests:
+                self._digests.remove(each)
+                self._scatter(each.incoming, each.index, each.digest.result())
+        return bool(done)
+
+    def _scatter(self, incoming: Incoming, index: int, digest: bytes) -> None:
+        landing, tile = incoming.landing, incoming.tiles[index]
+        if not landing.matches(index, digest):
             self._refused[WRONG_DIGEST] += 1
             self.give_up(incoming, NOT_BELIEVED, "a segment's bytes are not those that its sender announced")
-            return True
+            return
         blocks = incoming.blocks[tile.first_block : tile.first_block + tile.block_count]
-        self._memory.scatter(self._staging[slot], tile.first_layer, tile.layer_count, blocks)
-        self._slots.release(landing.land(index))
-        self._received_bytes[incoming.transport] += size
-        self._go_on(incoming)
-        return True
+        staging = self._staging[landing.slot(index)]
+        scattered = self._memory.scatter(staging, tile.first_layer, tile.layer_count, blocks)
+        self._scatters.append(_Scatter(incoming, index, scattered))
+
+    def _land_scattered(self) -> bool:
+        done = [each for each in self._scatters if each.scattered.completed]
+        for each in done:
+            self._scatters.remove(each)
+            incoming = each.incoming
+            self._slots.release(incoming.landing.land(each.index))
+            self._received_bytes[incoming.transport] += self._size(incoming.tiles[each.index])
+            self._go_on(incoming)
+        return bool(done)
+
+    def _size(self, tile: Tile) -> int:
+        return tile.pieces * self._memory.piece_bytes
 
     def _go_on(self, incoming: Incoming) -> None:
         """Grant what may come, or end."""
@@ -201,8 +240,18 @@ class Receiver:
         self._open.remove(incoming)
         for tag in incoming.tags:
             del self._by_tag[tag]
+        self._drop_copies(incoming)
         for slot in incoming.landing.slots(Phase.RECEIVED):
             self._slots.release(slot)
         for slot in incoming.landing.slots(Phase.RECEIVING):
             self._slots.quarantine(slot)
         incoming.ended(incoming)
+
+    def _drop_copies(self, incoming: Incoming) -> None:
+        """Of one that was given up: its slots are read, and its blocks written, until then."""
+        for digest in [each for each in self._digests if each.incoming is incoming]:
+            self._digests.remove(digest)
+            digest.digest.result()
+        for scatter in [each for each in self._scatters if each.incoming is incoming]:
+            self._scatters.remove(scatter)
+            scatter.scattered.result()

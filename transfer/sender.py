@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mesh.observe import span
-from transfer.memory import KvMemory
+from transfer.memory import KvMemory, Pending
 from transfer.push import Push
 from transfer.segments import Tile
 from transfer.slots import Direction, SlotPool
@@ -47,6 +47,15 @@ class Outgoing:
 
 
 @dataclass(eq=False)
+class _Gather:
+    outgoing: Outgoing
+    index: int
+    slot: int
+    size_bytes: int
+    digest: Pending[bytes]
+
+
+@dataclass(eq=False)
 class _Send:
     outgoing: Outgoing
     index: int
@@ -77,12 +86,13 @@ class Sender:
         self._sent_bytes = sent_bytes
         # Whose turn it is stands first.
         self._open: deque[Outgoing] = deque()
+        self._gathers: list[_Gather] = []
         self._sends: list[_Send] = []
 
     @property
     def in_flight(self) -> bool:
-        """Whether a buffer is UCX's."""
-        return bool(self._sends)
+        """Whether a buffer is the memory's, or UCX's."""
+        return bool(self._gathers or self._sends)
 
     def deadlines(self) -> list[float]:
         lingering = [send.lingers_until for send in self._sends if send.lingers_until is not None]
@@ -98,14 +108,15 @@ class Sender:
         self._end_if_done(outgoing)
 
     def turn(self, now: float) -> bool:
-        """Do what can be done now; returns whether there was something. Gathers one segment at most."""
+        """Do what can be done now; returns whether there was something. Begins to gather one segment at most."""
         finished = self._finish_sends()
         begun = self._begin_one()
+        sent = self._send_gathered()
         for outgoing in list(self._open):
             if outgoing.push.deadline <= now:
                 self.give_up(outgoing, "the landing's deadline passed before all segments were sent")
         self._end_lingering(now)
-        return finished or begun
+        return finished or begun or sent
 
     def _begin_one(self) -> bool:
         for _ in range(len(self._open)):
@@ -126,12 +137,24 @@ class Sender:
         tile = outgoing.tiles[index]
         size = tile.pieces * self._memory.piece_bytes
         blocks = outgoing.blocks[tile.first_block : tile.first_block + tile.block_count]
-        staging = self._staging[slot]
         with span("kv.push", first_layer=tile.first_layer, layers=tile.layer_count, size_bytes=size):
-            digest = self._memory.gather(tile.first_layer, tile.layer_count, blocks, staging, outgoing.key)
-            outgoing.push.begin(index)
-            transmission = self._transport.send(outgoing.addresses[index], outgoing.tags[index], staging[:size])
-        send = _Send(outgoing, index, slot, size, digest, transmission)
+            digest = self._memory.gather(tile.first_layer, tile.layer_count, blocks, self._staging[slot], outgoing.key)
+        outgoing.push.begin(index)
+        self._gathers.append(_Gather(outgoing, index, slot, size, digest))
+
+    def _send_gathered(self) -> bool:
+        done = [gather for gather in self._gathers if gather.digest.completed]
+        if done:
+            self._gathers = [gather for gather in self._gathers if gather not in done]
+        for gather in done:
+            self._send(gather)
+        return bool(done)
+
+    def _send(self, gather: _Gather) -> None:
+        outgoing, index = gather.outgoing, gather.index
+        staged = self._staging[gather.slot][: gather.size_bytes]
+        transmission = self._transport.send(outgoing.addresses[index], outgoing.tags[index], staged)
+        send = _Send(outgoing, index, gather.slot, gather.size_bytes, gather.digest.result(), transmission)
         self._sends.append(send)
         # With the first message to a peer it is not known yet; then it is told when the segment is sent.
         transport = self._transport.carrier(outgoing.addresses[index])
@@ -171,13 +194,24 @@ class Sender:
         if not outgoing.push.ended or outgoing not in self._open:
             return
         self._open.remove(outgoing)
+        self._drop_gathers(outgoing)
         for send in self._sends:
             if send.outgoing is outgoing:
                 self._slots.quarantine(send.slot)
         outgoing.ended(outgoing)
 
+    def _drop_gathers(self, outgoing: Outgoing) -> None:
+        """Of one that was given up."""
+        dropped = [gather for gather in self._gathers if gather.outgoing is outgoing]
+        self._gathers = [gather for gather in self._gathers if gather.outgoing is not outgoing]
+        for gather in dropped:
+            # Its blocks are read until then.
+            gather.digest.result()
+            self._slots.release(gather.slot)
+
     def _share_taken(self, address: bytes) -> bool:
-        held = sum(send.outgoing.addresses[send.index] == address for send in self._sends)
+        under_way: list[_Gather | _Send] = [*self._gathers, *self._sends]
+        held = sum(each.outgoing.addresses[each.index] == address for each in under_way)
         return held >= max(1, self._slots.total // 2)
 
     def _given_up(self) -> list[_Send]:
@@ -194,7 +228,7 @@ class Sender:
     def _empty_quarantine(self) -> None:
         """Only where nothing but quarantine holds the slots."""
         given_up = self._given_up()
-        if len(given_up) == len(self._sends):
+        if len(given_up) == len(self._sends) and not self._gathers:
             self._hang_up(given_up)
 
     def _hang_up(self, sends: Sequence[_Send]) -> None:

@@ -33,6 +33,10 @@ class Work(Protocol):
     @property
     def next_deadline(self) -> float | None: ...
 
+    def begin(self) -> None:
+        """Called first, by the thread of all turns."""
+        ...
+
     def turn(self) -> bool: ...
 
 
@@ -78,6 +82,7 @@ class TransferThread:
 
     def _run(self) -> None:
         try:
+            self._work.begin()
             self._work_until_closed()
         except Exception as error:
             logger.exception("the transfer thread failed")

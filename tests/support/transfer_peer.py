@@ -16,6 +16,7 @@ from transfer.agent import TransferAgent
 from transfer.config import TransferConfig
 from transfer.events import Event, Granted, SegmentSent
 from transfer.host_memory import HostMemory
+from transfer.memory import Done
 from transfer.ticket import SegmentDigest
 
 LAYERS, BLOCKS, PIECE_BYTES = 4, 64, 24_000
@@ -84,8 +85,8 @@ class Side:
         return self.lookups.leased
 
 
-def _corrupted(gather: Callable[..., bytes]) -> Callable[..., bytes]:
-    def corrupted(self: HostMemory, first: int, count: int, blocks: Sequence[int], staging: Any, key: bytes) -> bytes:
+def _corrupted(gather: Callable[..., Done]) -> Callable[..., Done]:
+    def corrupted(self: HostMemory, first: int, count: int, blocks: Sequence[int], staging: Any, key: bytes) -> Done:
         digest = gather(self, first, count, blocks, staging, key)
         staging[self.piece_bytes // 2] ^= 1
         return digest

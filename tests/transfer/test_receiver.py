@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.fake_transport import FakeTransport
+from tests.support.slow_memory import Copying, SlowMemory
 from transfer.digest import segment_digest
 from transfer.host_memory import HostMemory
 from transfer.landing import Landing, Phase
@@ -28,7 +29,7 @@ STALE = 7
 class Scene:
     """One landing of all blocks, whose sender's bytes are known."""
 
-    def __init__(self) -> None:
+    def __init__(self, memory: type[HostMemory | SlowMemory] = HostMemory) -> None:
         self.transport = FakeTransport()
         self.array = np.full((LAYERS, BLOCKS, PIECE), STALE, np.uint8)
         self.right = np.random.default_rng(0).integers(100, 200, self.array.shape, np.uint8)
@@ -36,8 +37,8 @@ class Scene:
         self.refused: Counter[str] = Counter()
         self.received: Counter[str] = Counter()
         staging = [np.zeros(SLOT, np.uint8) for _ in range(SLOTS)]
-        memory = HostMemory(self.array)
-        self.receiver = Receiver(self.transport, memory, self.slots, staging, self.refused, self.received)
+        self.memory = memory(self.array)
+        self.receiver = Receiver(self.transport, self.memory, self.slots, staging, self.refused, self.received)
         self.tiles = plan_whole(LAYERS, BLOCKS, PIECE, SLOT)
         self.granted: list[int] = []
         self.endings: list[Landing] = []
@@ -48,9 +49,16 @@ class Scene:
             blocks=range(BLOCKS),
             key=KEY,
             granted=self.granted.extend,
-            ended=lambda incoming: self.endings.append(incoming.landing),
+            ended=self.end,
         )
         self.receiver.open(self.incoming)
+
+    def end(self, incoming: Incoming) -> None:
+        self.endings.append(incoming.landing)
+        assert not [copy for copy in self.copies() if not copy.completed]
+
+    def copies(self) -> list[Copying]:
+        return self.memory.copies if isinstance(self.memory, SlowMemory) else []
 
     def bytes_of(self, index: int) -> np.ndarray:
         tile = self.tiles[index]
@@ -73,19 +81,23 @@ class Scene:
         self.receiver.announce(self.incoming, SegmentDigest(b"", index, size, digest, "fake"))
 
     def settle(self, now: float = 0.0) -> None:
-        """Let UCX finish all, until nothing is left to do."""
-        while self.receiver.turn(now) or any(not receive.completed for receive in self.transport.receives):
+        """Let UCX and the memory finish all, until nothing is left to do."""
+        while self.receiver.turn(now) or any(not each.completed for each in [*self.transport.receives, *self.copies()]):
+            for copy in self.copies():
+                copy.result()
             for receive in self.transport.receives:
                 if not receive.completed:
                     receive.write()
                     receive.finish()
 
     def only_right_bytes(self) -> bool:
-        """Each segment's blocks are as they were, or as the sender has them."""
+        """Each segment's blocks are as the sender has them, or as they were: unless it landed, or is being copied."""
         for index, tile in enumerate(self.tiles):
             window = np.s_[:, tile.first_block : tile.first_block + tile.block_count]
+            right = (self.array[window] == self.right[window]).all()
+            stale = (self.array[window] == STALE).all()
             landed = self.incoming.landing.phase(index) is Phase.LANDED
-            if not (self.array[window] == (self.right[window] if landed else STALE)).all():
+            if not (right if landed else stale or (right and self.copies())):
                 return False
         return True
 
@@ -97,6 +109,7 @@ actions = st.one_of(
     st.tuples(st.just("announce"), segments, damages),
     st.tuples(st.just("turn"), st.sampled_from([0.0] * 9 + [DEADLINE]), st.none()),
     st.tuples(st.just("write"), st.integers(0, 20), st.none()),
+    st.tuples(st.just("copy"), st.integers(0, 20), st.none()),
     st.tuples(st.just("finish"), st.integers(0, 20), st.sampled_from([None] * 6 + ["reset"])),
     st.tuples(st.just("cancel"), st.sampled_from([False] * 7 + [True]), st.none()),
 )
@@ -112,6 +125,8 @@ def act(scene: Scene, action: str, value, extra) -> None:
         scene.receiver.turn(value)
     elif action == "write" and pending:
         pending[value % len(pending)].write()
+    elif action == "copy" and scene.copies():
+        scene.copies()[value % len(scene.copies())].result()
     elif action == "finish" and pending:
         receive = pending[value % len(pending)]
         receive.write()
@@ -121,9 +136,9 @@ def act(scene: Scene, action: str, value, extra) -> None:
 
 
 @settings(max_examples=400, deadline=None)
-@given(st.lists(actions, max_size=80))
-def test_in_any_order_blocks_get_verified_bytes_every_slot_comes_back_and_one_ending_comes(steps) -> None:
-    scene = Scene()
+@given(st.sampled_from([HostMemory, SlowMemory]), st.lists(actions, max_size=80))
+def test_in_any_order_blocks_get_verified_bytes_every_slot_comes_back_and_one_ending_comes(memory, steps) -> None:
+    scene = Scene(memory)
     for step in steps:
         act(scene, *step)
         assert scene.only_right_bytes()
@@ -174,6 +189,24 @@ def test_a_cancelled_landing_quarantines_the_slot_that_is_being_written_until_it
     scene.receiver.turn(0.0)
     assert (scene.slots.free, scene.slots.quarantined) == (SLOTS, 0)
     assert scene.only_right_bytes()
+
+
+def test_a_landing_that_is_cancelled_while_a_segment_is_copied_ends_when_that_is_over() -> None:
+    scene = Scene(SlowMemory)
+    scene.arrive(0)
+    scene.announce(0)
+    scene.receiver.turn(0.0)
+    (receive,) = scene.transport.receives
+    receive.write()
+    receive.finish()
+    scene.receiver.turn(0.0)
+    scene.copies()[0].result()
+    scene.receiver.turn(0.0)
+    _, scatter = scene.copies()
+    assert scene.receiver.in_flight and not scatter.completed
+    scene.receiver.give_up(scene.incoming, "CANCELLED", "")
+    assert scene.endings and scatter.completed
+    assert scene.slots.free == SLOTS
 
 
 def test_a_late_segment_is_nobodys() -> None:

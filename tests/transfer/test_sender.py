@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.fake_transport import FakeTransport
+from tests.support.slow_memory import Copying, SlowMemory
 from transfer.digest import segment_digest
 from transfer.host_memory import HostMemory
 from transfer.push import Push
@@ -24,13 +25,14 @@ KEY = b"secret"
 class Scene:
     """A push of all blocks, layer by layer."""
 
-    def __init__(self, address: bytes = b"there") -> None:
+    def __init__(self, address: bytes = b"there", memory: type[HostMemory | SlowMemory] = HostMemory) -> None:
         self.transport = FakeTransport()
         self.array = np.random.default_rng(0).integers(0, 256, (LAYERS, BLOCKS, PIECE), np.uint8)
         self.slots = SlotPool(SLOTS)
         self.sent_bytes: Counter[str] = Counter()
         staging = [np.zeros(SLOT, np.uint8) for _ in range(SLOTS)]
-        self.sender = Sender(self.transport, HostMemory(self.array), self.slots, staging, self.sent_bytes)
+        self.memory = memory(self.array)
+        self.sender = Sender(self.transport, self.memory, self.slots, staging, self.sent_bytes)
         self.tiles = plan_layerwise(LAYERS, BLOCKS, PIECE, SLOT)
         self.announced: list[Sent] = []
         self.endings: list[Outgoing] = []
@@ -45,18 +47,27 @@ class Scene:
             blocks=range(BLOCKS),
             key=KEY,
             announce=self.announced.append,
-            ended=self.endings.append,
+            ended=self.end,
         )
         self.sender.open(outgoing)
         return outgoing
+
+    def end(self, outgoing: Outgoing) -> None:
+        self.endings.append(outgoing)
+        assert not [copy for copy in self.copies() if not copy.completed]
+
+    def copies(self) -> list[Copying]:
+        return self.memory.copies if isinstance(self.memory, SlowMemory) else []
 
     def grant_all(self, outgoing: Outgoing) -> None:
         for index in range(len(self.tiles)):
             outgoing.push.grant(index)
 
     def settle(self, now: float = 0.0) -> None:
-        """Let UCX finish all, until nothing is left to do."""
-        while self.sender.turn(now) or any(not send.completed for send in self.transport.sends):
+        """Let the memory and UCX finish all, until nothing is left to do."""
+        while self.sender.turn(now) or any(not each.completed for each in [*self.transport.sends, *self.copies()]):
+            for copy in self.copies():
+                copy.result()
             for send in self.transport.sends:
                 if not send.completed:
                     send.finish()
@@ -66,15 +77,16 @@ actions = st.one_of(
     st.tuples(st.just("grant"), st.integers(0, 9)),
     st.tuples(st.just("computed"), st.tuples(st.integers(0, LAYERS), st.integers(0, BLOCKS))),
     st.tuples(st.just("turn"), st.sampled_from([0.0] * 9 + [DEADLINE])),
+    st.tuples(st.just("copy"), st.integers(0, 20)),
     st.tuples(st.just("finish"), st.tuples(st.integers(0, 20), st.sampled_from([None] * 6 + ["reset"]))),
     st.tuples(st.just("cancel"), st.sampled_from([False] * 7 + [True])),
 )
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.lists(actions, max_size=80))
-def test_in_any_order_only_granted_and_computed_segments_go_once_and_every_slot_comes_back(steps) -> None:
-    scene = Scene()
+@given(st.sampled_from([HostMemory, SlowMemory]), st.lists(actions, max_size=80))
+def test_in_any_order_only_granted_and_computed_segments_go_once_and_every_slot_comes_back(memory, steps) -> None:
+    scene = Scene(memory=memory)
     push = scene.outgoing.push
     granted: set[int] = set()
     computed: set[tuple[int, int]] = set()
@@ -87,6 +99,8 @@ def test_in_any_order_only_granted_and_computed_segments_go_once_and_every_slot_
             computed |= {(layer, block) for layer in range(value[0]) for block in range(value[1])}
         elif action == "turn":
             scene.sender.turn(value)
+        elif action == "copy" and scene.copies():
+            scene.copies()[value % len(scene.copies())].result()
         elif action == "finish" and pending:
             pending[value[0] % len(pending)].finish(value[1])
         elif action == "cancel" and value:
@@ -115,6 +129,31 @@ def test_each_segment_is_announced_with_the_digest_of_what_lies_in_its_slot() ->
     assert sent.transport == "fake" and sent.size_bytes == len(send.buffer)
     scene.settle()
     assert scene.sent_bytes == {"fake": scene.array.nbytes} and scene.outgoing.push.error is None
+
+
+def test_a_segment_is_sent_when_it_is_gathered_and_the_next_is_gathered_meanwhile() -> None:
+    scene = Scene(memory=SlowMemory)
+    scene.grant_all(scene.outgoing)
+    scene.outgoing.push.computed(LAYERS, BLOCKS)
+    scene.sender.turn(0.0)
+    scene.sender.turn(0.0)
+    first, second = scene.copies()
+    assert scene.sender.in_flight and not scene.transport.sends
+    first.result()
+    scene.sender.turn(0.0)
+    (send,) = scene.transport.sends
+    assert scene.announced[0].digest == segment_digest(send.buffer, len(send.buffer), KEY)
+    assert not second.completed
+
+
+def test_a_push_that_is_given_up_while_it_gathers_ends_when_that_is_over() -> None:
+    scene = Scene(memory=SlowMemory)
+    scene.grant_all(scene.outgoing)
+    scene.outgoing.push.computed(LAYERS, BLOCKS)
+    scene.sender.turn(0.0)
+    scene.sender.give_up(scene.outgoing, "cancelled")
+    assert scene.endings and scene.copies()[0].completed
+    assert not scene.transport.sends and scene.slots.free == SLOTS
 
 
 def test_a_segment_that_is_computed_goes_before_one_that_was_granted_earlier_and_is_not() -> None:
