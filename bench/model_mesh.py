@@ -1,4 +1,4 @@
-"""A whole mesh that serves the shipped model, as `deepmesh up` starts it, for benches of disaggregation."""
+"""A whole mesh that serves a model, as `deepmesh up` starts it, for benches."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -27,7 +27,12 @@ class ModelMesh:
 
 @asynccontextmanager
 async def model_mesh(
-    log: Path, *, prefill: int = 0, stores: int = 0, settings: Sequence[str] = ()
+    log: Path,
+    *,
+    model_dir: Path = DEFAULT_MODEL,
+    prefill: int = 0,
+    stores: int = 0,
+    settings: Sequence[str] = (),
 ) -> AsyncIterator[ModelMesh]:
     """One decode worker, `prefill` prefill workers and `stores` KV stores; their lines go to `log`.
 
@@ -36,7 +41,7 @@ async def model_mesh(
     store_ports = tuple(free_port() for _ in range(stores))
     http_port, grpc_port, scheduler_port = free_port(), free_port(), free_port()
     asked, gpus = tuple(settings), find_gpus()
-    plan = MeshPlan(DEFAULT_MODEL, 1, http_port, grpc_port, scheduler_port, asked, prefill, store_ports, gpus)
+    plan = MeshPlan(model_dir, 1, http_port, grpc_port, scheduler_port, asked, prefill, store_ports, gpus)
     specs = compose(plan)
     with log.open("a") as output:
         supervisor = Supervisor(specs, LinePrinter(max(len(spec.name) for spec in specs), output))

@@ -159,7 +159,8 @@ class RankClient:
         self._writer.close()
 
 
-async def _spawn(config: EngineConfig, connection: socket.socket) -> asyncio.subprocess.Process:
+def rank_environment(config: EngineConfig) -> dict[str, str]:
+    """The environment of a process that computes as `config` says; what is set in ours stays."""
     # On a busy machine a compute thread that spins while it waits for its twin keeps that twin off its core: measured
     # with one other process on two cores, steps took 30 times as long. Asleep it costs a step 5 to 10%.
     # numpy's own threads have nothing to multiply here, and spin at the start.
@@ -167,6 +168,10 @@ async def _spawn(config: EngineConfig, connection: socket.socket) -> asyncio.sub
     if config.threads is not None:
         # Read once, when the libraries load.
         environment |= {"OMP_NUM_THREADS": str(config.threads), "MKL_NUM_THREADS": str(config.threads)}
+    return environment
+
+
+async def _spawn(config: EngineConfig, connection: socket.socket) -> asyncio.subprocess.Process:
     descriptor = connection.fileno()
     tethered = [sys.executable, "-I", "-S", str(Path(tether.__file__)), str(os.getpid())]
     # Our own path rules, so that the rank imports the code that we run.
@@ -176,7 +181,7 @@ async def _spawn(config: EngineConfig, connection: socket.socket) -> asyncio.sub
         *[sys.executable, *path_rule, "-m", "engine.rank", str(descriptor)],
         stdin=asyncio.subprocess.DEVNULL,
         pass_fds=(descriptor,),
-        env=environment,
+        env=rank_environment(config),
     )
 
 
