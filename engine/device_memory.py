@@ -2,12 +2,26 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from cuda.bindings import driver
 
-from kernels.kv_copy import chunk_hashes, gather_blocks, scatter_blocks
+from kernels.host_copy import to_device
+from kernels.kv_copy import gather_blocks, scatter_blocks
+from kernels.kv_copy.hashes import ChunkHashes
 from mesh.errors import EngineFailed
+from transfer.config import TransferConfig
 from transfer.digest import combine, seed_of
+
+# Of the sums that a segment's hashes are made of, to the segment.
+_SUMS_SHARE = 16
+_WARM_KEY = bytes(32)
+
+
+def reserved_bytes(config: TransferConfig) -> int:
+    """What transfers take of a GPU's memory."""
+    staging = config.slots * config.slot_bytes
+    return staging + staging // _SUMS_SHARE
 
 
 class PlainAllocation:
@@ -32,9 +46,10 @@ class PlainAllocation:
 
 
 class DeviceMemory:
-    """A `transfer.memory.KvMemory` over a KV pool on a GPU. Every call waits for its own work, on a stream of its own.
+    """A `transfer.memory.KvMemory` over a KV pool on a GPU, on a stream of its own beside the engine's.
 
-    What it gathers was computed before (the caller has waited for that), what it scatters is there when it returns.
+    The two are ordered by the host alone: what is gathered belongs to a step or layer that is known to be over, blocks
+    that are scattered to belong to no step under way, and steps that read them are launched after that has completed.
     """
 
     def __init__(self, pool: torch.Tensor) -> None:
@@ -44,6 +59,7 @@ class DeviceMemory:
         self.piece_bytes = pool[0, 0].numel() * pool.itemsize
         self._pool = pool
         self._stream = torch.cuda.Stream(pool.device)
+        self._compile()
 
     def allocate_staging(self, size_bytes: int) -> torch.Tensor:
         with torch.cuda.device(self._pool.device):
@@ -51,25 +67,60 @@ class DeviceMemory:
             torch.cuda.current_stream().synchronize()
             return torch.as_tensor(PlainAllocation(size_bytes), device=self._pool.device)
 
+    def enter_thread(self) -> None:
+        # UCX's copies, too, work in the thread's context.
+        torch.cuda.set_device(self._pool.device)
+        torch.cuda.current_stream().query()
+
     def gather(
         self, first_layer: int, layer_count: int, blocks: Sequence[int], staging: torch.Tensor, key: bytes
-    ) -> bytes:
+    ) -> "_Digest":
         with torch.cuda.stream(self._stream):
             gather_blocks(self._pool, first_layer, layer_count, self._ids(blocks), staging)
-            return self._digest(staging, layer_count * len(blocks) * self.piece_bytes, key)
+            return _Digest(staging[: layer_count * len(blocks) * self.piece_bytes], key)
 
-    def digest(self, staging: torch.Tensor, size_bytes: int, key: bytes) -> bytes:
+    def digest(self, staging: torch.Tensor, size_bytes: int, key: bytes) -> "_Digest":
         with torch.cuda.stream(self._stream):
-            return self._digest(staging, size_bytes, key)
+            return _Digest(staging[:size_bytes], key)
 
-    def scatter(self, staging: torch.Tensor, first_layer: int, layer_count: int, blocks: Sequence[int]) -> None:
+    def scatter(self, staging: torch.Tensor, first_layer: int, layer_count: int, blocks: Sequence[int]) -> "_Copy":
         with torch.cuda.stream(self._stream):
             scatter_blocks(staging, self._pool, first_layer, layer_count, self._ids(blocks))
-        self._stream.synchronize()
-
-    def _digest(self, staging: torch.Tensor, size_bytes: int, key: bytes) -> bytes:
-        seed = seed_of(key)
-        return combine(chunk_hashes(staging[:size_bytes], seed), seed)
+            return _Copy()
 
     def _ids(self, blocks: Sequence[int]) -> torch.Tensor:
-        return torch.tensor(blocks, dtype=torch.int32).to(self._pool.device)
+        return to_device(np.array(blocks, np.int32), self._pool.device)
+
+    def _compile(self) -> None:
+        """Now, and not while requests wait."""
+        staging = torch.empty(self.piece_bytes, dtype=torch.uint8, device=self._pool.device)
+        self.gather(0, 1, [0], staging, _WARM_KEY).result()
+        self.scatter(staging, 0, 1, [0]).result()
+
+
+class _Digest:
+    def __init__(self, staged: torch.Tensor, key: bytes) -> None:
+        self._seed = seed_of(key)
+        self._hashes = ChunkHashes(staged, self._seed)
+
+    @property
+    def completed(self) -> bool:
+        return self._hashes.completed
+
+    def result(self) -> bytes:
+        return combine(self._hashes.read(), self._seed)
+
+
+class _Copy:
+    """What the current stream was told to do."""
+
+    def __init__(self) -> None:
+        self._done = torch.cuda.Event(blocking=True)
+        self._done.record()
+
+    @property
+    def completed(self) -> bool:
+        return self._done.query()
+
+    def result(self) -> None:
+        self._done.synchronize()

@@ -10,7 +10,7 @@ from types import ModuleType
 
 import torch
 
-from kernels.kv_copy import reference, xxh3
+from kernels.kv_copy import reference
 
 BLOCK_TOKENS = reference.BLOCK_TOKENS
 COMPRESSED = torch.float8_e4m3fn
@@ -54,23 +54,6 @@ def scatter_blocks(
     """The way back: arguments as of `gather_blocks`; the blocks are distinct."""
     assert pool.is_contiguous() and pool.shape[2] == BLOCK_TOKENS and blocks.dtype == torch.int32
     _backend(pool).scatter_blocks(staging, pool, first_layer, layers, blocks)
-
-
-def chunk_hashes(data: torch.Tensor, seed: int) -> bytes:
-    """XXH3's 64-bit hash of each 64 KiB of `data` and of the rest, 8 bytes each, little-endian, in order.
-
-    data: [bytes] uint8 contiguous; seed: unsigned 64 bits. Waits for the device.
-    """
-    assert data.dtype == torch.uint8 and data.is_contiguous() and 0 <= seed < 1 << 64
-    rest = data.shape[0] % xxh3.CHUNK_BYTES
-    if not data.is_cuda or (data.shape[0] == rest and rest < xxh3.SHORTEST_LONG):
-        return reference.chunk_hashes(data.cpu(), seed)
-    from kernels.kv_copy import triton
-
-    # A short rest is hashed in another way, and hardly worth a kernel.
-    long = data if rest == 0 or rest >= xxh3.SHORTEST_LONG else data[: data.shape[0] - rest]
-    hashes = triton.chunk_hashes(long, seed).cpu().numpy().tobytes()
-    return hashes + reference.chunk_hashes(data[len(long) :].cpu(), seed)
 
 
 def _backend(pool: torch.Tensor) -> ModuleType:

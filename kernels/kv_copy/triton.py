@@ -1,9 +1,11 @@
 """Latents out of the pool, blocks in and out of staging, and hashes of what is staged, in Triton."""
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
 
+from kernels.host_copy import to_device
 from kernels.kv_copy import xxh3
 
 WORDS = 2048
@@ -34,8 +36,9 @@ def read_latents(pool: torch.Tensor, slots: torch.Tensor, dtype: torch.dtype, sc
     return out
 
 
-# A program copies 16 KiB of a piece, one block of one layer. Reads and writes 8 bytes a word.
-@triton.jit
+# A program copies 16 KiB of a piece, one block of one layer. Reads and writes 8 bytes a word. Compiled once, for
+# segments of all sizes.
+@triton.jit(do_not_specialize=["block_count", "first_layer"])
 def _copy_pieces(
     pool, staging, block_ids, block_count, pool_blocks, first_layer, piece_words,
     GATHER: tl.constexpr, WORDS: tl.constexpr,
@@ -88,7 +91,7 @@ def _mixed(data, swapped, secret):
 
 # What 16 KiB add to a chunk's accumulators, summed within each 1 KiB, since they are scrambled only between those. A
 # program does 16 of those. Reads 1 byte a byte.
-@triton.jit
+@triton.jit(do_not_specialize=["size"])
 def _sum_blocks(data, table, sums, size, CHUNK_BYTES: tl.constexpr, BLOCKS: tl.constexpr):
     chunk = tl.program_id(0).to(tl.int64)
     # The last stripe is another kernel's.
@@ -112,7 +115,7 @@ def _sum_blocks(data, table, sums, size, CHUNK_BYTES: tl.constexpr, BLOCKS: tl.c
 
 
 # A warp folds one chunk's sums: 64 dependent steps of few instructions.
-@triton.jit
+@triton.jit(do_not_specialize=["size"])
 def _fold_chunks(data, table, sums, hashes, size, CHUNK_BYTES: tl.constexpr, SECRET: tl.constexpr):
     chunk = tl.program_id(0).to(tl.int64)
     chunk_size = tl.minimum(size - chunk * CHUNK_BYTES, CHUNK_BYTES)
@@ -153,7 +156,7 @@ def chunk_hashes(data: torch.Tensor, seed: int) -> torch.Tensor:
 
 
 def seeded_table(seed: int, device: torch.device) -> torch.Tensor:
-    return torch.tensor(xxh3.seeded_table(seed), dtype=torch.int64).to(device)
+    return to_device(np.array(xxh3.seeded_table(seed), np.int64), device)
 
 
 def launch_hashes(data: torch.Tensor, table: torch.Tensor) -> torch.Tensor:

@@ -6,7 +6,8 @@ import pytest
 import torch
 import xxhash
 
-from kernels.kv_copy import BLOCK_TOKENS, chunk_hashes, reference, triton
+from kernels.kv_copy import BLOCK_TOKENS, reference, triton
+from kernels.kv_copy.hashes import ChunkHashes
 from kernels.kv_copy.xxh3 import CHUNK_BYTES
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -64,4 +65,6 @@ def test_kernels_hash_as_the_library_does(size: int, seed: int) -> None:
 @pytest.mark.parametrize("size", [0, 1, 240, *SIZES, CHUNK_BYTES + 5])
 def test_every_size_has_its_hashes(size: int) -> None:
     data = random_bytes(size)
-    assert chunk_hashes(data, 77) == expected_hashes(data, 77)
+    hashes = ChunkHashes(data, 77)
+    assert hashes.read() == expected_hashes(data, 77)
+    assert hashes.completed
