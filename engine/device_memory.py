@@ -10,18 +10,9 @@ from kernels.host_copy import to_device
 from kernels.kv_copy import gather_blocks, scatter_blocks
 from kernels.kv_copy.hashes import ChunkHashes
 from mesh.errors import EngineFailed
-from transfer.config import TransferConfig
 from transfer.digest import combine, seed_of
 
-# Of the sums that a segment's hashes are made of, to the segment.
-_SUMS_SHARE = 16
 _WARM_KEY = bytes(32)
-
-
-def reserved_bytes(config: TransferConfig) -> int:
-    """What transfers take of a GPU's memory."""
-    staging = config.slots * config.slot_bytes
-    return staging + staging // _SUMS_SHARE
 
 
 class PlainAllocation:
@@ -30,7 +21,10 @@ class PlainAllocation:
     def __init__(self, size_bytes: int) -> None:
         status, address = driver.cuMemAlloc(size_bytes)
         if status != driver.CUresult.CUDA_SUCCESS:
-            raise EngineFailed(f"{size_bytes} bytes of GPU memory for KV transfers cannot be had: {status.name}")
+            raise EngineFailed(
+                f"no {size_bytes} bytes of GPU memory for KV transfers ({status.name}): lower engine.total_blocks or"
+                " engine.kv_memory_fraction, or engine.transfer.slots"
+            )
         self._address = int(address)
         self.__cuda_array_interface__ = {
             "shape": (size_bytes,),

@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("deepmesh.engine")
 
+# Between looks at transfers while a device computes.
+_LOOK_SECONDS = 1e-4
+
 
 class Engine:
     """Owns the requests and the block pool; drives one backend.
@@ -133,7 +136,8 @@ class Engine:
         """Launch a step, and collect one: the same, or with overlap the one before.
 
         None where it has nothing to tell: no token, no end, no block that came or went, no change of transfers. While
-        transfers are open, `attend` is called between layers where the backend can. It may call everything but `step`.
+        transfers are open, `attend` is called between layers, or while the device computes. It may call everything but
+        `step`.
         """
         self._take_arrived()
         launched = finished = self._launch(attend)
@@ -141,7 +145,7 @@ class Engine:
             finished, self._under_way = self._under_way, launched
         self._blocked = launched is None and finished is None
         assert not self._blocked or self.transfers.open or not self._requests, "work that no step takes on"
-        collected = [] if finished is None else self._collect(finished)
+        collected = [] if finished is None else self._collect(finished, attend)
         outputs, self._told = [*self._told, *collected], []
         changes, counters = self.pool.take_changes(), self.transfers.take_counters()
         if not (outputs or changes.stored or changes.removed or counters or self._moved):
@@ -267,8 +271,10 @@ class Engine:
         prompt_tokens = sum(chunk.tokens for chunk in chunks)
         return Flight(requests, rows, launched, started, len(decoding), prompt_tokens)
 
-    def _collect(self, flight: Flight) -> list[Output]:
+    def _collect(self, flight: Flight, attend: Callable[[], None] | None) -> list[Output]:
         with span("engine.collect"):
+            while attend is not None and self.transfers.open and not flight.launched.wait(_LOOK_SECONDS):
+                attend()
             samples = flight.launched.collect()
         now = self._clock()
         # A step launched ahead began when the one before it ended.

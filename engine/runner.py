@@ -5,23 +5,24 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from engine.batch import Batch, Sample
+from engine.batch import Batch, Row, Sample
 from engine.config import ResolvedEngineConfig
 from engine.graphs import DecodeGraphs, default_sizes
 from engine.loading import load_model, random_model
-from engine.memory_plan import CPU_POOL_BYTES, affordable_blocks, free_bytes
+from engine.memory_plan import CPU_POOL_BYTES, affordable_blocks, free_bytes, transfer_bytes
 from engine.model.context import DeviceState
 from engine.model.inputs import build_context
 from engine.model.model import Model
 from engine.model.state import make_state
 from engine.profiling import graph_bytes, workspace_bytes
+from engine.progress import DeviceProgress
 from engine.sampler import PendingSamples, draw_tokens
 from engine.shards import weights_fingerprint
 from kernels.host_copy import to_device
 from mesh.blocks import BLOCK_TOKENS
-from mesh.errors import ConfigError
 from mesh.workers import KvNamespace
 from transfer.host_memory import HostMemory
+from transfer.memory import KvMemory
 
 
 class ModelBackend:
@@ -63,32 +64,38 @@ class ModelBackend:
             scale=self.state.kv_scale,
         )
 
-    def kv_memory(self) -> HostMemory:
-        """Raises ConfigError on a GPU."""
+    def kv_memory(self) -> KvMemory:
         pool = self.state.kv_pool
-        if pool.device.type != "cpu":
-            raise ConfigError("engine.transfer moves the KV of CPU workers only: remove it, or set engine.device=cpu")
+        if pool.is_cuda:
+            # Only here: it needs CUDA's bindings.
+            from engine.device_memory import DeviceMemory
+
+            return DeviceMemory(pool)
         return HostMemory(pool.view(torch.uint8).numpy().reshape(*pool.shape[:2], -1))
 
     @torch.inference_mode()
     def launch(self, batch: Batch) -> "LaunchedStep":
         """Queue the batch's tokens, the writes of their KV, and the draw of a token for each row with sampling."""
         rows = batch.rows
+        progress = DeviceProgress(batch.on_layers) if self.asynchronous else None
         drawing = [index for index, row in enumerate(rows) if row.sampling is not None]
         if self._graphs is not None and self._graphs.fit(rows):
             logits = self._graphs.run(rows)
             if len(drawing) < len(rows):
                 logits = logits[self._indices(drawing)]
         else:
-            # Of a device that computes later, nothing is known before the step is collected.
-            on_layers = None if self.asynchronous else batch.on_layers
+            on_layers = batch.on_layers if progress is None else progress.layer_hook
             logits = self._model.forward(build_context(self._model.config, rows, self.state), on_layers)
-        if not drawing:
-            return LaunchedStep(len(rows), [], None)
+        pending = self._draw(logits, rows, drawing) if drawing else None
+        if progress is not None:
+            progress.enqueued()
+        return LaunchedStep(len(rows), drawing, pending, progress)
+
+    def _draw(self, logits: torch.Tensor, rows: Sequence[Row], drawing: Sequence[int]) -> PendingSamples:
         drawn_rows = [rows[index] for index in drawing]
         token_ids = draw_tokens(logits, drawn_rows)
         self.state.drawn[self._indices(drawing)] = token_ids
-        return LaunchedStep(len(rows), drawing, PendingSamples(logits, token_ids, drawn_rows))
+        return PendingSamples(logits, token_ids, drawn_rows)
 
     def _indices(self, rows: Sequence[int]) -> torch.Tensor:
         return to_device(np.array(rows, np.int64), self.state.device)
@@ -109,13 +116,22 @@ class ModelBackend:
 class LaunchedStep:
     """engine.batch.Launched."""
 
-    def __init__(self, rows: int, drawing: Sequence[int], pending: PendingSamples | None) -> None:
-        """drawing: the rows that draw, in the order of the pending samples."""
+    def __init__(
+        self, rows: int, drawing: Sequence[int], pending: PendingSamples | None, progress: DeviceProgress | None
+    ) -> None:
+        """drawing: the rows that draw, in the order of the pending samples; progress: None of a step that is done."""
         self._rows = rows
         self._drawing = drawing
         self._pending = pending
+        self._progress = progress
+
+    def wait(self, seconds: float) -> bool:
+        return self._progress is None or self._progress.wait(seconds)
 
     def collect(self) -> list[Sample | None]:
+        if self._progress is not None:
+            # KV that was not written yet must not be pushed, nor its blocks be given to others.
+            self._progress.synchronize()
         samples: list[Sample | None] = [None] * self._rows
         if self._pending is not None:
             for index, sample in zip(self._drawing, self._pending.read(), strict=True):
@@ -133,15 +149,17 @@ def make_model(resolved: ResolvedEngineConfig) -> Model:
 
 
 def reserved_bytes(model: Model, resolved: ResolvedEngineConfig, longest: int) -> int:
-    """What steps and graphs take beside weights and pool, found by running them over a pool of one block."""
+    """What steps, graphs and transfers take beside weights and pool, the former found by running them."""
     config = resolved.config
+    transfers = transfer_bytes(config.transfer)
     state = _make_state(model, resolved, 1, longest)
     with torch.inference_mode():
         workspace = workspace_bytes(model, state, config.max_step_tokens, config.max_requests, longest)
         if not resolved.decode_graphs:
-            return workspace
+            return workspace + transfers
         rows = max(config.graph_rows or [config.max_requests])
-        return workspace + graph_bytes(lambda: DecodeGraphs(model, state, [rows], _blocks_of(longest)))
+        graphs = graph_bytes(lambda: DecodeGraphs(model, state, [rows], _blocks_of(longest)))
+        return workspace + transfers + graphs
 
 
 def _make_state(model: Model, resolved: ResolvedEngineConfig, blocks: int, positions: int) -> DeviceState:

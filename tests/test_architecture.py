@@ -42,6 +42,7 @@ TORCH_HOMES = (
     "engine/random_weights.py",
     "engine/memory_plan.py",
     "engine/profiling.py",
+    "engine/progress.py",
     "engine/graphs.py",
 )
 # Inside functions only: a rank on the oracle backend starts without it.

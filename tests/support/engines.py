@@ -40,6 +40,9 @@ class DeferredBatch:
         self._backend = backend
         self._batch = batch
 
+    def wait(self, seconds: float) -> bool:
+        return True
+
     def collect(self) -> list[Sample | None]:
         return self._backend.compute(self._batch)
 
