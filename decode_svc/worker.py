@@ -55,7 +55,6 @@ class DecodeWorker:
         self._host = RankHost(rank)
         self.stores = StoreClient(config.stores, self.identity, self._host)
         self._limits = QueueLimits(**config.queue.model_dump())
-        self._draining = False
 
     @classmethod
     async def start(
@@ -86,8 +85,6 @@ class DecodeWorker:
     async def run(self) -> None:
         """Follow the rank. Raises EngineFailed once it has gone and every live request has been told so."""
         error = await self._host.run(self, self.stores)
-        self._draining = True
-        self.report.drain()
         self.sessions.fail_all(error)
         raise error
 
@@ -98,7 +95,7 @@ class DecodeWorker:
 
     def _submit(self, attachment: Attachment, submission: Submission) -> None:
         try:
-            if self._draining:
+            if self._host.draining:
                 raise WorkerDraining("this worker is draining: place the request on another")
             check(submission, self.ready, self.identity.can_prefill)
             admit(submission, self.sessions.backlog(attachment), self.ready.max_requests, self._limits)
@@ -109,8 +106,7 @@ class DecodeWorker:
 
     async def drain(self, seconds: float) -> None:
         """Take nothing new, give live requests that time to end, then end every stream."""
-        self._draining = True
-        self.report.drain()
+        self._host.drain()
         await _wait(self.sessions.idle, seconds)
         self.sessions.fail_all(WorkerDraining("the worker stops before the request has ended: place it on another"))
         self.sessions.end_streams(ShuttingDown("the worker is stopping"))

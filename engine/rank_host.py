@@ -57,6 +57,8 @@ class RankHost:
     def __init__(self, rank: RankClient) -> None:
         self.report = StatusReport(rank.ready.total_blocks)
         self.rank = rank
+        # It takes nothing new.
+        self.draining = False
         self._chains = Chains()
         # A store came that was offered nothing yet.
         self._store_came = False
@@ -65,8 +67,18 @@ class RankHost:
     def ready(self) -> Ready:
         return self.rank.ready
 
+    def drain(self) -> None:
+        """Take nothing new, and have the scheduler know."""
+        self.draining = True
+        self.report.drain()
+
     async def run(self, user: RankUser, stores: Stores) -> EngineFailed:
-        """Returns why the rank has gone."""
+        """Drains, and returns why, once the rank has gone."""
+        error = await self._follow(user, stores)
+        self.drain()
+        return error
+
+    async def _follow(self, user: RankUser, stores: Stores) -> EngineFailed:
         tasks = [asyncio.create_task(self._tick(user, stores)), asyncio.create_task(stores.run())]
         try:
             async for said in self.rank.results:

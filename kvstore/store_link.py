@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import random
 from contextlib import suppress
 from typing import Any
 
@@ -11,6 +10,7 @@ from deepmesh.v1 import kvstore_pb2, kvstore_pb2_grpc
 from kvstore.offer_link import CONCURRENT_OFFERS, OfferLink
 from kvstore.store_user import StoreUser
 from mesh import worker_wire
+from mesh.backoff import Backoff
 from mesh.channel import open_channel
 from mesh.errors import MeshError
 from mesh.workers import WorkerIdentity
@@ -18,8 +18,6 @@ from transfer.ticket import StoreSession
 
 log = logging.getLogger(__name__)
 
-FIRST_RETRY_SECONDS = 0.1
-LAST_RETRY_SECONDS = 5.0
 # Without an answer for so long the store is frozen or gone.
 ANSWER_SECONDS = 3.0
 RENEWALS_A_LEASE = 3
@@ -33,7 +31,7 @@ class StoreLink:
         self._worker = worker
         self._user = user
         self._session: StoreSession | None = None
-        self._retry_seconds = FIRST_RETRY_SECONDS
+        self._backoff = Backoff(log)
         # Set when something says that the session may be no more.
         self._doubt = asyncio.Event()
         self.offers = OfferLink(user, self._doubt)
@@ -56,10 +54,10 @@ class StoreLink:
             try:
                 response = await stub.AttachWorker(self._request(), timeout=ANSWER_SECONDS)
             except MeshError as error:
-                self._lose(error)
-                await asyncio.sleep(self._retry_seconds * random.uniform(0.5, 1.0))
-                self._retry_seconds = min(2 * self._retry_seconds, LAST_RETRY_SECONDS)
+                self._lose()
+                await self._backoff.failed(f"no session with the KV store at {self._endpoint}", error)
                 continue
+            self._backoff.succeeded()
             self._use(response)
             with suppress(TimeoutError):
                 async with asyncio.timeout(response.lease.ToMilliseconds() / 1000 / RENEWALS_A_LEASE):
@@ -81,7 +79,6 @@ class StoreLink:
             session_key=response.session_key,
             namespace=self._worker.kv_namespace,
         )
-        self._retry_seconds = FIRST_RETRY_SECONDS
         if session == self._session:
             return
         if self._session is not None and self._session.store_id != session.store_id:
@@ -91,10 +88,7 @@ class StoreLink:
         self._user.attach_store(session)
         log.info("attached to a KV store", extra={"fields": {"id": session.store_id, "endpoint": self._endpoint}})
 
-    def _lose(self, error: MeshError) -> None:
-        # Once, and not at every try of a store that is away for long.
-        level = logging.WARNING if self._retry_seconds == FIRST_RETRY_SECONDS else logging.DEBUG
-        log.log(level, "no session with the KV store at %s: %s", self._endpoint, error.message)
+    def _lose(self) -> None:
         if self._session is not None:
             self._user.detach_store(self._session.store_id)
             self._session = None

@@ -2,14 +2,14 @@
 
 import asyncio
 import logging
-import random
 from contextlib import suppress
-from typing import Any
+from typing import Any, NoReturn
 
 import grpc
 from deepmesh.v1 import scheduler_pb2_grpc
 
 from mesh import worker_wire
+from mesh.backoff import Backoff
 from mesh.channel import open_channel
 from mesh.errors import MeshError, SchedulerUnavailable
 from mesh.failures import from_rpc_error
@@ -18,8 +18,6 @@ from mesh.workers import WorkerIdentity
 
 log = logging.getLogger(__name__)
 
-FIRST_RETRY_SECONDS = 0.1
-LAST_RETRY_SECONDS = 5.0
 # Without an answer for so long the scheduler is frozen or gone.
 ANSWER_SECONDS = 10.0
 HEARTBEATS_A_LEASE = 3
@@ -33,7 +31,7 @@ class StatusLink:
         self._identity = identity
         self._report = report
         self._interval_seconds = interval_seconds
-        self._retry_seconds = FIRST_RETRY_SECONDS
+        self._backoff = Backoff(log)
         self._connected = False
         self._told_draining = asyncio.Event()
 
@@ -45,10 +43,8 @@ class StatusLink:
                 try:
                     await self._follow(stub.ReportStatus())
                 except MeshError as error:
-                    self._log_failure(error)
-                self._connected = False
-                await asyncio.sleep(self._retry_seconds * random.uniform(0.5, 1.0))
-                self._retry_seconds = min(2 * self._retry_seconds, LAST_RETRY_SECONDS)
+                    self._connected = False
+                    await self._backoff.failed(f"not reporting to the scheduler at {self._endpoint}", error)
 
     async def told_draining(self, seconds: float) -> None:
         """Return when the scheduler, if there is one, knows that this worker drains, or after that time."""
@@ -58,14 +54,15 @@ class StatusLink:
             async with asyncio.timeout(seconds):
                 await self._told_draining.wait()
 
-    async def _follow(self, call: Any) -> None:
+    async def _follow(self, call: Any) -> NoReturn:
         """One stream, until it breaks; each message is answered before the next."""
         # A broken stream is noticed at once, and not at the next heartbeat.
         call.add_done_callback(lambda _: self._report.wake())
         try:
             lease_seconds = await self._tell(call, first=True)
             log.info("reporting to the scheduler at %s", self._endpoint)
-            self._connected, self._retry_seconds = True, FIRST_RETRY_SECONDS
+            self._connected = True
+            self._backoff.succeeded()
             while True:
                 await asyncio.sleep(self._interval_seconds)
                 await self._report.wait(lease_seconds / HEARTBEATS_A_LEASE - self._interval_seconds)
@@ -76,11 +73,6 @@ class StatusLink:
             raise SchedulerUnavailable(f"no answer within {ANSWER_SECONDS:g} s") from error
         finally:
             call.cancel()
-
-    def _log_failure(self, error: MeshError) -> None:
-        # Once, and not at every try of a scheduler that is away for long.
-        level = logging.WARNING if self._retry_seconds == FIRST_RETRY_SECONDS else logging.DEBUG
-        log.log(level, "not reporting to the scheduler at %s: %s", self._endpoint, error.message)
 
     async def _tell(self, call: Any, first: bool) -> float:
         """Send what there is to tell; returns the lease in seconds."""

@@ -37,7 +37,6 @@ class PrefillWorker:
         self._limits = QueueLimits(**config.queue.model_dump())
         assert config.engine.transfer is not None
         self._transfer = config.engine.transfer
-        self._draining = False
 
     @classmethod
     async def start(cls, config: PrefillConfig, endpoint: str, clock: Callable[[], float] = time.monotonic) -> Self:
@@ -62,15 +61,13 @@ class PrefillWorker:
     async def run(self) -> None:
         """Follow the rank. Raises EngineFailed once it has gone and every caller has been told so."""
         error = await self._host.run(self, self.stores)
-        self._draining = True
-        self.report.drain()
         self.jobs.fail_all(error)
         raise error
 
     def submit(self, prompt: Prompt) -> Job:
         """Raises InvalidRequest, NamespaceMismatch, WorkerFull, WorkerDraining or EngineFailed; `jobs.end` the job."""
         with span("prefill.submit", request_id=prompt.request_id, attempt=prompt.attempt):
-            if self._draining:
+            if self._host.draining:
                 raise WorkerDraining("this worker is draining: place the prompt on another")
             check(prompt, self.ready, self._transfer)
             admit(prompt, self.jobs.backlog(), self.ready.max_requests, self._limits)
@@ -86,8 +83,7 @@ class PrefillWorker:
 
     async def drain(self, seconds: float) -> None:
         """Take nothing new, give the prompts there are that time to end, then fail them."""
-        self._draining = True
-        self.report.drain()
+        self._host.drain()
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self.jobs.idle.wait()

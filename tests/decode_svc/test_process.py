@@ -77,11 +77,7 @@ async def test_the_death_of_the_rank_ends_every_request_and_the_process() -> Non
 
 async def test_a_killed_worker_leaves_no_rank() -> None:
     async with decode_process() as process:
-        await process.child.wait_ready(process.endpoint, 30)
-        rank = process.rank
-        process.signal(signal.SIGKILL)
-        await process.child.wait()
-        await eventually(lambda: not rank.is_running())
+        await process.ends_with_its_rank_when_killed()
 
 
 @pytest.mark.parametrize(
@@ -97,11 +93,9 @@ async def test_a_worker_that_can_never_start_says_why_in_its_last_line(
     settings: tuple[str, ...], complaint: str
 ) -> None:
     async with decode_process(*settings) as process:
-        assert await process.child.wait() == 2
-        assert complaint in process.lines[-1]
+        await process.ends_for_good_complaining_of(complaint)
 
 
 async def test_a_taken_port_is_named_before_anything_is_loaded() -> None:
     async with running_scheduler() as taken, decode_process(port=int(taken.rpartition(":")[2])) as process:
-        assert await process.child.wait() == 2
-        assert taken in process.lines[-1]
+        await process.ends_for_good_complaining_of(taken)

@@ -4,7 +4,7 @@ definition has them, and nothing held anywhere afterwards."""
 import asyncio
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 
 import grpc
 import psutil
@@ -12,12 +12,13 @@ import pytest
 import pytest_asyncio
 from deepmesh.v1 import scheduler_pb2
 
-from engine.oracle import oracle_tokens
 from mesh.failures import from_rpc_error
 from tests.support.mesh_requests import (
+    assert_right,
     fetched_blocks,
     forget,
     kill,
+    prompt_of,
     received_bytes,
     request_of,
     stored_blocks,
@@ -26,7 +27,6 @@ from tests.support.mesh_requests import (
 )
 from tests.support.process_mesh import ProcessMesh, oracle_settings, process_mesh
 
-VOCABULARY = 512
 # Around the ends of blocks, of the prefill worker's chunks of 128, and of segments of a few blocks.
 LENGTHS = (1, 2, 63, 64, 65, 127, 128, 129, 191, 192, 193, 256, 257, 511, 512, 513, 640)
 # A prefill worker that says nothing is given up, with its landings, after three seconds.
@@ -59,17 +59,6 @@ async def four() -> AsyncIterator[ProcessMesh]:
     """2P2D and two stores."""
     async with process_mesh(workers=2, prefill=2, stores=2, settings=(*settings(), *APART)) as running:
         yield running
-
-
-def prompt_of(length: int, seed: int) -> list[int]:
-    source = random.Random(seed)
-    return [source.randrange(VOCABULARY) for _ in range(length)]
-
-
-async def assert_right(mesh: ProcessMesh, prompts: Sequence[Sequence[int]], max_tokens: int = 40) -> None:
-    """All at once, each is answered as the oracle's definition says."""
-    answers = await asyncio.gather(*(tokens_of(mesh, prompt, max_tokens) for prompt in prompts))
-    assert answers == [oracle_tokens(prompt, max_tokens, VOCABULARY) for prompt in prompts]
 
 
 async def chosen(mesh: ProcessMesh, newest: int) -> list[scheduler_pb2.Candidate]:

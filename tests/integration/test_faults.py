@@ -7,7 +7,7 @@ import os
 import random
 import signal
 import socket
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager, suppress
 
 import grpc
@@ -16,11 +16,10 @@ import pytest
 import pytest_asyncio
 from deepmesh.v1 import gateway_pb2
 
-from engine.oracle import oracle_tokens
 from mesh.composition import HOST
-from tests.support.process_mesh import ProcessMesh, oracle_settings, process_mesh
+from tests.support.mesh_requests import assert_right, kill, request_of, tokens_of
+from tests.support.process_mesh import VOCABULARY, ProcessMesh, oracle_settings, process_mesh
 
-VOCABULARY = 512
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 FAST_LEASES = ("scheduler.lease.seconds=2", "decode.grace_seconds=2", "gateway.limits.stalled_seconds=5")
 
@@ -32,75 +31,58 @@ async def mesh() -> AsyncIterator[ProcessMesh]:
         yield running
 
 
-def request_of(prompt: Sequence[int], max_tokens: int) -> gateway_pb2.GenerateRequest:
-    form = gateway_pb2.Prompt(token_ids=gateway_pb2.TokenIds(ids=prompt))
-    return gateway_pb2.GenerateRequest(prompt=form, max_tokens=max_tokens, return_token_ids=True)
-
-
 def prompts(count: int, seed: int = 0) -> list[list[int]]:
     source = random.Random(seed)
     return [[source.randrange(VOCABULARY) for _ in range(source.randint(1, 300))] for _ in range(count)]
 
 
-async def tokens_of(mesh: ProcessMesh, prompt: Sequence[int], max_tokens: int) -> list[int]:
-    call = mesh.gateway.Generate(request_of(prompt, max_tokens), timeout=60)
-    return [token async for message in call for token in message.delta.token_ids]
-
-
 async def assert_serving(mesh: ProcessMesh) -> None:
-    prompt = [1, 2, 3]
-    assert await tokens_of(mesh, prompt, 20) == oracle_tokens(prompt, 20, VOCABULARY)
+    await assert_right(mesh, [[1, 2, 3]], 20)
 
 
 async def test_many_requests_at_once_each_get_their_own_tokens(mesh: ProcessMesh) -> None:
-    asked = prompts(100)
-    answers = await asyncio.gather(*(tokens_of(mesh, prompt, 50) for prompt in asked))
-    assert answers == [oracle_tokens(prompt, 50, VOCABULARY) for prompt in asked]
+    await assert_right(mesh, prompts(100), 50)
     await mesh.drained()
 
 
 async def test_a_killed_worker_costs_no_token_of_its_requests(mesh: ProcessMesh) -> None:
     await mesh.whole()
-    asked = prompts(20, seed=1)
-    answers = asyncio.gather(*(tokens_of(mesh, prompt, 300) for prompt in asked))
+    answers = asyncio.create_task(assert_right(mesh, prompts(20, seed=1), 300))
     await asyncio.sleep(0.5)
-    os.kill(mesh.supervisor.process_ids["decode-0"], signal.SIGKILL)
-    assert await answers == [oracle_tokens(prompt, 300, VOCABULARY) for prompt in asked]
+    kill(mesh, "decode-0")
+    await answers
     await mesh.drained()
 
 
 async def test_a_killed_rank_costs_no_token_of_its_requests(mesh: ProcessMesh) -> None:
     await mesh.whole()
-    asked = prompts(20, seed=2)
-    answers = asyncio.gather(*(tokens_of(mesh, prompt, 300) for prompt in asked))
+    answers = asyncio.create_task(assert_right(mesh, prompts(20, seed=2), 300))
     await asyncio.sleep(0.5)
     os.kill(child_of(mesh.supervisor.process_ids["decode-1"]), signal.SIGKILL)
-    assert await answers == [oracle_tokens(prompt, 300, VOCABULARY) for prompt in asked]
+    await answers
     await mesh.drained()
 
 
 async def test_a_frozen_worker_costs_no_token_of_its_requests(mesh: ProcessMesh) -> None:
     await mesh.whole()
-    asked = prompts(20, seed=3)
-    answers = asyncio.gather(*(tokens_of(mesh, prompt, 300) for prompt in asked))
+    answers = asyncio.create_task(assert_right(mesh, prompts(20, seed=3), 300))
     await asyncio.sleep(0.5)
     frozen = mesh.supervisor.process_ids["decode-0"]
     os.kill(frozen, signal.SIGSTOP)
     try:
-        assert await answers == [oracle_tokens(prompt, 300, VOCABULARY) for prompt in asked]
+        await answers
     finally:
         os.kill(frozen, signal.SIGCONT)
     await mesh.drained()
 
 
 async def test_a_restarted_scheduler_learns_of_the_workers_and_streams_go_on(mesh: ProcessMesh) -> None:
-    prompt = [7, 8, 9]
-    answer = asyncio.create_task(tokens_of(mesh, prompt, 400))
+    answer = asyncio.create_task(assert_right(mesh, [[7, 8, 9]], 400))
     await asyncio.sleep(0.3)
-    os.kill(mesh.supervisor.process_ids["scheduler"], signal.SIGKILL)
+    kill(mesh, "scheduler")
     # No scheduler: the gateway places from its last snapshot.
     await assert_serving(mesh)
-    assert await answer == oracle_tokens(prompt, 400, VOCABULARY)
+    await answer
     await mesh.whole()
     await assert_serving(mesh)
 
@@ -174,7 +156,7 @@ async def test_with_every_worker_gone_requests_end_with_unavailable() -> None:
         async with asyncio.timeout(60):
             while not answer.done():
                 with suppress(ProcessLookupError):
-                    os.kill(mesh.supervisor.process_ids["decode-0"], signal.SIGKILL)
+                    kill(mesh, "decode-0")
                 await asyncio.wait({answer}, timeout=0.3)
         error = answer.exception()
         assert isinstance(error, grpc.aio.AioRpcError)

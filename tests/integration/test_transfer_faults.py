@@ -1,7 +1,6 @@
 """A prefill worker killed before and after its push, a store that freezes: right tokens, nothing held afterwards."""
 
 import asyncio
-import random
 from collections.abc import AsyncIterator
 
 import psutil
@@ -9,12 +8,12 @@ import pytest
 import pytest_asyncio
 
 from engine.oracle import oracle_tokens
-from tests.support.mesh_requests import kill, request_of, tokens_of
-from tests.support.process_mesh import ProcessMesh, oracle_settings, process_mesh
+from tests.support.mesh_requests import assert_right, kill, prompt_of, request_of
+from tests.support.process_mesh import VOCABULARY, ProcessMesh, oracle_settings, process_mesh
 
-VOCABULARY = 512
+PROMPT_TOKENS = 512
 SETTINGS = (
-    # A prompt of 512 tokens takes half a second, so that what is killed meanwhile has pushed nothing.
+    # A prompt takes half a second, so that what is killed meanwhile has pushed nothing.
     *oracle_settings(**{"oracle.step_ms": 5, "oracle.prefill_tokens_per_second": 1000, "transfer.slot_bytes": 65536}),
     "decode.can_prefill=false",
     "decode.engine.transfer.landing_seconds=3",
@@ -32,14 +31,8 @@ async def slow_pair() -> AsyncIterator[ProcessMesh]:
         yield running
 
 
-def prompt_of(seed: int) -> list[int]:
-    source = random.Random(seed)
-    return [source.randrange(VOCABULARY) for _ in range(512)]
-
-
 async def test_a_prefill_worker_killed_before_its_push_costs_no_token(slow_pair: ProcessMesh) -> None:
-    prompt = prompt_of(0)
-    answer = asyncio.create_task(tokens_of(slow_pair, prompt, 20))
+    answer = asyncio.create_task(assert_right(slow_pair, [prompt_of(PROMPT_TOKENS, 0)], 20))
     async with asyncio.timeout(5):
         while True:
             if any(worker.transfers.open_landings for worker in await slow_pair.workers()):
@@ -47,13 +40,13 @@ async def test_a_prefill_worker_killed_before_its_push_costs_no_token(slow_pair:
             await asyncio.sleep(0.01)
     assert not answer.done()
     kill(slow_pair, "prefill-0")
-    assert await answer == oracle_tokens(prompt, 20, VOCABULARY)
+    await answer
     await slow_pair.whole()
     await slow_pair.drained()
 
 
 async def test_a_prefill_worker_killed_after_its_push_is_not_missed(slow_pair: ProcessMesh) -> None:
-    prompt = prompt_of(1)
+    prompt = prompt_of(PROMPT_TOKENS, 1)
     tokens: list[int] = []
     async for message in slow_pair.gateway.Generate(request_of(prompt, 200), timeout=30):
         before, tokens = len(tokens), [*tokens, *message.delta.token_ids]
@@ -66,15 +59,14 @@ async def test_a_prefill_worker_killed_after_its_push_is_not_missed(slow_pair: P
 
 
 async def test_a_store_that_freezes_past_its_deadlines_holds_nobody_up(slow_pair: ProcessMesh) -> None:
-    prompts = [prompt_of(10 + number) for number in range(4)]
+    prompts = [prompt_of(PROMPT_TOKENS, 10 + number) for number in range(4)]
     store = psutil.Process(slow_pair.supervisor.process_ids["kvstore-0"])
     store.suspend()
     try:
-        answers = await asyncio.gather(*(tokens_of(slow_pair, prompt, 20) for prompt in prompts))
+        await assert_right(slow_pair, prompts, 20)
         # Longer than the offers that were under way may take.
         await asyncio.sleep(3)
     finally:
         store.resume()
-    assert answers == [oracle_tokens(prompt, 20, VOCABULARY) for prompt in prompts]
     await slow_pair.whole()
     await slow_pair.drained()

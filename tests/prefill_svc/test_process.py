@@ -82,11 +82,7 @@ async def test_the_death_of_the_rank_ends_every_call_and_the_process() -> None:
 
 async def test_a_killed_worker_leaves_no_rank() -> None:
     async with prefill_process() as process:
-        await process.child.wait_ready(process.endpoint, 30)
-        rank = process.rank
-        process.signal(signal.SIGKILL)
-        await process.child.wait()
-        await eventually(lambda: not rank.is_running())
+        await process.ends_with_its_rank_when_killed()
 
 
 @pytest.mark.parametrize(
@@ -100,5 +96,4 @@ async def test_a_worker_that_can_never_start_says_why_in_its_last_line(
     settings: tuple[str, ...], complaint: str
 ) -> None:
     async with prefill_process(*settings) as process:
-        assert await process.child.wait() == 2
-        assert complaint in process.lines[-1]
+        await process.ends_for_good_complaining_of(complaint)

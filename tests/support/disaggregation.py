@@ -7,10 +7,11 @@ from typing import Any
 
 from engine.batch import Batch, Computed
 from engine.engine import Engine
-from engine.messages import Cancel, Fetch, FirstToken, Grant, LandingOpened, Output, Push, Pushed, StepResult, Submit
+from engine.messages import Cancel, Fetch, Grant, LandingOpened, Output, Pushed, StepResult, Submit
 from engine.oracle import OracleBackend
 from tests.support.engines import Transcript, oracle_config
 from tests.support.fake_agent import Fabric, FakeAgent
+from tests.support.remote_prompts import first_token_of, prefill_of
 from transfer.config import TransferConfig
 from transfer.events import Granted, PushEnded, SegmentSent
 
@@ -126,19 +127,7 @@ class Pair:
                     self._messages.append(lambda grant=grant: self.prefill.transfers.take(grant))
 
     def _prefill(self, opened: LandingOpened) -> None:
-        submit = self.submits[opened.key]
-        self.prefill.submit(
-            Submit(
-                key=submit.key,
-                request_id=submit.request_id,
-                token_ids=submit.token_ids,
-                sampling=submit.sampling,
-                max_tokens=1,
-                cache_salt=submit.cache_salt,
-                push=Push(opened.ticket, opened.held_blocks),
-                fetch=self.fetches.get(opened.key),
-            )
-        )
+        self.prefill.submit(prefill_of(self.submits[opened.key], opened, self.fetches.get(opened.key)))
 
     def _relay_to_decode(self, result: StepResult | None) -> None:
         for output in result.outputs if result else []:
@@ -155,13 +144,7 @@ class Pair:
 
     def _relay_output(self, output: Output) -> None:
         if output.token_ids:
-            first = FirstToken(
-                output.key,
-                output.token_ids[0],
-                output.logprobs[0] if output.logprobs else None,
-                output.cached_tokens or 0,
-                output.store_cached_tokens or 0,
-            )
+            first = first_token_of(output)
             self._messages.append(lambda: self.decode.first_token(first))
         elif output.refusal is not None:
             self._lose(output.key)

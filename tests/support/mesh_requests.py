@@ -2,12 +2,19 @@
 
 import asyncio
 import os
+import random
 import signal
 from collections.abc import Sequence
 
 from deepmesh.v1 import gateway_pb2
 
-from tests.support.process_mesh import ProcessMesh
+from engine.oracle import oracle_tokens
+from tests.support.process_mesh import VOCABULARY, ProcessMesh
+
+
+def prompt_of(length: int, seed: int) -> list[int]:
+    source = random.Random(seed)
+    return [source.randrange(VOCABULARY) for _ in range(length)]
 
 
 def request_of(prompt: Sequence[int], max_tokens: int) -> gateway_pb2.GenerateRequest:
@@ -18,6 +25,12 @@ def request_of(prompt: Sequence[int], max_tokens: int) -> gateway_pb2.GenerateRe
 async def tokens_of(mesh: ProcessMesh, prompt: Sequence[int], max_tokens: int) -> list[int]:
     call = mesh.gateway.Generate(request_of(prompt, max_tokens), timeout=60)
     return [token async for message in call for token in message.delta.token_ids]
+
+
+async def assert_right(mesh: ProcessMesh, prompts: Sequence[Sequence[int]], max_tokens: int = 40) -> None:
+    """All at once, each is answered as the oracle's definition says."""
+    answers = await asyncio.gather(*(tokens_of(mesh, prompt, max_tokens) for prompt in prompts))
+    assert answers == [oracle_tokens(prompt, max_tokens, VOCABULARY) for prompt in prompts]
 
 
 def kill(mesh: ProcessMesh, *names: str) -> None:

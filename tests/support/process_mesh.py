@@ -16,6 +16,9 @@ from mesh.ports import free_port
 from mesh.supervisor import Supervisor
 from tools.byte_tokenizer import write_tokenizer
 
+# Of oracle workers.
+VOCABULARY = 512
+
 
 @dataclass
 class ProcessMesh:
@@ -95,8 +98,8 @@ def _is_still(transfers: common_pb2.TransferStatus) -> bool:
 def oracle_settings(**engine: object) -> tuple[str, ...]:
     """Settings of a mesh whose workers need no checkpoint, and that speaks text all the same."""
     directory = Path(mkdtemp(prefix="deepmesh-oracle-"))
-    write_tokenizer(directory, 512, 1 << 17)
-    values = {"backend": "oracle", "oracle.vocabulary_size": 512, "total_blocks": 256, **engine}
+    write_tokenizer(directory, VOCABULARY, 1 << 17)
+    values = {"backend": "oracle", "oracle.vocabulary_size": VOCABULARY, "total_blocks": 256, **engine}
     workers = [f"{role}.engine.{key}={value}" for role in ("decode", "prefill") for key, value in values.items()]
     return (*workers, f'gateway.models=[{{"name": "oracle", "tokenizer_dir": "{directory}"}}]')
 

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 
 from engine.client import RankClient
 from engine.config import EngineConfig
-from engine.messages import FirstToken, LandingOpened, Output, Push, StepResult, Submit
+from engine.messages import LandingOpened, Output, StepResult, Submit
 from mesh.config import ObserveConfig
 from mesh.workers import TransferCounters
 from tests.support.engines import Transcript
+from tests.support.remote_prompts import first_token_of, prefill_of
 from transfer.events import Granted, PushEnded, SegmentSent
 
 
@@ -57,22 +58,11 @@ class RankPair:
                     self.pushes.append(message)
 
     def _prefill(self, opened: LandingOpened) -> None:
-        submit = self._submits[opened.key]
-        self.prefill.submit(
-            Submit(
-                key=submit.key,
-                request_id=submit.request_id,
-                token_ids=submit.token_ids,
-                sampling=submit.sampling,
-                max_tokens=1,
-                push=Push(opened.ticket, opened.held_blocks),
-            )
-        )
+        self.prefill.submit(prefill_of(self._submits[opened.key], opened))
 
     def _pass_on(self, output: Output) -> None:
         if output.token_ids:
-            cached = output.cached_tokens or 0
-            self.decode.first_token(FirstToken(output.key, output.token_ids[0], cached_tokens=cached))
+            self.decode.first_token(first_token_of(output))
         elif output.refusal is not None:
             self.decode.cancel(output.key)
 

@@ -11,6 +11,7 @@ import psutil
 
 from mesh.ports import free_port
 from mesh.process import Child
+from tests.support.waiting import eventually
 
 
 @dataclass
@@ -26,6 +27,18 @@ class WorkerProcess:
 
     def signal(self, number: signal.Signals) -> None:
         os.kill(self.child.process_id, number)
+
+    async def ends_with_its_rank_when_killed(self) -> None:
+        await self.child.wait_ready(self.endpoint, 30)
+        rank = self.rank
+        self.signal(signal.SIGKILL)
+        await self.child.wait()
+        await eventually(lambda: not rank.is_running())
+
+    async def ends_for_good_complaining_of(self, complaint: str) -> None:
+        """Status 2 has nobody start it again; the last line is what its user sees."""
+        assert await self.child.wait() == 2
+        assert complaint in self.lines[-1]
 
 
 @asynccontextmanager

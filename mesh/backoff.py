@@ -1,0 +1,32 @@
+"""How a link to another service is tried again after it failed: later each time, and told of once."""
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable
+
+from mesh.errors import MeshError
+
+FIRST_SECONDS = 0.1
+LAST_SECONDS = 5.0
+
+
+class Backoff:
+    """Waits 0.1 s, doubled for each failure in a row up to 5 s; each wait is drawn from the upper half of that."""
+
+    def __init__(self, log: logging.Logger, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
+        self._log = log
+        self._sleep = sleep
+        self._seconds = FIRST_SECONDS
+
+    def succeeded(self) -> None:
+        """The next failure is the first of a row."""
+        self._seconds = FIRST_SECONDS
+
+    async def failed(self, what: str, error: MeshError) -> None:
+        """Tell what failed, and return when it is time for another try."""
+        # Once, and not at every try of a service that is away for long.
+        level = logging.WARNING if self._seconds == FIRST_SECONDS else logging.DEBUG
+        self._log.log(level, "%s: %s", what, error.message)
+        await self._sleep(self._seconds * random.uniform(0.5, 1.0))
+        self._seconds = min(2 * self._seconds, LAST_SECONDS)

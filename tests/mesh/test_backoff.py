@@ -1,0 +1,44 @@
+import logging
+
+import pytest
+
+from mesh.backoff import Backoff
+from mesh.errors import SchedulerUnavailable
+
+AWAY = SchedulerUnavailable("nobody answers")
+
+
+class Sleeps(list[float]):
+    async def __call__(self, seconds: float) -> None:
+        self.append(seconds)
+
+
+async def fail(backoff: Backoff, times: int) -> None:
+    for _ in range(times):
+        await backoff.failed("not reporting", AWAY)
+
+
+async def test_each_failure_in_a_row_waits_about_twice_as_long_up_to_five_seconds() -> None:
+    sleeps = Sleeps()
+    await fail(Backoff(logging.getLogger("test"), sleeps), 9)
+    for slept, most in zip(sleeps, (0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 5.0), strict=True):
+        assert most / 2 <= slept <= most
+
+
+async def test_a_success_ends_the_row() -> None:
+    sleeps = Sleeps()
+    backoff = Backoff(logging.getLogger("test"), sleeps)
+    await fail(backoff, 5)
+    backoff.succeeded()
+    await fail(backoff, 1)
+    assert sleeps[-1] <= 0.1
+
+
+async def test_a_row_of_failures_is_worth_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    backoff = Backoff(logging.getLogger("test"), Sleeps())
+    with caplog.at_level(logging.DEBUG):
+        for _ in range(2):
+            await fail(backoff, 3)
+            backoff.succeeded()
+    assert [record.levelname for record in caplog.records] == ["WARNING", "DEBUG", "DEBUG"] * 2
+    assert caplog.records[0].getMessage() == "not reporting: nobody answers"

@@ -1,0 +1,28 @@
+"""What the services pass on between a decode rank and a prefill rank, without the services."""
+
+from engine.messages import Fetch, FirstToken, LandingOpened, Output, Push, Submit
+
+
+def prefill_of(submit: Submit, opened: LandingOpened, fetch: Fetch | None = None) -> Submit:
+    """The prompt of a request whose landing is open, as its prefill rank takes it."""
+    return Submit(
+        key=submit.key,
+        request_id=submit.request_id,
+        token_ids=submit.token_ids,
+        sampling=submit.sampling,
+        max_tokens=1,
+        cache_salt=submit.cache_salt,
+        push=Push(opened.ticket, opened.held_blocks),
+        fetch=fetch,
+    )
+
+
+def first_token_of(output: Output) -> FirstToken:
+    """A prefill rank's answer, as the decode rank takes it."""
+    return FirstToken(
+        output.key,
+        output.token_ids[0],
+        output.logprobs[0] if output.logprobs else None,
+        output.cached_tokens or 0,
+        output.store_cached_tokens or 0,
+    )
