@@ -1,7 +1,9 @@
 """What holds for every test."""
 
 import os
+import signal
 from pathlib import Path
+from types import FrameType
 
 # Before torch is imported: on a busy machine, compute threads that spin make a test take minutes; see engine/client.py.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -9,3 +11,23 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # Without a GPU, Triton's kernels run in its interpreter. Read when Triton is first imported, by whichever test that is.
 if not any(Path("/dev").glob("nvidia[0-9]*")):
     os.environ["TRITON_INTERPRET"] = "1"
+
+
+def pytest_sessionstart() -> None:
+    _end_in_order_when_told_to()
+
+
+def pytest_runtest_setup() -> None:
+    # A server under test that listened for signals has put the default back.
+    _end_in_order_when_told_to()
+
+
+def _end_in_order_when_told_to() -> None:
+    """SIGTERM ends a run as Ctrl-C does: fixtures are torn down, and what was made for the run is removed."""
+    signal.signal(signal.SIGTERM, _interrupt)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    # The next one kills, should something hang now.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.raise_signal(signal.SIGINT)

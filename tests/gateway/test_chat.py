@@ -10,7 +10,8 @@ from gateway.reasoning import ReasoningStart
 from gateway.tokenizer import Tokenizer, load_tokenizer
 from mesh.errors import ConfigError, InvalidRequest
 from tests.support.fake_decode import VOCABULARY
-from tests.support.gateways import model_texts, tokenizer_directory
+from tests.support.gateways import model_texts
+from tests.support.tokenizers import tokenizer_directory
 from tools.byte_tokenizer import BEGIN, END, MARKERS, build_tokenizer
 
 LIBRARY = build_tokenizer(VOCABULARY)

@@ -21,7 +21,8 @@ from mesh.config import load
 from mesh.errors import ConfigError
 from tests.support.fake_decode import FakeDecodeWorker
 from tests.support.fake_scheduler import FakeScheduler
-from tests.support.gateways import ids_request, tokenizer_directory
+from tests.support.gateways import ids_request
+from tests.support.tokenizers import tokenizer_directory
 
 ROOT = Path(__file__).parents[2]
 PORTS = re.compile(r"listening grpc_port=(\d+) http_port=(\d+)")

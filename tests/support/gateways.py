@@ -4,8 +4,6 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any
 
 import grpc
@@ -20,19 +18,12 @@ from gateway.http_server import HttpServer
 from gateway.service import GatewayService
 from mesh.config import ServerConfig
 from mesh.server import MeshServer, Registration
-from tests.support.fake_decode import VOCABULARY, FakeDecodeWorker
+from tests.support.fake_decode import FakeDecodeWorker
 from tests.support.fake_scheduler import FakeScheduler
+from tests.support.tokenizers import tokenizer_directory
 from tests.support.waiting import eventually
-from tools.byte_tokenizer import write_tokenizer
 
 MODEL = "oracle"
-
-
-@cache
-def tokenizer_directory() -> Path:
-    directory = Path(mkdtemp(prefix="deepmesh-tokenizer-"))
-    write_tokenizer(directory, VOCABULARY, 4096)
-    return directory
 
 
 @cache

@@ -5,7 +5,6 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import mkdtemp
 
 import grpc
 from deepmesh.v1 import common_pb2, gateway_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
@@ -14,7 +13,7 @@ from mesh.commands.serving import until_served
 from mesh.composition import HOST, MeshPlan, compose
 from mesh.ports import free_port
 from mesh.supervisor import Supervisor
-from tools.byte_tokenizer import write_tokenizer
+from tests.support.tokenizers import tokenizer_directory
 
 # Of oracle workers.
 VOCABULARY = 512
@@ -97,8 +96,7 @@ def _is_still(transfers: common_pb2.TransferStatus) -> bool:
 
 def oracle_settings(**engine: object) -> tuple[str, ...]:
     """Settings of a mesh whose workers need no checkpoint, and that speaks text all the same."""
-    directory = Path(mkdtemp(prefix="deepmesh-oracle-"))
-    write_tokenizer(directory, VOCABULARY, 1 << 17)
+    directory = tokenizer_directory(VOCABULARY, 1 << 17)
     values = {"backend": "oracle", "oracle.vocabulary_size": VOCABULARY, "total_blocks": 256, **engine}
     workers = [f"{role}.engine.{key}={value}" for role in ("decode", "prefill") for key, value in values.items()]
     return (*workers, f'gateway.models=[{{"name": "oracle", "tokenizer_dir": "{directory}"}}]')
