@@ -1,4 +1,4 @@
-# make demo | make test | make lint | make protos
+# make demo | make test | make lint | make protos | make sanitize
 # PYTHON: an interpreter 3.11 or newer.  TORCH: what to install where that interpreter has no usable torch,
 # e.g. TORCH="torch --index-url https://download.pytorch.org/whl/cpu" for the small CPU build.
 PYTHON ?= $(firstword $(foreach p,python3 python3.13 python3.12 python3.11,$(shell command -v $(p) >/dev/null && $(p) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $(p))))
@@ -7,7 +7,9 @@ BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 SOURCES := mesh gateway scheduler prefill_svc decode_svc kvstore engine kernels transfer tools eval bench tests
 
-.PHONY: demo test lint protos clean
+SANITIZER := compute-sanitizer --report-api-errors no --error-exitcode 1
+
+.PHONY: demo test lint protos sanitize clean
 
 demo: .venv/installed
 	$(BIN)/deepmesh demo
@@ -23,6 +25,13 @@ lint: .venv/installed-dev
 
 protos: .venv/installed-dev
 	cd protos && ../$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. deepmesh/v1/*.proto
+
+# On a machine with a GPU and the CUDA toolkit. Kernels: each tensor in an allocation of its own, so that a byte beyond it is
+# noticed. Graphs need torch's allocator, and so the engine. Large cases would take hours and reach no other instruction.
+sanitize: .venv/installed-dev
+	PYTORCH_NO_CUDA_MEMORY_CACHING=1 $(SANITIZER) $(BIN)/python -m pytest -o timeout=0 tests/kernels -k "not captured and not even and not long"
+	$(SANITIZER) $(BIN)/python -m pytest -o timeout=0 tests/engine/test_gpu_engine.py -k "change_no_token"
+	$(SANITIZER) --tool racecheck $(BIN)/python -m pytest -o timeout=0 tests/kernels/test_mla_decode_gpu.py -k "deepseek and ragged"
 
 # A CUDA torch that the interpreter already has is kept: the environment then sees the interpreter's packages.
 .venv/bin/python:
