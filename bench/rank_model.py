@@ -69,7 +69,7 @@ class UniformGate(Gate):
     """Sends each token to experts drawn at random, anew in every step: random weights would leave many without any."""
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        return torch.rand_like(super().logits(hidden))
+        return torch.randn_like(super().logits(hidden))
 
 
 def make_rank(resolved: ResolvedEngineConfig) -> Model:

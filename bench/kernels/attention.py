@@ -1,4 +1,4 @@
-"""Attention of DeepSeek-R1: prompts, absorbed decode from bf16 and e4m3 pools, and the products around it."""
+"""Attention of DeepSeek-R1: prompts, and absorbed decode from bf16 and e4m3 pools."""
 
 import os
 from collections.abc import Callable, Iterable
@@ -9,7 +9,7 @@ import torch
 
 from bench.kernels.timing import Case
 from kernels.kv_copy import BLOCK_TOKENS
-from kernels.mla_decode import DecodePlan, absorb_query, expand_values, flash_mla, fp8, plan_decode
+from kernels.mla_decode import DecodePlan, flash_mla, fp8, plan_decode
 from kernels.mla_decode import triton as triton_decode
 from kernels.mla_prefill import PrefillPlan, cudnn, flash_attention, plan_prefill
 from kernels.mla_prefill import triton as triton_prefill
@@ -29,8 +29,6 @@ def cases() -> Iterable[Case]:
         yield from _decode_cases(requests, 4096, heads, query_tokens)
     for lengths in ([4096], [8192], [32768], [3500] * 4):
         yield from _prefill_cases(lengths)
-    for tokens in (32, 64, 96):
-        yield from _projection_cases(tokens)
 
 
 def _bfloat16(*shape: int) -> torch.Tensor:
@@ -126,35 +124,3 @@ def _prefill_call(attend: Prefill, lengths: list[int]) -> Callable[[], object]:
     query, key = _bfloat16(tokens, HEADS, NOPE + ROPE), _bfloat16(tokens, HEADS, NOPE + ROPE)
     value = _bfloat16(tokens, HEADS, NOPE + VALUE)[:, :, NOPE:]
     return lambda: attend(query, key, value, plan, SCALE)
-
-
-def _projection_cases(tokens: int) -> Iterable[Case]:
-    yield Case(
-        shape=f"queries absorbed, {tokens} tokens",
-        provider="deepmesh",
-        make=partial(_absorb_call, tokens),
-        size_bytes=2.0 * HEADS * (NOPE * LATENT + tokens * (NOPE + ROPE + WIDTH)),
-        flops=2.0 * tokens * HEADS * NOPE * LATENT,
-    )
-    yield Case(
-        shape=f"values expanded, {tokens} tokens",
-        provider="deepmesh",
-        make=partial(_expand_call, tokens),
-        size_bytes=2.0 * HEADS * (VALUE * LATENT + tokens * (LATENT + VALUE)),
-        flops=2.0 * tokens * HEADS * VALUE * LATENT,
-    )
-
-
-def _weight() -> torch.Tensor:
-    return _bfloat16(HEADS, NOPE + VALUE, LATENT)
-
-
-def _absorb_call(tokens: int) -> Callable[[], object]:
-    query, weight = _bfloat16(tokens, HEADS, NOPE + ROPE), _weight()[:, :NOPE]
-    rotations = torch.polar(torch.ones(tokens, ROPE // 2, device="cuda"), torch.rand(tokens, ROPE // 2, device="cuda"))
-    return lambda: absorb_query(query, weight, rotations)
-
-
-def _expand_call(tokens: int) -> Callable[[], object]:
-    attended, weight = _bfloat16(tokens, HEADS, LATENT), _weight()[:, NOPE:].transpose(1, 2)
-    return lambda: expand_values(attended, weight)

@@ -1,7 +1,5 @@
 """The routed experts' feed-forward layers, computed together as grouped products."""
 
-from dataclasses import dataclass
-
 import torch
 
 from engine.model.config import ModelConfig
@@ -10,8 +8,11 @@ from engine.model.parameters import Allocator, NamedParameters
 from kernels.act_quant import Quantized
 from kernels.fp8_gemm import BlockScaled
 from kernels.grouped_gemm import grouped_fp8_gemm, grouped_gemm
-from kernels.moe_permute import Expanded, Layout, arrange, expand, expand_quantized
+from kernels.moe_permute import Expanded, ExpandedQuantized, expand, expand_quantized
 from kernels.swiglu import swiglu, swiglu_quantize
+
+# Copies of tokens, each where its expert reads it.
+Placed = Expanded | ExpandedQuantized
 
 
 class Experts:
@@ -37,19 +38,18 @@ class Experts:
             yield from weight_parameters(f"{name}.up_proj.weight", self._gate_up, slice(width, 2 * width), expert)
             yield from weight_parameters(f"{name}.down_proj.weight", self._down, slice(0, self._hidden), expert)
 
-    def place(self, hidden: torch.Tensor | Quantized, experts: torch.Tensor) -> "Placed":
+    def place(self, hidden: torch.Tensor | Quantized, experts: torch.Tensor) -> Placed:
         """Copies of the tokens, each where its expert reads it.
 
         hidden: [tokens, hidden], quantized where the experts are; experts: [tokens, experts per token].
         """
         if isinstance(hidden, Quantized):
-            layout = arrange(experts, self._count)
-            return PlacedQuantized(expand_quantized(hidden, layout), layout)
+            return expand_quantized(hidden, experts, self._count)
         return expand(hidden, experts, self._count)
 
-    def forward(self, placed: "Placed") -> torch.Tensor:
+    def forward(self, placed: Placed) -> torch.Tensor:
         """What the experts make of it: rows as `combine` takes them, with the positions of `placed`."""
-        if isinstance(placed, PlacedQuantized):
+        if isinstance(placed, ExpandedQuantized):
             assert isinstance(self._gate_up, BlockScaled) and isinstance(self._down, BlockScaled)
             layout = placed.layout
             inner = grouped_fp8_gemm(placed.rows, self._gate_up, layout)
@@ -57,16 +57,3 @@ class Experts:
         assert isinstance(self._gate_up, torch.Tensor) and isinstance(self._down, torch.Tensor)
         inner = swiglu(grouped_gemm(placed.rows, self._gate_up, placed.ends))
         return grouped_gemm(inner, self._down, placed.ends)
-
-
-@dataclass(frozen=True, slots=True)
-class PlacedQuantized:
-    rows: Quantized
-    layout: Layout
-
-    @property
-    def positions(self) -> torch.Tensor:
-        return self.layout.positions
-
-
-Placed = Expanded | PlacedQuantized

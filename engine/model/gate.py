@@ -5,7 +5,7 @@ import torch
 from engine.model.config import ModelConfig
 from engine.model.parameters import Allocator, NamedParameters
 from kernels.moe_gate import moe_gate
-from kernels.moe_gate.logits import gate_logits, gate_weight
+from kernels.moe_gate.logits import gate_logits
 
 
 class Gate:
@@ -13,11 +13,11 @@ class Gate:
         self.config = config
         # FP8 checkpoints hold it in bfloat16. Otherwise in float32: the choice must not depend on the model's dtype.
         dtype = allocate.dtype if allocate.fp8 else torch.float32
-        self._weight = gate_weight(allocate(config.n_routed_experts, config.hidden_size, dtype=dtype))
+        self._weight = allocate(config.n_routed_experts, config.hidden_size, dtype=dtype)
         self._bias = allocate(config.n_routed_experts, dtype=torch.float32)
 
     def parameters(self, prefix: str) -> NamedParameters:
-        yield f"{prefix}.weight", self._weight.values
+        yield f"{prefix}.weight", self._weight
         yield f"{prefix}.e_score_correction_bias", self._bias
 
     def choose(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -34,5 +34,5 @@ class Gate:
         )
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[tokens, experts] float32."""
+        """In shares, as `moe_gate` takes them: [shares, tokens, experts] float32."""
         return gate_logits(hidden, self._weight)

@@ -8,11 +8,13 @@ from engine.model.context import Absorbed, Expanded, ForwardContext
 from engine.model.linear import Linear
 from engine.model.normalized import Normalized
 from engine.model.parameters import Allocator, NamedParameters
+from kernels.act_quant import Quantized
 from kernels.kv_copy import read_latents
 from kernels.kv_write import norm_and_write, norm_quantize_and_write
-from kernels.mla_decode import absorb_query, expand_values, mla_decode
+from kernels.mla_decode import mla_decode
 from kernels.mla_prefill import PrefillPlan, merge_attention, mla_prefill
 from kernels.mla_prefill.keys import join_keys
+from kernels.mla_projections import absorb_query, expand_values, expand_values_quantized
 from kernels.rope import rotate_
 
 # As published: the inner norms do not follow rms_norm_eps.
@@ -58,12 +60,23 @@ class Attention:
         pool = context.kv_pool[self.index]
         projected = self.input.forward(hidden.for_layer(self.input.quantized))
         query = self._queries(projected, pool, context)
-        values = [(rows.first, self._absorbed(rows, query, pool, context)) for rows in context.absorbed]
-        latents = projected[:, self._input_width :]
+        return self._output.forward(self._values(query, projected[:, self._input_width :], pool, context))
+
+    def _values(
+        self, query: torch.Tensor, latents: torch.Tensor, pool: torch.Tensor, context: ForwardContext
+    ) -> torch.Tensor | Quantized:
+        """What the output's product reads: [tokens, heads * value], quantized where one kernel makes it all."""
+        if len(context.absorbed) == 1 and not context.expanded and self._output.quantized:
+            attended = self._absorbed(context.absorbed[0], query, pool, context)
+            return expand_values_quantized(attended, self._absorb_value)
+        values = [
+            (rows.first, expand_values(self._absorbed(rows, query, pool, context), self._absorb_value))
+            for rows in context.absorbed
+        ]
         values += [(row.first, self._expanded(row, query, latents, pool, context)) for row in context.expanded]
         in_order = [part for _, part in sorted(values, key=lambda item: item[0])]
         joined = in_order[0] if len(in_order) == 1 else torch.cat(in_order)
-        return self._output.forward(joined.flatten(1))
+        return joined.flatten(1)
 
     def _queries(self, projected: torch.Tensor, pool: torch.Tensor, context: ForwardContext) -> torch.Tensor:
         """Writes the latents, normalized. Returns queries [tokens, heads, nope + rope], not rotated yet."""
@@ -79,8 +92,9 @@ class Attention:
     def _absorbed(
         self, rows: Absorbed, query: torch.Tensor, pool: torch.Tensor, context: ForwardContext
     ) -> torch.Tensor:
+        """Attended latents [tokens, heads, latent]."""
         config, own = self.config, slice(rows.first, rows.stop)
-        attended = mla_decode(
+        return mla_decode(
             absorb_query(query[own], self._absorb_query, context.rotations[own]),
             pool,
             rows.plan,
@@ -88,7 +102,6 @@ class Attention:
             scale=config.softmax_scale,
             kv_scale=context.kv_scale,
         )
-        return expand_values(attended, self._absorb_value)
 
     def _expanded(
         self, row: Expanded, query: torch.Tensor, latents: torch.Tensor, pool: torch.Tensor, context: ForwardContext

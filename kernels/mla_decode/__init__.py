@@ -6,23 +6,10 @@ attention is multi-query over the cached latent.
 
 import torch
 
-from kernels.mla_decode import flash_mla, projections, reference
+from kernels.mla_decode import flash_mla, reference
 from kernels.mla_decode.plan import DecodePlan, plan_decode
 
-__all__ = ["DecodePlan", "absorb_query", "expand_values", "mla_decode", "plan_decode"]
-
-
-def absorb_query(query: torch.Tensor, weight: torch.Tensor, rotations: torch.Tensor) -> torch.Tensor:
-    """The queries as `mla_decode` takes them: [tokens, heads, latent + rope], of the query's dtype.
-
-    query: [tokens, heads, nope + rope], not rotated yet, last two dimensions contiguous; weight: [heads, nope, latent],
-    the key's up-projection, last dimension contiguous; rotations: [tokens, rope / 2] complex64. The first part is
-    query[..., :nope] @ weight per head, the second query[..., nope:] rotated. No tokens give none.
-    """
-    tokens, heads, width = query.shape
-    assert weight.shape[0] == heads and query.dtype == weight.dtype
-    assert rotations.shape == (tokens, (width - weight.shape[1]) // 2)
-    return projections.absorb_query(query, weight, rotations)
+__all__ = ["DecodePlan", "mla_decode", "plan_decode"]
 
 
 def mla_decode(
@@ -44,16 +31,6 @@ def mla_decode(
     if flash_mla.takes(query, pool, value_width):
         return flash_mla.mla_decode(query, pool, plan, scale)
     return _ours(query, pool, plan, value_width, scale, kv_scale)
-
-
-def expand_values(attended: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """From attended latents to values, per head: [tokens, heads, value].
-
-    attended: [tokens, heads, latent] contiguous; weight: [heads, latent, value], the value's up-projection, either of
-    the last dimensions contiguous.
-    """
-    assert weight.shape[:2] == attended.shape[1:] and attended.is_contiguous() and attended.dtype == weight.dtype
-    return projections.expand_values(attended, weight)
 
 
 def _ours(

@@ -4,45 +4,56 @@ import torch
 import triton
 import triton.language as tl
 
-NOT_THERE = tl.constexpr(-(2**63))
+from kernels.dependent_launch import dependent_launch, start_next, wait_for_earlier
+
+# Below every number's key, and above every expert's index.
+TAKEN, NONE = tl.constexpr(-(2**31)), tl.constexpr(2**31 - 1)
 
 
-# One warp a token: its experts as a tile [groups, experts of a group]. Reads 4 bytes an expert, writes 12 a choice;
-# bound by the latency of k successive reductions over the warp.
+# One warp a token: its experts as a tile [groups, experts of a group]. Reads 4 bytes an expert and share, writes 12 a
+# choice; bound by the latency of one load, and of 2k successive reductions over the warp.
 @triton.jit
 def _moe_gate(
-    logits, bias, weights, experts, group_size, scaling, GROUPS: tl.constexpr, GROUPS_PER_TOKEN: tl.constexpr,
-    CHOICES: tl.constexpr, NORMALIZE: tl.constexpr, GROUPS_TILE: tl.constexpr, SIZE_TILE: tl.constexpr,
-    CHOICES_TILE: tl.constexpr,
+    logits, bias, weights, experts, share_stride, group_size, scaling, SHARES: tl.constexpr, GROUPS: tl.constexpr,
+    GROUPS_PER_TOKEN: tl.constexpr, CHOICES: tl.constexpr, NORMALIZE: tl.constexpr, GROUPS_TILE: tl.constexpr,
+    SIZE_TILE: tl.constexpr, CHOICES_TILE: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
-    logits += token * GROUPS * group_size
+    start_next(DEPENDENT)
     group = tl.arange(0, GROUPS_TILE)[:, None]
     member = tl.arange(0, SIZE_TILE)[None, :]
     expert = group * group_size + member
     there = (group < GROUPS) & (member < group_size)
-    choice = tl.sigmoid(tl.load(logits + expert, mask=there, other=0.0)) + tl.load(bias + expert, mask=there, other=0.0)
+    own_bias = tl.load(bias + expert, mask=there, other=0.0)
+    wait_for_earlier(DEPENDENT)
+    logits += token * GROUPS * group_size + expert
+    total = tl.load(logits, mask=there, other=0.0)
+    for share in tl.static_range(1, SHARES):
+        total += tl.load(logits + share * share_stride, mask=there, other=0.0)
+    affinity = tl.sigmoid(total)
+    choice = affinity + own_bias
     choice = tl.where(choice == choice, choice, float("-inf"))
     if GROUPS_PER_TOKEN < GROUPS:
         kept = _best_groups(tl.where(there, choice, float("-inf")), GROUPS, GROUPS_PER_TOKEN, GROUPS_TILE, SIZE_TILE)
         choice = tl.where(kept[:, None], choice, float("-inf"))
-    # A key orders as its number does, with the expert below it: one reduction finds both, and no two keys are equal.
+    # A key orders as its number does; of equals the first expert is taken.
     bits = choice.to(tl.int32, bitcast=True)
-    ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
-    keys = (ordered.to(tl.int64) << 32) | (0x7FFFFFFF - expert).to(tl.int64)
-    keys = tl.where(there, keys, NOT_THERE).reshape(GROUPS_TILE * SIZE_TILE)
+    keys = tl.where(there, bits ^ ((bits >> 31) & 0x7FFFFFFF), TAKEN).reshape(GROUPS_TILE * SIZE_TILE)
+    index = tl.arange(0, GROUPS_TILE * SIZE_TILE)
     place = tl.arange(0, CHOICES_TILE)
     chosen = tl.zeros([CHOICES_TILE], tl.int32)
-    for index in tl.static_range(CHOICES):
-        best = tl.max(keys, axis=0)
-        keys = tl.where(keys == best, NOT_THERE, keys)
-        chosen = tl.where(place == index, 0x7FFFFFFF - (best & 0x7FFFFFFF).to(tl.int32), chosen)
+    for number in tl.static_range(CHOICES):
+        best = tl.min(tl.where(keys == tl.max(keys, axis=0), index, NONE), axis=0)
+        keys = tl.where(index == best, TAKEN, keys)
+        chosen = tl.where(place == number, best, chosen)
     real = place < CHOICES
-    affinity = tl.where(real, tl.sigmoid(tl.load(logits + chosen, mask=real, other=0.0)), 0.0)
+    picked = tl.gather(affinity.reshape(GROUPS_TILE * SIZE_TILE), chosen, axis=0)
+    picked = tl.where(real, picked, 0.0)
     if NORMALIZE:
-        affinity = affinity / (tl.sum(affinity, axis=0) + 1e-20)
-    tl.store(weights + token * CHOICES + place, affinity * scaling, mask=real)
-    tl.store(experts + token * CHOICES + place, chosen.to(tl.int64), mask=real)
+        picked = picked / (tl.sum(picked, axis=0) + 1e-20)
+    expert_of = chosen // SIZE_TILE * group_size + chosen % SIZE_TILE
+    tl.store(weights + token * CHOICES + place, picked * scaling, mask=real)
+    tl.store(experts + token * CHOICES + place, expert_of.to(tl.int64), mask=real)
 
 
 @triton.jit
@@ -70,14 +81,15 @@ def moe_gate(
     normalize: bool,
     scaling: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    tokens, experts = logits.shape
+    """logits: [shares, tokens, experts]."""
+    shares, tokens, experts = logits.shape
     weights = torch.empty(tokens, experts_per_token, dtype=torch.float32, device=logits.device)
     chosen = torch.empty(tokens, experts_per_token, dtype=torch.int64, device=logits.device)
     if tokens:
         size = experts // groups
         _moe_gate[(tokens,)](
-            logits, bias, weights, chosen, size, scaling, groups, groups_per_token, experts_per_token, normalize,
-            triton.next_power_of_2(groups), triton.next_power_of_2(size), triton.next_power_of_2(experts_per_token),
-            num_warps=1,
+            logits, bias, weights, chosen, logits.stride(0), size, scaling, shares, groups, groups_per_token,
+            experts_per_token, normalize, triton.next_power_of_2(groups), triton.next_power_of_2(size),
+            triton.next_power_of_2(experts_per_token), num_warps=1, **dependent_launch(logits.device),
         )  # fmt: skip
     return weights, chosen

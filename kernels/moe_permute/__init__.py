@@ -6,20 +6,20 @@ import torch
 
 from kernels.act_quant.quantized import Quantized
 from kernels.moe_permute import reference
-from kernels.moe_permute.layout import ContiguousLayout, Layout, MaskedLayout
+from kernels.moe_permute.layout import ContiguousLayout, ExpandedQuantized, Layout, MaskedLayout
 from kernels.moe_permute.reference import Expanded
 
 __all__ = [
     "ContiguousLayout",
     "Expanded",
+    "ExpandedQuantized",
     "Layout",
     "MaskedLayout",
-    "arrange",
     "combine",
-    "contiguous_layout",
     "expand",
+    "expand_contiguous",
+    "expand_masked",
     "expand_quantized",
-    "masked_layout",
 ]
 
 # Tiles of grouped products must not straddle two experts.
@@ -41,47 +41,39 @@ def expand(x: torch.Tensor, experts: torch.Tensor, expert_count: int) -> Expande
     return reference.expand(x, experts, expert_count)
 
 
-def arrange(experts: torch.Tensor, expert_count: int) -> Layout:
-    """The layout in which FP8 experts are fastest: masked for few tokens an expert, contiguous for more.
+def expand_quantized(x: Quantized, experts: torch.Tensor, expert_count: int) -> ExpandedQuantized:
+    """Copy each token once per chosen expert, in the layout in which FP8 experts are fastest.
 
-    experts: [tokens, k] int64 below expert_count, contiguous, distinct within a token.
+    That is masked for few tokens an expert, contiguous for more. x: [tokens, width]; experts: [tokens, k] int64 below
+    expert_count, contiguous, distinct within a token.
     """
     few = experts.numel() <= MASKED_EXPECTED_ROWS * expert_count
     if few and _capacity(experts.shape[0]) * expert_count <= MASKED_ROWS:
-        return masked_layout(experts, expert_count)
-    return contiguous_layout(experts, expert_count)
+        return expand_masked(x, experts, expert_count)
+    return expand_contiguous(x, experts, expert_count)
 
 
-def contiguous_layout(experts: torch.Tensor, expert_count: int) -> ContiguousLayout:
+def expand_contiguous(x: Quantized, experts: torch.Tensor, expert_count: int) -> ExpandedQuantized:
     """Rows in order of expert, then of token; each expert's are padded to a multiple of 128.
 
-    experts: [tokens, k] int64 below expert_count. There are as many rows as any choice can need, a multiple of 128.
+    x: [tokens, width]; experts: [tokens, k] int64 below expert_count. There are as many rows as any choice can need, a
+    multiple of 128.
     """
-    assert experts.dim() == 2 and experts.dtype == torch.int64 and experts.is_contiguous()
+    _check(x, experts)
     choices = experts.numel()
     rows = (choices + min(expert_count, choices) * (ALIGNMENT - 1)) // ALIGNMENT * ALIGNMENT
-    layout: ContiguousLayout = _backend(experts).contiguous_layout(experts, expert_count, ALIGNMENT, rows)
-    return layout
+    expanded: ExpandedQuantized = _backend(experts).expand_contiguous(x, experts, expert_count, ALIGNMENT, rows)
+    return expanded
 
 
-def masked_layout(experts: torch.Tensor, expert_count: int) -> MaskedLayout:
+def expand_masked(x: Quantized, experts: torch.Tensor, expert_count: int) -> ExpandedQuantized:
     """For each expert room for every token; an expert's rows are in order of token.
 
-    experts: [tokens, k] int64 below expert_count, distinct within a token.
+    x: [tokens, width]; experts: [tokens, k] int64 below expert_count, distinct within a token.
     """
-    assert experts.dim() == 2 and experts.dtype == torch.int64 and experts.is_contiguous()
-    layout: MaskedLayout = _backend(experts).masked_layout(experts, expert_count, _capacity(experts.shape[0]))
-    return layout
-
-
-def expand_quantized(x: Quantized, layout: Layout) -> Quantized:
-    """Copy each token's values and scales to its rows of the layout.
-
-    x: [tokens, width]. Returns [rows, width] or [experts, capacity, width]; rows that no token has are left as they
-    are.
-    """
-    assert x.values.dim() == 2 and x.values.shape[0] == layout.positions.shape[0]
-    expanded: Quantized = _backend(x.values).expand_quantized(x, layout)
+    _check(x, experts)
+    capacity = _capacity(experts.shape[0])
+    expanded: ExpandedQuantized = _backend(experts).expand_masked(x, experts, expert_count, capacity)
     return expanded
 
 
@@ -98,6 +90,11 @@ def combine(
     assert shared is None or (shared.shape == (len(positions), rows.shape[-1]) and shared.is_contiguous())
     combined: torch.Tensor = _backend(rows).combine(rows.flatten(0, -2), positions, weights, shared)
     return combined
+
+
+def _check(x: Quantized, experts: torch.Tensor) -> None:
+    assert x.values.dim() == 2 and x.values.shape[0] == experts.shape[0]
+    assert experts.dim() == 2 and experts.dtype == torch.int64 and experts.is_contiguous()
 
 
 def _capacity(tokens: int) -> int:

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 import torch
 
+from kernels.act_quant.quantized import Quantized
+
 # Rows of a contiguous layout that belong to no expert.
 PADDING = -1
 
@@ -46,3 +48,16 @@ class MaskedLayout:
 
 
 Layout = ContiguousLayout | MaskedLayout
+
+
+@dataclass(frozen=True, slots=True)
+class ExpandedQuantized:
+    """A copy of each token for each of its experts, in a layout."""
+
+    # [rows, width] or [experts, capacity, width]: rows that no token has are undefined.
+    rows: Quantized
+    layout: Layout
+
+    @property
+    def positions(self) -> torch.Tensor:
+        return self.layout.positions

@@ -6,7 +6,7 @@ import torch
 from torch.nn import functional
 
 from kernels.act_quant.quantized import Quantized, empty_quantized
-from kernels.moe_permute.layout import PADDING, ContiguousLayout, Layout, MaskedLayout
+from kernels.moe_permute.layout import PADDING, ContiguousLayout, ExpandedQuantized, Layout, MaskedLayout
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,24 +31,26 @@ def expand(x: torch.Tensor, experts: torch.Tensor, expert_count: int) -> Expande
     )
 
 
-def contiguous_layout(experts: torch.Tensor, expert_count: int, alignment: int, rows: int) -> ContiguousLayout:
+def expand_contiguous(
+    x: Quantized, experts: torch.Tensor, expert_count: int, alignment: int, rows: int
+) -> ExpandedQuantized:
     chosen = experts.flatten()
     counts = _counts(chosen, expert_count)
     aligned = (counts + alignment - 1) // alignment * alignment
     positions = (aligned.cumsum(0) - aligned)[chosen] + _rank(chosen, counts)
     row_experts = torch.full((rows,), PADDING, dtype=torch.int32, device=experts.device)
     row_experts[positions] = chosen.int()
-    return ContiguousLayout(positions=positions.view_as(experts), row_experts=row_experts)
+    return _copy(x, ContiguousLayout(positions=positions.view_as(experts), row_experts=row_experts))
 
 
-def masked_layout(experts: torch.Tensor, expert_count: int, capacity: int) -> MaskedLayout:
+def expand_masked(x: Quantized, experts: torch.Tensor, expert_count: int, capacity: int) -> ExpandedQuantized:
     chosen = experts.flatten()
     counts = _counts(chosen, expert_count)
     positions = chosen * capacity + _rank(chosen, counts)
-    return MaskedLayout(positions=positions.view_as(experts), counts=counts.int(), capacity=capacity)
+    return _copy(x, MaskedLayout(positions=positions.view_as(experts), counts=counts.int(), capacity=capacity))
 
 
-def expand_quantized(x: Quantized, layout: Layout) -> Quantized:
+def _copy(x: Quantized, layout: Layout) -> ExpandedQuantized:
     out = empty_quantized(*layout.shape, x.values.shape[1], device=x.values.device)
     target = layout.positions.flatten()
     source = torch.arange(len(layout.positions), device=target.device).repeat_interleave(layout.positions.shape[1])
@@ -58,7 +60,7 @@ def expand_quantized(x: Quantized, layout: Layout) -> Quantized:
         out.scales[target // layout.capacity, target % layout.capacity] = x.scales[source]
     else:
         out.scales[target] = x.scales[source]
-    return out
+    return ExpandedQuantized(out, layout)
 
 
 def combine(

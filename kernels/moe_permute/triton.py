@@ -5,10 +5,11 @@ import triton
 import triton.language as tl
 
 from kernels.act_quant.quantized import GROUP, Quantized, empty_quantized
-from kernels.moe_permute.layout import PADDING, ContiguousLayout, Layout, MaskedLayout
+from kernels.dependent_launch import dependent_launch, start_next, wait_for_earlier
+from kernels.moe_permute.layout import PADDING, ContiguousLayout, ExpandedQuantized, MaskedLayout
 
-# Elements of the table [choices of a program, experts] that a program holds.
-TABLE = 1 << 15
+# Elements of the table [choices of a program, experts] that a program holds: of all experts, and of a few.
+TABLE, NARROW_TABLE = 1 << 15, 1 << 13
 # Of a row, by one program: 16 bytes a thread.
 COPIED_WIDTH, SUMMED_WIDTH = 2048, 1024
 
@@ -23,7 +24,9 @@ def _table(experts, choices, EXPERTS: tl.constexpr, CHUNK: tl.constexpr):
 
 # A program counts the experts of CHUNK choices. Reads 8 bytes a choice.
 @triton.jit
-def _count(experts, chunk_counts, choices, EXPERTS: tl.constexpr, CHUNK: tl.constexpr):
+def _count(experts, chunk_counts, choices, EXPERTS: tl.constexpr, CHUNK: tl.constexpr, DEPENDENT: tl.constexpr):
+    start_next(DEPENDENT)
+    wait_for_earlier(DEPENDENT)
     _, table = _table(experts, choices, EXPERTS, CHUNK)
     found = tl.sum(table.to(tl.int32), axis=0)
     tl.store(chunk_counts + tl.program_id(0) * EXPERTS + tl.arange(0, EXPERTS), found)
@@ -44,28 +47,15 @@ def _totals(table, chunk_counts, SINGLE: tl.constexpr, EXPERTS: tl.constexpr):
     return total, before
 
 
-# A program places the choices of one expert, CHUNK of all choices at a time: experts need not wait for each other. Each
-# program reads all choices, 8 bytes each, from the cache.
-@triton.jit
-def _place_masked(experts, positions, counts, choices, capacity, CHUNK: tl.constexpr):
-    expert = tl.program_id(0)
-    count = 0
-    for first in range(0, choices, CHUNK):
-        index = first + tl.arange(0, CHUNK)
-        own = tl.load(experts + index, mask=index < choices, other=-1) == expert
-        place = count + tl.cumsum(own.to(tl.int32), axis=0) - 1
-        tl.store(positions + index, (expert * capacity + place).to(tl.int64), mask=own)
-        count += tl.sum(own.to(tl.int32), axis=0)
-    tl.store(counts + expert, count)
-
-
 # A program places CHUNK choices behind those of the programs before it, and names the expert of each row, tile by tile.
 # Reads and writes 8 bytes a choice, and 4 a row.
 @triton.jit
 def _place_contiguous(
     experts, chunk_counts, positions, row_experts, choices, rows, SINGLE: tl.constexpr, EXPERTS: tl.constexpr,
-    CHUNK: tl.constexpr, ALIGNMENT: tl.constexpr, PADDING: tl.constexpr,
+    CHUNK: tl.constexpr, ALIGNMENT: tl.constexpr, PADDING: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
+    start_next(DEPENDENT)
+    wait_for_earlier(DEPENDENT)
     index, table = _table(experts, choices, EXPERTS, CHUNK)
     total, before = _totals(table, chunk_counts, SINGLE, EXPERTS)
     aligned = (total + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
@@ -85,29 +75,71 @@ def _place_contiguous(
 
 # A program copies WIDTH values of a token, or all its scales, to its k rows. Reads a token once.
 @triton.jit
-def _expand(
-    values, scales, positions, out_values, out_scales, capacity, scale_stride, out_scale_stride,
-    CHOICES: tl.constexpr, VALUES: tl.constexpr, SCALES: tl.constexpr, WIDTH: tl.constexpr, SCALES_TILE: tl.constexpr,
+def _copy_contiguous(
+    values, scales, positions, out_values, out_scales, scale_stride, out_scale_stride, CHOICES: tl.constexpr,
+    VALUES: tl.constexpr, SCALES: tl.constexpr, WIDTH: tl.constexpr, SCALES_TILE: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     groups = tl.arange(0, SCALES_TILE)
     # None are left for programs after the token's first.
     copies_scales = tl.program_id(1) * SCALES_TILE + groups < SCALES
+    start_next(DEPENDENT)
+    wait_for_earlier(DEPENDENT)
     found = tl.load(values + token * VALUES + columns, mask=columns < VALUES)
     factors = tl.load(scales + token + groups * scale_stride, mask=copies_scales)
     for choice in tl.static_range(CHOICES):
         position = tl.load(positions + token * CHOICES + choice)
         tl.store(out_values + position * VALUES + columns, found, mask=columns < VALUES)
-        target = position // capacity * SCALES * out_scale_stride + position % capacity
-        tl.store(out_scales + target + groups * out_scale_stride, factors, mask=copies_scales)
+        tl.store(out_scales + position + groups * out_scale_stride, factors, mask=copies_scales)
+
+
+# A program copies WIDTH values of a token, or all its scales, to its k rows, which it finds by itself: a choice lies
+# behind the same expert's of all tokens before. It also counts the choices of COUNTED experts. Reads a token once and
+# writes it k times; each program reads all choices, 8 bytes each, from the cache: bound by the latency of these loads.
+@triton.jit
+def _expand_masked(
+    values, scales, experts, positions, counts, out_values, out_scales, tokens, expert_count, capacity, scale_stride,
+    out_scale_stride, CHOICES: tl.constexpr, CHOICES_TILE: tl.constexpr, VALUES: tl.constexpr, SCALES: tl.constexpr,
+    WIDTH: tl.constexpr, SCALES_TILE: tl.constexpr, COUNTED: tl.constexpr, CHUNK: tl.constexpr, DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    token, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    columns, groups = part * WIDTH + tl.arange(0, WIDTH), tl.arange(0, SCALES_TILE)
+    choice = tl.arange(0, CHOICES_TILE)
+    counted = (part * tl.num_programs(0) + tl.program_id(0)) * COUNTED + tl.arange(0, COUNTED)
+    start_next(DEPENDENT)
+    wait_for_earlier(DEPENDENT)
+    # None are left for programs after the token's first.
+    copies_scales, real = part * SCALES_TILE + groups < SCALES, choice < CHOICES
+    found = tl.load(values + token * VALUES + columns, mask=columns < VALUES)
+    factors = tl.load(scales + token + groups * scale_stride, mask=copies_scales)
+    own = tl.load(experts + token * CHOICES + choice, mask=real, other=0).to(tl.int32)
+    before = tl.zeros([CHOICES_TILE], tl.int32)
+    count = tl.zeros([COUNTED], tl.int32)
+    for first in range(0, tokens * CHOICES, CHUNK):
+        index = first + tl.arange(0, CHUNK)
+        others = tl.load(experts + index, mask=index < tokens * CHOICES, other=-1).to(tl.int32)[:, None]
+        count += tl.sum((others == counted[None, :]).to(tl.int32), axis=0)
+        earlier = (index < token * CHOICES)[:, None]
+        before += tl.sum(((others == own[None, :]) & earlier).to(tl.int32), axis=0)
+    tl.store(counts + counted, count, mask=counted < expert_count)
+    row = (own * capacity + before).to(tl.int64)
+    tl.store(positions + token * CHOICES + choice, row, mask=part * CHOICES_TILE + choice < CHOICES)
+    copies = real[:, None] & (columns < VALUES)[None, :]
+    tl.store(out_values + row[:, None] * VALUES + columns[None, :], found[None, :], mask=copies)
+    target = own.to(tl.int64) * SCALES * out_scale_stride + before
+    places = target[:, None] + groups[None, :] * out_scale_stride
+    tl.store(out_scales + places, factors[None, :], mask=real[:, None] & copies_scales[None, :])
 
 
 # A program sums WIDTH values of one token, its k loads in flight at once. Reads k rows, and one shared; writes one.
 @triton.jit
 def _combine(
-    rows, positions, weights, shared, out, width, HAS_SHARED: tl.constexpr, CHOICES: tl.constexpr, WIDTH: tl.constexpr
-):
+    rows, positions, weights, shared, out, width,
+    HAS_SHARED: tl.constexpr, CHOICES: tl.constexpr, WIDTH: tl.constexpr, DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    start_next(DEPENDENT)
+    wait_for_earlier(DEPENDENT)
     token = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     inside = columns < width
@@ -121,21 +153,50 @@ def _combine(
     tl.store(out + token * width + columns, total, mask=inside)
 
 
-def masked_layout(experts: torch.Tensor, expert_count: int, capacity: int) -> MaskedLayout:
-    positions = torch.empty_like(experts)
-    counts = torch.empty(expert_count, dtype=torch.int32, device=experts.device)
-    chunk = min(max(triton.next_power_of_2(experts.numel()), 128), 1024)
-    _place_masked[(expert_count,)](experts, positions, counts, experts.numel(), capacity, chunk, num_warps=4)
-    return MaskedLayout(positions=positions, counts=counts, capacity=capacity)
+def expand_masked(x: Quantized, experts: torch.Tensor, expert_count: int, capacity: int) -> ExpandedQuantized:
+    (tokens, choices), width, device = experts.shape, x.values.shape[1], experts.device
+    layout = MaskedLayout(
+        positions=torch.empty_like(experts),
+        counts=torch.empty(expert_count, dtype=torch.int32, device=device),
+        capacity=capacity,
+    )
+    out = empty_quantized(*layout.shape, width, device=device)
+    if not tokens:
+        layout.counts.zero_()
+        return ExpandedQuantized(out, layout)
+    grid = (tokens, triton.cdiv(width, COPIED_WIDTH))
+    tile, counted = (triton.next_power_of_2(count) for count in (choices, triton.cdiv(expert_count, grid[0] * grid[1])))
+    chunk = min(max(triton.next_power_of_2(experts.numel()), 16), max(NARROW_TABLE // max(tile, counted), 16))
+    _expand_masked[grid](
+        x.values, x.scales, experts, layout.positions, layout.counts, out.values, out.scales, tokens, expert_count,
+        capacity, x.scales.stride(1), out.scales.stride(-1), choices, tile, width, width // GROUP, COPIED_WIDTH,
+        triton.next_power_of_2(width // GROUP), counted, chunk, num_warps=4, **dependent_launch(device),
+    )  # fmt: skip
+    return ExpandedQuantized(out, layout)
 
 
-def contiguous_layout(experts: torch.Tensor, expert_count: int, alignment: int, rows: int) -> ContiguousLayout:
+def expand_contiguous(
+    x: Quantized, experts: torch.Tensor, expert_count: int, alignment: int, rows: int
+) -> ExpandedQuantized:
+    (tokens, choices), width, device = experts.shape, x.values.shape[1], experts.device
+    layout = _contiguous_layout(experts, expert_count, alignment, rows)
+    out = empty_quantized(rows, width, device=device)
+    if tokens:
+        _copy_contiguous[(tokens, triton.cdiv(width, COPIED_WIDTH))](
+            x.values, x.scales, layout.positions, out.values, out.scales, x.scales.stride(1), out.scales.stride(1),
+            choices, width, width // GROUP, COPIED_WIDTH, triton.next_power_of_2(width // GROUP), num_warps=4,
+            **dependent_launch(device),
+        )  # fmt: skip
+    return ExpandedQuantized(out, layout)
+
+
+def _contiguous_layout(experts: torch.Tensor, expert_count: int, alignment: int, rows: int) -> ContiguousLayout:
     positions = torch.empty_like(experts)
     row_experts = torch.empty(rows, dtype=torch.int32, device=experts.device)
     tile, chunk, chunks = _chunks(experts, expert_count)
     _place_contiguous[(chunks,)](
         experts, _chunk_counts(experts, tile, chunk, chunks), positions, row_experts, experts.numel(), rows,
-        chunks == 1, tile, chunk, alignment, PADDING, num_warps=8,
+        chunks == 1, tile, chunk, alignment, PADDING, num_warps=8, **dependent_launch(experts.device),
     )  # fmt: skip
     return ContiguousLayout(positions=positions, row_experts=row_experts)
 
@@ -152,21 +213,8 @@ def _chunk_counts(experts: torch.Tensor, tile: int, chunk: int, chunks: int) -> 
     if chunks == 1:
         return None
     counts = torch.empty(chunks, tile, dtype=torch.int32, device=experts.device)
-    _count[(chunks,)](experts, counts, experts.numel(), tile, chunk, num_warps=8)
+    _count[(chunks,)](experts, counts, experts.numel(), tile, chunk, num_warps=8, **dependent_launch(experts.device))
     return counts
-
-
-def expand_quantized(x: Quantized, layout: Layout) -> Quantized:
-    tokens, width = x.values.shape
-    out = empty_quantized(*layout.shape, width, device=x.values.device)
-    if tokens:
-        capacity, scales = layout.shape[-1], width // GROUP
-        _expand[(tokens, triton.cdiv(width, COPIED_WIDTH))](
-            x.values, x.scales, layout.positions, out.values, out.scales, capacity, x.scales.stride(1),
-            out.scales.stride(-1), layout.positions.shape[1], width, scales, COPIED_WIDTH,
-            triton.next_power_of_2(scales), num_warps=4,
-        )  # fmt: skip
-    return out
 
 
 def combine(
@@ -176,6 +224,7 @@ def combine(
     out = rows.new_empty(tokens, width)
     if tokens:
         _combine[(tokens, triton.cdiv(width, SUMMED_WIDTH))](
-            rows, positions, weights, shared, out, width, shared is not None, choices, SUMMED_WIDTH, num_warps=4
-        )
+            rows, positions, weights, shared, out, width, shared is not None, choices, SUMMED_WIDTH, num_warps=4,
+            **dependent_launch(rows.device),
+        )  # fmt: skip
     return out

@@ -5,7 +5,14 @@ from kernels.act_quant import Quantized, dequantize, empty_quantized, quantize
 from kernels.block_quant import quantize_blocks
 from kernels.fp8_gemm import BlockScaled, block_scaled, fp8_gemm
 from kernels.grouped_gemm import grouped_fp8_gemm
-from kernels.moe_permute import MaskedLayout, arrange, combine, contiguous_layout, expand_quantized, masked_layout
+from kernels.moe_permute import (
+    ContiguousLayout,
+    MaskedLayout,
+    combine,
+    expand_contiguous,
+    expand_masked,
+    expand_quantized,
+)
 from kernels.swiglu import swiglu, swiglu_quantize
 
 
@@ -51,23 +58,24 @@ def test_a_quantized_product_is_near_the_exact_one(rows: int, outputs: int, inpu
 
 
 @pytest.mark.parametrize("tokens", [0, 1, 40])
-@pytest.mark.parametrize("arrange", [contiguous_layout, masked_layout])
-def test_a_token_meets_its_experts_whatever_the_layout(tokens: int, arrange: type) -> None:
+@pytest.mark.parametrize("expand", [expand_contiguous, expand_masked])
+def test_a_token_meets_its_experts_whatever_the_layout(tokens: int, expand: type) -> None:
     x, experts = torch.randn(tokens, 256), torch.rand(tokens, 6).argsort(dim=1)[:, :3].contiguous()
     weights = torch.rand(tokens, 3)
     exact, quantized = random_weight(6, 128, 256)
-    layout = arrange(experts, 6)
-    rows = grouped_fp8_gemm(expand_quantized(quantize(x), layout), quantized, layout)
+    expanded = expand(quantize(x), experts, 6)
+    rows = grouped_fp8_gemm(expanded.rows, quantized, expanded.layout)
     shared = torch.randn(tokens, 128).bfloat16()
     expected = torch.einsum("ti,tkoi,tk->to", x, exact[experts], weights) + shared
-    found = combine(rows, layout.positions, weights, shared)
+    found = combine(rows, expanded.positions, weights, shared)
     assert found.shape == (tokens, 128)
     assert not tokens or error(found, expected) < 0.06
 
 
 def test_an_aligned_tile_of_rows_has_one_expert() -> None:
     experts = torch.randint(0, 9, (300, 2))
-    layout = contiguous_layout(experts, 9)
+    layout = expand_contiguous(quantize(torch.randn(300, 128)), experts, 9).layout
+    assert isinstance(layout, ContiguousLayout)
     tiles = layout.row_experts.view(-1, 128)
     assert ((tiles == tiles[:, :1]) | (tiles == -1)).all()
     used = layout.row_experts[layout.positions.flatten()]
@@ -81,14 +89,15 @@ def test_layouts_are_masked_while_experts_have_few_rows_and_room_is_small(
     tokens: int, experts: int, masked: bool
 ) -> None:
     chosen = torch.rand(tokens, experts).argsort(dim=1)[:, :2].contiguous()
-    assert isinstance(arrange(chosen, experts), MaskedLayout) == masked
+    expanded = expand_quantized(quantize(torch.randn(tokens, 128)), chosen, experts)
+    assert isinstance(expanded.layout, MaskedLayout) == masked
 
 
 def test_a_masked_layout_has_room_for_every_token_at_one_expert() -> None:
-    layout = masked_layout(torch.full((50, 1), 2), 4)
+    layout = expand_masked(quantize(torch.randn(50, 128)), torch.full((50, 1), 2), 4).layout
+    assert isinstance(layout, MaskedLayout) and layout.expected_rows == 13
     assert layout.counts.tolist() == [0, 0, 50, 0]
     assert layout.positions.flatten().tolist() == list(range(2 * layout.capacity, 2 * layout.capacity + 50))
-    assert isinstance(layout, MaskedLayout) and layout.expected_rows == 13
 
 
 @pytest.mark.parametrize("rows", [0, 1, 9])

@@ -8,7 +8,7 @@ from kernels.block_quant import quantize_blocks
 from kernels.fp8_gemm import BlockScaled, block_scaled, deep_gemm, reference
 from kernels.grouped_gemm import deep_gemm as grouped_deep_gemm
 from kernels.grouped_gemm import reference as grouped_reference
-from kernels.moe_permute import contiguous_layout, expand_quantized, masked_layout
+from kernels.moe_permute import expand_contiguous, expand_masked
 
 pytestmark = [
     pytest.mark.gpu,
@@ -36,16 +36,16 @@ def test_a_linear_layer(rows: int, outputs: int, inputs: int) -> None:
 
 
 @pytest.mark.parametrize("tokens", [0, 1, 70, 300])
-@pytest.mark.parametrize("arrange", [masked_layout, contiguous_layout])
-def test_the_experts_linear_layers(tokens: int, arrange: type) -> None:
+@pytest.mark.parametrize("expand", [expand_masked, expand_contiguous])
+def test_the_experts_linear_layers(tokens: int, expand: type) -> None:
     # Uneven: half of the tokens share one expert.
     chosen = torch.randint(1, 6, (tokens, 1), device="cuda")
     chosen[::2] = 0
-    layout, weight = arrange(chosen, 6), random_weight(6, 256, 384)
-    x = expand_quantized(quantize(torch.randn(tokens, 384, device="cuda")), layout)
-    used = layout.positions.flatten()
+    weight = random_weight(6, 256, 384)
+    x = expand(quantize(torch.randn(tokens, 384, device="cuda")), chosen, 6)
+    used = x.positions.flatten()
     found, expected = (
-        module.grouped_fp8_gemm(x, weight, layout).flatten(0, -2)[used]
+        module.grouped_fp8_gemm(x.rows, weight, x.layout).flatten(0, -2)[used]
         for module in (grouped_deep_gemm, grouped_reference)
     )
     assert error(found, expected) < 5e-3

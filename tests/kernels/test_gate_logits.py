@@ -1,24 +1,27 @@
 import pytest
 import torch
 
-from kernels.moe_gate.logits import SHARED_TILES, gate_logits, gate_weight
+from kernels.moe_gate.logits import MOST_TOKENS, gate_logits
 
 triton_logits = pytest.importorskip("kernels.moe_gate.triton_logits")
 
 
+@pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize(("tokens", "experts", "width"), [(1, 8, 128), (33, 40, 1000), (70, 32, 4096), (0, 8, 128)])
 def test_logits_are_the_products_summed_in_float32(device: torch.device, tokens: int, experts: int, width: int) -> None:
     # The interpreter multiplies no bfloat16.
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     hidden = torch.randn(tokens, width, device=device).to(dtype)
-    weight = gate_weight(torch.randn(experts, width, device=device).to(dtype))
-    expected = hidden.float() @ weight.values.float().t()
-    for _ in range(2):
-        found = triton_logits.gate_logits(hidden, weight.values, weight.arrivals)
-        assert (found - expected).norm() <= 1e-5 * expected.norm()
-        assert not weight.arrivals.any()
-    assert (gate_logits(hidden, weight) - expected).norm() <= 1e-5 * expected.norm()
+    weight = torch.randn(experts, width, device=device).to(dtype)
+    expected = hidden.float() @ weight.float().t()
+    for found in (triton_logits.gate_logits(hidden, weight), gate_logits(hidden, weight)):
+        assert found.shape[1:] == expected.shape
+        assert (found.sum(0) - expected).norm() <= 1e-5 * expected.norm()
 
 
-def test_as_many_tokens_are_shared_out_as_there_are_counters() -> None:
-    assert triton_logits.tiles(256, 256) == SHARED_TILES
+@pytest.mark.gpu
+def test_logits_of_many_tokens_are_the_products_summed_in_float32(device: torch.device) -> None:
+    hidden, weight = torch.randn(MOST_TOKENS + 1, 512, device=device), torch.randn(40, 512, device=device)
+    found = gate_logits(hidden.bfloat16(), weight.bfloat16())
+    expected = hidden.bfloat16().float() @ weight.bfloat16().float().t()
+    assert found.shape == (1, *expected.shape) and (found[0] - expected).norm() <= 1e-5 * expected.norm()

@@ -2,8 +2,7 @@ import pytest
 import torch
 
 from kernels.kv_copy import BLOCK_TOKENS
-from kernels.mla_decode import absorb_query, expand_values, mla_decode, plan_decode
-from kernels.rope import frequencies, rotate_, rotation_table
+from kernels.mla_decode import mla_decode, plan_decode
 from tests.support.latents import scattered_contexts
 
 WIDTH, VALUES, HEADS, SCALE = 40, 32, 3, 0.2
@@ -55,18 +54,3 @@ def test_no_rows_give_no_rows() -> None:
     pool = torch.zeros(1, BLOCK_TOKENS, WIDTH)
     found = mla_decode(torch.empty(0, HEADS, WIDTH), pool, plan, value_width=VALUES, scale=SCALE)
     assert found.shape == (0, HEADS, VALUES)
-
-
-def test_absorbed_queries_score_a_latent_as_the_key_it_expands_to() -> None:
-    query, latent, weight = torch.randn(5, HEADS, 12 + 8), torch.randn(VALUES), torch.randn(HEADS, 12, VALUES)
-    rotations = rotation_table(frequencies(8, 10000.0), 50)[[3, 1, 49, 0, 7]]
-    absorbed = absorb_query(query, weight, rotations)
-    keys = weight @ latent
-    assert torch.allclose(absorbed[:, :, :VALUES] @ latent, (query[:, :, :12] * keys).sum(2), rtol=1e-4, atol=1e-4)
-    rotate_(query[:, :, 12:], rotations)
-    assert torch.equal(absorbed[:, :, VALUES:], query[:, :, 12:])
-
-
-def test_values_are_expanded_by_head() -> None:
-    attended, weight = torch.randn(4, HEADS, VALUES), torch.randn(HEADS, 6, VALUES).transpose(1, 2)
-    assert torch.allclose(expand_values(attended, weight), torch.einsum("thl,hlv->thv", attended, weight), atol=1e-5)

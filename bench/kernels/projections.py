@@ -1,0 +1,58 @@
+"""The products around absorbed attention of DeepSeek-R1: ours beside cuBLAS and the kernels it needs around it."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+
+from bench.kernels.timing import Case
+from kernels.act_quant import quantize
+from kernels.mla_projections import reference
+from kernels.mla_projections import triton as ours
+
+HEADS, NOPE, ROPE, VALUE, LATENT = 128, 128, 64, 128, 512
+TOKENS = (1, 8, 32, 64, 96, 128, 256, 512)
+Call = Callable[[], object]
+
+
+def cases() -> Iterator[Case]:
+    for tokens in TOKENS:
+        for provider, absorb in (("triton", ours.absorb_query), ("cuBLAS", reference.absorb_query)):
+            yield Case(
+                shape=f"queries absorbed by {tokens}",
+                provider=provider,
+                make=partial(_absorb_call, absorb, tokens),
+                size_bytes=2.0 * HEADS * (NOPE * LATENT + tokens * (NOPE + ROPE + LATENT + ROPE)),
+                flops=2.0 * tokens * HEADS * NOPE * LATENT,
+            )
+        for provider, expand in (("triton", ours.expand_values_quantized), ("cuBLAS", _expand_and_quantize)):
+            yield Case(
+                shape=f"values expanded and quantized by {tokens}",
+                provider=provider,
+                make=partial(_expand_call, expand, tokens),
+                size_bytes=HEADS * (2.0 * VALUE * LATENT + tokens * (2 * LATENT + VALUE)),
+                flops=2.0 * tokens * HEADS * VALUE * LATENT,
+            )
+
+
+def _expand_and_quantize(attended: torch.Tensor, weight: torch.Tensor) -> object:
+    return quantize(reference.expand_values(attended, weight).flatten(1))
+
+
+def _bfloat16(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, device="cuda", dtype=torch.bfloat16)
+
+
+def _weight() -> torch.Tensor:
+    return _bfloat16(HEADS, NOPE + VALUE, LATENT)
+
+
+def _absorb_call(absorb: Callable[..., object], tokens: int) -> Call:
+    query, weight = _bfloat16(tokens, HEADS, NOPE + ROPE), _weight()[:, :NOPE]
+    rotations = torch.polar(torch.ones(tokens, ROPE // 2, device="cuda"), torch.rand(tokens, ROPE // 2, device="cuda"))
+    return lambda: absorb(query, weight, rotations)
+
+
+def _expand_call(expand: Callable[..., object], tokens: int) -> Call:
+    attended, weight = _bfloat16(tokens, HEADS, LATENT), _weight()[:, NOPE:].transpose(1, 2)
+    return lambda: expand(attended, weight)

@@ -1,0 +1,74 @@
+"""Tokens of DeepSeek-R1 to their experts and back: the gate over 256 experts, copies for a rank's 32, their sum."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+
+from bench.kernels.gemm import random_rows
+from bench.kernels.moe import CHOICES, HIDDEN, LOCAL_EXPERTS, TOKENS, random_choice
+from bench.kernels.timing import Case
+from kernels.moe_gate import moe_gate
+from kernels.moe_gate.logits import gate_logits
+from kernels.moe_gate.reference import moe_gate as plain_gate
+from kernels.moe_permute import combine, expand_quantized
+
+EXPERTS, GROUPS, GROUPS_PER_TOKEN, SCALING = 256, 8, 4, 2.5
+Call = Callable[[], object]
+
+
+def cases() -> Iterator[Case]:
+    for tokens in TOKENS:
+        values, copies = tokens * HIDDEN, tokens * CHOICES * HIDDEN
+        weight_bytes = 2.0 * EXPERTS * HIDDEN
+        made: dict[tuple[str, str], tuple[Callable[[int], Call], float]] = {
+            ("gate's logits", "triton"): (_logits, weight_bytes + 2 * values),
+            ("gate", "triton"): (_gate, weight_bytes + 2 * values),
+            ("gate", "torch"): (_plain_gate, weight_bytes + 2 * values),
+            ("copies for experts", "triton"): (_expand, 1.03 * (values + copies)),
+            ("experts' sum", "triton"): (_combine, 2.0 * (copies + 2 * values)),
+        }
+        for (name, provider), (make, size_bytes) in made.items():
+            yield Case(f"{name} by {tokens}", provider, partial(make, tokens), size_bytes)
+
+
+def _gate_inputs(tokens: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    hidden = torch.randn(tokens, HIDDEN, dtype=torch.bfloat16, device="cuda")
+    weight = torch.randn(EXPERTS, HIDDEN, dtype=torch.bfloat16, device="cuda") / HIDDEN**0.5
+    return hidden, weight, torch.randn(EXPERTS, device="cuda") / 10
+
+
+def _logits(tokens: int) -> Call:
+    hidden, weight, _ = _gate_inputs(tokens)
+    return lambda: gate_logits(hidden, weight)
+
+
+def _gate(tokens: int) -> Call:
+    hidden, weight, bias = _gate_inputs(tokens)
+    return lambda: moe_gate(
+        gate_logits(hidden, weight),
+        bias,
+        experts_per_token=CHOICES,
+        groups=GROUPS,
+        groups_per_token=GROUPS_PER_TOKEN,
+        normalize=True,
+        scaling=SCALING,
+    )
+
+
+def _plain_gate(tokens: int) -> Call:
+    hidden, weight, bias = _gate_inputs(tokens)
+    settings = (CHOICES, GROUPS, GROUPS_PER_TOKEN, True, SCALING)
+    return lambda: plain_gate(torch.mm(hidden, weight.t(), out_dtype=torch.float32), bias, *settings)
+
+
+def _expand(tokens: int) -> Call:
+    x, experts = random_rows(tokens, HIDDEN), random_choice(tokens)
+    return lambda: expand_quantized(x, experts, LOCAL_EXPERTS)
+
+
+def _combine(tokens: int) -> Call:
+    layout = expand_quantized(random_rows(tokens, 128), random_choice(tokens), LOCAL_EXPERTS).layout
+    rows = torch.randn(*layout.shape, HIDDEN, dtype=torch.bfloat16, device="cuda")
+    weights, shared = torch.rand(tokens, CHOICES, device="cuda"), rows.new_ones(tokens, HIDDEN)
+    return lambda: combine(rows, layout.positions, weights, shared)

@@ -1,0 +1,68 @@
+"""The products around absorbed attention: queries into the latent's space, attended latents out of it.
+
+DeepSeek-V2 (2024), section 2.1.2: the key's up-projection absorbed into the query, the value's behind attention.
+"""
+
+import torch
+
+from kernels.act_quant import GROUP, Quantized, quantize
+from kernels.mla_projections import reference
+
+__all__ = ["absorb_query", "expand_values", "expand_values_quantized"]
+
+# Up to here ours is faster than cuBLAS with a kernel of its own beside it.
+MOST_TOKENS = 256
+
+
+def absorb_query(query: torch.Tensor, weight: torch.Tensor, rotations: torch.Tensor) -> torch.Tensor:
+    """The queries as `mla_decode` takes them: [tokens, heads, latent + rope], of the query's dtype.
+
+    query: [tokens, heads, nope + rope], not rotated yet, last dimension contiguous; weight: [heads, nope, latent], the
+    key's up-projection, last two dimensions contiguous; rotations: [tokens, rope / 2] complex64, contiguous. The first
+    part is query[..., :nope] @ weight per head, the second query[..., nope:] rotated. No tokens give none.
+    """
+    (tokens, heads, width), (nope, latent) = query.shape, weight.shape[1:]
+    assert weight.shape[0] == heads and query.dtype == weight.dtype
+    assert query.stride(2) == 1 and weight.stride()[1:] == (latent, 1)
+    assert rotations.shape == (tokens, (width - nope) // 2) and rotations.is_contiguous()
+    if not _ours_is_faster(query):
+        return reference.absorb_query(query, weight, rotations)
+    from kernels.mla_projections import triton
+
+    return triton.absorb_query(query, weight, rotations)
+
+
+def expand_values(attended: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """From attended latents to values, per head: [tokens, heads, value].
+
+    attended: [tokens, heads, latent] contiguous; weight: [heads, latent, value], the value's up-projection transposed:
+    the latent's dimension is contiguous. No tokens give none.
+    """
+    _check(attended, weight)
+    if not _ours_is_faster(attended):
+        return reference.expand_values(attended, weight)
+    from kernels.mla_projections import triton
+
+    return triton.expand_values(attended, weight)
+
+
+def expand_values_quantized(attended: torch.Tensor, weight: torch.Tensor) -> Quantized:
+    """`expand_values`, all heads' in one row of [tokens, heads * value], quantized.
+
+    heads * value is a multiple of 128.
+    """
+    _check(attended, weight)
+    if not _ours_is_faster(attended) or weight.shape[2] != GROUP:
+        return quantize(expand_values(attended, weight).flatten(1))
+    from kernels.mla_projections import triton
+
+    return triton.expand_values_quantized(attended, weight)
+
+
+def _check(attended: torch.Tensor, weight: torch.Tensor) -> None:
+    assert weight.shape[:2] == attended.shape[1:] and attended.dtype == weight.dtype
+    assert attended.is_contiguous() and weight.stride(1) == 1
+
+
+def _ours_is_faster(x: torch.Tensor) -> bool:
+    return x.is_cuda and x.dtype == torch.bfloat16 and x.shape[0] <= MOST_TOKENS

@@ -1,0 +1,117 @@
+"""Triton's kernels around the experts against their definitions: on a GPU, elsewhere interpreted at small sizes."""
+
+import pytest
+import torch
+
+from kernels.act_quant import reference as act_quant
+from kernels.moe_gate import reference as moe_gate
+from kernels.moe_permute import ContiguousLayout, ExpandedQuantized, MaskedLayout
+from kernels.moe_permute import reference as moe_permute
+
+pytest.importorskip("triton")
+
+from kernels.moe_gate import triton as triton_moe_gate
+from kernels.moe_permute import triton as triton_moe_permute
+
+ON_GPU = torch.cuda.is_available()
+pytestmark = pytest.mark.usefixtures("poisoned")
+
+
+def error(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((found.double() - expected.double()).norm() / expected.double().norm().clamp(min=1e-30))
+
+
+def random_choice(tokens: int, experts: int, choices: int, device: torch.device) -> torch.Tensor:
+    return torch.rand(tokens, experts, device=device).argsort(dim=1)[:, :choices].contiguous()
+
+
+@pytest.mark.parametrize(
+    ("experts", "groups", "allowed", "choices"), [(256, 8, 4, 8), (24, 4, 2, 3), (6, 1, 1, 5), (12, 12, 5, 4)]
+)
+@pytest.mark.parametrize(("shares", "normalize"), [(1, True), (5, True), (1, False)])
+def test_the_gate(
+    experts: int, groups: int, allowed: int, choices: int, shares: int, normalize: bool, device: torch.device
+) -> None:
+    logits, bias = torch.randn(shares, 9, experts, device=device), torch.randn(experts, device=device)
+    settings = (choices, groups, allowed, normalize, 2.5)
+    weights, chosen = triton_moe_gate.moe_gate(logits, bias, *settings)
+    expected_weights, expected = moe_gate.moe_gate(logits.sum(0), bias, *settings)
+    order, expected_order = chosen.argsort(dim=1), expected.argsort(dim=1)
+    assert torch.equal(chosen.gather(1, order), expected.gather(1, expected_order))
+    assert error(weights.gather(1, order), expected_weights.gather(1, expected_order)) < 1e-6
+
+
+def test_the_gate_chooses_distinct_experts_whatever_the_logits(device: torch.device) -> None:
+    logits = torch.randn(4, 256, device=device)
+    logits[0], logits[1, 5:], logits[2] = float("nan"), float("nan"), 0.0
+    _, chosen = triton_moe_gate.moe_gate(logits.unsqueeze(0), torch.zeros(256, device=device), 8, 8, 4, True, 2.5)
+    assert all(len(set(row)) == 8 and set(row) <= set(range(256)) for row in chosen.tolist())
+    assert set(range(5)) <= set(chosen[1].tolist())
+
+
+def test_no_tokens_choose_nothing(device: torch.device) -> None:
+    weights, chosen = triton_moe_gate.moe_gate(
+        torch.empty(3, 0, 8, device=device), torch.zeros(8, device=device), 2, 4, 2, True, 1.0
+    )
+    assert weights.shape == chosen.shape == (0, 2)
+
+
+# Tokens, experts, choices and width: the last three need several programs, which add up each other's counts, or several
+# turns of one.
+EXPANSIONS = [
+    (0, 4, 2, 128),
+    (1, 6, 3, 2304),
+    (1, 256, 8, 128),
+    (40, 6, 3, 2304),
+    (90, 512, 2, 128),
+    (130, 512, 8, 128),
+]
+EXPANSIONS.append((700, 300, 4, 2304) if ON_GPU else (70, 300, 4, 128))
+
+
+def assert_same_rows(found: ExpandedQuantized, expected: ExpandedQuantized) -> None:
+    """Those that tokens have: others stay poisoned."""
+    used = expected.positions.flatten()
+    for one, other in (
+        (found.rows.values.view(torch.uint8), expected.rows.values.view(torch.uint8)),
+        (found.rows.scales, expected.rows.scales),
+    ):
+        assert one.shape == other.shape and torch.equal(one.flatten(0, -2)[used], other.flatten(0, -2)[used])
+
+
+@pytest.mark.parametrize(("tokens", "experts", "choices", "width"), EXPANSIONS)
+def test_masked_expansions(tokens: int, experts: int, choices: int, width: int, device: torch.device) -> None:
+    chosen = random_choice(tokens, experts, choices, device)
+    x = act_quant.quantize(torch.randn(tokens, width, device=device))
+    found, expected = (
+        module.expand_masked(x, chosen, experts, tokens + 1) for module in (triton_moe_permute, moe_permute)
+    )
+    assert isinstance(found.layout, MaskedLayout) and isinstance(expected.layout, MaskedLayout)
+    assert torch.equal(found.positions, expected.positions)
+    assert torch.equal(found.layout.counts, expected.layout.counts)
+    assert_same_rows(found, expected)
+
+
+@pytest.mark.parametrize(("tokens", "experts", "choices", "width"), EXPANSIONS)
+def test_contiguous_expansions(tokens: int, experts: int, choices: int, width: int, device: torch.device) -> None:
+    chosen = random_choice(tokens, experts, choices, device)
+    x = act_quant.quantize(torch.randn(tokens, width, device=device))
+    rows = -(-tokens * choices // 128) * 128 + experts * 128
+    found, expected = (
+        module.expand_contiguous(x, chosen, experts, 128, rows) for module in (triton_moe_permute, moe_permute)
+    )
+    assert isinstance(found.layout, ContiguousLayout) and isinstance(expected.layout, ContiguousLayout)
+    assert torch.equal(found.positions, expected.positions)
+    assert torch.equal(found.layout.row_experts, expected.layout.row_experts)
+    assert_same_rows(found, expected)
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 20])
+@pytest.mark.parametrize("with_shared", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_combining(tokens: int, with_shared: bool, dtype: torch.dtype, device: torch.device) -> None:
+    positions, weights = random_choice(tokens, 70, 3, device), torch.randn(tokens, 3, device=device)
+    rows = torch.randn(70, 1200, device=device).to(dtype)
+    shared = torch.randn(tokens, 1200, device=device).to(dtype) if with_shared else None
+    found, expected = (module.combine(rows, positions, weights, shared) for module in (triton_moe_permute, moe_permute))
+    assert error(found, expected) < (1e-6 if dtype == torch.float32 else 5e-3)
