@@ -30,15 +30,15 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.engine_alone import EngineTask
-from bench.model_mesh import FIRST_TOKEN, LAST_TOKEN, ModelMesh, model_mesh
+from bench.model_mesh import FIRST_TOKEN, LAST_TOKEN, model_mesh
 from bench.processes import CpuMeter
 from bench.rank_model import DEEPSEEK_R1, write_shape
 from bench.summary import Distribution, distribution
 from bench.timed_generation import TimedGeneration, generate
 from engine.client import rank_environment
 from engine.config import EngineConfig
-from mesh.commands.status import read_workers
 from mesh.errors import ProcessFailed
+from mesh.process import tethered
 from tools.byte_tokenizer import write_tokenizer
 
 SHAPE = "r1-ep8-rank"
@@ -63,8 +63,6 @@ class Options:
 @dataclass(frozen=True)
 class MeshRun:
     gaps_ms: Distribution
-    # As the worker itself measured its steps.
-    step_ms: float
     # Cores kept busy, by process.
     cores: dict[str, float]
 
@@ -118,7 +116,7 @@ async def run_engine(options: Options, model_dir: Path, scratch: Path, log: Path
     task.write_bytes(msgspec.json.encode(EngineTask(values, draw_prompts(options), options.tokens)))
     with log.open("a") as output:
         process = await asyncio.create_subprocess_exec(
-            *[sys.executable, "-m", "bench.engine_alone", str(task), str(times)],
+            *tethered([sys.executable, "-m", "bench.engine_alone", str(task), str(times)]),
             stdout=output,
             stderr=output,
             env=rank_environment(EngineConfig.model_validate(values)),
@@ -142,19 +140,11 @@ async def run_mesh(options: Options, model_dir: Path, log: Path) -> MeshRun:
         async with asyncio.TaskGroup() as tasks:
             for prompt, stream in zip(draw_prompts(options), streams, strict=True):
                 tasks.create_task(generate(stub, prompt, options.tokens, stream))
-            step_ms, cores = await _watch(mesh, streams, options)
-    return MeshRun(_distribution([stream.times for stream in streams], options), step_ms, cores)
-
-
-async def _watch(
-    mesh: ModelMesh, streams: Sequence[TimedGeneration], options: Options
-) -> tuple[float, dict[str, float]]:
-    """The worker's own step time, and the cores in use, while every stream decodes."""
-    await _until(streams, options.settle)
-    meter = CpuMeter(mesh.process_ids)
-    await _until(streams, (options.settle + options.tokens) // 2)
-    snapshot = await read_workers(mesh.scheduler)
-    return snapshot.workers[0].load.decode_step_ms, meter.cores()
+            await _until(streams, options.settle)
+            meter = CpuMeter(mesh.process_ids)
+            await _until(streams, (options.settle + options.tokens) // 2)
+            cores = meter.cores()
+    return MeshRun(_distribution([stream.times for stream in streams], options), cores)
 
 
 async def _until(streams: Sequence[TimedGeneration], tokens: int) -> None:
@@ -191,7 +181,7 @@ def make_shape(directory: Path, layers: int) -> Path:
 def table(overhead: Overhead) -> Table:
     options = overhead.options
     title = f"{options.streams} streams of {options.tokens} tokens behind {options.prompt_tokens:,}: ms between tokens"
-    result = Table(title=title, title_justify="left")
+    result = Table(title=title, title_justify="left", min_width=len(title))
     result.add_column("")
     for heading in ("mean", "p50", "p99", "max"):
         result.add_column(heading, justify="right")
@@ -221,8 +211,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     output.write_bytes(msgspec.json.encode(overhead, enc_hook=str))
     console.print(table(overhead))
     for each in overhead.mesh:
-        cores = ", ".join(f"{name} {busy:.2f}" for name, busy in each.cores.items())
-        console.print(f"the worker's own step: {each.step_ms:.3f} ms; cores in use: {cores}")
+        console.print("cores in use: " + ", ".join(f"{name} {busy:.2f}" for name, busy in each.cores.items()))
     console.print(f"mesh to engine: {overhead.ratio:.4f}; saved {output}")
 
 
