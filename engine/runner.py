@@ -1,5 +1,6 @@
 """The model as a backend: weights, KV pool, and the execution of one step's batch."""
 
+import logging
 from collections.abc import Sequence
 
 import numpy as np
@@ -23,6 +24,8 @@ from mesh.blocks import BLOCK_TOKENS
 from mesh.workers import KvNamespace
 from transfer.host_memory import HostMemory
 from transfer.memory import KvMemory
+
+_log = logging.getLogger("deepmesh.engine")
 
 
 class ModelBackend:
@@ -63,6 +66,7 @@ class ModelBackend:
             layout=f"latent {model_config.kv_lora_rank}, interleaved rope {model_config.qk_rope_head_dim}",
             scale=self.state.kv_scale,
         )
+        _log.info("model ready", extra={"fields": _summary(resolved, self.total_blocks)})
 
     def kv_memory(self) -> KvMemory:
         pool = self.state.kv_pool
@@ -137,6 +141,12 @@ class LaunchedStep:
             for index, sample in zip(self._drawing, self._pending.read(), strict=True):
                 samples[index] = sample
         return samples
+
+
+def _summary(resolved: ResolvedEngineConfig, blocks: int) -> dict[str, object]:
+    """What an operator wants to see of a worker that starts."""
+    device = torch.cuda.get_device_name() if resolved.device == "cuda" else "CPU"
+    return {"device": device, "dtype": resolved.dtype, "kv_dtype": resolved.kv_dtype, "kv_blocks": blocks}
 
 
 def make_model(resolved: ResolvedEngineConfig) -> Model:

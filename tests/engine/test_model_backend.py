@@ -1,4 +1,5 @@
 import json
+import logging
 from pathlib import Path
 
 import pytest
@@ -165,3 +166,10 @@ def test_workers_that_share_a_gpu_stay_within_it_together() -> None:
     left = left_of_share(total, 0.25, taken_bytes=weights)
     assert 4 * (left + weights + LIBRARY_BYTES) == total
     assert left_of_share(total, 0.25, taken_bytes=weights * 2) == 0
+
+
+def test_it_tells_where_it_computes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "deepmesh.engine"):
+        model_backend(tiny_checkpoint(tmp_path), total_blocks=7)
+    (record,) = [record for record in caplog.records if record.message == "model ready"]
+    assert vars(record)["fields"] == {"device": "CPU", "dtype": "float32", "kv_dtype": "float32", "kv_blocks": 7}
