@@ -1,8 +1,11 @@
 """KV between two processes: pushes of scattered blocks against bare ucxx, lookups against gRPC.
 
     python -m bench.kv_push [--blocks 1000] [--rounds 9]
+    python -m bench.kv_push --gpus 0 1 --layers 61 --blocks 64 --slot-bytes 67108864 [--requests 4]
 
-Compared things alternate within one run; figures are medians, and the transport is what UCX says that it chose.
+Compared things alternate within one run; figures are medians, and the transport is what UCX says that it chose. With
+`--gpus`, the receiver's and the sender's, both pools lie on GPUs; the default transports are then UCX's own choice, and
+`cuda_copy,tcp`, as between GPUs that cannot map each other's memory. `--requests` prompts are pushed at a time.
 """
 
 import argparse
@@ -10,52 +13,69 @@ import statistics
 import sys
 from collections.abc import Sequence
 
-from bench.kv_push_ends import Ends, Geometry
+from bench.kv_push_ends import Ends
+from bench.kv_push_pools import Geometry
 from transfer.config import TransferConfig
 
-# Layers of a block, and the bytes of one in one layer: 64 tokens of DeepSeek's latent in bf16.
-LAYERS = 8
+# One block in one layer: 64 tokens of DeepSeek's latent in bf16.
 PIECE_BYTES = 64 * 576 * 2
 # UCX_TLS of each comparison.
 TRANSPORTS = ("tcp", "posix,self")
-IDLE_SECONDS = 5.0
+GPU_TRANSPORTS = (None, "cuda_copy,tcp")
+WARM_ROUNDS = 2
+IDLE_SECONDS = 2.0
 LOOKUPS = 2000
 LOOKUP_BLOCKS = 64
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--blocks", type=int, default=1000)
+    parser.add_argument("--blocks", type=int, default=1000, help="of a request")
+    parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--requests", type=int, default=1)
+    parser.add_argument("--gpus", nargs=2, metavar="GPU", help="the receiver's and the sender's")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--slot-bytes", type=int, default=TransferConfig().slot_bytes)
     parser.add_argument("--slots", type=int, default=TransferConfig().slots)
     arguments = parser.parse_args()
-    geometry = Geometry(LAYERS, arguments.blocks, PIECE_BYTES)
-    sys.stdout.write(f"{arguments.blocks} scattered blocks, {geometry.size_bytes / 1e6:.0f} MB a push\n")
-    for transports in TRANSPORTS:
+    requests = arguments.requests
+    geometry = Geometry(arguments.layers, arguments.blocks * requests, PIECE_BYTES, requests)
+    sys.stdout.write(
+        f"{requests} requests of {arguments.blocks} scattered blocks in {arguments.layers} layers,"
+        f" {geometry.size_bytes / 1e6:.0f} MB, in slots of {arguments.slot_bytes / 1e6:.1f} MB\n"
+    )
+    gpus = tuple(arguments.gpus) if arguments.gpus else (None, None)
+    for transports in GPU_TRANSPORTS if arguments.gpus else TRANSPORTS:
         config = TransferConfig(transports=transports, slot_bytes=arguments.slot_bytes, slots=arguments.slots)
-        _compare(config, geometry, arguments.rounds)
+        with Ends(config, geometry, gpus) as ends:
+            _compare_pushes(ends, geometry, arguments.rounds)
+            if not arguments.gpus:
+                _compare_lookups(ends)
 
 
-def _compare(config: TransferConfig, geometry: Geometry, rounds: int) -> None:
-    with Ends(config, geometry) as ends:
+def _compare_pushes(ends: Ends, geometry: Geometry, rounds: int) -> None:
+    for _ in range(WARM_ROUNDS):
         ends.push(), ends.bare()
-        pairs = [(ends.bare(), ends.push()) for _ in range(rounds)]
-        bare, push = (statistics.median(seconds) for seconds in zip(*pairs, strict=True))
-        ratio = statistics.median(bare / push for bare, push in pairs)
-        name = ends.transport()
-        sys.stdout.write(
-            f"{name:6} bare {geometry.size_bytes / bare / 1e9:6.2f} GB/s   "
-            f"push {geometry.size_bytes / push / 1e9:6.2f} GB/s   {ratio:.0%} of bare\n"
-        )
-        idle = ends.idle_cpu(IDLE_SECONDS)
-        sys.stdout.write(f"{name:6} idle agents use {idle[0]:.2%} and {idle[1]:.2%} of a core\n")
-        ucx, grpc = ends.lookups(LOOKUPS, LOOKUP_BLOCKS)
-        sys.stdout.write(
-            f"{name:6} lookup of {LOOKUP_BLOCKS} blocks: UCX {_quantiles(ucx)}   gRPC {_quantiles(grpc)}"
-            f"   {statistics.median(grpc) / statistics.median(ucx):.1f} times faster\n"
-        )
-        sys.stdout.flush()
+    pairs = [(ends.bare(), ends.push()) for _ in range(rounds)]
+    bare, push = (statistics.median(seconds) for seconds in zip(*pairs, strict=True))
+    ratio = statistics.median(bare / push for bare, push in pairs)
+    name = ends.transport()
+    sys.stdout.write(
+        f"{name:9} bare {bare * 1e3:8.2f} ms {geometry.size_bytes / bare / 1e9:7.2f} GB/s   "
+        f"push {push * 1e3:8.2f} ms {geometry.size_bytes / push / 1e9:7.2f} GB/s   {ratio:.0%} of bare\n"
+    )
+    idle = ends.idle_cpu(IDLE_SECONDS)
+    sys.stdout.write(f"{name:9} idle agents use {idle[0]:.2%} and {idle[1]:.2%} of a core\n")
+    sys.stdout.flush()
+
+
+def _compare_lookups(ends: Ends) -> None:
+    ucx, grpc = ends.lookups(LOOKUPS, LOOKUP_BLOCKS)
+    sys.stdout.write(
+        f"{ends.transport():9} lookup of {LOOKUP_BLOCKS} blocks: UCX {_quantiles(ucx)}   gRPC {_quantiles(grpc)}"
+        f"   {statistics.median(grpc) / statistics.median(ucx):.1f} times faster\n"
+    )
+    sys.stdout.flush()
 
 
 def _quantiles(seconds: Sequence[float]) -> str:

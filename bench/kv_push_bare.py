@@ -1,11 +1,10 @@
-"""The yardstick: ucxx moving the same bytes in large messages from one array straight into another."""
+"""The yardstick: ucxx moving the same bytes in large messages from one buffer straight into another."""
 
 import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 from ucxx._lib import libucxx
 from ucxx._lib.arr import Array
 
@@ -14,12 +13,13 @@ from transfer.ucx import ucx_settings
 
 
 class _Bare:
-    def __init__(self, config: TransferConfig, memory: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
+    def __init__(self, config: TransferConfig, memory: Any) -> None:
+        """memory: a uint8 array or tensor."""
         features = (libucxx.Feature.TAG, libucxx.Feature.WAKEUP)
         self.worker = libucxx.UCXWorker(libucxx.UCXContext(ucx_settings(config.transports), features))
         flat = memory.reshape(-1)
         step = config.slot_bytes
-        self._messages = [flat[start : start + step] for start in range(0, len(flat), step)]
+        self._messages = [Array(flat[start : start + step]) for start in range(0, len(flat), step)]
         self._in_flight = config.slots
         self._rounds = 0
 
@@ -33,7 +33,7 @@ class _Bare:
         for number, message in enumerate(self._messages):
             while len(requests) >= self._in_flight:
                 self._await_first(requests)
-            requests.append(start(Array(message), libucxx.UCXXTag(self._rounds * len(self._messages) + number)))
+            requests.append(start(message, libucxx.UCXXTag(self._rounds * len(self._messages) + number)))
         while requests:
             self._await_first(requests)
         self._rounds += 1
@@ -54,7 +54,7 @@ class BareReceiver(_Bare):
 
 
 class BareSender(_Bare):
-    def __init__(self, config: TransferConfig, memory: np.ndarray[Any, np.dtype[np.uint8]], address: bytes) -> None:
+    def __init__(self, config: TransferConfig, memory: Any, address: bytes) -> None:
         super().__init__(config, memory)
         peer = libucxx.UCXAddress.create_from_buffer(address)
         self._endpoint = self.worker.create_endpoint_from_worker_address(peer, True)

@@ -4,7 +4,6 @@ import multiprocessing
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -12,46 +11,40 @@ import numpy as np
 
 from bench.kv_push_bare import BareReceiver, BareSender
 from bench.kv_push_lookup import GrpcLookups, GrpcStore, ShortMemory
+from bench.kv_push_pools import Geometry, make_pool
 from mesh.workers import KvNamespace
 from transfer.agent import TransferAgent
 from transfer.alarm import Alarm
 from transfer.config import TransferConfig
 from transfer.events import Event, Fetched, Granted, Landed, PushEnded, SegmentSent
-from transfer.host_memory import HostMemory
-from transfer.ticket import StoreSession, Ticket
+from transfer.ticket import SegmentDigest, StoreSession, Ticket
 
 NAMESPACE = KvNamespace(weights_fingerprint="bench", dtype="bfloat16", layers=0, layout="bench")
 _SESSION_ID = 1
 _SESSION_KEY = bytes(32)
+# What the ends tell each other of a push.
+PREPARED = "the first grants are here"
+COMPUTED = "send"
+LANDED = "all of it landed"
 # An untimed share of lookups first.
 _WARM_LOOKUPS = 200
 _LOOKUPS_IN_A_ROW = 100
 
 
-@dataclass(frozen=True)
-class Geometry:
-    layers: int
-    blocks: int
-    piece_bytes: int
-
-    @property
-    def size_bytes(self) -> int:
-        return self.layers * self.blocks * self.piece_bytes
-
-
 class _End:
     """An agent with a pool of its own, in a process of its own."""
 
-    def __init__(self, peer: Connection, config: TransferConfig, geometry: Geometry) -> None:
+    def __init__(self, peer: Connection, config: TransferConfig, geometry: Geometry, gpu: str | None) -> None:
         self.peer = peer
         self.geometry = geometry
         self.alarm = Alarm()
-        shape = (geometry.layers, geometry.blocks, geometry.piece_bytes)
-        self.pool = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
+        self.pool = make_pool(gpu, geometry)
         self.agent = TransferAgent(
-            HostMemory(self.pool), NAMESPACE, config, time.monotonic, self.alarm.ring, ShortMemory()
+            self.pool.memory(), NAMESPACE, config, time.monotonic, self.alarm.ring, ShortMemory()
         )
-        self.blocks = np.random.default_rng(1).permutation(geometry.blocks).tolist()
+        scattered = np.random.default_rng(1).permutation(geometry.blocks)
+        # Of each request.
+        self.blocks: list[list[int]] = scattered.reshape(geometry.requests, -1).tolist()
 
     def cpu_seconds(self) -> float:
         return time.process_time()
@@ -68,25 +61,44 @@ class _End:
 
 
 class _ReceivingEnd(_End):
-    def __init__(self, peer: Connection, config: TransferConfig, geometry: Geometry) -> None:
-        super().__init__(peer, config, geometry)
-        self._bare = BareReceiver(config, self.pool)
+    def __init__(self, peer: Connection, config: TransferConfig, geometry: Geometry, gpu: str | None) -> None:
+        super().__init__(peer, config, geometry, gpu)
+        self._bare = BareReceiver(config, self.pool.bare())
         peer.send(self._bare.address)
         store_address, self._grpc_port = peer.recv()
         self.agent.attach_store(StoreSession("store", "epoch", store_address, _SESSION_ID, _SESSION_KEY, NAMESPACE))
 
     def push(self) -> float:
+        """Landings are open and granted before; what is timed begins when the sender hears that all is computed."""
+        tickets = [self.agent.open_landing(blocks, 0, 0, 60.0) for blocks in self.blocks]
+        self.peer.send(tickets)
+        self._until(lambda events, said: PREPARED in said)
         began = time.perf_counter()
-        ticket = self.agent.open_landing(self.blocks, 0, 0, 60.0)
-        self.peer.send(ticket)
+        self.peer.send(COMPUTED)
+        landed = 0
+
+        def all_landed(events: list[Event], said: list[Any]) -> bool:
+            nonlocal landed
+            landed += sum(isinstance(event, Landed) for event in events)
+            return landed == len(tickets)
+
+        self._until(all_landed)
+        seconds = time.perf_counter() - began
+        self.peer.send(LANDED)
+        return seconds
+
+    def _until(self, over: Callable[[list[Event], list[Any]], bool]) -> None:
+        """Pass on grants and digests meanwhile."""
         while True:
             events, said = self.news()
             for digest in said:
-                self.agent.pushed(digest)
-            self.peer.send([event.segment for event in events if isinstance(event, Granted)])
-            if any(isinstance(event, Landed) for event in events):
-                self.peer.send(None)
-                return time.perf_counter() - began
+                if isinstance(digest, SegmentDigest):
+                    self.agent.pushed(digest)
+            grants = [event for event in events if isinstance(event, Granted)]
+            if grants:
+                self.peer.send(grants)
+            if over(events, said):
+                return
 
     def bare(self) -> float:
         return self._bare.receive(lambda: self.peer.send(True))
@@ -118,26 +130,41 @@ class _ReceivingEnd(_End):
 
 
 class _SendingEnd(_End):
-    def __init__(self, peer: Connection, config: TransferConfig, geometry: Geometry) -> None:
-        super().__init__(peer, config, geometry)
-        self._bare = BareSender(config, self.pool, peer.recv())
+    def __init__(self, peer: Connection, config: TransferConfig, geometry: Geometry, gpu: str | None) -> None:
+        super().__init__(peer, config, geometry, gpu)
+        self._bare = BareSender(config, self.pool.bare(), peer.recv())
         self._grpc = GrpcStore()
         self.agent.open_session(_SESSION_ID, _SESSION_KEY)
         peer.send((self.agent.address, self._grpc.port))
 
     def push(self) -> None:
-        ticket: Ticket = self.peer.recv()
-        self.agent.push(ticket, self.blocks[::-1])
-        self.agent.ready(ticket.transfer_id, self.geometry.layers, self.geometry.blocks)
-        landed = ended = False
-        while not (landed and ended):
+        tickets: list[Ticket] = self.peer.recv()
+        for ticket, blocks in zip(tickets, self.blocks, strict=True):
+            self.agent.push(ticket, blocks[::-1])
+        granted: set[bytes] = set()
+        ended = 0
+        landed = False
+        while not landed or ended < len(tickets):
             events, said = self.news()
-            for digest in [event.digest for event in events if isinstance(event, SegmentSent)]:
-                self.peer.send(digest)
-            ended |= any(isinstance(event, PushEnded) for event in events)
-            landed |= None in said
-            for segment in [segment for grants in said if grants is not None for segment in grants]:
-                self.agent.granted(ticket.transfer_id, segment)
+            for event in events:
+                if isinstance(event, SegmentSent):
+                    self.peer.send(event.digest)
+                ended += isinstance(event, PushEnded)
+            for message in said:
+                if isinstance(message, list):
+                    waiting = len(granted) < len(tickets)
+                    granted |= self._grant(message)
+                    if waiting and len(granted) == len(tickets):
+                        self.peer.send(PREPARED)
+                elif message == COMPUTED:
+                    for ticket, blocks in zip(tickets, self.blocks, strict=True):
+                        self.agent.ready(ticket.transfer_id, self.geometry.layers, len(blocks))
+                landed |= message == LANDED
+
+    def _grant(self, grants: list[Granted]) -> set[bytes]:
+        for grant in grants:
+            self.agent.granted(grant.transfer_id, grant.segment)
+        return {grant.transfer_id for grant in grants}
 
     def bare(self) -> None:
         self.peer.recv()
@@ -147,11 +174,12 @@ class _SendingEnd(_End):
 class Ends:
     """Both processes, called from a third."""
 
-    def __init__(self, config: TransferConfig, geometry: Geometry) -> None:
+    def __init__(self, config: TransferConfig, geometry: Geometry, gpus: tuple[str | None, str | None]) -> None:
+        """gpus: the receiver's and the sender's; None for host memory."""
         context = multiprocessing.get_context("spawn")
         left, right = context.Pipe()
-        self._receiving = _Remote(context, _ReceivingEnd, left, config, geometry)
-        self._sending = _Remote(context, _SendingEnd, right, config, geometry)
+        self._receiving = _Remote(context, _ReceivingEnd, left, config, geometry, gpus[0])
+        self._sending = _Remote(context, _SendingEnd, right, config, geometry, gpus[1])
 
     def __enter__(self) -> "Ends":
         return self
@@ -161,11 +189,11 @@ class Ends:
         self._sending.stop()
 
     def push(self) -> float:
-        """Seconds from opening the landing to its last byte in place, verified."""
+        """Seconds from telling the sender that all is computed to the last byte in place, verified."""
         return self._both("push")
 
     def bare(self) -> float:
-        """Seconds for the same bytes, in order, in messages of a slot's size."""
+        """Seconds from telling the sender to begin, for the same bytes in messages of a slot's size."""
         return self._both("bare")
 
     def transport(self) -> str:
@@ -192,11 +220,9 @@ class Ends:
 
 
 class _Remote:
-    def __init__(
-        self, context: Any, end: Callable[..., _End], peer: Connection, config: TransferConfig, geometry: Geometry
-    ) -> None:
+    def __init__(self, context: Any, end: Callable[..., _End], *arguments: Any) -> None:
         self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, end, peer, config, geometry), daemon=True)
+        self._process = context.Process(target=_serve, args=(theirs, end, *arguments), daemon=True)
         self._process.start()
 
     def begin(self, method: str, *arguments: Any) -> None:
@@ -214,10 +240,8 @@ class _Remote:
         self._process.join()
 
 
-def _serve(
-    pipe: Connection, end_class: Callable[..., _End], peer: Connection, config: TransferConfig, geometry: Geometry
-) -> None:
-    end = end_class(peer, config, geometry)
+def _serve(pipe: Connection, end_class: Callable[..., _End], *arguments: Any) -> None:
+    end = end_class(*arguments)
     while True:
-        method, arguments = pipe.recv()
-        pipe.send(getattr(end, method)(*arguments))
+        method, parameters = pipe.recv()
+        pipe.send(getattr(end, method)(*parameters))

@@ -31,7 +31,7 @@ class RankLoad:
         """Requests that decode from `context` tokens on, whose KV is what the pool happens to hold."""
         prompts = [self._prompt(context // BLOCK_TOKENS * BLOCK_TOKENS + 1) for _ in range(requests)]
         for prompt in prompts:
-            self._pretend_cached(prompt)
+            self.pretend_cached(prompt)
         for prompt in prompts:
             self._submit(prompt, tokens)
 
@@ -67,7 +67,7 @@ class RankLoad:
     def _prompt(self, tokens: int) -> list[int]:
         return self._random.choices(range(self._backend.vocabulary_size), k=tokens)
 
-    def _pretend_cached(self, prompt: list[int]) -> None:
+    def pretend_cached(self, prompt: list[int]) -> None:
         pool, hashes = self._engine.pool, chain_hashes(prompt)
         blocks = pool.allocate(len(hashes))
         for block, content in zip(blocks, hashes, strict=True):

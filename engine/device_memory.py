@@ -1,6 +1,7 @@
 """KV in a GPU's memory, as the transfer thread sees it."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -8,11 +9,13 @@ from cuda.bindings import driver
 
 from kernels.host_copy import to_device
 from kernels.kv_copy import gather_blocks, scatter_blocks
-from kernels.kv_copy.hashes import ChunkHashes
+from kernels.kv_copy.hashes import ChunkHashes, HashSeed
 from mesh.errors import EngineFailed
 from transfer.digest import combine, seed_of
 
 _WARM_KEY = bytes(32)
+# Transfers whose seeds are kept on the device: about as many as are under way.
+_KEPT_SEEDS = 64
 
 
 class PlainAllocation:
@@ -53,6 +56,7 @@ class DeviceMemory:
         self.piece_bytes = pool[0, 0].numel() * pool.itemsize
         self._pool = pool
         self._stream = torch.cuda.Stream(pool.device)
+        self._seed = lru_cache(_KEPT_SEEDS)(self._make_seed)
         self._compile()
 
     def allocate_staging(self, size_bytes: int) -> torch.Tensor:
@@ -71,16 +75,19 @@ class DeviceMemory:
     ) -> "_Digest":
         with torch.cuda.stream(self._stream):
             gather_blocks(self._pool, first_layer, layer_count, self._ids(blocks), staging)
-            return _Digest(staging[: layer_count * len(blocks) * self.piece_bytes], key)
+            return _Digest(staging[: layer_count * len(blocks) * self.piece_bytes], self._seed(key))
 
     def digest(self, staging: torch.Tensor, size_bytes: int, key: bytes) -> "_Digest":
         with torch.cuda.stream(self._stream):
-            return _Digest(staging[:size_bytes], key)
+            return _Digest(staging[:size_bytes], self._seed(key))
 
     def scatter(self, staging: torch.Tensor, first_layer: int, layer_count: int, blocks: Sequence[int]) -> "_Copy":
         with torch.cuda.stream(self._stream):
             scatter_blocks(staging, self._pool, first_layer, layer_count, self._ids(blocks))
             return _Copy()
+
+    def _make_seed(self, key: bytes) -> HashSeed:
+        return HashSeed(seed_of(key), self._pool.device)
 
     def _ids(self, blocks: Sequence[int]) -> torch.Tensor:
         return to_device(np.array(blocks, np.int32), self._pool.device)
@@ -93,9 +100,9 @@ class DeviceMemory:
 
 
 class _Digest:
-    def __init__(self, staged: torch.Tensor, key: bytes) -> None:
-        self._seed = seed_of(key)
-        self._hashes = ChunkHashes(staged, self._seed)
+    def __init__(self, staged: torch.Tensor, seed: HashSeed) -> None:
+        self._seed = seed.value
+        self._hashes = ChunkHashes(staged, seed)
 
     @property
     def completed(self) -> bool:

@@ -8,8 +8,6 @@ from transfer.config import TransferConfig
 
 # On CPU the pool takes no more than this unless one whole context needs it, or `total_blocks` asks for it.
 CPU_POOL_BYTES = 1 << 30
-# Sums take 64 bytes for each KiB that is hashed.
-_STAGED_BYTES_A_SUMS_BYTE = 16
 # What CUDA and its libraries take in each process that computes on a GPU, beside what torch knows of.
 LIBRARY_BYTES = 1 << 30
 
@@ -34,11 +32,8 @@ def left_of_share(total_bytes: int, share: float, taken_bytes: int) -> int:
 
 
 def transfer_bytes(config: TransferConfig | None) -> int:
-    """What transfers take of a GPU's memory: staging slots, and the sums that their hashes are made of."""
-    if config is None:
-        return 0
-    staging = config.slots * config.slot_bytes
-    return staging + staging // _STAGED_BYTES_A_SUMS_BYTE
+    """What transfers take of a GPU's memory: staging slots."""
+    return 0 if config is None else config.slots * config.slot_bytes
 
 
 def affordable_blocks(

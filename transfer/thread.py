@@ -3,6 +3,7 @@
 import logging
 import math
 import select
+import sys
 import threading
 import time
 from collections import deque
@@ -19,6 +20,9 @@ logger = logging.getLogger(__name__)
 _PATIENCE_SECONDS = 200e-6
 # Between looks at transfers that UCX wakes nobody for.
 _POLL_SECONDS = 50e-6
+# After which the looking thread leaves the interpreter to one that waits for it. Python's own 5 ms would hold up every
+# word between the two ends of a push, and the steps of a rank.
+_SWITCH_SECONDS = 1e-4
 # How often connections to peers that are gone are forgotten.
 _SWEEP_SECONDS = 5.0
 
@@ -63,6 +67,8 @@ class TransferThread:
         self._commands: deque[Callable[[], None]] = deque()
         self._alarm = Alarm()
         self._closing = False
+        if work.needs_polling:
+            sys.setswitchinterval(_SWITCH_SECONDS)
         # What ended the thread, where that was not `close`.
         self.failure: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="transfer", daemon=True)

@@ -9,7 +9,6 @@ from kernels.host_copy import to_device
 from kernels.kv_copy import xxh3
 
 WORDS = 2048
-CHUNK_BLOCKS = xxh3.CHUNK_BYTES // xxh3.BLOCK_BYTES
 
 
 @triton.jit
@@ -89,36 +88,14 @@ def _mixed(data, swapped, secret):
     return swapped + (keyed & 0xFFFFFFFF) * (keyed >> 32)
 
 
-# What 16 KiB add to a chunk's accumulators, summed within each 1 KiB, since they are scrambled only between those. A
-# program does 16 of those. Reads 1 byte a byte.
+# A program hashes one chunk. Its accumulators are scrambled after each KiB: 64 dependent steps of few instructions,
+# 16 of them behind each load of 16 KiB; what each KiB adds is summed before. Reads 1 byte a byte.
 @triton.jit(do_not_specialize=["size"])
-def _sum_blocks(data, table, sums, size, CHUNK_BYTES: tl.constexpr, BLOCKS: tl.constexpr):
-    chunk = tl.program_id(0).to(tl.int64)
-    # The last stripe is another kernel's.
-    stripes = (tl.minimum(size - chunk * CHUNK_BYTES, CHUNK_BYTES) - 1) // 64
-    first_block = tl.program_id(1) * BLOCKS
-    word = tl.arange(0, BLOCKS * 128)
-    found = tl.load(
-        data + chunk * (CHUNK_BYTES // 8) + first_block * 128 + word,
-        mask=first_block * 16 + word // 8 < stripes,
-        other=0,
-    ).to(tl.uint64, bitcast=True)
-    secret = tl.load(table + word // 8 % 16 + word % 8).to(tl.uint64, bitcast=True)
-    keyed = found ^ secret
-    mixed = tl.where(first_block * 16 + word // 8 < stripes, (keyed & 0xFFFFFFFF) * (keyed >> 32), 0)
-    # A lane's word itself goes to its neighbour's accumulator.
-    even_word, odd_word = tl.split(tl.reshape(found, [BLOCKS, 16, 4, 2]))
-    even, odd = tl.split(tl.reshape(mixed, [BLOCKS, 16, 4, 2]))
-    added = tl.join(tl.sum(even + odd_word, axis=1), tl.sum(odd + even_word, axis=1))
-    target = tl.reshape(tl.arange(0, BLOCKS * 8), [BLOCKS, 4, 2])
-    tl.store(sums + (chunk * (CHUNK_BYTES // 1024) + first_block) * 8 + target, added.to(tl.int64, bitcast=True))
-
-
-# A warp folds one chunk's sums: 64 dependent steps of few instructions.
-@triton.jit(do_not_specialize=["size"])
-def _fold_chunks(data, table, sums, hashes, size, CHUNK_BYTES: tl.constexpr, SECRET: tl.constexpr):
+def _hash_chunks(data, words, table, hashes, size, CHUNK_BYTES: tl.constexpr, SECRET: tl.constexpr):
     chunk = tl.program_id(0).to(tl.int64)
     chunk_size = tl.minimum(size - chunk * CHUNK_BYTES, CHUNK_BYTES)
+    # The last stripe is hashed apart.
+    stripes = (chunk_size - 1) // 64
     blocks = (chunk_size - 1) // 1024
     lane = tl.arange(0, 8)
     scramble = tl.load(table + 16 + lane).to(tl.uint64, bitcast=True)
@@ -126,20 +103,39 @@ def _fold_chunks(data, table, sums, hashes, size, CHUNK_BYTES: tl.constexpr, SEC
     merge_secret = tl.load(table + SECRET + 8 + lane).to(tl.uint64, bitcast=True)
     accumulator = tl.load(table + SECRET + 16 + lane).to(tl.uint64, bitcast=True)
     multiplier = tl.full([8], 0x9E3779B1, tl.uint64)
-    for block in tl.static_range(CHUNK_BYTES // 1024):
-        added = tl.load(sums + (chunk * (CHUNK_BYTES // 1024) + block) * 8 + lane).to(tl.uint64, bitcast=True)
-        summed = accumulator + added
-        scrambled = (summed ^ (summed >> 47) ^ scramble) * multiplier
-        accumulator = tl.where(block < blocks, scrambled, tl.where(block == blocks, summed, accumulator))
+    word = tl.arange(0, 2048)
+    secret = tl.load(table + word // 8 % 16 + word % 8).to(tl.uint64, bitcast=True)
+    row = tl.arange(0, 16)[:, None]
+    for part in range(CHUNK_BYTES // (16 << 10)):
+        inside = part * 256 + word // 8 < stripes
+        found = tl.load(words + chunk * (CHUNK_BYTES // 8) + part * 2048 + word, mask=inside, other=0)
+        added = _added_by_blocks(found.to(tl.uint64, bitcast=True), secret, inside)
+        for index in tl.static_range(16):
+            block = part * 16 + index
+            summed = accumulator + tl.sum(tl.where(row == index, added, 0), axis=0)
+            scrambled = (summed ^ (summed >> 47) ^ scramble) * multiplier
+            accumulator = tl.where(block < blocks, scrambled, tl.where(block == blocks, summed, accumulator))
     # The last 64 bytes, which may overlap the stripe before and begin at any byte.
     last = data + chunk * CHUNK_BYTES + chunk_size - 64
     own = _word(last, lane)
     accumulator += _mixed(own, _word(last, lane ^ 1), last_secret)
     left, right = tl.split(tl.reshape(accumulator ^ merge_secret, [4, 2]))
     folded = (left * right) ^ tl.umulhi(left, right)
-    found = tl.sum(folded, axis=0) + chunk_size.to(tl.uint64) * tl.full([], 0x9E3779B185EBCA87, tl.uint64)
-    found = (found ^ (found >> 37)) * tl.full([], 0x165667919E3779F9, tl.uint64)
-    tl.store(hashes + chunk, (found ^ (found >> 32)).to(tl.int64, bitcast=True))
+    result = tl.sum(folded, axis=0) + chunk_size.to(tl.uint64) * tl.full([], 0x9E3779B185EBCA87, tl.uint64)
+    result = (result ^ (result >> 37)) * tl.full([], 0x165667919E3779F9, tl.uint64)
+    tl.store(hashes + chunk, (result ^ (result >> 32)).to(tl.int64, bitcast=True))
+
+
+@triton.jit
+def _added_by_blocks(found, secret, inside):
+    """What each of 16 KiB adds to the accumulators: [16, 8]."""
+    keyed = found ^ secret
+    mixed = tl.where(inside, (keyed & 0xFFFFFFFF) * (keyed >> 32), 0)
+    # A lane's word itself goes to its neighbour's accumulator.
+    even_word, odd_word = tl.split(tl.reshape(found, [16, 16, 4, 2]))
+    even, odd = tl.split(tl.reshape(mixed, [16, 16, 4, 2]))
+    added = tl.join(tl.sum(even + odd_word, axis=1), tl.sum(odd + even_word, axis=1))
+    return tl.reshape(added, [16, 8])
 
 
 @triton.jit
@@ -151,10 +147,6 @@ def _word(start, lane):
     return word
 
 
-def chunk_hashes(data: torch.Tensor, seed: int) -> torch.Tensor:
-    return launch_hashes(data, seeded_table(seed, data.device))
-
-
 def seeded_table(seed: int, device: torch.device) -> torch.Tensor:
     return to_device(np.array(xxh3.seeded_table(seed), np.int64), device)
 
@@ -163,9 +155,7 @@ def launch_hashes(data: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     """table: of `seeded_table`. Returns [chunks] int64 on the device."""
     size = data.shape[0]
     chunks = triton.cdiv(size, xxh3.CHUNK_BYTES)
-    sums = torch.empty(chunks * CHUNK_BLOCKS * 8, dtype=torch.int64, device=data.device)
     hashes = torch.empty(chunks, dtype=torch.int64, device=data.device)
     words = data[: size // 8 * 8].view(torch.int64)
-    _sum_blocks[(chunks, CHUNK_BLOCKS // 16)](words, table, sums, size, xxh3.CHUNK_BYTES, 16, num_warps=4)
-    _fold_chunks[(chunks,)](data, table, sums, hashes, size, xxh3.CHUNK_BYTES, xxh3.SECRET_WORDS, num_warps=1)
+    _hash_chunks[(chunks,)](data, words, table, hashes, size, xxh3.CHUNK_BYTES, xxh3.SECRET_WORDS, num_warps=4)
     return hashes

@@ -3,8 +3,6 @@
 import struct
 
 CHUNK_BYTES = 64 << 10
-# Between scrambles of the accumulators.
-BLOCK_BYTES = 1024
 # Shorter inputs are hashed in other ways.
 SHORTEST_LONG = 241
 SECRET_WORDS = 24

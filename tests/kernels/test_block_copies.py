@@ -7,7 +7,7 @@ import torch
 import xxhash
 
 from kernels.kv_copy import BLOCK_TOKENS, reference, triton
-from kernels.kv_copy.hashes import ChunkHashes
+from kernels.kv_copy.hashes import ChunkHashes, HashSeed
 from kernels.kv_copy.xxh3 import CHUNK_BYTES
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -59,12 +59,13 @@ SIZES = [241, 1023, 1024, 1025, 5000, CHUNK_BYTES, 2 * CHUNK_BYTES + 2304]
 @pytest.mark.parametrize("seed", [0, 0xFEDCBA9876543210])
 def test_kernels_hash_as_the_library_does(size: int, seed: int) -> None:
     data = random_bytes(size)
-    assert triton.chunk_hashes(data, seed).cpu().numpy().tobytes() == expected_hashes(data, seed)
+    hashes = triton.launch_hashes(data, triton.seeded_table(seed, DEVICE))
+    assert hashes.cpu().numpy().tobytes() == expected_hashes(data, seed)
 
 
 @pytest.mark.parametrize("size", [0, 1, 240, *SIZES, CHUNK_BYTES + 5])
 def test_every_size_has_its_hashes(size: int) -> None:
     data = random_bytes(size)
-    hashes = ChunkHashes(data, 77)
+    hashes = ChunkHashes(data, HashSeed(77, DEVICE))
     assert hashes.read() == expected_hashes(data, 77)
     assert hashes.completed

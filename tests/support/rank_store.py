@@ -1,0 +1,56 @@
+"""A KV store in the test's process for ranks in processes of their own: one chain's blocks."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from engine.client import RankClient
+from mesh.workers import KvNamespace
+from tests.support.transfer_peer import KnownChains
+from transfer.agent import TransferAgent
+from transfer.config import TransferConfig
+from transfer.events import Granted, Landed, PushEnded, SegmentSent
+from transfer.host_memory import HostMemory
+from transfer.ticket import StoreSession
+
+
+class RankStore:
+    """`known` blocks of the chain can be fetched."""
+
+    def __init__(
+        self, namespace: KvNamespace, hashes: Sequence[bytes], known: int, piece_bytes: int, config: TransferConfig
+    ) -> None:
+        self._hashes = hashes
+        slab = np.zeros((namespace.layers, len(hashes), piece_bytes), np.uint8)
+        chains = KnownChains(hashes[:known], range(known))
+        self._namespace = namespace
+        self.agent = TransferAgent(HostMemory(slab), namespace, config, time.monotonic, lambda: None, chains)
+
+    def session(self, session_id: int) -> StoreSession:
+        """A worker's."""
+        key = session_id.to_bytes(32, "big")
+        self.agent.open_session(session_id, key)
+        return StoreSession("store", "epoch", self.agent.address, session_id, key, self._namespace)
+
+    async def take_offer(self, client: RankClient) -> tuple[Landed, PushEnded]:
+        """Have a rank push all of the chain's blocks."""
+        ticket = self.agent.open_landing(range(len(self._hashes)), 0, 0, 10.0)
+        client.push_offer(ticket, self._hashes)
+        landed = asyncio.create_task(self._until_landed(client))
+        async for message in client.results:
+            if isinstance(message, SegmentSent):
+                self.agent.pushed(message.digest)
+            elif isinstance(message, PushEnded):
+                return await landed, message
+        raise AssertionError("the rank has gone")
+
+    async def _until_landed(self, client: RankClient) -> Landed:
+        while True:
+            for event in self.agent.events():
+                if isinstance(event, Granted):
+                    client.grant(event.transfer_id, event.segment)
+                elif isinstance(event, Landed):
+                    return event
+            await asyncio.sleep(0.005)
