@@ -5,6 +5,8 @@ import signal
 from pathlib import Path
 from types import FrameType
 
+import pytest
+
 # Before torch is imported: on a busy machine, compute threads that spin make a test take minutes; see engine/client.py.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
@@ -31,3 +33,16 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     # The next one kills, should something hang now.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.raise_signal(signal.SIGINT)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that need a GPU are skipped, visibly, where there is none."""
+    marked = [item for item in items if item.get_closest_marker("gpu")]
+    if not marked:
+        return
+    # Only here: most tests do without torch.
+    import torch
+
+    if not torch.cuda.is_available():
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))

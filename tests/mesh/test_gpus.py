@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mesh.gpus import Gpu, assign, name_gpus
+from mesh.gpus import Gpu, assign, find_gpus, name_gpus
 
 WORKERS = st.lists(st.integers().map(str), unique=True, max_size=12)
 GPUS = st.lists(st.integers(0, 99).map(str), unique=True, min_size=1, max_size=8)
@@ -39,3 +39,15 @@ def test_workers_are_spread_and_each_sees_every_gpu_its_own_first(workers: list[
 
 def test_the_own_gpu_is_the_first_that_a_process_sees() -> None:
     assert Gpu("2", ("0", "1")).environment == {"CUDA_VISIBLE_DEVICES": "2,0,1"}
+
+
+def test_without_a_driver_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mesh.gpus._DRIVER", "libno-such-driver.so")
+    assert find_gpus() == ()
+
+
+@pytest.mark.gpu
+def test_the_driver_counts_as_torch_does() -> None:
+    import torch
+
+    assert len(find_gpus()) == torch.cuda.device_count()
