@@ -94,21 +94,24 @@ def compose(plan: MeshPlan, cpu_count: int | None = None) -> list[ServiceSpec]:
     GPUs go to decode workers first, then to prefill workers, one each; with more workers than GPUs they are shared.
     """
     asked = split_settings(plan.settings)
+    gpus = _assign_gpus(plan, asked)
     stores = _stores_setting(plan)
     scheduler = (*stores, *asked["scheduler"])
     gateway = (*_gateway_settings(plan), *asked["gateway"])
     common = (*_worker_settings(plan, cpu_count or os.cpu_count() or 1), *stores)
-    decode, prefill = _names("decode", plan.decode_workers), _names("prefill", plan.prefill_workers)
-    gpus = assign([name for name in (*decode, *prefill) if _takes_gpu(asked[_service(name)])], plan.gpus)
 
-    def worker(name: str) -> ServiceSpec:
-        return _worker(name, common, asked[_service(name)], gpus.get(name), plan.workers)
+    def workers(service: str, count: int) -> list[ServiceSpec]:
+        of_gpus = [(name, gpus.get(name)) for name in _names(service, count)]
+        return [
+            _worker(service, name, gpu, (*common, *_memory_settings(gpu, plan.workers), *asked[service]))
+            for name, gpu in of_gpus
+        ]
 
     return [
         ServiceSpec("scheduler", MODULES["scheduler"], plan.scheduler_port, scheduler, READY_SECONDS),
         *(_store(number, port, asked["kvstore"]) for number, port in enumerate(plan.store_ports)),
-        *map(worker, prefill),
-        *map(worker, decode),
+        *workers("prefill", plan.prefill_workers),
+        *workers("decode", plan.decode_workers),
         ServiceSpec("gateway", MODULES["gateway"], plan.grpc_port, gateway, READY_SECONDS),
     ]
 
@@ -140,8 +143,11 @@ def _names(service: str, workers: int) -> list[str]:
     return [f"{service}-{number}" for number in range(workers)]
 
 
-def _service(name: str) -> str:
-    return name.rpartition("-")[0]
+def _assign_gpus(plan: MeshPlan, asked: Mapping[str, Sequence[str]]) -> dict[str, Gpu]:
+    """By name of the worker."""
+    workers = {"decode": plan.decode_workers, "prefill": plan.prefill_workers}
+    takers = [_names(service, count) for service, count in workers.items() if _takes_gpu(asked[service])]
+    return assign([name for names in takers for name in names], plan.gpus)
 
 
 def _takes_gpu(settings: Sequence[str]) -> bool:
@@ -150,16 +156,16 @@ def _takes_gpu(settings: Sequence[str]) -> bool:
     return told.get("engine.device") != "cpu" and told.get("engine.backend") != "oracle"
 
 
-def _worker(name: str, common: Sequence[str], asked: Sequence[str], gpu: Gpu | None, workers: int) -> ServiceSpec:
-    service = _service(name)
-    settings = (f"worker_id={name}", *common, *_memory_settings(gpu, workers), *asked)
+def _worker(service: str, name: str, gpu: Gpu | None, settings: Sequence[str]) -> ServiceSpec:
+    settings = (f"worker_id={name}", *settings)
     # Without prefill workers the decode workers compute prompts.
     return ServiceSpec(name, MODULES[service], None, settings, None, service == "decode", service == "prefill", gpu)
 
 
 def _memory_settings(gpu: Gpu | None, workers: int) -> list[str]:
     if gpu is not None:
-        return [f"engine.memory_share={1 / gpu.workers:.3f}"] if gpu.workers > 1 else []
+        # Rounded down: together they must not ask for more than there is.
+        return [f"engine.memory_share={1000 // gpu.workers / 1000}"] if gpu.workers > 1 else []
     # Each takes its KV pool from what is free when it starts: half of it, between them.
     return [f"engine.kv_memory_fraction={min(0.25, 0.5 / workers):.3f}"] if workers > 1 else []
 

@@ -91,6 +91,14 @@ def test_more_workers_than_gpus_divide_their_memory() -> None:
     assert "decode-0 on GPU 3 (1/2 of it)" in whereabouts(list(specs.values()))
 
 
+@pytest.mark.parametrize("workers", [3, 6, 7])
+def test_shares_of_a_gpu_are_no_more_than_all_of_it(workers: int) -> None:
+    specs = by_name(MeshPlan(None, decode_workers=workers, gpus=("0",)))
+    share = last_value(specs["decode-0"], "engine.memory_share")
+    assert isinstance(share, float)
+    assert 0.99 < share * workers <= 1
+
+
 @pytest.mark.parametrize("setting", ["decode.engine.device=cpu", "decode.engine.backend=oracle"])
 def test_a_worker_that_is_to_compute_elsewhere_takes_no_gpu(setting: str) -> None:
     specs = by_name(MeshPlan(None, decode_workers=1, prefill_workers=1, settings=(setting,), gpus=("0",)))
