@@ -46,6 +46,7 @@ class DecodeWorker:
             config.worker_id or endpoint,
             uuid.uuid4().hex,
             endpoint,
+            config.engine.transfer,
             config.can_prefill,
         )
         self.prefills = Prefills(rank, prefill_calls, rank.ready.vocabulary_size, self._lose_prompt)

@@ -2,12 +2,22 @@
 
 from engine.messages import Ready
 from mesh.workers import WorkerIdentity, WorkerRole
+from transfer.config import TransferConfig
 
 
 def worker_identity(
-    ready: Ready, role: WorkerRole, worker_id: str, incarnation: str, endpoint: str, can_prefill: bool = True
+    ready: Ready,
+    role: WorkerRole,
+    worker_id: str,
+    incarnation: str,
+    endpoint: str,
+    transfer: TransferConfig | None,
+    can_prefill: bool = True,
 ) -> WorkerIdentity:
-    """`incarnation` is new at every start; `endpoint` is host:port of the worker's gRPC services."""
+    """`transfer` is the rank's, None where no KV comes or goes.
+
+    `incarnation` is new at every start; `endpoint` is host:port of the worker's gRPC services.
+    """
     return WorkerIdentity(
         worker_id=worker_id,
         incarnation=incarnation,
@@ -22,4 +32,5 @@ def worker_identity(
         vocabulary_size=ready.vocabulary_size,
         block_bytes=ready.block_bytes,
         receives_kv=bool(ready.transfer_address),
+        layerwise_tokens=transfer.layerwise_tokens if transfer else 0,
     )

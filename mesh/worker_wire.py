@@ -53,6 +53,7 @@ def identity(message: common_pb2.WorkerIdentity) -> WorkerIdentity:
         vocabulary_size=message.vocabulary_size,
         block_bytes=message.block_bytes,
         receives_kv=message.receives_kv,
+        layerwise_tokens=message.layerwise_tokens,
     )
 
 
@@ -71,6 +72,7 @@ def identity_message(worker: WorkerIdentity) -> common_pb2.WorkerIdentity:
         vocabulary_size=worker.vocabulary_size,
         block_bytes=worker.block_bytes,
         receives_kv=worker.receives_kv,
+        layerwise_tokens=worker.layerwise_tokens,
     )
 
 

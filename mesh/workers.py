@@ -53,6 +53,9 @@ class WorkerIdentity(msgspec.Struct, frozen=True):
     block_bytes: int = 0
     # Of a decode worker: whether prefill workers can push KV to it.
     receives_kv: bool = True
+    # Prompts of at least so many tokens are pushed while later layers are computed, where the other worker agrees; 0
+    # where KV neither comes nor goes.
+    layerwise_tokens: int = 0
 
 
 class WorkerLoad(msgspec.Struct, frozen=True):

@@ -27,16 +27,16 @@ class PrefillWorker:
     """Made by `start`. `run` follows the rank until it goes; `drain` and `close` end it, in this order."""
 
     def __init__(self, config: PrefillConfig, endpoint: str, rank: RankClient, clock: Callable[[], float]) -> None:
+        assert config.engine.transfer is not None
+        self._transfer = config.engine.transfer
         self.identity: WorkerIdentity = worker_identity(
-            rank.ready, WorkerRole.PREFILL, config.worker_id or endpoint, uuid.uuid4().hex, endpoint
+            rank.ready, WorkerRole.PREFILL, config.worker_id or endpoint, uuid.uuid4().hex, endpoint, self._transfer
         )
         self.jobs = Jobs(rank, clock)
         self._rank = rank
         self._host = RankHost(rank)
         self.stores = StoreClient(config.stores, self.identity, self._host)
         self._limits = QueueLimits(**config.queue.model_dump())
-        assert config.engine.transfer is not None
-        self._transfer = config.engine.transfer
 
     @classmethod
     async def start(cls, config: PrefillConfig, endpoint: str, clock: Callable[[], float] = time.monotonic) -> Self:

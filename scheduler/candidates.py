@@ -68,6 +68,8 @@ class CandidateWorker(msgspec.Struct, frozen=True):
     receives_kv: bool = True
     # One block of KV, all layers.
     block_bytes: int = 0
+    # Prompts of at least so many tokens it pushes, or has pushed, while later layers compute.
+    layerwise_tokens: int = 0
     # Measured when it fetched from stores; 0 while unknown.
     fetch_bytes_per_second: float = 0.0
     # Of its rates and times, those of its load too.
@@ -104,8 +106,7 @@ class PlacementKnobs:
     # From a decode worker's landing to the prefill worker's first chunk, and from the last byte to the next step.
     handover_ms: float = 5.0
     push_bytes_per_second: float = 2e9
-    # Prompts of at least so many tokens are pushed while later layers compute, and then this share of it is left over.
-    layerwise_tokens: int = 8192
+    # Of a push while later layers compute, this share is left over.
     layerwise_rest: float = 0.125
     # A fetch from a store: before its first byte, and its rate.
     fetch_latency_ms: float = 2.0

@@ -28,8 +28,7 @@ class PlacementConfig(Config):
     # What a prompt costs that another worker computes: the calls around it, and the push of its KV.
     handover_ms: float = Field(default=5.0, ge=0)
     push_bytes_per_second: float = Field(default=2e9, gt=0)
-    # As the workers' engine.transfer.layerwise_tokens; of such a push this share is left when the prompt is computed.
-    layerwise_tokens: int = Field(default=8192, ge=1)
+    # Of a push while layers are computed, this share is left when the prompt is computed.
     layerwise_rest: float = Field(default=0.125, ge=0, le=1)
     # A fetch from a KV store, where a worker has not measured one.
     fetch_latency_ms: float = Field(default=2.0, ge=0)

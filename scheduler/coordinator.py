@@ -168,6 +168,7 @@ class Coordinator:
             can_prefill=identity.can_prefill,
             receives_kv=identity.receives_kv,
             block_bytes=identity.block_bytes,
+            layerwise_tokens=identity.layerwise_tokens,
             fetch_bytes_per_second=worker.transfers.fetch_bytes_per_second,
             ages=self._registry.measurement_ages(worker),
         )

@@ -20,6 +20,8 @@ class PrefillOffer(msgspec.Struct, frozen=True):
     ready_ms: float
     # Predicted: what was queued before it.
     queue_ms: float
+    # Of the worker, see CandidateWorker.
+    layerwise_tokens: int
     connected: bool
     rejection: Rejection | None
     # The rejection in words; empty where there is none.
@@ -64,6 +66,7 @@ def _offer(
         source=found,
         ready_ms=queue_ms + found.ms,
         queue_ms=queue_ms,
+        layerwise_tokens=worker.layerwise_tokens,
         connected=worker.connected,
         rejection=rejection,
         rejected=rejected,

@@ -26,7 +26,7 @@ class LinkedWorker:
 
     def __init__(self, endpoint: str, worker_id: str, incarnation: str = "first") -> None:
         self.report = StatusReport(READY.total_blocks)
-        identity = worker_identity(READY, WorkerRole.DECODE, worker_id, incarnation, f"{worker_id}:1")
+        identity = worker_identity(READY, WorkerRole.DECODE, worker_id, incarnation, f"{worker_id}:1", None)
         self.link = StatusLink(endpoint, identity, self.report, 0.01)
 
     @asynccontextmanager
@@ -65,7 +65,8 @@ async def test_two_workers_stand_in_the_registry_with_load_and_blocks() -> None:
         load = WorkerLoad(3, 1, 500, 42, 1000.0, 20.0, 64.0)
         first.observe(load, chain_hashes(list(range(128))))
         workers = await until_seen(endpoint, lambda workers: workers[0].cached_blocks == 2)
-        assert workers[0].identity == identity_message(worker_identity(READY, WorkerRole.DECODE, "a", "first", "a:1"))
+        expected = worker_identity(READY, WorkerRole.DECODE, "a", "first", "a:1", None)
+        assert workers[0].identity == identity_message(expected)
         assert (workers[0].load.running_requests, workers[0].load.free_blocks) == (3, 42)
         assert (workers[1].load.free_blocks, workers[1].cached_blocks) == (READY.total_blocks, 0)
 

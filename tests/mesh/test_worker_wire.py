@@ -30,6 +30,7 @@ identities = st.builds(
     max_requests=positive,
     can_prefill=st.booleans(),
     receives_kv=st.booleans(),
+    layerwise_tokens=st.integers(0, 2**32 - 1),
     vocabulary_size=counts,
     block_bytes=sizes,
 )

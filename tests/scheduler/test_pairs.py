@@ -113,15 +113,22 @@ def test_blocks_that_the_decode_worker_holds_are_not_moved() -> None:
 
 
 def test_a_layerwise_push_hides_behind_the_computation() -> None:
-    decode = make_candidate("d", context_tokens=10_000, block_bytes=1_000_000)
-    prefill = make_prefill(context_tokens=10_000)
-    request = make_request(prompt_tokens=6400)
-    ttft = {}
-    for layerwise_tokens in (6400, 6401):
-        knobs = PlacementKnobs(layerwise_tokens=layerwise_tokens, layerwise_rest=0.1)
-        ttft[layerwise_tokens] = predict(request, Candidates([decode], [prefill]), knobs)[1].ttft_ms
+    ttft = layerwise_ttft(6400, 6400)
     # 100 MB at 2 GB/s are 50 ms.
-    assert round(ttft[6401] - ttft[6400]) == 45
+    assert round(layerwise_ttft(6401, 6401) - ttft) == 45
+
+
+def test_a_push_is_layerwise_where_both_workers_say_so() -> None:
+    assert layerwise_ttft(6400, 64) == layerwise_ttft(64, 6400) == layerwise_ttft(64, 64)
+    assert layerwise_ttft(6400, 6401) == layerwise_ttft(6401, 6400) == layerwise_ttft(6401, 6401)
+
+
+def layerwise_ttft(decode_tokens: int, prefill_tokens: int) -> float:
+    """Of a prompt of 6400 tokens, on a pair whose workers push layer by layer from these lengths on."""
+    decode = make_candidate("d", context_tokens=10_000, layerwise_tokens=decode_tokens)
+    prefill = make_prefill(context_tokens=10_000, layerwise_tokens=prefill_tokens)
+    request, knobs = make_request(prompt_tokens=6400), PlacementKnobs(layerwise_rest=0.1)
+    return predict(request, Candidates([decode], [prefill]), knobs)[1].ttft_ms
 
 
 def test_workers_of_two_namespaces_are_never_paired() -> None:

@@ -61,6 +61,7 @@ def make_candidate(worker_id: str = "decode-1", **changes: Any) -> CandidateWork
         load=make_load(),
         namespace=NAMESPACE,
         block_bytes=1_000_000,
+        layerwise_tokens=8192,
     )
     return msgspec.structs.replace(candidate, **changes)
 
