@@ -46,7 +46,8 @@ async def run(lengths: Sequence[int], repeats: int, log: Path, console: Console)
     for repeat in range(repeats):
         for name, threshold in LAYERWISE_TOKENS.items():
             rng = random.Random(repeat)
-            settings = ("decode.can_prefill=false", f"decode.engine.transfer.layerwise_tokens={threshold}")
+            thresholds = (f"{role}.engine.transfer.layerwise_tokens={threshold}" for role in ("decode", "prefill"))
+            settings = ("decode.can_prefill=false", *thresholds)
             async with (
                 model_mesh(log, prefill=1, settings=settings) as mesh,
                 grpc.aio.insecure_channel(mesh.gateway) as channel,

@@ -46,8 +46,8 @@ def reference(checkpoint: Path) -> DeepseekV3ForCausalLM:
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=[64, 8192], ids=["layerwise", "whole"])
 async def mesh(checkpoint: Path, request: pytest.FixtureRequest) -> AsyncIterator[ProcessMesh]:
     """1P1D and a store; every prompt is computed by the prefill worker."""
-    layerwise = f"decode.engine.transfer.layerwise_tokens={request.param}"
-    async with process_mesh(checkpoint, prefill=1, stores=1, settings=(*SETTINGS, layerwise)) as running:
+    layerwise = (f"{role}.engine.transfer.layerwise_tokens={request.param}" for role in ("decode", "prefill"))
+    async with process_mesh(checkpoint, prefill=1, stores=1, settings=(*SETTINGS, *layerwise)) as running:
         yield running
 
 
