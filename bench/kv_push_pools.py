@@ -57,9 +57,11 @@ class DevicePool:
 
     def bare(self) -> Any:
         """As `HostPool`'s. UCX must have been started before: of memory that is older it does not know where it is."""
-        from engine.device_memory import DeviceMemory
+        import torch
 
-        return DeviceMemory(self._pool).allocate_staging(self._size_bytes)
+        from engine.device_memory import PlainAllocation
+
+        return torch.as_tensor(PlainAllocation(self._size_bytes), device="cuda")
 
 
 def make_pool(gpu: str | None, geometry: Geometry) -> HostPool | DevicePool:

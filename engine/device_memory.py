@@ -2,20 +2,17 @@
 
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Any
 
-import numpy as np
 import torch
 from cuda.bindings import driver
 
-from kernels.host_copy import to_device
-from kernels.kv_copy import gather_blocks, scatter_blocks
-from kernels.kv_copy.hashes import ChunkHashes, HashSeed
+from kernels.kv_copy.segment import SegmentBuffer, Table, seeded_table
 from mesh.errors import EngineFailed
 from transfer.digest import combine, seed_of
 
-_WARM_KEY = bytes(32)
-# Transfers whose seeds are kept on the device: about as many as are under way.
-_KEPT_SEEDS = 64
+# Transfers whose tables are kept: about as many as are under way.
+_KEPT_TABLES = 256
 
 
 class PlainAllocation:
@@ -29,17 +26,37 @@ class PlainAllocation:
                 " engine.kv_memory_fraction, or engine.transfer.slots"
             )
         self._address = int(address)
-        self.__cuda_array_interface__ = {
-            "shape": (size_bytes,),
-            "typestr": "|u1",
-            "data": (self._address, False),
-            "strides": None,
-            "version": 3,
-        }
+        self.__cuda_array_interface__ = _interface(self._address, size_bytes)
+
+    def __getitem__(self, part: slice) -> "_Part":
+        """From its start."""
+        assert part.start in (None, 0) and part.step is None
+        return _Part(self._address, part.stop, self)
 
     def __del__(self) -> None:
         if hasattr(self, "_address"):
             driver.cuMemFree(self._address)
+
+
+class _Part:
+    """Of an allocation, which it keeps."""
+
+    def __init__(self, address: int, size_bytes: int, whole: PlainAllocation) -> None:
+        self._whole = whole
+        self.__cuda_array_interface__ = _interface(address, size_bytes)
+
+
+def _interface(address: int, size_bytes: int) -> dict[str, Any]:
+    return {"shape": (size_bytes,), "typestr": "|u1", "data": (address, False), "strides": None, "version": 3}
+
+
+class DeviceSlot(PlainAllocation):
+    """A staging buffer, and what moves segments through it."""
+
+    def __init__(self, pool: torch.Tensor, size_bytes: int) -> None:
+        super().__init__(size_bytes)
+        self.tensor = torch.as_tensor(self, device=pool.device)
+        self.segment = SegmentBuffer(pool, self.tensor)
 
 
 class DeviceMemory:
@@ -49,6 +66,8 @@ class DeviceMemory:
     that are scattered to belong to no step under way, and steps that read them are launched after that has completed.
     """
 
+    is_on_gpu = True
+
     def __init__(self, pool: torch.Tensor) -> None:
         """pool: [layers, blocks, 64, width] contiguous."""
         assert pool.is_cuda and pool.is_contiguous()
@@ -56,14 +75,13 @@ class DeviceMemory:
         self.piece_bytes = pool[0, 0].numel() * pool.itemsize
         self._pool = pool
         self._stream = torch.cuda.Stream(pool.device)
-        self._seed = lru_cache(_KEPT_SEEDS)(self._make_seed)
-        self._compile()
+        self._table = lru_cache(_KEPT_TABLES)(_table_of)
 
-    def allocate_staging(self, size_bytes: int) -> torch.Tensor:
-        with torch.cuda.device(self._pool.device):
-            # Gives this thread torch's context, which the driver's calls work in.
-            torch.cuda.current_stream().synchronize()
-            return torch.as_tensor(PlainAllocation(size_bytes), device=self._pool.device)
+    def allocate_staging(self, size_bytes: int) -> DeviceSlot:
+        # Gives this thread torch's context, which the driver's calls work in; and the pool is there.
+        torch.cuda.current_stream(self._pool.device).synchronize()
+        with torch.cuda.stream(self._stream):
+            return DeviceSlot(self._pool, size_bytes)
 
     def enter_thread(self) -> None:
         # UCX's copies, too, work in the thread's context.
@@ -71,48 +89,26 @@ class DeviceMemory:
         torch.cuda.current_stream().query()
 
     def gather(
-        self, first_layer: int, layer_count: int, blocks: Sequence[int], staging: torch.Tensor, key: bytes
-    ) -> "_Digest":
+        self, first_layer: int, layer_count: int, blocks: Sequence[int], staging: DeviceSlot, key: bytes
+    ) -> "_Hashing":
+        seed, table = self._table(key)
         with torch.cuda.stream(self._stream):
-            gather_blocks(self._pool, first_layer, layer_count, self._ids(blocks), staging)
-            return _Digest(staging[: layer_count * len(blocks) * self.piece_bytes], self._seed(key))
+            staging.segment.gather(first_layer, layer_count, blocks, table)
+            return _Hashing(staging.segment, seed)
 
-    def digest(self, staging: torch.Tensor, size_bytes: int, key: bytes) -> "_Digest":
+    def digest(self, staging: DeviceSlot, size_bytes: int, key: bytes) -> "_Hashing":
+        seed, table = self._table(key)
         with torch.cuda.stream(self._stream):
-            return _Digest(staging[:size_bytes], self._seed(key))
+            staging.segment.hash(size_bytes, table)
+            return _Hashing(staging.segment, seed)
 
-    def scatter(self, staging: torch.Tensor, first_layer: int, layer_count: int, blocks: Sequence[int]) -> "_Copy":
+    def scatter(self, staging: DeviceSlot, first_layer: int, layer_count: int, blocks: Sequence[int]) -> "_Enqueued":
         with torch.cuda.stream(self._stream):
-            scatter_blocks(staging, self._pool, first_layer, layer_count, self._ids(blocks))
-            return _Copy()
-
-    def _make_seed(self, key: bytes) -> HashSeed:
-        return HashSeed(seed_of(key), self._pool.device)
-
-    def _ids(self, blocks: Sequence[int]) -> torch.Tensor:
-        return to_device(np.array(blocks, np.int32), self._pool.device)
-
-    def _compile(self) -> None:
-        """Now, and not while requests wait."""
-        staging = torch.empty(self.piece_bytes, dtype=torch.uint8, device=self._pool.device)
-        self.gather(0, 1, [0], staging, _WARM_KEY).result()
-        self.scatter(staging, 0, 1, [0]).result()
+            staging.segment.scatter(first_layer, layer_count, blocks)
+            return _Enqueued()
 
 
-class _Digest:
-    def __init__(self, staged: torch.Tensor, seed: HashSeed) -> None:
-        self._seed = seed.value
-        self._hashes = ChunkHashes(staged, seed)
-
-    @property
-    def completed(self) -> bool:
-        return self._hashes.completed
-
-    def result(self) -> bytes:
-        return combine(self._hashes.read(), self._seed)
-
-
-class _Copy:
+class _Enqueued:
     """What the current stream was told to do."""
 
     def __init__(self) -> None:
@@ -123,5 +119,23 @@ class _Copy:
     def completed(self) -> bool:
         return self._done.query()
 
-    def result(self) -> None:
+    def result(self) -> bytes:
         self._done.synchronize()
+        return b""
+
+
+class _Hashing(_Enqueued):
+    def __init__(self, segment: SegmentBuffer, seed: int) -> None:
+        super().__init__()
+        self._segment = segment
+        self._seed = seed
+
+    def result(self) -> bytes:
+        """Before the segment's next job."""
+        super().result()
+        return combine(self._segment.hashes(self._seed), self._seed)
+
+
+def _table_of(key: bytes) -> tuple[int, Table]:
+    seed = seed_of(key)
+    return seed, seeded_table(seed)

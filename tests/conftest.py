@@ -36,13 +36,14 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that need a GPU are skipped, visibly, where there is none."""
-    marked = [item for item in items if item.get_closest_marker("gpu")]
+    """Tests that need a GPU, or several, are skipped, visibly, where there are none."""
+    needed = {"gpu": 1, "multi_gpu": 2}
+    marked = [(item, count) for item in items for name, count in needed.items() if item.get_closest_marker(name)]
     if not marked:
         return
     # Only here: most tests do without torch.
     import torch
 
-    if not torch.cuda.is_available():
-        for item in marked:
-            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+    for item, count in marked:
+        if torch.cuda.device_count() < count:
+            item.add_marker(pytest.mark.skip(reason=f"needs {count} CUDA device{'s' if count > 1 else ''}"))

@@ -16,7 +16,7 @@ from transfer.segments import Tile, plan_layerwise, plan_whole
 from transfer.thread import TransferThread
 from transfer.ticket import SegmentDigest, StoreSession, Ticket
 from transfer.tickets import REPLAYED_TICKET, Geometry, make_ticket, refusal_of
-from transfer.ucx import UcxTransport
+from transfer.ucx import UcxTransport, check_carries_gpu_memory
 
 # Used tickets are remembered to refuse them a second time; those forgotten have expired at their receiver.
 _REMEMBERED_TICKETS = 16_384
@@ -42,7 +42,8 @@ class TransferAgent:
     ) -> None:
         """`lookups` makes it a store. `wake` is called, from the transfer thread, when `events` has something new.
 
-        Raises ConfigError where UCX is missing or does not start, or a slot does not hold one block of one layer.
+        Raises ConfigError where UCX is missing or does not start, where its transports cannot reach the memory, or
+        where a slot does not hold one block of one layer.
         """
         self._geometry = Geometry(memory.layers, memory.piece_bytes, config.slot_bytes)
         self._plan(1, plan_whole)
@@ -55,6 +56,8 @@ class TransferAgent:
         self._used_tickets: OrderedDict[bytes, None] = OrderedDict()
         # Of what `push` refuses, in the caller's thread.
         self._refused: Counter[str] = Counter()
+        if memory.is_on_gpu:
+            check_carries_gpu_memory(config.transports)
         self._transport = UcxTransport(config.transports)
         self._exchange = Exchange(self._transport, memory, config, clock, self._emit, lookups)
         linger_seconds = _STORE_LINGER_SECONDS if lookups else 0.0

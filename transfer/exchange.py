@@ -50,7 +50,7 @@ class Exchange:
         self._slots = SlotPool(config.slots)
         staging = [memory.allocate_staging(config.slot_bytes) for _ in range(config.slots)]
         # CUDA transfers wake nobody.
-        self.needs_polling = hasattr(staging[0], "__cuda_array_interface__")
+        self.needs_polling = memory.is_on_gpu
         self._mailbox = Mailbox(transport)
         self._receiver = Receiver(transport, memory, self._slots, staging, self.refused, self._received_bytes)
         self._sender = Sender(transport, memory, self._slots, staging, self._sent_bytes)

@@ -18,6 +18,8 @@ class HostMemory:
     the store's slab. A segment is copied at once, by one call, which leaves the interpreter to the other threads.
     """
 
+    is_on_gpu = False
+
     def __init__(self, array: Pool) -> None:
         assert array.dtype == np.uint8 and array.ndim == 3, "expected uint8 [layers, blocks, piece_bytes]"
         self.layers, self.blocks, self.piece_bytes = array.shape

@@ -36,6 +36,7 @@ class KvMemory(Protocol):
     blocks: int
     # One block in one layer.
     piece_bytes: int
+    is_on_gpu: bool
 
     def allocate_staging(self, size_bytes: int) -> Any:
         """A uint8 buffer that can be sliced, and that UCX takes (buffer protocol or __cuda_array_interface__)."""

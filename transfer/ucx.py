@@ -29,6 +29,18 @@ def ucx_settings(transports: str | None) -> dict[str, str]:
     return {name: value for name, value in settings.items() if f"UCX_{name}" not in os.environ}
 
 
+def check_carries_gpu_memory(transports: str | None) -> None:
+    """Raises ConfigError where these transports cannot read a GPU's memory: UCX would take it for the host's."""
+    chosen = os.environ.get("UCX_TLS", transports) or "all"
+    names = set(chosen.removeprefix("^").split(","))
+    reaching = names & {"cuda_copy", "cuda", "all"}
+    if bool(reaching) == chosen.startswith("^"):
+        raise ConfigError(
+            f"KV on a GPU cannot be moved with the transports {chosen!r}: add cuda_copy, and cuda_ipc for GPUs of one"
+            " host, or leave transfer.transports out"
+        )
+
+
 class UcxTransport:
     """Messages are found by probing for any tag, so that no receive is ever posted that might never be matched."""
 

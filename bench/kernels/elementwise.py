@@ -6,8 +6,10 @@ from functools import partial
 import torch
 
 from bench.kernels.timing import Case
-from kernels.kv_copy import BLOCK_TOKENS, gather_blocks, scatter_blocks
+from kernels.kv_copy import BLOCK_TOKENS
 from kernels.kv_copy import triton as kv_copy_triton
+from kernels.kv_copy.segment import seeded_table
+from kernels.kv_copy.xxh3 import CHUNK_BYTES
 from kernels.kv_write import norm_quantize_and_write
 from kernels.mla_prefill import merge_attention
 from kernels.norm import add_rms_norm, add_rms_norm_quantized
@@ -75,26 +77,34 @@ def _merge_call() -> Callable[[], object]:
     return lambda: merge_attention(out, sums, other, other_sums)
 
 
-def _segment() -> tuple[torch.Tensor, torch.Tensor, int, torch.Tensor]:
-    """A pool twice a segment, scattered blocks of all its layers, and staging."""
+def _segment() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]:
+    """A pool twice a segment, staging, the job of copying scattered blocks of all its layers, and its pieces."""
     piece_bytes = BLOCK_TOKENS * WIDTH * 2
     count = SEGMENT_BYTES // piece_bytes // LAYERS
     pool = _bfloat16(LAYERS, 2 * count, BLOCK_TOKENS, WIDTH)
-    blocks = torch.randperm(2 * count, device="cuda")[:count].to(torch.int32)
-    return pool, blocks, LAYERS, torch.empty(SEGMENT_BYTES, dtype=torch.uint8, device="cuda")
+    job = torch.zeros(kv_copy_triton.JOB_BLOCKS + count, dtype=torch.int64, device="cuda")
+    job[kv_copy_triton.JOB_BLOCK_COUNT] = count
+    job[kv_copy_triton.JOB_PIECES] = LAYERS * count
+    job[kv_copy_triton.JOB_BLOCKS :] = torch.randperm(2 * count)[:count]
+    return pool, torch.empty(SEGMENT_BYTES, dtype=torch.uint8, device="cuda"), job, LAYERS * count
 
 
 def _gather_call() -> Callable[[], object]:
-    pool, blocks, layers, staging = _segment()
-    return lambda: gather_blocks(pool, 0, layers, blocks, staging)
+    pool, staging, job, pieces = _segment()
+    return lambda: kv_copy_triton.launch_copy(pool, staging, job, pieces, gather=True)
 
 
 def _scatter_call() -> Callable[[], object]:
-    pool, blocks, layers, staging = _segment()
-    return lambda: scatter_blocks(staging, pool, 0, layers, blocks)
+    pool, staging, job, pieces = _segment()
+    return lambda: kv_copy_triton.launch_copy(pool, staging, job, pieces, gather=False)
 
 
 def _hash_call(size: int) -> Callable[[], object]:
     data = torch.randint(256, (size,), dtype=torch.uint8, device="cuda")
-    table = kv_copy_triton.seeded_table(77, data.device)
-    return lambda: kv_copy_triton.launch_hashes(data, table)
+    chunks = -(-size // CHUNK_BYTES)
+    job = torch.zeros(kv_copy_triton.JOB_BLOCKS, dtype=torch.int64, device="cuda")
+    job[kv_copy_triton.JOB_SIZE] = size
+    job[kv_copy_triton.JOB_TABLE :] = torch.from_numpy(seeded_table(77))
+    sums = torch.empty(chunks * kv_copy_triton.SUMS_OF_CHUNK, dtype=torch.int64, device="cuda")
+    hashes = torch.empty(chunks + kv_copy_triton.REST_WORDS, dtype=torch.int64, device="cuda")
+    return lambda: kv_copy_triton.launch_hashes(data, job, sums, hashes)

@@ -1,14 +1,20 @@
 """Latents out of the pool, blocks in and out of staging, and hashes of what is staged, in Triton."""
 
-import numpy as np
 import torch
 import triton
 import triton.language as tl
 
-from kernels.host_copy import to_device
 from kernels.kv_copy import xxh3
 
 WORDS = 2048
+# What is to be done with a segment, in int64 words: the first layer, how many blocks, how many pieces in all, how many
+# bytes are hashed, the table of their seed, and the blocks.
+JOB_FIRST_LAYER, JOB_BLOCK_COUNT, JOB_PIECES, JOB_SIZE, JOB_TABLE = range(5)
+JOB_BLOCKS = JOB_TABLE + xxh3.TABLE_WORDS
+# What the KiB of a chunk add to its accumulators.
+SUMS_OF_CHUNK = xxh3.CHUNK_BYTES // 1024 * 8
+# Behind the hashes: 256 bytes for a rest.
+REST_WORDS = 32
 
 
 @triton.jit
@@ -35,50 +41,40 @@ def read_latents(pool: torch.Tensor, slots: torch.Tensor, dtype: torch.dtype, sc
     return out
 
 
-# A program copies 16 KiB of a piece, one block of one layer. Reads and writes 8 bytes a word. Compiled once, for
-# segments of all sizes.
-@triton.jit(do_not_specialize=["block_count", "first_layer"])
+# A program copies 16 KiB of a piece, one block of one layer. Reads and writes 8 bytes a word.
+@triton.jit
 def _copy_pieces(
-    pool, staging, block_ids, block_count, pool_blocks, first_layer, piece_words,
-    GATHER: tl.constexpr, WORDS: tl.constexpr,
+    pool, staging, job, pool_blocks, piece_words,
+    GATHER: tl.constexpr, WORDS: tl.constexpr, FIRST_LAYER: tl.constexpr, BLOCK_COUNT: tl.constexpr,
+    PIECES: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
-    piece = tl.program_id(0)
-    block = tl.load(block_ids + piece % block_count)
-    layer = first_layer + piece // block_count
-    word = tl.program_id(1) * WORDS + tl.arange(0, WORDS)
-    inside = word < piece_words
-    stored = pool + (layer.to(tl.int64) * pool_blocks + block) * piece_words + word
-    staged = staging + piece.to(tl.int64) * piece_words + word
-    if GATHER:
-        tl.store(staged, tl.load(stored, mask=inside), mask=inside)
-    else:
-        tl.store(stored, tl.load(staged, mask=inside), mask=inside)
+    piece = tl.program_id(0).to(tl.int64)
+    if piece < tl.load(job + PIECES):
+        count = tl.load(job + BLOCK_COUNT)
+        block = tl.load(job + BLOCKS + piece % count)
+        layer = tl.load(job + FIRST_LAYER) + piece // count
+        word = tl.program_id(1) * WORDS + tl.arange(0, WORDS)
+        inside = word < piece_words
+        stored = pool + (layer * pool_blocks + block) * piece_words + word
+        staged = staging + piece * piece_words + word
+        if GATHER:
+            tl.store(staged, tl.load(stored, mask=inside), mask=inside)
+        else:
+            tl.store(stored, tl.load(staged, mask=inside), mask=inside)
 
 
-def gather_blocks(
-    pool: torch.Tensor, first_layer: int, layers: int, blocks: torch.Tensor, staging: torch.Tensor
+def launch_copy(
+    pool: torch.Tensor, staging: torch.Tensor, job: torch.Tensor, most_pieces: int, *, gather: bool
 ) -> None:
-    _launch_copy(pool, first_layer, layers, blocks, staging, gather=True)
-
-
-def scatter_blocks(
-    staging: torch.Tensor, pool: torch.Tensor, first_layer: int, layers: int, blocks: torch.Tensor
-) -> None:
-    _launch_copy(pool, first_layer, layers, blocks, staging, gather=False)
-
-
-def _launch_copy(
-    pool: torch.Tensor, first_layer: int, layers: int, blocks: torch.Tensor, staging: torch.Tensor, *, gather: bool
-) -> None:
-    count = blocks.shape[0]
+    """job: int64, see above. At most so many pieces."""
     words = pool.flatten(2).view(torch.uint8).view(torch.int64)
     piece_words = words.shape[2]
-    staged = staging[: layers * count * piece_words * 8].view(torch.int64)
-    if count and layers:
-        _copy_pieces[(layers * count, triton.cdiv(piece_words, WORDS))](
-            words, staged, blocks, count, pool.shape[1], first_layer, piece_words, gather, WORDS,
-            num_warps=8,
-        )  # fmt: skip
+    staged = staging[: most_pieces * piece_words * 8].view(torch.int64)
+    _copy_pieces[(most_pieces, triton.cdiv(piece_words, WORDS))](
+        words, staged, job, pool.shape[1], piece_words,
+        gather, WORDS, JOB_FIRST_LAYER, JOB_BLOCK_COUNT, JOB_PIECES, JOB_BLOCKS,
+        num_warps=8,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -88,14 +84,54 @@ def _mixed(data, swapped, secret):
     return swapped + (keyed & 0xFFFFFFFF) * (keyed >> 32)
 
 
-# A program hashes one chunk. Its accumulators are scrambled after each KiB: 64 dependent steps of few instructions,
-# 16 of them behind each load of 16 KiB; what each KiB adds is summed before. Reads 1 byte a byte.
-@triton.jit(do_not_specialize=["size"])
-def _hash_chunks(data, words, table, hashes, size, CHUNK_BYTES: tl.constexpr, SECRET: tl.constexpr):
+# A program hashes one chunk: first what each KiB adds to the accumulators, by way of `sums`, then 64 dependent steps of
+# few instructions, as they are scrambled after each KiB. Reads 1 byte a byte. A rest too short for that is copied.
+@triton.jit
+def _hash_chunks(
+    data, words, job, sums, hashes, rest,
+    CHUNK_BYTES: tl.constexpr, SHORTEST: tl.constexpr, SECRET: tl.constexpr, SIZE: tl.constexpr, TABLE: tl.constexpr,
+):  # fmt: skip
     chunk = tl.program_id(0).to(tl.int64)
-    chunk_size = tl.minimum(size - chunk * CHUNK_BYTES, CHUNK_BYTES)
+    chunk_size = tl.minimum(tl.load(job + SIZE) - chunk * CHUNK_BYTES, CHUNK_BYTES)
+    if chunk_size >= SHORTEST:
+        chunk_sums = sums + chunk * (CHUNK_BYTES // 1024) * 8
+        _sum_blocks(words + chunk * (CHUNK_BYTES // 8), job + TABLE, chunk_sums, chunk_size, CHUNK_BYTES)
+        tl.debug_barrier()
+        result = _fold(data + chunk * CHUNK_BYTES, job + TABLE, chunk_sums, chunk_size, CHUNK_BYTES, SECRET)
+        tl.store(hashes + chunk, result.to(tl.int64, bitcast=True))
+    elif chunk_size > 0:
+        byte = tl.arange(0, 256)
+        inside = byte < chunk_size
+        tl.store(rest + byte, tl.load(data + chunk * CHUNK_BYTES + byte, mask=inside, other=0), mask=inside)
+
+
+@triton.jit
+def _sum_blocks(words, table, sums, chunk_size, CHUNK_BYTES: tl.constexpr):
     # The last stripe is hashed apart.
     stripes = (chunk_size - 1) // 64
+    word = tl.arange(0, 2048)
+    secret = tl.load(table + word // 8 % 16 + word % 8).to(tl.uint64, bitcast=True)
+    for part in tl.static_range(CHUNK_BYTES // (16 << 10)):
+        inside = part * 256 + word // 8 < stripes
+        found = tl.load(words + part * 2048 + word, mask=inside, other=0)
+        added = _added_by_blocks(found.to(tl.uint64, bitcast=True), secret, inside)
+        tl.store(sums + part * 128 + tl.arange(0, 128), added.to(tl.int64, bitcast=True))
+
+
+@triton.jit
+def _added_by_blocks(found, secret, inside):
+    """What each of 16 KiB adds to the accumulators: [128]."""
+    keyed = found ^ secret
+    mixed = tl.where(inside, (keyed & 0xFFFFFFFF) * (keyed >> 32), 0)
+    # A lane's word itself goes to its neighbour's accumulator.
+    even_word, odd_word = tl.split(tl.reshape(found, [16, 16, 4, 2]))
+    even, odd = tl.split(tl.reshape(mixed, [16, 16, 4, 2]))
+    added = tl.join(tl.sum(even + odd_word, axis=1), tl.sum(odd + even_word, axis=1))
+    return tl.reshape(added, [128])
+
+
+@triton.jit
+def _fold(data, table, sums, chunk_size, CHUNK_BYTES: tl.constexpr, SECRET: tl.constexpr):
     blocks = (chunk_size - 1) // 1024
     lane = tl.arange(0, 8)
     scramble = tl.load(table + 16 + lane).to(tl.uint64, bitcast=True)
@@ -103,39 +139,18 @@ def _hash_chunks(data, words, table, hashes, size, CHUNK_BYTES: tl.constexpr, SE
     merge_secret = tl.load(table + SECRET + 8 + lane).to(tl.uint64, bitcast=True)
     accumulator = tl.load(table + SECRET + 16 + lane).to(tl.uint64, bitcast=True)
     multiplier = tl.full([8], 0x9E3779B1, tl.uint64)
-    word = tl.arange(0, 2048)
-    secret = tl.load(table + word // 8 % 16 + word % 8).to(tl.uint64, bitcast=True)
-    row = tl.arange(0, 16)[:, None]
-    for part in range(CHUNK_BYTES // (16 << 10)):
-        inside = part * 256 + word // 8 < stripes
-        found = tl.load(words + chunk * (CHUNK_BYTES // 8) + part * 2048 + word, mask=inside, other=0)
-        added = _added_by_blocks(found.to(tl.uint64, bitcast=True), secret, inside)
-        for index in tl.static_range(16):
-            block = part * 16 + index
-            summed = accumulator + tl.sum(tl.where(row == index, added, 0), axis=0)
-            scrambled = (summed ^ (summed >> 47) ^ scramble) * multiplier
-            accumulator = tl.where(block < blocks, scrambled, tl.where(block == blocks, summed, accumulator))
+    for block in tl.static_range(CHUNK_BYTES // 1024):
+        summed = accumulator + tl.load(sums + block * 8 + lane).to(tl.uint64, bitcast=True)
+        scrambled = (summed ^ (summed >> 47) ^ scramble) * multiplier
+        accumulator = tl.where(block < blocks, scrambled, tl.where(block == blocks, summed, accumulator))
     # The last 64 bytes, which may overlap the stripe before and begin at any byte.
-    last = data + chunk * CHUNK_BYTES + chunk_size - 64
-    own = _word(last, lane)
-    accumulator += _mixed(own, _word(last, lane ^ 1), last_secret)
+    own = _word(data + chunk_size - 64, lane)
+    accumulator += _mixed(own, _word(data + chunk_size - 64, lane ^ 1), last_secret)
     left, right = tl.split(tl.reshape(accumulator ^ merge_secret, [4, 2]))
     folded = (left * right) ^ tl.umulhi(left, right)
     result = tl.sum(folded, axis=0) + chunk_size.to(tl.uint64) * tl.full([], 0x9E3779B185EBCA87, tl.uint64)
     result = (result ^ (result >> 37)) * tl.full([], 0x165667919E3779F9, tl.uint64)
-    tl.store(hashes + chunk, (result ^ (result >> 32)).to(tl.int64, bitcast=True))
-
-
-@triton.jit
-def _added_by_blocks(found, secret, inside):
-    """What each of 16 KiB adds to the accumulators: [16, 8]."""
-    keyed = found ^ secret
-    mixed = tl.where(inside, (keyed & 0xFFFFFFFF) * (keyed >> 32), 0)
-    # A lane's word itself goes to its neighbour's accumulator.
-    even_word, odd_word = tl.split(tl.reshape(found, [16, 16, 4, 2]))
-    even, odd = tl.split(tl.reshape(mixed, [16, 16, 4, 2]))
-    added = tl.join(tl.sum(even + odd_word, axis=1), tl.sum(odd + even_word, axis=1))
-    return tl.reshape(added, [16, 8])
+    return result ^ (result >> 32)
 
 
 @triton.jit
@@ -147,15 +162,12 @@ def _word(start, lane):
     return word
 
 
-def seeded_table(seed: int, device: torch.device) -> torch.Tensor:
-    return to_device(np.array(xxh3.seeded_table(seed), np.int64), device)
-
-
-def launch_hashes(data: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-    """table: of `seeded_table`. Returns [chunks] int64 on the device."""
-    size = data.shape[0]
-    chunks = triton.cdiv(size, xxh3.CHUNK_BYTES)
-    hashes = torch.empty(chunks, dtype=torch.int64, device=data.device)
-    words = data[: size // 8 * 8].view(torch.int64)
-    _hash_chunks[(chunks,)](data, words, table, hashes, size, xxh3.CHUNK_BYTES, xxh3.SECRET_WORDS, num_warps=4)
-    return hashes
+def launch_hashes(staging: torch.Tensor, job: torch.Tensor, sums: torch.Tensor, hashes: torch.Tensor) -> None:
+    """job, sums, hashes: int64, see above. Room for as many as the staging buffer has chunks."""
+    chunks = triton.cdiv(staging.shape[0], xxh3.CHUNK_BYTES)
+    words = staging[: staging.shape[0] // 8 * 8].view(torch.int64)
+    _hash_chunks[(chunks,)](
+        staging, words, job, sums, hashes, hashes[-REST_WORDS:].view(torch.uint8),
+        xxh3.CHUNK_BYTES, xxh3.SHORTEST_LONG, xxh3.SECRET_WORDS, JOB_SIZE, JOB_TABLE,
+        num_warps=4,
+    )  # fmt: skip

@@ -6,6 +6,8 @@ CHUNK_BYTES = 64 << 10
 # Shorter inputs are hashed in other ways.
 SHORTEST_LONG = 241
 SECRET_WORDS = 24
+# Of `seeded_table`.
+TABLE_WORDS = 48
 
 SECRET = bytes.fromhex(
     "b8fe6c3923a44bbe7c01812cf721ad1cded46de9839097db7240a4a4b7b3671fcb79e64eccc0e578825ad07dccff7221"

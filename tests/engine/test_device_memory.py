@@ -24,7 +24,7 @@ def test_staged_bytes_and_digests_are_those_of_host_memory(first_layer: int, lay
     packed, staging = host.allocate_staging(size), device.allocate_staging(size + 100)
     expected = host.gather(first_layer, layers, blocks, packed, KEY).result()
     assert device.gather(first_layer, layers, blocks, staging, KEY).result() == expected
-    assert np.array_equal(staging[:size].cpu().numpy(), packed)
+    assert np.array_equal(staging.tensor[:size].cpu().numpy(), packed)
     assert device.digest(staging, size - 7, KEY).result() == segment_digest(packed, size - 7, KEY)
 
 
@@ -34,6 +34,9 @@ def test_scattered_blocks_are_where_they_belong_and_nowhere_else() -> None:
     sender, receiver = DeviceMemory(pool), DeviceMemory(target)
     staging = sender.allocate_staging(2 * 2 * sender.piece_bytes)
     sender.gather(1, 2, [7, 3], staging, KEY).result()
-    receiver.scatter(staging, 1, 2, [0, 5]).result()
+    landed = receiver.allocate_staging(2 * 2 * sender.piece_bytes)
+    landed.tensor.copy_(staging.tensor)
+    torch.cuda.synchronize()
+    receiver.scatter(landed, 1, 2, [0, 5]).result()
     before[1:3, [0, 5]] = pool.cpu()[1:3, [7, 3]]
     assert torch.equal(target.cpu(), before)

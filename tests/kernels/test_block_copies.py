@@ -1,16 +1,16 @@
 """Blocks in and out of staging, and their hashes; Triton's kernels in the interpreter where there is no GPU."""
 
-from types import ModuleType
-
 import pytest
 import torch
 import xxhash
 
-from kernels.kv_copy import BLOCK_TOKENS, reference, triton
-from kernels.kv_copy.hashes import ChunkHashes, HashSeed
+from kernels.kv_copy import BLOCK_TOKENS, reference
+from kernels.kv_copy.segment import SegmentBuffer, seeded_table
 from kernels.kv_copy.xxh3 import CHUNK_BYTES
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+PIECE = BLOCK_TOKENS * 36
+SEED = 0xFEDCBA9876543210
 
 
 def random_pool() -> torch.Tensor:
@@ -21,29 +21,9 @@ def random_bytes(size: int) -> torch.Tensor:
     return torch.randint(256, (size,), dtype=torch.uint8, device=DEVICE)
 
 
-@pytest.mark.parametrize("backend", [reference, triton])
-@pytest.mark.parametrize(("first_layer", "layers", "blocks"), [(0, 3, [4, 0, 2]), (1, 1, [3]), (2, 0, [1]), (0, 3, [])])
-def test_scattered_blocks_lie_layer_by_layer_in_staging(
-    backend: ModuleType, first_layer: int, layers: int, blocks: list[int]
-) -> None:
-    pool, ids = random_pool(), torch.tensor(blocks, dtype=torch.int32, device=DEVICE)
-    piece = BLOCK_TOKENS * 36
-    staging = random_bytes(layers * len(blocks) * piece + 64)
-    behind = staging[-64:].clone()
-    backend.gather_blocks(pool, first_layer, layers, ids, staging)
-    expected = [pool[first_layer + layer, block].flatten() for layer in range(layers) for block in blocks]
-    assert torch.equal(staging[:-64], torch.cat([*expected, staging[:0]])) and torch.equal(staging[-64:], behind)
-
-
-@pytest.mark.parametrize("backend", [reference, triton])
-def test_what_was_gathered_is_scattered_to_its_blocks_only(backend: ModuleType) -> None:
-    pool, target = random_pool(), random_pool()
-    before, staging = target.clone(), random_bytes(2 * 2 * BLOCK_TOKENS * 36)
-    ids = torch.tensor([3, 1], dtype=torch.int32, device=DEVICE)
-    backend.gather_blocks(pool, 1, 2, ids, staging)
-    backend.scatter_blocks(staging, target, 1, 2, ids)
-    before[1:3, [3, 1]] = pool[1:3, [3, 1]]
-    assert torch.equal(target, before)
+def settle() -> None:
+    if DEVICE.type == "cuda":
+        torch.cuda.synchronize()
 
 
 def expected_hashes(data: torch.Tensor, seed: int) -> bytes:
@@ -52,20 +32,51 @@ def expected_hashes(data: torch.Tensor, seed: int) -> bytes:
     return b"".join(xxhash.xxh3_64_intdigest(chunk, seed).to_bytes(8, "little") for chunk in chunks)
 
 
-SIZES = [241, 1023, 1024, 1025, 5000, CHUNK_BYTES, 2 * CHUNK_BYTES + 2304]
+@pytest.mark.parametrize(("first_layer", "layers", "blocks"), [(0, 3, [4, 0, 2]), (1, 1, [3]), (2, 0, [1]), (0, 3, [])])
+def test_gathered_blocks_lie_layer_by_layer_in_staging_and_are_hashed(
+    first_layer: int, layers: int, blocks: list[int]
+) -> None:
+    pool, staging = random_pool(), random_bytes(9 * PIECE + 64)
+    behind, size = staging.clone(), layers * len(blocks) * PIECE
+    segment = SegmentBuffer(pool, staging)
+    segment.gather(first_layer, layers, blocks, seeded_table(SEED))
+    settle()
+    expected = torch.zeros_like(staging)
+    ids = torch.tensor(blocks, dtype=torch.int32, device=DEVICE)
+    reference.gather_blocks(pool, first_layer, layers, ids, expected)
+    assert torch.equal(staging[:size], expected[:size]) and torch.equal(staging[size:], behind[size:])
+    assert segment.hashes(SEED) == expected_hashes(staging[:size], SEED)
 
 
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("seed", [0, 0xFEDCBA9876543210])
-def test_kernels_hash_as_the_library_does(size: int, seed: int) -> None:
-    data = random_bytes(size)
-    hashes = triton.launch_hashes(data, triton.seeded_table(seed, DEVICE))
-    assert hashes.cpu().numpy().tobytes() == expected_hashes(data, seed)
+def test_what_was_gathered_is_scattered_to_its_blocks_only() -> None:
+    pool, target = random_pool(), random_pool()
+    expected, staging = target.clone(), random_bytes(2 * 2 * PIECE)
+    SegmentBuffer(pool, staging).gather(1, 2, [3, 1], seeded_table(SEED))
+    SegmentBuffer(target, staging).scatter(1, 2, [4, 0])
+    settle()
+    reference.scatter_blocks(staging, expected, 1, 2, torch.tensor([4, 0], dtype=torch.int32, device=DEVICE))
+    assert torch.equal(target, expected)
+    assert torch.equal(target[1:, [4, 0]], pool[1:, [3, 1]])
 
 
-@pytest.mark.parametrize("size", [0, 1, 240, *SIZES, CHUNK_BYTES + 5])
-def test_every_size_has_its_hashes(size: int) -> None:
-    data = random_bytes(size)
-    hashes = ChunkHashes(data, HashSeed(77, DEVICE))
-    assert hashes.read() == expected_hashes(data, 77)
-    assert hashes.completed
+def test_one_buffer_serves_segment_after_segment() -> None:
+    pool, staging = random_pool(), random_bytes(9 * PIECE)
+    segment, table = SegmentBuffer(pool, staging), seeded_table(SEED)
+    for layers, blocks in ((3, [0, 1, 2]), (1, [4]), (2, [3, 0])):
+        segment.gather(0, layers, blocks, table)
+        settle()
+        pieces = pool[:layers, blocks].flatten()
+        assert torch.equal(staging[: pieces.numel()], pieces)
+        assert segment.hashes(SEED) == expected_hashes(pieces, SEED)
+
+
+@pytest.mark.parametrize(
+    "size", [0, 1, 240, 241, 1023, 1024, 1025, 5000, CHUNK_BYTES, CHUNK_BYTES + 5, 2 * CHUNK_BYTES + 2304]
+)
+@pytest.mark.parametrize("seed", [0, SEED])
+def test_every_size_has_the_librarys_hashes(size: int, seed: int) -> None:
+    staging = random_bytes(size + 3)
+    segment = SegmentBuffer(random_pool(), staging)
+    segment.hash(size, seeded_table(seed))
+    settle()
+    assert segment.hashes(seed) == expected_hashes(staging[:size], seed)

@@ -26,6 +26,8 @@ class Copying:
 class SlowMemory:
     """A `transfer.memory.KvMemory`."""
 
+    is_on_gpu = False
+
     def __init__(self, array: Pool) -> None:
         self._memory = HostMemory(array)
         self.layers, self.blocks, self.piece_bytes = array.shape

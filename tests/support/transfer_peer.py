@@ -16,7 +16,7 @@ from transfer.agent import TransferAgent
 from transfer.config import TransferConfig
 from transfer.events import Event, Granted, SegmentSent
 from transfer.host_memory import HostMemory
-from transfer.memory import Done
+from transfer.memory import Done, KvMemory
 from transfer.ticket import SegmentDigest
 
 LAYERS, BLOCKS, PIECE_BYTES = 4, 64, 24_000
@@ -33,6 +33,8 @@ class Setup(NamedTuple):
     lookups: "KnownChains | None" = None
     piece_bytes: int = PIECE_BYTES
     namespace: KvNamespace = NAMESPACE
+    # Where its pool lies, as in CUDA_VISIBLE_DEVICES, in a process of its own; None for host memory.
+    gpu: str | None = None
 
 
 class KnownChains:
@@ -62,9 +64,21 @@ class Side:
         shape = (LAYERS, BLOCKS, setup.piece_bytes)
         self.array = np.random.default_rng(setup.seed).integers(0, 256, shape, np.uint8)
         self.lookups = setup.lookups
-        self._agent = TransferAgent(
-            HostMemory(self.array), setup.namespace, setup.config, time.monotonic, lambda: None, setup.lookups
-        )
+        # Of one on a GPU: [layers, blocks, piece_bytes].
+        self._pool: Any = None
+        memory = HostMemory(self.array) if setup.gpu is None else self._on_gpu(setup.gpu)
+        self._agent = TransferAgent(memory, setup.namespace, setup.config, time.monotonic, lambda: None, setup.lookups)
+
+    def _on_gpu(self, gpu: str) -> KvMemory:
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpu
+        # Only here: CUDA looks at the variable once, and most tests do without torch.
+        import torch
+
+        from engine.device_memory import DeviceMemory
+
+        pool = torch.from_numpy(self.array).view(LAYERS, BLOCKS, 64, -1).cuda()
+        self._pool = pool.view(*self.array.shape)
+        return DeviceMemory(pool)
 
     def agent(self, method: str, *arguments: Any) -> Any:
         """Call the agent."""
@@ -74,6 +88,8 @@ class Side:
         return self._agent.address
 
     def blocks(self, blocks: Sequence[int]) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        if self._pool is not None:
+            self.array[:] = self._pool.cpu().numpy()
         return self.array[:, list(blocks)]
 
     def corrupt_gathers(self) -> None:
