@@ -62,7 +62,8 @@ class DispatchConfig(Config):
     attempts: int = Field(default=5, ge=1)
     # Before the second attempt; doubled for each further one.
     backoff_seconds: float = Field(default=0.05, gt=0)
-    # For so long, a request whose workers are lost is placed again however often: they are being started again.
+    # For so long, a request whose workers are lost, or that finds none, is placed again however often: they are being
+    # started (again).
     worker_seconds: float = Field(default=10.0, ge=0)
     # Of one call to the scheduler.
     place_seconds: float = Field(default=2.0, gt=0)

@@ -8,7 +8,16 @@ from typing import Protocol
 from gateway.config import DispatchConfig
 from gateway.generation import Delta, FinishReason, Generation
 from gateway.placement import AttemptReport, Outcome, Placement, PlacementQuery, Placer
-from mesh.errors import MeshError, NamespaceMismatch, Overloaded, PlaceAgain, PrefillLost, UnknownRequest, WorkerLost
+from mesh.errors import (
+    MeshError,
+    NamespaceMismatch,
+    NoWorker,
+    Overloaded,
+    PlaceAgain,
+    PrefillLost,
+    UnknownRequest,
+    WorkerLost,
+)
 from mesh.metrics import GATEWAY_REPLACEMENTS
 from mesh.observe import span
 
@@ -65,13 +74,13 @@ class LiveGeneration:
         self._attempts = 0
         self._attempt: Attempt | None = None
         self._avoid: set[str] = set()
-        # Until then it is placed again however often its workers are lost.
-        self._patient_until = 0.0
+        # Until then it is placed again however often its workers are lost, or there is none; None before that happens.
+        self._patient_until: float | None = None
         self._reads_seen = 0
         self._moved_at = self.began_at
 
     async def begin(self) -> None:
-        """The first placement. Raises what the scheduler refuses with."""
+        """The first placement. Raises what the scheduler refuses with, that there is no worker only after a while."""
         await self._place(None)
 
     async def next(self) -> Delta:
@@ -107,8 +116,8 @@ class LiveGeneration:
     async def _continue_elsewhere(self, failure: MeshError) -> None:
         attempt = self._attempt
         outcome = attempt_outcome(failure)
-        if self._patient_until == 0.0 or (attempt is not None and attempt.first_token_at is not None):
-            self._patient_until = self._clock() + self._config.worker_seconds
+        if self._patient_until is None or (attempt is not None and attempt.first_token_at is not None):
+            self._be_patient()
         self._end_attempt(outcome)
         if outcome is Outcome.FAILED or attempt is None:
             raise failure
@@ -120,8 +129,13 @@ class LiveGeneration:
         self._avoid.add(failure.metadata.get("worker_id", attempt.worker_id))
         await self._place(failure)
 
+    def _be_patient(self) -> None:
+        self._patient_until = self._clock() + self._config.worker_seconds
+
     async def _place(self, cause: MeshError | None) -> None:
-        """Place until it works. Without a `cause` (the first time) the scheduler's word is final."""
+        """Place until it works. Without a `cause` (the first time) the scheduler's word is final, unless there is no
+        worker: then the mesh is starting, or the only worker is being started again.
+        """
         while True:
             if cause is not None:
                 await self._pause(cause)
@@ -130,7 +144,10 @@ class LiveGeneration:
                 with span("gateway.place", attempt=self._attempts):
                     placement = await self._placer.place(self._query())
             except MeshError as error:
-                if cause is None or not _passes_with_time(error):
+                if cause is None and isinstance(error, NoWorker):
+                    cause = error
+                    self._be_patient()
+                elif cause is None or not _passes_with_time(error):
                     raise
                 # It may have come back since, as a new incarnation or with room.
                 self._avoid.clear()
@@ -143,8 +160,11 @@ class LiveGeneration:
 
         A lost worker is started again within seconds, and meanwhile attempts fail at once: there time counts alone.
         """
-        lost = attempt_outcome(cause) is Outcome.LOST and self._clock() < self._patient_until
-        if self._attempts >= self._config.attempts and not lost:
+        assert self._patient_until is not None
+        awaited = attempt_outcome(cause) is Outcome.LOST and self._clock() < self._patient_until
+        if not awaited and isinstance(cause, NoWorker):
+            raise cause
+        if not awaited and self._attempts >= self._config.attempts:
             raise exhausted(cause, self._attempts)
         pause = self._config.backoff_seconds * 2 ** min(self._attempts - 1, 16)
         await asyncio.sleep(min(pause, LONGEST_PAUSE_SECONDS))

@@ -8,7 +8,7 @@ import pytest
 from deepmesh.v1 import common_pb2
 
 from gateway.config import DispatchConfig
-from mesh.errors import EngineFailed, InvalidRequest, Overloaded, ShuttingDown, WorkerFull
+from mesh.errors import EngineFailed, InvalidRequest, NoWorker, Overloaded, ShuttingDown, WorkerFull
 from mesh.failures import from_rpc_error
 from tests.support.fake_decode import FakeDecodeWorker, FakeRequest, oracle_tokens
 from tests.support.gateways import Collected, Mesh, collect, ids_request, limits, running_mesh
@@ -186,6 +186,24 @@ async def test_a_worker_that_is_gone_for_good_ends_the_request_with_unavailable(
             await answer
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
         assert from_rpc_error(caught.value).reason == "WORKER_LOST"
+
+
+async def test_a_request_that_finds_no_worker_waits_for_one() -> None:
+    async with running_mesh(dispatch=DispatchConfig(attempts=2, **FAST)) as mesh:
+        await eventually(lambda: mesh.gateway.available)
+        mesh.scheduler.remove("decode-0")
+        answer = start(mesh, 5)
+        await eventually(lambda: len(mesh.scheduler.queries) >= 5)
+        mesh.scheduler.add(mesh.worker.identity())
+        assert (await answer).token_ids == oracle_tokens(PROMPT, 5)
+
+
+async def test_a_request_that_finds_no_worker_for_long_is_told_so() -> None:
+    async with running_mesh(dispatch=DispatchConfig(worker_seconds=0.2, **FAST)) as mesh:
+        await eventually(lambda: mesh.gateway.available)
+        mesh.scheduler.remove("decode-0")
+        assert isinstance(await failure_of(mesh), NoWorker)
+        assert len(mesh.scheduler.queries) > 2
 
 
 async def test_the_only_worker_is_waited_for_while_it_is_started_again_and_the_client_is_not_blamed() -> None:

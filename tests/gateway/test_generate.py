@@ -9,7 +9,7 @@ import grpc
 import pytest
 from deepmesh.v1 import common_pb2, gateway_pb2
 
-from gateway.config import ApiKeyConfig, LimitsConfig
+from gateway.config import ApiKeyConfig, DispatchConfig, LimitsConfig
 from mesh.errors import InvalidRequest, MeshError, NoWorker, Overloaded
 from mesh.failures import from_rpc_error
 from tests.support.fake_decode import FakeDecodeWorker, oracle_tokens, scripted
@@ -260,7 +260,7 @@ async def test_a_full_gateway_refuses_with_a_delay() -> None:
 
 
 async def test_what_the_scheduler_refuses_with_reaches_the_client() -> None:
-    async with running_mesh() as mesh:
+    async with running_mesh(dispatch=DispatchConfig(worker_seconds=0)) as mesh:
         for refusal in (Overloaded("full", retry_after_ms=2500), NoWorker("none")):
             mesh.scheduler.refusals.append(refusal)
             error = await refused(collect(mesh, ids_request()))

@@ -9,7 +9,7 @@ import httpx
 import openai
 import pytest
 
-from gateway.config import ApiKeyConfig, HttpConfig, LimitsConfig
+from gateway.config import ApiKeyConfig, DispatchConfig, HttpConfig, LimitsConfig
 from gateway.openai_errors import error_headers, http_status
 from mesh.errors import EngineFailed, NoWorker, Overloaded
 from tests.support.fake_decode import FakeDecodeWorker, oracle_tokens, scripted
@@ -279,7 +279,7 @@ async def test_a_body_of_50_mb_is_refused_without_being_kept(declared: bool) -> 
 
 
 async def test_refusals_that_pass_say_when_to_come_back() -> None:
-    async with running_mesh() as mesh:
+    async with running_mesh(dispatch=DispatchConfig(worker_seconds=0)) as mesh:
         mesh.scheduler.refusals = [Overloaded("full", retry_after_ms=2500), NoWorker("none")]
         full, none = [await mesh.http.post(CHAT, json={"messages": HELLO}) for _ in range(2)]
         assert (full.status_code, full.headers["retry-after"]) == (429, "3")
