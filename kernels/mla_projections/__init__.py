@@ -5,12 +5,12 @@ DeepSeek-V2 (2024), section 2.1.2: the key's up-projection absorbed into the que
 
 import torch
 
-from kernels.act_quant import GROUP, Quantized, quantize
+from kernels.act_quant import Quantized, quantize
 from kernels.mla_projections import reference
 
 __all__ = ["absorb_query", "expand_values", "expand_values_quantized"]
 
-# Up to here ours is faster than cuBLAS with a kernel of its own beside it.
+# Up to here our one kernel is faster than cuBLAS and what it needs beside it.
 MOST_TOKENS = 256
 
 
@@ -25,11 +25,12 @@ def absorb_query(query: torch.Tensor, weight: torch.Tensor, rotations: torch.Ten
     assert weight.shape[0] == heads and query.dtype == weight.dtype
     assert query.stride(2) == 1 and weight.stride()[1:] == (latent, 1)
     assert rotations.shape == (tokens, (width - nope) // 2) and rotations.is_contiguous()
-    if not _ours_is_faster(query):
-        return reference.absorb_query(query, weight, rotations)
-    from kernels.mla_projections import triton
+    if _is_fused(query):
+        from kernels.mla_projections import triton
 
-    return triton.absorb_query(query, weight, rotations)
+        if triton.takes_queries(nope, width - nope, latent):
+            return triton.absorb_query(query, weight, rotations)
+    return reference.absorb_query(query, weight, rotations)
 
 
 def expand_values(attended: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -39,11 +40,7 @@ def expand_values(attended: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     the latent's dimension is contiguous. No tokens give none.
     """
     _check(attended, weight)
-    if not _ours_is_faster(attended):
-        return reference.expand_values(attended, weight)
-    from kernels.mla_projections import triton
-
-    return triton.expand_values(attended, weight)
+    return reference.expand_values(attended, weight)
 
 
 def expand_values_quantized(attended: torch.Tensor, weight: torch.Tensor) -> Quantized:
@@ -52,11 +49,12 @@ def expand_values_quantized(attended: torch.Tensor, weight: torch.Tensor) -> Qua
     heads * value is a multiple of 128.
     """
     _check(attended, weight)
-    if not _ours_is_faster(attended) or weight.shape[2] != GROUP:
-        return quantize(expand_values(attended, weight).flatten(1))
-    from kernels.mla_projections import triton
+    if _is_fused(attended):
+        from kernels.mla_projections import triton
 
-    return triton.expand_values_quantized(attended, weight)
+        if triton.takes_values(*weight.shape[1:]):
+            return triton.expand_values_quantized(attended, weight)
+    return quantize(expand_values(attended, weight).flatten(1))
 
 
 def _check(attended: torch.Tensor, weight: torch.Tensor) -> None:
@@ -64,5 +62,5 @@ def _check(attended: torch.Tensor, weight: torch.Tensor) -> None:
     assert attended.is_contiguous() and weight.stride(1) == 1
 
 
-def _ours_is_faster(x: torch.Tensor) -> bool:
+def _is_fused(x: torch.Tensor) -> bool:
     return x.is_cuda and x.dtype == torch.bfloat16 and x.shape[0] <= MOST_TOKENS

@@ -6,12 +6,13 @@ import triton.language as tl
 
 from kernels.dependent_launch import dependent_launch, start_next, wait_for_earlier
 
-# Of a program; with experts and inputs so few the chip is full whatever the number of tokens.
-ROWS, EXPERTS, INPUTS = 64, 32, 256
+# Of a program; few tokens at a time where there are few experts, so that enough programs share the work.
+EXPERTS, INPUTS = 32, 512
+MANY_EXPERTS, ROWS, FEW_ROWS = 128, 64, 32
 
 
-# A program multiplies up to 64 tokens by 32 experts over 256 inputs, and leaves its share of the sums to whoever reads
-# the logits. Reads 2 bytes a weight, before it waits, and 2 a value; writes 4 for 256 products. Bound by the latency of
+# A program multiplies some tokens by 32 experts over 512 inputs, and leaves its share of the sums to whoever reads
+# the logits. Reads 2 bytes a weight, before it waits, and 2 a value; writes 4 for 512 products. Bound by the latency of
 # its only load.
 @triton.jit
 def _logits(
@@ -35,11 +36,12 @@ def _logits(
 def gate_logits(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """[shares, tokens, experts] float32, whose sum over the shares the logits are."""
     (rows, inputs), experts = hidden.shape, weight.shape[0]
-    shares, tile = triton.cdiv(inputs, INPUTS), min(max(triton.next_power_of_2(rows), 16), ROWS)
+    shares = triton.cdiv(inputs, INPUTS)
+    tile = min(max(triton.next_power_of_2(rows), 16), ROWS if experts > MANY_EXPERTS else FEW_ROWS)
     out = torch.empty(shares, rows, experts, dtype=torch.float32, device=hidden.device)
     if rows:
         _logits[(shares, triton.cdiv(experts, EXPERTS), triton.cdiv(rows, tile))](
-            hidden, weight, out, rows, experts, inputs, hidden.stride(0), tile, EXPERTS, INPUTS, num_warps=4,
+            hidden, weight, out, rows, experts, inputs, hidden.stride(0), tile, EXPERTS, INPUTS, num_warps=8,
             **dependent_launch(hidden.device),
         )  # fmt: skip
     return out

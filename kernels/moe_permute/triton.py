@@ -8,8 +8,10 @@ from kernels.act_quant.quantized import GROUP, Quantized, empty_quantized
 from kernels.dependent_launch import dependent_launch, start_next, wait_for_earlier
 from kernels.moe_permute.layout import PADDING, ContiguousLayout, ExpandedQuantized, MaskedLayout
 
-# Elements of the table [choices of a program, experts] that a program holds: of all experts, and of a few.
-TABLE, NARROW_TABLE = 1 << 15, 1 << 13
+# Elements of the table [choices of a program, experts] that a program holds.
+TABLE = 1 << 15
+# Choices that a program looks at at a time.
+CHUNK = 1024
 # Of a row, by one program: 16 bytes a thread.
 COPIED_WIDTH, SUMMED_WIDTH = 2048, 1024
 
@@ -50,7 +52,7 @@ def _totals(table, chunk_counts, SINGLE: tl.constexpr, EXPERTS: tl.constexpr):
 # A program places CHUNK choices behind those of the programs before it, and names the expert of each row, tile by tile.
 # Reads and writes 8 bytes a choice, and 4 a row.
 @triton.jit
-def _place_contiguous(
+def _place_rows(
     experts, chunk_counts, positions, row_experts, choices, rows, SINGLE: tl.constexpr, EXPERTS: tl.constexpr,
     CHUNK: tl.constexpr, ALIGNMENT: tl.constexpr, PADDING: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
@@ -75,7 +77,7 @@ def _place_contiguous(
 
 # A program copies WIDTH values of a token, or all its scales, to its k rows. Reads a token once.
 @triton.jit
-def _copy_contiguous(
+def _copy_rows(
     values, scales, positions, out_values, out_scales, scale_stride, out_scale_stride, CHOICES: tl.constexpr,
     VALUES: tl.constexpr, SCALES: tl.constexpr, WIDTH: tl.constexpr, SCALES_TILE: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
@@ -94,42 +96,38 @@ def _copy_contiguous(
         tl.store(out_scales + position + groups * out_scale_stride, factors, mask=copies_scales)
 
 
-# A program copies WIDTH values of a token, or all its scales, to its k rows, which it finds by itself: a choice lies
-# behind the same expert's of all tokens before. It also counts the choices of COUNTED experts. Reads a token once and
-# writes it k times; each program reads all choices, 8 bytes each, from the cache: bound by the latency of these loads.
+# A program makes one token's copy for one expert. It finds the copy's row by itself, behind the same expert's of all
+# choices before, and counts the choices of COUNTED experts: each reads all choices, 8 bytes each, from the cache. Reads
+# and writes a token, 1 and 1/32 bytes a value; bound by the latency of the two loads and of adding up.
 @triton.jit
-def _expand_masked(
-    values, scales, experts, positions, counts, out_values, out_scales, tokens, expert_count, capacity, scale_stride,
-    out_scale_stride, CHOICES: tl.constexpr, CHOICES_TILE: tl.constexpr, VALUES: tl.constexpr, SCALES: tl.constexpr,
-    WIDTH: tl.constexpr, SCALES_TILE: tl.constexpr, COUNTED: tl.constexpr, CHUNK: tl.constexpr, DEPENDENT: tl.constexpr,
+def _place_copies(
+    values, scales, experts, positions, counts, out_values, out_scales, choices, expert_count, capacity, scale_stride,
+    out_scale_stride, CHOICES: tl.constexpr, VALUES: tl.constexpr, VALUES_TILE: tl.constexpr, SCALES: tl.constexpr,
+    SCALES_TILE: tl.constexpr, COUNTED: tl.constexpr, CHUNK: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    token, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    columns, groups = part * WIDTH + tl.arange(0, WIDTH), tl.arange(0, SCALES_TILE)
-    choice = tl.arange(0, CHOICES_TILE)
-    counted = (part * tl.num_programs(0) + tl.program_id(0)) * COUNTED + tl.arange(0, COUNTED)
+    copy = tl.program_id(0)
+    token = (copy // CHOICES).to(tl.int64)
+    columns, groups = tl.arange(0, VALUES_TILE), tl.arange(0, SCALES_TILE)
+    counted = copy * COUNTED + tl.arange(0, COUNTED)
     start_next(DEPENDENT)
     wait_for_earlier(DEPENDENT)
-    # None are left for programs after the token's first.
-    copies_scales, real = part * SCALES_TILE + groups < SCALES, choice < CHOICES
+    own = tl.load(experts + copy).to(tl.int32)
     found = tl.load(values + token * VALUES + columns, mask=columns < VALUES)
-    factors = tl.load(scales + token + groups * scale_stride, mask=copies_scales)
-    own = tl.load(experts + token * CHOICES + choice, mask=real, other=0).to(tl.int32)
-    before = tl.zeros([CHOICES_TILE], tl.int32)
-    count = tl.zeros([COUNTED], tl.int32)
-    for first in range(0, tokens * CHOICES, CHUNK):
+    factors = tl.load(scales + token + groups * scale_stride, mask=groups < SCALES)
+    before = tl.zeros([CHUNK], tl.int32)
+    count = tl.zeros([CHUNK, COUNTED], tl.int32)
+    for first in range(0, choices, CHUNK):
         index = first + tl.arange(0, CHUNK)
-        others = tl.load(experts + index, mask=index < tokens * CHOICES, other=-1).to(tl.int32)[:, None]
-        count += tl.sum((others == counted[None, :]).to(tl.int32), axis=0)
-        earlier = (index < token * CHOICES)[:, None]
-        before += tl.sum(((others == own[None, :]) & earlier).to(tl.int32), axis=0)
-    tl.store(counts + counted, count, mask=counted < expert_count)
-    row = (own * capacity + before).to(tl.int64)
-    tl.store(positions + token * CHOICES + choice, row, mask=part * CHOICES_TILE + choice < CHOICES)
-    copies = real[:, None] & (columns < VALUES)[None, :]
-    tl.store(out_values + row[:, None] * VALUES + columns[None, :], found[None, :], mask=copies)
-    target = own.to(tl.int64) * SCALES * out_scale_stride + before
-    places = target[:, None] + groups[None, :] * out_scale_stride
-    tl.store(out_scales + places, factors[None, :], mask=real[:, None] & copies_scales[None, :])
+        others = tl.load(experts + index, mask=index < choices, other=-1).to(tl.int32)
+        before += ((others == own) & (index < copy)).to(tl.int32)
+        count += (others[:, None] == counted[None, :]).to(tl.int32)
+    place = tl.sum(before, axis=0)
+    row = (own * capacity + place).to(tl.int64)
+    tl.store(positions + copy, row)
+    tl.store(out_values + row * VALUES + columns, found, mask=columns < VALUES)
+    target = own.to(tl.int64) * SCALES * out_scale_stride + place
+    tl.store(out_scales + target + groups * out_scale_stride, factors, mask=groups < SCALES)
+    tl.store(counts + counted, tl.sum(count, axis=0), mask=counted < expert_count)
 
 
 # A program sums WIDTH values of one token, its k loads in flight at once. Reads k rows, and one shared; writes one.
@@ -164,13 +162,13 @@ def expand_masked(x: Quantized, experts: torch.Tensor, expert_count: int, capaci
     if not tokens:
         layout.counts.zero_()
         return ExpandedQuantized(out, layout)
-    grid = (tokens, triton.cdiv(width, COPIED_WIDTH))
-    tile, counted = (triton.next_power_of_2(count) for count in (choices, triton.cdiv(expert_count, grid[0] * grid[1])))
-    chunk = min(max(triton.next_power_of_2(experts.numel()), 16), max(NARROW_TABLE // max(tile, counted), 16))
-    _expand_masked[grid](
-        x.values, x.scales, experts, layout.positions, layout.counts, out.values, out.scales, tokens, expert_count,
-        capacity, x.scales.stride(1), out.scales.stride(-1), choices, tile, width, width // GROUP, COPIED_WIDTH,
-        triton.next_power_of_2(width // GROUP), counted, chunk, num_warps=4, **dependent_launch(device),
+    copies, groups = tokens * choices, width // GROUP
+    counted = triton.next_power_of_2(triton.cdiv(expert_count, copies))
+    _place_copies[(copies,)](
+        x.values, x.scales, experts, layout.positions, layout.counts, out.values, out.scales, copies, expert_count,
+        capacity, x.scales.stride(1), out.scales.stride(-1), choices, width, triton.next_power_of_2(width), groups,
+        triton.next_power_of_2(groups), counted, min(max(triton.next_power_of_2(copies), 16), CHUNK), num_warps=4,
+        **dependent_launch(device),
     )  # fmt: skip
     return ExpandedQuantized(out, layout)
 
@@ -182,7 +180,7 @@ def expand_contiguous(
     layout = _contiguous_layout(experts, expert_count, alignment, rows)
     out = empty_quantized(rows, width, device=device)
     if tokens:
-        _copy_contiguous[(tokens, triton.cdiv(width, COPIED_WIDTH))](
+        _copy_rows[(tokens, triton.cdiv(width, COPIED_WIDTH))](
             x.values, x.scales, layout.positions, out.values, out.scales, x.scales.stride(1), out.scales.stride(1),
             choices, width, width // GROUP, COPIED_WIDTH, triton.next_power_of_2(width // GROUP), num_warps=4,
             **dependent_launch(device),
@@ -194,7 +192,7 @@ def _contiguous_layout(experts: torch.Tensor, expert_count: int, alignment: int,
     positions = torch.empty_like(experts)
     row_experts = torch.empty(rows, dtype=torch.int32, device=experts.device)
     tile, chunk, chunks = _chunks(experts, expert_count)
-    _place_contiguous[(chunks,)](
+    _place_rows[(chunks,)](
         experts, _chunk_counts(experts, tile, chunk, chunks), positions, row_experts, experts.numel(), rows,
         chunks == 1, tile, chunk, alignment, PADDING, num_warps=8, **dependent_launch(experts.device),
     )  # fmt: skip

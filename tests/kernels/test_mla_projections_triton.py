@@ -28,7 +28,7 @@ def by_head(heads: int, width: int, latent: int, device: torch.device) -> torch.
 
 
 @pytest.mark.parametrize("tokens", TOKENS)
-@pytest.mark.parametrize(("heads", "nope", "rope", "latent"), [(3, 24, 12, 80), (2, 128, 64, 512)])
+@pytest.mark.parametrize(("heads", "nope", "rope", "latent"), [(3, 32, 8, 96), (2, 128, 64, 512)])
 def test_tokens_are_absorbed_as_defined(
     tokens: int, heads: int, nope: int, rope: int, latent: int, device: torch.device
 ) -> None:
@@ -44,22 +44,20 @@ def test_tokens_are_absorbed_as_defined(
 
 
 @pytest.mark.parametrize("tokens", TOKENS)
-@pytest.mark.parametrize(("heads", "value", "latent"), [(3, 24, 80), (2, 128, 512)])
-def test_latents_are_expanded_as_defined(
-    tokens: int, heads: int, value: int, latent: int, device: torch.device
+@pytest.mark.parametrize(("heads", "latent"), [(5, 208), (2, 512)])
+def test_latents_are_expanded_and_quantized_as_defined(
+    tokens: int, heads: int, latent: int, device: torch.device
 ) -> None:
-    attended = torch.randn(tokens, heads, latent, device=device).to(DTYPE)
-    weight = by_head(heads, value, latent, device)
-    found = triton_projections.expand_values(attended, weight.transpose(1, 2))
-    expected = reference.expand_values(attended.float(), weight.float().transpose(1, 2))
-    assert found.shape == expected.shape and found.dtype == DTYPE
-    assert error(found, expected) < ERROR
-
-
-@pytest.mark.parametrize("tokens", TOKENS)
-def test_latents_are_expanded_and_quantized_as_defined(tokens: int, device: torch.device) -> None:
-    attended, weight = torch.randn(tokens, 5, 192, device=device).to(DTYPE), by_head(5, 128, 192, device)
+    attended, weight = torch.randn(tokens, heads, latent, device=device).to(DTYPE), by_head(heads, 128, latent, device)
     found = triton_projections.expand_values_quantized(attended, weight.transpose(1, 2))
     expected = quantize(reference.expand_values(attended.float(), weight.float().transpose(1, 2)).flatten(1))
     assert torch.allclose(found.scales, expected.scales, rtol=1e-3)
     assert error(dequantize(found), dequantize(expected)) < QUANTIZED_ERROR
+
+
+def test_widths_that_make_no_whole_tiles_are_left_to_the_definition() -> None:
+    assert triton_projections.takes_queries(nope=128, rope=64, latent=512)
+    assert not triton_projections.takes_queries(nope=96, rope=64, latent=512)
+    assert not triton_projections.takes_queries(nope=128, rope=2, latent=512)
+    assert triton_projections.takes_values(latent=512, value=128)
+    assert not triton_projections.takes_values(latent=512, value=256)
