@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -79,8 +79,28 @@ def validate(model: type[ConfigT], values: Mapping[str, Any], origin: str) -> Co
     try:
         return model.model_validate(values)
     except ValidationError as error:
-        problems = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'configuration'}: {e['msg']}" for e in error.errors())
+        problems = "; ".join(_in_words(model, each["loc"], each["type"], each["msg"]) for each in error.errors())
         raise ConfigError(f"{origin}: {problems}") from error
+
+
+def _in_words(model: type[BaseModel], location: tuple[int | str, ...], kind: str, message: str) -> str:
+    key = ".".join(map(str, location)) or "configuration"
+    if kind != "extra_forbidden":
+        return f"{key}: {message}"
+    *parents, _ = location
+    for parent in parents:
+        # A number names an entry of a list of models.
+        if isinstance(parent, str):
+            model = _model_in(model.model_fields[parent].annotation) or model
+    where = f"of {'.'.join(map(str, parents))} " if parents else ""
+    return f"unknown key {key}: the keys {where}are {', '.join(sorted(model.model_fields))}"
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    """The model that values of this type are, or hold."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((found for part in get_args(annotation) if (found := _model_in(part))), None)
 
 
 def _read(path: Path) -> dict[str, Any]:

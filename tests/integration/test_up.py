@@ -142,7 +142,7 @@ async def test_a_killed_worker_is_started_again_and_serves() -> None:
 @pytest.mark.parametrize(
     ("setting", "reason"),
     [
-        ("decode.engine.max_request=8", "engine.max_request: Extra inputs are not permitted"),
+        ("decode.engine.max_request=8", "unknown key engine.max_request: the keys of engine are backend, "),
         ("gateway.http.host=192.0.2.1", "gateway cannot listen on 192.0.2.1"),
     ],
 )

@@ -15,6 +15,8 @@ class Inner(Config):
 class Outer(Config):
     inner: Inner = Inner()
     words: tuple[str, ...] = ()
+    perhaps: Inner | None = None
+    several: tuple[Inner, ...] = ()
 
 
 def written(directory: Path, text: str) -> Path:
@@ -60,6 +62,21 @@ def test_an_override_can_unset_a_value(tmp_path: Path) -> None:
 def test_a_wrong_override_is_named(overrides: list[str], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         load(Outer, None, overrides)
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("colour=red", "unknown key colour: the keys are inner, perhaps, several, words"),
+        ("inner.sise=2", "unknown key inner.sise: the keys of inner are name, size"),
+        ("perhaps.sise=2", "unknown key perhaps.sise: the keys of perhaps are name, size"),
+        ("several=[{}, {sise: 2}]", "unknown key several.1.sise: the keys of several.1 are name, size"),
+    ],
+)
+def test_an_unknown_key_is_named_with_those_that_there_are(override: str, words: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        load(Outer, None, [override])
+    assert raised.value.message == f"configuration: {words}"
 
 
 def test_every_offending_key_of_a_file_is_named_with_the_file(tmp_path: Path) -> None:
