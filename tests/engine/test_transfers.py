@@ -11,7 +11,7 @@ from engine.messages import Cancel, Fetch, FirstToken, Grant, LandingOpened, Pus
 from engine.oracle import oracle_tokens
 from mesh.blocks import chain_hashes
 from tests.support.disaggregation import TellingOracle, moving_engine
-from tests.support.engines import VOCABULARY, Transcript, oracle_engine, prompt_of, submit_of
+from tests.support.engines import VOCABULARY, LayeredDevice, Transcript, oracle_engine, prompt_of, submit_of
 from tests.support.fake_agent import Fabric, FakeAgent
 from transfer.events import PushEnded
 from transfer.ticket import Ticket
@@ -279,6 +279,22 @@ def test_while_a_step_runs_everything_may_happen_to_its_requests() -> None:
     assert transcript.ends[2].finish == "cancelled"
     assert transcript.token_ids == {1: [7], 2: []}
     assert turn(engine, transcript).token_ids[3] == oracle_tokens(prompt_of(70), 5, VOCABULARY)
+
+
+def test_while_a_device_computes_transfers_are_attended_to_and_early_layers_told_of() -> None:
+    fabric = make_fabric()
+    settings = {"total_blocks": 16, "max_step_tokens": 256, "max_requests": 4}
+    engine = moving_engine(fabric, LayeredDevice, layerwise_tokens=128, **settings)
+    engine.submit(push_submit(landing_elsewhere(fabric, 230), 230))
+    agent = agent_of(engine, fabric)
+    told: list[int] = []
+    # Launched, and nothing to collect.
+    engine.step(lambda: told.append(len(agent.ready_calls)))
+    assert told == []
+    engine.step(lambda: told.append(len(agent.ready_calls)))
+    # With each of the device's two layers, and while nothing was new.
+    assert told == [1, 1, 2, 2]
+    assert [(layers, blocks) for _, layers, blocks in agent.ready_calls] == [(1, 4), (2, 4), (1, 4)]
 
 
 def test_a_short_prompt_is_pushed_when_it_is_computed() -> None:
