@@ -36,6 +36,7 @@ class KvWorker:
     def __init__(
         self, layers: int, blocks: int, piece_bytes: int, transfer: TransferConfig | None = None, weights: str = "bench"
     ) -> None:
+        transfer = transfer or TransferConfig()
         self.memory = np.zeros((layers, blocks, piece_bytes), np.uint8)
         self.namespace = KvNamespace(weights, "bytes", layers, f"bytes:{piece_bytes}")
         self.identity = WorkerIdentity(
@@ -50,13 +51,12 @@ class KvWorker:
             max_requests=1,
             can_prefill=True,
             block_bytes=layers * piece_bytes,
+            slot_bytes=transfer.slot_bytes,
         )
         self.sessions: dict[str, StoreSession] = {}
         self._attached = asyncio.Event()
         self._news = Alarm()
-        self.agent = TransferAgent(
-            HostMemory(self.memory), self.namespace, transfer or TransferConfig(), time.monotonic, self._news.ring
-        )
+        self.agent = TransferAgent(HostMemory(self.memory), self.namespace, transfer, time.monotonic, self._news.ring)
         self._blocks: Mapping[bytes, int] = {}
         self._fetches = 0
 

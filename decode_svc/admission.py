@@ -42,6 +42,13 @@ def check(submission: Submission, ready: Ready, can_prefill: bool) -> None:
         )
     if not submission.prefill.endpoint:
         raise InvalidRequest("the prefill worker has no endpoint", field="prefill")
+    piece_bytes = ready.block_bytes // ready.namespace.layers
+    if submission.prefill.slot_bytes is not None and submission.prefill.slot_bytes < piece_bytes:
+        raise InvalidRequest(
+            f"the prefill worker's slots of {submission.prefill.slot_bytes} bytes do not hold one block of one layer,"
+            f" which has {piece_bytes}: raise its transfer.slot_bytes",
+            field="prefill.slot_bytes",
+        )
 
 
 def admit(submission: Submission, backlog: Backlog, max_requests: int, limits: QueueLimits) -> None:

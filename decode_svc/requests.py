@@ -26,6 +26,8 @@ class PrefillTarget:
     worker_id: str
     # host:port
     endpoint: str
+    # The largest segment of KV that it sends; None where it does not say.
+    slot_bytes: int | None = None
 
     def lost(self, message: str) -> PrefillLost:
         """The error of a request whose prompt did not come from there."""
@@ -70,6 +72,7 @@ class Submission:
             ignore_eos=self.ignore_eos,
             cache_salt=self.cache_salt,
             lands=self.prefill is not None,
+            sender_slot_bytes=None if self.prefill is None else self.prefill.slot_bytes,
             attempt=self.attempt,
             fetch=self.store if self.prefill is None else None,
         )

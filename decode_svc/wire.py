@@ -33,6 +33,7 @@ def resume_points(hello: decode_pb2.AttachHello) -> dict[int, int]:
 def submission(message: decode_pb2.Submission) -> Submission:
     """The message as it is; admission judges it."""
     target = message.prefill
+    prefill = PrefillTarget(target.worker_id, target.endpoint, target.slot_bytes or None)
     return Submission(
         stream_id=message.stream_id,
         request_id=message.request_id,
@@ -44,7 +45,7 @@ def submission(message: decode_pb2.Submission) -> Submission:
         ignore_eos=message.stop.ignore_eos,
         cache_salt=message.cache_salt,
         deadline_ms=message.deadline_ms or None,
-        prefill=PrefillTarget(target.worker_id, target.endpoint) if message.HasField("prefill") else None,
+        prefill=prefill if message.HasField("prefill") else None,
         store=engine_wire.fetch(message.store) if message.HasField("store") else None,
     )
 

@@ -33,4 +33,5 @@ def worker_identity(
         block_bytes=ready.block_bytes,
         receives_kv=bool(ready.transfer_address),
         layerwise_tokens=transfer.layerwise_tokens if transfer else 0,
+        slot_bytes=transfer.slot_bytes if transfer else 0,
     )

@@ -48,7 +48,9 @@ class Landings:
         held = request.registered_blocks
         blocks = list(request.block_ids[held:])
         self._pool.acquire(blocks)
-        ticket = self._agent.open_landing(blocks, request.prompt_tokens, request.attempt, self._deadline_seconds)
+        ticket = self._agent.open_landing(
+            blocks, request.prompt_tokens, request.attempt, self._deadline_seconds, request.sender_slot_bytes
+        )
         landing = _Landing(request, ticket.transfer_id, blocks)
         self._open[ticket.transfer_id] = self._awaited[request.key] = landing
         return LandingOpened(request.key, ticket, held)

@@ -71,6 +71,8 @@ class Submit(msgspec.Struct, tag="submit"):
     # The prompt is computed elsewhere: open a landing for its KV, and go on from FirstToken. Where the pool turns out
     # to hold all of it but its last block, it is computed here: its first output comes without a LandingOpened.
     lands: bool = False
+    # Of the worker that computes it: its segments are no larger. None: as large as ours.
+    sender_slot_bytes: int | None = None
     attempt: int = 0
     # Compute the prompt and its first token only (max_tokens is 1), and push the KV there. A PushEnded follows, after
     # the last output or before it, unless that refuses the request or cancels it while it waits.

@@ -45,6 +45,7 @@ class Request:
     store_cached_tokens: int = 0
     # As submitted: when it is admitted first, it waits for its KV from a prefill worker, or for a prefix from a store.
     lands: bool = False
+    sender_slot_bytes: int | None = None
     attempt: int = 0
     fetch: Fetch | None = None
     # Where its KV goes.

@@ -46,6 +46,7 @@ def make_request(submit: Submit, eos_token_ids: frozenset[int], arrival: tuple[i
         root=root_hash(submit.cache_salt),
         arrival=arrival,
         lands=submit.lands,
+        sender_slot_bytes=submit.sender_slot_bytes,
         attempt=submit.attempt,
         fetch=submit.fetch,
         push=submit.push,

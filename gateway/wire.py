@@ -110,7 +110,7 @@ def workers(response: scheduler_pb2.WatchWorkersResponse) -> list[Worker]:
 def _worker(status: scheduler_pb2.WorkerStatus, role: WorkerRole) -> Worker:
     identity = status.identity
     return Worker(
-        target=Target(identity.worker_id, identity.incarnation, identity.endpoint),
+        target=Target(identity.worker_id, identity.incarnation, identity.endpoint, identity.slot_bytes),
         role=role,
         model=identity.model,
         kv_namespace=identity.kv_namespace.SerializeToString(deterministic=True),
@@ -124,12 +124,15 @@ def _worker(status: scheduler_pb2.WorkerStatus, role: WorkerRole) -> Worker:
 
 
 def _target(target: scheduler_pb2.WorkerTarget) -> Target:
-    return Target(target.worker_id, target.incarnation, target.endpoint)
+    return Target(target.worker_id, target.incarnation, target.endpoint, target.slot_bytes)
 
 
 def _worker_target(target: Target) -> scheduler_pb2.WorkerTarget:
     return scheduler_pb2.WorkerTarget(
-        worker_id=target.worker_id, incarnation=target.incarnation, endpoint=target.endpoint
+        worker_id=target.worker_id,
+        incarnation=target.incarnation,
+        endpoint=target.endpoint,
+        slot_bytes=target.slot_bytes,
     )
 
 

@@ -16,6 +16,8 @@ class Target:
     incarnation: str
     # host:port
     endpoint: str
+    # The largest segment of KV that it sends; 0 where it does not say.
+    slot_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,14 @@ _ALL_COMPUTED = 0
 class Landings(Protocol):
     """The receiving side of `transfer.agent.TransferAgent`."""
 
-    def open_landing(self, blocks: Sequence[int], tokens: int, attempt: int, deadline_seconds: float) -> Ticket: ...
+    def open_landing(
+        self,
+        blocks: Sequence[int],
+        tokens: int,
+        attempt: int,
+        deadline_seconds: float,
+        sender_slot_bytes: int | None,
+    ) -> Ticket: ...
 
     def pushed(self, digest: SegmentDigest) -> None: ...
 
@@ -103,7 +110,9 @@ class Offers:
         if reservation is None or not reservation.blocks:
             KVSTORE_OFFERS.labels("unwanted").inc()
             return OfferAnswer(parent_missing=reservation is None)
-        ticket = self._landings.open_landing(reservation.blocks, _ALL_COMPUTED, 0, self._landing_seconds)
+        ticket = self._landings.open_landing(
+            reservation.blocks, _ALL_COMPUTED, 0, self._landing_seconds, session.slot_bytes
+        )
         landing = self._open[ticket.transfer_id] = _Landing(session.session_id, ticket, reservation.blocks)
         try:
             while not landing.granted:

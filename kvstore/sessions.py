@@ -27,6 +27,8 @@ class Session:
     namespace: KvNamespace
     # Of the namespace.
     digest: bytes
+    # The largest segment that the worker sends; None where it does not say.
+    slot_bytes: int | None
     expires_at: float
 
 
@@ -84,6 +86,7 @@ class Sessions:
             worker_id=worker.worker_id,
             namespace=worker.kv_namespace,
             digest=namespace_digest(worker.kv_namespace),
+            slot_bytes=worker.slot_bytes or None,
             expires_at=0.0,
         )
         self._by_id[session.session_id] = self._by_worker[worker.worker_id] = session

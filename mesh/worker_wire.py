@@ -54,6 +54,7 @@ def identity(message: common_pb2.WorkerIdentity) -> WorkerIdentity:
         block_bytes=message.block_bytes,
         receives_kv=message.receives_kv,
         layerwise_tokens=message.layerwise_tokens,
+        slot_bytes=message.slot_bytes,
     )
 
 
@@ -73,6 +74,7 @@ def identity_message(worker: WorkerIdentity) -> common_pb2.WorkerIdentity:
         block_bytes=worker.block_bytes,
         receives_kv=worker.receives_kv,
         layerwise_tokens=worker.layerwise_tokens,
+        slot_bytes=worker.slot_bytes,
     )
 
 

@@ -56,6 +56,8 @@ class WorkerIdentity(msgspec.Struct, frozen=True):
     # Prompts of at least so many tokens are pushed while later layers are computed, where the other worker agrees; 0
     # where KV neither comes nor goes.
     layerwise_tokens: int = 0
+    # The largest segment of KV that it sends or receives; 0 where KV neither comes nor goes.
+    slot_bytes: int = 0
 
 
 class WorkerLoad(msgspec.Struct, frozen=True):

@@ -110,7 +110,10 @@ def decision(kept: Decision) -> scheduler_pb2.Decision:
 
 def _target(worker: WorkerIdentity) -> scheduler_pb2.WorkerTarget:
     return scheduler_pb2.WorkerTarget(
-        worker_id=worker.worker_id, incarnation=worker.incarnation, endpoint=worker.endpoint
+        worker_id=worker.worker_id,
+        incarnation=worker.incarnation,
+        endpoint=worker.endpoint,
+        slot_bytes=worker.slot_bytes,
     )
 
 

@@ -78,14 +78,22 @@ class TransferAgent:
 
     # Receiving.
 
-    def open_landing(self, blocks: Sequence[int], tokens: int, attempt: int, deadline_seconds: float) -> Ticket:
+    def open_landing(
+        self,
+        blocks: Sequence[int],
+        tokens: int,
+        attempt: int,
+        deadline_seconds: float,
+        sender_slot_bytes: int | None = None,
+    ) -> Ticket:
         """Open a landing for these blocks (in chain order), all layers.
 
-        `tokens` of the whole prompt decide between whole and layerwise segments. Granted events follow as slots come
-        free; exactly one Landed or LandingFailed ends it.
+        `tokens` of the whole prompt decide between whole and layerwise segments, which fit a slot on either side
+        (None: the sender's are as large). Granted events follow as slots come free; exactly one Landed or LandingFailed
+        ends it. The sender's slots hold one block of one layer, as ours do.
         """
         plan = plan_layerwise if tokens >= self._layerwise_tokens else plan_whole
-        tiles = self._plan(len(blocks), plan)
+        tiles = self._plan(len(blocks), plan, sender_slot_bytes)
         ticket = make_ticket(
             tiles, self._geometry.piece_bytes, self._namespace, self.address, attempt, deadline_seconds
         )
@@ -163,8 +171,12 @@ class TransferAgent:
         """Stop the thread; every open transfer ends without an event."""
         self._thread.close()
 
-    def _plan(self, blocks: int, plan: Callable[[int, int, int, int], list[Tile]]) -> list[Tile]:
-        return plan(self._geometry.layers, blocks, self._geometry.piece_bytes, self._geometry.slot_bytes)
+    def _plan(
+        self, blocks: int, plan: Callable[[int, int, int, int], list[Tile]], sender_slot_bytes: int | None = None
+    ) -> list[Tile]:
+        ours = self._geometry.slot_bytes
+        segment_bytes = ours if sender_slot_bytes is None else min(ours, sender_slot_bytes)
+        return plan(self._geometry.layers, blocks, self._geometry.piece_bytes, segment_bytes)
 
     def _use_up(self, ticket: Ticket) -> None:
         with self._lock:

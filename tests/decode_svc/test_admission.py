@@ -99,5 +99,15 @@ def test_a_worker_that_computes_no_prompts_takes_those_that_others_compute() -> 
         check(make_submission(prefill=PrefillTarget("prefill-1", "")), ready, can_prefill=True)
 
 
+def test_a_prefill_worker_must_be_able_to_push_one_block_of_one_layer() -> None:
+    ready = msgspec.structs.replace(READY, transfer_address=b"address")
+    piece_bytes = ready.block_bytes // ready.namespace.layers
+    enough = make_submission(prefill=PrefillTarget("prefill-1", "p:1", slot_bytes=piece_bytes))
+    check(enough, ready, can_prefill=False)
+    too_small = make_submission(prefill=PrefillTarget("prefill-1", "p:1", slot_bytes=piece_bytes - 1))
+    with pytest.raises(InvalidRequest, match=f"slots of {piece_bytes - 1} bytes .* raise its transfer.slot_bytes"):
+        check(too_small, ready, can_prefill=False)
+
+
 def test_a_prompt_computed_elsewhere_waits_in_no_queue_of_this_worker() -> None:
     admit(make_submission(prefill=PREFILL), backlog(queued_prefill_tokens=100), 4, LIMITS)

@@ -29,7 +29,7 @@ async def test_the_decode_worker_is_told_who_computes_the_prompt_and_which_store
         await answered(mesh)
         submission = mesh.worker.submissions[0]
         assert submission.prefill == scheduler_pb2.WorkerTarget(
-            worker_id="prefill-0", incarnation="first", endpoint="127.0.0.1:1"
+            worker_id="prefill-0", incarnation="first", endpoint="127.0.0.1:1", slot_bytes=65536
         )
         assert submission.store == mesh.scheduler.store
 
@@ -83,4 +83,5 @@ async def test_without_a_scheduler_a_decode_worker_that_computes_no_prompts_is_g
         await eventually(lambda: len(mesh.gateway.directory.incarnations()) == 2)
         await mesh.scheduler_server.__aexit__(None, None, None)
         await answered(mesh)
-        assert prefills(mesh) == ["prefill-0"]
+        (submission,) = mesh.worker.submissions
+        assert (submission.prefill.worker_id, submission.prefill.slot_bytes) == ("prefill-0", 65536)

@@ -146,6 +146,13 @@ async def test_a_ticket_is_for_the_namespace_of_the_worker_that_offers() -> None
         assert response.ticket.kv_namespace == worker_wire.namespace_message(beside.worker.kv_namespace)
 
 
+async def test_a_worker_whose_slots_hold_no_block_of_one_layer_is_refused() -> None:
+    async with running_store(store_config(), FakeAgents()) as server, store_stub(server.endpoint) as stub:
+        await Client(stub, worker_identity(slot_bytes=2048)).attach()
+        with pytest.raises(InvalidRequest, match="slots of 2047 bytes"):
+            await Client(stub, worker_identity("b", slot_bytes=2047)).attach()
+
+
 @pytest.mark.parametrize("block_bytes", [0, 4097, 1 << 20])
 async def test_a_first_worker_whose_blocks_cannot_be_kept_is_refused(block_bytes: int) -> None:
     async with running_store(store_config(), FakeAgents()) as server, store_stub(server.endpoint) as stub:

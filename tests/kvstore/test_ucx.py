@@ -36,7 +36,7 @@ CHAIN = chain_hashes(range(64 * 16))
 def config(**changes: Any) -> KvStoreConfig:
     """Room for 16 blocks; a segment holds 5."""
     room = 16 * LAYERS * PIECE_BYTES
-    return store_config(memory_bytes=room, transfer=SMALL_SLOTS.model_dump(), **changes)
+    return store_config(**{"memory_bytes": room, "transfer": SMALL_SLOTS.model_dump(), **changes})
 
 
 @dataclass
@@ -105,6 +105,13 @@ async def test_what_one_worker_stored_another_fetches(blocks: int) -> None:
             assert await asyncio.to_thread(second.fetch, 16) == blocks
         status = await first.status()
         assert (status.lookups, status.hits) == (1, 1)
+
+
+async def test_a_store_with_larger_slots_than_its_workers_takes_and_gives_in_segments_that_fit_theirs() -> None:
+    larger = SMALL_SLOTS.model_copy(update={"slot_bytes": 1 << 20})
+    async with store_and_worker(transfer=larger.model_dump()) as worker:
+        await worker.offer(16)
+        assert await asyncio.to_thread(worker.fetch, 16) == 16
 
 
 async def test_a_chain_grows_block_by_block() -> None:

@@ -31,6 +31,7 @@ identities = st.builds(
     can_prefill=st.booleans(),
     receives_kv=st.booleans(),
     layerwise_tokens=st.integers(0, 2**32 - 1),
+    slot_bytes=st.integers(0, 2**40),
     vocabulary_size=counts,
     block_bytes=sizes,
 )

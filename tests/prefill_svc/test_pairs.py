@@ -62,6 +62,20 @@ async def test_prompts_of_any_length_computed_elsewhere_go_on_exactly() -> None:
         await until_slots_are_back(running)
 
 
+@pytest.mark.parametrize(("prefill_slots", "decode_slots"), [(1 << 16, 1 << 20), (1 << 20, 1 << 16)])
+async def test_segments_fit_the_smaller_slots_of_a_pair(prefill_slots: int, decode_slots: int) -> None:
+    room = {"total_blocks": 400}
+    async with (
+        running_prefill(engine={"transfer": {**TIGHT, "slot_bytes": prefill_slots}, **room}) as prefill,
+        running_worker(engine={"transfer": {**TIGHT, "slot_bytes": decode_slots}, **room}) as running,
+        gateway_client(running.endpoint) as gateway,
+    ):
+        # Three segments of the smaller slots.
+        assert went_well(await gateway.ended(await gateway.submit(prompt(20_000), 5, prefill=prefill.target)))
+        assert sum(running.worker.report.transfers.received_bytes.values()) >= 20_000 * 8
+        await until_slots_are_back(running)
+
+
 @pytest.mark.parametrize("layerwise_tokens", [64, 100_000])
 async def test_two_prefill_and_two_decode_workers_serve_many_requests(layerwise_tokens: int) -> None:
     transfer = {**TIGHT, "layerwise_tokens": layerwise_tokens}

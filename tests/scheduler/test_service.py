@@ -85,10 +85,12 @@ async def test_a_request_is_placed_where_its_prefix_is_cached_and_the_decision_i
 async def test_a_pair_is_placed_and_its_prefill_worker_named_in_answer_and_decision() -> None:
     async with running_scheduler() as endpoint, scheduler_stub(endpoint) as stub:
         await start_worker(stub, "d")
-        await start_prefill(stub, "p")
+        await start_prefill(stub, "p", slot_bytes=65536)
         response = await stub.Place(place_request("r1"))
         assert response.decode.worker_id == "d"
-        assert response.prefill == scheduler_pb2.WorkerTarget(worker_id="p", incarnation="first", endpoint="p:1")
+        assert response.prefill == scheduler_pb2.WorkerTarget(
+            worker_id="p", incarnation="first", endpoint="p:1", slot_bytes=65536
+        )
         candidates = (await stub.ListDecisions(scheduler_pb2.ListDecisionsRequest())).decisions[0].candidates
         assert [(c.worker_id, c.prefill_worker_id, bool(c.rejected)) for c in candidates] == [
             ("d", "p", False),

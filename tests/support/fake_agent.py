@@ -100,7 +100,14 @@ class FakeAgent:
     def emit(self, event: Event) -> None:
         self._events.append(event)
 
-    def open_landing(self, blocks: Sequence[int], tokens: int, attempt: int, deadline_seconds: float) -> Ticket:
+    def open_landing(
+        self,
+        blocks: Sequence[int],
+        tokens: int,
+        attempt: int,
+        deadline_seconds: float,
+        sender_slot_bytes: int | None,
+    ) -> Ticket:
         plan = plan_layerwise if tokens >= self._layerwise_tokens else plan_whole
         layers, piece_bytes = self.memory.layers, self.memory.piece_bytes
         # Two blocks of all layers a segment.

@@ -81,7 +81,10 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
     ) -> list[scheduler_pb2.WorkerTarget]:
         return [
             scheduler_pb2.WorkerTarget(
-                worker_id=worker_id, incarnation=identity.incarnation, endpoint=identity.endpoint
+                worker_id=worker_id,
+                incarnation=identity.incarnation,
+                endpoint=identity.endpoint,
+                slot_bytes=identity.slot_bytes,
             )
             for worker_id, identity in self.workers.items()
             if worker_id not in request.avoid_worker_ids and (identity.model, identity.role) == (request.model, role)

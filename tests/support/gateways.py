@@ -93,6 +93,7 @@ def prefill_identity(worker_id: str = "prefill-0") -> common_pb2.WorkerIdentity:
         incarnation="first",
         role=common_pb2.WORKER_ROLE_PREFILL,
         endpoint="127.0.0.1:1",
+        slot_bytes=65536,
         model=MODEL,
         max_requests=64,
         can_prefill=True,

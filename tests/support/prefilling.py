@@ -127,7 +127,9 @@ class RealPrefill:
     @property
     def target(self) -> scheduler_pb2.WorkerTarget:
         identity = self.worker.identity
-        return scheduler_pb2.WorkerTarget(worker_id=identity.worker_id, endpoint=identity.endpoint)
+        return scheduler_pb2.WorkerTarget(
+            worker_id=identity.worker_id, endpoint=identity.endpoint, slot_bytes=identity.slot_bytes
+        )
 
 
 @asynccontextmanager

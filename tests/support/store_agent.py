@@ -29,7 +29,14 @@ class FakeAgent:
         self._announced: dict[bytes, int] = {}
         self._events: list[Event] = []
 
-    def open_landing(self, blocks: Sequence[int], tokens: int, attempt: int, deadline_seconds: float) -> Ticket:
+    def open_landing(
+        self,
+        blocks: Sequence[int],
+        tokens: int,
+        attempt: int,
+        deadline_seconds: float,
+        sender_slot_bytes: int | None,
+    ) -> Ticket:
         segments = tuple(Segment(i, 0, b"address", i, 0, 1, i, 1, 64) for i in range(len(blocks)))
         deadline_ms = int(deadline_seconds * 1000)
         ticket = Ticket(secrets.token_bytes(16), attempt, bytes(32), deadline_ms, self._namespace, segments)

@@ -28,49 +28,49 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x64\x65\x65pmesh/v1/scheduler.proto\x12\x0b\x64\x65\x65pmesh.v1\x1a\x18\x64\x65\x65pmesh/v1/common.proto\x1a\x19\x64\x65\x65pmesh/v1/kvstore.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x9d\x01\n\x0cPlaceRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\r\n\x05model\x18\x03 \x01(\t\x12\x15\n\rprompt_tokens\x18\x04 \x01(\r\x12\x12\n\nmax_tokens\x18\x05 \x01(\r\x12\x14\n\x0c\x62lock_hashes\x18\x06 \x03(\x0c\x12\x18\n\x10\x61void_worker_ids\x18\x07 \x03(\t\"\xa9\x02\n\rPlaceResponse\x12)\n\x06\x64\x65\x63ode\x18\x01 \x01(\x0b\x32\x19.deepmesh.v1.WorkerTarget\x12/\n\x07prefill\x18\x02 \x01(\x0b\x32\x19.deepmesh.v1.WorkerTargetH\x00\x88\x01\x01\x12\x32\n\x0f\x63\x61\x63hed_prefixes\x18\x03 \x03(\x0b\x32\x19.deepmesh.v1.CachedPrefix\x12\x19\n\x11predicted_ttft_ms\x18\x04 \x01(\x02\x12\x19\n\x11predicted_tpot_ms\x18\x05 \x01(\x02\x12\x0e\n\x06reason\x18\x06 \x01(\t\x12,\n\x05store\x18\x07 \x01(\x0b\x32\x18.deepmesh.v1.StoreTargetH\x01\x88\x01\x01\x42\n\n\x08_prefillB\x08\n\x06_store\"H\n\x0cWorkerTarget\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x10\n\x08\x65ndpoint\x18\x03 \x01(\t\"1\n\x0c\x43\x61\x63hedPrefix\x12\x11\n\tsource_id\x18\x01 \x01(\t\x12\x0e\n\x06\x62locks\x18\x02 \x01(\r\"\xce\x01\n\x14ReportOutcomeRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x11\n\tworker_id\x18\x03 \x01(\t\x12.\n\x07outcome\x18\x04 \x01(\x0e\x32\x1d.deepmesh.v1.PlacementOutcome\x12\x15\n\routput_tokens\x18\x05 \x01(\r\x12\x15\n\rcached_tokens\x18\x06 \x01(\r\x12\x0f\n\x07ttft_ms\x18\x07 \x01(\x02\x12\x0f\n\x07tpot_ms\x18\x08 \x01(\x02\"\x17\n\x15ReportOutcomeResponse\"\xee\x01\n\x13ReportStatusRequest\x12-\n\x08identity\x18\x01 \x01(\x0b\x32\x1b.deepmesh.v1.WorkerIdentity\x12\'\n\x05state\x18\x02 \x01(\x0e\x32\x18.deepmesh.v1.WorkerState\x12%\n\x04load\x18\x03 \x01(\x0b\x32\x17.deepmesh.v1.WorkerLoad\x12(\n\tkv_events\x18\x04 \x01(\x0b\x32\x15.deepmesh.v1.KvEvents\x12.\n\ttransfers\x18\x05 \x01(\x0b\x32\x1b.deepmesh.v1.TransferStatus\"=\n\x08KvEvents\x12\x10\n\x08snapshot\x18\x01 \x01(\x08\x12\x0e\n\x06stored\x18\x02 \x03(\x0c\x12\x0f\n\x07removed\x18\x03 \x03(\x0c\"@\n\x14ReportStatusResponse\x12(\n\x05lease\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x15\n\x13WatchWorkersRequest\"\x96\x01\n\x14WatchWorkersResponse\x12*\n\x07workers\x18\x01 \x03(\x0b\x32\x19.deepmesh.v1.WorkerStatus\x12(\n\x05lease\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12(\n\x06stores\x18\x03 \x03(\x0b\x32\x18.deepmesh.v1.StoreStatus\"\xc2\x01\n\x0bStoreStatus\x12\x10\n\x08\x65ndpoint\x18\x01 \x01(\t\x12\x10\n\x08store_id\x18\x02 \x01(\t\x12&\n\x05tiers\x18\x03 \x03(\x0b\x32\x17.deepmesh.v1.TierStatus\x12\x0f\n\x07lookups\x18\x04 \x01(\x04\x12\x0c\n\x04hits\x18\x05 \x01(\x04\x12.\n\ttransfers\x18\x06 \x01(\x0b\x32\x1b.deepmesh.v1.TransferStatus\x12\x18\n\x10\x61ttached_workers\x18\x07 \x01(\r\"\x88\x02\n\x0cWorkerStatus\x12-\n\x08identity\x18\x01 \x01(\x0b\x32\x1b.deepmesh.v1.WorkerIdentity\x12\'\n\x05state\x18\x02 \x01(\x0e\x32\x18.deepmesh.v1.WorkerState\x12%\n\x04load\x18\x03 \x01(\x0b\x32\x17.deepmesh.v1.WorkerLoad\x12\x15\n\rcached_blocks\x18\x04 \x01(\r\x12\x32\n\x0flease_remaining\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12.\n\ttransfers\x18\x06 \x01(\x0b\x32\x1b.deepmesh.v1.TransferStatus\"9\n\x14ListDecisionsRequest\x12\r\n\x05limit\x18\x01 \x01(\r\x12\x12\n\nrequest_id\x18\x02 \x01(\t\"A\n\x15ListDecisionsResponse\x12(\n\tdecisions\x18\x01 \x03(\x0b\x32\x15.deepmesh.v1.Decision\"\xd8\x01\n\x08\x44\x65\x63ision\x12(\n\x04time\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\x11\n\tworker_id\x18\x04 \x01(\t\x12\x0e\n\x06reason\x18\x05 \x01(\t\x12*\n\ncandidates\x18\x06 \x03(\x0b\x32\x16.deepmesh.v1.Candidate\x12.\n\x07outcome\x18\x07 \x01(\x0e\x32\x1d.deepmesh.v1.PlacementOutcome\"\xbe\x01\n\tCandidate\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x15\n\rcached_blocks\x18\x02 \x01(\r\x12\x19\n\x11predicted_ttft_ms\x18\x03 \x01(\x02\x12\x19\n\x11predicted_tpot_ms\x18\x04 \x01(\x02\x12\x12\n\nslots_left\x18\x05 \x01(\r\x12\x10\n\x08rejected\x18\x06 \x01(\t\x12\x19\n\x11prefill_worker_id\x18\x07 \x01(\t\x12\x10\n\x08store_id\x18\x08 \x01(\t*\xcf\x01\n\x10PlacementOutcome\x12!\n\x1dPLACEMENT_OUTCOME_UNSPECIFIED\x10\x00\x12\x1e\n\x1aPLACEMENT_OUTCOME_FINISHED\x10\x01\x12\x1f\n\x1bPLACEMENT_OUTCOME_CANCELLED\x10\x02\x12\x1d\n\x19PLACEMENT_OUTCOME_REFUSED\x10\x03\x12\x1a\n\x16PLACEMENT_OUTCOME_LOST\x10\x04\x12\x1c\n\x18PLACEMENT_OUTCOME_FAILED\x10\x05\x32\xb2\x03\n\x10SchedulerService\x12>\n\x05Place\x12\x19.deepmesh.v1.PlaceRequest\x1a\x1a.deepmesh.v1.PlaceResponse\x12V\n\rReportOutcome\x12!.deepmesh.v1.ReportOutcomeRequest\x1a\".deepmesh.v1.ReportOutcomeResponse\x12W\n\x0cReportStatus\x12 .deepmesh.v1.ReportStatusRequest\x1a!.deepmesh.v1.ReportStatusResponse(\x01\x30\x01\x12U\n\x0cWatchWorkers\x12 .deepmesh.v1.WatchWorkersRequest\x1a!.deepmesh.v1.WatchWorkersResponse0\x01\x12V\n\rListDecisions\x12!.deepmesh.v1.ListDecisionsRequest\x1a\".deepmesh.v1.ListDecisionsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x64\x65\x65pmesh/v1/scheduler.proto\x12\x0b\x64\x65\x65pmesh.v1\x1a\x18\x64\x65\x65pmesh/v1/common.proto\x1a\x19\x64\x65\x65pmesh/v1/kvstore.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x9d\x01\n\x0cPlaceRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\r\n\x05model\x18\x03 \x01(\t\x12\x15\n\rprompt_tokens\x18\x04 \x01(\r\x12\x12\n\nmax_tokens\x18\x05 \x01(\r\x12\x14\n\x0c\x62lock_hashes\x18\x06 \x03(\x0c\x12\x18\n\x10\x61void_worker_ids\x18\x07 \x03(\t\"\xa9\x02\n\rPlaceResponse\x12)\n\x06\x64\x65\x63ode\x18\x01 \x01(\x0b\x32\x19.deepmesh.v1.WorkerTarget\x12/\n\x07prefill\x18\x02 \x01(\x0b\x32\x19.deepmesh.v1.WorkerTargetH\x00\x88\x01\x01\x12\x32\n\x0f\x63\x61\x63hed_prefixes\x18\x03 \x03(\x0b\x32\x19.deepmesh.v1.CachedPrefix\x12\x19\n\x11predicted_ttft_ms\x18\x04 \x01(\x02\x12\x19\n\x11predicted_tpot_ms\x18\x05 \x01(\x02\x12\x0e\n\x06reason\x18\x06 \x01(\t\x12,\n\x05store\x18\x07 \x01(\x0b\x32\x18.deepmesh.v1.StoreTargetH\x01\x88\x01\x01\x42\n\n\x08_prefillB\x08\n\x06_store\"\\\n\x0cWorkerTarget\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x10\n\x08\x65ndpoint\x18\x03 \x01(\t\x12\x12\n\nslot_bytes\x18\x04 \x01(\x04\"1\n\x0c\x43\x61\x63hedPrefix\x12\x11\n\tsource_id\x18\x01 \x01(\t\x12\x0e\n\x06\x62locks\x18\x02 \x01(\r\"\xce\x01\n\x14ReportOutcomeRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x11\n\tworker_id\x18\x03 \x01(\t\x12.\n\x07outcome\x18\x04 \x01(\x0e\x32\x1d.deepmesh.v1.PlacementOutcome\x12\x15\n\routput_tokens\x18\x05 \x01(\r\x12\x15\n\rcached_tokens\x18\x06 \x01(\r\x12\x0f\n\x07ttft_ms\x18\x07 \x01(\x02\x12\x0f\n\x07tpot_ms\x18\x08 \x01(\x02\"\x17\n\x15ReportOutcomeResponse\"\xee\x01\n\x13ReportStatusRequest\x12-\n\x08identity\x18\x01 \x01(\x0b\x32\x1b.deepmesh.v1.WorkerIdentity\x12\'\n\x05state\x18\x02 \x01(\x0e\x32\x18.deepmesh.v1.WorkerState\x12%\n\x04load\x18\x03 \x01(\x0b\x32\x17.deepmesh.v1.WorkerLoad\x12(\n\tkv_events\x18\x04 \x01(\x0b\x32\x15.deepmesh.v1.KvEvents\x12.\n\ttransfers\x18\x05 \x01(\x0b\x32\x1b.deepmesh.v1.TransferStatus\"=\n\x08KvEvents\x12\x10\n\x08snapshot\x18\x01 \x01(\x08\x12\x0e\n\x06stored\x18\x02 \x03(\x0c\x12\x0f\n\x07removed\x18\x03 \x03(\x0c\"@\n\x14ReportStatusResponse\x12(\n\x05lease\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x15\n\x13WatchWorkersRequest\"\x96\x01\n\x14WatchWorkersResponse\x12*\n\x07workers\x18\x01 \x03(\x0b\x32\x19.deepmesh.v1.WorkerStatus\x12(\n\x05lease\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12(\n\x06stores\x18\x03 \x03(\x0b\x32\x18.deepmesh.v1.StoreStatus\"\xc2\x01\n\x0bStoreStatus\x12\x10\n\x08\x65ndpoint\x18\x01 \x01(\t\x12\x10\n\x08store_id\x18\x02 \x01(\t\x12&\n\x05tiers\x18\x03 \x03(\x0b\x32\x17.deepmesh.v1.TierStatus\x12\x0f\n\x07lookups\x18\x04 \x01(\x04\x12\x0c\n\x04hits\x18\x05 \x01(\x04\x12.\n\ttransfers\x18\x06 \x01(\x0b\x32\x1b.deepmesh.v1.TransferStatus\x12\x18\n\x10\x61ttached_workers\x18\x07 \x01(\r\"\x88\x02\n\x0cWorkerStatus\x12-\n\x08identity\x18\x01 \x01(\x0b\x32\x1b.deepmesh.v1.WorkerIdentity\x12\'\n\x05state\x18\x02 \x01(\x0e\x32\x18.deepmesh.v1.WorkerState\x12%\n\x04load\x18\x03 \x01(\x0b\x32\x17.deepmesh.v1.WorkerLoad\x12\x15\n\rcached_blocks\x18\x04 \x01(\r\x12\x32\n\x0flease_remaining\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12.\n\ttransfers\x18\x06 \x01(\x0b\x32\x1b.deepmesh.v1.TransferStatus\"9\n\x14ListDecisionsRequest\x12\r\n\x05limit\x18\x01 \x01(\r\x12\x12\n\nrequest_id\x18\x02 \x01(\t\"A\n\x15ListDecisionsResponse\x12(\n\tdecisions\x18\x01 \x03(\x0b\x32\x15.deepmesh.v1.Decision\"\xd8\x01\n\x08\x44\x65\x63ision\x12(\n\x04time\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\x11\n\tworker_id\x18\x04 \x01(\t\x12\x0e\n\x06reason\x18\x05 \x01(\t\x12*\n\ncandidates\x18\x06 \x03(\x0b\x32\x16.deepmesh.v1.Candidate\x12.\n\x07outcome\x18\x07 \x01(\x0e\x32\x1d.deepmesh.v1.PlacementOutcome\"\xbe\x01\n\tCandidate\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x15\n\rcached_blocks\x18\x02 \x01(\r\x12\x19\n\x11predicted_ttft_ms\x18\x03 \x01(\x02\x12\x19\n\x11predicted_tpot_ms\x18\x04 \x01(\x02\x12\x12\n\nslots_left\x18\x05 \x01(\r\x12\x10\n\x08rejected\x18\x06 \x01(\t\x12\x19\n\x11prefill_worker_id\x18\x07 \x01(\t\x12\x10\n\x08store_id\x18\x08 \x01(\t*\xcf\x01\n\x10PlacementOutcome\x12!\n\x1dPLACEMENT_OUTCOME_UNSPECIFIED\x10\x00\x12\x1e\n\x1aPLACEMENT_OUTCOME_FINISHED\x10\x01\x12\x1f\n\x1bPLACEMENT_OUTCOME_CANCELLED\x10\x02\x12\x1d\n\x19PLACEMENT_OUTCOME_REFUSED\x10\x03\x12\x1a\n\x16PLACEMENT_OUTCOME_LOST\x10\x04\x12\x1c\n\x18PLACEMENT_OUTCOME_FAILED\x10\x05\x32\xb2\x03\n\x10SchedulerService\x12>\n\x05Place\x12\x19.deepmesh.v1.PlaceRequest\x1a\x1a.deepmesh.v1.PlaceResponse\x12V\n\rReportOutcome\x12!.deepmesh.v1.ReportOutcomeRequest\x1a\".deepmesh.v1.ReportOutcomeResponse\x12W\n\x0cReportStatus\x12 .deepmesh.v1.ReportStatusRequest\x1a!.deepmesh.v1.ReportStatusResponse(\x01\x30\x01\x12U\n\x0cWatchWorkers\x12 .deepmesh.v1.WatchWorkersRequest\x1a!.deepmesh.v1.WatchWorkersResponse0\x01\x12V\n\rListDecisions\x12!.deepmesh.v1.ListDecisionsRequest\x1a\".deepmesh.v1.ListDecisionsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'deepmesh.v1.scheduler_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_PLACEMENTOUTCOME']._serialized_start=2530
-  _globals['_PLACEMENTOUTCOME']._serialized_end=2737
+  _globals['_PLACEMENTOUTCOME']._serialized_start=2550
+  _globals['_PLACEMENTOUTCOME']._serialized_end=2757
   _globals['_PLACEREQUEST']._serialized_start=163
   _globals['_PLACEREQUEST']._serialized_end=320
   _globals['_PLACERESPONSE']._serialized_start=323
   _globals['_PLACERESPONSE']._serialized_end=620
   _globals['_WORKERTARGET']._serialized_start=622
-  _globals['_WORKERTARGET']._serialized_end=694
-  _globals['_CACHEDPREFIX']._serialized_start=696
-  _globals['_CACHEDPREFIX']._serialized_end=745
-  _globals['_REPORTOUTCOMEREQUEST']._serialized_start=748
-  _globals['_REPORTOUTCOMEREQUEST']._serialized_end=954
-  _globals['_REPORTOUTCOMERESPONSE']._serialized_start=956
-  _globals['_REPORTOUTCOMERESPONSE']._serialized_end=979
-  _globals['_REPORTSTATUSREQUEST']._serialized_start=982
-  _globals['_REPORTSTATUSREQUEST']._serialized_end=1220
-  _globals['_KVEVENTS']._serialized_start=1222
-  _globals['_KVEVENTS']._serialized_end=1283
-  _globals['_REPORTSTATUSRESPONSE']._serialized_start=1285
-  _globals['_REPORTSTATUSRESPONSE']._serialized_end=1349
-  _globals['_WATCHWORKERSREQUEST']._serialized_start=1351
-  _globals['_WATCHWORKERSREQUEST']._serialized_end=1372
-  _globals['_WATCHWORKERSRESPONSE']._serialized_start=1375
-  _globals['_WATCHWORKERSRESPONSE']._serialized_end=1525
-  _globals['_STORESTATUS']._serialized_start=1528
-  _globals['_STORESTATUS']._serialized_end=1722
-  _globals['_WORKERSTATUS']._serialized_start=1725
-  _globals['_WORKERSTATUS']._serialized_end=1989
-  _globals['_LISTDECISIONSREQUEST']._serialized_start=1991
-  _globals['_LISTDECISIONSREQUEST']._serialized_end=2048
-  _globals['_LISTDECISIONSRESPONSE']._serialized_start=2050
-  _globals['_LISTDECISIONSRESPONSE']._serialized_end=2115
-  _globals['_DECISION']._serialized_start=2118
-  _globals['_DECISION']._serialized_end=2334
-  _globals['_CANDIDATE']._serialized_start=2337
-  _globals['_CANDIDATE']._serialized_end=2527
-  _globals['_SCHEDULERSERVICE']._serialized_start=2740
-  _globals['_SCHEDULERSERVICE']._serialized_end=3174
+  _globals['_WORKERTARGET']._serialized_end=714
+  _globals['_CACHEDPREFIX']._serialized_start=716
+  _globals['_CACHEDPREFIX']._serialized_end=765
+  _globals['_REPORTOUTCOMEREQUEST']._serialized_start=768
+  _globals['_REPORTOUTCOMEREQUEST']._serialized_end=974
+  _globals['_REPORTOUTCOMERESPONSE']._serialized_start=976
+  _globals['_REPORTOUTCOMERESPONSE']._serialized_end=999
+  _globals['_REPORTSTATUSREQUEST']._serialized_start=1002
+  _globals['_REPORTSTATUSREQUEST']._serialized_end=1240
+  _globals['_KVEVENTS']._serialized_start=1242
+  _globals['_KVEVENTS']._serialized_end=1303
+  _globals['_REPORTSTATUSRESPONSE']._serialized_start=1305
+  _globals['_REPORTSTATUSRESPONSE']._serialized_end=1369
+  _globals['_WATCHWORKERSREQUEST']._serialized_start=1371
+  _globals['_WATCHWORKERSREQUEST']._serialized_end=1392
+  _globals['_WATCHWORKERSRESPONSE']._serialized_start=1395
+  _globals['_WATCHWORKERSRESPONSE']._serialized_end=1545
+  _globals['_STORESTATUS']._serialized_start=1548
+  _globals['_STORESTATUS']._serialized_end=1742
+  _globals['_WORKERSTATUS']._serialized_start=1745
+  _globals['_WORKERSTATUS']._serialized_end=2009
+  _globals['_LISTDECISIONSREQUEST']._serialized_start=2011
+  _globals['_LISTDECISIONSREQUEST']._serialized_end=2068
+  _globals['_LISTDECISIONSRESPONSE']._serialized_start=2070
+  _globals['_LISTDECISIONSRESPONSE']._serialized_end=2135
+  _globals['_DECISION']._serialized_start=2138
+  _globals['_DECISION']._serialized_end=2354
+  _globals['_CANDIDATE']._serialized_start=2357
+  _globals['_CANDIDATE']._serialized_end=2547
+  _globals['_SCHEDULERSERVICE']._serialized_start=2760
+  _globals['_SCHEDULERSERVICE']._serialized_end=3194
 # @@protoc_insertion_point(module_scope)

@@ -65,14 +65,16 @@ class PlaceResponse(_message.Message):
     def __init__(self, decode: _Optional[_Union[WorkerTarget, _Mapping]] = ..., prefill: _Optional[_Union[WorkerTarget, _Mapping]] = ..., cached_prefixes: _Optional[_Iterable[_Union[CachedPrefix, _Mapping]]] = ..., predicted_ttft_ms: _Optional[float] = ..., predicted_tpot_ms: _Optional[float] = ..., reason: _Optional[str] = ..., store: _Optional[_Union[_common_pb2.StoreTarget, _Mapping]] = ...) -> None: ...
 
 class WorkerTarget(_message.Message):
-    __slots__ = ("worker_id", "incarnation", "endpoint")
+    __slots__ = ("worker_id", "incarnation", "endpoint", "slot_bytes")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    SLOT_BYTES_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     incarnation: str
     endpoint: str
-    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., endpoint: _Optional[str] = ...) -> None: ...
+    slot_bytes: int
+    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., endpoint: _Optional[str] = ..., slot_bytes: _Optional[int] = ...) -> None: ...
 
 class CachedPrefix(_message.Message):
     __slots__ = ("source_id", "blocks")
