@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from cuda.bindings import driver
 
-from kernels.kv_copy.segment import SegmentBuffer, Table, seeded_table
+from kernels.kv_copy.segment import SegmentBuffer, Table
+from kernels.kv_copy.xxh3 import seeded_table
 from mesh.errors import EngineFailed
 from transfer.digest import combine, seed_of
 

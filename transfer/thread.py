@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from transfer.alarm import Alarm
+from transfer.timer_slack import set_timer_slack
 from transfer.ucx import UcxTransport
 
 logger = logging.getLogger(__name__)
@@ -18,11 +19,13 @@ logger = logging.getLogger(__name__)
 # Turns without anything to do before it sleeps, while transfers are under way: an answer often comes within
 # microseconds, and going to sleep and being woken costs some twenty.
 _PATIENCE_SECONDS = 200e-6
-# Between looks at transfers that UCX wakes nobody for.
-_POLL_SECONDS = 50e-6
+# Between looks at transfers that UCX wakes nobody for: long enough for others to get at the interpreter.
+_POLL_SECONDS = 5e-6
 # After which the looking thread leaves the interpreter to one that waits for it. Python's own 5 ms would hold up every
 # word between the two ends of a push, and the steps of a rank.
 _SWITCH_SECONDS = 1e-4
+# Linux may let a thread sleep 50 us longer than it asked for.
+_TIMER_SLACK_NS = 1000
 # How often connections to peers that are gone are forgotten.
 _SWEEP_SECONDS = 5.0
 
@@ -98,6 +101,9 @@ class TransferThread:
             self._transport.close()
 
     def _work_until_closed(self) -> None:
+        if self._work.needs_polling:
+            set_timer_slack(_TIMER_SLACK_NS)
+        patience = 0.0 if self._work.needs_polling else _PATIENCE_SECONDS
         poll = select.poll()
         poll.register(self._transport.fileno(), select.POLLIN)
         poll.register(self._alarm.fileno(), select.POLLIN)
@@ -110,7 +116,7 @@ class TransferThread:
                 swept = now
             if busy:
                 last_busy = now
-            elif now - last_busy > (_PATIENCE_SECONDS if self._work.in_flight else self._linger_seconds):
+            elif now - last_busy > (patience if self._work.in_flight else self._linger_seconds):
                 self._sleep(poll)
 
     def _turn(self) -> bool:

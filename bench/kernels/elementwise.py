@@ -8,8 +8,7 @@ import torch
 from bench.kernels.timing import Case
 from kernels.kv_copy import BLOCK_TOKENS
 from kernels.kv_copy import triton as kv_copy_triton
-from kernels.kv_copy.segment import seeded_table
-from kernels.kv_copy.xxh3 import CHUNK_BYTES
+from kernels.kv_copy.xxh3 import CHUNK_BYTES, seeded_table
 from kernels.kv_write import norm_quantize_and_write
 from kernels.mla_prefill import merge_attention
 from kernels.norm import add_rms_norm, add_rms_norm_quantized
@@ -104,7 +103,7 @@ def _hash_call(size: int) -> Callable[[], object]:
     chunks = -(-size // CHUNK_BYTES)
     job = torch.zeros(kv_copy_triton.JOB_BLOCKS, dtype=torch.int64, device="cuda")
     job[kv_copy_triton.JOB_SIZE] = size
-    job[kv_copy_triton.JOB_TABLE :] = torch.from_numpy(seeded_table(77))
+    job[kv_copy_triton.JOB_TABLE :] = torch.from_numpy(seeded_table(77).copy())
     sums = torch.empty(chunks * kv_copy_triton.SUMS_OF_CHUNK, dtype=torch.int64, device="cuda")
     hashes = torch.empty(chunks + kv_copy_triton.REST_WORDS, dtype=torch.int64, device="cuda")
     return lambda: kv_copy_triton.launch_hashes(data, job, sums, hashes)

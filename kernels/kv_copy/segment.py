@@ -11,11 +11,6 @@ from kernels.kv_copy import reference, triton, xxh3
 Table = npt.NDArray[np.int64]
 
 
-def seeded_table(seed: int) -> Table:
-    """What hashes with this seed (unsigned 64 bits) are computed from: to be kept for all of them."""
-    return np.array(xxh3.seeded_table(seed), np.int64)
-
-
 class SegmentBuffer:
     """A staging buffer, and the launches that fill, hash and empty it: one at a time, on the current stream.
 
@@ -55,7 +50,7 @@ class SegmentBuffer:
 
     def gather(self, first_layer: int, layers: int, blocks: Sequence[int], table: Table) -> None:
         """Copy these blocks of `layers` layers from `first_layer` on, layer-major, to the start of the staging buffer,
-        and hash it so far.
+        and hash it so far. table: `xxh3.seeded_table`.
         """
         self._set_job(first_layer, layers, blocks)
         self._hash(layers * len(blocks) * self._piece_bytes, table, self._launch_gather)

@@ -1,6 +1,7 @@
 """Constants of XXH3's 64-bit hash of long inputs (Collet, "XXH3 specification", 2021), for kernels that compute it."""
 
-import struct
+import numpy as np
+import numpy.typing as npt
 
 CHUNK_BYTES = 64 << 10
 # Shorter inputs are hashed in other ways.
@@ -19,14 +20,17 @@ PRIMES_32 = (0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D)
 PRIMES_64 = (0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0x85EBCA77C2B2AE63, 0x27D4EB2F165667C5)
 
 
-def seeded_table(seed: int) -> tuple[int, ...]:
-    """Signed 64-bit words: the seed's secret (24), its part for the last stripe (8), for merging (8), and the
-    accumulators' first values (8)."""
-    pairs = struct.unpack("<24Q", SECRET)
-    mask = (1 << 64) - 1
-    words = [(word + (seed if index % 2 == 0 else -seed)) & mask for index, word in enumerate(pairs)]
-    secret = struct.pack("<24Q", *words)
-    accumulators = (
-        PRIMES_32[2], PRIMES_64[0], PRIMES_64[1], PRIMES_64[2], PRIMES_64[3], PRIMES_32[1], PRIMES_64[4], PRIMES_32[0],
-    )  # fmt: skip
-    return struct.unpack("<48q", secret + secret[121:185] + secret[11:75] + struct.pack("<8Q", *accumulators))
+_ACCUMULATORS = np.array(
+    [PRIMES_32[2], PRIMES_64[0], PRIMES_64[1], PRIMES_64[2], PRIMES_64[3], PRIMES_32[1], PRIMES_64[4], PRIMES_32[0]],
+    np.uint64,
+).tobytes()  # fmt: skip
+
+
+def seeded_table(seed: int) -> npt.NDArray[np.int64]:
+    """The seed's secret (24 words), its part for the last stripe (8), for merging (8), and the accumulators' first
+    values (8)."""
+    words = np.frombuffer(SECRET, np.uint64).copy()
+    words[::2] += np.uint64(seed)
+    words[1::2] -= np.uint64(seed)
+    secret = words.tobytes()
+    return np.frombuffer(secret + secret[121:185] + secret[11:75] + _ACCUMULATORS, np.int64)

@@ -1,12 +1,14 @@
 """Blocks in and out of staging, and their hashes; Triton's kernels in the interpreter where there is no GPU."""
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 import xxhash
 
 from kernels.kv_copy import BLOCK_TOKENS, reference
-from kernels.kv_copy.segment import SegmentBuffer, seeded_table
-from kernels.kv_copy.xxh3 import CHUNK_BYTES
+from kernels.kv_copy.segment import SegmentBuffer
+from kernels.kv_copy.xxh3 import CHUNK_BYTES, seeded_table
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 PIECE = BLOCK_TOKENS * 36
@@ -19,6 +21,16 @@ def random_pool() -> torch.Tensor:
 
 def random_bytes(size: int) -> torch.Tensor:
     return torch.randint(256, (size,), dtype=torch.uint8, device=DEVICE)
+
+
+@pytest.fixture(autouse=True)
+def _beside_the_default_stream() -> Iterator[None]:
+    """Launches cannot be captured on that one."""
+    if DEVICE.type == "cuda":
+        with torch.cuda.stream(torch.cuda.Stream()):
+            yield
+    else:
+        yield
 
 
 def settle() -> None:
