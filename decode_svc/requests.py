@@ -110,7 +110,7 @@ class Request:
     logprobs: list[Logprobs] = field(default_factory=list)
     cached_tokens: int | None = None
     terminal: Terminal | None = None
-    # The rank's name for it; None where the rank does not have it (any more). Written by Sessions.
+    # The rank's name for it; None where the rank does not have it (any more). Written by LiveRequests.
     key: int | None = None
     # Tokens that frames of the current stream hold, and whether the end is among them.
     sent: int = 0

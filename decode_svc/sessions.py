@@ -1,40 +1,19 @@
 """Every gateway's requests on this worker, from acceptance to the acknowledged end.
 
-Owns who submitted what, which of it runs in the rank, deadlines, and the grace of broken streams. Each request ends in
+Owns who submitted what, what of it was acknowledged, and the grace of broken streams. Each request ends in
 exactly one terminal output, in whatever order results, cancellations, deadlines, broken streams and the rank's death
 come.
 """
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol
 
+from decode_svc.live import Live, LiveRequests, Rank, RemotePrompts
 from decode_svc.requests import Request, Submission, Terminal, make_request, terminal_of
 from decode_svc.session import Attachment, Session
-from engine.messages import Output, StepResult, Submit
+from engine.messages import Output, StepResult
 from mesh.errors import DeadlineExceeded, EngineFailed, MeshError, Overloaded, PrefillLost, UnknownRequest
-
-
-class Rank(Protocol):
-    """Where requests run. Both methods raise EngineFailed where it has gone."""
-
-    def submit(self, submit: Submit) -> None: ...
-
-    def cancel(self, key: int) -> None: ...
-
-
-class RemotePrompts(Protocol):
-    """Prompts that prefill workers compute, by the rank's name of their request."""
-
-    def expect(self, key: int, submission: Submission) -> None:
-        """Its landing will open."""
-        ...
-
-    def drop(self, key: int) -> None:
-        """Nobody waits for it any more; one that is not there is left alone."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,15 +23,6 @@ class SessionLimits:
     gateways: int = 256
     # Per gateway, with those that ended and are not acknowledged.
     requests: int = 65_536
-
-
-@dataclass(frozen=True, slots=True)
-class Live:
-    """A request that the rank has."""
-
-    session: Session
-    request: Request
-    deadline: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,22 +47,20 @@ class Sessions:
         grace_seconds: float,
         limits: SessionLimits | None = None,
     ) -> None:
-        # No request is live.
-        self.idle = asyncio.Event()
         # No gateway is attached.
         self.alone = asyncio.Event()
-        self.idle.set()
         self.alone.set()
-        self._rank = rank
-        self._prompts = prompts
+        self._live = LiveRequests(rank, prompts, clock)
         self._clock = clock
         self._grace_seconds = grace_seconds
         self._limits = limits or SessionLimits()
         self._sessions: dict[str, Session] = {}
-        self._live: dict[int, Live] = {}
-        self._queued_prefill_tokens = 0
-        self._next_key = 0
         self._step = 0
+
+    @property
+    def idle(self) -> asyncio.Event:
+        """Set while no request is live."""
+        return self._live.idle
 
     @property
     def live_requests(self) -> int:
@@ -108,7 +76,7 @@ class Sessions:
         return sum(session.attachment is not None for session in self._sessions.values())
 
     def backlog(self, attachment: Attachment) -> Backlog:
-        return Backlog(len(self._live), self._queued_prefill_tokens, attachment.session.kept_tokens)
+        return Backlog(len(self._live), self._live.queued_prefill_tokens, attachment.session.kept_tokens)
 
     def attach(self, gateway_id: str, incarnation: str, resume: Mapping[int, int]) -> Attachment:
         """Begin a stream. `resume` gives, by stream id, the position of the first token that the gateway lacks.
@@ -144,19 +112,10 @@ class Sessions:
     def submit(self, attachment: Attachment, submission: Submission) -> None:
         """Hand a request to the rank. Raises as `refuse` does."""
         request = self._add(attachment, submission)
-        key, self._next_key = self._next_key, self._next_key + 1
         try:
-            self._rank.submit(submission.to_rank(key))
+            self._live.submit(attachment.session, request, submission)
         except EngineFailed as error:
             self._end(attachment.session, request, error)
-            return
-        request.key = key
-        deadline = None if submission.deadline_ms is None else self._clock() + submission.deadline_ms / 1000
-        self._live[key] = Live(attachment.session, request, deadline)
-        self.idle.clear()
-        self._queued_prefill_tokens += request.own_prefill_tokens
-        if submission.prefill is not None:
-            self._prompts.expect(key, submission)
 
     def refuse(self, attachment: Attachment, submission: Submission, error: MeshError) -> None:
         """Answer a request with a failure, without the rank.
@@ -170,8 +129,8 @@ class Sessions:
         """Have the rank end it. One that has ended, or was never there, is left alone: the messages crossed."""
         attachment.check_current()
         request = attachment.session.requests.get(stream_id)
-        if request is not None and request.key is not None:
-            self._cancel_in_rank(request.key)
+        if request is not None:
+            self._live.cancel(request)
 
     def acknowledge(self, attachment: Attachment, stream_ids: Iterable[int]) -> None:
         """Forget requests whose end the gateway has."""
@@ -191,7 +150,6 @@ class Sessions:
         touched: dict[str, Session] = {}
         for output in result.outputs:
             live = self._live.get(output.key)
-            # None where it was ended here while the rank still had it.
             if live is not None:
                 self._keep(live, output)
                 touched[live.session.gateway_id] = live.session
@@ -202,19 +160,18 @@ class Sessions:
         """The call to the prefill worker failed. A request that is past its first token has its KV, and goes on."""
         live = self._live.get(key)
         if live is not None and len(live.request.token_ids) <= 1:
-            self._fail(key, live, error)
+            self._fail(live, error)
 
     def fail_all(self, error: MeshError) -> None:
         """The rank has gone: every live request ends with `error`."""
-        for live in list(self._live.values()):
+        for live in self._live.all():
             self._end(live.session, live.request, error)
 
     def expire(self) -> None:
         """End requests over their deadline, and sessions whose grace is over. Call every few milliseconds."""
+        for live in self._live.overdue():
+            self._fail(live, DeadlineExceeded("the request's deadline passed"))
         now = self._clock()
-        for key, live in list(self._live.items()):
-            if live.deadline is not None and live.deadline <= now:
-                self._fail(key, live, DeadlineExceeded("the request's deadline passed"))
         for session in list(self._sessions.values()):
             if session.detached_at is not None and session.detached_at + self._grace_seconds <= now:
                 self._drop_session(session)
@@ -260,7 +217,7 @@ class Sessions:
         session, request = live.session, live.request
         if output.token_ids:
             if not request.token_ids:
-                self._queued_prefill_tokens -= request.own_prefill_tokens
+                self._live.prompt_computed(request)
             request.append(output)
             session.kept_tokens += len(output.token_ids) * request.token_weight
             session.mark_unsent(request, self._step)
@@ -268,14 +225,14 @@ class Sessions:
         if terminal is not None:
             self._end(session, request, terminal)
 
-    def _fail(self, key: int, live: Live, error: MeshError) -> None:
+    def _fail(self, live: Live, error: MeshError) -> None:
         """End a request that the rank has."""
-        self._cancel_in_rank(key)
+        self._live.cancel(live.request)
         self._end(live.session, live.request, error)
 
     def _end(self, session: Session, request: Request, terminal: Terminal) -> None:
         assert request.terminal is None
-        self._release(request)
+        self._live.release(request)
         request.terminal = terminal
         session.mark_unsent(request, self._step)
         session.wake()
@@ -295,22 +252,5 @@ class Sessions:
     def _drop(self, session: Session, stream_ids: Iterable[int]) -> None:
         """Forget requests, and end those that run; nobody is told."""
         for request in session.forget(stream_ids):
-            if request.key is not None:
-                self._cancel_in_rank(request.key)
-                self._release(request)
-
-    def _release(self, request: Request) -> None:
-        """What the rank still says of it is of no interest."""
-        if request.key is not None:
-            del self._live[request.key]
-            self._prompts.drop(request.key)
-            request.key = None
-            if not request.token_ids:
-                self._queued_prefill_tokens -= request.own_prefill_tokens
-            if not self._live:
-                self.idle.set()
-
-    def _cancel_in_rank(self, key: int) -> None:
-        # A rank that has gone runs nothing.
-        with suppress(EngineFailed):
-            self._rank.cancel(key)
+            self._live.cancel(request)
+            self._live.release(request)

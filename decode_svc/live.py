@@ -1,0 +1,108 @@
+"""The requests that the rank has, under the names that it knows them by."""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Protocol
+
+from decode_svc.requests import Request, Submission
+from decode_svc.session import Session
+from engine.messages import Submit
+from mesh.errors import EngineFailed
+
+
+class Rank(Protocol):
+    """Where requests run. Both methods raise EngineFailed where it has gone."""
+
+    def submit(self, submit: Submit) -> None: ...
+
+    def cancel(self, key: int) -> None: ...
+
+
+class RemotePrompts(Protocol):
+    """Prompts that prefill workers compute, by the rank's name of their request."""
+
+    def expect(self, key: int, submission: Submission) -> None:
+        """Its landing will open."""
+        ...
+
+    def drop(self, key: int) -> None:
+        """Nobody waits for it any more; one that is not there is left alone."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """A request that the rank has."""
+
+    session: Session
+    request: Request
+    # In seconds of the clock; None is none.
+    deadline: float | None
+
+
+class LiveRequests:
+    """Writes `key` of each request: there while the rank has it. `clock` counts seconds and never goes back."""
+
+    def __init__(self, rank: Rank, prompts: RemotePrompts, clock: Callable[[], float]) -> None:
+        # No request is live.
+        self.idle = asyncio.Event()
+        self.idle.set()
+        # Prompts that this worker computes, of requests without a first token.
+        self.queued_prefill_tokens = 0
+        self._rank = rank
+        self._prompts = prompts
+        self._clock = clock
+        self._by_key: dict[int, Live] = {}
+        self._next_key = 0
+
+    def __len__(self) -> int:
+        return len(self._by_key)
+
+    def submit(self, session: Session, request: Request, submission: Submission) -> None:
+        """Hand a request to the rank. Raises EngineFailed where it has gone."""
+        key, self._next_key = self._next_key, self._next_key + 1
+        self._rank.submit(submission.to_rank(key))
+        request.key = key
+        deadline = None if submission.deadline_ms is None else self._clock() + submission.deadline_ms / 1000
+        self._by_key[key] = Live(session, request, deadline)
+        self.idle.clear()
+        self.queued_prefill_tokens += request.own_prefill_tokens
+        if submission.prefill is not None:
+            self._prompts.expect(key, submission)
+
+    def get(self, key: int) -> Live | None:
+        """None where it was ended here while the rank still had it."""
+        return self._by_key.get(key)
+
+    def all(self) -> list[Live]:
+        return list(self._by_key.values())
+
+    def overdue(self) -> list[Live]:
+        """Those whose deadline has passed."""
+        now = self._clock()
+        return [live for live in self._by_key.values() if live.deadline is not None and live.deadline <= now]
+
+    def prompt_computed(self, request: Request) -> None:
+        """Its first token has come."""
+        self.queued_prefill_tokens -= request.own_prefill_tokens
+
+    def cancel(self, request: Request) -> None:
+        """Have the rank end it; where the rank does not have it, the messages crossed."""
+        if request.key is not None:
+            # A rank that has gone runs nothing.
+            with suppress(EngineFailed):
+                self._rank.cancel(request.key)
+
+    def release(self, request: Request) -> None:
+        """What the rank still says of it is of no interest."""
+        if request.key is None:
+            return
+        del self._by_key[request.key]
+        self._prompts.drop(request.key)
+        request.key = None
+        if not request.token_ids:
+            self.queued_prefill_tokens -= request.own_prefill_tokens
+        if not self._by_key:
+            self.idle.set()
