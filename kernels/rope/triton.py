@@ -4,6 +4,8 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.dependent_launch import dependent_launch, start_next, wait_for_earlier
+
 HEADS = 32
 
 
@@ -17,8 +19,10 @@ def rotate_pairs(first, second, cosine, sine):
 @triton.jit
 def _rotate(
     x, rotations, out, heads, x_row, x_head, out_row, out_head,
-    PAIRS: tl.constexpr, PADDED: tl.constexpr, HEADS: tl.constexpr,
+    PAIRS: tl.constexpr, PADDED: tl.constexpr, HEADS: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
+    start_next(DEPENDENT)
+    wait_for_earlier(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     column = tl.arange(0, 2 * PADDED)
@@ -51,4 +55,5 @@ def rotate(x: torch.Tensor, rotations: torch.Tensor, out: torch.Tensor) -> None:
     _rotate[(rows, triton.cdiv(heads, HEADS))](
         x, torch.view_as_real(rotations), out, heads, x.stride(0), x.stride(1), out.stride(0), out.stride(1),
         pairs, triton.next_power_of_2(pairs), min(HEADS, triton.next_power_of_2(heads)), num_warps=4,
+        **dependent_launch(x.device),
     )  # fmt: skip

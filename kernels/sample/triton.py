@@ -1,4 +1,4 @@
-"""Drawing tokens in Triton: one launch, no sort.
+"""The likeliest tokens, and drawing tokens, in Triton: one launch each, no sort.
 
 What top_k and top_p keep is all above a threshold and some of those equal to it. The threshold is found bit by bit,
 from how many logits, or how much probability, lie at or above it.
@@ -8,12 +8,34 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.dependent_launch import dependent_launch, start_next, wait_for_earlier
 from kernels.sample.draws import Draws
 
-BLOCK = 16384
+BLOCK, GREEDY_BLOCK = 16384, 8192
 # Colder ones are as cold: no other logit has any probability left.
 COLDEST = 1e-30
 ROUNDS = 10
+# Below every logit's.
+NO_KEY = tl.constexpr(-(2**31))
+
+
+# One program a row, which it reads once: 0.26 MB for DeepSeek's vocabulary in bf16, as fast as a multiprocessor reads.
+@triton.jit
+def _greedy(logits, out, vocabulary, row_stride, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    start_next(DEPENDENT)
+    wait_for_earlier(DEPENDENT)
+    best, place = tl.full((BLOCK,), NO_KEY, tl.int32), tl.zeros((BLOCK,), tl.int32)
+    for first in tl.range(0, vocabulary, BLOCK, num_stages=4):
+        column = first + tl.arange(0, BLOCK)
+        found = tl.load(logits + row * row_stride + column, mask=column < vocabulary, other=0.0).to(tl.float32)
+        # Zeros are equal whatever their sign; what is not a number comes first, as in the definition.
+        bits = (found + 0.0).to(tl.int32, bitcast=True)
+        key = tl.where(found == found, bits ^ ((bits >> 31) & 0x7FFFFFFF), 0x7FFFFFFF)
+        better = (key > best) & (column < vocabulary)
+        best, place = tl.where(better, key, best), tl.where(better, column, place)
+    first_best = tl.min(tl.where(best == tl.max(best, axis=0), place, vocabulary), axis=0)
+    tl.store(out + row, first_best.to(tl.int64))
 
 
 # One program a row, which it reads from the second-level cache some ten times: about 0.26 MB each time for DeepSeek's
@@ -22,8 +44,11 @@ ROUNDS = 10
 def _draw(
     logits, temperatures, top_ps, top_ks, seeds, positions, out,
     vocabulary, row_stride, BITS: tl.constexpr, BLOCK: tl.constexpr, COLDEST: tl.constexpr, ROUNDS: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
+    start_next(DEPENDENT)
+    wait_for_earlier(DEPENDENT)
     source = logits + row * row_stride
     temperature = tl.maximum(tl.load(temperatures + row).to(tl.float32), COLDEST)
     top_k, top_p = tl.load(top_ks + row), tl.load(top_ps + row)
@@ -149,6 +174,16 @@ def _uniform(seed, position, ROUNDS: tl.constexpr):
     return (a.to(tl.float64) + 0.5) / 4294967296.0
 
 
+def greedy(logits: torch.Tensor) -> torch.Tensor:
+    rows, vocabulary = logits.shape
+    out = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    if rows:
+        _greedy[(rows,)](
+            logits, out, vocabulary, logits.stride(0), GREEDY_BLOCK, num_warps=32, **dependent_launch(logits.device)
+        )
+    return out
+
+
 def draw(logits: torch.Tensor, draws: Draws) -> torch.Tensor:
     rows, vocabulary = logits.shape
     out = torch.empty(rows, dtype=torch.int64, device=logits.device)
@@ -157,5 +192,6 @@ def draw(logits: torch.Tensor, draws: Draws) -> torch.Tensor:
         _draw[(rows,)](
             logits, draws.temperature, draws.top_p, draws.top_k, draws.seed, draws.position, out,
             vocabulary, logits.stride(0), bits, BLOCK, COLDEST, ROUNDS, num_warps=32,
+            **dependent_launch(logits.device),
         )  # fmt: skip
     return out
