@@ -13,6 +13,7 @@ from engine.batch import Backend, Batch, Row, Sample
 from engine.batcher import Candidate, Chunk, Limits, StepPlan, blocks_for, must_preempt, plan_step
 from engine.config import EngineConfig
 from engine.flight import Flight, chunk_row, decode_row, follow
+from engine.holdings import Holdings
 from engine.kv_pool import BlockPool
 from engine.load import LoadMeter
 from engine.messages import Cancel, FirstToken, Output, StepResult, Submit
@@ -57,13 +58,13 @@ class Engine:
     ) -> None:
         self._backend = backend
         self._clock = clock
-        self._prefix_cache = config.prefix_cache
         self._overlap = config.overlap == "on" or (config.overlap == "auto" and backend.asynchronous)
         self._limits = Limits(config.max_step_tokens, config.max_requests)
         # A request longer than the pool could never finish.
         self.context_tokens = min(backend.context_tokens, backend.total_blocks * BLOCK_TOKENS)
         self._room = Room(self.context_tokens, backend.vocabulary_size)
         self.pool = BlockPool(backend.total_blocks)
+        self._holdings = Holdings(self.pool, config.prefix_cache)
         self.transfers = Transfers(agent, self.pool, backend.namespace.layers, config.transfer or TransferConfig())
         self._requests: dict[int, Request] = {}
         self._waiting = WaitingQueue()
@@ -171,7 +172,7 @@ class Engine:
             if error is not None:
                 self._refuse(request, error)
                 continue
-            self._register_full_blocks(request, request.computed // BLOCK_TOKENS)
+            self._holdings.register(request, request.computed // BLOCK_TOKENS)
             self._running.add(request)
 
     def _refuse(self, request: Request, error: MeshError) -> None:
@@ -179,17 +180,12 @@ class Engine:
         self._close(request)
 
     def _enqueue(self, request: Request) -> None:
-        cached = len(self._match(request)) * BLOCK_TOKENS
+        cached = len(self._holdings.match(request)) * BLOCK_TOKENS
         self._waiting.add(request, 0 if request.lands else len(request.token_ids) - cached)
-
-    def _match(self, request: Request) -> list[int]:
-        if not self._prefix_cache:
-            return []
-        return self.pool.match_prefix(request.full_block_hashes(request.matchable_blocks))
 
     def _candidates(self) -> Iterator[Candidate[Request]]:
         for request in self._waiting:
-            cached = self._match(request)
+            cached = self._holdings.match(request)
             new_blocks = blocks_for(len(request.token_ids)) - len(cached)
             waits = self.transfers.would_wait(request, len(cached))
             yield Candidate(request, cached, new_blocks + self.pool.free_among(cached), waits)
@@ -221,24 +217,20 @@ class Engine:
         for candidate in plan.admitted:
             self.pool.acquire(candidate.cached_blocks)
         for request in plan.growing:
-            request.block_ids.extend(self.pool.allocate(1))
+            self._holdings.grow(request)
         for candidate in plan.admitted:
             self._admit(candidate)
 
     def _preempt(self, request: Request) -> None:
         assert not request.rows_under_way
         self._running.remove(request)
-        self.pool.release(request.block_ids)
-        request.forget_blocks()
+        self._holdings.give_up(request)
         self._enqueue(request)
 
     def _admit(self, candidate: Candidate[Request]) -> None:
-        request, cached = candidate.request, candidate.cached_blocks
+        request = candidate.request
         self._waiting.remove(request)
-        new_blocks = blocks_for(len(request.token_ids)) - len(cached)
-        request.block_ids.extend([*cached, *self.pool.allocate(new_blocks)])
-        request.registered_blocks = len(cached)
-        request.computed = len(cached) * BLOCK_TOKENS
+        self._holdings.fill(request, candidate.cached_blocks)
         if request.cached_tokens is None:
             request.cached_tokens = request.computed
         try:
@@ -293,7 +285,7 @@ class Engine:
             self._release_ended(request)
             return None
         if row.end // BLOCK_TOKENS > request.registered_blocks:
-            self._register_full_blocks(request, row.end // BLOCK_TOKENS)
+            self._holdings.register(request, row.end // BLOCK_TOKENS)
         if request.is_pushed:
             self.transfers.on_computed(request, row.end)
         if sample is None:
@@ -307,14 +299,6 @@ class Engine:
             self._close(request)
         return output
 
-    def _register_full_blocks(self, request: Request, full_blocks: int) -> None:
-        if self._prefix_cache:
-            hashes = request.full_block_hashes(full_blocks)
-            for index in range(request.registered_blocks, full_blocks):
-                parent = hashes[index - 1] if index else b""
-                self.pool.register(request.block_ids[index], hashes[index], parent)
-        request.registered_blocks = full_blocks
-
     def _close(self, request: Request) -> None:
         if _log.isEnabledFor(logging.DEBUG):
             fields = {"request_id": request.request_id, "tokens": len(request.token_ids), "step": self._step}
@@ -327,5 +311,4 @@ class Engine:
 
     def _release_ended(self, request: Request) -> None:
         if not request.rows_under_way:
-            self.pool.release(request.block_ids)
-            request.forget_blocks()
+            self._holdings.give_up(request)
