@@ -31,7 +31,7 @@ SPARE_TOKENS = 256
 GROUPS = {
     "attention": r"mla|flash|splitkv|attend|^_?decode|^_join$|^combine$",
     "experts": r"_masked|_contiguous|GemmType.*(Masked|Contiguous|[Gg]rouped)|GemmType\)[12]",
-    "linear layers": r"fp8_gemm|_few_rows|_many_rows|_dense|_streamed",
+    "linear layers": r"fp8_gemm|few_rows|_dense",
     "bf16 products": r"gemm|nvjet|cutlass|cublas|splitK|gemv|_absorb_queries|_expand_values",
     "norms, rotation, quantization": r"norm|quantize|swiglu|_rotate",
     "gate and permutation": r"gate|_logits|_place|_copy_rows|_combine|_count|scatter|gather",

@@ -3,9 +3,10 @@
 Every kernel launched with `dependent_launch` calls, in this order:
 
 1. `start_next`, so that the next kernel's programs take the room that this one's leave;
-2. `prefetch` of weights, if it has any: no kernel of a step writes them;
-3. `wait_for_earlier`, before it loads what an earlier kernel wrote, before it stores anything at all (memory is used
+2. `wait_for_earlier`, before it loads what an earlier kernel wrote, before it stores anything at all (memory is used
    again: an earlier kernel may still read what lay there), and in every program, also one that has nothing to do.
+
+Between the two it may load weights: no kernel of a step writes them.
 
 Then a kernel that has ended has waited for the one before it, which has waited in turn: whoever waits for the kernel
 before, by `wait_for_earlier` or because it was launched in the plain way, waits for all. Events between streams wait
@@ -39,20 +40,3 @@ def wait_for_earlier(DEPENDENT: tl.constexpr):
     """Until the kernel before has ended, and what it wrote can be read."""
     if DEPENDENT:
         cuda.gdc_wait()
-
-
-@triton.jit
-def prefetch(address, size, DEPENDENT: tl.constexpr):
-    """Bring runs of bytes into the second-level cache, without waiting for them.
-
-    address: a tensor of pointers, 16-byte aligned; size: a tensor of int32 of that shape, bytes, multiples of 16.
-    """
-    if DEPENDENT:
-        tl.inline_asm_elementwise(
-            "cp.async.bulk.prefetch.L2.global [$1], $2; // $0",
-            "=r,l,r",
-            [address.to(tl.int64), size],
-            dtype=tl.int32,
-            is_pure=False,
-            pack=1,
-        )

@@ -19,15 +19,42 @@ class CudaKernel:
         self._function = function
         self._shared_bytes = shared_bytes
 
-    def launch(self, grid: Dimensions, threads: int, arguments: ctypes.Structure) -> None:
-        """On torch's current stream."""
-        stream = torch.cuda.current_stream().cuda_stream
+    def launch(
+        self, grid: Dimensions, threads: int, arguments: ctypes.Structure, *, cluster: int = 1, dependent: bool = False
+    ) -> None:
+        """On torch's current stream.
+
+        cluster: blocks along the grid's first dimension that share their memory. dependent: it may start while the
+        kernel before ends, for which it waits by itself, as `kernels.dependent_launch` tells.
+        """
+        config = driver.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = grid
+        config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
+        config.sharedMemBytes = self._shared_bytes
+        config.hStream = torch.cuda.current_stream().cuda_stream
+        config.attrs = [*_cluster_attribute(cluster), *_dependent_attribute(dependent)]
+        config.numAttrs = len(config.attrs)
         pointers = (ctypes.c_void_p * 1)(ctypes.addressof(arguments))
-        _check(
-            driver.cuLaunchKernel(
-                self._function, *grid, threads, 1, 1, self._shared_bytes, stream, ctypes.addressof(pointers), 0
-            )
-        )
+        _check(driver.cuLaunchKernelEx(config, self._function, ctypes.addressof(pointers), 0))
+
+
+def _cluster_attribute(blocks: int) -> list[driver.CUlaunchAttribute]:
+    if blocks == 1:
+        return []
+    attribute = driver.CUlaunchAttribute()
+    attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+    size = attribute.value.clusterDim
+    size.x, size.y, size.z = blocks, 1, 1
+    return [attribute]
+
+
+def _dependent_attribute(dependent: bool) -> list[driver.CUlaunchAttribute]:
+    if not dependent:
+        return []
+    attribute = driver.CUlaunchAttribute()
+    attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+    attribute.value.programmaticStreamSerializationAllowed = 1
+    return [attribute]
 
 
 @cache

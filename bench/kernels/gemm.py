@@ -1,4 +1,4 @@
-"""FP8 linear layers of DeepSeek-R1: ours in Triton beside deep_gemm."""
+"""FP8 linear layers of DeepSeek-R1: ours in Triton, and for few rows in CUDA, beside deep_gemm."""
 
 from collections.abc import Callable, Iterator
 from types import ModuleType
@@ -7,7 +7,7 @@ import torch
 
 from bench.kernels.timing import Case
 from kernels.act_quant import Quantized, quantize
-from kernels.fp8_gemm import BlockScaled, block_scaled, deep_gemm
+from kernels.fp8_gemm import BlockScaled, block_scaled, deep_gemm, few_rows
 from kernels.fp8_gemm import triton as ours
 
 # Outputs and inputs.
@@ -24,10 +24,9 @@ TOKENS = (1, 8, 32, 64, 96, 128, 4096, 16384)
 
 
 def cases() -> Iterator[Case]:
-    providers = {"triton": ours} | ({"deep_gemm": deep_gemm} if deep_gemm.available() else {})
     for layer, (outputs, inputs) in LAYERS.items():
         for tokens in TOKENS:
-            for name, module in providers.items():
+            for name, module in _providers(tokens, outputs, inputs).items():
                 yield Case(
                     shape=f"{layer} {outputs}x{inputs} by {tokens}",
                     provider=name,
@@ -36,6 +35,15 @@ def cases() -> Iterator[Case]:
                     flops=2 * tokens * outputs * inputs,
                     fp8=True,
                 )
+
+
+def _providers(tokens: int, outputs: int, inputs: int) -> dict[str, ModuleType]:
+    found: dict[str, ModuleType] = {"triton": ours}
+    if few_rows.takes(tokens, outputs, inputs):
+        found["few rows"] = few_rows
+    if deep_gemm.available():
+        found["deep_gemm"] = deep_gemm
+    return found
 
 
 def _linear(module: ModuleType, tokens: int, outputs: int, inputs: int) -> Callable[[], Callable[[], object]]:

@@ -6,6 +6,7 @@ import triton.language as tl
 
 from kernels.act_quant import reference
 from kernels.act_quant.quantized import GROUP, Quantized, empty_quantized
+from kernels.dependent_launch import dependent_launch, start_next, wait_for_earlier
 
 LARGEST = tl.constexpr(448.0)
 SMALLEST = tl.constexpr(reference.SMALLEST)
@@ -22,11 +23,16 @@ def quantize_groups(x):
 
 # A program does 8 groups of one row. Reads 2 bytes a value, writes 1 and 1/32.
 @triton.jit
-def _quantize(x, values, scales, row_stride, width, scale_stride, GROUP: tl.constexpr, GROUPS: tl.constexpr):
+def _quantize(
+    x, values, scales, row_stride, width, scale_stride,
+    GROUP: tl.constexpr, GROUPS: tl.constexpr, DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    start_next(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     groups = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
     columns = groups[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
     inside = columns < width
+    wait_for_earlier(DEPENDENT)
     found = tl.load(x + row * row_stride + columns, mask=inside, other=0.0).to(tl.float32)
     quantized, factors = quantize_groups(found)
     tl.store(values + row * width + columns, quantized, mask=inside)
@@ -38,5 +44,8 @@ def quantize(x: torch.Tensor) -> Quantized:
     out = empty_quantized(rows, width, device=x.device)
     if rows:
         grid = (rows, triton.cdiv(width // GROUP, GROUPS))
-        _quantize[grid](x, out.values, out.scales, x.stride(0), width, out.scales.stride(1), GROUP, GROUPS, num_warps=4)
+        _quantize[grid](
+            x, out.values, out.scales, x.stride(0), width, out.scales.stride(1), GROUP, GROUPS, num_warps=4,
+            **dependent_launch(x.device),
+        )  # fmt: skip
     return out

@@ -7,7 +7,7 @@ summed in float32.
 import torch
 
 from kernels.act_quant.quantized import Quantized
-from kernels.fp8_gemm import deep_gemm, reference
+from kernels.fp8_gemm import deep_gemm, few_rows, reference
 from kernels.fp8_gemm.weight import BlockScaled, block_scaled
 
 __all__ = ["BlockScaled", "block_scaled", "fp8_gemm"]
@@ -17,12 +17,14 @@ def fp8_gemm(x: Quantized, weight: BlockScaled) -> torch.Tensor:
     """x times the weight transposed.
 
     x: [rows, inputs]; weight: [outputs, inputs], outputs a multiple of 64. Returns [rows, outputs] bfloat16; no rows
-    give no rows. On a GPU: deep_gemm where it can be imported and is faster for the shape, ours otherwise.
+    give no rows. On a GPU: for few rows ours; for more deep_gemm, where it can be imported and is faster, or ours.
     """
     assert x.values.dim() == weight.values.dim() == 2 and x.values.shape[1] == weight.values.shape[1]
     assert weight.values.shape[0] % 64 == 0
     if not x.values.is_cuda:
         return reference.fp8_gemm(x, weight)
+    if few_rows.is_faster(x.values.shape[0], *weight.values.shape):
+        return few_rows.fp8_gemm(x, weight)
     if deep_gemm.available() and deep_gemm.is_faster(*x.values.shape):
         return deep_gemm.fp8_gemm(x, weight)
     from kernels.fp8_gemm import triton

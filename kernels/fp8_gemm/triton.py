@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 
 from kernels.act_quant.quantized import Quantized
+from kernels.dependent_launch import dependent_launch, start_next, wait_for_earlier
 from kernels.fp8_gemm.tiles import Tiling, descriptor, empty_tile, product_tile, store_tile
 from kernels.fp8_gemm.weight import BLOCK, MOST_SHARED_TILES, BlockScaled
 
@@ -21,16 +22,20 @@ LARGE_BYTES = 32 << 20
 def _dense(
     x, x_scales, weight, weight_scales, out, parts, arrivals, rows, outputs, blocks, scale_stride,
     SPLITS: tl.constexpr, SWAPPED: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr, ROW_GROUP: tl.constexpr,
-    BLOCK: tl.constexpr, STAGES: tl.constexpr,
+    BLOCK: tl.constexpr, STAGES: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
+    start_next(DEPENDENT)
     tile, split = tl.program_id(0), tl.program_id(1)
     row_tiles, output_tiles = tl.cdiv(rows, ROWS), tl.cdiv(outputs, OUTPUTS)
     row_tile, output_tile = tl.swizzle2d(tile // output_tiles, tile % output_tiles, row_tiles, output_tiles, ROW_GROUP)
     first_row, first_output = row_tile * ROWS, output_tile * OUTPUTS
+    first_block, last_block = split * blocks // SPLITS, (split + 1) * blocks // SPLITS
+    # Before the activations are loaded, and before parts or outputs are stored where others may still read.
+    wait_for_earlier(DEPENDENT)
     total = product_tile(
         x, x_scales, weight, weight_scales + first_output // BLOCK * blocks, first_row,
-        tl.minimum(first_row + tl.arange(0, ROWS), rows - 1), first_output, split * blocks // SPLITS,
-        (split + 1) * blocks // SPLITS, scale_stride, SWAPPED, ROWS, OUTPUTS, BLOCK, STAGES,
+        tl.minimum(first_row + tl.arange(0, ROWS), rows - 1), first_output, first_block, last_block,
+        scale_stride, SWAPPED, ROWS, OUTPUTS, BLOCK, STAGES,
     )  # fmt: skip
     if SPLITS > 1:
         # Of a tile's own shape, so that its elements lie next to each other.
@@ -66,6 +71,7 @@ def fp8_gemm(x: Quantized, weight: BlockScaled, tiling: Tiling | None = None) ->
         descriptor(x.values, tiling.rows), x.scales, descriptor(weight.values, tiling.outputs), weight.scales, out,
         parts, weight.arrivals, rows, outputs, inputs // BLOCK, x.scales.stride(1), tiling.splits, tiling.swapped,
         tiling.rows, tiling.outputs, ROW_GROUP, BLOCK, tiling.stages, num_warps=tiling.warps,
+        **dependent_launch(out.device),
     )  # fmt: skip
     return out
 

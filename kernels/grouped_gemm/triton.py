@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 
 from kernels.act_quant.quantized import Quantized
+from kernels.dependent_launch import dependent_launch, start_next, wait_for_earlier
 from kernels.fp8_gemm.tiles import Tiling, descriptor, product_tile, store_tile
 from kernels.fp8_gemm.triton import ROW_GROUP
 from kernels.fp8_gemm.weight import BLOCK, BlockScaled
@@ -17,8 +18,12 @@ from kernels.moe_permute.layout import ContiguousLayout, Layout, MaskedLayout
 def _masked(
     x, x_scales, weight, weight_scales, out, counts, capacity, outputs, blocks, scale_stride,
     SWAPPED: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
+    start_next(DEPENDENT)
     first_row, output, expert = tl.program_id(0) * ROWS, tl.program_id(1) * OUTPUTS, tl.program_id(2)
+    # Also where there is nothing to do: whoever waits for this kernel takes all before it to have ended.
+    wait_for_earlier(DEPENDENT)
     rows = tl.load(counts + expert)
     if first_row >= rows:
         return
@@ -79,7 +84,7 @@ def _launch_masked(x: Quantized, weight: BlockScaled, layout: MaskedLayout, out:
     _masked[(triton.cdiv(capacity, tiling.rows), outputs // tiling.outputs, experts)](
         descriptor(x.values, tiling.rows), x.scales, descriptor(weight.values, tiling.outputs), weight.scales, out,
         layout.counts, capacity, outputs, weight.values.shape[2] // BLOCK, x.scales.stride(2), tiling.swapped,
-        tiling.rows, tiling.outputs, BLOCK, tiling.stages, num_warps=tiling.warps,
+        tiling.rows, tiling.outputs, BLOCK, tiling.stages, num_warps=tiling.warps, **dependent_launch(out.device),
     )  # fmt: skip
 
 

@@ -6,6 +6,7 @@ import triton.language as tl
 
 from kernels.act_quant.quantized import GROUP, Quantized, empty_quantized
 from kernels.act_quant.triton import quantize_groups
+from kernels.dependent_launch import dependent_launch, start_next, wait_for_earlier
 from kernels.kv_copy.triton import compress
 from kernels.norm.triton import normalize
 from kernels.rope.triton import join_pairs, rotate_pairs, split_pairs
@@ -18,23 +19,28 @@ def _norm_and_write(
     projected, query_weight, latent_weight, rotations, slots, query, values, scales, pool,
     query_width, latent_width, pairs, scale_stride, epsilon, pool_scale,
     QUERY: tl.constexpr, QUANTIZE: tl.constexpr, COMPRESS: tl.constexpr, QUERY_GROUPS: tl.constexpr,
-    LATENT_GROUPS: tl.constexpr, PAIRS: tl.constexpr, GROUP: tl.constexpr,
+    LATENT_GROUPS: tl.constexpr, PAIRS: tl.constexpr, GROUP: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
+    start_next(DEPENDENT)
     token = tl.program_id(0).to(tl.int64)
     width = latent_width + 2 * pairs
     source = projected + token * (query_width + width)
     if tl.program_id(1) == 0:
+        place = tl.arange(0, LATENT_GROUPS)[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+        latent_factors = tl.load(latent_weight + place, mask=place < latent_width, other=0.0)
+        wait_for_earlier(DEPENDENT)
         own = source + query_width
         target = pool + tl.load(slots + token) * width
-        _write_latent(own, target, latent_weight, latent_width, epsilon, pool_scale, COMPRESS, LATENT_GROUPS, GROUP)
+        _write_latent(own, target, latent_factors, place, latent_width, epsilon, pool_scale, COMPRESS)
         turns = rotations + token * 2 * pairs
         _write_key(own + latent_width, target + latent_width, turns, pairs, pool_scale, COMPRESS, PAIRS)
     elif QUERY:
         group = tl.arange(0, QUERY_GROUPS)
         column = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
         inside = column < query_width
-        found = tl.load(source + column, mask=inside, other=0.0).to(tl.float32)
         factors = tl.load(query_weight + column, mask=inside, other=0.0)
+        wait_for_earlier(DEPENDENT)
+        found = tl.load(source + column, mask=inside, other=0.0).to(tl.float32)
         normalized = normalize(found, factors, query_width, epsilon)
         if QUANTIZE:
             quantized, group_scales = quantize_groups(normalized.to(tl.float32))
@@ -45,13 +51,10 @@ def _norm_and_write(
 
 
 @triton.jit
-def _write_latent(
-    own, target, weight, width, epsilon, scale, COMPRESS: tl.constexpr, GROUPS: tl.constexpr, GROUP: tl.constexpr
-):
-    column = tl.arange(0, GROUPS)[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+def _write_latent(own, target, factors, column, width, epsilon, scale, COMPRESS: tl.constexpr):
     inside = column < width
     found = tl.load(own + column, mask=inside, other=0.0).to(tl.float32)
-    normalized = normalize(found, tl.load(weight + column, mask=inside, other=0.0), width, epsilon)
+    normalized = normalize(found, factors, width, epsilon)
     tl.store(own + column, normalized, mask=inside)
     if COMPRESS:
         tl.store(target + column, compress(normalized.to(tl.float32), scale), mask=inside)
@@ -132,5 +135,5 @@ def _launch(
         query_weight is not None, quantized is not None, pool.dtype != projected.dtype,
         triton.next_power_of_2(triton.cdiv(query_width, GROUP)),
         triton.next_power_of_2(triton.cdiv(latent_width, GROUP)),
-        triton.next_power_of_2(pairs), GROUP, num_warps=4,
+        triton.next_power_of_2(pairs), GROUP, num_warps=4, **dependent_launch(projected.device),
     )  # fmt: skip

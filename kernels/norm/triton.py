@@ -6,6 +6,7 @@ import triton.language as tl
 
 from kernels.act_quant.quantized import GROUP, Quantized, empty_quantized
 from kernels.act_quant.triton import quantize_groups
+from kernels.dependent_launch import dependent_launch, start_next, wait_for_earlier
 
 
 @triton.jit
@@ -21,14 +22,16 @@ def normalize(x, weight, width, epsilon):
 @triton.jit
 def _rms_norm(
     x, residual, weight, out, values, scales, row_stride, width, scale_stride, epsilon,
-    ADD: tl.constexpr, QUANTIZE: tl.constexpr, GROUPS: tl.constexpr, GROUP: tl.constexpr,
+    ADD: tl.constexpr, QUANTIZE: tl.constexpr, GROUPS: tl.constexpr, GROUP: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
+    start_next(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     groups = tl.arange(0, GROUPS)
     columns = groups[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
     inside = columns < width
-    found = tl.load(x + row * row_stride + columns, mask=inside, other=0.0)
     factors = tl.load(weight + columns, mask=inside, other=0.0)
+    wait_for_earlier(DEPENDENT)
+    found = tl.load(x + row * row_stride + columns, mask=inside, other=0.0)
     if ADD:
         before = tl.load(residual + row * width + columns, mask=inside, other=0.0)
         found = (found.to(tl.float32) + before.to(tl.float32)).to(before.dtype)
@@ -71,5 +74,6 @@ def _launch(
         residual is not None, quantized is not None, groups, GROUP,
         # Quantizing waits for reductions within groups: more warps, of one group or two, hide that.
         num_warps=min(max(groups // (8 if quantized is None else 2), 1), 32),
+        **dependent_launch(x.device),
     )  # fmt: skip
     return out

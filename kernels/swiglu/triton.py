@@ -6,6 +6,7 @@ import triton.language as tl
 
 from kernels.act_quant.quantized import GROUP, Quantized, empty_quantized
 from kernels.act_quant.triton import quantize_groups
+from kernels.dependent_launch import dependent_launch, start_next, wait_for_earlier
 
 # Of one program.
 GROUPS = 8
@@ -15,8 +16,10 @@ GROUPS = 8
 @triton.jit
 def _swiglu_quantize(
     gate_up, positions, values, scales, capacity, width, scale_stride,
-    HAS_POSITIONS: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr,
+    HAS_POSITIONS: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
+    start_next(DEPENDENT)
+    wait_for_earlier(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     if HAS_POSITIONS:
         row = tl.load(positions + row)
@@ -40,6 +43,6 @@ def swiglu_quantize(gate_up: torch.Tensor, positions: torch.Tensor | None) -> Qu
     if programs:
         _swiglu_quantize[(programs, triton.cdiv(width // GROUP, GROUPS))](
             gate_up, positions, out.values, out.scales, rows, width, out.scales.stride(-1),
-            positions is not None, GROUP, GROUPS, num_warps=4,
+            positions is not None, GROUP, GROUPS, num_warps=4, **dependent_launch(gate_up.device),
         )  # fmt: skip
     return out

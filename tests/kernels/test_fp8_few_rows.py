@@ -1,0 +1,57 @@
+"""Products with few rows: how they are cut, and on Hopper against their definition."""
+
+import pytest
+import torch
+
+from kernels.act_quant import quantize
+from kernels.fp8_gemm import BlockScaled, block_scaled, few_rows, reference
+from kernels.fp8_gemm.few_rows import CLUSTERED, CUTS, MOST_UNITS, MULTIPROCESSORS, Cut, choose_cut
+
+# Outputs and inputs of DeepSeek-R1's layers.
+SHAPES = [(2112, 7168), (24576, 1536), (7168, 16384), (4096, 7168), (7168, 2048), (7168, 18432)]
+on_hopper = pytest.mark.skipif(not few_rows.available(), reason="needs a Hopper GPU")
+
+
+def random_weight(outputs: int, inputs: int) -> BlockScaled:
+    values = torch.randn(outputs, inputs, device="cuda").mul(50).to(torch.float8_e4m3fn)
+    return block_scaled(values, torch.rand(-(-outputs // 128), inputs // 128, device="cuda"))
+
+
+def error(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((found.double() - expected.double()).norm() / expected.double().norm().clamp(min=1e-30))
+
+
+@pytest.mark.parametrize(("outputs", "inputs"), SHAPES)
+def test_all_of_a_product_runs_at_once(outputs: int, inputs: int) -> None:
+    cut = choose_cut(outputs, inputs)
+    assert cut is not None and inputs // 128 <= cut.ranks * MOST_UNITS
+    assert 80 <= cut.tiles(outputs) * cut.ranks <= (MULTIPROCESSORS if cut.ranks == 1 else CLUSTERED)
+
+
+@pytest.mark.parametrize(("outputs", "inputs"), [(36864, 7168), (256, 128 * (8 * MOST_UNITS + 1))])
+def test_weights_that_need_more_than_the_chip_are_left_to_others(outputs: int, inputs: int) -> None:
+    assert choose_cut(outputs, inputs) is None
+
+
+def test_no_more_share_a_tile_than_there_are_inputs_to_share() -> None:
+    assert choose_cut(192, 384) == Cut(groups=4, ranks=2)
+
+
+@pytest.mark.gpu
+@on_hopper
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("rows", [0, 1, 7, 16, 17, 32, 33, 64, 65, 95, 96])
+@pytest.mark.parametrize(("outputs", "inputs"), [(64, 128), (192, 384), (448, 2944), *SHAPES])
+def test_a_linear_layer(rows: int, outputs: int, inputs: int) -> None:
+    x, weight = quantize(torch.randn(rows, inputs, device="cuda")), random_weight(outputs, inputs)
+    assert error(few_rows.fp8_gemm(x, weight), reference.fp8_gemm(x, weight)) < 5e-3
+
+
+@pytest.mark.gpu
+@on_hopper
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("cut", CUTS, ids=str)
+@pytest.mark.parametrize("rows", [5, 30, 60, 90])
+def test_every_cut_gives_the_same_product(rows: int, cut: Cut) -> None:
+    x, weight = quantize(torch.randn(rows, 128 * 19, device="cuda")), random_weight(704, 128 * 19)
+    assert error(few_rows.fp8_gemm(x, weight, cut), reference.fp8_gemm(x, weight)) < 5e-3
