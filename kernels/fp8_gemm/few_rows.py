@@ -1,4 +1,4 @@
-"""Our block-scaled linear layer for few rows on Hopper, as fast as its weight is read: `cuda/few_rows.cu`."""
+"""Our block-scaled linear layer for few rows on Hopper, bound by the reading of its weight: `cuda/few_rows.cu`."""
 
 import ctypes
 from dataclasses import dataclass
