@@ -11,7 +11,7 @@ from kernels.mla_projections import reference
 __all__ = ["absorb_query", "expand_values", "expand_values_quantized"]
 
 # Up to here our one kernel is faster than cuBLAS and what it needs beside it.
-MOST_TOKENS = 256
+MOST_TOKENS = 128
 
 
 def absorb_query(query: torch.Tensor, weight: torch.Tensor, rotations: torch.Tensor) -> torch.Tensor:
