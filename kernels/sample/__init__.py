@@ -11,16 +11,8 @@ __all__ = ["Draw", "draw", "greedy", "logprobs"]
 
 
 def greedy(logits: torch.Tensor) -> torch.Tensor:
-    """The most likely token of each row, the first of equal ones: [rows] int64.
-
-    logits: [rows, vocabulary], any float dtype, last dimension contiguous. No rows give none.
-    """
-    assert logits.dim() == 2 and logits.stride(1) == 1
-    if logits.is_cuda and logits.dtype in (torch.float32, torch.bfloat16):
-        # Imported here: a machine without a GPU may lack it.
-        from kernels.sample import triton
-
-        return triton.greedy(logits)
+    """The most likely token of each row, the first of equal ones: [rows] int64. logits: [rows, vocabulary]."""
+    assert logits.dim() == 2
     return reference.greedy(logits)
 
 

@@ -1,4 +1,4 @@
-"""The likeliest tokens, and drawing tokens, in Triton: one launch each, no sort.
+"""Drawing tokens in Triton: one launch, no sort.
 
 What top_k and top_p keep is all above a threshold and some of those equal to it. The threshold is found bit by bit,
 from how many logits, or how much probability, lie at or above it.
@@ -11,31 +11,10 @@ import triton.language as tl
 from kernels.dependent_launch import dependent_launch, start_next, wait_for_earlier
 from kernels.sample.draws import Draws
 
-BLOCK, GREEDY_BLOCK = 16384, 8192
+BLOCK = 16384
 # Colder ones are as cold: no other logit has any probability left.
 COLDEST = 1e-30
 ROUNDS = 10
-# Below every logit's.
-NO_KEY = tl.constexpr(-(2**31))
-
-
-# One program a row, which it reads once: 0.26 MB for DeepSeek's vocabulary in bf16, as fast as a multiprocessor reads.
-@triton.jit
-def _greedy(logits, out, vocabulary, row_stride, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    start_next(DEPENDENT)
-    wait_for_earlier(DEPENDENT)
-    best, place = tl.full((BLOCK,), NO_KEY, tl.int32), tl.zeros((BLOCK,), tl.int32)
-    for first in tl.range(0, vocabulary, BLOCK, num_stages=4):
-        column = first + tl.arange(0, BLOCK)
-        found = tl.load(logits + row * row_stride + column, mask=column < vocabulary, other=0.0).to(tl.float32)
-        # Zeros are equal whatever their sign; what is not a number comes first, as in the definition.
-        bits = (found + 0.0).to(tl.int32, bitcast=True)
-        key = tl.where(found == found, bits ^ ((bits >> 31) & 0x7FFFFFFF), 0x7FFFFFFF)
-        better = (key > best) & (column < vocabulary)
-        best, place = tl.where(better, key, best), tl.where(better, column, place)
-    first_best = tl.min(tl.where(best == tl.max(best, axis=0), place, vocabulary), axis=0)
-    tl.store(out + row, first_best.to(tl.int64))
 
 
 # One program a row, which it reads from the second-level cache some ten times: about 0.26 MB each time for DeepSeek's
@@ -172,16 +151,6 @@ def _uniform(seed, position, ROUNDS: tl.constexpr):
         a, c = upper, lower
         low, high = low + 0x9E3779B9, high + 0xBB67AE85
     return (a.to(tl.float64) + 0.5) / 4294967296.0
-
-
-def greedy(logits: torch.Tensor) -> torch.Tensor:
-    rows, vocabulary = logits.shape
-    out = torch.empty(rows, dtype=torch.int64, device=logits.device)
-    if rows:
-        _greedy[(rows,)](
-            logits, out, vocabulary, logits.stride(0), GREEDY_BLOCK, num_warps=32, **dependent_launch(logits.device)
-        )
-    return out
 
 
 def draw(logits: torch.Tensor, draws: Draws) -> torch.Tensor:

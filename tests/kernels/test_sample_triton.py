@@ -43,23 +43,3 @@ def test_excluded_tokens_are_never_drawn(device: torch.device) -> None:
     logits[:, [3, 600]] = torch.tensor([0.0, 0.5], device=device)
     found, expected = both(logits, [Draw(1.0, 0, 1.0, seed, 0) for seed in range(ROWS)])
     assert found == expected and set(found) == {3, 600}
-
-
-@pytest.mark.usefixtures("poisoned")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("rows", "vocabulary"), [(0, 10), (1, 1), (5, 700), (3, 40000)])
-def test_the_likeliest_tokens_are_the_definitions(
-    device: torch.device, dtype: torch.dtype, rows: int, vocabulary: int
-) -> None:
-    # In bfloat16 many are equally likely.
-    logits = (torch.randn(rows, vocabulary + 3, device=device) * 3).to(dtype)[:, :vocabulary]
-    assert torch.equal(triton.greedy(logits), reference.greedy(logits))
-
-
-def test_the_first_of_equally_likely_tokens_is_taken_whatever_the_logits(device: torch.device) -> None:
-    logits = torch.full((5, 30000), -2.0, device=device)
-    logits[0, [20000, 25000]] = float("nan")
-    logits[1] = float("-inf")
-    logits[2, [700, 29999]], logits[2, 4] = 0.0, -0.0
-    logits[3, [1, 17000]] = float("inf")
-    assert triton.greedy(logits).tolist() == reference.greedy(logits).tolist() == [20000, 0, 4, 1, 0]
