@@ -65,14 +65,15 @@ class Engine:
         self._room = Room(self.context_tokens, backend.vocabulary_size)
         self.pool = BlockPool(backend.total_blocks)
         self._holdings = Holdings(self.pool, config.prefix_cache)
-        self.transfers = Transfers(agent, self.pool, backend.namespace.layers, config.transfer or TransferConfig())
+        self._meter = LoadMeter()
+        transfer = config.transfer or TransferConfig()
+        self.transfers = Transfers(agent, self.pool, backend.namespace.layers, transfer, self._meter)
         self._requests: dict[int, Request] = {}
         self._waiting = WaitingQueue()
         self._running = Running()
         # Launched and not collected; only with overlap.
         self._under_way: Flight | None = None
         self._collected_at = 0.0
-        self._meter = LoadMeter()
         # The last step could do nothing, until a transfer gives back blocks or something else changes.
         self._blocked = False
         # What transfers ended may have changed the load.

@@ -5,6 +5,9 @@ from mesh.workers import WorkerLoad
 # Weight of the past against one more step, and against one more finished request.
 STEP_DECAY = 0.98
 REQUEST_DECAY = 0.95
+PUSH_DECAY = 0.9
+# What a smaller push takes is mostly its way there and back.
+LEAST_PUSH_BYTES = 1 << 20
 # Steps of less than 20 ms weigh less than that: one of them that the machine held up would be most of a mean of dozens.
 STEP_MEMORY_SECONDS = 1.0
 
@@ -26,13 +29,14 @@ class _SmoothedRatio:
 
 
 class LoadMeter:
-    """Smooths what steps and finished requests report, as they are met with: prefill beside decode and vice versa."""
+    """Smooths what steps, finished requests and pushes report, as they are met with: prefill beside decode as well."""
 
     def __init__(self) -> None:
         self._prefill_tokens_per_second = _SmoothedRatio()
         self._decode_step_ms = _SmoothedRatio()
         self._decode_step_requests = _SmoothedRatio()
         self._output_tokens = _SmoothedRatio()
+        self._push_bytes_per_second = _SmoothedRatio()
 
     def observe_step(self, seconds: float, decoding: int, prompt_tokens: int) -> None:
         decay = max(STEP_DECAY, 1.0 - seconds / STEP_MEMORY_SECONDS)
@@ -45,6 +49,10 @@ class LoadMeter:
     def observe_finished(self, output_tokens: int) -> None:
         self._output_tokens.observe(output_tokens, 1.0, REQUEST_DECAY)
 
+    def observe_push(self, size_bytes: int, seconds: float) -> None:
+        if size_bytes >= LEAST_PUSH_BYTES:
+            self._push_bytes_per_second.observe(size_bytes, seconds, PUSH_DECAY)
+
     def load(self, running: int, waiting: int, queued_prefill_tokens: int, free_blocks: int) -> WorkerLoad:
         return WorkerLoad(
             running_requests=running,
@@ -55,4 +63,5 @@ class LoadMeter:
             decode_step_ms=self._decode_step_ms.value,
             mean_output_tokens=self._output_tokens.value,
             decode_step_requests=self._decode_step_requests.value,
+            push_bytes_per_second=self._push_bytes_per_second.value,
         )

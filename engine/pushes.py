@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from engine.kv_pool import BlockPool
+from engine.load import LoadMeter
 from engine.request import Request
 from mesh.blocks import BLOCK_TOKENS
 from mesh.errors import InvalidRequest, NamespaceMismatch
@@ -31,11 +32,14 @@ class Pushes:
     Prompts of at least `layerwise_tokens` are pushed while they are computed: a chunk's blocks, layer by layer.
     """
 
-    def __init__(self, agent: "TransferAgent", pool: BlockPool, layers: int, layerwise_tokens: int) -> None:
+    def __init__(
+        self, agent: "TransferAgent", pool: BlockPool, layers: int, layerwise_tokens: int, meter: LoadMeter
+    ) -> None:
         self._agent = agent
         self._pool = pool
         self._layers = layers
         self._layerwise_tokens = layerwise_tokens
+        self._meter = meter
         # By transfer id; and those of requests by their key, unless cancelled.
         self._open: dict[bytes, _Push] = {}
         self._by_key: dict[int, _Push] = {}
@@ -118,10 +122,13 @@ class Pushes:
         else:
             self._agent.cancel_push(push.ticket.transfer_id)
 
-    def on_ended(self, transfer_id: bytes) -> None:
-        push = self._open.pop(transfer_id)
+    def on_ended(self, ended: PushEnded) -> None:
+        push = self._open.pop(ended.transfer_id)
         assert push.blocks is not None
         self._pool.release(push.blocks)
+        # A store grants slots at its leisure: offers say nothing of the way to a decode worker.
+        if push.request is not None and ended.seconds:
+            self._meter.observe_push(ended.size_bytes, ended.seconds)
         if push.request is not None and self._by_key.get(push.request.key) is push:
             del self._by_key[push.request.key]
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, cast
 from engine.fetches import Fetches
 from engine.kv_pool import BlockPool
 from engine.landings import Landings
+from engine.load import LoadMeter
 from engine.messages import AttachStore, DetachStore, Grant, Pushed, PushOffer, Submit, TransferNews
 from engine.pushes import Pushes
 from engine.request import Request
@@ -28,12 +29,19 @@ class Transfers:
     still reads or writes them. Without an agent nothing moves, and `check` refuses what would.
     """
 
-    def __init__(self, agent: "TransferAgent | None", pool: BlockPool, layers: int, config: TransferConfig) -> None:
+    def __init__(
+        self,
+        agent: "TransferAgent | None",
+        pool: BlockPool,
+        layers: int,
+        config: TransferConfig,
+        meter: LoadMeter,
+    ) -> None:
         self._agent = agent
         # Not called without one: no request begins a transfer that `check` has not let in.
         used = cast("TransferAgent", agent)
         self._landings = Landings(used, pool, config.landing_seconds)
-        self._pushes = Pushes(used, pool, layers, config.layerwise_tokens)
+        self._pushes = Pushes(used, pool, layers, config.layerwise_tokens, meter)
         self._fetches = Fetches(used, pool)
         # Requests whose wait is over, with the error where their KV is not coming.
         self._arrived: list[tuple[Request, PrefillLost | None]] = []
@@ -187,7 +195,7 @@ class Transfers:
                 if request is not None:
                     self._note_fetched(request, event.blocks * BLOCK_TOKENS)
             case PushEnded():
-                self._pushes.on_ended(event.transfer_id)
+                self._pushes.on_ended(event)
                 self._news.append(event)
             case _:
                 self._news.append(event)

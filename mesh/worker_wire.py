@@ -125,6 +125,7 @@ def load(message: common_pb2.WorkerLoad) -> WorkerLoad:
         decode_step_ms=_measured(message.decode_step_ms),
         mean_output_tokens=_measured(message.mean_output_tokens),
         decode_step_requests=_measured(message.decode_step_requests),
+        push_bytes_per_second=_measured(message.push_bytes_per_second),
     )
 
 
@@ -138,6 +139,7 @@ def load_message(load: WorkerLoad) -> common_pb2.WorkerLoad:
         decode_step_ms=load.decode_step_ms,
         mean_output_tokens=load.mean_output_tokens,
         decode_step_requests=load.decode_step_requests,
+        push_bytes_per_second=load.push_bytes_per_second,
     )
 
 

@@ -74,6 +74,8 @@ class WorkerLoad(msgspec.Struct, frozen=True):
     mean_output_tokens: float = 0.0
     # Requests that decoded in the steps behind decode_step_ms.
     decode_step_requests: float = 0.0
+    # Of prompts that were pushed once they were computed.
+    push_bytes_per_second: float = 0.0
 
 
 class TransferCounters(msgspec.Struct, frozen=True):

@@ -44,6 +44,7 @@ class MeasurementAges(msgspec.Struct, frozen=True):
     prefill: float = 0.0
     step: float = 0.0
     fetch: float = 0.0
+    push: float = 0.0
 
 
 class CandidateWorker(msgspec.Struct, frozen=True):

@@ -25,7 +25,8 @@ class PlacementConfig(Config):
     step_growth: float = Field(default=0.02, ge=0)
     # Requests that may wait on one worker for a place in its batch; 0 refuses what cannot start at once.
     queue_requests: int = Field(default=512, ge=0)
-    # What a prompt costs that another worker computes: the calls around it, and the push of its KV.
+    # What a prompt costs that another worker computes: the calls around it, and the push of its KV while no prefill
+    # worker has measured one.
     handover_ms: float = Field(default=5.0, ge=0)
     push_bytes_per_second: float = Field(default=2e9, gt=0)
     # Of a push while layers are computed, this share is left when the prompt is computed.

@@ -36,6 +36,9 @@ def informed(candidates: Candidates, knobs: PlacementKnobs) -> Candidates:
     fetch = Estimator(
         ((each.fetch_bytes_per_second, each.ages.fetch) for each in workers), knobs.fetch_bytes_per_second
     )
+    push = Estimator(
+        ((each.load.push_bytes_per_second, each.ages.push) for each in candidates.prefill), knobs.push_bytes_per_second
+    )
 
     def estimated(worker: CandidateWorker) -> CandidateWorker:
         load, ages = worker.load, worker.ages
@@ -46,6 +49,7 @@ def informed(candidates: Candidates, knobs: PlacementKnobs) -> Candidates:
                 prefill_tokens_per_second=prefill.estimate(load.prefill_tokens_per_second, ages.prefill),
                 decode_step_ms=step.estimate(_single_step_ms(load, knobs), ages.step),
                 decode_step_requests=1.0,
+                push_bytes_per_second=push.estimate(load.push_bytes_per_second, ages.push),
             ),
             fetch_bytes_per_second=fetch.estimate(worker.fetch_bytes_per_second, ages.fetch),
         )

@@ -116,7 +116,7 @@ def _alone(share: _DecodeShare, found: Source, contested: bool, knobs: Placement
 
 def _pair(request: PlacementRequest, share: _DecodeShare, offer: PrefillOffer, knobs: PlacementKnobs) -> Terms:
     size_bytes = (_blocks(request.prompt_tokens) - share.held_blocks) * share.candidate.block_bytes
-    push_ms = size_bytes / knobs.push_bytes_per_second * 1000
+    push_ms = size_bytes / offer.push_bytes_per_second * 1000
     if request.prompt_tokens >= max(share.candidate.layerwise_tokens, offer.layerwise_tokens):
         push_ms = max(push_ms - offer.source.ms, push_ms * knobs.layerwise_rest)
     ttft_ms = share.wait_ms + offer.ready_ms + knobs.handover_ms + push_ms + share.tpot_ms

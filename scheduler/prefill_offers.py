@@ -20,6 +20,7 @@ class PrefillOffer(msgspec.Struct, frozen=True):
     ready_ms: float
     # Predicted: what was queued before it.
     queue_ms: float
+    push_bytes_per_second: float
     # Of the worker, see CandidateWorker.
     layerwise_tokens: int
     connected: bool
@@ -66,6 +67,7 @@ def _offer(
         source=found,
         ready_ms=queue_ms + found.ms,
         queue_ms=queue_ms,
+        push_bytes_per_second=worker.load.push_bytes_per_second,
         layerwise_tokens=worker.layerwise_tokens,
         connected=worker.connected,
         rejection=rejection,

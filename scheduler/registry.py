@@ -72,6 +72,7 @@ class Worker:
     prefill_rate: Measurement = field(default_factory=Measurement)
     step_time: Measurement = field(default_factory=Measurement)
     fetch_bandwidth: Measurement = field(default_factory=Measurement)
+    push_bandwidth: Measurement = field(default_factory=Measurement)
     connected: bool = True
     cached: set[bytes] = field(default_factory=set)
     # Placements that the last status may not have counted yet, and when they were made.
@@ -201,6 +202,7 @@ class Registry:
             prefill=now - worker.prefill_rate.changed_at,
             step=now - worker.step_time.changed_at,
             fetch=now - worker.fetch_bandwidth.changed_at,
+            push=now - worker.push_bandwidth.changed_at,
         )
 
     def lease_remaining(self, worker: Worker) -> float:
@@ -273,6 +275,7 @@ class Registry:
         worker.prefill_rate.tell(worker.load.prefill_tokens_per_second, now)
         worker.step_time.tell(worker.load.decode_step_ms, now)
         worker.fetch_bandwidth.tell(worker.transfers.fetch_bytes_per_second, now)
+        worker.push_bandwidth.tell(worker.load.push_bytes_per_second, now)
 
     def _announce(self) -> None:
         self.version += 1

@@ -41,6 +41,8 @@ class PushEnded(msgspec.Struct, frozen=True, tag="push_ended"):
     size_bytes: int
     transport: str
     error: str | None = None
+    # From when all of it was computed until all of it was sent; None where some was sent before, or it was given up.
+    seconds: float | None = None
 
 
 class Fetched(msgspec.Struct, frozen=True, tag="fetched"):

@@ -138,9 +138,13 @@ class Exchange:
             self.refused[UNKNOWN_SEGMENT] += 1
 
     def ready(self, transfer_id: bytes, layers: int, blocks: int) -> None:
-        # It may have ended before its prompt was computed.
-        if transfer_id in self._pushes:
-            self._pushes[transfer_id].push.computed(layers, blocks)
+        outgoing = self._pushes.get(transfer_id)
+        if outgoing is None:
+            # It ended before its prompt was computed.
+            return
+        outgoing.push.computed(layers, blocks)
+        if outgoing.whole_at is None and outgoing.push.waits_whole:
+            outgoing.whole_at = self._clock()
 
     def cancel_push(self, transfer_id: bytes) -> None:
         outgoing = self._pushes.get(transfer_id)
@@ -198,4 +202,7 @@ class Exchange:
 
     def _end_push(self, transfer_id: bytes, outgoing: Outgoing) -> None:
         del self._pushes[transfer_id]
-        self._emit(PushEnded(transfer_id, outgoing.sent_bytes, outgoing.transport, outgoing.push.error))
+        error, seconds = outgoing.push.error, None
+        if error is None and outgoing.whole_at is not None:
+            seconds = self._clock() - outgoing.whole_at
+        self._emit(PushEnded(transfer_id, outgoing.sent_bytes, outgoing.transport, error, seconds))

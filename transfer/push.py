@@ -18,6 +18,8 @@ class Push:
     def __init__(self, tiles: Sequence[Tile], deadline: float) -> None:
         """`deadline` on the caller's clock, seconds."""
         self._tiles = tiles
+        self._layers = max((tile.first_layer + tile.layer_count for tile in tiles), default=0)
+        self._blocks = max((tile.first_block + tile.block_count for tile in tiles), default=0)
         self._unsent = list(range(len(tiles)))
         self._granted: set[int] = set()
         # Corners of the staircase: (layers, blocks) computed. None lies within another.
@@ -34,6 +36,12 @@ class Push:
     @property
     def in_flight(self) -> int:
         return len(self._in_flight)
+
+    @property
+    def waits_whole(self) -> bool:
+        """Whether all of it is computed, and nothing of it on its way yet."""
+        whole = any(layers >= self._layers and blocks >= self._blocks for layers, blocks in self._computed)
+        return whole and not self._begun
 
     def grant(self, segment: int) -> bool:
         """One more segment may go. False for a segment that the transfer does not have."""

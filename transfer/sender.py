@@ -42,6 +42,8 @@ class Outgoing:
     announce: Callable[[Sent], None]
     # Called once; from then on nothing reads the blocks.
     ended: Callable[["Outgoing"], None]
+    # On the caller's clock: when all of it was computed and none of it sent; None where that never was.
+    whole_at: float | None = None
     sent_bytes: int = 0
     transport: str = "unknown"
 
@@ -108,9 +110,13 @@ class Sender:
         self._end_if_done(outgoing)
 
     def turn(self, now: float) -> bool:
-        """Do what can be done now; returns whether there was something. Begins to gather one segment at most."""
+        """Do what can be done now; returns whether there was something. Gathers one segment at most, if it takes
+        this thread's time.
+        """
         finished = self._finish_sends()
         begun = self._begin_one()
+        while begun and self._memory.is_on_gpu and self._begin_one():
+            pass
         sent = self._send_gathered()
         for outgoing in list(self._open):
             if outgoing.push.deadline <= now:

@@ -56,3 +56,13 @@ def test_one_quick_step_held_up_by_the_machine_does_not_make_all_of_them_slow() 
         meter.observe_step(0.0003, decoding=1, prompt_tokens=0)
     meter.observe_step(0.02, decoding=1, prompt_tokens=0)
     assert load_of(meter).decode_step_ms == pytest.approx(0.3, rel=0.1)
+
+
+def test_pushes_are_measured_together_and_those_that_are_mostly_latency_are_not() -> None:
+    meter = LoadMeter()
+    meter.observe_push(1000, 0.01)
+    assert load_of(meter).push_bytes_per_second == 0
+    for _ in range(50):
+        meter.observe_push(10_000_000, 0.02)
+        meter.observe_push(30_000_000, 0.06)
+    assert load_of(meter).push_bytes_per_second == pytest.approx(5e8)

@@ -102,6 +102,22 @@ def test_blocks_of_a_push_are_held_after_the_request_has_ended() -> None:
     assert ended == PushEnded(ticket.transfer_id, ticket.size_bytes, "fake")
 
 
+def test_the_pace_of_a_prompts_push_is_told_and_that_of_an_offer_is_not() -> None:
+    fabric = make_fabric()
+    engine = moving_engine(fabric, total_blocks=16)
+    agent = agent_of(engine, fabric)
+    pushed, offered = landing_elsewhere(fabric, 200), landing_elsewhere(fabric, 192)
+    engine.submit(push_submit(pushed, 200))
+    turn(engine)
+    engine.transfers.take(PushOffer(offered, chain_hashes(prompt_of(200))))
+    agent.emit(PushEnded(offered.transfer_id, 100_000_000, "fake", seconds=0.1))
+    engine.follow_transfers()
+    assert engine.load().push_bytes_per_second == 0
+    agent.emit(PushEnded(pushed.transfer_id, 50_000_000, "fake", seconds=0.1))
+    engine.follow_transfers()
+    assert engine.load().push_bytes_per_second == pytest.approx(5e8)
+
+
 def test_a_cancel_after_the_last_output_still_stops_the_push() -> None:
     fabric = make_fabric()
     engine = moving_engine(fabric, total_blocks=16)

@@ -35,7 +35,7 @@ identities = st.builds(
     vocabulary_size=counts,
     block_bytes=sizes,
 )
-loads = st.builds(WorkerLoad, counts, counts, sizes, counts, rates, rates, rates)
+loads = st.builds(WorkerLoad, counts, counts, sizes, counts, rates, rates, rates, rates, rates)
 counters = st.builds(
     TransferCounters, counts, counts, counts, counts, counts, counts, counted, counted, counted, sizes, sizes, rates
 )

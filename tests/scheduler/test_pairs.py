@@ -3,6 +3,7 @@
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -110,6 +111,15 @@ def test_blocks_that_the_decode_worker_holds_are_not_moved() -> None:
     # Four blocks of 100 MB at 2 GB/s.
     assert round(pushed["d0"].ttft_ms - pushed["d1"].ttft_ms) == 200
     assert pair_of(Candidates(decodes, [prefill]), request) == ("d1", "p")
+
+
+def test_a_push_takes_as_long_as_the_prefill_worker_measured() -> None:
+    def ttft_ms(prefill: CandidateWorker) -> float:
+        return predict(make_request(), Candidates([make_candidate("d")], [prefill]), KNOBS)[1].ttft_ms
+
+    measured = make_prefill(load=make_load(push_bytes_per_second=1e8))
+    # 10 MB at 100 MB/s, in place of 2 GB/s.
+    assert ttft_ms(measured) - ttft_ms(make_prefill()) == pytest.approx(95)
 
 
 def test_a_layerwise_push_hides_behind_the_computation() -> None:

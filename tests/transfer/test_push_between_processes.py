@@ -35,6 +35,8 @@ def test_a_push_puts_the_senders_blocks_into_the_receivers(tokens: int, transpor
         (name,) = received.received_bytes
         assert transports is None or name == transports.split(",")[0]
         assert sum(received.received_bytes.values()) == ticket.size_bytes
+        (ended,) = [event for event in relay.sent if isinstance(event, PushEnded)]
+        assert ended.seconds is not None and ended.seconds > 0
 
 
 def test_layers_leave_before_the_last_is_computed() -> None:
@@ -48,6 +50,8 @@ def test_layers_leave_before_the_last_is_computed() -> None:
         peer.agent("ready", ticket.transfer_id, LAYERS, len(THERE))
         relay.until(Landed, PushEnded)
         assert (here.blocks(HERE) == peer.blocks(THERE)).all()
+        (ended,) = [event for event in relay.sent if isinstance(event, PushEnded)]
+        assert ended.seconds is None
 
 
 def test_pushes_at_once_share_slots_and_all_land() -> None:
