@@ -16,6 +16,7 @@ class Interval:
     name: str
     start: float
     stop: float
+    stream: int = 0
 
 
 @dataclass(frozen=True)
@@ -33,15 +34,15 @@ class KernelTrace:
         return 1 - sum(stop - start for start, stop in _union(self.intervals)) / self.span
 
     def added(self) -> Iterator[tuple[str, float]]:
-        """Kernels in the order of their starts, with the microseconds by which each moved the end on.
+        """Kernels in the order of their starts, with the microseconds by which each moved its stream's end on.
 
-        One that starts early, and then waits for the one before, counts from the end of that; one that ends beside a
-        longer one counts nothing. So all sum to the time in which any ran.
+        One that starts early, and then waits for the one before, counts from the end of that. Kernels of several
+        streams that run at once count in full each.
         """
-        latest = float("-inf")
+        latest: defaultdict[int, float] = defaultdict(lambda: float("-inf"))
         for each in sorted(self.intervals, key=lambda interval: interval.start):
-            yield each.name, max(each.stop - max(each.start, latest), 0.0)
-            latest = max(latest, each.stop)
+            yield each.name, max(each.stop - max(each.start, latest[each.stream]), 0.0)
+            latest[each.stream] = max(latest[each.stream], each.stop)
 
     def by_name(self) -> dict[str, tuple[int, float]]:
         """Number and added microseconds of the kernels of each name, longest first."""
@@ -66,7 +67,9 @@ def trace_kernels(work: Callable[[], object]) -> KernelTrace:
         work()
         torch.cuda.synchronize()
     events = [event for event in profiler.events() if event.device_type == torch.autograd.DeviceType.CUDA]
-    return KernelTrace([Interval(event.name, event.time_range.start, event.time_range.end) for event in events])
+    return KernelTrace(
+        [Interval(each.name, each.time_range.start, each.time_range.end, each.device_resource_id) for each in events]
+    )
 
 
 def _union(intervals: Iterable[Interval]) -> list[tuple[float, float]]:

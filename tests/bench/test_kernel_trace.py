@@ -20,5 +20,10 @@ def test_a_kernel_counts_from_the_end_of_what_ran_before_it() -> None:
     assert waiting.by_name() == {"long": (1, 100), "waits": (1, 10), "beside": (1, 0)}
 
 
+def test_kernels_of_two_streams_count_in_full_each() -> None:
+    shared = KernelTrace([Interval("shared", 0, 90, stream=1), Interval("routed", 1, 100), Interval("next", 95, 103)])
+    assert list(shared.added()) == [("shared", 90), ("routed", 99), ("next", 3)]
+
+
 def test_a_kernel_of_no_group_keeps_its_name() -> None:
     assert TRACE.by_group({"products": "gemm"}) == {"products": 30, "other: norm": 5}
