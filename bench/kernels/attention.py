@@ -9,7 +9,7 @@ import torch
 
 from bench.kernels.timing import Case
 from kernels.kv_copy import BLOCK_TOKENS
-from kernels.mla_decode import DecodePlan, flash_mla, fp8, plan_decode
+from kernels.mla_decode import DecodePlan, bf16, flash_mla, fp8, plan_decode
 from kernels.mla_decode import triton as triton_decode
 from kernels.mla_prefill import PrefillPlan, cudnn, flash_attention, plan_prefill
 from kernels.mla_prefill import triton as triton_prefill
@@ -25,8 +25,11 @@ Prefill = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, PrefillPlan, float
 
 
 def cases() -> Iterable[Case]:
-    for requests, heads, query_tokens in [(32, 128, 1), (64, 128, 1), (96, 128, 1), (96, 128, 2), (128, 16, 1)]:
-        yield from _decode_cases(requests, 4096, heads, query_tokens)
+    for requests in (32, 64, 96, 128):
+        for context in (3500, 4096):
+            yield from _decode_cases(requests, context, HEADS, 1)
+    yield from _decode_cases(96, 4096, HEADS, 2)
+    yield from _decode_cases(128, 4096, 16, 1)
     for lengths in ([4096], [8192], [32768], [3500] * 4):
         yield from _prefill_cases(lengths)
 
@@ -39,12 +42,13 @@ def _decode_cases(requests: int, context: int, heads: int, query_tokens: int) ->
     providers: list[tuple[str, torch.dtype, Attend]] = [
         ("deepmesh, Triton", torch.bfloat16, _triton_decode),
         ("deepmesh, Triton", E4M3, _triton_decode),
+        ("deepmesh, CUDA", torch.bfloat16, lambda q, pool, plan: bf16.mla_decode(q, pool, plan, SCALE)),
     ]
     if flash_mla.available():
         providers.append(
             ("flash_mla", torch.bfloat16, lambda q, pool, plan: flash_mla.mla_decode(q, pool, plan, SCALE))
         )
-    providers.append(("deepmesh, FP8", E4M3, lambda q, pool, plan: fp8.mla_decode(q, pool, plan, SCALE, 1.0)))
+    providers.append(("deepmesh, CUDA", E4M3, lambda q, pool, plan: fp8.mla_decode(q, pool, plan, SCALE, 1.0)))
     if heads == HEADS and _load_extension():
         providers.append(("flash_mla, FP8 extension", E4M3, _extension_decode))
     for provider, dtype, attend in providers:

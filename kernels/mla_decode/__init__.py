@@ -20,25 +20,31 @@ def mla_decode(
     query: [rows * query_tokens, heads, width] contiguous, row by row; pool: [blocks, 64, width] contiguous, one layer,
     of the query's dtype or e4m3, with the queries' own latents already written; value_width: 512 of DeepSeek's 576;
     kv_scale: a latent is kv_scale times what the pool holds. Returns [rows * query_tokens, heads, value_width]; no rows
-    give no rows. On a GPU: flash_mla for bf16 pools where it can be imported, ours otherwise; products in FP8, the
-    queries quantized for each head, for e4m3 pools of DeepSeek's widths on Hopper.
+    give no rows. On a GPU: ours; for bf16 pools flash_mla where it can be imported and the heads are few or the
+    queries of a row many; products in FP8, the queries quantized for each head, for e4m3 pools of DeepSeek's widths on
+    Hopper.
     """
     assert query.shape[0] == plan.rows * plan.query_tokens and query.is_contiguous()
     assert query.shape[2] == pool.shape[2] and pool.is_contiguous()
     assert pool.dtype in (query.dtype, torch.float8_e4m3fn)
     if not query.is_cuda:
         return reference.mla_decode(query, pool, plan, value_width, scale, kv_scale)
-    if flash_mla.takes(query, pool, value_width):
-        return flash_mla.mla_decode(query, pool, plan, scale)
-    return _ours(query, pool, plan, value_width, scale, kv_scale)
+    return _on_device(query, pool, plan, value_width, scale, kv_scale)
 
 
-def _ours(
+def _on_device(
     query: torch.Tensor, pool: torch.Tensor, plan: DecodePlan, value_width: int, scale: float, kv_scale: float
 ) -> torch.Tensor:
-    # Imported here: neither exists on a machine without a GPU.
-    from kernels.mla_decode import fp8, triton
+    # Imported here: none exists on a machine without a GPU.
+    from kernels.mla_decode import bf16, fp8, triton
+    from kernels.mla_decode.parts import HEADS
 
+    packaged = flash_mla.takes(query, pool, value_width)
+    # With 16 heads flash_mla was measured faster, with 128 ours, which then reads every latent once for two row tiles.
+    if bf16.takes(query, pool, plan, value_width) and (query.shape[1] >= 2 * HEADS or not packaged):
+        return bf16.mla_decode(query, pool, plan, scale)
+    if packaged:
+        return flash_mla.mla_decode(query, pool, plan, scale)
     if fp8.takes(query, pool, plan, value_width):
         return fp8.mla_decode(query, pool, plan, scale, kv_scale)
     processors = torch.cuda.get_device_properties(query.device).multi_processor_count

@@ -72,15 +72,52 @@ def test_deepseek_shapes_from_an_e4m3_pool(lengths: list[int], query_tokens: int
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS.keys())
-@pytest.mark.parametrize("query_tokens", [1, 2])
-@pytest.mark.parametrize("heads", [16, 128])
-def test_deepseek_shapes_from_a_bfloat16_pool(lengths: list[int], query_tokens: int, heads: int) -> None:
+@pytest.mark.parametrize("query_tokens", [1, 2, 4])
+@pytest.mark.parametrize("heads", [16, 64, 128])
+@pytest.mark.parametrize("provider", ["ours, CUDA", "ours, Triton", "flash_mla"])
+def test_deepseek_shapes_from_a_bfloat16_pool(
+    lengths: list[int], query_tokens: int, heads: int, provider: str, poisoned: None
+) -> None:
+    from kernels.mla_decode import bf16
+
     case = Case(lengths, query_tokens, heads, (512, 576), e4m3=False)
-    processors = torch.cuda.get_device_properties(DEVICE).multi_processor_count
-    found = ours.mla_decode(case.query, case.pool, case.plan, 512, SCALE, 1.0, processors)
+    if provider == "ours, CUDA":
+        if not bf16.takes(case.query, case.pool, case.plan, case.value_width):
+            pytest.skip("needs a Hopper GPU and at most two queries")
+        found = bf16.mla_decode(case.query, case.pool, case.plan, SCALE)
+    elif provider == "ours, Triton":
+        processors = torch.cuda.get_device_properties(DEVICE).multi_processor_count
+        found = ours.mla_decode(case.query, case.pool, case.plan, 512, SCALE, 1.0, processors)
+    else:
+        if not flash_mla.takes(case.query, case.pool, case.value_width):
+            pytest.skip("needs flash_mla")
+        found = flash_mla.mla_decode(case.query, case.pool, case.plan, SCALE)
     assert case.error(found) < 0.01
-    if flash_mla.available():
-        assert case.error(flash_mla.mla_decode(case.query, case.pool, case.plan, SCALE)) < 0.01
+
+
+@pytest.mark.gpu
+def test_scores_that_grow_along_the_context_keep_their_precision() -> None:
+    from kernels.mla_decode import bf16
+
+    case = Case([2000, 777], 1, 128, (512, 576), e4m3=False)
+    if not bf16.takes(case.query, case.pool, case.plan, case.value_width):
+        pytest.skip("needs a Hopper GPU")
+    for row, length in enumerate([2000, 777]):
+        for block in range(-(-length // 64)):
+            case.pool[case.plan.block_table[row, block].long()] *= 0.2 * (block + 1)
+    assert case.error(bf16.mla_decode(case.query, case.pool, case.plan, SCALE)) < 0.01
+
+
+@pytest.mark.gpu
+def test_equal_contexts_are_not_cut_where_each_finds_a_part() -> None:
+    from kernels.mla_decode import bf16
+
+    case = Case([3500] * 64, 1, 128, (512, 576), e4m3=False)
+    if not bf16.takes(case.query, case.pool, case.plan, case.value_width):
+        pytest.skip("needs a Hopper GPU")
+    bf16.mla_decode(case.query, case.pool, case.plan, SCALE)
+    borders = case.plan.schedule.splits[: 2 * 64].view(64, 2)
+    assert torch.equal(borders[:, 0], borders[:, 1]) and len(set(borders[:, 0].tolist())) == 64
 
 
 @pytest.mark.gpu

@@ -89,50 +89,26 @@ __device__ __forceinline__ void attend(
 }
 
 template <bool WHOLE_TILES>
-__device__ __forceinline__ void consume(Shared& shared, const Arguments& given, Part part, int row_tile) {
-  int tiles = (given.heads + HEADS - 1) / HEADS, query_index = row_tile / tiles, first_head = row_tile % tiles * HEADS;
+__device__ __forceinline__ void consume(Shared& shared, const Arguments& given, const Part& part, int row_tile) {
+  const Work& work = given.work;
+  int tiles = (work.heads + HEADS - 1) / HEADS, query_index = row_tile / tiles, first_head = row_tile % tiles * HEADS;
   Consumer own{__shfl_sync(~0u, (int)threadIdx.x / 128, 0), 0};
-  Piece piece{first_request(given.starts, given.requests, part.begin), 0, 0};
-  for (; next_piece(given.starts, given.requests, part.begin, part.end, piece); piece.request++) {
-    long long token = (long long)piece.request * given.query_tokens + query_index;
-    long long at = token * given.heads + first_head;
+  for (int request = part.begin.x; part.has(request); request++) {
+    int length = work.lengths[request];
+    Piece piece = part.piece(request, units_of(length));
+    long long at = ((long long)request * work.query_tokens + query_index) * work.heads + first_head;
     consumers_meet();
     load_query(shared, given.query + at * (WIDTH / 2));
     fence_async_proxy();
     consumers_meet();
-    int seen = given.lengths[piece.request] - given.query_tokens + 1 + query_index;
+    int seen = length - work.query_tokens + 1 + query_index;
     float out[4][32] = {};
     Softmax state{{LOWEST, LOWEST}, {0.0f, 0.0f}, {1.0f, 1.0f}, {}};
     int tokens = seen - piece.first * 2 * BLOCK;
     attend(shared, own, piece.last - piece.first, tokens, given.scale_log2 * given.kv_scale, out, state);
-    bool whole = given.borders[2 * piece.request] == given.borders[2 * piece.request + 1];
-    long long slot = (long long)(part.index + piece.request) * given.query_tokens + query_index;
-    long long piece_at = slot * given.heads + first_head;
-    finish<WHOLE_TILES>(shared, out, state, given.kv_scale, whole ? given.out + at * (LATENT / 2) : given.pieces + piece_at * (LATENT / 2),
-           whole ? nullptr : given.log_sums + piece_at, own.group);
-  }
-}
-
-// One warp, once a step: how the work of all requests is cut into parts.
-extern "C" __global__ void schedule(const __grid_constant__ Arguments given) {
-  int lane = threadIdx.x, before = 0;
-  for (int base = 0; base < given.requests; base += 32) {
-    int request = base + lane, cost = request < given.requests ? units_of(given.lengths[request]) + PIECE_COST : 0;
-    int sum = cost;
-#pragma unroll
-    for (int step = 1; step < 32; step *= 2) {
-      int other = __shfl_up_sync(~0u, sum, step);
-      if (lane >= step) sum += other;
-    }
-    if (request < given.requests) given.starts[request] = before + sum - cost;
-    before += __shfl_sync(~0u, sum, 31);
-  }
-  if (lane == 0) given.starts[given.requests] = before;
-  __syncwarp();
-  for (int request = lane; request < given.requests; request += 32) {
-    given.borders[2 * request] = part_of(given.starts[request] + PIECE_COST, before, given.parts);
-    int next = request + 1 < given.requests ? given.starts[request + 1] : before;
-    given.borders[2 * request + 1] = part_of(next - 1, before, given.parts);
+    long long target = row_of(work, part, piece, query_index, first_head);
+    finish<WHOLE_TILES>(shared, out, state, given.kv_scale, (piece.whole ? work.out : work.pieces) + target * (LATENT / 2),
+           piece.whole ? nullptr : work.log_sums + target, own.group);
   }
 }
 
@@ -140,9 +116,10 @@ template <bool WHOLE_TILES>
 __device__ __forceinline__ void attend_part(const Arguments& given) {
   extern __shared__ __align__(1024) u8 memory[];
   Shared& shared = *reinterpret_cast<Shared*>(memory);
-  int tiles = (given.heads + HEADS - 1) / HEADS, row_tiles = given.query_tokens * tiles;
+  const Work& work = given.work;
+  int tiles = (work.heads + HEADS - 1) / HEADS, row_tiles = work.query_tokens * tiles;
   if (threadIdx.x == 0) {
-    shared.heads = min(given.heads - blockIdx.x % tiles * HEADS, HEADS);
+    shared.heads = min(work.heads - blockIdx.x % tiles * HEADS, HEADS);
     for (int stage = 0; stage < STAGES; stage++) {
       init_barrier(&shared.full[stage], PRODUCERS);
       init_barrier(&shared.empty[stage], 2);
@@ -150,7 +127,9 @@ __device__ __forceinline__ void attend_part(const Arguments& given) {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
   __syncthreads();
-  Part part = own_part(given.starts, given.requests, given.parts, blockIdx.x / row_tiles);
+  wait_for_earlier();
+  start_next();
+  Part part = own_part(work, blockIdx.x / row_tiles);
   if (threadIdx.x < CONSUMERS) {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
     consume<WHOLE_TILES>(shared, given, part, blockIdx.x % row_tiles);
@@ -168,44 +147,3 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + PRODUCERS, 1) decode(co
 extern "C" __global__ void __launch_bounds__(CONSUMERS + PRODUCERS, 1) decode_rest(const __grid_constant__ Arguments given) {
   attend_part<false>(given);
 }
-
-// Joins the pieces of requests that a border cuts. A warp does one head; reads and writes 2 bytes a value.
-extern "C" __global__ void __launch_bounds__(256) combine(const __grid_constant__ Arguments given) {
-  int token = blockIdx.x, request = token / given.query_tokens, lane = threadIdx.x % 32;
-  int head = blockIdx.y * 8 + threadIdx.x / 32;
-  int first = given.borders[2 * request], last = given.borders[2 * request + 1];
-  if (first == last || head >= given.heads) return;
-  float largest = LOWEST, total = 0.0f, sum[16] = {};
-#pragma unroll 2
-  for (int part = first; part <= last; part++) {
-    long long slot = ((long long)(part + request) * given.query_tokens + token % given.query_tokens) * given.heads + head;
-    float log_sum = given.log_sums[slot], now = fmaxf(largest, log_sum);
-    const uint4* values = reinterpret_cast<const uint4*>(given.pieces + slot * (LATENT / 2));
-    uint4 packed[2] = {values[lane], values[32 + lane]};
-    float alpha = exp2_fast(largest - now), weight = exp2_fast(log_sum - now);
-    largest = now;
-    total = total * alpha + weight;
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-      u32 words[4] = {packed[i].x, packed[i].y, packed[i].z, packed[i].w};
-#pragma unroll
-      for (int word = 0; word < 4; word++) {
-        int at = i * 8 + word * 2;
-        sum[at] = sum[at] * alpha + weight * __uint_as_float(words[word] << 16);
-        sum[at + 1] = sum[at + 1] * alpha + weight * __uint_as_float(words[word] & 0xFFFF0000u);
-      }
-    }
-  }
-  uint4* target = reinterpret_cast<uint4*>(given.out + ((long long)token * given.heads + head) * (LATENT / 2));
-  float inverse = 1.0f / total;
-#pragma unroll
-  for (int i = 0; i < 2; i++) {
-    uint4 packed;
-    packed.x = pack_bf16(sum[i * 8] * inverse, sum[i * 8 + 1] * inverse);
-    packed.y = pack_bf16(sum[i * 8 + 2] * inverse, sum[i * 8 + 3] * inverse);
-    packed.z = pack_bf16(sum[i * 8 + 4] * inverse, sum[i * 8 + 5] * inverse);
-    packed.w = pack_bf16(sum[i * 8 + 6] * inverse, sum[i * 8 + 7] * inverse);
-    target[i * 32 + lane] = packed;
-  }
-}
-

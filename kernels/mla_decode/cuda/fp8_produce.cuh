@@ -2,7 +2,7 @@
 
 #pragma once
 
-#include "fp8_parts.cuh"
+#include "fp8_arguments.cuh"
 
 struct Shared {
   u8 query[TILE_BYTES];
@@ -41,12 +41,12 @@ __device__ __forceinline__ void copy_whole(u8* tile, const Arguments& given, int
   copy_box(tile + ROPE_OFFSET, given.keys, LATENT, block * BLOCK, full);
 }
 
-__device__ __forceinline__ void produce(Shared& shared, const Arguments& given, Part part) {
+__device__ __forceinline__ void produce(Shared& shared, const Arguments& given, const Part& part) {
   int copied = 0;
-  Piece piece{first_request(given.starts, given.requests, part.begin), 0, 0};
-  for (; next_piece(given.starts, given.requests, part.begin, part.end, piece); piece.request++) {
-    int length = given.lengths[piece.request];
-    const int* blocks = given.block_table + (long long)piece.request * given.table_stride;
+  for (int request = part.begin.x; part.has(request); request++) {
+    int length = given.work.lengths[request];
+    Piece piece = part.piece(request, units_of(length));
+    const int* blocks = given.work.block_table + (long long)request * given.work.table_stride;
     for (int block = 2 * piece.first; block < 2 * piece.last; block++, copied++) {
       int stage = copied % STAGES, tokens = length - block * BLOCK, stored = tokens > 0 ? blocks[block] : 0;
       wait(&shared.empty[stage], (copied / STAGES & 1) ^ 1);

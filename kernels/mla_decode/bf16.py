@@ -1,0 +1,65 @@
+"""Our decode attention over a bf16 pool on Hopper: `cuda/bf16_decode.cu`."""
+
+import ctypes
+import math
+from functools import lru_cache
+
+import torch
+
+from kernels.kv_copy import BLOCK_TOKENS
+from kernels.mla_decode.parts import CUDA, Work, cut_work
+from kernels.mla_decode.plan import DecodePlan
+from kernels.nvrtc import encode_rows, load_kernel
+
+SOURCE = CUDA / "bf16_decode.cu"
+LATENT, WIDTH = 512, 576
+THREADS, MOST_QUERY_TOKENS = 512, 2
+# `Shared` of the source: 28 chunks of 64 x 64, six floats a row, 27 barriers.
+SHARED_BYTES = 28 * 8192 + 6 * 64 * 4 + 27 * 8
+
+
+class Arguments(ctypes.Structure):
+    """`Arguments` of the source."""
+
+    _fields_ = (
+        ("pool_boxes", ctypes.c_uint64 * 16),
+        ("query_boxes", ctypes.c_uint64 * 16),
+        ("work", Work),
+        ("pool", ctypes.c_void_p),
+        ("query", ctypes.c_void_p),
+        ("scale_log2", ctypes.c_float),
+        # To a multiple of the maps' alignment, 64.
+        ("padding", ctypes.c_byte * 20),
+    )
+
+
+def takes(query: torch.Tensor, pool: torch.Tensor, plan: DecodePlan, value_width: int) -> bool:
+    """Whether this kernel computes it: DeepSeek's widths, on Hopper, and as many queries of a row as were tested."""
+    return (
+        pool.dtype == query.dtype == torch.bfloat16
+        and (value_width, pool.shape[2]) == (LATENT, WIDTH)
+        and plan.query_tokens <= MOST_QUERY_TOKENS
+        and torch.cuda.get_device_capability(query.device)[0] == 9
+    )
+
+
+def mla_decode(query: torch.Tensor, pool: torch.Tensor, plan: DecodePlan, scale: float) -> torch.Tensor:
+    tokens, heads, _ = query.shape
+    device = query.device
+    out = torch.empty(tokens, heads, LATENT, dtype=query.dtype, device=device)
+    if not tokens:
+        return out
+    cut = cut_work(plan, heads, out, BLOCK_TOKENS)
+    name = "decode_single" if cut.row_tiles % 2 else "decode_pair"
+    arguments = Arguments(
+        _boxes(pool.data_ptr(), pool.shape[0] * BLOCK_TOKENS), _boxes(query.data_ptr(), tokens * heads), cut.work,
+        pool.data_ptr(), query.data_ptr(), scale * math.log2(math.e),
+    )  # fmt: skip
+    cut.attend(load_kernel(SOURCE, name, SHARED_BYTES, device.index or 0), THREADS, arguments)
+    return out
+
+
+@lru_cache(maxsize=1024)
+def _boxes(address: int, rows: int) -> ctypes.Array[ctypes.c_uint64]:
+    """How the copy engine reads rows of latents or queries: 64 rows of 64 values."""
+    return encode_rows(address, rows=rows, row_bytes=WIDTH * 2, box_rows=BLOCK_TOKENS, box_bytes=128)

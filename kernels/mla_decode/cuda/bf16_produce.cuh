@@ -1,0 +1,86 @@
+// Latents on their way into shared memory: one warp.
+
+#pragma once
+
+#include "bf16_products.cuh"
+
+// Blocks by which the bytes of one are brought to the second-level cache, and its index is read, ahead of the copy. More
+// would be driven out of that cache again.
+constexpr int PREFETCHED = 1, LOOKED_UP = PREFETCHED + 4;
+
+// All blocks of a part, request by request.
+struct Walk {
+  const Work& work;
+  const Part& part;
+  Piece piece;
+  int block;
+
+  __device__ __forceinline__ Walk(const Work& work, const Part& part) : work(work), part(part), block(0) {
+    piece = Piece{part.begin.x - 1, 0, 0, false};
+  }
+  // The pool's index of the next block; false at the end.
+  __device__ __forceinline__ bool next(const int*& index) {
+    if (block == piece.last) {
+      int request = piece.request + 1;
+      if (!part.has(request)) return false;
+      piece = part.piece(request, (work.lengths[request] + BLOCK - 1) / BLOCK);
+      block = piece.first;
+    }
+    index = work.block_table + (long long)piece.request * work.table_stride + block++;
+    return true;
+  }
+};
+
+__device__ __forceinline__ void prefetch(const u8* source, u32 bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(source), "r"(bytes) : "memory");
+}
+
+__device__ __forceinline__ void prefetch_query(const Arguments& given, const Place& place, int request) {
+  int heads = min(given.work.heads - place.first_head, HEADS);
+  prefetch(reinterpret_cast<const u8*>(given.query) + first_row_of(given.work, place, request) * WIDTH * 2, heads * WIDTH * 2);
+}
+
+// One thread: a block, of which each CTA of the cluster copies its share for all.
+template <int CTAS>
+__device__ __forceinline__ void copy_block(Shared& shared, const TensorMap& map, const Turn& turn, int block, u32 rank) {
+  constexpr u32 ALL = (1 << CTAS) - 1;
+#pragma unroll
+  for (int i = 0; i < PAIRS; i++) {
+    int slot = turn.slot_of(i), chunk = 2 * pair_at(i) + (CTAS > 1 ? rank : 0);
+    u64* full = &shared.full[slot];
+    u8* target = shared.latents[slot] + chunk % 2 * CHUNK_BYTES;
+    wait(&shared.empty[slot], turn.phase_of(i) ^ 1);
+    arrive_and_expect(full, PAIR_BYTES);
+    copy_box_to<CTAS>(target, map, chunk * CHUNK * 2, block * BLOCK, full, ALL);
+    if (CTAS == 1) copy_box_to<CTAS>(target + CHUNK_BYTES, map, (chunk + 1) * CHUNK * 2, block * BLOCK, full, ALL);
+  }
+  wait(&shared.key_empty, (turn.count & 1) ^ 1);
+  arrive_and_expect(&shared.key_full, CHUNK_BYTES);
+  if (turn.count % CTAS == rank) copy_box_to<CTAS>(shared.key, map, LATENT * 2, block * BLOCK, &shared.key_full, ALL);
+}
+
+template <int CTAS>
+__device__ __forceinline__ void produce(Shared& shared, const Arguments& given, const Place& place) {
+  constexpr u32 SHARE = BLOCK * WIDTH * 2 / CTAS;
+  int lane = threadIdx.x % 32, stored = 0, known = 0;
+  Walk walk(given.work, place.part);
+  Turn turn;
+  for (int now = -LOOKED_UP;; now++) {
+    const int* index;
+    if (walk.next(index)) {
+      if (lane == known % 32) stored = *index;
+      known++;
+      if (walk.block == walk.piece.first + 1 && known > 1 && lane == 0) prefetch_query(given, place, walk.piece.request);
+    }
+    if (now < 0) continue;
+    if (now >= known) break;
+    int block = __shfl_sync(~0u, stored, now % 32);
+    if (lane == 0) copy_block<CTAS>(shared, given.pool_boxes, turn, block, place.rank);
+    turn.next();
+    __syncwarp();
+    // Not before the first blocks, which have to come soonest.
+    int ahead = now + PREFETCHED;
+    long long later = __shfl_sync(~0u, stored, ahead % 32);
+    if (lane == 0 && now > 0 && ahead < known) prefetch(given.pool + (later * CTAS + place.rank) * SHARE, SHARE);
+  }
+}

@@ -1,0 +1,110 @@
+// Warpgroup products of bf16, and the shared memory that their operands lie in.
+
+#pragma once
+
+#include "cluster.cuh"
+#include "parts.cuh"
+
+// Chunks of 64 channels. The last of a query are held in registers: what they leave of shared memory is half a block more.
+constexpr int CHUNK = 64, CHUNKS = WIDTH / CHUNK, CHUNK_BYTES = BLOCK * CHUNK * 2, HELD_CHUNKS = 4;
+// Latents are copied, awaited and given back two chunks at a time, in a ring.
+constexpr int PAIRS = LATENT / CHUNK / 2, PAIR_BYTES = 2 * CHUNK_BYTES, SLOTS = 10;
+
+// Chunks are 64 rows of 128 bytes, swizzled.
+struct Shared {
+  u8 query[CHUNKS - HELD_CHUNKS][CHUNK_BYTES];
+  u8 latents[SLOTS][PAIR_BYTES];
+  u8 key[CHUNK_BYTES];
+  u8 probabilities[2][CHUNK_BYTES];
+  // Of each row: by how much what was summed becomes smaller; at a piece's end, one over the sum, and its logarithm.
+  float alpha[2][HEADS];
+  float inverse[2][HEADS];
+  float log_sum[2][HEADS];
+  u64 query_full;
+  u64 key_full;
+  u64 key_empty;
+  u64 probabilities_full[2];
+  u64 probabilities_empty[2];
+  u64 full[SLOTS];
+  u64 empty[SLOTS];
+};
+
+// Which block of all that a CTA reads, and where in the ring its pairs lie: of either half of the channels one, then the
+// others, so that both halves give one back early.
+struct Turn {
+  int count = 0, slot = 0;
+  u32 phase = 0;
+
+  __device__ __forceinline__ int slot_of(int i) const { return slot + i < SLOTS ? slot + i : slot + i - SLOTS; }
+  __device__ __forceinline__ u32 phase_of(int i) const { return slot + i < SLOTS ? phase : phase ^ 1; }
+  __device__ __forceinline__ void next() {
+    count++;
+    phase = phase_of(PAIRS);
+    slot = slot_of(PAIRS);
+  }
+};
+
+__device__ __forceinline__ constexpr int pair_at(int i) { return i % 2 * 2 + i / 2; }
+
+// V as the second operand: channels lie side by side, 64 to a chunk, tokens in groups of 8 rows.
+__device__ __forceinline__ u64 value_descriptor(u32 address) {
+  return (u64)((address & 0x3FFFF) >> 4) | ((u64)(CHUNK_BYTES >> 4) << 16) | ((u64)(1024 >> 4) << 32) | (1ull << 62);
+}
+
+__device__ __forceinline__ void multiply_bf16(float (&d)[32], u64 a, u64 b, int accumulate) {
+  asm volatile(
+      "{\n .reg .pred p;\n setp.ne.b32 p, %34, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " ACCUMULATORS ", %32, %33, p, 1, 1, 0, 0;\n}"
+      : BIND(d) : "l"(a), "l"(b), "r"(accumulate));
+}
+
+// The first operand from registers.
+__device__ __forceinline__ void multiply_bf16(float (&d)[32], const u32 (&a)[4], u64 b, int accumulate) {
+  asm volatile(
+      "{\n .reg .pred p;\n setp.ne.b32 p, %37, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " ACCUMULATORS ", {%32, %33, %34, %35}, %36, p, 1, 1, 0;\n}"
+      : BIND(d) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
+}
+
+#define BIND_HALF(d, at)                                                                                           \
+  "+f"(d[at]), "+f"(d[at + 1]), "+f"(d[at + 2]), "+f"(d[at + 3]), "+f"(d[at + 4]), "+f"(d[at + 5]), "+f"(d[at + 6]),  \
+      "+f"(d[at + 7]), "+f"(d[at + 8]), "+f"(d[at + 9]), "+f"(d[at + 10]), "+f"(d[at + 11]), "+f"(d[at + 12]),        \
+      "+f"(d[at + 13]), "+f"(d[at + 14]), "+f"(d[at + 15]), "+f"(d[at + 16]), "+f"(d[at + 17]), "+f"(d[at + 18]),     \
+      "+f"(d[at + 19]), "+f"(d[at + 20]), "+f"(d[at + 21]), "+f"(d[at + 22]), "+f"(d[at + 23]), "+f"(d[at + 24]),     \
+      "+f"(d[at + 25]), "+f"(d[at + 26]), "+f"(d[at + 27]), "+f"(d[at + 28]), "+f"(d[at + 29]), "+f"(d[at + 30]),     \
+      "+f"(d[at + 31])
+
+// V transposed on the way in.
+__device__ __forceinline__ void multiply_values(float (&d)[64], u64 a, u64 b, int accumulate) {
+  asm volatile(
+      "{\n .reg .pred p;\n setp.ne.b32 p, %66, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, %64, %65, p, 1, 1, 0, 1;\n}"
+      : BIND_HALF(d, 0), BIND_HALF(d, 32) : "l"(a), "l"(b), "r"(accumulate));
+}
+
+struct Arguments {
+  // Boxes of 64 rows of 128 bytes: of the pool, and of the queries.
+  TensorMap pool_boxes, query_boxes;
+  Work work;
+  const u8* pool;
+  const u32* query;
+  float scale_log2;
+};
+
+struct Place {
+  Part part;
+  int query_index, first_head;
+  u32 rank;
+};
+
+__device__ __forceinline__ long long first_row_of(const Work& work, const Place& place, int request) {
+  return ((long long)request * work.query_tokens + place.query_index) * work.heads + place.first_head;
+}
+
+__device__ __forceinline__ long long all_rows(const Work& work) {
+  return (long long)work.requests * work.query_tokens * work.heads;
+}

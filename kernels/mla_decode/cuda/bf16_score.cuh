@@ -1,0 +1,159 @@
+// Scores and the softmax between the products, on 64 rows and a block: one warpgroup.
+
+#pragma once
+
+#include "bf16_products.cuh"
+
+// Probabilities refer to an earlier block's largest score until a thread's sum of 16 shows that this one's are far above it:
+// then, and first of all, a maximum is taken, and what was summed is made smaller.
+constexpr float LARGEST_SUM = 1024.0f;
+constexpr int SCORERS = 128;
+
+__device__ __forceinline__ bool arrived(u64* barrier, u32 parity) {
+  u32 done;
+  asm volatile(
+      "{\n .reg .pred done;\n"
+      "mbarrier.test_wait.parity.shared::cta.b64 done, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, done;\n}" : "=r"(done) : "r"(shared_address(barrier)), "r"(parity) : "memory");
+  return done;
+}
+
+struct Query {
+  // Of the held chunks, as a first operand: two rows and four channels of each 16.
+  u32 held[HELD_CHUNKS][4][4];
+};
+
+__device__ __forceinline__ void multiply_chunk(
+    float (&scores)[32], Shared& shared, const Query& query, int chunk, u64 latents, bool first) {
+  u64 stored = descriptor<1>(shared_address(shared.query));
+#pragma unroll
+  for (int step = 0; step < CHUNK / 16; step++) {
+    if (chunk < CHUNKS - HELD_CHUNKS)
+      multiply_bf16(scores, stored + (chunk * CHUNK_BYTES + step * 32) / 16, latents + step * 2, !first || step > 0);
+    else
+      multiply_bf16(scores, query.held[chunk - (CHUNKS - HELD_CHUNKS)][step], latents + step * 2, !first || step > 0);
+  }
+}
+
+// S = Q K^T of one block as it arrives, not waited for.
+__device__ __forceinline__ void score(float (&scores)[32], Shared& shared, const Query& query, const Turn& turn) {
+#pragma unroll
+  for (int i = 0; i < PAIRS; i++) {
+    int slot = turn.slot_of(i);
+    u64 latents = descriptor<1>(shared_address(shared.latents[slot]));
+    wait(&shared.full[slot], turn.phase_of(i));
+    wgmma_fence();
+    multiply_chunk(scores, shared, query, 2 * pair_at(i), latents, i == 0);
+    multiply_chunk(scores, shared, query, 2 * pair_at(i) + 1, latents + CHUNK_BYTES / 16, false);
+  }
+  wait(&shared.key_full, turn.count & 1);
+  wgmma_fence();
+  multiply_chunk(scores, shared, query, CHUNKS - 1, descriptor<1>(shared_address(shared.key)), false);
+  wgmma_commit();
+}
+
+// The held chunks of two rows, of `rows` that there are.
+__device__ __forceinline__ void load_held(Query& query, const u32* source, int row, long long rows) {
+  bool there[2] = {row < rows, row + 8 < rows};
+  const u32* own = source + row * (WIDTH / 2) + (CHUNKS - HELD_CHUNKS) * (CHUNK / 2) + threadIdx.x % 4;
+#pragma unroll
+  for (int i = 0; i < HELD_CHUNKS * 16; i++)
+    query.held[i / 16][i / 4 % 4][i % 4] = there[i % 2] ? own[i % 2 * 8 * (WIDTH / 2) + i / 4 * 8 + i % 4 / 2 * 4] : 0;
+}
+
+struct Softmax {
+  // Of the thread's two rows: what probabilities refer to (log2), its share of their sum, and by how much the last block made
+  // what was summed before smaller.
+  float reference[2], total[2], alpha[2];
+  // The last block's probabilities, not stored yet: two tokens a word.
+  u32 packed[16];
+};
+
+__device__ __forceinline__ void exponentiate(const float (&scores)[32], Softmax& state, float scale, float (&sum)[2]) {
+  sum[0] = sum[1] = 0.0f;
+#pragma unroll
+  for (int word = 0; word < 16; word++) {
+    int half = word % 2;
+    float low = exp2_fast(fmaf(scores[2 * word], scale, -state.reference[half]));
+    float high = exp2_fast(fmaf(scores[2 * word + 1], scale, -state.reference[half]));
+    sum[half] += low + high;
+    state.packed[word] = pack_bf16(low, high);
+  }
+}
+
+// Refers to the largest score seen.
+__device__ __forceinline__ void raise_reference(const float (&scores)[32], Softmax& state, float scale) {
+  float largest[2] = {LOWEST, LOWEST};
+#pragma unroll
+  for (int i = 0; i < 32; i++) largest[i / 2 % 2] = fmaxf(largest[i / 2 % 2], scores[i]);
+#pragma unroll
+  for (int half = 0; half < 2; half++) {
+    largest[half] = fmaxf(largest[half], __shfl_xor_sync(~0u, largest[half], 1));
+    largest[half] = fmaxf(largest[half], __shfl_xor_sync(~0u, largest[half], 2)) * scale;
+    float before = state.reference[half];
+    state.reference[half] = fmaxf(before, largest[half]);
+    state.alpha[half] = exp2_fast(before - state.reference[half]);
+  }
+}
+
+// A block's scores, of which `tokens` count, to probabilities.
+__device__ __forceinline__ void soften(float (&scores)[32], Softmax& state, float scale, int tokens) {
+  // Signed: queries to come may hide more tokens than the block has.
+  int pair = threadIdx.x % 4;
+  if (tokens < BLOCK) {
+#pragma unroll
+    for (int i = 0; i < 32; i++) {
+      if (i / 4 * 8 + pair * 2 + i % 2 >= tokens) scores[i] = -__int_as_float(0x7F800000);
+    }
+  }
+  float sum[2];
+  exponentiate(scores, state, scale, sum);
+  state.alpha[0] = state.alpha[1] = 1.0f;
+  if (__any_sync(~0u, fmaxf(sum[0], sum[1]) > LARGEST_SUM)) {
+    raise_reference(scores, state, scale);
+    exponentiate(scores, state, scale, sum);
+  }
+#pragma unroll
+  for (int half = 0; half < 2; half++) state.total[half] = state.total[half] * state.alpha[half] + sum[half];
+}
+
+// What follows the tokens of a request in its last block is neither zero nor finite, and meets probabilities of zero.
+__device__ __forceinline__ void clear_rest(Shared& shared, const Turn& turn, int tokens) {
+  int chunk = threadIdx.x % SCORERS / 16, column = threadIdx.x % 8 * 16;
+  u8* target = shared.latents[turn.slot_of(chunk / 2)] + chunk % 2 * CHUNK_BYTES + column;
+  for (int token = tokens + threadIdx.x / 8 % 2; token < BLOCK; token += 2)
+    *reinterpret_cast<uint4*>(target + token * 128) = make_uint4(0, 0, 0, 0);
+}
+
+// Four 8 x 8 matrices: of the first and the last 8 rows of the warp's 16, 16 tokens.
+__device__ __forceinline__ void store_matrices(u32 address, const u32* words) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
+               ::"r"(address), "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3]) : "memory");
+}
+
+// Probabilities to shared memory, once those of two blocks before have been read.
+__device__ __forceinline__ void store_probabilities(Shared& shared, Softmax& state, int count, bool last) {
+  int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, row = warp * 16 + lane % 16, buffer = count & 1;
+  u32 base = shared_address(shared.probabilities[buffer]) + row * 128;
+  wait(&shared.probabilities_empty[buffer], (count / 2 & 1) ^ 1);
+#pragma unroll
+  for (int i = 0; i < 4; i++) store_matrices(base + ((i * 2 + lane / 16) ^ (row & 7)) * 16, state.packed + i * 4);
+#pragma unroll
+  for (int half = 0; half < 2; half++) {
+    int own = warp * 16 + lane / 4 + half * 8;
+    if (lane % 4 == 0) shared.alpha[buffer][own] = state.alpha[half];
+    if (last) {
+      state.total[half] += __shfl_xor_sync(~0u, state.total[half], 1);
+      state.total[half] += __shfl_xor_sync(~0u, state.total[half], 2);
+      bool any = state.total[half] > 0.0f;
+      if (lane % 4 == 0) shared.inverse[buffer][own] = any ? __fdividef(1.0f, state.total[half]) : 0.0f;
+      if (lane % 4 == 0) shared.log_sum[buffer][own] = any ? state.reference[half] + __log2f(state.total[half]) : LOWEST;
+    }
+  }
+}
+
+__device__ __forceinline__ void publish(Shared& shared, int count) {
+  fence_async_proxy();
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) arrive(&shared.probabilities_full[count & 1]);
+}

@@ -1,0 +1,40 @@
+// Two CTAs that share what they read: barriers and copies across a cluster, in PTX.
+
+#pragma once
+
+#include "hopper.cuh"
+
+__device__ __forceinline__ u32 cluster_rank() {
+  u32 rank;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+
+// All threads of the cluster meet; what they wrote to their barriers is seen by the others.
+__device__ __forceinline__ void cluster_meet() {
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+__device__ __forceinline__ void fence_barrier_init() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+// At the same barrier of the cluster's CTA `rank`, which may be one's own.
+__device__ __forceinline__ void arrive_at(u64* barrier, u32 rank) {
+  asm volatile(
+      "{\n .reg .b32 there;\n"
+      "mapa.shared::cluster.u32 there, %0, %1;\n"
+      "mbarrier.arrive.shared::cluster.b64 _, [there];\n}" ::"r"(shared_address(barrier)), "r"(rank) : "memory");
+}
+
+// To the same place in the shared memory of all CTAs in `mask`, each of which counts the bytes at its own barrier.
+template <int CTAS>
+__device__ __forceinline__ void copy_box_to(u8* target, const TensorMap& map, int column, int row, u64* barrier, u32 mask) {
+  if (CTAS == 1) {
+    copy_box(target, map, column, row, barrier);
+    return;
+  }
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;"
+      ::"r"(shared_address(target)), "l"(&map), "r"(column), "r"(row), "r"(shared_address(barrier)), "h"((unsigned short)mask) : "memory");
+}
