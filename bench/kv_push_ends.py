@@ -2,6 +2,7 @@
 
 import multiprocessing
 import secrets
+import select
 import time
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
@@ -38,6 +39,10 @@ class _End:
         self.peer = peer
         self.geometry = geometry
         self.alarm = Alarm()
+        # Made once, to leave the interpreter to the transfer thread.
+        self._poll = select.poll()
+        for descriptor in (self.alarm.fileno(), peer.fileno()):
+            self._poll.register(descriptor, select.POLLIN)
         self.pool = make_pool(gpu, geometry)
         self.agent = TransferAgent(
             self.pool.memory(), NAMESPACE, config, time.monotonic, self.alarm.ring, ShortMemory()
@@ -51,12 +56,10 @@ class _End:
 
     def news(self) -> tuple[list[Event], list[Any]]:
         """Wait for either: what the agent has to tell, and what the peer said."""
-        ready = wait([self.alarm.fileno(), self.peer])
+        ready = [descriptor for descriptor, _ in self._poll.poll()]
         if self.alarm.fileno() in ready:
             self.alarm.clear()
-        said = []
-        while self.peer.poll():
-            said.append(self.peer.recv())
+        said = [self.peer.recv()] if self.peer.fileno() in ready else []
         return self.agent.events(), said
 
 

@@ -19,8 +19,9 @@ logger = logging.getLogger(__name__)
 # Turns without anything to do before it sleeps, while transfers are under way: an answer often comes within
 # microseconds, and going to sleep and being woken costs some twenty.
 _PATIENCE_SECONDS = 200e-6
-# Between looks at transfers that UCX wakes nobody for: long enough for others to get at the interpreter.
-_POLL_SECONDS = 5e-6
+# Between looks at transfers that UCX wakes nobody for: at first just long enough for others to get at the interpreter.
+_EAGER_POLL_SECONDS = 5e-6
+_POLL_SECONDS = 50e-6
 # After which the looking thread leaves the interpreter to one that waits for it. Python's own 5 ms would hold up every
 # word between the two ends of a push, and the steps of a rank.
 _SWITCH_SECONDS = 1e-4
@@ -103,7 +104,6 @@ class TransferThread:
     def _work_until_closed(self) -> None:
         if self._work.needs_polling:
             set_timer_slack(_TIMER_SLACK_NS)
-        patience = 0.0 if self._work.needs_polling else _PATIENCE_SECONDS
         poll = select.poll()
         poll.register(self._transport.fileno(), select.POLLIN)
         poll.register(self._alarm.fileno(), select.POLLIN)
@@ -116,7 +116,9 @@ class TransferThread:
                 swept = now
             if busy:
                 last_busy = now
-            elif now - last_busy > (patience if self._work.in_flight else self._linger_seconds):
+            elif self._work.needs_polling and self._work.in_flight:
+                time.sleep(_EAGER_POLL_SECONDS if now - last_busy < _PATIENCE_SECONDS else _POLL_SECONDS)
+            elif now - last_busy > (_PATIENCE_SECONDS if self._work.in_flight else self._linger_seconds):
                 self._sleep(poll)
 
     def _turn(self) -> bool:
@@ -130,9 +132,6 @@ class TransferThread:
 
     def _sleep(self, poll: select.poll) -> None:
         """Until there is something to do."""
-        if self._work.needs_polling and self._work.in_flight:
-            time.sleep(_POLL_SECONDS)
-            return
         if not self._transport.arm() or self._commands:
             return
         for descriptor, _ in poll.poll(self._timeout_ms()):

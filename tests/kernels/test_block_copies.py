@@ -87,7 +87,7 @@ def test_one_buffer_serves_segment_after_segment() -> None:
 )
 @pytest.mark.parametrize("seed", [0, SEED])
 def test_every_size_has_the_librarys_hashes(size: int, seed: int) -> None:
-    staging = random_bytes(size + 3)
+    staging = random_bytes(size + PIECE)
     segment = SegmentBuffer(random_pool(), staging)
     segment.hash(size, seeded_table(seed))
     settle()
