@@ -33,10 +33,6 @@ class HostCopies:
             self._done = torch.cuda.Event(blocking=True)
             self._done.record()
 
-    @property
-    def completed(self) -> bool:
-        return self._done is None or self._done.query()
-
     def read(self) -> list[torch.Tensor]:
         """Waits for them."""
         if self._done is not None:

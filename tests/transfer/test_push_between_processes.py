@@ -1,7 +1,8 @@
 """Pushes over real UCX: the sender, or the receiver, is another process."""
 
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -10,6 +11,7 @@ import pytest
 from mesh.errors import InvalidRequest, NamespaceMismatch
 from tests.support.transfer_peer import BLOCKS, CONFIG, LAYERS, NAMESPACE, Relay, Setup, assert_all_free, two_sides
 from transfer.events import Landed, LandingFailed, PushEnded, SegmentSent
+from transfer.host_memory import HostMemory
 from transfer.ticket import SegmentDigest
 
 HERE = list(range(50))
@@ -37,6 +39,27 @@ def test_a_push_puts_the_senders_blocks_into_the_receivers(tokens: int, transpor
         assert sum(received.received_bytes.values()) == ticket.size_bytes
         (ended,) = [event for event in relay.sent if isinstance(event, PushEnded)]
         assert ended.seconds is not None and ended.seconds > 0
+
+
+@pytest.fixture
+def _polled(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """This process's memory is taken for a GPU's."""
+    monkeypatch.setattr(HostMemory, "is_on_gpu", True)
+    interval = sys.getswitchinterval()
+    yield
+    sys.setswitchinterval(interval)
+
+
+@pytest.mark.usefixtures("_polled")
+def test_memory_whose_transfers_wake_nobody_is_looked_after() -> None:
+    with two_sides() as (here, peer):
+        relay = Relay(here, peer)
+        ticket = here.agent("open_landing", HERE, WHOLE, 0, 10.0)
+        peer.agent("push", ticket, THERE)
+        peer.agent("ready", ticket.transfer_id, LAYERS, len(THERE))
+        relay.until(Landed, PushEnded)
+        assert (here.blocks(HERE) == peer.blocks(THERE)).all()
+        assert_all_free(here)
 
 
 def test_layers_leave_before_the_last_is_computed() -> None:
