@@ -110,13 +110,9 @@ class Sender:
         self._end_if_done(outgoing)
 
     def turn(self, now: float) -> bool:
-        """Do what can be done now; returns whether there was something. Gathers one segment at most, if it takes
-        this thread's time.
-        """
+        """Do what can be done now; returns whether there was something. Begins to gather one segment at most."""
         finished = self._finish_sends()
         begun = self._begin_one()
-        while begun and self._memory.is_on_gpu and self._begin_one():
-            pass
         sent = self._send_gathered()
         for outgoing in list(self._open):
             if outgoing.push.deadline <= now:
