@@ -8,6 +8,8 @@ from transfer.config import TransferConfig
 
 # On CPU the pool takes no more than this unless one whole context needs it, or `total_blocks` asks for it.
 CPU_POOL_BYTES = 1 << 30
+# Each KiB that is staged has 64 bytes of sums.
+STAGED_BYTES_PER_SUM_BYTE = 16
 # What CUDA and its libraries take in each process that computes on a GPU, beside what torch knows of.
 LIBRARY_BYTES = 1 << 30
 
@@ -32,8 +34,10 @@ def left_of_share(total_bytes: int, share: float, taken_bytes: int) -> int:
 
 
 def transfer_bytes(config: TransferConfig | None) -> int:
-    """What transfers take of a GPU's memory: staging slots."""
-    return 0 if config is None else config.slots * config.slot_bytes
+    """What transfers take of a GPU's memory: staging slots, and what their hashes are made of."""
+    if config is None:
+        return 0
+    return config.slots * (config.slot_bytes + config.slot_bytes // STAGED_BYTES_PER_SUM_BYTE)
 
 
 def affordable_blocks(

@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from engine.batch import Batch, Row
-from engine.memory_plan import LIBRARY_BYTES, affordable_blocks, left_of_share
+from engine.memory_plan import LIBRARY_BYTES, affordable_blocks, left_of_share, transfer_bytes
 from engine.messages import Sampling
 from engine.runner import ModelBackend
 from mesh.errors import CheckpointError, ConfigError
 from tests.support.checkpoints import execute, generate, model_backend, random_prompt, tiny_checkpoint
+from transfer.config import TransferConfig
 
 GIB = 1 << 30
 
@@ -173,3 +174,8 @@ def test_it_tells_where_it_computes(tmp_path: Path, caplog: pytest.LogCaptureFix
         model_backend(tiny_checkpoint(tmp_path), total_blocks=7)
     (record,) = [record for record in caplog.records if record.message == "model ready"]
     assert vars(record)["fields"] == {"device": "CPU", "dtype": "float32", "kv_dtype": "float32", "kv_blocks": 7}
+
+
+def test_transfers_reserve_their_slots_and_the_sums_of_what_is_staged_in_them() -> None:
+    assert transfer_bytes(TransferConfig(slots=4, slot_bytes=1 << 20)) == 4 * ((1 << 20) + (1 << 10) * 64)
+    assert transfer_bytes(None) == 0
