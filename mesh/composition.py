@@ -25,6 +25,8 @@ MODULES: Mapping[str, str] = {
     "gateway": "gateway",
 }
 WORKER_MODULES = (MODULES["prefill"], MODULES["decode"])
+# A segment of GPU memory costs the host the same, however large it is.
+GPU_SLOT_BYTES = 64 << 20
 # Workers take as long as their checkpoint does.
 READY_SECONDS = 60.0
 
@@ -103,7 +105,7 @@ def compose(plan: MeshPlan, cpu_count: int | None = None) -> list[ServiceSpec]:
     def workers(service: str, count: int) -> list[ServiceSpec]:
         of_gpus = [(name, gpus.get(name)) for name in _names(service, count)]
         return [
-            _worker(service, name, gpu, (*common, *_memory_settings(gpu, plan.workers), *asked[service]))
+            _worker(service, name, gpu, (*common, *_own_settings(plan, gpu), *asked[service]))
             for name, gpu in of_gpus
         ]
 
@@ -162,6 +164,11 @@ def _worker(service: str, name: str, gpu: Gpu | None, settings: Sequence[str]) -
     return ServiceSpec(name, MODULES[service], None, settings, None, service == "decode", service == "prefill", gpu)
 
 
+def _own_settings(plan: MeshPlan, gpu: Gpu | None) -> list[str]:
+    """What depends on where a worker computes."""
+    return [*_memory_settings(gpu, plan.workers), *_transfer_settings(plan, gpu)]
+
+
 def _memory_settings(gpu: Gpu | None, workers: int) -> list[str]:
     if gpu is not None:
         # Rounded down: together they must not ask for more than there is.
@@ -194,6 +201,11 @@ def _worker_settings(plan: MeshPlan, cpu_count: int) -> list[str]:
     if plan.workers > 1:
         # Each would take every core otherwise.
         settings.append(f"engine.threads={max(1, cpu_count // plan.workers)}")
-    if plan.prefill_workers or plan.store_ports:
-        settings.append("engine.transfer={}")
     return settings
+
+
+def _transfer_settings(plan: MeshPlan, gpu: Gpu | None) -> list[str]:
+    if not plan.prefill_workers and not plan.store_ports:
+        return []
+    told = {} if gpu is None else {"slot_bytes": GPU_SLOT_BYTES}
+    return ["engine.transfer=" + json.dumps(told)]

@@ -40,6 +40,13 @@ def test_workers_transfer_kv_where_there_is_somebody_to_transfer_it_to(plan: Mes
     assert last_value(by_name(MeshPlan(None))["decode-0"], "engine.transfer") is None
 
 
+def test_workers_on_gpus_move_kv_in_large_segments() -> None:
+    settings = ("prefill.engine.device=cpu",)
+    specs = by_name(MeshPlan(None, prefill_workers=1, settings=settings, gpus=("0", "1")))
+    assert last_value(specs["decode-0"], "engine.transfer") == {"slot_bytes": 64 << 20}
+    assert last_value(specs["prefill-0"], "engine.transfer") == {}
+
+
 def test_everyone_is_told_where_the_scheduler_is() -> None:
     specs = by_name(MeshPlan(None, scheduler_port=4002))
     assert specs["scheduler"].port == 4002
