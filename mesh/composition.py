@@ -105,8 +105,7 @@ def compose(plan: MeshPlan, cpu_count: int | None = None) -> list[ServiceSpec]:
     def workers(service: str, count: int) -> list[ServiceSpec]:
         of_gpus = [(name, gpus.get(name)) for name in _names(service, count)]
         return [
-            _worker(service, name, gpu, (*common, *_own_settings(plan, gpu), *asked[service]))
-            for name, gpu in of_gpus
+            _worker(service, name, gpu, (*common, *_own_settings(plan, gpu), *asked[service])) for name, gpu in of_gpus
         ]
 
     return [
