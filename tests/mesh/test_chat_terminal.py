@@ -21,8 +21,12 @@ class Terminal:
         self._ours, self._theirs = pty.openpty()
 
     async def start(self, *arguments: str) -> asyncio.subprocess.Process:
-        # In a session of its own and with the terminal as its controlling one, as a shell would have it.
-        program = f"import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); {CHAT}"
+        # In a session of its own, with the terminal as its controlling one and Ctrl-C not ignored, as a shell would
+        # have it: who runs the tests in the background may ignore it.
+        program = (
+            "import fcntl, signal, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0);"
+            f" signal.signal(signal.SIGINT, signal.default_int_handler); {CHAT}"
+        )
         process = await asyncio.create_subprocess_exec(
             *[sys.executable, "-c", program, *arguments],
             cwd=ROOT,
