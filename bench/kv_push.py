@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 from bench.kv_push_ends import Ends
 from bench.kv_push_pools import Geometry
+from mesh.gpus import find_gpus
 from transfer.config import TransferConfig
 
 # One block in one layer: 64 tokens of DeepSeek's latent in bf16.
@@ -38,6 +39,8 @@ def main() -> None:
     parser.add_argument("--slot-bytes", type=int, default=TransferConfig().slot_bytes)
     parser.add_argument("--slots", type=int, default=TransferConfig().slots)
     arguments = parser.parse_args()
+    if arguments.gpus and not find_gpus():
+        parser.error("--gpus: there is no GPU here")
     requests = arguments.requests
     geometry = Geometry(arguments.layers, arguments.blocks * requests, PIECE_BYTES, requests)
     sys.stdout.write(

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from bench.kv_push_peer import run_peer
 from bench.kv_push_pools import Geometry
+from mesh.gpus import find_gpus
 from transfer.config import TransferConfig
 
 PIECE_BYTES = 64 * 576 * 2
@@ -34,6 +35,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=4, help="of each kind")
     parser.add_argument("--slot-bytes", type=int, default=64 << 20)
     arguments = parser.parse_args()
+    if not find_gpus():
+        parser.error("a rank that decodes beside transfers is measured on a GPU, and there is none here")
     os.environ["CUDA_VISIBLE_DEVICES"] = arguments.gpus[0]
     # Only here: CUDA looks at the variable once.
     from bench.kv_push_rank import PushedRank

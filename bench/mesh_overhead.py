@@ -38,6 +38,7 @@ from bench.timed_generation import TimedGeneration, generate
 from engine.client import rank_environment
 from engine.config import EngineConfig
 from mesh.errors import ProcessFailed
+from mesh.gpus import find_gpus
 from mesh.process import tethered
 from tools.byte_tokenizer import write_tokenizer
 
@@ -204,6 +205,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, default=Path("out/mesh-overhead.json"))
     values = vars(parser.parse_args(arguments))
+    if values["model"] is None and not find_gpus():
+        parser.error("the shape needs a GPU, and there is none here: name a checkpoint, as --model models/tiny-r1")
     output: Path = values.pop("output")
     output.parent.mkdir(parents=True, exist_ok=True)
     console = Console(highlight=False, width=120)
