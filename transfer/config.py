@@ -10,7 +10,7 @@ class TransferConfig(Config):
     slot_bytes: int = Field(default=8 << 20, ge=1 << 16, le=64 << 20)
     slots: int = Field(default=8, ge=2)
     # Prompts of at least so many tokens are pushed per layer group while later layers compute.
-    layerwise_tokens: int = Field(default=8192, ge=64)
+    layerwise_tokens: int = Field(default=2048, ge=64)
     landing_seconds: float = Field(default=60.0, gt=0)
     fetch_seconds: float = Field(default=5.0, gt=0)
     # UCX transports to choose from, e.g. "tcp" or "posix,self", in UCX's own syntax; None leaves it to UCX.

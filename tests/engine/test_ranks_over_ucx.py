@@ -44,7 +44,7 @@ async def assert_at_rest(pair: RankPair) -> None:
 
 async def test_prompts_across_block_chunk_and_segment_boundaries_equal_monolithic() -> None:
     # A segment holds 128 blocks.
-    lengths = [1, 64, 65, 128, 1000, 1023, 1024, 1025, 8191, 8192, 8193, 8300]
+    lengths = [1, 64, 65, 128, 1000, 1023, 1024, 1025, 2047, 2048, 2049, 8191, 8192, 8193, 8300]
     prompts = {length: prompt_of(length, seed=length) for length in lengths}
     async with rank_pair(oracle_settings(), oracle_settings(max_step_tokens=1024)) as pair:
         for length, prompt in prompts.items():
