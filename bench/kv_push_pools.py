@@ -6,10 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from mesh.blocks import BLOCK_TOKENS
 from transfer.host_memory import HostMemory
 from transfer.memory import KvMemory
-
-BLOCK_TOKENS = 64
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ import torch
 
 from kernels.act_quant.quantized import Quantized
 from kernels.fp8_gemm.weight import BlockScaled
+from kernels.hopper import is_hopper
 
 PACKAGE = "deep_gemm"
 
@@ -15,9 +16,7 @@ PACKAGE = "deep_gemm"
 @cache
 def available() -> bool:
     """Whether there is a Hopper GPU, and the package."""
-    if not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9:
-        return False
-    return find_spec(PACKAGE) is not None
+    return is_hopper() and find_spec(PACKAGE) is not None
 
 
 def is_faster(rows: int, inputs: int) -> bool:

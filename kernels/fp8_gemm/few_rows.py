@@ -9,6 +9,7 @@ import torch
 
 from kernels.act_quant.quantized import Quantized
 from kernels.fp8_gemm.weight import BLOCK, BlockScaled
+from kernels.hopper import is_hopper
 from kernels.nvrtc import CudaKernel, encode_rows, load_kernel
 
 SOURCE = Path(__file__).parent / "cuda" / "few_rows.cu"
@@ -57,14 +58,8 @@ class Arguments(ctypes.Structure):
     )
 
 
-@cache
-def available() -> bool:
-    """Whether there is a Hopper GPU."""
-    return torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
-
-
 def takes(rows: int, outputs: int, inputs: int) -> bool:
-    return available() and rows <= max(ROWS) and choose_cut(outputs, inputs) is not None
+    return is_hopper() and rows <= max(ROWS) and choose_cut(outputs, inputs) is not None
 
 
 def is_faster(rows: int, outputs: int, inputs: int) -> bool:

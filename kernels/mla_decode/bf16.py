@@ -6,6 +6,7 @@ from functools import lru_cache
 
 import torch
 
+from kernels.hopper import is_hopper
 from kernels.kv_copy import BLOCK_TOKENS
 from kernels.mla_decode.parts import CUDA, Work, cut_work
 from kernels.mla_decode.plan import DecodePlan
@@ -39,7 +40,7 @@ def takes(query: torch.Tensor, pool: torch.Tensor, plan: DecodePlan, value_width
         pool.dtype == query.dtype == torch.bfloat16
         and (value_width, pool.shape[2]) == (LATENT, WIDTH)
         and plan.query_tokens <= MOST_QUERY_TOKENS
-        and torch.cuda.get_device_capability(query.device)[0] == 9
+        and is_hopper(query.device)
     )
 
 

@@ -10,6 +10,7 @@ from importlib.util import find_spec
 
 import torch
 
+from kernels.hopper import is_hopper
 from kernels.mla_decode.plan import DecodePlan
 
 BUILD_VARIABLE = "DEEPMESH_FLASH_MLA"
@@ -19,9 +20,7 @@ LATENT, WIDTH = 512, 576
 @cache
 def available() -> bool:
     """Whether there is a Hopper GPU and something to run on it."""
-    if not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9:
-        return False
-    return BUILD_VARIABLE in os.environ or find_spec("flash_mla") is not None
+    return is_hopper() and (BUILD_VARIABLE in os.environ or find_spec("flash_mla") is not None)
 
 
 def takes(query: torch.Tensor, pool: torch.Tensor, value_width: int) -> bool:

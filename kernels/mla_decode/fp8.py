@@ -6,6 +6,7 @@ from functools import lru_cache
 
 import torch
 
+from kernels.hopper import is_hopper
 from kernels.kv_copy import BLOCK_TOKENS
 from kernels.mla_decode.parts import CUDA, HEADS, Work, cut_work
 from kernels.mla_decode.plan import DecodePlan
@@ -40,7 +41,7 @@ def takes(query: torch.Tensor, pool: torch.Tensor, plan: DecodePlan, value_width
         pool.dtype == torch.float8_e4m3fn
         and query.dtype == torch.bfloat16
         and (value_width, pool.shape[2]) == (LATENT, WIDTH)
-        and torch.cuda.get_device_capability(query.device)[0] == 9
+        and is_hopper(query.device)
     )
 
 

@@ -10,6 +10,7 @@ from importlib.util import find_spec
 
 import torch
 
+from kernels.hopper import is_hopper
 from kernels.mla_prefill.plan import PrefillPlan
 
 BUILD_VARIABLE = "DEEPMESH_FLASH_ATTENTION"
@@ -19,9 +20,7 @@ PACKAGE = "flash_attn_interface"
 @cache
 def available() -> bool:
     """Whether there is a Hopper GPU and something to run on it."""
-    if not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9:
-        return False
-    return BUILD_VARIABLE in os.environ or find_spec(PACKAGE) is not None
+    return is_hopper() and (BUILD_VARIABLE in os.environ or find_spec(PACKAGE) is not None)
 
 
 def mla_prefill(

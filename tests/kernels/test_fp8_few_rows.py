@@ -6,10 +6,11 @@ import torch
 from kernels.act_quant import quantize
 from kernels.fp8_gemm import BlockScaled, block_scaled, few_rows, reference
 from kernels.fp8_gemm.few_rows import CLUSTERED, CUTS, MOST_UNITS, MULTIPROCESSORS, Cut, choose_cut
+from kernels.hopper import is_hopper
 
 # Outputs and inputs of DeepSeek-R1's layers.
 SHAPES = [(2112, 7168), (24576, 1536), (7168, 16384), (4096, 7168), (7168, 2048), (7168, 18432)]
-on_hopper = pytest.mark.skipif(not few_rows.available(), reason="needs a Hopper GPU")
+on_hopper = pytest.mark.skipif(not is_hopper(), reason="needs a Hopper GPU")
 
 
 def random_weight(outputs: int, inputs: int) -> BlockScaled:

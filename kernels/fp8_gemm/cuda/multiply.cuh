@@ -2,7 +2,7 @@
 
 #pragma once
 
-#include "../../mla_decode/cuda/hopper.cuh"
+#include "../../cuda/hopper.cuh"
 
 __device__ __forceinline__ void multiply(float (&d)[8], u64 a, u64 b, int accumulate) {
   asm volatile(

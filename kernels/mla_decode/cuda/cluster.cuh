@@ -2,7 +2,7 @@
 
 #pragma once
 
-#include "hopper.cuh"
+#include "../../cuda/hopper.cuh"
 
 __device__ __forceinline__ u32 cluster_rank() {
   u32 rank;

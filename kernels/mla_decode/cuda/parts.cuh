@@ -2,7 +2,7 @@
 
 #pragma once
 
-#include "hopper.cuh"
+#include "../../cuda/hopper.cuh"
 
 constexpr int LATENT = 512, WIDTH = 576, BLOCK = 64, HEADS = 64;
 constexpr float LOWEST = -1e30f;
