@@ -15,7 +15,7 @@ demo: .venv/installed
 	$(BIN)/deepmesh demo
 
 test: .venv/installed-dev lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 --dist loadgroup
 
 lint: .venv/installed-dev
 	$(BIN)/ruff check $(SOURCES)

@@ -35,8 +35,9 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     signal.raise_signal(signal.SIGINT)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that need a GPU, or several, are skipped, visibly, where there are none."""
+    """Tests that need a GPU, or several, are skipped, visibly, where there are none; elsewhere they run one by one."""
     needed = {"gpu": 1, "multi_gpu": 2}
     marked = [(item, count) for item in items for name, count in needed.items() if item.get_closest_marker(name)]
     if not marked:
@@ -45,5 +46,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     import torch
 
     for item, count in marked:
+        # Processes that run tests side by side would share the GPU's memory.
+        item.add_marker(pytest.mark.xdist_group("gpu"))
         if torch.cuda.device_count() < count:
             item.add_marker(pytest.mark.skip(reason=f"needs {count} CUDA device{'s' if count > 1 else ''}"))

@@ -1,12 +1,12 @@
 """Triton kernels run on the GPU where there is one, and in Triton's interpreter elsewhere."""
 
 from collections.abc import Iterator
-from importlib import import_module
 from importlib.util import find_spec
-from types import SimpleNamespace
 
 import pytest
 import torch
+
+from tests.support.triton_interpreter import correct_interpreter
 
 ON_GPU = torch.cuda.is_available()
 
@@ -25,15 +25,7 @@ def poisoned() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def interpreter_loops(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Loop bounds in the interpreter are arrays of one element, which numpy 2.4 no longer takes for a whole number."""
+def interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton's interpreter, with what it gets wrong put right."""
     if not ON_GPU and find_spec("triton"):
-        interpreter = import_module("triton.runtime.interpreter")
-        patch_tensor = interpreter._patch_lang_tensor
-
-        def patch(tensor: type, scope: SimpleNamespace) -> None:
-            patch_tensor(tensor, scope)
-            scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
-
-        monkeypatch.setattr(interpreter, "_patch_lang_tensor", patch)
-    yield
+        correct_interpreter(monkeypatch)

@@ -9,10 +9,8 @@ triton_logits = pytest.importorskip("kernels.moe_gate.triton_logits")
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize(("tokens", "experts", "width"), [(1, 8, 128), (33, 40, 1000), (70, 32, 4096), (0, 8, 128)])
 def test_logits_are_the_products_summed_in_float32(device: torch.device, tokens: int, experts: int, width: int) -> None:
-    # The interpreter multiplies no bfloat16.
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    hidden = torch.randn(tokens, width, device=device).to(dtype)
-    weight = torch.randn(experts, width, device=device).to(dtype)
+    hidden = torch.randn(tokens, width, device=device).bfloat16()
+    weight = torch.randn(experts, width, device=device).bfloat16()
     expected = hidden.float() @ weight.float().t()
     for found in (triton_logits.gate_logits(hidden, weight), gate_logits(hidden, weight)):
         assert found.shape[1:] == expected.shape

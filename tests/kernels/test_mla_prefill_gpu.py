@@ -9,17 +9,15 @@ from kernels.mla_prefill import PrefillPlan, cudnn, flash_attention, plan_prefil
 from kernels.mla_prefill import triton as ours
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-# The interpreter multiplies bfloat16's bits, not its values.
-DTYPE = torch.bfloat16 if DEVICE.type == "cuda" else torch.float32
 SCALE = 0.1
 
 
 def error(backend: ModuleType, plan: PrefillPlan, heads: int, width: int, value_width: int) -> float:
     """Relative norm of the outputs' difference, or the log sums' largest if that is more."""
-    query = torch.randn(plan.queries, heads, width, device=DEVICE).to(DTYPE)
-    key = torch.randn(plan.keys, heads, width, device=DEVICE).to(DTYPE)
+    query = torch.randn(plan.queries, heads, width, device=DEVICE).bfloat16()
+    key = torch.randn(plan.keys, heads, width, device=DEVICE).bfloat16()
     # As the latents' expansion leaves them: a part of a wider tensor.
-    value = torch.randn(plan.keys, heads, width + value_width, device=DEVICE).to(DTYPE)[:, :, width:]
+    value = torch.randn(plan.keys, heads, width + value_width, device=DEVICE).bfloat16()[:, :, width:]
     expected, expected_log_sum = reference.mla_prefill(query.float(), key.float(), value.float(), plan, SCALE)
     found, log_sum = backend.mla_prefill(query, key, value, plan, SCALE)
     assert found.shape == expected.shape and log_sum.shape == expected_log_sum.shape
@@ -44,7 +42,7 @@ def test_triton(plan: tuple[list[int], list[int], bool]) -> None:
 
 
 def test_triton_joins_parts_as_the_reference_does() -> None:
-    out, other = torch.randn(2, 5, 3, 16, device=DEVICE).to(DTYPE)
+    out, other = torch.randn(2, 5, 3, 16, device=DEVICE).bfloat16()
     log_sum, other_log_sum = torch.randn(2, 3, 5, device=DEVICE) * 4
     expected, expected_log_sum = out.clone(), log_sum.clone()
     reference.merge_attention(expected, expected_log_sum, other, other_log_sum)

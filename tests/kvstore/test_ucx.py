@@ -20,6 +20,7 @@ from kvstore.client import StoreClient
 from kvstore.config import KvStoreConfig
 from mesh import worker_wire
 from mesh.blocks import chain_hashes
+from mesh.metrics import STORE_OFFERS
 from mesh.ports import free_port
 from mesh.process import Child
 from tests.support.stores import store_config, store_stub
@@ -156,7 +157,11 @@ async def test_a_corrupted_segment_is_not_stored() -> None:
         while not sent:
             await asyncio.sleep(0.01)
             sent = [event for event in worker.worker.agent.events() if isinstance(event, SegmentSent)]
+        failed = STORE_OFFERS.labels("failed")._value
+        before = failed.get()
         worker.client.segment_sent(msgspec.structs.replace(sent[0].digest, digest=bytes(16)))
+        # Until the worker knows, it offers none of them again.
+        await eventually(lambda: failed.get() > before)
         await worker.until_quiet()
         assert worker.fetch(4) == 0
         assert (await worker.status()).tiers[0].used_blocks == 0

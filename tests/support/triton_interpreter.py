@@ -1,0 +1,52 @@
+"""Triton's interpreter rounds, multiplies and counts otherwise than a GPU; here it does as a GPU does."""
+
+from importlib import import_module
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+_DTYPES = {
+    "fp64": torch.float64,
+    "fp32": torch.float32,
+    "fp16": torch.float16,
+    "bf16": torch.bfloat16,
+    "fp8e4nv": torch.float8_e4m3fn,
+    "fp8e5": torch.float8_e5m2,
+}
+# Of numpy, which has no bfloat16 and no floats of one byte.
+_BITS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+
+
+def correct_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until the test ends."""
+    interpreter = import_module("triton.runtime.interpreter")
+    patch_tensor = interpreter._patch_lang_tensor
+
+    def with_index(tensor: type, scope: SimpleNamespace) -> None:
+        patch_tensor(tensor, scope)
+        # Loop bounds are arrays of one element, which numpy 2.4 no longer takes for a whole number.
+        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
+
+    def dot(_builder: object, a: Any, b: Any, d: Any, _precision: object, _imprecise: object) -> Any:
+        # Its own multiplies bfloat16's bits, not its values.
+        product = _values(a.data, a.dtype).float() @ _values(b.data, b.dtype).float()
+        return interpreter.TensorHandle(d.data + product.numpy().astype(d.data.dtype), d.dtype.scalar)
+
+    monkeypatch.setattr(interpreter, "_patch_lang_tensor", with_index)
+    monkeypatch.setattr(interpreter, "_convert_float", _convert_float)
+    monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", dot)
+
+
+def _convert_float(data: np.ndarray, source: Any, target: Any, _rounding: object) -> np.ndarray:
+    """To the nearest value, its bits. Its own cuts off, and loses what rounding carries into the exponent."""
+    converted = _values(data, source).to(_DTYPES[target.name])
+    return converted.view(getattr(torch, f"uint{8 * converted.element_size()}")).numpy()
+
+
+def _values(data: np.ndarray, dtype: Any) -> torch.Tensor:
+    torch_dtype = _DTYPES[dtype.scalar.name]
+    bits = np.ascontiguousarray(data).view(_BITS[torch_dtype.itemsize])
+    return torch.from_numpy(bits.copy()).view(torch_dtype).reshape(data.shape)
