@@ -2,7 +2,6 @@
 
 import multiprocessing
 import secrets
-import select
 import time
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
@@ -17,16 +16,15 @@ from mesh.workers import KvNamespace
 from transfer.agent import TransferAgent
 from transfer.alarm import Alarm
 from transfer.config import TransferConfig
-from transfer.events import Event, Fetched, Granted, Landed, PushEnded, SegmentSent
-from transfer.ticket import SegmentDigest, StoreSession, Ticket
+from transfer.events import Event, Fetched, Landed, PushEnded
+from transfer.ticket import StoreSession, Ticket
 
 NAMESPACE = KvNamespace(weights_fingerprint="bench", dtype="bfloat16", layers=0, layout="bench")
 _SESSION_ID = 1
 _SESSION_KEY = bytes(32)
 # What the ends tell each other of a push.
-PREPARED = "the first grants are here"
+PREPARED = "the pushes are open"
 COMPUTED = "send"
-LANDED = "all of it landed"
 # An untimed share of lookups first.
 _WARM_LOOKUPS = 200
 _LOOKUPS_IN_A_ROW = 100
@@ -39,10 +37,6 @@ class _End:
         self.peer = peer
         self.geometry = geometry
         self.alarm = Alarm()
-        # Made once, to leave the interpreter to the transfer thread.
-        self._poll = select.poll()
-        for descriptor in (self.alarm.fileno(), peer.fileno()):
-            self._poll.register(descriptor, select.POLLIN)
         self.pool = make_pool(gpu, geometry)
         self.agent = TransferAgent(
             self.pool.memory(), NAMESPACE, config, time.monotonic, self.alarm.ring, ShortMemory()
@@ -54,13 +48,11 @@ class _End:
     def cpu_seconds(self) -> float:
         return time.process_time()
 
-    def news(self) -> tuple[list[Event], list[Any]]:
-        """Wait for either: what the agent has to tell, and what the peer said."""
-        ready = [descriptor for descriptor, _ in self._poll.poll()]
-        if self.alarm.fileno() in ready:
-            self.alarm.clear()
-        said = [self.peer.recv()] if self.peer.fileno() in ready else []
-        return self.agent.events(), said
+    def events(self) -> list[Event]:
+        """Wait for what the agent has to tell."""
+        wait([self.alarm.fileno()])
+        self.alarm.clear()
+        return self.agent.events()
 
 
 class _ReceivingEnd(_End):
@@ -72,36 +64,16 @@ class _ReceivingEnd(_End):
         self.agent.attach_store(StoreSession("store", "epoch", store_address, _SESSION_ID, _SESSION_KEY, NAMESPACE))
 
     def push(self) -> float:
-        """Landings are open and granted before; what is timed begins when the sender hears that all is computed."""
+        """Landings are open before; what is timed begins when the sender hears that all is computed."""
         tickets = [self.agent.open_landing(blocks, 0, 0, 60.0) for blocks in self.blocks]
         self.peer.send(tickets)
-        self._until(lambda events, said: PREPARED in said)
+        assert self.peer.recv() == PREPARED
         began = time.perf_counter()
         self.peer.send(COMPUTED)
         landed = 0
-
-        def all_landed(events: list[Event], said: list[Any]) -> bool:
-            nonlocal landed
-            landed += sum(isinstance(event, Landed) for event in events)
-            return landed == len(tickets)
-
-        self._until(all_landed)
-        seconds = time.perf_counter() - began
-        self.peer.send(LANDED)
-        return seconds
-
-    def _until(self, over: Callable[[list[Event], list[Any]], bool]) -> None:
-        """Pass on grants and digests meanwhile."""
-        while True:
-            events, said = self.news()
-            for digest in said:
-                if isinstance(digest, SegmentDigest):
-                    self.agent.pushed(digest)
-            grants = [event for event in events if isinstance(event, Granted)]
-            if grants:
-                self.peer.send(grants)
-            if over(events, said):
-                return
+        while landed < len(tickets):
+            landed += sum(isinstance(event, Landed) for event in self.events())
+        return time.perf_counter() - began
 
     def bare(self) -> float:
         return self._bare.receive(lambda: self.peer.send(True))
@@ -125,9 +97,7 @@ class _ReceivingEnd(_End):
 
     def _look_up(self, number: int, hashes: Sequence[bytes]) -> float:
         self.agent.fetch(number, "store", hashes, range(len(hashes)))
-        wait([self.alarm.fileno()])
-        self.alarm.clear()
-        (event,) = self.agent.events()
+        (event,) = self.events()
         assert isinstance(event, Fetched) and event.error is None
         return event.seconds
 
@@ -144,30 +114,13 @@ class _SendingEnd(_End):
         tickets: list[Ticket] = self.peer.recv()
         for ticket, blocks in zip(tickets, self.blocks, strict=True):
             self.agent.push(ticket, blocks[::-1])
-        granted: set[bytes] = set()
+        self.peer.send(PREPARED)
+        assert self.peer.recv() == COMPUTED
+        for ticket, blocks in zip(tickets, self.blocks, strict=True):
+            self.agent.ready(ticket.transfer_id, self.geometry.layers, len(blocks))
         ended = 0
-        landed = False
-        while not landed or ended < len(tickets):
-            events, said = self.news()
-            for event in events:
-                if isinstance(event, SegmentSent):
-                    self.peer.send(event.digest)
-                ended += isinstance(event, PushEnded)
-            for message in said:
-                if isinstance(message, list):
-                    waiting = len(granted) < len(tickets)
-                    granted |= self._grant(message)
-                    if waiting and len(granted) == len(tickets):
-                        self.peer.send(PREPARED)
-                elif message == COMPUTED:
-                    for ticket, blocks in zip(tickets, self.blocks, strict=True):
-                        self.agent.ready(ticket.transfer_id, self.geometry.layers, len(blocks))
-                landed |= message == LANDED
-
-    def _grant(self, grants: list[Granted]) -> set[bytes]:
-        for grant in grants:
-            self.agent.granted(grant.transfer_id, grant.segment)
-        return {grant.transfer_id for grant in grants}
+        while ended < len(tickets):
+            ended += sum(isinstance(event, PushEnded) for event in self.events())
 
     def bare(self) -> None:
         self.peer.recv()

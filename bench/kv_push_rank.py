@@ -13,23 +13,14 @@ from bench.rank_load import RankLoad
 from bench.rank_model import make_rank, write_shape
 from engine.config import EngineConfig, Hardware, resolve
 from engine.engine import Engine
-from engine.messages import (
-    FirstToken,
-    Grant,
-    LandingOpened,
-    Pushed,
-    PushOffer,
-    Sampling,
-    StepResult,
-    Submit,
-)
+from engine.messages import FirstToken, LandingOpened, PushOffer, Sampling, StepResult, Submit, TransferNews
 from engine.runner import ModelBackend
 from mesh.blocks import BLOCK_TOKENS, chain_hashes
 from mesh.workers import KvNamespace
 from transfer.agent import TransferAgent
 from transfer.config import TransferConfig
-from transfer.events import Granted, Landed, PushEnded, SegmentSent
-from transfer.ticket import SegmentDigest, Ticket
+from transfer.events import Landed, PushEnded
+from transfer.ticket import Ticket
 
 SHAPE = "r1-ep8-rank"
 # Rows beside the running requests': those whose KV has landed take a step or two.
@@ -121,32 +112,31 @@ class PushedRank:
                 self._under_way += 1
                 begin()
                 due += 1 / rate if rate else 0
-            self._attend()
-            result = self._engine.step(self._attend)
-            if self._decoded(result):
+            if self._decoded(self._step()):
                 times.append(time.perf_counter())
         self._round.step_seconds = [later - earlier for earlier, later in pairwise(times)]
         while self._under_way:
-            self._attend()
-            self._engine.step(self._attend)
+            self._step()
         return self._round
 
     def _decoded(self, result: StepResult | None) -> bool:
         return result is not None and sum(bool(output.token_ids) for output in result.outputs) >= self._requests
 
-    def _attend(self) -> None:
+    def _step(self) -> StepResult | None:
+        """As a rank's loop does it."""
         while self._peer.poll():
             self._hear(self._peer.recv())
         self._engine.follow_transfers()
+        result = self._engine.step(self._tell_news)
+        self._tell_news()
+        return result
+
+    def _tell_news(self) -> None:
         for news in self._engine.transfers.take_news():
             self._tell(news)
 
     def _hear(self, message: Any) -> None:
         match message:
-            case Granted():
-                self._engine.transfers.take(Grant(message.transfer_id, message.segment))
-            case SegmentDigest():
-                self._engine.transfers.take(Pushed(message))
             case Ticket():
                 self._began[message.transfer_id] = time.perf_counter()
                 self._engine.transfers.take(PushOffer(message, self._offered))
@@ -155,16 +145,12 @@ class PushedRank:
             case _:
                 raise AssertionError(f"a transfer went wrong: {message}")
 
-    def _tell(self, news: Any) -> None:
+    def _tell(self, news: TransferNews) -> None:
         match news:
             case LandingOpened():
                 self._began[news.ticket.transfer_id] = time.perf_counter()
                 self._peer.send(news.ticket)
                 self._engine.first_token(FirstToken(news.key, 5))
-            case Granted():
-                self._peer.send(news)
-            case SegmentSent():
-                self._peer.send(news.digest)
             case PushEnded():
                 assert news.error is None, news
 

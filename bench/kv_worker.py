@@ -20,7 +20,7 @@ from mesh.workers import KvNamespace, WorkerIdentity, WorkerRole
 from transfer.agent import TransferAgent
 from transfer.alarm import Alarm
 from transfer.config import TransferConfig
-from transfer.events import Event, Fetched, PushEnded, SegmentSent
+from transfer.events import Event, Fetched, PushEnded
 from transfer.host_memory import HostMemory
 from transfer.ticket import StoreSession, Ticket
 
@@ -84,9 +84,6 @@ class KvWorker:
         self.agent.push(ticket, blocks)
         self.agent.ready(ticket.transfer_id, self.namespace.layers, len(blocks))
 
-    def grant_offer(self, transfer_id: bytes, segment: int) -> None:
-        self.agent.granted(transfer_id, segment)
-
     def start_fetch(self, store_id: str, hashes: Sequence[bytes], blocks: Sequence[int]) -> int:
         self._fetches += 1
         self.agent.fetch(self._fetches, store_id, hashes, blocks)
@@ -106,9 +103,7 @@ class KvWorker:
         """Tell the client what happened to its offers; returns the rest."""
         others: list[Event] = []
         for event in self.agent.events():
-            if isinstance(event, SegmentSent):
-                client.segment_sent(event.digest)
-            elif isinstance(event, PushEnded):
+            if isinstance(event, PushEnded):
                 client.push_ended(event)
             else:
                 others.append(event)

@@ -3,19 +3,19 @@
 import asyncio
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import grpc
-from deepmesh.v1 import prefill_pb2, prefill_pb2_grpc
+from deepmesh.v1 import prefill_pb2_grpc
 
 from decode_svc import wire
-from decode_svc.prefills import RemotePrompt
-from engine.messages import FirstToken
+from decode_svc.requests import PrefillTarget, Submission
+from engine.messages import FirstToken, LandingOpened
 from mesh.channel import open_channel
+from mesh.errors import InvalidRequest
 from mesh.failures import from_rpc_error
-from transfer.ticket import SegmentDigest
 
 # Channels kept though nobody uses them: workers that are gone for good are many in time.
 MAX_IDLE_CHANNELS = 64
@@ -42,22 +42,25 @@ class PrefillLink:
         channels, self._channels = self._channels, OrderedDict()
         await asyncio.gather(*(kept.channel.close() for kept in channels.values()), *self._closing)
 
-    async def follow(self, prompt: RemotePrompt) -> AsyncGenerator[FirstToken | SegmentDigest, None]:
+    async def follow(
+        self, target: PrefillTarget, submission: Submission, opened: LandingOpened
+    ) -> AsyncGenerator[FirstToken, None]:
         """See `decode_svc.prefills.PrefillCalls`."""
-        opened = prompt.opened
-        assert opened is not None
-        with self._channel(prompt.target.endpoint) as channel:
+        request = wire.prefill_request(submission, opened)
+        with self._channel(target.endpoint) as channel:
             # The caller's timeout is the landing's; this one tells the worker of it.
-            call: Any = prefill_pb2_grpc.PrefillServiceStub(channel).Prefill(timeout=opened.ticket.deadline_ms / 1000)
-            writer = asyncio.create_task(_write(call, prompt))
+            seconds = opened.ticket.deadline_ms / 1000
+            call: Any = prefill_pb2_grpc.PrefillServiceStub(channel).Prefill(request, timeout=seconds)
             try:
                 while (response := await call.read()) is not grpc.aio.EOF:
-                    if (event := wire.prefill_event(opened.key, response)) is not None:
-                        yield event
+                    # So gRPC gives what it cannot read.
+                    if response is None:
+                        raise InvalidRequest("it sent a malformed message")
+                    if response.HasField("first_token"):
+                        yield wire.first_token(opened.key, response.first_token)
             except grpc.aio.AioRpcError as error:
                 raise from_rpc_error(error) from error
             finally:
-                writer.cancel()
                 call.cancel()
 
     @contextmanager
@@ -79,13 +82,3 @@ class PrefillLink:
             task = asyncio.create_task(self._channels.pop(idle[0]).channel.close())
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
-
-
-async def _write(call: Any, prompt: RemotePrompt) -> None:
-    """Send the prompt, then each grant as it comes. A call that has ended says why where it is read."""
-    assert prompt.opened is not None
-    with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
-        await call.write(prefill_pb2.PrefillRequest(start=wire.prefill_start(prompt.submission, prompt.opened)))
-        while True:
-            segment = await prompt.grants.get()
-            await call.write(prefill_pb2.PrefillRequest(grant=wire.segment_grant(prompt.opened, segment)))

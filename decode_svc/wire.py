@@ -1,6 +1,6 @@
 """Messages of DecodeService in and out, and of PrefillService out and in."""
 
-from deepmesh.v1 import common_pb2, decode_pb2, landing_pb2, prefill_pb2
+from deepmesh.v1 import common_pb2, decode_pb2, prefill_pb2
 
 from decode_svc.requests import Finish, OutputSlice, PrefillTarget, Submission
 from decode_svc.session import Frame
@@ -10,7 +10,6 @@ from mesh.failures import to_failure
 from mesh.worker_wire import check_name, identity_message
 from mesh.workers import WorkerIdentity
 from transfer import wire as transfer_wire
-from transfer.ticket import SegmentDigest
 
 _FINISH_REASONS = {
     Finish.STOP: common_pb2.FINISH_REASON_STOP,
@@ -72,9 +71,9 @@ def step_frame(frame: Frame) -> decode_pb2.AttachResponse:
     return response
 
 
-def prefill_start(submission: Submission, opened: LandingOpened) -> prefill_pb2.PrefillStart:
+def prefill_request(submission: Submission, opened: LandingOpened) -> prefill_pb2.PrefillRequest:
     store = None if submission.store is None else engine_wire.fetch_message(submission.store)
-    return prefill_pb2.PrefillStart(
+    return prefill_pb2.PrefillRequest(
         request_id=submission.request_id,
         attempt=submission.attempt,
         token_ids=submission.token_ids,
@@ -86,18 +85,7 @@ def prefill_start(submission: Submission, opened: LandingOpened) -> prefill_pb2.
     )
 
 
-def segment_grant(opened: LandingOpened, segment: int) -> landing_pb2.SegmentGrant:
-    return landing_pb2.SegmentGrant(transfer_id=opened.ticket.transfer_id, segment=segment)
-
-
-def prefill_event(key: int, response: prefill_pb2.PrefillResponse) -> FirstToken | SegmentDigest | None:
-    """What the rank has to hear of it, if anything. Raises InvalidRequest for a digest that is none."""
-    kind = response.WhichOneof("message")
-    if kind == "digest":
-        return transfer_wire.digest(response.digest)
-    if kind != "first_token":
-        return None
-    first = response.first_token
+def first_token(key: int, first: prefill_pb2.PrefillFirstToken) -> FirstToken:
     return FirstToken(
         key=key,
         token_id=first.token_id,

@@ -23,7 +23,6 @@ from mesh.errors import InvalidRequest, PlaceAgain, PrefillLost, ShuttingDown, W
 from mesh.observe import span
 from mesh.status_report import StatusReport
 from mesh.workers import WorkerIdentity, WorkerRole
-from transfer.events import Granted
 
 # How long a worker that ends waits for its gateways to take the last output.
 FLUSH_SECONDS = 2.0
@@ -126,8 +125,6 @@ class DecodeWorker:
     def on_news(self, news: TransferNews) -> None:
         if isinstance(news, LandingOpened):
             self.prefills.on_opened(news)
-        elif isinstance(news, Granted):
-            self.prefills.on_granted(news)
 
     def on_tick(self) -> None:
         sessions = self.sessions

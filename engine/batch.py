@@ -40,7 +40,7 @@ class Batch(msgspec.Struct, frozen=True):
 
     step: int
     rows: Sequence[Row]
-    # Called where the backend can tell, by `launch` or `wait`: the KV of all rows is written in the first n layers.
+    # Called where the backend can tell, by `launch` or `collect`: the KV of all rows is written in the first n layers.
     # In all of them it is written when the batch is collected.
     on_layers: Callable[[int], None] | None = None
 
@@ -55,10 +55,6 @@ class Sample(msgspec.Struct, frozen=True):
 class Launched(Protocol):
     """A batch under way."""
 
-    def wait(self, seconds: float) -> bool:
-        """So long at most; whether it is done. Calls `on_layers` as layers are written."""
-        ...
-
     def collect(self) -> list[Sample | None]:
         """Wait for it. One entry per row, None where the row has no sampling."""
         ...
@@ -69,9 +65,6 @@ class Computed:
 
     def __init__(self, samples: list[Sample | None]) -> None:
         self._samples = samples
-
-    def wait(self, seconds: float) -> bool:
-        return True
 
     def collect(self) -> list[Sample | None]:
         return self._samples

@@ -18,8 +18,6 @@ from engine.messages import (
     Failed,
     FirstToken,
     FromRank,
-    Grant,
-    Pushed,
     PushOffer,
     Ready,
     Start,
@@ -32,7 +30,7 @@ from engine.messages import (
 from mesh import tether
 from mesh.config import ObserveConfig
 from mesh.errors import CheckpointError, ConfigError, EngineFailed
-from transfer.ticket import SegmentDigest, StoreSession, Ticket
+from transfer.ticket import StoreSession, Ticket
 
 STOP_GRACE_SECONDS = 5.0
 
@@ -94,14 +92,6 @@ class RankClient:
 
     def cancel(self, key: int) -> None:
         self._send(Cancel(key))
-
-    def grant(self, transfer_id: bytes, segment: int) -> None:
-        """The receiver of a push has a staging slot for this segment."""
-        self._send(Grant(transfer_id, segment))
-
-    def pushed(self, digest: SegmentDigest) -> None:
-        """What the sender says it pushed into a landing."""
-        self._send(Pushed(digest))
 
     def first_token(self, first: FirstToken) -> None:
         self._send(first)

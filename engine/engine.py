@@ -34,9 +34,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("deepmesh.engine")
 
-# Between looks at transfers while a device computes.
-_LOOK_SECONDS = 1e-4
-
 
 class Engine:
     """Owns the requests and the block pool; drives one backend.
@@ -134,20 +131,20 @@ class Engine:
         if self.transfers.follow():
             self._blocked, self._moved = False, True
 
-    def step(self, attend: Callable[[], None] | None = None) -> StepResult | None:
+    def step(self, on_admitted: Callable[[], None] | None = None) -> StepResult | None:
         """Launch a step, and collect one: the same, or with overlap the one before.
 
-        None where it has nothing to tell: no token, no end, no block that came or went, no change of transfers. While
-        transfers are open, `attend` is called between layers, or while the device computes. It may call everything but
-        `step`.
+        None where it has nothing to tell: no token, no end, no block that came or went, no change of transfers.
+        `on_admitted` is called before anything is computed: landings that were opened need not wait for it.
         """
         self._take_arrived()
-        launched = finished = self._launch(attend)
+        launched = finished = self._launch(on_admitted)
         if self._overlap:
             finished, self._under_way = self._under_way, launched
         self._blocked = launched is None and finished is None
-        assert not self._blocked or self.transfers.open or not self._requests, "work that no step takes on"
-        collected = [] if finished is None else self._collect(finished, attend)
+        waits = self.transfers.open or self.transfers.awaited
+        assert not self._blocked or waits or not self._requests, "work that no step takes on"
+        collected = [] if finished is None else self._collect(finished)
         outputs, self._told = [*self._told, *collected], []
         changes, counters = self.pool.take_changes(), self.transfers.take_counters()
         if not (outputs or changes.stored or changes.removed or counters or self._moved):
@@ -191,7 +188,7 @@ class Engine:
             waits = self.transfers.would_wait(request, len(cached))
             yield Candidate(request, cached, new_blocks + self.pool.free_among(cached), waits)
 
-    def _launch(self, attend: Callable[[], None] | None) -> Flight | None:
+    def _launch(self, on_admitted: Callable[[], None] | None) -> Flight | None:
         """None where no request can go on before the step under way is collected."""
         if self._under_way is not None and must_preempt(self._running.decoding, self.pool.free_blocks):
             # A preempted request starts again from its tokens, and the last one is not known yet.
@@ -206,9 +203,11 @@ class Engine:
             self.transfers.awaited,
         )
         self._apply(plan)
+        if on_admitted is not None:
+            on_admitted()
         # One whose ticket turned out to be for other blocks has ended.
         chunks = [chunk for chunk in plan.chunks if not chunk.request.ended]
-        return self._launch_rows(plan.decoding, chunks, attend) if plan.decoding or chunks else None
+        return self._launch_rows(plan.decoding, chunks) if plan.decoding or chunks else None
 
     def _apply(self, plan: StepPlan[Request]) -> None:
         """Bring blocks and queues to where the plan's rows can be computed."""
@@ -243,16 +242,14 @@ class Engine:
         if not candidate.waits:
             self._running.add(request)
 
-    def _launch_rows(
-        self, decoding: list[Request], chunks: list[Chunk[Request]], attend: Callable[[], None] | None
-    ) -> Flight:
+    def _launch_rows(self, decoding: list[Request], chunks: list[Chunk[Request]]) -> Flight:
         # A chunk of one token is computed as a decode row is.
         chunks = sorted(chunks, key=lambda chunk: chunk.tokens > 1)
         requests = [*decoding, *(chunk.request for chunk in chunks)]
         rows = [decode_row(request) for request in decoding]
         rows += [chunk_row(chunk) for chunk in chunks]
         ends = ((request, row.end) for request, row in zip(requests, rows, strict=True))
-        on_layers = self.transfers.layer_watch(ends, attend)
+        on_layers = self.transfers.layer_watch(ends)
         for index, (request, row) in enumerate(zip(requests, rows, strict=True)):
             follow(request, row, index)
         if chunks or any(request.length == request.limit for request in decoding):
@@ -264,10 +261,8 @@ class Engine:
         prompt_tokens = sum(chunk.tokens for chunk in chunks)
         return Flight(requests, rows, launched, started, len(decoding), prompt_tokens)
 
-    def _collect(self, flight: Flight, attend: Callable[[], None] | None) -> list[Output]:
+    def _collect(self, flight: Flight) -> list[Output]:
         with span("engine.collect"):
-            while attend is not None and self.transfers.open and not flight.launched.wait(_LOOK_SECONDS):
-                attend()
             samples = flight.launched.collect()
         now = self._clock()
         # A step launched ahead began when the one before it ended.

@@ -1,10 +1,10 @@
 """What a service process and its rank say to each other: msgspec frames over a Unix socket, nothing pickled.
 
-Service to rank: one Start, then Submit and Cancel at will, Stop at the end; and of transfers what the other side's
-service said (Grant, Pushed, FirstToken), and what concerns the stores (AttachStore, DetachStore, PushOffer). What names
-a transfer or a request that has ended is ignored: the messages crossed.
+Service to rank: one Start, then Submit and Cancel at will, Stop at the end; what the other side's service said of a
+prompt that lands (FirstToken), and what concerns the stores (AttachStore, DetachStore, PushOffer). What names a
+transfer or a request that has ended is ignored: the messages crossed.
 Rank to service: one Ready (or Failed), then a StepResult after each step that has something to say, or when transfers
-have; and of transfers what the other side's service must hear (LandingOpened, Granted, SegmentSent, PushEnded).
+have; and of transfers what the other side's service must hear (LandingOpened, PushEnded).
 """
 
 from typing import Literal
@@ -12,8 +12,8 @@ from typing import Literal
 import msgspec
 
 from mesh.workers import KvNamespace, TransferCounters, WorkerLoad
-from transfer.events import Granted, PushEnded, SegmentSent
-from transfer.ticket import SegmentDigest, StoreSession, Ticket
+from transfer.events import PushEnded
+from transfer.ticket import StoreSession, Ticket
 
 
 class Sampling(msgspec.Struct, frozen=True, array_like=True):
@@ -78,19 +78,6 @@ class Submit(msgspec.Struct, tag="submit"):
     # the last output or before it, unless that refuses the request or cancels it while it waits.
     push: Push | None = None
     fetch: Fetch | None = None
-
-
-class Grant(msgspec.Struct, tag="grant"):
-    """To the pushing rank: the receiver has a staging slot for this segment."""
-
-    transfer_id: bytes
-    segment: int
-
-
-class Pushed(msgspec.Struct, tag="pushed"):
-    """To the receiving rank: what the sender says it pushed."""
-
-    digest: SegmentDigest
 
 
 class FirstToken(msgspec.Struct, tag="first_token"):
@@ -199,6 +186,6 @@ class StepResult(msgspec.Struct, tag="step"):
     transfers: TransferCounters | None = None
 
 
-ToRank = Start | Submit | Cancel | Stop | Grant | Pushed | FirstToken | AttachStore | DetachStore | PushOffer
-TransferNews = LandingOpened | Granted | SegmentSent | PushEnded
+ToRank = Start | Submit | Cancel | Stop | FirstToken | AttachStore | DetachStore | PushOffer
+TransferNews = LandingOpened | PushEnded
 FromRank = Ready | Failed | StepResult | TransferNews

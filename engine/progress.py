@@ -6,6 +6,9 @@ from collections.abc import Callable
 
 import torch
 
+# How often it looks whether a layer is done.
+_LOOK_SECONDS = 1e-4
+
 
 class DeviceProgress:
     """Events on the current stream: one after each layer that somebody wants to hear of, and one behind the step."""
@@ -26,13 +29,12 @@ class DeviceProgress:
         """All of the step is."""
         self._end.record()
 
-    def wait(self, seconds: float) -> bool:
-        """So long at most; whether the step is done. Tells of layers."""
-        if not self._done():
-            time.sleep(seconds)
-        return self._done()
-
     def synchronize(self) -> None:
+        """Wait for the step, and tell of its layers meanwhile."""
+        self._tell()
+        while self._layers:
+            time.sleep(_LOOK_SECONDS)
+            self._tell()
         self._end.synchronize()
 
     def _layer_enqueued(self, layers: int) -> None:
@@ -41,10 +43,6 @@ class DeviceProgress:
         self._layers.append((layers, event))
         # The first layers may be done before the last is enqueued.
         self._tell()
-
-    def _done(self) -> bool:
-        self._tell()
-        return self._end.query()
 
     def _tell(self) -> None:
         written = None

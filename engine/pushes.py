@@ -1,7 +1,7 @@
 """KV on its way out of the pool: of prompts computed for a decode worker, and of blocks offered to a store."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from engine.kv_pool import BlockPool
@@ -21,9 +21,8 @@ class _Push:
     ticket: Ticket
     # None of an offer.
     request: Request | None = None
-    # None while the request waits to be admitted: then what is granted is kept.
+    # None while the request waits to be admitted.
     blocks: Sequence[int] | None = None
-    early_grants: list[int] = field(default_factory=list)
 
 
 class Pushes:
@@ -65,8 +64,6 @@ class Pushes:
         assert request.push is not None
         push = self._by_key[request.key]
         self._start(push, list(request.block_ids[request.push.held_blocks :]))
-        for segment in push.early_grants:
-            self._agent.granted(push.ticket.transfer_id, segment)
         self.on_computed(request, request.computed)
 
     def offer(self, ticket: Ticket, hashes: Sequence[bytes]) -> PushEnded | None:
@@ -83,22 +80,13 @@ class Pushes:
         self._agent.ready(ticket.transfer_id, self._layers, len(blocks))
         return None
 
-    def on_granted(self, transfer_id: bytes, segment: int) -> None:
-        push = self._open.get(transfer_id)
-        if push is None:
-            return
-        if push.blocks is None:
-            push.early_grants.append(segment)
-        else:
-            self._agent.granted(transfer_id, segment)
-
     def on_computed(self, request: Request, tokens: int) -> None:
         """All layers of the request's first `tokens` tokens are written."""
         push = self._by_key.get(request.key)
         if push is not None and (self._is_layerwise(request) or tokens >= request.prompt_tokens):
             self._tell(push, request, self._layers, tokens)
 
-    def layer_watch(self, ends: Iterable[tuple[Request, int]]) -> Callable[[int], None]:
+    def layer_watch(self, ends: Iterable[tuple[Request, int]]) -> Callable[[int], None] | None:
         """See `Transfers.layer_watch`."""
         watched = [
             (push, request, end)
@@ -110,7 +98,7 @@ class Pushes:
             for push, request, end in watched:
                 self._tell(push, request, layers, end)
 
-        return tell
+        return tell if watched else None
 
     def cancel(self, request_key: int) -> None:
         """Stop the push of a request, be that waiting, running or at its end."""
@@ -126,7 +114,7 @@ class Pushes:
         push = self._open.pop(ended.transfer_id)
         assert push.blocks is not None
         self._pool.release(push.blocks)
-        # A store grants slots at its leisure: offers say nothing of the way to a decode worker.
+        # A store takes segments at its leisure: offers say nothing of the way to a decode worker.
         if push.request is not None and ended.seconds:
             self._meter.observe_push(ended.size_bytes, ended.seconds)
         if push.request is not None and self._by_key.get(push.request.key) is push:

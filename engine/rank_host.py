@@ -11,8 +11,8 @@ from mesh import metrics
 from mesh.chains import Chains
 from mesh.errors import EngineFailed
 from mesh.status_report import StatusReport
-from transfer.events import PushEnded, SegmentSent
-from transfer.ticket import SegmentDigest, StoreSession, Ticket
+from transfer.events import PushEnded
+from transfer.ticket import StoreSession, Ticket
 
 # What a store that comes, or comes back, is offered of what the rank has already.
 MAX_OFFERED_AGAIN = 256
@@ -31,8 +31,6 @@ class Stores(Protocol):
     async def run(self) -> None: ...
 
     def offer(self, chain: Sequence[bytes]) -> None: ...
-
-    def segment_sent(self, digest: SegmentDigest) -> bool: ...
 
     def push_ended(self, event: PushEnded) -> bool: ...
 
@@ -104,15 +102,11 @@ class RankHost:
         with suppress(EngineFailed):
             self.rank.push_offer(ticket, hashes)
 
-    def grant_offer(self, transfer_id: bytes, segment: int) -> None:
-        with suppress(EngineFailed):
-            self.rank.grant(transfer_id, segment)
-
     def _hear(self, said: StepResult | TransferNews, user: RankUser, stores: Stores) -> None:
         if isinstance(said, StepResult):
             user.on_step(said)
             self._observe(said, stores)
-        elif not _is_of_an_offer(said, stores):
+        elif not (isinstance(said, PushEnded) and stores.push_ended(said)):
             user.on_news(said)
 
     def _observe(self, result: StepResult, stores: Stores) -> None:
@@ -151,10 +145,3 @@ class RankHost:
             metrics.TRANSFER_BYTES.labels("sent", transport).set(size_bytes)
         for reason, count in transfers.refused.items():
             metrics.TRANSFER_REFUSED.labels(reason).set(count)
-
-
-def _is_of_an_offer(news: TransferNews, stores: Stores) -> bool:
-    """Whether it was news of an offer to a store, which has heard it now."""
-    if isinstance(news, SegmentSent):
-        return stores.segment_sent(news.digest)
-    return isinstance(news, PushEnded) and stores.push_ended(news)

@@ -9,11 +9,7 @@ LOOK_SECONDS = 0.25
 
 
 class RankLoop:
-    """Steps while there is work, sleeps while there is none.
-
-    While a step runs, transfers do not wait for its end where the backend computes layer by layer: a prompt's early
-    layers are pushed as the receiver grants them.
-    """
+    """Steps while there is work, sleeps while there is none."""
 
     def __init__(self, link: RankLink, engine: Engine) -> None:
         self._link = link
@@ -25,19 +21,14 @@ class RankLoop:
         while True:
             # What lingers of a transfer after its last event ends without another.
             most_seconds = None if self._engine.transfers.settled else LOOK_SECONDS
-            self._attend(wait=not self._engine.has_work(), most_seconds=most_seconds)
+            for message in self._link.receive(wait=not self._engine.has_work(), most_seconds=most_seconds):
+                self._take(message)
+            self._engine.follow_transfers()
             if self._stopped or self._link.closed:
                 return
-            if self._engine.has_work() and (result := self._engine.step(self._attend)) is not None:
+            if self._engine.has_work() and (result := self._engine.step(self._send_news)) is not None:
                 self._link.send(result)
             self._send_news()
-
-    def _attend(self, wait: bool = False, most_seconds: float | None = None) -> None:
-        """Take what the service and the transfer agent say, and pass on what other ranks wait for."""
-        for message in self._link.receive(wait, most_seconds):
-            self._take(message)
-        self._engine.follow_transfers()
-        self._send_news()
 
     def _send_news(self) -> None:
         for news in self._engine.transfers.take_news():

@@ -129,9 +129,6 @@ class LaunchedStep:
         self._pending = pending
         self._progress = progress
 
-    def wait(self, seconds: float) -> bool:
-        return self._progress is None or self._progress.wait(seconds)
-
     def collect(self) -> list[Sample | None]:
         if self._progress is not None:
             # KV that was not written yet must not be pushed, nor its blocks be given to others.

@@ -7,7 +7,7 @@ from engine.fetches import Fetches
 from engine.kv_pool import BlockPool
 from engine.landings import Landings
 from engine.load import LoadMeter
-from engine.messages import AttachStore, DetachStore, Grant, Pushed, PushOffer, Submit, TransferNews
+from engine.messages import AttachStore, DetachStore, PushOffer, Submit, TransferNews
 from engine.pushes import Pushes
 from engine.request import Request
 from mesh.blocks import BLOCK_TOKENS
@@ -19,7 +19,7 @@ from transfer.events import Event, Fetched, Landed, LandingFailed, PushEnded
 if TYPE_CHECKING:
     from transfer.agent import TransferAgent
 
-TransferMessage = Grant | Pushed | AttachStore | DetachStore | PushOffer
+TransferMessage = AttachStore | DetachStore | PushOffer
 
 
 class Transfers:
@@ -65,9 +65,9 @@ class Transfers:
 
     @property
     def settled(self) -> bool:
-        """Whether, as last told, nothing was open and every staging slot free."""
+        """Whether nothing is open, was as last told, and every staging slot was free."""
         told = self._told
-        open_transfers = told.open_landings + told.open_pushes + told.open_fetches
+        open_transfers = self.open + told.open_landings + told.open_pushes + told.open_fetches
         return not open_transfers and told.free_slots == told.total_slots
 
     def check(self, submit: Submit) -> None:
@@ -111,23 +111,12 @@ class Transfers:
         """It was appended to the request, which has not ended with it."""
         self._note_landed(self._landings.take_complete(request.key))
 
-    def layer_watch(
-        self, ends: Iterable[tuple[Request, int]], attend: Callable[[], None] | None
-    ) -> Callable[[int], None] | None:
-        """What to call while a step runs, with how many layers of it are written; None while nothing moves.
+    def layer_watch(self, ends: Iterable[tuple[Request, int]]) -> Callable[[int], None] | None:
+        """What to call while a step runs, with how many layers of it are written; None where nobody waits for layers.
 
         `ends`: the step's requests, and how many tokens of each it leaves written.
         """
-        if not self.open:
-            return None
-        tell = self._pushes.layer_watch(ends)
-
-        def on_layers(layers: int) -> None:
-            tell(layers)
-            if attend is not None:
-                attend()
-
-        return on_layers
+        return self._pushes.layer_watch(ends) if self._pushes.open else None
 
     def on_computed(self, request: Request, tokens: int) -> None:
         self._pushes.on_computed(request, tokens)
@@ -141,14 +130,10 @@ class Transfers:
         self._pushes.cancel(request_key)
 
     def take(self, message: TransferMessage) -> None:
-        """What the service passes on. Unknown transfers are ignored: the messages crossed."""
+        """What the service passes on."""
         if self._agent is None:
             return
         match message:
-            case Grant():
-                self._pushes.on_granted(message.transfer_id, message.segment)
-            case Pushed():
-                self._agent.pushed(message.digest)
             case AttachStore():
                 self._agent.attach_store(message.session)
             case DetachStore():
@@ -196,8 +181,6 @@ class Transfers:
                     self._note_fetched(request, event.blocks * BLOCK_TOKENS)
             case PushEnded():
                 self._pushes.on_ended(event)
-                self._news.append(event)
-            case _:
                 self._news.append(event)
 
     def _note_landed(self, request: Request | None) -> None:

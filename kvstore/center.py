@@ -8,14 +8,13 @@ from kvstore.config import KvStoreConfig
 from kvstore.directory import Directory
 from kvstore.index import Index, Location
 from kvstore.keys import keys_of, namespace_digest
-from kvstore.offers import OfferAnswer, Progress
+from kvstore.offers import OfferAnswer
 from kvstore.publisher import Publisher
 from kvstore.sessions import Session, Sessions
 from kvstore.slab import OpenAgent, Slab
 from mesh.metrics import KVSTORE_BLOCKS_TOTAL, KVSTORE_BLOCKS_USED, KVSTORE_EVICTED_BLOCKS
 from mesh.observe import span
 from mesh.workers import KvNamespace, TransferCounters, WorkerIdentity
-from transfer.ticket import SegmentDigest
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,17 +69,17 @@ class Center:
         with span("kvstore.match", blocks=len(hashes)):
             return await self._index.match(keys_of(namespace_digest(namespace), hashes))
 
-    async def offer(self, session_id: int, parent_hash: bytes, hashes: Sequence[bytes]) -> OfferAnswer:
-        """Raises UnknownSession, OfferFailed."""
+    def offer(self, session_id: int, parent_hash: bytes, hashes: Sequence[bytes]) -> OfferAnswer:
+        """Raises UnknownSession."""
         session, slab = self._of(session_id)
         with span("kvstore.offer", blocks=len(hashes)):
-            return await slab.offers.offer(session, parent_hash, hashes)
+            return slab.offers.offer(session, parent_hash, hashes)
 
-    async def confirm(self, session_id: int, digests: Sequence[SegmentDigest]) -> Progress:
-        """Raises UnknownSession, UnknownTransfer, InvalidRequest, OfferFailed."""
+    async def confirm(self, session_id: int, transfer_id: bytes) -> int:
+        """How many blocks were stored. Raises UnknownSession, UnknownTransfer, OfferFailed."""
         session, slab = self._of(session_id)
-        with span("kvstore.confirm", segments=len(digests)):
-            return await slab.offers.confirm(session, digests)
+        with span("kvstore.confirm"):
+            return await slab.offers.confirm(session, transfer_id)
 
     def withdraw(self, session_id: int, transfer_id: bytes) -> None:
         """Raises UnknownSession."""

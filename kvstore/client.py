@@ -8,7 +8,6 @@ from kvstore.store_user import StoreUser
 from mesh.rendezvous import rendezvous
 from mesh.workers import WorkerIdentity
 from transfer.events import PushEnded
-from transfer.ticket import SegmentDigest
 
 
 class StoreClient:
@@ -42,10 +41,6 @@ class StoreClient:
             if store_id is not None and link.store_id == store_id:
                 link.offers.put(chain)
                 return
-
-    def segment_sent(self, digest: SegmentDigest) -> bool:
-        """The rank pushed a segment; False where it belongs to no offer that is under way."""
-        return any(link.offers.segment_sent(digest) for link in self._links)
 
     def push_ended(self, event: PushEnded) -> bool:
         """The rank's push ended; False where it belongs to no offer that is under way."""

@@ -1,14 +1,13 @@
 """Offers of one worker to one store: queued, sent, pushed by the rank, confirmed. Off the token path.
 
-An offer is answered by a landing for the blocks that the store wants, and by its first grants; each confirmation of
-pushed segments is answered by further grants, until all of it is stored.
+An offer is answered by a landing for the blocks that the store wants; its confirmation, once they are pushed, when all
+of it is stored.
 """
 
 import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from deepmesh.v1 import kvstore_pb2
@@ -20,7 +19,7 @@ from mesh.metrics import STORE_OFFERS
 from mesh.observe import span
 from transfer import wire as transfer_wire
 from transfer.events import PushEnded
-from transfer.ticket import SegmentDigest, StoreSession, Ticket
+from transfer.ticket import StoreSession, Ticket
 
 log = logging.getLogger(__name__)
 
@@ -32,25 +31,6 @@ MAX_OFFERED_HASHES = 100_000
 ANSWER_SECONDS = 5.0
 
 
-@dataclass(slots=True)
-class _Push:
-    """One offer's push, as the rank tells of it."""
-
-    digests: list[SegmentDigest] = field(default_factory=list)
-    ended: bool = False
-    # Why it ended before all was pushed.
-    error: str | None = None
-    news: asyncio.Event = field(default_factory=asyncio.Event)
-
-    async def take_digests(self) -> list[SegmentDigest]:
-        """Those that came since the last call; none only where the push has ended."""
-        while not self.digests and not self.ended:
-            self.news.clear()
-            await self.news.wait()
-        taken, self.digests = self.digests, []
-        return taken
-
-
 class OfferLink:
     def __init__(self, user: StoreUser, doubt: asyncio.Event) -> None:
         """`doubt` is set when the store no longer knows the session, or does not answer."""
@@ -60,7 +40,8 @@ class OfferLink:
         self._waiting: asyncio.Queue[Sequence[bytes]] = asyncio.Queue(MAX_WAITING_OFFERS)
         # Insertion-ordered set, least recently offered first.
         self._offered: OrderedDict[bytes, None] = OrderedDict()
-        self._pushes: dict[bytes, _Push] = {}
+        # By transfer id.
+        self._pushes: dict[bytes, asyncio.Future[PushEnded]] = {}
 
     def begin(self, session: StoreSession) -> None:
         """A new session: the store may hold nothing of what an earlier one was offered."""
@@ -77,20 +58,13 @@ class OfferLink:
         except asyncio.QueueFull:
             STORE_OFFERS.labels("dropped").inc()
 
-    def segment_sent(self, digest: SegmentDigest) -> bool:
-        push = self._pushes.get(digest.transfer_id)
-        if push is None:
-            return False
-        push.digests.append(digest)
-        push.news.set()
-        return True
-
     def push_ended(self, event: PushEnded) -> bool:
         push = self._pushes.get(event.transfer_id)
         if push is None:
             return False
-        push.ended, push.error = True, event.error
-        push.news.set()
+        # Unless its time ran out this very moment.
+        if not push.done():
+            push.set_result(event)
         return True
 
     async def carry_forever(self, stub: Any) -> None:
@@ -122,13 +96,8 @@ class OfferLink:
             raise OfferFailed("the store wants blocks that were not offered")
         ticket = transfer_wire.ticket(response.ticket)
         wanted = [chain[first + index] for index in response.wanted]
-        try:
-            async with asyncio.timeout(ticket.deadline_ms / 1000):
-                return await self._push(stub, session, ticket, wanted, response.granted_segments)
-        except OfferFailed:
-            withdrawal = kvstore_pb2.WithdrawOfferRequest(session_id=session.session_id, transfer_id=ticket.transfer_id)
-            await stub.WithdrawOffer(withdrawal, timeout=ANSWER_SECONDS)
-            raise
+        await self._store(stub, session, ticket, wanted)
+        return "stored"
 
     async def _offer(
         self, stub: Any, session: StoreSession, chain: Sequence[bytes], first: int
@@ -141,29 +110,29 @@ class OfferLink:
         response: kvstore_pb2.OfferResponse = await stub.Offer(request, timeout=ANSWER_SECONDS)
         return response
 
-    async def _push(
-        self, stub: Any, session: StoreSession, ticket: Ticket, wanted: Sequence[bytes], granted: Sequence[int]
-    ) -> str:
-        push = self._pushes[ticket.transfer_id] = _Push()
+    async def _store(self, stub: Any, session: StoreSession, ticket: Ticket, wanted: Sequence[bytes]) -> None:
+        """Return when the store has all of it."""
+        session_id, transfer_id = session.session_id, ticket.transfer_id
+        seconds = ticket.deadline_ms / 1000
+        try:
+            async with asyncio.timeout(seconds):
+                await self._push(ticket, wanted)
+                confirmation = kvstore_pb2.ConfirmOfferRequest(session_id=session_id, transfer_id=transfer_id)
+                await stub.ConfirmOffer(confirmation, timeout=seconds)
+        except OfferFailed:
+            withdrawal = kvstore_pb2.WithdrawOfferRequest(session_id=session_id, transfer_id=transfer_id)
+            await stub.WithdrawOffer(withdrawal, timeout=ANSWER_SECONDS)
+            raise
+
+    async def _push(self, ticket: Ticket, wanted: Sequence[bytes]) -> None:
+        push = self._pushes[ticket.transfer_id] = asyncio.get_running_loop().create_future()
         try:
             self._user.push_offer(ticket, wanted)
-            confirmed = 0
-            while True:
-                for segment in granted:
-                    self._user.grant_offer(ticket.transfer_id, segment)
-                digests = await push.take_digests()
-                if not digests:
-                    raise OfferFailed(f"the rank could not push it: {push.error}")
-                request = kvstore_pb2.ConfirmOfferRequest(
-                    session_id=session.session_id, digests=[transfer_wire.digest_message(each) for each in digests]
-                )
-                response = await stub.ConfirmOffer(request, timeout=ticket.deadline_ms / 1000)
-                confirmed += len(digests)
-                if confirmed == len(ticket.segments):
-                    return "stored"
-                granted = response.granted_segments
+            error = (await push).error
         finally:
             del self._pushes[ticket.transfer_id]
+        if error is not None:
+            raise OfferFailed(f"the rank could not push it: {error}")
 
     def _failed(self, chain: Sequence[bytes], error: MeshError | TimeoutError) -> str:
         for block_hash in chain:

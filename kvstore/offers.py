@@ -1,9 +1,8 @@
-"""Offers under way: blocks reserved, a landing opened, segments granted and confirmed, blocks made visible."""
+"""Offers under way: blocks reserved, a landing opened, and its blocks made visible once it has landed."""
 
 import asyncio
 from collections import OrderedDict
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -12,14 +11,13 @@ import msgspec
 from kvstore.directory import Directory
 from kvstore.keys import keys_of
 from kvstore.sessions import Session
-from mesh.errors import InvalidRequest, OfferFailed, ShuttingDown, UnknownTransfer
+from mesh.errors import OfferFailed, ShuttingDown, UnknownTransfer
 from mesh.metrics import KVSTORE_OFFERS, KVSTORE_STORED_BLOCKS
-from transfer.events import Granted, Landed, LandingFailed
-from transfer.ticket import SegmentDigest, Ticket
+from transfer.events import Landed, LandingFailed
+from transfer.ticket import Ticket
 
-# Landings that ended, remembered for confirmations that come again.
+# Landings that ended, remembered for confirmations that come later, or again.
 _REMEMBERED_LANDINGS = 1024
-_NEXT_GRANT_SECONDS = 0.02
 # A push of blocks that are all computed: never per layer group.
 _ALL_COMPUTED = 0
 
@@ -36,8 +34,6 @@ class Landings(Protocol):
         sender_slot_bytes: int | None,
     ) -> Ticket: ...
 
-    def pushed(self, digest: SegmentDigest) -> None: ...
-
     def cancel_landing(self, transfer_id: bytes) -> None: ...
 
 
@@ -48,45 +44,16 @@ class OfferAnswer:
     ticket: Ticket | None = None
     # Counted within the offer.
     wanted: Sequence[int] = ()
-    granted: Sequence[int] = ()
     parent_missing: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """After a confirmation: either all is stored, or further segments may be pushed."""
-
-    stored_blocks: int = 0
-    granted: Sequence[int] = ()
 
 
 @dataclass(slots=True)
 class _Landing:
     session_id: int
-    ticket: Ticket
     blocks: Sequence[int]
-    # Segments granted, and not told to the worker yet.
-    granted: list[int] = field(default_factory=list)
-    # Grants told are credits: which segments it pushes for them is the worker's choice.
-    told: int = 0
-    confirmed: set[int] = field(default_factory=set)
-    stored: bool = False
+    # Set when it has ended: without a failure, all is stored.
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
     failure: str | None = None
-    news: asyncio.Event = field(default_factory=asyncio.Event)
-
-    @property
-    def may_push(self) -> bool:
-        """Whether the worker was told of grants that it has not used yet."""
-        return self.told > len(self.confirmed)
-
-    def take_grants(self) -> list[int]:
-        taken, self.granted = self.granted, []
-        self.told += len(taken)
-        return taken
-
-    async def changed(self) -> None:
-        self.news.clear()
-        await self.news.wait()
 
 
 class Offers:
@@ -100,10 +67,10 @@ class Offers:
         # Oldest first.
         self._ended: OrderedDict[bytes, _Landing] = OrderedDict()
 
-    async def offer(self, session: Session, parent_hash: bytes, hashes: Sequence[bytes]) -> OfferAnswer:
-        """Open a landing for the blocks that are lacking and have room; returns once a segment may be pushed.
+    def offer(self, session: Session, parent_hash: bytes, hashes: Sequence[bytes]) -> OfferAnswer:
+        """Open a landing for the blocks that are lacking and have room.
 
-        Raises OfferFailed where none may be within the landing's deadline.
+        One that nobody pushes into, as where the worker did not hear of it, ends at its deadline.
         """
         parent = session.digest + parent_hash if parent_hash else None
         reservation = self._directory.reserve(parent, keys_of(session.digest, hashes))
@@ -113,40 +80,22 @@ class Offers:
         ticket = self._landings.open_landing(
             reservation.blocks, _ALL_COMPUTED, 0, self._landing_seconds, session.slot_bytes
         )
-        landing = self._open[ticket.transfer_id] = _Landing(session.session_id, ticket, reservation.blocks)
-        try:
-            while not landing.granted:
-                self._raise_failure(landing)
-                await landing.changed()
-        except asyncio.CancelledError:
-            # The worker waits no longer, and will never push.
-            self._landings.cancel_landing(ticket.transfer_id)
-            raise
+        self._open[ticket.transfer_id] = _Landing(session.session_id, reservation.blocks)
         # The slab is for every namespace of its geometry; this landing is for the worker's own.
-        ticket = msgspec.structs.replace(ticket, namespace=session.namespace)
-        return OfferAnswer(ticket, reservation.wanted, landing.take_grants())
+        return OfferAnswer(msgspec.structs.replace(ticket, namespace=session.namespace), reservation.wanted)
 
-    async def confirm(self, session: Session, digests: Sequence[SegmentDigest]) -> Progress:
-        """Take digests of one transfer; returns once all is stored, or as soon as the worker has segments to push.
+    async def confirm(self, session: Session, transfer_id: bytes) -> int:
+        """All of it was pushed: returns how many blocks were stored, once they are.
 
-        Raises InvalidRequest, UnknownTransfer, OfferFailed.
+        Raises UnknownTransfer, OfferFailed. Who waits no longer may ask again.
         """
-        landing = self._of(session, digests)
-        for digest in digests:
-            if digest.segment not in landing.confirmed:
-                landing.confirmed.add(digest.segment)
-                self._landings.pushed(digest)
-        if landing.may_push and not landing.granted and landing.told < len(landing.ticket.segments):
-            # What was confirmed now usually brings a grant; the worker has others to push meanwhile.
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_NEXT_GRANT_SECONDS):
-                    await landing.changed()
-        while not landing.stored:
-            self._raise_failure(landing)
-            if landing.granted or landing.may_push:
-                return Progress(granted=landing.take_grants())
-            await landing.changed()
-        return Progress(stored_blocks=len(landing.blocks))
+        landing = self._open.get(transfer_id) or self._ended.get(transfer_id)
+        if landing is None or landing.session_id != session.session_id:
+            raise UnknownTransfer("this session has no such transfer: it expired, or never was")
+        await landing.ended.wait()
+        if landing.failure is not None:
+            raise OfferFailed(landing.failure)
+        return len(landing.blocks)
 
     def withdraw(self, session: Session, transfer_id: bytes) -> None:
         """The worker will push no more of it. One that ended, or is another session's, is left alone."""
@@ -154,51 +103,26 @@ class Offers:
         if landing is not None and landing.session_id == session.session_id:
             self._landings.cancel_landing(transfer_id)
 
-    def granted(self, event: Granted) -> None:
-        landing = self._open.get(event.transfer_id)
-        if landing is not None:
-            landing.granted.append(event.segment)
-            landing.news.set()
-
     def landed(self, event: Landed) -> None:
-        landing = self._open[event.transfer_id]
+        landing = self._end(event.transfer_id)
         self._directory.store(landing.blocks)
-        landing.stored = True
         KVSTORE_OFFERS.labels("stored").inc()
         KVSTORE_STORED_BLOCKS.inc(len(landing.blocks))
-        self._end(landing)
 
     def failed(self, event: LandingFailed) -> None:
-        landing = self._open[event.transfer_id]
+        landing = self._end(event.transfer_id)
         self._directory.abandon(landing.blocks)
         landing.failure = f"the landing failed ({event.reason}): {event.message}"
         KVSTORE_OFFERS.labels("failed").inc()
-        self._end(landing)
 
     def close(self) -> None:
         """No event will come any more: what is open has failed."""
         for transfer_id in list(self._open):
             self.failed(LandingFailed(transfer_id, ShuttingDown.reason, "the store is stopping"))
 
-    def _end(self, landing: _Landing) -> None:
-        transfer_id = landing.ticket.transfer_id
-        self._ended[transfer_id] = self._open.pop(transfer_id)
+    def _end(self, transfer_id: bytes) -> _Landing:
+        landing = self._ended[transfer_id] = self._open.pop(transfer_id)
         if len(self._ended) > _REMEMBERED_LANDINGS:
             self._ended.popitem(last=False)
-        landing.news.set()
-
-    def _of(self, session: Session, digests: Sequence[SegmentDigest]) -> _Landing:
-        if len({digest.transfer_id for digest in digests}) != 1:
-            raise InvalidRequest("confirm the digests of one transfer, at least one of them", field="digests")
-        transfer_id = digests[0].transfer_id
-        landing = self._open.get(transfer_id) or self._ended.get(transfer_id)
-        if landing is None or landing.session_id != session.session_id:
-            raise UnknownTransfer("this session has no such transfer: it expired, or never was")
-        if any(digest.segment >= len(landing.ticket.segments) for digest in digests):
-            raise InvalidRequest(f"the transfer has {len(landing.ticket.segments)} segments", field="digests.segment")
+        landing.ended.set()
         return landing
-
-    @staticmethod
-    def _raise_failure(landing: _Landing) -> None:
-        if landing.failure is not None:
-            raise OfferFailed(landing.failure)

@@ -72,14 +72,14 @@ class KvStoreServicer(kvstore_pb2_grpc.KvStoreServiceServicer):
         with counted_refusals():
             parent_hash = wire.parent(request.parent_hash)
             hashes = wire.chain(request.block_hashes, "block_hashes")
-            return wire.offer_response(await self._store.center.offer(request.session_id, parent_hash, hashes))
+            return wire.offer_response(self._store.center.offer(request.session_id, parent_hash, hashes))
 
     async def ConfirmOffer(
         self, request: kvstore_pb2.ConfirmOfferRequest, context: Context
     ) -> kvstore_pb2.ConfirmOfferResponse:
         with counted_refusals():
-            digests = wire.digests(request)
-            return wire.confirm_response(await self._store.center.confirm(request.session_id, digests))
+            stored_blocks = await self._store.center.confirm(request.session_id, request.transfer_id)
+            return kvstore_pb2.ConfirmOfferResponse(stored_blocks=stored_blocks)
 
     async def WithdrawOffer(
         self, request: kvstore_pb2.WithdrawOfferRequest, context: Context

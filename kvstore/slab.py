@@ -10,7 +10,7 @@ from kvstore.offers import Landings, Offers
 from mesh.errors import InvalidRequest, NamespaceMismatch
 from mesh.workers import KvNamespace, TransferCounters, WorkerIdentity
 from transfer.agent import LookupHandler
-from transfer.events import Event, Granted, Landed, LandingFailed
+from transfer.events import Event, Landed, LandingFailed
 
 MAX_LAYERS = 1024
 
@@ -100,9 +100,7 @@ class Slab:
     def take_events(self) -> None:
         """Apply what happened on the transfer thread."""
         for event in self.agent.events():
-            if isinstance(event, Granted):
-                self.offers.granted(event)
-            elif isinstance(event, Landed):
+            if isinstance(event, Landed):
                 self.offers.landed(event)
             elif isinstance(event, LandingFailed):
                 self.offers.failed(event)

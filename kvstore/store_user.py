@@ -18,12 +18,8 @@ class StoreUser(Protocol):
         ...
 
     def push_offer(self, ticket: Ticket, hashes: Sequence[bytes]) -> None:
-        """Push the blocks with these hashes; `StoreClient.segment_sent` and `push_ended` hear what becomes of it.
+        """Push the blocks with these hashes; `StoreClient.push_ended` hears what became of it.
 
-        Where one of them is gone from the pool, `push_ended` with an error.
+        Where one of them is gone from the pool, that is an error.
         """
-        ...
-
-    def grant_offer(self, transfer_id: bytes, segment: int) -> None:
-        """The store has a staging slot for this segment of an offer."""
         ...

@@ -6,16 +6,14 @@ from deepmesh.v1 import kvstore_pb2
 
 from kvstore.center import Attachment, StoreStatus
 from kvstore.index import Location
-from kvstore.offers import OfferAnswer, Progress
+from kvstore.offers import OfferAnswer
 from mesh import worker_wire
 from mesh.blocks import HASH_BYTES
 from mesh.errors import InvalidRequest
 from transfer import wire as transfer_wire
-from transfer.ticket import SegmentDigest
 
 # A million tokens.
 MAX_CHAIN_BLOCKS = 16_384
-MAX_CONFIRMED_SEGMENTS = 4096
 
 
 def chain(hashes: Sequence[bytes], field: str) -> list[bytes]:
@@ -32,13 +30,6 @@ def parent(block_hash: bytes) -> bytes:
     if block_hash and len(block_hash) != HASH_BYTES:
         raise InvalidRequest(f"a block hash is {HASH_BYTES} bytes", field="parent_hash")
     return block_hash
-
-
-def digests(message: kvstore_pb2.ConfirmOfferRequest) -> list[SegmentDigest]:
-    """Raises InvalidRequest."""
-    if len(message.digests) > MAX_CONFIRMED_SEGMENTS:
-        raise InvalidRequest(f"at most {MAX_CONFIRMED_SEGMENTS} digests in one call", field="digests")
-    return [transfer_wire.digest(each) for each in message.digests]
 
 
 def attach_response(attachment: Attachment, store_id: str, epoch: str) -> kvstore_pb2.AttachWorkerResponse:
@@ -64,13 +55,8 @@ def offer_response(answer: OfferAnswer) -> kvstore_pb2.OfferResponse:
     return kvstore_pb2.OfferResponse(
         ticket=transfer_wire.ticket_message(answer.ticket) if answer.ticket else None,
         wanted=answer.wanted,
-        granted_segments=answer.granted,
         parent_missing=answer.parent_missing,
     )
-
-
-def confirm_response(progress: Progress) -> kvstore_pb2.ConfirmOfferResponse:
-    return kvstore_pb2.ConfirmOfferResponse(stored_blocks=progress.stored_blocks, granted_segments=progress.granted)
 
 
 def status_response(status: StoreStatus, store_id: str, epoch: str) -> kvstore_pb2.GetStatusResponse:

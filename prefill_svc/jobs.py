@@ -6,20 +6,18 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
-from engine.messages import StepResult, Submit, TransferNews
+from engine.messages import StepResult, Submit
 from mesh.errors import DeadlineExceeded, EngineFailed, InvalidRequest, MeshError
 from prefill_svc.prompts import Job, Prompt
-from transfer.events import PushEnded, SegmentSent
+from transfer.events import PushEnded
 
 
 class Rank(Protocol):
-    """Where prompts are computed. Each method raises EngineFailed where it has gone."""
+    """Where prompts are computed. Both methods raise EngineFailed where it has gone."""
 
     def submit(self, submit: Submit) -> None: ...
 
     def cancel(self, key: int) -> None: ...
-
-    def grant(self, transfer_id: bytes, segment: int) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,15 +65,6 @@ class Jobs:
         self.idle.clear()
         return job
 
-    def grant(self, job: Job, transfer_id: bytes, segment: int) -> None:
-        """The receiver has a staging slot for the segment. Raises InvalidRequest where the ticket has none such."""
-        if transfer_id != job.transfer_id:
-            raise InvalidRequest("a grant is for another transfer than its call's", field="grant.transfer_id")
-        segments = len(job.prompt.ticket.segments)
-        if segment >= segments:
-            raise InvalidRequest(f"segment {segment} of {segments} was granted", field="grant.segment")
-        self._rank.grant(transfer_id, segment)
-
     def end(self, job: Job) -> None:
         """Its call is over, and whatever the rank still does for it stops."""
         del self._by_key[job.key], self._by_transfer[job.transfer_id]
@@ -98,15 +87,10 @@ class Jobs:
             if waited and job.has_first_token:
                 self._queued_tokens -= len(job.prompt.token_ids)
 
-    def on_news(self, news: TransferNews) -> None:
-        if isinstance(news, SegmentSent):
-            job = self._by_transfer.get(news.digest.transfer_id)
-            if job is not None:
-                job.on_segment(news.digest)
-        elif isinstance(news, PushEnded):
-            job = self._by_transfer.get(news.transfer_id)
-            if job is not None:
-                job.on_push_ended(news)
+    def on_push_ended(self, ended: PushEnded) -> None:
+        job = self._by_transfer.get(ended.transfer_id)
+        if job is not None:
+            job.on_push_ended(ended)
 
     def fail_all(self, error: MeshError) -> None:
         for job in self._by_key.values():

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from engine.messages import Fetch, FirstToken, Output, Push, Refusal, Sampling, Submit
 from mesh.errors import ContextExceeded, InvalidRequest, MeshError, NamespaceMismatch, PushFailed
 from transfer.events import PushEnded
-from transfer.ticket import SegmentDigest, Ticket
+from transfer.ticket import Ticket
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +42,13 @@ class Prompt:
         )
 
 
-Event = FirstToken | SegmentDigest | PushEnded
+Event = FirstToken | PushEnded
 
 
 class Job:
     """A prompt that the rank has. Ends with its PushEnded event, or with an error.
 
-    The rank may tell of the last segment before it tells of the first token; the caller hears of PushEnded last.
+    The rank may tell of the push's end before it tells of the first token; the caller hears of it last.
     """
 
     def __init__(self, key: int, prompt: Prompt, deadline: float) -> None:
@@ -83,9 +83,6 @@ class Job:
             self._end_if_pushed()
         elif output.finish == "cancelled":
             self.fail(PushFailed("the prompt was cancelled"))
-
-    def on_segment(self, digest: SegmentDigest) -> None:
-        self._tell(digest)
 
     def on_push_ended(self, ended: PushEnded) -> None:
         if ended.error is not None:

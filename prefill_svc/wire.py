@@ -6,10 +6,9 @@ from engine import wire as engine_wire
 from engine.messages import FirstToken
 from prefill_svc.prompts import Event, Prompt
 from transfer import wire as transfer_wire
-from transfer.ticket import SegmentDigest
 
 
-def prompt(message: prefill_pb2.PrefillStart) -> Prompt:
+def prompt(message: prefill_pb2.PrefillRequest) -> Prompt:
     """The message as it is; admission judges it. Raises InvalidRequest for a ticket that is none."""
     return Prompt(
         request_id=message.request_id,
@@ -31,8 +30,6 @@ def accepted(predicted_seconds: float) -> prefill_pb2.PrefillResponse:
 def response(event: Event) -> prefill_pb2.PrefillResponse:
     if isinstance(event, FirstToken):
         return prefill_pb2.PrefillResponse(first_token=_first_token(event))
-    if isinstance(event, SegmentDigest):
-        return prefill_pb2.PrefillResponse(digest=transfer_wire.digest_message(event))
     done = prefill_pb2.PrefillDone(pushed_bytes=event.size_bytes, transport=event.transport)
     return prefill_pb2.PrefillResponse(done=done)
 

@@ -21,6 +21,7 @@ from prefill_svc.admission import QueueLimits, admit, check
 from prefill_svc.config import PrefillConfig
 from prefill_svc.jobs import Jobs
 from prefill_svc.prompts import Job, Prompt
+from transfer.events import PushEnded
 
 
 class PrefillWorker:
@@ -99,7 +100,9 @@ class PrefillWorker:
         metrics.ENGINE_STORE_CACHED_TOKENS.inc(sum(output.store_cached_tokens or 0 for output in result.outputs))
 
     def on_news(self, news: TransferNews) -> None:
-        self.jobs.on_news(news)
+        # Nothing lands here.
+        assert isinstance(news, PushEnded)
+        self.jobs.on_push_ended(news)
 
     def on_tick(self) -> None:
         self.jobs.expire()

@@ -14,7 +14,7 @@ from transfer.lookup_server import LookupHandler
 from transfer.memory import KvMemory
 from transfer.segments import Tile, plan_layerwise, plan_whole
 from transfer.thread import TransferThread
-from transfer.ticket import SegmentDigest, StoreSession, Ticket
+from transfer.ticket import StoreSession, Ticket
 from transfer.tickets import REPLAYED_TICKET, Geometry, make_ticket, refusal_of
 from transfer.ucx import UcxTransport, check_carries_gpu_memory
 
@@ -89,8 +89,8 @@ class TransferAgent:
         """Open a landing for these blocks (in chain order), all layers.
 
         `tokens` of the whole prompt decide between whole and layerwise segments, which fit a slot on either side
-        (None: the sender's are as large). Granted events follow as slots come free; exactly one Landed or LandingFailed
-        ends it. The sender's slots hold one block of one layer, as ours do.
+        (None: the sender's are as large), as each holds one block of one layer at least. Exactly one Landed or
+        LandingFailed ends it.
         """
         plan = plan_layerwise if tokens >= self._layerwise_tokens else plan_whole
         tiles = self._plan(len(blocks), plan, sender_slot_bytes)
@@ -100,10 +100,6 @@ class TransferAgent:
         self._thread.post(partial(self._exchange.open_landing, ticket, blocks))
         return ticket
 
-    def pushed(self, digest: SegmentDigest) -> None:
-        """The sender says that it pushed a segment. Unknown transfers are counted and ignored."""
-        self._thread.post(partial(self._exchange.pushed, digest))
-
     def cancel_landing(self, transfer_id: bytes) -> None:
         """Give it up; LandingFailed follows once nothing can write to its blocks."""
         self._thread.post(partial(self._exchange.cancel_landing, transfer_id))
@@ -111,7 +107,7 @@ class TransferAgent:
     # Sending.
 
     def push(self, ticket: Ticket, blocks: Sequence[int]) -> None:
-        """Send these blocks (the landing's, in chain order) as segments become both `granted` and `ready`.
+        """Send these blocks (the landing's, in chain order) as segments become `ready`.
 
         Raises InvalidRequest for a ticket that does not fit the blocks or was used, NamespaceMismatch for another
         namespace. Exactly one PushEnded ends it.
@@ -122,10 +118,6 @@ class TransferAgent:
             raise refusal.error
         self._use_up(ticket)
         self._thread.post(partial(self._exchange.push, ticket, blocks))
-
-    def granted(self, transfer_id: bytes, segment: int) -> None:
-        """The receiver has a slot for one more segment: for this one, or another that is ready before it."""
-        self._thread.post(partial(self._exchange.granted, transfer_id, segment))
 
     def ready(self, transfer_id: bytes, layers: int, blocks: int) -> None:
         """The first `layers` layers of the push's first `blocks` blocks are computed, beside what was said before."""

@@ -2,15 +2,6 @@
 
 import msgspec
 
-from transfer.ticket import SegmentDigest
-
-
-class Granted(msgspec.Struct, frozen=True, tag="granted"):
-    """Receiver: a staging slot is free for this segment; tell the sender that it may push it."""
-
-    transfer_id: bytes
-    segment: int
-
 
 class Landed(msgspec.Struct, frozen=True, tag="landed"):
     """Receiver: every segment was verified and lies in its blocks. The landing is closed."""
@@ -26,12 +17,6 @@ class LandingFailed(msgspec.Struct, frozen=True, tag="landing_failed"):
     transfer_id: bytes
     reason: str
     message: str
-
-
-class SegmentSent(msgspec.Struct, frozen=True, tag="segment_sent"):
-    """Sender: what was pushed; tell the receiver over the authenticated call."""
-
-    digest: SegmentDigest
 
 
 class PushEnded(msgspec.Struct, frozen=True, tag="push_ended"):
@@ -56,4 +41,4 @@ class Fetched(msgspec.Struct, frozen=True, tag="fetched"):
     error: str | None = None
 
 
-Event = Granted | Landed | LandingFailed | SegmentSent | PushEnded | Fetched
+Event = Landed | LandingFailed | PushEnded | Fetched

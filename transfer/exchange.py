@@ -6,22 +6,21 @@ from functools import partial
 
 from mesh.workers import TransferCounters
 from transfer.config import TransferConfig
-from transfer.events import Event, Granted, Landed, LandingFailed, PushEnded, SegmentSent
+from transfer.events import Event, Landed, LandingFailed, PushEnded
 from transfer.fetcher import Fetcher
-from transfer.landing import CANCELLED, UNKNOWN_SEGMENT, Landing
+from transfer.landing import CANCELLED, Landing
 from transfer.lookup_server import LookupHandler, LookupServer
 from transfer.mailbox import Mailbox
 from transfer.memory import KvMemory
 from transfer.push import Push
 from transfer.receiver import Incoming, Receiver
 from transfer.segments import tile_of
-from transfer.sender import Outgoing, Sender, Sent
+from transfer.sender import Outgoing, Sender
 from transfer.slots import SlotPool
-from transfer.ticket import SegmentDigest, Ticket
+from transfer.ticket import Ticket
 from transfer.transport import Transport
 
-# What was said of, or sent to, a transfer that is not open: late, or never heard of.
-UNKNOWN_TRANSFER = "unknown_transfer"
+# What was sent to a transfer that is not open: late, or never heard of.
 UNKNOWN_TAG = "unknown_tag"
 
 
@@ -39,7 +38,6 @@ class Exchange:
     ) -> None:
         self._transport = transport
         self._memory = memory
-        self._window = config.slots
         self._clock = clock
         self._emit = emit
         self._landings: dict[bytes, Incoming] = {}
@@ -51,9 +49,11 @@ class Exchange:
         staging = [memory.allocate_staging(config.slot_bytes) for _ in range(config.slots)]
         # CUDA transfers wake nobody.
         self.needs_polling = memory.is_on_gpu
-        self._mailbox = Mailbox(transport)
-        self._receiver = Receiver(transport, memory, self._slots, staging, self.refused, self._received_bytes)
-        self._sender = Sender(transport, memory, self._slots, staging, self._sent_bytes)
+        self._mailbox = Mailbox(transport, self.refused)
+        self._receiver = Receiver(
+            transport, self._mailbox, memory, self._slots, staging, self.refused, self._received_bytes
+        )
+        self._sender = Sender(transport, self._mailbox, memory, self._slots, staging, self._sent_bytes)
         self.fetcher = Fetcher(transport, self._mailbox, self._receiver, memory, config, clock, self.refused, emit)
         self.server: LookupServer | None = None
         if lookups is not None:
@@ -89,25 +89,15 @@ class Exchange:
     def open_landing(self, ticket: Ticket, blocks: Sequence[int]) -> None:
         segments = ticket.segments
         incoming = Incoming(
-            landing=Landing(
-                [segment.size_bytes for segment in segments], self._window, self._clock() + ticket.deadline_ms / 1000
-            ),
+            landing=Landing([segment.size_bytes for segment in segments], self._clock() + ticket.deadline_ms / 1000),
             tiles=[tile_of(segment) for segment in segments],
-            tags=[segment.tag for segment in segments],
+            tag=ticket.tag,
+            secret=ticket.secret,
             blocks=blocks,
-            key=ticket.secret,
-            granted=partial(self._tell_granted, ticket.transfer_id),
             ended=partial(self._end_landing, ticket.transfer_id),
         )
         self._landings[ticket.transfer_id] = incoming
         self._receiver.open(incoming)
-
-    def pushed(self, digest: SegmentDigest) -> None:
-        incoming = self._landings.get(digest.transfer_id)
-        if incoming is None:
-            self.refused[UNKNOWN_TRANSFER] += 1
-        else:
-            self._receiver.announce(incoming, digest)
 
     def cancel_landing(self, transfer_id: bytes) -> None:
         incoming = self._landings.get(transfer_id)
@@ -121,21 +111,13 @@ class Exchange:
             push=Push(tiles, self._clock() + ticket.deadline_ms / 1000),
             tiles=tiles,
             addresses=[segment.worker_address for segment in segments],
-            tags=[segment.tag for segment in segments],
+            tag=ticket.tag,
+            secret=ticket.secret,
             blocks=blocks,
-            key=ticket.secret,
-            announce=partial(self._tell_sent, ticket.transfer_id),
             ended=partial(self._end_push, ticket.transfer_id),
         )
         self._pushes[ticket.transfer_id] = outgoing
         self._sender.open(outgoing)
-
-    def granted(self, transfer_id: bytes, segment: int) -> None:
-        outgoing = self._pushes.get(transfer_id)
-        if outgoing is None:
-            self.refused[UNKNOWN_TRANSFER] += 1
-        elif not outgoing.push.grant(segment):
-            self.refused[UNKNOWN_SEGMENT] += 1
 
     def ready(self, transfer_id: bytes, layers: int, blocks: int) -> None:
         outgoing = self._pushes.get(transfer_id)
@@ -184,10 +166,6 @@ class Exchange:
             self._mailbox.turn()
         return arrived
 
-    def _tell_granted(self, transfer_id: bytes, segments: range) -> None:
-        for segment in segments:
-            self._emit(Granted(transfer_id, segment))
-
     def _end_landing(self, transfer_id: bytes, incoming: Incoming) -> None:
         del self._landings[transfer_id]
         failure = incoming.landing.failure
@@ -195,10 +173,6 @@ class Exchange:
             self._emit(Landed(transfer_id, incoming.landing.size_bytes, incoming.transport))
         else:
             self._emit(LandingFailed(transfer_id, failure.reason, failure.message))
-
-    def _tell_sent(self, transfer_id: bytes, sent: Sent) -> None:
-        digest = SegmentDigest(transfer_id, sent.index, sent.size_bytes, sent.digest, sent.transport)
-        self._emit(SegmentSent(digest))
 
     def _end_push(self, transfer_id: bytes, outgoing: Outgoing) -> None:
         del self._pushes[transfer_id]

@@ -1,6 +1,5 @@
-"""A worker's fetches from stores: one message asks, the blocks come back, credits go out as slots drain."""
+"""A worker's fetches from stores: one message asks, an answer and the blocks come back."""
 
-import secrets
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,30 +8,17 @@ from functools import partial
 from transfer.config import TransferConfig
 from transfer.events import Fetched
 from transfer.landing import CANCELLED, DEADLINE_EXCEEDED, SENDER_LOST, WRONG_SIZE, Landing, Phase
-from transfer.lookup import (
-    FIRST_RESERVED_TAG,
-    MAX_MESSAGE_BYTES,
-    TAG_OF_KIND,
-    Answer,
-    Credit,
-    Kind,
-    Lookup,
-    fetch_key,
-    seal,
-    unseal,
-)
+from transfer.lookup import MAX_ANSWER_BYTES, Answer, Lookup, fetch_key, lookup_message
 from transfer.mailbox import Mailbox
 from transfer.memory import KvMemory
 from transfer.receiver import Incoming, Receiver
+from transfer.replay import REPLAYED_MESSAGE
+from transfer.seal import WRONG_MAC, Kind, unseal
 from transfer.segments import plan_whole
-from transfer.ticket import SegmentDigest, StoreSession
+from transfer.tags import LOOKUP_TAG, draw_tags, landing_tags
+from transfer.ticket import StoreSession
 from transfer.transport import Arrival, Transport
 
-OVERSIZED_MESSAGE = "oversized_message"
-REPLAYED_MESSAGE = "replayed_message"
-WRONG_MAC = "wrong_mac"
-# A fetch is found by the tag of its answer; its landing has no other name.
-_UNNAMED = b""
 # Weight of the newest fetch in the smoothed rate.
 _NEWEST = 0.2
 
@@ -59,7 +45,7 @@ class _Fetch:
     blocks: Sequence[int]
     began: float
     deadline: float
-    # From the first answer on.
+    # From the answer on.
     incoming: Incoming | None = None
 
 
@@ -81,8 +67,6 @@ class Fetcher:
         self._mailbox = mailbox
         self._receiver = receiver
         self._memory = memory
-        # Segments of one fetch under way at most, and their size at most.
-        self._window = config.slots
         self._segment_bytes = config.slot_bytes
         self._seconds = config.fetch_seconds
         self._clock = clock
@@ -133,7 +117,7 @@ class Fetcher:
             fetch_id=fetch_id,
             session=session,
             sequence=session.next_sequence(),
-            answer_tag=secrets.randbelow(FIRST_RESERVED_TAG - (1 << 32)),
+            answer_tag=draw_tags(1 + landing_tags(self._memory.layers * len(blocks))),
             blocks=blocks,
             began=now,
             deadline=now + self._seconds,
@@ -146,11 +130,7 @@ class Fetcher:
         fetch = self._open.get(arrival.tag)
         if fetch is None:
             return False
-        if arrival.size_bytes > MAX_MESSAGE_BYTES:
-            self._refused[OVERSIZED_MESSAGE] += 1
-            self._transport.discard(arrival)
-        else:
-            self._mailbox.take(arrival, partial(self._answered, fetch))
+        self._mailbox.take(arrival, MAX_ANSWER_BYTES, partial(self._answered, fetch))
         return True
 
     def turn(self, now: float) -> None:
@@ -167,32 +147,26 @@ class Fetcher:
             deadline_ms=int(self._seconds * 1000),
             worker_address=self._transport.address,
             answer_tag=fetch.answer_tag,
-            credits=self._window,
             segment_bytes=self._segment_bytes,
             layers=self._memory.layers,
             piece_bytes=self._memory.piece_bytes,
             hashes=hashes,
         )
-        self._tell(fetch.session.store, Kind.LOOKUP, lookup)
-
-    def _tell(self, store: StoreSession, kind: Kind, message: Lookup | Credit) -> None:
-        sealed = seal(kind, store.session_id, store.session_key, message)
-        self._mailbox.send(store.worker_address, TAG_OF_KIND[kind], sealed)
+        store = fetch.session.store
+        message = lookup_message(store.session_id, store.session_key, lookup)
+        self._mailbox.send(store.worker_address, LOOKUP_TAG, message)
 
     def _answered(self, fetch: _Fetch, sealed: bytes) -> None:
         if self._open.get(fetch.answer_tag) is not fetch:
             # It ended meanwhile.
             return
         answer = unseal(Kind.ANSWER, fetch.session.store.session_key, sealed, Answer)
-        if answer is None or answer.lookup != fetch.sequence:
-            self._refused[WRONG_MAC if answer is None else REPLAYED_MESSAGE] += 1
-            return
-        if fetch.incoming is None:
+        if answer is None:
+            self._refused[WRONG_MAC] += 1
+        elif answer.lookup != fetch.sequence or fetch.incoming is not None:
+            self._refused[REPLAYED_MESSAGE] += 1
+        else:
             self._begin_landing(fetch, answer)
-        if fetch.incoming is not None and answer.segment is not None:
-            sent = answer.segment
-            digest = SegmentDigest(_UNNAMED, sent.index, sent.size_bytes, sent.digest, sent.transport)
-            self._receiver.announce(fetch.incoming, digest)
 
     def _begin_landing(self, fetch: _Fetch, answer: Answer) -> None:
         if answer.matched == 0:
@@ -210,20 +184,13 @@ class Fetcher:
         piece_bytes = self._memory.piece_bytes
         tiles = plan_whole(self._memory.layers, answer.matched, piece_bytes, answer.segment_bytes)
         return Incoming(
-            landing=Landing([tile.pieces * piece_bytes for tile in tiles], self._window, fetch.deadline),
+            landing=Landing([tile.pieces * piece_bytes for tile in tiles], fetch.deadline),
             tiles=tiles,
-            tags=range(fetch.answer_tag + 1, fetch.answer_tag + 1 + len(tiles)),
+            tag=fetch.answer_tag + 1,
+            secret=fetch_key(fetch.session.store.session_key, fetch.sequence),
             blocks=fetch.blocks[: answer.matched],
-            key=fetch_key(fetch.session.store.session_key, fetch.sequence),
-            granted=partial(self._granted, fetch),
             ended=partial(self._landed, fetch),
         )
-
-    def _granted(self, fetch: _Fetch, segments: range) -> None:
-        # The lookup itself carried the first credits.
-        if segments.stop > self._window:
-            credit = Credit(fetch.session.next_sequence(), fetch.sequence, segments.stop)
-            self._tell(fetch.session.store, Kind.CREDIT, credit)
 
     def _landed(self, fetch: _Fetch, incoming: Incoming) -> None:
         landing = incoming.landing

@@ -55,11 +55,9 @@ class Failure:
 class Landing:
     """Segments by index. Ends once: by the last segment landing, or by the first failure."""
 
-    def __init__(self, sizes: Sequence[int], window: int, deadline: float) -> None:
-        """At most `window` segments are granted and not landed yet. `deadline` on the caller's clock, seconds."""
+    def __init__(self, sizes: Sequence[int], deadline: float) -> None:
+        """`deadline` on the caller's clock, seconds."""
         self._segments = [_Segment(size) for size in sizes]
-        self._window = window
-        self._granted = 0
         self._landed = 0
         self.deadline = deadline
         self.failure: Failure | None = None
@@ -74,13 +72,6 @@ class Landing:
 
     def phase(self, index: int) -> Phase:
         return self._segments[index].phase
-
-    def grant(self) -> range:
-        """Segments that the sender may push from now on."""
-        first = self._granted
-        if not self.ended:
-            self._granted = min(len(self._segments), self._landed + self._window)
-        return range(first, self._granted)
 
     def arrive(self, index: int, size_bytes: int) -> str | None:
         """A message with this segment's tag is there. Returns why it must be dropped, or None: receive it."""

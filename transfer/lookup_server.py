@@ -8,29 +8,24 @@ from typing import Protocol
 
 from mesh.blocks import HASH_BYTES
 from transfer.config import TransferConfig
-from transfer.fetcher import OVERSIZED_MESSAGE, REPLAYED_MESSAGE, WRONG_MAC
 from transfer.landing import WRONG_SIZE
 from transfer.lookup import (
     MAX_HASHES,
-    MAX_MESSAGE_BYTES,
-    TAG_OF_KIND,
+    MAX_LOOKUP_BYTES,
     Answer,
-    Credit,
-    Kind,
     Lookup,
-    SentSegment,
     fetch_key,
-    seal,
-    session_of,
     split_hashes,
-    unseal,
+    split_lookup_message,
 )
 from transfer.mailbox import Mailbox
 from transfer.memory import KvMemory
 from transfer.push import Push
-from transfer.replay import ReplayWindow
+from transfer.replay import REPLAYED_MESSAGE, ReplayWindow
+from transfer.seal import WRONG_MAC, Kind, seal, unseal
 from transfer.segments import plan_whole
-from transfer.sender import Outgoing, Sender, Sent
+from transfer.sender import Outgoing, Sender
+from transfer.tags import LOOKUP_TAG, are_of_a_landing
 from transfer.transport import Arrival, Transport
 
 UNKNOWN_SESSION = "unknown_session"
@@ -101,57 +96,28 @@ class LookupServer:
                 self._sender.give_up(outgoing, "the session was closed")
 
     def arrive(self, arrival: Arrival) -> bool:
-        """Take a lookup or a credit. False for other messages."""
-        if arrival.tag == TAG_OF_KIND[Kind.LOOKUP]:
-            deliver = self._on_lookup
-        elif arrival.tag == TAG_OF_KIND[Kind.CREDIT]:
-            deliver = self._on_credit
-        else:
+        """Take a lookup. False for other messages."""
+        if arrival.tag != LOOKUP_TAG:
             return False
-        if arrival.size_bytes > MAX_MESSAGE_BYTES:
-            self._refused[OVERSIZED_MESSAGE] += 1
-            self._transport.discard(arrival)
-        else:
-            self._mailbox.take(arrival, deliver)
+        self._mailbox.take(arrival, MAX_LOOKUP_BYTES, self._on_lookup)
         return True
 
-    def _on_lookup(self, sealed: bytes) -> None:
-        session = self._session_of(sealed)
-        lookup = unseal(Kind.LOOKUP, session.key, sealed, Lookup) if session else None
-        if session is None or not self._is_fresh(session, lookup):
-            return
-        assert lookup is not None
-        if not self._fits(lookup):
-            self._refused[WRONG_SIZE] += 1
-            self._answer(session, lookup, [])
-            return
-        self._answer(session, lookup, self._handler.match(session.session_id, split_hashes(lookup.hashes)))
-
-    def _on_credit(self, sealed: bytes) -> None:
-        session = self._session_of(sealed)
-        credit = unseal(Kind.CREDIT, session.key, sealed, Credit) if session else None
-        if session is None or not self._is_fresh(session, credit):
-            return
-        assert credit is not None
-        outgoing = self._open.get((session.session_id, credit.lookup))
-        if outgoing is not None:
-            self._grant(outgoing, credit.credits)
-
-    def _session_of(self, sealed: bytes) -> _Session | None:
-        session_id = session_of(sealed)
+    def _on_lookup(self, message: bytes) -> None:
+        session_id, sealed = split_lookup_message(message) or (None, b"")
         session = self._sessions.get(session_id) if session_id is not None else None
         if session is None:
             self._refused[UNKNOWN_SESSION] += 1
-        return session
-
-    def _is_fresh(self, session: _Session, message: Lookup | Credit | None) -> bool:
-        if message is None:
+            return
+        lookup = unseal(Kind.LOOKUP, session.key, sealed, Lookup)
+        if lookup is None:
             self._refused[WRONG_MAC] += 1
-        elif session.taken.take(message.sequence):
-            return True
-        else:
+        elif not session.taken.take(lookup.sequence):
             self._refused[REPLAYED_MESSAGE] += 1
-        return False
+        elif not self._fits(lookup):
+            self._refused[WRONG_SIZE] += 1
+            self._answer(session, lookup, [])
+        else:
+            self._answer(session, lookup, self._handler.match(session.session_id, split_hashes(lookup.hashes)))
 
     def _fits(self, lookup: Lookup) -> bool:
         return (
@@ -160,11 +126,14 @@ class LookupServer:
             and lookup.segment_bytes >= lookup.piece_bytes
             and len(lookup.hashes) % HASH_BYTES == 0
             and len(lookup.hashes) <= MAX_HASHES * HASH_BYTES
+            and are_of_a_landing(lookup.answer_tag + 1, lookup.layers * len(lookup.hashes) // HASH_BYTES)
         )
 
     def _answer(self, session: _Session, lookup: Lookup, blocks: list[int]) -> None:
         segment_bytes = min(self._segment_bytes, lookup.segment_bytes)
-        self._tell(session, lookup, Answer(lookup.sequence, len(blocks), segment_bytes))
+        answer = Answer(lookup.sequence, len(blocks), segment_bytes)
+        sealed = bytearray(seal(Kind.ANSWER, session.key, answer))
+        self._mailbox.send(lookup.worker_address, lookup.answer_tag, sealed)
         if not blocks:
             return
         tiles = plan_whole(self._memory.layers, len(blocks), self._memory.piece_bytes, segment_bytes)
@@ -174,27 +143,13 @@ class LookupServer:
             push=push,
             tiles=tiles,
             addresses=[lookup.worker_address] * len(tiles),
-            tags=range(lookup.answer_tag + 1, lookup.answer_tag + 1 + len(tiles)),
+            tag=lookup.answer_tag + 1,
+            secret=fetch_key(session.key, lookup.sequence),
             blocks=blocks,
-            key=fetch_key(session.key, lookup.sequence),
-            announce=partial(self._sent, session, lookup, Answer(lookup.sequence, len(blocks), segment_bytes)),
             ended=partial(self._ended, session, lookup),
         )
         self._open[session.session_id, lookup.sequence] = outgoing
-        self._grant(outgoing, lookup.credits)
         self._sender.open(outgoing)
-
-    def _grant(self, outgoing: Outgoing, credits: int) -> None:
-        for segment in range(min(credits, len(outgoing.tiles))):
-            outgoing.push.grant(segment)
-
-    def _sent(self, session: _Session, lookup: Lookup, answer: Answer, sent: Sent) -> None:
-        segment = SentSegment(sent.index, sent.size_bytes, sent.digest, sent.transport)
-        self._tell(session, lookup, Answer(answer.lookup, answer.matched, answer.segment_bytes, segment))
-
-    def _tell(self, session: _Session, lookup: Lookup, answer: Answer) -> None:
-        sealed = seal(Kind.ANSWER, session.session_id, session.key, answer)
-        self._mailbox.send(lookup.worker_address, lookup.answer_tag, sealed)
 
     def _ended(self, session: _Session, lookup: Lookup, outgoing: Outgoing) -> None:
         del self._open[session.session_id, lookup.sequence]

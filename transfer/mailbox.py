@@ -1,9 +1,13 @@
 """Small messages over a transport: sent without waiting, delivered when all their bytes are there."""
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from transfer.transport import Arrival, Transmission, Transport
+
+# Why a message was not read; a key of TransferCounters.refused.
+OVERSIZED_MESSAGE = "oversized_message"
 
 
 @dataclass(eq=False)
@@ -16,8 +20,9 @@ class _Receive:
 class Mailbox:
     """Messages that come whole are delivered in their order; larger ones, whose bytes follow, when they are there."""
 
-    def __init__(self, transport: Transport) -> None:
+    def __init__(self, transport: Transport, refused: Counter[str]) -> None:
         self._transport = transport
+        self._refused = refused
         # UCX still reads these.
         self._sends: list[Transmission] = []
         self._receives: list[_Receive] = []
@@ -26,11 +31,18 @@ class Mailbox:
     def in_flight(self) -> bool:
         return bool(self._receives)
 
-    def send(self, address: bytes, tag: int, message: bytearray) -> None:
+    def send(self, address: bytes, tag: int, message: bytearray) -> Transmission:
         """A message to a peer that is gone is lost; `Transport.is_reachable` tells."""
-        self._sends.append(self._transport.send(address, tag, message))
+        transmission = self._transport.send(address, tag, message)
+        self._sends.append(transmission)
+        return transmission
 
-    def take(self, arrival: Arrival, deliver: Callable[[bytes], None]) -> None:
+    def take(self, arrival: Arrival, max_bytes: int, deliver: Callable[[bytes], None]) -> None:
+        """Refuse one of more than `max_bytes`."""
+        if arrival.size_bytes > max_bytes:
+            self._refused[OVERSIZED_MESSAGE] += 1
+            self._transport.discard(arrival)
+            return
         buffer = bytearray(arrival.size_bytes)
         self._receives.append(_Receive(buffer, self._transport.receive(arrival, buffer), deliver))
 

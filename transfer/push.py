@@ -1,4 +1,4 @@
-"""The sender's side of one transfer, as a state machine: what was granted, what is computed, what may be sent.
+"""The sender's side of one transfer, as a state machine: what is computed, what may be sent, what is under way.
 
 Pure: it moves no bytes and reads no clock. `sender.Sender` does what it says.
 """
@@ -9,11 +9,7 @@ from transfer.segments import Tile
 
 
 class Push:
-    """Grants are credits: they limit how many segments are under way, the sender chooses which.
-
-    Only it knows how its chunks of prompt and layers follow each other: a segment that was named but is not computed
-    yet must not hold up one that is.
-    """
+    """Segments go as they are computed: only the sender knows how its chunks of prompt and layers follow each other."""
 
     def __init__(self, tiles: Sequence[Tile], deadline: float) -> None:
         """`deadline` on the caller's clock, seconds."""
@@ -21,10 +17,9 @@ class Push:
         self._layers = max((tile.first_layer + tile.layer_count for tile in tiles), default=0)
         self._blocks = max((tile.first_block + tile.block_count for tile in tiles), default=0)
         self._unsent = list(range(len(tiles)))
-        self._granted: set[int] = set()
         # Corners of the staircase: (layers, blocks) computed. None lies within another.
         self._computed: list[tuple[int, int]] = []
-        self._begun = 0
+        self._begun = False
         self._in_flight: set[int] = set()
         self.deadline = deadline
         self.error: str | None = None
@@ -43,13 +38,6 @@ class Push:
         whole = any(layers >= self._layers and blocks >= self._blocks for layers, blocks in self._computed)
         return whole and not self._begun
 
-    def grant(self, segment: int) -> bool:
-        """One more segment may go. False for a segment that the transfer does not have."""
-        if not 0 <= segment < len(self._tiles):
-            return False
-        self._granted.add(segment)
-        return True
-
     def computed(self, layers: int, blocks: int) -> None:
         """The first `layers` layers of the first `blocks` blocks hold their KV."""
         if any(layers <= have_layers and blocks <= have_blocks for have_layers, have_blocks in self._computed):
@@ -63,7 +51,7 @@ class Push:
 
     def next(self) -> int | None:
         """The first segment that may be sent now."""
-        if self.ended or self._begun >= len(self._granted):
+        if self.ended:
             return None
         return next((index for index in self._unsent if self._is_computed(self._tiles[index])), None)
 
@@ -71,7 +59,7 @@ class Push:
         """It is being sent."""
         assert not self.ended
         self._unsent.remove(index)
-        self._begun += 1
+        self._begun = True
         self._in_flight.add(index)
 
     def sent(self, index: int) -> None:

@@ -3,14 +3,20 @@
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from transfer.landing import DEADLINE_EXCEEDED, NOT_BELIEVED, SENDER_LOST, WRONG_DIGEST, WRONG_SIZE, Landing, Phase
+from transfer.mailbox import Mailbox
 from transfer.memory import KvMemory, Pending
+from transfer.seal import WRONG_MAC, Kind, unseal
 from transfer.segments import Tile
 from transfer.slots import Direction, SlotPool
+from transfer.tags import landing_tags, segment_of
 from transfer.ticket import SegmentDigest
 from transfer.transport import Arrival, Transmission, Transport
+
+_MAX_DIGEST_MESSAGE_BYTES = 256
 
 
 @dataclass(eq=False)
@@ -19,12 +25,10 @@ class Incoming:
 
     landing: Landing
     tiles: Sequence[Tile]
-    # One of each segment.
-    tags: Sequence[int]
+    # See `ticket.Ticket`.
+    tag: int
+    secret: bytes
     blocks: Sequence[int]
-    # Keys the digests.
-    key: bytes
-    granted: Callable[[range], None]
     # Called once; from then on nothing writes to the blocks.
     ended: Callable[["Incoming"], None]
     carriers: set[str] = field(default_factory=set)
@@ -32,6 +36,11 @@ class Incoming:
     @property
     def transport(self) -> str:
         return "+".join(sorted(self.carriers)) or "unknown"
+
+    @property
+    def tags(self) -> range:
+        """Of its digests, and of each segment."""
+        return range(self.tag, self.tag + landing_tags(len(self.tiles)))
 
 
 @dataclass(eq=False)
@@ -57,7 +66,7 @@ class _Scatter:
 
 
 class Receiver:
-    """Slots are bound when a message arrives: what was granted and is not computed yet takes none.
+    """Slots are bound when a message arrives: what is not computed yet takes none.
 
     A message that finds no free slot waits with its sender, who holds the bytes.
     """
@@ -65,6 +74,7 @@ class Receiver:
     def __init__(
         self,
         transport: Transport,
+        mailbox: Mailbox,
         memory: KvMemory,
         slots: SlotPool,
         staging: Sequence[Any],
@@ -72,13 +82,15 @@ class Receiver:
         received_bytes: Counter[str],
     ) -> None:
         self._transport = transport
+        self._mailbox = mailbox
         self._memory = memory
         self._slots = slots
         self._staging = staging
         self._refused = refused
         self._received_bytes = received_bytes
         self._open: set[Incoming] = set()
-        self._by_tag: dict[int, tuple[Incoming, int]] = {}
+        # By the tag of its digests, and those of its segments.
+        self._by_tag: dict[int, Incoming] = {}
         # Messages at hand, that wait for a slot.
         self._waiting: deque[tuple[Incoming, int, Arrival]] = deque()
         self._receives: list[_Receive] = []
@@ -96,41 +108,50 @@ class Receiver:
 
     def open(self, incoming: Incoming) -> None:
         self._open.add(incoming)
-        self._by_tag |= {tag: (incoming, index) for index, tag in enumerate(incoming.tags)}
-        self._go_on(incoming)
-
-    def announce(self, incoming: Incoming, digest: SegmentDigest) -> None:
-        """The sender's word on a segment."""
-        landing = incoming.landing
-        reason = landing.announce(digest)
-        if reason is not None:
-            self._refused[reason] += 1
-        if reason == WRONG_SIZE:
-            self.give_up(incoming, NOT_BELIEVED, "the sender announced a segment of a wrong size")
-        elif reason is None:
-            incoming.carriers.add(digest.transport)
-            self._verify_later(incoming, digest.segment)
+        self._by_tag |= dict.fromkeys(incoming.tags, incoming)
+        self._end_if_over(incoming)
 
     def arrive(self, arrival: Arrival) -> bool:
         """Take a message. False where its tag is none of an open transfer."""
-        found = self._by_tag.get(arrival.tag)
-        if found is None:
+        incoming = self._by_tag.get(arrival.tag)
+        if incoming is None:
             return False
-        incoming, index = found
+        index = segment_of(arrival.tag, incoming.tag)
+        if index is None:
+            self._mailbox.take(arrival, _MAX_DIGEST_MESSAGE_BYTES, partial(self._announced, incoming))
+        else:
+            self._segment_arrived(incoming, index, arrival)
+        return True
+
+    def _segment_arrived(self, incoming: Incoming, index: int, arrival: Arrival) -> None:
         reason = incoming.landing.arrive(index, arrival.size_bytes)
         if reason is None:
             self._waiting.append((incoming, index, arrival))
-            return True
+            return
         self._refused[reason] += 1
         self._transport.discard(arrival)
         if reason == WRONG_SIZE:
             self.give_up(incoming, NOT_BELIEVED, "a segment came with a wrong size")
-        return True
+
+    def _announced(self, incoming: Incoming, sealed: bytes) -> None:
+        """The sender's word on a segment."""
+        if incoming not in self._open:
+            # It ended meanwhile.
+            return
+        digest = unseal(Kind.DIGEST, incoming.secret, sealed, SegmentDigest)
+        reason = WRONG_MAC if digest is None else incoming.landing.announce(digest)
+        if reason is not None:
+            self._refused[reason] += 1
+        if reason == WRONG_SIZE:
+            self.give_up(incoming, NOT_BELIEVED, "the sender announced a segment of a wrong size")
+        elif digest is not None and reason is None:
+            incoming.carriers.add(digest.transport)
+            self._verify_later(incoming, digest.segment)
 
     def give_up(self, incoming: Incoming, reason: str, message: str) -> None:
         """Later bytes of it are dropped. `ended` was called, or is now."""
         incoming.landing.fail(reason, message)
-        self._go_on(incoming)
+        self._end_if_over(incoming)
 
     def turn(self, now: float) -> bool:
         """Do what can be done now; returns whether there was something. Begins to verify one segment at most."""
@@ -189,7 +210,7 @@ class Receiver:
         # It may have ended meanwhile.
         if incoming.landing.verifiable(index):
             staging = self._staging[incoming.landing.slot(index)]
-            digest = self._memory.digest(staging, self._size(incoming.tiles[index]), incoming.key)
+            digest = self._memory.digest(staging, self._size(incoming.tiles[index]), incoming.secret)
             self._digests.append(_Digest(incoming, index, digest))
         return True
 
@@ -220,20 +241,14 @@ class Receiver:
             incoming = each.incoming
             self._slots.release(incoming.landing.land(each.index))
             self._received_bytes[incoming.transport] += self._size(incoming.tiles[each.index])
-            self._go_on(incoming)
+            self._end_if_over(incoming)
         return bool(done)
 
     def _size(self, tile: Tile) -> int:
         return tile.pieces * self._memory.piece_bytes
 
-    def _go_on(self, incoming: Incoming) -> None:
-        """Grant what may come, or end."""
-        landing = incoming.landing
-        if not landing.ended:
-            segments = landing.grant()
-            if segments:
-                incoming.granted(segments)
-        elif incoming in self._open:
+    def _end_if_over(self, incoming: Incoming) -> None:
+        if incoming.landing.ended and incoming in self._open:
             self._close(incoming)
 
     def _close(self, incoming: Incoming) -> None:

@@ -1,6 +1,8 @@
 """Protection against replayed messages: each number of a session is taken once."""
 
 WINDOW = 1024
+# Why a message was refused; a key of TransferCounters.refused.
+REPLAYED_MESSAGE = "replayed_message"
 
 
 class ReplayWindow:

@@ -1,4 +1,4 @@
-"""Sending: gathers blocks into slots, hands them to UCX, says what was sent, and brings every slot back."""
+"""Sending: gathers blocks into slots, hands them to UCX, tells the receiver their digests, brings every slot back."""
 
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
@@ -6,25 +6,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from mesh.observe import span
+from transfer.mailbox import Mailbox
 from transfer.memory import KvMemory, Pending
 from transfer.push import Push
+from transfer.seal import Kind, seal
 from transfer.segments import Tile
 from transfer.slots import Direction, SlotPool
+from transfer.tags import segment_tag
+from transfer.ticket import SegmentDigest
 from transfer.transport import Transmission, Transport
 
 # A peer that has not taken a segment so long after it was given up is frozen or gone: its connection is closed. UCX
 # tells of neither by itself, over shared memory not even of a peer that was killed while it owed an answer.
 _LINGER_SECONDS = 3.0
-
-
-@dataclass(frozen=True, slots=True)
-class Sent:
-    """A segment that is on its way, for the receiver to know it by."""
-
-    index: int
-    size_bytes: int
-    digest: bytes
-    transport: str
 
 
 @dataclass(eq=False)
@@ -33,13 +27,12 @@ class Outgoing:
 
     push: Push
     tiles: Sequence[Tile]
-    # Of each segment: worker address and tag.
+    # Worker address of each segment.
     addresses: Sequence[bytes]
-    tags: Sequence[int]
+    # Of the landing: see `ticket.Ticket`.
+    tag: int
+    secret: bytes
     blocks: Sequence[int]
-    # Keys the digests.
-    key: bytes
-    announce: Callable[[Sent], None]
     # Called once; from then on nothing reads the blocks.
     ended: Callable[["Outgoing"], None]
     # On the caller's clock: when all of it was computed and none of it sent; None where that never was.
@@ -65,9 +58,19 @@ class _Send:
     size_bytes: int
     digest: bytes
     transmission: Transmission
-    announced: bool = False
+    # Of its digest, once it was told.
+    announcement: Transmission | None = None
     # Of one that was given up.
     lingers_until: float | None = None
+
+    @property
+    def completed(self) -> bool:
+        """UCX has done with its slot, and with its digest."""
+        return self.transmission.completed and (self.announcement is None or self.announcement.completed)
+
+    def error(self) -> str | None:
+        """Of a completed one."""
+        return self.transmission.error() or (self.announcement.error() if self.announcement else None)
 
 
 class Sender:
@@ -76,12 +79,14 @@ class Sender:
     def __init__(
         self,
         transport: Transport,
+        mailbox: Mailbox,
         memory: KvMemory,
         slots: SlotPool,
         staging: Sequence[Any],
         sent_bytes: Counter[str],
     ) -> None:
         self._transport = transport
+        self._mailbox = mailbox
         self._memory = memory
         self._slots = slots
         self._staging = staging
@@ -140,7 +145,9 @@ class Sender:
         size = tile.pieces * self._memory.piece_bytes
         blocks = outgoing.blocks[tile.first_block : tile.first_block + tile.block_count]
         with span("kv.push", first_layer=tile.first_layer, layers=tile.layer_count, size_bytes=size):
-            digest = self._memory.gather(tile.first_layer, tile.layer_count, blocks, self._staging[slot], outgoing.key)
+            digest = self._memory.gather(
+                tile.first_layer, tile.layer_count, blocks, self._staging[slot], outgoing.secret
+            )
         outgoing.push.begin(index)
         self._gathers.append(_Gather(outgoing, index, slot, size, digest))
 
@@ -155,23 +162,32 @@ class Sender:
     def _send(self, gather: _Gather) -> None:
         outgoing, index = gather.outgoing, gather.index
         staged = self._staging[gather.slot][: gather.size_bytes]
-        transmission = self._transport.send(outgoing.addresses[index], outgoing.tags[index], staged)
+        transmission = self._transport.send(outgoing.addresses[index], segment_tag(outgoing.tag, index), staged)
         send = _Send(outgoing, index, gather.slot, gather.size_bytes, gather.digest.result(), transmission)
         self._sends.append(send)
-        # With the first message to a peer it is not known yet; then it is told when the segment is sent.
+        # With the first message to a peer it is not known yet; then the digest follows when the segment is sent.
         transport = self._transport.carrier(outgoing.addresses[index])
         if transport is not None:
             self._announce(send, transport)
 
+    def _announce_late(self) -> None:
+        for send in self._sends:
+            waits = send.announcement is None and send.transmission.completed and not send.outgoing.push.ended
+            if waits and send.transmission.error() is None:
+                self._announce(send, self._transport.carrier(send.outgoing.addresses[send.index]) or "unknown")
+
     def _announce(self, send: _Send, transport: str) -> None:
-        send.announced = True
-        send.outgoing.transport = transport
-        send.outgoing.announce(Sent(send.index, send.size_bytes, send.digest, transport))
+        outgoing = send.outgoing
+        outgoing.transport = transport
+        digest = SegmentDigest(send.index, send.size_bytes, send.digest, transport)
+        sealed = bytearray(seal(Kind.DIGEST, outgoing.secret, digest))
+        send.announcement = self._mailbox.send(outgoing.addresses[send.index], outgoing.tag, sealed)
 
     def _finish_sends(self) -> bool:
-        done = [send for send in self._sends if send.transmission.completed]
+        self._announce_late()
+        done = [send for send in self._sends if send.completed]
         if done:
-            self._sends = [send for send in self._sends if not send.transmission.completed]
+            self._sends = [send for send in self._sends if send not in done]
         for send in done:
             self._slots.release(send.slot)
             self._finish(send)
@@ -182,12 +198,10 @@ class Sender:
         if outgoing.push.ended:
             return
         outgoing.push.sent(send.index)
-        error = send.transmission.error()
+        error = send.error()
         if error is not None:
             self.give_up(outgoing, f"the receiver was lost: {error}")
             return
-        if not send.announced:
-            self._announce(send, self._transport.carrier(outgoing.addresses[send.index]) or "unknown")
         outgoing.sent_bytes += send.size_bytes
         self._sent_bytes[outgoing.transport] += send.size_bytes
         self._end_if_done(outgoing)

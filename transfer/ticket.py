@@ -1,4 +1,4 @@
-"""The right to push KV into one landing, and what travels beside the bytes: plain data for frames and protos."""
+"""The right to push KV into one landing, and what travels beside the bytes: plain data for frames, protos and UCX."""
 
 import msgspec
 
@@ -12,7 +12,6 @@ class Segment(msgspec.Struct, frozen=True, array_like=True):
     # Rank of the receiver that holds the blocks, and that rank's UCX worker address.
     destination_rank: int
     worker_address: bytes
-    tag: int
     first_layer: int
     layer_count: int
     # Counted among the landing's own blocks: those that the receiver does not hold yet.
@@ -22,14 +21,18 @@ class Segment(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Ticket(msgspec.Struct, frozen=True):
-    """The right to push into one landing, once. Carried only in authenticated calls."""
+    """The right to push into one landing, once. Carried only in authenticated calls.
+
+    Segment i goes to its worker with the tag `tag` + 1 + i, its digest, sealed with `secret`, with `tag`.
+    """
 
     # 16 random bytes; names the transfer.
     transfer_id: bytes
     # Counts re-placements of the same request.
     attempt: int
-    # 32 unguessable bytes; keys the digests.
+    # 32 unguessable bytes; keys the digests, and seals them.
     secret: bytes
+    tag: int
     # From the receiver's issuing on.
     deadline_ms: int
     namespace: KvNamespace
@@ -41,14 +44,13 @@ class Ticket(msgspec.Struct, frozen=True):
 
 
 class SegmentDigest(msgspec.Struct, frozen=True, array_like=True):
-    """What the sender says it pushed. The receiver copies to live blocks only what matches."""
+    """What the sender says it pushed, with each segment. The receiver copies to live blocks only what matches."""
 
-    transfer_id: bytes
     segment: int
     size_bytes: int
     digest: bytes
     # UCX transport that carries it: only the sender's endpoint knows.
-    transport: str = "unknown"
+    transport: str
 
 
 class StoreSession(msgspec.Struct, frozen=True):
@@ -58,6 +60,6 @@ class StoreSession(msgspec.Struct, frozen=True):
     epoch: str
     worker_address: bytes
     session_id: int
-    # 32 bytes; keys the MAC of UCX messages.
+    # 32 bytes; seals the UCX messages of both.
     session_key: bytes
     namespace: KvNamespace

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from mesh.errors import InvalidRequest, MeshError, NamespaceMismatch
 from mesh.workers import KvNamespace
-from transfer.lookup import FIRST_RESERVED_TAG
 from transfer.segments import Tile, covers_once, tile_of
+from transfer.tags import are_of_a_landing, draw_tags, landing_tags
 from transfer.ticket import Segment, Ticket
 
 # Why a ticket was refused; keys of TransferCounters.refused.
@@ -16,6 +16,7 @@ REPLAYED_TICKET = "replayed_ticket"
 OTHER_NAMESPACE = "other_namespace"
 OVERSIZED_SEGMENT_LIST = "oversized_segment_list"
 WRONG_SIZE = "wrong_size"
+RESERVED_TAG = "reserved_tag"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,17 +42,16 @@ def make_ticket(
     attempt: int,
     deadline_seconds: float,
 ) -> Ticket:
-    """A new landing's: transfer id, secret and tags are drawn at random, and never used again."""
-    first_tag = secrets.randbelow(FIRST_RESERVED_TAG - len(tiles))
+    """A new landing's: transfer id, secret and tag are drawn at random, and never used again."""
     return Ticket(
         transfer_id=secrets.token_bytes(16),
         attempt=attempt,
         secret=secrets.token_bytes(32),
+        tag=draw_tags(landing_tags(len(tiles))),
         deadline_ms=int(deadline_seconds * 1000),
         namespace=namespace,
         segments=tuple(
-            Segment(index, 0, worker_address, first_tag + index, *tile, tile.pieces * piece_bytes)
-            for index, tile in enumerate(tiles)
+            Segment(index, 0, worker_address, *tile, tile.pieces * piece_bytes) for index, tile in enumerate(tiles)
         ),
     )
 
@@ -66,6 +66,8 @@ def refusal_of(ticket: Ticket, blocks: int, namespace: KvNamespace, geometry: Ge
     # A segment has one piece at the least.
     if len(ticket.segments) > geometry.layers * blocks:
         return _refuse(OVERSIZED_SEGMENT_LIST, f"{len(ticket.segments)} segments are too many for {blocks} blocks")
+    if not are_of_a_landing(ticket.tag, len(ticket.segments)):
+        return _refuse(RESERVED_TAG, "the ticket's tags are not a landing's")
     for index, segment in enumerate(ticket.segments):
         if not _is_sound(segment, index, geometry):
             return _refuse(WRONG_SIZE, f"segment {index} of the ticket is not one that this worker can send")
@@ -86,7 +88,6 @@ def _is_sound(segment: Segment, index: int, geometry: Geometry) -> bool:
         and segment.first_block >= 0
         and segment.block_count > 0
         and segment.size_bytes == segment.layer_count * segment.block_count * geometry.piece_bytes
-        and 0 <= segment.tag < FIRST_RESERVED_TAG
     )
 
 

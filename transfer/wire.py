@@ -1,14 +1,13 @@
-"""Tickets and digests in the protos: one translation for everyone who opens landings or pushes into them."""
+"""Tickets in the protos: one translation for everyone who opens landings or pushes into them."""
 
 from deepmesh.v1 import landing_pb2
 
 from mesh import worker_wire
 from mesh.errors import InvalidRequest
-from transfer.ticket import Segment, SegmentDigest, Ticket
+from transfer.ticket import Segment, Ticket
 
 TRANSFER_ID_BYTES = 16
 SECRET_BYTES = 32
-MAX_DIGEST_BYTES = 64
 MAX_SEGMENTS = 65_536
 
 
@@ -24,6 +23,7 @@ def ticket(message: landing_pb2.LandingTicket) -> Ticket:
         transfer_id=message.transfer_id,
         attempt=message.attempt,
         secret=message.secret,
+        tag=message.tag,
         deadline_ms=message.deadline_ms,
         namespace=worker_wire.namespace(message.kv_namespace, "ticket.kv_namespace"),
         segments=tuple(_segment(each) for each in message.segments),
@@ -35,31 +35,10 @@ def ticket_message(ticket: Ticket) -> landing_pb2.LandingTicket:
         transfer_id=ticket.transfer_id,
         attempt=ticket.attempt,
         secret=ticket.secret,
+        tag=ticket.tag,
         deadline_ms=ticket.deadline_ms,
         kv_namespace=worker_wire.namespace_message(ticket.namespace),
         segments=[_segment_message(each) for each in ticket.segments],
-    )
-
-
-def digest(message: landing_pb2.SegmentDigest) -> SegmentDigest:
-    """Raises InvalidRequest for what cannot be a digest."""
-    if len(message.transfer_id) != TRANSFER_ID_BYTES or len(message.digest) > MAX_DIGEST_BYTES:
-        raise InvalidRequest(
-            f"a digest has {TRANSFER_ID_BYTES} bytes of transfer_id and at most {MAX_DIGEST_BYTES} of digest",
-            field="digest",
-        )
-    return SegmentDigest(
-        message.transfer_id, message.segment, message.size_bytes, message.digest, message.transport or "unknown"
-    )
-
-
-def digest_message(digest: SegmentDigest) -> landing_pb2.SegmentDigest:
-    return landing_pb2.SegmentDigest(
-        transfer_id=digest.transfer_id,
-        segment=digest.segment,
-        size_bytes=digest.size_bytes,
-        digest=digest.digest,
-        transport=digest.transport,
     )
 
 
@@ -68,7 +47,6 @@ def _segment(message: landing_pb2.LandingSegment) -> Segment:
         index=message.index,
         destination_rank=message.destination_rank,
         worker_address=message.worker_address,
-        tag=message.tag,
         first_layer=message.first_layer,
         layer_count=message.layer_count,
         first_block=message.first_block,
@@ -82,7 +60,6 @@ def _segment_message(segment: Segment) -> landing_pb2.LandingSegment:
         index=segment.index,
         destination_rank=segment.destination_rank,
         worker_address=segment.worker_address,
-        tag=segment.tag,
         first_layer=segment.first_layer,
         layer_count=segment.layer_count,
         first_block=segment.first_block,

@@ -1,14 +1,17 @@
 """Prompts that prefill workers compute: a decode worker's calls, over loopback gRPC, with a rank that does as told."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
+import grpc
 import pytest
 from deepmesh.v1 import common_pb2, decode_pb2, scheduler_pb2
 
 from decode_svc import prefill_link
 from engine.messages import Logprobs, Output, Refusal, Sampling
 from mesh.blocks import BLOCK_TOKENS
+from mesh.config import ServerConfig
 from mesh.errors import (
     DeadlineExceeded,
     EngineFailed,
@@ -21,6 +24,8 @@ from mesh.errors import (
 )
 from mesh.metrics import DECODE_PREFILLS
 from mesh.ports import free_port
+from mesh.server import MeshServer, Registration
+from prefill_svc.__main__ import SERVICE
 from tests.support.decode_server import (
     GatewayClient,
     RunningWorker,
@@ -31,8 +36,7 @@ from tests.support.fake_prefill import FakePrefill, FakePrefillCall, fake_prefil
 from tests.support.fake_rank import FakeRankClient
 from tests.support.prefilling import make_ticket
 from tests.support.waiting import eventually
-from transfer.events import Granted
-from transfer.ticket import SegmentDigest, Ticket
+from transfer.ticket import Ticket
 from transfer.wire import ticket
 
 PROMPT = [number % 100 for number in range(150)]
@@ -87,26 +91,20 @@ async def test_a_prompt_is_sent_with_its_landing_and_its_tokens_come_back() -> N
         assert (rank.submitted[0].lands, rank.submitted[0].attempt, rank.submitted[0].fetch) == (True, 3, None)
         rank.open_landing(0, landing, held_blocks=1)
         call = await prefill.call()
-        start = call.start
-        assert (list(start.token_ids), start.held_blocks, start.attempt) == (PROMPT, 1, 3)
-        assert (start.request_id, start.cache_salt, start.store) == ("r1", b"salt", store)
-        assert (start.sampling.temperature, start.sampling.seed, start.sampling.top_logprobs) == (0.5, 7, 1)
-        assert ticket(start.ticket) == landing
-        for segment in (1, 0):
-            rank.say(Granted(landing.transfer_id, segment))
-        await eventually(lambda: call.grants == [1, 0])
+        sent = call.request
+        assert (list(sent.token_ids), sent.held_blocks, sent.attempt) == (PROMPT, 1, 3)
+        assert (sent.request_id, sent.cache_salt, sent.store) == ("r1", b"salt", store)
+        assert (sent.sampling.temperature, sent.sampling.seed, sent.sampling.top_logprobs) == (0.5, 7, 1)
+        assert ticket(sent.ticket) == landing
         top = [common_pb2.TokenLogprob(token_id=42, logprob=-0.5)]
         logprobs = common_pb2.PositionLogprobs(logprob=-0.5, top=top)
         call.first_token(worker_cached_tokens=64, store_cached_tokens=64, logprobs=logprobs)
-        digest = SegmentDigest(landing.transfer_id, 0, 512, b"digest", "tcp")
-        call.digest(digest)
         call.answer(done={"pushed_bytes": 1024, "transport": "tcp"})
         call.end()
-        await eventually(lambda: bool(rank.first_tokens and rank.digests))
+        await eventually(lambda: bool(rank.first_tokens))
         (first,) = rank.first_tokens
         assert (first.key, first.token_id, first.cached_tokens, first.store_cached_tokens) == (0, 42, 128, 64)
         assert first.logprobs == Logprobs(-0.5, [42], [-0.5])
-        assert rank.digests == [digest]
         rank.say(rank.step(rank.output(0, 10, "length", [Logprobs(-0.5, [42], [-0.5])] * 10)))
         request = await gateway.ended(1)
         assert (request.error, len(request.tokens), len(request.logprobs)) == (None, 10, 10)
@@ -191,10 +189,17 @@ async def test_a_prefill_worker_that_hangs_is_lost_with_its_landing() -> None:
         await eventually(lambda: call.cancelled)
 
 
-async def test_kv_that_did_not_land_has_the_request_placed_again_after_its_first_token() -> None:
+@pytest.mark.parametrize("says_done", [False, True])
+async def test_kv_that_did_not_land_has_the_request_placed_again_after_its_first_token(says_done: bool) -> None:
     async with decode_without_rank() as running, fake_prefill() as prefill, gateway_client(running.endpoint) as gateway:
         rank = rank_of(running)
         call = await called(running, gateway, prefill)
+        if says_done:
+            done_before = ended("done")
+            call.first_token()
+            call.answer(done={"pushed_bytes": 2**40, "transport": "tcp"})
+            call.end()
+            await eventually(lambda: ended("done") == done_before + 1)
         rank.say(rank.step(rank.output(0)))
         await gateway.until(lambda: gateway.requests[1].tokens)
         refusal = Refusal(PrefillLost.reason, "a segment's digest was wrong")
@@ -202,11 +207,7 @@ async def test_kv_that_did_not_land_has_the_request_placed_again_after_its_first
         request = await gateway.ended(1)
         assert len(request.tokens) == 1
         assert "digest was wrong" in lost(gateway).message
-        await eventually(lambda: call.cancelled)
-
-
-async def wrong_digest(call: FakePrefillCall) -> None:
-    call.digest(SegmentDigest(bytes(16), 0, 512, b"digest"))
+        await eventually(lambda: call.cancelled or says_done)
 
 
 async def no_first_token(call: FakePrefillCall) -> None:
@@ -218,25 +219,69 @@ async def token_out_of_range(call: FakePrefillCall) -> None:
     call.first_token(token_id=100)
 
 
-async def malformed_digest(call: FakePrefillCall) -> None:
-    call.answer(digest={"transfer_id": b"short"})
+async def more_cached_than_there_is(call: FakePrefillCall) -> None:
+    call.first_token(worker_cached_tokens=2**32 - 1, store_cached_tokens=2**32 - 1)
 
 
-@pytest.mark.parametrize("mistake", [wrong_digest, no_first_token, token_out_of_range, malformed_digest])
+async def log_probabilities_not_asked_for(call: FakePrefillCall) -> None:
+    call.first_token(logprobs=common_pb2.PositionLogprobs(logprob=-0.5))
+
+
+@pytest.mark.parametrize(
+    "mistake", [no_first_token, token_out_of_range, more_cached_than_there_is, log_probabilities_not_asked_for]
+)
 async def test_a_prefill_worker_that_makes_mistakes_is_lost(mistake: Any) -> None:
     async with decode_without_rank() as running, fake_prefill() as prefill, gateway_client(running.endpoint) as gateway:
         await mistake(await called(running, gateway, prefill))
         await gateway.ended(1)
         lost(gateway)
-        assert (rank_of(running).digests, rank_of(running).first_tokens) == ([], [])
+        assert not rank_of(running).first_tokens
 
 
-async def test_a_first_token_without_the_log_probabilities_asked_for_is_a_mistake() -> None:
+@pytest.mark.parametrize("alternatives", [None, 1, 3])
+async def test_a_first_token_with_other_log_probabilities_than_asked_for_is_a_mistake(alternatives: int | None) -> None:
     async with decode_without_rank() as running, fake_prefill() as prefill, gateway_client(running.endpoint) as gateway:
         call = await called(running, gateway, prefill, sampling=Sampling(top_logprobs=2))
-        call.first_token()
+        top = [common_pb2.TokenLogprob(token_id=number, logprob=-0.5) for number in range(alternatives or 0)]
+        call.first_token(logprobs=None if alternatives is None else common_pb2.PositionLogprobs(logprob=-0.5, top=top))
         await gateway.ended(1)
         lost(gateway)
+        assert not rank_of(running).first_tokens
+
+
+async def test_a_second_first_token_is_a_mistake_that_the_rank_does_not_hear_of() -> None:
+    async with decode_without_rank() as running, fake_prefill() as prefill, gateway_client(running.endpoint) as gateway:
+        call = await called(running, gateway, prefill)
+        call.first_token(42)
+        call.first_token(43)
+        await gateway.ended(1)
+        lost(gateway)
+        assert [first.token_id for first in rank_of(running).first_tokens] == [42]
+        await eventually(lambda: call.cancelled)
+
+
+async def garbage(request: bytes, context: Any) -> AsyncIterator[bytes]:
+    yield b"\xff\xff\xff\xff not a message"
+
+
+def add_garbage(servicer: None, server: grpc.aio.Server) -> None:
+    handlers: Any = {"Prefill": grpc.unary_stream_rpc_method_handler(garbage)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+
+
+async def test_a_prefill_worker_that_sends_garbage_is_lost() -> None:
+    registration = Registration(add_garbage, None, SERVICE)
+    async with (
+        decode_without_rank() as running,
+        MeshServer(ServerConfig(drain_seconds=0), "garbage", [registration]) as server,
+        gateway_client(running.endpoint) as gateway,
+    ):
+        worker = FakePrefill()
+        worker.endpoint = server.endpoint
+        key = await submitted(running, gateway, worker)
+        rank_of(running).open_landing(key, make_ticket(len(PROMPT)))
+        await gateway.ended(1)
+        assert "malformed" in lost(gateway).message
 
 
 @pytest.mark.parametrize("stage", ["waiting", "landing", "after the first token"])
@@ -331,24 +376,13 @@ async def test_a_worker_that_computes_no_prompts_sends_those_without_a_prefill_w
         assert type((await gateway.ended(1)).error) is PlaceAgain
 
 
-async def test_a_grant_of_a_landing_that_is_over_goes_nowhere() -> None:
-    async with decode_without_rank() as running, fake_prefill() as prefill, gateway_client(running.endpoint) as gateway:
-        rank = rank_of(running)
-        rank.say(Granted(bytes(16), 0))
-        call = await called(running, gateway, prefill)
-        await asyncio.sleep(0.02)
-        assert call.grants == []
-        call.end(WorkerFull("full"))
-        await gateway.ended(1)
-
-
 async def test_blocks_of_the_landing_are_those_after_the_ones_held() -> None:
     async with decode_without_rank() as running, fake_prefill() as prefill, gateway_client(running.endpoint) as gateway:
         key = await submitted(running, gateway, prefill)
         landing = make_ticket(len(PROMPT), held_blocks=2)
         rank_of(running).open_landing(key, landing, held_blocks=2)
         call = await prefill.call()
-        blocks = sum(segment.block_count for segment in call.start.ticket.segments)
-        assert (call.start.held_blocks, blocks) == (2, -(-len(PROMPT) // BLOCK_TOKENS) - 2)
+        blocks = sum(segment.block_count for segment in call.request.ticket.segments)
+        assert (call.request.held_blocks, blocks) == (2, -(-len(PROMPT) // BLOCK_TOKENS) - 2)
         call.end(WorkerFull("full"))
         await gateway.ended(1)

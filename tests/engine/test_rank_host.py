@@ -5,15 +5,15 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from engine.messages import StepResult, TransferNews
+from engine.messages import LandingOpened, StepResult, TransferNews
 from engine.rank_host import RankHost
 from mesh.errors import EngineFailed
 from mesh.workers import TransferCounters, WorkerLoad
 from tests.support.fake_rank import TRANSFER_READY, FakeRankClient
 from tests.support.prefilling import make_ticket
 from tests.support.waiting import eventually
-from transfer.events import Granted, PushEnded, SegmentSent
-from transfer.ticket import SegmentDigest, StoreSession
+from transfer.events import PushEnded
+from transfer.ticket import StoreSession
 
 OFFER, OTHER = bytes(15) + b"1", bytes(15) + b"2"
 
@@ -40,7 +40,7 @@ class FakeStores:
 
     attached: list[str] = field(default_factory=lambda: ["store-1"])
     offers: list[list[bytes]] = field(default_factory=list)
-    heard: list[SegmentDigest | PushEnded] = field(default_factory=list)
+    heard: list[PushEnded] = field(default_factory=list)
     running: bool = False
 
     async def run(self) -> None:
@@ -52,10 +52,6 @@ class FakeStores:
 
     def offer(self, chain: Sequence[bytes]) -> None:
         self.offers.append(list(chain))
-
-    def segment_sent(self, digest: SegmentDigest) -> bool:
-        self.heard.append(digest)
-        return digest.transfer_id == OFFER
 
     def push_ended(self, event: PushEnded) -> bool:
         self.heard.append(event)
@@ -131,14 +127,10 @@ async def test_a_store_that_comes_is_offered_what_the_rank_has() -> None:
 
 async def test_news_of_offers_is_for_the_stores_and_all_other_news_for_the_service() -> None:
     async with hosted() as it:
-        others = [
-            SegmentSent(SegmentDigest(OTHER, 0, 1, b"d")),
-            PushEnded(OTHER, 1, "tcp"),
-            Granted(OFFER, 0),
-        ]
-        it.rank.say(SegmentSent(SegmentDigest(OFFER, 0, 1, b"d")), PushEnded(OFFER, 1, "tcp"), *others)
+        others = [PushEnded(OTHER, 1, "tcp"), LandingOpened(1, make_ticket(64), 0)]
+        it.rank.say(PushEnded(OFFER, 1, "tcp"), *others)
         await eventually(lambda: it.user.news == others)
-        assert len(it.stores.heard) == 4
+        assert len(it.stores.heard) == 2
 
 
 async def test_what_a_store_asks_for_reaches_the_rank() -> None:
@@ -147,12 +139,7 @@ async def test_what_a_store_asks_for_reaches_the_rank() -> None:
         ticket = make_ticket(64)
         it.host.attach_store(session)
         it.host.push_offer(ticket, hashes(1))
-        it.host.grant_offer(OFFER, 3)
-        assert (it.rank.attached, it.rank.offered, it.rank.grants) == (
-            {"store-1": session},
-            [(ticket, hashes(1))],
-            [(OFFER, 3)],
-        )
+        assert (it.rank.attached, it.rank.offered) == ({"store-1": session}, [(ticket, hashes(1))])
         it.host.detach_store("store-1")
         assert not it.rank.attached
 
@@ -163,4 +150,3 @@ async def test_a_rank_that_has_gone_says_so_and_stops_what_runs_beside_it() -> N
         it.rank.die()
         assert "status 9" in (await it.task).message
         # Nobody is there to hear it.
-        it.host.grant_offer(OFFER, 0)

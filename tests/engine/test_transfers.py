@@ -7,13 +7,13 @@ import msgspec
 import pytest
 
 from engine.engine import Engine
-from engine.messages import Cancel, Fetch, FirstToken, Grant, LandingOpened, Push, PushOffer, Submit
+from engine.messages import Cancel, Fetch, FirstToken, LandingOpened, Push, PushOffer, Submit, TransferNews
 from engine.oracle import oracle_tokens
 from mesh.blocks import chain_hashes
 from tests.support.disaggregation import TellingOracle, moving_engine
 from tests.support.engines import VOCABULARY, LayeredDevice, Transcript, oracle_engine, prompt_of, submit_of
 from tests.support.fake_agent import Fabric, FakeAgent
-from transfer.events import PushEnded
+from transfer.events import Landed, PushEnded
 from transfer.ticket import Ticket
 
 
@@ -50,11 +50,6 @@ def landing_elsewhere(fabric: Fabric, tokens: int) -> Ticket:
 
 def push_submit(ticket: Ticket, tokens: int, held_blocks: int = 0, key: int = 1, **settings: Any) -> Submit:
     return submit_of(key, prompt_of(tokens), 1, push=Push(ticket, held_blocks), **settings)
-
-
-def grant_all(engine: Engine, ticket: Ticket) -> None:
-    for segment in ticket.segments:
-        engine.transfers.take(Grant(ticket.transfer_id, segment.index))
 
 
 def agent_of(engine: Engine, fabric: Fabric) -> FakeAgent:
@@ -94,7 +89,6 @@ def test_blocks_of_a_push_are_held_after_the_request_has_ended() -> None:
     engine.submit(push_submit(ticket, 200))
     assert turn(engine).ends[1].finish == "length"
     assert held_blocks(engine) == 4
-    grant_all(engine, ticket)
     while fabric.run_one():
         turn(engine)
     assert held_blocks(engine) == 0
@@ -121,7 +115,8 @@ def test_the_pace_of_a_prompts_push_is_told_and_that_of_an_offer_is_not() -> Non
 def test_a_cancel_after_the_last_output_still_stops_the_push() -> None:
     fabric = make_fabric()
     engine = moving_engine(fabric, total_blocks=16)
-    engine.submit(push_submit(landing_elsewhere(fabric, 200), 200))
+    # Eight segments: some are left when the cancellation is taken.
+    engine.submit(push_submit(landing_elsewhere(fabric, 1000), 1000))
     turn(engine)
     engine.cancel(Cancel(1))
     while fabric.run_one():
@@ -141,18 +136,6 @@ def test_a_request_that_is_cancelled_while_it_waits_frees_its_ticket() -> None:
     turn(engine)
     engine.submit(push_submit(ticket, 200))
     assert turn(engine).ends[1].finish == "length"
-
-
-def test_grants_that_come_before_the_request_is_admitted_count() -> None:
-    fabric = make_fabric()
-    engine = moving_engine(fabric, total_blocks=16)
-    ticket = landing_elsewhere(fabric, 200)
-    engine.submit(push_submit(ticket, 200))
-    grant_all(engine, ticket)
-    turn(engine)
-    while fabric.run_one():
-        turn(engine)
-    assert held_blocks(engine) == 0
 
 
 def refusal_of(engine: Engine, submit: Submit) -> str:
@@ -277,40 +260,41 @@ def test_a_long_prompt_is_pushed_chunk_by_chunk_and_layer_by_layer() -> None:
     assert [blocks for _, _, blocks in agent.ready_calls] == [1, 1, 3, 3, 4, 4]
 
 
-def test_while_a_step_runs_everything_may_happen_to_its_requests() -> None:
+def test_a_landing_is_told_of_before_the_step_computes() -> None:
     fabric = make_fabric()
-    engine = moving_engine(fabric, TellingOracle, total_blocks=8)
-    opened_landing(engine, 65)
+    engine = moving_engine(fabric, total_blocks=8)
+    engine.submit(submit_of(1, prompt_of(65), 5, lands=True))
     engine.submit(submit_of(2, prompt_of(130), 5))
-
-    def attend() -> None:
-        engine.cancel(Cancel(2))
-        engine.submit(submit_of(3, prompt_of(70), 5))
-        engine.first_token(FirstToken(1, 7))
-        assert held_blocks(engine) == 2 + 3
-
-    transcript = Transcript()
-    transcript.take(engine.step(attend))
-    assert held_blocks(engine) == 2
-    assert transcript.ends[2].finish == "cancelled"
-    assert transcript.token_ids == {1: [7], 2: []}
-    assert turn(engine, transcript).token_ids[3] == oracle_tokens(prompt_of(70), 5, VOCABULARY)
+    told: list[TransferNews] = []
+    result = engine.step(lambda: told.extend(engine.transfers.take_news()))
+    assert result is not None and [output.key for output in result.outputs] == [2]
+    assert [type(news) for news in told] == [LandingOpened]
 
 
-def test_while_a_device_computes_transfers_are_attended_to_and_early_layers_told_of() -> None:
+def test_while_a_device_computes_its_early_layers_are_told_of() -> None:
     fabric = make_fabric()
     settings = {"total_blocks": 16, "max_step_tokens": 256, "max_requests": 4}
     engine = moving_engine(fabric, LayeredDevice, layerwise_tokens=128, **settings)
     engine.submit(push_submit(landing_elsewhere(fabric, 230), 230))
     agent = agent_of(engine, fabric)
-    told: list[int] = []
     # Launched, and nothing to collect.
-    engine.step(lambda: told.append(len(agent.ready_calls)))
-    assert told == []
-    engine.step(lambda: told.append(len(agent.ready_calls)))
-    # With each of the device's two layers, and while nothing was new.
-    assert told == [1, 1, 2, 2]
+    engine.step()
+    assert not agent.ready_calls
+    engine.step()
     assert [(layers, blocks) for _, layers, blocks in agent.ready_calls] == [(1, 4), (2, 4), (1, 4)]
+
+
+def test_kv_that_lands_before_the_first_token_is_told_waits_for_it() -> None:
+    fabric = make_fabric()
+    engine = moving_engine(fabric, total_blocks=8, max_requests=1)
+    opened = opened_landing(engine, 65)
+    engine.submit(submit_of(2, prompt_of(10), 1))
+    agent_of(engine, fabric).emit(Landed(opened.ticket.transfer_id, 1, "fake"))
+    transcript = turn(engine)
+    assert not transcript.token_ids.get(1) and not engine.has_work()
+    engine.first_token(FirstToken(1, 7))
+    turn(engine, transcript)
+    assert transcript.token_ids[1][0] == 7 and transcript.ends[2].finish == "length"
 
 
 def test_a_short_prompt_is_pushed_when_it_is_computed() -> None:
@@ -340,7 +324,6 @@ def test_offered_blocks_are_pushed_into_the_stores_landing() -> None:
     ticket = landing_elsewhere(fabric, 192)
     engine.transfers.take(PushOffer(ticket, chain_hashes(prompt)))
     assert held_blocks(engine) == 3
-    grant_all(engine, ticket)
     while fabric.run_one():
         turn(engine)
     assert held_blocks(engine) == 0

@@ -1,36 +1,41 @@
 """A worker's client against stores over gRPC; what the rank would do is done by a fake that pushes no bytes."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from typing import Literal, get_args
 
 import pytest
 
 from kvstore.__main__ import running_store
 from kvstore.client import StoreClient
 from mesh.blocks import chain_hashes
+from mesh.metrics import STORE_OFFERS
 from mesh.ports import free_port
 from mesh.rendezvous import rendezvous
-from tests.support.store_agent import RIGHT_DIGEST, FakeAgents, worker_identity
+from tests.support.store_agent import FakeAgents, worker_identity
 from tests.support.stores import store_config
 from tests.support.waiting import eventually
 from transfer.events import PushEnded
-from transfer.ticket import SegmentDigest, StoreSession, Ticket
+from transfer.ticket import StoreSession, Ticket
 
 
 def chain(number: int, blocks: int = 6) -> list[bytes]:
     return chain_hashes(range(number, number + 64 * blocks))
 
 
-class FakeRank:
-    """Pushes what it is granted, at once, with `digest`; None pushes nothing and says so."""
+Fault = Literal["the blocks are gone", "the bytes are wrong"]
 
-    def __init__(self) -> None:
+
+class FakeRank:
+    """Pushes what is offered, at once."""
+
+    def __init__(self, stores: Iterable[FakeAgents]) -> None:
+        self._stores = stores
         self.sessions: dict[str, StoreSession] = {}
         self.attached: list[StoreSession] = []
         self.pushed: list[bytes] = []
-        self.granted: list[int] = []
-        self.digest: bytes | None = RIGHT_DIGEST
+        self.fault: Fault | None = None
         self.client: StoreClient | None = None
 
     def attach_store(self, session: StoreSession) -> None:
@@ -42,27 +47,29 @@ class FakeRank:
 
     def push_offer(self, ticket: Ticket, hashes: Sequence[bytes]) -> None:
         self.pushed += hashes
-        if self.digest is None:
-            asyncio.get_running_loop().call_soon(self._end, ticket.transfer_id)
+        asyncio.get_running_loop().call_soon(self._push, ticket)
 
-    def grant_offer(self, transfer_id: bytes, segment: int) -> None:
-        self.granted.append(segment)
-        if self.digest is not None:
-            asyncio.get_running_loop().call_soon(self._sent, transfer_id, segment, self.digest)
-
-    def _sent(self, transfer_id: bytes, segment: int, digest: bytes) -> None:
+    def _push(self, ticket: Ticket) -> None:
         assert self.client is not None
-        assert self.client.segment_sent(SegmentDigest(transfer_id, segment, 64, digest))
+        error = self.fault if self.fault == "the blocks are gone" else None
+        assert self.client.push_ended(PushEnded(ticket.transfer_id, ticket.size_bytes, "fake", error))
+        if error is None:
+            self._arrive(ticket.transfer_id)
 
-    def _end(self, transfer_id: bytes) -> None:
-        assert self.client is not None
-        assert self.client.push_ended(PushEnded(transfer_id, 0, "none", "the blocks are gone"))
+    def _arrive(self, transfer_id: bytes) -> None:
+        opened = (agent for agents in self._stores for agent in agents.opened)
+        agent = next(agent for agent in opened if transfer_id in agent.tickets)
+        if self.fault is None:
+            agent.land(transfer_id)
+        else:
+            agent.disbelieve(transfer_id)
 
 
 @asynccontextmanager
-async def running_client(*endpoints: str) -> AsyncIterator[tuple[StoreClient, FakeRank]]:
-    rank = FakeRank()
-    client = rank.client = StoreClient(endpoints, worker_identity(), rank)
+async def running_client(stores: Mapping[str, FakeAgents]) -> AsyncIterator[tuple[StoreClient, FakeRank]]:
+    """`stores` by endpoint."""
+    rank = FakeRank(stores.values())
+    client = rank.client = StoreClient(list(stores), worker_identity(), rank)
     task = asyncio.create_task(client.run())
     yield client, rank
     task.cancel()
@@ -70,12 +77,29 @@ async def running_client(*endpoints: str) -> AsyncIterator[tuple[StoreClient, Fa
         await task
 
 
+@asynccontextmanager
+async def attached_client(agents: FakeAgents | None = None) -> AsyncIterator[tuple[StoreClient, FakeRank]]:
+    """Of one store."""
+    agents = agents or FakeAgents()
+    async with (
+        running_store(store_config(), agents) as server,
+        running_client({server.endpoint: agents}) as (client, rank),
+    ):
+        await eventually(lambda: bool(client.attached))
+        yield client, rank
+
+
+async def running_stores(stack: AsyncExitStack, agents: Mapping[str, FakeAgents]) -> dict[str, FakeAgents]:
+    """Start a store of each name; their agents by endpoint."""
+    configs = {name: store_config(store_id=name) for name in agents}
+    servers = {name: await stack.enter_async_context(running_store(configs[name], agents[name])) for name in agents}
+    return {server.endpoint: agents[name] for name, server in servers.items()}
+
+
 async def test_the_rank_is_given_a_session_with_each_store() -> None:
     async with AsyncExitStack() as stack:
-        servers = [
-            await stack.enter_async_context(running_store(store_config(store_id=name), FakeAgents())) for name in "ab"
-        ]
-        async with running_client(*(server.endpoint for server in servers)) as (client, rank):
+        stores = await running_stores(stack, {name: FakeAgents() for name in "ab"})
+        async with running_client(stores) as (client, rank):
             await eventually(lambda: len(client.attached) == 2)
             assert sorted(client.attached) == ["a", "b"] == sorted(rank.sessions)
             session = rank.sessions["a"]
@@ -84,21 +108,21 @@ async def test_the_rank_is_given_a_session_with_each_store() -> None:
 
 
 async def test_an_offered_chain_is_pushed_confirmed_and_stored() -> None:
-    agents = FakeAgents(window=2)
-    async with running_store(store_config(), agents) as server, running_client(server.endpoint) as (client, rank):
-        await eventually(lambda: bool(client.attached))
+    agents = FakeAgents()
+    stored = STORE_OFFERS.labels("stored")._value
+    before = stored.get()
+    async with attached_client(agents) as (client, rank):
         client.offer(chain(0))
-        await eventually(lambda: len(rank.granted) == 6)
-        assert rank.pushed == chain(0) and sorted(rank.granted) == list(range(6))
+        await eventually(lambda: stored.get() == before + 1)
+        assert rank.pushed == chain(0)
         client.offer(chain(0, 8))
-        await eventually(lambda: len(rank.pushed) == 8)
+        await eventually(lambda: stored.get() == before + 2)
         assert rank.pushed == chain(0, 8)
-        assert [len(ticket.segments) for ticket in agents.opened[0].tickets] == [6, 2]
+        assert [len(ticket.segments) for ticket in agents.opened[0].tickets.values()] == [6, 2]
 
 
 async def test_a_chain_that_was_offered_before_is_not_offered_again() -> None:
-    async with running_store(store_config(), FakeAgents()) as server, running_client(server.endpoint) as (client, rank):
-        await eventually(lambda: bool(client.attached))
+    async with attached_client() as (client, rank):
         for _ in range(10):
             client.offer(chain(0))
         client.offer(chain(7))
@@ -108,8 +132,7 @@ async def test_a_chain_that_was_offered_before_is_not_offered_again() -> None:
 
 
 async def test_a_chain_is_offered_from_its_root_where_the_store_forgot_its_beginning() -> None:
-    async with running_store(store_config(), FakeAgents()) as server, running_client(server.endpoint) as (client, rank):
-        await eventually(lambda: bool(client.attached))
+    async with attached_client() as (client, rank):
         client.offer(chain(0, 4))
         await eventually(lambda: len(rank.pushed) == 4)
         # Takes the whole store.
@@ -120,24 +143,20 @@ async def test_a_chain_is_offered_from_its_root_where_the_store_forgot_its_begin
         assert rank.pushed[20:] == chain(0, 5)
 
 
-@pytest.mark.parametrize("digest", [None, b"wrong"])
-async def test_what_could_not_be_pushed_or_was_wrong_is_offered_again(digest: bytes | None) -> None:
-    config = store_config(offer_seconds=0.5)
-    agents = FakeAgents()
-    async with running_store(config, agents) as server, running_client(server.endpoint) as (client, rank):
-        await eventually(lambda: bool(client.attached))
-        rank.digest = digest
+@pytest.mark.parametrize("fault", get_args(Fault))
+async def test_what_could_not_be_pushed_or_was_wrong_is_offered_again(fault: Fault) -> None:
+    async with attached_client() as (client, rank):
+        rank.fault = fault
         client.offer(chain(0))
         await eventually(lambda: len(rank.pushed) == 6)
         await asyncio.sleep(0.1)
-        rank.digest = RIGHT_DIGEST
+        rank.fault = None
         client.offer(chain(0))
         await eventually(lambda: len(rank.pushed) == 12)
 
 
 async def test_what_belongs_to_no_offer_is_left_to_others() -> None:
-    client = StoreClient([], worker_identity(), FakeRank())
-    assert not client.segment_sent(SegmentDigest(bytes(16), 0, 1, b""))
+    client = StoreClient([], worker_identity(), FakeRank([]))
     assert not client.push_ended(PushEnded(bytes(16), 0, "none"))
     client.offer(chain(0))
 
@@ -145,32 +164,33 @@ async def test_what_belongs_to_no_offer_is_left_to_others() -> None:
 async def test_chains_are_divided_between_stores_by_their_root() -> None:
     agents = {name: FakeAgents() for name in "ab"}
     async with AsyncExitStack() as stack:
-        endpoints = [
-            (await stack.enter_async_context(running_store(store_config(store_id=name), agents[name]))).endpoint
-            for name in "ab"
-        ]
-        client, _ = await stack.enter_async_context(running_client(*endpoints))
+        stores = await running_stores(stack, agents)
+        client, _ = await stack.enter_async_context(running_client(stores))
         await eventually(lambda: len(client.attached) == 2)
         chains = [chain(number, 1) for number in range(0, 2000, 100)]
         for each in chains:
             client.offer(each)
         expected = {name: sum(rendezvous("ab", each[0]) == name for each in chains) for name in "ab"}
         await eventually(
-            lambda: {name: sum(len(t.segments) for t in agents[name].opened[0].tickets) for name in "ab"} == expected
+            lambda: (
+                {name: sum(len(t.segments) for t in agents[name].opened[0].tickets.values()) for name in "ab"}
+                == expected
+            )
         )
 
 
 async def test_a_restarted_store_is_attached_anew_and_offered_everything_again() -> None:
     config = store_config(server={"port": free_port(), "drain_seconds": 0.2}, session_seconds=0.6)
+    agents = FakeAgents()
     async with AsyncExitStack() as stack:
-        async with running_store(config, FakeAgents()) as server:
-            client, rank = await stack.enter_async_context(running_client(server.endpoint))
+        async with running_store(config, agents) as server:
+            client, rank = await stack.enter_async_context(running_client({server.endpoint: agents}))
             await eventually(lambda: bool(client.attached))
             client.offer(chain(0))
             await eventually(lambda: len(rank.pushed) == 6)
         await eventually(lambda: not rank.sessions)
         assert client.attached == []
-        async with running_store(config, FakeAgents()):
+        async with running_store(config, agents):
             await eventually(lambda: bool(rank.sessions))
             first, second = rank.attached
             assert first.epoch != second.epoch and first.session_key != second.session_key

@@ -24,7 +24,7 @@ from mesh.errors import (
 )
 from mesh.metrics import KVSTORE_REFUSALS
 from mesh.workers import WorkerIdentity
-from tests.support.store_agent import RIGHT_DIGEST, FakeAgents, worker_identity
+from tests.support.store_agent import FakeAgent, FakeAgents, worker_identity
 from tests.support.stores import store_config, store_stub
 from tests.support.valkey import running_valkey
 
@@ -37,7 +37,20 @@ class Client:
 
     stub: Any
     worker: WorkerIdentity
+    agents: FakeAgents
     session: Any = None
+
+    async def beside(self, worker: WorkerIdentity) -> "Client":
+        """Another worker, attached to the same store."""
+        other = Client(self.stub, worker, self.agents)
+        await other.attach()
+        return other
+
+    @property
+    def agent(self) -> FakeAgent:
+        """The store's."""
+        (agent,) = self.agents.opened
+        return agent
 
     async def attach(self) -> kvstore_pb2.AttachWorkerResponse:
         """A session, or its renewal."""
@@ -48,20 +61,16 @@ class Client:
         self.session = await self.stub.AttachWorker(request)
         return self.session
 
-    async def offer(self, hashes: Sequence[bytes], parent: bytes = b"", **options: Any) -> kvstore_pb2.OfferResponse:
+    async def offer(self, hashes: Sequence[bytes], parent: bytes = b"") -> kvstore_pb2.OfferResponse:
         session_id = self.session.session_id if self.session else 1
         request = kvstore_pb2.OfferRequest(session_id=session_id, parent_hash=parent, block_hashes=hashes)
-        return await self.stub.Offer(request, **options)
+        return await self.stub.Offer(request)
 
-    async def confirm(
-        self, ticket: landing_pb2.LandingTicket, segments: Sequence[int], digest: bytes = RIGHT_DIGEST
-    ) -> kvstore_pb2.ConfirmOfferResponse:
-        digests = [
-            landing_pb2.SegmentDigest(transfer_id=ticket.transfer_id, segment=each, size_bytes=64, digest=digest)
-            for each in segments
-        ]
-        request = kvstore_pb2.ConfirmOfferRequest(session_id=self.session.session_id, digests=digests)
-        return await self.stub.ConfirmOffer(request)
+    async def confirm(self, ticket: landing_pb2.LandingTicket, **options: Any) -> int:
+        """How many blocks were stored."""
+        request = kvstore_pb2.ConfirmOfferRequest(session_id=self.session.session_id, transfer_id=ticket.transfer_id)
+        response = await self.stub.ConfirmOffer(request, **options)
+        return response.stored_blocks
 
     async def withdraw(self, ticket: landing_pb2.LandingTicket) -> None:
         await self.stub.WithdrawOffer(
@@ -71,11 +80,10 @@ class Client:
     async def store(self, hashes: Sequence[bytes], parent: bytes = b"") -> int:
         """Offer, and push all that is wanted; returns how many blocks the store took."""
         response = await self.offer(hashes, parent)
-        granted, stored = response.granted_segments, 0
-        while granted:
-            progress = await self.confirm(response.ticket, granted)
-            granted, stored = progress.granted_segments, progress.stored_blocks
-        return stored
+        if not response.HasField("ticket"):
+            return 0
+        self.agent.land(response.ticket.transfer_id)
+        return await self.confirm(response.ticket)
 
     async def match(self, hashes: Sequence[bytes]) -> kvstore_pb2.MatchPrefixResponse:
         # The index hears of changes a moment later.
@@ -88,18 +96,22 @@ class Client:
 
 
 @asynccontextmanager
-async def store_client(
-    agents: FakeAgents | None = None, config: KvStoreConfig | None = None
-) -> AsyncIterator[tuple[Client, FakeAgents]]:
-    """A store, and a worker that is attached to it."""
-    agents = agents or FakeAgents()
+async def unused_store(config: KvStoreConfig | None = None) -> AsyncIterator[Client]:
+    """A store, and a worker that is not attached to it yet."""
+    agents = FakeAgents()
     async with (
         running_store(config or store_config(), agents) as server,
         store_stub(server.endpoint) as stub,
     ):
-        client = Client(stub, worker_identity())
+        yield Client(stub, worker_identity(), agents)
+
+
+@asynccontextmanager
+async def store_client(config: KvStoreConfig | None = None) -> AsyncIterator[Client]:
+    """A store, and a worker that is attached to it."""
+    async with unused_store(config) as client:
         await client.attach()
-        yield client, agents
+        yield client
 
 
 def refusals(error: type[MeshError]) -> float:
@@ -107,98 +119,104 @@ def refusals(error: type[MeshError]) -> float:
 
 
 async def test_a_renewed_session_stays_the_same() -> None:
-    async with store_client() as (client, agents):
+    async with store_client() as client:
         first = client.session
         assert await client.attach() == first
         assert first.store_id == "s" and len(first.session_key) == 32
         assert first.lease.ToMilliseconds() == 10_000
-        (agent,) = agents.opened
-        assert agent.sessions == {first.session_id: first.session_key}
+        assert client.agent.sessions == {first.session_id: first.session_key}
 
 
 async def test_a_session_that_is_not_renewed_is_closed_for_its_agent() -> None:
-    async with store_client(config=store_config(session_seconds=0.2)) as (client, agents):
+    async with store_client(store_config(session_seconds=0.2)) as client:
         await asyncio.sleep(0.3)
-        assert agents.opened[0].sessions == {}
+        assert client.agent.sessions == {}
         with pytest.raises(UnknownSession):
             await client.offer(CHAIN)
 
 
 async def test_blocks_of_another_size_are_refused_and_other_namespaces_of_the_same_are_not() -> None:
-    async with store_client() as (client, agents):
+    async with store_client() as client:
         for other in (worker_identity("x", block_bytes=8192), worker_identity("x", layers=4)):
             with pytest.raises(NamespaceMismatch, match="a store of its own"):
-                await Client(client.stub, other).attach()
-        beside = Client(client.stub, worker_identity("b", weights="other"))
-        await beside.attach()
+                await client.beside(other)
+        beside = await client.beside(worker_identity("b", weights="other"))
         assert await client.store(CHAIN[:3]) == 3
         assert (await beside.match(CHAIN)).blocks == 0
         assert await beside.store(CHAIN[:2]) == 2
         assert [(await each.match(CHAIN)).blocks for each in (client, beside)] == [3, 2]
-        assert len(agents.opened) == 1
+        assert len(client.agents.opened) == 1
 
 
 async def test_a_ticket_is_for_the_namespace_of_the_worker_that_offers() -> None:
-    async with store_client() as (client, _):
-        beside = Client(client.stub, worker_identity("b", weights="other"))
-        await beside.attach()
+    async with store_client() as client:
+        beside = await client.beside(worker_identity("b", weights="other"))
         response = await beside.offer(CHAIN[:2])
         assert response.ticket.kv_namespace == worker_wire.namespace_message(beside.worker.kv_namespace)
 
 
 async def test_a_worker_whose_slots_hold_no_block_of_one_layer_is_refused() -> None:
-    async with running_store(store_config(), FakeAgents()) as server, store_stub(server.endpoint) as stub:
-        await Client(stub, worker_identity(slot_bytes=2048)).attach()
+    async with store_client() as client:
+        await client.beside(worker_identity("a", slot_bytes=2048))
         with pytest.raises(InvalidRequest, match="slots of 2047 bytes"):
-            await Client(stub, worker_identity("b", slot_bytes=2047)).attach()
+            await client.beside(worker_identity("b", slot_bytes=2047))
 
 
 @pytest.mark.parametrize("block_bytes", [0, 4097, 1 << 20])
 async def test_a_first_worker_whose_blocks_cannot_be_kept_is_refused(block_bytes: int) -> None:
-    async with running_store(store_config(), FakeAgents()) as server, store_stub(server.endpoint) as stub:
+    async with unused_store() as client:
         with pytest.raises((InvalidRequest, NamespaceMismatch)):
-            await Client(stub, worker_identity(block_bytes=block_bytes)).attach()
-        await Client(stub, worker_identity()).attach()
+            await client.beside(worker_identity(block_bytes=block_bytes))
+        await client.attach()
 
 
-async def test_confirmed_blocks_are_matched_and_unconfirmed_ones_are_not() -> None:
-    async with store_client() as (client, _):
+async def test_blocks_are_matched_once_they_have_landed_confirmed_or_not() -> None:
+    async with store_client() as client:
         response = await client.offer(CHAIN[:3])
-        assert list(response.wanted) == [0, 1, 2] == list(response.granted_segments)
+        assert list(response.wanted) == [0, 1, 2]
         assert (await client.match(CHAIN)).blocks == 0
-        assert (await client.confirm(response.ticket, [0, 1])).stored_blocks == 0
-        assert (await client.match(CHAIN)).blocks == 0
-        assert (await client.confirm(response.ticket, [2])).stored_blocks == 3
+        client.agent.land(response.ticket.transfer_id)
         matched = await client.match(CHAIN)
         assert (matched.blocks, matched.store_id, matched.epoch) == (3, "s", client.session.epoch)
 
 
+async def test_a_confirmation_is_answered_when_all_has_landed() -> None:
+    async with store_client() as client:
+        ticket = (await client.offer(CHAIN[:2])).ticket
+        confirmation = asyncio.create_task(client.confirm(ticket))
+        await asyncio.sleep(0.1)
+        assert not confirmation.done()
+        client.agent.land(ticket.transfer_id)
+        assert await confirmation == 2
+
+
 async def test_a_confirmation_that_comes_again_is_answered_again() -> None:
-    async with store_client() as (client, _):
-        response = await client.offer(CHAIN[:2])
+    async with store_client() as client:
+        ticket = (await client.offer(CHAIN[:2])).ticket
+        client.agent.land(ticket.transfer_id)
         for _ in range(2):
-            assert (await client.confirm(response.ticket, [0, 1])).stored_blocks == 2
+            assert await client.confirm(ticket) == 2
 
 
-async def test_segments_are_granted_as_earlier_ones_are_confirmed() -> None:
-    async with store_client(FakeAgents(window=2)) as (client, _):
-        response = await client.offer(CHAIN[:5])
-        assert list(response.granted_segments) == [0, 1]
-        assert list((await client.confirm(response.ticket, [0])).granted_segments) == [2]
-        # Grants are credits: the worker may push another segment than the one that was named.
-        assert list((await client.confirm(response.ticket, [4, 2])).granted_segments) == [3, 4]
-        assert (await client.confirm(response.ticket, [1, 3])).stored_blocks == 5
+async def test_a_worker_that_waits_no_longer_for_its_confirmation_may_ask_again() -> None:
+    async with store_client() as client:
+        ticket = (await client.offer(CHAIN[:2])).ticket
+        with pytest.raises(MeshError):
+            await client.confirm(ticket, timeout=0.2)
+        client.agent.land(ticket.transfer_id)
+        assert await client.confirm(ticket) == 2
+        assert client.agent.cancelled == []
 
 
 async def test_two_offers_of_one_block_get_one_landing() -> None:
-    async with store_client() as (client, agents):
+    async with store_client() as client:
         answers = await asyncio.gather(*(client.offer(CHAIN[:4]) for _ in range(5)))
         assert sorted(len(answer.wanted) for answer in answers) == [0, 0, 0, 0, 4]
-        assert len(agents.opened[0].tickets) == 1
+        assert len(client.agent.tickets) == 1
 
 
 async def test_blocks_are_wanted_only_after_the_one_they_depend_on() -> None:
-    async with store_client() as (client, _):
+    async with store_client() as client:
         answer = await client.offer(CHAIN[2:4], parent=CHAIN[1])
         assert answer.parent_missing and not answer.wanted
         await client.store(CHAIN[:2])
@@ -207,7 +225,7 @@ async def test_blocks_are_wanted_only_after_the_one_they_depend_on() -> None:
 
 
 async def test_a_full_store_takes_what_fits_and_forgets_what_is_oldest() -> None:
-    async with store_client() as (client, _):
+    async with store_client() as client:
         other = chain_hashes(range(1, 1 + 64 * 4))
         assert await client.store(other) == 4
         assert await client.store(CHAIN) == 16
@@ -216,80 +234,70 @@ async def test_a_full_store_takes_what_fits_and_forgets_what_is_oldest() -> None
         assert (tier.name, tier.used_blocks, tier.total_blocks, tier.block_bytes) == ("memory", 16, 16, 4096)
 
 
-async def test_a_wrong_digest_stores_nothing_and_the_blocks_can_be_offered_again() -> None:
-    async with store_client() as (client, _):
-        response = await client.offer(CHAIN[:2])
+async def test_a_landing_that_failed_stores_nothing_and_the_blocks_can_be_offered_again() -> None:
+    async with store_client() as client:
+        ticket = (await client.offer(CHAIN[:2])).ticket
         before = refusals(OfferFailed)
+        client.agent.disbelieve(ticket.transfer_id)
         for _ in range(2):
-            with pytest.raises(OfferFailed, match="WRONG_DIGEST"):
-                await client.confirm(response.ticket, [0, 1], digest=b"wrong")
+            with pytest.raises(OfferFailed, match="NOT_BELIEVED"):
+                await client.confirm(ticket)
         assert refusals(OfferFailed) == before + 2
         assert (await client.status()).tiers[0].used_blocks == 0
         assert await client.store(CHAIN[:2]) == 2
 
 
-async def test_a_worker_that_waits_no_longer_for_its_offer_leaves_no_landing() -> None:
-    async with store_client(FakeAgents(window=0)) as (client, agents):
-        with pytest.raises(MeshError):
-            await client.offer(CHAIN[:2], timeout=0.2)
-        await asyncio.sleep(0.2)
-        (agent,) = agents.opened
-        assert agent.cancelled == [agent.tickets[0].transfer_id]
-        assert (await client.status()).tiers[0].used_blocks == 0
-
-
 async def test_a_withdrawn_offer_frees_its_blocks_at_once_and_only_for_who_made_it() -> None:
-    async with store_client() as (client, agents):
-        other = Client(client.stub, worker_identity("b"))
-        await other.attach()
+    async with store_client() as client:
+        other = await client.beside(worker_identity("b"))
         ticket = (await client.offer(CHAIN[:2])).ticket
         await other.withdraw(ticket)
         assert not (await other.offer(CHAIN[:2])).wanted
         await client.withdraw(ticket)
         await client.withdraw(ticket)
-        assert agents.opened[0].cancelled == [ticket.transfer_id]
+        assert client.agent.cancelled == [ticket.transfer_id]
         assert await other.store(CHAIN[:2]) == 2
 
 
-async def test_a_store_that_stops_ends_the_offers_that_wait() -> None:
-    config = store_config(server={"drain_seconds": 30})
+async def test_a_store_that_stops_ends_the_confirmations_that_wait() -> None:
+    config, agents = store_config(server={"drain_seconds": 30}), FakeAgents()
     async with AsyncExitStack() as clients:
-        async with running_store(config, FakeAgents(window=0)) as server:
-            client = Client(await clients.enter_async_context(store_stub(server.endpoint)), worker_identity())
-            await client.attach()
-            offer = asyncio.create_task(client.offer(CHAIN[:2]))
+        async with running_store(config, agents) as server:
+            stub = await clients.enter_async_context(store_stub(server.endpoint))
+            client = await Client(stub, worker_identity(), agents).beside(worker_identity())
+            confirmation = asyncio.create_task(client.confirm((await client.offer(CHAIN[:2])).ticket))
             await asyncio.sleep(0.1)
             began = time.monotonic()
         assert time.monotonic() - began < 10
         with pytest.raises(OfferFailed, match="stopping"):
-            await offer
+            await confirmation
 
 
 async def test_a_transfer_is_confirmed_only_by_the_session_that_offered() -> None:
-    async with store_client() as (client, _):
-        other = Client(client.stub, worker_identity("b"))
-        await other.attach()
+    async with store_client() as client:
+        other = await client.beside(worker_identity("b"))
         ticket = (await client.offer(CHAIN[:2])).ticket
         with pytest.raises(UnknownTransfer):
-            await other.confirm(ticket, [0])
+            await other.confirm(ticket)
+
+
+@pytest.mark.parametrize("transfer_id", [bytes(16), b"short", b""])
+async def test_a_transfer_that_never_was_is_refused_and_counted(transfer_id: bytes) -> None:
+    async with store_client() as client:
+        before = refusals(UnknownTransfer)
         with pytest.raises(UnknownTransfer):
-            await client.confirm(landing_pb2.LandingTicket(transfer_id=bytes(16)), [0])
+            await client.confirm(landing_pb2.LandingTicket(transfer_id=transfer_id))
+        assert refusals(UnknownTransfer) == before + 1
 
 
 async def test_bad_input_is_refused_and_counted() -> None:
-    async with store_client() as (client, _):
-        ticket = (await client.offer(CHAIN[:2])).ticket
+    async with store_client() as client:
         before = refusals(InvalidRequest)
         bad_calls = [
             client.offer([b"short"]),
             client.offer([bytes(16)] * 20_000),
             client.offer(CHAIN, parent=b"short"),
             client.match([bytes(17)]),
-            client.confirm(ticket, []),
-            client.confirm(ticket, [2]),
-            client.confirm(ticket, [0] * 5000),
-            client.confirm(ticket, [0], digest=bytes(100)),
-            client.confirm(landing_pb2.LandingTicket(transfer_id=b"short"), [0]),
         ]
         for call in bad_calls:
             with pytest.raises(InvalidRequest):
@@ -298,7 +306,7 @@ async def test_bad_input_is_refused_and_counted() -> None:
 
 
 async def test_an_unknown_session_is_refused_and_counted() -> None:
-    async with store_client() as (client, _):
+    async with store_client() as client:
         client.session.session_id += 1
         before = refusals(UnknownSession)
         with pytest.raises(UnknownSession):
@@ -307,8 +315,7 @@ async def test_an_unknown_session_is_refused_and_counted() -> None:
 
 
 async def test_a_store_that_nobody_attached_to_answers_nothing() -> None:
-    async with running_store(store_config(), FakeAgents()) as server, store_stub(server.endpoint) as stub:
-        client = Client(stub, worker_identity())
+    async with unused_store() as client:
         assert (await client.match(CHAIN)).blocks == 0
         status = await client.status()
         assert status.tiers[0].total_blocks == 0 and status.store_id == "s"
@@ -319,7 +326,7 @@ async def test_a_store_that_nobody_attached_to_answers_nothing() -> None:
 async def test_stores_that_share_a_redis_know_of_each_others_blocks() -> None:
     with running_valkey() as valkey:
         configs = [store_config(store_id=name, index={"redis_url": valkey.connection_url}) for name in "ab"]
-        async with store_client(config=configs[0]) as (a, _), store_client(config=configs[1]) as (b, _):
+        async with store_client(configs[0]) as a, store_client(configs[1]) as b:
             await a.store(CHAIN[:2])
             await b.store(CHAIN[:5])
             for client in (a, b):

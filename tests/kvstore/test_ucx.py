@@ -4,7 +4,7 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -27,7 +27,8 @@ from tests.support.stores import store_config, store_stub
 from tests.support.valkey import running_valkey
 from tests.support.waiting import eventually
 from transfer.config import TransferConfig
-from transfer.events import SegmentSent
+from transfer.host_memory import HostMemory
+from transfer.memory import Done
 
 LAYERS, PIECE_BYTES, BLOCKS = 3, 1 << 12, 32
 SMALL_SLOTS = TransferConfig(slot_bytes=1 << 16, slots=4, fetch_seconds=2.0)
@@ -150,23 +151,45 @@ async def test_a_session_with_the_wrong_key_is_refused_and_counted() -> None:
         assert sum((await worker.status()).transfers.refused.values()) == 1
 
 
-async def test_a_corrupted_segment_is_not_stored() -> None:
+def corrupted(gather: Callable[..., Done]) -> Callable[..., Done]:
+    """What is sent differs in one bit from what is announced."""
+
+    def corrupted(self: HostMemory, first: int, count: int, blocks: Sequence[int], staging: Any, key: bytes) -> Done:
+        digest = gather(self, first, count, blocks, staging, key)
+        staging[PIECE_BYTES // 2] ^= 1
+        return digest
+
+    return corrupted
+
+
+async def test_a_corrupted_segment_is_not_stored(monkeypatch: pytest.MonkeyPatch) -> None:
     async with store_and_worker(offer_seconds=5) as worker:
-        sent: list[SegmentSent] = []
-        worker.client.offer(CHAIN[:4])
-        while not sent:
-            await asyncio.sleep(0.01)
-            sent = [event for event in worker.worker.agent.events() if isinstance(event, SegmentSent)]
         failed = STORE_OFFERS.labels("failed")._value
         before = failed.get()
-        worker.client.segment_sent(msgspec.structs.replace(sent[0].digest, digest=bytes(16)))
-        # Until the worker knows, it offers none of them again.
-        await eventually(lambda: failed.get() > before)
+        with monkeypatch.context() as patch:
+            patch.setattr(HostMemory, "gather", corrupted(HostMemory.gather))
+            worker.client.offer(CHAIN[:4])
+            # Until the worker knows, it offers none of them again.
+            await eventually(lambda: worker.worker.deliver(worker.client) == [] and failed.get() > before)
         await worker.until_quiet()
         assert worker.fetch(4) == 0
-        assert (await worker.status()).tiers[0].used_blocks == 0
+        status = await worker.status()
+        assert status.tiers[0].used_blocks == 0
+        assert dict(status.transfers.refused) == {"wrong_digest": 1}
         await worker.offer(4)
         assert worker.fetch(4) == 4
+
+
+async def test_an_offer_that_nobody_pushes_leaves_nothing_in_the_store_after_its_time() -> None:
+    async with store_and_worker(offer_seconds=0.5) as worker:
+        session_id = worker.worker.sessions["s"].session_id
+        offer = kvstore_pb2.OfferRequest(session_id=session_id, block_hashes=CHAIN[:4])
+        wanted = (await worker.stub.Offer(offer)).wanted
+        for _ in range(200):
+            if not (await worker.status()).tiers[0].used_blocks:
+                break
+            await asyncio.sleep(0.02)
+        assert list((await worker.stub.Offer(offer)).wanted) == list(wanted) == [0, 1, 2, 3]
 
 
 async def test_a_store_without_its_redis_still_answers_fetches_and_tells_of_them_when_it_is_back() -> None:

@@ -13,17 +13,7 @@ from prefill_svc.prompts import Job, Prompt
 from tests.support.decoding import FakeRank
 from tests.support.prefilling import make_ticket
 from tests.support.scheduling import ManualClock
-from transfer.events import PushEnded, SegmentSent
-from transfer.ticket import SegmentDigest
-
-
-class GrantedRank(FakeRank):
-    def __init__(self) -> None:
-        super().__init__()
-        self.grants: list[tuple[bytes, int]] = []
-
-    def grant(self, transfer_id: bytes, segment: int) -> None:
-        self.grants.append((transfer_id, segment))
+from transfer.events import PushEnded
 
 
 class Call:
@@ -59,7 +49,7 @@ class AnyOrder(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.loop = asyncio.new_event_loop()
-        self.rank = GrantedRank()
+        self.rank = FakeRank()
         self.clock = ManualClock()
         self.jobs = Jobs(self.rank, self.clock)
         self.calls: list[Call] = []
@@ -90,28 +80,12 @@ class AnyOrder(RuleBasedStateMachine):
         self.jobs.on_step(self.rank.step(said[outcome]))
 
     @precondition(lambda self: self.calls)
-    @rule(data=st.data())
-    def send_a_segment(self, data: st.DataObject) -> None:
-        self.jobs.on_news(SegmentSent(SegmentDigest(self.draw(data).job.transfer_id, 0, 1, b"d")))
-
-    @precondition(lambda self: self.calls)
     @rule(data=st.data(), error=st.sampled_from([None, None, "lost"]))
     def end_the_push(self, data: st.DataObject, error: str | None) -> None:
         call = self.draw(data)
         if not call.pushed:
             call.pushed = True
-            self.jobs.on_news(PushEnded(call.job.transfer_id, 1, "tcp", error))
-
-    @precondition(lambda self: self.calls)
-    @rule(data=st.data(), segment=st.integers(0, 5), own=st.booleans())
-    def grant(self, data: st.DataObject, segment: int, own: bool) -> None:
-        job = self.draw(data).job
-        before = list(self.rank.grants)
-        try:
-            self.jobs.grant(job, job.transfer_id if own else bytes(16), segment)
-        except InvalidRequest:
-            assert not own or segment >= len(job.prompt.ticket.segments)
-            assert self.rank.grants == before
+            self.jobs.on_push_ended(PushEnded(call.job.transfer_id, 1, "tcp", error))
 
     @precondition(lambda self: self.calls)
     @rule(data=st.data())
@@ -121,7 +95,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.calls.remove(call)
         assert call.job.key in self.rank.cancelled
         # Late news.
-        self.jobs.on_news(PushEnded(call.job.transfer_id, 1, "tcp"))
+        self.jobs.on_push_ended(PushEnded(call.job.transfer_id, 1, "tcp"))
         self.jobs.on_step(self.rank.step(Output(call.job.key, 1, [7], finish="length")))
 
     @rule(seconds=st.sampled_from([0.1, 5.0]))

@@ -19,7 +19,7 @@ from tests.support.decode_server import (
 from tests.support.prefilling import running_prefill
 from tests.support.waiting import eventually
 
-# Segments of 128 blocks, and fewer slots than the longest prompts have segments: these wait for grants.
+# Segments of 128 blocks, and fewer slots than the longest prompts have segments: these wait for slots.
 TIGHT = {"slot_bytes": 65536, "slots": 2, "landing_seconds": 20}
 
 

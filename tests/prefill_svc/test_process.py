@@ -10,7 +10,7 @@ from deepmesh.v1 import common_pb2, scheduler_pb2
 
 from mesh.errors import EngineFailed, WorkerDraining
 from tests.support.decode_server import gateway_client, running_worker
-from tests.support.prefilling import ORACLE_READY, make_ticket, prefill_caller, start_message
+from tests.support.prefilling import ORACLE_READY, make_ticket, prefill_caller, prefill_request
 from tests.support.scheduler_server import running_scheduler, scheduler_stub
 from tests.support.waiting import eventually
 from tests.support.worker_process import WorkerProcess, worker_process
@@ -44,7 +44,7 @@ async def test_a_worker_told_to_stop_finishes_what_it_has_and_takes_nothing_new(
         process.signal(signal.SIGTERM)
         await eventually(lambda: any("worker stops" in line for line in process.lines))
         async with prefill_caller(process.endpoint) as late:
-            await late.start(start_message(PROMPT, make_ticket(300, ready=ORACLE_READY)))
+            late.start(prefill_request(PROMPT, make_ticket(300, ready=ORACLE_READY)))
             assert isinstance(await late.ended(), WorkerDraining)
         assert (await gateway.ended(stream_id)).is_exact()
         assert await process.child.wait() == 0
@@ -72,7 +72,7 @@ async def test_the_death_of_the_rank_ends_every_call_and_the_process() -> None:
     async with prefill_process(SLOW) as process:
         await process.child.wait_ready(process.endpoint, 30)
         async with prefill_caller(process.endpoint) as caller:
-            await caller.start(start_message(PROMPT, make_ticket(300, ready=ORACLE_READY)))
+            caller.start(prefill_request(PROMPT, make_ticket(300, ready=ORACLE_READY)))
             assert (await caller.next()).WhichOneof("message") == "accepted"
             process.rank.kill()
             assert isinstance(await caller.ended(), EngineFailed)

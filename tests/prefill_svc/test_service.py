@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from deepmesh.v1 import common_pb2, landing_pb2, prefill_pb2_grpc
+from deepmesh.v1 import common_pb2
 
 from engine.messages import Logprobs, Output, Refusal
 from mesh.channel import open_channel
@@ -23,6 +23,7 @@ from mesh.errors import (
 )
 from mesh.metrics import PREFILL_ENDED
 from mesh.workers import WorkerRole
+from prefill_svc.__main__ import SERVICE
 from tests.support.fake_rank import TRANSFER_READY
 from tests.support.prefilling import (
     PrefillCaller,
@@ -30,13 +31,13 @@ from tests.support.prefilling import (
     make_ticket,
     prefill_caller,
     prefill_config,
+    prefill_request,
     prefill_without_rank,
     serving,
-    start_message,
 )
 from tests.support.waiting import eventually
-from transfer.events import PushEnded, SegmentSent
-from transfer.ticket import SegmentDigest, Ticket
+from transfer.events import PushEnded
+from transfer.ticket import Ticket
 
 PROMPT = [number % 100 for number in range(150)]
 TRANSFER = (1).to_bytes(16, "big")
@@ -49,7 +50,7 @@ def ended(outcome: str) -> float:
 async def accepted(running: RunningPrefill, caller: PrefillCaller, **fields: Any) -> int:
     """Start PROMPT; returns the rank's key of it."""
     before = set(running.rank.submitted)
-    await caller.start(start_message(PROMPT, **fields))
+    caller.start(prefill_request(PROMPT, **fields))
     assert (await caller.next()).WhichOneof("message") == "accepted"
     (key,) = set(running.rank.submitted) - before
     return key
@@ -59,14 +60,10 @@ def first_token(running: RunningPrefill, key: int, **fields: Any) -> None:
     running.rank.say(running.rank.step(Output(key, len(PROMPT), [42], finish="length", **fields)))
 
 
-def sent(segment: int) -> SegmentSent:
-    return SegmentSent(SegmentDigest(TRANSFER, segment, 512, b"digest", "tcp"))
-
-
 async def test_a_prompt_is_accepted_computed_and_pushed() -> None:
     done_before = ended("done")
     async with prefill_without_rank() as running, prefill_caller(running.endpoint) as caller:
-        await caller.start(start_message(PROMPT, cache_salt=b"salt", store={"store_id": "s", "blocks": 2}))
+        caller.start(prefill_request(PROMPT, cache_salt=b"salt", store={"store_id": "s", "blocks": 2}))
         assert (await caller.next()).HasField("accepted")
         submit = running.rank.submitted[0]
         assert (submit.token_ids, submit.max_tokens, submit.cache_salt) == (PROMPT, 1, b"salt")
@@ -77,9 +74,7 @@ async def test_a_prompt_is_accepted_computed_and_pushed() -> None:
         first_token(running, 0, cached_tokens=128, store_cached_tokens=64)
         message = (await caller.next()).first_token
         assert (message.token_id, message.worker_cached_tokens, message.store_cached_tokens) == (42, 64, 64)
-        running.rank.say(sent(0), sent(1), sent(2), PushEnded(TRANSFER, 1536, "tcp"))
-        digests = [(await caller.next()).digest for _ in range(3)]
-        assert [(each.segment, each.digest, each.transport) for each in digests][1] == (1, b"digest", "tcp")
+        running.rank.say(PushEnded(TRANSFER, 1536, "tcp"))
         done = (await caller.next()).done
         assert (done.pushed_bytes, done.transport) == (1536, "tcp")
         assert await caller.ended() is None
@@ -89,10 +84,10 @@ async def test_a_prompt_is_accepted_computed_and_pushed() -> None:
 async def test_the_end_of_the_push_is_told_after_the_first_token() -> None:
     async with prefill_without_rank() as running, prefill_caller(running.endpoint) as caller:
         key = await accepted(running, caller)
-        running.rank.say(sent(0), PushEnded(TRANSFER, 512, "tcp"))
+        running.rank.say(PushEnded(TRANSFER, 512, "tcp"))
         first_token(running, key)
-        kinds = [(await caller.next()).WhichOneof("message") for _ in range(3)]
-        assert kinds == ["digest", "first_token", "done"]
+        kinds = [(await caller.next()).WhichOneof("message") for _ in range(2)]
+        assert kinds == ["first_token", "done"]
 
 
 async def test_log_probabilities_of_the_first_token_come_with_it() -> None:
@@ -102,24 +97,6 @@ async def test_log_probabilities_of_the_first_token_come_with_it() -> None:
         first_token(running, key, logprobs=[Logprobs(-0.5, [42], [-0.5])])
         message = (await caller.next()).first_token
         assert (message.logprobs.logprob, message.logprobs.top[0].token_id) == (-0.5, 42)
-
-
-async def test_grants_reach_the_rank() -> None:
-    async with prefill_without_rank() as running, prefill_caller(running.endpoint) as caller:
-        await accepted(running, caller)
-        for segment in (0, 2):
-            await caller.grant(segment)
-        await eventually(lambda: running.rank.grants == [(TRANSFER, 0), (TRANSFER, 2)])
-
-
-async def test_a_caller_that_has_granted_all_it_will_may_stop_sending() -> None:
-    async with prefill_without_rank() as running, prefill_caller(running.endpoint) as caller:
-        key = await accepted(running, caller)
-        await caller.call.done_writing()
-        await asyncio.sleep(0.05)
-        first_token(running, key)
-        running.rank.say(PushEnded(TRANSFER, 512, "tcp"))
-        assert await caller.ended() is None
 
 
 def changed(**changes: Any) -> Callable[[Ticket], Ticket]:
@@ -159,6 +136,7 @@ BAD_TICKETS: list[tuple[str, Callable[[Ticket], Ticket], type[MeshError]]] = [
     ("a huge segment", with_segment(0, block_count=2**32 - 1, size_bytes=512 * (2**32 - 1)), InvalidRequest),
     ("a segment out of order", with_segment(0, index=1), InvalidRequest),
     ("a segment of another rank", with_segment(0, destination_rank=1), InvalidRequest),
+    ("tags that are not a landing's", changed(tag=2**64 - 1), InvalidRequest),
     ("a segment with no address", with_segment(0, worker_address=b""), InvalidRequest),
 ]
 
@@ -171,7 +149,7 @@ async def test_a_ticket_that_does_not_fit_is_refused(
 ) -> None:
     before = ended(expected.reason)
     async with prefill_without_rank() as running, prefill_caller(running.endpoint) as caller:
-        await caller.start(start_message(PROMPT, change(make_ticket(150))))
+        caller.start(prefill_request(PROMPT, change(make_ticket(150))))
         assert type(await caller.ended()) is expected
         assert not running.rank.submitted
     assert ended(expected.reason) == before + 1
@@ -193,7 +171,7 @@ async def test_a_prompt_that_could_never_run_is_refused_with_its_field(
     fields: dict[str, Any], expected: type[MeshError], field: str
 ) -> None:
     async with prefill_without_rank() as running, prefill_caller(running.endpoint) as caller:
-        await caller.start(start_message(**{"token_ids": PROMPT, **fields}))
+        caller.start(prefill_request(**{"token_ids": PROMPT, **fields}))
         error = await caller.ended()
         assert type(error) is expected
         assert error.metadata["field"] == field
@@ -208,36 +186,6 @@ async def test_a_landing_begins_after_the_blocks_that_the_receiver_holds() -> No
         assert (push.held_blocks, len(push.ticket.segments)) == (2, 1)
 
 
-async def test_a_call_begins_with_its_start() -> None:
-    async with prefill_without_rank() as running:
-        async with prefill_caller(running.endpoint) as caller:
-            await caller.grant(0, TRANSFER)
-            assert isinstance(await caller.ended(), InvalidRequest)
-        async with prefill_caller(running.endpoint) as caller:
-            await caller.call.done_writing()
-            assert isinstance(await caller.ended(), InvalidRequest)
-
-
-@pytest.mark.parametrize(
-    "message",
-    [
-        {"start": start_message(PROMPT)},
-        {"grant": landing_pb2.SegmentGrant(transfer_id=bytes(16), segment=0)},
-        {"grant": landing_pb2.SegmentGrant(transfer_id=TRANSFER, segment=3)},
-        {},
-    ],
-    ids=["a second start", "a grant of another transfer", "a grant of a segment that is not", "nothing"],
-)
-async def test_a_mistake_after_the_start_ends_the_call_and_the_work(message: dict[str, Any]) -> None:
-    before = ended(InvalidRequest.reason)
-    async with prefill_without_rank() as running, prefill_caller(running.endpoint) as caller:
-        key = await accepted(running, caller)
-        await caller.send(**message)
-        assert isinstance(await caller.ended(), InvalidRequest)
-        assert (running.rank.cancelled, running.rank.grants) == ([key], [])
-    assert ended(InvalidRequest.reason) == before + 1
-
-
 async def test_a_ticket_in_use_is_refused_and_its_first_user_goes_on() -> None:
     async with (
         prefill_without_rank() as running,
@@ -245,14 +193,14 @@ async def test_a_ticket_in_use_is_refused_and_its_first_user_goes_on() -> None:
         prefill_caller(running.endpoint) as second,
     ):
         key = await accepted(running, first)
-        await second.start(start_message(PROMPT))
+        second.start(prefill_request(PROMPT))
         assert isinstance(await second.ended(), InvalidRequest)
         first_token(running, key)
         running.rank.say(PushEnded(TRANSFER, 512, "tcp"))
         assert await first.ended() is None
 
 
-@pytest.mark.parametrize("stage", ["accepted", "first token", "a segment"])
+@pytest.mark.parametrize("stage", ["accepted", "first token"])
 async def test_hanging_up_stops_the_rank_at_any_stage(stage: str) -> None:
     before = ended("cancelled")
     async with prefill_without_rank() as running, prefill_caller(running.endpoint) as caller:
@@ -260,13 +208,10 @@ async def test_hanging_up_stops_the_rank_at_any_stage(stage: str) -> None:
         if stage != "accepted":
             first_token(running, key)
             await caller.next()
-        if stage == "a segment":
-            running.rank.say(sent(0))
-            await caller.next()
         caller.hang_up()
         await eventually(lambda: running.rank.cancelled == [key])
         # What the rank still says is of no interest.
-        running.rank.say(sent(1), PushEnded(TRANSFER, 0, "tcp", "cancelled"))
+        running.rank.say(PushEnded(TRANSFER, 0, "tcp", "cancelled"))
         first_token(running, key)
     assert ended("cancelled") == before + 1
 
@@ -312,7 +257,7 @@ async def test_the_death_of_the_rank_ends_every_call() -> None:
         for caller in (first, second):
             assert isinstance(await caller.ended(), EngineFailed)
         async with prefill_caller(running.endpoint) as late:
-            await late.start(start_message(PROMPT))
+            late.start(prefill_request(PROMPT))
             assert isinstance(await late.ended(), WorkerDraining)
 
 
@@ -326,7 +271,7 @@ async def test_a_full_queue_sends_prompts_elsewhere() -> None:
     ):
         await accepted(running, first)
         await accepted(running, second, ticket=make_ticket(150, name=2))
-        await third.start(start_message(PROMPT, make_ticket(150, name=3)))
+        third.start(prefill_request(PROMPT, make_ticket(150, name=3)))
         assert isinstance(await third.ended(), WorkerFull)
 
 
@@ -338,7 +283,7 @@ async def test_a_prompt_over_the_queued_tokens_goes_elsewhere_until_one_is_compu
         prefill_caller(running.endpoint) as third,
     ):
         key = await accepted(running, first)
-        await second.start(start_message(PROMPT, make_ticket(150, name=2)))
+        second.start(prefill_request(PROMPT, make_ticket(150, name=2)))
         assert isinstance(await second.ended(), WorkerFull)
         first_token(running, key)
         await first.next()
@@ -354,7 +299,7 @@ async def test_a_draining_worker_finishes_what_it_has_and_takes_nothing_new() ->
         key = await accepted(running, early)
         draining = asyncio.create_task(running.worker.drain(10))
         await asyncio.sleep(0.02)
-        await late.start(start_message(PROMPT, make_ticket(150, name=2)))
+        late.start(prefill_request(PROMPT, make_ticket(150, name=2)))
         assert isinstance(await late.ended(), WorkerDraining)
         assert running.worker.report.take(snapshot=True).draining
         assert not draining.done()
@@ -388,16 +333,17 @@ async def test_garbage_on_the_wire_ends_its_call_alone() -> None:
         open_channel(running.endpoint) as channel,
         prefill_caller(running.endpoint) as caller,
     ):
-        garbage = PrefillCaller(channel.stream_stream("/deepmesh.v1.PrefillService/Prefill")())
-        await garbage.call.write(b"\xff\xff\xff\xff not a message")
-        assert await garbage.ended() is not None
+        garbage = PrefillCaller(channel)
+        method: Any = channel.unary_stream(f"/{SERVICE}/Prefill")
+        garbage.call = method(b"\xff\xff\xff\xff not a message")
+        assert isinstance(await garbage.ended(), InvalidRequest)
         await accepted(running, caller)
 
 
 async def test_a_worker_that_loads_its_model_asks_for_patience() -> None:
     async with serving(prefill_config()) as (_, server), open_channel(server.endpoint) as channel:
-        caller = PrefillCaller(prefill_pb2_grpc.PrefillServiceStub(channel).Prefill())
-        await caller.send(start=start_message(PROMPT))
+        caller = PrefillCaller(channel)
+        caller.start(prefill_request(PROMPT))
         error = await caller.ended()
         assert error is not None
         assert error.reason == "NO_WORKER"

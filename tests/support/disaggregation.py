@@ -7,13 +7,13 @@ from typing import Any
 
 from engine.batch import Batch, Computed
 from engine.engine import Engine
-from engine.messages import Cancel, Fetch, Grant, LandingOpened, Output, Pushed, StepResult, Submit
+from engine.messages import Cancel, Fetch, LandingOpened, Output, StepResult, Submit
 from engine.oracle import OracleBackend
 from tests.support.engines import Transcript, oracle_config
 from tests.support.fake_agent import Fabric, FakeAgent
 from tests.support.remote_prompts import first_token_of, prefill_of
 from transfer.config import TransferConfig
-from transfer.events import Granted, PushEnded, SegmentSent
+from transfer.events import PushEnded
 
 
 class TellingOracle(OracleBackend):
@@ -70,7 +70,7 @@ class Pair:
     def step(self, engine: Engine) -> None:
         """What a rank does in a turn."""
         engine.follow_transfers()
-        result = engine.step(lambda: self._attend(engine)) if engine.has_work() else None
+        result = engine.step(self._meanwhile) if engine.has_work() else None
         if engine is self.decode:
             self.transcript.take(result)
             self._relay_to_prefill(result)
@@ -78,12 +78,10 @@ class Pair:
             self.prefilled.take(result)
             self._relay_to_decode(result)
 
-    def _attend(self, engine: Engine) -> None:
-        """What a rank does between two layers; meanwhile others are not idle."""
-        for action in (self.relay_one, self.fabric.run_one):
-            if self.fabric.rng.random() < 0.5:
-                action()
-        engine.follow_transfers()
+    def _meanwhile(self) -> None:
+        """While a step is computed bytes move."""
+        if self.fabric.rng.random() < 0.5:
+            self.fabric.run_one()
 
     def relay_one(self) -> bool:
         if not self._messages:
@@ -118,13 +116,9 @@ class Pair:
                 cancel = Cancel(output.key)
                 self._messages.append(lambda cancel=cancel: self.prefill.cancel(cancel))
         for news in self.decode.transfers.take_news():
-            match news:
-                case LandingOpened():
-                    self.landings[news.ticket.transfer_id] = news.key
-                    self._messages.append(lambda news=news: self._prefill(news))
-                case Granted():
-                    grant = Grant(news.transfer_id, news.segment)
-                    self._messages.append(lambda grant=grant: self.prefill.transfers.take(grant))
+            assert isinstance(news, LandingOpened)
+            self.landings[news.ticket.transfer_id] = news.key
+            self._messages.append(lambda news=news: self._prefill(news))
 
     def _prefill(self, opened: LandingOpened) -> None:
         self.prefill.submit(prefill_of(self.submits[opened.key], opened, self.fetches.get(opened.key)))
@@ -133,14 +127,10 @@ class Pair:
         for output in result.outputs if result else []:
             self._relay_output(output)
         for news in self.prefill.transfers.take_news():
-            match news:
-                case SegmentSent():
-                    pushed = Pushed(news.digest)
-                    self._messages.append(lambda pushed=pushed: self.decode.transfers.take(pushed))
-                case PushEnded():
-                    self.push_ends.append(news)
-                    if news.error is not None:
-                        self._lose(self.landings[news.transfer_id])
+            assert isinstance(news, PushEnded)
+            self.push_ends.append(news)
+            if news.error is not None:
+                self._lose(self.landings[news.transfer_id])
 
     def _relay_output(self, output: Output) -> None:
         if output.token_ids:

@@ -40,15 +40,12 @@ class DeferredBatch:
         self._backend = backend
         self._batch = batch
 
-    def wait(self, seconds: float) -> bool:
-        return True
-
     def collect(self) -> list[Sample | None]:
         return self._backend.compute(self._batch)
 
 
 class LayeredDevice(DeferredOracle):
-    """Takes two looks at a batch, at each of which it has written one layer more, as far as it says."""
+    """While a batch is waited for, it has written one layer, and another."""
 
     def launch(self, batch: Batch) -> "LayeredBatch":
         return LayeredBatch(self, batch)
@@ -58,15 +55,12 @@ class LayeredBatch(DeferredBatch):
     def __init__(self, backend: DeferredOracle, batch: Batch) -> None:
         super().__init__(backend, batch)
         self._on_layers = batch.on_layers
-        self._written = 0
 
-    def wait(self, seconds: float) -> bool:
-        if self._written == 2:
-            return True
-        self._written += 1
-        if self._on_layers is not None:
-            self._on_layers(self._written)
-        return False
+    def collect(self) -> list[Sample | None]:
+        for layers in (1, 2):
+            if self._on_layers is not None:
+                self._on_layers(layers)
+        return super().collect()
 
 
 def oracle_engine(*, ahead: bool = False, **settings: Any) -> Engine:

@@ -10,13 +10,11 @@ import numpy as np
 
 from mesh.errors import InvalidRequest, NamespaceMismatch
 from mesh.workers import KvNamespace, TransferCounters
-from transfer.events import Event, Fetched, Granted, Landed, LandingFailed, PushEnded, SegmentSent
+from transfer.events import Event, Fetched, Landed, LandingFailed, PushEnded
 from transfer.memory import KvMemory
 from transfer.push import Push
 from transfer.segments import plan_layerwise, plan_whole, tile_of
-from transfer.ticket import Segment, SegmentDigest, StoreSession, Ticket
-
-WINDOW = 2
+from transfer.ticket import Segment, StoreSession, Ticket
 
 
 class Fabric:
@@ -55,11 +53,7 @@ class Fabric:
 class _Landing:
     blocks: Sequence[int]
     ticket: Ticket
-    # Content of segments that have arrived, and those that the sender vouched for.
-    arrived: dict[int, Any] = field(default_factory=dict)
-    announced: set[int] = field(default_factory=set)
     landed: set[int] = field(default_factory=set)
-    granted: int = 0
 
 
 @dataclass
@@ -113,20 +107,13 @@ class FakeAgent:
         # Two blocks of all layers a segment.
         tiles = plan(layers, len(blocks), piece_bytes, 2 * layers * piece_bytes)
         segments = tuple(
-            Segment(index, 0, self.address, index, *tile, tile.pieces * piece_bytes) for index, tile in enumerate(tiles)
+            Segment(index, 0, self.address, *tile, tile.pieces * piece_bytes) for index, tile in enumerate(tiles)
         )
-        ticket = Ticket(secrets.token_bytes(16), attempt, bytes(32), 1000, self.namespace, segments)
-        landing = self.landings[ticket.transfer_id] = _Landing(list(blocks), ticket)
-        self._grant(landing)
+        ticket = Ticket(secrets.token_bytes(16), attempt, bytes(32), 1, 1000, self.namespace, segments)
+        self.landings[ticket.transfer_id] = _Landing(list(blocks), ticket)
         if self.fabric.fails():
             self.fabric.later(lambda: self._fail(ticket.transfer_id, "it failed"))
         return ticket
-
-    def pushed(self, digest: SegmentDigest) -> None:
-        landing = self.landings.get(digest.transfer_id)
-        if landing is not None:
-            landing.announced.add(digest.segment)
-            self._land(landing)
 
     def cancel_landing(self, transfer_id: bytes) -> None:
         self.fabric.later(lambda: self._fail(transfer_id, "it was cancelled"))
@@ -141,11 +128,6 @@ class FakeAgent:
         self.pushes[ticket.transfer_id] = _Outgoing(ticket, list(blocks), state)
         if self.fabric.fails():
             self.fabric.later(lambda: self._fail_push(ticket.transfer_id, "it failed"))
-
-    def granted(self, transfer_id: bytes, segment: int) -> None:
-        if transfer_id in self.pushes:
-            self.pushes[transfer_id].state.grant(segment)
-            self._send(transfer_id)
 
     def ready(self, transfer_id: bytes, layers: int, blocks: int) -> None:
         self.ready_calls.append((transfer_id, layers, blocks))
@@ -168,11 +150,6 @@ class FakeAgent:
         self.fetches.add(fetch_id)
         self.fabric.later(lambda: self._answer(fetch_id, list(hashes), list(blocks)))
 
-    def _grant(self, landing: _Landing) -> None:
-        while landing.granted < min(len(landing.ticket.segments), len(landing.landed) + WINDOW):
-            self.emit(Granted(landing.ticket.transfer_id, landing.granted))
-            landing.granted += 1
-
     def _fail(self, transfer_id: bytes, why: str) -> None:
         if self.landings.pop(transfer_id, None) is not None:
             self.emit(LandingFailed(transfer_id, "DEADLINE_EXCEEDED", why))
@@ -193,11 +170,7 @@ class FakeAgent:
         outgoing.state.sent(index)
         if outgoing.state.error is None:
             content = self._gather(outgoing, index)
-            self.emit(SegmentSent(SegmentDigest(transfer_id, index, len(content), b"")))
-            if (found := self.fabric.landing(transfer_id)) is not None:
-                agent, landing = found
-                landing.arrived[index] = content
-                agent._land(landing)
+            self.fabric.later(lambda: self._land(transfer_id, index, content))
         self._end_push(transfer_id)
 
     def _gather(self, outgoing: _Outgoing, index: int) -> Any:
@@ -213,16 +186,16 @@ class FakeAgent:
             size = self.pushes.pop(transfer_id).ticket.size_bytes
             self.emit(PushEnded(transfer_id, size, "fake", state.error))
 
-    def _land(self, landing: _Landing) -> None:
-        for index in sorted((landing.arrived.keys() & landing.announced) - landing.landed):
+    def _land(self, transfer_id: bytes, index: int, content: Any) -> None:
+        if (found := self.fabric.landing(transfer_id)) is not None:
+            receiver, landing = found
             segment = landing.ticket.segments[index]
             blocks = landing.blocks[segment.first_block : segment.first_block + segment.block_count]
-            self.memory.scatter(landing.arrived[index], segment.first_layer, segment.layer_count, blocks)
+            receiver.memory.scatter(content, segment.first_layer, segment.layer_count, blocks)
             landing.landed.add(index)
-        self._grant(landing)
-        if len(landing.landed) == len(landing.ticket.segments):
-            del self.landings[landing.ticket.transfer_id]
-            self.emit(Landed(landing.ticket.transfer_id, landing.ticket.size_bytes, "fake"))
+            if len(landing.landed) == len(landing.ticket.segments):
+                del receiver.landings[transfer_id]
+                receiver.emit(Landed(transfer_id, landing.ticket.size_bytes, "fake"))
 
     def _answer(self, fetch_id: int, hashes: list[bytes], blocks: list[int]) -> None:
         self.fetches.remove(fetch_id)

@@ -6,7 +6,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import grpc
 from deepmesh.v1 import prefill_pb2, prefill_pb2_grpc
 
 from decode_svc.requests import PrefillTarget
@@ -14,18 +13,12 @@ from mesh.config import ServerConfig
 from mesh.errors import MeshError
 from mesh.server import MeshServer, Registration
 from tests.support.waiting import eventually
-from transfer.ticket import SegmentDigest
-from transfer.wire import digest_message
 
 
 @dataclass
 class FakePrefillCall:
-    """One call, from its start on."""
-
-    start: prefill_pb2.PrefillStart
+    request: prefill_pb2.PrefillRequest
     peer: str
-    # Segments, in the order in which they were granted.
-    grants: list[int] = field(default_factory=list)
     cancelled: bool = False
     answers: "asyncio.Queue[prefill_pb2.PrefillResponse | MeshError | None]" = field(default_factory=asyncio.Queue)
 
@@ -34,9 +27,6 @@ class FakePrefillCall:
 
     def first_token(self, token_id: int = 42, **fields: Any) -> None:
         self.answer(first_token=prefill_pb2.PrefillFirstToken(token_id=token_id, **fields))
-
-    def digest(self, digest: SegmentDigest) -> None:
-        self.answer(digest=digest_message(digest))
 
     def end(self, error: MeshError | None = None) -> None:
         self.answers.put_nowait(error)
@@ -56,10 +46,9 @@ class FakePrefill(prefill_pb2_grpc.PrefillServiceServicer):
         await eventually(lambda: len(self.calls) > index)
         return self.calls[index]
 
-    async def Prefill(self, requests: Any, context: Any) -> Any:
-        call = FakePrefillCall((await context.read()).start, context.peer())
+    async def Prefill(self, request: prefill_pb2.PrefillRequest, context: Any) -> Any:
+        call = FakePrefillCall(request, context.peer())
         self.calls.append(call)
-        reader = asyncio.create_task(self._read(call, context))
         try:
             while (answer := await call.answers.get()) is not None:
                 if isinstance(answer, MeshError):
@@ -68,13 +57,6 @@ class FakePrefill(prefill_pb2_grpc.PrefillServiceServicer):
         except asyncio.CancelledError:
             call.cancelled = True
             raise
-        finally:
-            reader.cancel()
-
-    async def _read(self, call: FakePrefillCall, context: Any) -> None:
-        while (message := await context.read()) is not grpc.aio.EOF:
-            assert message.grant.transfer_id == call.start.ticket.transfer_id
-            call.grants.append(message.grant.segment)
 
 
 @asynccontextmanager

@@ -8,7 +8,7 @@ import msgspec
 from engine.messages import FirstToken, LandingOpened, Ready, StepResult, TransferNews
 from mesh.errors import EngineFailed
 from tests.support.decoding import READY, FakeRank
-from transfer.ticket import SegmentDigest, StoreSession, Ticket
+from transfer.ticket import StoreSession, Ticket
 
 # Of a rank that takes part in transfers.
 TRANSFER_READY = msgspec.structs.replace(READY, transfer_address=b"address of the rank")
@@ -21,8 +21,6 @@ class FakeRankClient(FakeRank):
         super().__init__()
         self.ready = ready
         self.closed: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self.grants: list[tuple[bytes, int]] = []
-        self.digests: list[SegmentDigest] = []
         self.first_tokens: list[FirstToken] = []
         self.attached: dict[str, StoreSession] = {}
         self.offered: list[tuple[Ticket, list[bytes]]] = []
@@ -37,14 +35,6 @@ class FakeRankClient(FakeRank):
         self.dead = True
         self.closed.set_result(9)
         self._said.put_nowait(None)
-
-    def grant(self, transfer_id: bytes, segment: int) -> None:
-        self._check_alive()
-        self.grants.append((transfer_id, segment))
-
-    def pushed(self, digest: SegmentDigest) -> None:
-        self._check_alive()
-        self.digests.append(digest)
 
     def first_token(self, first: FirstToken) -> None:
         self._check_alive()

@@ -3,8 +3,6 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from transfer.transport import Arrival
 
 
@@ -24,7 +22,7 @@ class FakeTransmission:
     def write(self) -> None:
         """As UCX may, until it completes: whatever became of the transfer meanwhile."""
         assert not self.completed
-        self.buffer[:] = np.frombuffer(self.payload, np.uint8)
+        memoryview(self.buffer)[:] = self.payload
 
     def finish(self, failure: str | None = None) -> None:
         self.completed, self.failure = True, failure
@@ -41,10 +39,20 @@ class FakeTransport:
     discarded: list[Arrival] = field(default_factory=list)
     hung_up: list[bytes] = field(default_factory=list)
     reachable: bool = True
+    # What it says of itself.
+    name: str | None = "fake"
 
     def send(self, address: bytes, tag: int, buffer: Any) -> FakeTransmission:
         self.sends.append(FakeTransmission(buffer, address, tag))
         return self.sends[-1]
+
+    def finish_messages(self, tag: int) -> None:
+        """UCX has done with what was sent or received with this tag."""
+        for each in [*self.sends, *self.receives]:
+            if each.tag == tag and not each.completed:
+                if each.payload:
+                    each.write()
+                each.finish()
 
     def next_arrival(self) -> Arrival | None:
         return self.arrivals.pop(0) if self.arrivals else None
@@ -61,7 +69,7 @@ class FakeTransport:
         return self.reachable
 
     def carrier(self, address: bytes) -> str | None:
-        return "fake"
+        return self.name
 
     def hang_up(self, address: bytes) -> None:
         self.hung_up.append(address)

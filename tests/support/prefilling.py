@@ -4,12 +4,12 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any
 
 import grpc
 import msgspec
 import psutil
-from deepmesh.v1 import common_pb2, landing_pb2, prefill_pb2, prefill_pb2_grpc, scheduler_pb2
+from deepmesh.v1 import common_pb2, prefill_pb2, prefill_pb2_grpc, scheduler_pb2
 
 from engine.messages import Ready
 from mesh.blocks import BLOCK_TOKENS
@@ -45,7 +45,6 @@ def make_ticket(
             index=block,
             destination_rank=0,
             worker_address=b"address of the receiver",
-            tag=block,
             first_layer=0,
             layer_count=ready.namespace.layers,
             first_block=block,
@@ -58,6 +57,7 @@ def make_ticket(
         transfer_id=name.to_bytes(16, "big"),
         attempt=0,
         secret=bytes(32),
+        tag=1000 * name,
         deadline_ms=20_000,
         namespace=ready.namespace,
         segments=segments,
@@ -65,11 +65,11 @@ def make_ticket(
     return msgspec.structs.replace(ticket, **changes)
 
 
-def start_message(
+def prefill_request(
     token_ids: Sequence[int], ticket: Ticket | None = None, held_blocks: int = 0, **fields: Any
-) -> prefill_pb2.PrefillStart:
+) -> prefill_pb2.PrefillRequest:
     ticket = ticket or make_ticket(len(token_ids), held_blocks)
-    return prefill_pb2.PrefillStart(
+    return prefill_pb2.PrefillRequest(
         **{
             "request_id": "r",
             "token_ids": token_ids,
@@ -166,23 +166,14 @@ async def serving(config: PrefillConfig) -> AsyncIterator[tuple[PrefillServicer,
 
 
 class PrefillCaller:
-    """One Prefill call, as a decode worker makes it."""
+    """One Prefill call, as a decode worker makes it, once it is started."""
 
-    def __init__(self, call: Any) -> None:
-        self.call = call
-        self.transfer_id = b""
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self.call: Any
+        self._stub = prefill_pb2_grpc.PrefillServiceStub(channel)
 
-    async def start(self, message: prefill_pb2.PrefillStart) -> Self:
-        self.transfer_id = message.ticket.transfer_id
-        await self.send(start=message)
-        return self
-
-    async def send(self, **message: Any) -> None:
-        await self.call.write(prefill_pb2.PrefillRequest(**message))
-
-    async def grant(self, segment: int, transfer_id: bytes | None = None) -> None:
-        message = landing_pb2.SegmentGrant(transfer_id=transfer_id or self.transfer_id, segment=segment)
-        await self.send(grant=message)
+    def start(self, request: prefill_pb2.PrefillRequest) -> None:
+        self.call = self._stub.Prefill(request)
 
     async def next(self) -> prefill_pb2.PrefillResponse:
         response = await asyncio.wait_for(self.call.read(), 10)
@@ -206,6 +197,4 @@ class PrefillCaller:
 @asynccontextmanager
 async def prefill_caller(endpoint: str) -> AsyncIterator[PrefillCaller]:
     async with open_channel(endpoint) as channel:
-        caller = PrefillCaller(prefill_pb2_grpc.PrefillServiceStub(channel).Prefill())
-        yield caller
-        caller.hang_up()
+        yield PrefillCaller(channel)

@@ -12,7 +12,7 @@ from mesh.config import ObserveConfig
 from mesh.workers import TransferCounters
 from tests.support.engines import Transcript
 from tests.support.remote_prompts import first_token_of, prefill_of
-from transfer.events import Granted, PushEnded, SegmentSent
+from transfer.events import PushEnded
 
 
 @dataclass
@@ -41,8 +41,6 @@ class RankPair:
                         self._stop_prefill(output)
                 case LandingOpened():
                     self._prefill(message)
-                case Granted():
-                    self.prefill.grant(message.transfer_id, message.segment)
 
     async def follow_prefill(self) -> None:
         async for message in self.prefill.results:
@@ -52,8 +50,6 @@ class RankPair:
                     self.sent = message.transfers or self.sent
                     for output in message.outputs:
                         self._pass_on(output)
-                case SegmentSent():
-                    self.decode.pushed(message.digest)
                 case PushEnded():
                     self.pushes.append(message)
 

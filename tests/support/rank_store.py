@@ -11,7 +11,7 @@ from mesh.workers import KvNamespace
 from tests.support.transfer_peer import KnownChains
 from transfer.agent import TransferAgent
 from transfer.config import TransferConfig
-from transfer.events import Granted, Landed, PushEnded, SegmentSent
+from transfer.events import Landed, PushEnded
 from transfer.host_memory import HostMemory
 from transfer.ticket import StoreSession
 
@@ -38,19 +38,14 @@ class RankStore:
         """Have a rank push all of the chain's blocks."""
         ticket = self.agent.open_landing(range(len(self._hashes)), 0, 0, 10.0)
         client.push_offer(ticket, self._hashes)
-        landed = asyncio.create_task(self._until_landed(client))
         async for message in client.results:
-            if isinstance(message, SegmentSent):
-                self.agent.pushed(message.digest)
-            elif isinstance(message, PushEnded):
-                return await landed, message
+            if isinstance(message, PushEnded):
+                return await self._until_landed(), message
         raise AssertionError("the rank has gone")
 
-    async def _until_landed(self, client: RankClient) -> Landed:
+    async def _until_landed(self) -> Landed:
         while True:
             for event in self.agent.events():
-                if isinstance(event, Granted):
-                    client.grant(event.transfer_id, event.segment)
-                elif isinstance(event, Landed):
+                if isinstance(event, Landed):
                     return event
             await asyncio.sleep(0.005)

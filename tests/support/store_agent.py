@@ -1,4 +1,4 @@
-"""A store's transfer agent with no bytes: landings land when the digests of all their segments were announced."""
+"""A store's transfer agent with no bytes: landings end when a test says so."""
 
 import secrets
 from collections.abc import Callable, Sequence
@@ -6,27 +6,23 @@ from collections.abc import Callable, Sequence
 from kvstore.slab import Geometry
 from mesh.workers import KvNamespace, TransferCounters, WorkerIdentity, WorkerRole
 from transfer.agent import LookupHandler
-from transfer.events import Event, Granted, Landed, LandingFailed
-from transfer.ticket import Segment, SegmentDigest, Ticket
-
-RIGHT_DIGEST = b"right"
+from transfer.events import Event, Landed, LandingFailed
+from transfer.ticket import Segment, Ticket
 
 
 class FakeAgent:
-    """One segment a block; at most `window` granted and not announced. Any digest but RIGHT_DIGEST fails a landing."""
+    """One segment a block."""
 
     address = b"address"
 
-    def __init__(self, namespace: KvNamespace, wake: Callable[[], None], window: int) -> None:
+    def __init__(self, namespace: KvNamespace, wake: Callable[[], None]) -> None:
         self.sessions: dict[int, bytes] = {}
         self.cancelled: list[bytes] = []
-        self.tickets: list[Ticket] = []
+        # By transfer id, in the order in which they were issued.
+        self.tickets: dict[bytes, Ticket] = {}
         self.closed = False
         self._namespace = namespace
         self._wake = wake
-        self._window = window
-        self._granted: dict[bytes, int] = {}
-        self._announced: dict[bytes, int] = {}
         self._events: list[Event] = []
 
     def open_landing(
@@ -37,35 +33,23 @@ class FakeAgent:
         deadline_seconds: float,
         sender_slot_bytes: int | None,
     ) -> Ticket:
-        segments = tuple(Segment(i, 0, b"address", i, 0, 1, i, 1, 64) for i in range(len(blocks)))
+        segments = tuple(Segment(i, 0, b"address", 0, 1, i, 1, 64) for i in range(len(blocks)))
         deadline_ms = int(deadline_seconds * 1000)
-        ticket = Ticket(secrets.token_bytes(16), attempt, bytes(32), deadline_ms, self._namespace, segments)
-        self.tickets.append(ticket)
-        self._granted[ticket.transfer_id] = self._announced[ticket.transfer_id] = 0
-        self._grant(ticket)
+        ticket = Ticket(secrets.token_bytes(16), attempt, bytes(32), 0, deadline_ms, self._namespace, segments)
+        self.tickets[ticket.transfer_id] = ticket
         return ticket
-
-    def pushed(self, digest: SegmentDigest) -> None:
-        ticket = next(each for each in self.tickets if each.transfer_id == digest.transfer_id)
-        if digest.digest != RIGHT_DIGEST:
-            self.fail(ticket)
-            return
-        self._announced[ticket.transfer_id] += 1
-        if self._announced[ticket.transfer_id] == len(ticket.segments):
-            self.tell(Landed(ticket.transfer_id, ticket.size_bytes, "fake"))
-        else:
-            self._grant(ticket)
 
     def cancel_landing(self, transfer_id: bytes) -> None:
         self.cancelled.append(transfer_id)
-        self.tell(LandingFailed(transfer_id, "CANCELLED", "cancelled"))
+        self._tell(LandingFailed(transfer_id, "CANCELLED", "cancelled"))
 
-    def fail(self, ticket: Ticket) -> None:
-        self.tell(LandingFailed(ticket.transfer_id, "WRONG_DIGEST", "wrong"))
+    def land(self, transfer_id: bytes) -> None:
+        """All of it came, and was believed."""
+        self._tell(Landed(transfer_id, self.tickets[transfer_id].size_bytes, "fake"))
 
-    def tell(self, event: Event) -> None:
-        self._events.append(event)
-        self._wake()
+    def disbelieve(self, transfer_id: bytes) -> None:
+        """A segment came that is not what its sender announced."""
+        self._tell(LandingFailed(transfer_id, "NOT_BELIEVED", "wrong"))
 
     def events(self) -> list[Event]:
         taken, self._events = self._events, []
@@ -78,24 +62,20 @@ class FakeAgent:
         del self.sessions[session_id]
 
     def counters(self) -> TransferCounters:
-        return TransferCounters(total_slots=self._window)
+        return TransferCounters()
 
     def close(self) -> None:
         self.closed = True
 
-    def _grant(self, ticket: Ticket) -> None:
-        first = self._granted[ticket.transfer_id]
-        end = min(len(ticket.segments), self._announced[ticket.transfer_id] + self._window)
-        self._granted[ticket.transfer_id] = end
-        for segment in range(first, end):
-            self.tell(Granted(ticket.transfer_id, segment))
+    def _tell(self, event: Event) -> None:
+        self._events.append(event)
+        self._wake()
 
 
 class FakeAgents:
     """Opens agents for a center, and keeps them for a test to look at."""
 
-    def __init__(self, window: int = 8) -> None:
-        self.window = window
+    def __init__(self) -> None:
         self.opened: list[FakeAgent] = []
 
     def __call__(
@@ -106,7 +86,7 @@ class FakeAgents:
         lookups: LookupHandler,
         wake: Callable[[], None],
     ) -> FakeAgent:
-        self.opened.append(FakeAgent(namespace, wake, self.window))
+        self.opened.append(FakeAgent(namespace, wake))
         return self.opened[-1]
 
 

@@ -14,10 +14,10 @@ import numpy as np
 from mesh.workers import KvNamespace, TransferCounters
 from transfer.agent import TransferAgent
 from transfer.config import TransferConfig
-from transfer.events import Event, Granted, SegmentSent
+from transfer.events import Event
 from transfer.host_memory import HostMemory
+from transfer.mailbox import Mailbox
 from transfer.memory import Done, KvMemory
-from transfer.ticket import SegmentDigest
 
 LAYERS, BLOCKS, PIECE_BYTES = 4, 64, 24_000
 NAMESPACE = KvNamespace(weights_fingerprint="test", dtype="float32", layers=LAYERS, layout="mla:8+4")
@@ -55,6 +55,15 @@ class KnownChains:
 
     def release(self, session_id: int, blocks: Sequence[int]) -> None:
         self.leased -= len(blocks)
+
+
+class Lost:
+    """A `Transmission` that reached nobody."""
+
+    completed = True
+
+    def error(self) -> None:
+        return None
 
 
 class Side:
@@ -96,6 +105,10 @@ class Side:
         """From now on what is sent differs in one byte from what is announced."""
         HostMemory.gather = _corrupted(HostMemory.gather)  # type: ignore[method-assign]
 
+    def lose_digests(self) -> None:
+        """From now on what is said of segments is lost on its way."""
+        Mailbox.send = lambda *_: Lost()  # type: ignore[method-assign]
+
     def leased(self) -> int:
         assert self.lookups is not None
         return self.lookups.leased
@@ -131,6 +144,9 @@ class Peer:
 
     def corrupt_gathers(self) -> None:
         self._call("corrupt_gathers")
+
+    def lose_digests(self) -> None:
+        self._call("lose_digests")
 
     def leased(self) -> int:
         return self._call("leased")
@@ -189,36 +205,25 @@ def two_sides(local: Setup = Setup(seed=1), **remote: Any) -> Iterator[tuple[Sid
         peer.kill()
 
 
-class Relay:
-    """Plays the authenticated calls between both services: grants one way, digests the other; keeps all events."""
+class Watch:
+    """Keeps what both sides tell."""
 
     def __init__(self, receiver: Side | Peer, sender: Side | Peer) -> None:
         self.receiver = receiver
         self.sender = sender
-        # Of the transfer that a test is about.
-        self.transfer_id = b""
         self.received: list[Event] = []
         self.sent: list[Event] = []
-        # What becomes of a digest on its way.
-        self.digests: Callable[[SegmentDigest], list[SegmentDigest]] = lambda digest: [digest]
 
-    def step(self) -> None:
-        for event in self.receiver.agent("events"):
-            self.received.append(event)
-            if isinstance(event, Granted):
-                self.sender.agent("granted", event.transfer_id, event.segment)
-        for event in self.sender.agent("events"):
-            self.sent.append(event)
-            if isinstance(event, SegmentSent):
-                for digest in self.digests(event.digest):
-                    self.receiver.agent("pushed", digest)
+    def look(self) -> None:
+        self.received += self.receiver.agent("events")
+        self.sent += self.sender.agent("events")
 
     def until(self, *kinds: type[Event], seconds: float = 20.0) -> None:
         """Until both sides together had an event of each of these kinds."""
         deadline = time.monotonic() + seconds
         while not all(any(isinstance(event, kind) for event in self.received + self.sent) for kind in kinds):
             assert time.monotonic() < deadline, f"waited for {kinds}, had {self.received} and {self.sent}"
-            self.step()
+            self.look()
             time.sleep(0.001)
 
 

@@ -7,7 +7,9 @@ import pytest
 from tests.support.transfer_peer import (
     BLOCKS,
     CONFIG,
+    LAYERS,
     NAMESPACE,
+    PIECE_BYTES,
     KnownChains,
     Peer,
     Setup,
@@ -16,7 +18,9 @@ from tests.support.transfer_peer import (
     two_sides,
 )
 from transfer.events import Fetched
-from transfer.lookup import TAG_OF_KIND, Credit, Kind, Lookup, seal
+from transfer.lookup import MAX_LOOKUP_BYTES, Answer, Lookup, lookup_message
+from transfer.seal import Kind, seal
+from transfer.tags import LOOKUP_TAG
 from transfer.ticket import StoreSession
 from transfer.ucx import UcxTransport
 
@@ -168,15 +172,27 @@ def test_replayed_malformed_and_misfitting_messages_are_refused_and_counted() ->
     with Peer(lookups=stored()) as store:
         store.agent("open_session", SESSION_ID, KEY)
         outsider = UcxTransport(None)
-        lookup = Lookup(1, 1000, outsider.address, 99, 1, CONFIG.slot_bytes, 1, 1, b"".join(CHAIN))
-        sealed = seal(Kind.LOOKUP, SESSION_ID, KEY, lookup)
-        as_credit = seal(Kind.CREDIT, SESSION_ID, KEY, Credit(2, 1, 1))
-        expected = {"wrong_size": 1, "replayed_message": 1, "wrong_mac": 1, "unknown_session": 1, "unknown_tag": 1}
+        lookup = Lookup(1, 1000, outsider.address, 99, CONFIG.slot_bytes, 1, 1, b"".join(CHAIN))
+        sealed = lookup_message(SESSION_ID, KEY, lookup)
+        reserved_tag = Lookup(
+            2, 1000, outsider.address, LOOKUP_TAG - 1, CONFIG.slot_bytes, LAYERS, PIECE_BYTES, b"".join(CHAIN)
+        )
+        as_answer = bytearray(sealed[:8] + seal(Kind.ANSWER, KEY, Answer(3, 1, 1)))
+        expected = {
+            "wrong_size": 2,
+            "replayed_message": 1,
+            "wrong_mac": 1,
+            "unknown_session": 1,
+            "unknown_tag": 1,
+            "oversized_message": 1,
+        }
         for tag, message in (
-            (TAG_OF_KIND[Kind.LOOKUP], sealed),
-            (TAG_OF_KIND[Kind.LOOKUP], sealed),
-            (TAG_OF_KIND[Kind.LOOKUP], as_credit),
-            (TAG_OF_KIND[Kind.LOOKUP], bytearray(b"short")),
+            (LOOKUP_TAG, sealed),
+            (LOOKUP_TAG, sealed),
+            (LOOKUP_TAG, lookup_message(SESSION_ID, KEY, reserved_tag)),
+            (LOOKUP_TAG, as_answer),
+            (LOOKUP_TAG, bytearray(b"short")),
+            (LOOKUP_TAG, bytearray(MAX_LOOKUP_BYTES + 1)),
             (12345, bytearray(b"anything")),
         ):
             outsider.send(store.address(), tag, message)

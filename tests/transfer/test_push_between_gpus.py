@@ -3,7 +3,7 @@
 import pytest
 
 from mesh.errors import ConfigError
-from tests.support.transfer_peer import BLOCKS, CONFIG, LAYERS, Peer, Relay, assert_all_free
+from tests.support.transfer_peer import BLOCKS, CONFIG, LAYERS, Peer, Watch, assert_all_free
 from transfer.events import Landed, PushEnded
 from transfer.ucx import check_carries_gpu_memory
 
@@ -17,12 +17,12 @@ GPUS = [pytest.param("0", "0", marks=pytest.mark.gpu), pytest.param("0", "1", ma
 def test_a_push_puts_one_gpus_blocks_into_anothers(gpu: str, other: str, transports: str | None, carrier: str) -> None:
     config = CONFIG.model_copy(update={"transports": transports})
     with Peer(seed=1, config=config, gpu=gpu) as here, Peer(seed=2, config=config, gpu=other) as peer:
-        relay = Relay(here, peer)
+        watch = Watch(here, peer)
         untouched = here.blocks(range(50, BLOCKS))
         ticket = here.agent("open_landing", HERE, 100, 0, 30.0)
         peer.agent("push", ticket, THERE)
         peer.agent("ready", ticket.transfer_id, LAYERS, len(THERE))
-        relay.until(Landed, PushEnded)
+        watch.until(Landed, PushEnded)
         assert (here.blocks(HERE) == peer.blocks(THERE)).all()
         assert (here.blocks(range(50, BLOCKS)) == untouched).all()
         assert assert_all_free(here).received_bytes == {carrier: ticket.size_bytes}

@@ -12,9 +12,12 @@ from tests.support.slow_memory import Copying, SlowMemory
 from transfer.digest import segment_digest
 from transfer.host_memory import HostMemory
 from transfer.landing import Landing, Phase
+from transfer.mailbox import Mailbox
 from transfer.receiver import Incoming, Receiver
+from transfer.seal import Kind, seal
 from transfer.segments import plan_whole
 from transfer.slots import SlotPool
+from transfer.tags import segment_tag
 from transfer.ticket import SegmentDigest
 from transfer.transport import Arrival
 
@@ -22,7 +25,8 @@ LAYERS, BLOCKS, PIECE = 2, 9, 50
 SLOT = 2 * LAYERS * PIECE
 SLOTS = 3
 DEADLINE = 10.0
-KEY = b"secret"
+SECRET = b"secret"
+TAG = 1000
 STALE = 7
 
 
@@ -38,17 +42,18 @@ class Scene:
         self.received: Counter[str] = Counter()
         staging = [np.zeros(SLOT, np.uint8) for _ in range(SLOTS)]
         self.memory = memory(self.array)
-        self.receiver = Receiver(self.transport, self.memory, self.slots, staging, self.refused, self.received)
+        self.mailbox = Mailbox(self.transport, self.refused)
+        self.receiver = Receiver(
+            self.transport, self.mailbox, self.memory, self.slots, staging, self.refused, self.received
+        )
         self.tiles = plan_whole(LAYERS, BLOCKS, PIECE, SLOT)
-        self.granted: list[int] = []
         self.endings: list[Landing] = []
         self.incoming = Incoming(
-            landing=Landing([tile.pieces * PIECE for tile in self.tiles], SLOTS, DEADLINE),
+            landing=Landing([tile.pieces * PIECE for tile in self.tiles], DEADLINE),
             tiles=self.tiles,
-            tags=[1000 + index for index in range(len(self.tiles))],
+            tag=TAG,
+            secret=SECRET,
             blocks=range(BLOCKS),
-            key=KEY,
-            granted=self.granted.extend,
             ended=self.end,
         )
         self.receiver.open(self.incoming)
@@ -70,15 +75,23 @@ class Scene:
             data[3] ^= 1
         elif damage == "truncated":
             data = data[:-1]
-        arrival = Arrival(1000 + index, len(data), data.tobytes())
-        if not self.receiver.arrive(arrival):
-            self.transport.discard(arrival)
+        self._take(Arrival(segment_tag(TAG, index), len(data), data.tobytes()))
 
     def announce(self, index: int, damage: str = "none") -> None:
         data = self.bytes_of(index)
-        digest = segment_digest(data, len(data), KEY if damage != "corrupted" else b"another")
+        digest = segment_digest(data, len(data), SECRET if damage != "corrupted" else b"another")
         size = len(data) - (damage == "truncated")
-        self.receiver.announce(self.incoming, SegmentDigest(b"", index, size, digest, "fake"))
+        self.hear(SegmentDigest(index, size, digest, "fake"), b"forged" if damage == "forged" else SECRET)
+
+    def hear(self, digest: SegmentDigest, secret: bytes = SECRET) -> None:
+        sealed = seal(Kind.DIGEST, secret, digest)
+        self._take(Arrival(TAG, len(sealed), sealed))
+        self.transport.finish_messages(TAG)
+        self.mailbox.turn()
+
+    def _take(self, arrival: Arrival) -> None:
+        if not self.receiver.arrive(arrival):
+            self.transport.discard(arrival)
 
     def settle(self, now: float = 0.0) -> None:
         """Let UCX and the memory finish all, until nothing is left to do."""
@@ -103,7 +116,7 @@ class Scene:
 
 
 segments = st.integers(0, 4)
-damages = st.sampled_from(["none"] * 6 + ["corrupted", "truncated"])
+damages = st.sampled_from(["none"] * 6 + ["corrupted", "truncated", "forged"])
 actions = st.one_of(
     st.tuples(st.just("arrive"), segments, damages),
     st.tuples(st.just("announce"), segments, damages),
@@ -119,7 +132,7 @@ def act(scene: Scene, action: str, value, extra) -> None:
     pending = [receive for receive in scene.transport.receives if not receive.completed]
     if action == "arrive":
         scene.arrive(value, extra)
-    elif action == "announce" and not scene.endings:
+    elif action == "announce":
         scene.announce(value, extra)
     elif action == "turn":
         scene.receiver.turn(value)
@@ -163,18 +176,16 @@ def test_all_segments_land_when_nothing_goes_wrong() -> None:
     assert not scene.refused
 
 
-def test_segments_are_granted_as_slots_drain() -> None:
+def test_more_segments_than_slots_wait_with_their_sender() -> None:
     scene = Scene()
-    assert scene.granted == [0, 1, 2]
-    scene.arrive(1)
-    scene.announce(1)
+    for index in range(len(scene.tiles)):
+        scene.arrive(index)
+    scene.receiver.turn(0.0)
+    assert len(scene.transport.receives) == SLOTS - 1 < len(scene.tiles)
+    for index in range(len(scene.tiles)):
+        scene.announce(index)
     scene.settle()
-    assert scene.granted == [0, 1, 2, 3]
-
-
-def test_a_segment_granted_and_not_sent_takes_no_slot() -> None:
-    scene = Scene()
-    assert scene.granted and scene.slots.free == SLOTS
+    assert scene.endings == [scene.incoming.landing] and (scene.array == scene.right).all()
 
 
 def test_a_cancelled_landing_quarantines_the_slot_that_is_being_written_until_it_completes() -> None:
@@ -194,9 +205,9 @@ def test_a_cancelled_landing_quarantines_the_slot_that_is_being_written_until_it
 def test_a_landing_that_is_cancelled_while_a_segment_is_copied_ends_when_that_is_over() -> None:
     scene = Scene(SlowMemory)
     scene.arrive(0)
-    scene.announce(0)
     scene.receiver.turn(0.0)
     (receive,) = scene.transport.receives
+    scene.announce(0)
     receive.write()
     receive.finish()
     scene.receiver.turn(0.0)
@@ -212,7 +223,8 @@ def test_a_landing_that_is_cancelled_while_a_segment_is_copied_ends_when_that_is
 def test_a_late_segment_is_nobodys() -> None:
     scene = Scene()
     scene.receiver.give_up(scene.incoming, "CANCELLED", "")
-    assert not scene.receiver.arrive(Arrival(1000, SLOT, b""))
+    assert not scene.receiver.arrive(Arrival(TAG, SLOT, b""))
+    assert not scene.receiver.arrive(Arrival(segment_tag(TAG, 0), SLOT, b""))
 
 
 @pytest.mark.parametrize(
@@ -249,12 +261,23 @@ def test_a_duplicate_segment_and_a_duplicate_digest_are_dropped_and_counted() ->
 
 def test_a_digest_of_a_segment_that_does_not_exist_is_counted() -> None:
     scene = Scene()
-    scene.receiver.announce(scene.incoming, SegmentDigest(b"", 99, 1, b""))
+    scene.hear(SegmentDigest(99, 1, b"", "fake"))
     assert scene.refused == {"unknown_segment": 1}
+
+
+def test_a_digest_that_somebody_else_sealed_is_counted_and_changes_nothing() -> None:
+    scene = Scene()
+    for index in range(len(scene.tiles)):
+        scene.announce(index, "forged")
+        scene.arrive(index)
+        scene.announce(index)
+    scene.settle()
+    assert scene.refused == {"wrong_mac": len(scene.tiles)}
+    assert (scene.array == scene.right).all()
 
 
 def test_a_landing_without_segments_ends_at_once() -> None:
     scene = Scene()
     ended: list[Incoming] = []
-    scene.receiver.open(Incoming(Landing([], 1, DEADLINE), [], [], [], KEY, scene.granted.extend, ended.append))
+    scene.receiver.open(Incoming(Landing([], DEADLINE), [], 1, SECRET, [], ended.append))
     assert len(ended) == 1 and ended[0].landing.failure is None

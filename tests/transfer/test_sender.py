@@ -6,20 +6,25 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.fake_transport import FakeTransport
+from tests.support.fake_transport import FakeTransmission, FakeTransport
 from tests.support.slow_memory import Copying, SlowMemory
 from transfer.digest import segment_digest
 from transfer.host_memory import HostMemory
+from transfer.mailbox import Mailbox
 from transfer.push import Push
+from transfer.seal import Kind, unseal
 from transfer.segments import Tile, plan_layerwise
-from transfer.sender import Outgoing, Sender, Sent
+from transfer.sender import Outgoing, Sender
 from transfer.slots import SlotPool
+from transfer.tags import segment_of
+from transfer.ticket import SegmentDigest
 
 LAYERS, BLOCKS, PIECE = 4, 6, 50
 SLOT = 3 * PIECE
 SLOTS = 4
 DEADLINE = 10.0
-KEY = b"secret"
+SECRET = b"secret"
+TAG = 1000
 
 
 class Scene:
@@ -32,9 +37,9 @@ class Scene:
         self.sent_bytes: Counter[str] = Counter()
         staging = [np.zeros(SLOT, np.uint8) for _ in range(SLOTS)]
         self.memory = memory(self.array)
-        self.sender = Sender(self.transport, self.memory, self.slots, staging, self.sent_bytes)
+        mailbox = Mailbox(self.transport, Counter())
+        self.sender = Sender(self.transport, mailbox, self.memory, self.slots, staging, self.sent_bytes)
         self.tiles = plan_layerwise(LAYERS, BLOCKS, PIECE, SLOT)
-        self.announced: list[Sent] = []
         self.endings: list[Outgoing] = []
         self.outgoing = self.open(address)
 
@@ -43,10 +48,9 @@ class Scene:
             push=Push(self.tiles, DEADLINE),
             tiles=self.tiles,
             addresses=[address] * len(self.tiles),
-            tags=list(range(len(self.tiles))),
+            tag=TAG,
+            secret=SECRET,
             blocks=range(BLOCKS),
-            key=KEY,
-            announce=self.announced.append,
             ended=self.end,
         )
         self.sender.open(outgoing)
@@ -59,9 +63,15 @@ class Scene:
     def copies(self) -> list[Copying]:
         return self.memory.copies if isinstance(self.memory, SlowMemory) else []
 
-    def grant_all(self, outgoing: Outgoing) -> None:
-        for index in range(len(self.tiles)):
-            outgoing.push.grant(index)
+    @property
+    def segments(self) -> list[FakeTransmission]:
+        """Sent, in order."""
+        return [send for send in self.transport.sends if send.tag != TAG]
+
+    @property
+    def announced(self) -> list[SegmentDigest | None]:
+        sealed = [bytes(send.buffer) for send in self.transport.sends if send.tag == TAG]
+        return [unseal(Kind.DIGEST, SECRET, each, SegmentDigest) for each in sealed]
 
     def settle(self, now: float = 0.0) -> None:
         """Let the memory and UCX finish all, until nothing is left to do."""
@@ -74,7 +84,6 @@ class Scene:
 
 
 actions = st.one_of(
-    st.tuples(st.just("grant"), st.integers(0, 9)),
     st.tuples(st.just("computed"), st.tuples(st.integers(0, LAYERS), st.integers(0, BLOCKS))),
     st.tuples(st.just("turn"), st.sampled_from([0.0] * 9 + [DEADLINE])),
     st.tuples(st.just("copy"), st.integers(0, 20)),
@@ -85,16 +94,13 @@ actions = st.one_of(
 
 @settings(max_examples=300, deadline=None)
 @given(st.sampled_from([HostMemory, SlowMemory]), st.lists(actions, max_size=80))
-def test_in_any_order_only_granted_and_computed_segments_go_once_and_every_slot_comes_back(memory, steps) -> None:
+def test_in_any_order_only_computed_segments_go_once_and_every_slot_comes_back(memory, steps) -> None:
     scene = Scene(memory=memory)
     push = scene.outgoing.push
-    granted: set[int] = set()
     computed: set[tuple[int, int]] = set()
     for action, value in steps:
         pending = [send for send in scene.transport.sends if not send.completed]
-        if action == "grant" and push.grant(value):
-            granted.add(value)
-        elif action == "computed":
+        if action == "computed":
             push.computed(*value)
             computed |= {(layer, block) for layer in range(value[0]) for block in range(value[1])}
         elif action == "turn":
@@ -105,8 +111,8 @@ def test_in_any_order_only_granted_and_computed_segments_go_once_and_every_slot_
             pending[value[0] % len(pending)].finish(value[1])
         elif action == "cancel" and value:
             scene.sender.give_up(scene.outgoing, "cancelled")
-        went = [send.tag for send in scene.transport.sends]
-        assert len(went) == len(set(went)) <= len(granted)
+        went = [segment_of(send.tag, TAG) for send in scene.segments]
+        assert len(went) == len(set(went))
         for index in went:
             tile = scene.tiles[index]
             layers = range(tile.first_layer, tile.first_layer + tile.layer_count)
@@ -121,19 +127,17 @@ def test_in_any_order_only_granted_and_computed_segments_go_once_and_every_slot_
 
 def test_each_segment_is_announced_with_the_digest_of_what_lies_in_its_slot() -> None:
     scene = Scene()
-    scene.grant_all(scene.outgoing)
     scene.outgoing.push.computed(LAYERS, BLOCKS)
     scene.sender.turn(0.0)
-    (sent,), (send,) = scene.announced, scene.transport.sends
-    assert sent.digest == segment_digest(send.buffer, len(send.buffer), KEY)
-    assert sent.transport == "fake" and sent.size_bytes == len(send.buffer)
+    (send,) = scene.segments
+    digest = segment_digest(send.buffer, len(send.buffer), SECRET)
+    assert scene.announced == [SegmentDigest(0, len(send.buffer), digest, "fake")]
     scene.settle()
     assert scene.sent_bytes == {"fake": scene.array.nbytes} and scene.outgoing.push.error is None
 
 
 def test_a_segment_is_sent_when_it_is_gathered_and_the_next_is_gathered_meanwhile() -> None:
     scene = Scene(memory=SlowMemory)
-    scene.grant_all(scene.outgoing)
     scene.outgoing.push.computed(LAYERS, BLOCKS)
     scene.sender.turn(0.0)
     scene.sender.turn(0.0)
@@ -141,14 +145,43 @@ def test_a_segment_is_sent_when_it_is_gathered_and_the_next_is_gathered_meanwhil
     assert scene.sender.in_flight and not scene.transport.sends
     first.result()
     scene.sender.turn(0.0)
-    (send,) = scene.transport.sends
-    assert scene.announced[0].digest == segment_digest(send.buffer, len(send.buffer), KEY)
+    (send,) = scene.segments
+    (digest,) = scene.announced
+    assert digest is not None and digest.digest == segment_digest(send.buffer, len(send.buffer), SECRET)
     assert not second.completed
+
+
+def test_the_first_digest_to_a_peer_is_told_when_it_is_known_what_carries_segments_there() -> None:
+    scene = Scene()
+    scene.transport.name = None
+    scene.outgoing.push.computed(LAYERS, BLOCKS)
+    scene.sender.turn(0.0)
+    (send,) = scene.segments
+    assert not scene.announced
+    scene.transport.name = "fake"
+    send.finish()
+    scene.sender.turn(0.0)
+    assert [(digest.segment, digest.transport) for digest in scene.announced if digest][:1] == [(0, "fake")]
+
+
+def test_a_push_ends_when_its_last_digest_is_on_its_way() -> None:
+    scene = Scene()
+    scene.outgoing.push.computed(LAYERS, BLOCKS)
+    for _ in scene.tiles:
+        scene.sender.turn(0.0)
+        for send in scene.segments:
+            send.finish()
+        if len(scene.segments) < len(scene.tiles):
+            scene.transport.finish_messages(TAG)
+    scene.sender.turn(0.0)
+    assert not scene.endings
+    scene.transport.finish_messages(TAG)
+    scene.sender.turn(0.0)
+    assert scene.endings and scene.slots.free == SLOTS
 
 
 def test_a_push_that_is_given_up_while_it_gathers_ends_when_that_is_over() -> None:
     scene = Scene(memory=SlowMemory)
-    scene.grant_all(scene.outgoing)
     scene.outgoing.push.computed(LAYERS, BLOCKS)
     scene.sender.turn(0.0)
     scene.sender.give_up(scene.outgoing, "cancelled")
@@ -156,33 +189,29 @@ def test_a_push_that_is_given_up_while_it_gathers_ends_when_that_is_over() -> No
     assert not scene.transport.sends and scene.slots.free == SLOTS
 
 
-def test_a_segment_that_is_computed_goes_before_one_that_was_granted_earlier_and_is_not() -> None:
+def test_a_segment_that_is_computed_goes_before_an_earlier_one_that_is_not() -> None:
     scene = Scene()
-    for index in (0, 1):
-        scene.outgoing.push.grant(index)
     scene.outgoing.push.computed(1, BLOCKS)
     for _ in range(3):
         scene.sender.turn(0.0)
     first_layer_of_later_blocks = scene.tiles.index(Tile(0, 1, 3, 3))
-    assert [send.tag for send in scene.transport.sends] == [0, first_layer_of_later_blocks]
+    assert [segment_of(send.tag, TAG) for send in scene.segments] == [0, first_layer_of_later_blocks]
 
 
 def test_one_peer_holds_at_most_half_of_the_slots() -> None:
     scene = Scene()
     other = scene.open(b"elsewhere")
     for outgoing in (scene.outgoing, other):
-        scene.grant_all(outgoing)
         outgoing.push.computed(LAYERS, BLOCKS)
     for _ in range(10):
         scene.sender.turn(0.0)
-    assert [send.address for send in scene.transport.sends] == [b"there", b"elsewhere", b"there"]
+    assert [send.address for send in scene.segments] == [b"there", b"elsewhere", b"there"]
 
 
 def test_a_peer_whose_sends_are_all_in_quarantine_is_hung_up_on_when_slots_run_out() -> None:
     scene = Scene(address=b"frozen")
     more = [scene.open(b"frozen too")]
     for outgoing in [scene.outgoing, *more]:
-        scene.grant_all(outgoing)
         outgoing.push.computed(LAYERS, BLOCKS)
     for _ in range(10):
         scene.sender.turn(0.0)
@@ -190,7 +219,6 @@ def test_a_peer_whose_sends_are_all_in_quarantine_is_hung_up_on_when_slots_run_o
     assert scene.slots.quarantined == SLOTS - 1 and not scene.transport.hung_up
     alive = scene.open(b"alive")
     alive.push.deadline = 2 * DEADLINE
-    scene.grant_all(alive)
     alive.push.computed(LAYERS, BLOCKS)
     scene.sender.turn(DEADLINE)
     assert set(scene.transport.hung_up) == {b"frozen", b"frozen too"}
@@ -200,7 +228,6 @@ def test_a_peer_whose_sends_are_all_in_quarantine_is_hung_up_on_when_slots_run_o
 
 def test_a_peer_that_takes_nothing_of_a_push_that_was_given_up_is_hung_up_on_after_a_while() -> None:
     scene = Scene(address=b"frozen")
-    scene.grant_all(scene.outgoing)
     scene.outgoing.push.computed(LAYERS, BLOCKS)
     scene.sender.turn(0.0)
     scene.sender.give_up(scene.outgoing, "cancelled")

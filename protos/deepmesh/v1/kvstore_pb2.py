@@ -27,7 +27,7 @@ from deepmesh.v1 import landing_pb2 as deepmesh_dot_v1_dot_landing__pb2
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x64\x65\x65pmesh/v1/kvstore.proto\x12\x0b\x64\x65\x65pmesh.v1\x1a\x18\x64\x65\x65pmesh/v1/common.proto\x1a\x19\x64\x65\x65pmesh/v1/landing.proto\x1a\x1egoogle/protobuf/duration.proto\"V\n\x13\x41ttachWorkerRequest\x12+\n\x06worker\x18\x01 \x01(\x0b\x32\x1b.deepmesh.v1.WorkerIdentity\x12\x12\n\nsession_id\x18\x02 \x01(\x04\"\xa2\x01\n\x14\x41ttachWorkerResponse\x12\x10\n\x08store_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\t\x12\x16\n\x0eworker_address\x18\x03 \x01(\x0c\x12\x12\n\nsession_id\x18\x04 \x01(\x04\x12\x13\n\x0bsession_key\x18\x05 \x01(\x0c\x12(\n\x05lease\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\"Z\n\x12MatchPrefixRequest\x12.\n\x0ckv_namespace\x18\x01 \x01(\x0b\x32\x18.deepmesh.v1.KvNamespace\x12\x14\n\x0c\x62lock_hashes\x18\x02 \x03(\x0c\"F\n\x13MatchPrefixResponse\x12\x0e\n\x06\x62locks\x18\x01 \x01(\r\x12\r\n\x05\x65poch\x18\x02 \x01(\t\x12\x10\n\x08store_id\x18\x03 \x01(\t\"M\n\x0cOfferRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x04\x12\x13\n\x0bparent_hash\x18\x02 \x01(\x0c\x12\x14\n\x0c\x62lock_hashes\x18\x03 \x03(\x0c\"}\n\rOfferResponse\x12*\n\x06ticket\x18\x01 \x01(\x0b\x32\x1a.deepmesh.v1.LandingTicket\x12\x0e\n\x06wanted\x18\x02 \x03(\r\x12\x18\n\x10granted_segments\x18\x03 \x03(\r\x12\x16\n\x0eparent_missing\x18\x04 \x01(\x08\"V\n\x13\x43onfirmOfferRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x04\x12+\n\x07\x64igests\x18\x02 \x03(\x0b\x32\x1a.deepmesh.v1.SegmentDigest\"G\n\x14\x43onfirmOfferResponse\x12\x15\n\rstored_blocks\x18\x01 \x01(\r\x12\x18\n\x10granted_segments\x18\x02 \x03(\r\"?\n\x14WithdrawOfferRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x04\x12\x13\n\x0btransfer_id\x18\x02 \x01(\x0c\"\x17\n\x15WithdrawOfferResponse\"\x12\n\x10GetStatusRequest\"\xc5\x01\n\x11GetStatusResponse\x12\x10\n\x08store_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\t\x12&\n\x05tiers\x18\x03 \x03(\x0b\x32\x17.deepmesh.v1.TierStatus\x12\x0f\n\x07lookups\x18\x04 \x01(\x04\x12\x0c\n\x04hits\x18\x05 \x01(\x04\x12.\n\ttransfers\x18\x06 \x01(\x0b\x32\x1b.deepmesh.v1.TransferStatus\x12\x18\n\x10\x61ttached_workers\x18\x07 \x01(\r\"Z\n\nTierStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0ctotal_blocks\x18\x02 \x01(\x04\x12\x13\n\x0bused_blocks\x18\x03 \x01(\x04\x12\x13\n\x0b\x62lock_bytes\x18\x04 \x01(\x04\x32\xf0\x03\n\x0eKvStoreService\x12S\n\x0c\x41ttachWorker\x12 .deepmesh.v1.AttachWorkerRequest\x1a!.deepmesh.v1.AttachWorkerResponse\x12P\n\x0bMatchPrefix\x12\x1f.deepmesh.v1.MatchPrefixRequest\x1a .deepmesh.v1.MatchPrefixResponse\x12>\n\x05Offer\x12\x19.deepmesh.v1.OfferRequest\x1a\x1a.deepmesh.v1.OfferResponse\x12S\n\x0c\x43onfirmOffer\x12 .deepmesh.v1.ConfirmOfferRequest\x1a!.deepmesh.v1.ConfirmOfferResponse\x12V\n\rWithdrawOffer\x12!.deepmesh.v1.WithdrawOfferRequest\x1a\".deepmesh.v1.WithdrawOfferResponse\x12J\n\tGetStatus\x12\x1d.deepmesh.v1.GetStatusRequest\x1a\x1e.deepmesh.v1.GetStatusResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x64\x65\x65pmesh/v1/kvstore.proto\x12\x0b\x64\x65\x65pmesh.v1\x1a\x18\x64\x65\x65pmesh/v1/common.proto\x1a\x19\x64\x65\x65pmesh/v1/landing.proto\x1a\x1egoogle/protobuf/duration.proto\"V\n\x13\x41ttachWorkerRequest\x12+\n\x06worker\x18\x01 \x01(\x0b\x32\x1b.deepmesh.v1.WorkerIdentity\x12\x12\n\nsession_id\x18\x02 \x01(\x04\"\xa2\x01\n\x14\x41ttachWorkerResponse\x12\x10\n\x08store_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\t\x12\x16\n\x0eworker_address\x18\x03 \x01(\x0c\x12\x12\n\nsession_id\x18\x04 \x01(\x04\x12\x13\n\x0bsession_key\x18\x05 \x01(\x0c\x12(\n\x05lease\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\"Z\n\x12MatchPrefixRequest\x12.\n\x0ckv_namespace\x18\x01 \x01(\x0b\x32\x18.deepmesh.v1.KvNamespace\x12\x14\n\x0c\x62lock_hashes\x18\x02 \x03(\x0c\"F\n\x13MatchPrefixResponse\x12\x0e\n\x06\x62locks\x18\x01 \x01(\r\x12\r\n\x05\x65poch\x18\x02 \x01(\t\x12\x10\n\x08store_id\x18\x03 \x01(\t\"M\n\x0cOfferRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x04\x12\x13\n\x0bparent_hash\x18\x02 \x01(\x0c\x12\x14\n\x0c\x62lock_hashes\x18\x03 \x03(\x0c\"c\n\rOfferResponse\x12*\n\x06ticket\x18\x01 \x01(\x0b\x32\x1a.deepmesh.v1.LandingTicket\x12\x0e\n\x06wanted\x18\x02 \x03(\r\x12\x16\n\x0eparent_missing\x18\x03 \x01(\x08\">\n\x13\x43onfirmOfferRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x04\x12\x13\n\x0btransfer_id\x18\x02 \x01(\x0c\"-\n\x14\x43onfirmOfferResponse\x12\x15\n\rstored_blocks\x18\x01 \x01(\r\"?\n\x14WithdrawOfferRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x04\x12\x13\n\x0btransfer_id\x18\x02 \x01(\x0c\"\x17\n\x15WithdrawOfferResponse\"\x12\n\x10GetStatusRequest\"\xc5\x01\n\x11GetStatusResponse\x12\x10\n\x08store_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\t\x12&\n\x05tiers\x18\x03 \x03(\x0b\x32\x17.deepmesh.v1.TierStatus\x12\x0f\n\x07lookups\x18\x04 \x01(\x04\x12\x0c\n\x04hits\x18\x05 \x01(\x04\x12.\n\ttransfers\x18\x06 \x01(\x0b\x32\x1b.deepmesh.v1.TransferStatus\x12\x18\n\x10\x61ttached_workers\x18\x07 \x01(\r\"Z\n\nTierStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0ctotal_blocks\x18\x02 \x01(\x04\x12\x13\n\x0bused_blocks\x18\x03 \x01(\x04\x12\x13\n\x0b\x62lock_bytes\x18\x04 \x01(\x04\x32\xf0\x03\n\x0eKvStoreService\x12S\n\x0c\x41ttachWorker\x12 .deepmesh.v1.AttachWorkerRequest\x1a!.deepmesh.v1.AttachWorkerResponse\x12P\n\x0bMatchPrefix\x12\x1f.deepmesh.v1.MatchPrefixRequest\x1a .deepmesh.v1.MatchPrefixResponse\x12>\n\x05Offer\x12\x19.deepmesh.v1.OfferRequest\x1a\x1a.deepmesh.v1.OfferResponse\x12S\n\x0c\x43onfirmOffer\x12 .deepmesh.v1.ConfirmOfferRequest\x1a!.deepmesh.v1.ConfirmOfferResponse\x12V\n\rWithdrawOffer\x12!.deepmesh.v1.WithdrawOfferRequest\x1a\".deepmesh.v1.WithdrawOfferResponse\x12J\n\tGetStatus\x12\x1d.deepmesh.v1.GetStatusRequest\x1a\x1e.deepmesh.v1.GetStatusResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -45,21 +45,21 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_OFFERREQUEST']._serialized_start=544
   _globals['_OFFERREQUEST']._serialized_end=621
   _globals['_OFFERRESPONSE']._serialized_start=623
-  _globals['_OFFERRESPONSE']._serialized_end=748
-  _globals['_CONFIRMOFFERREQUEST']._serialized_start=750
-  _globals['_CONFIRMOFFERREQUEST']._serialized_end=836
-  _globals['_CONFIRMOFFERRESPONSE']._serialized_start=838
-  _globals['_CONFIRMOFFERRESPONSE']._serialized_end=909
-  _globals['_WITHDRAWOFFERREQUEST']._serialized_start=911
-  _globals['_WITHDRAWOFFERREQUEST']._serialized_end=974
-  _globals['_WITHDRAWOFFERRESPONSE']._serialized_start=976
-  _globals['_WITHDRAWOFFERRESPONSE']._serialized_end=999
-  _globals['_GETSTATUSREQUEST']._serialized_start=1001
-  _globals['_GETSTATUSREQUEST']._serialized_end=1019
-  _globals['_GETSTATUSRESPONSE']._serialized_start=1022
-  _globals['_GETSTATUSRESPONSE']._serialized_end=1219
-  _globals['_TIERSTATUS']._serialized_start=1221
-  _globals['_TIERSTATUS']._serialized_end=1311
-  _globals['_KVSTORESERVICE']._serialized_start=1314
-  _globals['_KVSTORESERVICE']._serialized_end=1810
+  _globals['_OFFERRESPONSE']._serialized_end=722
+  _globals['_CONFIRMOFFERREQUEST']._serialized_start=724
+  _globals['_CONFIRMOFFERREQUEST']._serialized_end=786
+  _globals['_CONFIRMOFFERRESPONSE']._serialized_start=788
+  _globals['_CONFIRMOFFERRESPONSE']._serialized_end=833
+  _globals['_WITHDRAWOFFERREQUEST']._serialized_start=835
+  _globals['_WITHDRAWOFFERREQUEST']._serialized_end=898
+  _globals['_WITHDRAWOFFERRESPONSE']._serialized_start=900
+  _globals['_WITHDRAWOFFERRESPONSE']._serialized_end=923
+  _globals['_GETSTATUSREQUEST']._serialized_start=925
+  _globals['_GETSTATUSREQUEST']._serialized_end=943
+  _globals['_GETSTATUSRESPONSE']._serialized_start=946
+  _globals['_GETSTATUSRESPONSE']._serialized_end=1143
+  _globals['_TIERSTATUS']._serialized_start=1145
+  _globals['_TIERSTATUS']._serialized_end=1235
+  _globals['_KVSTORESERVICE']._serialized_start=1238
+  _globals['_KVSTORESERVICE']._serialized_end=1734
 # @@protoc_insertion_point(module_scope)

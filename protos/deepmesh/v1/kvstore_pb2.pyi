@@ -64,32 +64,28 @@ class OfferRequest(_message.Message):
     def __init__(self, session_id: _Optional[int] = ..., parent_hash: _Optional[bytes] = ..., block_hashes: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class OfferResponse(_message.Message):
-    __slots__ = ("ticket", "wanted", "granted_segments", "parent_missing")
+    __slots__ = ("ticket", "wanted", "parent_missing")
     TICKET_FIELD_NUMBER: _ClassVar[int]
     WANTED_FIELD_NUMBER: _ClassVar[int]
-    GRANTED_SEGMENTS_FIELD_NUMBER: _ClassVar[int]
     PARENT_MISSING_FIELD_NUMBER: _ClassVar[int]
     ticket: _landing_pb2.LandingTicket
     wanted: _containers.RepeatedScalarFieldContainer[int]
-    granted_segments: _containers.RepeatedScalarFieldContainer[int]
     parent_missing: bool
-    def __init__(self, ticket: _Optional[_Union[_landing_pb2.LandingTicket, _Mapping]] = ..., wanted: _Optional[_Iterable[int]] = ..., granted_segments: _Optional[_Iterable[int]] = ..., parent_missing: _Optional[bool] = ...) -> None: ...
+    def __init__(self, ticket: _Optional[_Union[_landing_pb2.LandingTicket, _Mapping]] = ..., wanted: _Optional[_Iterable[int]] = ..., parent_missing: _Optional[bool] = ...) -> None: ...
 
 class ConfirmOfferRequest(_message.Message):
-    __slots__ = ("session_id", "digests")
+    __slots__ = ("session_id", "transfer_id")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
-    DIGESTS_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_ID_FIELD_NUMBER: _ClassVar[int]
     session_id: int
-    digests: _containers.RepeatedCompositeFieldContainer[_landing_pb2.SegmentDigest]
-    def __init__(self, session_id: _Optional[int] = ..., digests: _Optional[_Iterable[_Union[_landing_pb2.SegmentDigest, _Mapping]]] = ...) -> None: ...
+    transfer_id: bytes
+    def __init__(self, session_id: _Optional[int] = ..., transfer_id: _Optional[bytes] = ...) -> None: ...
 
 class ConfirmOfferResponse(_message.Message):
-    __slots__ = ("stored_blocks", "granted_segments")
+    __slots__ = ("stored_blocks",)
     STORED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
-    GRANTED_SEGMENTS_FIELD_NUMBER: _ClassVar[int]
     stored_blocks: int
-    granted_segments: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, stored_blocks: _Optional[int] = ..., granted_segments: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, stored_blocks: _Optional[int] = ...) -> None: ...
 
 class WithdrawOfferRequest(_message.Message):
     __slots__ = ("session_id", "transfer_id")

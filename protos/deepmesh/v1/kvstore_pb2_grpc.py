@@ -87,7 +87,7 @@ class KvStoreServiceServicer:
 
     def Offer(self, request, context):
         """Offers full blocks. The store answers with a landing for those that it lacks and has room for, which may be none;
-        two offers of one block in flight get one landing. The blocks are visible once their digests were confirmed.
+        two offers of one block in flight get one landing. The blocks are visible once all of them have landed.
         NOT_FOUND: unknown session (UNKNOWN_SESSION); attach again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -95,9 +95,8 @@ class KvStoreServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ConfirmOffer(self, request, context):
-        """Digests of segments pushed into an Offer's landing. Answers when all of them are stored, or when there are more
-        segments to push. Idempotent. NOT_FOUND: unknown or expired transfer, or unknown session. ABORTED: the landing
-        failed (a wrong digest, a segment that never came); the offer may be made again.
+        """All of an Offer's landing was pushed. Answers when it is stored. Idempotent. NOT_FOUND: unknown or expired transfer, or
+        unknown session. ABORTED: the landing failed (a wrong digest, a segment that never came); the offer may be made again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

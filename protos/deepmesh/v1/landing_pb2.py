@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from deepmesh.v1 import common_pb2 as deepmesh_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x64\x65\x65pmesh/v1/landing.proto\x12\x0b\x64\x65\x65pmesh.v1\x1a\x18\x64\x65\x65pmesh/v1/common.proto\"\xb9\x01\n\rLandingTicket\x12\x13\n\x0btransfer_id\x18\x01 \x01(\x0c\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x0e\n\x06secret\x18\x03 \x01(\x0c\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x04 \x01(\r\x12.\n\x0ckv_namespace\x18\x05 \x01(\x0b\x32\x18.deepmesh.v1.KvNamespace\x12-\n\x08segments\x18\x06 \x03(\x0b\x32\x1b.deepmesh.v1.LandingSegment\"\xc6\x01\n\x0eLandingSegment\x12\r\n\x05index\x18\x01 \x01(\r\x12\x18\n\x10\x64\x65stination_rank\x18\x02 \x01(\r\x12\x16\n\x0eworker_address\x18\x03 \x01(\x0c\x12\x0b\n\x03tag\x18\x04 \x01(\x04\x12\x13\n\x0b\x66irst_layer\x18\x05 \x01(\r\x12\x13\n\x0blayer_count\x18\x06 \x01(\r\x12\x13\n\x0b\x66irst_block\x18\x07 \x01(\r\x12\x13\n\x0b\x62lock_count\x18\x08 \x01(\r\x12\x12\n\nsize_bytes\x18\t \x01(\x04\"4\n\x0cSegmentGrant\x12\x13\n\x0btransfer_id\x18\x01 \x01(\x0c\x12\x0f\n\x07segment\x18\x02 \x01(\r\"l\n\rSegmentDigest\x12\x13\n\x0btransfer_id\x18\x01 \x01(\x0c\x12\x0f\n\x07segment\x18\x02 \x01(\r\x12\x12\n\nsize_bytes\x18\x03 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x04 \x01(\x0c\x12\x11\n\ttransport\x18\x05 \x01(\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x64\x65\x65pmesh/v1/landing.proto\x12\x0b\x64\x65\x65pmesh.v1\x1a\x18\x64\x65\x65pmesh/v1/common.proto\"\xc6\x01\n\rLandingTicket\x12\x13\n\x0btransfer_id\x18\x01 \x01(\x0c\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x0e\n\x06secret\x18\x03 \x01(\x0c\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x04 \x01(\r\x12.\n\x0ckv_namespace\x18\x05 \x01(\x0b\x32\x18.deepmesh.v1.KvNamespace\x12-\n\x08segments\x18\x06 \x03(\x0b\x32\x1b.deepmesh.v1.LandingSegment\x12\x0b\n\x03tag\x18\x07 \x01(\x04\"\xb9\x01\n\x0eLandingSegment\x12\r\n\x05index\x18\x01 \x01(\r\x12\x18\n\x10\x64\x65stination_rank\x18\x02 \x01(\r\x12\x16\n\x0eworker_address\x18\x03 \x01(\x0c\x12\x13\n\x0b\x66irst_layer\x18\x04 \x01(\r\x12\x13\n\x0blayer_count\x18\x05 \x01(\r\x12\x13\n\x0b\x66irst_block\x18\x06 \x01(\r\x12\x13\n\x0b\x62lock_count\x18\x07 \x01(\r\x12\x12\n\nsize_bytes\x18\x08 \x01(\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,11 +33,7 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'deepmesh.v1.landing_pb2', _
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_LANDINGTICKET']._serialized_start=69
-  _globals['_LANDINGTICKET']._serialized_end=254
-  _globals['_LANDINGSEGMENT']._serialized_start=257
+  _globals['_LANDINGTICKET']._serialized_end=267
+  _globals['_LANDINGSEGMENT']._serialized_start=270
   _globals['_LANDINGSEGMENT']._serialized_end=455
-  _globals['_SEGMENTGRANT']._serialized_start=457
-  _globals['_SEGMENTGRANT']._serialized_end=509
-  _globals['_SEGMENTDIGEST']._serialized_start=511
-  _globals['_SEGMENTDIGEST']._serialized_end=619
 # @@protoc_insertion_point(module_scope)

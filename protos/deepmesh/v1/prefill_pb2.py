@@ -26,25 +26,23 @@ from deepmesh.v1 import common_pb2 as deepmesh_dot_v1_dot_common__pb2
 from deepmesh.v1 import landing_pb2 as deepmesh_dot_v1_dot_landing__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x64\x65\x65pmesh/v1/prefill.proto\x12\x0b\x64\x65\x65pmesh.v1\x1a\x18\x64\x65\x65pmesh/v1/common.proto\x1a\x19\x64\x65\x65pmesh/v1/landing.proto\"s\n\x0ePrefillRequest\x12*\n\x05start\x18\x01 \x01(\x0b\x32\x19.deepmesh.v1.PrefillStartH\x00\x12*\n\x05grant\x18\x02 \x01(\x0b\x32\x19.deepmesh.v1.SegmentGrantH\x00\x42\t\n\x07message\"\x82\x02\n\x0cPrefillStart\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12-\n\x08sampling\x18\x04 \x01(\x0b\x32\x1b.deepmesh.v1.SamplingParams\x12\x12\n\ncache_salt\x18\x05 \x01(\x0c\x12*\n\x06ticket\x18\x06 \x01(\x0b\x32\x1a.deepmesh.v1.LandingTicket\x12\x13\n\x0bheld_blocks\x18\x07 \x01(\r\x12,\n\x05store\x18\x08 \x01(\x0b\x32\x18.deepmesh.v1.StoreTargetH\x00\x88\x01\x01\x42\x08\n\x06_store\"\xdd\x01\n\x0fPrefillResponse\x12\x30\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32\x1c.deepmesh.v1.PrefillAcceptedH\x00\x12\x35\n\x0b\x66irst_token\x18\x02 \x01(\x0b\x32\x1e.deepmesh.v1.PrefillFirstTokenH\x00\x12,\n\x06\x64igest\x18\x03 \x01(\x0b\x32\x1a.deepmesh.v1.SegmentDigestH\x00\x12(\n\x04\x64one\x18\x04 \x01(\x0b\x32\x18.deepmesh.v1.PrefillDoneH\x00\x42\t\n\x07message\",\n\x0fPrefillAccepted\x12\x19\n\x11predicted_ttft_ms\x18\x01 \x01(\x02\"\xa3\x01\n\x11PrefillFirstToken\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x34\n\x08logprobs\x18\x02 \x01(\x0b\x32\x1d.deepmesh.v1.PositionLogprobsH\x00\x88\x01\x01\x12\x1c\n\x14worker_cached_tokens\x18\x03 \x01(\r\x12\x1b\n\x13store_cached_tokens\x18\x04 \x01(\rB\x0b\n\t_logprobs\"6\n\x0bPrefillDone\x12\x14\n\x0cpushed_bytes\x18\x01 \x01(\x04\x12\x11\n\ttransport\x18\x02 \x01(\t2Z\n\x0ePrefillService\x12H\n\x07Prefill\x12\x1b.deepmesh.v1.PrefillRequest\x1a\x1c.deepmesh.v1.PrefillResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x64\x65\x65pmesh/v1/prefill.proto\x12\x0b\x64\x65\x65pmesh.v1\x1a\x18\x64\x65\x65pmesh/v1/common.proto\x1a\x19\x64\x65\x65pmesh/v1/landing.proto\"\x84\x02\n\x0ePrefillRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12-\n\x08sampling\x18\x04 \x01(\x0b\x32\x1b.deepmesh.v1.SamplingParams\x12\x12\n\ncache_salt\x18\x05 \x01(\x0c\x12*\n\x06ticket\x18\x06 \x01(\x0b\x32\x1a.deepmesh.v1.LandingTicket\x12\x13\n\x0bheld_blocks\x18\x07 \x01(\r\x12,\n\x05store\x18\x08 \x01(\x0b\x32\x18.deepmesh.v1.StoreTargetH\x00\x88\x01\x01\x42\x08\n\x06_store\"\xaf\x01\n\x0fPrefillResponse\x12\x30\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32\x1c.deepmesh.v1.PrefillAcceptedH\x00\x12\x35\n\x0b\x66irst_token\x18\x02 \x01(\x0b\x32\x1e.deepmesh.v1.PrefillFirstTokenH\x00\x12(\n\x04\x64one\x18\x03 \x01(\x0b\x32\x18.deepmesh.v1.PrefillDoneH\x00\x42\t\n\x07message\",\n\x0fPrefillAccepted\x12\x19\n\x11predicted_ttft_ms\x18\x01 \x01(\x02\"\xa3\x01\n\x11PrefillFirstToken\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x34\n\x08logprobs\x18\x02 \x01(\x0b\x32\x1d.deepmesh.v1.PositionLogprobsH\x00\x88\x01\x01\x12\x1c\n\x14worker_cached_tokens\x18\x03 \x01(\r\x12\x1b\n\x13store_cached_tokens\x18\x04 \x01(\rB\x0b\n\t_logprobs\"6\n\x0bPrefillDone\x12\x14\n\x0cpushed_bytes\x18\x01 \x01(\x04\x12\x11\n\ttransport\x18\x02 \x01(\t2X\n\x0ePrefillService\x12\x46\n\x07Prefill\x12\x1b.deepmesh.v1.PrefillRequest\x1a\x1c.deepmesh.v1.PrefillResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'deepmesh.v1.prefill_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_PREFILLREQUEST']._serialized_start=95
-  _globals['_PREFILLREQUEST']._serialized_end=210
-  _globals['_PREFILLSTART']._serialized_start=213
-  _globals['_PREFILLSTART']._serialized_end=471
-  _globals['_PREFILLRESPONSE']._serialized_start=474
-  _globals['_PREFILLRESPONSE']._serialized_end=695
-  _globals['_PREFILLACCEPTED']._serialized_start=697
-  _globals['_PREFILLACCEPTED']._serialized_end=741
-  _globals['_PREFILLFIRSTTOKEN']._serialized_start=744
-  _globals['_PREFILLFIRSTTOKEN']._serialized_end=907
-  _globals['_PREFILLDONE']._serialized_start=909
-  _globals['_PREFILLDONE']._serialized_end=963
-  _globals['_PREFILLSERVICE']._serialized_start=965
-  _globals['_PREFILLSERVICE']._serialized_end=1055
+  _globals['_PREFILLREQUEST']._serialized_start=96
+  _globals['_PREFILLREQUEST']._serialized_end=356
+  _globals['_PREFILLRESPONSE']._serialized_start=359
+  _globals['_PREFILLRESPONSE']._serialized_end=534
+  _globals['_PREFILLACCEPTED']._serialized_start=536
+  _globals['_PREFILLACCEPTED']._serialized_end=580
+  _globals['_PREFILLFIRSTTOKEN']._serialized_start=583
+  _globals['_PREFILLFIRSTTOKEN']._serialized_end=746
+  _globals['_PREFILLDONE']._serialized_start=748
+  _globals['_PREFILLDONE']._serialized_end=802
+  _globals['_PREFILLSERVICE']._serialized_start=804
+  _globals['_PREFILLSERVICE']._serialized_end=892
 # @@protoc_insertion_point(module_scope)

@@ -9,14 +9,6 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class PrefillRequest(_message.Message):
-    __slots__ = ("start", "grant")
-    START_FIELD_NUMBER: _ClassVar[int]
-    GRANT_FIELD_NUMBER: _ClassVar[int]
-    start: PrefillStart
-    grant: _landing_pb2.SegmentGrant
-    def __init__(self, start: _Optional[_Union[PrefillStart, _Mapping]] = ..., grant: _Optional[_Union[_landing_pb2.SegmentGrant, _Mapping]] = ...) -> None: ...
-
-class PrefillStart(_message.Message):
     __slots__ = ("request_id", "attempt", "token_ids", "sampling", "cache_salt", "ticket", "held_blocks", "store")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
@@ -37,16 +29,14 @@ class PrefillStart(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., cache_salt: _Optional[bytes] = ..., ticket: _Optional[_Union[_landing_pb2.LandingTicket, _Mapping]] = ..., held_blocks: _Optional[int] = ..., store: _Optional[_Union[_common_pb2.StoreTarget, _Mapping]] = ...) -> None: ...
 
 class PrefillResponse(_message.Message):
-    __slots__ = ("accepted", "first_token", "digest", "done")
+    __slots__ = ("accepted", "first_token", "done")
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
-    DIGEST_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
     accepted: PrefillAccepted
     first_token: PrefillFirstToken
-    digest: _landing_pb2.SegmentDigest
     done: PrefillDone
-    def __init__(self, accepted: _Optional[_Union[PrefillAccepted, _Mapping]] = ..., first_token: _Optional[_Union[PrefillFirstToken, _Mapping]] = ..., digest: _Optional[_Union[_landing_pb2.SegmentDigest, _Mapping]] = ..., done: _Optional[_Union[PrefillDone, _Mapping]] = ...) -> None: ...
+    def __init__(self, accepted: _Optional[_Union[PrefillAccepted, _Mapping]] = ..., first_token: _Optional[_Union[PrefillFirstToken, _Mapping]] = ..., done: _Optional[_Union[PrefillDone, _Mapping]] = ...) -> None: ...
 
 class PrefillAccepted(_message.Message):
     __slots__ = ("predicted_ttft_ms",)

@@ -34,7 +34,7 @@ class PrefillServiceStub:
         Args:
             channel: A grpc.Channel.
         """
-        self.Prefill = channel.stream_stream(
+        self.Prefill = channel.unary_stream(
                 '/deepmesh.v1.PrefillService/Prefill',
                 request_serializer=deepmesh_dot_v1_dot_prefill__pb2.PrefillRequest.SerializeToString,
                 response_deserializer=deepmesh_dot_v1_dot_prefill__pb2.PrefillResponse.FromString,
@@ -44,16 +44,14 @@ class PrefillServiceStub:
 class PrefillServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
-    def Prefill(self, request_iterator, context):
-        """Both directions belong to one prompt: the decode worker sends `start`, then `grant` as its staging slots come free; the
-        prefill worker answers `accepted`, `first_token` as soon as it is known, a `digest` for each segment pushed, and
-        `done`. Cancelling the call stops the computation and the push; bytes under way may still arrive and are dropped.
+    def Prefill(self, request, context):
+        """Answers `accepted`, `first_token` as soon as it is known, and `done` when all of the KV was pushed. Cancelling the call
+        stops the computation and the push; bytes under way may still arrive and are dropped.
 
         ABORTED              no room (WORKER_FULL), draining (DRAINING), or the KV did not reach the landing (PUSH_FAILED):
         place again
         FAILED_PRECONDITION  the landing's KV namespace is not this worker's (NAMESPACE_MISMATCH)
-        INVALID_ARGUMENT     a message out of order, a prompt that could never run here, a ticket that is malformed, used or
-        does not fit the prompt, or a grant that is not of the ticket
+        INVALID_ARGUMENT     a prompt that could never run here, or a ticket that is malformed, used or does not fit the prompt
         DEADLINE_EXCEEDED    the landing's deadline passed before all of it was pushed
         UNAVAILABLE          the engine died (ENGINE_FAILED)
         """
@@ -64,7 +62,7 @@ class PrefillServiceServicer:
 
 def add_PrefillServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'Prefill': grpc.stream_stream_rpc_method_handler(
+            'Prefill': grpc.unary_stream_rpc_method_handler(
                     servicer.Prefill,
                     request_deserializer=deepmesh_dot_v1_dot_prefill__pb2.PrefillRequest.FromString,
                     response_serializer=deepmesh_dot_v1_dot_prefill__pb2.PrefillResponse.SerializeToString,
@@ -81,7 +79,7 @@ class PrefillService:
     """Missing associated documentation comment in .proto file."""
 
     @staticmethod
-    def Prefill(request_iterator,
+    def Prefill(request,
             target,
             options=(),
             channel_credentials=None,
@@ -91,8 +89,8 @@ class PrefillService:
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.stream_stream(
-            request_iterator,
+        return grpc.experimental.unary_stream(
+            request,
             target,
             '/deepmesh.v1.PrefillService/Prefill',
             deepmesh_dot_v1_dot_prefill__pb2.PrefillRequest.SerializeToString,

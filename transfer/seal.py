@@ -1,0 +1,47 @@
+"""Small messages between two agents that share a key, sealed: `MAC (16 bytes), MessagePack body`.
+
+A MAC is of one kind of message, so that none passes for another or comes back as an answer.
+"""
+
+import hashlib
+import hmac
+from enum import Enum
+from typing import TypeVar
+
+import msgspec
+
+MAC_BYTES = 16
+# Why a message was refused; a key of TransferCounters.refused.
+WRONG_MAC = "wrong_mac"
+
+
+class Kind(Enum):
+    """Of message; the value is part of the MAC."""
+
+    LOOKUP = b"dm-lookup"
+    ANSWER = b"dm-answer"
+    DIGEST = b"dm-digest"
+
+
+MessageT = TypeVar("MessageT", bound=msgspec.Struct)
+
+
+def seal(kind: Kind, key: bytes, message: msgspec.Struct) -> bytes:
+    """`key` has 32 bytes."""
+    body = msgspec.msgpack.encode(message)
+    return _mac(kind, key, body) + body
+
+
+def unseal(kind: Kind, key: bytes, sealed: bytes, message_type: type[MessageT]) -> MessageT | None:
+    """None where the MAC is wrong, or the body is not of that type."""
+    mac, body = sealed[:MAC_BYTES], sealed[MAC_BYTES:]
+    if not hmac.compare_digest(mac, _mac(kind, key, body)):
+        return None
+    try:
+        return msgspec.msgpack.decode(body, type=message_type)
+    except msgspec.DecodeError:
+        return None
+
+
+def _mac(kind: Kind, key: bytes, body: bytes) -> bytes:
+    return hashlib.blake2b(body, key=key, digest_size=MAC_BYTES, person=kind.value).digest()
