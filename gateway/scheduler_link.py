@@ -93,7 +93,8 @@ class SchedulerLink:
         call = self._stub.WatchWorkers(scheduler_pb2.WatchWorkersRequest())
         snapshots = 0
         try:
-            async for response in call:
+            # gRPC gives None for what it cannot read.
+            while isinstance(response := await call.read(), scheduler_pb2.WatchWorkersResponse):
                 if not snapshots:
                     self._directory.begin_watch(self._clock())
                 snapshots += 1
@@ -101,6 +102,7 @@ class SchedulerLink:
                 self._directory.update(wire.workers(response), lease_seconds, self._clock())
                 self._on_change()
         finally:
+            call.cancel()
             if snapshots:
                 self._directory.end_watch(self._clock())
 

@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 import grpc
-from deepmesh.v1 import scheduler_pb2_grpc
+from deepmesh.v1 import scheduler_pb2, scheduler_pb2_grpc
 
 from mesh import worker_wire
 from mesh.backoff import Backoff
@@ -82,8 +82,9 @@ class StatusLink:
             if not call.done():
                 await call.write(worker_wire.status_message(report, self._identity if first else None))
             response = await call.read()
-        if response is grpc.aio.EOF:
-            raise SchedulerUnavailable("the scheduler ended the stream")
+        # gRPC gives None for what it cannot read.
+        if not isinstance(response, scheduler_pb2.ReportStatusResponse):
+            raise SchedulerUnavailable("the scheduler ended the stream, or sent a malformed message")
         if report.draining:
             self._told_draining.set()
         lease_seconds: float = response.lease.ToNanoseconds() / 1e9

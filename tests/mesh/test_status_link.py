@@ -5,11 +5,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import grpc
 from deepmesh.v1 import common_pb2, scheduler_pb2
 
 from engine.identity import worker_identity
 from mesh.blocks import chain_hashes
+from mesh.config import ServerConfig
 from mesh.ports import free_port
+from mesh.server import MeshServer, Registration
 from mesh.status_link import StatusLink
 from mesh.status_report import StatusReport
 from mesh.worker_wire import identity_message
@@ -19,6 +22,7 @@ from tests.support.decoding import READY
 from tests.support.scheduler_server import running_scheduler, scheduler_stub
 
 LEASE = 0.6
+SERVICE = "deepmesh.v1.SchedulerService"
 
 
 class LinkedWorker:
@@ -96,6 +100,26 @@ async def test_a_worker_is_known_again_after_its_scheduler_restarted() -> None:
         async with running_scheduler(server=server):
             workers = await until_seen(endpoint, lambda workers: workers and workers[0].cached_blocks == 10)
             assert len(workers) == 1
+
+
+async def test_a_scheduler_that_sends_garbage_is_asked_again() -> None:
+    port = free_port()
+    endpoint, told = f"127.0.0.1:{port}", asyncio.Event()
+
+    async def garbage(requests: Any, context: Any) -> AsyncIterator[bytes]:
+        told.set()
+        yield b"\xff\xff\xff\xff not a message"
+
+    def add(servicer: None, server: grpc.aio.Server) -> None:
+        handlers = {"ReportStatus": grpc.stream_stream_rpc_method_handler(garbage)}
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+
+    async with LinkedWorker(endpoint, "a").running():
+        config = ServerConfig(port=port, drain_seconds=0)
+        async with MeshServer(config, "garbage", [Registration(add, None, SERVICE)]):
+            await told.wait()
+        async with running_scheduler(server={"port": port, "drain_seconds": 0.1}):
+            await until_seen(endpoint, bool)
 
 
 async def test_a_restarted_worker_replaces_its_earlier_incarnation() -> None:
