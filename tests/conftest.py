@@ -6,6 +6,12 @@ from pathlib import Path
 from types import FrameType
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# In a new clone Hypothesis first makes a table of Unicode's characters, which takes a second or two of the test that
+# happens to be the first, and on a busy machine anything takes long now and then.
+settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("shared")
 
 # Before torch is imported: on a busy machine, compute threads that spin make a test take minutes; see engine/client.py.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

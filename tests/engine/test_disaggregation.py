@@ -165,7 +165,7 @@ def fill_store(pair: Pair, prompt: list[int]) -> None:
         pair.fabric.stored[content] = staging.tobytes()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     seed=st.integers(0, 2**32),
     backend_type=st.sampled_from(BACKENDS),

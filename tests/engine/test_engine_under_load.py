@@ -126,7 +126,7 @@ def test_shared_prefixes_are_found() -> None:
     assert sum(transcript.cached_tokens.values()) > 300 * 64
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     seed=st.integers(0, 2**32),
     total_blocks=st.integers(5, 30),

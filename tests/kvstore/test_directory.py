@@ -187,5 +187,5 @@ class DirectoryMachine(RuleBasedStateMachine):
         assert reservation is not None and len(reservation.blocks) == 5
 
 
-DirectoryMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+DirectoryMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=30)
 TestDirectoryInAnyOrder = DirectoryMachine.TestCase

@@ -148,7 +148,7 @@ def act(scene: Scene, action: str, value, extra) -> None:
         scene.receiver.give_up(scene.incoming, "CANCELLED", "")
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(st.sampled_from([HostMemory, SlowMemory]), st.lists(actions, max_size=80))
 def test_in_any_order_blocks_get_verified_bytes_every_slot_comes_back_and_one_ending_comes(memory, steps) -> None:
     scene = Scene(memory)

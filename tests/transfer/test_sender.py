@@ -92,7 +92,7 @@ actions = st.one_of(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.sampled_from([HostMemory, SlowMemory]), st.lists(actions, max_size=80))
 def test_in_any_order_only_computed_segments_go_once_and_every_slot_comes_back(memory, steps) -> None:
     scene = Scene(memory=memory)
