@@ -122,10 +122,11 @@ class TransferThread:
                 self._sleep(poll)
 
     def _turn(self) -> bool:
+        # In this order: what has come by now may be for a landing that was posted since the last turn.
+        self._transport.progress()
         commands = len(self._commands)
         for _ in range(commands):
             self._commands.popleft()()
-        self._transport.progress()
         busy = self._work.turn()
         self._announce()
         return busy or commands > 0

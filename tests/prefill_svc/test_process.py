@@ -17,7 +17,7 @@ from tests.support.worker_process import WorkerProcess, worker_process
 
 PROMPT = list(range(300))
 # One prompt takes a while.
-SLOW = "engine.oracle.prefill_tokens_per_second=1000"
+SLOW = "engine.oracle.prefill_tokens_per_second=200"
 
 
 @asynccontextmanager

@@ -1,0 +1,57 @@
+import threading
+import time
+from typing import Any
+
+from transfer.alarm import Alarm
+from transfer.thread import TransferThread
+
+
+class Meeting:
+    """A transport to which a message comes, for what is posted while it progresses; and the work that takes it."""
+
+    needs_polling = False
+    in_flight = False
+    next_deadline = None
+
+    def __init__(self) -> None:
+        self.thread: TransferThread
+        self.started, self.over = threading.Event(), threading.Event()
+        self.opened = False
+        self.open_at_arrival: bool | None = None
+        self._arrived = False
+        self._alarm = Alarm()
+        self.fileno = self._alarm.fileno
+
+    def begin(self) -> None:
+        self.started.wait()
+
+    def arm(self) -> bool:
+        return False
+
+    def progress(self) -> None:
+        if not self._arrived:
+            self.thread.post(self._open)
+            self._arrived = True
+
+    def turn(self) -> bool:
+        if self.open_at_arrival is None:
+            self.open_at_arrival = self.opened
+            self.over.set()
+        return False
+
+    def sweep(self) -> None: ...
+
+    def close(self) -> None:
+        self._alarm.close()
+
+    def _open(self) -> None:
+        self.opened = True
+
+
+def test_a_message_finds_the_landing_that_was_posted_before_it_came() -> None:
+    meeting: Any = Meeting()
+    meeting.thread = TransferThread(meeting, meeting, time.monotonic, lambda: None)
+    meeting.started.set()
+    assert meeting.over.wait(10)
+    meeting.thread.close()
+    assert meeting.open_at_arrival
