@@ -15,7 +15,7 @@ from transfer.receiver import Incoming, Receiver
 from transfer.replay import REPLAYED_MESSAGE
 from transfer.seal import WRONG_MAC, Kind, unseal
 from transfer.segments import plan_whole
-from transfer.tags import LOOKUP_TAG, draw_tags, landing_tags
+from transfer.tags import LOOKUP_TAG, draw_tags, landing_behind, landing_tags
 from transfer.ticket import StoreSession
 from transfer.transport import Arrival, Transport
 
@@ -186,7 +186,7 @@ class Fetcher:
         return Incoming(
             landing=Landing([tile.pieces * piece_bytes for tile in tiles], fetch.deadline),
             tiles=tiles,
-            tag=fetch.answer_tag + 1,
+            tag=landing_behind(fetch.answer_tag),
             secret=fetch_key(fetch.session.store.session_key, fetch.sequence),
             blocks=fetch.blocks[: answer.matched],
             ended=partial(self._landed, fetch),

@@ -48,8 +48,8 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
     segment_bytes: int
 
 
-def lookup_message(session_id: int, key: bytes, lookup: Lookup) -> bytearray:
-    return bytearray(_SESSION.pack(session_id) + seal(Kind.LOOKUP, key, lookup))
+def lookup_message(session_id: int, key: bytes, lookup: Lookup) -> bytes:
+    return _SESSION.pack(session_id) + seal(Kind.LOOKUP, key, lookup)
 
 
 def split_lookup_message(message: bytes) -> tuple[int, bytes] | None:

@@ -25,7 +25,7 @@ from transfer.replay import REPLAYED_MESSAGE, ReplayWindow
 from transfer.seal import WRONG_MAC, Kind, seal, unseal
 from transfer.segments import plan_whole
 from transfer.sender import Outgoing, Sender
-from transfer.tags import LOOKUP_TAG, are_of_a_landing
+from transfer.tags import LOOKUP_TAG, are_of_a_landing, landing_behind
 from transfer.transport import Arrival, Transport
 
 UNKNOWN_SESSION = "unknown_session"
@@ -126,13 +126,13 @@ class LookupServer:
             and lookup.segment_bytes >= lookup.piece_bytes
             and len(lookup.hashes) % HASH_BYTES == 0
             and len(lookup.hashes) <= MAX_HASHES * HASH_BYTES
-            and are_of_a_landing(lookup.answer_tag + 1, lookup.layers * len(lookup.hashes) // HASH_BYTES)
+            and are_of_a_landing(landing_behind(lookup.answer_tag), lookup.layers * len(lookup.hashes) // HASH_BYTES)
         )
 
     def _answer(self, session: _Session, lookup: Lookup, blocks: list[int]) -> None:
         segment_bytes = min(self._segment_bytes, lookup.segment_bytes)
         answer = Answer(lookup.sequence, len(blocks), segment_bytes)
-        sealed = bytearray(seal(Kind.ANSWER, session.key, answer))
+        sealed = seal(Kind.ANSWER, session.key, answer)
         self._mailbox.send(lookup.worker_address, lookup.answer_tag, sealed)
         if not blocks:
             return
@@ -143,7 +143,7 @@ class LookupServer:
             push=push,
             tiles=tiles,
             addresses=[lookup.worker_address] * len(tiles),
-            tag=lookup.answer_tag + 1,
+            tag=landing_behind(lookup.answer_tag),
             secret=fetch_key(session.key, lookup.sequence),
             blocks=blocks,
             ended=partial(self._ended, session, lookup),

@@ -31,7 +31,7 @@ class Mailbox:
     def in_flight(self) -> bool:
         return bool(self._receives)
 
-    def send(self, address: bytes, tag: int, message: bytearray) -> Transmission:
+    def send(self, address: bytes, tag: int, message: bytes) -> Transmission:
         """A message to a peer that is gone is lost; `Transport.is_reachable` tells."""
         transmission = self._transport.send(address, tag, message)
         self._sends.append(transmission)

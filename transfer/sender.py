@@ -180,7 +180,7 @@ class Sender:
         outgoing = send.outgoing
         outgoing.transport = transport
         digest = SegmentDigest(send.index, send.size_bytes, send.digest, transport)
-        sealed = bytearray(seal(Kind.DIGEST, outgoing.secret, digest))
+        sealed = seal(Kind.DIGEST, outgoing.secret, digest)
         send.announcement = self._mailbox.send(outgoing.addresses[send.index], outgoing.tag, sealed)
 
     def _finish_sends(self) -> bool:

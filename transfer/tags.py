@@ -15,6 +15,11 @@ def landing_tags(segments: int) -> int:
     return 1 + segments
 
 
+def landing_behind(answer_tag: int) -> int:
+    """The first tag of the landing for a store's answer, which has the one before."""
+    return answer_tag + 1
+
+
 def segment_tag(landing_tag: int, index: int) -> int:
     return landing_tag + 1 + index
 

@@ -177,7 +177,7 @@ def test_replayed_malformed_and_misfitting_messages_are_refused_and_counted() ->
         reserved_tag = Lookup(
             2, 1000, outsider.address, LOOKUP_TAG - 1, CONFIG.slot_bytes, LAYERS, PIECE_BYTES, b"".join(CHAIN)
         )
-        as_answer = bytearray(sealed[:8] + seal(Kind.ANSWER, KEY, Answer(3, 1, 1)))
+        as_answer = sealed[:8] + seal(Kind.ANSWER, KEY, Answer(3, 1, 1))
         expected = {
             "wrong_size": 2,
             "replayed_message": 1,
@@ -191,9 +191,9 @@ def test_replayed_malformed_and_misfitting_messages_are_refused_and_counted() ->
             (LOOKUP_TAG, sealed),
             (LOOKUP_TAG, lookup_message(SESSION_ID, KEY, reserved_tag)),
             (LOOKUP_TAG, as_answer),
-            (LOOKUP_TAG, bytearray(b"short")),
-            (LOOKUP_TAG, bytearray(MAX_LOOKUP_BYTES + 1)),
-            (12345, bytearray(b"anything")),
+            (LOOKUP_TAG, b"short"),
+            (LOOKUP_TAG, bytes(MAX_LOOKUP_BYTES + 1)),
+            (12345, b"anything"),
         ):
             outsider.send(store.address(), tag, message)
         deadline = time.monotonic() + 10

@@ -11,7 +11,7 @@ KEY = bytes(range(32))
 @given(st.integers(0, 2**64 - 1), st.binary())
 def test_a_lookup_message_tells_its_session_and_opens_with_its_key(session_id, hashes) -> None:
     lookup = Lookup(1, 2, b"address", 3, 4, 5, 6, hashes)
-    split = split_lookup_message(bytes(lookup_message(session_id, KEY, lookup)))
+    split = split_lookup_message(lookup_message(session_id, KEY, lookup))
     assert split is not None
     claimed, sealed = split
     assert claimed == session_id and unseal(Kind.LOOKUP, KEY, sealed, Lookup) == lookup

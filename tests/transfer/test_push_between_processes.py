@@ -119,7 +119,7 @@ def test_a_forged_digest_is_refused_and_the_landing_goes_on() -> None:
         forger = UcxTransport(None)
         forged = SegmentDigest(0, ticket.segments[0].size_bytes, bytes(16), "tcp")
         for message in (seal(Kind.DIGEST, bytes(32), forged), b"short", bytes(100_000)):
-            sending = forger.send(here.address(), ticket.tag, bytearray(message))
+            sending = forger.send(here.address(), ticket.tag, message)
             _until(lambda sending=sending: forger.progress() or sending.completed)
         _until(lambda: here.agent("counters").refused == {"wrong_mac": 2, "oversized_message": 1})
         forger.close()

@@ -70,7 +70,7 @@ class Scene:
 
     @property
     def announced(self) -> list[SegmentDigest | None]:
-        sealed = [bytes(send.buffer) for send in self.transport.sends if send.tag == TAG]
+        sealed = [send.buffer for send in self.transport.sends if send.tag == TAG]
         return [unseal(Kind.DIGEST, SECRET, each, SegmentDigest) for each in sealed]
 
     def settle(self, now: float = 0.0) -> None:
