@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from engine.config import ResolvedEngineConfig
+from engine.model.config import ModelConfig
 from engine.model.gate import Gate
 from engine.model.model import Model
 from engine.model.moe import MixtureOfExperts
@@ -65,20 +66,40 @@ def write_shape(directory: Path, shape: str, layers: int) -> Path:
     return directory
 
 
+class UniformLogits:
+    """Random logits of a step's layers, drawn at once by the first: a kernel of each would count as the model's."""
+
+    def __init__(self, layers: int) -> None:
+        self._layers = layers
+        # Of each shape: [layers, *shape].
+        self._drawn: dict[torch.Size, torch.Tensor] = {}
+
+    def of_layer(self, layer: int, like: torch.Tensor) -> torch.Tensor:
+        """like: the gate's own, float32. Layers ask in order, from 0."""
+        if layer == 0:
+            self._drawn[like.shape] = torch.randn(self._layers, *like.shape, device=like.device)
+        return self._drawn[like.shape][layer]
+
+
 class UniformGate(Gate):
     """Sends each token to experts drawn at random, anew in every step: random weights would leave many without any."""
 
+    def __init__(self, config: ModelConfig, allocate: Allocator, layer: int, uniform: UniformLogits) -> None:
+        super().__init__(config, allocate)
+        self._layer = layer
+        self._uniform = uniform
+
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        return torch.randn_like(super().logits(hidden))
+        return self._uniform.of_layer(self._layer, super().logits(hidden))
 
 
 def make_rank(resolved: ResolvedEngineConfig) -> Model:
     model = make_model(resolved)
     allocate = Allocator(model.dtype, model.device, fp8=resolved.weights == "fp8")
-    for layer in model.layers:
-        if isinstance(layer.feed_forward, MixtureOfExperts):
-            gate = UniformGate(model.config, allocate)
-            for _, parameter in gate.parameters(""):
-                parameter.zero_()
-            layer.feed_forward.gate = gate
+    mixtures = [layer.feed_forward for layer in model.layers if isinstance(layer.feed_forward, MixtureOfExperts)]
+    uniform = UniformLogits(len(mixtures))
+    for index, mixture in enumerate(mixtures):
+        mixture.gate = UniformGate(model.config, allocate, index, uniform)
+        for _, parameter in mixture.gate.parameters(""):
+            parameter.zero_()
     return model
