@@ -20,9 +20,8 @@ def mla_decode(
     query: [rows * query_tokens, heads, width] contiguous, row by row; pool: [blocks, 64, width] contiguous, one layer,
     of the query's dtype or e4m3, with the queries' own latents already written; value_width: 512 of DeepSeek's 576;
     kv_scale: a latent is kv_scale times what the pool holds. Returns [rows * query_tokens, heads, value_width]; no rows
-    give no rows. On a GPU: ours; for bf16 pools flash_mla where it can be imported and the heads are few or the
-    queries of a row many; products in FP8, the queries quantized for each head, for e4m3 pools of DeepSeek's widths on
-    Hopper.
+    give no rows. On a GPU: ours; for bf16 pools flash_mla where it can be imported and the heads are few; products in
+    FP8, the queries quantized for each head, for e4m3 pools of DeepSeek's widths on Hopper.
     """
     assert query.shape[0] == plan.rows * plan.query_tokens and query.is_contiguous()
     assert query.shape[2] == pool.shape[2] and pool.is_contiguous()
@@ -41,11 +40,11 @@ def _on_device(
 
     packaged = flash_mla.takes(query, pool, value_width)
     # With 16 heads flash_mla was measured faster, with 128 ours, which then reads every latent once for two row tiles.
-    if bf16.takes(query, pool, plan, value_width) and (query.shape[1] >= 2 * HEADS or not packaged):
+    if bf16.takes(query, pool, value_width) and (query.shape[1] >= 2 * HEADS or not packaged):
         return bf16.mla_decode(query, pool, plan, scale)
     if packaged:
         return flash_mla.mla_decode(query, pool, plan, scale)
-    if fp8.takes(query, pool, plan, value_width):
+    if fp8.takes(query, pool, value_width):
         return fp8.mla_decode(query, pool, plan, scale, kv_scale)
     processors = torch.cuda.get_device_properties(query.device).multi_processor_count
     return triton.mla_decode(query, pool, plan, value_width, scale, kv_scale, processors)

@@ -14,7 +14,7 @@ from kernels.nvrtc import encode_rows, load_kernel
 
 SOURCE = CUDA / "bf16_decode.cu"
 LATENT, WIDTH = 512, 576
-THREADS, MOST_QUERY_TOKENS = 512, 2
+THREADS = 512
 # `Shared` of the source: 28 chunks of 64 x 64, six floats a row, 27 barriers.
 SHARED_BYTES = 28 * 8192 + 6 * 64 * 4 + 27 * 8
 
@@ -34,12 +34,11 @@ class Arguments(ctypes.Structure):
     )
 
 
-def takes(query: torch.Tensor, pool: torch.Tensor, plan: DecodePlan, value_width: int) -> bool:
-    """Whether this kernel computes it: DeepSeek's widths, on Hopper, and as many queries of a row as were tested."""
+def takes(query: torch.Tensor, pool: torch.Tensor, value_width: int) -> bool:
+    """Whether this kernel computes it: DeepSeek's widths, on Hopper."""
     return (
         pool.dtype == query.dtype == torch.bfloat16
         and (value_width, pool.shape[2]) == (LATENT, WIDTH)
-        and plan.query_tokens <= MOST_QUERY_TOKENS
         and is_hopper(query.device)
     )
 

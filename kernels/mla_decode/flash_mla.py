@@ -33,9 +33,14 @@ def mla_decode(query: torch.Tensor, pool: torch.Tensor, plan: DecodePlan, scale:
     tokens, heads, width = query.shape
     if not tokens:
         return query.new_empty(0, heads, LATENT)
+    from kernels.dependent_launch import let_all_end
+
     rows = query.view(plan.rows, plan.query_tokens, heads, width)
     attend = _attend_by_build if BUILD_VARIABLE in os.environ else _attend_by_package
-    return attend(rows, pool.unsqueeze(2), plan, scale).view(tokens, heads, LATENT)
+    out = attend(rows, pool.unsqueeze(2), plan, scale)
+    # Its last kernel joins parts; where there are none it ends without having waited for the one that attends.
+    let_all_end()
+    return out.view(tokens, heads, LATENT)
 
 
 def _attend_by_build(query: torch.Tensor, pool: torch.Tensor, plan: DecodePlan, scale: float) -> torch.Tensor:

@@ -35,7 +35,7 @@ class Arguments(ctypes.Structure):
     )
 
 
-def takes(query: torch.Tensor, pool: torch.Tensor, plan: DecodePlan, value_width: int) -> bool:
+def takes(query: torch.Tensor, pool: torch.Tensor, value_width: int) -> bool:
     """Whether this kernel computes it: DeepSeek's widths, on Hopper."""
     return (
         pool.dtype == torch.float8_e4m3fn

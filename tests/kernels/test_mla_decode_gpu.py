@@ -80,8 +80,8 @@ def test_deepseek_shapes_from_a_bfloat16_pool(
 
     case = Case(lengths, query_tokens, heads, (512, 576), e4m3=False)
     if provider == "ours, CUDA":
-        if not bf16.takes(case.query, case.pool, case.plan, case.value_width):
-            pytest.skip("needs a Hopper GPU and at most two queries")
+        if not bf16.takes(case.query, case.pool, case.value_width):
+            pytest.skip("needs a Hopper GPU")
         found = bf16.mla_decode(case.query, case.pool, case.plan, SCALE)
     elif provider == "ours, Triton":
         processors = torch.cuda.get_device_properties(DEVICE).multi_processor_count
@@ -94,11 +94,22 @@ def test_deepseek_shapes_from_a_bfloat16_pool(
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("heads", [16, 128])
+def test_more_queries_than_a_block_has_tokens(heads: int) -> None:
+    from kernels.mla_decode import bf16
+
+    case = Case([1, 64, 65, 300], 70, heads, (512, 576), e4m3=False)
+    if not bf16.takes(case.query, case.pool, case.value_width):
+        pytest.skip("needs a Hopper GPU")
+    assert case.error(bf16.mla_decode(case.query, case.pool, case.plan, SCALE)) < 0.01
+
+
+@pytest.mark.gpu
 def test_scores_that_grow_along_the_context_keep_their_precision() -> None:
     from kernels.mla_decode import bf16
 
     case = Case([2000, 777], 1, 128, (512, 576), e4m3=False)
-    if not bf16.takes(case.query, case.pool, case.plan, case.value_width):
+    if not bf16.takes(case.query, case.pool, case.value_width):
         pytest.skip("needs a Hopper GPU")
     for row, length in enumerate([2000, 777]):
         for block in range(-(-length // 64)):
@@ -111,7 +122,7 @@ def test_equal_contexts_are_not_cut_where_each_finds_a_part() -> None:
     from kernels.mla_decode import bf16
 
     case = Case([3500] * 64, 1, 128, (512, 576), e4m3=False)
-    if not bf16.takes(case.query, case.pool, case.plan, case.value_width):
+    if not bf16.takes(case.query, case.pool, case.value_width):
         pytest.skip("needs a Hopper GPU")
     bf16.mla_decode(case.query, case.pool, case.plan, SCALE)
     borders = case.plan.schedule.splits[: 2 * 64].view(64, 2)
