@@ -10,7 +10,7 @@ Between the two it may load weights: no kernel of a step writes them.
 
 Then a kernel that has ended has waited for the one before it, which has waited in turn: whoever waits for the kernel
 before, by `wait_for_earlier` or because it was launched in the plain way, waits for all. Events between streams wait
-for whole kernels as ever.
+for whole kernels as ever. Behind kernels of others that keep no such order, `let_all_end`.
 """
 
 import torch
@@ -26,6 +26,16 @@ def dependent_launch(device: torch.device) -> dict[str, bool]:
     if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] < HOPPER:
         return {"DEPENDENT": False}
     return {"DEPENDENT": True, "launch_pdl": True}
+
+
+def let_all_end() -> None:
+    """Launch, in the plain way, a kernel that does nothing: when it has ended, all before it on the stream have."""
+    _do_nothing[(1,)](num_warps=1)
+
+
+@triton.jit
+def _do_nothing():
+    pass
 
 
 @triton.jit

@@ -37,8 +37,10 @@ def mla_decode(query: torch.Tensor, pool: torch.Tensor, plan: DecodePlan, scale:
 
     rows = query.view(plan.rows, plan.query_tokens, heads, width)
     attend = _attend_by_build if BUILD_VARIABLE in os.environ else _attend_by_package
+    # Its kernels may start while the one before them ends, and not all of them wait for it: the attending one reads
+    # queries at once, the joining one ends at once where nothing was cut.
+    let_all_end()
     out = attend(rows, pool.unsqueeze(2), plan, scale)
-    # Its last kernel joins parts; where there are none it ends without having waited for the one that attends.
     let_all_end()
     return out.view(tokens, heads, LATENT)
 
