@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers import Tokenizer
 
 from engine.config import EngineConfig, Hardware, resolve
 from engine.engine import Engine
@@ -13,7 +14,9 @@ from engine.messages import Cancel, Sampling, Submit
 from engine.runner import ModelBackend
 from tests.support.checkpoints import random_prompt, tiny_checkpoint
 from tests.support.engines import Transcript, assert_at_rest, submit_of
+from tests.support.oracle_model import our_logits
 
+SHIPPED_MODEL = Path(__file__).parents[2] / "models/tiny-r1"
 LENGTHS = (1, 2, 63, 64, 65, 95, 129, 192, 193, 300)
 PLAIN = {"decode_graphs": "off", "overlap": "off"}
 FAST: dict[str, Any] = {}
@@ -64,6 +67,23 @@ def test_preemption_changes_no_token(checkpoint: Path) -> None:
     # All of them grow by three blocks, and the pool cannot hold them together.
     growing = submits(180)
     assert run(engine_over(checkpoint, total_blocks=24), growing) == run(engine_over(checkpoint, **PLAIN), growing)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kv_dtype", ["auto", "float8_e4m3fn"])
+def test_the_shipped_model_says_on_a_gpu_what_it_says_on_a_cpu(kv_dtype: str) -> None:
+    # In bf16 and FP8, by the kernels made for DeepSeek's widths, with graphs and overlap.
+    question = Tokenizer.from_file(str(SHIPPED_MODEL / "tokenizer.json")).encode("What is 358 + 467?").ids
+    prompts = [question * copies for copies in (1, 2, 5, 9)]
+    requests = [submit_of(key, prompt, 60, ignore_eos=True) for key, prompt in enumerate(prompts)]
+    found = run(engine_over(SHIPPED_MODEL, dtype="auto", kv_dtype=kv_dtype), requests)
+    agreed = 0
+    for key, prompt in enumerate(prompts):
+        tokens = [*prompt, *found[key]]
+        logits = our_logits(SHIPPED_MODEL, tokens, range(-(-len(tokens) // 64)), [len(tokens)])
+        agreed += int((logits[len(prompt) - 1 : -1].argmax(1) == torch.tensor(found[key])).sum())
+    # Few choices of this model are close enough for rounding to turn them.
+    assert agreed > 0.95 * sum(map(len, found.values()))
 
 
 @pytest.mark.gpu

@@ -9,14 +9,20 @@ from kernels.act_quant import quantize
 from kernels.fp8_gemm import BlockScaled, block_scaled, fp8_gemm
 from kernels.kv_copy import BLOCK_TOKENS
 from kernels.kv_write import norm_quantize_and_write
+from kernels.mla_decode import mla_decode, plan_decode
+from kernels.mla_projections import absorb_query, expand_values_quantized
 from kernels.norm import add_rms_norm_quantized
 from kernels.swiglu import swiglu_quantize
+from tests.support.latents import scattered_contexts
 
 pytest.importorskip("triton")
 
 from kernels.dependent_launch import dependent_launch
 
 HIDDEN, QUERY, LATENT, ROPE, HEADS_WIDTH, INNER = 1024, 384, 512, 64, 768, 256
+NOPE, VALUE = 128, 128
+# Contexts that are cut, and some that are not.
+CONTEXTS = (1, 64, 200, 3000, 257, 900, 65, 130)
 REPLAYS = 200
 Step = Callable[[], object]
 Chain = Callable[[torch.Tensor, Step], torch.Tensor]
@@ -71,13 +77,48 @@ def make_chain(tokens: int, layers: int) -> Chain:
     return chain
 
 
-# Inputs change from replay to replay, so that what was left by the one before shows; poisoning new tensors would put a
-# kernel that waits between any two.
+def make_attention(heads: int, pool_dtype: torch.dtype) -> Chain:
+    """Attention of some layers and what stands around it, whichever kernels take it: queries in, values out."""
+    contexts = scattered_contexts(CONTEXTS, LATENT + ROPE)
+    pool, table, lengths = contexts.pool.to("cuda", pool_dtype), contexts.block_table.cuda(), contexts.lengths.cuda()
+    turns = torch.polar(torch.ones(len(CONTEXTS), ROPE // 2), torch.rand(len(CONTEXTS), ROPE // 2)).cuda()
+    weights = torch.randn(6, heads, NOPE + VALUE, LATENT, device="cuda").bfloat16() / LATENT**0.5
+
+    def chain(queries: torch.Tensor, after_each: Step) -> torch.Tensor:
+        plan = plan_decode(table, lengths)
+        found = []
+        for layer, weight in enumerate(weights):
+            query = absorb_query(queries.roll(layer, 0), weight[:, :NOPE], turns)
+            after_each()
+            attended = mla_decode(query, pool, plan, value_width=LATENT, scale=0.1)
+            after_each()
+            found.append(expand_values_quantized(attended, weight[:, NOPE:].transpose(1, 2)).values.view(torch.uint8))
+            after_each()
+        return torch.stack(found)
+
+    return chain
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("tokens", [1, 30, 64, 90, 150])
 def test_a_captured_chain_gives_what_its_kernels_give_one_after_another_every_time(tokens: int) -> None:
-    chain = make_chain(tokens, layers=6)
-    given = torch.empty(tokens, HIDDEN, dtype=torch.bfloat16, device="cuda")
+    assert_replays_are_exact(make_chain(tokens, layers=6), (tokens, HIDDEN))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("pool_dtype", [torch.bfloat16, torch.float8_e4m3fn], ids=["bf16", "e4m3"])
+@pytest.mark.parametrize("heads", [4, 16, 128])
+def test_captured_attention_gives_what_its_kernels_give_one_after_another_every_time(
+    heads: int, pool_dtype: torch.dtype
+) -> None:
+    assert_replays_are_exact(make_attention(heads, pool_dtype), (len(CONTEXTS), heads, NOPE + ROPE))
+
+
+def assert_replays_are_exact(chain: Chain, shape: tuple[int, ...]) -> None:
+    """Inputs change from replay to replay, so that what was left by the one before shows; poisoning new tensors would
+    put a kernel that waits between any two.
+    """
+    given = torch.empty(shape, dtype=torch.bfloat16, device="cuda")
     inputs = [torch.randn_like(given) for _ in range(4)]
     expected = [chain(each, torch.cuda.synchronize) for each in inputs]
     graph = torch.cuda.CUDAGraph()
@@ -85,6 +126,6 @@ def test_a_captured_chain_gives_what_its_kernels_give_one_after_another_every_ti
         found = chain(given, lambda: None)
     for replay in range(REPLAYS):
         given.copy_(inputs[replay % 4])
-        found.fill_(float("nan"))
+        found.fill_(float("nan") if found.is_floating_point() else 0x7F)
         graph.replay()
         assert torch.equal(found, expected[replay % 4])
