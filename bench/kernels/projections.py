@@ -7,8 +7,8 @@ import torch
 
 from bench.kernels.timing import Case
 from kernels.act_quant import quantize
+from kernels.mla_projections import few_tokens as ours
 from kernels.mla_projections import reference
-from kernels.mla_projections import triton as ours
 
 HEADS, NOPE, ROPE, VALUE, LATENT = 128, 128, 64, 128, 512
 TOKENS = (1, 8, 32, 64, 96, 128, 256, 512)
@@ -17,7 +17,7 @@ Call = Callable[[], object]
 
 def cases() -> Iterator[Case]:
     for tokens in TOKENS:
-        for provider, absorb in (("triton", ours.absorb_query), ("cuBLAS", reference.absorb_query)):
+        for provider, absorb in (("deepmesh", ours.absorb_query), ("cuBLAS", reference.absorb_query)):
             yield Case(
                 shape=f"queries absorbed by {tokens}",
                 provider=provider,
@@ -25,7 +25,7 @@ def cases() -> Iterator[Case]:
                 size_bytes=2.0 * HEADS * (NOPE * LATENT + tokens * (NOPE + ROPE + LATENT + ROPE)),
                 flops=2.0 * tokens * HEADS * NOPE * LATENT,
             )
-        for provider, expand in (("triton", ours.expand_values_quantized), ("cuBLAS", _expand_and_quantize)):
+        for provider, expand in (("deepmesh", ours.expand_values_quantized), ("cuBLAS", _expand_and_quantize)):
             yield Case(
                 shape=f"values expanded and quantized by {tokens}",
                 provider=provider,

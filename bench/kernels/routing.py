@@ -11,7 +11,8 @@ from bench.kernels.timing import Case
 from kernels.moe_gate import moe_gate
 from kernels.moe_gate.logits import gate_logits
 from kernels.moe_gate.reference import moe_gate as plain_gate
-from kernels.moe_permute import combine, expand_quantized
+from kernels.moe_permute import ExpertOutputs, combine, expand_quantized
+from kernels.norm import add_rms_norm_quantized
 
 EXPERTS, GROUPS, GROUPS_PER_TOKEN, SCALING = 256, 8, 4, 2.5
 Call = Callable[[], object]
@@ -27,6 +28,7 @@ def cases() -> Iterator[Case]:
             ("gate", "torch"): (_plain_gate, weight_bytes + 2 * values),
             ("copies for experts", "triton"): (_expand, 1.03 * (values + copies)),
             ("experts' sum", "triton"): (_combine, 2.0 * (copies + 2 * values)),
+            ("experts' sum and norm, quantized", "deepmesh"): (_norm, 2.0 * copies + 9.0 * values),
         }
         for (name, provider), (make, size_bytes) in made.items():
             yield Case(f"{name} by {tokens}", provider, partial(make, tokens), size_bytes)
@@ -67,8 +69,19 @@ def _expand(tokens: int) -> Call:
     return lambda: expand_quantized(x, experts, LOCAL_EXPERTS)
 
 
-def _combine(tokens: int) -> Call:
+def _outputs(tokens: int) -> ExpertOutputs:
     layout = expand_quantized(random_rows(tokens, 128), random_choice(tokens), LOCAL_EXPERTS).layout
     rows = torch.randn(*layout.shape, HIDDEN, dtype=torch.bfloat16, device="cuda")
     weights, shared = torch.rand(tokens, CHOICES, device="cuda"), rows.new_ones(tokens, HIDDEN)
-    return lambda: combine(rows, layout.positions, weights, shared)
+    return ExpertOutputs(rows, layout.positions, weights, shared)
+
+
+def _combine(tokens: int) -> Call:
+    outputs = _outputs(tokens)
+    return lambda: combine(outputs)
+
+
+def _norm(tokens: int) -> Call:
+    outputs = _outputs(tokens)
+    residual, weight = outputs.rows.new_ones(tokens, HIDDEN), outputs.rows.new_ones(HIDDEN)
+    return lambda: add_rms_norm_quantized(outputs, residual, weight, 1e-6)

@@ -48,7 +48,7 @@ class Experts:
         return expand(hidden, experts, self._count)
 
     def forward(self, placed: Placed) -> torch.Tensor:
-        """What the experts make of it: rows as `combine` takes them, with the positions of `placed`."""
+        """What the experts make of it: rows as `ExpertOutputs` has them, with the positions of `placed`."""
         if isinstance(placed, ExpandedQuantized):
             assert isinstance(self._gate_up, BlockScaled) and isinstance(self._down, BlockScaled)
             layout = placed.layout

@@ -9,6 +9,7 @@ from engine.model.mla import Attention
 from engine.model.moe import MixtureOfExperts
 from engine.model.normalized import add_and_normalize
 from engine.model.parameters import Allocator, NamedParameters
+from kernels.norm import Delta
 
 
 class DecoderLayer:
@@ -31,14 +32,14 @@ class DecoderLayer:
         yield f"{prefix}.post_attention_layernorm.weight", self.middle_norm
         yield from self.feed_forward.parameters(f"{prefix}.mlp")
 
-    def forward(self, delta: torch.Tensor, residual: torch.Tensor, context: ForwardContext) -> torch.Tensor:
+    def forward(self, delta: Delta, residual: torch.Tensor, context: ForwardContext) -> Delta:
         """Adds the layer before's `delta` to `residual` in place; returns this one's. Both [tokens, hidden]."""
         hidden = add_and_normalize(
             delta, residual, self.input_norm, self.epsilon, quantized=self.attention.input.quantized
         )
-        delta = self.attention.forward(hidden, context)
+        attended = self.attention.forward(hidden, context)
         quantized = self.feed_forward.quantized
-        hidden = add_and_normalize(delta, residual, self.middle_norm, self.epsilon, quantized=quantized)
+        hidden = add_and_normalize(attended, residual, self.middle_norm, self.epsilon, quantized=quantized)
         return self.feed_forward.forward(hidden, context.side)
 
 

@@ -9,7 +9,8 @@ from engine.model.config import ModelConfig
 from engine.model.context import ForwardContext
 from engine.model.layers import DecoderLayer, MtpModule
 from engine.model.parameters import Allocator, NamedParameters
-from kernels.norm import add_rms_norm
+from kernels.moe_permute import ExpertOutputs
+from kernels.norm import Delta, add_rms_norm
 from kernels.rope import frequencies, rotation_table, yarn_frequencies
 
 
@@ -45,13 +46,15 @@ class Model:
         `on_layers` is called when n layers are computed, or on a GPU enqueued.
         """
         residual = torch.zeros(len(context.token_ids), self.config.hidden_size, dtype=self.dtype, device=self.device)
-        delta = functional.embedding(context.token_ids, self.embedding)
+        delta: Delta = functional.embedding(context.token_ids, self.embedding)
         for count, layer in enumerate(self.layers, start=1):
             delta = layer.forward(delta, residual, context)
             if on_layers is not None:
                 on_layers(count)
         if context.sampled is not None:
-            delta, residual = delta[context.sampled], residual[context.sampled]
+            own = context.sampled
+            delta = delta.of(own) if isinstance(delta, ExpertOutputs) else delta[own]
+            residual = residual[own]
         return functional.linear(add_rms_norm(delta, residual, self.norm, self.config.rms_norm_eps), self.head)
 
 

@@ -9,7 +9,8 @@ from engine.model.gate import Gate
 from engine.model.normalized import Normalized
 from engine.model.parameters import Allocator, NamedParameters
 from engine.model.streams import SideStream, together
-from kernels.moe_permute import combine
+from kernels.moe_permute import ExpertOutputs, combine
+from kernels.norm import Delta
 
 # Tokens whose copies for the experts exist at once: at DeepSeek's widths about 2 GB of workspace.
 CHUNK_TOKENS = 8192
@@ -31,22 +32,22 @@ class MixtureOfExperts:
         """Whether some of it takes FP8 activations."""
         return self._experts.quantized or self._shared.quantized
 
-    def forward(self, hidden: Normalized, side: SideStream | None) -> torch.Tensor:
-        """[tokens, hidden] to [tokens, hidden]."""
+    def forward(self, hidden: Normalized, side: SideStream | None) -> Delta:
+        """[tokens, hidden] to [tokens, hidden]; of one chunk's tokens the sums are left to whoever adds them."""
         tokens = hidden.tokens
         if tokens <= CHUNK_TOKENS:
             return self._chunk(hidden, side)
         out = torch.empty_like(hidden.plain)
         for start in range(0, tokens, CHUNK_TOKENS):
             chunk = slice(start, min(start + CHUNK_TOKENS, tokens))
-            out[chunk] = self._chunk(hidden.rows(chunk), side)
+            out[chunk] = combine(self._chunk(hidden.rows(chunk), side))
         return out
 
-    def _chunk(self, hidden: Normalized, side: SideStream | None) -> torch.Tensor:
+    def _chunk(self, hidden: Normalized, side: SideStream | None) -> ExpertOutputs:
         def routed() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
             weights, experts = self.gate.choose(hidden.plain)
             placed = self._experts.place(hidden.for_layer(self._experts.quantized), experts)
             return self._experts.forward(placed), placed.positions, weights
 
         shared, (rows, positions, weights) = together(side, lambda: self._shared.forward(hidden), routed)
-        return combine(rows, positions, weights, shared)
+        return ExpertOutputs(rows, positions, weights, shared)

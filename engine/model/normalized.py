@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from kernels.act_quant import Quantized, quantize
-from kernels.norm import add_rms_norm, add_rms_norm_quantized
+from kernels.norm import Delta, add_rms_norm, add_rms_norm_quantized
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Normalized:
 
 
 def add_and_normalize(
-    delta: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float, *, quantized: bool
+    delta: Delta, residual: torch.Tensor, weight: torch.Tensor, epsilon: float, *, quantized: bool
 ) -> Normalized:
     """Adds `delta` to `residual` in place; the sum normalized. All [tokens, hidden]; weight: [hidden]."""
     if quantized:

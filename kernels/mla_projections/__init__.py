@@ -6,12 +6,9 @@ DeepSeek-V2 (2024), section 2.1.2: the key's up-projection absorbed into the que
 import torch
 
 from kernels.act_quant import Quantized, quantize
-from kernels.mla_projections import reference
+from kernels.mla_projections import few_tokens, reference
 
 __all__ = ["absorb_query", "expand_values", "expand_values_quantized"]
-
-# Up to here our one kernel is faster than cuBLAS and what it needs beside it.
-MOST_TOKENS = 128
 
 
 def absorb_query(query: torch.Tensor, weight: torch.Tensor, rotations: torch.Tensor) -> torch.Tensor:
@@ -25,11 +22,8 @@ def absorb_query(query: torch.Tensor, weight: torch.Tensor, rotations: torch.Ten
     assert weight.shape[0] == heads and query.dtype == weight.dtype
     assert query.stride(2) == 1 and weight.stride()[1:] == (latent, 1)
     assert rotations.shape == (tokens, (width - nope) // 2) and rotations.is_contiguous()
-    if _is_fused(query):
-        from kernels.mla_projections import triton
-
-        if triton.takes_queries(nope, width - nope, latent):
-            return triton.absorb_query(query, weight, rotations)
+    if few_tokens.takes_queries(query, weight):
+        return few_tokens.absorb_query(query, weight, rotations)
     return reference.absorb_query(query, weight, rotations)
 
 
@@ -49,18 +43,11 @@ def expand_values_quantized(attended: torch.Tensor, weight: torch.Tensor) -> Qua
     heads * value is a multiple of 128.
     """
     _check(attended, weight)
-    if _is_fused(attended):
-        from kernels.mla_projections import triton
-
-        if triton.takes_values(*weight.shape[1:]):
-            return triton.expand_values_quantized(attended, weight)
+    if few_tokens.takes_values(attended, weight):
+        return few_tokens.expand_values_quantized(attended, weight)
     return quantize(expand_values(attended, weight).flatten(1))
 
 
 def _check(attended: torch.Tensor, weight: torch.Tensor) -> None:
     assert weight.shape[:2] == attended.shape[1:] and attended.dtype == weight.dtype
     assert attended.is_contiguous() and weight.stride(1) == 1
-
-
-def _is_fused(x: torch.Tensor) -> bool:
-    return x.is_cuda and x.dtype == torch.bfloat16 and x.shape[0] <= MOST_TOKENS

@@ -6,6 +6,7 @@ import torch
 
 from kernels.act_quant.quantized import Quantized
 from kernels.moe_permute import reference
+from kernels.moe_permute.experts import ExpertOutputs
 from kernels.moe_permute.layout import ContiguousLayout, ExpandedQuantized, Layout, MaskedLayout
 from kernels.moe_permute.reference import Expanded
 
@@ -13,6 +14,7 @@ __all__ = [
     "ContiguousLayout",
     "Expanded",
     "ExpandedQuantized",
+    "ExpertOutputs",
     "Layout",
     "MaskedLayout",
     "combine",
@@ -77,18 +79,9 @@ def expand_masked(x: Quantized, experts: torch.Tensor, expert_count: int) -> Exp
     return expanded
 
 
-def combine(
-    rows: torch.Tensor, positions: torch.Tensor, weights: torch.Tensor, shared: torch.Tensor | None = None
-) -> torch.Tensor:
-    """For each token the sum of its experts' rows, each times its weight, and of `shared`, in float32.
-
-    rows: [..., width] contiguous, leading dimensions those of the layout; positions: [tokens, k] int64, as `expand` or
-    the layout has them; weights: [tokens, k] float32; shared: [tokens, width] of the rows' dtype, what experts that see
-    every token made of it. Returns [tokens, width] of the rows' dtype.
-    """
-    assert positions.shape == weights.shape and weights.dtype == torch.float32 and rows.is_contiguous()
-    assert shared is None or (shared.shape == (len(positions), rows.shape[-1]) and shared.is_contiguous())
-    combined: torch.Tensor = _backend(rows).combine(rows.flatten(0, -2), positions, weights, shared)
+def combine(outputs: ExpertOutputs) -> torch.Tensor:
+    """The sums, made in float32: [tokens, width] of the rows' dtype."""
+    combined: torch.Tensor = _backend(outputs.rows).combine(outputs)
     return combined
 
 

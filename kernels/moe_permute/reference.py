@@ -6,6 +6,7 @@ import torch
 from torch.nn import functional
 
 from kernels.act_quant.quantized import Quantized, empty_quantized
+from kernels.moe_permute.experts import ExpertOutputs
 from kernels.moe_permute.layout import PADDING, ContiguousLayout, ExpandedQuantized, Layout, MaskedLayout
 
 
@@ -63,12 +64,11 @@ def _copy(x: Quantized, layout: Layout) -> ExpandedQuantized:
     return ExpandedQuantized(out, layout)
 
 
-def combine(
-    rows: torch.Tensor, positions: torch.Tensor, weights: torch.Tensor, shared: torch.Tensor | None
-) -> torch.Tensor:
-    out = functional.embedding_bag(positions, rows.float(), per_sample_weights=weights, mode="sum")
-    if shared is not None:
-        out += shared
+def combine(outputs: ExpertOutputs) -> torch.Tensor:
+    rows = outputs.rows.flatten(0, -2)
+    out = functional.embedding_bag(outputs.positions, rows.float(), per_sample_weights=outputs.weights, mode="sum")
+    if outputs.shared is not None:
+        out += outputs.shared
     return out.to(rows.dtype)
 
 

@@ -6,6 +6,7 @@ import triton.language as tl
 
 from kernels.act_quant.quantized import GROUP, Quantized, empty_quantized
 from kernels.dependent_launch import dependent_launch, start_next, wait_for_earlier
+from kernels.moe_permute.experts import ExpertOutputs
 from kernels.moe_permute.layout import PADDING, ContiguousLayout, ExpandedQuantized, MaskedLayout
 
 # Elements of the table [choices of a program, experts] that a program holds.
@@ -215,14 +216,13 @@ def _chunk_counts(experts: torch.Tensor, tile: int, chunk: int, chunks: int) -> 
     return counts
 
 
-def combine(
-    rows: torch.Tensor, positions: torch.Tensor, weights: torch.Tensor, shared: torch.Tensor | None
-) -> torch.Tensor:
-    (tokens, choices), width = positions.shape, rows.shape[1]
+def combine(outputs: ExpertOutputs) -> torch.Tensor:
+    rows, shared, (tokens, choices) = outputs.rows, outputs.shared, outputs.positions.shape
+    width = rows.shape[-1]
     out = rows.new_empty(tokens, width)
     if tokens:
         _combine[(tokens, triton.cdiv(width, SUMMED_WIDTH))](
-            rows, positions, weights, shared, out, width, shared is not None, choices, SUMMED_WIDTH, num_warps=4,
-            **dependent_launch(rows.device),
+            rows, outputs.positions, outputs.weights, shared, out, width, shared is not None, choices, SUMMED_WIDTH,
+            num_warps=4, **dependent_launch(rows.device),
         )  # fmt: skip
     return out

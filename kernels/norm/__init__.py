@@ -4,8 +4,12 @@ from types import ModuleType
 
 import torch
 
-from kernels.act_quant import Quantized
-from kernels.norm import reference
+from kernels.act_quant import Quantized, empty_quantized
+from kernels.moe_permute import ExpertOutputs, combine
+from kernels.norm import few_rows, reference
+
+# What a layer adds to the residual.
+Delta = torch.Tensor | ExpertOutputs
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
@@ -19,28 +23,41 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Ten
     return normalized
 
 
-def add_rms_norm(delta: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+def add_rms_norm(delta: Delta, residual: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
     """Add `delta` to `residual` in place, and return the sum normalized.
 
-    delta, residual: [rows, width] of one dtype, the residual contiguous, delta's last dimension so; weight: [width].
+    delta, residual: [rows, width] of one dtype, the residual contiguous, delta's last dimension so; what experts made
+    is added up first, and rounded. weight: [width].
     """
-    assert delta.shape == residual.shape and weight.shape == residual.shape[1:]
-    assert residual.is_contiguous() and delta.stride(1) == 1
-    normalized: torch.Tensor = _backend(residual).add_rms_norm(delta, residual, weight, epsilon)
+    _check(delta, residual, weight)
+    if few_rows.takes(delta, residual):
+        return few_rows.add_rms_norm(delta, residual, weight, epsilon, None)
+    normalized: torch.Tensor = _backend(residual).add_rms_norm(_added_up(delta), residual, weight, epsilon)
     return normalized
 
 
 def add_rms_norm_quantized(
-    delta: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float
+    delta: Delta, residual: torch.Tensor, weight: torch.Tensor, epsilon: float
 ) -> tuple[torch.Tensor, Quantized]:
     """`add_rms_norm`, and the same normalized rows quantized: what the gate reads, and what the FP8 products read.
 
     The width is a multiple of 128.
     """
-    assert delta.shape == residual.shape and weight.shape == residual.shape[1:]
-    assert residual.is_contiguous() and delta.stride(1) == 1
-    normalized, quantized = _backend(residual).add_rms_norm_quantized(delta, residual, weight, epsilon)
+    _check(delta, residual, weight)
+    if few_rows.takes(delta, residual):
+        quantized = empty_quantized(*residual.shape, device=residual.device)
+        return few_rows.add_rms_norm(delta, residual, weight, epsilon, quantized), quantized
+    normalized, quantized = _backend(residual).add_rms_norm_quantized(_added_up(delta), residual, weight, epsilon)
     return normalized, quantized
+
+
+def _check(delta: Delta, residual: torch.Tensor, weight: torch.Tensor) -> None:
+    assert delta.shape == residual.shape and weight.shape == residual.shape[1:] and residual.is_contiguous()
+    assert isinstance(delta, ExpertOutputs) or delta.stride(1) == 1
+
+
+def _added_up(delta: Delta) -> torch.Tensor:
+    return combine(delta) if isinstance(delta, ExpertOutputs) else delta
 
 
 def _backend(x: torch.Tensor) -> ModuleType:

@@ -3,7 +3,7 @@ import torch
 from torch.nn import functional
 
 from kernels.grouped_gemm import grouped_gemm, reference
-from kernels.moe_permute import combine, expand
+from kernels.moe_permute import ExpertOutputs, combine, expand
 from kernels.swiglu import swiglu
 
 
@@ -34,7 +34,7 @@ def test_combining_sums_a_tokens_experts_by_weight(tokens: int) -> None:
     rows = torch.empty_like(expanded.rows)
     rows[expanded.positions] = x.unsqueeze(1) * factors[experts].unsqueeze(2)
     expected = x * (weights * factors[experts]).sum(1, keepdim=True)
-    assert torch.allclose(combine(rows, expanded.positions, weights), expected, atol=1e-5)
+    assert torch.allclose(combine(ExpertOutputs(rows, expanded.positions, weights, None)), expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("rows", [0, 1, 9])

@@ -7,6 +7,7 @@ from kernels.fp8_gemm import BlockScaled, block_scaled, fp8_gemm
 from kernels.grouped_gemm import grouped_fp8_gemm
 from kernels.moe_permute import (
     ContiguousLayout,
+    ExpertOutputs,
     MaskedLayout,
     combine,
     expand_contiguous,
@@ -67,7 +68,7 @@ def test_a_token_meets_its_experts_whatever_the_layout(tokens: int, expand: type
     rows = grouped_fp8_gemm(expanded.rows, quantized, expanded.layout)
     shared = torch.randn(tokens, 128).bfloat16()
     expected = torch.einsum("ti,tkoi,tk->to", x, exact[experts], weights) + shared
-    found = combine(rows, expanded.positions, weights, shared)
+    found = combine(ExpertOutputs(rows, expanded.positions, weights, shared))
     assert found.shape == (tokens, 128)
     assert not tokens or error(found, expected) < 0.06
 

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from kernels.mla_decode import __file__ as package
+from kernels import __file__ as package
 
-SOURCES = sorted(Path(package).with_name("cuda").glob("*.cu"))
+SOURCES = sorted(Path(package).parent.glob("*/cuda/*.cu"))
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
-@pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.stem)
+@pytest.mark.parametrize("source", SOURCES, ids=lambda source: f"{source.parts[-3]}-{source.stem}")
 def test_a_source_compiles_with_its_products_in_flight(source: Path, tmp_path: Path) -> None:
     target = "-gencode=arch=compute_90a,code=sm_90a"
     command = ["nvcc", "-cubin", "-std=c++17", target, "-Xptxas", "-v", "-o", str(tmp_path / "out.cubin"), str(source)]

@@ -5,7 +5,7 @@ import torch
 
 from kernels.act_quant import reference as act_quant
 from kernels.moe_gate import reference as moe_gate
-from kernels.moe_permute import ContiguousLayout, ExpandedQuantized, MaskedLayout
+from kernels.moe_permute import ContiguousLayout, ExpandedQuantized, ExpertOutputs, MaskedLayout
 from kernels.moe_permute import reference as moe_permute
 
 pytest.importorskip("triton")
@@ -113,5 +113,6 @@ def test_combining(tokens: int, with_shared: bool, dtype: torch.dtype, device: t
     positions, weights = random_choice(tokens, 70, 3, device), torch.randn(tokens, 3, device=device)
     rows = torch.randn(70, 1200, device=device).to(dtype)
     shared = torch.randn(tokens, 1200, device=device).to(dtype) if with_shared else None
-    found, expected = (module.combine(rows, positions, weights, shared) for module in (triton_moe_permute, moe_permute))
+    outputs = ExpertOutputs(rows, positions, weights, shared)
+    found, expected = (module.combine(outputs) for module in (triton_moe_permute, moe_permute))
     assert error(found, expected) < (1e-6 if dtype == torch.float32 else 5e-3)

@@ -1,0 +1,295 @@
+// The products around absorbed attention for few tokens, for Hopper (sm_90a): the time is that of reading the weights,
+// 2 bytes for 2 operations a token, and of the activations, which at 96 tokens are as many bytes.
+//
+// No kernel of a step writes weights: all of them are on their way to shared memory while the kernel before still runs
+// (programmatic dependent launch), a head's in one or two CTAs, as many as the chip holds at once. The tensor cores' 64
+// rows hold outputs, N holds tokens: none of them is padding where there are 16, 32, 64 or 96.
+
+#include "products.cuh"
+
+constexpr int NOPE = 128, ROPE = 64, WIDTH = LATENT + ROPE;
+// Of an e4m3, and of a group's magnitude.
+constexpr float LARGEST = 448.0f, SMALLEST = 1e-10f;
+constexpr int THREADS = 256, WARPS = THREADS / 32;
+
+__device__ __forceinline__ void prefetch_map(const TensorMap& map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+}
+
+// Two fragments of 8 outputs by 8 tokens, as 8 rows each of 8 outputs.
+__device__ __forceinline__ void store_transposed(u32 address, u32 first, u32 second) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};"
+               ::"r"(address), "r"(first), "r"(second) : "memory");
+}
+
+__device__ __forceinline__ void warpgroup_meets(int group) { asm volatile("bar.sync %0, 128;" ::"r"(1 + group) : "memory"); }
+
+struct AbsorbArguments {
+  // Boxes of NOPE rows of the weight; of the queries, of the kernel's tokens.
+  TensorMap weight, query;
+  const u32* rope;
+  const float2* rotations;
+  u8* out;
+  int tokens, heads, head_rows, head_bytes;
+  // Of the queries' rope, in words.
+  int token_words, head_words;
+};
+
+// A CTA makes a part of the latent, for one head.
+constexpr int PARTS = 2, TILES = LATENT / PARTS / ELEMENTS, TILES_OF_GROUP = TILES / 2;
+
+template <int TOKENS>
+struct AbsorbShared {
+  u8 weight[TILES][WEIGHT_BYTES];
+  u8 query[NOPE / ELEMENTS][TOKENS * LINE];
+  u64 weight_full[TILES], query_full;
+};
+
+// A thread's share of the queries' rope, and what turns it.
+template <int TOKENS>
+struct Pairs {
+  static constexpr int COUNT = TOKENS / PARTS / WARPS;
+  u32 found[COUNT];
+  float2 turns[COUNT];
+};
+
+template <int TOKENS>
+struct Absorb {
+  // Of a tile in bf16: tokens lie in different banks.
+  static constexpr int ROW_BYTES = LINE + 16;
+  static_assert(TOKENS * ROW_BYTES <= WEIGHT_BYTES, "a tile's results fit where its weight was");
+  AbsorbShared<TOKENS>& shared;
+  const AbsorbArguments& given;
+  int part, head, first;
+
+  __device__ __forceinline__ void copy_weight() const {
+    for (int tile = 0; tile < TILES; tile++) init_barrier(&shared.weight_full[tile], 1);
+    init_barrier(&shared.query_full, 1);
+    fence_async_proxy();
+    for (int tile = 0; tile < TILES; tile++) {
+      arrive_and_expect(&shared.weight_full[tile], WEIGHT_BYTES);
+      copy_box(shared.weight[tile], given.weight, (part * TILES + tile) * LINE, head * given.head_rows,
+               &shared.weight_full[tile]);
+    }
+    prefetch_map(given.query);
+  }
+
+  __device__ __forceinline__ void copy_query() const {
+    arrive_and_expect(&shared.query_full, sizeof(shared.query));
+    for (int i = 0; i < NOPE / ELEMENTS; i++)
+      copy_box(shared.query[i], given.query, head * given.head_bytes + i * LINE, first, &shared.query_full);
+  }
+
+  // A warp a token, of every other one.
+  __device__ __forceinline__ int rotated(int i) const {
+    return first + (i * WARPS + threadIdx.x / 32) * PARTS + part;
+  }
+
+  __device__ __forceinline__ void load_pairs(Pairs<TOKENS>& pairs) const {
+    int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < Pairs<TOKENS>::COUNT; i++) {
+      long long token = min(rotated(i), given.tokens - 1);
+      pairs.found[i] = given.rope[token * given.token_words + head * given.head_words + lane];
+      pairs.turns[i] = given.rotations[token * (ROPE / 2) + lane];
+    }
+  }
+
+  __device__ __forceinline__ void rotate(const Pairs<TOKENS>& pairs) const {
+#pragma unroll
+    for (int i = 0; i < Pairs<TOKENS>::COUNT; i++) {
+      float x = __uint_as_float(pairs.found[i] << 16), y = __uint_as_float(pairs.found[i] & 0xFFFF0000u);
+      float2 turn = pairs.turns[i];
+      if (rotated(i) < given.tokens)
+        reinterpret_cast<u32*>(row(rotated(i)) + LATENT * 2)[threadIdx.x % 32] =
+            pack_bf16(x * turn.x - y * turn.y, x * turn.y + y * turn.x);
+    }
+  }
+
+  __device__ __forceinline__ u8* row(int token) const {
+    return given.out + ((long long)token * given.heads + head) * (WIDTH * 2);
+  }
+
+  __device__ __forceinline__ void make_tile(int tile) const {
+    Product<TOKENS> product;
+    u32 weight = shared_address(shared.weight[tile]), query = shared_address(shared.query);
+    wait(&shared.weight_full[tile], 0);
+    wait(&shared.query_full, 0);
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < NOPE / 16; step++) {
+      u32 right = query + step / 4 * (TOKENS * LINE) + step % 4 * 32;
+      multiply<1>(product, descriptor<1>(weight + step * 16 * LINE), descriptor<1>(right), step > 0);
+    }
+    wgmma_commit();
+    wgmma_wait<0>();
+    pin(product.sum);
+    store_tile(tile, product);
+  }
+
+  // Through shared memory, so that whole lines are written.
+  __device__ __forceinline__ void store_tile(int tile, const Product<TOKENS>& product) const {
+    int thread = threadIdx.x % 128, group = threadIdx.x / 128, lane = threadIdx.x % 32;
+    int output = thread / 32 * 16 + lane / 8 % 2 * 8;
+    const float(&sum)[TOKENS / 2] = product.sum;
+    // All warps have read the weight.
+    warpgroup_meets(group);
+#pragma unroll
+    for (int j = 0; j < TOKENS / 8; j++)
+      store_transposed(shared_address(shared.weight[tile]) + (j * 8 + lane % 8) * ROW_BYTES + output * 2,
+                       pack_bf16(sum[j * 4], sum[j * 4 + 1]), pack_bf16(sum[j * 4 + 2], sum[j * 4 + 3]));
+    warpgroup_meets(group);
+#pragma unroll
+    for (int i = 0; i < TOKENS / 16; i++) {
+      int token = thread / 8 + i * 16, at = thread % 8 * 16;
+      if (first + token < given.tokens)
+        *reinterpret_cast<uint4*>(row(first + token) + (part * TILES + tile) * LINE + at) =
+            *reinterpret_cast<const uint4*>(shared.weight[tile] + token * ROW_BYTES + at);
+    }
+  }
+};
+
+template <int TOKENS>
+__device__ __forceinline__ void absorb(const AbsorbArguments& given) {
+  extern __shared__ __align__(1024) u8 memory[];
+  start_next();
+  Absorb<TOKENS> work{*reinterpret_cast<AbsorbShared<TOKENS>*>(memory), given, (int)blockIdx.x, (int)blockIdx.y,
+                      (int)blockIdx.z * TOKENS};
+  if (threadIdx.x == 0) work.copy_weight();
+  __syncthreads();
+  wait_for_earlier();
+  if (threadIdx.x == 0) work.copy_query();
+  __syncwarp();
+  Pairs<TOKENS> pairs;
+  work.load_pairs(pairs);
+#pragma unroll
+  for (int i = 0; i < TILES_OF_GROUP; i++) work.make_tile(threadIdx.x / 128 * TILES_OF_GROUP + i);
+  work.rotate(pairs);
+}
+
+struct ExpandArguments {
+  // Boxes of GROUP rows of the weight; of the attended latents, of the kernel's tokens.
+  TensorMap weight, attended;
+  u8* values;
+  float* scales;
+  int tokens, heads, head_rows, scale_stride;
+};
+
+constexpr int CHUNKS = LATENT / ELEMENTS;
+
+template <int TOKENS>
+struct ExpandShared {
+  u8 weight[CHUNKS][WEIGHT_BYTES];
+  u8 attended[CHUNKS][TOKENS * LINE];
+  u64 weight_full[CHUNKS], attended_full[CHUNKS];
+};
+
+// A CTA makes the values of one head, which are a group.
+template <int TOKENS>
+struct Expand {
+  // Of a token's values in float32: a thread's lie in different banks.
+  static constexpr int ROW = GROUP + 4, COUNT = TOKENS / WARPS;
+  static_assert(TOKENS * ROW * 4 <= CHUNKS * WEIGHT_BYTES, "the values fit where the weight was");
+  ExpandShared<TOKENS>& shared;
+  const ExpandArguments& given;
+  int head, first;
+
+  __device__ __forceinline__ void copy_weight() const {
+    for (int chunk = 0; chunk < CHUNKS; chunk++) {
+      init_barrier(&shared.weight_full[chunk], 1);
+      init_barrier(&shared.attended_full[chunk], 1);
+    }
+    fence_async_proxy();
+    for (int chunk = 0; chunk < CHUNKS; chunk++) {
+      arrive_and_expect(&shared.weight_full[chunk], WEIGHT_BYTES);
+      copy_box(shared.weight[chunk], given.weight, chunk * LINE, head * given.head_rows, &shared.weight_full[chunk]);
+    }
+    prefetch_map(given.attended);
+  }
+
+  __device__ __forceinline__ void copy_attended() const {
+    for (int chunk = 0; chunk < CHUNKS; chunk++) {
+      arrive_and_expect(&shared.attended_full[chunk], TOKENS * LINE);
+      copy_box(shared.attended[chunk], given.attended, (head * CHUNKS + chunk) * LINE, first,
+               &shared.attended_full[chunk]);
+    }
+  }
+
+  __device__ __forceinline__ void multiply_chunks(Product<TOKENS>& product) const {
+#pragma unroll
+    for (int chunk = 0; chunk < CHUNKS; chunk++) {
+      u32 weight = shared_address(shared.weight[chunk]) + threadIdx.x / 128 * (WEIGHT_BYTES / 2);
+      u32 attended = shared_address(shared.attended[chunk]);
+      wait(&shared.weight_full[chunk], 0);
+      wait(&shared.attended_full[chunk], 0);
+      wgmma_fence();
+#pragma unroll
+      for (int step = 0; step < ELEMENTS / 16; step++)
+        multiply<0>(product, descriptor<1>(weight + step * 32), descriptor<1>(attended + step * 32), chunk + step > 0);
+      wgmma_commit();
+    }
+    wgmma_wait<0>();
+    pin(product.sum);
+  }
+
+  // A warp a token, whose values are put side by side; a lane does the divisions of one of the warp's tokens.
+  __device__ __forceinline__ void quantize(const Product<TOKENS>& product) const {
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    float* rows = reinterpret_cast<float*>(shared.weight);
+    float* own = rows + lane % 4 * 2 * ROW + warp * 16 + lane / 4;
+    // All warps have read the weight.
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < TOKENS / 2; i++) own[(i / 4 * 8 + i % 2) * ROW + i / 2 % 2 * 8] = product.sum[i];
+    __syncthreads();
+    float4 x[COUNT];
+    float own_largest = 0.0f;
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) {
+      x[i] = *reinterpret_cast<const float4*>(rows + (warp * COUNT + i) * ROW + lane * 4);
+      float largest = fmaxf(fmaxf(fabsf(x[i].x), fabsf(x[i].y)), fmaxf(fabsf(x[i].z), fabsf(x[i].w)));
+      // The bits of positive numbers are in the numbers' order.
+      largest = __uint_as_float(__reduce_max_sync(~0u, __float_as_uint(largest)));
+      if (lane == i) own_largest = largest;
+    }
+    float scale = fmaxf(own_largest, SMALLEST) / LARGEST, inverse = 1.0f / scale;
+    int token = first + warp * COUNT, left = min(given.tokens - token, COUNT);
+    if (lane < left) given.scales[(long long)head * given.scale_stride + token + lane] = scale;
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) {
+      float factor = __shfl_sync(~0u, inverse, i);
+      u32 packed = pack_e4m3(x[i].x * factor, x[i].y * factor) | pack_e4m3(x[i].z * factor, x[i].w * factor) << 16;
+      if (i < left)
+        reinterpret_cast<u32*>(given.values + ((long long)(token + i) * given.heads + head) * GROUP)[lane] = packed;
+    }
+  }
+};
+
+template <int TOKENS>
+__device__ __forceinline__ void expand(const ExpandArguments& given) {
+  extern __shared__ __align__(1024) u8 memory[];
+  start_next();
+  Expand<TOKENS> work{*reinterpret_cast<ExpandShared<TOKENS>*>(memory), given, (int)blockIdx.x, (int)blockIdx.y * TOKENS};
+  if (threadIdx.x == 0) work.copy_weight();
+  __syncthreads();
+  wait_for_earlier();
+  if (threadIdx.x == 0) work.copy_attended();
+  __syncwarp();
+  Product<TOKENS> product;
+  work.multiply_chunks(product);
+  work.quantize(product);
+}
+
+#define FEW_TOKENS(TOKENS)                                                                  \
+  extern "C" __global__ void __launch_bounds__(THREADS, 2)                                  \
+      few_tokens_absorb_queries_##TOKENS(const __grid_constant__ AbsorbArguments given) {   \
+    absorb<TOKENS>(given);                                                                  \
+  }                                                                                         \
+  extern "C" __global__ void __launch_bounds__(THREADS, 1)                                  \
+      few_tokens_expand_values_##TOKENS(const __grid_constant__ ExpandArguments given) {    \
+    expand<TOKENS>(given);                                                                  \
+  }
+FEW_TOKENS(16)
+FEW_TOKENS(32)
+FEW_TOKENS(64)
+FEW_TOKENS(96)

@@ -1,0 +1,86 @@
+"""A residual's addition, norm and quantization for a decode step's rows on Hopper: `cuda/few_rows.cu`."""
+
+import ctypes
+from pathlib import Path
+
+import torch
+
+from kernels.act_quant.quantized import GROUP, Quantized
+from kernels.hopper import is_hopper
+from kernels.moe_permute import ExpertOutputs
+from kernels.nvrtc import load_kernel
+
+SOURCE = Path(__file__).parent / "cuda" / "few_rows.cu"
+MOST_ROWS = 256
+# Rows of a sum that it is made for; 0 for what is no sum.
+CHOICES = (0, 8)
+# Of a row; values of a thread, and threads of a CTA.
+CTAS, VALUES, MOST_THREADS = 4, 8, 256
+
+
+class Arguments(ctypes.Structure):
+    """`Arguments` of the source."""
+
+    _fields_ = (
+        ("x", ctypes.c_void_p),
+        ("positions", ctypes.c_void_p),
+        ("sum_weights", ctypes.c_void_p),
+        ("shared_rows", ctypes.c_void_p),
+        ("residual", ctypes.c_void_p),
+        ("weight", ctypes.c_void_p),
+        ("out", ctypes.c_void_p),
+        ("values", ctypes.c_void_p),
+        ("scales", ctypes.c_void_p),
+        ("row_stride", ctypes.c_longlong),
+        ("width", ctypes.c_int),
+        ("scale_stride", ctypes.c_int),
+        ("epsilon", ctypes.c_float),
+    )
+
+
+def takes(delta: torch.Tensor | ExpertOutputs, residual: torch.Tensor) -> bool:
+    rows, width = residual.shape
+    threads = width // (CTAS * VALUES)
+    fits = rows <= MOST_ROWS and width % (CTAS * 2 * GROUP) == 0 and threads <= MOST_THREADS
+    on_hopper = is_hopper() and residual.is_cuda
+    return on_hopper and residual.dtype == torch.bfloat16 and fits and _is_readable(delta)
+
+
+def add_rms_norm(
+    delta: torch.Tensor | ExpertOutputs,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    epsilon: float,
+    quantized: Quantized | None,
+) -> torch.Tensor:
+    """For what it `takes`. quantized: where the normalized rows go in FP8 too."""
+    (rows, width), device = residual.shape, residual.device
+    out = torch.empty_like(residual)
+    if not rows:
+        return out
+    arguments = Arguments(
+        residual=residual.data_ptr(), weight=weight.data_ptr(), out=out.data_ptr(), width=width, epsilon=epsilon
+    )
+    if isinstance(delta, ExpertOutputs):
+        arguments.x, arguments.positions = delta.rows.data_ptr(), delta.positions.data_ptr()
+        arguments.sum_weights = delta.weights.data_ptr()
+        arguments.shared_rows = None if delta.shared is None else delta.shared.data_ptr()
+    else:
+        arguments.x, arguments.row_stride = delta.data_ptr(), delta.stride(0)
+    if quantized is not None:
+        arguments.values, arguments.scales = quantized.values.data_ptr(), quantized.scales.data_ptr()
+        arguments.scale_stride = quantized.scales.stride(1)
+    kernel = load_kernel(SOURCE, f"norm_{_choices(delta)}", 0, device.index or 0)
+    kernel.launch((rows * CTAS, 1, 1), width // (CTAS * VALUES), arguments, cluster=CTAS, dependent=True)
+    return out
+
+
+def _choices(delta: torch.Tensor | ExpertOutputs) -> int:
+    return delta.positions.shape[1] if isinstance(delta, ExpertOutputs) else 0
+
+
+def _is_readable(delta: torch.Tensor | ExpertOutputs) -> bool:
+    """Of as many rows, and 16 bytes at a time."""
+    if isinstance(delta, ExpertOutputs):
+        return _choices(delta) in CHOICES
+    return delta.stride(0) % VALUES == 0 and delta.data_ptr() % 16 == 0

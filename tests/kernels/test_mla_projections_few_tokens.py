@@ -1,0 +1,72 @@
+"""The products around absorbed attention for few tokens, on Hopper, against their definitions."""
+
+import pytest
+import torch
+
+from kernels.act_quant import dequantize
+from kernels.act_quant.reference import quantize
+from kernels.hopper import is_hopper
+from kernels.mla_projections import few_tokens, reference
+from kernels.mla_projections.few_tokens import LATENT, NOPE, ROPE, VALUE
+
+ERROR, QUANTIZED_ERROR = 5e-3, 0.03
+# Around the sizes that CTAs are made for, and some that need several.
+TOKENS = [0, 1, 16, 17, 32, 33, 64, 65, 96, 97, 128, 300]
+on_hopper = pytest.mark.skipif(not is_hopper(), reason="needs a Hopper GPU")
+
+
+def error(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((found.double() - expected.double()).norm() / expected.double().norm().clamp(min=1e-30))
+
+
+def random(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, device="cuda").bfloat16()
+
+
+@pytest.mark.gpu
+@on_hopper
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("tokens", TOKENS)
+@pytest.mark.parametrize("heads", [3, 128])
+def test_queries_are_absorbed_as_defined(tokens: int, heads: int) -> None:
+    # Some of a wider matrix: neither queries nor a head's weights lie next to each other.
+    query, weight = random(tokens, heads + 1, NOPE + ROPE)[:, 1:], random(heads, NOPE + VALUE, LATENT)[:, :NOPE]
+    rotations = torch.randn(tokens, ROPE // 2, dtype=torch.complex64, device="cuda")
+    found = few_tokens.absorb_query(query, weight, rotations)
+    expected = reference.absorb_query(query.float(), weight.float(), rotations)
+    assert found.shape == expected.shape and found.dtype == torch.bfloat16
+    assert error(found[:, :, :LATENT], expected[:, :, :LATENT]) < ERROR
+    assert error(found[:, :, LATENT:], expected[:, :, LATENT:]) < ERROR
+
+
+@pytest.mark.gpu
+@on_hopper
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("tokens", TOKENS)
+@pytest.mark.parametrize("heads", [3, 128])
+def test_latents_are_expanded_and_quantized_as_defined(tokens: int, heads: int) -> None:
+    attended = random(tokens, heads, LATENT)
+    weight = random(heads, NOPE + VALUE, LATENT)[:, NOPE:].transpose(1, 2)
+    found = few_tokens.expand_values_quantized(attended, weight)
+    expected = quantize(reference.expand_values(attended.float(), weight.float()).flatten(1))
+    assert torch.allclose(found.scales, expected.scales, rtol=1e-3)
+    assert error(dequantize(found), dequantize(expected)) < QUANTIZED_ERROR
+
+
+@pytest.mark.gpu
+@on_hopper
+def test_other_widths_and_many_tokens_are_left_to_the_definition() -> None:
+    query, weight = random(4, 2, NOPE + ROPE), random(2, NOPE, LATENT)
+    assert few_tokens.takes_queries(query, weight)
+    assert not few_tokens.takes_queries(query, weight[:, :64])
+    assert not few_tokens.takes_queries(query, weight[:, :, :256])
+    assert not few_tokens.takes_queries(random(few_tokens.MOST_TOKENS + 1, 2, NOPE + ROPE), weight)
+    assert few_tokens.takes_values(random(4, 2, LATENT), weight.transpose(1, 2))
+    assert not few_tokens.takes_values(random(4, 2, LATENT).float(), weight.transpose(1, 2))
+    assert not few_tokens.takes_values(random(4, 2, LATENT), random(2, LATENT, VALUE))
+
+
+def test_as_few_ctas_as_hold_all_tokens_share_them_evenly() -> None:
+    assert [few_tokens.cut(tokens) for tokens in (1, 33, 96, 97, 129, 192)] == [
+        (16, 1), (64, 1), (96, 1), (64, 2), (96, 2), (96, 2),
+    ]  # fmt: skip

@@ -1,0 +1,87 @@
+"""A decode step's residual, norm and quantization, on Hopper, against their definitions."""
+
+import pytest
+import torch
+
+from kernels.act_quant import dequantize, empty_quantized
+from kernels.hopper import is_hopper
+from kernels.moe_permute import ExpertOutputs
+from kernels.moe_permute.reference import combine
+from kernels.norm import add_rms_norm, add_rms_norm_quantized, few_rows, reference
+
+EPSILON = 1e-6
+# By relative norm: float32 sums in another order, some values on the border of two bfloat16 or e4m3 numbers.
+ERROR, QUANTIZED_ERROR = 1e-3, 1e-2
+ROWS = [0, 1, 33, 96, few_rows.MOST_ROWS]
+on_hopper = pytest.mark.skipif(not is_hopper(), reason="needs a Hopper GPU")
+
+
+def random(*shape: int, device: str = "cuda") -> torch.Tensor:
+    return torch.randn(*shape, device=device).bfloat16()
+
+
+def random_outputs(rows: int, width: int, with_shared: bool, choices: int = 8, device: str = "cuda") -> ExpertOutputs:
+    positions = torch.randint(6 * 40, (rows, choices), device=device)
+    shared = random(rows, width, device=device) if with_shared else None
+    weights = torch.randn(rows, choices, device=device)
+    return ExpertOutputs(random(6, 40, width, device=device), positions, weights, shared)
+
+
+def error(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((found.double() - expected.double()).norm() / expected.double().norm().clamp(min=1e-30))
+
+
+def assert_as_defined(delta: torch.Tensor | ExpertOutputs, residual: torch.Tensor, weight: torch.Tensor) -> None:
+    assert few_rows.takes(delta, residual)
+    total = residual.clone()
+    added = combine(delta) if isinstance(delta, ExpertOutputs) else delta
+    expected, expected_quantized = reference.add_rms_norm_quantized(added, total, weight, EPSILON)
+    plain = residual.clone()
+    assert error(few_rows.add_rms_norm(delta, plain, weight, EPSILON, None), expected) < ERROR
+    quantized = empty_quantized(*residual.shape, device=residual.device)
+    assert error(few_rows.add_rms_norm(delta, residual, weight, EPSILON, quantized), expected) < ERROR
+    assert error(residual, total) < ERROR and torch.equal(plain, residual)
+    assert error(quantized.scales, expected_quantized.scales) < ERROR
+    assert error(dequantize(quantized), dequantize(expected_quantized)) < QUANTIZED_ERROR
+
+
+@pytest.mark.gpu
+@on_hopper
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("width", [1024, 7168, 8192])
+def test_what_a_layer_made_is_added_and_normalized(rows: int, width: int) -> None:
+    assert_as_defined(random(rows, width + 8)[:, :width], random(rows, width) * 5, random(width))
+
+
+@pytest.mark.gpu
+@on_hopper
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("with_shared", [True, False])
+@pytest.mark.parametrize("width", [1024, 7168])
+def test_what_experts_made_is_added_up_and_normalized(rows: int, with_shared: bool, width: int) -> None:
+    assert_as_defined(random_outputs(rows, width, with_shared), random(rows, width), random(width))
+
+
+@pytest.mark.gpu
+@on_hopper
+def test_what_it_is_not_made_for_is_left_to_others() -> None:
+    residual = random(4, 1024)
+    assert few_rows.takes(random(4, 1024), residual)
+    assert not few_rows.takes(random(4, 1025)[:, 1:], residual)
+    assert not few_rows.takes(random(4, 1024).float(), residual.float())
+    assert not few_rows.takes(random(4, 640), random(4, 640))
+    assert not few_rows.takes(random_outputs(4, 1024, True, choices=6), residual)
+
+
+@pytest.mark.parametrize("with_shared", [True, False])
+def test_sums_are_made_before_the_norm_elsewhere(with_shared: bool) -> None:
+    outputs, weight = random_outputs(3, 128, with_shared, device="cpu"), random(128, device="cpu")
+    residual = random(3, 128, device="cpu")
+    total, expected_total = residual.clone(), residual.clone()
+    expected = add_rms_norm(combine(outputs), expected_total, weight, EPSILON)
+    assert torch.equal(add_rms_norm(outputs, total, weight, EPSILON), expected) and torch.equal(total, expected_total)
+    normalized, quantized = add_rms_norm_quantized(outputs, residual, weight, EPSILON)
+    assert torch.equal(normalized, expected) and torch.equal(residual, expected_total)
+    assert error(dequantize(quantized), expected) < 0.04
