@@ -11,6 +11,9 @@ from kernels.kv_copy.triton import compress
 from kernels.norm.triton import normalize
 from kernels.rope.triton import join_pairs, rotate_pairs, split_pairs
 
+# Of a program. Few tokens leave much of the chip idle, and the time is one program's: more warps each.
+WARPS, FEW_TOKENS, FEW_TOKENS_WARPS = 4, 256, 16
+
 
 # Two programs a token: one its query, one its latent and key. Reads 2 bytes a value; writes 1 or 2 for the query, and
 # for the latent 2 in place and 1 or 2 in the pool.
@@ -135,5 +138,6 @@ def _launch(
         query_weight is not None, quantized is not None, pool.dtype != projected.dtype,
         triton.next_power_of_2(triton.cdiv(query_width, GROUP)),
         triton.next_power_of_2(triton.cdiv(latent_width, GROUP)),
-        triton.next_power_of_2(pairs), GROUP, num_warps=4, **dependent_launch(projected.device),
+        triton.next_power_of_2(pairs), GROUP, num_warps=FEW_TOKENS_WARPS if tokens <= FEW_TOKENS else WARPS,
+        **dependent_launch(projected.device),
     )  # fmt: skip

@@ -6,12 +6,12 @@ import triton.language as tl
 
 from kernels.dependent_launch import dependent_launch, start_next, wait_for_earlier
 
-# Of a program; few tokens at a time where there are few experts, so that enough programs share the work.
-EXPERTS, INPUTS = 32, 512
-MANY_EXPERTS, ROWS, FEW_ROWS = 128, 64, 32
+# Of a program; up to MANY_ROWS few at a time, so that enough programs share the work.
+EXPERTS, INPUTS = 64, 512
+ROWS, FEW_ROWS, MANY_ROWS = 64, 32, 64
 
 
-# A program multiplies some tokens by 32 experts over 512 inputs, and leaves its share of the sums to whoever reads
+# A program multiplies some tokens by 64 experts over 512 inputs, and leaves its share of the sums to whoever reads
 # the logits. Reads 2 bytes a weight, before it waits, and 2 a value; writes 4 for 512 products. Bound by the latency of
 # its only load.
 @triton.jit
@@ -37,7 +37,7 @@ def gate_logits(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """[shares, tokens, experts] float32, whose sum over the shares the logits are."""
     (rows, inputs), experts = hidden.shape, weight.shape[0]
     shares = triton.cdiv(inputs, INPUTS)
-    tile = min(max(triton.next_power_of_2(rows), 16), ROWS if experts > MANY_EXPERTS else FEW_ROWS)
+    tile = min(max(triton.next_power_of_2(rows), 16), ROWS if rows > MANY_ROWS else FEW_ROWS)
     out = torch.empty(shares, rows, experts, dtype=torch.float32, device=hidden.device)
     if rows:
         _logits[(shares, triton.cdiv(experts, EXPERTS), triton.cdiv(rows, tile))](
