@@ -53,6 +53,15 @@ def test_a_bfloat16_model_generates(tmp_path: Path) -> None:
     assert generate(model_backend(checkpoint, dtype="bfloat16"), prompt, 1, [0, 1]) == exact
 
 
+def test_experts_that_see_a_prompt_in_chunks_make_the_same_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend, prompt = model_backend(tiny_checkpoint(tmp_path)), random_prompt(60)
+    whole = first_logprobs(backend, prompt, 60)
+    monkeypatch.setattr("engine.model.moe.CHUNK_TOKENS", 16)
+    assert torch.allclose(first_logprobs(backend, prompt, 60), whole, atol=1e-4)
+
+
 def first_logprobs(backend: ModelBackend, prompt: list[int], chunk: int) -> torch.Tensor:
     """Of every token after the prompt, which is computed in chunks."""
     for start in range(0, len(prompt) - chunk, chunk):
