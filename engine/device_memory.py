@@ -10,7 +10,7 @@ from cuda.bindings import driver
 from kernels.kv_copy.segment import SegmentBuffer, Table
 from kernels.kv_copy.xxh3 import seeded_table
 from mesh.errors import EngineFailed
-from transfer.digest import combine, seed_of
+from transfer.digest import seed_of
 
 # Transfers whose tables are kept: about as many as are under way.
 _KEPT_TABLES = 256
@@ -58,13 +58,15 @@ class DeviceSlot(PlainAllocation):
         super().__init__(size_bytes)
         self.tensor = torch.as_tensor(self, device=pool.device)
         self.segment = SegmentBuffer(pool, self.tensor)
+        # After its last job.
+        self.done = torch.cuda.Event(blocking=True)
 
 
 class DeviceMemory:
     """A `transfer.memory.KvMemory` over a KV pool on a GPU, on a stream of its own beside the engine's.
 
     The two are ordered by the host alone: what is gathered belongs to a step or layer that is known to be over, blocks
-    that are scattered to belong to no step under way, and steps that read them are launched after that has completed.
+    that are landed in belong to no step under way, and steps that read them are launched after that has completed.
     """
 
     is_on_gpu = True
@@ -87,56 +89,52 @@ class DeviceMemory:
     def enter_thread(self) -> None:
         # UCX's copies, too, work in the thread's context.
         torch.cuda.set_device(self._pool.device)
-        torch.cuda.current_stream().query()
+        # For good: to change streams for each launch takes longer than the launch.
+        torch.cuda.set_stream(self._stream)
+        self._stream.query()
+
+    def expect(self, key: bytes) -> None:
+        self._table(key)
 
     def gather(
         self, first_layer: int, layer_count: int, blocks: Sequence[int], staging: DeviceSlot, key: bytes
-    ) -> "_Hashing":
-        seed, table = self._table(key)
-        with torch.cuda.stream(self._stream):
-            staging.segment.gather(first_layer, layer_count, blocks, table)
-            return _Hashing(staging.segment, seed)
+    ) -> "_Gathered":
+        staging.segment.gather(first_layer, layer_count, blocks, self._table(key))
+        staging.done.record(self._stream)
+        return _Gathered(staging)
 
-    def digest(self, staging: DeviceSlot, size_bytes: int, key: bytes) -> "_Hashing":
-        seed, table = self._table(key)
-        with torch.cuda.stream(self._stream):
-            staging.segment.hash(size_bytes, table)
-            return _Hashing(staging.segment, seed)
-
-    def scatter(self, staging: DeviceSlot, first_layer: int, layer_count: int, blocks: Sequence[int]) -> "_Enqueued":
-        with torch.cuda.stream(self._stream):
-            staging.segment.scatter(first_layer, layer_count, blocks)
-            return _Enqueued()
+    def land(
+        self, first_layer: int, layer_count: int, blocks: Sequence[int], staging: DeviceSlot, key: bytes, digest: bytes
+    ) -> "_Landed":
+        staging.segment.land(first_layer, layer_count, blocks, self._table(key), digest)
+        staging.done.record(self._stream)
+        return _Landed(staging)
 
 
 class _Enqueued:
-    """What the current stream was told to do."""
+    """The job of a slot."""
 
-    def __init__(self) -> None:
-        self._done = torch.cuda.Event(blocking=True)
-        self._done.record()
+    def __init__(self, slot: DeviceSlot) -> None:
+        self._slot = slot
 
     @property
     def completed(self) -> bool:
-        return self._done.query()
+        return self._slot.done.query()
 
+
+class _Gathered(_Enqueued):
     def result(self) -> bytes:
-        self._done.synchronize()
-        return b""
+        """Before the slot's next job."""
+        self._slot.done.synchronize()
+        return self._slot.segment.hashes()
 
 
-class _Hashing(_Enqueued):
-    def __init__(self, segment: SegmentBuffer, seed: int) -> None:
-        super().__init__()
-        self._segment = segment
-        self._seed = seed
-
-    def result(self) -> bytes:
-        """Before the segment's next job."""
-        super().result()
-        return combine(self._segment.hashes(self._seed), self._seed)
+class _Landed(_Enqueued):
+    def result(self) -> bool:
+        """Before the slot's next job."""
+        self._slot.done.synchronize()
+        return self._slot.segment.landed()
 
 
-def _table_of(key: bytes) -> tuple[int, Table]:
-    seed = seed_of(key)
-    return seed, seeded_table(seed)
+def _table_of(key: bytes) -> Table:
+    return seeded_table(seed_of(key))

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from transfer.digest import Bytes, segment_digest
+from transfer.digest import Bytes, same, segment_digest
 from transfer.memory import Done
 
 Pool = np.ndarray[tuple[int, int, int], np.dtype[np.uint8]]
@@ -37,21 +37,28 @@ class HostMemory:
     def enter_thread(self) -> None:
         """Any thread may use it."""
 
-    def gather(self, first_layer: int, layer_count: int, blocks: Sequence[int], staging: Bytes, key: bytes) -> Done:
+    def expect(self, key: bytes) -> None:
+        """Nothing is made ahead."""
+
+    def gather(
+        self, first_layer: int, layer_count: int, blocks: Sequence[int], staging: Bytes, key: bytes
+    ) -> Done[bytes]:
         rows = self._rows_of(first_layer, layer_count, blocks)
         size_bytes = len(rows) * self.piece_bytes
         packed = staging[:size_bytes].reshape(len(rows), self.piece_bytes)
         # "clip" writes straight to `out`, other modes through a copy; the rows are within bounds.
         np.take(self._rows, rows, axis=0, out=packed, mode="clip")
-        return self.digest(staging, size_bytes, key)
-
-    def digest(self, staging: Bytes, size_bytes: int, key: bytes) -> Done:
         return Done(segment_digest(staging, size_bytes, key))
 
-    def scatter(self, staging: Bytes, first_layer: int, layer_count: int, blocks: Sequence[int]) -> Done:
+    def land(
+        self, first_layer: int, layer_count: int, blocks: Sequence[int], staging: Bytes, key: bytes, digest: bytes
+    ) -> Done[bool]:
         rows = self._rows_of(first_layer, layer_count, blocks)
-        self._rows[rows] = staging[: len(rows) * self.piece_bytes].reshape(len(rows), self.piece_bytes)
-        return Done()
+        size_bytes = len(rows) * self.piece_bytes
+        right = same(segment_digest(staging, size_bytes, key), digest)
+        if right:
+            self._rows[rows] = staging[:size_bytes].reshape(len(rows), self.piece_bytes)
+        return Done(right)
 
     def _rows_of(
         self, first_layer: int, layer_count: int, blocks: Sequence[int]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from transfer.digest import same
+from transfer.digest import digest_bytes
 from transfer.ticket import SegmentDigest
 
 # Why something a peer sent was not believed; keys of TransferCounters.refused.
@@ -102,7 +102,7 @@ class Landing:
         segment = self._segments[digest.segment]
         if segment.announced is not None:
             return DUPLICATE_DIGEST
-        if digest.size_bytes != segment.size_bytes:
+        if digest.size_bytes != segment.size_bytes or len(digest.digest) != digest_bytes(segment.size_bytes):
             return WRONG_SIZE
         segment.announced = digest
         return None
@@ -111,11 +111,11 @@ class Landing:
         segment = self._segments[index]
         return not self.ended and segment.phase is Phase.RECEIVED and segment.announced is not None
 
-    def matches(self, index: int, digest: bytes) -> bool:
-        """Whether the bytes in the slot, which have this digest, are those that the sender announced."""
+    def digest(self, index: int) -> bytes:
+        """What the sender announced of a verifiable one."""
         announced = self._segments[index].announced
-        assert announced is not None and self.verifiable(index)
-        return same(digest, announced.digest)
+        assert announced is not None
+        return announced.digest
 
     def slot(self, index: int) -> int:
         """The slot that holds the segment."""

@@ -1,7 +1,7 @@
 """Where KV bytes lie, as the transfer thread sees them: a rank's pool on CPU or GPU, or the store's slab."""
 
 from collections.abc import Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 Result = TypeVar("Result", covariant=True)
 
@@ -17,16 +17,16 @@ class Pending(Protocol[Result]):
         ...
 
 
-class Done:
+class Done(Generic[Result]):
     """Pending work that is over."""
 
     completed = True
 
-    def __init__(self, digest: bytes = b"") -> None:
-        self._digest = digest
+    def __init__(self, result: Result) -> None:
+        self._result = result
 
-    def result(self) -> bytes:
-        return self._digest
+    def result(self) -> Result:
+        return self._result
 
 
 class KvMemory(Protocol):
@@ -46,6 +46,10 @@ class KvMemory(Protocol):
         """The calling thread is the one that uses it from now on."""
         ...
 
+    def expect(self, key: bytes) -> None:
+        """A transfer with this key begins soon: what its digests need can be made now."""
+        ...
+
     def gather(
         self, first_layer: int, layer_count: int, blocks: Sequence[int], staging: Any, key: bytes
     ) -> Pending[bytes]:
@@ -55,10 +59,11 @@ class KvMemory(Protocol):
         """
         ...
 
-    def digest(self, staging: Any, size_bytes: int, key: bytes) -> Pending[bytes]:
-        """Of the first `size_bytes` of a staging buffer."""
-        ...
+    def land(
+        self, first_layer: int, layer_count: int, blocks: Sequence[int], staging: Any, key: bytes, digest: bytes
+    ) -> Pending[bool]:
+        """Copy the pieces from the start of `staging` to the blocks, if this is their digest: results in whether it is.
 
-    def scatter(self, staging: Any, first_layer: int, layer_count: int, blocks: Sequence[int]) -> Pending[object]:
-        """Copy pieces from the start of `staging` to the blocks. Work begun after it is completed sees them."""
+        Where it is not, nothing is written. Work begun after it is completed sees the pieces.
+        """
         ...

@@ -16,7 +16,8 @@ from transfer.tags import landing_tags, segment_of
 from transfer.ticket import SegmentDigest
 from transfer.transport import Arrival, Transmission, Transport
 
-_MAX_DIGEST_MESSAGE_BYTES = 256
+# What a segment of 64 MiB needs is half of it.
+_MAX_DIGEST_MESSAGE_BYTES = 16 << 10
 
 
 @dataclass(eq=False)
@@ -52,17 +53,12 @@ class _Receive:
 
 
 @dataclass(eq=False)
-class _Digest:
+class _Copy:
+    """Of a segment to its blocks, if it is what was announced."""
+
     incoming: Incoming
     index: int
-    digest: Pending[bytes]
-
-
-@dataclass(eq=False)
-class _Scatter:
-    incoming: Incoming
-    index: int
-    scattered: Pending[object]
+    landed: Pending[bool]
 
 
 class Receiver:
@@ -95,13 +91,13 @@ class Receiver:
         self._waiting: deque[tuple[Incoming, int, Arrival]] = deque()
         self._receives: list[_Receive] = []
         self._verifiable: deque[tuple[Incoming, int]] = deque()
-        self._digests: list[_Digest] = []
-        self._scatters: list[_Scatter] = []
+        # In the order in which they began, which they end in.
+        self._copies: deque[_Copy] = deque()
 
     @property
     def in_flight(self) -> bool:
         """Whether a buffer is UCX's, or the memory's."""
-        return bool(self._receives or self._digests or self._scatters)
+        return bool(self._receives or self._copies)
 
     def deadlines(self) -> list[float]:
         return [incoming.landing.deadline for incoming in self._open]
@@ -109,6 +105,7 @@ class Receiver:
     def open(self, incoming: Incoming) -> None:
         self._open.add(incoming)
         self._by_tag |= dict.fromkeys(incoming.tags, incoming)
+        self._memory.expect(incoming.secret)
         self._end_if_over(incoming)
 
     def arrive(self, arrival: Arrival) -> bool:
@@ -127,6 +124,8 @@ class Receiver:
         reason = incoming.landing.arrive(index, arrival.size_bytes)
         if reason is None:
             self._waiting.append((incoming, index, arrival))
+            # Before anything else of this turn: its bytes are the longest on their way.
+            self._start_receives()
             return
         self._refused[reason] += 1
         self._transport.discard(arrival)
@@ -155,11 +154,11 @@ class Receiver:
 
     def turn(self, now: float) -> bool:
         """Do what can be done now; returns whether there was something. Begins to verify one segment at most."""
-        started, finished, verifying = self._start_receives(), self._finish_receives(), self._verify_one()
-        verified, landed = self._scatter_verified(), self._land_scattered()
+        started, finished = self._start_receives(), self._finish_receives()
+        verifying, verified = self._verify_one(), self._end_verified()
         for incoming in [each for each in self._open if each.landing.deadline <= now]:
             self.give_up(incoming, DEADLINE_EXCEEDED, "the landing's deadline passed before all segments came")
-        return started or finished or verifying or verified or landed
+        return started or finished or verifying or verified
 
     def _start_receives(self) -> bool:
         started = False
@@ -207,42 +206,31 @@ class Receiver:
         if not self._verifiable:
             return False
         incoming, index = self._verifiable.popleft()
+        landing, tile = incoming.landing, incoming.tiles[index]
         # It may have ended meanwhile.
-        if incoming.landing.verifiable(index):
-            staging = self._staging[incoming.landing.slot(index)]
-            digest = self._memory.digest(staging, self._size(incoming.tiles[index]), incoming.secret)
-            self._digests.append(_Digest(incoming, index, digest))
+        if landing.verifiable(index):
+            blocks = incoming.blocks[tile.first_block : tile.first_block + tile.block_count]
+            staging, digest = self._staging[landing.slot(index)], landing.digest(index)
+            landed = self._memory.land(tile.first_layer, tile.layer_count, blocks, staging, incoming.secret, digest)
+            self._copies.append(_Copy(incoming, index, landed))
         return True
 
-    def _scatter_verified(self) -> bool:
-        done = [each for each in self._digests if each.digest.completed]
-        for each in done:
-            # Unless the one before ended the landing.
-            if each in self._digests:
-                self._digests.remove(each)
-                self._scatter(each.incoming, each.index, each.digest.result())
-        return bool(done)
+    def _end_verified(self) -> bool:
+        ended = False
+        while self._copies and self._copies[0].landed.completed:
+            self._end_copy(self._copies.popleft())
+            ended = True
+        return ended
 
-    def _scatter(self, incoming: Incoming, index: int, digest: bytes) -> None:
-        landing, tile = incoming.landing, incoming.tiles[index]
-        if not landing.matches(index, digest):
+    def _end_copy(self, copy: _Copy) -> None:
+        incoming = copy.incoming
+        if not copy.landed.result():
             self._refused[WRONG_DIGEST] += 1
             self.give_up(incoming, NOT_BELIEVED, "a segment's bytes are not those that its sender announced")
             return
-        blocks = incoming.blocks[tile.first_block : tile.first_block + tile.block_count]
-        staging = self._staging[landing.slot(index)]
-        scattered = self._memory.scatter(staging, tile.first_layer, tile.layer_count, blocks)
-        self._scatters.append(_Scatter(incoming, index, scattered))
-
-    def _land_scattered(self) -> bool:
-        done = [each for each in self._scatters if each.scattered.completed]
-        for each in done:
-            self._scatters.remove(each)
-            incoming = each.incoming
-            self._slots.release(incoming.landing.land(each.index))
-            self._received_bytes[incoming.transport] += self._size(incoming.tiles[each.index])
-            self._end_if_over(incoming)
-        return bool(done)
+        self._slots.release(incoming.landing.land(copy.index))
+        self._received_bytes[incoming.transport] += self._size(incoming.tiles[copy.index])
+        self._end_if_over(incoming)
 
     def _size(self, tile: Tile) -> int:
         return tile.pieces * self._memory.piece_bytes
@@ -264,9 +252,7 @@ class Receiver:
 
     def _drop_copies(self, incoming: Incoming) -> None:
         """Of one that was given up: its slots are read, and its blocks written, until then."""
-        for digest in [each for each in self._digests if each.incoming is incoming]:
-            self._digests.remove(digest)
-            digest.digest.result()
-        for scatter in [each for each in self._scatters if each.incoming is incoming]:
-            self._scatters.remove(scatter)
-            scatter.scattered.result()
+        for copy in self._copies:
+            if copy.incoming is incoming:
+                copy.landed.result()
+        self._copies = deque(copy for copy in self._copies if copy.incoming is not incoming)

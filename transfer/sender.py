@@ -93,7 +93,8 @@ class Sender:
         self._sent_bytes = sent_bytes
         # Whose turn it is stands first.
         self._open: deque[Outgoing] = deque()
-        self._gathers: list[_Gather] = []
+        # In the order in which they began, which they end in.
+        self._gathers: deque[_Gather] = deque()
         self._sends: list[_Send] = []
 
     @property
@@ -107,6 +108,7 @@ class Sender:
 
     def open(self, outgoing: Outgoing) -> None:
         self._open.append(outgoing)
+        self._memory.expect(outgoing.secret)
         self._end_if_done(outgoing)
 
     def give_up(self, outgoing: Outgoing, error: str) -> None:
@@ -152,12 +154,11 @@ class Sender:
         self._gathers.append(_Gather(outgoing, index, slot, size, digest))
 
     def _send_gathered(self) -> bool:
-        done = [gather for gather in self._gathers if gather.digest.completed]
-        if done:
-            self._gathers = [gather for gather in self._gathers if gather not in done]
-        for gather in done:
-            self._send(gather)
-        return bool(done)
+        sent = False
+        while self._gathers and self._gathers[0].digest.completed:
+            self._send(self._gathers.popleft())
+            sent = True
+        return sent
 
     def _send(self, gather: _Gather) -> None:
         outgoing, index = gather.outgoing, gather.index
@@ -219,7 +220,7 @@ class Sender:
     def _drop_gathers(self, outgoing: Outgoing) -> None:
         """Of one that was given up."""
         dropped = [gather for gather in self._gathers if gather.outgoing is outgoing]
-        self._gathers = [gather for gather in self._gathers if gather.outgoing is not outgoing]
+        self._gathers = deque(gather for gather in self._gathers if gather.outgoing is not outgoing)
         for gather in dropped:
             # Its blocks are read until then.
             gather.digest.result()

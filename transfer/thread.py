@@ -19,8 +19,10 @@ logger = logging.getLogger(__name__)
 # Turns without anything to do before it sleeps, while transfers are under way: an answer often comes within
 # microseconds, and going to sleep and being woken costs some twenty.
 _PATIENCE_SECONDS = 200e-6
-# Between looks at transfers that UCX wakes nobody for: at first just long enough for others to get at the interpreter.
+# Between looks at transfers that UCX wakes nobody for: just long enough for others to get at the interpreter, or, when
+# nothing has happened for a while, longer.
 _EAGER_POLL_SECONDS = 5e-6
+_EAGER_SECONDS = 1e-3
 _POLL_SECONDS = 50e-6
 # After which the looking thread leaves the interpreter to one that waits for it. Python's own 5 ms would hold up every
 # word between the two ends of a push, and the steps of a rank.
@@ -117,7 +119,7 @@ class TransferThread:
             if busy:
                 last_busy = now
             elif self._work.needs_polling and self._work.in_flight:
-                time.sleep(_EAGER_POLL_SECONDS if now - last_busy < _PATIENCE_SECONDS else _POLL_SECONDS)
+                time.sleep(_EAGER_POLL_SECONDS if now - last_busy < _EAGER_SECONDS else _POLL_SECONDS)
             elif now - last_busy > (_PATIENCE_SECONDS if self._work.in_flight else self._linger_seconds):
                 self._sleep(poll)
 

@@ -17,7 +17,6 @@ from kernels.rope import rotate
 HIDDEN, QUERY, LATENT, ROPE, HEADS = 7168, 1536, 512, 64, 128
 WIDTH = LATENT + ROPE
 LAYERS = 61
-SEGMENT_BYTES = 64 << 20
 
 
 def cases() -> Iterable[Case]:
@@ -34,10 +33,12 @@ def cases() -> Iterable[Case]:
         yield Case(f"into an e4m3 pool, {tokens} tokens", "deepmesh", partial(_write_call, tokens, e4m3), moved)
     yield Case("queries rotated, 16384 tokens", "deepmesh", _rotate_call, 4.0 * 16384 * HEADS * ROPE)
     yield Case("two parts of a prefix joined, 4096 tokens", "deepmesh", _merge_call, 6.0 * 4096 * HEADS * 128)
-    for name, call in (("gathered", _gather_call), ("scattered", _scatter_call)):
-        yield Case(f"64 MiB of blocks {name}", "deepmesh", call, 2.0 * SEGMENT_BYTES)
-    for size in (8 << 20, SEGMENT_BYTES):
-        yield Case(f"{size >> 20} MiB hashed", "deepmesh", partial(_hash_call, size), float(size))
+    for size in (8 << 20, 64 << 20):
+        yield Case(
+            f"{size >> 20} MiB of blocks gathered and hashed", "deepmesh", partial(_gather_call, size), 2.0 * size
+        )
+        yield Case(f"{size >> 20} MiB compared with their hashes", "deepmesh", partial(_compare_call, size), 1.0 * size)
+        yield Case(f"{size >> 20} MiB scattered", "deepmesh", partial(_scatter_call, size), 2.0 * size)
 
 
 def _bfloat16(*shape: int) -> torch.Tensor:
@@ -76,34 +77,30 @@ def _merge_call() -> Callable[[], object]:
     return lambda: merge_attention(out, sums, other, other_sums)
 
 
-def _segment() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]:
-    """A pool twice a segment, staging, the job of copying scattered blocks of all its layers, and its pieces."""
-    piece_bytes = BLOCK_TOKENS * WIDTH * 2
-    count = SEGMENT_BYTES // piece_bytes // LAYERS
-    pool = _bfloat16(LAYERS, 2 * count, BLOCK_TOKENS, WIDTH)
-    job = torch.zeros(kv_copy_triton.JOB_BLOCKS + count, dtype=torch.int64, device="cuda")
+def _segment(size: int) -> tuple[torch.Tensor, ...]:
+    """A pool twice a segment, staging, the job of copying scattered blocks of all its layers (twice), and sums."""
+    count = size // (BLOCK_TOKENS * WIDTH * 2) // LAYERS
+    pool = _bfloat16(LAYERS, 2 * count, BLOCK_TOKENS * WIDTH).view(torch.int64)
+    staging = torch.randint(1 << 60, (LAYERS * count * pool.shape[2],), device="cuda")
+    chunks = -(-8 * len(staging) // CHUNK_BYTES)
+    blocks = kv_copy_triton.JOB_HASHES + chunks
+    job = torch.zeros(blocks + LAYERS * count, dtype=torch.int64, pin_memory=True)
     job[kv_copy_triton.JOB_BLOCK_COUNT] = count
-    job[kv_copy_triton.JOB_PIECES] = LAYERS * count
-    job[kv_copy_triton.JOB_BLOCKS :] = torch.randperm(2 * count)[:count]
-    return pool, torch.empty(SEGMENT_BYTES, dtype=torch.uint8, device="cuda"), job, LAYERS * count
-
-
-def _gather_call() -> Callable[[], object]:
-    pool, staging, job, pieces = _segment()
-    return lambda: kv_copy_triton.launch_copy(pool, staging, job, pieces, gather=True)
-
-
-def _scatter_call() -> Callable[[], object]:
-    pool, staging, job, pieces = _segment()
-    return lambda: kv_copy_triton.launch_copy(pool, staging, job, pieces, gather=False)
-
-
-def _hash_call(size: int) -> Callable[[], object]:
-    data = torch.randint(256, (size,), dtype=torch.uint8, device="cuda")
-    chunks = -(-size // CHUNK_BYTES)
-    job = torch.zeros(kv_copy_triton.JOB_BLOCKS, dtype=torch.int64, device="cuda")
-    job[kv_copy_triton.JOB_SIZE] = size
-    job[kv_copy_triton.JOB_TABLE :] = torch.from_numpy(seeded_table(77).copy())
+    job[kv_copy_triton.JOB_SIZE] = 8 * len(staging)
+    job[kv_copy_triton.JOB_TABLE : kv_copy_triton.JOB_WRONG] = torch.from_numpy(seeded_table(77).copy())
+    job[blocks : blocks + count] = torch.randperm(2 * count)[:count]
     sums = torch.empty(chunks * kv_copy_triton.SUMS_OF_CHUNK, dtype=torch.int64, device="cuda")
-    hashes = torch.empty(chunks + kv_copy_triton.REST_WORDS, dtype=torch.int64, device="cuda")
-    return lambda: kv_copy_triton.launch_hashes(data, job, sums, hashes)
+    return pool, staging, job, job.cuda(), sums
+
+
+def _gather_call(size: int) -> Callable[[], object]:
+    return partial(kv_copy_triton.launch_hashes, *_segment(size), gather=True)
+
+
+def _compare_call(size: int) -> Callable[[], object]:
+    return partial(kv_copy_triton.launch_hashes, *_segment(size), gather=False)
+
+
+def _scatter_call(size: int) -> Callable[[], object]:
+    pool, staging, _, job, _ = _segment(size)
+    return lambda: kv_copy_triton.launch_scatter(pool, staging, job)

@@ -6,105 +6,77 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kernels.kv_copy import reference, triton, xxh3
+from kernels.kv_copy import triton, xxh3
 
 Table = npt.NDArray[np.int64]
 
 
 class SegmentBuffer:
-    """A staging buffer, and the launches that fill, hash and empty it: one at a time, on the current stream.
+    """A staging buffer, and the launches that fill it and empty it: one at a time, on the current stream.
 
-    Kernels read from the device's memory what they are to do, so that each launch is captured once for all segments: a
-    replay takes a tenth of the host's time.
+    Kernels read from memory what they are to do, so that each way is captured once for all segments: a replay takes a
+    tenth of the host's time.
     """
 
     def __init__(self, pool: torch.Tensor, staging: torch.Tensor) -> None:
-        """pool: [layers, blocks, 64, width] contiguous, a block's bytes in one layer a multiple of 8; staging: [bytes]
-        uint8, 16-byte aligned. On a GPU, to be made on the stream that it is used on.
+        """pool: [layers, blocks, 64, width] contiguous, a block's bytes in one layer a multiple of 256; staging:
+        [bytes] uint8, 16-byte aligned. On a GPU, to be made on the stream that it is used on.
         """
         assert pool.is_contiguous() and staging.dtype == torch.uint8
-        self._piece_bytes = pool[0, 0].numel() * pool.itemsize
-        assert self._piece_bytes % 8 == 0
+        words = pool.flatten(2).view(torch.uint8).view(torch.int64)
+        self._piece_bytes = 8 * words.shape[2]
+        assert self._piece_bytes % triton.ROW_BYTES == 0
         most_pieces = len(staging) // self._piece_bytes
-        most_chunks = -(-len(staging) // xxh3.CHUNK_BYTES)
-        self._job = _HostAndDevice(triton.JOB_BLOCKS + most_pieces, staging.device)
-        # Behind the hashes, the rest that is hashed on the host.
-        self._hashes = _HostAndDevice(most_chunks + triton.REST_WORDS, staging.device)
-        sums = torch.empty(most_chunks * triton.SUMS_OF_CHUNK, dtype=torch.int64, device=staging.device)
-        job, hashes = self._job.device, self._hashes.device
-        self._job.host[: triton.JOB_BLOCKS] = 0
-        self._job.to_device()
-
-        def launch_hashes() -> None:
-            triton.launch_hashes(staging, job, sums, hashes)
-
-        def launch_gather() -> None:
-            triton.launch_copy(pool, staging, job, most_pieces, gather=True)
-            launch_hashes()
-
-        self._launch_gather = _captured(launch_gather, staging.device)
-        self._launch_hashes = _captured(launch_hashes, staging.device)
-        self._launch_scatter = _captured(
-            lambda: triton.launch_copy(pool, staging, job, most_pieces, gather=False), staging.device
-        )
+        self._pool, self._staged = words, staging[: most_pieces * self._piece_bytes].view(torch.int64)
+        chunks = -(-8 * len(self._staged) // xxh3.CHUNK_BYTES)
+        self._job_blocks = triton.JOB_HASHES + chunks
+        self._pinned = torch.zeros(self._job_blocks + most_pieces, dtype=torch.int64, pin_memory=pool.is_cuda)
+        self._job: Table = self._pinned.numpy()
+        self._device_job = torch.zeros_like(self._pinned, device=pool.device)
+        self._sums = torch.empty(chunks * triton.SUMS_OF_CHUNK, dtype=torch.int64, device=pool.device)
+        self._gather = _captured(self._launch_gather, pool.device)
+        self._land = _captured(self._launch_land, pool.device)
 
     def gather(self, first_layer: int, layers: int, blocks: Sequence[int], table: Table) -> None:
         """Copy these blocks of `layers` layers from `first_layer` on, layer-major, to the start of the staging buffer,
         and hash it so far. table: `xxh3.seeded_table`.
         """
-        self._set_job(first_layer, layers, blocks)
-        self._hash(layers * len(blocks) * self._piece_bytes, table, self._launch_gather)
+        self._set_job(first_layer, layers, blocks, table)
+        self._gather()
 
-    def hash(self, size_bytes: int, table: Table) -> None:
-        """The first `size_bytes` of the staging buffer."""
-        self._hash(size_bytes, table, self._launch_hashes)
+    def land(self, first_layer: int, layers: int, blocks: Sequence[int], table: Table, hashes: bytes) -> None:
+        """The way back, for what has these hashes and else not: arguments as of `gather`; the blocks are distinct."""
+        self._set_job(first_layer, layers, blocks, table)
+        self._job[triton.JOB_HASHES : triton.JOB_HASHES + len(hashes) // 8] = np.frombuffer(hashes, np.int64)
+        self._land()
 
-    def scatter(self, first_layer: int, layers: int, blocks: Sequence[int]) -> None:
-        """The way back: arguments as of `gather`; the blocks are distinct."""
-        self._set_job(first_layer, layers, blocks)
-        self._job.to_device()
-        self._launch_scatter()
+    def hashes(self) -> bytes:
+        """XXH3's 64-bit hash of each 64 KiB of what was gathered and of the rest: 8 bytes each, little-endian.
 
-    def hashes(self, seed: int) -> bytes:
-        """XXH3's 64-bit hash of each 64 KiB of what was hashed and of the rest, 8 bytes each, little-endian, in order.
-
-        Only when the stream has come so far. seed: that of the table.
+        Only when the stream has come so far.
         """
-        chunks, rest = divmod(int(self._job.host[triton.JOB_SIZE]), xxh3.CHUNK_BYTES)
-        if rest >= xxh3.SHORTEST_LONG:
-            chunks, rest = chunks + 1, 0
-        found = self._hashes.host
-        short = torch.from_numpy(found[-triton.REST_WORDS :]).view(torch.uint8)[:rest]
-        return found[:chunks].tobytes() + reference.chunk_hashes(short, seed)
+        chunks = -(-int(self._job[triton.JOB_SIZE]) // xxh3.CHUNK_BYTES)
+        return self._job[triton.JOB_HASHES : triton.JOB_HASHES + chunks].tobytes()
 
-    def _set_job(self, first_layer: int, layers: int, blocks: Sequence[int]) -> None:
-        job, count = self._job.host, len(blocks)
+    def landed(self) -> bool:
+        """Whether the hashes were right, and it was copied. Only when the stream has come so far."""
+        return not self._job[triton.JOB_WRONG]
+
+    def _launch_gather(self) -> None:
+        triton.launch_hashes(self._pool, self._staged, self._pinned, self._device_job, self._sums, gather=True)
+
+    def _launch_land(self) -> None:
+        triton.launch_hashes(self._pool, self._staged, self._pinned, self._device_job, self._sums, gather=False)
+        triton.launch_scatter(self._pool, self._staged, self._device_job)
+
+    def _set_job(self, first_layer: int, layers: int, blocks: Sequence[int], table: Table) -> None:
+        job, count = self._job, len(blocks)
         job[triton.JOB_FIRST_LAYER] = first_layer
         job[triton.JOB_BLOCK_COUNT] = count
-        job[triton.JOB_PIECES] = layers * count
-        job[triton.JOB_BLOCKS : triton.JOB_BLOCKS + count] = blocks
-
-    def _hash(self, size_bytes: int, table: Table, launch: Callable[[], None]) -> None:
-        self._job.host[triton.JOB_SIZE] = size_bytes
-        self._job.host[triton.JOB_TABLE : triton.JOB_BLOCKS] = table
-        self._job.to_device()
-        launch()
-        self._hashes.to_host()
-
-
-class _HostAndDevice:
-    """int64 words in pinned memory, and on the device."""
-
-    def __init__(self, words: int, device: torch.device) -> None:
-        self._host = torch.zeros(words, dtype=torch.int64, pin_memory=device.type == "cuda")
-        self.host: Table = self._host.numpy()
-        self.device = torch.zeros(words, dtype=torch.int64, device=device)
-
-    def to_device(self) -> None:
-        self.device.copy_(self._host, non_blocking=True)
-
-    def to_host(self) -> None:
-        self._host.copy_(self.device, non_blocking=True)
+        job[triton.JOB_SIZE] = layers * count * self._piece_bytes
+        job[triton.JOB_TABLE : triton.JOB_WRONG] = table
+        job[triton.JOB_WRONG] = 0
+        job[self._job_blocks : self._job_blocks + count] = blocks
 
 
 def _captured(launch: Callable[[], None], device: torch.device) -> Callable[[], None]:

@@ -7,14 +7,16 @@ import triton.language as tl
 from kernels.kv_copy import xxh3
 
 WORDS = 2048
-# What is to be done with a segment, in int64 words: the first layer, how many blocks, how many pieces in all, how many
-# bytes are hashed, the table of their seed, and the blocks.
-JOB_FIRST_LAYER, JOB_BLOCK_COUNT, JOB_PIECES, JOB_SIZE, JOB_TABLE = range(5)
-JOB_BLOCKS = JOB_TABLE + xxh3.TABLE_WORDS
+# A row is what the pool is addressed by: of 256 bytes, as pieces are of whole rows.
+ROW_WORDS = 32
+ROW_BYTES = 8 * ROW_WORDS
+# What is to be done with a segment, in int64 words: the first layer, how many blocks, how many bytes, the table of the
+# hashes' seed, whether a chunk was wrong, the hash of each chunk, and the blocks.
+JOB_FIRST_LAYER, JOB_BLOCK_COUNT, JOB_SIZE, JOB_TABLE = range(4)
+JOB_WRONG = JOB_TABLE + xxh3.TABLE_WORDS
+JOB_HASHES = JOB_WRONG + 1
 # What the KiB of a chunk add to its accumulators.
 SUMS_OF_CHUNK = xxh3.CHUNK_BYTES // 1024 * 8
-# Behind the hashes: 256 bytes for a rest.
-REST_WORDS = 32
 
 
 @triton.jit
@@ -41,97 +43,97 @@ def read_latents(pool: torch.Tensor, slots: torch.Tensor, dtype: torch.dtype, sc
     return out
 
 
-# A program copies 16 KiB of a piece, one block of one layer. Reads and writes 8 bytes a word.
+# A program copies 4 KiB of a job from pinned memory: a copy engine starts later than this is over.
 @triton.jit
-def _copy_pieces(
-    pool, staging, job, pool_blocks, piece_words,
-    GATHER: tl.constexpr, WORDS: tl.constexpr, FIRST_LAYER: tl.constexpr, BLOCK_COUNT: tl.constexpr,
-    PIECES: tl.constexpr, BLOCKS: tl.constexpr,
+def _take_job(pinned, job, size, WORDS: tl.constexpr):
+    word = tl.program_id(0) * WORDS + tl.arange(0, WORDS)
+    tl.store(job + word, tl.load(pinned + word, mask=word < size), mask=word < size)
+
+
+# A program takes 16 KiB of the segment, gathered from the pool or staged before, and sums what each KiB of it adds to
+# the accumulators of its chunk's hash. Reads 1 byte a byte, and writes another where it gathers.
+@triton.jit
+def _sum_parts(
+    pool, staging, job, blocks, sums, pool_blocks,
+    GATHER: tl.constexpr, WORDS: tl.constexpr, PIECE_WORDS: tl.constexpr, ROW_WORDS: tl.constexpr,
+    CHUNK_BYTES: tl.constexpr, FIRST_LAYER: tl.constexpr, BLOCK_COUNT: tl.constexpr, SIZE: tl.constexpr,
+    TABLE: tl.constexpr,
 ):  # fmt: skip
-    piece = tl.program_id(0).to(tl.int64)
-    if piece < tl.load(job + PIECES):
-        count = tl.load(job + BLOCK_COUNT)
-        block = tl.load(job + BLOCKS + piece % count)
-        layer = tl.load(job + FIRST_LAYER) + piece // count
-        word = tl.program_id(1) * WORDS + tl.arange(0, WORDS)
-        inside = word < piece_words
-        stored = pool + (layer * pool_blocks + block) * piece_words + word
-        staged = staging + piece * piece_words + word
+    part = tl.program_id(0).to(tl.int64)
+    size = tl.load(job + SIZE)
+    if part * WORDS * 8 < size:
+        row = part * (WORDS // ROW_WORDS) + tl.arange(0, WORDS // ROW_WORDS)
+        column = tl.arange(0, ROW_WORDS)[None, :]
+        inside = (row * ROW_WORDS * 8 < size)[:, None]
+        staged = staging + (row * ROW_WORDS)[:, None] + column
         if GATHER:
-            tl.store(staged, tl.load(stored, mask=inside), mask=inside)
+            stored = _stored(
+                pool, job, blocks, pool_blocks, row, size, PIECE_WORDS, ROW_WORDS, FIRST_LAYER, BLOCK_COUNT
+            )
+            found = tl.load(stored[:, None] + column, mask=inside, other=0)
+            tl.store(staged, found, mask=inside)
         else:
-            tl.store(stored, tl.load(staged, mask=inside), mask=inside)
-
-
-def launch_copy(
-    pool: torch.Tensor, staging: torch.Tensor, job: torch.Tensor, most_pieces: int, *, gather: bool
-) -> None:
-    """job: int64, see above. At most so many pieces."""
-    words = pool.flatten(2).view(torch.uint8).view(torch.int64)
-    piece_words = words.shape[2]
-    staged = staging[: most_pieces * piece_words * 8].view(torch.int64)
-    _copy_pieces[(most_pieces, triton.cdiv(piece_words, WORDS))](
-        words, staged, job, pool.shape[1], piece_words,
-        gather, WORDS, JOB_FIRST_LAYER, JOB_BLOCK_COUNT, JOB_PIECES, JOB_BLOCKS,
-        num_warps=8,
-    )  # fmt: skip
+            found = tl.load(staged, mask=inside, other=0)
+        word = tl.arange(0, WORDS // ROW_WORDS)[:, None] * ROW_WORDS + column
+        secret = tl.load(job + TABLE + word // 8 % 16 + word % 8).to(tl.uint64, bitcast=True)
+        # The last stripe of a chunk is hashed apart.
+        parts = CHUNK_BYTES // (WORDS * 8)
+        chunk_size = tl.minimum(size - part // parts * CHUNK_BYTES, CHUNK_BYTES)
+        summed = part % parts * (WORDS // 8) + word // 8 < (chunk_size - 1) // 64
+        added = _added_by_blocks(found.to(tl.uint64, bitcast=True), secret, summed, WORDS // 128)
+        tl.store(sums + part * (WORDS // 16) + tl.arange(0, WORDS // 16), added.to(tl.int64, bitcast=True))
 
 
 @triton.jit
-def _mixed(data, swapped, secret):
-    """What a stripe's lane adds to its accumulator."""
-    keyed = data ^ secret
-    return swapped + (keyed & 0xFFFFFFFF) * (keyed >> 32)
+def _stored(
+    pool, job, blocks, pool_blocks, row, size,
+    PIECE_WORDS: tl.constexpr, ROW_WORDS: tl.constexpr, FIRST_LAYER: tl.constexpr, BLOCK_COUNT: tl.constexpr,
+):  # fmt: skip
+    """Where the segment's rows lie in the pool: layer by layer, one block of a layer a piece."""
+    piece = row * ROW_WORDS // PIECE_WORDS
+    count = tl.load(job + BLOCK_COUNT)
+    block = tl.load(blocks + piece % count, mask=row * ROW_WORDS * 8 < size, other=0)
+    layer = tl.load(job + FIRST_LAYER) + piece // count
+    return pool + (layer * pool_blocks + block) * PIECE_WORDS + row * ROW_WORDS % PIECE_WORDS
 
 
-# A program hashes one chunk: first what each KiB adds to the accumulators, by way of `sums`, then 64 dependent steps of
-# few instructions, as they are scrambled after each KiB. Reads 1 byte a byte. A rest too short for that is copied.
+@triton.jit
+def _added_by_blocks(found, secret, summed, BLOCKS: tl.constexpr):
+    """What each KiB adds to the accumulators: [BLOCKS * 8]."""
+    found = tl.where(summed, found, 0)
+    keyed = found ^ secret
+    mixed = tl.where(summed, (keyed & 0xFFFFFFFF) * (keyed >> 32), 0)
+    # A lane's word itself goes to its neighbour's accumulator.
+    even_word, odd_word = tl.split(tl.reshape(found, [BLOCKS, 16, 4, 2]))
+    even, odd = tl.split(tl.reshape(mixed, [BLOCKS, 16, 4, 2]))
+    added = tl.join(tl.sum(even + odd_word, axis=1), tl.sum(odd + even_word, axis=1))
+    return tl.reshape(added, [BLOCKS * 8])
+
+
+# A program ends the hash of one chunk: 64 dependent steps of few instructions, as accumulators are scrambled after each
+# KiB. What it finds is told, or compared with what is expected.
 @triton.jit
 def _hash_chunks(
-    data, words, job, sums, hashes, rest,
-    CHUNK_BYTES: tl.constexpr, SHORTEST: tl.constexpr, SECRET: tl.constexpr, SIZE: tl.constexpr, TABLE: tl.constexpr,
+    staging, job, sums, pinned,
+    COMPARE: tl.constexpr, CHUNK_BYTES: tl.constexpr, SECRET: tl.constexpr, SIZE: tl.constexpr, TABLE: tl.constexpr,
+    WRONG: tl.constexpr, HASHES: tl.constexpr,
 ):  # fmt: skip
     chunk = tl.program_id(0).to(tl.int64)
     chunk_size = tl.minimum(tl.load(job + SIZE) - chunk * CHUNK_BYTES, CHUNK_BYTES)
-    if chunk_size >= SHORTEST:
+    if chunk_size > 0:
+        last = staging + (chunk * CHUNK_BYTES + chunk_size) // 8 - 8
         chunk_sums = sums + chunk * (CHUNK_BYTES // 1024) * 8
-        _sum_blocks(words + chunk * (CHUNK_BYTES // 8), job + TABLE, chunk_sums, chunk_size, CHUNK_BYTES)
-        tl.debug_barrier()
-        result = _fold(data + chunk * CHUNK_BYTES, job + TABLE, chunk_sums, chunk_size, CHUNK_BYTES, SECRET)
-        tl.store(hashes + chunk, result.to(tl.int64, bitcast=True))
-    elif chunk_size > 0:
-        byte = tl.arange(0, 256)
-        inside = byte < chunk_size
-        tl.store(rest + byte, tl.load(data + chunk * CHUNK_BYTES + byte, mask=inside, other=0), mask=inside)
+        result = _fold(last, job + TABLE, chunk_sums, chunk_size, CHUNK_BYTES, SECRET).to(tl.int64, bitcast=True)
+        if COMPARE:
+            differs = result != tl.load(job + HASHES + chunk)
+            tl.store(job + WRONG, 1, mask=differs)
+            tl.store(pinned + WRONG, 1, mask=differs)
+        else:
+            tl.store(pinned + HASHES + chunk, result)
 
 
 @triton.jit
-def _sum_blocks(words, table, sums, chunk_size, CHUNK_BYTES: tl.constexpr):
-    # The last stripe is hashed apart.
-    stripes = (chunk_size - 1) // 64
-    word = tl.arange(0, 2048)
-    secret = tl.load(table + word // 8 % 16 + word % 8).to(tl.uint64, bitcast=True)
-    for part in tl.static_range(CHUNK_BYTES // (16 << 10)):
-        inside = part * 256 + word // 8 < stripes
-        found = tl.load(words + part * 2048 + word, mask=inside, other=0)
-        added = _added_by_blocks(found.to(tl.uint64, bitcast=True), secret, inside)
-        tl.store(sums + part * 128 + tl.arange(0, 128), added.to(tl.int64, bitcast=True))
-
-
-@triton.jit
-def _added_by_blocks(found, secret, inside):
-    """What each of 16 KiB adds to the accumulators: [128]."""
-    keyed = found ^ secret
-    mixed = tl.where(inside, (keyed & 0xFFFFFFFF) * (keyed >> 32), 0)
-    # A lane's word itself goes to its neighbour's accumulator.
-    even_word, odd_word = tl.split(tl.reshape(found, [16, 16, 4, 2]))
-    even, odd = tl.split(tl.reshape(mixed, [16, 16, 4, 2]))
-    added = tl.join(tl.sum(even + odd_word, axis=1), tl.sum(odd + even_word, axis=1))
-    return tl.reshape(added, [128])
-
-
-@triton.jit
-def _fold(data, table, sums, chunk_size, CHUNK_BYTES: tl.constexpr, SECRET: tl.constexpr):
+def _fold(last, table, sums, chunk_size, CHUNK_BYTES: tl.constexpr, SECRET: tl.constexpr):
     blocks = (chunk_size - 1) // 1024
     lane = tl.arange(0, 8)
     scramble = tl.load(table + 16 + lane).to(tl.uint64, bitcast=True)
@@ -143,9 +145,11 @@ def _fold(data, table, sums, chunk_size, CHUNK_BYTES: tl.constexpr, SECRET: tl.c
         summed = accumulator + tl.load(sums + block * 8 + lane).to(tl.uint64, bitcast=True)
         scrambled = (summed ^ (summed >> 47) ^ scramble) * multiplier
         accumulator = tl.where(block < blocks, scrambled, tl.where(block == blocks, summed, accumulator))
-    # The last 64 bytes, which may overlap the stripe before and begin at any byte.
-    own = _word(data + chunk_size - 64, lane)
-    accumulator += _mixed(own, _word(data + chunk_size - 64, lane ^ 1), last_secret)
+    # The last 64 bytes, which may overlap the stripe before.
+    own = tl.load(last + lane).to(tl.uint64, bitcast=True)
+    neighbour = tl.load(last + (lane ^ 1)).to(tl.uint64, bitcast=True)
+    keyed = own ^ last_secret
+    accumulator += neighbour + (keyed & 0xFFFFFFFF) * (keyed >> 32)
     left, right = tl.split(tl.reshape(accumulator ^ merge_secret, [4, 2]))
     folded = (left * right) ^ tl.umulhi(left, right)
     result = tl.sum(folded, axis=0) + chunk_size.to(tl.uint64) * tl.full([], 0x9E3779B185EBCA87, tl.uint64)
@@ -153,21 +157,59 @@ def _fold(data, table, sums, chunk_size, CHUNK_BYTES: tl.constexpr, SECRET: tl.c
     return result ^ (result >> 32)
 
 
+# A program copies 16 KiB of the segment to its blocks, unless a chunk was found to be wrong. Reads and writes 1 byte a
+# byte.
 @triton.jit
-def _word(start, lane):
-    """Eight little-endian bytes at any address."""
-    word = tl.zeros([8], tl.uint64)
-    for byte in tl.static_range(8):
-        word |= tl.load(start + lane * 8 + byte).to(tl.uint64) << (8 * byte)
-    return word
+def _scatter(
+    pool, staging, job, blocks, pool_blocks,
+    WORDS: tl.constexpr, PIECE_WORDS: tl.constexpr, ROW_WORDS: tl.constexpr,
+    FIRST_LAYER: tl.constexpr, BLOCK_COUNT: tl.constexpr, SIZE: tl.constexpr, WRONG: tl.constexpr,
+):  # fmt: skip
+    part = tl.program_id(0).to(tl.int64)
+    size = tl.load(job + SIZE)
+    if (part * WORDS * 8 < size) & (tl.load(job + WRONG) == 0):
+        row = part * (WORDS // ROW_WORDS) + tl.arange(0, WORDS // ROW_WORDS)
+        column = tl.arange(0, ROW_WORDS)[None, :]
+        inside = (row * ROW_WORDS * 8 < size)[:, None]
+        stored = _stored(pool, job, blocks, pool_blocks, row, size, PIECE_WORDS, ROW_WORDS, FIRST_LAYER, BLOCK_COUNT)
+        found = tl.load(staging + (row * ROW_WORDS)[:, None] + column, mask=inside, other=0)
+        tl.store(stored[:, None] + column, found, mask=inside)
 
 
-def launch_hashes(staging: torch.Tensor, job: torch.Tensor, sums: torch.Tensor, hashes: torch.Tensor) -> None:
-    """job, sums, hashes: int64, see above. Room for as many as the staging buffer has chunks."""
-    chunks = triton.cdiv(staging.shape[0], xxh3.CHUNK_BYTES)
-    words = staging[: staging.shape[0] // 8 * 8].view(torch.int64)
+def launch_hashes(
+    pool: torch.Tensor,
+    staging: torch.Tensor,
+    pinned: torch.Tensor,
+    job: torch.Tensor,
+    sums: torch.Tensor,
+    *,
+    gather: bool,
+) -> None:
+    """Gather the job's blocks and tell their chunks' hashes, or compare what is staged with the hashes of the job.
+
+    pool: [layers, blocks, words], staging: [words] of whole pieces; pinned, job, sums: int64, see above. The job is
+    taken from pinned memory of the host, where what was found is told; `job` is the device's copy of it.
+    """
+    _take_job[(triton.cdiv(job.shape[0], 512),)](pinned, job, job.shape[0], 512, num_warps=4)
+    chunks = triton.cdiv(8 * staging.shape[0], xxh3.CHUNK_BYTES)
+    _sum_parts[(triton.cdiv(staging.shape[0], WORDS),)](
+        pool, staging, job, job[JOB_HASHES + chunks :], sums, pool.shape[1],
+        gather, WORDS, pool.shape[2], ROW_WORDS, xxh3.CHUNK_BYTES,
+        JOB_FIRST_LAYER, JOB_BLOCK_COUNT, JOB_SIZE, JOB_TABLE,
+        num_warps=4,
+    )  # fmt: skip
     _hash_chunks[(chunks,)](
-        staging, words, job, sums, hashes, hashes[-REST_WORDS:].view(torch.uint8),
-        xxh3.CHUNK_BYTES, xxh3.SHORTEST_LONG, xxh3.SECRET_WORDS, JOB_SIZE, JOB_TABLE,
+        staging, job, sums, pinned,
+        not gather, xxh3.CHUNK_BYTES, xxh3.SECRET_WORDS, JOB_SIZE, JOB_TABLE, JOB_WRONG, JOB_HASHES,
+        num_warps=1,
+    )  # fmt: skip
+
+
+def launch_scatter(pool: torch.Tensor, staging: torch.Tensor, job: torch.Tensor) -> None:
+    """Copy what is staged to the job's blocks, if none of it was wrong. After `launch_hashes`, arguments as of that."""
+    chunks = triton.cdiv(8 * staging.shape[0], xxh3.CHUNK_BYTES)
+    _scatter[(triton.cdiv(staging.shape[0], WORDS),)](
+        pool, staging, job, job[JOB_HASHES + chunks :], pool.shape[1],
+        WORDS, pool.shape[2], ROW_WORDS, JOB_FIRST_LAYER, JOB_BLOCK_COUNT, JOB_SIZE, JOB_WRONG,
         num_warps=4,
     )  # fmt: skip

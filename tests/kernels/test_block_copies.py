@@ -12,6 +12,8 @@ from kernels.kv_copy.xxh3 import CHUNK_BYTES, seeded_table
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 PIECE = BLOCK_TOKENS * 36
+# Of five blocks of one layer: more than two chunks of a hash.
+WIDE_BYTES = 5 * BLOCK_TOKENS * 420
 SEED = 0xFEDCBA9876543210
 
 
@@ -57,18 +59,35 @@ def test_gathered_blocks_lie_layer_by_layer_in_staging_and_are_hashed(
     ids = torch.tensor(blocks, dtype=torch.int32, device=DEVICE)
     reference.gather_blocks(pool, first_layer, layers, ids, expected)
     assert torch.equal(staging[:size], expected[:size]) and torch.equal(staging[size:], behind[size:])
-    assert segment.hashes(SEED) == expected_hashes(staging[:size], SEED)
+    assert segment.hashes() == expected_hashes(staging[:size], SEED)
 
 
-def test_what_was_gathered_is_scattered_to_its_blocks_only() -> None:
+def test_what_was_gathered_lands_in_its_blocks_only() -> None:
     pool, target = random_pool(), random_pool()
     expected, staging = target.clone(), random_bytes(2 * 2 * PIECE)
-    SegmentBuffer(pool, staging).gather(1, 2, [3, 1], seeded_table(SEED))
-    SegmentBuffer(target, staging).scatter(1, 2, [4, 0])
+    sender, receiver, table = SegmentBuffer(pool, staging), SegmentBuffer(target, staging), seeded_table(SEED)
+    sender.gather(1, 2, [3, 1], table)
+    settle()
+    receiver.land(1, 2, [4, 0], table, sender.hashes())
     settle()
     reference.scatter_blocks(staging, expected, 1, 2, torch.tensor([4, 0], dtype=torch.int32, device=DEVICE))
-    assert torch.equal(target, expected)
+    assert receiver.landed() and torch.equal(target, expected)
     assert torch.equal(target[1:, [4, 0]], pool[1:, [3, 1]])
+
+
+@pytest.mark.parametrize("byte", [0, CHUNK_BYTES - 1, CHUNK_BYTES, WIDE_BYTES - 1])
+def test_of_a_segment_with_one_wrong_byte_nothing_lands_and_the_next_lands_again(byte: int) -> None:
+    target = random_bytes(WIDE_BYTES).view(1, 5, BLOCK_TOKENS, -1)
+    before, staging, table = target.clone(), random_bytes(WIDE_BYTES), seeded_table(SEED)
+    segment, hashes = SegmentBuffer(target, staging), expected_hashes(staging, SEED)
+    staging[byte] ^= 1
+    segment.land(0, 1, [4, 0, 1, 2, 3], table, hashes)
+    settle()
+    assert not segment.landed() and torch.equal(target, before)
+    staging[byte] ^= 1
+    segment.land(0, 1, [4, 0, 1, 2, 3], table, hashes)
+    settle()
+    assert segment.landed() and torch.equal(target[:, [4, 0, 1, 2, 3]].flatten(), staging)
 
 
 def test_one_buffer_serves_segment_after_segment() -> None:
@@ -79,16 +98,16 @@ def test_one_buffer_serves_segment_after_segment() -> None:
         settle()
         pieces = pool[:layers, blocks].flatten()
         assert torch.equal(staging[: pieces.numel()], pieces)
-        assert segment.hashes(SEED) == expected_hashes(pieces, SEED)
+        assert segment.hashes() == expected_hashes(pieces, SEED)
 
 
 @pytest.mark.parametrize(
-    "size", [0, 1, 240, 241, 1023, 1024, 1025, 5000, CHUNK_BYTES, CHUNK_BYTES + 5, 2 * CHUNK_BYTES + 2304]
+    "size", [0, 256, 768, 1024, 1280, 5120, CHUNK_BYTES, CHUNK_BYTES + 256, 2 * CHUNK_BYTES + 2304]
 )
 @pytest.mark.parametrize("seed", [0, SEED])
 def test_every_size_has_the_librarys_hashes(size: int, seed: int) -> None:
-    staging = random_bytes(size + PIECE)
-    segment = SegmentBuffer(random_pool(), staging)
-    segment.hash(size, seeded_table(seed))
+    pool = random_bytes(max(size, 256)).view(1, -1, BLOCK_TOKENS, 4)
+    segment = SegmentBuffer(pool, random_bytes(size + 256))
+    segment.gather(0, 1, range(size // 256), seeded_table(seed))
     settle()
-    assert segment.hashes(seed) == expected_hashes(staging[:size], seed)
+    assert segment.hashes() == expected_hashes(pool.flatten()[:size], seed)

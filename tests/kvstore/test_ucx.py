@@ -151,10 +151,12 @@ async def test_a_session_with_the_wrong_key_is_refused_and_counted() -> None:
         assert sum((await worker.status()).transfers.refused.values()) == 1
 
 
-def corrupted(gather: Callable[..., Done]) -> Callable[..., Done]:
+def corrupted(gather: Callable[..., Done[bytes]]) -> Callable[..., Done[bytes]]:
     """What is sent differs in one bit from what is announced."""
 
-    def corrupted(self: HostMemory, first: int, count: int, blocks: Sequence[int], staging: Any, key: bytes) -> Done:
+    def corrupted(
+        self: HostMemory, first: int, count: int, blocks: Sequence[int], staging: Any, key: bytes
+    ) -> Done[bytes]:
         digest = gather(self, first, count, blocks, staging, key)
         staging[PIECE_BYTES // 2] ^= 1
         return digest

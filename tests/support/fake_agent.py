@@ -10,6 +10,7 @@ import numpy as np
 
 from mesh.errors import InvalidRequest, NamespaceMismatch
 from mesh.workers import KvNamespace, TransferCounters
+from transfer.digest import segment_digest
 from transfer.events import Event, Fetched, Landed, LandingFailed, PushEnded
 from transfer.memory import KvMemory
 from transfer.push import Push
@@ -191,7 +192,7 @@ class FakeAgent:
             receiver, landing = found
             segment = landing.ticket.segments[index]
             blocks = landing.blocks[segment.first_block : segment.first_block + segment.block_count]
-            receiver.memory.scatter(content, segment.first_layer, segment.layer_count, blocks)
+            write(receiver.memory, segment.first_layer, segment.layer_count, blocks, content)
             landing.landed.add(index)
             if len(landing.landed) == len(landing.ticket.segments):
                 del receiver.landings[transfer_id]
@@ -203,6 +204,10 @@ class FakeAgent:
         for content, block in zip(hashes, blocks, strict=True):
             if content not in self.fabric.stored or self.fabric.fails():
                 break
-            self.memory.scatter(np.frombuffer(self.fabric.stored[content], np.uint8), 0, self.memory.layers, [block])
+            write(self.memory, 0, self.memory.layers, [block], np.frombuffer(self.fabric.stored[content], np.uint8))
             found += 1
         self.emit(Fetched(fetch_id, found, 0, 0.0))
+
+
+def write(memory: KvMemory, first_layer: int, layers: int, blocks: Sequence[int], content: Any) -> None:
+    memory.land(first_layer, layers, blocks, content, b"", segment_digest(content, len(content), b""))

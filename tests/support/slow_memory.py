@@ -6,21 +6,22 @@ from typing import Any
 import numpy as np
 
 from transfer.host_memory import HostMemory, Pool
+from transfer.memory import Done
 
 
 class Copying:
-    def __init__(self, copy: Callable[[], Any]) -> None:
+    def __init__(self, copy: Callable[[], Done[Any]]) -> None:
         self._copy = copy
-        self._digest: bytes | None = None
+        self._done: Done[Any] | None = None
 
     @property
     def completed(self) -> bool:
-        return self._digest is not None
+        return self._done is not None
 
-    def result(self) -> bytes:
-        if self._digest is None:
-            self._digest = self._copy().result()
-        return self._digest
+    def result(self) -> Any:
+        if self._done is None:
+            self._done = self._copy()
+        return self._done.result()
 
 
 class SlowMemory:
@@ -40,15 +41,17 @@ class SlowMemory:
     def enter_thread(self) -> None:
         self._memory.enter_thread()
 
+    def expect(self, key: bytes) -> None:
+        self._memory.expect(key)
+
     def gather(self, first_layer: int, layer_count: int, blocks: Sequence[int], staging: Any, key: bytes) -> Copying:
         return self._later(lambda: self._memory.gather(first_layer, layer_count, blocks, staging, key))
 
-    def digest(self, staging: Any, size_bytes: int, key: bytes) -> Copying:
-        return self._later(lambda: self._memory.digest(staging, size_bytes, key))
+    def land(
+        self, first_layer: int, layer_count: int, blocks: Sequence[int], staging: Any, key: bytes, digest: bytes
+    ) -> Copying:
+        return self._later(lambda: self._memory.land(first_layer, layer_count, blocks, staging, key, digest))
 
-    def scatter(self, staging: Any, first_layer: int, layer_count: int, blocks: Sequence[int]) -> Copying:
-        return self._later(lambda: self._memory.scatter(staging, first_layer, layer_count, blocks))
-
-    def _later(self, copy: Callable[[], Any]) -> Copying:
+    def _later(self, copy: Callable[[], Done[Any]]) -> Copying:
         self.copies.append(Copying(copy))
         return self.copies[-1]

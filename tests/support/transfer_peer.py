@@ -19,7 +19,7 @@ from transfer.host_memory import HostMemory
 from transfer.mailbox import Mailbox
 from transfer.memory import Done, KvMemory
 
-LAYERS, BLOCKS, PIECE_BYTES = 4, 64, 24_000
+LAYERS, BLOCKS, PIECE_BYTES = 4, 64, 24_064
 NAMESPACE = KvNamespace(weights_fingerprint="test", dtype="float32", layers=LAYERS, layout="mla:8+4")
 # Nine blocks a whole segment; several segments, and slots that must be used again.
 CONFIG = TransferConfig(slot_bytes=900_000, slots=4, layerwise_tokens=512, fetch_seconds=10)
@@ -114,8 +114,10 @@ class Side:
         return self.lookups.leased
 
 
-def _corrupted(gather: Callable[..., Done]) -> Callable[..., Done]:
-    def corrupted(self: HostMemory, first: int, count: int, blocks: Sequence[int], staging: Any, key: bytes) -> Done:
+def _corrupted(gather: Callable[..., Done[bytes]]) -> Callable[..., Done[bytes]]:
+    def corrupted(
+        self: HostMemory, first: int, count: int, blocks: Sequence[int], staging: Any, key: bytes
+    ) -> Done[bytes]:
         digest = gather(self, first, count, blocks, staging, key)
         staging[self.piece_bytes // 2] ^= 1
         return digest

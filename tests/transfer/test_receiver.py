@@ -211,12 +211,10 @@ def test_a_landing_that_is_cancelled_while_a_segment_is_copied_ends_when_that_is
     receive.write()
     receive.finish()
     scene.receiver.turn(0.0)
-    scene.copies()[0].result()
-    scene.receiver.turn(0.0)
-    _, scatter = scene.copies()
-    assert scene.receiver.in_flight and not scatter.completed
+    (copy,) = scene.copies()
+    assert scene.receiver.in_flight and not copy.completed
     scene.receiver.give_up(scene.incoming, "CANCELLED", "")
-    assert scene.endings and scatter.completed
+    assert scene.endings and copy.completed
     assert scene.slots.free == SLOTS
 
 
@@ -263,6 +261,16 @@ def test_a_digest_of_a_segment_that_does_not_exist_is_counted() -> None:
     scene = Scene()
     scene.hear(SegmentDigest(99, 1, b"", "fake"))
     assert scene.refused == {"unknown_segment": 1}
+
+
+@pytest.mark.parametrize("digest", [b"", bytes(7), bytes(16)])
+def test_a_digest_of_another_length_than_the_segments_ends_the_landing(digest: bytes) -> None:
+    scene = Scene()
+    scene.arrive(0)
+    scene.hear(SegmentDigest(0, len(scene.bytes_of(0)), digest, "fake"))
+    scene.settle()
+    assert scene.refused == {"wrong_size": 1} and scene.endings == [scene.incoming.landing]
+    assert (scene.array == STALE).all()
 
 
 def test_a_digest_that_somebody_else_sealed_is_counted_and_changes_nothing() -> None:
