@@ -58,8 +58,9 @@ class _End:
 
     def events(self) -> list[Event]:
         """Wait for what the agent has to tell."""
-        self._poll.poll()
-        self.alarm.clear()
+        while not self._told:
+            self._poll.poll()
+            self.alarm.clear()
         return [self._told.popleft() for _ in range(len(self._told))]
 
     def _hear(self) -> None:
