@@ -58,7 +58,7 @@ class _DecodeGraph:
         model.forward(decode_context(inputs, state))
         torch.cuda.synchronize()
         self.graph = torch.cuda.CUDAGraph()
-        # Before the side stream's, which fills what this one leaves.
+        # Before the copies of transfers, which fill what this leaves of the device.
         main = torch.cuda.Stream(priority=HIGH_PRIORITY)
         with torch.cuda.graph(self.graph, pool=pool, stream=main):
             self.logits = model.forward(decode_context(inputs, state))

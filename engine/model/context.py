@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.model.streams import SideStream
 from kernels.mla_decode import DecodePlan
 from kernels.mla_prefill import PrefillPlan
 
@@ -54,8 +53,6 @@ class DeviceState:
     padding_block: int
     # [most rows] int64: by row of the batch launched last, the token that it draws.
     drawn: torch.Tensor
-    # None on CPU.
-    side: SideStream | None
 
     @property
     def device(self) -> torch.device:
@@ -81,5 +78,3 @@ class ForwardContext:
     kv_pool: torch.Tensor
     # A latent is this times what the pool holds.
     kv_scale: float
-    # For parts of a layer that run beside others; None on CPU, and where one part fills the device.
-    side: SideStream | None

@@ -5,7 +5,6 @@ import torch
 from engine.model.linear import Linear
 from engine.model.normalized import Normalized
 from engine.model.parameters import Allocator, NamedParameters
-from engine.model.streams import SideStream
 from kernels.swiglu import swiglu, swiglu_quantize
 
 
@@ -23,7 +22,7 @@ class FeedForward:
         """Whether it takes FP8 activations."""
         return self._gate_up.quantized
 
-    def forward(self, hidden: Normalized, side: SideStream | None = None) -> torch.Tensor:
-        """[tokens, hidden] to [tokens, hidden]. Two products, one after the other: nothing for a side stream."""
+    def forward(self, hidden: Normalized) -> torch.Tensor:
+        """[tokens, hidden] to [tokens, hidden]."""
         gate_up = self._gate_up.forward(hidden.for_layer(self._gate_up.quantized))
         return self._down.forward(swiglu_quantize(gate_up) if self._down.quantized else swiglu(gate_up))

@@ -18,8 +18,6 @@ from mesh.blocks import BLOCK_TOKENS
 
 # Keys and values that exist in expanded form at once: at DeepSeek's widths 64 KiB and 80 KiB a token.
 EXPANDED_TOKENS = 16384
-# Up to here the parts of a layer leave the device room for one another.
-SIDE_STREAM_TOKENS = 256
 
 
 def build_context(config: ModelConfig, rows: Sequence[Row], state: DeviceState) -> ForwardContext:
@@ -48,7 +46,6 @@ def build_context(config: ModelConfig, rows: Sequence[Row], state: DeviceState) 
         sampled=_sampled(rows, decoding, stops, state),
         kv_pool=state.kv_pool,
         kv_scale=state.kv_scale,
-        side=state.side if len(token_ids) <= SIDE_STREAM_TOKENS else None,
     )
 
 
@@ -63,7 +60,6 @@ def decode_context(inputs: DecodeInputs, state: DeviceState) -> ForwardContext:
         sampled=None,
         kv_pool=state.kv_pool,
         kv_scale=state.kv_scale,
-        side=state.side,
     )
 
 

@@ -40,7 +40,7 @@ class DecoderLayer:
         attended = self.attention.forward(hidden, context)
         quantized = self.feed_forward.quantized
         hidden = add_and_normalize(attended, residual, self.middle_norm, self.epsilon, quantized=quantized)
-        return self.feed_forward.forward(hidden, context.side)
+        return self.feed_forward.forward(hidden)
 
 
 class MtpModule:

@@ -8,7 +8,6 @@ from engine.model.feed_forward import FeedForward
 from engine.model.gate import Gate
 from engine.model.normalized import Normalized
 from engine.model.parameters import Allocator, NamedParameters
-from engine.model.streams import SideStream, together
 from kernels.moe_permute import ExpertOutputs, combine
 from kernels.norm import Delta
 
@@ -32,22 +31,20 @@ class MixtureOfExperts:
         """Whether some of it takes FP8 activations."""
         return self._experts.quantized or self._shared.quantized
 
-    def forward(self, hidden: Normalized, side: SideStream | None) -> Delta:
+    def forward(self, hidden: Normalized) -> Delta:
         """[tokens, hidden] to [tokens, hidden]; of one chunk's tokens the sums are left to whoever adds them."""
         tokens = hidden.tokens
         if tokens <= CHUNK_TOKENS:
-            return self._chunk(hidden, side)
+            return self._chunk(hidden)
         out = torch.empty_like(hidden.plain)
         for start in range(0, tokens, CHUNK_TOKENS):
             chunk = slice(start, min(start + CHUNK_TOKENS, tokens))
-            out[chunk] = combine(self._chunk(hidden.rows(chunk), side))
+            out[chunk] = combine(self._chunk(hidden.rows(chunk)))
         return out
 
-    def _chunk(self, hidden: Normalized, side: SideStream | None) -> ExpertOutputs:
-        def routed() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-            weights, experts = self.gate.choose(hidden.plain)
-            placed = self._experts.place(hidden.for_layer(self._experts.quantized), experts)
-            return self._experts.forward(placed), placed.positions, weights
-
-        shared, (rows, positions, weights) = together(side, lambda: self._shared.forward(hidden), routed)
-        return ExpertOutputs(rows, positions, weights, shared)
+    def _chunk(self, hidden: Normalized) -> ExpertOutputs:
+        # First, and not on a stream of its own: each product copies its weights while the kernel before it ends.
+        shared = self._shared.forward(hidden)
+        weights, experts = self.gate.choose(hidden.plain)
+        placed = self._experts.place(hidden.for_layer(self._experts.quantized), experts)
+        return ExpertOutputs(self._experts.forward(placed), placed.positions, weights, shared)

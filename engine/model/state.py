@@ -4,7 +4,6 @@ import torch
 
 from engine.model.context import DeviceState
 from engine.model.model import Model, model_rotations
-from engine.model.streams import SideStream
 from mesh.blocks import BLOCK_TOKENS
 
 
@@ -19,5 +18,4 @@ def make_state(
         kv_scale=kv_scale,
         padding_block=blocks,
         drawn=torch.zeros(rows, dtype=torch.int64, device=model.device),
-        side=SideStream() if model.device.type == "cuda" else None,
     )

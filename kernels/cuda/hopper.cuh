@@ -31,6 +31,10 @@ __device__ __forceinline__ void arrive_and_expect(u64* barrier, u32 bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes) : "memory");
 }
 
+__device__ __forceinline__ void prefetch_map(const TensorMap& map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+}
+
 __device__ __forceinline__ void copy_box(void* target, const TensorMap& map, int column, int row, u64* barrier) {
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];"
@@ -100,4 +104,10 @@ __device__ __forceinline__ float exp2_fast(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
+}
+
+// Two fragments of 8 rows by 8 columns, as 8 rows each of the other's: a product's rows lie next to each other.
+__device__ __forceinline__ void store_transposed(u32 address, u32 first, u32 second) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};"
+               ::"r"(address), "r"(first), "r"(second) : "memory");
 }

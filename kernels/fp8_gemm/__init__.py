@@ -23,7 +23,7 @@ def fp8_gemm(x: Quantized, weight: BlockScaled) -> torch.Tensor:
     assert weight.values.shape[0] % 64 == 0
     if not x.values.is_cuda:
         return reference.fp8_gemm(x, weight)
-    if few_rows.is_faster(x.values.shape[0], *weight.values.shape):
+    if few_rows.takes(x.values.shape[0], *weight.values.shape):
         return few_rows.fp8_gemm(x, weight)
     if deep_gemm.available() and deep_gemm.is_faster(*x.values.shape):
         return deep_gemm.fp8_gemm(x, weight)

@@ -10,34 +10,39 @@ import torch
 from kernels.act_quant.quantized import Quantized
 from kernels.fp8_gemm.weight import BLOCK, BlockScaled
 from kernels.hopper import is_hopper
-from kernels.nvrtc import CudaKernel, encode_rows, load_kernel
+from kernels.nvrtc import encode_rows, load_kernel
 
 SOURCE = Path(__file__).parent / "cuda" / "few_rows.cu"
 # Rows that a CTA is made for.
 ROWS = (16, 32, 64, 96)
-# Up to here faster than others, further on for large weights only.
-FEWEST_ROWS, LARGE_BYTES = 32, 30_000_000
 # A warpgroup's.
 GROUP_OUTPUTS, GROUP_THREADS = 64, 128
-# Of a CTA.
-MOST_UNITS = 64
-# Of the chip that it is made for.
-MULTIPROCESSORS, CLUSTERED = 132, 112
+# Warpgroups that take turns at a group of outputs, by the groups of a tile.
+TURNS = {2: 2, 3: 1}
+# Of a CTA: units of 128 inputs, and shared memory (`SHARED_BYTES` of the source).
+MOST_UNITS, SHARED_BYTES = 80, 216_000
+# How many clusters an H200 runs at once, by their CTAs, each of which fills a multiprocessor.
+MOST_CLUSTERS = {1: 132, 2: 66, 3: 39, 4: 30, 6: 17, 8: 15}
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """How a product is cut: tiles of as many warpgroups' outputs, their inputs shared by as many CTAs."""
+    """How a product is cut: tiles of as many groups of 64 outputs, their inputs shared by as many CTAs."""
 
     groups: int
     ranks: int
+
+    @property
+    def threads(self) -> int:
+        """Of a CTA: the warpgroups that multiply, and one that copies."""
+        return (self.groups * TURNS[self.groups] + 1) * GROUP_THREADS
 
     def tiles(self, outputs: int) -> int:
         return -(-outputs // (self.groups * GROUP_OUTPUTS))
 
 
-# Wide tiles first.
-CUTS = [Cut(groups, ranks) for groups in (4, 3) for ranks in (8, 4, 2, 1)]
+# In order of preference: narrow tiles, each shared by many.
+CUTS = [Cut(groups, ranks) for groups in (2, 3) for ranks in sorted(MOST_CLUSTERS, reverse=True)]
 
 
 class Arguments(ctypes.Structure):
@@ -59,12 +64,8 @@ class Arguments(ctypes.Structure):
 
 
 def takes(rows: int, outputs: int, inputs: int) -> bool:
+    """Whether it computes it; what it takes, it does faster than others in a decode step, as measured on an H200."""
     return is_hopper() and rows <= max(ROWS) and choose_cut(outputs, inputs) is not None
-
-
-def is_faster(rows: int, outputs: int, inputs: int) -> bool:
-    """Whether it takes the product, and is faster than others in a decode step, as measured on an H200."""
-    return takes(rows, outputs, inputs) and (rows <= FEWEST_ROWS or outputs * inputs >= LARGE_BYTES)
 
 
 def fp8_gemm(x: Quantized, weight: BlockScaled, cut: Cut | None = None) -> torch.Tensor:
@@ -82,35 +83,20 @@ def fp8_gemm(x: Quantized, weight: BlockScaled, cut: Cut | None = None) -> torch
         _boxes(x.values.data_ptr(), rows, inputs, held), x.scales.data_ptr(), weight.scales.data_ptr(), out.data_ptr(),
         rows, outputs, inputs // BLOCK, x.scales.stride(1),
     )  # fmt: skip
-    kernel, grid = _kernel(held, cut.groups, device.index or 0), (cut.tiles(outputs) * cut.ranks, 1, 1)
-    kernel.launch(grid, cut.groups * GROUP_THREADS, arguments, cluster=cut.ranks, dependent=True)
+    kernel = load_kernel(SOURCE, f"few_rows_{held}_{cut.groups}", SHARED_BYTES, device.index or 0)
+    grid = (cut.tiles(outputs) * cut.ranks, 1, 1)
+    kernel.launch(grid, cut.threads, arguments, cluster=cut.ranks, dependent=True)
     return out
 
 
 @cache
 def choose_cut(outputs: int, inputs: int) -> Cut | None:
-    """The most CTAs that an H200 runs at once, one on each multiprocessor; None for weights that need more."""
+    """The first of `CUTS` all of which an H200 runs at once; None for weights that need more."""
     units = inputs // BLOCK
-    fit = [cut for cut in CUTS if _resident(cut, outputs) and cut.ranks <= units <= cut.ranks * MOST_UNITS]
-    return max(fit, key=lambda cut: cut.tiles(outputs) * cut.ranks, default=None)
-
-
-def _resident(cut: Cut, outputs: int) -> bool:
-    # The CTAs of a cluster lie in one part of the chip, so that of clusters fewer fit.
-    most = MULTIPROCESSORS if cut.ranks == 1 else CLUSTERED
-    return cut.tiles(outputs) * cut.ranks <= most
+    fit = (cut for cut in CUTS if cut.tiles(outputs) <= MOST_CLUSTERS[cut.ranks])
+    return next((cut for cut in fit if cut.ranks <= units <= cut.ranks * MOST_UNITS), None)
 
 
 @lru_cache(maxsize=4096)
 def _boxes(address: int, rows: int, inputs: int, box_rows: int) -> ctypes.Array[ctypes.c_uint64]:
     return encode_rows(address, rows=rows, row_bytes=inputs, box_rows=box_rows, box_bytes=BLOCK)
-
-
-def _kernel(held: int, groups: int, device: int) -> CudaKernel:
-    # `Shape` of the source.
-    weights = 7 if groups == 3 else 6 if held <= 32 else 5
-    activations = 6 if held <= 64 else 4
-    # `Shared` of the source: both rings with the activations' scales, the weight's scales, the stages' barriers.
-    rings = weights * groups * GROUP_OUTPUTS * BLOCK + activations * held * (BLOCK + 4)
-    shared = rings + groups * MOST_UNITS * 4 + (2 * weights + activations) * 8
-    return load_kernel(SOURCE, f"few_rows_{held}_{groups}", shared, device)

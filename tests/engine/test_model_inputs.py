@@ -23,7 +23,6 @@ def context_of(rows: Sequence[Row]) -> ForwardContext:
         kv_scale=1.0,
         padding_block=9,
         drawn=torch.tensor([50, 60, 70]),
-        side=None,
     )
     return build_context(small_config(), rows, state)
 

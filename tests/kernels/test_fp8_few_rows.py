@@ -5,7 +5,7 @@ import torch
 
 from kernels.act_quant import quantize
 from kernels.fp8_gemm import BlockScaled, block_scaled, few_rows, reference
-from kernels.fp8_gemm.few_rows import CLUSTERED, CUTS, MOST_UNITS, MULTIPROCESSORS, Cut, choose_cut
+from kernels.fp8_gemm.few_rows import CUTS, MOST_CLUSTERS, MOST_UNITS, Cut, choose_cut
 from kernels.hopper import is_hopper
 
 # Outputs and inputs of DeepSeek-R1's layers.
@@ -26,7 +26,7 @@ def error(found: torch.Tensor, expected: torch.Tensor) -> float:
 def test_all_of_a_product_runs_at_once(outputs: int, inputs: int) -> None:
     cut = choose_cut(outputs, inputs)
     assert cut is not None and inputs // 128 <= cut.ranks * MOST_UNITS
-    assert 80 <= cut.tiles(outputs) * cut.ranks <= (MULTIPROCESSORS if cut.ranks == 1 else CLUSTERED)
+    assert cut.tiles(outputs) <= MOST_CLUSTERS[cut.ranks] and 96 <= cut.tiles(outputs) * cut.ranks <= 132
 
 
 @pytest.mark.parametrize(("outputs", "inputs"), [(36864, 7168), (256, 128 * (8 * MOST_UNITS + 1))])
@@ -35,7 +35,7 @@ def test_weights_that_need_more_than_the_chip_are_left_to_others(outputs: int, i
 
 
 def test_no_more_share_a_tile_than_there_are_inputs_to_share() -> None:
-    assert choose_cut(192, 384) == Cut(groups=4, ranks=2)
+    assert choose_cut(192, 384) == Cut(groups=2, ranks=3)
 
 
 @pytest.mark.gpu

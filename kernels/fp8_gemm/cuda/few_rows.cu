@@ -1,18 +1,27 @@
 // Block-scaled products of FP8 weights with few rows of activations, for Hopper (sm_90a): the time is that of reading the
-// weight, outputs * inputs bytes.
+// weight, outputs * inputs bytes, and 3 to 5 us more to begin and to end.
 //
-// Work. A tile is 256 or 192 outputs for all rows: the tensor cores' 64 rows hold outputs, a warpgroup's each, and N holds
+// Work. A tile is 128 or 192 outputs for all rows: the tensor cores' 64 rows hold outputs, a warpgroup's each, and N holds
 // rows of activations. A tile's inputs, in units of 128, are shared by the CTAs of a cluster; in the end each of them adds
-// up a share of the tile over the cluster's shared memories, in order of rank. One CTA fills a multiprocessor: narrow tiles
-// would read the activations from the second-level cache as often as makes that the limit.
+// up a share of the tile over the cluster's shared memories, in order of rank. Such reads go at 13 to 20 bytes a cycle, so
+// tiles are narrow and their CTAs few: sums of 256 outputs over four CTAs took 2.6 us for 96 rows, of 128 over two 1.0.
 //
-// One CTA: a thread copies units of the weight and of the activations with their scales, each into a ring of its own. No
-// kernel of a step writes weights, so the first units of the weight are copied while the kernel before still runs
-// (programmatic dependent launch); only the activations wait for it. A unit's products are scaled and added up in float32.
+// One CTA fills a multiprocessor. A thread of a warpgroup of its own copies units of the weight, of the activations and of
+// their scales into a ring. No kernel of a step writes weights, so the first units of the weight are copied while the kernel
+// before still runs (programmatic dependent launch); only the activations wait for it. The other warpgroups multiply: 128
+// outputs of a unit arrive every 0.43 us, and with 96 rows warpgroups of 64 outputs each took 0.52 for them, product, scaling
+// and waiting one after another. So two take turns, unit by unit: one scales in float32 while the other multiplies. 192
+// outputs leave no registers for turns; they are for weights of more tiles than the chip runs at once.
+//
+// Activations are not shared by multicast: to be told that a neighbour has room costs more than the copies that it saves
+// (16384 to 7168 with 32 rows 36.4 us for 33.3, with 96 rows 40.8 for 39.6).
 
+#include "../../cuda/cluster.cuh"
 #include "multiply.cuh"
 
-constexpr int UNIT = 128, GROUP_OUTPUTS = 64, MOST_UNITS = 64;
+constexpr int UNIT = 128, GROUP_OUTPUTS = 64, GROUP_THREADS = 128, MOST_UNITS = 80;
+// Of a CTA: the rest of the multiprocessor's is for CTAs of the small kernels before and after.
+constexpr int SHARED_BYTES = 216000;
 
 struct Arguments {
   TensorMap weight, x;
@@ -22,53 +31,44 @@ struct Arguments {
   int rows, outputs, units, scale_stride;
 };
 
-// GROUPS: warpgroups, 64 outputs each.
+// GROUPS: of 64 outputs.
 template <int ROWS, int GROUPS>
 struct Shape {
-  static constexpr int THREADS = GROUPS * 128, OUTPUTS = GROUPS * GROUP_OUTPUTS, WEIGHT_BYTES = OUTPUTS * UNIT;
-  // Units in flight.
-  static constexpr int WEIGHTS = GROUPS == 3 ? 7 : ROWS <= 32 ? 6 : 5, ACTIVATIONS = ROWS <= 64 ? 6 : 4;
+  static constexpr int TURNS = GROUPS == 2 ? 2 : 1, WARPGROUPS = GROUPS * TURNS;
+  // Threads of a turn; those that multiply; all.
+  static constexpr int TURN = GROUPS * GROUP_THREADS, CONSUMERS = TURNS * TURN, THREADS = CONSUMERS + GROUP_THREADS;
+  // Of a thread that multiplies, and of one that copies, out of what 65,536 registers give to each alike.
+  static constexpr int REGISTERS = WARPGROUPS == 4 ? 112 : 160, FEW_REGISTERS = 32;
+  static constexpr int OUTPUTS = GROUPS * GROUP_OUTPUTS, WEIGHT_BYTES = OUTPUTS * UNIT, X_BYTES = ROWS * UNIT;
+  // Units in flight, each with the scales of its rows and two barriers; to each turn as many, and always the same ones. A
+  // turn that came to a stage where the other's unit is still under way would take the phase before for its own.
+  static constexpr int UNIT_BYTES = WEIGHT_BYTES + X_BYTES + ROWS * 4 + 16;
+  static constexpr int STAGES = (SHARED_BYTES - GROUPS * MOST_UNITS * 4) / UNIT_BYTES / TURNS * TURNS;
   // Of a row of the tile in bf16, 8 outputs apart from a power of two: rows lie in different banks.
   static constexpr int ROW_BYTES = OUTPUTS * 2 + 16;
-  // Units multiplied at once.
-  static constexpr int UNITS = ROWS <= 32 ? 2 : 1;
 };
 
 template <int ROWS, int GROUPS>
 struct Shared {
   using Of = Shape<ROWS, GROUPS>;
-  u8 weight[Of::WEIGHTS][Of::WEIGHT_BYTES];
-  u8 x[Of::ACTIVATIONS][ROWS * UNIT];
-  float x_scales[Of::ACTIVATIONS][ROWS];
+  u8 weight[Of::STAGES][Of::WEIGHT_BYTES];
+  u8 x[Of::STAGES][Of::X_BYTES];
+  float x_scales[Of::STAGES][ROWS];
   float weight_scales[GROUPS][MOST_UNITS];
-  u64 weight_full[Of::WEIGHTS], x_full[Of::ACTIVATIONS];
-  // Of the unit whose weight lies at this stage: products done.
-  u64 multiplied[Of::WEIGHTS];
+  // Of the unit at this stage: all of it has come; its products are done.
+  u64 full[Of::STAGES], multiplied[Of::STAGES];
 };
 
-// This CTA's units of its tile.
+// This CTA's units of its tile, and this warp's part in them.
 struct Share {
-  int first, count, tile, rank, ranks;
+  int first, count, tile, rank, ranks, warpgroup;
 };
 
-__device__ __forceinline__ u32 cluster_rank() {
-  u32 rank;
-  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return rank;
-}
-
-__device__ __forceinline__ u32 cluster_size() {
-  u32 size;
-  asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(size));
-  return size;
-}
-
-__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.aligned;" ::: "memory"); }
-__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.aligned;" ::: "memory"); }
-
-__device__ __forceinline__ void prefetch_map(const TensorMap& map) {
-  asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
-}
+// Registers that a thread keeps: fewer for good, or more once another warpgroup has given them up.
+template <int COUNT>
+__device__ __forceinline__ void give_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT)); }
+template <int COUNT>
+__device__ __forceinline__ void take_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT)); }
 
 __device__ __forceinline__ void copy_run(void* target, const void* source, u32 bytes, u64* barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
@@ -83,10 +83,11 @@ __device__ __forceinline__ float4 load_peer(u32 address, u32 rank) {
   return found;
 }
 
-// Two fragments of 8 outputs by 8 rows, as 8 rows each of 8 outputs.
-__device__ __forceinline__ void store_transposed(u32 address, u32 first, u32 second) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};"
-               ::"r"(address), "r"(first), "r"(second) : "memory");
+__device__ __forceinline__ void add(float4& sum, float4 other) {
+  sum.x += other.x;
+  sum.y += other.y;
+  sum.z += other.z;
+  sum.w += other.w;
 }
 
 template <int ROWS, int GROUPS>
@@ -96,77 +97,80 @@ struct Product {
   const Arguments& given;
   Share own;
 
+  __device__ __forceinline__ int group() const { return own.warpgroup % GROUPS; }
+  __device__ __forceinline__ int turn() const { return own.warpgroup / GROUPS; }
+
+  // Of those who multiply.
+  __device__ __forceinline__ void meet() const { asm volatile("bar.sync 1, %0;" ::"n"(Of::CONSUMERS) : "memory"); }
+
+  // Barriers, the first weights on their way, and at the same time the weight's scales: behind weights that fill all queues
+  // they would come 3 us later.
   __device__ __forceinline__ void prepare() const {
-    if (threadIdx.x == 0) {
-      for (int i = 0; i < Of::WEIGHTS; i++) {
-        init_barrier(&shared.weight_full[i], 1);
-        init_barrier(&shared.multiplied[i], Of::THREADS / 32);
+    if (threadIdx.x == Of::CONSUMERS) {
+      for (int i = 0; i < Of::STAGES; i++) {
+        init_barrier(&shared.full[i], 1);
+        init_barrier(&shared.multiplied[i], Of::TURN / 32);
       }
-      for (int i = 0; i < Of::ACTIVATIONS; i++) init_barrier(&shared.x_full[i], 1);
       fence_async_proxy();
-      prefetch_map(given.weight);
+      for (int unit = 0; unit < min(Of::STAGES, own.count); unit++) copy_weight(unit);
       prefetch_map(given.x);
     }
-    int group = threadIdx.x / 128, last = (given.outputs - 1) / UNIT;
-    int block = min((own.tile * Of::OUTPUTS + group * GROUP_OUTPUTS) / UNIT, last);
-    const float* scales = given.weight_scales + block * given.units + own.first;
-    for (int unit = threadIdx.x % 128; unit < own.count; unit += 128) shared.weight_scales[group][unit] = scales[unit];
+    int last = (given.outputs - 1) / UNIT;
+    for (int i = threadIdx.x; i < GROUPS * own.count; i += Of::THREADS) {
+      int group = i / own.count, unit = i % own.count;
+      int block = min((own.tile * Of::OUTPUTS + group * GROUP_OUTPUTS) / UNIT, last);
+      shared.weight_scales[group][unit] = given.weight_scales[block * given.units + own.first + unit];
+    }
     __syncthreads();
   }
 
+  __device__ __forceinline__ u32 scale_bytes() const { return min(ROWS, given.scale_stride) * 4; }
+
   __device__ __forceinline__ void copy_weight(int unit) const {
-    int stage = unit % Of::WEIGHTS;
-    u64* full = &shared.weight_full[stage];
-    arrive_and_expect(full, Of::WEIGHT_BYTES);
+    int stage = unit % Of::STAGES;
+    u64* full = &shared.full[stage];
+    arrive_and_expect(full, Of::WEIGHT_BYTES + Of::X_BYTES + scale_bytes());
     copy_box(shared.weight[stage], given.weight, (own.first + unit) * UNIT, own.tile * Of::OUTPUTS, full);
   }
 
   __device__ __forceinline__ void copy_activations(int unit) const {
-    int stage = unit % Of::ACTIVATIONS, at = own.first + unit;
-    u32 scale_bytes = min(ROWS, given.scale_stride) * 4;
-    u64* full = &shared.x_full[stage];
-    arrive_and_expect(full, ROWS * UNIT + scale_bytes);
+    int stage = unit % Of::STAGES, at = own.first + unit;
+    u64* full = &shared.full[stage];
     copy_box(shared.x[stage], given.x, at * UNIT, 0, full);
-    copy_run(shared.x_scales[stage], given.x_scales + (long long)at * given.scale_stride, scale_bytes, full);
+    copy_run(shared.x_scales[stage], given.x_scales + (long long)at * given.scale_stride, scale_bytes(), full);
   }
 
-  // What the rings hold at first; of activations once the kernel before has ended.
-  __device__ __forceinline__ void fill() const {
-    for (int unit = 0; unit < min(Of::WEIGHTS, own.count); unit++) copy_weight(unit);
+  // The rest of the ring's first units once the kernel before has ended; then each unit where an earlier one lay.
+  __device__ __forceinline__ void produce() const {
     wait_for_earlier();
-    for (int unit = 0; unit < min(Of::ACTIVATIONS, own.count); unit++) copy_activations(unit);
-  }
-
-  // What comes where the units just before this one lay: all warps have multiplied these, or soon will.
-  __device__ __forceinline__ void refill(int unit) const {
-#pragma unroll
-    for (int done = unit - Of::UNITS; done < unit; done++) {
-      if (done < 0 || done + min(Of::WEIGHTS, Of::ACTIVATIONS) >= own.count) continue;
-      wait(&shared.multiplied[done % Of::WEIGHTS], done / Of::WEIGHTS & 1);
-      if (done + Of::ACTIVATIONS < own.count) copy_activations(done + Of::ACTIVATIONS);
-      if (done + Of::WEIGHTS < own.count) copy_weight(done + Of::WEIGHTS);
+    for (int unit = 0; unit < min(Of::STAGES, own.count); unit++) copy_activations(unit);
+    for (int unit = Of::STAGES; unit < own.count; unit++) {
+      wait(&shared.multiplied[unit % Of::STAGES], (unit / Of::STAGES - 1) & 1);
+      copy_weight(unit);
+      copy_activations(unit);
     }
   }
 
-  // A unit's products, not waited for.
+  // A unit's products, not waited for. Descriptors count in 16 bytes. They stay in uniform registers because `own` is the
+  // same for a whole warp; from a thread's own, each product would wait for four moves after the one before.
   __device__ __forceinline__ void begin(int unit, float (&products)[ROWS / 2]) const {
-    int weight_stage = unit % Of::WEIGHTS, x_stage = unit % Of::ACTIVATIONS;
-    u32 weight = shared_address(shared.weight[weight_stage]) + threadIdx.x / 128 * (GROUP_OUTPUTS * UNIT);
-    u32 x = shared_address(shared.x[x_stage]);
-    wait(&shared.weight_full[weight_stage], unit / Of::WEIGHTS & 1);
-    wait(&shared.x_full[x_stage], unit / Of::ACTIVATIONS & 1);
+    int stage = unit % Of::STAGES;
+    u64 weight = descriptor<1>(shared_address(shared.weight) + group() * (GROUP_OUTPUTS * UNIT));
+    u64 x = descriptor<1>(shared_address(shared.x)) + stage * (Of::X_BYTES / 16);
+    weight += stage * (Of::WEIGHT_BYTES / 16);
+    wait(&shared.full[stage], unit / Of::STAGES & 1);
     wgmma_fence();
 #pragma unroll
-    for (int step = 0; step < UNIT / 32; step++)
-      multiply(products, descriptor<1>(weight + step * 32), descriptor<1>(x + step * 32), step > 0);
+    for (int step = 0; step < UNIT / 32; step++) multiply(products, weight + step * 2, x + step * 2, step > 0);
     wgmma_commit();
   }
 
   // Its products, scaled and added.
   __device__ __forceinline__ void finish(int unit, float (&products)[ROWS / 2], float (&total)[ROWS / 2]) const {
+    int stage = unit % Of::STAGES;
     pin(products);
-    const float2* scales = reinterpret_cast<const float2*>(shared.x_scales[unit % Of::ACTIVATIONS]) + threadIdx.x % 4;
-    float weight_scale = shared.weight_scales[threadIdx.x / 128][unit];
+    const float2* scales = reinterpret_cast<const float2*>(shared.x_scales[stage]) + threadIdx.x % 4;
+    float weight_scale = shared.weight_scales[group()][unit];
 #pragma unroll
     for (int j = 0; j < ROWS / 8; j++) {
       float2 both = scales[j * 4];
@@ -177,122 +181,158 @@ struct Product {
       total[j * 4 + 3] = fmaf(products[j * 4 + 3], second, total[j * 4 + 3]);
     }
     __syncwarp();
-    if (threadIdx.x % 32 == 0) arrive(&shared.multiplied[unit % Of::WEIGHTS]);
+    if (threadIdx.x % 32 == 0) arrive(&shared.multiplied[stage]);
   }
 
-  // The tile's sum over this CTA's units: of each thread, element j * 4 + h * 2 + i is row j * 8 + lane % 4 * 2 + i,
+  // The tile's sum over this turn's units: of each thread, element j * 4 + h * 2 + i is row j * 8 + lane % 4 * 2 + i,
   // output warp * 16 + h * 8 + lane / 4.
   __device__ __forceinline__ void multiply_units(float (&total)[ROWS / 2]) const {
-    int unit = 0;
 #pragma unroll 1
-    for (; unit + Of::UNITS <= own.count; unit += Of::UNITS) {
-      if (threadIdx.x == 0) refill(unit);
-      __syncwarp();
-      float products[Of::UNITS][ROWS / 2];
+    for (int unit = turn(); unit < own.count; unit += Of::TURNS) {
+      float products[ROWS / 2];
+      begin(unit, products);
+      wgmma_wait<0>();
+      finish(unit, products, total);
+    }
+  }
+
+  static __device__ __forceinline__ float4 part(const float (&total)[ROWS / 2], int j) {
+    return make_float4(total[j * 4], total[j * 4 + 1], total[j * 4 + 2], total[j * 4 + 3]);
+  }
+
+  // This CTA's sums, over its turns, where the ring was; to be read by all of the cluster.
+  __device__ __forceinline__ void leave_sums(const float (&total)[ROWS / 2]) const {
+    float4* sums = reinterpret_cast<float4*>(&shared) + threadIdx.x % Of::TURN;
+    if constexpr (Of::TURNS == 2) {
+      if (turn() == 1) {
 #pragma unroll
-      for (int i = 0; i < Of::UNITS; i++) begin(unit + i, products[i]);
-      wgmma_wait<Of::UNITS - 1>();
-      finish(unit, products[0], total);
-      if constexpr (Of::UNITS == 2) {
-        wgmma_wait<0>();
-        finish(unit + 1, products[1], total);
+        for (int j = 0; j < ROWS / 8; j++) sums[j * Of::TURN] = part(total, j);
+      }
+      meet();
+    }
+    if (turn() == 0) {
+#pragma unroll
+      for (int j = 0; j < ROWS / 8; j++) {
+        float4 sum = part(total, j);
+        if constexpr (Of::TURNS == 2) add(sum, sums[j * Of::TURN]);
+        sums[j * Of::TURN] = sum;
       }
     }
-    if (unit == own.count) return;
-    float products[ROWS / 2];
-    begin(unit, products);
-    wgmma_wait<0>();
-    finish(unit, products, total);
   }
 
-  // All CTAs' sums of this thread's elements of rows j * 8 and on.
-  template <int RANKS>
-  __device__ __forceinline__ float4 add_up(int j) const {
-    u32 address = shared_address(reinterpret_cast<float4*>(shared.weight) + j * Of::THREADS + threadIdx.x);
-    float4 found[RANKS];
-#pragma unroll
-    for (int rank = 0; rank < RANKS; rank++) found[rank] = load_peer(address, rank);
-#pragma unroll
-    for (int rank = 1; rank < RANKS; rank++) {
-      found[0].x += found[rank].x;
-      found[0].y += found[rank].y;
-      found[0].z += found[rank].z;
-      found[0].w += found[rank].w;
-    }
-    return found[0];
-  }
-
-  // To bf16, where a row's outputs lie next to each other.
-  __device__ __forceinline__ void stage(u8* rows, int j, float4 sum) const {
-    int lane = threadIdx.x % 32, output = threadIdx.x / 32 * 16 + lane / 8 % 2 * 8;
+  // To bf16, where a row's outputs lie next to each other. j: of 8 rows.
+  __device__ __forceinline__ void stage_rows(u8* rows, int j, float4 sum) const {
+    int lane = threadIdx.x % 32, output = threadIdx.x % Of::TURN / 32 * 16 + lane / 8 % 2 * 8;
     u32 address = shared_address(rows) + (j * 8 + lane % 8) * Of::ROW_BYTES + output * 2;
     store_transposed(address, pack_bf16(sum.x, sum.y), pack_bf16(sum.z, sum.w));
   }
 
+  // All CTAs' sums of this one's rows, 8 of every 8 * RANKS, shared by the turns. All are loaded before any is used.
   template <int RANKS>
-  __device__ __forceinline__ void store(const float (&total)[ROWS / 2]) const {
-    constexpr int SUM_BYTES = RANKS > 1 ? Of::THREADS * ROWS * 2 : 0, PIECES = Of::OUTPUTS / 8;
-    static_assert(sizeof(shared.weight) >= SUM_BYTES + ROWS * Of::ROW_BYTES, "sums and rows fit where the weight was");
-    float4* sums = reinterpret_cast<float4*>(shared.weight);
-    u8* rows = reinterpret_cast<u8*>(&shared.weight) + SUM_BYTES;
-    // All warpgroups have read the last unit.
-    __syncthreads();
+  __device__ __forceinline__ void add_up(u8* rows) const {
+    constexpr int STRIDE = RANKS * Of::TURNS, COUNT = (ROWS / 8 + STRIDE - 1) / STRIDE;
+    u32 address = shared_address(reinterpret_cast<float4*>(&shared) + threadIdx.x % Of::TURN);
+    int first = own.rank + turn() * RANKS;
+    float4 found[COUNT][RANKS];
 #pragma unroll
-    for (int j = 0; j < ROWS / 8; j++) {
-      float4 own_sum = make_float4(total[j * 4], total[j * 4 + 1], total[j * 4 + 2], total[j * 4 + 3]);
-      if (RANKS > 1) sums[j * Of::THREADS + threadIdx.x] = own_sum;
-      else stage(rows, j, own_sum);
-    }
-    if constexpr (RANKS > 1) {
-      cluster_arrive();
-      cluster_wait();
-#pragma unroll 1
-      for (int j = own.rank; j < ROWS / 8; j += RANKS) stage(rows, j, add_up<RANKS>(j));
-      cluster_arrive();
-    }
-    __syncthreads();
+    for (int i = 0; i < COUNT; i++) {
+      int j = first + i * STRIDE;
 #pragma unroll
-    for (int piece = threadIdx.x; piece < ROWS * PIECES; piece += Of::THREADS) {
-      int row = piece / PIECES, output = own.tile * Of::OUTPUTS + piece % PIECES * 8;
-      if (row / 8 % RANKS == own.rank && row < given.rows && output < given.outputs)
+      for (int rank = 0; rank < RANKS; rank++)
+        if (j < ROWS / 8) found[i][rank] = load_peer(address + j * (Of::TURN * 16), rank);
+    }
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) {
+      int j = first + i * STRIDE;
+      if (j >= ROWS / 8) break;
+#pragma unroll
+      for (int rank = 1; rank < RANKS; rank++) add(found[i][0], found[i][rank]);
+      stage_rows(rows, j, found[i][0]);
+    }
+  }
+
+  // This CTA's rows to memory, 16 bytes a thread.
+  template <int RANKS>
+  __device__ __forceinline__ void write_rows(const u8* rows) const {
+    constexpr int PIECES = Of::OUTPUTS / 8, EIGHTS = (ROWS / 8 + RANKS - 1) / RANKS;
+#pragma unroll
+    for (int piece = threadIdx.x; piece < EIGHTS * 8 * PIECES; piece += Of::CONSUMERS) {
+      int at = piece / PIECES, row = (at / 8 * RANKS + own.rank) * 8 + at % 8;
+      int output = own.tile * Of::OUTPUTS + piece % PIECES * 8;
+      if (row < given.rows && output < given.outputs)
         *reinterpret_cast<uint4*>(given.out + (long long)row * given.outputs + output) =
             *reinterpret_cast<const uint4*>(rows + row * Of::ROW_BYTES + piece % PIECES * 16);
     }
+  }
+
+  template <int RANKS>
+  __device__ __forceinline__ void store(const float (&total)[ROWS / 2]) const {
+    constexpr bool ALONE = RANKS == 1 && Of::TURNS == 1;
+    constexpr int SUM_BYTES = Of::TURN * ROWS * 2;
+    static_assert(sizeof(shared.weight) + sizeof(shared.x) >= SUM_BYTES + ROWS * Of::ROW_BYTES, "they fit in the ring");
+    u8* rows = reinterpret_cast<u8*>(&shared) + SUM_BYTES;
+    // All warpgroups have read the last unit.
+    meet();
+    if constexpr (ALONE) {
+#pragma unroll
+      for (int j = 0; j < ROWS / 8; j++) stage_rows(rows, j, part(total, j));
+    } else {
+      leave_sums(total);
+      cluster_arrive();
+      cluster_wait();
+      add_up<RANKS>(rows);
+      cluster_arrive();
+    }
+    meet();
+    write_rows<RANKS>(rows);
     // Nobody leaves while others read its sums.
-    if constexpr (RANKS > 1) cluster_wait();
+    if constexpr (!ALONE) cluster_wait();
+  }
+
+  __device__ __forceinline__ void consume() const {
+    float total[ROWS / 2] = {};
+    multiply_units(total);
+    // Whoever stores has read activations, which came after the kernel before; the wait makes its end known to all.
+    wait_for_earlier();
+    if (own.ranks == 8) store<8>(total);
+    else if (own.ranks == 6) store<6>(total);
+    else if (own.ranks == 4) store<4>(total);
+    else if (own.ranks == 3) store<3>(total);
+    else if (own.ranks == 2) store<2>(total);
+    else store<1>(total);
   }
 };
 
 template <int ROWS, int GROUPS>
 __device__ __forceinline__ void run(const Arguments& given) {
+  using Of = Shape<ROWS, GROUPS>;
   extern __shared__ __align__(1024) u8 memory[];
+  static_assert(sizeof(Shared<ROWS, GROUPS>) <= SHARED_BYTES);
   start_next();
   int rank = cluster_rank(), ranks = cluster_size(), first = rank * given.units / ranks;
-  Share own{first, (rank + 1) * given.units / ranks - first, (int)blockIdx.x / ranks, rank, ranks};
+  int count = (rank + 1) * given.units / ranks - first;
+  Share own{first, count, (int)blockIdx.x / ranks, rank, ranks, __shfl_sync(~0u, (int)threadIdx.x / GROUP_THREADS, 0)};
   Product<ROWS, GROUPS> product{*reinterpret_cast<Shared<ROWS, GROUPS>*>(memory), given, own};
   product.prepare();
-  float total[ROWS / 2] = {};
-  if (threadIdx.x == 0) product.fill();
-  __syncwarp();
-  product.multiply_units(total);
-  // Whoever stores has read activations, which came after the kernel before; the wait makes its end known to all.
-  wait_for_earlier();
-  if (ranks == 8) product.template store<8>(total);
-  else if (ranks == 4) product.template store<4>(total);
-  else if (ranks == 2) product.template store<2>(total);
-  else product.template store<1>(total);
+  if (threadIdx.x >= Of::CONSUMERS) {
+    give_registers<Of::FEW_REGISTERS>();
+    if (threadIdx.x == Of::CONSUMERS) product.produce();
+  } else {
+    take_registers<Of::REGISTERS>();
+    product.consume();
+  }
 }
 
-#define FEW_ROWS(ROWS, GROUPS)                                                                  \
-  extern "C" __global__ void __launch_bounds__(GROUPS * 128, 1)                                 \
-      few_rows_##ROWS##_##GROUPS(const __grid_constant__ Arguments given) {                     \
-    run<ROWS, GROUPS>(given);                                                                   \
+#define FEW_ROWS(ROWS, GROUPS)                                                  \
+  extern "C" __global__ void __launch_bounds__(Shape<ROWS, GROUPS>::THREADS, 1) \
+      few_rows_##ROWS##_##GROUPS(const __grid_constant__ Arguments given) {     \
+    run<ROWS, GROUPS>(given);                                                   \
   }
+FEW_ROWS(16, 2)
+FEW_ROWS(32, 2)
+FEW_ROWS(64, 2)
+FEW_ROWS(96, 2)
 FEW_ROWS(16, 3)
 FEW_ROWS(32, 3)
 FEW_ROWS(64, 3)
 FEW_ROWS(96, 3)
-FEW_ROWS(16, 4)
-FEW_ROWS(32, 4)
-FEW_ROWS(64, 4)
-FEW_ROWS(96, 4)

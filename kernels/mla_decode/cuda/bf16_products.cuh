@@ -2,7 +2,7 @@
 
 #pragma once
 
-#include "cluster.cuh"
+#include "../../cuda/cluster.cuh"
 #include "parts.cuh"
 
 // Chunks of 64 channels. The last of a query are held in registers: what they leave of shared memory is half a block more.

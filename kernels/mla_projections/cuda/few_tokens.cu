@@ -12,16 +12,6 @@ constexpr int NOPE = 128, ROPE = 64, WIDTH = LATENT + ROPE;
 constexpr float LARGEST = 448.0f, SMALLEST = 1e-10f;
 constexpr int THREADS = 256, WARPS = THREADS / 32;
 
-__device__ __forceinline__ void prefetch_map(const TensorMap& map) {
-  asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
-}
-
-// Two fragments of 8 outputs by 8 tokens, as 8 rows each of 8 outputs.
-__device__ __forceinline__ void store_transposed(u32 address, u32 first, u32 second) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};"
-               ::"r"(address), "r"(first), "r"(second) : "memory");
-}
-
 __device__ __forceinline__ void warpgroup_meets(int group) { asm volatile("bar.sync %0, 128;" ::"r"(1 + group) : "memory"); }
 
 struct AbsorbArguments {

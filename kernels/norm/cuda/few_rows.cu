@@ -4,7 +4,7 @@
 // A thread holds 8 values, 16 of them a group. Reads 4 bytes a value (2 more for each further row of a sum), writes 4 (and
 // 1 and 1/32 more when quantizing); bound by the latencies of its loads, which are in flight at once, and of a barrier.
 
-#include "../../cuda/hopper.cuh"
+#include "../../cuda/cluster.cuh"
 
 constexpr int VALUES = 8, GROUP = 128, GROUP_THREADS = GROUP / VALUES, MOST_THREADS = 256, MOST_CTAS = 8;
 // Of an e4m3, and of a group's magnitude.
@@ -51,23 +51,6 @@ struct Row {
   }
 };
 
-__device__ __forceinline__ u32 cluster_rank() {
-  u32 rank;
-  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return rank;
-}
-
-__device__ __forceinline__ u32 cluster_size() {
-  u32 size;
-  asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(size));
-  return size;
-}
-
-// All CTAs' shared memory can be used once they have arrived. Neither waits for what was written to global memory.
-__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
-__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.aligned;" ::: "memory"); }
-__device__ __forceinline__ void fence_barrier_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
-
 // To the same place in another CTA, which counts the bytes at its own barrier.
 __device__ __forceinline__ void send(float* place, float value, u64* barrier, u32 rank) {
   asm volatile(
@@ -96,7 +79,7 @@ struct ClusterSum {
       arrive_and_expect(&full, cluster_size() * 4);
     }
     __syncwarp();
-    cluster_arrive();
+    cluster_arrive_relaxed();
   }
 
   __device__ __forceinline__ float sum(float value) {

@@ -1,14 +1,26 @@
-// Two CTAs that share what they read: barriers and copies across a cluster, in PTX.
+// CTAs of a cluster, which reach each other's shared memory: barriers and copies across it, in PTX.
 
 #pragma once
 
-#include "../../cuda/hopper.cuh"
+#include "hopper.cuh"
 
 __device__ __forceinline__ u32 cluster_rank() {
   u32 rank;
   asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
   return rank;
 }
+
+__device__ __forceinline__ u32 cluster_size() {
+  u32 size;
+  asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(size));
+  return size;
+}
+
+// What was written before is seen behind the wait.
+__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.aligned;" ::: "memory"); }
+// It is not: what went to global memory is not waited for either.
+__device__ __forceinline__ void cluster_arrive_relaxed() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
+__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.aligned;" ::: "memory"); }
 
 // All threads of the cluster meet; what they wrote to their barriers is seen by the others.
 __device__ __forceinline__ void cluster_meet() {
