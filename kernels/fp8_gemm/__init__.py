@@ -7,7 +7,7 @@ summed in float32.
 import torch
 
 from kernels.act_quant.quantized import Quantized
-from kernels.fp8_gemm import deep_gemm, few_rows, reference
+from kernels.fp8_gemm import deep_gemm, reference
 from kernels.fp8_gemm.weight import BlockScaled, block_scaled
 
 __all__ = ["BlockScaled", "block_scaled", "fp8_gemm"]
@@ -23,10 +23,11 @@ def fp8_gemm(x: Quantized, weight: BlockScaled) -> torch.Tensor:
     assert weight.values.shape[0] % 64 == 0
     if not x.values.is_cuda:
         return reference.fp8_gemm(x, weight)
+    # Only here: CUDA's bindings and Triton come with a CUDA build of torch.
+    from kernels.fp8_gemm import few_rows, triton
+
     if few_rows.takes(x.values.shape[0], *weight.values.shape):
         return few_rows.fp8_gemm(x, weight)
     if deep_gemm.available() and deep_gemm.is_faster(*x.values.shape):
         return deep_gemm.fp8_gemm(x, weight)
-    from kernels.fp8_gemm import triton
-
     return triton.fp8_gemm(x, weight)

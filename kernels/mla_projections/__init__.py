@@ -6,7 +6,7 @@ DeepSeek-V2 (2024), section 2.1.2: the key's up-projection absorbed into the que
 import torch
 
 from kernels.act_quant import Quantized, quantize
-from kernels.mla_projections import few_tokens, reference
+from kernels.mla_projections import reference
 
 __all__ = ["absorb_query", "expand_values", "expand_values_quantized"]
 
@@ -22,8 +22,12 @@ def absorb_query(query: torch.Tensor, weight: torch.Tensor, rotations: torch.Ten
     assert weight.shape[0] == heads and query.dtype == weight.dtype
     assert query.stride(2) == 1 and weight.stride()[1:] == (latent, 1)
     assert rotations.shape == (tokens, (width - nope) // 2) and rotations.is_contiguous()
-    if few_tokens.takes_queries(query, weight):
-        return few_tokens.absorb_query(query, weight, rotations)
+    if query.is_cuda:
+        # Only here: CUDA's bindings come with a CUDA build of torch.
+        from kernels.mla_projections import few_tokens
+
+        if few_tokens.takes_queries(query, weight):
+            return few_tokens.absorb_query(query, weight, rotations)
     return reference.absorb_query(query, weight, rotations)
 
 
@@ -43,8 +47,11 @@ def expand_values_quantized(attended: torch.Tensor, weight: torch.Tensor) -> Qua
     heads * value is a multiple of 128.
     """
     _check(attended, weight)
-    if few_tokens.takes_values(attended, weight):
-        return few_tokens.expand_values_quantized(attended, weight)
+    if attended.is_cuda:
+        from kernels.mla_projections import few_tokens
+
+        if few_tokens.takes_values(attended, weight):
+            return few_tokens.expand_values_quantized(attended, weight)
     return quantize(expand_values(attended, weight).flatten(1))
 
 

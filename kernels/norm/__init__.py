@@ -6,7 +6,7 @@ import torch
 
 from kernels.act_quant import Quantized, empty_quantized
 from kernels.moe_permute import ExpertOutputs, combine
-from kernels.norm import few_rows, reference
+from kernels.norm import reference
 
 # What a layer adds to the residual.
 Delta = torch.Tensor | ExpertOutputs
@@ -30,9 +30,11 @@ def add_rms_norm(delta: Delta, residual: torch.Tensor, weight: torch.Tensor, eps
     is added up first, and rounded. weight: [width].
     """
     _check(delta, residual, weight)
-    if few_rows.takes(delta, residual):
-        return few_rows.add_rms_norm(delta, residual, weight, epsilon, None)
-    normalized: torch.Tensor = _backend(residual).add_rms_norm(_added_up(delta), residual, weight, epsilon)
+    normalized: torch.Tensor
+    if (few_rows := _few_rows(delta, residual)) is not None:
+        normalized = few_rows.add_rms_norm(delta, residual, weight, epsilon, None)
+        return normalized
+    normalized = _backend(residual).add_rms_norm(_added_up(delta), residual, weight, epsilon)
     return normalized
 
 
@@ -44,7 +46,7 @@ def add_rms_norm_quantized(
     The width is a multiple of 128.
     """
     _check(delta, residual, weight)
-    if few_rows.takes(delta, residual):
+    if (few_rows := _few_rows(delta, residual)) is not None:
         quantized = empty_quantized(*residual.shape, device=residual.device)
         return few_rows.add_rms_norm(delta, residual, weight, epsilon, quantized), quantized
     normalized, quantized = _backend(residual).add_rms_norm_quantized(_added_up(delta), residual, weight, epsilon)
@@ -58,6 +60,15 @@ def _check(delta: Delta, residual: torch.Tensor, weight: torch.Tensor) -> None:
 
 def _added_up(delta: Delta) -> torch.Tensor:
     return combine(delta) if isinstance(delta, ExpertOutputs) else delta
+
+
+def _few_rows(delta: Delta, residual: torch.Tensor) -> ModuleType | None:
+    """The kernel for a decode step's rows, where it takes them."""
+    if not residual.is_cuda:
+        return None
+    from kernels.norm import few_rows
+
+    return few_rows if few_rows.takes(delta, residual) else None
 
 
 def _backend(x: torch.Tensor) -> ModuleType:
