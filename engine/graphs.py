@@ -59,6 +59,6 @@ class _DecodeGraph:
         torch.cuda.synchronize()
         self.graph = torch.cuda.CUDAGraph()
         # Before the copies of transfers, which fill what this leaves of the device.
-        main = torch.cuda.Stream(priority=HIGH_PRIORITY)
-        with torch.cuda.graph(self.graph, pool=pool, stream=main):
+        stream = torch.cuda.Stream(priority=HIGH_PRIORITY)
+        with torch.cuda.graph(self.graph, pool=pool, stream=stream):
             self.logits = model.forward(decode_context(inputs, state))

@@ -2,6 +2,8 @@
 
 #pragma once
 
+#include "accumulators.cuh"
+
 using u8 = unsigned char;
 using u32 = unsigned int;
 using u64 = unsigned long long;
@@ -66,27 +68,21 @@ __device__ __forceinline__ u64 descriptor(u32 address) {
   return (u64)((address & 0x3FFFF) >> 4) | (1ull << 16) | ((group_bytes >> 4) << 32) | ((u64)SWIZZLE << 62);
 }
 
-#define ACCUMULATORS                                                                                            \
-  "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                     \
-  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}"
-#define BIND(d)                                                                                                 \
-  "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]),   \
-      "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]),    \
-      "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]),   \
-      "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
-
 __device__ __forceinline__ void multiply(float (&d)[32], u64 a, u64 b, int accumulate) {
   asm volatile(
       "{\n .reg .pred p;\n setp.ne.b32 p, %34, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 " ACCUMULATORS ", %32, %33, p, 1, 1;\n}"
-      : BIND(d) : "l"(a), "l"(b), "r"(accumulate));
+      "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 {" NAMES_32 "}, %32, %33, p, 1, 1;\n}"
+      : BIND_32(d, 0) : "l"(a), "l"(b), "r"(accumulate));
 }
 
 __device__ __forceinline__ void multiply(float (&d)[32], const u32 (&a)[4], u64 b) {
   asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 " ACCUMULATORS ", {%32, %33, %34, %35}, %36, 1, 1, 1;"
-      : BIND(d) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+      "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 {" NAMES_32 "}, {%32, %33, %34, %35}, %36, 1, 1, 1;"
+      : BIND_32(d, 0) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
+
+// The largest e4m3, and the smallest magnitude that a group is scaled for.
+constexpr float LARGEST_E4M3 = 448.0f, SMALLEST_MAGNITUDE = 1e-10f;
 
 __device__ __forceinline__ u32 pack_e4m3(float low, float high) {
   unsigned short packed;

@@ -3,9 +3,6 @@
 from collections.abc import Sequence
 
 import torch
-import xxhash
-
-from kernels.kv_copy.xxh3 import CHUNK_BYTES
 
 BLOCK_TOKENS = 64
 
@@ -58,8 +55,3 @@ def scatter_blocks(
     shape = (layers, len(blocks), *stored.shape[2:])
     pieces = staging[: layers * len(blocks) * stored[0, 0].numel()].view(shape)
     stored[first_layer : first_layer + layers, blocks.long()] = pieces
-
-
-def chunk_hashes(data: torch.Tensor, seed: int) -> bytes:
-    chunks = [data[start : start + CHUNK_BYTES].numpy().data for start in range(0, len(data), CHUNK_BYTES)]
-    return b"".join(xxhash.xxh3_64_intdigest(chunk, seed).to_bytes(8, "little") for chunk in chunks)

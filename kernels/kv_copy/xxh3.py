@@ -1,11 +1,9 @@
-"""Constants of XXH3's 64-bit hash of long inputs (Collet, "XXH3 specification", 2021), for kernels that compute it."""
+"""Constants of XXH3's 64-bit hash of more than 240 bytes (Collet, "XXH3 specification", 2021), for kernels."""
 
 import numpy as np
 import numpy.typing as npt
 
 CHUNK_BYTES = 64 << 10
-# Shorter inputs are hashed in other ways.
-SHORTEST_LONG = 241
 SECRET_WORDS = 24
 # Of `seeded_table`.
 TABLE_WORDS = 48

@@ -119,7 +119,7 @@ def cut(tokens: int) -> tuple[int, int]:
 def _is_served(x: torch.Tensor) -> bool:
     """Few tokens, which the copy engine can read."""
     aligned = x.data_ptr() % 16 == 0 and all(2 * stride % 16 == 0 for stride in x.stride()[:2])
-    return is_hopper() and x.is_cuda and x.dtype == torch.bfloat16 and x.shape[0] <= MOST_TOKENS and aligned
+    return is_hopper() and x.dtype == torch.bfloat16 and x.shape[0] <= MOST_TOKENS and aligned
 
 
 def _lies_in_rows(weight: torch.Tensor) -> bool:

@@ -42,8 +42,7 @@ def takes(delta: torch.Tensor | ExpertOutputs, residual: torch.Tensor) -> bool:
     rows, width = residual.shape
     threads = width // (CTAS * VALUES)
     fits = rows <= MOST_ROWS and width % (CTAS * 2 * GROUP) == 0 and threads <= MOST_THREADS
-    on_hopper = is_hopper() and residual.is_cuda
-    return on_hopper and residual.dtype == torch.bfloat16 and fits and _is_readable(delta)
+    return is_hopper() and residual.dtype == torch.bfloat16 and fits and _is_readable(delta)
 
 
 def add_rms_norm(

@@ -54,36 +54,24 @@ __device__ __forceinline__ u64 value_descriptor(u32 address) {
 __device__ __forceinline__ void multiply_bf16(float (&d)[32], u64 a, u64 b, int accumulate) {
   asm volatile(
       "{\n .reg .pred p;\n setp.ne.b32 p, %34, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " ACCUMULATORS ", %32, %33, p, 1, 1, 0, 0;\n}"
-      : BIND(d) : "l"(a), "l"(b), "r"(accumulate));
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" NAMES_32 "}, %32, %33, p, 1, 1, 0, 0;\n}"
+      : BIND_32(d, 0) : "l"(a), "l"(b), "r"(accumulate));
 }
 
 // The first operand from registers.
 __device__ __forceinline__ void multiply_bf16(float (&d)[32], const u32 (&a)[4], u64 b, int accumulate) {
   asm volatile(
       "{\n .reg .pred p;\n setp.ne.b32 p, %37, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " ACCUMULATORS ", {%32, %33, %34, %35}, %36, p, 1, 1, 0;\n}"
-      : BIND(d) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" NAMES_32 "}, {%32, %33, %34, %35}, %36, p, 1, 1, 0;\n}"
+      : BIND_32(d, 0) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
 }
-
-#define BIND_HALF(d, at)                                                                                           \
-  "+f"(d[at]), "+f"(d[at + 1]), "+f"(d[at + 2]), "+f"(d[at + 3]), "+f"(d[at + 4]), "+f"(d[at + 5]), "+f"(d[at + 6]),  \
-      "+f"(d[at + 7]), "+f"(d[at + 8]), "+f"(d[at + 9]), "+f"(d[at + 10]), "+f"(d[at + 11]), "+f"(d[at + 12]),        \
-      "+f"(d[at + 13]), "+f"(d[at + 14]), "+f"(d[at + 15]), "+f"(d[at + 16]), "+f"(d[at + 17]), "+f"(d[at + 18]),     \
-      "+f"(d[at + 19]), "+f"(d[at + 20]), "+f"(d[at + 21]), "+f"(d[at + 22]), "+f"(d[at + 23]), "+f"(d[at + 24]),     \
-      "+f"(d[at + 25]), "+f"(d[at + 26]), "+f"(d[at + 27]), "+f"(d[at + 28]), "+f"(d[at + 29]), "+f"(d[at + 30]),     \
-      "+f"(d[at + 31])
 
 // V transposed on the way in.
 __device__ __forceinline__ void multiply_values(float (&d)[64], u64 a, u64 b, int accumulate) {
   asm volatile(
       "{\n .reg .pred p;\n setp.ne.b32 p, %66, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
-      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, %64, %65, p, 1, 1, 0, 1;\n}"
-      : BIND_HALF(d, 0), BIND_HALF(d, 32) : "l"(a), "l"(b), "r"(accumulate));
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" NAMES_64 "}, %64, %65, p, 1, 1, 0, 1;\n}"
+      : BIND_64(d, 0) : "l"(a), "l"(b), "r"(accumulate));
 }
 
 struct Arguments {

@@ -78,7 +78,7 @@ __device__ __forceinline__ void load_query(Shared& shared, const u32* query) {
     }
 #pragma unroll
     for (int step = 16; step; step /= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, step));
-    float scale = fmaxf(largest, 1e-10f) * (1.0f / 448.0f), inverse = __fdividef(1.0f, scale);
+    float scale = fmaxf(largest, SMALLEST_MAGNITUDE) * (1.0f / LARGEST_E4M3), inverse = __fdividef(1.0f, scale);
     if (lane == 0) shared.query_scale[head] = scale;
     // 64 bytes of a row at a time: half of a 128-byte line, or the 64-byte line of the key's part.
     u8* even = shared.query + head * 128 + (lane / 8 ^ head & 7) * 16 + lane % 8 * 2;

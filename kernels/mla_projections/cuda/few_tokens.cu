@@ -8,8 +8,6 @@
 #include "products.cuh"
 
 constexpr int NOPE = 128, ROPE = 64, WIDTH = LATENT + ROPE;
-// Of an e4m3, and of a group's magnitude.
-constexpr float LARGEST = 448.0f, SMALLEST = 1e-10f;
 constexpr int THREADS = 256, WARPS = THREADS / 32;
 
 __device__ __forceinline__ void warpgroup_meets(int group) { asm volatile("bar.sync %0, 128;" ::"r"(1 + group) : "memory"); }
@@ -242,7 +240,7 @@ struct Expand {
       largest = __uint_as_float(__reduce_max_sync(~0u, __float_as_uint(largest)));
       if (lane == i) own_largest = largest;
     }
-    float scale = fmaxf(own_largest, SMALLEST) / LARGEST, inverse = 1.0f / scale;
+    float scale = fmaxf(own_largest, SMALLEST_MAGNITUDE) / LARGEST_E4M3, inverse = 1.0f / scale;
     int token = first + warp * COUNT, left = min(given.tokens - token, COUNT);
     if (lane < left) given.scales[(long long)head * given.scale_stride + token + lane] = scale;
 #pragma unroll

@@ -14,16 +14,6 @@ struct Product {
   float sum[TOKENS / 2];
 };
 
-#define BIND_8(d, at)                                                                                              \
-  "+f"(d[at]), "+f"(d[at + 1]), "+f"(d[at + 2]), "+f"(d[at + 3]), "+f"(d[at + 4]), "+f"(d[at + 5]), "+f"(d[at + 6]), \
-      "+f"(d[at + 7])
-#define NAMES_8 "%0, %1, %2, %3, %4, %5, %6, %7"
-#define NAMES_16 NAMES_8 ", %8, %9, %10, %11, %12, %13, %14, %15"
-#define NAMES_32                                                                                                    \
-  NAMES_16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define NAMES_48                                                                                                    \
-  NAMES_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
-
 // TRANSPOSED: whether the outputs, and not the inputs, of the first operand lie next to each other.
 template <int TRANSPOSED>
 __device__ __forceinline__ void multiply(Product<16>& d, u64 a, u64 b, int accumulate) {
@@ -38,7 +28,7 @@ __device__ __forceinline__ void multiply(Product<32>& d, u64 a, u64 b, int accum
   asm volatile(
       "{\n .reg .pred p;\n setp.ne.b32 p, %18, 0;\n"
       "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {" NAMES_16 "}, %16, %17, p, 1, 1, %19, 0;\n}"
-      : BIND_8(d.sum, 0), BIND_8(d.sum, 8) : "l"(a), "l"(b), "r"(accumulate), "n"(TRANSPOSED));
+      : BIND_16(d.sum, 0) : "l"(a), "l"(b), "r"(accumulate), "n"(TRANSPOSED));
 }
 
 template <int TRANSPOSED>
@@ -46,8 +36,7 @@ __device__ __forceinline__ void multiply(Product<64>& d, u64 a, u64 b, int accum
   asm volatile(
       "{\n .reg .pred p;\n setp.ne.b32 p, %34, 0;\n"
       "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" NAMES_32 "}, %32, %33, p, 1, 1, %35, 0;\n}"
-      : BIND_8(d.sum, 0), BIND_8(d.sum, 8), BIND_8(d.sum, 16), BIND_8(d.sum, 24)
-      : "l"(a), "l"(b), "r"(accumulate), "n"(TRANSPOSED));
+      : BIND_32(d.sum, 0) : "l"(a), "l"(b), "r"(accumulate), "n"(TRANSPOSED));
 }
 
 template <int TRANSPOSED>
@@ -55,6 +44,5 @@ __device__ __forceinline__ void multiply(Product<96>& d, u64 a, u64 b, int accum
   asm volatile(
       "{\n .reg .pred p;\n setp.ne.b32 p, %50, 0;\n"
       "wgmma.mma_async.sync.aligned.m64n96k16.f32.bf16.bf16 {" NAMES_48 "}, %48, %49, p, 1, 1, %51, 0;\n}"
-      : BIND_8(d.sum, 0), BIND_8(d.sum, 8), BIND_8(d.sum, 16), BIND_8(d.sum, 24), BIND_8(d.sum, 32), BIND_8(d.sum, 40)
-      : "l"(a), "l"(b), "r"(accumulate), "n"(TRANSPOSED));
+      : BIND_48(d.sum, 0) : "l"(a), "l"(b), "r"(accumulate), "n"(TRANSPOSED));
 }

@@ -7,8 +7,6 @@
 #include "../../cuda/cluster.cuh"
 
 constexpr int VALUES = 8, GROUP = 128, GROUP_THREADS = GROUP / VALUES, MOST_THREADS = 256, MOST_CTAS = 8;
-// Of an e4m3, and of a group's magnitude.
-constexpr float LARGEST = 448.0f, SMALLEST = 1e-10f;
 
 struct Arguments {
   // bf16, eight to an element: what is added, its rows `row_stride` apart, or experts' rows.
@@ -130,7 +128,7 @@ __device__ __forceinline__ void quantize(const Arguments& given, const Row& row,
   for (int i = 0; i < VALUES; i++) largest = fmaxf(largest, fabsf(row.value[i]));
 #pragma unroll
   for (int step = GROUP_THREADS / 2; step; step /= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, step));
-  float scale = fmaxf(largest, SMALLEST) / LARGEST, inverse = 1.0f / scale;
+  float scale = fmaxf(largest, SMALLEST_MAGNITUDE) / LARGEST_E4M3, inverse = 1.0f / scale;
   u32 words[4];
 #pragma unroll
   for (int i = 0; i < 4; i++) words[i] = pack_e4m3(row.value[2 * i] * inverse, row.value[2 * i + 1] * inverse);
