@@ -9,7 +9,6 @@ from engine.model.config import ModelConfig
 from engine.model.context import ForwardContext
 from engine.model.layers import DecoderLayer, MtpModule
 from engine.model.parameters import Allocator, NamedParameters
-from kernels.moe_permute import ExpertOutputs
 from kernels.norm import Delta, add_rms_norm
 from kernels.rope import frequencies, rotation_table, yarn_frequencies
 
@@ -52,9 +51,7 @@ class Model:
             if on_layers is not None:
                 on_layers(count)
         if context.sampled is not None:
-            own = context.sampled
-            delta = delta.of(own) if isinstance(delta, ExpertOutputs) else delta[own]
-            residual = residual[own]
+            delta, residual = delta[context.sampled], residual[context.sampled]
         return functional.linear(add_rms_norm(delta, residual, self.norm, self.config.rms_norm_eps), self.head)
 
 

@@ -28,7 +28,7 @@ class ExpertOutputs:
         """Of the sums: [tokens, width]."""
         return self.positions.shape[0], self.rows.shape[-1]
 
-    def of(self, tokens: torch.Tensor) -> "ExpertOutputs":
-        """Of some tokens: int64 indices."""
+    def __getitem__(self, tokens: torch.Tensor) -> "ExpertOutputs":
+        """Of some tokens, as of a tensor of the sums: int64 indices."""
         shared = None if self.shared is None else self.shared[tokens]
         return ExpertOutputs(self.rows, self.positions[tokens], self.weights[tokens], shared)
