@@ -55,12 +55,13 @@ def _gate(tokens: int) -> Call:
         groups_per_token=GROUPS_PER_TOKEN,
         normalize=True,
         scaling=SCALING,
+        shared=0,
     )
 
 
 def _plain_gate(tokens: int) -> Call:
     hidden, weight, bias = _gate_inputs(tokens)
-    settings = (CHOICES, GROUPS, GROUPS_PER_TOKEN, True, SCALING)
+    settings = (CHOICES, GROUPS, GROUPS_PER_TOKEN, True, SCALING, 0)
     return lambda: plain_gate(torch.mm(hidden, weight.t(), out_dtype=torch.float32), bias, *settings)
 
 

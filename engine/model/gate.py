@@ -31,6 +31,7 @@ class Gate:
             groups_per_token=config.topk_group,
             normalize=config.norm_topk_prob,
             scaling=config.routed_scaling_factor,
+            shared=0,
         )
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

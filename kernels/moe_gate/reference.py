@@ -11,6 +11,7 @@ def moe_gate(
     groups_per_token: int,
     normalize: bool,
     scaling: float,
+    shared: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     affinity = logits.sigmoid()
     # Whatever is not a number comes last: a broken token must not disturb the choice of experts for others.
@@ -21,7 +22,9 @@ def moe_gate(
     weights = affinity.gather(1, experts)
     if normalize:
         weights /= weights.sum(dim=1, keepdim=True) + 1e-20
-    return weights * scaling, experts
+    tokens, count = logits.shape
+    always = torch.arange(count, count + shared, device=experts.device).expand(tokens, shared)
+    return torch.cat([weights * scaling, weights.new_ones(tokens, shared)], 1), torch.cat([experts, always], 1)
 
 
 def _limit_to_groups(choice: torch.Tensor, groups: int, groups_per_token: int) -> torch.Tensor:

@@ -15,8 +15,8 @@ TAKEN, NONE = tl.constexpr(-(2**31)), tl.constexpr(2**31 - 1)
 @triton.jit
 def _moe_gate(
     logits, bias, weights, experts, share_stride, group_size, scaling, SHARES: tl.constexpr, GROUPS: tl.constexpr,
-    GROUPS_PER_TOKEN: tl.constexpr, CHOICES: tl.constexpr, NORMALIZE: tl.constexpr, GROUPS_TILE: tl.constexpr,
-    SIZE_TILE: tl.constexpr, CHOICES_TILE: tl.constexpr, DEPENDENT: tl.constexpr,
+    GROUPS_PER_TOKEN: tl.constexpr, CHOICES: tl.constexpr, NORMALIZE: tl.constexpr, SHARED: tl.constexpr,
+    GROUPS_TILE: tl.constexpr, SIZE_TILE: tl.constexpr, PLACES_TILE: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     start_next(DEPENDENT)
@@ -40,8 +40,8 @@ def _moe_gate(
     bits = choice.to(tl.int32, bitcast=True)
     keys = tl.where(there, bits ^ ((bits >> 31) & 0x7FFFFFFF), TAKEN).reshape(GROUPS_TILE * SIZE_TILE)
     index = tl.arange(0, GROUPS_TILE * SIZE_TILE)
-    place = tl.arange(0, CHOICES_TILE)
-    chosen = tl.zeros([CHOICES_TILE], tl.int32)
+    place = tl.arange(0, PLACES_TILE)
+    chosen = tl.zeros([PLACES_TILE], tl.int32)
     for number in tl.static_range(CHOICES):
         best = tl.min(tl.where(keys == tl.max(keys, axis=0), index, NONE), axis=0)
         keys = tl.where(index == best, TAKEN, keys)
@@ -52,8 +52,11 @@ def _moe_gate(
     if NORMALIZE:
         picked = picked / (tl.sum(picked, axis=0) + 1e-20)
     expert_of = chosen // SIZE_TILE * group_size + chosen % SIZE_TILE
-    tl.store(weights + token * CHOICES + place, picked * scaling, mask=real)
-    tl.store(experts + token * CHOICES + place, expert_of.to(tl.int64), mask=real)
+    # Behind the choices, those that see every token.
+    expert_of = tl.where(real, expert_of, GROUPS * group_size + place - CHOICES)
+    target, used = token * (CHOICES + SHARED) + place, place < CHOICES + SHARED
+    tl.store(weights + target, tl.where(real, picked * scaling, 1.0), mask=used)
+    tl.store(experts + target, expert_of.to(tl.int64), mask=used)
 
 
 @triton.jit
@@ -80,16 +83,18 @@ def moe_gate(
     groups_per_token: int,
     normalize: bool,
     scaling: float,
+    shared: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """logits: [shares, tokens, experts]."""
     shares, tokens, experts = logits.shape
-    weights = torch.empty(tokens, experts_per_token, dtype=torch.float32, device=logits.device)
-    chosen = torch.empty(tokens, experts_per_token, dtype=torch.int64, device=logits.device)
+    places = experts_per_token + shared
+    weights = torch.empty(tokens, places, dtype=torch.float32, device=logits.device)
+    chosen = torch.empty(tokens, places, dtype=torch.int64, device=logits.device)
     if tokens:
         size = experts // groups
         _moe_gate[(tokens,)](
             logits, bias, weights, chosen, logits.stride(0), size, scaling, shares, groups, groups_per_token,
-            experts_per_token, normalize, triton.next_power_of_2(groups), triton.next_power_of_2(size),
-            triton.next_power_of_2(experts_per_token), num_warps=1, **dependent_launch(logits.device),
+            experts_per_token, normalize, shared, triton.next_power_of_2(groups), triton.next_power_of_2(size),
+            triton.next_power_of_2(places), num_warps=1, **dependent_launch(logits.device),
         )  # fmt: skip
     return weights, chosen

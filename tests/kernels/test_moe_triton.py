@@ -28,32 +28,35 @@ def random_choice(tokens: int, experts: int, choices: int, device: torch.device)
 @pytest.mark.parametrize(
     ("experts", "groups", "allowed", "choices"), [(256, 8, 4, 8), (24, 4, 2, 3), (6, 1, 1, 5), (12, 12, 5, 4)]
 )
-@pytest.mark.parametrize(("shares", "normalize"), [(1, True), (5, True), (1, False)])
+@pytest.mark.parametrize(("shares", "normalize", "shared"), [(1, True, 1), (5, True, 0), (1, False, 2)])
 def test_the_gate(
-    experts: int, groups: int, allowed: int, choices: int, shares: int, normalize: bool, device: torch.device
-) -> None:
+    experts: int, groups: int, allowed: int, choices: int, shares: int, normalize: bool, shared: int,
+    device: torch.device,
+) -> None:  # fmt: skip
     logits, bias = torch.randn(shares, 9, experts, device=device), torch.randn(experts, device=device)
-    settings = (choices, groups, allowed, normalize, 2.5)
+    settings = (choices, groups, allowed, normalize, 2.5, shared)
     weights, chosen = triton_moe_gate.moe_gate(logits, bias, *settings)
     expected_weights, expected = moe_gate.moe_gate(logits.sum(0), bias, *settings)
     order, expected_order = chosen.argsort(dim=1), expected.argsort(dim=1)
     assert torch.equal(chosen.gather(1, order), expected.gather(1, expected_order))
     assert error(weights.gather(1, order), expected_weights.gather(1, expected_order)) < 1e-6
+    # Behind the chosen, of weight 1 and no other.
+    assert torch.equal(chosen[:, choices:], expected[:, choices:]) and weights[:, choices:].eq(1).all()
 
 
 def test_the_gate_chooses_distinct_experts_whatever_the_logits(device: torch.device) -> None:
     logits = torch.randn(4, 256, device=device)
     logits[0], logits[1, 5:], logits[2] = float("nan"), float("nan"), 0.0
-    _, chosen = triton_moe_gate.moe_gate(logits.unsqueeze(0), torch.zeros(256, device=device), 8, 8, 4, True, 2.5)
+    _, chosen = triton_moe_gate.moe_gate(logits.unsqueeze(0), torch.zeros(256, device=device), 8, 8, 4, True, 2.5, 0)
     assert all(len(set(row)) == 8 and set(row) <= set(range(256)) for row in chosen.tolist())
     assert set(range(5)) <= set(chosen[1].tolist())
 
 
 def test_no_tokens_choose_nothing(device: torch.device) -> None:
     weights, chosen = triton_moe_gate.moe_gate(
-        torch.empty(3, 0, 8, device=device), torch.zeros(8, device=device), 2, 4, 2, True, 1.0
+        torch.empty(3, 0, 8, device=device), torch.zeros(8, device=device), 2, 4, 2, True, 1.0, 1
     )
-    assert weights.shape == chosen.shape == (0, 2)
+    assert weights.shape == chosen.shape == (0, 3)
 
 
 # Tokens, experts, choices and width: the last three need several programs, which add up each other's counts, or several
