@@ -9,6 +9,7 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
+from engine.model.parameters import published_shape
 from engine.shards import Entry, Shards
 from kernels.block_quant import BLOCK, dequantize_blocks
 from mesh.errors import CheckpointError
@@ -27,13 +28,13 @@ def load_weights(shards: Shards, parameters: Mapping[str, torch.Tensor]) -> None
     """Fill every parameter from the tensor of its name, converting to its dtype; FP8 blocks are dequantized, unless the
     parameter is FP8 too.
 
-    Parameters may be views (a part of a fused matrix). Those on the CPU that are contiguous and of the file's dtype are
-    read in place; peak memory is the parameters plus 16 MiB. Raises CheckpointError where a tensor is missing, has the
-    wrong shape, or is not expected.
+    Parameters may be views (a part of a fused matrix, or several, as `NamedParameters` has them). Those on the CPU that
+    are contiguous and of the file's dtype are read in place; peak memory is the parameters plus 16 MiB, and the largest
+    matrix in parts. Raises CheckpointError where a tensor is missing, has the wrong shape, or is not expected.
     """
     _check_names(shards, parameters)
     for name, parameter in parameters.items():
-        _check_shape(shards.entries[name], tuple(parameter.shape))
+        _check_shape(shards.entries[name], published_shape(parameter))
         if parameter.dtype == torch.float8_e4m3fn and not _is_fp8(shards.entries[name]):
             raise CheckpointError(f"{name} is {shards.entries[name].dtype}: config.json says that weights are FP8")
     ordered = sorted((shards.entries[name] for name in parameters), key=lambda entry: (entry.path, entry.offset))
@@ -75,7 +76,12 @@ def _is_fp8(entry: Entry) -> bool:
 
 
 def _load(shards: Shards, entry: Entry, parameter: torch.Tensor) -> None:
-    if _is_fp8(entry) and parameter.dtype != torch.float8_e4m3fn:
+    if parameter.shape != entry.shape:
+        # Its parts need not begin where the file's strips and blocks do.
+        whole = torch.empty(entry.shape, dtype=parameter.dtype, device=parameter.device)
+        _load(shards, entry, whole)
+        parameter.copy_(whole.view(parameter.shape))
+    elif _is_fp8(entry) and parameter.dtype != torch.float8_e4m3fn:
         scale = _read_scale(shards, entry)
         for start, rows in _strips(shards, entry, multiple=BLOCK):
             stop = start + len(rows)

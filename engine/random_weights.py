@@ -4,6 +4,8 @@ from collections.abc import Mapping
 
 import torch
 
+from engine.model.parameters import published_shape
+
 # Clears the highest bit of an e4m3 exponent: any byte becomes a number below 2, and none NaN.
 BELOW_TWO = 0xBF
 # Root mean square of what is left of a random byte.
@@ -25,8 +27,8 @@ def fill_randomly(parameters: Mapping[str, torch.Tensor], seed: int = 0) -> None
             raw.random_(0, 256, generator=generator).bitwise_and_(BELOW_TWO)
         elif name.endswith("_scale_inv"):
             # A scale a block of 128 inputs.
-            parameter.fill_((128 * parameter.shape[1]) ** -0.5 / BYTE_RMS)
+            parameter.fill_((128 * published_shape(parameter)[1]) ** -0.5 / BYTE_RMS)
         elif parameter.dim() == 1:
             parameter.fill_(1.0 if name.endswith("norm.weight") else 0.0)
         else:
-            parameter.normal_(0.0, parameter.shape[1] ** -0.5, generator=generator)
+            parameter.normal_(0.0, published_shape(parameter)[1] ** -0.5, generator=generator)

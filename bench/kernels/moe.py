@@ -1,6 +1,7 @@
 """Experts of DeepSeek-R1 as one of eight ranks holds them, tokens routed uniformly at random.
 
-Of 256 experts a rank holds 32, and as many tokens' choices reach them as its own tokens have: each chooses 8 of 32.
+Of 256 experts a rank holds 32, and as many tokens' choices reach them as its own tokens have: each chooses 8 of 32, and
+goes to the shared one.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,7 +18,8 @@ from kernels.grouped_gemm import triton as ours
 from kernels.moe_permute import ExpandedQuantized, MaskedLayout, expand_quantized
 from kernels.swiglu import swiglu_quantize
 
-LOCAL_EXPERTS, CHOICES, HIDDEN, WIDTH = 32, 8, 7168, 2048
+ROUTED, SHARED, CHOICES, HIDDEN, WIDTH = 32, 1, 8, 7168, 2048
+LOCAL_EXPERTS, EXPERTS_PER_TOKEN = ROUTED + SHARED, CHOICES + SHARED
 # Outputs and inputs.
 LAYERS = {"gate, up": (2 * WIDTH, HIDDEN), "down": (HIDDEN, WIDTH)}
 TOKENS = (1, 8, 32, 64, 96, 128, 256, 4096, 16384)
@@ -30,11 +32,12 @@ def cases() -> Iterator[Case]:
 
 
 def random_choice(tokens: int) -> torch.Tensor:
-    return torch.rand(tokens, LOCAL_EXPERTS, device="cuda").argsort(dim=1)[:, :CHOICES].contiguous()
+    routed = torch.rand(tokens, ROUTED, device="cuda").argsort(dim=1)[:, :CHOICES]
+    return torch.cat([routed, torch.arange(ROUTED, LOCAL_EXPERTS, device="cuda").expand(tokens, SHARED)], dim=1)
 
 
 def random_expansion(tokens: int, width: int) -> ExpandedQuantized:
-    return expand_quantized(random_rows(tokens, width), random_choice(tokens), LOCAL_EXPERTS)
+    return expand_quantized(random_rows(tokens, width), random_choice(tokens), LOCAL_EXPERTS, SHARED)
 
 
 def _products(tokens: int) -> Iterator[Case]:
@@ -42,7 +45,7 @@ def _products(tokens: int) -> Iterator[Case]:
     providers = {"triton": ours} | ({"deep_gemm": deep_gemm} if deep_gemm.available() else {})
     # A masked layout knows its counts, a contiguous one has far more rows than experts.
     touched = int((layout.counts > 0).sum()) if isinstance(layout, MaskedLayout) else LOCAL_EXPERTS
-    rows = tokens * CHOICES
+    rows = tokens * EXPERTS_PER_TOKEN
     for layer, (outputs, inputs) in LAYERS.items():
         for name, module in providers.items():
             yield Case(
@@ -68,7 +71,7 @@ def _others(tokens: int) -> Iterator[Case]:
     hidden = torch.randn(tokens, HIDDEN, dtype=torch.bfloat16, device="cuda")
     layout = random_expansion(tokens, GROUP).layout
     inner = torch.randn(*layout.shape, 2 * WIDTH, dtype=torch.bfloat16, device="cuda")
-    rows, scaled = tokens * CHOICES, 1 + 4 / 128
+    rows, scaled = tokens * EXPERTS_PER_TOKEN, 1 + 4 / 128
     timed: dict[str, tuple[Callable[[], object], float]] = {
         "quantize": (lambda: quantize(hidden), tokens * HIDDEN * (2 + scaled)),
         "gate and quantize": (lambda: swiglu_quantize(inner, layout.positions), rows * WIDTH * (4 + scaled)),

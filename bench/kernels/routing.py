@@ -6,7 +6,16 @@ from functools import partial
 import torch
 
 from bench.kernels.gemm import random_rows
-from bench.kernels.moe import CHOICES, HIDDEN, LOCAL_EXPERTS, TOKENS, random_choice
+from bench.kernels.moe import (
+    CHOICES,
+    EXPERTS_PER_TOKEN,
+    HIDDEN,
+    LOCAL_EXPERTS,
+    SHARED,
+    TOKENS,
+    random_choice,
+    random_expansion,
+)
 from bench.kernels.timing import Case
 from kernels.moe_gate import moe_gate
 from kernels.moe_gate.logits import gate_logits
@@ -20,15 +29,15 @@ Call = Callable[[], object]
 
 def cases() -> Iterator[Case]:
     for tokens in TOKENS:
-        values, copies = tokens * HIDDEN, tokens * CHOICES * HIDDEN
+        values, copies = tokens * HIDDEN, tokens * EXPERTS_PER_TOKEN * HIDDEN
         weight_bytes = 2.0 * EXPERTS * HIDDEN
         made: dict[tuple[str, str], tuple[Callable[[int], Call], float]] = {
             ("gate's logits", "triton"): (_logits, weight_bytes + 2 * values),
             ("gate", "triton"): (_gate, weight_bytes + 2 * values),
             ("gate", "torch"): (_plain_gate, weight_bytes + 2 * values),
             ("copies for experts", "triton"): (_expand, 1.03 * (values + copies)),
-            ("experts' sum", "triton"): (_combine, 2.0 * (copies + 2 * values)),
-            ("experts' sum and norm, quantized", "deepmesh"): (_norm, 2.0 * copies + 9.0 * values),
+            ("experts' sum", "triton"): (_combine, 2.0 * (copies + values)),
+            ("experts' sum and norm, quantized", "deepmesh"): (_norm, 2.0 * copies + 7.0 * values),
         }
         for (name, provider), (make, size_bytes) in made.items():
             yield Case(f"{name} by {tokens}", provider, partial(make, tokens), size_bytes)
@@ -55,26 +64,25 @@ def _gate(tokens: int) -> Call:
         groups_per_token=GROUPS_PER_TOKEN,
         normalize=True,
         scaling=SCALING,
-        shared=0,
+        shared=SHARED,
     )
 
 
 def _plain_gate(tokens: int) -> Call:
     hidden, weight, bias = _gate_inputs(tokens)
-    settings = (CHOICES, GROUPS, GROUPS_PER_TOKEN, True, SCALING, 0)
+    settings = (CHOICES, GROUPS, GROUPS_PER_TOKEN, True, SCALING, SHARED)
     return lambda: plain_gate(torch.mm(hidden, weight.t(), out_dtype=torch.float32), bias, *settings)
 
 
 def _expand(tokens: int) -> Call:
     x, experts = random_rows(tokens, HIDDEN), random_choice(tokens)
-    return lambda: expand_quantized(x, experts, LOCAL_EXPERTS)
+    return lambda: expand_quantized(x, experts, LOCAL_EXPERTS, SHARED)
 
 
 def _outputs(tokens: int) -> ExpertOutputs:
-    layout = expand_quantized(random_rows(tokens, 128), random_choice(tokens), LOCAL_EXPERTS).layout
+    layout = random_expansion(tokens, 128).layout
     rows = torch.randn(*layout.shape, HIDDEN, dtype=torch.bfloat16, device="cuda")
-    weights, shared = torch.rand(tokens, CHOICES, device="cuda"), rows.new_ones(tokens, HIDDEN)
-    return ExpertOutputs(rows, layout.positions, weights, shared)
+    return ExpertOutputs(rows, layout.positions, torch.rand(tokens, EXPERTS_PER_TOKEN, device="cuda"))
 
 
 def _combine(tokens: int) -> Call:

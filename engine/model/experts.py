@@ -1,10 +1,10 @@
-"""The routed experts' feed-forward layers, computed together as grouped products."""
+"""The experts' feed-forward layers, computed together as grouped products: those that are chosen, then the shared."""
 
 import torch
 
 from engine.model.config import ModelConfig
 from engine.model.linear import weight_parameters
-from engine.model.parameters import Allocator, NamedParameters
+from engine.model.parameters import Allocator, NamedParameters, joined_columns, joined_rows
 from kernels.act_quant import Quantized
 from kernels.fp8_gemm import BlockScaled
 from kernels.grouped_gemm import grouped_fp8_gemm, grouped_gemm
@@ -17,14 +17,15 @@ Placed = Expanded | ExpandedQuantized
 
 class Experts:
     def __init__(self, config: ModelConfig, allocate: Allocator) -> None:
-        self._count = config.n_routed_experts
+        self._routed, self._shared = config.n_routed_experts, config.n_shared_experts
         self._hidden, self._width = hidden, width = config.hidden_size, config.moe_intermediate_size
-        self._gate_up = allocate.weight(self._count, 2 * width, hidden, parts=(width, width))
-        self._down = allocate.weight(self._count, hidden, width, parts=(hidden,))
+        self._count = count = self._routed + self._shared
+        self._gate_up = allocate.weight(count, 2 * width, hidden, parts=(width, width))
+        self._down = allocate.weight(count, hidden, width, parts=(hidden,))
         if type(self._gate_up) is not type(self._down):
             # Widths that FP8 products do not take on one side.
-            self._gate_up = allocate(self._count, 2 * width, hidden)
-            self._down = allocate(self._count, hidden, width)
+            self._gate_up = allocate(count, 2 * width, hidden)
+            self._down = allocate(count, hidden, width)
 
     @property
     def quantized(self) -> bool:
@@ -32,19 +33,30 @@ class Experts:
         return isinstance(self._gate_up, BlockScaled)
 
     def parameters(self, prefix: str) -> NamedParameters:
-        for expert in range(self._count):
-            name, width = f"{prefix}.{expert}", self._width
-            yield from weight_parameters(f"{name}.gate_proj.weight", self._gate_up, slice(0, width), expert)
-            yield from weight_parameters(f"{name}.up_proj.weight", self._gate_up, slice(width, 2 * width), expert)
-            yield from weight_parameters(f"{name}.down_proj.weight", self._down, slice(0, self._hidden), expert)
+        for expert in range(self._routed):
+            yield from self._gate_and_up(f"{prefix}.experts.{expert}", expert)
+            yield from self._downs(f"{prefix}.experts.{expert}", expert)
+        # Published as one layer that is as wide as all of them.
+        shared, name = slice(self._routed, self._count), f"{prefix}.shared_experts"
+        yield from ((published, joined_rows(parts)) for published, parts in self._gate_and_up(name, shared))
+        yield from ((published, joined_columns(parts)) for published, parts in self._downs(name, shared))
+
+    def _gate_and_up(self, name: str, experts: int | slice) -> NamedParameters:
+        width = self._width
+        yield from weight_parameters(f"{name}.gate_proj.weight", self._gate_up, slice(0, width), experts)
+        yield from weight_parameters(f"{name}.up_proj.weight", self._gate_up, slice(width, 2 * width), experts)
+
+    def _downs(self, name: str, experts: int | slice) -> NamedParameters:
+        yield from weight_parameters(f"{name}.down_proj.weight", self._down, slice(0, self._hidden), experts)
 
     def place(self, hidden: torch.Tensor | Quantized, experts: torch.Tensor) -> Placed:
         """Copies of the tokens, each where its expert reads it.
 
-        hidden: [tokens, hidden], quantized where the experts are; experts: [tokens, experts per token].
+        hidden: [tokens, hidden], quantized where the experts are; experts: [tokens, experts per token], the shared ones
+        last.
         """
         if isinstance(hidden, Quantized):
-            return expand_quantized(hidden, experts, self._count)
+            return expand_quantized(hidden, experts, self._count, self._shared)
         return expand(hidden, experts, self._count)
 
     def forward(self, placed: Placed) -> torch.Tensor:

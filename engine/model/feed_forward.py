@@ -1,4 +1,4 @@
-"""The dense feed-forward layer: of the first layers, and of the shared experts."""
+"""The dense feed-forward layer of the first layers."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Which experts each token goes to, and with which weights."""
+"""Which experts each token goes to, and with which weights: the chosen ones, then the shared."""
 
 import torch
 
@@ -31,7 +31,7 @@ class Gate:
             groups_per_token=config.topk_group,
             normalize=config.norm_topk_prob,
             scaling=config.routed_scaling_factor,
-            shared=0,
+            shared=config.n_shared_experts,
         )
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

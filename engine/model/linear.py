@@ -41,15 +41,17 @@ class Linear:
 
 
 def weight_parameters(
-    name: str, weight: torch.Tensor | BlockScaled, rows: slice, expert: int | None = None
+    name: str, weight: torch.Tensor | BlockScaled, rows: slice, expert: int | slice | None = None
 ) -> NamedParameters:
-    """A published matrix's place: rows of a fused weight, of one expert where there are many; FP8 with its scales."""
+    """A published matrix's place: rows of a fused weight, of one expert (or some) where there are many; FP8 with its
+    scales."""
     if isinstance(weight, torch.Tensor):
-        yield name, _of_expert(weight, expert)[rows]
+        yield name, _of_expert(weight, expert)[..., rows, :]
         return
-    yield name, _of_expert(weight.values, expert)[rows]
-    yield name + SCALE_SUFFIX, _of_expert(weight.scales, expert)[rows.start // BLOCK : -(-rows.stop // BLOCK)]
+    yield name, _of_expert(weight.values, expert)[..., rows, :]
+    blocks = slice(rows.start // BLOCK, -(-rows.stop // BLOCK))
+    yield name + SCALE_SUFFIX, _of_expert(weight.scales, expert)[..., blocks, :]
 
 
-def _of_expert(weight: torch.Tensor, expert: int | None) -> torch.Tensor:
+def _of_expert(weight: torch.Tensor, expert: int | slice | None) -> torch.Tensor:
     return weight if expert is None else weight[expert]

@@ -1,17 +1,16 @@
-"""Mixture of experts (DeepSeek-V3, 2024, section 2.1.2): shared experts for every token, routed ones by choice."""
+"""Mixture of experts (DeepSeek-V3, 2024, section 2.1.2): shared ones for every token, routed ones by choice."""
 
 import torch
 
 from engine.model.config import ModelConfig
 from engine.model.experts import Experts
-from engine.model.feed_forward import FeedForward
 from engine.model.gate import Gate
 from engine.model.normalized import Normalized
 from engine.model.parameters import Allocator, NamedParameters
 from kernels.moe_permute import ExpertOutputs, combine
 from kernels.norm import Delta
 
-# Tokens whose copies for the experts exist at once: at DeepSeek's widths about 2 GB of workspace.
+# Tokens whose copies for the experts exist at once: at DeepSeek's widths, nine a token, about 2.3 GB of workspace.
 CHUNK_TOKENS = 8192
 
 
@@ -19,17 +18,15 @@ class MixtureOfExperts:
     def __init__(self, config: ModelConfig, allocate: Allocator) -> None:
         self.gate = Gate(config, allocate)
         self._experts = Experts(config, allocate)
-        self._shared = FeedForward(config.hidden_size, config.moe_intermediate_size * config.n_shared_experts, allocate)
 
     def parameters(self, prefix: str) -> NamedParameters:
         yield from self.gate.parameters(f"{prefix}.gate")
-        yield from self._experts.parameters(f"{prefix}.experts")
-        yield from self._shared.parameters(f"{prefix}.shared_experts")
+        yield from self._experts.parameters(prefix)
 
     @property
     def quantized(self) -> bool:
-        """Whether some of it takes FP8 activations."""
-        return self._experts.quantized or self._shared.quantized
+        """Whether it takes FP8 activations."""
+        return self._experts.quantized
 
     def forward(self, hidden: Normalized) -> Delta:
         """[tokens, hidden] to [tokens, hidden]; of one chunk's tokens the sums are left to whoever adds them."""
@@ -43,8 +40,6 @@ class MixtureOfExperts:
         return out
 
     def _chunk(self, hidden: Normalized) -> ExpertOutputs:
-        # First, and not on a stream of its own: each product copies its weights while the kernel before it ends.
-        shared = self._shared.forward(hidden)
         weights, experts = self.gate.choose(hidden.plain)
         placed = self._experts.place(hidden.for_layer(self._experts.quantized), experts)
-        return ExpertOutputs(self._experts.forward(placed), placed.positions, weights, shared)
+        return ExpertOutputs(self._experts.forward(placed), placed.positions, weights)

@@ -7,11 +7,29 @@ import torch
 from kernels.block_quant import BLOCK
 from kernels.fp8_gemm import BlockScaled, block_scaled
 
-# A tensor's name in the checkpoint, and its place (perhaps a part of a fused matrix).
+# A tensor's name in the checkpoint, and its place: perhaps a part of a fused matrix; of four dimensions where a matrix
+# does not lie in one piece, [parts, rows of a part, parts, columns of a part].
 NamedParameters = Iterator[tuple[str, torch.Tensor]]
 # Widths that FP8 products take, alone and grouped by expert.
 OUTPUTS_MULTIPLE = 64
 EXPERT_OUTPUTS_MULTIPLE = 128
+
+
+def published_shape(place: torch.Tensor) -> tuple[int, ...]:
+    """In the checkpoint, of the tensor that belongs there."""
+    if place.dim() < 4:
+        return tuple(place.shape)
+    return place.shape[:2].numel(), place.shape[2:].numel()
+
+
+def joined_rows(parts: torch.Tensor) -> torch.Tensor:
+    """The place of one matrix whose rows lie in parts: [parts, rows of a part, columns]."""
+    return parts[0] if len(parts) == 1 else parts.unsqueeze(2)
+
+
+def joined_columns(parts: torch.Tensor) -> torch.Tensor:
+    """The place of one matrix whose columns lie in parts: [parts, rows, columns of a part]."""
+    return parts[0] if len(parts) == 1 else parts.transpose(0, 1).unsqueeze(0)
 
 
 class Allocator:

@@ -7,7 +7,7 @@ import torch
 from kernels.act_quant.quantized import Quantized
 from kernels.moe_permute import reference
 from kernels.moe_permute.experts import ExpertOutputs
-from kernels.moe_permute.layout import ContiguousLayout, ExpandedQuantized, Layout, MaskedLayout
+from kernels.moe_permute.layout import ContiguousLayout, ExpandedQuantized, Layout, MaskedLayout, expected_rows
 from kernels.moe_permute.reference import Expanded
 
 __all__ = [
@@ -43,15 +43,17 @@ def expand(x: torch.Tensor, experts: torch.Tensor, expert_count: int) -> Expande
     return reference.expand(x, experts, expert_count)
 
 
-def expand_quantized(x: Quantized, experts: torch.Tensor, expert_count: int) -> ExpandedQuantized:
+def expand_quantized(x: Quantized, experts: torch.Tensor, expert_count: int, shared: int = 0) -> ExpandedQuantized:
     """Copy each token once per chosen expert, in the layout in which FP8 experts are fastest.
 
     That is masked for few tokens an expert, contiguous for more. x: [tokens, width]; experts: [tokens, k] int64 below
-    expert_count, contiguous, distinct within a token.
+    expert_count, contiguous, distinct within a token. shared: how many experts, the last ones, every token has among
+    its own; they do not count for what is few.
     """
-    few = experts.numel() <= MASKED_EXPECTED_ROWS * expert_count
-    if few and _capacity(experts.shape[0]) * expert_count <= MASKED_ROWS:
-        return expand_masked(x, experts, expert_count)
+    tokens, choices = experts.shape
+    few = expected_rows(tokens, choices, expert_count, shared) <= MASKED_EXPECTED_ROWS
+    if few and _capacity(tokens) * expert_count <= MASKED_ROWS:
+        return expand_masked(x, experts, expert_count, shared)
     return expand_contiguous(x, experts, expert_count)
 
 
@@ -68,14 +70,15 @@ def expand_contiguous(x: Quantized, experts: torch.Tensor, expert_count: int) ->
     return expanded
 
 
-def expand_masked(x: Quantized, experts: torch.Tensor, expert_count: int) -> ExpandedQuantized:
+def expand_masked(x: Quantized, experts: torch.Tensor, expert_count: int, shared: int = 0) -> ExpandedQuantized:
     """For each expert room for every token; an expert's rows are in order of token.
 
-    x: [tokens, width]; experts: [tokens, k] int64 below expert_count, distinct within a token.
+    x: [tokens, width]; experts: [tokens, k] int64 below expert_count, distinct within a token; shared: as of
+    `expand_quantized`.
     """
     _check(x, experts)
     capacity = _capacity(experts.shape[0])
-    expanded: ExpandedQuantized = _backend(experts).expand_masked(x, experts, expert_count, capacity)
+    expanded: ExpandedQuantized = _backend(experts).expand_masked(x, experts, expert_count, capacity, shared)
     return expanded
 
 

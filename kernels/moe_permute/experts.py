@@ -7,7 +7,7 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class ExpertOutputs:
-    """Of each token a sum, not made yet: its experts' rows, each times its weight, and what sees every token."""
+    """Of each token a sum, not made yet: its experts' rows, each times its weight."""
 
     # [..., width] contiguous, leading dimensions those of the layout.
     rows: torch.Tensor
@@ -15,13 +15,10 @@ class ExpertOutputs:
     positions: torch.Tensor
     # [tokens, k] float32.
     weights: torch.Tensor
-    # [tokens, width] contiguous, of the rows' dtype: what experts that see every token made of it.
-    shared: torch.Tensor | None
 
     def __post_init__(self) -> None:
         assert self.positions.shape == self.weights.shape and self.rows.is_contiguous()
         assert self.positions.is_contiguous() and self.weights.is_contiguous() and self.weights.dtype == torch.float32
-        assert self.shared is None or (self.shared.shape == self.shape and self.shared.is_contiguous())
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -30,5 +27,4 @@ class ExpertOutputs:
 
     def __getitem__(self, tokens: torch.Tensor) -> "ExpertOutputs":
         """Of some tokens, as of a tensor of the sums: int64 indices."""
-        shared = None if self.shared is None else self.shared[tokens]
-        return ExpertOutputs(self.rows, self.positions[tokens], self.weights[tokens], shared)
+        return ExpertOutputs(self.rows, self.positions[tokens], self.weights[tokens])

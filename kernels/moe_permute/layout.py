@@ -35,6 +35,8 @@ class MaskedLayout:
     counts: torch.Tensor
     # At least the number of tokens, so that no choice overflows it.
     capacity: int
+    # Of the experts, the last ones: they see every token.
+    shared: int = 0
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -43,11 +45,17 @@ class MaskedLayout:
 
     @property
     def expected_rows(self) -> int:
-        """Of an expert, where the choice is even."""
-        return -(-self.positions.numel() // self.counts.shape[0])
+        """Of an expert that is not shared, where the choice is even."""
+        tokens, choices = self.positions.shape
+        return expected_rows(tokens, choices, self.counts.shape[0], self.shared)
 
 
 Layout = ContiguousLayout | MaskedLayout
+
+
+def expected_rows(tokens: int, choices: int, experts: int, shared: int) -> int:
+    """Of an expert that is not shared, where the choice is even; choices and experts: with the shared ones."""
+    return -(-tokens * (choices - shared) // (experts - shared))
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,11 +44,13 @@ def expand_contiguous(
     return _copy(x, ContiguousLayout(positions=positions.view_as(experts), row_experts=row_experts))
 
 
-def expand_masked(x: Quantized, experts: torch.Tensor, expert_count: int, capacity: int) -> ExpandedQuantized:
+def expand_masked(
+    x: Quantized, experts: torch.Tensor, expert_count: int, capacity: int, shared: int = 0
+) -> ExpandedQuantized:
     chosen = experts.flatten()
     counts = _counts(chosen, expert_count)
     positions = chosen * capacity + _rank(chosen, counts)
-    return _copy(x, MaskedLayout(positions=positions.view_as(experts), counts=counts.int(), capacity=capacity))
+    return _copy(x, MaskedLayout(positions.view_as(experts), counts.int(), capacity, shared))
 
 
 def _copy(x: Quantized, layout: Layout) -> ExpandedQuantized:
@@ -67,8 +69,6 @@ def _copy(x: Quantized, layout: Layout) -> ExpandedQuantized:
 def combine(outputs: ExpertOutputs) -> torch.Tensor:
     rows = outputs.rows.flatten(0, -2)
     out = functional.embedding_bag(outputs.positions, rows.float(), per_sample_weights=outputs.weights, mode="sum")
-    if outputs.shared is not None:
-        out += outputs.shared
     return out.to(rows.dtype)
 
 

@@ -131,11 +131,10 @@ def _place_copies(
     tl.store(counts + counted, tl.sum(count, axis=0), mask=counted < expert_count)
 
 
-# A program sums WIDTH values of one token, its k loads in flight at once. Reads k rows, and one shared; writes one.
+# A program sums WIDTH values of one token, its k loads in flight at once. Reads k rows, writes one.
 @triton.jit
 def _combine(
-    rows, positions, weights, shared, out, width,
-    HAS_SHARED: tl.constexpr, CHOICES: tl.constexpr, WIDTH: tl.constexpr, DEPENDENT: tl.constexpr,
+    rows, positions, weights, out, width, CHOICES: tl.constexpr, WIDTH: tl.constexpr, DEPENDENT: tl.constexpr
 ):  # fmt: skip
     start_next(DEPENDENT)
     wait_for_earlier(DEPENDENT)
@@ -147,17 +146,18 @@ def _combine(
         position = tl.load(positions + token * CHOICES + choice)
         weight = tl.load(weights + token * CHOICES + choice)
         total += tl.load(rows + position * width + columns, mask=inside, other=0.0).to(tl.float32) * weight
-    if HAS_SHARED:
-        total += tl.load(shared + token * width + columns, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + token * width + columns, total, mask=inside)
 
 
-def expand_masked(x: Quantized, experts: torch.Tensor, expert_count: int, capacity: int) -> ExpandedQuantized:
+def expand_masked(
+    x: Quantized, experts: torch.Tensor, expert_count: int, capacity: int, shared: int = 0
+) -> ExpandedQuantized:
     (tokens, choices), width, device = experts.shape, x.values.shape[1], experts.device
     layout = MaskedLayout(
         positions=torch.empty_like(experts),
         counts=torch.empty(expert_count, dtype=torch.int32, device=device),
         capacity=capacity,
+        shared=shared,
     )
     out = empty_quantized(*layout.shape, width, device=device)
     if not tokens:
@@ -217,12 +217,12 @@ def _chunk_counts(experts: torch.Tensor, tile: int, chunk: int, chunks: int) -> 
 
 
 def combine(outputs: ExpertOutputs) -> torch.Tensor:
-    rows, shared, (tokens, choices) = outputs.rows, outputs.shared, outputs.positions.shape
+    rows, (tokens, choices) = outputs.rows, outputs.positions.shape
     width = rows.shape[-1]
     out = rows.new_empty(tokens, width)
     if tokens:
         _combine[(tokens, triton.cdiv(width, SUMMED_WIDTH))](
-            rows, outputs.positions, outputs.weights, shared, out, width, shared is not None, choices, SUMMED_WIDTH,
-            num_warps=4, **dependent_launch(rows.device),
+            rows, outputs.positions, outputs.weights, out, width, choices, SUMMED_WIDTH, num_warps=4,
+            **dependent_launch(rows.device),
         )  # fmt: skip
     return out

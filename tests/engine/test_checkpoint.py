@@ -11,6 +11,7 @@ from engine.checkpoint import load_weights
 from engine.loading import load_model
 from engine.model.config import read_model_config
 from engine.model.model import Model
+from engine.model.parameters import published_shape
 from engine.shards import open_shards, weights_fingerprint
 from mesh.errors import CheckpointError
 from tests.support.checkpoints import edit_config, read_tensors, rewrite_as_one_file, tiny_checkpoint
@@ -217,6 +218,17 @@ def test_fp8_weights_stay_as_they_are_published(tmp_path: Path) -> None:
         assert torch.equal(kept[name].float(), published[name].float())
     # Absorbed, it is multiplied along its rows too.
     assert kept["model.layers.0.self_attn.kv_b_proj.weight"].dtype == torch.bfloat16
+
+
+def test_matrices_of_two_shared_experts_are_taken_apart(tmp_path: Path) -> None:
+    wide = {"hidden_size": 256, "q_lora_rank": 128, "kv_lora_rank": 128, "moe_intermediate_size": 128}
+    make_checkpoint(tmp_path, "tiny", dtype="float8", overrides=wide | {"n_shared_experts": 2})
+    published = read_tensors(tmp_path)
+    kept = dict(load_model(tmp_path, torch.bfloat16, CPU, keep_fp8=True).parameters())
+    for layer in ("gate_proj.weight", "up_proj.weight", "down_proj.weight", "down_proj.weight_scale_inv"):
+        name = f"model.layers.1.mlp.shared_experts.{layer}"
+        assert published_shape(kept[name]) == published[name].shape
+        assert torch.equal(kept[name].float().flatten(), published[name].float().flatten())
 
 
 def test_a_bf16_weight_where_fp8_is_declared_is_refused(tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ def test_teacher_forced_logits_equal_the_oracles(tmp_path: Path, overrides: dict
         assert relative_error(our_logits(tmp_path, tokens, BLOCKS, chunks), expected) < 1e-5
 
 
-@pytest.mark.parametrize("overrides", [NAMED["published head"], {"q_lora_rank": None}])
+@pytest.mark.parametrize("overrides", [NAMED["published head"], {"q_lora_rank": None}, {"n_shared_experts": 2}])
 def test_fp8_checkpoints_equal_the_dequantized_oracle(tmp_path: Path, overrides: dict[str, Any]) -> None:
     source = tiny_checkpoint(tmp_path / "fp8", dtype="float8", **overrides)
     oracle = load_oracle(write_dequantized(source, tmp_path / "dequantized"))

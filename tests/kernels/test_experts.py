@@ -34,7 +34,7 @@ def test_combining_sums_a_tokens_experts_by_weight(tokens: int) -> None:
     rows = torch.empty_like(expanded.rows)
     rows[expanded.positions] = x.unsqueeze(1) * factors[experts].unsqueeze(2)
     expected = x * (weights * factors[experts]).sum(1, keepdim=True)
-    assert torch.allclose(combine(ExpertOutputs(rows, expanded.positions, weights, None)), expected, atol=1e-5)
+    assert torch.allclose(combine(ExpertOutputs(rows, expanded.positions, weights)), expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("rows", [0, 1, 9])

@@ -66,9 +66,8 @@ def test_a_token_meets_its_experts_whatever_the_layout(tokens: int, expand: type
     exact, quantized = random_weight(6, 128, 256)
     expanded = expand(quantize(x), experts, 6)
     rows = grouped_fp8_gemm(expanded.rows, quantized, expanded.layout)
-    shared = torch.randn(tokens, 128).bfloat16()
-    expected = torch.einsum("ti,tkoi,tk->to", x, exact[experts], weights) + shared
-    found = combine(ExpertOutputs(rows, expanded.positions, weights, shared))
+    expected = torch.einsum("ti,tkoi,tk->to", x, exact[experts], weights)
+    found = combine(ExpertOutputs(rows, expanded.positions, weights))
     assert found.shape == (tokens, 128)
     assert not tokens or error(found, expected) < 0.06
 
@@ -99,6 +98,16 @@ def test_a_masked_layout_has_room_for_every_token_at_one_expert() -> None:
     assert isinstance(layout, MaskedLayout) and layout.expected_rows == 13
     assert layout.counts.tolist() == [0, 0, 50, 0]
     assert layout.positions.flatten().tolist() == list(range(2 * layout.capacity, 2 * layout.capacity + 50))
+
+
+@pytest.mark.parametrize("shared", [1, 2])
+def test_experts_that_see_every_token_do_not_count_for_what_is_few(shared: int) -> None:
+    x, routed = quantize(torch.randn(256, 128)), torch.rand(256, 8).argsort(dim=1)[:, :2]
+    experts = torch.cat([routed, torch.arange(8, 8 + shared).expand(256, shared)], dim=1)
+    layout = expand_quantized(x, experts, 8 + shared, shared).layout
+    assert isinstance(layout, MaskedLayout) and layout.expected_rows == 64
+    assert layout.counts[8:].tolist() == [256] * shared
+    assert isinstance(expand_quantized(x, experts, 8 + shared).layout, ContiguousLayout)
 
 
 @pytest.mark.parametrize("rows", [0, 1, 9])

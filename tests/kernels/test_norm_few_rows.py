@@ -20,11 +20,10 @@ def random(*shape: int, device: str = "cuda") -> torch.Tensor:
     return torch.randn(*shape, device=device).bfloat16()
 
 
-def random_outputs(rows: int, width: int, with_shared: bool, choices: int = 8, device: str = "cuda") -> ExpertOutputs:
+def random_outputs(rows: int, width: int, choices: int = 9, device: str = "cuda") -> ExpertOutputs:
     positions = torch.randint(6 * 40, (rows, choices), device=device)
-    shared = random(rows, width, device=device) if with_shared else None
     weights = torch.randn(rows, choices, device=device)
-    return ExpertOutputs(random(6, 40, width, device=device), positions, weights, shared)
+    return ExpertOutputs(random(6, 40, width, device=device), positions, weights)
 
 
 def error(found: torch.Tensor, expected: torch.Tensor) -> float:
@@ -58,10 +57,9 @@ def test_what_a_layer_made_is_added_and_normalized(rows: int, width: int) -> Non
 @on_hopper
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize("rows", ROWS)
-@pytest.mark.parametrize("with_shared", [True, False])
 @pytest.mark.parametrize("width", [1024, 7168])
-def test_what_experts_made_is_added_up_and_normalized(rows: int, with_shared: bool, width: int) -> None:
-    assert_as_defined(random_outputs(rows, width, with_shared), random(rows, width), random(width))
+def test_what_experts_made_is_added_up_and_normalized(rows: int, width: int) -> None:
+    assert_as_defined(random_outputs(rows, width), random(rows, width), random(width))
 
 
 @pytest.mark.gpu
@@ -72,12 +70,11 @@ def test_what_it_is_not_made_for_is_left_to_others() -> None:
     assert not few_rows.takes(random(4, 1025)[:, 1:], residual)
     assert not few_rows.takes(random(4, 1024).float(), residual.float())
     assert not few_rows.takes(random(4, 640), random(4, 640))
-    assert not few_rows.takes(random_outputs(4, 1024, True, choices=6), residual)
+    assert not few_rows.takes(random_outputs(4, 1024, choices=6), residual)
 
 
-@pytest.mark.parametrize("with_shared", [True, False])
-def test_sums_are_made_before_the_norm_elsewhere(with_shared: bool) -> None:
-    outputs, weight = random_outputs(3, 128, with_shared, device="cpu"), random(128, device="cpu")
+def test_sums_are_made_before_the_norm_elsewhere() -> None:
+    outputs, weight = random_outputs(3, 128, device="cpu"), random(128, device="cpu")
     residual = random(3, 128, device="cpu")
     total, expected_total = residual.clone(), residual.clone()
     expected = add_rms_norm(combine(outputs), expected_total, weight, EPSILON)

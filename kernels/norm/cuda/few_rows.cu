@@ -13,8 +13,6 @@ struct Arguments {
   const uint4* x;
   const long long* positions;
   const float* sum_weights;
-  // Null where there are none.
-  const uint4* shared_rows;
   uint4* residual;
   const uint4* weight;
   uint4* out;
@@ -109,15 +107,13 @@ __device__ __forceinline__ Row delta(const Arguments& given, long long row, int 
   if constexpr (CHOICES == 0) {
     return Row::of(load(given.x + row * (given.row_stride / VALUES) + at));
   } else {
-    uint4 found[CHOICES], shared_row = {};
+    uint4 found[CHOICES];
     int width = given.width / VALUES;
-    if (given.shared_rows) shared_row = load(given.shared_rows + row * width + at);
 #pragma unroll
     for (int i = 0; i < CHOICES; i++) found[i] = load(given.x + given.positions[row * CHOICES + i] * width + at);
     Row sum = {};
 #pragma unroll
     for (int i = 0; i < CHOICES; i++) sum.add(Row::of(found[i]), given.sum_weights[row * CHOICES + i]);
-    sum.add(Row::of(shared_row), 1.0f);
     return Row::of(sum.packed());
   }
 }
@@ -169,4 +165,4 @@ __device__ __forceinline__ void norm(const Arguments& given) {
 }
 
 extern "C" __global__ void __launch_bounds__(MOST_THREADS, 2) norm_0(const __grid_constant__ Arguments given) { norm<0>(given); }
-extern "C" __global__ void __launch_bounds__(MOST_THREADS, 2) norm_8(const __grid_constant__ Arguments given) { norm<8>(given); }
+extern "C" __global__ void __launch_bounds__(MOST_THREADS, 2) norm_9(const __grid_constant__ Arguments given) { norm<9>(given); }
