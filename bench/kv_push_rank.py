@@ -52,6 +52,8 @@ class PushedRank:
             max_requests=requests + SPARE_ROWS,
             graph_rows=(requests + SPARE_ROWS,),
             total_blocks=blocks,
+            # What is measured is run before it is.
+            warm_up="off",
             context_tokens=max(longest, prompt_tokens + BLOCK_TOKENS),
             transfer=transfer,
         )

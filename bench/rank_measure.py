@@ -109,6 +109,8 @@ class RankBench:
                 graph_rows=tuple(requests),
                 max_step_tokens=STEP_TOKENS,
                 context_tokens=CONTEXT + SPARE_TOKENS,
+                # What is measured is run before it is.
+                warm_up="off",
             )
             resolved = resolve(config, Hardware(torch.cuda.device_count(), 0))
             started = time.perf_counter()

@@ -46,6 +46,8 @@ class EngineConfig(Config):
     decode_graphs: Literal["auto", "off"] = "auto"
     # Rows of these graphs; by default a few dozen sizes up to max_requests.
     graph_rows: tuple[int, ...] | None = Field(default=None, min_length=1)
+    # Run each size of step before serving, so that no request waits for what is compiled at first use; "auto" on a GPU.
+    warm_up: Literal["auto", "off"] = "auto"
     # Compute threads on CPU; by default torch's choice.
     threads: int | None = Field(default=None, ge=1)
     # Requests that run at once.
@@ -102,6 +104,7 @@ class ResolvedEngineConfig:
     kv_dtype: Literal["float32", "bfloat16", "float8_e4m3fn"]
     weights: Literal["fp8", "dequantized"]
     decode_graphs: bool
+    warm_up: bool
     kv_memory_fraction: float
 
 
@@ -131,5 +134,6 @@ def resolve(config: EngineConfig, hardware: Hardware) -> ResolvedEngineConfig:
         kv_dtype=dtype if config.kv_dtype == "auto" else config.kv_dtype,
         weights=weights,
         decode_graphs=device == "cuda" and config.decode_graphs == "auto",
+        warm_up=device == "cuda" and config.warm_up == "auto",
         kv_memory_fraction=config.kv_memory_fraction or (0.95 if device == "cuda" else 0.25),
     )

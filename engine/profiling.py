@@ -14,9 +14,6 @@ from mesh.blocks import BLOCK_TOKENS
 
 # The sampling that takes most memory.
 COSTLY = Sampling(temperature=1.0, top_p=0.9)
-# Steps of the largest size, half of it, and so on, down to those that decode alone makes.
-HALVINGS = 6
-MOST_DECODED = 256
 
 
 def workspace_bytes(model: Model, state: DeviceState, step_tokens: int, max_requests: int, longest: int) -> int:
@@ -26,10 +23,7 @@ def workspace_bytes(model: Model, state: DeviceState, step_tokens: int, max_requ
     """
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
-    # Smaller steps too: what is compiled for their shapes is not to keep the first requests waiting.
-    smaller = [step_tokens >> shift for shift in range(1, HALVINGS)]
-    sizes = [step_tokens, *(size for size in smaller if size > MOST_DECODED)]
-    for rows in (*(_prompts(size, longest) for size in sizes), _decoding(max_requests, longest)):
+    for rows in (_prompts(step_tokens, longest), _decoding(max_requests, longest)):
         logits = model.forward(build_context(model.config, rows, state))
         draw_tokens(logits, [row for row in rows if row.sampling is not None])
         del logits

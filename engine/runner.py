@@ -19,8 +19,11 @@ from engine.profiling import graph_bytes, workspace_bytes
 from engine.progress import DeviceProgress
 from engine.sampler import PendingSamples, draw_tokens
 from engine.shards import weights_fingerprint
+from engine.step_sizes import padded_size, step_sizes
+from engine.warm_up import warm_up_steps
 from kernels.host_copy import to_device
 from mesh.blocks import BLOCK_TOKENS
+from mesh.observe import span
 from mesh.workers import KvNamespace
 from transfer.host_memory import HostMemory
 from transfer.memory import KvMemory
@@ -66,6 +69,12 @@ class ModelBackend:
             layout=f"latent {model_config.kv_lora_rank}, interleaved rope {model_config.qk_rope_head_dim}",
             scale=self.state.kv_scale,
         )
+        # None where steps are as large as their rows are: on a CPU a size costs nothing at first.
+        self._sizes = None
+        if self.asynchronous:
+            self._sizes = step_sizes(min(config.max_step_tokens, config.max_requests * self.context_tokens))
+            if resolved.warm_up:
+                self._warm_up(self._sizes, config.max_requests)
         _log.info("model ready", extra={"fields": _summary(resolved, self.total_blocks)})
 
     def kv_memory(self) -> KvMemory:
@@ -89,11 +98,22 @@ class ModelBackend:
                 logits = logits[self._indices(drawing)]
         else:
             on_layers = batch.on_layers if progress is None else progress.layer_hook
-            logits = self._model.forward(build_context(self._model.config, rows, self.state), on_layers)
+            context = build_context(self._model.config, rows, self.state, self._size(rows))
+            logits = self._model.forward(context, on_layers)
         pending = self._draw(logits, rows, drawing) if drawing else None
         if progress is not None:
             progress.enqueued()
         return LaunchedStep(len(rows), drawing, pending, progress)
+
+    def _size(self, rows: Sequence[Row]) -> int | None:
+        if self._sizes is None:
+            return None
+        return padded_size(sum(row.end - row.start for row in rows), self._sizes)
+
+    def _warm_up(self, sizes: Sequence[int], max_requests: int) -> None:
+        with span("engine.warm_up"):
+            for rows in warm_up_steps(sizes, self.context_tokens, max_requests, self.state.padding_block):
+                self.launch(Batch(0, rows)).collect()
 
     def _draw(self, logits: torch.Tensor, rows: Sequence[Row], drawing: Sequence[int]) -> PendingSamples:
         drawn_rows = [rows[index] for index in drawing]

@@ -78,3 +78,5 @@ class ForwardContext:
     kv_pool: torch.Tensor
     # A latent is this times what the pool holds.
     kv_scale: float
+    # Tokens behind those of the rows that belong to none: they fill the step up to a size.
+    padding: int = 0

@@ -20,8 +20,13 @@ from mesh.blocks import BLOCK_TOKENS
 EXPANDED_TOKENS = 16384
 
 
-def build_context(config: ModelConfig, rows: Sequence[Row], state: DeviceState) -> ForwardContext:
-    """The leading rows of one token decode together; each other row attends in the form that is cheaper for it."""
+def build_context(
+    config: ModelConfig, rows: Sequence[Row], state: DeviceState, size: int | None = None
+) -> ForwardContext:
+    """The leading rows of one token decode together; each other row attends in the form that is cheaper for it.
+
+    size: the number of tokens to which the step is padded; None pads nothing.
+    """
     decoding = sum(1 for _ in takewhile(lambda row: row.end - row.start == 1, rows))
     prompts = rows[decoding:]
     parts: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
@@ -34,8 +39,11 @@ def build_context(config: ModelConfig, rows: Sequence[Row], state: DeviceState) 
         absorbed.append(_absorb_decode(inputs))
     if prompts:
         parts.append(_prompt_tensors(prompts, state))
-    token_ids, positions, slots = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
     stops = list(accumulate((row.end - row.start for row in prompts), initial=decoding))
+    padding = 0 if size is None else size - stops[-1]
+    if padding:
+        parts.append(_padding_tensors(padding, state))
+    token_ids, positions, slots = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
     absorbed_prompts, expanded = _attention_of_prompts(config, prompts, stops, state)
     return ForwardContext(
         token_ids=token_ids,
@@ -46,6 +54,7 @@ def build_context(config: ModelConfig, rows: Sequence[Row], state: DeviceState) 
         sampled=_sampled(rows, decoding, stops, state),
         kv_pool=state.kv_pool,
         kv_scale=state.kv_scale,
+        padding=padding,
     )
 
 
@@ -86,6 +95,12 @@ def _prompt_tensors(rows: Sequence[Row], state: DeviceState) -> tuple[torch.Tens
     positions = np.concatenate([np.arange(row.start, row.end, dtype=np.int32) for row in rows])
     slots = np.concatenate([_slots(row, row.start, row.end) for row in rows])
     return to_device(token_ids, state.device), to_device(positions, state.device), to_device(slots, state.device)
+
+
+def _padding_tensors(tokens: int, state: DeviceState) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The same of tokens that belong to no row: all of them in one slot that no request has."""
+    zeros = torch.zeros(tokens, dtype=torch.int64, device=state.device)
+    return zeros, zeros.int(), zeros + state.padding_block * BLOCK_TOKENS
 
 
 def _slots(row: Row, start: int, stop: int) -> npt.NDArray[np.int64]:

@@ -66,7 +66,8 @@ class Attention:
         self, query: torch.Tensor, latents: torch.Tensor, pool: torch.Tensor, context: ForwardContext
     ) -> torch.Tensor | Quantized:
         """What the output's product reads: [tokens, heads * value], quantized where one kernel makes it all."""
-        if len(context.absorbed) == 1 and not context.expanded and self._output.quantized:
+        alone = len(context.absorbed) == 1 and not context.expanded and not context.padding
+        if alone and self._output.quantized:
             attended = self._absorbed(context.absorbed[0], query, pool, context)
             return expand_values_quantized(attended, self._absorb_value)
         values = [
@@ -74,6 +75,9 @@ class Attention:
             for rows in context.absorbed
         ]
         values += [(row.first, self._expanded(row, query, latents, pool, context)) for row in context.expanded]
+        if context.padding:
+            first = query.shape[0] - context.padding
+            values.append((first, query.new_zeros(context.padding, query.shape[1], self.config.v_head_dim)))
         in_order = [part for _, part in sorted(values, key=lambda item: item[0])]
         joined = in_order[0] if len(in_order) == 1 else torch.cat(in_order)
         return joined.flatten(1)

@@ -22,7 +22,7 @@ def quantize_groups(x):
 
 
 # A program does 8 groups of one row. Reads 2 bytes a value, writes 1 and 1/32.
-@triton.jit
+@triton.jit(do_not_specialize=["scale_stride"])
 def _quantize(
     x, values, scales, row_stride, width, scale_stride,
     GROUP: tl.constexpr, GROUPS: tl.constexpr, DEPENDENT: tl.constexpr,

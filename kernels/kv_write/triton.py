@@ -17,7 +17,7 @@ WARPS, FEW_TOKENS, FEW_TOKENS_WARPS = 4, 256, 16
 
 # Two programs a token: one its query, one its latent and key. Reads 2 bytes a value; writes 1 or 2 for the query, and
 # for the latent 2 in place and 1 or 2 in the pool.
-@triton.jit
+@triton.jit(do_not_specialize=["scale_stride"])
 def _norm_and_write(
     projected, query_weight, latent_weight, rotations, slots, query, values, scales, pool,
     query_width, latent_width, pairs, scale_stride, epsilon, pool_scale,

@@ -14,7 +14,7 @@ QUERIES, KEYS = 128, 64
 # A program does 128 queries of one head against 64 keys at a time: first those that all its queries see, then the
 # diagonal. Later queries, which see more, begin first. 2 * (key width + value width) FLOPs a score; keys and values
 # come from the cache, where the programs of a head meet.
-@triton.jit
+@triton.jit(do_not_specialize=["total_queries"])
 def _attend(
     query, key, value, out, log_sums, query_starts, key_starts, query_row, query_head, key_row, key_head, value_row,
     value_head, out_row, out_head, total_queries, scale,
@@ -93,7 +93,7 @@ def _step(
 
 
 # A program joins 8 heads of one query. Reads 4 bytes a value, writes 2.
-@triton.jit
+@triton.jit(do_not_specialize=["queries"])
 def _merge(
     out, log_sums, other_out, other_log_sums, heads, queries, out_row, out_head, other_row, other_head,
     VALUE: tl.constexpr, PADDED_VALUE: tl.constexpr, HEADS: tl.constexpr,

@@ -13,7 +13,7 @@ GROUPS = 8
 
 
 # A program does 8 groups of one row. Reads 4 bytes a value, writes 1 and 1/32.
-@triton.jit
+@triton.jit(do_not_specialize=["capacity", "scale_stride"])
 def _swiglu_quantize(
     gate_up, positions, values, scales, capacity, width, scale_stride,
     HAS_POSITIONS: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr, DEPENDENT: tl.constexpr,

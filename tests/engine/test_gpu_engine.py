@@ -1,6 +1,8 @@
 """The engine on a GPU: graphs and overlap give the tokens of steps that run one by one, and those of the CPU."""
 
+import random
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from engine.engine import Engine
 from engine.messages import Cancel, Sampling, Submit
 from engine.runner import ModelBackend
 from tests.support.checkpoints import random_prompt, tiny_checkpoint
+from tests.support.compilations import watch_compilations
 from tests.support.engines import Transcript, assert_at_rest, submit_of
 from tests.support.oracle_model import our_logits
 
@@ -146,3 +149,36 @@ def test_steps_leave_nothing_allocated(checkpoint: Path) -> None:
     for _ in range(5):
         run(engine, submits())
     assert (torch.cuda.memory_allocated(), torch.cuda.memory_reserved()) == before
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kv_dtype", ["auto", "float8_e4m3fn"])
+def test_nothing_is_compiled_once_an_engine_serves(kv_dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = watch_compilations(monkeypatch)
+    settings = {"dtype": "auto", "kv_dtype": kv_dtype, "max_step_tokens": 1024, "total_blocks": 512}
+    engine = engine_over(SHIPPED_MODEL, **settings)
+    assert compiled
+    compiled.clear()
+    for requests in whatever_comes():
+        run(engine, requests)
+        assert compiled == []
+
+
+def whatever_comes() -> Iterator[list[Submit]]:
+    """Prompts of any length, alone and together, new and behind prefixes that are known, whose tokens are drawn in any
+    way."""
+    chance = random.Random(5)
+    ways = (Sampling(), Sampling(temperature=0.7, top_p=0.9, seed=3), Sampling(top_logprobs=4), Sampling(0.9, top_k=7))
+    known = random_prompt(5000)
+    keys = iter(range(1 << 20))
+
+    def one(prompt: list[int]) -> Submit:
+        return submit_of(next(keys), prompt, chance.randint(1, 5), sampling=chance.choice(ways), ignore_eos=True)
+
+    for length in (1, 2, 15, 17, 97, 128, 129, 1023, 1025, 4096, 5000, *chance.sample(range(3, 3000), 20)):
+        yield [one(random_prompt(length, seed=length))]
+    yield [one(known)]
+    for tail in (1, 2, 3, 40, 129, 170, 171, 300, *chance.sample(range(4, 900), 10)):
+        yield [one(known[: 64 * chance.randint(1, 70)] + random_prompt(tail, seed=-tail))]
+    for count in (2, 3, 7, 16, 30):
+        yield [one(random_prompt(chance.randint(1, 500), seed=chance.randint(0, 9999))) for _ in range(count)]

@@ -1,13 +1,16 @@
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 import torch
 
 from engine.batch import Row
+from engine.loading import load_model
 from engine.model.config import ModelConfig, parse_model_config
 from engine.model.context import DeviceState, ForwardContext
 from engine.model.inputs import absorbed_is_cheaper, build_context
-from tests.support.checkpoints import GREEDY
+from engine.model.state import make_state
+from tests.support.checkpoints import GREEDY, random_prompt, tiny_checkpoint
 from tools.make_checkpoint import checkpoint_config
 
 
@@ -15,7 +18,7 @@ def small_config() -> ModelConfig:
     return parse_model_config(checkpoint_config("small"))
 
 
-def context_of(rows: Sequence[Row]) -> ForwardContext:
+def context_of(rows: Sequence[Row], size: int | None = None) -> ForwardContext:
     positions = torch.arange(1000, dtype=torch.float32).unsqueeze(1).to(torch.complex64)
     state = DeviceState(
         rotations=positions,
@@ -24,7 +27,7 @@ def context_of(rows: Sequence[Row]) -> ForwardContext:
         padding_block=9,
         drawn=torch.tensor([50, 60, 70]),
     )
-    return build_context(small_config(), rows, state)
+    return build_context(small_config(), rows, state, size)
 
 
 def row(start: int, count: int, blocks: Sequence[int], *, sampled: bool = True) -> Row:
@@ -83,3 +86,27 @@ def test_blocks_beyond_the_rows_end_are_not_read() -> None:
 )
 def test_short_chunks_behind_long_prefixes_are_cheaper_absorbed(queries: int, context: int, absorbed: bool) -> None:
     assert absorbed_is_cheaper(small_config(), queries=queries, context=context) == absorbed
+
+
+def test_a_step_is_filled_up_with_tokens_that_belong_to_no_row() -> None:
+    context = context_of([row(5, 1, [0]), row(0, 3, [1])], size=7)
+    assert context.padding == 3 and len(context.token_ids) == len(context.rotations) == 7
+    assert context.slots.tolist() == [5, 64, 65, 66, *[9 * 64] * 3]
+    assert context.sampled.tolist() == [0, 3]
+    assert [(part.first, part.stop) for part in [*context.absorbed, *context.expanded]] == [(0, 1), (1, 4)]
+
+
+@torch.inference_mode()
+def test_tokens_that_belong_to_no_row_change_no_logit(tmp_path: Path) -> None:
+    model = load_model(tiny_checkpoint(tmp_path), torch.float32, torch.device("cpu"))
+    prompt = random_prompt(90)
+    # A token behind a prefix, a few, and a prompt.
+    steps = [[Row(prompt[:70], 0, [0, 1], GREEDY)], [Row(prompt[70:71], 70, [0, 1], GREEDY)]]
+    steps.append([Row(prompt[71:75], 71, [0, 1], GREEDY), Row(prompt, 0, [2, 3], GREEDY)])
+    found = []
+    for size in (None, 112):
+        state = make_state(model, blocks=4, positions=90, rows=2, kv_dtype=torch.float32)
+        contexts = (build_context(model.config, rows, state, size) for rows in steps)
+        found.append(torch.cat([model.forward(context) for context in contexts]))
+    assert found[0].shape[0] == 4
+    assert torch.allclose(*found, atol=1e-4)
