@@ -28,6 +28,6 @@ def fp8_gemm(x: Quantized, weight: BlockScaled) -> torch.Tensor:
 
     if few_rows.takes(x.values.shape[0], *weight.values.shape):
         return few_rows.fp8_gemm(x, weight)
-    if deep_gemm.available() and deep_gemm.is_faster(*x.values.shape):
+    if deep_gemm.available() and deep_gemm.is_faster(x.values.shape[0], *weight.values.shape):
         return deep_gemm.fp8_gemm(x, weight)
     return triton.fp8_gemm(x, weight)

@@ -11,6 +11,9 @@ from kernels.fp8_gemm.weight import BlockScaled
 from kernels.hopper import is_hopper
 
 PACKAGE = "deep_gemm"
+# Of a weight. The package compiles a kernel, for some three seconds, for each way in which it cuts a product, and that
+# follows from the number of rows: a smaller weight never earns them back.
+FEWEST_BYTES = 1 << 20
 
 
 @cache
@@ -19,8 +22,15 @@ def available() -> bool:
     return is_hopper() and find_spec(PACKAGE) is not None
 
 
-def is_faster(rows: int, inputs: int) -> bool:
+def is_worth_compiling(outputs: int, inputs: int) -> bool:
+    """Whether its kernels are, for a weight of these dimensions."""
+    return outputs * inputs >= FEWEST_BYTES
+
+
+def is_faster(rows: int, outputs: int, inputs: int) -> bool:
     """Than ours, as measured on an H200: ours is for few rows, or few enough of them with short sums."""
+    if not is_worth_compiling(outputs, inputs):
+        return False
     if inputs == 2048:
         return True
     return rows > (128 if inputs < 2048 else 32)

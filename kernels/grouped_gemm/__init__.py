@@ -34,7 +34,7 @@ def grouped_fp8_gemm(x: Quantized, weight: BlockScaled, layout: Layout) -> torch
     assert weight.values.dim() == 3 and weight.values.shape[1] % 128 == 0
     if not x.values.is_cuda:
         return reference.grouped_fp8_gemm(x, weight, layout)
-    if deep_gemm.available() and deep_gemm.is_faster(layout):
+    if deep_gemm.available() and deep_gemm.is_faster(layout, weight):
         return deep_gemm.grouped_fp8_gemm(x, weight, layout)
     from kernels.grouped_gemm import triton
 

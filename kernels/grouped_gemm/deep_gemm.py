@@ -5,7 +5,7 @@ from importlib import import_module
 import torch
 
 from kernels.act_quant.quantized import Quantized
-from kernels.fp8_gemm.deep_gemm import PACKAGE, available
+from kernels.fp8_gemm.deep_gemm import PACKAGE, available, is_worth_compiling
 from kernels.fp8_gemm.weight import BlockScaled
 from kernels.moe_permute.layout import ContiguousLayout, Layout
 
@@ -15,9 +15,10 @@ __all__ = ["available", "grouped_fp8_gemm", "is_faster"]
 FEW_ROWS = 64
 
 
-def is_faster(layout: Layout) -> bool:
+def is_faster(layout: Layout, weight: BlockScaled) -> bool:
     """Than ours, as measured on an H200."""
-    return isinstance(layout, ContiguousLayout) or layout.expected_rows > FEW_ROWS
+    many_rows = isinstance(layout, ContiguousLayout) or layout.expected_rows > FEW_ROWS
+    return many_rows and is_worth_compiling(*weight.values.shape[1:])
 
 
 def grouped_fp8_gemm(x: Quantized, weight: BlockScaled, layout: Layout) -> torch.Tensor:

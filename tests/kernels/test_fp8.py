@@ -3,7 +3,7 @@ import torch
 
 from kernels.act_quant import Quantized, dequantize, empty_quantized, quantize
 from kernels.block_quant import quantize_blocks
-from kernels.fp8_gemm import BlockScaled, block_scaled, fp8_gemm
+from kernels.fp8_gemm import BlockScaled, block_scaled, deep_gemm, fp8_gemm
 from kernels.grouped_gemm import grouped_fp8_gemm
 from kernels.moe_permute import (
     ContiguousLayout,
@@ -116,3 +116,8 @@ def test_gating_and_quantizing_at_once_rounds_once(rows: int) -> None:
     expected: Quantized = quantize(swiglu(x))
     found = swiglu_quantize(x)
     assert torch.equal(found.values.float(), expected.values.float()) and torch.equal(found.scales, expected.scales)
+
+
+@pytest.mark.parametrize(("outputs", "inputs", "worth"), [(7168, 2048, True), (1536, 256, False), (256, 512, False)])
+def test_deep_gemm_is_not_asked_for_small_weights(outputs: int, inputs: int, worth: bool) -> None:
+    assert deep_gemm.is_faster(2048, outputs, inputs) == worth
