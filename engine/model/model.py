@@ -9,6 +9,7 @@ from engine.model.config import ModelConfig
 from engine.model.context import ForwardContext
 from engine.model.layers import DecoderLayer, MtpModule
 from engine.model.parameters import Allocator, NamedParameters
+from kernels.linear import linear
 from kernels.norm import Delta, add_rms_norm
 from kernels.rope import frequencies, rotation_table, yarn_frequencies
 
@@ -52,7 +53,7 @@ class Model:
                 on_layers(count)
         if context.sampled is not None:
             delta, residual = delta[context.sampled], residual[context.sampled]
-        return functional.linear(add_rms_norm(delta, residual, self.norm, self.config.rms_norm_eps), self.head)
+        return linear(add_rms_norm(delta, residual, self.norm, self.config.rms_norm_eps), self.head)
 
 
 def model_rotations(config: ModelConfig, positions: int, device: torch.device) -> torch.Tensor:

@@ -1,0 +1,27 @@
+"""DeepSeek-R1's head, by few rows."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+
+from bench.kernels.timing import Case
+from kernels.linear import linear, reference
+
+VOCABULARY, HIDDEN = 129280, 7168
+ROWS = (1, 8, 32, 64, 96)
+Linear = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def cases() -> Iterator[Case]:
+    weight_bytes = 2.0 * VOCABULARY * HIDDEN
+    for rows in ROWS:
+        for provider, call in (("deepmesh", linear), ("torch", reference.linear)):
+            size_bytes, flops = weight_bytes + 2 * rows * (HIDDEN + VOCABULARY), weight_bytes * rows
+            yield Case(f"head by {rows}", provider, partial(_product, call, rows), size_bytes, flops)
+
+
+def _product(call: Linear, rows: int) -> Callable[[], object]:
+    weight = torch.randn(VOCABULARY, HIDDEN, dtype=torch.bfloat16, device="cuda")
+    x = torch.randn(rows, HIDDEN, dtype=torch.bfloat16, device="cuda")
+    return lambda: call(x, weight)
