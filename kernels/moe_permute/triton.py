@@ -11,8 +11,8 @@ from kernels.moe_permute.layout import PADDING, ContiguousLayout, ExpandedQuanti
 
 # Elements of the table [choices of a program, experts] that a program holds.
 TABLE = 1 << 15
-# Choices that a program looks at at a time.
-CHUNK = 1024
+# Choices that a program looks at at a time: few sizes, each of which is compiled.
+CHUNKS = (128, 512, 1024)
 # Of a row, by one program: 16 bytes a thread.
 COPIED_WIDTH, SUMMED_WIDTH = 2048, 1024
 
@@ -26,7 +26,7 @@ def _table(experts, choices, EXPERTS: tl.constexpr, CHUNK: tl.constexpr):
 
 
 # A program counts the experts of CHUNK choices. Reads 8 bytes a choice.
-@triton.jit
+@triton.jit(do_not_specialize=["choices"])
 def _count(experts, chunk_counts, choices, EXPERTS: tl.constexpr, CHUNK: tl.constexpr, DEPENDENT: tl.constexpr):
     start_next(DEPENDENT)
     wait_for_earlier(DEPENDENT)
@@ -52,7 +52,7 @@ def _totals(table, chunk_counts, SINGLE: tl.constexpr, EXPERTS: tl.constexpr):
 
 # A program places CHUNK choices behind those of the programs before it, and names the expert of each row, tile by tile.
 # Reads and writes 8 bytes a choice, and 4 a row.
-@triton.jit
+@triton.jit(do_not_specialize=["choices"])
 def _place_rows(
     experts, chunk_counts, positions, row_experts, choices, rows, SINGLE: tl.constexpr, EXPERTS: tl.constexpr,
     CHUNK: tl.constexpr, ALIGNMENT: tl.constexpr, PADDING: tl.constexpr, DEPENDENT: tl.constexpr,
@@ -77,7 +77,7 @@ def _place_rows(
 
 
 # A program copies WIDTH values of a token, or all its scales, to its k rows. Reads a token once.
-@triton.jit
+@triton.jit(do_not_specialize=["scale_stride", "out_scale_stride"])
 def _copy_rows(
     values, scales, positions, out_values, out_scales, scale_stride, out_scale_stride, CHOICES: tl.constexpr,
     VALUES: tl.constexpr, SCALES: tl.constexpr, WIDTH: tl.constexpr, SCALES_TILE: tl.constexpr, DEPENDENT: tl.constexpr,
@@ -100,7 +100,7 @@ def _copy_rows(
 # A program makes one token's copy for one expert. It finds the copy's row by itself, behind the same expert's of all
 # choices before, and counts the choices of COUNTED experts: each reads all choices, 8 bytes each, from the cache. Reads
 # and writes a token, 1 and 1/32 bytes a value; bound by the latency of the two loads and of adding up.
-@triton.jit
+@triton.jit(do_not_specialize=["choices", "scale_stride"])
 def _place_copies(
     values, scales, experts, positions, counts, out_values, out_scales, choices, expert_count, capacity, scale_stride,
     out_scale_stride, CHOICES: tl.constexpr, VALUES: tl.constexpr, VALUES_TILE: tl.constexpr, SCALES: tl.constexpr,
@@ -168,8 +168,8 @@ def expand_masked(
     _place_copies[(copies,)](
         x.values, x.scales, experts, layout.positions, layout.counts, out.values, out.scales, copies, expert_count,
         capacity, x.scales.stride(1), out.scales.stride(-1), choices, width, triton.next_power_of_2(width), groups,
-        triton.next_power_of_2(groups), counted, min(max(triton.next_power_of_2(copies), 16), CHUNK), num_warps=4,
-        **dependent_launch(device),
+        triton.next_power_of_2(groups), counted, next((chunk for chunk in CHUNKS if chunk >= copies), CHUNKS[-1]),
+        num_warps=4, **dependent_launch(device),
     )  # fmt: skip
     return ExpandedQuantized(out, layout)
 

@@ -19,7 +19,7 @@ def normalize(x, weight, width, epsilon):
 
 # A program does one row, which stays in registers. Reads 2 bytes a value (4 with a residual), writes 2 (4 with a
 # residual, and 1 and 1/32 more when quantizing).
-@triton.jit
+@triton.jit(do_not_specialize=["scale_stride"])
 def _rms_norm(
     x, residual, weight, out, values, scales, row_stride, width, scale_stride, epsilon,
     ADD: tl.constexpr, QUANTIZE: tl.constexpr, GROUPS: tl.constexpr, GROUP: tl.constexpr, DEPENDENT: tl.constexpr,
