@@ -21,7 +21,9 @@ def _masked(
     DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     start_next(DEPENDENT)
-    first_row, output, expert = tl.program_id(0) * ROWS, tl.program_id(1) * OUTPUTS, tl.program_id(2)
+    first_row, output = tl.program_id(0) * ROWS, tl.program_id(1) * OUTPUTS
+    # From the last expert on: shared ones have most tiles, and those that begin last would run when others have ended.
+    expert = tl.num_programs(2) - 1 - tl.program_id(2)
     # Also where there is nothing to do: whoever waits for this kernel takes all before it to have ended.
     wait_for_earlier(DEPENDENT)
     rows = tl.load(counts + expert)
