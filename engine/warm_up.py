@@ -1,13 +1,15 @@
 """The steps that a worker runs before it serves, so that no request waits for what is compiled at first use.
 
-Kernels differ by the step's size, by how its rows attend and by how they draw: each size is run, each way to attend,
-and each way to draw; not each of one with each of the others, which no kernel knows together.
+Kernels differ by the step's size, by how its rows attend, by how many of them draw, and how: each size is run, each way
+to attend, numbers of rows up to the most, and each way to draw; not each of one with each of the others, which no
+kernel knows together.
 """
 
 from collections.abc import Iterator, Sequence
 
 from engine.batch import Row
 from engine.messages import Sampling
+from engine.step_sizes import step_sizes
 from mesh.blocks import BLOCK_TOKENS
 
 GREEDY = Sampling()
@@ -21,8 +23,8 @@ MOST_BEHIND_PREFIX = 512
 def warm_up_steps(sizes: Sequence[int], context_tokens: int, max_requests: int, block: int) -> Iterator[list[Row]]:
     """Rows of each step; the largest first, whose memory the others then share.
 
-    sizes: of `engine.step_sizes.step_sizes`, none above max_requests * context_tokens. All tokens are in `block`, over
-    and over: nobody reads what is computed.
+    sizes: of `step_sizes`, none above max_requests * context_tokens. All tokens are in `block`, over and over: nobody
+    reads what is computed.
     """
     rows = _Rows(context_tokens, block)
     for size in reversed(sizes):
@@ -30,6 +32,9 @@ def warm_up_steps(sizes: Sequence[int], context_tokens: int, max_requests: int, 
     for size in sizes:
         if size <= min(MOST_BEHIND_PREFIX, context_tokens - 1) and size.bit_count() == 1:
             yield [rows.last(size, GREEDY)]
+    for count in step_sizes(max_requests):
+        if count < sizes[-1] and context_tokens > 1:
+            yield [*[rows.last(1, GREEDY)] * (count - 1), rows.last(2, GREEDY)]
     together = [rows.last(1, sampling) for sampling in WAYS_TO_DRAW]
     beside = min(max_requests - 1, sizes[-1] - 2)
     if beside > 0 and context_tokens > 1:

@@ -47,6 +47,11 @@ def test_rows_attend_in_every_form() -> None:
     assert len(rows) > len(behind) and forms == {True, False}
 
 
+def test_any_number_of_rows_that_draw_is_near_one_that_was_run_beside_a_prompt() -> None:
+    drawing = {len(rows) for rows in steps_of(2048, 16384, 100)[1] if max(row.end - row.start for row in rows) > 1}
+    assert drawing.issuperset(step_sizes(100))
+
+
 def test_tokens_are_drawn_in_every_way_alone_and_beside_others() -> None:
     _, steps = steps_of(2048, 16384, 64)
 
