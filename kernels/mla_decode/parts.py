@@ -12,7 +12,7 @@ from kernels.nvrtc import CudaKernel, load_kernel
 CUDA = Path(__file__).parent / "cuda"
 # Rows of the score matrix that one CTA does.
 HEADS = 64
-SCHEDULE_THREADS, COMBINE_THREADS = 256, 256
+SCHEDULE_THREADS, COMBINE_THREADS, TRIED, MOST_PARTS = 256, 256, 8, 160
 
 
 class Work(ctypes.Structure):
@@ -22,11 +22,14 @@ class Work(ctypes.Structure):
         ("block_table", ctypes.c_void_p),
         ("lengths", ctypes.c_void_p),
         ("out", ctypes.c_void_p),
-        ("pieces", ctypes.c_void_p),
+        ("values", ctypes.c_void_p),
         ("log_sums", ctypes.c_void_p),
         ("parts", ctypes.c_void_p),
-        ("borders", ctypes.c_void_p),
-        ("starts", ctypes.c_void_p),
+        ("pieces", ctypes.c_void_p),
+        ("cuts", ctypes.c_void_p),
+        ("tried", ctypes.c_void_p),
+        ("units", ctypes.c_void_p),
+        ("order", ctypes.c_void_p),
         ("requests", ctypes.c_int),
         ("table_stride", ctypes.c_int),
         ("query_tokens", ctypes.c_int),
@@ -37,20 +40,36 @@ class Work(ctypes.Structure):
 
 
 @dataclass(frozen=True)
+class Parts:
+    """The schedule, and what it is made from: int32, as `Work` of the source tells."""
+
+    parts: torch.Tensor
+    pieces: torch.Tensor
+    cuts: torch.Tensor
+    tried: torch.Tensor
+    units: torch.Tensor
+    order: torch.Tensor
+
+
+@dataclass(frozen=True)
 class Cut:
     """The work of one call, and the tensors that live as long as it."""
 
     work: Work
     row_tiles: int
+    # Whether the schedule is that of an earlier call.
+    scheduled: bool
     kept: tuple[torch.Tensor, ...]
 
     def attend(self, kernel: CudaKernel, threads: int, arguments: ctypes.Structure) -> None:
         """Launch the attending kernel on every part and row tile, and the joining of pieces behind it."""
-        device = self.kept[0].device
-        kernel.launch((self.work.part_count * self.row_tiles, 1, 1), threads, arguments, dependent=True)
-        rows = self.work.requests * self.work.query_tokens
-        grid = (rows, -(-self.work.heads // 8), 1)
-        parts_kernel("combine", device).launch(grid, COMBINE_THREADS, self.work, dependent=True)
+        work = self.work
+        # Not before a new schedule is there: the kernels behind read it before they wait.
+        grid = (work.part_count * self.row_tiles, 1, 1)
+        kernel.launch(grid, threads, arguments, dependent=self.scheduled)
+        if cuts := min(work.part_count - 1, work.requests):
+            grid = (cuts * work.query_tokens, -(-work.heads // 8), 1)
+            parts_kernel("combine", self.kept[0].device).launch(grid, COMBINE_THREADS, work, dependent=True)
 
 
 def cut_work(plan: DecodePlan, heads: int, out: torch.Tensor, unit_tokens: int) -> Cut:
@@ -58,25 +77,30 @@ def cut_work(plan: DecodePlan, heads: int, out: torch.Tensor, unit_tokens: int) 
     device = out.device
     row_tiles = plan.query_tokens * -(-heads // HEADS)
     parts = max(torch.cuda.get_device_properties(device).multi_processor_count // row_tiles, 1)
-    # At most one piece begins with each request, and one with each part.
-    slots = (plan.rows + parts) * plan.query_tokens
-    pieces = torch.empty(slots, heads, out.shape[2], dtype=out.dtype, device=device)
-    log_sums = torch.empty(slots, heads, dtype=torch.float32, device=device)
+    assert parts < MOST_PARTS
+    # Fewer requests than parts are cut, and each part cuts one of them at the most.
+    slots = 2 * parts
+    values = torch.empty(slots * plan.query_tokens, heads, out.shape[2], dtype=out.dtype, device=device)
+    log_sums = torch.empty(slots * plan.query_tokens, heads, dtype=torch.float32, device=device)
     schedule = plan.schedule
     scheduled = schedule.metadata is not None
     if not scheduled:
-        schedule.metadata = torch.empty(parts + 1, 2, dtype=torch.int32, device=device)
-        # Each request's borders, and where its cost begins.
-        schedule.splits = torch.empty(3 * plan.rows + 1, dtype=torch.int32, device=device)
-    borders, starts = schedule.splits[: 2 * plan.rows], schedule.splits[2 * plan.rows :]
+        schedule.metadata = _empty_parts(plan.rows, parts, device)
+    made: Parts = schedule.metadata
     work = Work(
-        plan.block_table.data_ptr(), plan.lengths.data_ptr(), out.data_ptr(), pieces.data_ptr(), log_sums.data_ptr(),
-        schedule.metadata.data_ptr(), borders.data_ptr(), starts.data_ptr(), plan.rows, plan.block_table.stride(0),
-        plan.query_tokens, heads, parts, unit_tokens,
+        plan.block_table.data_ptr(), plan.lengths.data_ptr(), out.data_ptr(), values.data_ptr(), log_sums.data_ptr(),
+        made.parts.data_ptr(), made.pieces.data_ptr(), made.cuts.data_ptr(), made.tried.data_ptr(),
+        made.units.data_ptr(), made.order.data_ptr(), plan.rows, plan.block_table.stride(0), plan.query_tokens, heads,
+        parts, unit_tokens,
     )  # fmt: skip
     if not scheduled:
         parts_kernel("schedule", device).launch((1, 1, 1), SCHEDULE_THREADS, work)
-    return Cut(work, row_tiles, (pieces, log_sums))
+    return Cut(work, row_tiles, scheduled, (values, log_sums))
+
+
+def _empty_parts(rows: int, parts: int, device: torch.device) -> Parts:
+    shapes = (parts + 1,), (rows + parts, 4), (parts, 4), (TRIED, rows), (rows,), (rows, 2)
+    return Parts(*(torch.empty(shape, dtype=torch.int32, device=device) for shape in shapes))
 
 
 def parts_kernel(name: str, device: torch.device) -> CudaKernel:

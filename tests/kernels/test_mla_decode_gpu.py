@@ -125,8 +125,9 @@ def test_equal_contexts_are_not_cut_where_each_finds_a_part() -> None:
     if not bf16.takes(case.query, case.pool, case.value_width):
         pytest.skip("needs a Hopper GPU")
     bf16.mla_decode(case.query, case.pool, case.plan, SCALE)
-    borders = case.plan.schedule.splits[: 2 * 64].view(64, 2)
-    assert torch.equal(borders[:, 0], borders[:, 1]) and len(set(borders[:, 0].tolist())) == 64
+    made = case.plan.schedule.metadata
+    assert made.parts[:65].tolist() == list(range(65))
+    assert set(made.pieces[:64, 0].tolist()) == set(range(64)) and (made.pieces[:64, 3] < 0).all()
 
 
 @pytest.mark.gpu

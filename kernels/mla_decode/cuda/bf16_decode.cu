@@ -1,14 +1,15 @@
 // Absorbed decode attention over a paged pool of bf16 latents, for Hopper (sm_90a).
 //
 // Work. 64 rows of the score matrix (64 heads of one query, or as many as there are) meet the latents of a request, a block
-// of 64 tokens at a time. All blocks of all requests, laid end to end, are cut into parts; a part belongs to as many CTAs as
-// there are row tiles, in clusters of two where their number is even: the two read every block together, half each.
+// of 64 tokens at a time. All blocks of all requests are cut into parts (`parts.cu`); a part belongs to as many CTAs as there
+// are row tiles, in clusters of two where their number is even: the two read every block together, half each.
 //
 // One CTA: a warp copies blocks; a warpgroup scores them (S = Q K^T) and leaves probabilities in shared memory; two more hold
 // 256 channels of O each and add P V. Products of different warps take turns, and a warp cannot run ahead of its own by more
 // than a few: the scores of a block are all issued before the probabilities of the one before are given out, so that the two
 // warpgroups have the tensor cores while the first takes exponentials. Shared memory holds 5 of the 9 chunks of a query, the
 // warpgroup's registers the others, so that there is room for two and a half blocks: one scored, one added, half under way.
+// What is held passes through the ring of blocks.
 //
 // Bytes: 1,152 a token, once from memory for two row tiles. FLOPs: 2 * 64 * (576 + 512) per token and row tile: 2,176 cycles
 // a block. Shared memory is written and read by 295 KB a block and row tile, 2,300 cycles; memory needs 2,000 for a block and
@@ -27,22 +28,17 @@ __device__ __forceinline__ Place own_place(const Work& work) {
   u32 rank = CTAS > 1 ? cluster_rank() : 0;
   int tiles = (work.heads + HEADS - 1) / HEADS, clusters = tiles * work.query_tokens / CTAS, cluster = blockIdx.x / CTAS;
   int tile = cluster % clusters * CTAS + rank;
-  return {own_part(work, cluster / clusters), tile / tiles, tile % tiles * HEADS, rank};
+  return {work.part(cluster / clusters), tile / tiles, tile % tiles * HEADS, rank};
 }
 
-// A request's queries: to shared memory, and what is held.
-__device__ __forceinline__ void fetch_query(
-    Shared& shared, Query& query, const Arguments& given, const Place& place, int request) {
-  if (!place.part.has(request)) return;
-  long long first = first_row_of(given.work, place, request);
-  if (threadIdx.x % 128 == 0) {
-    arrive_and_expect(&shared.query_full, sizeof(shared.query));
+// A piece's query, but for what is held.
+__device__ __forceinline__ void fetch_query(Shared& shared, const Arguments& given, const Place& place, int index) {
+  if (index >= place.part.end || threadIdx.x % 128) return;
+  long long first = first_row_of(given.work, place, given.work.pieces[index].request);
+  arrive_and_expect(&shared.query_full, sizeof(shared.query));
 #pragma unroll
-    for (int chunk = 0; chunk < CHUNKS - HELD_CHUNKS; chunk++)
-      copy_box(shared.query[chunk], given.query_boxes, chunk * CHUNK * 2, first, &shared.query_full);
-  }
-  int row = threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
-  load_held(query, given.query + first * (WIDTH / 2), row, all_rows(given.work) - first);
+  for (int chunk = 0; chunk < CHUNKS - HELD_CHUNKS; chunk++)
+    copy_box(shared.query[chunk], given.query_boxes, chunk * CHUNK * 2, first, &shared.query_full);
 }
 
 template <int CTAS>
@@ -57,21 +53,21 @@ template <int CTAS>
 __device__ __forceinline__ void score_part(Shared& shared, const Arguments& given, const Place& place) {
   Turn turn;
   Query query;
-  int pieces = 0;
-  fetch_query(shared, query, given, place, place.part.begin.x);
-  for (int request = place.part.begin.x; place.part.has(request); request++, pieces++) {
-    int length = given.work.lengths[request];
-    Piece piece = place.part.piece(request, (length + BLOCK - 1) / BLOCK);
-    int left = length - piece.first * BLOCK, hidden = given.work.query_tokens - 1 - place.query_index;
+  fetch_query(shared, given, place, place.part.begin);
+  for (int index = place.part.begin; index < place.part.end; index++) {
+    Piece piece = given.work.pieces[index];
+    int left = given.work.lengths[piece.request] - piece.first * BLOCK;
+    int hidden = given.work.query_tokens - 1 - place.query_index;
     Softmax state{{LOWEST, LOWEST}, {0.0f, 0.0f}, {1.0f, 1.0f}, {}};
     float scores[32];
-    wait(&shared.query_full, pieces & 1);
+    take_held<CTAS>(query, shared, turn);
+    wait(&shared.query_full, (index - place.part.begin) & 1);
     score(scores, shared, query, turn);
 #pragma unroll 1
     for (int block = piece.first;; block++) {
       bool last = block + 1 == piece.last;
       finish_scores<CTAS>(scores, shared);
-      if (last) fetch_query(shared, query, given, place, request + 1);
+      if (last) fetch_query(shared, given, place, index + 1);
       soften(scores, state, given.scale_log2, left - hidden);
       if (left < BLOCK) clear_rest(shared, turn, left);
       left -= BLOCK;
@@ -94,9 +90,10 @@ __device__ __forceinline__ void gather_part(Shared& shared, const Arguments& giv
   const Work& work = given.work;
   int row = threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4, rows = work.heads - place.first_head;
   Turn turn;
-  for (int request = place.part.begin.x; place.part.has(request); request++) {
-    Piece piece = place.part.piece(request, (work.lengths[request] + BLOCK - 1) / BLOCK);
+  for (int index = place.part.begin; index < place.part.end; index++) {
+    Piece piece = work.pieces[index];
     float out[2][64];
+    turn.skip(HELD_PAIRS);
 #pragma unroll 1
     for (int block = piece.first;; block++) {
       add_block<CTAS>(out, shared, turn, half, row, block == piece.first);
@@ -109,11 +106,11 @@ __device__ __forceinline__ void gather_part(Shared& shared, const Arguments& giv
     float log_sum[2] = {shared.log_sum[buffer][row], shared.log_sum[buffer][row + 8]};
     give_back_probabilities(shared, turn);
     turn.next();
-    long long target = row_of(work, place.part, piece, place.query_index, place.first_head);
-    u32* values = (piece.whole ? work.out : work.pieces) + target * (LATENT / 2) + half * (LATENT / 4);
+    long long target = row_of(work, piece, place.query_index, place.first_head);
+    u32* values = (piece.whole() ? work.out : work.values) + target * (LATENT / 2) + half * (LATENT / 4);
     store_values(out[0], inverse, values, row, rows);
     store_values(out[1], inverse, values + LATENT / 8, row, rows);
-    if (piece.whole || half || threadIdx.x % 4) continue;
+    if (piece.whole() || half || threadIdx.x % 4) continue;
     if (row < rows) work.log_sums[target + row] = log_sum[0];
     if (row + 8 < rows) work.log_sums[target + row + 8] = log_sum[1];
   }
@@ -140,6 +137,10 @@ template <int CTAS>
 __device__ __forceinline__ void attend(const Arguments& given) {
   extern __shared__ __align__(1024) u8 memory[];
   Shared& shared = *reinterpret_cast<Shared*>(memory);
+  if (threadIdx.x == 0) {
+    prefetch_map(given.pool_boxes);
+    prefetch_map(given.query_boxes);
+  }
   init_barriers<CTAS>(shared);
   if (CTAS > 1) cluster_meet(); else __syncthreads();
   wait_for_earlier();

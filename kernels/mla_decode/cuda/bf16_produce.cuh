@@ -8,25 +8,22 @@
 // would be driven out of that cache again.
 constexpr int PREFETCHED = 1, LOOKED_UP = PREFETCHED + 4;
 
-// All blocks of a part, request by request.
+// All blocks of a part, piece by piece.
 struct Walk {
   const Work& work;
   const Part& part;
-  Piece piece;
-  int block;
+  Piece piece{0, 0, 0, 0};
+  int index, block = 0;
 
-  __device__ __forceinline__ Walk(const Work& work, const Part& part) : work(work), part(part), block(0) {
-    piece = Piece{part.begin.x - 1, 0, 0, false};
-  }
-  // The pool's index of the next block; false at the end.
-  __device__ __forceinline__ bool next(const int*& index) {
+  __device__ __forceinline__ Walk(const Work& work, const Part& part) : work(work), part(part), index(part.begin) {}
+  // Where the pool's index of the next block stands; false at the end.
+  __device__ __forceinline__ bool next(const int*& stored) {
     if (block == piece.last) {
-      int request = piece.request + 1;
-      if (!part.has(request)) return false;
-      piece = part.piece(request, (work.lengths[request] + BLOCK - 1) / BLOCK);
+      if (index == part.end) return false;
+      piece = work.pieces[index++];
       block = piece.first;
     }
-    index = work.block_table + (long long)piece.request * work.table_stride + block++;
+    stored = work.block_table + (long long)piece.request * work.table_stride + block++;
     return true;
   }
 };
@@ -59,22 +56,43 @@ __device__ __forceinline__ void copy_block(Shared& shared, const TensorMap& map,
   if (turn.count % CTAS == rank) copy_box_to<CTAS>(shared.key, map, LATENT * 2, block * BLOCK, &shared.key_full, ALL);
 }
 
+// One thread: what is held of a query, which lies in the ring before the first block.
+__device__ __forceinline__ void copy_held(Shared& shared, const TensorMap& map, const Turn& turn, long long row) {
+#pragma unroll
+  for (int i = 0; i < HELD_PAIRS; i++) {
+    int slot = turn.slot_of(i), chunk = CHUNKS - HELD_CHUNKS + 2 * i;
+    wait(&shared.empty[slot], turn.phase_of(i) ^ 1);
+    arrive_and_expect(&shared.full[slot], PAIR_BYTES);
+    copy_box(shared.latents[slot], map, chunk * CHUNK * 2, row, &shared.full[slot]);
+    copy_box(shared.latents[slot] + CHUNK_BYTES, map, (chunk + 1) * CHUNK * 2, row, &shared.full[slot]);
+  }
+}
+
 template <int CTAS>
 __device__ __forceinline__ void produce(Shared& shared, const Arguments& given, const Place& place) {
   constexpr u32 SHARE = BLOCK * WIDTH * 2 / CTAS;
-  int lane = threadIdx.x % 32, stored = 0, known = 0;
+  int lane = threadIdx.x % 32, stored = 0, begun = 0, known = 0;
   Walk walk(given.work, place.part);
   Turn turn;
   for (int now = -LOOKED_UP;; now++) {
     const int* index;
     if (walk.next(index)) {
-      if (lane == known % 32) stored = *index;
+      bool begins = walk.block == walk.piece.first + 1;
+      if (lane == known % 32) {
+        stored = *index;
+        begun = begins ? walk.piece.request : -1;
+      }
       known++;
-      if (walk.block == walk.piece.first + 1 && known > 1 && lane == 0) prefetch_query(given, place, walk.piece.request);
+      if (begins && known > 1 && lane == 0) prefetch_query(given, place, walk.piece.request);
     }
     if (now < 0) continue;
     if (now >= known) break;
     int block = __shfl_sync(~0u, stored, now % 32);
+    int request = __shfl_sync(~0u, begun, now % 32);
+    if (request >= 0) {
+      if (lane == 0) copy_held(shared, given.query_boxes, turn, first_row_of(given.work, place, request));
+      turn.skip(HELD_PAIRS);
+    }
     if (lane == 0) copy_block<CTAS>(shared, given.pool_boxes, turn, block, place.rank);
     turn.next();
     __syncwarp();

@@ -7,8 +7,9 @@
 
 // Chunks of 64 channels. The last of a query are held in registers: what they leave of shared memory is half a block more.
 constexpr int CHUNK = 64, CHUNKS = WIDTH / CHUNK, CHUNK_BYTES = BLOCK * CHUNK * 2, HELD_CHUNKS = 4;
-// Latents are copied, awaited and given back two chunks at a time, in a ring.
-constexpr int PAIRS = LATENT / CHUNK / 2, PAIR_BYTES = 2 * CHUNK_BYTES, SLOTS = 10;
+// Latents are copied, awaited and given back two chunks at a time, in a ring; so is what is held of a query, before a piece's
+// first block.
+constexpr int PAIRS = LATENT / CHUNK / 2, HELD_PAIRS = HELD_CHUNKS / 2, PAIR_BYTES = 2 * CHUNK_BYTES, SLOTS = 10;
 
 // Chunks are 64 rows of 128 bytes, swizzled.
 struct Shared {
@@ -37,12 +38,21 @@ struct Turn {
 
   __device__ __forceinline__ int slot_of(int i) const { return slot + i < SLOTS ? slot + i : slot + i - SLOTS; }
   __device__ __forceinline__ u32 phase_of(int i) const { return slot + i < SLOTS ? phase : phase ^ 1; }
+  __device__ __forceinline__ void skip(int pairs) {
+    phase = phase_of(pairs);
+    slot = slot_of(pairs);
+  }
   __device__ __forceinline__ void next() {
     count++;
-    phase = phase_of(PAIRS);
-    slot = slot_of(PAIRS);
+    skip(PAIRS);
   }
 };
+
+// To all CTAs of the cluster: one thread each.
+template <int CTAS>
+__device__ __forceinline__ void give_back(u64* empty) {
+  if (threadIdx.x % 128 < CTAS) arrive_at(empty, threadIdx.x % 128);
+}
 
 __device__ __forceinline__ constexpr int pair_at(int i) { return i % 2 * 2 + i / 2; }
 
@@ -91,8 +101,4 @@ struct Place {
 
 __device__ __forceinline__ long long first_row_of(const Work& work, const Place& place, int request) {
   return ((long long)request * work.query_tokens + place.query_index) * work.heads + place.first_head;
-}
-
-__device__ __forceinline__ long long all_rows(const Work& work) {
-  return (long long)work.requests * work.query_tokens * work.heads;
 }

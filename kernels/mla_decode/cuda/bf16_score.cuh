@@ -9,6 +9,8 @@
 constexpr float LARGEST_SUM = 1024.0f;
 constexpr int SCORERS = 128;
 
+__device__ __forceinline__ void scorers_meet() { asm volatile("bar.sync 2, 128;" ::: "memory"); }
+
 __device__ __forceinline__ bool arrived(u64* barrier, u32 parity) {
   u32 done;
   asm volatile(
@@ -52,13 +54,28 @@ __device__ __forceinline__ void score(float (&scores)[32], Shared& shared, const
   wgmma_commit();
 }
 
-// The held chunks of two rows, of `rows` that there are.
-__device__ __forceinline__ void load_held(Query& query, const u32* source, int row, long long rows) {
-  bool there[2] = {row < rows, row + 8 < rows};
-  const u32* own = source + row * (WIDTH / 2) + (CHUNKS - HELD_CHUNKS) * (CHUNK / 2) + threadIdx.x % 4;
+__device__ __forceinline__ void load_matrices(u32 (&words)[4], u32 address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3]) : "r"(address) : "memory");
+}
+
+// What is held of a query, from the ring, where it stands before the first block.
+template <int CTAS>
+__device__ __forceinline__ void take_held(Query& query, Shared& shared, Turn& turn) {
+  int lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16 + lane % 16;
 #pragma unroll
-  for (int i = 0; i < HELD_CHUNKS * 16; i++)
-    query.held[i / 16][i / 4 % 4][i % 4] = there[i % 2] ? own[i % 2 * 8 * (WIDTH / 2) + i / 4 * 8 + i % 4 / 2 * 4] : 0;
+  for (int chunk = 0; chunk < HELD_CHUNKS; chunk++) {
+    int slot = turn.slot_of(chunk / 2);
+    u32 base = shared_address(shared.latents[slot]) + chunk % 2 * CHUNK_BYTES + row * 128;
+    if (chunk % 2 == 0) wait(&shared.full[slot], turn.phase_of(chunk / 2));
+#pragma unroll
+    for (int step = 0; step < 4; step++)
+      load_matrices(query.held[chunk][step], base + ((step * 2 + lane / 16) ^ (row & 7)) * 16);
+  }
+  scorers_meet();
+#pragma unroll
+  for (int i = 0; i < HELD_PAIRS; i++) give_back<CTAS>(&shared.empty[turn.slot_of(i)]);
+  turn.skip(HELD_PAIRS);
 }
 
 struct Softmax {

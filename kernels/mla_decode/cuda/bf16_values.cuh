@@ -25,12 +25,6 @@ __device__ __forceinline__ void rescale(float (&out)[2][64], const float (&alpha
   }
 }
 
-// To all CTAs of the cluster: one thread each.
-template <int CTAS>
-__device__ __forceinline__ void give_back(u64* empty) {
-  if (threadIdx.x % 128 < CTAS) arrive_at(empty, threadIdx.x % 128);
-}
-
 // One block: waits for its probabilities, leaves its sums done. `half` of the channels.
 template <int CTAS>
 __device__ __forceinline__ void add_block(float (&out)[2][64], Shared& shared, const Turn& turn, int half, int row, bool first) {

@@ -21,5 +21,3 @@ struct Arguments {
   const u8* pool;
   float scale_log2, kv_scale;
 };
-
-__device__ __forceinline__ int units_of(int length) { return (length + 2 * BLOCK - 1) / (2 * BLOCK); }

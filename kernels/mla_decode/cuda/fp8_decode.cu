@@ -1,9 +1,8 @@
 // Absorbed decode attention over a paged pool of e4m3 latents, products in FP8, for Hopper (sm_90a).
 //
 // Work. 64 rows of the score matrix (64 heads of one query, or as many as there are) meet all latents of a request: a
-// unit is 128 tokens of them, two blocks. All units of all requests, laid end to end, are cut into equal parts, one for
-// each CTA (times row tiles), so that ragged contexts fill the chip; a request cut by a border is written in pieces, which
-// `combine` joins.
+// unit is 128 tokens of them, two blocks. All units of all requests are cut into parts (`parts.cu`), one for each CTA (times
+// row tiles), so that ragged contexts fill the chip; the pieces of a request that is cut are joined by `combine`.
 //
 // One CTA: a producer warpgroup copies latents to shared memory (a block is contiguous in the pool), two consumer
 // warpgroups compute. Of a unit each scores one block (S = Q K^T, both operands from shared memory) and leaves its
@@ -93,22 +92,22 @@ __device__ __forceinline__ void consume(Shared& shared, const Arguments& given, 
   const Work& work = given.work;
   int tiles = (work.heads + HEADS - 1) / HEADS, query_index = row_tile / tiles, first_head = row_tile % tiles * HEADS;
   Consumer own{__shfl_sync(~0u, (int)threadIdx.x / 128, 0), 0};
-  for (int request = part.begin.x; part.has(request); request++) {
-    int length = work.lengths[request];
-    Piece piece = part.piece(request, units_of(length));
-    long long at = ((long long)request * work.query_tokens + query_index) * work.heads + first_head;
+  for (int index = part.begin; index < part.end; index++) {
+    Piece piece = work.pieces[index];
+    long long at = ((long long)piece.request * work.query_tokens + query_index) * work.heads + first_head;
     consumers_meet();
     load_query(shared, given.query + at * (WIDTH / 2));
     fence_async_proxy();
     consumers_meet();
-    int seen = length - work.query_tokens + 1 + query_index;
+    int seen = work.lengths[piece.request] - work.query_tokens + 1 + query_index;
     float out[4][32] = {};
     Softmax state{{LOWEST, LOWEST}, {0.0f, 0.0f}, {1.0f, 1.0f}, {}};
     int tokens = seen - piece.first * 2 * BLOCK;
     attend(shared, own, piece.last - piece.first, tokens, given.scale_log2 * given.kv_scale, out, state);
-    long long target = row_of(work, part, piece, query_index, first_head);
-    finish<WHOLE_TILES>(shared, out, state, given.kv_scale, (piece.whole ? work.out : work.pieces) + target * (LATENT / 2),
-           piece.whole ? nullptr : work.log_sums + target, own.group);
+    long long target = row_of(work, piece, query_index, first_head);
+    finish<WHOLE_TILES>(shared, out, state, given.kv_scale,
+                        (piece.whole() ? work.out : work.values) + target * (LATENT / 2),
+                        piece.whole() ? nullptr : work.log_sums + target, own.group);
   }
 }
 
@@ -117,7 +116,7 @@ __device__ __forceinline__ void attend_part(const Arguments& given) {
   extern __shared__ __align__(1024) u8 memory[];
   Shared& shared = *reinterpret_cast<Shared*>(memory);
   const Work& work = given.work;
-  int tiles = (work.heads + HEADS - 1) / HEADS, row_tiles = work.query_tokens * tiles;
+  int tiles = (work.heads + HEADS - 1) / HEADS, row_tiles = work.row_tiles();
   if (threadIdx.x == 0) {
     shared.heads = min(work.heads - blockIdx.x % tiles * HEADS, HEADS);
     for (int stage = 0; stage < STAGES; stage++) {
@@ -129,7 +128,7 @@ __device__ __forceinline__ void attend_part(const Arguments& given) {
   __syncthreads();
   wait_for_earlier();
   start_next();
-  Part part = own_part(work, blockIdx.x / row_tiles);
+  Part part = work.part(blockIdx.x / row_tiles);
   if (threadIdx.x < CONSUMERS) {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
     consume<WHOLE_TILES>(shared, given, part, blockIdx.x % row_tiles);

@@ -43,10 +43,10 @@ __device__ __forceinline__ void copy_whole(u8* tile, const Arguments& given, int
 
 __device__ __forceinline__ void produce(Shared& shared, const Arguments& given, const Part& part) {
   int copied = 0;
-  for (int request = part.begin.x; part.has(request); request++) {
-    int length = given.work.lengths[request];
-    Piece piece = part.piece(request, units_of(length));
-    const int* blocks = given.work.block_table + (long long)request * given.work.table_stride;
+  for (int index = part.begin; index < part.end; index++) {
+    Piece piece = given.work.pieces[index];
+    int length = given.work.lengths[piece.request];
+    const int* blocks = given.work.block_table + (long long)piece.request * given.work.table_stride;
     for (int block = 2 * piece.first; block < 2 * piece.last; block++, copied++) {
       int stage = copied % STAGES, tokens = length - block * BLOCK, stored = tokens > 0 ? blocks[block] : 0;
       wait(&shared.empty[stage], (copied / STAGES & 1) ^ 1);

@@ -7,49 +7,52 @@
 constexpr int LATENT = 512, WIDTH = 576, BLOCK = 64, HEADS = 64;
 constexpr float LOWEST = -1e30f;
 
-// What `schedule` and `combine` read; the attending kernels have it with what is their own.
+// Units of a request, one behind the other.
+struct alignas(16) Piece {
+  int request, first, last;
+  // Where it waits to be joined with the others of its request, which lie in their order; below zero, it is the whole.
+  int slot;
+
+  __device__ __forceinline__ bool whole() const { return slot < 0; }
+};
+
+struct Part {
+  int begin, end;
+};
+
+// A request that was cut, and where its pieces wait to be joined: the first slot, and the one behind the last.
+struct alignas(16) Cut {
+  int request, first, last, unused;
+};
+
+// What `schedule` makes, and the attending kernels read beside what is their own.
 struct Work {
   const int* block_table;
   const int* lengths;
   u32* out;
-  // Of cut requests: [parts + requests, query tokens, heads], by the part's and the request's index together.
-  u32* pieces;
+  // Of cut requests: [slots, query tokens, heads], values of 512 channels and the base-2 logarithm of their sum.
+  u32* values;
   float* log_sums;
-  // Made by `schedule`: the request and its unit at which each part begins, [parts + 1, 2]; each request's first and last
-  // part, [requests, 2]; where each request's cost begins, [requests + 1].
-  int2* parts;
-  int2* borders;
-  int* starts;
+  // Where each part's pieces begin, [parts + 1]; the pieces, [requests + parts].
+  int* parts;
+  Piece* pieces;
+  // The cut requests, [parts]; behind them some without slots.
+  Cut* cuts;
+  // What `schedule` tries: [tried, requests].
+  int* tried;
+  // Units of each request, and all by falling length: which, and its units, [requests].
+  int* units;
+  int2* order;
   int requests, table_stride, query_tokens, heads, part_count;
-  // Tokens of a unit, of which a part has whole ones.
+  // Tokens of a unit, of which a piece has whole ones.
   int unit_tokens;
+
+  __device__ __forceinline__ int row_tiles() const { return query_tokens * ((heads + HEADS - 1) / HEADS); }
+  __device__ __forceinline__ Part part(int index) const { return {parts[index], parts[index + 1]}; }
 };
 
-struct Piece {
-  int request, first, last;
-  bool whole;
-};
-
-struct Part {
-  int index;
-  int2 begin, end;
-
-  __device__ __forceinline__ bool has(int request) const {
-    return request < end.x || (request == end.x && end.y > 0);
-  }
-  __device__ __forceinline__ Piece piece(int request, int units) const {
-    Piece piece{request, request == begin.x ? begin.y : 0, request == end.x ? end.y : units, false};
-    piece.whole = piece.first == 0 && piece.last == units;
-    return piece;
-  }
-};
-
-__device__ __forceinline__ Part own_part(const Work& work, int index) {
-  return {index, work.parts[index], work.parts[index + 1]};
-}
-
-// The row of `out`, or of `pieces`, at which a piece's results of one query and head begin.
-__device__ __forceinline__ long long row_of(const Work& work, const Part& part, const Piece& piece, int query_index, int head) {
-  long long slot = piece.whole ? piece.request : part.index + piece.request;
-  return (slot * work.query_tokens + query_index) * work.heads + head;
+// The row of `out`, or of `values`, at which a piece's results of one query and head begin.
+__device__ __forceinline__ long long row_of(const Work& work, const Piece& piece, int query_index, int head) {
+  long long first = piece.whole() ? piece.request : piece.slot;
+  return (first * work.query_tokens + query_index) * work.heads + head;
 }
