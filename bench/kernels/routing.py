@@ -32,8 +32,8 @@ def cases() -> Iterator[Case]:
         values, copies = tokens * HIDDEN, tokens * EXPERTS_PER_TOKEN * HIDDEN
         weight_bytes = 2.0 * EXPERTS * HIDDEN
         made: dict[tuple[str, str], tuple[Callable[[int], Call], float]] = {
-            ("gate's logits", "triton"): (_logits, weight_bytes + 2 * values),
-            ("gate", "triton"): (_gate, weight_bytes + 2 * values),
+            ("gate's logits", "deepmesh"): (_logits, weight_bytes + 2 * values),
+            ("gate", "deepmesh"): (_gate, weight_bytes + 2 * values),
             ("gate", "torch"): (_plain_gate, weight_bytes + 2 * values),
             ("copies for experts", "triton"): (_expand, 1.03 * (values + copies)),
             ("experts' sum", "triton"): (_combine, 2.0 * (copies + values)),

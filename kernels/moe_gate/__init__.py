@@ -39,7 +39,9 @@ def moe_gate(
     settings = (experts_per_token, groups, groups_per_token, normalize, scaling, shared)
     shares = logits if logits.dim() == 3 else logits.unsqueeze(0)
     if logits.is_cuda:
-        from kernels.moe_gate import triton
+        # Imported here: a machine without a GPU may lack what they need.
+        from kernels.moe_gate import choice, triton
 
-        return triton.moe_gate(shares, bias, *settings)
+        ours = choice if choice.takes(shares, experts_per_token, groups, shared) else triton
+        return ours.moe_gate(shares, bias, *settings)
     return reference.moe_gate(shares.sum(0), bias, *settings)

@@ -19,7 +19,9 @@ def gate_logits(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return functional.linear(hidden.float(), weight.float()).unsqueeze(0)
     if hidden.shape[0] > MOST_TOKENS:
         return torch.mm(hidden, weight.t(), out_dtype=torch.float32).unsqueeze(0)
-    # Imported here: a machine without a GPU may lack it.
-    from kernels.moe_gate import triton_logits
+    # Imported here: a machine without a GPU may lack what they need.
+    from kernels.moe_gate import few_tokens, triton_logits
 
+    if few_tokens.takes(hidden, weight):
+        return few_tokens.gate_logits(hidden, weight)
     return triton_logits.gate_logits(hidden, weight)

@@ -12,9 +12,9 @@ TAKEN, NONE = tl.constexpr(-(2**31)), tl.constexpr(2**31 - 1)
 
 # One warp a token: its experts as a tile [groups, experts of a group]. Reads 4 bytes an expert and share, writes 12 a
 # choice; bound by the latency of one load, and of 2k successive reductions over the warp.
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
 def _moe_gate(
-    logits, bias, weights, experts, share_stride, group_size, scaling, SHARES: tl.constexpr, GROUPS: tl.constexpr,
+    logits, bias, weights, experts, tokens, group_size, scaling, SHARES: tl.constexpr, GROUPS: tl.constexpr,
     GROUPS_PER_TOKEN: tl.constexpr, CHOICES: tl.constexpr, NORMALIZE: tl.constexpr, SHARED: tl.constexpr,
     GROUPS_TILE: tl.constexpr, SIZE_TILE: tl.constexpr, PLACES_TILE: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
@@ -29,7 +29,7 @@ def _moe_gate(
     logits += token * GROUPS * group_size + expert
     total = tl.load(logits, mask=there, other=0.0)
     for share in tl.static_range(1, SHARES):
-        total += tl.load(logits + share * share_stride, mask=there, other=0.0)
+        total += tl.load(logits + share * tokens * (GROUPS * group_size), mask=there, other=0.0)
     affinity = tl.sigmoid(total)
     choice = affinity + own_bias
     choice = tl.where(choice == choice, choice, float("-inf"))
@@ -93,7 +93,7 @@ def moe_gate(
     if tokens:
         size = experts // groups
         _moe_gate[(tokens,)](
-            logits, bias, weights, chosen, logits.stride(0), size, scaling, shares, groups, groups_per_token,
+            logits, bias, weights, chosen, tokens, size, scaling, shares, groups, groups_per_token,
             experts_per_token, normalize, shared, triton.next_power_of_2(groups), triton.next_power_of_2(size),
             triton.next_power_of_2(places), num_warps=1, **dependent_launch(logits.device),
         )  # fmt: skip

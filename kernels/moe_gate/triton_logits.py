@@ -14,7 +14,7 @@ ROWS, FEW_ROWS, MANY_ROWS = 64, 32, 64
 # A program multiplies some tokens by 64 experts over 512 inputs, and leaves its share of the sums to whoever reads
 # the logits. Reads 2 bytes a weight, before it waits, and 2 a value; writes 4 for 512 products. Bound by the latency of
 # its only load.
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _logits(
     hidden, weight, out, rows, experts, inputs, hidden_row,
     ROWS: tl.constexpr, EXPERTS: tl.constexpr, INPUTS: tl.constexpr, DEPENDENT: tl.constexpr,

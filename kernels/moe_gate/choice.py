@@ -1,0 +1,67 @@
+"""The choice of 8 among 256 experts in 8 groups, as DeepSeek-V3 and R1 have them, on Hopper: `cuda/choice.cu`."""
+
+import ctypes
+from pathlib import Path
+
+import torch
+
+from kernels.hopper import is_hopper
+from kernels.nvrtc import load_kernel
+
+SOURCE = Path(__file__).parent / "cuda" / "choice.cu"
+# What the source is made for; more tokens are better served by a warp each.
+EXPERTS, GROUPS, CHOICES, MOST_TOKENS = 256, 8, 8, 256
+# Shares that a CTA adds up, and places of a token that it writes.
+MOST_SHARES, MOST_PLACES = 16, 32
+
+
+class Arguments(ctypes.Structure):
+    """`Arguments` of the source."""
+
+    _fields_ = (
+        ("logits", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+        ("weights", ctypes.c_void_p),
+        ("experts", ctypes.c_void_p),
+        ("tokens", ctypes.c_int),
+        ("shares", ctypes.c_int),
+        ("groups_per_token", ctypes.c_int),
+        ("shared", ctypes.c_int),
+        ("normalize", ctypes.c_int),
+        ("scaling", ctypes.c_float),
+    )
+
+
+def takes(logits: torch.Tensor, experts_per_token: int, groups: int, shared: int) -> bool:
+    """logits: [shares, tokens, experts]."""
+    shares, tokens, experts = logits.shape
+    made_for = (experts, groups, experts_per_token) == (EXPERTS, GROUPS, CHOICES)
+    few = shares <= MOST_SHARES and tokens <= MOST_TOKENS and CHOICES + shared <= MOST_PLACES
+    return is_hopper() and made_for and few
+
+
+def moe_gate(
+    logits: torch.Tensor,
+    bias: torch.Tensor,
+    experts_per_token: int,
+    groups: int,
+    groups_per_token: int,
+    normalize: bool,
+    scaling: float,
+    shared: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """For what it `takes`. logits: [shares, tokens, experts]."""
+    assert takes(logits, experts_per_token, groups, shared)
+    (shares, tokens, _), device = logits.shape, logits.device
+    places = experts_per_token + shared
+    weights = torch.empty(tokens, places, dtype=torch.float32, device=device)
+    experts = torch.empty(tokens, places, dtype=torch.int64, device=device)
+    if not tokens:
+        return weights, experts
+    arguments = Arguments(
+        logits.data_ptr(), bias.data_ptr(), weights.data_ptr(), experts.data_ptr(), tokens, shares, groups_per_token,
+        shared, normalize, scaling,
+    )  # fmt: skip
+    kernel = load_kernel(SOURCE, f"choose_{CHOICES}", 0, device.index or 0)
+    kernel.launch((tokens, 1, 1), EXPERTS, arguments, dependent=True)
+    return weights, experts

@@ -1,0 +1,153 @@
+// The gate's linear layer for few tokens, for Hopper (sm_90a): bf16 products, summed in float32. The time is that of
+// bringing the activations to the multiprocessors, and of what it takes to begin and to end.
+//
+// A CTA multiplies some tokens by 64 experts over 1,024 inputs: the tensor cores' 64 rows hold experts, N holds tokens. All
+// of its weights are on their way to shared memory while the kernel before still runs (programmatic dependent launch). Two
+// warpgroups share the inputs; what the CTA leaves is a share of the sums, for whoever reads the logits to add up: with 14
+// shares of 512 inputs a whole gate of 96 tokens took 5.7 us, with 7 it takes 5.2.
+//
+// A CTA fills a multiprocessor. Where two of half the size had room, the next call's weights came while this one's
+// activations did, and made those late (6.5 us for 5.7). Activations copied to a cluster's CTAs at once paid nothing.
+
+#include "../../cuda/hopper.cuh"
+
+constexpr int EXPERTS = 64, INPUTS = 1024;
+constexpr int GROUPS = 2, GROUP_THREADS = 128, THREADS = GROUPS * GROUP_THREADS;
+// Boxes of 128 bytes (64 elements) of as many rows as there are experts or tokens, swizzled.
+constexpr int ELEMENTS = 64, LINE = 128, BOXES = INPUTS / ELEMENTS, BOXES_OF_GROUP = BOXES / GROUPS;
+constexpr int WEIGHT_BYTES = EXPERTS * LINE;
+// Of a token's sums, 4 apart from a power of two: those that a warp writes at once lie in different banks.
+constexpr int ROW = EXPERTS + 4;
+
+struct Arguments {
+  TensorMap weight, hidden;
+  float* out;
+  int tokens, experts;
+};
+
+template <int TOKENS>
+struct Shared {
+  u8 weight[GROUPS][BOXES_OF_GROUP][WEIGHT_BYTES];
+  u8 hidden[GROUPS][BOXES_OF_GROUP][TOKENS * LINE];
+  u64 full[GROUPS][BOXES_OF_GROUP];
+};
+
+// 64 experts with TOKENS tokens over 16 inputs. Of a thread, element j * 4 + h * 2 + i is token j * 8 + lane % 4 * 2 + i,
+// expert warp % 4 * 16 + h * 8 + lane / 4.
+#define NAMES_24 NAMES_16 ", %16, %17, %18, %19, %20, %21, %22, %23"
+#define BIND_24(d, at) BIND_16(d, at), BIND_8(d, at + 16)
+#define MULTIPLY(TOKENS, NAMES, BIND, WEIGHT, HIDDEN, ADD)                                                        \
+  __device__ __forceinline__ void multiply_step(float(&sum)[TOKENS / 2], u64 weight, u64 hidden, int add) {       \
+    asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, " ADD ", 0;\n"                                               \
+                 "wgmma.mma_async.sync.aligned.m64n" #TOKENS "k16.f32.bf16.bf16 {" NAMES "}, " WEIGHT ", " HIDDEN \
+                 ", p, 1, 1, 0, 0;\n}"                                                                            \
+                 : BIND(sum, 0) : "l"(weight), "l"(hidden), "r"(add));                                            \
+  }
+MULTIPLY(16, NAMES_8, BIND_8, "%8", "%9", "%10")
+MULTIPLY(32, NAMES_16, BIND_16, "%16", "%17", "%18")
+MULTIPLY(48, NAMES_24, BIND_24, "%24", "%25", "%26")
+
+template <int TOKENS>
+struct Logits {
+  Shared<TOKENS>& shared;
+  const Arguments& given;
+  // First of this CTA's; the warpgroup's number.
+  int expert, share, token, group;
+
+  // Of a box of this CTA's inputs, the first's.
+  __device__ __forceinline__ int column(int of_group, int i) const {
+    return share * INPUTS * 2 + (of_group * BOXES_OF_GROUP + i) * LINE;
+  }
+
+  __device__ __forceinline__ void copy_weight() const {
+    for (int i = 0; i < BOXES; i++) init_barrier(&shared.full[0][i], 1);
+    fence_async_proxy();
+    for (int i = 0; i < BOXES_OF_GROUP; i++)
+      for (int of_group = 0; of_group < GROUPS; of_group++) {
+        u64* full = &shared.full[of_group][i];
+        arrive_and_expect(full, WEIGHT_BYTES + TOKENS * LINE);
+        copy_box(shared.weight[of_group][i], given.weight, column(of_group, i), expert, full);
+      }
+    prefetch_map(given.hidden);
+  }
+
+  __device__ __forceinline__ void copy_hidden() const {
+    for (int i = 0; i < BOXES_OF_GROUP; i++)
+      for (int of_group = 0; of_group < GROUPS; of_group++)
+        copy_box(shared.hidden[of_group][i], given.hidden, column(of_group, i), token, &shared.full[of_group][i]);
+  }
+
+  // Over this warpgroup's inputs.
+  __device__ __forceinline__ void multiply(float (&sum)[TOKENS / 2]) const {
+    u32 weight = shared_address(shared.weight[group]), hidden = shared_address(shared.hidden[group]);
+#pragma unroll
+    for (int i = 0; i < BOXES_OF_GROUP; i++) {
+      wait(&shared.full[group][i], 0);
+      wgmma_fence();
+#pragma unroll
+      for (int step = 0; step < ELEMENTS / 16; step++)
+        multiply_step(sum, descriptor<1>(weight + i * WEIGHT_BYTES + step * 32),
+                      descriptor<1>(hidden + i * (TOKENS * LINE) + step * 32), i + step > 0);
+      wgmma_commit();
+    }
+    wgmma_wait<0>();
+    pin(sum);
+  }
+
+  // A warpgroup's sums, where its weights were.
+  __device__ __forceinline__ float* sums(int of_group) const {
+    static_assert(TOKENS * ROW * 4 <= BOXES_OF_GROUP * WEIGHT_BYTES, "they fit there");
+    return reinterpret_cast<float*>(shared.weight[of_group]);
+  }
+
+  __device__ __forceinline__ void leave(const float (&sum)[TOKENS / 2]) const {
+    int lane = threadIdx.x % 32;
+    float* own = sums(group) + lane % 4 * 2 * ROW + threadIdx.x % GROUP_THREADS / 32 * 16 + lane / 4;
+    // All of the warpgroup have read its weights.
+    asm volatile("bar.sync %0, 128;" ::"r"(1 + group) : "memory");
+#pragma unroll
+    for (int at = 0; at < TOKENS / 2; at++) own[(at / 4 * 8 + at % 2) * ROW + at / 2 % 2 * 8] = sum[at];
+    __syncthreads();
+  }
+
+  // Whole lines, each the sum over the warpgroups.
+  __device__ __forceinline__ void store() const {
+    constexpr int QUADS = EXPERTS / 4;
+    float* out = given.out + ((long long)share * given.tokens + token) * given.experts + expert;
+#pragma unroll
+    for (int at = threadIdx.x; at < TOKENS * QUADS; at += THREADS) {
+      int row = at / QUADS, column = at % QUADS * 4;
+      float4 total = *reinterpret_cast<const float4*>(sums(0) + row * ROW + column);
+      float4 other = *reinterpret_cast<const float4*>(sums(1) + row * ROW + column);
+      total = make_float4(total.x + other.x, total.y + other.y, total.z + other.z, total.w + other.w);
+      if (token + row < given.tokens) *reinterpret_cast<float4*>(out + (long long)row * given.experts + column) = total;
+    }
+  }
+};
+
+template <int TOKENS>
+__device__ __forceinline__ void multiply_few(const Arguments& given) {
+  extern __shared__ __align__(1024) u8 memory[];
+  start_next();
+  int group = __shfl_sync(~0u, (int)threadIdx.x / GROUP_THREADS, 0);
+  Logits<TOKENS> work{*reinterpret_cast<Shared<TOKENS>*>(memory), given, (int)blockIdx.x * EXPERTS, (int)blockIdx.y,
+                      (int)blockIdx.z * TOKENS, group};
+  if (threadIdx.x == 0) work.copy_weight();
+  __syncthreads();
+  wait_for_earlier();
+  if (threadIdx.x == 0) work.copy_hidden();
+  __syncwarp();
+  float sum[TOKENS / 2];
+  work.multiply(sum);
+  work.leave(sum);
+  work.store();
+}
+
+#define FEW_TOKENS(TOKENS)                                           \
+  extern "C" __global__ void __launch_bounds__(THREADS, 1)           \
+      few_tokens_##TOKENS(const __grid_constant__ Arguments given) { \
+    multiply_few<TOKENS>(given);                                     \
+  }
+FEW_TOKENS(16)
+FEW_TOKENS(32)
+FEW_TOKENS(48)

@@ -1,0 +1,66 @@
+"""The gate's linear layer for few tokens on Hopper: `cuda/few_tokens.cu`."""
+
+import ctypes
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+
+from kernels.hopper import is_hopper
+from kernels.nvrtc import encode_rows, load_kernel
+
+SOURCE = Path(__file__).parent / "cuda" / "few_tokens.cu"
+# Tokens that a CTA is made for; tiles of them, so that there are as many CTAs as an H200 runs at once.
+TOKENS, FEWEST_TILES, MOST_TILES = (16, 32, 48), 2, 4
+MOST_TOKENS = MOST_TILES * max(TOKENS)
+# Of a CTA: `EXPERTS`, `INPUTS`, `THREADS`, `ELEMENTS` and `LINE` of the source.
+EXPERTS, INPUTS, THREADS, ELEMENTS, LINE = 64, 1024, 256, 64, 128
+
+
+class Arguments(ctypes.Structure):
+    """`Arguments` of the source."""
+
+    _fields_ = (
+        ("weight", ctypes.c_uint64 * 16),
+        ("hidden", ctypes.c_uint64 * 16),
+        ("out", ctypes.c_void_p),
+        ("tokens", ctypes.c_int),
+        ("experts", ctypes.c_int),
+        # To a multiple of the maps' alignment, 64.
+        ("padding", ctypes.c_byte * 48),
+    )
+
+
+def takes(hidden: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Of bfloat16: few tokens and whole tiles of experts, which the copy engine can read."""
+    (tokens, inputs), experts = hidden.shape, weight.shape[0]
+    fits = tokens <= MOST_TOKENS and experts % EXPERTS == 0 and inputs % ELEMENTS == 0
+    aligned = hidden.data_ptr() % 16 == 0 and weight.data_ptr() % 16 == 0
+    return is_hopper() and fits and aligned and hidden.is_contiguous()
+
+
+def gate_logits(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """For what it `takes`: [shares, tokens, experts] float32, whose sum over the shares the logits are."""
+    (tokens, inputs), experts = hidden.shape, weight.shape[0]
+    shares = -(-inputs // INPUTS)
+    out = torch.empty(shares, tokens, experts, dtype=torch.float32, device=hidden.device)
+    if not tokens:
+        return out
+    tiles = max(FEWEST_TILES, -(-tokens // max(TOKENS)))
+    held = next(held for held in TOKENS if held * tiles >= tokens)
+    arguments = Arguments(
+        _boxes(weight.data_ptr(), experts, inputs, EXPERTS), _boxes(hidden.data_ptr(), tokens, inputs, held),
+        out.data_ptr(), tokens, experts,
+    )  # fmt: skip
+    # `Shared` of the source.
+    boxes = INPUTS // ELEMENTS
+    shared = boxes * ((EXPERTS + held) * LINE + 8)
+    kernel = load_kernel(SOURCE, f"few_tokens_{held}", shared, hidden.device.index or 0)
+    grid = (experts // EXPERTS, shares, -(-tokens // held))
+    kernel.launch(grid, THREADS, arguments, dependent=True)
+    return out
+
+
+@lru_cache(maxsize=4096)
+def _boxes(address: int, rows: int, inputs: int, box_rows: int) -> ctypes.Array[ctypes.c_uint64]:
+    return encode_rows(address, rows=rows, row_bytes=2 * inputs, box_rows=box_rows, box_bytes=LINE)

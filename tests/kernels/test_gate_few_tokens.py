@@ -1,0 +1,42 @@
+"""The gate's linear layer for few tokens, on Hopper, against its definition."""
+
+import pytest
+import torch
+
+from kernels.hopper import is_hopper
+from kernels.moe_gate import few_tokens
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not is_hopper(), reason="needs a Hopper GPU"),
+    pytest.mark.usefixtures("poisoned"),
+]
+
+
+def random(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, device="cuda")
+
+
+def error(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((found.double() - expected.double()).norm() / expected.double().norm().clamp(min=1e-30))
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 17, 32, 33, 64, 65, 96, 100, 129, few_tokens.MOST_TOKENS])
+@pytest.mark.parametrize(("experts", "inputs"), [(256, 7168), (512, 576), (64, 64)])
+def test_logits_are_the_products_summed_in_float32(tokens: int, experts: int, inputs: int) -> None:
+    hidden, weight = random(tokens, inputs).bfloat16(), random(experts, inputs).bfloat16()
+    assert few_tokens.takes(hidden, weight)
+    found = few_tokens.gate_logits(hidden, weight)
+    expected = hidden.double() @ weight.double().t()
+    assert found.dtype == torch.float32 and found.shape[1:] == expected.shape
+    assert error(found.double().sum(0), expected) < 1e-5
+
+
+def test_logits_that_it_is_not_made_for_are_left_to_others() -> None:
+    hidden, weight = random(4, 1024).bfloat16(), random(256, 1024).bfloat16()
+    assert few_tokens.takes(hidden, weight)
+    assert not few_tokens.takes(random(few_tokens.MOST_TOKENS + 1, 1024).bfloat16(), weight)
+    assert not few_tokens.takes(hidden, weight[:200])
+    assert not few_tokens.takes(random(4, 1000).bfloat16(), random(256, 1000).bfloat16())
+    assert not few_tokens.takes(random(4, 2048).bfloat16()[:, :1024], weight)
+    assert not few_tokens.takes(random(4 * 1024 + 1).bfloat16()[1:].view(4, 1024), weight)
