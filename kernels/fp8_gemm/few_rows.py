@@ -15,34 +15,30 @@ from kernels.nvrtc import encode_rows, load_kernel
 SOURCE = Path(__file__).parent / "cuda" / "few_rows.cu"
 # Rows that a CTA is made for.
 ROWS = (16, 32, 64, 96)
-# A warpgroup's.
-GROUP_OUTPUTS, GROUP_THREADS = 64, 128
-# Warpgroups that take turns at a group of outputs, by the groups of a tile.
-TURNS = {2: 2, 3: 1}
+# Threads of a CTA, by the outputs of its tile: those of `Shape` in the source.
+THREADS = {64: 640, 112: 640, 128: 640, 192: 512}
 # Of a CTA: units of 128 inputs, and shared memory (`SHARED_BYTES` of the source).
 MOST_UNITS, SHARED_BYTES = 80, 216_000
 # How many clusters an H200 runs at once, by their CTAs, each of which fills a multiprocessor.
-MOST_CLUSTERS = {1: 132, 2: 66, 3: 39, 4: 30, 6: 17, 8: 15}
+MOST_CLUSTERS = {1: 132, 2: 66, 3: 39, 4: 30}
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """How a product is cut: tiles of as many groups of 64 outputs, their inputs shared by as many CTAs."""
+    """How a product is cut: tiles of as many outputs, their inputs shared by as many CTAs."""
 
-    groups: int
+    outputs: int
     ranks: int
 
-    @property
-    def threads(self) -> int:
-        """Of a CTA: the warpgroups that multiply, and one that copies."""
-        return (self.groups * TURNS[self.groups] + 1) * GROUP_THREADS
-
     def tiles(self, outputs: int) -> int:
-        return -(-outputs // (self.groups * GROUP_OUTPUTS))
+        return -(-outputs // self.outputs)
 
 
-# In order of preference: narrow tiles, each shared by many.
-CUTS = [Cut(groups, ranks) for groups in (2, 3) for ranks in sorted(MOST_CLUSTERS, reverse=True)]
+# In order of preference: of few outputs narrow tiles, which are multiplied in less time. More than four CTAs would take
+# longer to add up a tile.
+CUTS = [Cut(64, 4), Cut(64, 3), Cut(112, 2), Cut(128, 4), Cut(128, 3), Cut(128, 2), Cut(128, 1), Cut(192, 1)]
+# Units of a CTA from which on 112 outputs pay: more multiprocessors read, a part of the tensor cores is idle.
+LONG = 32
 
 
 class Arguments(ctypes.Structure):
@@ -83,13 +79,13 @@ def fp8_gemm(x: Quantized, weight: BlockScaled, cut: Cut | None = None) -> torch
     cut = cut or choose_cut(outputs, inputs)
     assert cut is not None
     arguments = Arguments(
-        _boxes(weight.values.data_ptr(), outputs, inputs, cut.groups * GROUP_OUTPUTS),
+        _boxes(weight.values.data_ptr(), outputs, inputs, cut.outputs),
         _boxes(x.values.data_ptr(), rows, inputs, held), x.scales.data_ptr(), weight.scales.data_ptr(), out.data_ptr(),
         rows, outputs, inputs // BLOCK, x.scales.stride(1),
     )  # fmt: skip
-    kernel = load_kernel(SOURCE, f"few_rows_{held}_{cut.groups}", SHARED_BYTES, device.index or 0)
+    kernel = load_kernel(SOURCE, f"few_rows_{held}_{cut.outputs}", SHARED_BYTES, device.index or 0)
     grid = (cut.tiles(outputs) * cut.ranks, 1, 1)
-    kernel.launch(grid, cut.threads, arguments, cluster=cut.ranks, dependent=True)
+    kernel.launch(grid, THREADS[cut.outputs], arguments, cluster=cut.ranks, dependent=True)
     return out
 
 
@@ -97,8 +93,11 @@ def fp8_gemm(x: Quantized, weight: BlockScaled, cut: Cut | None = None) -> torch
 def choose_cut(outputs: int, inputs: int) -> Cut | None:
     """The first of `CUTS` all of which an H200 runs at once; None for weights that need more."""
     units = inputs // BLOCK
-    fit = (cut for cut in CUTS if cut.tiles(outputs) <= MOST_CLUSTERS[cut.ranks])
-    return next((cut for cut in fit if cut.ranks <= units <= cut.ranks * MOST_UNITS), None)
+    for cut in CUTS:
+        fewest = LONG if cut.outputs == 112 else 1
+        if cut.tiles(outputs) <= MOST_CLUSTERS[cut.ranks] and fewest <= units / cut.ranks <= MOST_UNITS:
+            return cut
+    return None
 
 
 @lru_cache(maxsize=4096)

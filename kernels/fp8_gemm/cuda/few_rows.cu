@@ -1,22 +1,29 @@
 // Block-scaled products of FP8 weights with few rows of activations, for Hopper (sm_90a): the time is that of reading the
-// weight, outputs * inputs bytes, and 3 to 5 us more to begin and to end.
+// weight, outputs * inputs bytes, and 2 to 4 us more to begin and to end.
 //
-// Work. A tile is 128 or 192 outputs for all rows: the tensor cores' 64 rows hold outputs, a warpgroup's each, and N holds
-// rows of activations. A tile's inputs, in units of 128, are shared by the CTAs of a cluster; in the end each of them adds
-// up a share of the tile over the cluster's shared memories, in order of rank. Such reads go at 13 to 20 bytes a cycle, so
-// tiles are narrow and their CTAs few: sums of 256 outputs over four CTAs took 2.6 us for 96 rows, of 128 over two 1.0.
+// Work. A tile is up to 192 outputs for all rows: the tensor cores' 64 rows hold outputs, a warpgroup's each, and N holds
+// rows of activations. A tile's inputs, in units of 128, are shared by the CTAs of a cluster, unit by unit: a row's bytes of
+// two CTAs lie next to each other, which memory gives faster than two streams far apart (16384 to 7168 with 96 rows 33.3 us
+// for 34.0). In the end each CTA adds up a share of the tile, which the others send to its shared memory, in order of rank.
+// Shared memory of others takes 13 to 20 bytes a cycle, so tiles are narrow and their CTAs few: sums of 256 outputs over
+// four CTAs took 2.6 us for 96 rows, of 128 over two 1.0.
 //
 // One CTA fills a multiprocessor. A thread of a warpgroup of its own copies units of the weight, of the activations and of
 // their scales into a ring. No kernel of a step writes weights, so the first units of the weight are copied while the kernel
 // before still runs (programmatic dependent launch); only the activations wait for it. The other warpgroups multiply: 128
 // outputs of a unit arrive every 0.43 us, and with 96 rows warpgroups of 64 outputs each took 0.52 for them, product, scaling
-// and waiting one after another. So two take turns, unit by unit: one scales in float32 while the other multiplies. 192
-// outputs leave no registers for turns; they are for weights of more tiles than the chip runs at once.
+// and waiting one after another. So four take turns, unit by unit: some scale in float32 while others multiply. 192 outputs
+// leave no registers for turns; they are for weights of more tiles than the chip runs at once.
+//
+// Tiles of 112 outputs are for weights that take long: 16384 to 7168 is then cut for 128 of 132 multiprocessors and not for
+// 112 (30.4 us for 32.0 with 32 rows), though the tensor cores' last 16 rows hold nothing.
 //
 // Activations are not shared by multicast: to be told that a neighbour has room costs more than the copies that it saves
-// (16384 to 7168 with 32 rows 36.4 us for 33.3, with 96 rows 40.8 for 39.6).
+// (16384 to 7168 with 32 rows 36.4 us for 33.3, with 96 rows 40.8 for 39.6; 35.7 for 35.4 where it has a ring of its own).
 
 #include "../../cuda/cluster.cuh"
+#include "../../cuda/copies.cuh"
+#include "../../cuda/registers.cuh"
 #include "multiply.cuh"
 
 constexpr int UNIT = 128, GROUP_OUTPUTS = 64, GROUP_THREADS = 128, MOST_UNITS = 80;
@@ -31,56 +38,47 @@ struct Arguments {
   int rows, outputs, units, scale_stride;
 };
 
-// GROUPS: of 64 outputs.
-template <int ROWS, int GROUPS>
+// OUTPUTS: of a tile, a multiple of 16, in groups of 64 of which the last may not be full.
+template <int ROWS, int OUTPUTS>
 struct Shape {
-  static constexpr int TURNS = GROUPS == 2 ? 2 : 1, WARPGROUPS = GROUPS * TURNS;
+  static constexpr int GROUPS = (OUTPUTS + GROUP_OUTPUTS - 1) / GROUP_OUTPUTS, TURNS = GROUPS < 3 ? 4 / GROUPS : 1;
   // Threads of a turn; those that multiply; all.
   static constexpr int TURN = GROUPS * GROUP_THREADS, CONSUMERS = TURNS * TURN, THREADS = CONSUMERS + GROUP_THREADS;
   // Of a thread that multiplies, and of one that copies, out of what 65,536 registers give to each alike.
-  static constexpr int REGISTERS = WARPGROUPS == 4 ? 112 : 160, FEW_REGISTERS = 32;
-  static constexpr int OUTPUTS = GROUPS * GROUP_OUTPUTS, WEIGHT_BYTES = OUTPUTS * UNIT, X_BYTES = ROWS * UNIT;
+  static constexpr int REGISTERS = TURNS > 1 ? 112 : 160, FEW_REGISTERS = 32;
+  static constexpr int WEIGHT_BYTES = OUTPUTS * UNIT, X_BYTES = ROWS * UNIT;
   // Units in flight, each with the scales of its rows and two barriers; to each turn as many, and always the same ones. A
-  // turn that came to a stage where the other's unit is still under way would take the phase before for its own.
+  // turn that came to a stage where another's unit is still under way would take the phase before for its own.
   static constexpr int UNIT_BYTES = WEIGHT_BYTES + X_BYTES + ROWS * 4 + 16;
-  static constexpr int STAGES = (SHARED_BYTES - GROUPS * MOST_UNITS * 4) / UNIT_BYTES / TURNS * TURNS;
-  // Of a row of the tile in bf16, 8 outputs apart from a power of two: rows lie in different banks.
-  static constexpr int ROW_BYTES = OUTPUTS * 2 + 16;
+  static constexpr int STAGES = (SHARED_BYTES - 2 * MOST_UNITS * 4 - 8) / UNIT_BYTES / TURNS * TURNS;
+  // Of the tile: 8 rows at a time; a row in bf16, 8 outputs apart from a power of two: rows lie in different banks.
+  static constexpr int EIGHTS = ROWS / 8, ROW_BYTES = OUTPUTS * 2 + 16;
 };
 
-template <int ROWS, int GROUPS>
+template <int ROWS, int OUTPUTS>
 struct Shared {
-  using Of = Shape<ROWS, GROUPS>;
+  using Of = Shape<ROWS, OUTPUTS>;
   u8 weight[Of::STAGES][Of::WEIGHT_BYTES];
   u8 x[Of::STAGES][Of::X_BYTES];
   float x_scales[Of::STAGES][ROWS];
-  float weight_scales[GROUPS][MOST_UNITS];
-  // Of the unit at this stage: all of it has come; its products are done.
-  u64 full[Of::STAGES], multiplied[Of::STAGES];
+  // Of the one or two rows of blocks that the tile lies in.
+  float weight_scales[2][MOST_UNITS];
+  // Of the unit at this stage: all of it has come; its products are done. All parts of what this CTA adds up have come.
+  u64 full[Of::STAGES], multiplied[Of::STAGES], summed;
 };
 
-// This CTA's units of its tile, and this warp's part in them.
+// This CTA's units of its tile, every RANKS-th, and this warp's part in them.
 struct Share {
-  int first, count, tile, rank, ranks, warpgroup;
+  int count, tile, rank, ranks, warpgroup;
 };
 
-// Registers that a thread keeps: fewer for good, or more once another warpgroup has given them up.
-template <int COUNT>
-__device__ __forceinline__ void give_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT)); }
-template <int COUNT>
-__device__ __forceinline__ void take_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT)); }
-
-__device__ __forceinline__ void copy_run(void* target, const void* source, u32 bytes, u64* barrier) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
-               ::"r"(shared_address(target)), "l"(source), "r"(bytes), "r"(shared_address(barrier)) : "memory");
-}
-
-__device__ __forceinline__ float4 load_peer(u32 address, u32 rank) {
-  float4 found;
-  asm volatile("{\n .reg .u32 peer;\n mapa.shared::cluster.u32 peer, %4, %5;\n"
-               " ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [peer];\n}"
-               : "=f"(found.x), "=f"(found.y), "=f"(found.z), "=f"(found.w) : "r"(address), "r"(rank) : "memory");
-  return found;
+// To the same place in the shared memory of the cluster's CTA `rank`, which counts the bytes at its own barrier.
+__device__ __forceinline__ void send(float4* place, float4 value, u64* barrier, u32 rank) {
+  asm volatile(
+      "{\n .reg .u32 there, counting;\n mapa.shared::cluster.u32 there, %0, %2;\n mapa.shared::cluster.u32 counting, %1, %2;\n"
+      " st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [there], {%3, %4, %5, %6}, [counting];\n}"
+      ::"r"(shared_address(place)), "r"(shared_address(barrier)), "r"(rank), "f"(value.x), "f"(value.y), "f"(value.z), "f"(value.w)
+      : "memory");
 }
 
 __device__ __forceinline__ void add(float4& sum, float4 other) {
@@ -90,15 +88,17 @@ __device__ __forceinline__ void add(float4& sum, float4 other) {
   sum.w += other.w;
 }
 
-template <int ROWS, int GROUPS>
+template <int ROWS, int OUTPUTS>
 struct Product {
-  using Of = Shape<ROWS, GROUPS>;
-  Shared<ROWS, GROUPS>& shared;
+  using Of = Shape<ROWS, OUTPUTS>;
+  Shared<ROWS, OUTPUTS>& shared;
   const Arguments& given;
   Share own;
 
-  __device__ __forceinline__ int group() const { return own.warpgroup % GROUPS; }
-  __device__ __forceinline__ int turn() const { return own.warpgroup / GROUPS; }
+  __device__ __forceinline__ int group() const { return own.warpgroup % Of::GROUPS; }
+  __device__ __forceinline__ int turn() const { return own.warpgroup / Of::GROUPS; }
+  // Of a unit among all of the tile's.
+  __device__ __forceinline__ int place(int unit) const { return own.rank + unit * own.ranks; }
 
   // Of those who multiply.
   __device__ __forceinline__ void meet() const { asm volatile("bar.sync 1, %0;" ::"n"(Of::CONSUMERS) : "memory"); }
@@ -111,15 +111,18 @@ struct Product {
         init_barrier(&shared.full[i], 1);
         init_barrier(&shared.multiplied[i], Of::TURN / 32);
       }
+      init_barrier(&shared.summed, 1);
+      fence_barrier_init();
       fence_async_proxy();
       for (int unit = 0; unit < min(Of::STAGES, own.count); unit++) copy_weight(unit);
       prefetch_map(given.x);
+      int own_eights = (Of::EIGHTS - own.rank + own.ranks - 1) / own.ranks;
+      arrive_and_expect(&shared.summed, own.ranks * own_eights * Of::TURN * 16);
     }
-    int last = (given.outputs - 1) / UNIT;
-    for (int i = threadIdx.x; i < GROUPS * own.count; i += Of::THREADS) {
-      int group = i / own.count, unit = i % own.count;
-      int block = min((own.tile * Of::OUTPUTS + group * GROUP_OUTPUTS) / UNIT, last);
-      shared.weight_scales[group][unit] = given.weight_scales[block * given.units + own.first + unit];
+    int first = own.tile * OUTPUTS / UNIT, last = (given.outputs - 1) / UNIT;
+    for (int i = threadIdx.x; i < 2 * own.count; i += Of::THREADS) {
+      int block = min(first + i / own.count, last), unit = i % own.count;
+      shared.weight_scales[i / own.count][unit] = given.weight_scales[block * given.units + place(unit)];
     }
     __syncthreads();
   }
@@ -130,11 +133,11 @@ struct Product {
     int stage = unit % Of::STAGES;
     u64* full = &shared.full[stage];
     arrive_and_expect(full, Of::WEIGHT_BYTES + Of::X_BYTES + scale_bytes());
-    copy_box(shared.weight[stage], given.weight, (own.first + unit) * UNIT, own.tile * Of::OUTPUTS, full);
+    copy_box(shared.weight[stage], given.weight, place(unit) * UNIT, own.tile * OUTPUTS, full);
   }
 
   __device__ __forceinline__ void copy_activations(int unit) const {
-    int stage = unit % Of::STAGES, at = own.first + unit;
+    int stage = unit % Of::STAGES, at = place(unit);
     u64* full = &shared.full[stage];
     copy_box(shared.x[stage], given.x, at * UNIT, 0, full);
     copy_run(shared.x_scales[stage], given.x_scales + (long long)at * given.scale_stride, scale_bytes(), full);
@@ -165,14 +168,20 @@ struct Product {
     wgmma_commit();
   }
 
+  // Where this warp's 16 outputs lie: in the tile's first row of blocks, 0, or the second.
+  __device__ __forceinline__ int block() const {
+    int first = own.tile * OUTPUTS;
+    return min((first + threadIdx.x % Of::TURN / 32 * 16) / UNIT - first / UNIT, 1);
+  }
+
   // Its products, scaled and added.
   __device__ __forceinline__ void finish(int unit, float (&products)[ROWS / 2], float (&total)[ROWS / 2]) const {
     int stage = unit % Of::STAGES;
     pin(products);
     const float2* scales = reinterpret_cast<const float2*>(shared.x_scales[stage]) + threadIdx.x % 4;
-    float weight_scale = shared.weight_scales[group()][unit];
+    float weight_scale = shared.weight_scales[block()][unit];
 #pragma unroll
-    for (int j = 0; j < ROWS / 8; j++) {
+    for (int j = 0; j < Of::EIGHTS; j++) {
       float2 both = scales[j * 4];
       float first = both.x * weight_scale, second = both.y * weight_scale;
       total[j * 4] = fmaf(products[j * 4], first, total[j * 4]);
@@ -200,102 +209,109 @@ struct Product {
     return make_float4(total[j * 4], total[j * 4 + 1], total[j * 4 + 2], total[j * 4 + 3]);
   }
 
-  // This CTA's sums, over its turns, where the ring was; to be read by all of the cluster.
-  __device__ __forceinline__ void leave_sums(const float (&total)[ROWS / 2]) const {
-    float4* sums = reinterpret_cast<float4*>(&shared) + threadIdx.x % Of::TURN;
-    if constexpr (Of::TURNS == 2) {
-      if (turn() == 1) {
-#pragma unroll
-        for (int j = 0; j < ROWS / 8; j++) sums[j * Of::TURN] = part(total, j);
-      }
-      meet();
-    }
-    if (turn() == 0) {
-#pragma unroll
-      for (int j = 0; j < ROWS / 8; j++) {
-        float4 sum = part(total, j);
-        if constexpr (Of::TURNS == 2) add(sum, sums[j * Of::TURN]);
-        sums[j * Of::TURN] = sum;
-      }
-    }
-  }
-
   // To bf16, where a row's outputs lie next to each other. j: of 8 rows.
   __device__ __forceinline__ void stage_rows(u8* rows, int j, float4 sum) const {
     int lane = threadIdx.x % 32, output = threadIdx.x % Of::TURN / 32 * 16 + lane / 8 % 2 * 8;
+    if (OUTPUTS % GROUP_OUTPUTS && output >= OUTPUTS) return;
     u32 address = shared_address(rows) + (j * 8 + lane % 8) * Of::ROW_BYTES + output * 2;
     store_transposed(address, pack_bf16(sum.x, sum.y), pack_bf16(sum.z, sum.w));
   }
 
-  // All CTAs' sums of this one's rows, 8 of every 8 * RANKS, shared by the turns. All are loaded before any is used.
+  // What is added up over a cluster lies where the ring was: [turns - 1][eights][thread] of all turns but the first;
+  // [RANKS][LARGEST][thread] as it comes from all CTAs, this one too, of those 8 of 8 * RANKS rows that are this one's.
   template <int RANKS>
-  __device__ __forceinline__ void add_up(u8* rows) const {
-    constexpr int STRIDE = RANKS * Of::TURNS, COUNT = (ROWS / 8 + STRIDE - 1) / STRIDE;
-    u32 address = shared_address(reinterpret_cast<float4*>(&shared) + threadIdx.x % Of::TURN);
-    int first = own.rank + turn() * RANKS;
-    float4 found[COUNT][RANKS];
+  struct Sums {
+    static constexpr int LARGEST = (Of::EIGHTS + RANKS - 1) / RANKS;
+    float4 turns[Of::TURNS - 1][Of::EIGHTS][Of::TURN];
+    float4 ranks[RANKS][LARGEST][Of::TURN];
+    u8 rows[ROWS * Of::ROW_BYTES];
+  };
+
+  // This CTA's sums over its turns, to those who add them up.
+  template <int RANKS>
+  __device__ __forceinline__ void send_sums(const float (&total)[ROWS / 2], Sums<RANKS>& sums) const {
+    int thread = threadIdx.x % Of::TURN;
+    if (turn() > 0) {
 #pragma unroll
-    for (int i = 0; i < COUNT; i++) {
-      int j = first + i * STRIDE;
-#pragma unroll
-      for (int rank = 0; rank < RANKS; rank++)
-        if (j < ROWS / 8) found[i][rank] = load_peer(address + j * (Of::TURN * 16), rank);
+      for (int j = 0; j < Of::EIGHTS; j++) sums.turns[turn() - 1][j][thread] = part(total, j);
     }
+    meet();
+    // Everybody's ring is free.
+    cluster_wait();
+    if (turn() > 0) return;
 #pragma unroll
-    for (int i = 0; i < COUNT; i++) {
-      int j = first + i * STRIDE;
-      if (j >= ROWS / 8) break;
+    for (int j = 0; j < Of::EIGHTS; j++) {
+      float4 sum = part(total, j);
 #pragma unroll
-      for (int rank = 1; rank < RANKS; rank++) add(found[i][0], found[i][rank]);
-      stage_rows(rows, j, found[i][0]);
+      for (int other = 0; other < Of::TURNS - 1; other++) add(sum, sums.turns[other][j][thread]);
+      send(&sums.ranks[own.rank][j / RANKS][thread], sum, &shared.summed, j % RANKS);
+    }
+  }
+
+  // This CTA's rows, shared by the turns.
+  template <int RANKS>
+  __device__ __forceinline__ void add_up(Sums<RANKS>& sums) const {
+#pragma unroll
+    for (int i = 0; i < (Sums<RANKS>::LARGEST + Of::TURNS - 1) / Of::TURNS; i++) {
+      int at = turn() + i * Of::TURNS, j = at * RANKS + own.rank;
+      if (j >= Of::EIGHTS) break;
+      float4 sum = sums.ranks[0][at][threadIdx.x % Of::TURN];
+#pragma unroll
+      for (int rank = 1; rank < RANKS; rank++) add(sum, sums.ranks[rank][at][threadIdx.x % Of::TURN]);
+      stage_rows(sums.rows, j, sum);
     }
   }
 
   // This CTA's rows to memory, 16 bytes a thread.
   template <int RANKS>
   __device__ __forceinline__ void write_rows(const u8* rows) const {
-    constexpr int PIECES = Of::OUTPUTS / 8, EIGHTS = (ROWS / 8 + RANKS - 1) / RANKS;
+    constexpr int PIECES = OUTPUTS / 8, EIGHTS = (Of::EIGHTS + RANKS - 1) / RANKS;
 #pragma unroll
     for (int piece = threadIdx.x; piece < EIGHTS * 8 * PIECES; piece += Of::CONSUMERS) {
       int at = piece / PIECES, row = (at / 8 * RANKS + own.rank) * 8 + at % 8;
-      int output = own.tile * Of::OUTPUTS + piece % PIECES * 8;
+      int output = own.tile * OUTPUTS + piece % PIECES * 8;
       if (row < given.rows && output < given.outputs)
         *reinterpret_cast<uint4*>(given.out + (long long)row * given.outputs + output) =
             *reinterpret_cast<const uint4*>(rows + row * Of::ROW_BYTES + piece % PIECES * 16);
     }
   }
 
+  // Sums over turns and cluster. Neither barrier of the cluster makes anything seen, which would wait for all of memory
+  // (0.3 us each): the first says that rings are free, and what is sent is counted where it comes.
   template <int RANKS>
   __device__ __forceinline__ void store(const float (&total)[ROWS / 2]) const {
-    constexpr bool ALONE = RANKS == 1 && Of::TURNS == 1;
-    constexpr int SUM_BYTES = Of::TURN * ROWS * 2;
-    static_assert(sizeof(shared.weight) + sizeof(shared.x) >= SUM_BYTES + ROWS * Of::ROW_BYTES, "they fit in the ring");
-    u8* rows = reinterpret_cast<u8*>(&shared) + SUM_BYTES;
+    static_assert(sizeof(shared.weight) + sizeof(shared.x) >= sizeof(Sums<RANKS>), "they fit in the ring");
+    Sums<RANKS>& sums = reinterpret_cast<Sums<RANKS>&>(shared);
     // All warpgroups have read the last unit.
     meet();
-    if constexpr (ALONE) {
-#pragma unroll
-      for (int j = 0; j < ROWS / 8; j++) stage_rows(rows, j, part(total, j));
-    } else {
-      leave_sums(total);
-      cluster_arrive();
-      cluster_wait();
-      add_up<RANKS>(rows);
-      cluster_arrive();
-    }
+    cluster_arrive_relaxed();
+    send_sums<RANKS>(total, sums);
+    wait(&shared.summed, 0);
+    cluster_arrive_relaxed();
+    add_up<RANKS>(sums);
     meet();
-    write_rows<RANKS>(rows);
-    // Nobody leaves while others read its sums.
-    if constexpr (!ALONE) cluster_wait();
+    write_rows<RANKS>(sums.rows);
+    // Nobody leaves whose sums are still under way to others.
+    cluster_wait();
+  }
+
+  // The sum of one CTA without turns.
+  __device__ __forceinline__ void store_alone(const float (&total)[ROWS / 2]) const {
+    u8* rows = shared.weight[0];
+    static_assert(sizeof(shared.weight) >= ROWS * Of::ROW_BYTES, "they fit in the ring");
+    meet();
+#pragma unroll
+    for (int j = 0; j < Of::EIGHTS; j++) stage_rows(rows, j, part(total, j));
+    meet();
+    write_rows<1>(rows);
   }
 
   __device__ __forceinline__ void consume() const {
     float total[ROWS / 2] = {};
-    multiply_units(total);
-    // Whoever stores has read activations, which came after the kernel before; the wait makes its end known to all.
+    // Activations come after the kernel before anyway; the wait makes its end known to all who store.
     wait_for_earlier();
-    if (own.ranks == 8) store<8>(total);
-    else if (own.ranks == 6) store<6>(total);
+    multiply_units(total);
+    if constexpr (Of::TURNS == 1) store_alone(total);
     else if (own.ranks == 4) store<4>(total);
     else if (own.ranks == 3) store<3>(total);
     else if (own.ranks == 2) store<2>(total);
@@ -303,16 +319,15 @@ struct Product {
   }
 };
 
-template <int ROWS, int GROUPS>
+template <int ROWS, int OUTPUTS>
 __device__ __forceinline__ void run(const Arguments& given) {
-  using Of = Shape<ROWS, GROUPS>;
+  using Of = Shape<ROWS, OUTPUTS>;
   extern __shared__ __align__(1024) u8 memory[];
-  static_assert(sizeof(Shared<ROWS, GROUPS>) <= SHARED_BYTES);
+  static_assert(sizeof(Shared<ROWS, OUTPUTS>) <= SHARED_BYTES);
   start_next();
-  int rank = cluster_rank(), ranks = cluster_size(), first = rank * given.units / ranks;
-  int count = (rank + 1) * given.units / ranks - first;
-  Share own{first, count, (int)blockIdx.x / ranks, rank, ranks, __shfl_sync(~0u, (int)threadIdx.x / GROUP_THREADS, 0)};
-  Product<ROWS, GROUPS> product{*reinterpret_cast<Shared<ROWS, GROUPS>*>(memory), given, own};
+  int rank = cluster_rank(), ranks = cluster_size(), count = (given.units - rank + ranks - 1) / ranks;
+  Share own{count, (int)blockIdx.x / ranks, rank, ranks, __shfl_sync(~0u, (int)threadIdx.x / GROUP_THREADS, 0)};
+  Product<ROWS, OUTPUTS> product{*reinterpret_cast<Shared<ROWS, OUTPUTS>*>(memory), given, own};
   product.prepare();
   if (threadIdx.x >= Of::CONSUMERS) {
     give_registers<Of::FEW_REGISTERS>();
@@ -323,16 +338,13 @@ __device__ __forceinline__ void run(const Arguments& given) {
   }
 }
 
-#define FEW_ROWS(ROWS, GROUPS)                                                  \
-  extern "C" __global__ void __launch_bounds__(Shape<ROWS, GROUPS>::THREADS, 1) \
-      few_rows_##ROWS##_##GROUPS(const __grid_constant__ Arguments given) {     \
-    run<ROWS, GROUPS>(given);                                                   \
+#define FEW_ROWS(ROWS, OUTPUTS)                                                  \
+  extern "C" __global__ void __launch_bounds__(Shape<ROWS, OUTPUTS>::THREADS, 1) \
+      few_rows_##ROWS##_##OUTPUTS(const __grid_constant__ Arguments given) {     \
+    run<ROWS, OUTPUTS>(given);                                                   \
   }
-FEW_ROWS(16, 2)
-FEW_ROWS(32, 2)
-FEW_ROWS(64, 2)
-FEW_ROWS(96, 2)
-FEW_ROWS(16, 3)
-FEW_ROWS(32, 3)
-FEW_ROWS(64, 3)
-FEW_ROWS(96, 3)
+#define FEW_ROWS_OF(OUTPUTS) FEW_ROWS(16, OUTPUTS) FEW_ROWS(32, OUTPUTS) FEW_ROWS(64, OUTPUTS) FEW_ROWS(96, OUTPUTS)
+FEW_ROWS_OF(64)
+FEW_ROWS_OF(112)
+FEW_ROWS_OF(128)
+FEW_ROWS_OF(192)
