@@ -101,6 +101,8 @@ def engine_values(options: Options) -> dict[str, Any]:
         "graph_rows": [options.streams],
         "max_step_tokens": STEP_TOKENS,
         "context_tokens": options.prompt_tokens + options.tokens,
+        # What is measured is run before it is.
+        "warm_up": "off",
     }
     return values if options.model is not None else values | {"random_weights": True}
 
