@@ -24,6 +24,9 @@ PIECE_BYTES = 64 * 576 * 2
 TRANSPORTS = ("tcp", "posix,self")
 GPU_TRANSPORTS = (None, "cuda_copy,tcp")
 WARM_ROUNDS = 2
+# Before a push: so long that both ends sleep, or just until the one before is over.
+SLEEP_SECONDS = 20e-3
+GAP_SECONDS = 500e-6
 IDLE_SECONDS = 2.0
 LOOKUPS = 2000
 LOOKUP_BLOCKS = 64
@@ -58,18 +61,28 @@ def main() -> None:
 
 def _compare_pushes(ends: Ends, geometry: Geometry, rounds: int) -> None:
     for _ in range(WARM_ROUNDS):
-        ends.push(), ends.bare()
-    pairs = [(ends.bare(), ends.push()) for _ in range(rounds)]
-    bare, push = (statistics.median(seconds) for seconds in zip(*pairs, strict=True))
-    ratio = statistics.median(bare / push for bare, push in pairs)
+        _seconds(ends)
+    measured = [_seconds(ends) for _ in range(rounds)]
     name = ends.transport()
-    sys.stdout.write(
-        f"{name:9} bare {bare * 1e3:8.2f} ms {geometry.size_bytes / bare / 1e9:7.2f} GB/s   "
-        f"push {push * 1e3:8.2f} ms {geometry.size_bytes / push / 1e9:7.2f} GB/s   {ratio:.0%} of bare\n"
-    )
+    for kind in measured[0]:
+        seconds = statistics.median(each[kind] for each in measured)
+        ratio = statistics.median(each["bare"] / each[kind] for each in measured)
+        sys.stdout.write(
+            f"{name:9} {kind:12} {seconds * 1e3:8.2f} ms {geometry.size_bytes / seconds / 1e9:7.2f} GB/s"
+            f"  {ratio:.0%} of bare\n"
+        )
     idle = ends.idle_cpu(IDLE_SECONDS)
     sys.stdout.write(f"{name:9} idle agents use {idle[0]:.2%} and {idle[1]:.2%} of a core\n")
     sys.stdout.flush()
+
+
+def _seconds(ends: Ends) -> dict[str, float]:
+    """One round."""
+    return {
+        "bare": ends.bare(),
+        "push, alone": ends.push(SLEEP_SECONDS),
+        "push, third": ends.push(GAP_SECONDS, times=3),
+    }
 
 
 def _compare_lookups(ends: Ends) -> None:

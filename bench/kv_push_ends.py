@@ -24,9 +24,6 @@ from transfer.ticket import StoreSession, Ticket
 NAMESPACE = KvNamespace(weights_fingerprint="bench", dtype="bfloat16", layers=0, layout="bench")
 _SESSION_ID = 1
 _SESSION_KEY = bytes(32)
-# What the ends tell each other of a push.
-PREPARED = "the pushes are open"
-COMPUTED = "send"
 # An untimed share of lookups first.
 _WARM_LOOKUPS = 200
 _LOOKUPS_IN_A_ROW = 100
@@ -78,23 +75,22 @@ class _ReceivingEnd(_End):
         store_address, self._grpc_port = peer.recv()
         self.agent.attach_store(StoreSession("store", "epoch", store_address, _SESSION_ID, _SESSION_KEY, NAMESPACE))
 
-    def push(self) -> float:
-        """Landings are open before; what is timed begins when the sender is told that all is computed.
+    def push(self, _pause: float, times: int) -> float:
+        """Returns when the last block was in place, by the host's clock, in the thread that lands it.
 
-        It ends in the thread that lands the last block, as `bare` does: waking another is no part of a push.
+        Waking another is no part of a push, as it is none of `bare`.
         """
-        tickets = [self.agent.open_landing(blocks, 0, 0, 60.0) for blocks in self.blocks]
+        tickets = [[self.agent.open_landing(blocks, 0, 0, 60.0) for blocks in self.blocks] for _ in range(times)]
         self.peer.send(tickets)
-        assert self.peer.recv() == PREPARED
-        began = time.perf_counter()
-        self.peer.send(COMPUTED)
         landed = 0
-        while landed < len(tickets):
+        while landed < times * len(self.blocks):
             landed += sum(isinstance(event, Landed) for event in self.events())
-        return self.told_at - began
+        return self.told_at
 
     def bare(self) -> float:
-        return self._bare.receive(lambda: self.peer.send(True))
+        """Returns when the last byte was there."""
+        self._bare.receive(lambda: self.peer.send(True))
+        return time.perf_counter()
 
     def transport(self) -> str:
         return next(iter(self.agent.counters().received_bytes))
@@ -129,21 +125,31 @@ class _SendingEnd(_End):
             self.agent.open_session(_SESSION_ID, _SESSION_KEY)
         peer.send((self.agent.address, self._grpc.port))
 
-    def push(self) -> None:
-        tickets: list[Ticket] = self.peer.recv()
-        for ticket, blocks in zip(tickets, self.blocks, strict=True):
-            self.agent.push(ticket, blocks[::-1])
-        self.peer.send(PREPARED)
-        assert self.peer.recv() == COMPUTED
+    def push(self, pause: float, times: int) -> float:
+        """Returns when all of the last of so many pushes was said to be computed."""
+        rounds: list[list[Ticket]] = self.peer.recv()
+        assert len(rounds) == times
+        for tickets in rounds:
+            for ticket, blocks in zip(tickets, self.blocks, strict=True):
+                self.agent.push(ticket, blocks[::-1])
+        return [self._compute(tickets, pause) for tickets in rounds][-1]
+
+    def _compute(self, tickets: Sequence[Ticket], pause: float) -> float:
+        time.sleep(pause)
+        began = time.perf_counter()
         for ticket, blocks in zip(tickets, self.blocks, strict=True):
             self.agent.ready(ticket.transfer_id, self.geometry.layers, len(blocks))
         ended = 0
         while ended < len(tickets):
             ended += sum(isinstance(event, PushEnded) for event in self.events())
+        return began
 
-    def bare(self) -> None:
+    def bare(self) -> float:
+        """Returns when it began to send."""
         self.peer.recv()
+        began = time.perf_counter()
         self._bare.send()
+        return began
 
 
 class Ends:
@@ -163,12 +169,15 @@ class Ends:
         self._receiving.stop()
         self._sending.stop()
 
-    def push(self) -> float:
-        """Seconds from telling the sender that all is computed to the last byte in place, verified."""
-        return self._both("push")
+    def push(self, pause: float, times: int = 1) -> float:
+        """Seconds from saying that all is computed to the last byte in place, verified, of the last of so many pushes.
+
+        All are opened at once. Before each, nothing happens for `pause` seconds.
+        """
+        return self._both("push", pause, times)
 
     def bare(self) -> float:
-        """Seconds from telling the sender to begin, for the same bytes in messages of a slot's size."""
+        """Seconds from the sender's first call, for the same bytes in messages of a slot's size."""
         return self._both("bare")
 
     def transport(self) -> str:
@@ -187,11 +196,11 @@ class Ends:
     def _cpu_seconds(self) -> tuple[float, float]:
         return self._receiving.call("cpu_seconds"), self._sending.call("cpu_seconds")
 
-    def _both(self, method: str) -> float:
-        self._sending.begin(method)
-        seconds = self._receiving.call(method)
-        self._sending.result()
-        return seconds
+    def _both(self, method: str, *arguments: Any) -> float:
+        """What both ends return is of one clock, that of the host."""
+        self._sending.begin(method, *arguments)
+        ended = self._receiving.call(method, *arguments)
+        return ended - self._sending.result()
 
 
 class _Remote:

@@ -20,9 +20,6 @@ from transfer.ucx import UcxTransport, check_carries_gpu_memory
 
 # Used tickets are remembered to refuse them a second time; those forgotten have expired at their receiver.
 _REMEMBERED_TICKETS = 16_384
-# A store stays awake after a lookup: being woken for the next takes longer than answering it. A worker does not: its
-# steps need the interpreter.
-_STORE_LINGER_SECONDS = 1e-3
 
 
 class TransferAgent:
@@ -60,8 +57,7 @@ class TransferAgent:
             check_carries_gpu_memory(config.transports)
         self._transport = UcxTransport(config.transports)
         self._exchange = Exchange(self._transport, memory, config, clock, self._emit, lookups)
-        linger_seconds = _STORE_LINGER_SECONDS if lookups else 0.0
-        self._thread = TransferThread(self._transport, self._exchange, clock, self._announce, linger_seconds)
+        self._thread = TransferThread(self._transport, self._exchange, clock, self._announce)
 
     @property
     def address(self) -> bytes:

@@ -23,6 +23,15 @@ from transfer.transport import Transport
 # What was sent to a transfer that is not open: late, or never heard of.
 UNKNOWN_TAG = "unknown_tag"
 
+# An answer often comes within microseconds, and going to sleep and being woken costs some twenty.
+_PATIENCE_SECONDS = 200e-6
+# Of a store: being woken for the next lookup takes longer than answering it. A worker does not wait for more: its steps
+# need the interpreter.
+_STORE_PATIENCE_SECONDS = 1e-3
+# Between GPUs a push takes a millisecond, and half as long again where threads were asleep: woken, they find neither
+# their core nor its caches as they left them. While a transfer is open, bytes may come at any time.
+_OPEN_PATIENCE_SECONDS = 2.0
+
 
 class Exchange:
     """Methods are `TransferAgent`'s, and may be called from one thread only."""
@@ -68,6 +77,15 @@ class Exchange:
         return any(part.in_flight for part in parts)
 
     @property
+    def patience_seconds(self) -> float:
+        """How long it looks on after the last thing that happened: see `thread.TransferThread`."""
+        if self.needs_polling and (self._landings or self._pushes or self.fetcher.open):
+            return _OPEN_PATIENCE_SECONDS
+        if self.server is not None:
+            return _STORE_PATIENCE_SECONDS
+        return _PATIENCE_SECONDS if self.in_flight else 0.0
+
+    @property
     def next_deadline(self) -> float | None:
         deadlines = self._receiver.deadlines() + self._sender.deadlines() + self.fetcher.deadlines()
         return min(deadlines, default=None)
@@ -77,7 +95,7 @@ class Exchange:
         self._memory.enter_thread()
 
     def turn(self) -> bool:
-        """Do what can be done now, begin to copy one segment each way; returns whether there was something."""
+        """Do what can be done now; returns whether there was something."""
         now = self._clock()
         arrived = self._take_arrivals()
         delivered = self._mailbox.turn()

@@ -10,8 +10,6 @@ from transfer.ticket import Segment
 # A layerwise segment holds at most this share of the layers, so that most of a prompt's KV leaves while later layers
 # are still computed.
 LAYER_GROUPS = 8
-# Half of such a segment is still longer on its way between two GPUs than the host takes for it.
-_LONG_BYTES = 32 << 20
 
 
 class Tile(NamedTuple):
@@ -28,23 +26,13 @@ class Tile(NamedTuple):
 
 
 def plan_whole(layers: int, blocks: int, piece_bytes: int, segment_bytes: int) -> list[Tile]:
-    """Runs of blocks with all their layers; layers are split only where one block alone is too large.
-
-    The first and the last are halved where they are long: nothing is on its way while the first is gathered, nor while
-    the last is verified.
-    """
-    group, longest = _largest(layers, piece_bytes, segment_bytes)
-    runs = _even_runs(blocks, longest)
-    ends = {0, len(runs) - 1}
-    parts = (2 if at in ends and run * group * piece_bytes > _LONG_BYTES else 1 for at, run in enumerate(runs))
-    halved = [part for run, count in zip(runs, parts, strict=True) for part in _even_runs(run, -(-run // count))]
-    return _tiles(layers, group, halved)
+    """Runs of blocks with all their layers; layers are split only where one block alone is too large."""
+    return _tiles(layers, blocks, layers, piece_bytes, segment_bytes)
 
 
 def plan_layerwise(layers: int, blocks: int, piece_bytes: int, segment_bytes: int) -> list[Tile]:
     """Runs of blocks by groups of layers: each may leave as soon as its layers are computed."""
-    group, longest = _largest(-(-layers // LAYER_GROUPS), piece_bytes, segment_bytes)
-    return _tiles(layers, group, _even_runs(blocks, longest))
+    return _tiles(layers, blocks, -(-layers // LAYER_GROUPS), piece_bytes, segment_bytes)
 
 
 def tile_of(segment: Segment) -> Tile:
@@ -71,26 +59,22 @@ def _pieces(tile: Tile) -> Iterator[tuple[int, int]]:
             yield layer, block
 
 
-def _largest(layers: int, piece_bytes: int, segment_bytes: int) -> tuple[int, int]:
-    """Of a segment: how many of so many layers, and how many blocks of them."""
+def _tiles(layers: int, blocks: int, layer_group: int, piece_bytes: int, segment_bytes: int) -> list[Tile]:
+    """Early blocks first, and of equal blocks early layers, at most `segment_bytes` each."""
     if piece_bytes > segment_bytes:
         raise ConfigError(
             f"transfer.slot_bytes must hold one block of one layer: it is {segment_bytes}, a block has {piece_bytes}"
         )
-    layers = min(layers, segment_bytes // piece_bytes)
-    return layers, segment_bytes // (layers * piece_bytes)
+    layer_group = min(layer_group, segment_bytes // piece_bytes)
+    runs = _even_runs(blocks, segment_bytes // (layer_group * piece_bytes))
+    return [
+        Tile(first_layer, min(layer_group, layers - first_layer), first_block, count)
+        for first_block, count in zip(accumulate(runs, initial=0), runs, strict=False)
+        for first_layer in range(0, layers, layer_group)
+    ]
 
 
 def _even_runs(count: int, longest: int) -> list[int]:
     """As few runs as hold so many, longer ones first, no two of which differ by more than one."""
     runs = -(-count // longest)
     return [-(-(count - number) // runs) for number in range(runs)]
-
-
-def _tiles(layers: int, group: int, runs: Sequence[int]) -> list[Tile]:
-    """Early blocks first, and of equal blocks early layers."""
-    return [
-        Tile(first_layer, min(group, layers - first_layer), first_block, count)
-        for first_block, count in zip(accumulate(runs, initial=0), runs, strict=False)
-        for first_layer in range(0, layers, group)
-    ]

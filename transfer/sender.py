@@ -65,8 +65,10 @@ class _Send:
 
     @property
     def completed(self) -> bool:
-        """UCX has done with its slot, and with its digest."""
-        return self.transmission.completed and (self.announcement is None or self.announcement.completed)
+        """UCX has done with its slot, and with its digest, where that is wanted."""
+        if self.announcement is not None:
+            return self.transmission.completed and self.announcement.completed
+        return self.transmission.completed and (self.outgoing.push.ended or self.transmission.error() is not None)
 
     def error(self) -> str | None:
         """Of a completed one."""
@@ -119,13 +121,17 @@ class Sender:
     def turn(self, now: float) -> bool:
         """Do what can be done now; returns whether there was something. Begins to gather one segment at most."""
         finished = self._finish_sends()
-        begun = self._begin_one()
+        # What is gathered goes before the next is begun, and bytes before words: they are the longest on their way.
         sent = self._send_gathered()
+        begun = not self._gathers and self._begin_one()
+        # Of memory that copies at once.
+        sent |= self._send_gathered()
+        told = self._announce_sent()
         for outgoing in list(self._open):
             if outgoing.push.deadline <= now:
                 self.give_up(outgoing, "the landing's deadline passed before all segments were sent")
         self._end_lingering(now)
-        return finished or begun or sent
+        return finished or begun or sent or told
 
     def _begin_one(self) -> bool:
         for _ in range(len(self._open)):
@@ -164,18 +170,19 @@ class Sender:
         outgoing, index = gather.outgoing, gather.index
         staged = self._staging[gather.slot][: gather.size_bytes]
         transmission = self._transport.send(outgoing.addresses[index], segment_tag(outgoing.tag, index), staged)
-        send = _Send(outgoing, index, gather.slot, gather.size_bytes, gather.digest.result(), transmission)
-        self._sends.append(send)
-        # With the first message to a peer it is not known yet; then the digest follows when the segment is sent.
-        transport = self._transport.carrier(outgoing.addresses[index])
-        if transport is not None:
-            self._announce(send, transport)
+        self._sends.append(_Send(outgoing, index, gather.slot, gather.size_bytes, gather.digest.result(), transmission))
 
-    def _announce_late(self) -> None:
+    def _announce_sent(self) -> bool:
+        told = False
         for send in self._sends:
-            waits = send.announcement is None and send.transmission.completed and not send.outgoing.push.ended
-            if waits and send.transmission.error() is None:
-                self._announce(send, self._transport.carrier(send.outgoing.addresses[send.index]) or "unknown")
+            if send.announcement is None and not send.outgoing.push.ended:
+                transport = self._transport.carrier(send.outgoing.addresses[send.index])
+                # With the first message to a peer it is not known before that has arrived.
+                arrived = send.transmission.completed and send.transmission.error() is None
+                if transport is not None or arrived:
+                    self._announce(send, transport or "unknown")
+                    told = True
+        return told
 
     def _announce(self, send: _Send, transport: str) -> None:
         outgoing = send.outgoing
@@ -185,7 +192,6 @@ class Sender:
         send.announcement = self._mailbox.send(outgoing.addresses[send.index], outgoing.tag, sealed)
 
     def _finish_sends(self) -> bool:
-        self._announce_late()
         done = [send for send in self._sends if send.completed]
         if done:
             self._sends = [send for send in self._sends if send not in done]

@@ -6,6 +6,7 @@ import select
 import sys
 import threading
 import time
+import zlib
 from collections import deque
 from collections.abc import Callable
 from typing import Protocol
@@ -16,13 +17,10 @@ from transfer.ucx import UcxTransport
 
 logger = logging.getLogger(__name__)
 
-# Turns without anything to do before it sleeps, while transfers are under way: an answer often comes within
-# microseconds, and going to sleep and being woken costs some twenty.
-_PATIENCE_SECONDS = 200e-6
-# Between looks at transfers that UCX wakes nobody for: just long enough for others to get at the interpreter, or, when
-# nothing has happened for a while, longer.
-_EAGER_POLL_SECONDS = 5e-6
-_EAGER_SECONDS = 1e-3
+# Summed up between looks where others need the interpreter, which this leaves to them for some microseconds. Where the
+# thread sleeps so briefly instead, a push takes a tenth longer.
+_PASTIME = bytes(16 << 10)
+# Between looks, when patience is over, at what is under way and UCX wakes nobody for.
 _POLL_SECONDS = 50e-6
 # After which the looking thread leaves the interpreter to one that waits for it. Python's own 5 ms would hold up every
 # word between the two ends of a push, and the steps of a rank.
@@ -39,6 +37,11 @@ class Work(Protocol):
 
     @property
     def in_flight(self) -> bool: ...
+
+    @property
+    def patience_seconds(self) -> float:
+        """How long after the last thing that happened it looks on without a pause."""
+        ...
 
     @property
     def next_deadline(self) -> float | None: ...
@@ -59,17 +62,12 @@ class TransferThread:
         work: Work,
         clock: Callable[[], float],
         announce: Callable[[], None],
-        linger_seconds: float = 0.0,
     ) -> None:
-        """`announce` is called after every turn. Deadlines are `clock`'s.
-
-        `linger_seconds`: how long it looks on after its last work with nothing under way.
-        """
+        """`announce` is called after every turn. Deadlines are `clock`'s."""
         self._transport = transport
         self._work = work
         self._clock = clock
         self._announce = announce
-        self._linger_seconds = linger_seconds
         self._commands: deque[Callable[[], None]] = deque()
         self._alarm = Alarm()
         self._closing = False
@@ -118,9 +116,12 @@ class TransferThread:
                 swept = now
             if busy:
                 last_busy = now
+            elif now - last_busy < self._work.patience_seconds:
+                if self._work.needs_polling:
+                    zlib.crc32(_PASTIME)
             elif self._work.needs_polling and self._work.in_flight:
-                time.sleep(_EAGER_POLL_SECONDS if now - last_busy < _EAGER_SECONDS else _POLL_SECONDS)
-            elif now - last_busy > (_PATIENCE_SECONDS if self._work.in_flight else self._linger_seconds):
+                time.sleep(_POLL_SECONDS)
+            else:
                 self._sleep(poll)
 
     def _turn(self) -> bool:

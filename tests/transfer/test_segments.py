@@ -36,14 +36,6 @@ def test_segments_are_as_few_and_as_equal_as_can_be(blocks: int, longest: int) -
     assert max(counts) - min(counts) <= 1
 
 
-def test_the_first_and_the_last_segment_of_a_whole_plan_are_halved_where_they_are_large() -> None:
-    megabyte = 1 << 20
-    counts = [tile.block_count for tile in plan_whole(4, 40, megabyte, 64 * megabyte)]
-    assert counts == [7, 7, 13, 7, 6]
-    assert [tile.block_count for tile in plan_whole(4, 10, megabyte, 64 * megabyte)] == [5, 5]
-    assert [tile.block_count for tile in plan_whole(4, 8, megabyte, 64 * megabyte)] == [8]
-
-
 def test_a_layerwise_plan_lets_an_eighth_of_the_layers_go_before_the_rest() -> None:
     tiles = plan_layerwise(16, 4, 10, 1000)
     assert [tile.layer_count for tile in tiles] == [2] * 8

@@ -11,6 +11,7 @@ class Meeting:
 
     needs_polling = False
     in_flight = False
+    patience_seconds = 0.0
     next_deadline = None
 
     def __init__(self) -> None:
