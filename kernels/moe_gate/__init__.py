@@ -42,6 +42,6 @@ def moe_gate(
         # Imported here: a machine without a GPU may lack what they need.
         from kernels.moe_gate import choice, triton
 
-        ours = choice if choice.takes(shares, experts_per_token, groups, shared) else triton
-        return ours.moe_gate(shares, bias, *settings)
+        backend = choice if choice.takes(shares, experts_per_token, groups, shared) else triton
+        return backend.moe_gate(shares, bias, *settings)
     return reference.moe_gate(shares.sum(0), bias, *settings)

@@ -54,7 +54,7 @@ struct Logits {
   // First of this CTA's; the warpgroup's number.
   int expert, share, token, group;
 
-  // Of a box of this CTA's inputs, the first's.
+  // The first byte of a box, along the inputs.
   __device__ __forceinline__ int column(int of_group, int i) const {
     return share * INPUTS * 2 + (of_group * BOXES_OF_GROUP + i) * LINE;
   }
