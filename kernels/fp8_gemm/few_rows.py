@@ -36,7 +36,7 @@ class Cut:
 
 # In order of preference: of few outputs narrow tiles, which are multiplied in less time. More than four CTAs would take
 # longer to add up a tile.
-CUTS = [Cut(64, 4), Cut(64, 3), Cut(112, 2), Cut(128, 4), Cut(128, 3), Cut(128, 2), Cut(128, 1), Cut(192, 1)]
+CUTS = [Cut(64, 3), Cut(112, 2), Cut(128, 4), Cut(128, 3), Cut(128, 2), Cut(192, 1)]
 # Units of a CTA from which on 112 outputs pay: more multiprocessors read, a part of the tensor cores is idle.
 LONG = 32
 

@@ -311,11 +311,11 @@ struct Product {
     // Activations come after the kernel before anyway; the wait makes its end known to all who store.
     wait_for_earlier();
     multiply_units(total);
+    // Of several CTAs is what takes turns, and only that: a CTA without a cluster cannot send to itself.
     if constexpr (Of::TURNS == 1) store_alone(total);
     else if (own.ranks == 4) store<4>(total);
     else if (own.ranks == 3) store<3>(total);
-    else if (own.ranks == 2) store<2>(total);
-    else store<1>(total);
+    else store<2>(total);
   }
 };
 
