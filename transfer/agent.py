@@ -16,7 +16,7 @@ from transfer.segments import Tile, plan_layerwise, plan_whole
 from transfer.thread import TransferThread
 from transfer.ticket import StoreSession, Ticket
 from transfer.tickets import REPLAYED_TICKET, Geometry, make_ticket, refusal_of
-from transfer.ucx import UcxTransport, check_carries_gpu_memory
+from transfer.ucx import UcxTransport, check_carries_gpu_memory, copy_in_order
 
 # Used tickets are remembered to refuse them a second time; those forgotten have expired at their receiver.
 _REMEMBERED_TICKETS = 16_384
@@ -55,6 +55,7 @@ class TransferAgent:
         self._refused: Counter[str] = Counter()
         if memory.is_on_gpu:
             check_carries_gpu_memory(config.transports)
+            copy_in_order()
         self._transport = UcxTransport(config.transports)
         self._exchange = Exchange(self._transport, memory, config, clock, self._emit, lookups)
         self._thread = TransferThread(self._transport, self._exchange, clock, self._announce)
