@@ -1,5 +1,5 @@
 // Block-scaled products of FP8 weights with few rows of activations, for Hopper (sm_90a): the time is that of reading the
-// weight, outputs * inputs bytes, and 2 to 4 us more to begin and to end.
+// weight, outputs * inputs bytes, and with 32 rows 2 to 3 us more to begin and to end.
 //
 // Work. A tile is up to 192 outputs for all rows: the tensor cores' 64 rows hold outputs, a warpgroup's each, and N holds
 // rows of activations. A tile's inputs, in units of 128, are shared by the CTAs of a cluster, unit by unit: a row's bytes of
@@ -12,8 +12,10 @@
 // their scales into a ring. No kernel of a step writes weights, so the first units of the weight are copied while the kernel
 // before still runs (programmatic dependent launch); only the activations wait for it. The other warpgroups multiply: 128
 // outputs of a unit arrive every 0.43 us, and with 96 rows warpgroups of 64 outputs each took 0.52 for them, product, scaling
-// and waiting one after another. So four take turns, unit by unit: some scale in float32 while others multiply. 192 outputs
-// leave no registers for turns; they are for weights of more tiles than the chip runs at once.
+// and waiting one after another. So two, or four where a tile is 64 outputs, take turns, unit by unit: one scales in float32
+// while others multiply. 192 outputs leave no registers for turns; they are for weights of more tiles than the chip runs at
+// once. The cache gives up such weights first (1536 to 24576 with 96 rows 12.8 us for 13.8); where a cluster shares a row's
+// bytes, that made 16384 to 7168 between its neighbours 1 us slower with 32 rows.
 //
 // Tiles of 112 outputs are for weights that take long: 16384 to 7168 is then cut for 128 of 132 multiprocessors and not for
 // 112 (30.4 us for 32.0 with 32 rows), though the tensor cores' last 16 rows hold nothing.
@@ -133,7 +135,9 @@ struct Product {
     int stage = unit % Of::STAGES;
     u64* full = &shared.full[stage];
     arrive_and_expect(full, Of::WEIGHT_BYTES + Of::X_BYTES + scale_bytes());
-    copy_box(shared.weight[stage], given.weight, place(unit) * UNIT, own.tile * OUTPUTS, full);
+    int column = place(unit) * UNIT, row = own.tile * OUTPUTS;
+    if constexpr (Of::TURNS == 1) copy_box_once(shared.weight[stage], given.weight, column, row, full);
+    else copy_box(shared.weight[stage], given.weight, column, row, full);
   }
 
   __device__ __forceinline__ void copy_activations(int unit) const {
@@ -277,7 +281,7 @@ struct Product {
   }
 
   // Sums over turns and cluster. Neither barrier of the cluster makes anything seen, which would wait for all of memory
-  // (0.3 us each): the first says that rings are free, and what is sent is counted where it comes.
+  // (0.3 us for both): the first says that rings are free, and what is sent is counted where it comes.
   template <int RANKS>
   __device__ __forceinline__ void store(const float (&total)[ROWS / 2]) const {
     static_assert(sizeof(shared.weight) + sizeof(shared.x) >= sizeof(Sums<RANKS>), "they fit in the ring");
