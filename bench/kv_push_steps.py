@@ -35,10 +35,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=4, help="of each kind")
     parser.add_argument("--slot-bytes", type=int, default=64 << 20)
     arguments = parser.parse_args()
-    if not find_gpus():
-        parser.error("a rank that decodes beside transfers is measured on a GPU, and there is none here")
+    # Before anything asks CUDA, which looks at the variable once.
     os.environ["CUDA_VISIBLE_DEVICES"] = arguments.gpus[0]
-    # Only here: CUDA looks at the variable once.
+    if not find_gpus():
+        parser.error(f"a rank that decodes beside transfers is measured on a GPU, and {arguments.gpus[0]} is none here")
+    # Imports torch.
     from bench.kv_push_rank import PushedRank
 
     transfer = TransferConfig(slot_bytes=arguments.slot_bytes)
