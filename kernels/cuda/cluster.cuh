@@ -16,9 +16,7 @@ __device__ __forceinline__ u32 cluster_size() {
   return size;
 }
 
-// What was written before is seen behind the wait.
-__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.aligned;" ::: "memory"); }
-// It is not: what went to global memory is not waited for either.
+// Makes nothing seen that was written before: what went to global memory is not waited for either.
 __device__ __forceinline__ void cluster_arrive_relaxed() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.aligned;" ::: "memory"); }
 

@@ -17,6 +17,7 @@
 // warpgroup binds: 1,200 cycles until its products are done, 1,350 for the softmax and its stores, twice what they take while
 // the tensor cores rest (products use the registers' bandwidth), and the waits between.
 
+#include "../../cuda/registers.cuh"
 #include "bf16_score.cuh"
 #include "bf16_values.cuh"
 #include "bf16_produce.cuh"
@@ -146,13 +147,13 @@ __device__ __forceinline__ void attend(const Arguments& given) {
   wait_for_earlier();
   start_next();
   if (threadIdx.x < GATHERERS) {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 160;");
+    take_registers<160>();
     gather_part<CTAS>(shared, given, own_place<CTAS>(given.work), __shfl_sync(~0u, (int)threadIdx.x / 128, 0));
   } else if (threadIdx.x < GATHERERS + SCORERS) {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 160;");
+    take_registers<160>();
     score_part<CTAS>(shared, given, own_place<CTAS>(given.work));
   } else {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
+    give_registers<32>();
     if (threadIdx.x < GATHERERS + SCORERS + 32) produce<CTAS>(shared, given, own_place<CTAS>(given.work));
   }
   // The other may still arrive here.

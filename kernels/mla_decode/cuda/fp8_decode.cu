@@ -16,6 +16,7 @@
 // per token and row tile. Shared memory binds before the tensor cores: a block and row tile read and write 172 KB of it,
 // 1,376 cycles, where the products take 1,088.
 
+#include "../../cuda/registers.cuh"
 #include "fp8_attend.cuh"
 
 struct Consumer {
@@ -130,10 +131,10 @@ __device__ __forceinline__ void attend_part(const Arguments& given) {
   start_next();
   Part part = work.part(blockIdx.x / row_tiles);
   if (threadIdx.x < CONSUMERS) {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+    take_registers<232>();
     consume<WHOLE_TILES>(shared, given, part, blockIdx.x % row_tiles);
   } else {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+    give_registers<40>();
     produce(shared, given, part);
   }
 }
