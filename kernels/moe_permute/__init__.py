@@ -28,7 +28,7 @@ __all__ = [
 ALIGNMENT = 128
 # Up to here reading the weights takes longer than the products, and a masked layout wastes nothing.
 MASKED_EXPECTED_ROWS = 64
-# Room for all tokens at each expert: at DeepSeek's widths some 400 MB.
+# Room for all tokens at each expert that is not shared: at DeepSeek's widths some 400 MB.
 MASKED_ROWS = 16384
 
 
@@ -48,11 +48,11 @@ def expand_quantized(x: Quantized, experts: torch.Tensor, expert_count: int, sha
 
     That is masked for few tokens an expert, contiguous for more. x: [tokens, width]; experts: [tokens, k] int64 below
     expert_count, contiguous, distinct within a token. shared: how many experts, the last ones, every token has among
-    its own; they do not count for what is few.
+    its own; they count neither for what is few nor for the room it takes.
     """
     tokens, choices = experts.shape
     few = expected_rows(tokens, choices, expert_count, shared) <= MASKED_EXPECTED_ROWS
-    if few and _capacity(tokens) * expert_count <= MASKED_ROWS:
+    if few and _capacity(tokens) * (expert_count - shared) <= MASKED_ROWS:
         return expand_masked(x, experts, expert_count, shared)
     return expand_contiguous(x, experts, expert_count)
 

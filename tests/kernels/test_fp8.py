@@ -110,6 +110,13 @@ def test_experts_that_see_every_token_do_not_count_for_what_is_few(shared: int) 
     assert isinstance(expand_quantized(x, experts, 8 + shared).layout, ContiguousLayout)
 
 
+def test_experts_that_see_every_token_do_not_count_for_room() -> None:
+    x, routed = quantize(torch.randn(64, 128)), torch.rand(64, 256).argsort(dim=1)[:, :8]
+    experts = torch.cat([routed, torch.full((64, 1), 256)], dim=1)
+    assert isinstance(expand_quantized(x, experts, 257, shared=1).layout, MaskedLayout)
+    assert isinstance(expand_quantized(x, experts, 257).layout, ContiguousLayout)
+
+
 @pytest.mark.parametrize("rows", [0, 1, 9])
 def test_gating_and_quantizing_at_once_rounds_once(rows: int) -> None:
     x = torch.randn(rows, 512)
