@@ -39,7 +39,7 @@ def test_a_product_is_cut_as_measured_to_be_the_fastest(outputs: int, inputs: in
 def test_all_of_a_product_runs_at_once(outputs: int, inputs: int) -> None:
     cut = choose_cut(outputs, inputs)
     assert cut is not None and inputs // 128 <= cut.ranks * MOST_UNITS
-    assert cut.tiles(outputs) <= MOST_CLUSTERS[cut.ranks] and cut.tiles(outputs) * cut.ranks <= 132
+    assert cut.tiles(outputs) <= MOST_CLUSTERS[cut.ranks] and 96 <= cut.tiles(outputs) * cut.ranks <= 132
 
 
 @pytest.mark.parametrize(("outputs", "inputs"), [(36864, 7168), (256, 128 * (8 * MOST_UNITS + 1))])
