@@ -1,0 +1,57 @@
+"""How long the transfer thread looks on: policy of the exchange, without a thread."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+
+from mesh.workers import KvNamespace
+from tests.support.fake_transport import FakeTransport
+from transfer.config import TransferConfig
+from transfer.exchange import Exchange
+from transfer.host_memory import HostMemory
+from transfer.segments import plan_whole
+from transfer.ticket import Ticket
+from transfer.tickets import make_ticket
+
+LAYERS, BLOCKS, PIECE = 2, 4, 64
+NAMESPACE = KvNamespace(weights_fingerprint="test", dtype="bfloat16", layers=LAYERS, layout="test")
+
+
+class GpuMemory(HostMemory):
+    """Taken for a GPU's."""
+
+    is_on_gpu = True
+
+
+def exchange_over(memory: type[HostMemory]) -> Exchange:
+    array = np.zeros((LAYERS, BLOCKS, PIECE), np.uint8)
+    return Exchange(FakeTransport(), memory(array), TransferConfig(), lambda: 0.0, lambda _: None, lookups=None)
+
+
+def ticket_of(blocks: int) -> Ticket:
+    tiles = plan_whole(LAYERS, blocks, PIECE, 1 << 16)
+    return make_ticket(tiles, PIECE, NAMESPACE, b"there", attempt=0, deadline_seconds=10.0)
+
+
+@pytest.mark.parametrize("begin", [Exchange.open_landing, Exchange.push])
+def test_with_memory_on_a_gpu_it_looks_on_while_a_transfer_is_open_and_no_longer(
+    begin: Callable[[Exchange, Ticket, Sequence[int]], None],
+) -> None:
+    exchange, ticket = exchange_over(GpuMemory), ticket_of(BLOCKS)
+    assert exchange.patience_seconds == 0
+    begin(exchange, ticket, range(BLOCKS))
+    assert exchange.patience_seconds > 0.1
+    exchange.cancel_landing(ticket.transfer_id)
+    exchange.cancel_push(ticket.transfer_id)
+    assert exchange.patience_seconds == 0
+
+
+def test_with_memory_of_the_host_an_open_transfer_keeps_nobody_awake_until_bytes_are_under_way() -> None:
+    exchange, ticket = exchange_over(HostMemory), ticket_of(BLOCKS)
+    exchange.push(ticket, range(BLOCKS))
+    exchange.turn()
+    assert exchange.patience_seconds == 0
+    exchange.ready(ticket.transfer_id, LAYERS, BLOCKS)
+    exchange.turn()
+    assert 0 < exchange.patience_seconds < 0.1
