@@ -48,6 +48,8 @@ def test_a_push_puts_the_senders_blocks_into_the_receivers(tokens: int, transpor
 def _polled(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """This process's memory is taken for a GPU's."""
     monkeypatch.setattr(HostMemory, "is_on_gpu", True)
+    # An agent sets it then; here it is undone.
+    monkeypatch.setenv("UCX_CUDA_IPC_MAX_STREAMS", "1")
     interval = sys.getswitchinterval()
     yield
     sys.setswitchinterval(interval)
