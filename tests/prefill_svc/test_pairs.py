@@ -106,13 +106,19 @@ async def test_two_prefill_and_two_decode_workers_serve_many_requests(layerwise_
 
 async def test_a_prefix_that_the_decode_worker_holds_is_not_pushed_again() -> None:
     async with running_prefill() as prefill, decode() as running, gateway_client(running.endpoint) as gateway:
+
+        def received() -> int:
+            return sum(running.worker.report.transfers.received_bytes.values())
+
         shared = prompt(640)
         await gateway.ended(await gateway.submit([*shared, *prompt(100, 1)], 5, prefill=prefill.target))
-        before = sum(running.worker.report.transfers.received_bytes.values())
+        # A report may come after what it tells of.
+        await eventually(lambda: received() > 0)
+        before = received()
         request = await gateway.ended(await gateway.submit([*shared, *prompt(100, 2)], 5, prefill=prefill.target))
         assert went_well(request)
-        pushed = sum(running.worker.report.transfers.received_bytes.values()) - before
-        assert pushed == 2 * running.worker.ready.block_bytes
+        await eventually(lambda: received() > before)
+        assert received() - before == 2 * running.worker.ready.block_bytes
         assert request.cached_tokens == 640
 
 
@@ -120,6 +126,8 @@ async def test_a_prompt_that_the_decode_worker_holds_is_finished_there() -> None
     async with running_prefill() as prefill, decode() as running, gateway_client(running.endpoint) as gateway:
         tokens = prompt(640)
         first = await gateway.ended(await gateway.submit(tokens, 5, prefill=prefill.target))
+        # A report may come after what it tells of.
+        await eventually(lambda: len(prefill.worker.report.transfers.sent_bytes) > 0)
         pushed = prefill.worker.report.transfers.sent_bytes
         again = await gateway.ended(await gateway.submit([*tokens, *first.tokens[:3]], 5, prefill=prefill.target))
         assert went_well(again)
