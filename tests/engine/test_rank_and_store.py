@@ -10,6 +10,7 @@ from mesh.blocks import chain_hashes
 from tests.support.engines import VOCABULARY, Transcript, oracle_config, prompt_of, submit_of
 from tests.support.rank_store import RankStore
 from tests.support.ranks import running_rank, until_an_end
+from tests.support.waiting import eventually
 from transfer.config import TransferConfig
 
 TRANSFER = TransferConfig(slot_bytes=1 << 16, slots=4, fetch_seconds=10.0)
@@ -43,7 +44,8 @@ async def test_what_one_rank_offers_another_fetches() -> None:
             transcript = await run(second, Fetch("store", BLOCKS))
             assert transcript.token_ids[1] == oracle_tokens(PROMPT, 20, VOCABULARY)
             assert transcript.cached_tokens[1] == 64 * BLOCKS
-            assert store.agent.counters().open_pushes == 0
+            # The sender hears of it after the receiver.
+            await eventually(lambda: store.agent.counters().open_pushes == 0)
         finally:
             store.agent.close()
 

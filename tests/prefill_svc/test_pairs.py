@@ -31,6 +31,11 @@ def decode(**engine: Any) -> Any:
     return running_worker(engine={"transfer": TIGHT, **engine})
 
 
+def received_bytes(running: RunningWorker) -> int:
+    """As last reported, perhaps after what it tells of."""
+    return sum(running.worker.report.transfers.received_bytes.values())
+
+
 def went_well(request: ReceivedOutput) -> bool:
     return request.error is None and request.is_exact()
 
@@ -58,7 +63,7 @@ async def test_prompts_of_any_length_computed_elsewhere_go_on_exactly() -> None:
             request = await gateway.ended(stream_id)
             assert went_well(request)
             assert len(request.logprobs) == 20
-        assert sum(running.worker.report.transfers.received_bytes.values()) > 20_000 * 8
+        await eventually(lambda: received_bytes(running) > 20_000 * 8)
         await until_slots_are_back(running)
 
 
@@ -72,7 +77,7 @@ async def test_segments_fit_the_smaller_slots_of_a_pair(prefill_slots: int, deco
     ):
         # Three segments of the smaller slots.
         assert went_well(await gateway.ended(await gateway.submit(prompt(20_000), 5, prefill=prefill.target)))
-        assert sum(running.worker.report.transfers.received_bytes.values()) >= 20_000 * 8
+        await eventually(lambda: received_bytes(running) >= 20_000 * 8)
         await until_slots_are_back(running)
 
 
@@ -106,19 +111,14 @@ async def test_two_prefill_and_two_decode_workers_serve_many_requests(layerwise_
 
 async def test_a_prefix_that_the_decode_worker_holds_is_not_pushed_again() -> None:
     async with running_prefill() as prefill, decode() as running, gateway_client(running.endpoint) as gateway:
-
-        def received() -> int:
-            return sum(running.worker.report.transfers.received_bytes.values())
-
         shared = prompt(640)
         await gateway.ended(await gateway.submit([*shared, *prompt(100, 1)], 5, prefill=prefill.target))
-        # A report may come after what it tells of.
-        await eventually(lambda: received() > 0)
-        before = received()
+        await eventually(lambda: received_bytes(running) > 0)
+        before = received_bytes(running)
         request = await gateway.ended(await gateway.submit([*shared, *prompt(100, 2)], 5, prefill=prefill.target))
         assert went_well(request)
-        await eventually(lambda: received() > before)
-        assert received() - before == 2 * running.worker.ready.block_bytes
+        await eventually(lambda: received_bytes(running) > before)
+        assert received_bytes(running) - before == 2 * running.worker.ready.block_bytes
         assert request.cached_tokens == 640
 
 
