@@ -12,6 +12,7 @@ from engine.random_weights import fill_randomly
 from kernels.act_quant import quantize
 from kernels.moe_permute import ExpertOutputs, combine
 from kernels.norm import Delta
+from tests.support.errors import relative_error
 from tools.make_checkpoint import checkpoint_config
 
 SHARED = "mlp.shared_experts"
@@ -44,10 +45,6 @@ def outputs_of(delta: Delta) -> ExpertOutputs:
     return delta
 
 
-def error(found: torch.Tensor, expected: torch.Tensor) -> float:
-    return float((found.double() - expected.double()).norm() / expected.double().norm().clamp(min=1e-30))
-
-
 @pytest.mark.parametrize("tokens", [0, 1, 50, 400])
 @pytest.mark.parametrize("shared", [1, 2])
 @pytest.mark.parametrize("fp8", [False, True], ids=["float32", "FP8"])
@@ -63,4 +60,4 @@ def test_shared_experts_add_what_a_layer_of_their_own_would(tokens: int, shared:
     outputs, chosen = outputs_of(mixture.forward(hidden)), config.num_experts_per_tok
     positions, weights = (each[:, :chosen].contiguous() for each in (outputs.positions, outputs.weights))
     expected = combine(ExpertOutputs(outputs.rows, positions, weights)) + alone.forward(hidden)
-    assert error(combine(outputs), expected) < (1e-2 if fp8 else 1e-5)
+    assert relative_error(combine(outputs), expected) < (1e-2 if fp8 else 1e-5)

@@ -1,7 +1,5 @@
 """Kernels that start while the one before them ends give what they give one after another."""
 
-from collections.abc import Callable
-
 import pytest
 import torch
 
@@ -14,6 +12,7 @@ from kernels.mla_projections import absorb_query, expand_values_quantized
 from kernels.norm import add_rms_norm_quantized
 from kernels.swiglu import swiglu_quantize
 from tests.support.latents import scattered_contexts
+from tests.support.replays import Chain, Step, assert_replays_are_exact
 
 pytest.importorskip("triton")
 
@@ -24,8 +23,6 @@ NOPE, VALUE = 128, 128
 # Contexts that are cut, and some that are not.
 CONTEXTS = (1, 64, 200, 3000, 257, 900, 65, 130)
 REPLAYS = 200
-Step = Callable[[], object]
-Chain = Callable[[torch.Tensor, Step], torch.Tensor]
 
 
 def test_kernels_wait_for_the_launch_where_there_is_no_gpu() -> None:
@@ -102,7 +99,7 @@ def make_attention(heads: int, pool_dtype: torch.dtype) -> Chain:
 @pytest.mark.gpu
 @pytest.mark.parametrize("tokens", [1, 30, 64, 90, 150])
 def test_a_captured_chain_gives_what_its_kernels_give_one_after_another_every_time(tokens: int) -> None:
-    assert_replays_are_exact(make_chain(tokens, layers=6), (tokens, HIDDEN))
+    assert_replays_are_exact(make_chain(tokens, layers=6), (tokens, HIDDEN), REPLAYS)
 
 
 @pytest.mark.gpu
@@ -111,21 +108,4 @@ def test_a_captured_chain_gives_what_its_kernels_give_one_after_another_every_ti
 def test_captured_attention_gives_what_its_kernels_give_one_after_another_every_time(
     heads: int, pool_dtype: torch.dtype
 ) -> None:
-    assert_replays_are_exact(make_attention(heads, pool_dtype), (len(CONTEXTS), heads, NOPE + ROPE))
-
-
-def assert_replays_are_exact(chain: Chain, shape: tuple[int, ...]) -> None:
-    """Inputs change from replay to replay, so that what was left by the one before shows; poisoning new tensors would
-    put a kernel that waits between any two.
-    """
-    given = torch.empty(shape, dtype=torch.bfloat16, device="cuda")
-    inputs = [torch.randn_like(given) for _ in range(4)]
-    expected = [chain(each, torch.cuda.synchronize) for each in inputs]
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        found = chain(given, lambda: None)
-    for replay in range(REPLAYS):
-        given.copy_(inputs[replay % 4])
-        found.fill_(float("nan") if found.is_floating_point() else 0x7F)
-        graph.replay()
-        assert torch.equal(found, expected[replay % 4])
+    assert_replays_are_exact(make_attention(heads, pool_dtype), (len(CONTEXTS), heads, NOPE + ROPE), REPLAYS)

@@ -9,6 +9,7 @@ from kernels.fp8_gemm import BlockScaled, block_scaled, deep_gemm, reference
 from kernels.grouped_gemm import deep_gemm as grouped_deep_gemm
 from kernels.grouped_gemm import reference as grouped_reference
 from kernels.moe_permute import expand_contiguous, expand_masked
+from tests.support.errors import relative_error
 
 pytestmark = [
     pytest.mark.gpu,
@@ -24,15 +25,11 @@ def random_weight(*shape: int) -> BlockScaled:
     return block_scaled(values, scales)
 
 
-def error(found: torch.Tensor, expected: torch.Tensor) -> float:
-    return float((found.double() - expected.double()).norm() / expected.double().norm().clamp(min=1e-30))
-
-
 @pytest.mark.parametrize("rows", [0, 1, 5, 130])
 @pytest.mark.parametrize(("outputs", "inputs"), [(128, 128), (2112, 7168)])
 def test_a_linear_layer(rows: int, outputs: int, inputs: int) -> None:
     x, weight = quantize(torch.randn(rows, inputs, device="cuda")), random_weight(outputs, inputs)
-    assert error(deep_gemm.fp8_gemm(x, weight), reference.fp8_gemm(x, weight)) < 5e-3
+    assert relative_error(deep_gemm.fp8_gemm(x, weight), reference.fp8_gemm(x, weight)) < 5e-3
 
 
 @pytest.mark.parametrize("tokens", [0, 1, 70, 300])
@@ -48,4 +45,4 @@ def test_the_experts_linear_layers(tokens: int, expand: type) -> None:
         module.grouped_fp8_gemm(x.rows, weight, x.layout).flatten(0, -2)[used]
         for module in (grouped_deep_gemm, grouped_reference)
     )
-    assert error(found, expected) < 5e-3
+    assert relative_error(found, expected) < 5e-3

@@ -7,6 +7,7 @@ from kernels.act_quant import quantize
 from kernels.fp8_gemm import BlockScaled, block_scaled, few_rows, reference
 from kernels.fp8_gemm.few_rows import CUTS, MOST_CLUSTERS, MOST_UNITS, Cut, choose_cut
 from kernels.hopper import is_hopper
+from tests.support.errors import relative_error
 
 # Outputs and inputs of DeepSeek-R1's layers, each with the cut that is the fastest on an H200.
 FASTEST = {
@@ -24,10 +25,6 @@ on_hopper = pytest.mark.skipif(not is_hopper(), reason="needs a Hopper GPU")
 def random_weight(outputs: int, inputs: int) -> BlockScaled:
     values = torch.randn(outputs, inputs, device="cuda").mul(50).to(torch.float8_e4m3fn)
     return block_scaled(values, torch.rand(-(-outputs // 128), inputs // 128, device="cuda"))
-
-
-def error(found: torch.Tensor, expected: torch.Tensor) -> float:
-    return float((found.double() - expected.double()).norm() / expected.double().norm().clamp(min=1e-30))
 
 
 @pytest.mark.parametrize(("outputs", "inputs"), SHAPES)
@@ -58,7 +55,7 @@ def test_no_more_share_a_tile_than_there_are_inputs_to_share() -> None:
 @pytest.mark.parametrize(("outputs", "inputs"), [(64, 128), (192, 384), (448, 2944), *SHAPES])
 def test_a_linear_layer(rows: int, outputs: int, inputs: int) -> None:
     x, weight = quantize(torch.randn(rows, inputs, device="cuda")), random_weight(outputs, inputs)
-    assert error(few_rows.fp8_gemm(x, weight), reference.fp8_gemm(x, weight)) < 5e-3
+    assert relative_error(few_rows.fp8_gemm(x, weight), reference.fp8_gemm(x, weight)) < 5e-3
 
 
 @pytest.mark.gpu
@@ -68,4 +65,4 @@ def test_a_linear_layer(rows: int, outputs: int, inputs: int) -> None:
 @pytest.mark.parametrize("rows", [5, 30, 60, 90])
 def test_every_cut_gives_the_same_product(rows: int, cut: Cut) -> None:
     x, weight = quantize(torch.randn(rows, 128 * 19, device="cuda")), random_weight(704, 128 * 19)
-    assert error(few_rows.fp8_gemm(x, weight, cut), reference.fp8_gemm(x, weight)) < 5e-3
+    assert relative_error(few_rows.fp8_gemm(x, weight, cut), reference.fp8_gemm(x, weight)) < 5e-3

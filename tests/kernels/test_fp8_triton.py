@@ -11,6 +11,7 @@ from kernels.grouped_gemm import reference as grouped_gemm
 from kernels.moe_permute import ExpandedQuantized
 from kernels.moe_permute import reference as moe_permute
 from kernels.swiglu import reference as swiglu
+from tests.support.errors import relative_error
 
 pytest.importorskip("triton")
 
@@ -22,10 +23,6 @@ from kernels.swiglu import triton as triton_swiglu
 
 QUANTIZED_ERROR = 5e-3
 pytestmark = pytest.mark.usefixtures("poisoned")
-
-
-def error(found: torch.Tensor, expected: torch.Tensor) -> float:
-    return float((found.double() - expected.double()).norm() / expected.double().norm().clamp(min=1e-30))
 
 
 def random_weight(*shape: int, device: torch.device) -> BlockScaled:
@@ -56,7 +53,7 @@ def test_quantizing(rows: int, width: int, dtype: torch.dtype, device: torch.dev
     x = x[:, :width]
     found, expected = triton_act_quant.quantize(x), act_quant.quantize(x)
     assert torch.allclose(found.scales, expected.scales, rtol=1e-6)
-    assert error(dequantize(found), dequantize(expected)) <= QUANTIZED_ERROR
+    assert relative_error(dequantize(found), dequantize(expected)) <= QUANTIZED_ERROR
 
 
 @pytest.mark.parametrize("shape", [(7, 2304), (4, 5, 512)])
@@ -69,7 +66,7 @@ def test_gating_and_quantizing(shape: tuple[int, ...], positions: list[list[int]
         dequantize(quantized).flatten(0, -2)[rows]
         for quantized in (triton_swiglu.swiglu_quantize(gate_up, used), swiglu.swiglu_quantize(gate_up))
     )
-    assert error(found, expected) <= QUANTIZED_ERROR
+    assert relative_error(found, expected) <= QUANTIZED_ERROR
 
 
 def test_gating_no_rows(device: torch.device) -> None:
@@ -90,7 +87,7 @@ def test_a_linear_layer(rows: int, outputs: int, inputs: int, tiling: Tiling | N
     x = act_quant.quantize(torch.randn(rows, inputs, device=device))
     weight = random_weight(outputs, inputs, device=device)
     found = triton_fp8_gemm.fp8_gemm(x, weight, tiling)
-    assert error(found, fp8_gemm.fp8_gemm(x, weight)) < 5e-3
+    assert relative_error(found, fp8_gemm.fp8_gemm(x, weight)) < 5e-3
     assert torch.equal(found, triton_fp8_gemm.fp8_gemm(x, weight, tiling)), "the sum depends on who came last"
     assert not weight.arrivals.any()
 
@@ -107,7 +104,7 @@ def test_the_experts_linear_layers(tokens: int, kind: str, device: torch.device)
     weight = random_weight(5, 256, 384, device=device)
     found = triton_grouped_gemm.grouped_fp8_gemm(x.rows, weight, x.layout)
     expected = grouped_gemm.grouped_fp8_gemm(x.rows, weight, x.layout)
-    assert error(used_rows(found, x), used_rows(expected, x)) < 5e-3
+    assert relative_error(used_rows(found, x), used_rows(expected, x)) < 5e-3
 
 
 @pytest.mark.parametrize("rows", [16, 32, 64])
@@ -118,4 +115,4 @@ def test_an_experts_rows_may_need_several_tiles(rows: int, device: torch.device)
     tiling = Tiling(rows=rows, outputs=128, swapped=rows < 64, stages=3, warps=4)
     found = triton_grouped_gemm.grouped_fp8_gemm(x.rows, weight, x.layout, tiling)
     expected = grouped_gemm.grouped_fp8_gemm(x.rows, weight, x.layout)
-    assert error(used_rows(found, x), used_rows(expected, x)) < 5e-3
+    assert relative_error(used_rows(found, x), used_rows(expected, x)) < 5e-3

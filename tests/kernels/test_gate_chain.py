@@ -1,7 +1,5 @@
 """The gate's kernels between others that start while the one before them ends."""
 
-from collections.abc import Callable
-
 import pytest
 import torch
 
@@ -9,6 +7,7 @@ from kernels.hopper import is_hopper
 from kernels.moe_gate import moe_gate
 from kernels.moe_gate.logits import gate_logits
 from kernels.norm import add_rms_norm
+from tests.support.replays import Step, assert_replays_are_exact
 
 HIDDEN, EXPERTS, LAYERS, REPLAYS = 1024, 256, 6, 100
 
@@ -21,7 +20,7 @@ def test_a_captured_gate_gives_what_its_kernels_give_one_after_another_every_tim
     weights = torch.randn(LAYERS, EXPERTS, HIDDEN, device="cuda").bfloat16() / HIDDEN**0.5
     bias = torch.randn(EXPERTS, device="cuda") / 10
 
-    def chain(delta: torch.Tensor, after_each: Callable[[], object]) -> torch.Tensor:
+    def chain(delta: torch.Tensor, after_each: Step) -> torch.Tensor:
         residual = torch.zeros_like(delta)
         found: list[torch.Tensor] = []
         for norm, weight in zip(norms, weights, strict=True):
@@ -44,13 +43,4 @@ def test_a_captured_gate_gives_what_its_kernels_give_one_after_another_every_tim
             found += chosen
         return torch.stack([each.double() for each in found])
 
-    given = torch.empty(tokens, HIDDEN, dtype=torch.bfloat16, device="cuda")
-    inputs = [torch.randn_like(given) for _ in range(4)]
-    expected = [chain(each, torch.cuda.synchronize) for each in inputs]
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        found = chain(given, lambda: None)
-    for replay in range(REPLAYS):
-        given.copy_(inputs[replay % 4])
-        graph.replay()
-        assert torch.equal(found, expected[replay % 4])
+    assert_replays_are_exact(chain, (tokens, HIDDEN), REPLAYS)

@@ -5,6 +5,7 @@ import torch
 
 from kernels.hopper import is_hopper
 from kernels.moe_gate import choice, reference
+from tests.support.errors import relative_error
 
 EXPERTS, GROUPS, CHOICES = choice.EXPERTS, choice.GROUPS, choice.CHOICES
 pytestmark = [
@@ -16,10 +17,6 @@ pytestmark = [
 
 def random(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, device="cuda")
-
-
-def error(found: torch.Tensor, expected: torch.Tensor) -> float:
-    return float((found.double() - expected.double()).norm() / expected.double().norm().clamp(min=1e-30))
 
 
 @pytest.mark.parametrize("shares", [1, 5, 14, choice.MOST_SHARES])
@@ -38,7 +35,7 @@ def test_the_choice(tokens: int, shares: int, allowed: int, normalize: bool, sha
     same = (chosen.gather(1, order) == expected.gather(1, expected_order)).all(dim=1)
     assert (~same).sum() <= tokens // 90
     found = weights.gather(1, order)[same]
-    assert error(found, expected_weights.gather(1, expected_order)[same]) < 1e-6
+    assert relative_error(found, expected_weights.gather(1, expected_order)[same]) < 1e-6
 
 
 def test_equals_are_chosen_once_and_from_the_best_groups() -> None:

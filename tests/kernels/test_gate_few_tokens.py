@@ -5,6 +5,7 @@ import torch
 
 from kernels.hopper import is_hopper
 from kernels.moe_gate import few_tokens
+from tests.support.errors import relative_error
 
 pytestmark = [
     pytest.mark.gpu,
@@ -17,10 +18,6 @@ def random(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, device="cuda")
 
 
-def error(found: torch.Tensor, expected: torch.Tensor) -> float:
-    return float((found.double() - expected.double()).norm() / expected.double().norm().clamp(min=1e-30))
-
-
 @pytest.mark.parametrize("tokens", [0, 1, 17, 32, 33, 64, 65, 96, 100, 129, few_tokens.MOST_TOKENS])
 @pytest.mark.parametrize(("experts", "inputs"), [(256, 7168), (512, 576), (64, 64)])
 def test_logits_are_the_products_summed_in_float32(tokens: int, experts: int, inputs: int) -> None:
@@ -29,7 +26,7 @@ def test_logits_are_the_products_summed_in_float32(tokens: int, experts: int, in
     found = few_tokens.gate_logits(hidden, weight)
     expected = hidden.double() @ weight.double().t()
     assert found.dtype == torch.float32 and found.shape[1:] == expected.shape
-    assert error(found.double().sum(0), expected) < 1e-5
+    assert relative_error(found.double().sum(0), expected) < 1e-5
 
 
 def test_logits_that_it_is_not_made_for_are_left_to_others() -> None:

@@ -3,16 +3,13 @@ import torch
 
 from kernels.hopper import is_hopper
 from kernels.linear import linear, reference
+from tests.support.errors import relative_error
 
 triton_linear = pytest.importorskip("kernels.linear.triton")
 
 
 def random(*shape: int, device: torch.device) -> torch.Tensor:
     return torch.randn(*shape, device=device).bfloat16()
-
-
-def error(found: torch.Tensor, expected: torch.Tensor) -> float:
-    return float((found.double() - expected.double()).norm() / expected.double().norm().clamp(min=1e-30))
 
 
 @pytest.mark.usefixtures("poisoned")
@@ -23,7 +20,7 @@ def test_few_rows_are_multiplied_by_the_weight(rows: int, outputs: int, inputs: 
     expected = x.double() @ weight.double().t()
     for found in (triton_linear.linear(x, weight), linear(x, weight)):
         assert found.dtype == torch.bfloat16 and found.shape == expected.shape
-        assert error(found, expected) < 3e-3
+        assert relative_error(found, expected) < 3e-3
 
 
 @pytest.mark.gpu
@@ -35,4 +32,4 @@ def test_only_few_rows_by_a_large_weight_are_taken(rows: int, device: torch.devi
     assert triton_linear.takes(x, weight) == (rows <= triton_linear.MOST_ROWS)
     assert not triton_linear.takes(x, weight[: outputs - 8])
     assert not triton_linear.takes(x.float(), weight.float())
-    assert error(linear(x, weight), reference.linear(x, weight)) < 1e-3
+    assert relative_error(linear(x, weight), reference.linear(x, weight)) < 1e-3

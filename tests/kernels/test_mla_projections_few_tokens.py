@@ -8,15 +8,12 @@ from kernels.act_quant.reference import quantize
 from kernels.hopper import is_hopper
 from kernels.mla_projections import few_tokens, reference
 from kernels.mla_projections.few_tokens import LATENT, NOPE, ROPE, VALUE
+from tests.support.errors import relative_error
 
 ERROR, QUANTIZED_ERROR = 5e-3, 0.03
 # Around the sizes that CTAs are made for, and some that need several.
 TOKENS = [0, 1, 16, 17, 32, 33, 64, 65, 96, 97, 128, 300]
 on_hopper = pytest.mark.skipif(not is_hopper(), reason="needs a Hopper GPU")
-
-
-def error(found: torch.Tensor, expected: torch.Tensor) -> float:
-    return float((found.double() - expected.double()).norm() / expected.double().norm().clamp(min=1e-30))
 
 
 def random(*shape: int) -> torch.Tensor:
@@ -35,8 +32,8 @@ def test_queries_are_absorbed_as_defined(tokens: int, heads: int) -> None:
     found = few_tokens.absorb_query(query, weight, rotations)
     expected = reference.absorb_query(query.float(), weight.float(), rotations)
     assert found.shape == expected.shape and found.dtype == torch.bfloat16
-    assert error(found[:, :, :LATENT], expected[:, :, :LATENT]) < ERROR
-    assert error(found[:, :, LATENT:], expected[:, :, LATENT:]) < ERROR
+    assert relative_error(found[:, :, :LATENT], expected[:, :, :LATENT]) < ERROR
+    assert relative_error(found[:, :, LATENT:], expected[:, :, LATENT:]) < ERROR
 
 
 @pytest.mark.gpu
@@ -50,7 +47,7 @@ def test_latents_are_expanded_and_quantized_as_defined(tokens: int, heads: int) 
     found = few_tokens.expand_values_quantized(attended, weight)
     expected = quantize(reference.expand_values(attended.float(), weight.float()).flatten(1))
     assert torch.allclose(found.scales, expected.scales, rtol=1e-3)
-    assert error(dequantize(found), dequantize(expected)) < QUANTIZED_ERROR
+    assert relative_error(dequantize(found), dequantize(expected)) < QUANTIZED_ERROR
 
 
 @pytest.mark.gpu

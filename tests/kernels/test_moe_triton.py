@@ -7,6 +7,7 @@ from kernels.act_quant import reference as act_quant
 from kernels.moe_gate import reference as moe_gate
 from kernels.moe_permute import ContiguousLayout, ExpandedQuantized, ExpertOutputs, MaskedLayout
 from kernels.moe_permute import reference as moe_permute
+from tests.support.errors import relative_error
 
 pytest.importorskip("triton")
 
@@ -15,10 +16,6 @@ from kernels.moe_permute import triton as triton_moe_permute
 
 ON_GPU = torch.cuda.is_available()
 pytestmark = pytest.mark.usefixtures("poisoned")
-
-
-def error(found: torch.Tensor, expected: torch.Tensor) -> float:
-    return float((found.double() - expected.double()).norm() / expected.double().norm().clamp(min=1e-30))
 
 
 def random_choice(tokens: int, experts: int, choices: int, device: torch.device) -> torch.Tensor:
@@ -39,7 +36,7 @@ def test_the_gate(
     expected_weights, expected = moe_gate.moe_gate(logits.sum(0), bias, *settings)
     order, expected_order = chosen.argsort(dim=1), expected.argsort(dim=1)
     assert torch.equal(chosen.gather(1, order), expected.gather(1, expected_order))
-    assert error(weights.gather(1, order), expected_weights.gather(1, expected_order)) < 1e-6
+    assert relative_error(weights.gather(1, order), expected_weights.gather(1, expected_order)) < 1e-6
     # Behind the chosen, of weight 1 and no other.
     assert torch.equal(chosen[:, choices:], expected[:, choices:]) and weights[:, choices:].eq(1).all()
 
@@ -116,4 +113,4 @@ def test_combining(tokens: int, dtype: torch.dtype, device: torch.device) -> Non
     rows = torch.randn(70, 1200, device=device).to(dtype)
     outputs = ExpertOutputs(rows, positions, weights)
     found, expected = (module.combine(outputs) for module in (triton_moe_permute, moe_permute))
-    assert error(found, expected) < (1e-6 if dtype == torch.float32 else 5e-3)
+    assert relative_error(found, expected) < (1e-6 if dtype == torch.float32 else 5e-3)

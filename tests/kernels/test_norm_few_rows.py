@@ -8,6 +8,7 @@ from kernels.hopper import is_hopper
 from kernels.moe_permute import ExpertOutputs
 from kernels.moe_permute.reference import combine
 from kernels.norm import add_rms_norm, add_rms_norm_quantized, few_rows, reference
+from tests.support.errors import relative_error
 
 EPSILON = 1e-6
 # By relative norm: float32 sums in another order, some values on the border of two bfloat16 or e4m3 numbers.
@@ -26,22 +27,18 @@ def random_outputs(rows: int, width: int, choices: int = 9, device: str = "cuda"
     return ExpertOutputs(random(6, 40, width, device=device), positions, weights)
 
 
-def error(found: torch.Tensor, expected: torch.Tensor) -> float:
-    return float((found.double() - expected.double()).norm() / expected.double().norm().clamp(min=1e-30))
-
-
 def assert_as_defined(delta: torch.Tensor | ExpertOutputs, residual: torch.Tensor, weight: torch.Tensor) -> None:
     assert few_rows.takes(delta, residual)
     total = residual.clone()
     added = combine(delta) if isinstance(delta, ExpertOutputs) else delta
     expected, expected_quantized = reference.add_rms_norm_quantized(added, total, weight, EPSILON)
     plain = residual.clone()
-    assert error(few_rows.add_rms_norm(delta, plain, weight, EPSILON, None), expected) < ERROR
+    assert relative_error(few_rows.add_rms_norm(delta, plain, weight, EPSILON, None), expected) < ERROR
     quantized = empty_quantized(*residual.shape, device=residual.device)
-    assert error(few_rows.add_rms_norm(delta, residual, weight, EPSILON, quantized), expected) < ERROR
-    assert error(residual, total) < ERROR and torch.equal(plain, residual)
-    assert error(quantized.scales, expected_quantized.scales) < ERROR
-    assert error(dequantize(quantized), dequantize(expected_quantized)) < QUANTIZED_ERROR
+    assert relative_error(few_rows.add_rms_norm(delta, residual, weight, EPSILON, quantized), expected) < ERROR
+    assert relative_error(residual, total) < ERROR and torch.equal(plain, residual)
+    assert relative_error(quantized.scales, expected_quantized.scales) < ERROR
+    assert relative_error(dequantize(quantized), dequantize(expected_quantized)) < QUANTIZED_ERROR
 
 
 @pytest.mark.gpu
@@ -81,4 +78,4 @@ def test_sums_are_made_before_the_norm_elsewhere() -> None:
     assert torch.equal(add_rms_norm(outputs, total, weight, EPSILON), expected) and torch.equal(total, expected_total)
     normalized, quantized = add_rms_norm_quantized(outputs, residual, weight, EPSILON)
     assert torch.equal(normalized, expected) and torch.equal(residual, expected_total)
-    assert error(dequantize(quantized), expected) < 0.04
+    assert relative_error(dequantize(quantized), expected) < 0.04
