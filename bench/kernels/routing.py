@@ -17,13 +17,14 @@ from bench.kernels.moe import (
     random_expansion,
 )
 from bench.kernels.timing import Case
-from kernels.moe_gate import moe_gate
+from kernels.moe_gate import Routing, moe_gate
 from kernels.moe_gate.logits import gate_logits
 from kernels.moe_gate.reference import moe_gate as plain_gate
 from kernels.moe_permute import ExpertOutputs, combine, expand_quantized
 from kernels.norm import add_rms_norm_quantized
 
-EXPERTS, GROUPS, GROUPS_PER_TOKEN, SCALING = 256, 8, 4, 2.5
+EXPERTS = 256
+ROUTING = Routing(CHOICES, groups=8, groups_per_token=4, normalize=True, scaling=2.5, shared=SHARED)
 Call = Callable[[], object]
 
 
@@ -56,22 +57,12 @@ def _logits(tokens: int) -> Call:
 
 def _gate(tokens: int) -> Call:
     hidden, weight, bias = _gate_inputs(tokens)
-    return lambda: moe_gate(
-        gate_logits(hidden, weight),
-        bias,
-        experts_per_token=CHOICES,
-        groups=GROUPS,
-        groups_per_token=GROUPS_PER_TOKEN,
-        normalize=True,
-        scaling=SCALING,
-        shared=SHARED,
-    )
+    return lambda: moe_gate(gate_logits(hidden, weight), bias, ROUTING)
 
 
 def _plain_gate(tokens: int) -> Call:
     hidden, weight, bias = _gate_inputs(tokens)
-    settings = (CHOICES, GROUPS, GROUPS_PER_TOKEN, True, SCALING, SHARED)
-    return lambda: plain_gate(torch.mm(hidden, weight.t(), out_dtype=torch.float32), bias, *settings)
+    return lambda: plain_gate(torch.mm(hidden, weight.t(), out_dtype=torch.float32), bias, ROUTING)
 
 
 def _expand(tokens: int) -> Call:

@@ -4,13 +4,20 @@ import torch
 
 from engine.model.config import ModelConfig
 from engine.model.parameters import Allocator, NamedParameters
-from kernels.moe_gate import moe_gate
+from kernels.moe_gate import Routing, moe_gate
 from kernels.moe_gate.logits import gate_logits
 
 
 class Gate:
     def __init__(self, config: ModelConfig, allocate: Allocator) -> None:
-        self.config = config
+        self._routing = Routing(
+            experts_per_token=config.num_experts_per_tok,
+            groups=config.n_group,
+            groups_per_token=config.topk_group,
+            normalize=config.norm_topk_prob,
+            scaling=config.routed_scaling_factor,
+            shared=config.n_shared_experts,
+        )
         # FP8 checkpoints hold it in bfloat16. Otherwise in float32: the choice must not depend on the model's dtype.
         dtype = allocate.dtype if allocate.fp8 else torch.float32
         self._weight = allocate(config.n_routed_experts, config.hidden_size, dtype=dtype)
@@ -22,17 +29,7 @@ class Gate:
 
     def choose(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """hidden: [tokens, hidden]. Returns (weights float32, experts int64), both [tokens, experts per token]."""
-        config = self.config
-        return moe_gate(
-            self.logits(hidden),
-            self._bias,
-            experts_per_token=config.num_experts_per_tok,
-            groups=config.n_group,
-            groups_per_token=config.topk_group,
-            normalize=config.norm_topk_prob,
-            scaling=config.routed_scaling_factor,
-            shared=config.n_shared_experts,
-        )
+        return moe_gate(self.logits(hidden), self._bias, self._routing)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """In shares, as `moe_gate` takes them: [shares, tokens, experts] float32."""

@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 
 from kernels.hopper import is_hopper
+from kernels.moe_gate.routing import Routing
 from kernels.nvrtc import load_kernel
 
 SOURCE = Path(__file__).parent / "cuda" / "choice.cu"
@@ -32,35 +33,25 @@ class Arguments(ctypes.Structure):
     )
 
 
-def takes(logits: torch.Tensor, experts_per_token: int, groups: int, shared: int) -> bool:
+def takes(logits: torch.Tensor, routing: Routing) -> bool:
     """logits: [shares, tokens, experts]."""
     shares, tokens, experts = logits.shape
-    made_for = (experts, groups, experts_per_token) == (EXPERTS, GROUPS, CHOICES)
-    few = shares <= MOST_SHARES and tokens <= MOST_TOKENS and CHOICES + shared <= MOST_PLACES
+    made_for = (experts, routing.groups, routing.experts_per_token) == (EXPERTS, GROUPS, CHOICES)
+    few = shares <= MOST_SHARES and tokens <= MOST_TOKENS and routing.places <= MOST_PLACES
     return is_hopper() and made_for and few
 
 
-def moe_gate(
-    logits: torch.Tensor,
-    bias: torch.Tensor,
-    experts_per_token: int,
-    groups: int,
-    groups_per_token: int,
-    normalize: bool,
-    scaling: float,
-    shared: int,
-) -> tuple[torch.Tensor, torch.Tensor]:
+def moe_gate(logits: torch.Tensor, bias: torch.Tensor, routing: Routing) -> tuple[torch.Tensor, torch.Tensor]:
     """For what it `takes`. logits: [shares, tokens, experts]."""
-    assert takes(logits, experts_per_token, groups, shared)
+    assert takes(logits, routing)
     (shares, tokens, _), device = logits.shape, logits.device
-    places = experts_per_token + shared
-    weights = torch.empty(tokens, places, dtype=torch.float32, device=device)
-    experts = torch.empty(tokens, places, dtype=torch.int64, device=device)
+    weights = torch.empty(tokens, routing.places, dtype=torch.float32, device=device)
+    experts = torch.empty(tokens, routing.places, dtype=torch.int64, device=device)
     if not tokens:
         return weights, experts
     arguments = Arguments(
-        logits.data_ptr(), bias.data_ptr(), weights.data_ptr(), experts.data_ptr(), tokens, shares, groups_per_token,
-        shared, normalize, scaling,
+        logits.data_ptr(), bias.data_ptr(), weights.data_ptr(), experts.data_ptr(), tokens, shares,
+        routing.groups_per_token, routing.shared, routing.normalize, routing.scaling,
     )  # fmt: skip
     kernel = load_kernel(SOURCE, f"choose_{CHOICES}", 0, device.index or 0)
     kernel.launch((tokens, 1, 1), EXPERTS, arguments, dependent=True)

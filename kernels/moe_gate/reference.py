@@ -2,29 +2,22 @@
 
 import torch
 
+from kernels.moe_gate.routing import Routing
 
-def moe_gate(
-    logits: torch.Tensor,
-    bias: torch.Tensor,
-    experts_per_token: int,
-    groups: int,
-    groups_per_token: int,
-    normalize: bool,
-    scaling: float,
-    shared: int,
-) -> tuple[torch.Tensor, torch.Tensor]:
+
+def moe_gate(logits: torch.Tensor, bias: torch.Tensor, routing: Routing) -> tuple[torch.Tensor, torch.Tensor]:
     affinity = logits.sigmoid()
     # Whatever is not a number comes last: a broken token must not disturb the choice of experts for others.
     choice = (affinity + bias).nan_to_num(nan=float("-inf"))
-    if groups_per_token < groups:
-        choice = _limit_to_groups(choice, groups, groups_per_token)
-    experts = choice.topk(experts_per_token, dim=1, sorted=False).indices
+    if routing.groups_per_token < routing.groups:
+        choice = _limit_to_groups(choice, routing.groups, routing.groups_per_token)
+    experts = choice.topk(routing.experts_per_token, dim=1, sorted=False).indices
     weights = affinity.gather(1, experts)
-    if normalize:
+    if routing.normalize:
         weights /= weights.sum(dim=1, keepdim=True) + 1e-20
-    tokens, count = logits.shape
+    (tokens, count), shared = logits.shape, routing.shared
     always = torch.arange(count, count + shared, device=experts.device).expand(tokens, shared)
-    return torch.cat([weights * scaling, weights.new_ones(tokens, shared)], 1), torch.cat([experts, always], 1)
+    return torch.cat([weights * routing.scaling, weights.new_ones(tokens, shared)], 1), torch.cat([experts, always], 1)
 
 
 def _limit_to_groups(choice: torch.Tensor, groups: int, groups_per_token: int) -> torch.Tensor:

@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 
 from kernels.dependent_launch import dependent_launch, start_next, wait_for_earlier
+from kernels.moe_gate.routing import Routing
 
 # Below every number's key, and above every expert's index.
 TAKEN, NONE = tl.constexpr(-(2**31)), tl.constexpr(2**31 - 1)
@@ -75,26 +76,17 @@ def _best_groups(
     return tl.sum(before.to(tl.int32), axis=1) < GROUPS_PER_TOKEN
 
 
-def moe_gate(
-    logits: torch.Tensor,
-    bias: torch.Tensor,
-    experts_per_token: int,
-    groups: int,
-    groups_per_token: int,
-    normalize: bool,
-    scaling: float,
-    shared: int,
-) -> tuple[torch.Tensor, torch.Tensor]:
+def moe_gate(logits: torch.Tensor, bias: torch.Tensor, routing: Routing) -> tuple[torch.Tensor, torch.Tensor]:
     """logits: [shares, tokens, experts]."""
     shares, tokens, experts = logits.shape
-    places = experts_per_token + shared
-    weights = torch.empty(tokens, places, dtype=torch.float32, device=logits.device)
-    chosen = torch.empty(tokens, places, dtype=torch.int64, device=logits.device)
+    weights = torch.empty(tokens, routing.places, dtype=torch.float32, device=logits.device)
+    chosen = torch.empty(tokens, routing.places, dtype=torch.int64, device=logits.device)
     if tokens:
-        size = experts // groups
+        groups, size = routing.groups, experts // routing.groups
         _moe_gate[(tokens,)](
-            logits, bias, weights, chosen, tokens, size, scaling, shares, groups, groups_per_token,
-            experts_per_token, normalize, shared, triton.next_power_of_2(groups), triton.next_power_of_2(size),
-            triton.next_power_of_2(places), num_warps=1, **dependent_launch(logits.device),
+            logits, bias, weights, chosen, tokens, size, routing.scaling, shares, groups, routing.groups_per_token,
+            routing.experts_per_token, routing.normalize, routing.shared, triton.next_power_of_2(groups),
+            triton.next_power_of_2(size), triton.next_power_of_2(routing.places), num_warps=1,
+            **dependent_launch(logits.device),
         )  # fmt: skip
     return weights, chosen

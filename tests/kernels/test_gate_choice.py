@@ -1,13 +1,16 @@
 """The choice among DeepSeek-R1's experts, on Hopper, against its definition."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from kernels.hopper import is_hopper
-from kernels.moe_gate import choice, reference
+from kernels.moe_gate import Routing, choice, reference
 from tests.support.errors import relative_error
 
 EXPERTS, GROUPS, CHOICES = choice.EXPERTS, choice.GROUPS, choice.CHOICES
+PUBLISHED = Routing(CHOICES, GROUPS, groups_per_token=4, normalize=True, scaling=2.5, shared=0)
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not is_hopper(), reason="needs a Hopper GPU"),
@@ -24,10 +27,10 @@ def random(*shape: int) -> torch.Tensor:
 @pytest.mark.parametrize(("allowed", "normalize", "shared"), [(4, True, 0), (4, True, 1), (1, False, 2), (8, True, 24)])
 def test_the_choice(tokens: int, shares: int, allowed: int, normalize: bool, shared: int) -> None:
     logits, bias = random(shares, tokens, EXPERTS), random(EXPERTS) / 10
-    settings = (CHOICES, GROUPS, allowed, normalize, 2.5, shared)
-    assert choice.takes(logits, CHOICES, GROUPS, shared)
-    weights, chosen = choice.moe_gate(logits, bias, *settings)
-    expected_weights, expected = reference.moe_gate(logits.sum(0), bias, *settings)
+    routing = Routing(CHOICES, GROUPS, allowed, normalize, 2.5, shared)
+    assert choice.takes(logits, routing)
+    weights, chosen = choice.moe_gate(logits, bias, routing)
+    expected_weights, expected = reference.moe_gate(logits.sum(0), bias, routing)
     # Behind the chosen, of weight 1 and no other.
     assert torch.equal(chosen[:, CHOICES:], expected[:, CHOICES:]) and weights[:, CHOICES:].eq(1).all()
     order, expected_order = chosen.argsort(dim=1), expected.argsort(dim=1)
@@ -42,7 +45,7 @@ def test_equals_are_chosen_once_and_from_the_best_groups() -> None:
     logits, bias = torch.zeros(1, 3, EXPERTS, device="cuda"), torch.zeros(EXPERTS, device="cuda")
     logits[0, 1, 64:192] = 1.0
     logits[0, 2] = torch.arange(EXPERTS, device="cuda") % 3
-    _, chosen = choice.moe_gate(logits, bias, CHOICES, GROUPS, 4, True, 2.5, 0)
+    _, chosen = choice.moe_gate(logits, bias, PUBLISHED)
     assert all(len(set(row)) == CHOICES and set(row) <= set(range(EXPERTS)) for row in chosen.tolist())
     assert set(chosen[1].tolist()) <= set(range(64, 192))
     assert all(expert % 3 == 2 for expert in chosen[2].tolist())
@@ -51,19 +54,17 @@ def test_equals_are_chosen_once_and_from_the_best_groups() -> None:
 def test_what_is_not_a_number_is_chosen_last() -> None:
     logits = random(3, EXPERTS)
     logits[0], logits[1, 5:] = float("nan"), float("nan")
-    _, chosen = choice.moe_gate(
-        logits.unsqueeze(0), torch.zeros(EXPERTS, device="cuda"), CHOICES, GROUPS, 4, True, 2.5, 0
-    )
+    _, chosen = choice.moe_gate(logits.unsqueeze(0), torch.zeros(EXPERTS, device="cuda"), PUBLISHED)
     assert all(len(set(row)) == CHOICES and set(row) <= set(range(EXPERTS)) for row in chosen.tolist())
     assert set(range(5)) <= set(chosen[1].tolist())
 
 
 def test_choices_that_it_is_not_made_for_are_left_to_others() -> None:
     logits = random(1, 4, EXPERTS)
-    assert choice.takes(logits, CHOICES, GROUPS, 0)
-    assert not choice.takes(logits, CHOICES - 2, GROUPS, 0)
-    assert not choice.takes(logits, CHOICES, GROUPS // 2, 0)
-    assert not choice.takes(random(1, 4, 128), CHOICES, GROUPS, 0)
-    assert not choice.takes(random(choice.MOST_SHARES + 1, 4, EXPERTS), CHOICES, GROUPS, 0)
-    assert not choice.takes(logits, CHOICES, GROUPS, choice.MOST_PLACES)
-    assert not choice.takes(random(1, choice.MOST_TOKENS + 1, EXPERTS), CHOICES, GROUPS, 0)
+    assert choice.takes(logits, PUBLISHED)
+    assert not choice.takes(logits, replace(PUBLISHED, experts_per_token=CHOICES - 2))
+    assert not choice.takes(logits, replace(PUBLISHED, groups=GROUPS // 2))
+    assert not choice.takes(random(1, 4, 128), PUBLISHED)
+    assert not choice.takes(random(choice.MOST_SHARES + 1, 4, EXPERTS), PUBLISHED)
+    assert not choice.takes(logits, replace(PUBLISHED, shared=choice.MOST_PLACES))
+    assert not choice.takes(random(1, choice.MOST_TOKENS + 1, EXPERTS), PUBLISHED)

@@ -1,9 +1,10 @@
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
-from kernels.moe_gate import moe_gate
+from kernels.moe_gate import Routing, moe_gate
 
 
 def chosen_by_hand(logits: list[float], bias: list[float], k: int, groups: int, allowed: int) -> set[int]:
@@ -19,16 +20,7 @@ def chosen_by_hand(logits: list[float], bias: list[float], k: int, groups: int, 
 @pytest.mark.parametrize(("groups", "allowed"), [(1, 1), (4, 2), (4, 4), (8, 3), (16, 6)])
 def test_experts_come_from_the_best_groups(groups: int, allowed: int) -> None:
     logits, bias = torch.randn(40, 16) * 2, torch.randn(16) * 0.3
-    _, experts = moe_gate(
-        logits,
-        bias,
-        experts_per_token=3,
-        groups=groups,
-        groups_per_token=allowed,
-        normalize=True,
-        scaling=1.0,
-        shared=0,
-    )
+    _, experts = moe_gate(logits, bias, Routing(3, groups, allowed, normalize=True, scaling=1.0, shared=0))
     for row, found in zip(logits.tolist(), experts.tolist(), strict=True):
         assert set(found) == chosen_by_hand(row, bias.tolist(), 3, groups, allowed)
 
@@ -36,9 +28,7 @@ def test_experts_come_from_the_best_groups(groups: int, allowed: int) -> None:
 @pytest.mark.parametrize("normalize", [True, False])
 def test_weights_are_affinities_without_the_bias(normalize: bool) -> None:
     logits, bias = torch.randn(20, 8), torch.randn(8)
-    weights, experts = moe_gate(
-        logits, bias, experts_per_token=2, groups=1, groups_per_token=1, normalize=normalize, scaling=2.5, shared=0
-    )
+    weights, experts = moe_gate(logits, bias, Routing(2, 1, 1, normalize=normalize, scaling=2.5, shared=0))
     expected = logits.sigmoid().gather(1, experts)
     if normalize:
         expected = expected / expected.sum(1, keepdim=True)
@@ -47,27 +37,18 @@ def test_weights_are_affinities_without_the_bias(normalize: bool) -> None:
 
 def test_the_bias_alone_can_decide() -> None:
     bias = torch.tensor([0.0, 0.0, 5.0, 0.0])
-    weights, experts = moe_gate(
-        torch.zeros(1, 4),
-        bias,
-        experts_per_token=1,
-        groups=1,
-        groups_per_token=1,
-        normalize=False,
-        scaling=1.0,
-        shared=0,
-    )
+    weights, experts = moe_gate(torch.zeros(1, 4), bias, Routing(1, 1, 1, normalize=False, scaling=1.0, shared=0))
     assert experts.tolist() == [[2]] and weights.tolist() == [[0.5]]
 
 
 @pytest.mark.parametrize("shared", [0, 1, 2])
 @pytest.mark.parametrize("normalize", [True, False])
 def test_shared_experts_follow_the_chosen_ones_with_a_weight_of_one(shared: int, normalize: bool) -> None:
-    settings = {"experts_per_token": 2, "groups": 2, "groups_per_token": 1, "normalize": normalize, "scaling": 2.5}
+    routing = Routing(2, groups=2, groups_per_token=1, normalize=normalize, scaling=2.5, shared=shared)
     logits, bias = torch.randn(9, 8), torch.randn(8)
     logits[3] = float("nan")
-    weights, experts = moe_gate(logits, bias, shared=shared, **settings)
-    routed_weights, routed = moe_gate(logits, bias, shared=0, **settings)
+    weights, experts = moe_gate(logits, bias, routing)
+    routed_weights, routed = moe_gate(logits, bias, replace(routing, shared=0))
     assert torch.equal(experts[:, :2], routed)
     assert torch.equal(weights[:, :2].nan_to_num(), routed_weights.nan_to_num())
     assert experts[:, 2:].tolist() == [list(range(8, 8 + shared))] * 9
@@ -76,8 +57,8 @@ def test_shared_experts_follow_the_chosen_ones_with_a_weight_of_one(shared: int,
 
 @pytest.mark.parametrize("shared", [0, 1])
 def test_no_tokens_choose_nothing(shared: int) -> None:
-    settings = {"experts_per_token": 2, "groups": 4, "groups_per_token": 2, "normalize": True, "scaling": 1.0}
-    weights, experts = moe_gate(torch.empty(0, 8), torch.zeros(8), shared=shared, **settings)
+    routing = Routing(2, groups=4, groups_per_token=2, normalize=True, scaling=1.0, shared=shared)
+    weights, experts = moe_gate(torch.empty(0, 8), torch.zeros(8), routing)
     assert weights.shape == experts.shape == (0, 2 + shared)
 
 
@@ -85,8 +66,8 @@ def test_what_is_not_a_number_is_chosen_last_and_choices_stay_distinct() -> None
     logits = torch.randn(3, 16)
     logits[0] = float("nan")
     logits[1, ::2] = float("nan")
-    settings = {"experts_per_token": 6, "groups": 4, "groups_per_token": 3, "normalize": True, "scaling": 1.0}
-    _, experts = moe_gate(logits, torch.zeros(16), shared=0, **settings)
+    routing = Routing(6, groups=4, groups_per_token=3, normalize=True, scaling=1.0, shared=0)
+    _, experts = moe_gate(logits, torch.zeros(16), routing)
     assert all(len(set(row)) == 6 and set(row) <= set(range(16)) for row in experts.tolist())
     assert all(expert % 2 for expert in experts[1].tolist())
-    assert torch.equal(moe_gate(logits[2:], torch.zeros(16), shared=0, **settings)[1], experts[2:])
+    assert torch.equal(moe_gate(logits[2:], torch.zeros(16), routing)[1], experts[2:])

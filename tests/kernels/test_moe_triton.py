@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from kernels.act_quant import reference as act_quant
+from kernels.moe_gate import Routing
 from kernels.moe_gate import reference as moe_gate
 from kernels.moe_permute import ContiguousLayout, ExpandedQuantized, ExpertOutputs, MaskedLayout
 from kernels.moe_permute import reference as moe_permute
@@ -31,9 +32,9 @@ def test_the_gate(
     device: torch.device,
 ) -> None:  # fmt: skip
     logits, bias = torch.randn(shares, 9, experts, device=device), torch.randn(experts, device=device)
-    settings = (choices, groups, allowed, normalize, 2.5, shared)
-    weights, chosen = triton_moe_gate.moe_gate(logits, bias, *settings)
-    expected_weights, expected = moe_gate.moe_gate(logits.sum(0), bias, *settings)
+    routing = Routing(choices, groups, allowed, normalize, 2.5, shared)
+    weights, chosen = triton_moe_gate.moe_gate(logits, bias, routing)
+    expected_weights, expected = moe_gate.moe_gate(logits.sum(0), bias, routing)
     order, expected_order = chosen.argsort(dim=1), expected.argsort(dim=1)
     assert torch.equal(chosen.gather(1, order), expected.gather(1, expected_order))
     assert relative_error(weights.gather(1, order), expected_weights.gather(1, expected_order)) < 1e-6
@@ -44,15 +45,16 @@ def test_the_gate(
 def test_the_gate_chooses_distinct_experts_whatever_the_logits(device: torch.device) -> None:
     logits = torch.randn(4, 256, device=device)
     logits[0], logits[1, 5:], logits[2] = float("nan"), float("nan"), 0.0
-    _, chosen = triton_moe_gate.moe_gate(logits.unsqueeze(0), torch.zeros(256, device=device), 8, 8, 4, True, 2.5, 0)
+    routing = Routing(8, groups=8, groups_per_token=4, normalize=True, scaling=2.5, shared=0)
+    _, chosen = triton_moe_gate.moe_gate(logits.unsqueeze(0), torch.zeros(256, device=device), routing)
     assert all(len(set(row)) == 8 and set(row) <= set(range(256)) for row in chosen.tolist())
     assert set(range(5)) <= set(chosen[1].tolist())
 
 
 def test_no_tokens_choose_nothing(device: torch.device) -> None:
-    weights, chosen = triton_moe_gate.moe_gate(
-        torch.empty(3, 0, 8, device=device), torch.zeros(8, device=device), 2, 4, 2, True, 1.0, 1
-    )
+    routing = Routing(2, groups=4, groups_per_token=2, normalize=True, scaling=1.0, shared=1)
+    logits, bias = torch.empty(3, 0, 8, device=device), torch.zeros(8, device=device)
+    weights, chosen = triton_moe_gate.moe_gate(logits, bias, routing)
     assert weights.shape == chosen.shape == (0, 3)
 
 
