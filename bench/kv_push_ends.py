@@ -87,10 +87,14 @@ class _ReceivingEnd(_End):
             landed += sum(isinstance(event, Landed) for event in self.events())
         return self.told_at
 
-    def bare(self) -> float:
+    def bare(self, pause: float) -> float:
         """Returns when the last byte was there."""
-        self._bare.receive(lambda: self.peer.send(True))
+        self._bare.receive(lambda: self._start_after(pause))
         return time.perf_counter()
+
+    def _start_after(self, pause: float) -> None:
+        time.sleep(pause)
+        self.peer.send(True)
 
     def transport(self) -> str:
         return next(iter(self.agent.counters().received_bytes))
@@ -144,7 +148,7 @@ class _SendingEnd(_End):
             ended += sum(isinstance(event, PushEnded) for event in self.events())
         return began
 
-    def bare(self) -> float:
+    def bare(self, _pause: float) -> float:
         """Returns when it began to send."""
         self.peer.recv()
         began = time.perf_counter()
@@ -176,9 +180,12 @@ class Ends:
         """
         return self._both("push", pause, times)
 
-    def bare(self) -> float:
-        """Seconds from the sender's first call, for the same bytes in messages of a slot's size."""
-        return self._both("bare")
+    def bare(self, pause: float) -> float:
+        """Seconds from the sender's first call, for the same bytes in messages of a slot's size.
+
+        Nothing happens for `pause` seconds before.
+        """
+        return self._both("bare", pause)
 
     def transport(self) -> str:
         return self._receiving.call("transport")

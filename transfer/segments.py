@@ -66,12 +66,20 @@ def _tiles(layers: int, blocks: int, layer_group: int, piece_bytes: int, segment
             f"transfer.slot_bytes must hold one block of one layer: it is {segment_bytes}, a block has {piece_bytes}"
         )
     layer_group = min(layer_group, segment_bytes // piece_bytes)
-    runs = _even_runs(blocks, segment_bytes // (layer_group * piece_bytes))
+    runs = _runs(blocks, segment_bytes // (layer_group * piece_bytes))
     return [
         Tile(first_layer, min(layer_group, layers - first_layer), first_block, count)
         for first_block, count in zip(accumulate(runs, initial=0), runs, strict=False)
         for first_layer in range(0, layers, layer_group)
     ]
+
+
+def _runs(count: int, longest: int) -> list[int]:
+    """Of many, the first and the last are short: bytes are under way sooner, and few are left to verify at the end."""
+    first, last = longest // 2, longest // 4
+    if not last or count <= 2 * longest:
+        return _even_runs(count, longest)
+    return [first, *_even_runs(count - first - last, longest), last]
 
 
 def _even_runs(count: int, longest: int) -> list[int]:

@@ -29,11 +29,25 @@ def test_a_whole_plan_splits_layers_only_where_a_block_does_not_fit() -> None:
     assert plan_whole(4, 1, 10, 30) == [Tile(0, 3, 0, 1), Tile(3, 1, 0, 1)]
 
 
-@given(st.integers(1, 200), st.integers(1, 50))
-def test_segments_are_as_few_and_as_equal_as_can_be(blocks: int, longest: int) -> None:
-    counts = [tile.block_count for tile in plan_whole(4, blocks, 10, 40 * longest)]
+def runs_of(blocks: int, longest: int) -> list[int]:
+    return [tile.block_count for tile in plan_whole(4, blocks, 10, 40 * longest)]
+
+
+@given(st.integers(1, 50), st.data())
+def test_few_segments_are_as_few_and_as_equal_as_can_be(longest: int, data: st.DataObject) -> None:
+    blocks = data.draw(st.integers(1, 2 * longest))
+    counts = runs_of(blocks, longest)
     assert len(counts) == -(-blocks // longest)
     assert max(counts) - min(counts) <= 1
+
+
+@given(st.integers(4, 50), st.data())
+def test_many_segments_begin_with_half_a_slot_and_end_with_a_quarter(longest: int, data: st.DataObject) -> None:
+    blocks = data.draw(st.integers(2 * longest + 1, 12 * longest))
+    first, *between, last = runs_of(blocks, longest)
+    assert (first, last) == (longest // 2, longest // 4)
+    assert len(between) <= -(-blocks // longest)
+    assert max(between) - min(between) <= 1
 
 
 def test_a_layerwise_plan_lets_an_eighth_of_the_layers_go_before_the_rest() -> None:
