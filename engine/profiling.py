@@ -42,8 +42,12 @@ def graph_bytes(capture: Callable[[], object]) -> int:
 
 
 def _prompts(step_tokens: int, longest: int) -> list[Row]:
-    """Prompts that end where contexts end, as many as a step has tokens for."""
-    rows = []
+    """Prompts that end where contexts end, as many as a step has tokens for.
+
+    Behind a row of one token, as what several rows attend to is joined.
+    """
+    rows = _decoding(1, longest)
+    step_tokens -= 1
     while step_tokens:
         tokens = min(step_tokens, longest)
         rows.append(Row([0] * tokens, longest - tokens, [0] * -(-longest // BLOCK_TOKENS), COSTLY))
