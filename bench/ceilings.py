@@ -8,6 +8,8 @@ from bench.kernels.timing import time_graph
 
 COPY_BYTES = 4 << 30
 GEMM_SIZE = 8192
+# By then a card at its power limit has lowered its clocks: products in a burst are a sixth faster than those that go on.
+SUSTAINED_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
@@ -18,36 +20,49 @@ class Ceilings:
     bf16_flops: float
     fp8_flops: float
 
+    def __str__(self) -> str:
+        return (
+            f"copy {self.bytes_per_second / 1e12:.2f} TB/s, bf16 {self.bf16_flops / 1e12:.0f} and"
+            f" fp8 {self.fp8_flops / 1e12:.0f} TFLOP/s"
+        )
+
     def seconds(self, size_bytes: float, flops: float, *, fp8: bool) -> float:
         """The least time for moving so many bytes and computing so much, both at once."""
         return max(size_bytes / self.bytes_per_second, flops / (self.fp8_flops if fp8 else self.bf16_flops))
 
 
-def measure_ceilings(device: torch.device) -> Ceilings:
-    """Takes about 4 GiB for a moment. Random data: on zeros matrix products run faster than they ever will."""
+def measure_ceilings(device: torch.device, after_seconds: float = 0.0) -> Ceilings:
+    """Each rate after so many seconds of the same work. Takes about 4 GiB for a moment.
+
+    Random data: on zeros matrix products run faster than they ever will.
+    """
     return Ceilings(
-        bytes_per_second=COPY_BYTES / _copy_seconds(device),
-        bf16_flops=2 * GEMM_SIZE**3 / _bf16_seconds(device),
-        fp8_flops=2 * GEMM_SIZE**3 / _fp8_seconds(device),
+        bytes_per_second=COPY_BYTES / _copy_seconds(device, after_seconds),
+        bf16_flops=2 * GEMM_SIZE**3 / _bf16_seconds(device, after_seconds),
+        fp8_flops=2 * GEMM_SIZE**3 / _fp8_seconds(device, after_seconds),
     )
 
 
-def _copy_seconds(device: torch.device) -> float:
+def _copy_seconds(device: torch.device, after_seconds: float) -> float:
     source = torch.randn(COPY_BYTES // 8, device=device)
     target = torch.empty_like(source)
     # Not copy_: in a graph that is the copy engine's, which reaches less.
-    return time_graph([lambda: torch.neg(source, out=target)])
+    return time_graph([lambda: torch.neg(source, out=target)], after_seconds=after_seconds)
 
 
-def _bf16_seconds(device: torch.device) -> float:
+def _bf16_seconds(device: torch.device, after_seconds: float) -> float:
     a, b = (_random(device, torch.bfloat16) for _ in range(2))
-    return time_graph([lambda: a @ b.t()])
+    return time_graph([lambda: a @ b.t()], after_seconds=after_seconds)
 
 
-def _fp8_seconds(device: torch.device) -> float:
+def _fp8_seconds(device: torch.device, after_seconds: float) -> float:
     a, b = (_random(device, torch.float8_e4m3fn) for _ in range(2))
     one = torch.ones((), device=device)
-    return time_graph([lambda: torch._scaled_mm(a, b.t(), one, one, out_dtype=torch.bfloat16, use_fast_accum=True)])
+
+    def multiply() -> torch.Tensor:
+        return torch._scaled_mm(a, b.t(), one, one, out_dtype=torch.bfloat16, use_fast_accum=True)
+
+    return time_graph([multiply], after_seconds=after_seconds)
 
 
 def _random(device: torch.device, dtype: torch.dtype) -> torch.Tensor:

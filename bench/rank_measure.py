@@ -10,7 +10,7 @@ from statistics import median
 import psutil
 import torch
 
-from bench.ceilings import Ceilings, measure_ceilings
+from bench.ceilings import SUSTAINED_SECONDS, Ceilings, measure_ceilings
 from bench.kernel_trace import trace_kernels
 from bench.rank_floor import Operation, decode_floor, decode_operations
 from bench.rank_load import RankLoad
@@ -46,6 +46,8 @@ class Decode:
     requests: int
     step_ms: float
     floor_ms: float
+    # At rates that the card goes on with, as it does with steps.
+    sustained_floor_ms: float
     idle_share: float
     # Microseconds a step, by group of kernels.
     breakdown: dict[str, float]
@@ -56,6 +58,10 @@ class Decode:
     @property
     def ratio(self) -> float:
         return self.step_ms / self.floor_ms
+
+    @property
+    def sustained_ratio(self) -> float:
+        return self.step_ms / self.sustained_floor_ms
 
     @property
     def tokens_per_second(self) -> float:
@@ -86,6 +92,7 @@ class Report:
     kv: str
     device: str
     ceilings: Ceilings
+    sustained: Ceilings
     load_seconds: float
     decode: list[Decode]
     # None where it was not measured.
@@ -99,6 +106,7 @@ class RankBench:
     def __init__(self, shape: str, layers: int, kv: str, requests: Sequence[int]) -> None:
         self._shape, self._layers, self._kv, self._most_requests = shape, layers, kv, max(requests)
         self._ceilings = measure_ceilings(torch.device("cuda"))
+        self._sustained = measure_ceilings(torch.device("cuda"), SUSTAINED_SECONDS)
         torch.cuda.empty_cache()
         with tempfile.TemporaryDirectory() as scratch:
             config = EngineConfig(
@@ -135,6 +143,7 @@ class RankBench:
             requests=requests,
             step_ms=seconds * 1000,
             floor_ms=decode_floor(operations, self._ceilings) * 1000,
+            sustained_floor_ms=decode_floor(operations, self._sustained) * 1000,
             idle_share=trace.idle_share,
             breakdown={name: total / TRACED_STEPS for name, total in trace.by_group(GROUPS).items()},
             kernels=trace.by_name(),
@@ -171,6 +180,7 @@ class RankBench:
             kv=self._kv,
             device=torch.cuda.get_device_name(),
             ceilings=self._ceilings,
+            sustained=self._sustained,
             load_seconds=self._load_seconds,
             decode=decode,
             prefill=prefill,

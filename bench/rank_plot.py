@@ -18,6 +18,8 @@ def save(report: Report, path: Path) -> None:
     requests = [row.requests for row in report.decode]
     steps.plot(requests, [row.step_ms for row in report.decode], "o-", color=BLUE, label="measured")
     steps.plot(requests, [row.floor_ms for row in report.decode], "o--", color=ORANGE, label="floor")
+    sustained = [row.sustained_floor_ms for row in report.decode]
+    steps.plot(requests, sustained, ":", color=ORANGE, label="floor at sustained rates")
     for row in report.decode:
         steps.annotate(f"{row.ratio:.2f}", (row.requests, row.step_ms), textcoords="offset points", xytext=(0, 7))
     steps.set(xlabel="requests", ylabel="ms a step", ylim=(0, None), title="Decode step, and its ratio to the floor")

@@ -90,10 +90,7 @@ def main() -> int:
     results = list(measure(arguments.operations, ceilings))
     console = Console(width=130)
     console.print(table(results))
-    console.print(
-        f"ceilings: copy {ceilings.bytes_per_second / 1e12:.2f} TB/s, bf16 {ceilings.bf16_flops / 1e12:.0f} and"
-        f" fp8 {ceilings.fp8_flops / 1e12:.0f} TFLOP/s"
-    )
+    console.print(f"ceilings: {ceilings}")
     if arguments.json is not None:
         figures = {"ceilings": asdict(ceilings), "results": [asdict(result) for result in results]}
         arguments.json.write_text(json.dumps(figures, indent=2) + "\n")

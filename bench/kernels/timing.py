@@ -1,5 +1,6 @@
 """Time of a device operation without the time of launching it: replays of a captured graph."""
 
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -37,14 +38,17 @@ def time_case(case: Case) -> float:
     return time_graph([case.make() for _ in range(rotations)])
 
 
-def time_graph(calls: Sequence[Callable[[], object]], repeats: int = REPEATS) -> float:
-    """Median seconds of one of `calls`, which are captured one after another and replayed.
+def time_graph(calls: Sequence[Callable[[], object]], repeats: int = REPEATS, after_seconds: float = 0.0) -> float:
+    """Median seconds of one of `calls`, which are captured one after another and replayed, so long before it counts.
 
     They must be capturable: no synchronisation with the host, no copies from pageable memory.
     """
     graph = _capture(calls)
     for _ in range(WARM_REPLAYS):
         graph.replay()
+    started = time.perf_counter()
+    while time.perf_counter() - started < after_seconds:
+        _replay_seconds(graph)
     return median(_replay_seconds(graph) for _ in range(repeats)) / len(calls)
 
 
