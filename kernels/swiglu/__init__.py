@@ -25,7 +25,9 @@ def swiglu_quantize(gate_up: torch.Tensor, positions: torch.Tensor | None = None
     assert gate_up.is_contiguous() and gate_up.shape[-1] % (2 * GROUP) == 0
     assert positions is None or (positions.dtype == torch.int64 and positions.is_contiguous())
     if gate_up.is_cuda:
-        from kernels.swiglu import triton
+        # Only here: CUDA's bindings and Triton come with a CUDA build of torch.
+        from kernels.swiglu import bf16, triton
 
-        return triton.swiglu_quantize(gate_up, positions)
+        backend = bf16 if bf16.takes(gate_up) else triton
+        return backend.swiglu_quantize(gate_up, positions)
     return reference.swiglu_quantize(gate_up)

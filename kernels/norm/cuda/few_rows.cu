@@ -5,8 +5,9 @@
 // 1 and 1/32 more when quantizing); bound by the latencies of its loads, which are in flight at once, and of a barrier.
 
 #include "../../cuda/cluster.cuh"
+#include "../../cuda/values.cuh"
 
-constexpr int VALUES = 8, GROUP = 128, GROUP_THREADS = GROUP / VALUES, MOST_THREADS = 256, MOST_CTAS = 8;
+constexpr int MOST_THREADS = 256, MOST_CTAS = 8;
 
 struct Arguments {
   // bf16, eight to an element: what is added, its rows `row_stride` apart, or experts' rows.
@@ -24,43 +25,12 @@ struct Arguments {
   float epsilon;
 };
 
-struct Row {
-  float value[VALUES];
-
-  __device__ __forceinline__ static Row of(uint4 packed) {
-    u32 words[4] = {packed.x, packed.y, packed.z, packed.w};
-    Row row;
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-      row.value[2 * i] = __uint_as_float(words[i] << 16);
-      row.value[2 * i + 1] = __uint_as_float(words[i] & 0xFFFF0000u);
-    }
-    return row;
-  }
-  __device__ __forceinline__ uint4 packed() const {
-    return make_uint4(pack_bf16(value[0], value[1]), pack_bf16(value[2], value[3]), pack_bf16(value[4], value[5]),
-                      pack_bf16(value[6], value[7]));
-  }
-  __device__ __forceinline__ void add(const Row& other, float factor) {
-#pragma unroll
-    for (int i = 0; i < VALUES; i++) value[i] = fmaf(other.value[i], factor, value[i]);
-  }
-};
-
 // To the same place in another CTA, which counts the bytes at its own barrier.
 __device__ __forceinline__ void send(float* place, float value, u64* barrier, u32 rank) {
   asm volatile(
       "{\n .reg .u32 there, counting;\n mapa.shared::cluster.u32 there, %0, %2;\n mapa.shared::cluster.u32 counting, %1, %2;\n"
       " st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [there], %3, [counting];\n}"
       ::"r"(shared_address(place)), "r"(shared_address(barrier)), "r"(rank), "r"(__float_as_uint(value)) : "memory");
-}
-
-// In the order of the program, so that loads are in flight together.
-__device__ __forceinline__ uint4 load(const uint4* from) {
-  uint4 found;
-  asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(found.x), "=r"(found.y), "=r"(found.z), "=r"(found.w) : "l"(from) : "memory");
-  return found;
 }
 
 // Sums over a cluster of CTAs, in an order that does not depend on time.
@@ -103,33 +73,25 @@ struct ClusterSum {
 
 // What is added to the residual, rounded. CHOICES: of a sum's weighted rows; 0 where there is one row, without a weight.
 template <int CHOICES>
-__device__ __forceinline__ Row delta(const Arguments& given, long long row, int at) {
+__device__ __forceinline__ Values delta(const Arguments& given, long long row, int at) {
   if constexpr (CHOICES == 0) {
-    return Row::of(load(given.x + row * (given.row_stride / VALUES) + at));
+    return Values::of(load(given.x + row * (given.row_stride / VALUES) + at));
   } else {
     uint4 found[CHOICES];
     int width = given.width / VALUES;
 #pragma unroll
     for (int i = 0; i < CHOICES; i++) found[i] = load(given.x + given.positions[row * CHOICES + i] * width + at);
-    Row sum = {};
+    Values sum = {};
 #pragma unroll
-    for (int i = 0; i < CHOICES; i++) sum.add(Row::of(found[i]), given.sum_weights[row * CHOICES + i]);
-    return Row::of(sum.packed());
+    for (int i = 0; i < CHOICES; i++) sum.add(Values::of(found[i]), given.sum_weights[row * CHOICES + i]);
+    return Values::of(sum.packed());
   }
 }
 
-__device__ __forceinline__ void quantize(const Arguments& given, const Row& row, long long index, int at) {
-  float largest = 0.0f;
-#pragma unroll
-  for (int i = 0; i < VALUES; i++) largest = fmaxf(largest, fabsf(row.value[i]));
-#pragma unroll
-  for (int step = GROUP_THREADS / 2; step; step /= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, step));
-  float scale = fmaxf(largest, SMALLEST_MAGNITUDE) / LARGEST_E4M3, inverse = 1.0f / scale;
-  u32 words[4];
-#pragma unroll
-  for (int i = 0; i < 4; i++) words[i] = pack_e4m3(row.value[2 * i] * inverse, row.value[2 * i + 1] * inverse);
-  given.values[index * (given.width / VALUES) + at] = make_uint2(words[0] | words[1] << 16, words[2] | words[3] << 16);
-  if (at % GROUP_THREADS == 0) given.scales[(long long)(at / GROUP_THREADS) * given.scale_stride + index] = scale;
+__device__ __forceinline__ void store_quantized(const Arguments& given, const Values& values, long long row, int at) {
+  float scale = scale_of(values);
+  given.values[row * (given.width / VALUES) + at] = quantize(values, scale);
+  if (at % GROUP_THREADS == 0) given.scales[(long long)(at / GROUP_THREADS) * given.scale_stride + row] = scale;
 }
 
 template <int CHOICES>
@@ -143,25 +105,25 @@ __device__ __forceinline__ void norm(const Arguments& given) {
   wait_for_earlier();
   uint4* residual = given.residual + row * (given.width / VALUES) + at;
   uint4 before = load(residual);
-  Row sum = delta<CHOICES>(given, row, at);
-  sum.add(Row::of(before), 1.0f);
+  Values sum = delta<CHOICES>(given, row, at);
+  sum.add(Values::of(before), 1.0f);
   uint4 rounded = sum.packed();
   *residual = rounded;
-  sum = Row::of(rounded);
+  sum = Values::of(rounded);
   float square = 0.0f;
 #pragma unroll
   for (int i = 0; i < VALUES; i++) square = fmaf(sum.value[i], sum.value[i], square);
   float scale = rsqrtf(cluster.sum(square) / given.width + given.epsilon);
 #pragma unroll
   for (int i = 0; i < VALUES; i++) sum.value[i] *= scale;
-  Row factors = Row::of(weight);
+  Values factors = Values::of(weight);
   // Rounded twice, as the reference does: once normalized, once multiplied.
-  sum = Row::of(sum.packed());
+  sum = Values::of(sum.packed());
 #pragma unroll
   for (int i = 0; i < VALUES; i++) sum.value[i] *= factors.value[i];
   rounded = sum.packed();
   given.out[row * (given.width / VALUES) + at] = rounded;
-  if (given.values) quantize(given, Row::of(rounded), row, at);
+  if (given.values) store_quantized(given, Values::of(rounded), row, at);
 }
 
 extern "C" __global__ void __launch_bounds__(MOST_THREADS, 2) norm_0(const __grid_constant__ Arguments given) { norm<0>(given); }
