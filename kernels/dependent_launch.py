@@ -4,7 +4,8 @@ Every kernel launched with `dependent_launch` calls, in this order:
 
 1. `start_next`, so that the next kernel's programs take the room that this one's leave;
 2. `wait_for_earlier`, before it loads what an earlier kernel wrote, before it stores anything at all (memory is used
-   again: an earlier kernel may still read what lay there), and in every program, also one that has nothing to do.
+   again: an earlier kernel may still read what lay there), and in every program, also one that has nothing to do (where
+   many have nothing, in one of them at least: the kernel has not ended before that one has).
 
 Between the two it may load weights: no kernel of a step writes them.
 

@@ -1,4 +1,5 @@
-"""How the work of our attending kernels is cut into parts, on the device, once a step: `cuda/parts.cu`."""
+"""How the work of our attending kernels is cut into parts on the device, once a step, and joined: `cuda/parts.cu`,
+`cuda/combine.cu`."""
 
 import ctypes
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ CUDA = Path(__file__).parent / "cuda"
 # Rows of the score matrix that one CTA does.
 HEADS = 64
 SCHEDULE_THREADS, COMBINE_THREADS, TRIED, MOST_PARTS = 256, 256, 8, 160
+# On a multiprocessor.
+COMBINE_CTAS = 2
 
 
 class Work(ctypes.Structure):
@@ -67,9 +70,11 @@ class Cut:
         # Not before a new schedule is there: the kernels behind read it before they wait.
         grid = (work.part_count * self.row_tiles, 1, 1)
         kernel.launch(grid, threads, arguments, dependent=self.scheduled)
-        if cuts := min(work.part_count - 1, work.requests):
-            grid = (cuts * work.query_tokens, -(-work.heads // 8), 1)
-            parts_kernel("combine", self.kept[0].device).launch(grid, COMBINE_THREADS, work, dependent=True)
+        if work.part_count > 1:
+            device = self.kept[0].device
+            ctas = COMBINE_CTAS * torch.cuda.get_device_properties(device).multi_processor_count
+            kernel = load_kernel(CUDA / "combine.cu", "combine", 0, device.index or 0)
+            kernel.launch((ctas, 1, 1), COMBINE_THREADS, work, dependent=True)
 
 
 def cut_work(plan: DecodePlan, heads: int, out: torch.Tensor, unit_tokens: int) -> Cut:
@@ -94,14 +99,11 @@ def cut_work(plan: DecodePlan, heads: int, out: torch.Tensor, unit_tokens: int) 
         parts, unit_tokens,
     )  # fmt: skip
     if not scheduled:
-        parts_kernel("schedule", device).launch((1, 1, 1), SCHEDULE_THREADS, work)
+        kernel = load_kernel(CUDA / "parts.cu", "schedule", 0, device.index or 0)
+        kernel.launch((1, 1, 1), SCHEDULE_THREADS, work)
     return Cut(work, row_tiles, scheduled, (values, log_sums))
 
 
 def _empty_parts(rows: int, parts: int, device: torch.device) -> Parts:
     shapes = (parts + 1,), (rows + parts, 4), (parts, 4), (TRIED, rows), (rows,), (rows, 2)
     return Parts(*(torch.empty(shape, dtype=torch.int32, device=device) for shape in shapes))
-
-
-def parts_kernel(name: str, device: torch.device) -> CudaKernel:
-    return load_kernel(CUDA / "parts.cu", name, 0, device.index or 0)

@@ -1,4 +1,4 @@
-// Before and after the attending kernel: how the work is cut, once a step, and the joining of what was cut.
+// Before the attending kernel: how the work is cut, once a step.
 //
 // A request is laid whole into the first part that has room for it, the longest requests first; those that found none are laid
 // one behind the other into what is left of the parts. So few are cut, and each of them is longer than any part's rest: they
@@ -192,48 +192,4 @@ extern "C" __global__ void __launch_bounds__(THREADS) schedule(const __grid_cons
   __syncthreads();
   store_cut(work, trials[chosen], begins, whole);
   store_whole(work, work.tried + chosen * work.requests, begins);
-}
-
-// Joins the pieces of cut requests. A warp does one head; reads and writes 2 bytes a value.
-extern "C" __global__ void __launch_bounds__(256) combine(const __grid_constant__ Work work) {
-  int index = blockIdx.x / work.query_tokens, query_index = blockIdx.x % work.query_tokens, lane = threadIdx.x % 32;
-  int head = blockIdx.y * 8 + threadIdx.x / 32;
-  start_next();
-  // Made once a step, by a kernel that has ended.
-  Cut cut = work.cuts[index];
-  wait_for_earlier();
-  if (cut.first == cut.last || head >= work.heads) return;
-  float largest = LOWEST, total = 0.0f, sum[16] = {};
-#pragma unroll 4
-  for (int piece = cut.first; piece < cut.last; piece++) {
-    long long slot = ((long long)piece * work.query_tokens + query_index) * work.heads + head;
-    float log_sum = work.log_sums[slot], now = fmaxf(largest, log_sum);
-    const uint4* values = reinterpret_cast<const uint4*>(work.values + slot * (LATENT / 2));
-    uint4 packed[2] = {values[lane], values[32 + lane]};
-    float alpha = exp2_fast(largest - now), weight = exp2_fast(log_sum - now);
-    largest = now;
-    total = total * alpha + weight;
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-      u32 words[4] = {packed[i].x, packed[i].y, packed[i].z, packed[i].w};
-#pragma unroll
-      for (int word = 0; word < 4; word++) {
-        int at = i * 8 + word * 2;
-        sum[at] = sum[at] * alpha + weight * __uint_as_float(words[word] << 16);
-        sum[at + 1] = sum[at + 1] * alpha + weight * __uint_as_float(words[word] & 0xFFFF0000u);
-      }
-    }
-  }
-  long long row = ((long long)cut.request * work.query_tokens + query_index) * work.heads + head;
-  uint4* target = reinterpret_cast<uint4*>(work.out + row * (LATENT / 2));
-  float inverse = 1.0f / total;
-#pragma unroll
-  for (int i = 0; i < 2; i++) {
-    uint4 packed;
-    packed.x = pack_bf16(sum[i * 8] * inverse, sum[i * 8 + 1] * inverse);
-    packed.y = pack_bf16(sum[i * 8 + 2] * inverse, sum[i * 8 + 3] * inverse);
-    packed.z = pack_bf16(sum[i * 8 + 4] * inverse, sum[i * 8 + 5] * inverse);
-    packed.w = pack_bf16(sum[i * 8 + 6] * inverse, sum[i * 8 + 7] * inverse);
-    target[i * 32 + lane] = packed;
-  }
 }

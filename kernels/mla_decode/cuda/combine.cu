@@ -1,0 +1,115 @@
+// Behind the attending kernel: the pieces of cut requests become rows of the result, the averages of their values weighted by
+// what the weights of each piece add up to.
+//
+// A warp does 256 of a row's channels at a time, some rows at once: the loads of their first pieces are in flight together, and
+// which rows these are is known before the attending kernel has ended. Who has none ends at once, so that the next kernel's
+// CTAs find room; the first CTA waits for all. Reads and writes 2 bytes a value.
+
+#include "../../cuda/values.cuh"
+#include "parts.cuh"
+
+constexpr int THREADS = 256, WARPS = THREADS / 32;
+// At once; how many warps' channels a row has; threads whose values are a line of the cache.
+constexpr int ROWS = 4, PIECES = 3, SHARES = LATENT / (32 * VALUES), LINE_THREADS = 8;
+
+// A warp's share of a row: from its first piece on, `stride` rows apart; where in a row the thread's values are.
+struct Share {
+  int slot, stride, row, pieces, at;
+
+  __device__ __forceinline__ long long slot_of(int piece) const { return slot + piece * stride; }
+  __device__ __forceinline__ const uint4* values(const Work& work, int piece) const {
+    return reinterpret_cast<const uint4*>(work.values) + slot_of(piece) * (LATENT / VALUES) + at;
+  }
+};
+
+// Nobody reads these 128 bytes again: they need not go from the cache to memory.
+__device__ __forceinline__ void discard(const void* line) { asm volatile("discard.global.L2 [%0], 128;" ::"l"(line) : "memory"); }
+
+__device__ __forceinline__ void find(Share (&shares)[ROWS], const Work& work, int first) {
+  int stride = work.query_tokens * work.heads;
+#pragma unroll
+  for (int i = 0; i < ROWS; i++) {
+    int item = first + i * WARPS * gridDim.x, row = item / SHARES % stride, index = item / SHARES / stride;
+    Cut cut = index < work.part_count ? work.cuts[index] : Cut{0, 0, 0, 0};
+    shares[i] = {cut.first * stride + row, stride, cut.request * stride + row, cut.last - cut.first,
+                 item % SHARES * 32 + (int)threadIdx.x % 32};
+  }
+}
+
+struct Found {
+  uint4 values[PIECES];
+  float log_sums[PIECES];
+
+  __device__ __forceinline__ void load_from(const Work& work, const Share& share, int first) {
+#pragma unroll
+    for (int i = 0; i < PIECES; i++) {
+      if (first + i >= share.pieces) continue;
+      log_sums[i] = work.log_sums[share.slot_of(first + i)];
+      values[i] = load(share.values(work, first + i));
+    }
+  }
+};
+
+struct Average {
+  float largest = LOWEST, total = 0.0f;
+  Values sum = {};
+
+  __device__ __forceinline__ void add(const Found& found, int count) {
+    float before = largest;
+#pragma unroll
+    for (int i = 0; i < PIECES; i++) largest = i < count ? fmaxf(largest, found.log_sums[i]) : largest;
+    scale(exp2_fast(before - largest));
+#pragma unroll
+    for (int i = 0; i < PIECES; i++) {
+      if (i >= count) continue;
+      float weight = exp2_fast(found.log_sums[i] - largest);
+      total += weight;
+      sum.add(Values::of(found.values[i]), weight);
+    }
+  }
+  __device__ __forceinline__ void scale(float factor) {
+    total *= factor;
+#pragma unroll
+    for (int i = 0; i < VALUES; i++) sum.value[i] *= factor;
+  }
+  __device__ __forceinline__ uint4 packed() {
+    scale(1.0f / total);
+    return sum.packed();
+  }
+};
+
+__device__ __forceinline__ void combine_shares(const Work& work, const Share (&shares)[ROWS]) {
+  Found found[ROWS];
+#pragma unroll
+  for (int i = 0; i < ROWS; i++) found[i].load_from(work, shares[i], 0);
+#pragma unroll
+  for (int i = 0; i < ROWS; i++) {
+    const Share& share = shares[i];
+    if (!share.pieces) continue;
+    Average average;
+    average.add(found[i], share.pieces);
+#pragma unroll 1
+    for (int first = PIECES; first < share.pieces; first += PIECES) {
+      found[i].load_from(work, share, first);
+      average.add(found[i], share.pieces - first);
+    }
+    __syncwarp();
+    if (threadIdx.x % LINE_THREADS == 0)
+      for (int piece = 0; piece < share.pieces; piece++) discard(share.values(work, piece));
+    reinterpret_cast<uint4*>(work.out)[(long long)share.row * (LATENT / VALUES) + share.at] = average.packed();
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 2) combine(const __grid_constant__ Work work) {
+  start_next();
+  int first = blockIdx.x * WARPS + threadIdx.x / 32;
+  Share shares[ROWS];
+  // Made once a step, by a kernel that has ended. Requests that were cut come first.
+  find(shares, work, first);
+  if (blockIdx.x > 0 && !shares[0].pieces) return;
+  wait_for_earlier();
+  while (shares[0].pieces) {
+    combine_shares(work, shares);
+    find(shares, work, first += ROWS * WARPS * gridDim.x);
+  }
+}
