@@ -7,15 +7,17 @@
 // One CTA: a warp copies blocks; a warpgroup scores them (S = Q K^T) and leaves probabilities in shared memory; two more hold
 // 256 channels of O each and add P V. Products of different warps take turns, and a warp cannot run ahead of its own by more
 // than a few: the scores of a block are all issued before the probabilities of the one before are given out, so that the two
-// warpgroups have the tensor cores while the first takes exponentials. Shared memory holds 5 of the 9 chunks of a query, the
-// warpgroup's registers the others, so that there is room for two and a half blocks: one scored, one added, half under way.
-// What is held passes through the ring of blocks.
+// warpgroups have the tensor cores while the first takes exponentials. Shared memory holds 3 of the 9 chunks of a query, the
+// warpgroup's registers the others, so that there is room for two and three quarter blocks: one scored, one added, the rest
+// under way. What is held passes through the ring of blocks.
 //
 // Bytes: 1,152 a token, once from memory for two row tiles. FLOPs: 2 * 64 * (576 + 512) per token and row tile: 2,176 cycles
-// a block. Shared memory is written and read by 295 KB a block and row tile, 2,300 cycles; memory needs 2,000 for a block and
-// 66 clusters. Measured on an H200: 3,000 to 3,300 cycles a block, 2,800 where nothing is copied. The chain of the scoring
-// warpgroup binds: 1,200 cycles until its products are done, 1,350 for the softmax and its stores, twice what they take while
-// the tensor cores rest (products use the registers' bandwidth), and the waits between.
+// a block. Shared memory is written and read by 276 KB a block and row tile, 2,160 cycles; memory needs 2,000 for a block and
+// 66 clusters. Measured on an H200, with room for a quarter of a block less: 2,960 cycles a block, 2,850 where the cache holds
+// all latents, 2,590 where nothing is copied. The scoring warpgroup takes 1,500 until its products are done and 1,200 for the
+// softmax and its stores, twice what they take while the tensor cores rest (products use the registers' bandwidth). That
+// chain is not all that binds: with the exponentials taken by the other two warpgroups a launch takes as long, and under steady
+// load the card's power limit lowers its clock.
 
 #include "../../cuda/registers.cuh"
 #include "bf16_score.cuh"
@@ -54,12 +56,13 @@ template <int CTAS>
 __device__ __forceinline__ void score_part(Shared& shared, const Arguments& given, const Place& place) {
   Turn turn;
   Query query;
+  follow_earlier();
   fetch_query(shared, given, place, place.part.begin);
   for (int index = place.part.begin; index < place.part.end; index++) {
     Piece piece = given.work.pieces[index];
     int left = given.work.lengths[piece.request] - piece.first * BLOCK;
     int hidden = given.work.query_tokens - 1 - place.query_index;
-    Softmax state{{LOWEST, LOWEST}, {0.0f, 0.0f}, {1.0f, 1.0f}, {}};
+    Softmax state{{LOWEST, LOWEST}, {0.0f, 0.0f}, {1.0f, 1.0f}};
     float scores[32];
     take_held<CTAS>(query, shared, turn);
     wait(&shared.query_full, (index - place.part.begin) & 1);
@@ -69,10 +72,10 @@ __device__ __forceinline__ void score_part(Shared& shared, const Arguments& give
       bool last = block + 1 == piece.last;
       finish_scores<CTAS>(scores, shared);
       if (last) fetch_query(shared, given, place, index + 1);
-      soften(scores, state, given.scale_log2, left - hidden);
+      soften(scores, state, shared, given.scale_log2, left - hidden, turn.count);
       if (left < BLOCK) clear_rest(shared, turn, left);
       left -= BLOCK;
-      store_probabilities(shared, state, turn.count, last);
+      store_sums(shared, state, turn.count, last);
       turn.next();
       if (last) break;
       // The products of this block need not wait for a block that is still on its way.
@@ -91,6 +94,7 @@ __device__ __forceinline__ void gather_part(Shared& shared, const Arguments& giv
   const Work& work = given.work;
   int row = threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4, rows = work.heads - place.first_head;
   Turn turn;
+  follow_earlier();
   for (int index = place.part.begin; index < place.part.end; index++) {
     Piece piece = work.pieces[index];
     float out[2][64];
@@ -144,8 +148,6 @@ __device__ __forceinline__ void attend(const Arguments& given) {
   }
   init_barriers<CTAS>(shared);
   if (CTAS > 1) cluster_meet(); else __syncthreads();
-  wait_for_earlier();
-  start_next();
   if (threadIdx.x < GATHERERS) {
     take_registers<160>();
     gather_part<CTAS>(shared, given, own_place<CTAS>(given.work), __shfl_sync(~0u, (int)threadIdx.x / 128, 0));

@@ -83,9 +83,11 @@ __device__ __forceinline__ void produce(Shared& shared, const Arguments& given, 
         begun = begins ? walk.piece.request : -1;
       }
       known++;
-      if (begins && known > 1 && lane == 0) prefetch_query(given, place, walk.piece.request);
+      // Queries are read once the kernel before has ended.
+      if (begins && known > 1 && now >= 0 && lane == 0) prefetch_query(given, place, walk.piece.request);
     }
     if (now < 0) continue;
+    if (now == 0) follow_earlier();
     if (now >= known) break;
     int block = __shfl_sync(~0u, stored, now % 32);
     int request = __shfl_sync(~0u, begun, now % 32);

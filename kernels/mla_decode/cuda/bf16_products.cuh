@@ -5,11 +5,12 @@
 #include "../../cuda/cluster.cuh"
 #include "parts.cuh"
 
-// Chunks of 64 channels. The last of a query are held in registers: what they leave of shared memory is half a block more.
-constexpr int CHUNK = 64, CHUNKS = WIDTH / CHUNK, CHUNK_BYTES = BLOCK * CHUNK * 2, HELD_CHUNKS = 4;
+// Chunks of 64 channels. The last of a query are held in registers: what they leave of shared memory is three quarters of a
+// block more.
+constexpr int CHUNK = 64, CHUNKS = WIDTH / CHUNK, CHUNK_BYTES = BLOCK * CHUNK * 2, HELD_CHUNKS = 6;
 // Latents are copied, awaited and given back two chunks at a time, in a ring; so is what is held of a query, before a piece's
 // first block.
-constexpr int PAIRS = LATENT / CHUNK / 2, HELD_PAIRS = HELD_CHUNKS / 2, PAIR_BYTES = 2 * CHUNK_BYTES, SLOTS = 10;
+constexpr int PAIRS = LATENT / CHUNK / 2, HELD_PAIRS = HELD_CHUNKS / 2, PAIR_BYTES = 2 * CHUNK_BYTES, SLOTS = 11;
 
 // Chunks are 64 rows of 128 bytes, swizzled.
 struct Shared {
@@ -98,6 +99,12 @@ struct Place {
   int query_index, first_head;
   u32 rank;
 };
+
+// Each role, once it has read of the plan what it begins with: that is older than the kernel before.
+__device__ __forceinline__ void follow_earlier() {
+  wait_for_earlier();
+  start_next();
+}
 
 __device__ __forceinline__ long long first_row_of(const Work& work, const Place& place, int request) {
   return ((long long)request * work.query_tokens + place.query_index) * work.heads + place.first_head;

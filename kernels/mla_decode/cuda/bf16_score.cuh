@@ -82,19 +82,32 @@ struct Softmax {
   // Of the thread's two rows: what probabilities refer to (log2), its share of their sum, and by how much the last block made
   // what was summed before smaller.
   float reference[2], total[2], alpha[2];
-  // The last block's probabilities, not stored yet: two tokens a word.
-  u32 packed[16];
 };
 
-__device__ __forceinline__ void exponentiate(const float (&scores)[32], Softmax& state, float scale, float (&sum)[2]) {
+// Four 8 x 8 matrices: of the first and the last 8 rows of the warp's 16, 16 tokens.
+__device__ __forceinline__ void store_matrices(u32 address, const u32 (&words)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
+               ::"r"(address), "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3]) : "memory");
+}
+
+// Probabilities to shared memory, 16 tokens after another, and their sums.
+__device__ __forceinline__ void exponentiate(
+    const float (&scores)[32], const Softmax& state, float scale, float (&sum)[2], u8 (&target)[CHUNK_BYTES]) {
+  int lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16 + lane % 16;
+  u32 base = shared_address(target) + row * 128;
   sum[0] = sum[1] = 0.0f;
 #pragma unroll
-  for (int word = 0; word < 16; word++) {
-    int half = word % 2;
-    float low = exp2_fast(fmaf(scores[2 * word], scale, -state.reference[half]));
-    float high = exp2_fast(fmaf(scores[2 * word + 1], scale, -state.reference[half]));
-    sum[half] += low + high;
-    state.packed[word] = pack_bf16(low, high);
+  for (int step = 0; step < 4; step++) {
+    u32 packed[4];
+#pragma unroll
+    for (int word = 0; word < 4; word++) {
+      int half = word % 2, at = step * 8 + word * 2;
+      float low = exp2_fast(fmaf(scores[at], scale, -state.reference[half]));
+      float high = exp2_fast(fmaf(scores[at + 1], scale, -state.reference[half]));
+      sum[half] += low + high;
+      packed[word] = pack_bf16(low, high);
+    }
+    store_matrices(base + ((step * 2 + lane / 16) ^ (row & 7)) * 16, packed);
   }
 }
 
@@ -113,27 +126,6 @@ __device__ __forceinline__ void raise_reference(const float (&scores)[32], Softm
   }
 }
 
-// A block's scores, of which `tokens` count, to probabilities.
-__device__ __forceinline__ void soften(float (&scores)[32], Softmax& state, float scale, int tokens) {
-  // Signed: queries to come may hide more tokens than the block has.
-  int pair = threadIdx.x % 4;
-  if (tokens < BLOCK) {
-#pragma unroll
-    for (int i = 0; i < 32; i++) {
-      if (i / 4 * 8 + pair * 2 + i % 2 >= tokens) scores[i] = -__int_as_float(0x7F800000);
-    }
-  }
-  float sum[2];
-  exponentiate(scores, state, scale, sum);
-  state.alpha[0] = state.alpha[1] = 1.0f;
-  if (__any_sync(~0u, fmaxf(sum[0], sum[1]) > LARGEST_SUM)) {
-    raise_reference(scores, state, scale);
-    exponentiate(scores, state, scale, sum);
-  }
-#pragma unroll
-  for (int half = 0; half < 2; half++) state.total[half] = state.total[half] * state.alpha[half] + sum[half];
-}
-
 // What follows the tokens of a request in its last block is neither zero nor finite, and meets probabilities of zero.
 __device__ __forceinline__ void clear_rest(Shared& shared, const Turn& turn, int tokens) {
   int chunk = threadIdx.x % SCORERS / 16, column = threadIdx.x % 8 * 16;
@@ -142,19 +134,31 @@ __device__ __forceinline__ void clear_rest(Shared& shared, const Turn& turn, int
     *reinterpret_cast<uint4*>(target + token * 128) = make_uint4(0, 0, 0, 0);
 }
 
-// Four 8 x 8 matrices: of the first and the last 8 rows of the warp's 16, 16 tokens.
-__device__ __forceinline__ void store_matrices(u32 address, const u32* words) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
-               ::"r"(address), "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3]) : "memory");
+// A block's scores, of which `tokens` count, to probabilities in shared memory, once those of two blocks before have been read.
+__device__ __forceinline__ void soften(float (&scores)[32], Softmax& state, Shared& shared, float scale, int tokens, int count) {
+  // Signed: queries to come may hide more tokens than the block has.
+  int pair = threadIdx.x % 4, buffer = count & 1;
+  if (tokens < BLOCK) {
+#pragma unroll
+    for (int i = 0; i < 32; i++) {
+      if (i / 4 * 8 + pair * 2 + i % 2 >= tokens) scores[i] = -__int_as_float(0x7F800000);
+    }
+  }
+  float sum[2];
+  wait(&shared.probabilities_empty[buffer], (count / 2 & 1) ^ 1);
+  exponentiate(scores, state, scale, sum, shared.probabilities[buffer]);
+  state.alpha[0] = state.alpha[1] = 1.0f;
+  if (__any_sync(~0u, fmaxf(sum[0], sum[1]) > LARGEST_SUM)) {
+    raise_reference(scores, state, scale);
+    exponentiate(scores, state, scale, sum, shared.probabilities[buffer]);
+  }
+#pragma unroll
+  for (int half = 0; half < 2; half++) state.total[half] = state.total[half] * state.alpha[half] + sum[half];
 }
 
-// Probabilities to shared memory, once those of two blocks before have been read.
-__device__ __forceinline__ void store_probabilities(Shared& shared, Softmax& state, int count, bool last) {
-  int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, row = warp * 16 + lane % 16, buffer = count & 1;
-  u32 base = shared_address(shared.probabilities[buffer]) + row * 128;
-  wait(&shared.probabilities_empty[buffer], (count / 2 & 1) ^ 1);
-#pragma unroll
-  for (int i = 0; i < 4; i++) store_matrices(base + ((i * 2 + lane / 16) ^ (row & 7)) * 16, state.packed + i * 4);
+// By how much what was summed becomes smaller, and what a piece ends with.
+__device__ __forceinline__ void store_sums(Shared& shared, Softmax& state, int count, bool last) {
+  int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, buffer = count & 1;
 #pragma unroll
   for (int half = 0; half < 2; half++) {
     int own = warp * 16 + lane / 4 + half * 8;
