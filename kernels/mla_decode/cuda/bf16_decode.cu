@@ -13,11 +13,10 @@
 //
 // Bytes: 1,152 a token, once from memory for two row tiles. FLOPs: 2 * 64 * (576 + 512) per token and row tile: 2,176 cycles
 // a block. Shared memory is written and read by 276 KB a block and row tile, 2,160 cycles; memory needs 2,000 for a block and
-// 66 clusters. Measured on an H200, with room for a quarter of a block less: 2,960 cycles a block, 2,850 where the cache holds
-// all latents, 2,590 where nothing is copied. The scoring warpgroup takes 1,500 until its products are done and 1,200 for the
-// softmax and its stores, twice what they take while the tensor cores rest (products use the registers' bandwidth). That
-// chain is not all that binds: with the exponentials taken by the other two warpgroups a launch takes as long, and under steady
-// load the card's power limit lowers its clock.
+// 66 clusters. Measured on an H200: 2,810 cycles a block, the chain of the scoring warpgroup: 1,320 until its products are
+// issued, 160 more until they are done, 1,250 for the softmax and its stores, beside which the others' products take 1,240. Alone
+// the softmax takes 675 (products use the registers' bandwidth). With a quarter of a block less room it was 2,910, of blocks
+// between 2,300 and 3,860. Under steady load the card's power limit lowers its clock from 1.98 to about 1.6 GHz.
 
 #include "../../cuda/registers.cuh"
 #include "bf16_score.cuh"
