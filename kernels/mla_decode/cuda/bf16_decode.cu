@@ -13,10 +13,11 @@
 //
 // Bytes: 1,152 a token, once from memory for two row tiles. FLOPs: 2 * 64 * (576 + 512) per token and row tile: 2,176 cycles
 // a block. Shared memory is written and read by 276 KB a block and row tile, 2,160 cycles; memory needs 2,000 for a block and
-// 66 clusters. Measured on an H200: 2,810 cycles a block, the chain of the scoring warpgroup: 1,320 until its products are
-// issued, 160 more until they are done, 1,250 for the softmax and its stores, beside which the others' products take 1,240. Alone
-// the softmax takes 675 (products use the registers' bandwidth). With a quarter of a block less room it was 2,910, of blocks
-// between 2,300 and 3,860. Under steady load the card's power limit lowers its clock from 1.98 to about 1.6 GHz.
+// 66 clusters. Measured on an H200, with two waits more in it: 2,810 cycles a block, the chain of the scoring warpgroup: 1,320
+// until its products are issued, 160 more until they are done, 1,250 for the softmax and its stores, beside which the others'
+// products take 1,240. Alone the softmax takes 675 (products use the registers' bandwidth). With a quarter of a block less room
+// it was 2,910, of blocks between 2,300 and 3,860. Under steady load the card's power limit lowers its clock from 1.98 to about
+// 1.6 GHz.
 
 #include "../../cuda/registers.cuh"
 #include "bf16_score.cuh"
@@ -65,10 +66,12 @@ __device__ __forceinline__ void score_part(Shared& shared, const Arguments& give
     float scores[32];
     take_held<CTAS>(query, shared, turn);
     wait(&shared.query_full, (index - place.part.begin) & 1);
-    score(scores, shared, query, turn);
+    score(scores, shared, query, turn, false);
 #pragma unroll 1
     for (int block = piece.first;; block++) {
       bool last = block + 1 == piece.last;
+      // The probabilities of two blocks before have been read: asked while products are under way.
+      wait(&shared.probabilities_empty[turn.count & 1], (turn.count / 2 & 1) ^ 1);
       finish_scores<CTAS>(scores, shared);
       if (last) fetch_query(shared, given, place, index + 1);
       soften(scores, state, shared, given.scale_log2, left - hidden, turn.count);
@@ -80,7 +83,7 @@ __device__ __forceinline__ void score_part(Shared& shared, const Arguments& give
       // The products of this block need not wait for a block that is still on its way.
       bool ready = __all_sync(~0u, arrived(&shared.full[turn.slot_of(0)], turn.phase_of(0)));
       if (!ready) publish(shared, turn.count - 1);
-      score(scores, shared, query, turn);
+      score(scores, shared, query, turn, ready);
       if (ready) publish(shared, turn.count - 1);
     }
     publish(shared, turn.count - 1);

@@ -37,13 +37,14 @@ __device__ __forceinline__ void multiply_chunk(
   }
 }
 
-// S = Q K^T of one block as it arrives, not waited for.
-__device__ __forceinline__ void score(float (&scores)[32], Shared& shared, const Query& query, const Turn& turn) {
+// S = Q K^T of one block as it arrives, not waited for. `ready`: its first pair is known to be there.
+__device__ __forceinline__ void score(
+    float (&scores)[32], Shared& shared, const Query& query, const Turn& turn, bool ready) {
 #pragma unroll
   for (int i = 0; i < PAIRS; i++) {
     int slot = turn.slot_of(i);
     u64 latents = descriptor<1>(shared_address(shared.latents[slot]));
-    wait(&shared.full[slot], turn.phase_of(i));
+    if (i > 0 || !ready) wait(&shared.full[slot], turn.phase_of(i));
     wgmma_fence();
     multiply_chunk(scores, shared, query, 2 * pair_at(i), latents, i == 0);
     multiply_chunk(scores, shared, query, 2 * pair_at(i) + 1, latents + CHUNK_BYTES / 16, false);
@@ -134,7 +135,7 @@ __device__ __forceinline__ void clear_rest(Shared& shared, const Turn& turn, int
     *reinterpret_cast<uint4*>(target + token * 128) = make_uint4(0, 0, 0, 0);
 }
 
-// A block's scores, of which `tokens` count, to probabilities in shared memory, once those of two blocks before have been read.
+// A block's scores, of which `tokens` count, to probabilities in shared memory.
 __device__ __forceinline__ void soften(float (&scores)[32], Softmax& state, Shared& shared, float scale, int tokens, int count) {
   // Signed: queries to come may hide more tokens than the block has.
   int pair = threadIdx.x % 4, buffer = count & 1;
@@ -145,7 +146,6 @@ __device__ __forceinline__ void soften(float (&scores)[32], Softmax& state, Shar
     }
   }
   float sum[2];
-  wait(&shared.probabilities_empty[buffer], (count / 2 & 1) ^ 1);
   exponentiate(scores, state, scale, sum, shared.probabilities[buffer]);
   state.alpha[0] = state.alpha[1] = 1.0f;
   if (__any_sync(~0u, fmaxf(sum[0], sum[1]) > LARGEST_SUM)) {
