@@ -46,12 +46,11 @@ def _prompts(step_tokens: int, longest: int) -> list[Row]:
 
     Behind a row of one token, as what several rows attend to is joined.
     """
-    rows = _decoding(1, longest)
-    step_tokens -= 1
-    while step_tokens:
-        tokens = min(step_tokens, longest)
+    rows, left = _decoding(1, longest), step_tokens - 1
+    while left:
+        tokens = min(left, longest)
         rows.append(Row([0] * tokens, longest - tokens, [0] * -(-longest // BLOCK_TOKENS), COSTLY))
-        step_tokens -= tokens
+        left -= tokens
     return sorted(rows, key=lambda row: len(row.token_ids) > 1)
 
 

@@ -5,9 +5,10 @@ Every kernel launched with `dependent_launch` calls, in this order:
 1. `start_next`, so that the next kernel's programs take the room that this one's leave;
 2. `wait_for_earlier`, before it loads what an earlier kernel wrote, before it stores anything at all (memory is used
    again: an earlier kernel may still read what lay there), and in every program, also one that has nothing to do (where
-   many have nothing, in one of them at least: the kernel has not ended before that one has).
+   many have nothing and store nothing, in one of them at least: the kernel has not ended before that one has).
 
-Between the two it may load weights: no kernel of a step writes them.
+Before it waits it may load weights, which no kernel of a step writes, and a step's plan: the first kernel behind the
+one that makes the plan is launched in the plain way. What has much to do may wait first, and let the next start then.
 
 Then a kernel that has ended has waited for the one before it, which has waited in turn: whoever waits for the kernel
 before, by `wait_for_earlier` or because it was launched in the plain way, waits for all. Events between streams wait

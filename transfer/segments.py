@@ -1,6 +1,6 @@
 """How a transfer is cut into segments: pure arithmetic over layers and blocks."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -27,12 +27,12 @@ class Tile(NamedTuple):
 
 def plan_whole(layers: int, blocks: int, piece_bytes: int, segment_bytes: int) -> list[Tile]:
     """Runs of blocks with all their layers; layers are split only where one block alone is too large."""
-    return _tiles(layers, blocks, layers, piece_bytes, segment_bytes)
+    return _tiles(layers, blocks, layers, piece_bytes, segment_bytes, _short_ended_runs)
 
 
 def plan_layerwise(layers: int, blocks: int, piece_bytes: int, segment_bytes: int) -> list[Tile]:
     """Runs of blocks by groups of layers: each may leave as soon as its layers are computed."""
-    return _tiles(layers, blocks, -(-layers // LAYER_GROUPS), piece_bytes, segment_bytes)
+    return _tiles(layers, blocks, -(-layers // LAYER_GROUPS), piece_bytes, segment_bytes, _even_runs)
 
 
 def tile_of(segment: Segment) -> Tile:
@@ -59,14 +59,21 @@ def _pieces(tile: Tile) -> Iterator[tuple[int, int]]:
             yield layer, block
 
 
-def _tiles(layers: int, blocks: int, layer_group: int, piece_bytes: int, segment_bytes: int) -> list[Tile]:
+def _tiles(
+    layers: int,
+    blocks: int,
+    layer_group: int,
+    piece_bytes: int,
+    segment_bytes: int,
+    cut: Callable[[int, int], list[int]],
+) -> list[Tile]:
     """Early blocks first, and of equal blocks early layers, at most `segment_bytes` each."""
     if piece_bytes > segment_bytes:
         raise ConfigError(
             f"transfer.slot_bytes must hold one block of one layer: it is {segment_bytes}, a block has {piece_bytes}"
         )
     layer_group = min(layer_group, segment_bytes // piece_bytes)
-    runs = _runs(blocks, segment_bytes // (layer_group * piece_bytes))
+    runs = cut(blocks, segment_bytes // (layer_group * piece_bytes))
     return [
         Tile(first_layer, min(layer_group, layers - first_layer), first_block, count)
         for first_block, count in zip(accumulate(runs, initial=0), runs, strict=False)
@@ -74,7 +81,7 @@ def _tiles(layers: int, blocks: int, layer_group: int, piece_bytes: int, segment
     ]
 
 
-def _runs(count: int, longest: int) -> list[int]:
+def _short_ended_runs(count: int, longest: int) -> list[int]:
     """Of many, the first and the last are short: bytes are under way sooner, and few are left to verify at the end."""
     first, last = longest // 2, longest // 4
     if not last or count <= 2 * longest:

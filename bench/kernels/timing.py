@@ -39,8 +39,9 @@ def time_case(case: Case) -> float:
 
 
 def time_graph(calls: Sequence[Callable[[], object]], repeats: int = REPEATS, after_seconds: float = 0.0) -> float:
-    """Median seconds of one of `calls`, which are captured one after another and replayed, so long before it counts.
+    """Median seconds of one of `calls`, which are captured one after another and replayed.
 
+    What is replayed in the first `after_seconds` does not count.
     They must be capturable: no synchronisation with the host, no copies from pageable memory.
     """
     graph = _capture(calls)

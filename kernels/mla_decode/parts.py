@@ -73,8 +73,8 @@ class Cut:
         if work.part_count > 1:
             device = self.kept[0].device
             ctas = COMBINE_CTAS * torch.cuda.get_device_properties(device).multi_processor_count
-            kernel = load_kernel(CUDA / "combine.cu", "combine", 0, device.index or 0)
-            kernel.launch((ctas, 1, 1), COMBINE_THREADS, work, dependent=True)
+            joining = load_kernel(CUDA / "combine.cu", "combine", 0, device.index or 0)
+            joining.launch((ctas, 1, 1), COMBINE_THREADS, work, dependent=True)
 
 
 def cut_work(plan: DecodePlan, heads: int, out: torch.Tensor, unit_tokens: int) -> Cut:

@@ -34,8 +34,8 @@ def runs_of(blocks: int, longest: int) -> list[int]:
 
 
 @given(st.integers(1, 50), st.data())
-def test_few_segments_are_as_few_and_as_equal_as_can_be(longest: int, data: st.DataObject) -> None:
-    blocks = data.draw(st.integers(1, 2 * longest))
+def test_few_segments_or_short_ones_are_as_few_and_as_equal_as_can_be(longest: int, data: st.DataObject) -> None:
+    blocks = data.draw(st.integers(1, 12 * longest if longest < 4 else 2 * longest))
     counts = runs_of(blocks, longest)
     assert len(counts) == -(-blocks // longest)
     assert max(counts) - min(counts) <= 1
@@ -46,8 +46,15 @@ def test_many_segments_begin_with_half_a_slot_and_end_with_a_quarter(longest: in
     blocks = data.draw(st.integers(2 * longest + 1, 12 * longest))
     first, *between, last = runs_of(blocks, longest)
     assert (first, last) == (longest // 2, longest // 4)
-    assert len(between) <= -(-blocks // longest)
+    assert len(between) == -(-(blocks - first - last) // longest)
     assert max(between) - min(between) <= 1
+
+
+@given(st.integers(1, 600), st.integers(1, 50))
+def test_layerwise_runs_are_as_few_and_as_equal_as_can_be(blocks: int, longest: int) -> None:
+    counts = [tile.block_count for tile in plan_layerwise(8, blocks, 10, 10 * longest) if tile.first_layer == 0]
+    assert len(counts) == -(-blocks // longest)
+    assert max(counts) - min(counts) <= 1
 
 
 def test_a_layerwise_plan_lets_an_eighth_of_the_layers_go_before_the_rest() -> None:

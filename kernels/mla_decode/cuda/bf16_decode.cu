@@ -12,7 +12,7 @@
 // under way. What is held passes through the ring of blocks.
 //
 // Bytes: 1,152 a token, once from memory for two row tiles. FLOPs: 2 * 64 * (576 + 512) per token and row tile: 2,176 cycles
-// a block. Shared memory is written and read by 276 KB a block and row tile, 2,160 cycles; memory needs 2,000 for a block and
+// a block. Shared memory is written and read by 279 KB a block and row tile, 2,180 cycles; memory needs 2,000 for a block and
 // 66 clusters. Measured on an H200, with two waits more in it: 2,810 cycles a block, the chain of the scoring warpgroup: 1,320
 // until its products are issued, 160 more until they are done, 1,250 for the softmax and its stores, beside which the others'
 // products take 1,240. Alone the softmax takes 675 (products use the registers' bandwidth). With a quarter of a block less room

@@ -83,7 +83,7 @@ __device__ __forceinline__ void produce(Shared& shared, const Arguments& given, 
         begun = begins ? walk.piece.request : -1;
       }
       known++;
-      // Queries are read once the kernel before has ended.
+      // A hint, and not before the kernel before is about to end: it writes the queries.
       if (begins && known > 1 && now >= 0 && lane == 0) prefetch_query(given, place, walk.piece.request);
     }
     if (now < 0) continue;

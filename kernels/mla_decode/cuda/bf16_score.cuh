@@ -173,8 +173,7 @@ __device__ __forceinline__ void store_sums(Shared& shared, Softmax& state, int c
   }
 }
 
-// One lane arrives for its warp. compute-sanitizer's racecheck does not follow what the others wrote through __syncwarp, and
-// reports a piece's sums, but for those of lane 0.
+// One lane arrives for its warp: what the others wrote is ordered before it by __syncwarp, which racecheck does not follow.
 __device__ __forceinline__ void publish(Shared& shared, int count) {
   fence_async_proxy();
   __syncwarp();
