@@ -6,8 +6,8 @@ import torch
 from kernels.act_quant import quantize
 from kernels.fp8_gemm import BlockScaled, block_scaled, few_rows, reference
 from kernels.fp8_gemm.few_rows import CUTS, MOST_CLUSTERS, MOST_UNITS, Cut, choose_cut
-from kernels.hopper import is_hopper
 from tests.support.errors import relative_error
+from tests.support.hopper import on_hopper
 
 # Outputs and inputs of DeepSeek-R1's layers, each with the cut that is the fastest on an H200.
 FASTEST = {
@@ -19,7 +19,6 @@ FASTEST = {
     (7168, 18432): Cut(outputs=112, ranks=2),
 }
 SHAPES = list(FASTEST)
-on_hopper = pytest.mark.skipif(not is_hopper(), reason="needs a Hopper GPU")
 
 
 def random_weight(outputs: int, inputs: int) -> BlockScaled:

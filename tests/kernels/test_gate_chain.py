@@ -3,17 +3,17 @@
 import pytest
 import torch
 
-from kernels.hopper import is_hopper
 from kernels.moe_gate import Routing, moe_gate
 from kernels.moe_gate.logits import gate_logits
 from kernels.norm import add_rms_norm
+from tests.support.hopper import on_hopper
 from tests.support.replays import Step, assert_replays_are_exact
 
 HIDDEN, EXPERTS, LAYERS, REPLAYS = 1024, 256, 6, 100
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not is_hopper(), reason="needs a Hopper GPU")
+@on_hopper
 @pytest.mark.parametrize("tokens", [1, 32, 64, 90, 150])
 def test_a_captured_gate_gives_what_its_kernels_give_one_after_another_every_time(tokens: int) -> None:
     norms = torch.rand(LAYERS, HIDDEN, device="cuda").bfloat16()

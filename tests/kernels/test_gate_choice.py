@@ -5,15 +5,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kernels.hopper import is_hopper
 from kernels.moe_gate import Routing, choice, reference
 from tests.support.errors import relative_error
+from tests.support.hopper import on_hopper
 
 EXPERTS, GROUPS, CHOICES = choice.EXPERTS, choice.GROUPS, choice.CHOICES
 PUBLISHED = Routing(CHOICES, GROUPS, groups_per_token=4, normalize=True, scaling=2.5, shared=0)
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(not is_hopper(), reason="needs a Hopper GPU"),
+    on_hopper,
     pytest.mark.usefixtures("poisoned"),
 ]
 

@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from kernels.hopper import is_hopper
 from kernels.moe_gate import few_tokens
 from tests.support.errors import relative_error
+from tests.support.hopper import on_hopper
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(not is_hopper(), reason="needs a Hopper GPU"),
+    on_hopper,
     pytest.mark.usefixtures("poisoned"),
 ]
 

@@ -1,9 +1,9 @@
 import pytest
 import torch
 
-from kernels.hopper import is_hopper
 from kernels.linear import linear, reference
 from tests.support.errors import relative_error
+from tests.support.hopper import on_hopper
 
 triton_linear = pytest.importorskip("kernels.linear.triton")
 
@@ -24,7 +24,7 @@ def test_few_rows_are_multiplied_by_the_weight(rows: int, outputs: int, inputs: 
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not is_hopper(), reason="needs a Hopper GPU")
+@on_hopper
 @pytest.mark.parametrize("rows", [1, triton_linear.MOST_ROWS, triton_linear.MOST_ROWS + 1])
 def test_only_few_rows_by_a_large_weight_are_taken(rows: int, device: torch.device) -> None:
     outputs = triton_linear.FEWEST_OUTPUTS

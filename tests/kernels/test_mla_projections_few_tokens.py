@@ -5,15 +5,14 @@ import torch
 
 from kernels.act_quant import dequantize
 from kernels.act_quant.reference import quantize
-from kernels.hopper import is_hopper
 from kernels.mla_projections import few_tokens, reference
 from kernels.mla_projections.few_tokens import LATENT, NOPE, ROPE, VALUE
 from tests.support.errors import relative_error
+from tests.support.hopper import on_hopper
 
 ERROR, QUANTIZED_ERROR = 5e-3, 0.03
 # Around the sizes that CTAs are made for, and some that need several.
 TOKENS = [0, 1, 16, 17, 32, 33, 64, 65, 96, 97, 128, 300]
-on_hopper = pytest.mark.skipif(not is_hopper(), reason="needs a Hopper GPU")
 
 
 def random(*shape: int) -> torch.Tensor:

@@ -4,17 +4,16 @@ import pytest
 import torch
 
 from kernels.act_quant import dequantize, empty_quantized
-from kernels.hopper import is_hopper
 from kernels.moe_permute import ExpertOutputs
 from kernels.moe_permute.reference import combine
 from kernels.norm import add_rms_norm, add_rms_norm_quantized, few_rows, reference
 from tests.support.errors import relative_error
+from tests.support.hopper import on_hopper
 
 EPSILON = 1e-6
 # By relative norm: float32 sums in another order, some values on the border of two bfloat16 or e4m3 numbers.
 ERROR, QUANTIZED_ERROR = 1e-3, 1e-2
 ROWS = [0, 1, 33, 96, few_rows.MOST_ROWS]
-on_hopper = pytest.mark.skipif(not is_hopper(), reason="needs a Hopper GPU")
 
 
 def random(*shape: int, device: str = "cuda") -> torch.Tensor:

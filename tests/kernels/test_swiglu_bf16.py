@@ -4,13 +4,12 @@ import pytest
 import torch
 
 from kernels.act_quant import Quantized, dequantize
-from kernels.hopper import is_hopper
 from kernels.swiglu import bf16, reference
 from tests.support.errors import relative_error
+from tests.support.hopper import on_hopper
 
 # By relative norm: approximate exponentials, some values on the border of two e4m3 numbers.
 SCALE_ERROR, ERROR = 1e-5, 1e-2
-on_hopper = pytest.mark.skipif(not is_hopper(), reason="needs a Hopper GPU")
 
 
 def random(*shape: int) -> torch.Tensor:
