@@ -2,7 +2,7 @@
 
 import ctypes
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +91,8 @@ def compile_source(source: Path, target: str) -> bytes:
     return code
 
 
+# As many as all of a step's weights and activations, which lie where they lay in the step before.
+@lru_cache(maxsize=16384)
 def encode_rows(
     address: int, *, rows: int, row_bytes: int, box_rows: int, box_bytes: int
 ) -> ctypes.Array[ctypes.c_uint64]:

@@ -37,6 +37,21 @@ __device__ __forceinline__ void arrive_at(u64* barrier, u32 rank) {
       "mbarrier.arrive.shared::cluster.b64 _, [there];\n}" ::"r"(shared_address(barrier)), "r"(rank) : "memory");
 }
 
+// To the same place in the shared memory of the cluster's CTA `rank`, which counts the bytes at its own barrier.
+__device__ __forceinline__ void send(float* place, float value, u64* barrier, u32 rank) {
+  asm volatile(
+      "{\n .reg .u32 there, counting;\n mapa.shared::cluster.u32 there, %0, %2;\n mapa.shared::cluster.u32 counting, %1, %2;\n"
+      " st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [there], %3, [counting];\n}"
+      ::"r"(shared_address(place)), "r"(shared_address(barrier)), "r"(rank), "r"(__float_as_uint(value)) : "memory");
+}
+__device__ __forceinline__ void send(float4* place, float4 value, u64* barrier, u32 rank) {
+  asm volatile(
+      "{\n .reg .u32 there, counting;\n mapa.shared::cluster.u32 there, %0, %2;\n mapa.shared::cluster.u32 counting, %1, %2;\n"
+      " st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [there], {%3, %4, %5, %6}, [counting];\n}"
+      ::"r"(shared_address(place)), "r"(shared_address(barrier)), "r"(rank), "f"(value.x), "f"(value.y), "f"(value.z), "f"(value.w)
+      : "memory");
+}
+
 // To the same place in the shared memory of all CTAs in `mask`, each of which counts the bytes at its own barrier.
 template <int CTAS>
 __device__ __forceinline__ void copy_box_to(u8* target, const TensorMap& map, int column, int row, u64* barrier, u32 mask) {

@@ -2,7 +2,7 @@
 
 import ctypes
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -100,6 +100,5 @@ def choose_cut(outputs: int, inputs: int) -> Cut | None:
     return None
 
 
-@lru_cache(maxsize=4096)
 def _boxes(address: int, rows: int, inputs: int, box_rows: int) -> ctypes.Array[ctypes.c_uint64]:
     return encode_rows(address, rows=rows, row_bytes=inputs, box_rows=box_rows, box_bytes=BLOCK)

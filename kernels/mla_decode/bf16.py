@@ -2,7 +2,6 @@
 
 import ctypes
 import math
-from functools import lru_cache
 
 import torch
 
@@ -59,7 +58,6 @@ def mla_decode(query: torch.Tensor, pool: torch.Tensor, plan: DecodePlan, scale:
     return out
 
 
-@lru_cache(maxsize=1024)
 def _boxes(address: int, rows: int) -> ctypes.Array[ctypes.c_uint64]:
     """How the copy engine reads rows of latents or queries: 64 rows of 64 values."""
     return encode_rows(address, rows=rows, row_bytes=WIDTH * 2, box_rows=BLOCK_TOKENS, box_bytes=128)

@@ -2,7 +2,6 @@
 
 import ctypes
 import math
-from functools import lru_cache
 
 import torch
 
@@ -63,7 +62,6 @@ def mla_decode(
     return out
 
 
-@lru_cache(maxsize=1024)
 def _tensor_maps(pool: int, blocks: int) -> tuple[ctypes.Array[ctypes.c_uint64], ctypes.Array[ctypes.c_uint64]]:
     """How the copy engine reads a block of one layer's pool: its latents in four boxes, its keys in one."""
     rows = blocks * BLOCK_TOKENS

@@ -60,6 +60,8 @@ class Cut:
 
     work: Work
     row_tiles: int
+    # Of the device.
+    processors: int
     # Whether the schedule is that of an earlier call.
     scheduled: bool
     kept: tuple[torch.Tensor, ...]
@@ -71,17 +73,16 @@ class Cut:
         grid = (work.part_count * self.row_tiles, 1, 1)
         kernel.launch(grid, threads, arguments, dependent=self.scheduled)
         if work.part_count > 1:
-            device = self.kept[0].device
-            ctas = COMBINE_CTAS * torch.cuda.get_device_properties(device).multi_processor_count
-            joining = load_kernel(CUDA / "combine.cu", "combine", 0, device.index or 0)
-            joining.launch((ctas, 1, 1), COMBINE_THREADS, work, dependent=True)
+            joining = load_kernel(CUDA / "combine.cu", "combine", 0, self.kept[0].device.index or 0)
+            joining.launch((COMBINE_CTAS * self.processors, 1, 1), COMBINE_THREADS, work, dependent=True)
 
 
 def cut_work(plan: DecodePlan, heads: int, out: torch.Tensor, unit_tokens: int) -> Cut:
     """out: [rows * query_tokens, heads, latent]. The schedule is made at a plan's first call."""
     device = out.device
     row_tiles = plan.query_tokens * -(-heads // HEADS)
-    parts = max(torch.cuda.get_device_properties(device).multi_processor_count // row_tiles, 1)
+    processors = torch.cuda.get_device_properties(device).multi_processor_count
+    parts = max(processors // row_tiles, 1)
     assert parts < MOST_PARTS
     # Fewer requests than parts are cut, and each part cuts one of them at the most.
     slots = 2 * parts
@@ -101,7 +102,7 @@ def cut_work(plan: DecodePlan, heads: int, out: torch.Tensor, unit_tokens: int) 
     if not scheduled:
         kernel = load_kernel(CUDA / "parts.cu", "schedule", 0, device.index or 0)
         kernel.launch((1, 1, 1), SCHEDULE_THREADS, work)
-    return Cut(work, row_tiles, scheduled, (values, log_sums))
+    return Cut(work, row_tiles, processors, scheduled, (values, log_sums))
 
 
 def _empty_parts(rows: int, parts: int, device: torch.device) -> Parts:

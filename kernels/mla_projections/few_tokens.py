@@ -1,7 +1,6 @@
 """The products around absorbed attention for few tokens on Hopper, with what stands beside: `cuda/few_tokens.cu`."""
 
 import ctypes
-from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -127,6 +126,5 @@ def _lies_in_rows(weight: torch.Tensor) -> bool:
     return weight.stride(1) == LATENT and weight.stride(0) % LATENT == 0 and weight.data_ptr() % 16 == 0
 
 
-@lru_cache(maxsize=4096)
 def _boxes(address: int, rows: int, row_bytes: int, box_rows: int) -> ctypes.Array[ctypes.c_uint64]:
     return encode_rows(address, rows=rows, row_bytes=row_bytes, box_rows=box_rows, box_bytes=LINE)

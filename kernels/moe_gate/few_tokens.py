@@ -1,7 +1,6 @@
 """The gate's linear layer for few tokens on Hopper: `cuda/few_tokens.cu`."""
 
 import ctypes
-from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -61,6 +60,5 @@ def gate_logits(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return out
 
 
-@lru_cache(maxsize=4096)
 def _boxes(address: int, rows: int, inputs: int, box_rows: int) -> ctypes.Array[ctypes.c_uint64]:
     return encode_rows(address, rows=rows, row_bytes=2 * inputs, box_rows=box_rows, box_bytes=LINE)

@@ -74,15 +74,6 @@ struct Share {
   int count, tile, rank, ranks, warpgroup;
 };
 
-// To the same place in the shared memory of the cluster's CTA `rank`, which counts the bytes at its own barrier.
-__device__ __forceinline__ void send(float4* place, float4 value, u64* barrier, u32 rank) {
-  asm volatile(
-      "{\n .reg .u32 there, counting;\n mapa.shared::cluster.u32 there, %0, %2;\n mapa.shared::cluster.u32 counting, %1, %2;\n"
-      " st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [there], {%3, %4, %5, %6}, [counting];\n}"
-      ::"r"(shared_address(place)), "r"(shared_address(barrier)), "r"(rank), "f"(value.x), "f"(value.y), "f"(value.z), "f"(value.w)
-      : "memory");
-}
-
 __device__ __forceinline__ void add(float4& sum, float4 other) {
   sum.x += other.x;
   sum.y += other.y;

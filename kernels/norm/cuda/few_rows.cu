@@ -25,14 +25,6 @@ struct Arguments {
   float epsilon;
 };
 
-// To the same place in another CTA, which counts the bytes at its own barrier.
-__device__ __forceinline__ void send(float* place, float value, u64* barrier, u32 rank) {
-  asm volatile(
-      "{\n .reg .u32 there, counting;\n mapa.shared::cluster.u32 there, %0, %2;\n mapa.shared::cluster.u32 counting, %1, %2;\n"
-      " st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [there], %3, [counting];\n}"
-      ::"r"(shared_address(place)), "r"(shared_address(barrier)), "r"(rank), "r"(__float_as_uint(value)) : "memory");
-}
-
 // Sums over a cluster of CTAs, in an order that does not depend on time.
 struct ClusterSum {
   float of_warps[MOST_THREADS / 32], of_ctas[MOST_CTAS];
