@@ -14,8 +14,8 @@ import msgspec
 
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.messages import Sampling, Submit
-from engine.rank import make_backend
+from engine.protocol.messages import Sampling, Submit
+from engine.rank.backends import make_backend
 
 
 class EngineTask(msgspec.Struct, frozen=True):

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from bench.kv_push_ends import Ends
 from bench.kv_push_pools import Geometry
-from mesh.gpus import find_gpus
+from cli.launcher.gpus import find_gpus
 from transfer.config import TransferConfig
 
 # One block in one layer: 64 tokens of DeepSeek's latent in bf16.

@@ -50,7 +50,7 @@ class DevicePool:
 
     def memory(self) -> KvMemory:
         # Only here: it needs CUDA's bindings.
-        from engine.device_memory import DeviceMemory
+        from engine.runner.device_memory import DeviceMemory
 
         return DeviceMemory(self._pool)
 
@@ -58,7 +58,7 @@ class DevicePool:
         """As `HostPool`'s. UCX must have been started before: of memory that is older it does not know where it is."""
         import torch
 
-        from engine.device_memory import PlainAllocation
+        from engine.runner.device_memory import PlainAllocation
 
         return torch.as_tensor(PlainAllocation(self._size_bytes), device="cuda")
 

@@ -13,8 +13,8 @@ from bench.rank_load import RankLoad
 from bench.rank_model import make_rank, write_shape
 from engine.config import EngineConfig, Hardware, resolve
 from engine.engine import Engine
-from engine.messages import FirstToken, LandingOpened, PushOffer, Sampling, StepResult, Submit, TransferNews
-from engine.runner import ModelBackend
+from engine.protocol.messages import FirstToken, LandingOpened, PushOffer, Sampling, StepResult, Submit, TransferNews
+from engine.runner.backend import ModelBackend
 from mesh.blocks import BLOCK_TOKENS, chain_hashes
 from mesh.workers import KvNamespace
 from transfer.agent import TransferAgent

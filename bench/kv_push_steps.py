@@ -17,7 +17,7 @@ from pathlib import Path
 
 from bench.kv_push_peer import run_peer
 from bench.kv_push_pools import Geometry
-from mesh.gpus import find_gpus
+from cli.launcher.gpus import find_gpus
 from transfer.config import TransferConfig
 
 PIECE_BYTES = 64 * 576 * 2

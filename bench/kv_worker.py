@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from deepmesh.v1 import kvstore_pb2
 
+from cli.launcher.process import Child
 from kvstore.client import StoreClient
 from mesh import worker_wire
 from mesh.ports import free_port
-from mesh.process import Child
 from mesh.workers import KvNamespace, WorkerIdentity, WorkerRole
 from transfer.agent import TransferAgent
 from transfer.alarm import Alarm

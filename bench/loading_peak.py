@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import torch
 
-from engine.loading import load_model
+from engine.weights.loading import load_model
 
 
 class LoadingPeak(msgspec.Struct, frozen=True):

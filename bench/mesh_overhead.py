@@ -35,12 +35,12 @@ from bench.processes import CpuMeter
 from bench.rank_model import DEEPSEEK_R1, write_shape
 from bench.summary import Distribution, distribution
 from bench.timed_generation import TimedGeneration, generate
-from engine.client import rank_environment
+from cli.launcher.gpus import find_gpus
+from cli.launcher.process import tethered
 from engine.config import EngineConfig
 from mesh.errors import ProcessFailed
-from mesh.gpus import find_gpus
-from mesh.process import tethered
 from tools.byte_tokenizer import write_tokenizer
+from worker.rank_client import rank_environment
 
 SHAPE = "r1-ep8-rank"
 STEP_TOKENS = 8192

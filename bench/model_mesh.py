@@ -5,12 +5,12 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from mesh.commands.serving import until_served
-from mesh.composition import DEFAULT_MODEL, HOST, MeshPlan, compose
-from mesh.gpus import find_gpus
-from mesh.log_lines import LinePrinter
+from cli.launcher.composition import DEFAULT_MODEL, HOST, MeshPlan, compose
+from cli.launcher.gpus import find_gpus
+from cli.launcher.log_lines import LinePrinter
+from cli.launcher.serving import until_served
+from cli.launcher.supervisor import Supervisor
 from mesh.ports import free_port
-from mesh.supervisor import Supervisor
 
 # What prompts are drawn from: byte pairs of the shipped tokenizer, above its special tokens.
 FIRST_TOKEN, LAST_TOKEN = 300, 1500

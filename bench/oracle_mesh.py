@@ -9,11 +9,11 @@ from tempfile import TemporaryDirectory
 
 from deepmesh.v1 import scheduler_pb2, scheduler_pb2_grpc
 
+from cli.launcher.composition import HOST, MeshPlan, compose
+from cli.launcher.log_lines import LinePrinter
+from cli.launcher.supervisor import Supervisor
 from mesh.channel import open_channel
-from mesh.composition import HOST, MeshPlan, compose
-from mesh.log_lines import LinePrinter
 from mesh.ports import free_port
-from mesh.supervisor import Supervisor
 from tools.byte_tokenizer import write_tokenizer
 
 MODEL = "oracle"

@@ -8,8 +8,8 @@ from itertools import pairwise
 import torch
 
 from engine.engine import Engine
-from engine.messages import Sampling, Submit
-from engine.runner import ModelBackend
+from engine.protocol.messages import Sampling, Submit
+from engine.runner.backend import ModelBackend
 from mesh.blocks import BLOCK_TOKENS, chain_hashes
 
 

@@ -17,7 +17,7 @@ from bench.rank_load import RankLoad
 from bench.rank_model import make_rank, write_shape
 from engine.config import EngineConfig, Hardware, resolve
 from engine.engine import Engine
-from engine.runner import ModelBackend
+from engine.runner.backend import ModelBackend
 
 CONTEXT = 3500
 STEP_TOKENS = 16384

@@ -14,7 +14,7 @@ from engine.model.gate import Gate
 from engine.model.model import Model
 from engine.model.moe import MixtureOfExperts
 from engine.model.parameters import Allocator
-from engine.runner import make_model
+from engine.runner.backend import make_model
 
 DEEPSEEK_R1: Mapping[str, Any] = MappingProxyType(
     {

@@ -11,11 +11,11 @@ from pathlib import Path
 from bench.oracle_mesh import oracle_mesh
 from bench.processes import pin
 from bench.step_clock import engine_steps, source_steps
+from cli.launcher.composition import HOST
+from cli.launcher.log_lines import LinePrinter
+from cli.launcher.process import Child
 from mesh.channel import open_channel
-from mesh.composition import HOST
-from mesh.log_lines import LinePrinter
 from mesh.ports import free_port
-from mesh.process import Child
 
 READY_SECONDS = 30.0
 STOP_SECONDS = 5.0

@@ -11,9 +11,9 @@ from transformers.generation import BaseStreamer
 
 from engine.config import EngineConfig, Hardware, resolve
 from engine.engine import Engine
-from engine.memory_plan import free_bytes
-from engine.messages import Sampling, Submit
-from engine.runner import ModelBackend
+from engine.protocol.messages import Sampling, Submit
+from engine.runner.backend import ModelBackend
+from engine.runner.memory_plan import free_bytes
 
 Prompt = Sequence[int]
 

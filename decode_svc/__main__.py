@@ -10,7 +10,7 @@ from decode_svc.service import DecodeServicer
 from decode_svc.worker import DecodeWorker
 from mesh.launch import launch
 from mesh.server import MeshServer, Registration
-from mesh.worker_process import serve_worker
+from worker.serving import serve_worker
 
 SERVICE = "deepmesh.v1.DecodeService"
 

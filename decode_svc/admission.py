@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 from decode_svc.requests import Submission
 from decode_svc.sessions import Backlog
-from engine.acceptance import check_prompt, check_salt, check_sampling
-from engine.messages import Ready
+from engine.protocol.messages import Ready
 from mesh.errors import InvalidRequest, PlaceAgain, WorkerFull
+from worker.acceptance import check_prompt, check_salt, check_sampling
 
 MAX_STOP_TOKENS = 1024
 

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from decode_svc.requests import Request, Submission
 from decode_svc.session import Session
-from engine.messages import Submit
+from engine.protocol.messages import Submit
 from mesh.errors import EngineFailed
 
 

@@ -12,7 +12,7 @@ from deepmesh.v1 import prefill_pb2_grpc
 
 from decode_svc import wire
 from decode_svc.requests import PrefillTarget, Submission
-from engine.messages import FirstToken, LandingOpened
+from engine.protocol.messages import FirstToken, LandingOpened
 from mesh.channel import open_channel
 from mesh.errors import InvalidRequest
 from mesh.failures import from_rpc_error

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from decode_svc.requests import PrefillTarget, Submission
-from engine.messages import FirstToken, LandingOpened
+from engine.protocol.messages import FirstToken, LandingOpened
 from mesh.errors import EngineFailed, InvalidRequest, MeshError, PrefillLost
 from mesh.metrics import DECODE_PREFILLS
 from mesh.observe import span

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
-from engine.messages import Fetch, Logprobs, Output, Sampling, Submit
+from engine.protocol.messages import Fetch, Logprobs, Output, Sampling, Submit
 from mesh.errors import ContextExceeded, InvalidRequest, MeshError, PrefillLost
 
 

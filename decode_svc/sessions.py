@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from decode_svc.live import Live, LiveRequests, Rank, RemotePrompts
 from decode_svc.requests import Request, Submission, Terminal, make_request, terminal_of
 from decode_svc.session import Attachment, Session
-from engine.messages import Output, StepResult
+from engine.protocol.messages import Output, StepResult
 from mesh.errors import DeadlineExceeded, EngineFailed, MeshError, Overloaded, PrefillLost, UnknownRequest
 
 

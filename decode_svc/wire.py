@@ -4,12 +4,12 @@ from deepmesh.v1 import common_pb2, decode_pb2, prefill_pb2
 
 from decode_svc.requests import Finish, OutputSlice, PrefillTarget, Submission
 from decode_svc.session import Frame
-from engine import wire as engine_wire
-from engine.messages import FirstToken, LandingOpened
+from engine.protocol.messages import FirstToken, LandingOpened
 from mesh.failures import to_failure
 from mesh.worker_wire import check_name, identity_message
 from mesh.workers import WorkerIdentity
 from transfer import wire as transfer_wire
+from worker import wire as engine_wire
 
 _FINISH_REASONS = {
     Finish.STOP: common_pb2.FINISH_REASON_STOP,

@@ -13,16 +13,16 @@ from decode_svc.prefills import PrefillCalls, Prefills
 from decode_svc.requests import Submission
 from decode_svc.session import Attachment
 from decode_svc.sessions import Sessions
-from engine.client import RankClient
-from engine.identity import worker_identity
-from engine.messages import LandingOpened, Ready, StepResult, TransferNews
-from engine.rank_host import RankHost
+from engine.protocol.messages import LandingOpened, Ready, StepResult, TransferNews
 from kvstore.client import StoreClient
 from mesh import metrics
 from mesh.errors import InvalidRequest, PlaceAgain, PrefillLost, ShuttingDown, WorkerDraining
 from mesh.observe import span
-from mesh.status_report import StatusReport
 from mesh.workers import WorkerIdentity, WorkerRole
+from worker.identity import worker_identity
+from worker.rank_client import RankClient
+from worker.rank_host import RankHost
+from worker.status_report import StatusReport
 
 # How long a worker that ends waits for its gateways to take the last output.
 FLUSH_SECONDS = 2.0

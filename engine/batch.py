@@ -8,7 +8,7 @@ from typing import Protocol
 
 import msgspec
 
-from engine.messages import Logprobs, Sampling
+from engine.protocol.messages import Logprobs, Sampling
 from transfer.memory import KvMemory
 from transfer.ticket import KvNamespace
 

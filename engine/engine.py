@@ -16,12 +16,12 @@ from engine.flight import Flight, chunk_row, decode_row, follow
 from engine.holdings import Holdings
 from engine.kv_pool import BlockPool
 from engine.load import LoadMeter
-from engine.messages import Cancel, FirstToken, Output, StepResult, Submit
+from engine.moves.transfers import Transfers
 from engine.outputs import append, cancelled, refused
+from engine.protocol.messages import Cancel, FirstToken, Output, StepResult, Submit
 from engine.request import Request
 from engine.running import Running
 from engine.submission import Room, check, make_request
-from engine.transfers import Transfers
 from engine.waiting import WaitingQueue
 from mesh.blocks import BLOCK_TOKENS
 from mesh.errors import InvalidRequest, MeshError, NamespaceMismatch

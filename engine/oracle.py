@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from engine.batch import Batch, Computed, Row, Sample, with_known_tokens
 from engine.config import EngineConfig
-from engine.messages import Logprobs, Sampling
+from engine.protocol.messages import Logprobs, Sampling
 from mesh.blocks import BLOCK_TOKENS
 from transfer.host_memory import HostMemory
 from transfer.ticket import KvNamespace

@@ -3,7 +3,7 @@
 from typing import Literal
 
 from engine.batch import Sample
-from engine.messages import Output, Refusal
+from engine.protocol.messages import Output, Refusal
 from engine.request import Request
 from mesh.errors import MeshError
 

@@ -3,7 +3,7 @@
 from array import array
 from dataclasses import dataclass, field
 
-from engine.messages import Fetch, Push, Sampling
+from engine.protocol.messages import Fetch, Push, Sampling
 from mesh.blocks import BLOCK_TOKENS, block_hash
 
 

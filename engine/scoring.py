@@ -12,8 +12,8 @@ import msgspec
 
 from engine.batch import Backend, Batch, Row, Sample
 from engine.config import EngineConfig
-from engine.messages import Sampling
-from engine.rank import make_backend
+from engine.protocol.messages import Sampling
+from engine.rank.backends import make_backend
 from mesh.blocks import BLOCK_TOKENS
 from mesh.config import ServiceConfig
 from mesh.errors import ConfigError

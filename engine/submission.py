@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from engine.messages import Submit
+from engine.protocol.messages import Submit
 from engine.request import Request
 from mesh.blocks import root_hash
 from mesh.errors import ContextExceeded, InvalidRequest

@@ -11,10 +11,10 @@ import msgspec
 from deepmesh.v1 import gateway_pb2, gateway_pb2_grpc
 
 import mesh
+from cli.launcher.process import Child, describe_status
 from eval.perplexity import Document
 from mesh.channel import open_channel
 from mesh.errors import ProcessFailed
-from mesh.process import Child, describe_status
 
 # Loads the checkpoint and writes a list of log probabilities for each list of token ids.
 MODULE = "engine.scoring"

@@ -5,12 +5,12 @@ from contextlib import asynccontextmanager
 from hashlib import blake2b
 from pathlib import Path
 
-from mesh.commands.serving import until_served
-from mesh.composition import HOST, MeshPlan, compose
-from mesh.log_lines import LinePrinter
+from cli.launcher.composition import HOST, MeshPlan, compose
+from cli.launcher.log_lines import LinePrinter
+from cli.launcher.preflight import check_plan
+from cli.launcher.serving import until_served
+from cli.launcher.supervisor import Supervisor
 from mesh.ports import free_port
-from mesh.preflight import check_plan
-from mesh.supervisor import Supervisor
 
 
 @asynccontextmanager

@@ -8,8 +8,8 @@ from deepmesh.v1 import gateway_pb2, gateway_pb2_grpc
 from gateway.catalog import load_texts
 from gateway.config import GatewayConfig
 from gateway.gateway import Gateway
-from gateway.http import application
-from gateway.http_server import HttpServer
+from gateway.openai.http import application
+from gateway.openai.server import HttpServer
 from gateway.service import GatewayService
 from mesh.launch import launch
 from mesh.server import MeshServer, Registration

@@ -1,10 +1,9 @@
 """Workers in the protos: one translation for those who report and those who listen."""
 
-from deepmesh.v1 import common_pb2, scheduler_pb2
+from deepmesh.v1 import common_pb2
 
 from mesh.blocks import BLOCK_TOKENS
 from mesh.errors import InvalidRequest
-from mesh.status_report import Report
 from mesh.workers import KvNamespace, TransferCounters, WorkerIdentity, WorkerLoad, WorkerRole, WorkerState
 
 MAX_NAME_CHARACTERS = 256
@@ -179,20 +178,6 @@ def transfers_message(counters: TransferCounters) -> common_pb2.TransferStatus:
         fetched_blocks=counters.fetched_blocks,
         fetch_bytes_per_second=counters.fetch_bytes_per_second,
     )
-
-
-def status_message(report: Report, sender: WorkerIdentity | None) -> scheduler_pb2.ReportStatusRequest:
-    """`sender` is given in a stream's first message."""
-    message = scheduler_pb2.ReportStatusRequest(
-        identity=identity_message(sender) if sender else None,
-        state=state_name(WorkerState.DRAINING if report.draining else WorkerState.SERVING),
-        load=load_message(report.load),
-        transfers=transfers_message(report.transfers),
-    )
-    if report.snapshot or report.stored or report.removed:
-        events = scheduler_pb2.KvEvents(snapshot=report.snapshot, stored=report.stored, removed=report.removed)
-        message.kv_events.CopyFrom(events)
-    return message
 
 
 def _measured(value: float) -> float:

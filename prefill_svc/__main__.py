@@ -6,10 +6,10 @@ from deepmesh.v1 import prefill_pb2_grpc
 
 from mesh.launch import launch
 from mesh.server import MeshServer, Registration
-from mesh.worker_process import serve_worker
 from prefill_svc.config import PrefillConfig
 from prefill_svc.service import PrefillServicer
 from prefill_svc.worker import PrefillWorker
+from worker.serving import serve_worker
 
 SERVICE = "deepmesh.v1.PrefillService"
 

@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-from engine.acceptance import check_prompt, check_salt, check_sampling
-from engine.messages import Ready
+from engine.protocol.messages import Ready
 from mesh.blocks import BLOCK_TOKENS
 from mesh.errors import InvalidRequest, WorkerFull
 from prefill_svc.jobs import Backlog
@@ -11,6 +10,7 @@ from prefill_svc.prompts import Prompt
 from transfer.config import TransferConfig
 from transfer.ticket import Ticket
 from transfer.tickets import Geometry, refusal_of
+from worker.acceptance import check_prompt, check_salt, check_sampling
 
 # A landing that may stay open for longer is a mistake, and would hold blocks for as long.
 MAX_DEADLINE_MS = 3_600_000

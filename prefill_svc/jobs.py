@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
-from engine.messages import StepResult, Submit
+from engine.protocol.messages import StepResult, Submit
 from mesh.errors import DeadlineExceeded, EngineFailed, InvalidRequest, MeshError
 from prefill_svc.prompts import Job, Prompt
 from transfer.events import PushEnded

@@ -3,7 +3,7 @@
 import asyncio
 from dataclasses import dataclass
 
-from engine.messages import Fetch, FirstToken, Output, Push, Refusal, Sampling, Submit
+from engine.protocol.messages import Fetch, FirstToken, Output, Push, Refusal, Sampling, Submit
 from mesh.errors import ContextExceeded, InvalidRequest, MeshError, NamespaceMismatch, PushFailed
 from transfer.events import PushEnded
 from transfer.ticket import Ticket

@@ -2,10 +2,10 @@
 
 from deepmesh.v1 import prefill_pb2
 
-from engine import wire as engine_wire
-from engine.messages import FirstToken
+from engine.protocol.messages import FirstToken
 from prefill_svc.prompts import Event, Prompt
 from transfer import wire as transfer_wire
+from worker import wire as engine_wire
 
 
 def prompt(message: prefill_pb2.PrefillRequest) -> Prompt:

@@ -7,21 +7,21 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Self
 
-from engine.client import RankClient
-from engine.identity import worker_identity
-from engine.messages import Ready, StepResult, TransferNews
-from engine.rank_host import RankHost
+from engine.protocol.messages import Ready, StepResult, TransferNews
 from kvstore.client import StoreClient
 from mesh import metrics
 from mesh.errors import WorkerDraining
 from mesh.observe import span
-from mesh.status_report import StatusReport
 from mesh.workers import WorkerIdentity, WorkerRole
 from prefill_svc.admission import QueueLimits, admit, check
 from prefill_svc.config import PrefillConfig
 from prefill_svc.jobs import Jobs
 from prefill_svc.prompts import Job, Prompt
 from transfer.events import PushEnded
+from worker.identity import worker_identity
+from worker.rank_client import RankClient
+from worker.rank_host import RankHost
+from worker.status_report import StatusReport
 
 
 class PrefillWorker:

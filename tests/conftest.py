@@ -13,7 +13,8 @@ from hypothesis import HealthCheck, settings
 settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("shared")
 
-# Before torch is imported: on a busy machine, compute threads that spin make a test take minutes; see engine/client.py.
+# Before torch is imported: on a busy machine, compute threads that spin make a test take minutes
+# (see worker.rank_client).
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 # Without a GPU, Triton's kernels run in its interpreter. Read when Triton is first imported, by whichever test that is.

@@ -12,56 +12,49 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PROTOS = "deepmesh"
+# By room: a folder, or a folder inside it that has rules of its own. A room may import itself and what is listed.
 MAY_IMPORT = {
-    "mesh": {"mesh", PROTOS},
-    "gateway": {"gateway", "mesh", PROTOS},
-    "scheduler": {"scheduler", "mesh", PROTOS},
-    "decode_svc": {"decode_svc", "engine", "transfer", "kvstore", "mesh", PROTOS},
-    "engine": {"engine", "kernels", "transfer", "mesh", PROTOS},
-    "transfer": {"transfer", "mesh", PROTOS},
-    "prefill_svc": {"prefill_svc", "engine", "transfer", "kvstore", "mesh", PROTOS},
-    "kvstore": {"kvstore", "transfer", "mesh", PROTOS},
-    "kernels": {"kernels"},
-    "tools": {"tools", "engine", "kernels", "mesh", "eval"},
-    "bench": {"bench", "tools", "engine", "kernels", "transfer", "kvstore", "mesh", "eval", PROTOS},
-    "eval": {"eval", "mesh", PROTOS},
+    "mesh": {PROTOS},
+    "transfer": {"mesh", PROTOS},
+    "kernels": set(),
+    "engine": {"kernels", "transfer", "mesh"},
+    "worker": {"engine", "transfer", "mesh", PROTOS},
+    "gateway": {"mesh", PROTOS},
+    "scheduler": {"mesh", PROTOS},
+    "kvstore": {"transfer", "mesh", PROTOS},
+    "prefill_svc": {"worker", "engine", "transfer", "kvstore", "mesh", PROTOS},
+    "decode_svc": {"worker", "engine", "transfer", "kvstore", "mesh", PROTOS},
+    "cli/launcher": {"mesh", PROTOS},
+    "tools": {"engine", "kernels", "mesh", "eval"},
+    "eval": {"cli/launcher", "mesh", PROTOS},
+    "bench": {"cli/launcher", "tools", "worker", "engine", "kernels", "transfer", "kvstore", "mesh", "eval", PROTOS},
+    # A command composes what others make.
+    "cli": {"cli/launcher", "bench", "tools", "eval", "mesh", PROTOS},
 }
-# The `deepmesh` command composes what others make; only inside its functions, so that a command loads only its own.
-COMMAND_MODULES = "mesh/commands"
-COMMAND_MAY_IMPORT = {"bench", "tools", "eval"}
-TORCH_HOMES = (
-    "kernels/",
-    "tools/",
-    "bench/",
-    "engine/model/",
-    "engine/runner.py",
-    "engine/sampler.py",
-    "engine/checkpoint",
-    "engine/device_memory.py",
-    "engine/loading.py",
-    "engine/random_weights.py",
-    "engine/memory_plan.py",
-    "engine/profiling.py",
-    "engine/progress.py",
-    "engine/graphs.py",
-)
-# Inside functions only: a rank on the oracle backend starts without it.
-LAZY_TORCH_HOMES = ("engine/rank.py",)
+# Torch is imported here, and in the lazy rooms inside functions only: a rank on the oracle backend does without it.
+TORCH_ROOMS = ("kernels", "tools", "bench", "engine/model", "engine/runner", "engine/weights")
+LAZY_TORCH_ROOMS = ("engine/rank",)
 SERVICES = ("gateway", "scheduler", "prefill_svc", "decode_svc", "kvstore")
 # What services share of their domain.
-SHARED = ("engine", "transfer")
+SHARED = ("engine", "transfer", "worker")
 # Of these, what speaks gRPC; the rest is domain.
 EDGES = ("__main__.py", "service.py", "wire.py", "_link.py")
 
 
 def our_packages() -> set[str]:
-    return {name for name in MAY_IMPORT if (ROOT / name).is_dir()}
+    return {room for room in MAY_IMPORT if "/" not in room}
 
 
 def sources() -> Iterator[tuple[Path, ast.Module]]:
     for package in sorted(our_packages()):
         for path in sorted((ROOT / package).rglob("*.py")):
             yield path.relative_to(ROOT), ast.parse(path.read_text())
+
+
+def room_of(path: str) -> str | None:
+    """The innermost room that a file or module lies in; None for what is not ours."""
+    inside = [room for room in (*MAY_IMPORT, PROTOS) if f"{path}/".startswith(f"{room}/")]
+    return max(inside, key=len, default=None)
 
 
 def imported_modules(tree: ast.AST) -> Iterator[tuple[str, bool]]:
@@ -75,16 +68,25 @@ def imported_modules(tree: ast.AST) -> Iterator[tuple[str, bool]]:
 
 
 def test_every_import_follows_an_arrow() -> None:
-    ours = set(MAY_IMPORT) | {PROTOS}
     wrong = []
     for path, tree in sources():
-        for module, at_top in imported_modules(tree):
-            target = module.partition(".")[0]
-            allowed = MAY_IMPORT[path.parts[0]]
-            if str(path).startswith(COMMAND_MODULES) and not at_top:
-                allowed = allowed | COMMAND_MAY_IMPORT
-            if target in ours and target not in allowed:
+        here = room_of(str(path))
+        assert here is not None
+        for module, _ in imported_modules(tree):
+            there = room_of(module.replace(".", "/"))
+            if there is not None and there != here and there not in MAY_IMPORT[here]:
                 wrong.append(f"{path} imports {module}")
+    assert not wrong
+
+
+def test_a_command_loads_what_it_composes_only_when_it_runs() -> None:
+    wrong = [
+        f"{path} imports {module}"
+        for path, tree in sources()
+        if room_of(str(path)) == "cli"
+        for module, at_top in imported_modules(tree)
+        if at_top and room_of(module.replace(".", "/")) in ("bench", "tools", "eval")
+    ]
     assert not wrong
 
 
@@ -94,8 +96,8 @@ def test_torch_is_imported_only_where_tensors_live() -> None:
         for path, tree in sources()
         for module, at_top in imported_modules(tree)
         if module.partition(".")[0] == "torch"
-        and not str(path).startswith(TORCH_HOMES)
-        and (at_top or not str(path).startswith(LAZY_TORCH_HOMES))
+        and not str(path).startswith(tuple(f"{room}/" for room in TORCH_ROOMS))
+        and (at_top or not str(path).startswith(tuple(f"{room}/" for room in LAZY_TORCH_ROOMS)))
     ]
     assert not wrong
 

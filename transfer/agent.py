@@ -10,7 +10,7 @@ from mesh.workers import KvNamespace, TransferCounters
 from transfer.config import TransferConfig
 from transfer.events import Event
 from transfer.exchange import Exchange
-from transfer.lookup_server import LookupHandler
+from transfer.fetch.lookup_server import LookupHandler
 from transfer.memory import KvMemory
 from transfer.segments import Tile, plan_layerwise, plan_whole
 from transfer.thread import TransferThread

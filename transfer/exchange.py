@@ -7,9 +7,9 @@ from functools import partial
 from mesh.workers import TransferCounters
 from transfer.config import TransferConfig
 from transfer.events import Event, Landed, LandingFailed, PushEnded
-from transfer.fetcher import Fetcher
+from transfer.fetch.fetcher import Fetcher
+from transfer.fetch.lookup_server import LookupHandler, LookupServer
 from transfer.landing import CANCELLED, Landing
-from transfer.lookup_server import LookupHandler, LookupServer
 from transfer.mailbox import Mailbox
 from transfer.memory import KvMemory
 from transfer.push import Push

@@ -15,7 +15,7 @@ from kernels.rope import frequencies, rotation_table, yarn_frequencies
 
 
 class Model:
-    """Uninitialised until `engine.checkpoint.load_weights` fills its parameters."""
+    """Uninitialised until `engine.weights.checkpoint.load_weights` fills its parameters."""
 
     def __init__(self, config: ModelConfig, *, dtype: torch.dtype, device: torch.device, fp8: bool = False) -> None:
         """`fp8`: FP8 weights of linear layers stay so, instead of being brought to `dtype`."""

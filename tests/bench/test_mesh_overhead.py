@@ -5,7 +5,7 @@ from rich.console import Console
 
 from bench.mesh_overhead import MeshRun, Options, Overhead, run, steady_gaps
 from bench.summary import Distribution
-from mesh.composition import DEFAULT_MODEL
+from cli.launcher.composition import DEFAULT_MODEL
 
 
 def options(**changes: int) -> Options:

@@ -6,7 +6,7 @@ import pytest
 from decode_svc.admission import QueueLimits, admit, check
 from decode_svc.requests import PrefillTarget
 from decode_svc.sessions import Backlog
-from engine.messages import Sampling
+from engine.protocol.messages import Sampling
 from mesh.errors import ContextExceeded, InvalidRequest, PlaceAgain, WorkerFull
 from tests.support.decoding import PREFILL, READY, make_submission
 

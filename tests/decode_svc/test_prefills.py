@@ -9,7 +9,7 @@ import pytest
 from deepmesh.v1 import common_pb2, decode_pb2, scheduler_pb2
 
 from decode_svc import prefill_link
-from engine.messages import Logprobs, Output, Refusal, Sampling
+from engine.protocol.messages import Logprobs, Output, Refusal, Sampling
 from mesh.blocks import BLOCK_TOKENS
 from mesh.config import ServerConfig
 from mesh.errors import (

@@ -8,7 +8,7 @@ import grpc
 import pytest
 from deepmesh.v1 import common_pb2, decode_pb2, decode_pb2_grpc, scheduler_pb2
 
-from engine.messages import Sampling
+from engine.protocol.messages import Sampling
 from mesh.channel import open_channel
 from mesh.errors import (
     ContextExceeded,

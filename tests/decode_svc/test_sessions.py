@@ -3,7 +3,7 @@ import pytest
 from decode_svc.requests import Finish
 from decode_svc.session import FRAME_TOKENS, Attachment
 from decode_svc.sessions import SessionLimits, Sessions
-from engine.messages import Logprobs, Output, Refusal, Sampling
+from engine.protocol.messages import Logprobs, Output, Refusal, Sampling
 from mesh.errors import (
     ContextExceeded,
     DeadlineExceeded,

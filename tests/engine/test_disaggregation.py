@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.messages import Fetch, Sampling
 from engine.oracle import OracleBackend, oracle_tokens
+from engine.protocol.messages import Fetch, Sampling
 from mesh.blocks import chain_hashes
 from tests.support.disaggregation import Pair, TellingOracle, assert_nothing_moves, make_pair
 from tests.support.engines import VOCABULARY, DeferredOracle, prompt_of, submit_of

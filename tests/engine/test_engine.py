@@ -1,8 +1,8 @@
 import pytest
 
 from engine.engine import Engine
-from engine.messages import Cancel, Sampling
 from engine.oracle import OracleBackend, oracle_tokens
+from engine.protocol.messages import Cancel, Sampling
 from mesh.blocks import chain_hashes
 from tests.support.engines import (
     VOCABULARY,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from engine.config import EngineConfig
-from engine.messages import Fetch
+from engine.protocol.messages import Fetch
 from mesh.blocks import chain_hashes
 from mesh.config import ObserveConfig
 from tests.support.checkpoints import random_prompt, tiny_checkpoint

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.batch import Batch, Row
-from engine.messages import Logprobs, Sampling
 from engine.oracle import OracleBackend, oracle_tokens
+from engine.protocol.messages import Logprobs, Sampling
 from tests.support.engines import VOCABULARY, oracle_config, prompt_of
 
 GREEDY = Sampling()

@@ -3,15 +3,15 @@
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
-from engine.client import RankClient
-from engine.messages import Fetch
 from engine.oracle import oracle_tokens
+from engine.protocol.messages import Fetch
 from mesh.blocks import chain_hashes
 from tests.support.engines import VOCABULARY, Transcript, oracle_config, prompt_of, submit_of
 from tests.support.rank_store import RankStore
 from tests.support.ranks import running_rank, until_an_end
 from tests.support.waiting import eventually
 from transfer.config import TransferConfig
+from worker.rank_client import RankClient
 
 TRANSFER = TransferConfig(slot_bytes=1 << 16, slots=4, fetch_seconds=10.0)
 BLOCKS = 200

@@ -8,16 +8,16 @@ from typing import Any
 import psutil
 import pytest
 
-from engine.client import RankClient
 from engine.config import EngineConfig
-from engine.messages import StepResult
 from engine.oracle import oracle_tokens
+from engine.protocol.messages import StepResult
 from mesh.config import ObserveConfig
 from tests.support.checkpoints import random_prompt, tiny_checkpoint
 from tests.support.engines import VOCABULARY, oracle_config, prompt_of, submit_of
 from tests.support.rank_pair import RankPair, rank_pair
 from tests.support.waiting import eventually
 from transfer.config import TransferConfig
+from worker.rank_client import RankClient
 
 
 def transfer_config(**settings: Any) -> TransferConfig:

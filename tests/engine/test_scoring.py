@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from engine.batch import Batch, Computed, Row, Sample
-from engine.messages import Logprobs, Sampling
+from engine.protocol.messages import Logprobs, Sampling
 from engine.scoring import ScoringConfig, main, token_logprobs
 from mesh.blocks import BLOCK_TOKENS
 from mesh.config import load

@@ -1,4 +1,4 @@
-from engine.messages import Sampling
+from engine.protocol.messages import Sampling
 from engine.request import Request
 from engine.waiting import WaitingQueue
 

@@ -3,9 +3,9 @@ from pathlib import Path
 
 from typer.testing import CliRunner, Result
 
+from cli.main import build
 from eval import results
 from eval.suite import questions
-from mesh.cli import build
 from mesh.errors import ConfigError
 from tests.support.answering_server import AnsweringServer, serving
 

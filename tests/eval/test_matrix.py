@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from cli.launcher.composition import MeshPlan, compose
 from eval import matrix
 from eval.matrix import CHECKPOINTS, CONFIGURATIONS, checkpoints, evaluate_matrix
 from eval.options import EvalOptions
 from eval.perplexity import Document
 from eval.results import Result
-from mesh.composition import MeshPlan, compose
 from mesh.errors import ConfigError
 
 

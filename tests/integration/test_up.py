@@ -13,15 +13,15 @@ import psutil
 import pytest
 from deepmesh.v1 import common_pb2, gateway_pb2, gateway_pb2_grpc
 
+from cli.answers import Answer, stream_grpc
+from cli.status import read_workers
 from mesh.channel import open_channel
-from mesh.commands.answers import Answer, stream_grpc
-from mesh.commands.status import read_workers
 from mesh.ports import free_port
 from tests.support.programs import ROOT
 from tests.support.waiting import eventually
 from tools.make_checkpoint import make_checkpoint
 
-DEEPMESH = "import sys; from mesh.cli import main; sys.argv[0] = 'deepmesh'; main()"
+DEEPMESH = "import sys; from cli.main import main; sys.argv[0] = 'deepmesh'; main()"
 ORACLE = ("--set", "decode.engine.backend=oracle")
 
 

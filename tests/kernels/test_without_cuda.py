@@ -18,7 +18,7 @@ class Absent(MetaPathFinder):
 sys.meta_path.insert(0, Absent())
 import torch
 
-import engine.rank
+import engine.rank.__main__
 from kernels.act_quant import quantize
 from kernels.fp8_gemm import block_scaled, fp8_gemm
 from kernels.mla_projections import absorb_query

@@ -7,8 +7,8 @@ import sys
 
 import psutil
 
+from cli.launcher.process import Child
 from mesh.ports import free_port
-from mesh.process import Child
 from tests.support.programs import ROOT
 
 MAX_RESIDENT_BYTES = 150 * 1024 * 1024

@@ -15,6 +15,7 @@ import pytest
 from deepmesh.v1 import kvstore_pb2
 
 from bench.kv_worker import KvWorker, attached, offer_all
+from cli.launcher.process import Child
 from kvstore.__main__ import running_store, ucx_agents
 from kvstore.client import StoreClient
 from kvstore.config import KvStoreConfig
@@ -22,7 +23,6 @@ from mesh import worker_wire
 from mesh.blocks import chain_hashes
 from mesh.metrics import STORE_OFFERS
 from mesh.ports import free_port
-from mesh.process import Child
 from tests.support.stores import store_config, store_stub
 from tests.support.valkey import running_valkey
 from tests.support.waiting import eventually

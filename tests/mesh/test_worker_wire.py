@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 
 from mesh import worker_wire
 from mesh.errors import InvalidRequest
-from mesh.status_report import StatusReport
 from mesh.workers import KvNamespace, TransferCounters, WorkerIdentity, WorkerLoad, WorkerRole, WorkerState
+from worker import wire
+from worker.status_report import StatusReport
 
 names = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=20)
 counts = st.integers(0, 2**32 - 1)
@@ -51,7 +52,7 @@ def test_who_a_worker_is_survives_the_wire(identity: WorkerIdentity) -> None:
 def test_what_a_worker_reports_survives_the_wire(load: WorkerLoad, transfers: TransferCounters) -> None:
     report = StatusReport(100)
     report.observe(load, [], [], transfers)
-    message = worker_wire.status_message(report.take(snapshot=False), None)
+    message = wire.status_message(report.take(snapshot=False), None)
     assert (worker_wire.load(message.load), worker_wire.transfers(message.transfers)) == (load, transfers)
     assert (worker_wire.state(message.state), message.HasField("identity")) == (WorkerState.SERVING, False)
 

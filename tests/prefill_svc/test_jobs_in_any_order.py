@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from engine.messages import FirstToken, Output, Refusal, Sampling
+from engine.protocol.messages import FirstToken, Output, Refusal, Sampling
 from mesh.errors import EngineFailed, InvalidRequest, MeshError
 from prefill_svc.jobs import Jobs
 from prefill_svc.prompts import Job, Prompt

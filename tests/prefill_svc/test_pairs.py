@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from deepmesh.v1 import common_pb2, decode_pb2
 
-from engine.messages import Sampling
+from engine.protocol.messages import Sampling
 from mesh.errors import DeadlineExceeded, PrefillLost
 from tests.support.decode_server import (
     VOCABULARY_SIZE,

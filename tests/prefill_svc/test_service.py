@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from deepmesh.v1 import common_pb2
 
-from engine.messages import Logprobs, Output, Refusal
+from engine.protocol.messages import Logprobs, Output, Refusal
 from mesh.channel import open_channel
 from mesh.errors import (
     ContextExceeded,

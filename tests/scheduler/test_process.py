@@ -9,8 +9,8 @@ from typing import Any
 import psutil
 from deepmesh.v1 import scheduler_pb2
 
+from cli.launcher.process import Child
 from mesh.ports import free_port
-from mesh.process import Child
 from tests.support.programs import ROOT
 from tests.support.scheduler_server import ReportingWorker, identity_message, scheduler_stub
 

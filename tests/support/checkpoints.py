@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 
 from engine.batch import Batch, Row, Sample
 from engine.config import EngineConfig, Hardware, resolve
-from engine.messages import Sampling
-from engine.runner import ModelBackend
+from engine.protocol.messages import Sampling
+from engine.runner.backend import ModelBackend
 from mesh.blocks import BLOCK_TOKENS
 from tools.make_checkpoint import make_checkpoint
 

@@ -15,8 +15,8 @@ from decode_svc.config import DecodeConfig
 from decode_svc.prefill_link import PrefillLink
 from decode_svc.service import DecodeServicer
 from decode_svc.worker import DecodeWorker
-from engine.messages import Ready, Sampling
 from engine.oracle import oracle_tokens
+from engine.protocol.messages import Ready, Sampling
 from mesh.channel import open_channel
 from mesh.errors import MeshError
 from mesh.failures import from_failure, from_rpc_error

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from decode_svc.requests import PrefillTarget, Submission
-from engine.messages import Logprobs, Output, Ready, Sampling, StepResult, Submit
+from engine.protocol.messages import Logprobs, Output, Ready, Sampling, StepResult, Submit
 from mesh.errors import EngineFailed
 from mesh.workers import KvNamespace, WorkerLoad
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from engine.batch import Batch, Computed
 from engine.engine import Engine
-from engine.messages import Cancel, Fetch, LandingOpened, Output, StepResult, Submit
 from engine.oracle import OracleBackend
+from engine.protocol.messages import Cancel, Fetch, LandingOpened, Output, StepResult, Submit
 from tests.support.engines import Transcript, oracle_config
 from tests.support.fake_agent import Fabric, FakeAgent
 from tests.support.remote_prompts import first_token_of, prefill_of

@@ -10,8 +10,8 @@ import msgspec
 from engine.batch import Batch, Sample
 from engine.config import EngineConfig, OracleConfig
 from engine.engine import Engine
-from engine.messages import Output, Sampling, StepResult, Submit
 from engine.oracle import OracleBackend
+from engine.protocol.messages import Output, Sampling, StepResult, Submit
 
 VOCABULARY = 500
 

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Sequence
 
 import msgspec
 
-from engine.messages import FirstToken, LandingOpened, Ready, StepResult, TransferNews
+from engine.protocol.messages import FirstToken, LandingOpened, Ready, StepResult, TransferNews
 from mesh.errors import EngineFailed
 from tests.support.decoding import READY, FakeRank
 from transfer.ticket import StoreSession, Ticket
@@ -15,7 +15,7 @@ TRANSFER_READY = msgspec.structs.replace(READY, transfer_address=b"address of th
 
 
 class FakeRankClient(FakeRank):
-    """In place of `engine.client.RankClient`. Make it inside the event loop."""
+    """In place of `worker.rank_client.RankClient`. Make it inside the event loop."""
 
     def __init__(self, ready: Ready = TRANSFER_READY) -> None:
         super().__init__()

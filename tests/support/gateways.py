@@ -13,8 +13,8 @@ from deepmesh.v1 import common_pb2, gateway_pb2, gateway_pb2_grpc
 from gateway.catalog import ModelText, load_texts
 from gateway.config import DispatchConfig, GatewayConfig, LimitsConfig, ModelConfig
 from gateway.gateway import Gateway
-from gateway.http import application
-from gateway.http_server import HttpServer
+from gateway.openai.http import application
+from gateway.openai.server import HttpServer
 from gateway.service import GatewayService
 from mesh.config import ServerConfig
 from mesh.server import MeshServer, Registration

@@ -10,9 +10,9 @@ from safetensors.torch import save_file
 from transformers import DeepseekV3ForCausalLM
 
 from engine.batch import Row
-from engine.loading import load_model
 from engine.model.inputs import build_context
 from engine.model.state import make_state
+from engine.weights.loading import load_model
 from mesh.blocks import BLOCK_TOKENS
 from tests.support.checkpoints import GREEDY, read_tensors
 

@@ -11,7 +11,7 @@ import msgspec
 import psutil
 from deepmesh.v1 import common_pb2, prefill_pb2, prefill_pb2_grpc, scheduler_pb2
 
-from engine.messages import Ready
+from engine.protocol.messages import Ready
 from mesh.blocks import BLOCK_TOKENS
 from mesh.channel import open_channel
 from mesh.errors import MeshError

@@ -9,10 +9,10 @@ from pathlib import Path
 import grpc
 from deepmesh.v1 import common_pb2, gateway_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
 
-from mesh.commands.serving import until_served
-from mesh.composition import HOST, MeshPlan, compose
+from cli.launcher.composition import HOST, MeshPlan, compose
+from cli.launcher.serving import until_served
+from cli.launcher.supervisor import Supervisor
 from mesh.ports import free_port
-from mesh.supervisor import Supervisor
 from tests.support.tokenizers import tokenizer_directory
 
 # Of oracle workers.

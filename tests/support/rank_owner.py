@@ -2,8 +2,8 @@
 
 import asyncio
 
-from engine.client import RankClient
 from engine.config import EngineConfig
+from worker.rank_client import RankClient
 
 
 async def own() -> None:

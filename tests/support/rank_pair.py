@@ -5,14 +5,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from engine.client import RankClient
 from engine.config import EngineConfig
-from engine.messages import LandingOpened, Output, StepResult, Submit
+from engine.protocol.messages import LandingOpened, Output, StepResult, Submit
 from mesh.config import ObserveConfig
 from mesh.workers import TransferCounters
 from tests.support.engines import Transcript
 from tests.support.remote_prompts import first_token_of, prefill_of
 from transfer.events import PushEnded
+from worker.rank_client import RankClient
 
 
 @dataclass

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from engine.client import RankClient
 from mesh.workers import KvNamespace
 from tests.support.transfer_peer import KnownChains
 from transfer.agent import TransferAgent
@@ -14,6 +13,7 @@ from transfer.config import TransferConfig
 from transfer.events import Landed, PushEnded
 from transfer.host_memory import HostMemory
 from transfer.ticket import StoreSession
+from worker.rank_client import RankClient
 
 
 class RankStore:

@@ -3,10 +3,10 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from engine.client import RankClient
 from engine.config import EngineConfig
-from engine.messages import StepResult
+from engine.protocol.messages import StepResult
 from tests.support.engines import Transcript
+from worker.rank_client import RankClient
 
 
 @asynccontextmanager

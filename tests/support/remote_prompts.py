@@ -1,6 +1,6 @@
 """What the services pass on between a decode rank and a prefill rank, without the services."""
 
-from engine.messages import Fetch, FirstToken, LandingOpened, Output, Push, Submit
+from engine.protocol.messages import Fetch, FirstToken, LandingOpened, Output, Push, Submit
 
 
 def prefill_of(submit: Submit, opened: LandingOpened, fetch: Fetch | None = None) -> Submit:

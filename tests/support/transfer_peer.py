@@ -83,7 +83,7 @@ class Side:
         # Only here: CUDA looks at the variable once, and most tests do without torch.
         import torch
 
-        from engine.device_memory import DeviceMemory
+        from engine.runner.device_memory import DeviceMemory
 
         pool = torch.from_numpy(self.array).view(LAYERS, BLOCKS, 64, -1).cuda()
         self._pool = pool.view(*self.array.shape)

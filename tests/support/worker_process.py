@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import psutil
 
+from cli.launcher.process import Child
 from mesh.ports import free_port
-from mesh.process import Child
 from tests.support.waiting import eventually
 
 

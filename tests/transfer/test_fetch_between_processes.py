@@ -18,7 +18,7 @@ from tests.support.transfer_peer import (
     two_sides,
 )
 from transfer.events import Fetched
-from transfer.lookup import MAX_LOOKUP_BYTES, Answer, Lookup, lookup_message
+from transfer.fetch.lookup import MAX_LOOKUP_BYTES, Answer, Lookup, lookup_message
 from transfer.seal import Kind, seal
 from transfer.tags import LOOKUP_TAG
 from transfer.ticket import StoreSession

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transfer.lookup import Answer, Lookup
+from transfer.fetch.lookup import Answer, Lookup
 from transfer.seal import Kind, seal, unseal
 from transfer.ticket import SegmentDigest
 

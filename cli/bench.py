@@ -1,0 +1,70 @@
+"""`deepmesh bench`: open-loop load against any endpoint."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cli.endpoints import GATEWAY
+from mesh.config import validate
+
+
+def bench(
+    rate: Annotated[float, typer.Option(help="Mean arrivals a second (Poisson); inf sends all at once.")],
+    isl: Annotated[int, typer.Option(help="Tokens of a synthetic prompt.")] = 512,
+    osl: Annotated[int, typer.Option(help="Tokens of an answer.")] = 128,
+    dataset: Annotated[
+        Path | None, typer.Option(help="JSON lines with messages or prompt, text with one prompt a line, or tasks.")
+    ] = None,
+    url: Annotated[str | None, typer.Option(help="An OpenAI API, e.g. http://127.0.0.1:8000/v1.")] = None,
+    endpoint: Annotated[
+        str | None,
+        typer.Option(
+            "--endpoint",
+            envvar="DEEPMESH_GATEWAY",
+            metavar="HOST:PORT",
+            help=f"A deepmesh gateway's gRPC; by default {GATEWAY}.",
+        ),
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="By default the first that the endpoint lists.")] = None,
+    api_key: Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY")] = None,
+    requests: Annotated[int | None, typer.Option(help="How many; by default the dataset, or 100.")] = None,
+    duration: Annotated[float | None, typer.Option(help="Seconds of arrivals, instead of --requests.")] = None,
+    max_concurrency: Annotated[int | None, typer.Option(help="Requests in flight at once.")] = None,
+    range_ratio: Annotated[float, typer.Option(help="Spread of isl and osl, in [0, 1).")] = 0.0,
+    prefixes: Annotated[int, typer.Option(help="Distinct shared prefixes of the prompts.")] = 0,
+    prefix_length: Annotated[int, typer.Option(help="Tokens of each prefix, part of isl.")] = 0,
+    temperature: Annotated[float, typer.Option()] = 0.0,
+    seed: Annotated[int, typer.Option(help="Equal seeds draw equal arrivals and prompts.")] = 0,
+    ttft_slo_ms: Annotated[float | None, typer.Option(help="Objective that goodput is judged by.")] = None,
+    tpot_slo_ms: Annotated[float | None, typer.Option(help="Objective that goodput is judged by.")] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="JSON report; the plot lies beside it. By default out/load-<time>.json.")
+    ] = None,
+) -> None:
+    """Send requests at their own pace, whatever becomes of those before them, and report latency and goodput."""
+    from bench.load import main
+    from bench.options import LoadOptions
+
+    values = {
+        "url": url,
+        "grpc": None if url else endpoint or GATEWAY,
+        "model": model,
+        "api_key": api_key,
+        "rate": rate,
+        "requests": requests,
+        "duration_s": duration,
+        "max_concurrency": max_concurrency,
+        "seed": seed,
+        "isl": isl,
+        "osl": osl,
+        "range_ratio": range_ratio,
+        "prefixes": prefixes,
+        "prefix_length": prefix_length,
+        "dataset": dataset,
+        "temperature": temperature,
+        "ttft_slo_ms": ttft_slo_ms,
+        "tpot_slo_ms": tpot_slo_ms,
+        "output": output,
+    }
+    main(validate(LoadOptions, values, "deepmesh bench"))

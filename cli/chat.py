@@ -1,0 +1,69 @@
+"""`deepmesh chat`: a conversation in the terminal."""
+
+import asyncio
+import sys
+from contextlib import suppress
+from typing import Annotated
+
+import typer
+from deepmesh.v1 import common_pb2, gateway_pb2
+from rich.console import Console
+
+from cli.conversation import Conversation
+from cli.endpoints import GATEWAY, GatewayOption
+from cli.terminal import make_console
+from mesh.errors import InvalidRequest, MeshError
+
+
+def chat(
+    endpoint: GatewayOption = GATEWAY,
+    model: Annotated[str, typer.Option(help="Needed only where the mesh serves several.")] = "",
+    system: Annotated[str | None, typer.Option(help="A system message.")] = None,
+    max_tokens: Annotated[int, typer.Option(min=0, help="Of one answer; 0 takes what the context leaves.")] = 1024,
+    temperature: Annotated[float, typer.Option(min=0)] = 0.6,
+    top_p: Annotated[float, typer.Option(min=0, max=1)] = 0.95,
+    api_key: Annotated[str | None, typer.Option(envvar="DEEPMESH_API_KEY")] = None,
+) -> None:
+    """Talk to a mesh. Ctrl-C stops an answer, Ctrl-D ends; piped input is one message. Reasoning is dimmed."""
+    sampling = common_pb2.SamplingParams(temperature=temperature, top_p=top_p)
+    settings = gateway_pb2.GenerateRequest(model=model, max_tokens=max_tokens, sampling=sampling)
+    messages = [{"role": "system", "content": system}] if system else []
+    console = make_console()
+    conversation = Conversation(endpoint, api_key, settings, messages, console)
+    with asyncio.Runner() as runner:
+        try:
+            runner.run(conversation.connect())
+            if sys.stdin.isatty():
+                _converse(conversation, runner, console)
+            else:
+                _answer_once(conversation, runner)
+        finally:
+            runner.run(conversation.close())
+
+
+def _answer_once(conversation: Conversation, runner: asyncio.Runner) -> None:
+    text = sys.stdin.read().strip()
+    if not text:
+        raise InvalidRequest("the message is empty: pipe some text, or run deepmesh chat in a terminal")
+    runner.run(conversation.turn(text))
+
+
+def _converse(conversation: Conversation, runner: asyncio.Runner, console: Console) -> None:
+    with suppress(ImportError):
+        # Line editing for input().
+        import readline  # noqa: F401
+    while True:
+        try:
+            text = input("› ").strip()
+        except (EOFError, KeyboardInterrupt):
+            console.print()
+            return
+        if not text:
+            continue
+        try:
+            # The runner turns Ctrl-C into a cancellation of the turn.
+            runner.run(conversation.turn(text))
+        except KeyboardInterrupt:
+            continue
+        except MeshError as error:
+            console.print(error.message, style="red", markup=False)

@@ -1,0 +1,74 @@
+"""A conversation of several turns with a gateway, printed as it streams."""
+
+import asyncio
+
+import grpc
+from deepmesh.v1 import gateway_pb2, gateway_pb2_grpc
+from rich.console import Console
+
+from cli.answers import Answer, chat_prompt, stream_grpc
+from cli.terminal import show_on
+from mesh.channel import open_channel
+from mesh.errors import EndpointUnavailable, MeshError
+
+CONNECT_SECONDS = 5.0
+
+
+class Conversation:
+    """Owns the connection and the messages so far. `settings` is every request, but for its prompt."""
+
+    def __init__(
+        self,
+        endpoint: str,
+        api_key: str | None,
+        settings: gateway_pb2.GenerateRequest,
+        messages: list[dict[str, str]],
+        console: Console,
+    ) -> None:
+        self._endpoint = endpoint
+        self._metadata = [("authorization", f"Bearer {api_key}")] if api_key else []
+        self._settings = settings
+        self._messages = messages
+        self._console = console
+        self._channel: grpc.aio.Channel | None = None
+
+    async def connect(self) -> None:
+        """Raises EndpointUnavailable, or what the gateway says of the API key."""
+        self._channel = open_channel(self._endpoint)
+        try:
+            request = gateway_pb2.ListModelsRequest()
+            await self._stub.ListModels(request, timeout=CONNECT_SECONDS, metadata=self._metadata)
+        except MeshError as error:
+            if error.code not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+                raise
+            raise EndpointUnavailable(f"no gateway answers at {self._endpoint}: is deepmesh up running?") from error
+
+    async def close(self) -> None:
+        if self._channel is not None:
+            await self._channel.close()
+
+    async def turn(self, text: str) -> None:
+        """Say `text`, print the answer. What came of a cancelled answer stays in the conversation; of a failed one,
+        not even the question does.
+        """
+        self._messages.append({"role": "user", "content": text})
+        request = gateway_pb2.GenerateRequest()
+        request.CopyFrom(self._settings)
+        request.prompt.CopyFrom(chat_prompt(self._messages))
+        answer = Answer()
+        try:
+            await stream_grpc(self._stub, request, answer, show_on(self._console), self._metadata)
+        except MeshError:
+            self._messages.pop()
+            raise
+        except asyncio.CancelledError:
+            self._console.print(" [stopped]", style="dim", markup=False)
+            self._messages.append({"role": "assistant", "content": answer.text})
+            raise
+        self._console.print()
+        self._messages.append({"role": "assistant", "content": answer.text})
+
+    @property
+    def _stub(self) -> gateway_pb2_grpc.GatewayServiceStub:
+        assert self._channel is not None
+        return gateway_pb2_grpc.GatewayServiceStub(self._channel)

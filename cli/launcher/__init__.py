@@ -1,0 +1,1 @@
+"""A mesh of processes on one machine: composed, started, watched, started again."""

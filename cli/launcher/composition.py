@@ -1,0 +1,210 @@
+"""Which processes make a mesh on one machine, and what each is told: plain data from plain data."""
+
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cli.launcher.gpus import Gpu, assign
+from mesh.errors import ConfigError
+
+HOST = "127.0.0.1"
+HTTP_PORT = 8000
+GRPC_PORT = 8001
+SCHEDULER_PORT = 8002
+# What is served where no model is named: shipped beside the code.
+DEFAULT_MODEL = Path(__file__).parents[2] / "models" / "tiny-r1"
+# Prefix of a key on the command line -> module that runs it.
+MODULES: Mapping[str, str] = {
+    "scheduler": "scheduler",
+    "kvstore": "kvstore",
+    "prefill": "prefill_svc",
+    "decode": "decode_svc",
+    "gateway": "gateway",
+}
+WORKER_MODULES = (MODULES["prefill"], MODULES["decode"])
+# A segment of GPU memory costs the host the same, however large it is.
+GPU_SLOT_BYTES = 64 << 20
+# Workers take as long as their checkpoint does.
+READY_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class ServiceSpec:
+    """One process: `python -m module --set ...`."""
+
+    name: str
+    module: str
+    # gRPC, with health; None takes a free one at every start.
+    port: int | None
+    settings: tuple[str, ...]
+    # How long it may take to be ready; None waits for as long as it lives.
+    ready_seconds: float | None
+    # One of several that do the same work: the mesh goes on while another is left.
+    worker: bool = False
+    # The mesh goes on without it, slower.
+    optional: bool = False
+    # Where it computes; None is the CPU.
+    gpu: Gpu | None = None
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What it finds in its environment beside ours."""
+        return {} if self.gpu is None else self.gpu.environment
+
+    def command(self, port: int) -> list[str]:
+        """The command line that serves on `port`."""
+        # Metrics on any port; the service logs which.
+        settings = (f"server.port={port}", "server.metrics_port=0", *self.settings)
+        return [sys.executable, "-P", "-m", self.module, *(part for each in settings for part in ("--set", each))]
+
+
+@dataclass(frozen=True)
+class MeshPlan:
+    """What `deepmesh up` was asked for. `settings` are "service.key=value", the service being one of MODULES; without
+    `model_dir` the settings say what the workers serve.
+    """
+
+    model_dir: Path | None
+    decode_workers: int = 1
+    http_port: int = HTTP_PORT
+    grpc_port: int = GRPC_PORT
+    scheduler_port: int = SCHEDULER_PORT
+    settings: tuple[str, ...] = ()
+    # None: decode workers compute prompts themselves.
+    prefill_workers: int = 0
+    # One KV store on each: those who ask it know it by its endpoint.
+    store_ports: tuple[int, ...] = ()
+    # Of this machine, by name.
+    gpus: tuple[str, ...] = ()
+
+    @property
+    def workers(self) -> int:
+        """Those that compute."""
+        return self.decode_workers + self.prefill_workers
+
+    @property
+    def store_endpoints(self) -> list[str]:
+        return [f"{HOST}:{port}" for port in self.store_ports]
+
+
+def compose(plan: MeshPlan, cpu_count: int | None = None) -> list[ServiceSpec]:
+    """The processes of a mesh, in the order in which they start. Raises ConfigError for a setting of no service.
+
+    GPUs go to decode workers first, then to prefill workers, one each; with more workers than GPUs they are shared.
+    """
+    asked = split_settings(plan.settings)
+    gpus = _assign_gpus(plan, asked)
+    stores = _stores_setting(plan)
+    scheduler = (*stores, *asked["scheduler"])
+    gateway = (*_gateway_settings(plan), *asked["gateway"])
+    common = (*_worker_settings(plan, cpu_count or os.cpu_count() or 1), *stores)
+
+    def workers(service: str, count: int) -> list[ServiceSpec]:
+        of_gpus = [(name, gpus.get(name)) for name in _names(service, count)]
+        return [
+            _worker(service, name, gpu, (*common, *_own_settings(plan, gpu), *asked[service])) for name, gpu in of_gpus
+        ]
+
+    return [
+        ServiceSpec("scheduler", MODULES["scheduler"], plan.scheduler_port, scheduler, READY_SECONDS),
+        *(_store(number, port, asked["kvstore"]) for number, port in enumerate(plan.store_ports)),
+        *workers("prefill", plan.prefill_workers),
+        *workers("decode", plan.decode_workers),
+        ServiceSpec("gateway", MODULES["gateway"], plan.grpc_port, gateway, READY_SECONDS),
+    ]
+
+
+def whereabouts(specs: Sequence[ServiceSpec]) -> str:
+    """Which worker computes where, in words."""
+    workers = [spec for spec in specs if spec.module in WORKER_MODULES]
+    return ", ".join(f"{spec.name} on {_device(spec.gpu)}" for spec in workers)
+
+
+def split_settings(settings: Sequence[str]) -> dict[str, list[str]]:
+    """ "decode.engine.max_requests=8" under "decode", without the prefix; every service has an entry."""
+    split: dict[str, list[str]] = {service: [] for service in MODULES}
+    for setting in settings:
+        service, dot, rest = setting.partition(".")
+        if service not in split or not dot or "=" not in rest:
+            raise ConfigError(f"--set {setting}: expected SERVICE.KEY=VALUE, the service being {', '.join(split)}")
+        split[service].append(rest)
+    return split
+
+
+def _device(gpu: Gpu | None) -> str:
+    if gpu is None:
+        return "the CPU"
+    return f"GPU {gpu.name}" + (f" (1/{gpu.workers} of it)" if gpu.workers > 1 else "")
+
+
+def _names(service: str, workers: int) -> list[str]:
+    return [f"{service}-{number}" for number in range(workers)]
+
+
+def _assign_gpus(plan: MeshPlan, asked: Mapping[str, Sequence[str]]) -> dict[str, Gpu]:
+    """By name of the worker."""
+    workers = {"decode": plan.decode_workers, "prefill": plan.prefill_workers}
+    takers = [_names(service, count) for service, count in workers.items() if _takes_gpu(asked[service])]
+    return assign([name for names in takers for name in names], plan.gpus)
+
+
+def _takes_gpu(settings: Sequence[str]) -> bool:
+    """Whether workers that are told this compute on a GPU where there is one."""
+    told = dict(setting.split("=", 1) for setting in settings)
+    return told.get("engine.device") != "cpu" and told.get("engine.backend") != "oracle"
+
+
+def _worker(service: str, name: str, gpu: Gpu | None, settings: Sequence[str]) -> ServiceSpec:
+    settings = (f"worker_id={name}", *settings)
+    # Without prefill workers the decode workers compute prompts.
+    return ServiceSpec(name, MODULES[service], None, settings, None, service == "decode", service == "prefill", gpu)
+
+
+def _own_settings(plan: MeshPlan, gpu: Gpu | None) -> list[str]:
+    """What depends on where a worker computes."""
+    return [*_memory_settings(gpu, plan.workers), *_transfer_settings(plan, gpu)]
+
+
+def _memory_settings(gpu: Gpu | None, workers: int) -> list[str]:
+    if gpu is not None:
+        # Rounded down: together they must not ask for more than there is.
+        return [f"engine.memory_share={1000 // gpu.workers / 1000}"] if gpu.workers > 1 else []
+    # Each takes its KV pool from what is free when it starts: half of it, between them.
+    return [f"engine.kv_memory_fraction={min(0.25, 0.5 / workers):.3f}"] if workers > 1 else []
+
+
+def _store(number: int, port: int, settings: Sequence[str]) -> ServiceSpec:
+    name = f"kvstore-{number}"
+    return ServiceSpec(name, MODULES["kvstore"], port, (f"store_id={name}", *settings), READY_SECONDS, optional=True)
+
+
+def _stores_setting(plan: MeshPlan) -> list[str]:
+    return ["stores=" + json.dumps(plan.store_endpoints)] if plan.store_ports else []
+
+
+def _gateway_settings(plan: MeshPlan) -> list[str]:
+    settings = [f"http.port={plan.http_port}", f"scheduler={HOST}:{plan.scheduler_port}"]
+    if plan.model_dir is not None:
+        # JSON is YAML, and quotes whatever a path may hold.
+        settings.append("models=" + json.dumps([{"tokenizer_dir": str(plan.model_dir.resolve())}]))
+    return settings
+
+
+def _worker_settings(plan: MeshPlan, cpu_count: int) -> list[str]:
+    settings = [f"scheduler={HOST}:{plan.scheduler_port}"]
+    if plan.model_dir is not None:
+        settings.append("engine.model_dir=" + json.dumps(str(plan.model_dir.resolve())))
+    if plan.workers > 1:
+        # Each would take every core otherwise.
+        settings.append(f"engine.threads={max(1, cpu_count // plan.workers)}")
+    return settings
+
+
+def _transfer_settings(plan: MeshPlan, gpu: Gpu | None) -> list[str]:
+    if not plan.prefill_workers and not plan.store_ports:
+        return []
+    told = {} if gpu is None else {"slot_bytes": GPU_SLOT_BYTES}
+    return ["engine.transfer=" + json.dumps(told)]

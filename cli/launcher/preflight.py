@@ -1,0 +1,56 @@
+"""What can be known to be wrong before any process starts."""
+
+import json
+from collections.abc import Iterable
+from importlib.util import find_spec
+from pathlib import Path
+
+from cli.launcher.composition import HOST, MeshPlan
+from mesh.errors import CheckpointError, ConfigError
+from mesh.ports import why_not
+
+# Carries KV between processes.
+TRANSPORT = "ucxx"
+INDEX = "model.safetensors.index.json"
+
+
+def check_plan(plan: MeshPlan) -> None:
+    """Raises ConfigError for a port that cannot be had, CheckpointError for a model that cannot be one."""
+    if plan.model_dir is not None:
+        check_model_dir(plan.model_dir)
+    check_transfers(plan)
+    check_ports({"--http-port": plan.http_port, "--grpc-port": plan.grpc_port, "--scheduler-port": plan.scheduler_port})
+
+
+def check_transfers(plan: MeshPlan) -> None:
+    """Whether KV can move, where the plan has somebody to move it to."""
+    if (plan.prefill_workers or plan.store_ports) and find_spec(TRANSPORT) is None:
+        raise ConfigError(f"--prefill and --kvstore need the package {TRANSPORT}: install deepmesh's requirements")
+
+
+def check_ports(ports: dict[str, int]) -> None:
+    """`ports` by the flag that chooses each."""
+    if len(set(ports.values())) < len(ports):
+        raise ConfigError(f"{', '.join(ports)}: give three different ports")
+    for flag, port in ports.items():
+        if (why := why_not(HOST, port)) is not None:
+            raise ConfigError(f"cannot listen on {HOST}:{port} ({why}): choose another with {flag}")
+
+
+def check_model_dir(directory: Path) -> None:
+    """Presence alone: the worker that loads it checks what is in it."""
+    if not directory.is_dir():
+        raise CheckpointError(f"no directory {directory}: write a model with deepmesh make-checkpoint {directory}")
+    needed = ["config.json", "tokenizer.json", *_shards(directory)]
+    if missing := [name for name in needed if not (directory / name).is_file()]:
+        others = f" and {len(missing) - 1} more files" if len(missing) > 1 else ""
+        raise CheckpointError(f"{directory} is no complete checkpoint: {missing[0]}{others} missing")
+
+
+def _shards(directory: Path) -> Iterable[str]:
+    if not (directory / INDEX).exists():
+        return [] if any(directory.glob("*.safetensors")) else ["model.safetensors"]
+    try:
+        return sorted(set(json.loads((directory / INDEX).read_text(encoding="utf-8"))["weight_map"].values()))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"cannot read {directory / INDEX}: {error}") from error

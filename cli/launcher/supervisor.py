@@ -1,0 +1,140 @@
+"""Keeps the processes of a mesh running, and stops them in order."""
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Collection, Sequence
+from itertools import groupby
+from pathlib import Path
+
+import mesh
+from cli.launcher.composition import HOST, ServiceSpec
+from cli.launcher.process import Child, describe_status
+from cli.launcher.restart import RestartPolicy
+from mesh.errors import ProcessFailed
+from mesh.ports import free_port
+
+STOP_GRACE_SECONDS = 15.0
+NAME = "mesh"
+
+
+class Supervisor:
+    """`start` returns when every service is ready; `until_failure` then restarts what dies; `stop` leaves nothing.
+
+    A service that cannot be kept running ends the mesh, except a worker while another one serves, and what is optional.
+    `on_line(name, line)` gets every line of every process, and what the supervisor has to say under the name "mesh".
+    """
+
+    def __init__(
+        self,
+        specs: Sequence[ServiceSpec],
+        on_line: Callable[[str, str], None],
+        policy: RestartPolicy | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._specs = specs
+        self._on_line = on_line
+        self._policy = policy or RestartPolicy()
+        self._clock = clock
+        self._children: dict[str, Child] = {}
+        self._keepers: dict[asyncio.Task[None], ServiceSpec] = {}
+
+    @property
+    def process_ids(self) -> dict[str, int]:
+        """Of the services that were started, by name."""
+        return {name: child.process_id for name, child in self._children.items()}
+
+    async def start(self) -> None:
+        """Start the first service, then the others at once. Raises ProcessFailed where one does not get ready."""
+        first, *others = self._specs
+        await self._start(first)
+        starts = [asyncio.create_task(self._start(spec)) for spec in others]
+        try:
+            await asyncio.gather(*starts)
+        finally:
+            for each in starts:
+                each.cancel()
+            await asyncio.gather(*starts, return_exceptions=True)
+
+    async def until_failure(self) -> None:
+        """Restart what dies; raises ProcessFailed once the mesh cannot go on."""
+        self._keepers = {asyncio.create_task(self._keep(spec)): spec for spec in self._specs}
+        running = set(self._keepers)
+        while True:
+            done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            for keeper in done:
+                failure = keeper.exception()
+                assert failure is not None, "a service is kept until that fails"
+                others = [self._keepers[other] for other in running]
+                if not _dispensable(self._keepers[keeper], others):
+                    raise failure
+                self._on_line(NAME, f"{failure}: going on without it")
+
+    async def restart(self, names: Collection[str]) -> None:
+        """Stop these services and start them again, together; not while `until_failure` runs, which would do it too.
+
+        Raises ProcessFailed where one does not get ready.
+        """
+        assert not self._keepers
+        await asyncio.gather(*(self._children[name].stop(STOP_GRACE_SECONDS) for name in names))
+        await asyncio.gather(*(self._start(spec) for spec in self._specs if spec.name in names))
+
+    async def stop(self) -> None:
+        """Stop the services, last started first, those of one kind together."""
+        for keeper in self._keepers:
+            keeper.cancel()
+        await asyncio.gather(*self._keepers, return_exceptions=True)
+        for group in _stop_order(self._specs):
+            children = [self._children[spec.name] for spec in group if spec.name in self._children]
+            await asyncio.gather(*(child.stop(STOP_GRACE_SECONDS) for child in children))
+
+    async def _start(self, spec: ServiceSpec) -> None:
+        port = spec.port or free_port(HOST)
+        child = Child(spec.name, spec.command(port), self._on_line, {**_environment(), **spec.environment})
+        self._children[spec.name] = child
+        await child.start()
+        await child.wait_ready(f"{HOST}:{port}", spec.ready_seconds)
+
+    async def _keep(self, spec: ServiceSpec) -> None:
+        ends = 0
+        while True:
+            ready_at = self._clock()
+            status = await self._children[spec.name].wait()
+            ends = self._policy.ends_in_row(ends, self._clock() - ready_at)
+            await self._restart(spec, ends, status)
+
+    async def _restart(self, spec: ServiceSpec, ends: int, status: int) -> None:
+        """Start again until it is ready. Raises ProcessFailed where the policy gives up."""
+        while True:
+            ended = f"{spec.name} ended with {describe_status(status)}"
+            delay = self._policy.delay_seconds(ends, status)
+            if delay is None:
+                raise ProcessFailed(f"{ended} and is not started again{self._children[spec.name].last_words}")
+            self._on_line(NAME, f"{ended}: starting it again in {delay:g} s")
+            await asyncio.sleep(delay)
+            try:
+                return await self._start(spec)
+            except ProcessFailed as error:
+                self._on_line(NAME, error.message)
+            await self._children[spec.name].stop(STOP_GRACE_SECONDS)
+            status, ends = await self._children[spec.name].wait(), ends + 1
+
+
+def _environment() -> dict[str, str]:
+    ours = str(Path(mesh.__file__).parents[1])
+    return {
+        # Before what is there: a service must not run other code than its supervisor.
+        "PYTHONPATH": os.pathsep.join(filter(None, (ours, os.environ.get("PYTHONPATH")))),
+        # gRPC's own lines about what services report as errors of theirs; read when it is imported.
+        "GRPC_VERBOSITY": os.environ.get("GRPC_VERBOSITY", "NONE"),
+        # ucxx sets a variable that a UCX without CUDA does not know.
+        "UCX_WARN_UNUSED_ENV_VARS": os.environ.get("UCX_WARN_UNUSED_ENV_VARS", "n"),
+    }
+
+
+def _dispensable(spec: ServiceSpec, others: Sequence[ServiceSpec]) -> bool:
+    return spec.optional or (spec.worker and any(other.worker and other.module == spec.module for other in others))
+
+
+def _stop_order(specs: Sequence[ServiceSpec]) -> list[list[ServiceSpec]]:
+    return [list(group) for _, group in groupby(reversed(specs), key=lambda spec: spec.module)]

@@ -1,0 +1,41 @@
+"""The `deepmesh` command."""
+
+import sys
+
+import typer
+from grpc import StatusCode
+
+from cli.bench import bench
+from cli.chat import chat
+from cli.demo import demo
+from cli.eval import evaluate
+from cli.make_checkpoint import make_checkpoint
+from cli.status import status
+from cli.up import up
+from mesh.errors import MeshError
+from mesh.launch import EXIT_FAILED, EXIT_USELESS_TO_RETRY
+
+HELP = """A mesh of gRPC services that serves DeepSeek V3/R1 models.
+
+`deepmesh up` listens on 127.0.0.1: OpenAI HTTP on 8000, the gateway's gRPC on 8001, the scheduler on 8002. The other
+commands look there, unless an option or DEEPMESH_GATEWAY, DEEPMESH_SCHEDULER (host:port) says otherwise.
+"""
+
+
+def build() -> typer.Typer:
+    app = typer.Typer(help=HELP, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+    for command in (up, chat, status, bench, demo):
+        app.command()(command)
+    app.command("make-checkpoint")(make_checkpoint)
+    app.command("eval")(evaluate)
+    return app
+
+
+def main() -> None:
+    """Run one command; a MeshError becomes one line on stderr and status 2 where trying again cannot help, else 1."""
+    try:
+        build()()
+    except MeshError as error:
+        sys.stderr.write(f"deepmesh: {error.message}\n")
+        final = error.code in (StatusCode.FAILED_PRECONDITION, StatusCode.INVALID_ARGUMENT)
+        sys.exit(EXIT_USELESS_TO_RETRY if final else EXIT_FAILED)

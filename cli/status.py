@@ -1,0 +1,126 @@
+"""`deepmesh status`: what the scheduler knows of workers and KV stores."""
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from typing import Annotated
+
+import grpc
+import typer
+from deepmesh.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
+from google.protobuf.json_format import MessageToDict
+from rich import box, filesize
+from rich.console import Console
+from rich.table import Table
+
+from cli.endpoints import SCHEDULER, SchedulerOption
+from mesh.channel import open_channel
+from mesh.errors import EndpointUnavailable
+
+TIMEOUT_SECONDS = 5.0
+
+
+def status(
+    scheduler: SchedulerOption = SCHEDULER,
+    as_json: Annotated[bool, typer.Option("--json", help="The scheduler's answer as JSON.")] = False,
+) -> None:
+    """Show the workers of a mesh, their load, their cache and their transfers, and its KV stores."""
+    snapshot = asyncio.run(read_workers(scheduler))
+    if as_json:
+        fields = MessageToDict(snapshot, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
+        typer.echo(json.dumps({"workers": fields["workers"], "stores": fields["stores"]}, indent=2))
+        return
+    console = Console()
+    console.print(workers_table(snapshot))
+    if any(worker.transfers.total_slots for worker in snapshot.workers):
+        console.print(transfers_table(snapshot))
+    if snapshot.stores:
+        console.print(stores_table(snapshot))
+
+
+async def read_workers(endpoint: str) -> scheduler_pb2.WatchWorkersResponse:
+    """The registry now. Raises EndpointUnavailable."""
+    async with open_channel(endpoint) as channel:
+        call = scheduler_pb2_grpc.SchedulerServiceStub(channel).WatchWorkers(
+            scheduler_pb2.WatchWorkersRequest(), timeout=TIMEOUT_SECONDS
+        )
+        try:
+            snapshot: scheduler_pb2.WatchWorkersResponse = await call.read()
+        except grpc.aio.AioRpcError as error:
+            raise EndpointUnavailable(f"no scheduler answers at {endpoint}: is deepmesh up running?") from error
+        finally:
+            call.cancel()
+    return snapshot
+
+
+def workers_table(snapshot: scheduler_pb2.WatchWorkersResponse) -> Table:
+    """One row a worker, with the model that it serves under its name; fits eighty columns."""
+    numbers = ("run", "wait", "to\nprefill", "blocks\nused", "blocks\ncached", "prefill\ntok/s", "step\nms")
+    table = _table(("worker", "state"), numbers)
+    table.title = None if snapshot.workers else "no workers"
+    for worker in snapshot.workers:
+        table.add_row(*_row(worker))
+    return table
+
+
+def transfers_table(snapshot: scheduler_pb2.WatchWorkersResponse) -> Table:
+    """One row a process that moves KV: what is open now, and the bytes since its start, by UCX transport."""
+    numbers = ("landings/\npushes/\nfetches", "slots\nfree", "quaran-\ntined", "received", "sent", "refused")
+    table = _table(("KV moved by",), numbers)
+    movers = [(worker.identity.worker_id, worker.transfers) for worker in snapshot.workers]
+    movers += [(store.store_id, store.transfers) for store in snapshot.stores if store.store_id]
+    for name, transfers in movers:
+        table.add_row(
+            name,
+            f"{transfers.open_landings}/{transfers.open_pushes}/{transfers.open_fetches}",
+            f"{transfers.free_slots}/{transfers.total_slots}",
+            str(transfers.quarantined_slots),
+            bytes_by_transport(transfers.received_bytes),
+            bytes_by_transport(transfers.sent_bytes),
+            str(sum(transfers.refused.values())),
+        )
+    return table
+
+
+def stores_table(snapshot: scheduler_pb2.WatchWorkersResponse) -> Table:
+    """One row a tier of a store."""
+    table = _table(("KV store", "tier"), ("blocks\nused", "size", "workers", "lookups", "hits"))
+    for store in snapshot.stores:
+        if not store.store_id:
+            table.add_row(store.endpoint, "does not answer")
+        for number, tier in enumerate(store.tiers):
+            counts = () if number else (f"{store.attached_workers:,}", f"{store.lookups:,}", f"{store.hits:,}")
+            size = filesize.decimal(tier.used_blocks * tier.block_bytes)
+            table.add_row(store.store_id, tier.name, f"{tier.used_blocks:,}/{tier.total_blocks:,}", size, *counts)
+    return table
+
+
+def _table(names: Sequence[str], numbers: Sequence[str]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for heading in names:
+        table.add_column(heading, no_wrap=True)
+    for heading in numbers:
+        table.add_column(heading, justify="right", no_wrap=True)
+    return table
+
+
+def bytes_by_transport(sizes: Mapping[str, int]) -> str:
+    """One line for each UCX transport."""
+    return "\n".join(f"{transport} {filesize.decimal(size)}" for transport, size in sorted(sizes.items())) or "0"
+
+
+def _row(worker: scheduler_pb2.WorkerStatus) -> tuple[str, ...]:
+    identity, load = worker.identity, worker.load
+    used = identity.total_blocks - load.free_blocks
+    state = common_pb2.WorkerState.Name(worker.state).removeprefix("WORKER_STATE_").lower()
+    return (
+        f"{identity.worker_id}\n{identity.model}",
+        state,
+        f"{load.running_requests}/{identity.max_requests}",
+        str(load.waiting_requests),
+        f"{load.queued_prefill_tokens:,}",
+        f"{used:,}/{identity.total_blocks:,}",
+        f"{worker.cached_blocks:,}",
+        f"{load.prefill_tokens_per_second:,.0f}",
+        f"{load.decode_step_ms:.1f}",
+    )

@@ -1,0 +1,94 @@
+"""Requests whose prompt is computed elsewhere, from the opened landing until they can go on here."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from engine.kv_pool import BlockPool
+from engine.protocol.messages import LandingOpened
+from engine.request import Request
+
+if TYPE_CHECKING:
+    from transfer.agent import TransferAgent
+
+
+@dataclass(slots=True, eq=False)
+class _Landing:
+    request: Request
+    transfer_id: bytes
+    blocks: Sequence[int]
+    landed: bool = False
+
+
+class Landings:
+    """Holds every landing's blocks until the agent says that nothing writes to them, whatever becomes of the request.
+
+    A request goes on once its KV has landed and its first token is known, in either order.
+    """
+
+    def __init__(self, agent: "TransferAgent", pool: BlockPool, deadline_seconds: float) -> None:
+        self._agent = agent
+        self._pool = pool
+        self._deadline_seconds = deadline_seconds
+        # Those that something may write to, by transfer id.
+        self._open: dict[bytes, _Landing] = {}
+        # Those that a request waits for, by its key.
+        self._awaited: dict[int, _Landing] = {}
+
+    @property
+    def open(self) -> int:
+        return len(self._open)
+
+    @property
+    def awaited(self) -> int:
+        return len(self._awaited)
+
+    def begin(self, request: Request) -> LandingOpened:
+        """Open a landing for the blocks after those that the request found in the pool."""
+        held = request.registered_blocks
+        blocks = list(request.block_ids[held:])
+        self._pool.acquire(blocks)
+        ticket = self._agent.open_landing(
+            blocks, request.prompt_tokens, request.attempt, self._deadline_seconds, request.sender_slot_bytes
+        )
+        landing = _Landing(request, ticket.transfer_id, blocks)
+        self._open[ticket.transfer_id] = self._awaited[request.key] = landing
+        return LandingOpened(request.key, ticket, held)
+
+    def awaiting_first_token(self, request_key: int) -> Request | None:
+        """The request of that key, if that is what it waits for."""
+        landing = self._awaited.get(request_key)
+        return None if landing is None or landing.request.has_first_token else landing.request
+
+    def take_complete(self, request_key: int) -> Request | None:
+        """The request of that key, if all that it waited for is here: it waits no longer."""
+        landing = self._awaited.get(request_key)
+        if landing is None or not landing.landed or not landing.request.has_first_token:
+            return None
+        del self._awaited[request_key]
+        return landing.request
+
+    def give_up(self, request_key: int) -> None:
+        """Nobody waits for it any more."""
+        landing = self._awaited.pop(request_key, None)
+        if landing is not None and not landing.landed:
+            self._agent.cancel_landing(landing.transfer_id)
+
+    def on_landed(self, transfer_id: bytes) -> Request | None:
+        """Returns the request that waited for it, if that was all it waited for."""
+        landing = self._close(transfer_id)
+        landing.landed = True
+        return self.take_complete(landing.request.key)
+
+    def on_failed(self, transfer_id: bytes) -> Request | None:
+        """Returns the request that waited for it, if it still does: it waits no longer."""
+        landing = self._close(transfer_id)
+        if self._awaited.get(landing.request.key) is not landing:
+            return None
+        del self._awaited[landing.request.key]
+        return landing.request
+
+    def _close(self, transfer_id: bytes) -> _Landing:
+        landing = self._open.pop(transfer_id)
+        self._pool.release(landing.blocks)
+        return landing

@@ -1,0 +1,1 @@
+"""What a service and its rank say to each other."""

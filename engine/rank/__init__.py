@@ -1,0 +1,1 @@
+"""The rank: the process that holds one engine."""

@@ -1,0 +1,98 @@
+"""A rank: the process that holds one engine. `python -m engine.rank SOCKET_FD`, started by worker.rank_client.
+
+It ends when its service says Stop, closes the socket or dies; terminal signals are the service's business, which may
+have requests to finish first.
+"""
+
+import gc
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from engine.batch import Backend
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.protocol.messages import Failed, Ready, Start
+from engine.rank.backends import make_backend
+from engine.rank.link import RankLink
+from engine.rank.loop import RankLoop
+from engine.rank.waker import Waker
+from mesh.config import ObserveConfig
+from mesh.errors import EngineFailed, MeshError
+from mesh.observe import configure, span
+
+if TYPE_CHECKING:
+    from transfer.agent import TransferAgent
+
+
+def main(arguments: list[str]) -> int:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    waker = Waker()
+    link = RankLink(socket.socket(fileno=int(arguments[0])), waker)
+    starts = link.receive(wait=True)
+    if not starts:
+        return 0
+    start = starts[0]
+    assert isinstance(start, Start)
+    configure("rank", ObserveConfig.model_validate_json(start.observe))
+    config = EngineConfig.model_validate_json(start.config)
+    try:
+        with span("engine.load", backend=config.backend):
+            backend = make_backend(config)
+            agent = _make_agent(config, backend, waker)
+    except MeshError as error:
+        _report(link, Failed(error.reason, error.message))
+        return 1
+    except Exception as error:
+        _report(link, Failed(EngineFailed.reason, f"{type(error).__name__}: {error}"))
+        raise
+    engine = Engine(config, backend, time.monotonic, agent)
+    link.send(_ready(config, backend, engine, agent))
+    # What loading allocated lives as long as the process: collections need not walk it.
+    gc.freeze()
+    RankLoop(link, engine).run()
+    if agent is not None:
+        agent.close()
+    return 0
+
+
+def _make_agent(config: EngineConfig, backend: Backend, waker: Waker) -> "TransferAgent | None":
+    if config.transfer is None:
+        return None
+    # Only here: a rank that moves no KV starts without UCX.
+    from transfer.agent import TransferAgent
+
+    return TransferAgent(backend.kv_memory(), backend.namespace, config.transfer, time.monotonic, waker.wake)
+
+
+def _ready(config: EngineConfig, backend: Backend, engine: Engine, agent: "TransferAgent | None") -> Ready:
+    return Ready(
+        model=backend.model,
+        namespace=backend.namespace,
+        context_tokens=engine.context_tokens,
+        vocabulary_size=backend.vocabulary_size,
+        total_blocks=backend.total_blocks,
+        block_bytes=backend.block_bytes,
+        max_requests=config.max_requests,
+        peak_bytes=_peak_resident_bytes(),
+        transfer_address=b"" if agent is None else agent.address,
+    )
+
+
+def _report(link: RankLink, failed: Failed) -> None:
+    link.send(failed)
+    link.flush()
+
+
+def _peak_resident_bytes() -> int:
+    # Not getrusage: its maximum survives exec, and would be the parent's.
+    fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return int(fields["VmHWM"].split()[0]) * 1024
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,84 @@
+"""The rank's end of the socket to its service."""
+
+import select
+import socket
+from contextlib import suppress
+
+import msgspec
+
+from engine.protocol.frames import RECEIVE_BYTES, FrameDecoder, FrameEncoder
+from engine.protocol.messages import ToRank
+from engine.rank.waker import Waker
+
+# Results that the service has not read. Above this the engine pauses, still listening, until the service reads: a slow
+# service neither fills our memory nor locks up with us, each waiting for the other to read.
+MAX_OUTGOING_BYTES = 4 * 1024 * 1024
+
+
+class RankLink:
+    """Never blocks on sending; blocks on receiving only when asked to, and until `waker` is woken."""
+
+    def __init__(self, connection: socket.socket, waker: Waker) -> None:
+        connection.setblocking(False)
+        self._connection = connection
+        self._waker = waker
+        self._poll = select.poll()
+        self._poll.register(waker, select.POLLIN)
+        self._encoder = FrameEncoder()
+        self._decoder: FrameDecoder[ToRank] = FrameDecoder(ToRank)
+        self._outgoing = bytearray()
+        # The service has gone.
+        self.closed = False
+
+    def send(self, message: msgspec.Struct) -> None:
+        self._outgoing += self._encoder.encode(message)
+        self._flush()
+
+    def receive(self, wait: bool, most_seconds: float | None = None) -> list[ToRank]:
+        """All messages that have arrived. Empty once closed.
+
+        With `wait`, sleep until there is one or the waker wakes, and no longer than `most_seconds`. Sleeps regardless
+        of `wait` while more than MAX_OUTGOING_BYTES are unread.
+        """
+        messages: list[ToRank] = []
+        while not self.closed:
+            self._flush()
+            messages += self._drain()
+            wait = wait and not self._waker.clear()
+            stalled = len(self._outgoing) > MAX_OUTGOING_BYTES
+            if not stalled and (messages or not wait):
+                break
+            self._sleep(most_seconds)
+            wait = wait and most_seconds is None
+        return messages
+
+    def flush(self) -> None:
+        """Sleep until everything is sent, or the service has gone."""
+        while self._outgoing and not self.closed:
+            self._sleep()
+            self._flush()
+
+    def _sleep(self, most_seconds: float | None = None) -> None:
+        events = select.POLLIN | (select.POLLOUT if self._outgoing else 0)
+        self._poll.register(self._connection, events)
+        self._poll.poll(None if most_seconds is None else most_seconds * 1000)
+
+    def _drain(self) -> list[ToRank]:
+        messages: list[ToRank] = []
+        try:
+            while data := self._connection.recv(RECEIVE_BYTES):
+                messages += self._decoder.feed(data)
+            self.closed = True
+        except BlockingIOError:
+            pass
+        except ConnectionError:
+            self.closed = True
+        return messages
+
+    def _flush(self) -> None:
+        try:
+            with suppress(BlockingIOError):
+                while self._outgoing:
+                    del self._outgoing[: self._connection.send(self._outgoing)]
+        except ConnectionError:
+            self.closed = True

@@ -1,0 +1,49 @@
+"""The life of a rank between its socket and its engine."""
+
+from engine.engine import Engine
+from engine.protocol.messages import Cancel, FirstToken, Start, Stop, Submit, ToRank
+from engine.rank.link import RankLink
+
+# How often the figures of transfers that are not over are looked at while nothing else happens.
+LOOK_SECONDS = 0.25
+
+
+class RankLoop:
+    """Steps while there is work, sleeps while there is none."""
+
+    def __init__(self, link: RankLink, engine: Engine) -> None:
+        self._link = link
+        self._engine = engine
+        self._stopped = False
+
+    def run(self) -> None:
+        """Return when the service is done with us."""
+        while True:
+            # What lingers of a transfer after its last event ends without another.
+            most_seconds = None if self._engine.transfers.settled else LOOK_SECONDS
+            for message in self._link.receive(wait=not self._engine.has_work(), most_seconds=most_seconds):
+                self._take(message)
+            self._engine.follow_transfers()
+            if self._stopped or self._link.closed:
+                return
+            if self._engine.has_work() and (result := self._engine.step(self._send_news)) is not None:
+                self._link.send(result)
+            self._send_news()
+
+    def _send_news(self) -> None:
+        for news in self._engine.transfers.take_news():
+            self._link.send(news)
+
+    def _take(self, message: ToRank) -> None:
+        match message:
+            case Submit():
+                self._engine.submit(message)
+            case Cancel():
+                self._engine.cancel(message)
+            case FirstToken():
+                self._engine.first_token(message)
+            case Stop():
+                self._stopped = True
+            case _:
+                assert not isinstance(message, Start)
+                self._engine.transfers.take(message)

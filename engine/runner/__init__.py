@@ -1,0 +1,1 @@
+"""The model as a backend: weights, KV pool, and the execution of steps."""

@@ -1,0 +1,209 @@
+"""The model as a backend: weights, KV pool, and the execution of one step's batch."""
+
+import logging
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from engine.batch import Batch, Row, Sample
+from engine.config import ResolvedEngineConfig
+from engine.model.context import DeviceState
+from engine.model.inputs import build_context
+from engine.model.model import Model
+from engine.model.state import make_state
+from engine.runner.graphs import DecodeGraphs, default_sizes
+from engine.runner.memory_plan import CPU_POOL_BYTES, affordable_blocks, free_bytes, transfer_bytes
+from engine.runner.profiling import graph_bytes, workspace_bytes
+from engine.runner.progress import DeviceProgress
+from engine.runner.sampler import PendingSamples, draw_tokens
+from engine.runner.step_sizes import padded_size, step_sizes
+from engine.runner.warm_up import warm_up_steps
+from engine.weights.loading import load_model, random_model
+from engine.weights.shards import weights_fingerprint
+from kernels.host_copy import to_device
+from mesh.blocks import BLOCK_TOKENS
+from mesh.observe import span
+from mesh.workers import KvNamespace
+from transfer.host_memory import HostMemory
+from transfer.memory import KvMemory
+
+_log = logging.getLogger("deepmesh.engine")
+
+
+class ModelBackend:
+    """engine.batch.Backend over a checkpoint, or with random weights.
+
+    Raises CheckpointError where the checkpoint cannot be served, ConfigError where its KV pool does not fit.
+    """
+
+    def __init__(self, resolved: ResolvedEngineConfig, model: Model | None = None) -> None:
+        """model: by default the one that `resolved` describes."""
+        config = resolved.config
+        assert config.model_dir is not None
+        if config.threads is not None:
+            torch.set_num_threads(config.threads)
+        self.asynchronous = resolved.device == "cuda"
+        self._model = model or make_model(resolved)
+        model_config = self._model.config
+        longest = model_config.max_position_embeddings
+        if config.context_tokens is not None:
+            longest = min(longest, config.context_tokens)
+        self.block_bytes = _block_bytes(self._model, resolved)
+        self.total_blocks = config.total_blocks or self._affordable_blocks(resolved, longest)
+        # A request that the pool cannot hold alone would never end.
+        self.context_tokens = min(longest, self.total_blocks * BLOCK_TOKENS)
+        self.state = _make_state(self._model, resolved, self.total_blocks, self.context_tokens)
+        self._graphs = None
+        if resolved.decode_graphs:
+            sizes = config.graph_rows or default_sizes(config.max_requests)
+            with torch.inference_mode():
+                self._graphs = DecodeGraphs(self._model, self.state, sizes, _blocks_of(self.context_tokens))
+        self.model = config.model_name or config.model_dir.resolve().name
+        self.vocabulary_size = model_config.vocab_size
+        self.eos_token_ids = model_config.eos_token_ids
+        self.namespace = KvNamespace(
+            weights_fingerprint="random" if config.random_weights else weights_fingerprint(config.model_dir),
+            dtype=resolved.kv_dtype,
+            layers=model_config.kv_layers,
+            layout=f"latent {model_config.kv_lora_rank}, interleaved rope {model_config.qk_rope_head_dim}",
+            scale=self.state.kv_scale,
+        )
+        # None where steps are as large as their rows are: on a CPU a size costs nothing at first.
+        self._sizes = None
+        if self.asynchronous:
+            self._sizes = step_sizes(min(config.max_step_tokens, config.max_requests * self.context_tokens))
+            if resolved.warm_up:
+                self._warm_up(self._sizes, config.max_requests)
+        _log.info("model ready", extra={"fields": _summary(resolved, self.total_blocks)})
+
+    def kv_memory(self) -> KvMemory:
+        pool = self.state.kv_pool
+        if pool.is_cuda:
+            # Only here: it needs CUDA's bindings.
+            from engine.runner.device_memory import DeviceMemory
+
+            return DeviceMemory(pool)
+        return HostMemory(pool.view(torch.uint8).numpy().reshape(*pool.shape[:2], -1))
+
+    @torch.inference_mode()
+    def launch(self, batch: Batch) -> "LaunchedStep":
+        """Queue the batch's tokens, the writes of their KV, and the draw of a token for each row with sampling."""
+        rows = batch.rows
+        progress = DeviceProgress(batch.on_layers) if self.asynchronous else None
+        drawing = [index for index, row in enumerate(rows) if row.sampling is not None]
+        if self._graphs is not None and self._graphs.fit(rows):
+            logits = self._graphs.run(rows)
+            if len(drawing) < len(rows):
+                logits = logits[self._indices(drawing)]
+        else:
+            on_layers = batch.on_layers if progress is None else progress.layer_hook
+            context = build_context(self._model.config, rows, self.state, self._size(rows))
+            logits = self._model.forward(context, on_layers)
+        pending = self._draw(logits, rows, drawing) if drawing else None
+        if progress is not None:
+            progress.enqueued()
+        return LaunchedStep(len(rows), drawing, pending, progress)
+
+    def _size(self, rows: Sequence[Row]) -> int | None:
+        if self._sizes is None:
+            return None
+        return padded_size(sum(row.end - row.start for row in rows), self._sizes)
+
+    def _warm_up(self, sizes: Sequence[int], max_requests: int) -> None:
+        with span("engine.warm_up"):
+            for rows in warm_up_steps(sizes, self.context_tokens, max_requests, self.state.padding_block):
+                self.launch(Batch(0, rows)).collect()
+
+    def _draw(self, logits: torch.Tensor, rows: Sequence[Row], drawing: Sequence[int]) -> PendingSamples:
+        drawn_rows = [rows[index] for index in drawing]
+        token_ids = draw_tokens(logits, drawn_rows)
+        self.state.drawn[self._indices(drawing)] = token_ids
+        return PendingSamples(logits, token_ids, drawn_rows)
+
+    def _indices(self, rows: Sequence[int]) -> torch.Tensor:
+        return to_device(np.array(rows, np.int64), self.state.device)
+
+    def _affordable_blocks(self, resolved: ResolvedEngineConfig, longest: int) -> int:
+        on_cpu = resolved.device == "cpu"
+        reserved = 0 if on_cpu else reserved_bytes(self._model, resolved, longest)
+        left = max(free_bytes(self._model.device, resolved.config.memory_share) - reserved, 0)
+        return affordable_blocks(
+            budget_bytes=int(left * resolved.kv_memory_fraction),
+            block_bytes=self.block_bytes,
+            context_blocks=_blocks_of(longest),
+            max_requests=resolved.config.max_requests,
+            cap_bytes=CPU_POOL_BYTES if on_cpu else None,
+        )
+
+
+class LaunchedStep:
+    """engine.batch.Launched."""
+
+    def __init__(
+        self, rows: int, drawing: Sequence[int], pending: PendingSamples | None, progress: DeviceProgress | None
+    ) -> None:
+        """drawing: the rows that draw, in the order of the pending samples; progress: None of a step that is done."""
+        self._rows = rows
+        self._drawing = drawing
+        self._pending = pending
+        self._progress = progress
+
+    def collect(self) -> list[Sample | None]:
+        if self._progress is not None:
+            # KV that was not written yet must not be pushed, nor its blocks be given to others.
+            self._progress.synchronize()
+        samples: list[Sample | None] = [None] * self._rows
+        if self._pending is not None:
+            for index, sample in zip(self._drawing, self._pending.read(), strict=True):
+                samples[index] = sample
+        return samples
+
+
+def _summary(resolved: ResolvedEngineConfig, blocks: int) -> dict[str, object]:
+    """What an operator wants to see of a worker that starts."""
+    device = torch.cuda.get_device_name() if resolved.device == "cuda" else "CPU"
+    return {"device": device, "dtype": resolved.dtype, "kv_dtype": resolved.kv_dtype, "kv_blocks": blocks}
+
+
+def make_model(resolved: ResolvedEngineConfig) -> Model:
+    """Raises CheckpointError."""
+    config = resolved.config
+    assert config.model_dir is not None
+    make = random_model if config.random_weights else load_model
+    device, dtype = torch.device(resolved.device), getattr(torch, resolved.dtype)
+    return make(config.model_dir, dtype, device, keep_fp8=resolved.weights == "fp8")
+
+
+def reserved_bytes(model: Model, resolved: ResolvedEngineConfig, longest: int) -> int:
+    """What steps, graphs and transfers take beside weights and pool, the former found by running them."""
+    config = resolved.config
+    transfers = transfer_bytes(config.transfer)
+    state = _make_state(model, resolved, 1, longest)
+    with torch.inference_mode():
+        workspace = workspace_bytes(model, state, config.max_step_tokens, config.max_requests, longest)
+        if not resolved.decode_graphs:
+            return workspace + transfers
+        rows = max(config.graph_rows or [config.max_requests])
+        graphs = graph_bytes(lambda: DecodeGraphs(model, state, [rows], _blocks_of(longest)))
+        return workspace + transfers + graphs
+
+
+def _make_state(model: Model, resolved: ResolvedEngineConfig, blocks: int, positions: int) -> DeviceState:
+    return make_state(
+        model,
+        blocks=blocks,
+        positions=positions,
+        rows=resolved.config.max_requests,
+        kv_dtype=getattr(torch, resolved.kv_dtype),
+        kv_scale=resolved.config.kv_scale if resolved.kv_dtype == "float8_e4m3fn" else 1.0,
+    )
+
+
+def _blocks_of(tokens: int) -> int:
+    return -(-tokens // BLOCK_TOKENS)
+
+
+def _block_bytes(model: Model, resolved: ResolvedEngineConfig) -> int:
+    latent_bytes = model.config.latent_dim * getattr(torch, resolved.kv_dtype).itemsize
+    return model.config.kv_layers * BLOCK_TOKENS * latent_bytes

@@ -1,0 +1,58 @@
+"""What steps take of the device's memory, found by running the largest."""
+
+from collections.abc import Callable
+
+import torch
+
+from engine.batch import Row
+from engine.model.context import DeviceState
+from engine.model.inputs import build_context
+from engine.model.model import Model
+from engine.protocol.messages import Sampling
+from engine.runner.sampler import draw_tokens
+from mesh.blocks import BLOCK_TOKENS
+
+# The sampling that takes most memory.
+COSTLY = Sampling(temperature=1.0, top_p=0.9)
+
+
+def workspace_bytes(model: Model, state: DeviceState, step_tokens: int, max_requests: int, longest: int) -> int:
+    """The most that the tensors of a step take at a time.
+
+    Contexts may lie in the pool's first block over and over: nobody reads what is computed.
+    """
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    for rows in (_prompts(step_tokens, longest), _decoding(max_requests, longest)):
+        logits = model.forward(build_context(model.config, rows, state))
+        draw_tokens(logits, [row for row in rows if row.sampling is not None])
+        del logits
+    return torch.cuda.max_memory_allocated() - before
+
+
+def graph_bytes(capture: Callable[[], object]) -> int:
+    """What captured graphs keep for themselves."""
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved()
+    graphs = capture()
+    torch.cuda.empty_cache()
+    taken = torch.cuda.memory_reserved() - before
+    del graphs
+    return taken
+
+
+def _prompts(step_tokens: int, longest: int) -> list[Row]:
+    """Prompts that end where contexts end, as many as a step has tokens for.
+
+    Behind a row of one token, as what several rows attend to is joined.
+    """
+    rows, left = _decoding(1, longest), step_tokens - 1
+    while left:
+        tokens = min(left, longest)
+        rows.append(Row([0] * tokens, longest - tokens, [0] * -(-longest // BLOCK_TOKENS), COSTLY))
+        left -= tokens
+    return sorted(rows, key=lambda row: len(row.token_ids) > 1)
+
+
+def _decoding(max_requests: int, longest: int) -> list[Row]:
+    return [Row([0], longest - 1, [0] * -(-longest // BLOCK_TOKENS), COSTLY)] * max_requests

@@ -1,0 +1,59 @@
+"""Mesh errors as OpenAI's clients read them."""
+
+import math
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gateway.openai.responses import ErrorBody, ErrorDetail
+from mesh.errors import BodyTooLarge, MeshError
+
+# By the name of the gRPC code: HTTP status and OpenAI's type. Anything else is 500.
+STATUSES: Mapping[str, tuple[int, str]] = MappingProxyType(
+    {
+        "INVALID_ARGUMENT": (400, "invalid_request_error"),
+        "UNAUTHENTICATED": (401, "authentication_error"),
+        "NOT_FOUND": (404, "invalid_request_error"),
+        "RESOURCE_EXHAUSTED": (429, "rate_limit_error"),
+        "ABORTED": (503, "server_error"),
+        "UNAVAILABLE": (503, "server_error"),
+        "DEADLINE_EXCEEDED": (504, "server_error"),
+    }
+)
+DEFAULT_RETRY_AFTER_MS = 1000
+
+
+def http_status(error: MeshError) -> int:
+    if isinstance(error, BodyTooLarge):
+        return 413
+    return STATUSES.get(error.code.name, (500, ""))[0]
+
+
+def error_json(error: MeshError) -> bytes:
+    _, kind = STATUSES.get(error.code.name, (500, "server_error"))
+    param = error.metadata.get("field")
+    return msgspec.json.encode(ErrorBody(ErrorDetail(error.message, kind, error.reason.lower(), param)))
+
+
+def error_headers(error: MeshError) -> dict[str, str]:
+    """Retry-After, in whole seconds, where the answer is to come again."""
+    if http_status(error) not in (429, 503):
+        return {}
+    delay_ms = DEFAULT_RETRY_AFTER_MS if error.retry_after_ms is None else error.retry_after_ms
+    return {"retry-after": str(max(1, math.ceil(delay_ms / 1000)))}
+
+
+def error_response(error: MeshError) -> Response:
+    return Response(error_json(error), http_status(error), error_headers(error), "application/json")
+
+
+async def route_error(request: Request, error: Exception) -> Response:
+    """Unknown paths and methods, in the form of every other error."""
+    assert isinstance(error, HTTPException)
+    message = f"{request.method} {request.url.path}: {error.detail.lower()}"
+    body = ErrorBody(ErrorDetail(message, "invalid_request_error", "unknown_route"))
+    return Response(msgspec.json.encode(body), error.status_code, error.headers, "application/json")

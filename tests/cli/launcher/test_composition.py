@@ -1,0 +1,138 @@
+from pathlib import Path
+
+import pytest
+import yaml
+
+from cli.launcher.composition import MeshPlan, ServiceSpec, compose, split_settings, whereabouts
+from mesh.errors import ConfigError
+
+
+def by_name(plan: MeshPlan, cpu_count: int = 8) -> dict[str, ServiceSpec]:
+    return {spec.name: spec for spec in compose(plan, cpu_count)}
+
+
+def last_value(spec: ServiceSpec, key: str) -> object:
+    found = [setting.partition("=")[2] for setting in spec.settings if setting.partition("=")[0] == key]
+    return yaml.safe_load(found[-1]) if found else None
+
+
+def test_a_mesh_is_a_scheduler_then_workers_then_a_gateway() -> None:
+    assert list(by_name(MeshPlan(None, decode_workers=2))) == ["scheduler", "decode-0", "decode-1", "gateway"]
+
+
+def test_stores_and_prefill_workers_start_before_decode_workers() -> None:
+    plan = MeshPlan(None, decode_workers=2, prefill_workers=1, store_ports=(4010, 4011))
+    names = ["scheduler", "kvstore-0", "kvstore-1", "prefill-0", "decode-0", "decode-1", "gateway"]
+    assert list(by_name(plan)) == names
+
+
+def test_whoever_asks_a_store_is_told_where_it_listens() -> None:
+    specs = by_name(MeshPlan(None, prefill_workers=1, store_ports=(4010, 4011)))
+    assert [specs[name].port for name in ("kvstore-0", "kvstore-1")] == [4010, 4011]
+    for name in ("scheduler", "prefill-0", "decode-0"):
+        assert last_value(specs[name], "stores") == ["127.0.0.1:4010", "127.0.0.1:4011"]
+    assert last_value(specs["gateway"], "stores") is None
+
+
+@pytest.mark.parametrize("plan", [MeshPlan(None, prefill_workers=1), MeshPlan(None, store_ports=(4010,))])
+def test_workers_transfer_kv_where_there_is_somebody_to_transfer_it_to(plan: MeshPlan) -> None:
+    assert last_value(by_name(plan)["decode-0"], "engine.transfer") == {}
+    assert last_value(by_name(MeshPlan(None))["decode-0"], "engine.transfer") is None
+
+
+def test_workers_on_gpus_move_kv_in_large_segments() -> None:
+    settings = ("prefill.engine.device=cpu",)
+    specs = by_name(MeshPlan(None, prefill_workers=1, settings=settings, gpus=("0", "1")))
+    assert last_value(specs["decode-0"], "engine.transfer") == {"slot_bytes": 64 << 20}
+    assert last_value(specs["prefill-0"], "engine.transfer") == {}
+
+
+def test_everyone_is_told_where_the_scheduler_is() -> None:
+    specs = by_name(MeshPlan(None, scheduler_port=4002))
+    assert specs["scheduler"].port == 4002
+    assert last_value(specs["decode-0"], "scheduler") == last_value(specs["gateway"], "scheduler") == "127.0.0.1:4002"
+
+
+def test_workers_have_ids_of_their_own_and_any_port() -> None:
+    specs = by_name(MeshPlan(None, decode_workers=2))
+    assert [last_value(specs[name], "worker_id") for name in ("decode-0", "decode-1")] == ["decode-0", "decode-1"]
+    assert specs["decode-0"].port is None
+
+
+def test_workers_serve_the_model_that_the_gateway_tokenizes_for(tmp_path: Path) -> None:
+    directory = tmp_path / "a name: with, [odd] 'characters'"
+    specs = by_name(MeshPlan(directory))
+    assert last_value(specs["decode-0"], "engine.model_dir") == str(directory)
+    assert last_value(specs["gateway"], "models") == [{"tokenizer_dir": str(directory)}]
+
+
+def test_workers_share_the_cores() -> None:
+    assert last_value(by_name(MeshPlan(None, decode_workers=3), 8)["decode-0"], "engine.threads") == 2
+    assert last_value(by_name(MeshPlan(None, decode_workers=3), 2)["decode-0"], "engine.threads") == 1
+
+
+def test_prefill_workers_take_their_share_of_the_cores() -> None:
+    specs = by_name(MeshPlan(None, decode_workers=1, prefill_workers=3), 8)
+    assert [last_value(specs[name], "engine.threads") for name in ("decode-0", "prefill-2")] == [2, 2]
+
+
+def test_workers_take_half_of_the_memory_between_them() -> None:
+    specs = by_name(MeshPlan(None, decode_workers=2, prefill_workers=2), 8)
+    assert last_value(specs["decode-0"], "engine.kv_memory_fraction") == 0.125
+    assert last_value(by_name(MeshPlan(None))["decode-0"], "engine.kv_memory_fraction") is None
+
+
+def test_every_worker_computes_on_a_gpu_of_its_own() -> None:
+    specs = by_name(MeshPlan(None, decode_workers=2, prefill_workers=1, gpus=("0", "1", "2")))
+    assert specs["decode-1"].environment == {"CUDA_VISIBLE_DEVICES": "1,2,0"}
+    assert whereabouts(list(specs.values())) == "prefill-0 on GPU 2, decode-0 on GPU 0, decode-1 on GPU 1"
+    for key in ("engine.memory_share", "engine.kv_memory_fraction"):
+        assert last_value(specs["decode-0"], key) is None
+    assert specs["scheduler"].environment == specs["gateway"].environment == {}
+
+
+def test_more_workers_than_gpus_divide_their_memory() -> None:
+    specs = by_name(MeshPlan(None, decode_workers=1, prefill_workers=2, gpus=("3", "5")))
+    shares = {name: last_value(specs[name], "engine.memory_share") for name in ("decode-0", "prefill-0", "prefill-1")}
+    assert shares == {"decode-0": 0.5, "prefill-0": None, "prefill-1": 0.5}
+    assert "decode-0 on GPU 3 (1/2 of it)" in whereabouts(list(specs.values()))
+
+
+@pytest.mark.parametrize("workers", [3, 6, 7])
+def test_shares_of_a_gpu_are_no_more_than_all_of_it(workers: int) -> None:
+    specs = by_name(MeshPlan(None, decode_workers=workers, gpus=("0",)))
+    share = last_value(specs["decode-0"], "engine.memory_share")
+    assert isinstance(share, float)
+    assert 0.99 < share * workers <= 1
+
+
+@pytest.mark.parametrize("setting", ["decode.engine.device=cpu", "decode.engine.backend=oracle"])
+def test_a_worker_that_is_to_compute_elsewhere_takes_no_gpu(setting: str) -> None:
+    specs = by_name(MeshPlan(None, decode_workers=1, prefill_workers=1, settings=(setting,), gpus=("0",)))
+    assert specs["decode-0"].gpu is None
+    assert last_value(specs["decode-0"], "engine.kv_memory_fraction") == 0.25
+    assert last_value(specs["prefill-0"], "engine.memory_share") is None
+    assert whereabouts(list(specs.values())) == "prefill-0 on GPU 0, decode-0 on the CPU"
+
+
+def test_a_single_worker_may_take_every_core() -> None:
+    assert last_value(by_name(MeshPlan(None))["decode-0"], "engine.threads") is None
+
+
+def test_a_setting_reaches_its_service_alone_and_beats_ours() -> None:
+    specs = by_name(MeshPlan(None, decode_workers=2, settings=("decode.engine.threads=7", "gateway.http.port=1")))
+    assert [last_value(specs[name], "engine.threads") for name in ("decode-0", "decode-1")] == [7, 7]
+    assert last_value(specs["gateway"], "http.port") == 1
+    assert last_value(specs["gateway"], "engine.threads") is None
+
+
+@pytest.mark.parametrize("setting", ["engine.max_requests=8", "decode=8", "decode.engine", "store.port=1", ""])
+def test_a_setting_of_no_service_is_refused(setting: str) -> None:
+    with pytest.raises(ConfigError, match=r"expected SERVICE\.KEY=VALUE"):
+        split_settings([setting])
+
+
+def test_a_setting_of_ours_beats_the_port_of_a_command() -> None:
+    command = ServiceSpec("s", "scheduler", None, ("a=1", "server.port=9"), 1.0).command(5)
+    assert command[1:4] == ["-P", "-m", "scheduler"]
+    assert command.index("server.port=5") < command.index("a=1") < command.index("server.port=9")

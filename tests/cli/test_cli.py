@@ -1,0 +1,173 @@
+import asyncio
+import json
+import os
+import socket
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deepmesh.v1 import common_pb2, kvstore_pb2, scheduler_pb2, scheduler_pb2_grpc
+
+from mesh.config import ServerConfig
+from mesh.server import MeshServer, Registration
+from tests.support.programs import ROOT, run_program
+from tests.support.scripted_gateway import Delta, ScriptedGateway
+
+DEEPMESH = "import sys; from cli.main import main; sys.argv[0] = 'deepmesh'; main()"
+
+
+async def deepmesh(*arguments: str, stdin: str = "", **environment: str) -> tuple[int, str, str]:
+    process = await asyncio.create_subprocess_exec(
+        *[sys.executable, "-c", DEEPMESH, *arguments],
+        cwd=ROOT,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env={**os.environ, "COLUMNS": "200", **environment},
+    )
+    out, err = await process.communicate(stdin.encode())
+    assert process.returncode is not None
+    return process.returncode, out.decode(), err.decode()
+
+
+class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
+    async def WatchWorkers(self, request: Any, context: Any) -> AsyncIterator[scheduler_pb2.WatchWorkersResponse]:
+        identity = common_pb2.WorkerIdentity(
+            worker_id="decode-7", model="small", endpoint="127.0.0.1:9", total_blocks=1000, max_requests=16
+        )
+        load = common_pb2.WorkerLoad(running_requests=3, free_blocks=990, decode_step_ms=12.34)
+        worker = scheduler_pb2.WorkerStatus(
+            identity=identity, load=load, state=common_pb2.WORKER_STATE_DRAINING, cached_blocks=55
+        )
+        transfers = common_pb2.TransferStatus(
+            open_landings=4,
+            total_slots=8,
+            free_slots=6,
+            quarantined_slots=1,
+            received_bytes={"posix": 3_500_000, "tcp": 1000},
+            refused={"wrong digest": 2},
+        )
+        worker.transfers.CopyFrom(transfers)
+        tier = kvstore_pb2.TierStatus(name="memory", total_blocks=2000, used_blocks=77, block_bytes=100_000)
+        store = scheduler_pb2.StoreStatus(endpoint="127.0.0.1:8", store_id="kvstore-3", tiers=[tier], lookups=9, hits=5)
+        store.attached_workers = 3
+        lost = scheduler_pb2.StoreStatus(endpoint="127.0.0.1:9")
+        yield scheduler_pb2.WatchWorkersResponse(workers=[worker], stores=[store, lost])
+        await asyncio.sleep(60)
+
+
+def scheduler() -> MeshServer:
+    add = scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server
+    registration = Registration(add, ScriptedScheduler(), "deepmesh.v1.SchedulerService", ("WatchWorkers",))
+    return MeshServer(ServerConfig(), "scheduler", [registration])
+
+
+async def test_no_command_loads_torch_before_it_runs() -> None:
+    status, _, stderr = await run_program("import sys; sys.modules['torch'] = None; import cli.main; cli.main.build()")
+    assert (status, stderr) == (0, "")
+
+
+async def test_help_names_every_command_and_the_ports() -> None:
+    status, out, _ = await deepmesh("--help")
+    assert status == 0
+    assert all(word in out for word in ("up", "chat", "status", "make-checkpoint", "bench", "demo", "8002"))
+
+
+async def test_status_shows_workers_their_load_and_cache() -> None:
+    async with scheduler() as server:
+        status, out, _ = await deepmesh("status", "--scheduler", server.endpoint)
+    assert status == 0
+    assert all(text in out for text in ("decode-7", "draining", "small", "3/16", "10/1,000", "55", "12.3"))
+
+
+async def test_status_shows_landings_slots_and_bytes_by_transport() -> None:
+    async with scheduler() as server:
+        _, out, _ = await deepmesh("status", "--scheduler", server.endpoint)
+    rows = [line.split() for line in out.split("KV moved by")[1].splitlines()]
+    assert ["decode-7", "4/0/0", "6/8", "1", "posix", "3.5", "MB", "0", "2"] in rows
+    assert "tcp 1.0 kB" in out
+
+
+async def test_status_shows_the_tiers_of_stores_and_which_do_not_answer() -> None:
+    async with scheduler() as server:
+        _, out, _ = await deepmesh("status", "--scheduler", server.endpoint)
+    rows = [line.split() for line in out.split("KV store")[1].splitlines()]
+    assert ["kvstore-3", "memory", "77/2,000", "7.7", "MB", "3", "9", "5"] in rows
+    assert ["127.0.0.1:9", "does", "not", "answer"] in rows
+
+
+async def test_status_finds_the_scheduler_that_the_environment_names() -> None:
+    async with scheduler() as server:
+        status, out, _ = await deepmesh("status", "--json", DEEPMESH_SCHEDULER=server.endpoint)
+    assert status == 0
+    [worker] = json.loads(out)["workers"]
+    assert (worker["identity"]["worker_id"], worker["load"]["running_requests"]) == ("decode-7", 3)
+
+
+async def test_status_without_a_scheduler_is_one_line() -> None:
+    status, out, err = await deepmesh("status", "--scheduler", "127.0.0.1:1")
+    assert (status, out) == (1, "")
+    assert err == "deepmesh: no scheduler answers at 127.0.0.1:1: is deepmesh up running?\n"
+
+
+async def test_piped_text_is_one_message() -> None:
+    gateway = ScriptedGateway([Delta(text="Good "), Delta(text="day")])
+    async with gateway.served() as server:
+        status, out, _ = await deepmesh("chat", "--endpoint", server.endpoint, "--system", "S", stdin="two\nlines\n")
+    assert (status, out) == (0, "Good day\n")
+    assert [each.content for each in gateway.requests[0].prompt.chat.messages] == ["S", "two\nlines"]
+
+
+async def test_an_empty_pipe_is_refused() -> None:
+    async with ScriptedGateway([]).served() as server:
+        status, _, err = await deepmesh("chat", "--endpoint", server.endpoint)
+    assert (status, err.startswith("deepmesh: the message is empty")) == (2, True)
+
+
+async def test_up_refuses_a_taken_port_before_it_starts_anything() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        oracle = ("--set", "decode.engine.backend=oracle")
+        status, out, err = await deepmesh("up", "--http-port", str(port), *oracle)
+    assert (status, out) == (2, "")
+    assert err == (
+        f"deepmesh: cannot listen on 127.0.0.1:{port} (address already in use): choose another with --http-port\n"
+    )
+
+
+async def test_up_refuses_a_model_that_is_not_there(tmp_path: Path) -> None:
+    status, out, err = await deepmesh("up", "--model", str(tmp_path / "none"))
+    assert (status, out) == (2, "")
+    assert err.startswith(f"deepmesh: no directory {tmp_path / 'none'}: write a model with")
+
+
+async def test_up_refuses_a_setting_of_no_service() -> None:
+    status, _, err = await deepmesh("up", "--set", "engine.max_requests=8")
+    assert (status, "expected SERVICE.KEY=VALUE" in err) == (2, True)
+
+
+async def test_make_checkpoint_writes_one_that_up_accepts(tmp_path: Path) -> None:
+    from cli.launcher.preflight import check_model_dir
+
+    directory = tmp_path / "tiny"
+    arguments = ("make-checkpoint", str(directory), "--preset", "tiny", "--set", "num_hidden_layers=2")
+    status, out, err = await deepmesh(*arguments)
+    assert status == 0, err
+    assert out.startswith(f"wrote {directory} (")
+    check_model_dir(directory)
+    assert json.loads((directory / "config.json").read_text())["num_hidden_layers"] == 2
+    status, _, err = await deepmesh(*arguments)
+    assert (status, "add --overwrite" in err) == (2, True)
+
+
+@pytest.mark.parametrize("setting", ["no_value", "=1", "a=[1"])
+async def test_make_checkpoint_refuses_a_malformed_setting(tmp_path: Path, setting: str) -> None:
+    status, _, err = await deepmesh("make-checkpoint", str(tmp_path / "c"), "--set", setting)
+    assert (status, err.startswith(f"deepmesh: --set {setting}")) == (2, True)
+
+
+async def test_bench_names_the_option_that_is_wrong() -> None:
+    status, _, err = await deepmesh("bench", "--rate", "-1")
+    assert (status, err.startswith("deepmesh: deepmesh bench: rate:")) == (2, True)

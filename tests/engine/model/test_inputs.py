@@ -1,0 +1,112 @@
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.batch import Row
+from engine.model.config import ModelConfig, parse_model_config
+from engine.model.context import DeviceState, ForwardContext
+from engine.model.inputs import absorbed_is_cheaper, build_context
+from engine.model.state import make_state
+from engine.weights.loading import load_model
+from tests.support.checkpoints import GREEDY, random_prompt, tiny_checkpoint
+from tools.make_checkpoint import checkpoint_config
+
+
+def small_config() -> ModelConfig:
+    return parse_model_config(checkpoint_config("small"))
+
+
+def context_of(rows: Sequence[Row], size: int | None = None) -> ForwardContext:
+    positions = torch.arange(1000, dtype=torch.float32).unsqueeze(1).to(torch.complex64)
+    state = DeviceState(
+        rotations=positions,
+        kv_pool=torch.zeros(1, 10, 64, 8),
+        kv_scale=1.0,
+        padding_block=9,
+        drawn=torch.tensor([50, 60, 70]),
+    )
+    return build_context(small_config(), rows, state, size)
+
+
+def row(start: int, count: int, blocks: Sequence[int], *, sampled: bool = True) -> Row:
+    return Row(list(range(start, start + count)), start, blocks, GREEDY if sampled else None)
+
+
+def test_tokens_go_to_their_blocks_slots() -> None:
+    context = context_of([row(62, 4, [7, 3])])
+    assert context.slots.tolist() == [7 * 64 + 62, 7 * 64 + 63, 3 * 64, 3 * 64 + 1]
+
+
+def test_each_token_is_rotated_by_its_own_position() -> None:
+    context = context_of([row(70, 1, [0, 1]), row(3, 2, [2])])
+    assert context.rotations.real.flatten().tolist() == [70, 3, 4]
+
+
+def test_only_the_last_token_of_sampling_rows_gets_logits() -> None:
+    context = context_of([row(5, 1, [0]), row(0, 3, [1], sampled=False), row(0, 4, [2])])
+    assert context.sampled.tolist() == [0, 7]
+
+
+def test_leading_single_tokens_decode_together_and_prompts_expand() -> None:
+    context = context_of([row(100, 1, [0, 1]), row(5, 1, [2]), row(0, 30, [3])])
+    assert [(rows.first, rows.stop, rows.plan.rows) for rows in context.absorbed] == [(0, 2, 2)]
+    assert [(part.first, part.stop, part.known) for part in context.expanded] == [(2, 32, None)]
+
+
+def test_a_row_that_follows_another_takes_what_it_drew() -> None:
+    follower = Row((), 70, [0, 1], GREEDY, follows=2)
+    context = context_of([row(5, 1, [2]), follower])
+    assert context.token_ids.tolist() == [5, 70]
+    assert context.slots.tolist() == [2 * 64 + 5, 64 + 6]
+    assert context.absorbed[0].plan.lengths.tolist() == [6, 71]
+
+
+def test_neighbours_without_a_prefix_attend_in_one_call() -> None:
+    context = context_of([row(0, 30, [3]), row(0, 40, [4])])
+    (part,) = context.expanded
+    assert (part.first, part.stop, part.plan.query_lengths) == (0, 70, (30, 40))
+
+
+def test_a_chunk_of_one_token_may_follow_longer_ones() -> None:
+    context = context_of([row(0, 30, [3]), row(100, 1, [0, 1])])
+    assert [(rows.first, rows.stop) for rows in context.absorbed] == [(30, 31)]
+    assert [(part.first, part.stop) for part in context.expanded] == [(0, 30)]
+
+
+def test_blocks_beyond_the_rows_end_are_not_read() -> None:
+    context = context_of([row(70, 1, [4, 6, 8])])
+    assert context.absorbed[0].plan.runs == ((slice(256, 320), slice(384, 391)),)
+
+
+@pytest.mark.parametrize(
+    ("queries", "context", "absorbed"),
+    [(1, 2, True), (1, 4000, True), (30, 4000, True), (150, 100_000, True), (180, 100_000, False), (64, 64, False)],
+)
+def test_short_chunks_behind_long_prefixes_are_cheaper_absorbed(queries: int, context: int, absorbed: bool) -> None:
+    assert absorbed_is_cheaper(small_config(), queries=queries, context=context) == absorbed
+
+
+def test_a_step_is_filled_up_with_tokens_that_belong_to_no_row() -> None:
+    context = context_of([row(5, 1, [0]), row(0, 3, [1])], size=7)
+    assert context.padding == 3 and len(context.token_ids) == len(context.rotations) == 7
+    assert context.slots.tolist() == [5, 64, 65, 66, *[9 * 64] * 3]
+    assert context.sampled.tolist() == [0, 3]
+    assert [(part.first, part.stop) for part in [*context.absorbed, *context.expanded]] == [(0, 1), (1, 4)]
+
+
+@torch.inference_mode()
+def test_tokens_that_belong_to_no_row_change_no_logit(tmp_path: Path) -> None:
+    model = load_model(tiny_checkpoint(tmp_path), torch.float32, torch.device("cpu"))
+    prompt = random_prompt(90)
+    # A token behind a prefix, a few, and a prompt.
+    steps = [[Row(prompt[:70], 0, [0, 1], GREEDY)], [Row(prompt[70:71], 70, [0, 1], GREEDY)]]
+    steps.append([Row(prompt[71:75], 71, [0, 1], GREEDY), Row(prompt, 0, [2, 3], GREEDY)])
+    found = []
+    for size in (None, 112):
+        state = make_state(model, blocks=4, positions=90, rows=2, kv_dtype=torch.float32)
+        contexts = (build_context(model.config, rows, state, size) for rows in steps)
+        found.append(torch.cat([model.forward(context) for context in contexts]))
+    assert found[0].shape[0] == 4
+    assert torch.allclose(*found, atol=1e-4)

@@ -1,0 +1,59 @@
+"""KV of a GPU against the same KV in host memory: what one sends the other verifies."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from engine.runner.device_memory import DeviceMemory
+from transfer.host_memory import HostMemory
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+KEY = bytes(range(32))
+
+
+@pytest.fixture(autouse=True)
+def _on_the_same_stream_as_before_afterwards() -> Iterator[None]:
+    with torch.cuda.stream(torch.cuda.Stream()):
+        yield
+
+
+def random_pool() -> torch.Tensor:
+    return torch.randint(256, (3, 9, 64, 576), dtype=torch.uint8)
+
+
+def device_memory(pool: torch.Tensor) -> DeviceMemory:
+    """Whose stream is this thread's from now on."""
+    torch.cuda.synchronize()
+    memory = DeviceMemory(pool)
+    memory.enter_thread()
+    return memory
+
+
+@pytest.mark.parametrize(("first_layer", "layers", "blocks"), [(0, 3, [4, 0, 8]), (2, 1, [1])])
+def test_staged_bytes_and_digests_are_those_of_host_memory(first_layer: int, layers: int, blocks: list[int]) -> None:
+    pool = random_pool()
+    host, device = HostMemory(pool.flatten(2).numpy()), device_memory(pool.cuda())
+    size = layers * len(blocks) * device.piece_bytes
+    packed, staging = host.allocate_staging(size), device.allocate_staging(size + 100)
+    expected = host.gather(first_layer, layers, blocks, packed, KEY).result()
+    assert device.gather(first_layer, layers, blocks, staging, KEY).result() == expected
+    assert np.array_equal(staging.tensor[:size].cpu().numpy(), packed)
+
+
+@pytest.mark.parametrize("flipped", [False, True])
+def test_what_is_as_announced_lands_where_it_belongs_and_nowhere_else_and_the_rest_not_at_all(flipped: bool) -> None:
+    pool, before = random_pool().cuda(), random_pool()
+    target = before.cuda()
+    sender = device_memory(pool)
+    staging = sender.allocate_staging(2 * 2 * sender.piece_bytes)
+    digest = sender.gather(1, 2, [7, 3], staging, KEY).result()
+    receiver = device_memory(target)
+    received = receiver.allocate_staging(2 * 2 * sender.piece_bytes)
+    received.tensor.copy_(staging.tensor)
+    received.tensor[1000] ^= flipped
+    assert receiver.land(1, 2, [0, 5], received, KEY, digest).result() is not flipped
+    if not flipped:
+        before[1:3, [0, 5]] = pool.cpu()[1:3, [7, 3]]
+    assert torch.equal(target.cpu(), before)

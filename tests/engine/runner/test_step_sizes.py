@@ -1,0 +1,27 @@
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.runner.step_sizes import padded_size, step_sizes
+
+
+@given(most=st.integers(1, 1 << 17), share=st.floats(0, 1))
+def test_a_step_is_padded_by_less_than_an_eighth_or_to_the_next_multiple_of_sixteen(most: int, share: float) -> None:
+    tokens = max(round(share * most), 1)
+    size = padded_size(tokens, step_sizes(most))
+    assert tokens <= size <= most
+    assert size - tokens < max(tokens / 8, 16)
+
+
+@given(most=st.integers(1, 1 << 17))
+def test_sizes_ascend_to_the_most_and_are_as_aligned_as_one_another(most: int) -> None:
+    *sizes, last = step_sizes(most)
+    assert last == most
+    assert all(one < other for one, other in pairwise([*sizes, last]))
+    assert not any(size % 16 for size in sizes)
+
+
+def test_there_are_few_sizes() -> None:
+    assert len(step_sizes(2048)) == 40
+    assert len(step_sizes(16384)) == 64

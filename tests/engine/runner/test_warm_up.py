@@ -1,0 +1,81 @@
+from itertools import product
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.batch import Batch, Row
+from engine.model.config import read_model_config
+from engine.model.inputs import absorbed_is_cheaper
+from engine.protocol.messages import Sampling
+from engine.runner.step_sizes import padded_size, step_sizes
+from engine.runner.warm_up import warm_up_steps
+from tests.support.checkpoints import model_backend, tiny_checkpoint
+
+SHIPPED_MODEL = Path(__file__).parents[3] / "models/tiny-r1"
+LIMITS = list(product((1, 17, 96, 300, 2048), (1, 2, 64, 100, 4096), (1, 2, 16)))
+
+
+def steps_of(most_tokens: int, context_tokens: int, max_requests: int) -> tuple[list[int], list[list[Row]]]:
+    sizes = step_sizes(min(max(most_tokens, max_requests), max_requests * context_tokens))
+    return sizes, list(warm_up_steps(sizes, context_tokens, max_requests, block=7))
+
+
+def tokens_of(rows: list[Row]) -> int:
+    return sum(row.end - row.start for row in rows)
+
+
+@pytest.mark.parametrize("limits", LIMITS)
+def test_every_size_is_run_and_none_that_serving_cannot_meet(limits: tuple[int, int, int]) -> None:
+    _, context_tokens, max_requests = limits
+    sizes, steps = steps_of(*limits)
+    assert {padded_size(tokens_of(rows), sizes) for rows in steps} == set(sizes)
+    assert all(len(rows) <= max_requests for rows in steps)
+    assert all(row.end <= context_tokens and row.token_ids for rows in steps for row in rows)
+
+
+def test_rows_of_one_token_come_first() -> None:
+    for rows in (rows for limits in LIMITS for rows in steps_of(*limits)[1]):
+        assert [len(row.token_ids) > 1 for row in rows] == sorted(len(row.token_ids) > 1 for row in rows)
+
+
+def test_rows_attend_in_every_form() -> None:
+    config = read_model_config(SHIPPED_MODEL)
+    rows = [row for step in steps_of(2048, 16384, 64)[1] for row in step if row.end - row.start > 1]
+    behind = [row for row in rows if row.start]
+    forms = {absorbed_is_cheaper(config, queries=row.end - row.start, context=row.end) for row in behind}
+    assert len(rows) > len(behind) and forms == {True, False}
+
+
+def test_any_number_of_rows_that_draw_is_near_one_that_was_run_beside_a_prompt() -> None:
+    drawing = {len(rows) for rows in steps_of(2048, 16384, 100)[1] if max(row.end - row.start for row in rows) > 1}
+    assert drawing.issuperset(step_sizes(100))
+
+
+def test_tokens_are_drawn_in_every_way_alone_and_beside_others() -> None:
+    _, steps = steps_of(2048, 16384, 64)
+
+    def ways(rows: list[Row]) -> set[str]:
+        samplings = [row.sampling for row in rows]
+        return {"none" if sampling is None else _way(sampling) for sampling in samplings}
+
+    assert [ways(rows) for rows in steps[-5:]] == [
+        {"greedy", "drawn", "told", "none"}, {"greedy", "drawn", "told"}, {"greedy"}, {"drawn"}, {"told"},
+    ]  # fmt: skip
+
+
+def _way(sampling: Sampling) -> str:
+    if sampling.top_logprobs is not None:
+        return "told"
+    return "drawn" if sampling.temperature else "greedy"
+
+
+def test_blocks_of_requests_are_left_alone(tmp_path: Path) -> None:
+    backend = model_backend(tiny_checkpoint(tmp_path), context_tokens=200, max_requests=4)
+    pool = backend.state.kv_pool
+    with torch.inference_mode():
+        pool.fill_(0.5)
+    for rows in warm_up_steps(step_sizes(300), backend.context_tokens, 4, backend.state.padding_block):
+        backend.launch(Batch(0, rows)).collect()
+    written = (pool != 0.5).flatten(2).any(dim=2)[:-1]
+    assert written.any(dim=0).nonzero().flatten().tolist() == [backend.state.padding_block]

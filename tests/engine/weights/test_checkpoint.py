@@ -1,0 +1,244 @@
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.model.config import read_model_config
+from engine.model.model import Model
+from engine.model.parameters import published_shape
+from engine.weights.checkpoint import load_weights
+from engine.weights.loading import load_model
+from engine.weights.shards import open_shards, weights_fingerprint
+from mesh.errors import CheckpointError
+from tests.support.checkpoints import edit_config, read_tensors, rewrite_as_one_file, tiny_checkpoint
+from tools.make_checkpoint import make_checkpoint
+
+CPU = torch.device("cpu")
+GATE = "model.layers.1.mlp.gate.weight"
+
+
+def loaded(directory: Path, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
+    return dict(load_model(directory, dtype, CPU).parameters())
+
+
+def first_shard(directory: Path) -> Path:
+    return min(directory.glob("*.safetensors"))
+
+
+def without(prefix: str) -> Callable[[dict[str, torch.Tensor]], None]:
+    """A change that drops the tensors whose names start with `prefix`."""
+
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        for name in [name for name in tensors if name.startswith(prefix)]:
+            del tensors[name]
+
+    return change
+
+
+@pytest.mark.parametrize("stored", ["bfloat16", "float16", "float32"])
+def test_every_tensor_arrives_in_the_models_dtype(tmp_path: Path, stored: str) -> None:
+    expected = read_tensors(tiny_checkpoint(tmp_path, dtype=stored))
+    found = loaded(tmp_path)
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name].float()) for name in expected)
+
+
+def test_a_bfloat16_model_keeps_the_gate_in_float32(tmp_path: Path) -> None:
+    expected = read_tensors(tiny_checkpoint(tmp_path, dtype="bfloat16"))
+    found = loaded(tmp_path, torch.bfloat16)
+    assert found[GATE].dtype == torch.float32
+    assert found["lm_head.weight"].dtype == torch.bfloat16
+    assert all(torch.equal(found[name].float(), expected[name].float()) for name in expected)
+
+
+def test_tensors_larger_than_the_staging_memory_are_converted_whole(tmp_path: Path) -> None:
+    expected = read_tensors(tiny_checkpoint(tmp_path, dtype="bfloat16", vocab_size=70_000))
+    assert expected["lm_head.weight"].nbytes > 16 << 20
+    assert torch.equal(loaded(tmp_path)["lm_head.weight"], expected["lm_head.weight"].float())
+
+
+def test_fp8_blocks_are_dequantized_ragged_ones_too(tmp_path: Path) -> None:
+    # 192 x 176 leaves ragged blocks on both sides.
+    stored = read_tensors(tiny_checkpoint(tmp_path, dtype="float8", q_lora_rank=176))
+    found = loaded(tmp_path)
+    name = "model.layers.1.self_attn.q_b_proj.weight"
+    scale = stored[f"{name}_scale_inv"].repeat_interleave(128, 0).repeat_interleave(128, 1)[:192, :176]
+    assert torch.equal(found[name], stored[name].float() * scale)
+
+
+def test_a_single_file_needs_no_index(tmp_path: Path) -> None:
+    expected = read_tensors(tiny_checkpoint(tmp_path))
+    rewrite_as_one_file(tmp_path)
+    assert torch.equal(loaded(tmp_path)[GATE], expected[GATE])
+
+
+def test_mtp_modules_are_loaded(tmp_path: Path) -> None:
+    expected = read_tensors(tiny_checkpoint(tmp_path, num_nextn_predict_layers=2))
+    model = load_model(tmp_path, torch.float32, CPU)
+    assert [module.layer.attention.index for module in model.mtp_modules] == [3, 4]
+    assert torch.equal(model.mtp_modules[1].merge, expected["model.layers.4.eh_proj.weight"])
+
+
+def test_a_checkpoint_whose_mtp_weights_were_dropped_has_no_modules(tmp_path: Path) -> None:
+    rewrite_as_one_file(tiny_checkpoint(tmp_path), without("model.layers.3."))
+    model = load_model(tmp_path, torch.float32, CPU)
+    assert model.mtp_modules == [] and model.config.kv_layers == 3
+
+
+def test_a_missing_shard_is_named(tmp_path: Path) -> None:
+    shard = first_shard(tiny_checkpoint(tmp_path))
+    shard.unlink()
+    with pytest.raises(CheckpointError, match=rf"{shard.name} is missing: .* places \d+ tensors there"):
+        loaded(tmp_path)
+
+
+def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
+    rewrite_as_one_file(tiny_checkpoint(tmp_path), without(GATE))
+    with pytest.raises(CheckpointError, match=f"lacks {GATE}"):
+        loaded(tmp_path)
+
+
+def test_a_tensor_that_the_index_misplaces_is_named(tmp_path: Path) -> None:
+    index = tiny_checkpoint(tmp_path) / "model.safetensors.index.json"
+    values = json.loads(index.read_text())
+    values["weight_map"]["model.layers.0.extra.weight"] = first_shard(tmp_path).name
+    index.write_text(json.dumps(values))
+    with pytest.raises(CheckpointError, match=r"does not hold model\.layers\.0\.extra\.weight"):
+        loaded(tmp_path)
+
+
+def test_a_wrong_shape_is_told_with_what_was_expected(tmp_path: Path) -> None:
+    edit_config(tiny_checkpoint(tmp_path), q_lora_rank=32)
+    with pytest.raises(
+        CheckpointError, match=r"q_a_proj\.weight in .* has shape \[64, 128\]; config\.json makes it \[32"
+    ):
+        loaded(tmp_path)
+
+
+def test_unexpected_tensors_are_named(tmp_path: Path) -> None:
+    edit_config(tiny_checkpoint(tmp_path), n_routed_experts=4)
+    with pytest.raises(CheckpointError, match=r"config\.json does not describe: .*experts\.4.* and \d+ more"):
+        loaded(tmp_path)
+
+
+def test_rotary_buffers_of_older_tools_are_ignored(tmp_path: Path) -> None:
+    name = "model.layers.0.self_attn.rotary_emb.inv_freq"
+    rewrite_as_one_file(tiny_checkpoint(tmp_path), lambda tensors: tensors.update({name: torch.ones(8)}))
+    assert name not in loaded(tmp_path)
+
+
+def test_an_fp8_weight_without_its_scale_is_refused(tmp_path: Path) -> None:
+    name = "model.layers.0.mlp.down_proj.weight_scale_inv"
+    rewrite_as_one_file(tiny_checkpoint(tmp_path, dtype="float8"), without(name))
+    with pytest.raises(CheckpointError, match=f"lacks {name}"):
+        loaded(tmp_path)
+
+
+@pytest.mark.parametrize("kept", [0, 5, 100, -1])
+def test_a_truncated_file_is_refused_before_anything_is_read(tmp_path: Path, kept: int) -> None:
+    shard = first_shard(tiny_checkpoint(tmp_path))
+    shard.write_bytes(shard.read_bytes()[:kept])
+    with pytest.raises(CheckpointError, match=f"{shard.name} is truncated"):
+        loaded(tmp_path)
+
+
+def test_a_file_that_is_no_safetensors_is_refused(tmp_path: Path) -> None:
+    shard = first_shard(tiny_checkpoint(tmp_path))
+    shard.write_bytes((4).to_bytes(8, "little") + b"nope" + bytes(100))
+    with pytest.raises(CheckpointError, match="is not a safetensors file"):
+        loaded(tmp_path)
+
+
+def test_a_header_that_does_not_place_its_tensors_is_refused(tmp_path: Path) -> None:
+    shard = first_shard(tiny_checkpoint(tmp_path))
+    header = json.dumps({"model.norm.weight": {"dtype": "F32", "shape": [128]}}).encode()
+    shard.write_bytes(len(header).to_bytes(8, "little") + header + bytes(512))
+    with pytest.raises(CheckpointError, match=r"does not say where model\.norm\.weight lies"):
+        loaded(tmp_path)
+
+
+def test_a_directory_without_weights_is_refused(tmp_path: Path) -> None:
+    tiny_checkpoint(tmp_path)
+    for path in tmp_path.glob("model*"):
+        path.unlink()
+    with pytest.raises(CheckpointError, match="it holds no weights"):
+        loaded(tmp_path)
+
+
+def test_the_fingerprint_depends_on_weights_and_configuration_but_not_on_the_files(tmp_path: Path) -> None:
+    fingerprint = weights_fingerprint(tiny_checkpoint(tmp_path / "a"))
+    assert weights_fingerprint(tiny_checkpoint(tmp_path / "other", seed=1)) != fingerprint
+    rewrite_as_one_file(tmp_path / "a")
+    assert weights_fingerprint(tmp_path / "a") == fingerprint
+    edit_config(tmp_path / "a", routed_scaling_factor=1.5)
+    assert weights_fingerprint(tmp_path / "a") != fingerprint
+
+
+def test_parameters_may_have_any_strides(tmp_path: Path) -> None:
+    expected = read_tensors(tiny_checkpoint(tmp_path))
+    model = Model(read_model_config(tmp_path), dtype=torch.float32, device=CPU)
+    target = torch.empty(expected[GATE].shape[::-1]).t()
+    with open_shards(tmp_path) as shards:
+        load_weights(shards, dict(model.parameters()) | {GATE: target})
+    assert torch.equal(target, expected[GATE])
+
+
+PEAK = """
+import re, sys
+from pathlib import Path
+import torch
+from engine.weights.loading import load_model
+def peak() -> int:
+    return int(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text()).group(1)) * 1024
+before = peak()
+model = load_model(Path(sys.argv[1]), torch.bfloat16, torch.device("cpu"))
+print(peak() - before)
+"""
+
+
+def test_loading_peaks_under_one_and_a_fifth_of_the_checkpoints_size(tmp_path: Path) -> None:
+    tiny_checkpoint(tmp_path, dtype="bfloat16", hidden_size=1024, moe_intermediate_size=1024)
+    size = sum(path.stat().st_size for path in tmp_path.glob("*.safetensors"))
+    assert size > 100 << 20
+    output = subprocess.run([sys.executable, "-c", PEAK, tmp_path], capture_output=True, text=True, check=True).stdout
+    assert 0.9 * size < int(output) < 1.2 * size
+
+
+def test_fp8_weights_stay_as_they_are_published(tmp_path: Path) -> None:
+    wide = {"hidden_size": 256, "q_lora_rank": 128, "kv_lora_rank": 128, "moe_intermediate_size": 128}
+    make_checkpoint(tmp_path, "tiny", dtype="float8", overrides=wide)
+    kept = dict(load_model(tmp_path, torch.bfloat16, CPU, keep_fp8=True).parameters())
+    published = read_tensors(tmp_path)
+    gate_up = "model.layers.1.mlp.experts.3.up_proj.weight"
+    for name in (gate_up, f"{gate_up}_scale_inv", "model.layers.0.self_attn.o_proj.weight"):
+        assert torch.equal(kept[name].float(), published[name].float())
+    # Absorbed, it is multiplied along its rows too.
+    assert kept["model.layers.0.self_attn.kv_b_proj.weight"].dtype == torch.bfloat16
+
+
+def test_matrices_of_two_shared_experts_are_taken_apart(tmp_path: Path) -> None:
+    wide = {"hidden_size": 256, "q_lora_rank": 128, "kv_lora_rank": 128, "moe_intermediate_size": 128}
+    make_checkpoint(tmp_path, "tiny", dtype="float8", overrides=wide | {"n_shared_experts": 2})
+    published = read_tensors(tmp_path)
+    kept = dict(load_model(tmp_path, torch.bfloat16, CPU, keep_fp8=True).parameters())
+    for layer in ("gate_proj.weight", "up_proj.weight", "down_proj.weight", "down_proj.weight_scale_inv"):
+        name = f"model.layers.1.mlp.shared_experts.{layer}"
+        assert published_shape(kept[name]) == published[name].shape
+        assert torch.equal(kept[name].float().flatten(), published[name].float().flatten())
+
+
+def test_a_bf16_weight_where_fp8_is_declared_is_refused(tmp_path: Path) -> None:
+    wide = {"hidden_size": 256, "q_lora_rank": 128, "kv_lora_rank": 128, "moe_intermediate_size": 128}
+    make_checkpoint(tmp_path, "tiny", dtype="float8", overrides=wide)
+    name = "model.layers.0.self_attn.o_proj.weight"
+
+    def widen(tensors: dict[str, torch.Tensor]) -> None:
+        tensors[name] = tensors[name].bfloat16()
+
+    rewrite_as_one_file(tmp_path, widen)
+    with pytest.raises(CheckpointError, match=r"o_proj\.weight"):
+        load_model(tmp_path, torch.bfloat16, CPU, keep_fp8=True)

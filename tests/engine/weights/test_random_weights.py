@@ -1,0 +1,51 @@
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.batch import Batch, Row
+from engine.config import EngineConfig, Hardware, resolve
+from engine.protocol.messages import Sampling
+from engine.runner.backend import ModelBackend
+from engine.weights.loading import random_model
+from tools.make_checkpoint import checkpoint_config
+
+WIDTHS = {
+    "hidden_size": 256,
+    "q_lora_rank": 128,
+    "kv_lora_rank": 128,
+    "qk_rope_head_dim": 64,
+    "intermediate_size": 256,
+    "moe_intermediate_size": 128,
+}
+
+
+def write_config(directory: Path) -> Path:
+    config = checkpoint_config("tiny", dtype="float8", overrides=dict(WIDTHS))
+    (directory / "config.json").write_text(json.dumps(config))
+    return directory
+
+
+@pytest.mark.parametrize("keep_fp8", [False, True])
+def test_every_weight_is_drawn_and_finite(tmp_path: Path, keep_fp8: bool) -> None:
+    model = random_model(write_config(tmp_path), torch.bfloat16, torch.device("cpu"), keep_fp8=keep_fp8)
+    for name, parameter in model.parameters():
+        values = parameter.float()
+        assert values.isfinite().all(), name
+        assert values.any() or name.endswith("bias"), name
+
+
+def test_matrices_keep_the_magnitude_of_what_they_multiply(tmp_path: Path) -> None:
+    model = random_model(write_config(tmp_path), torch.bfloat16, torch.device("cpu"), keep_fp8=True)
+    projection = model.layers[0].attention.input
+    assert projection.quantized
+    out = projection.forward(torch.randn(64, 256).bfloat16())
+    assert 0.8 < float(out.float().std()) < 1.25
+
+
+def test_a_backend_needs_no_checkpoint_for_them(tmp_path: Path) -> None:
+    config = EngineConfig(model_dir=write_config(tmp_path), random_weights=True, device="cpu", total_blocks=4)
+    backend = ModelBackend(resolve(config, Hardware(cuda_devices=0, free_memory_bytes=1 << 30)))
+    (sample,) = backend.launch(Batch(0, [Row([5, 6, 7], 0, [1], Sampling())])).collect()
+    assert sample is not None and 0 <= sample.token_id < backend.vocabulary_size

@@ -1,0 +1,397 @@
+"""The OpenAI API over real HTTP, with the `openai` package and plain requests, before fake workers."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from gateway.config import ApiKeyConfig, DispatchConfig, HttpConfig, LimitsConfig
+from gateway.openai.errors import error_headers, http_status
+from mesh.errors import EngineFailed, NoWorker, Overloaded
+from tests.support.fake_decode import FakeDecodeWorker, oracle_tokens, scripted
+from tests.support.gateways import Mesh, model_texts, running_mesh
+from tests.support.waiting import eventually
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+def spelled(text: str) -> list[int]:
+    tokenizer = model_texts()["oracle"].tokenizer
+    assert tokenizer is not None
+    return tokenizer.encode(text)
+
+
+def answering(text: str, **fields: Any) -> FakeDecodeWorker:
+    return FakeDecodeWorker(next_token=scripted(spelled(text)), eos_token_id=1, **fields)
+
+
+def client(mesh: Mesh, key: str = "unused") -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(
+        base_url=f"http://127.0.0.1:{mesh.http_port}/v1", api_key=key, max_retries=0, timeout=20, http_client=mesh.http
+    )
+
+
+async def test_a_chat_is_answered_whole() -> None:
+    async with running_mesh(answering("héllo 🤖<｜end▁of▁sentence｜>")) as mesh:
+        answer = await client(mesh).chat.completions.create(model="oracle", messages=HELLO)
+        (choice,) = answer.choices
+        assert (choice.message.content, choice.message.role, choice.finish_reason) == ("héllo 🤖", "assistant", "stop")
+        assert answer.usage is not None
+        assert answer.usage.completion_tokens == len(spelled("héllo 🤖")) + 1
+        assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
+
+
+async def test_a_chat_is_streamed_with_usage_at_the_end() -> None:
+    async with running_mesh(answering("héllo 🤖<｜end▁of▁sentence｜>")) as mesh:
+        stream = await client(mesh).chat.completions.create(
+            model="oracle", messages=HELLO, stream=True, stream_options={"include_usage": True}
+        )
+        chunks = [chunk async for chunk in stream]
+        assert chunks[0].choices[0].delta.role == "assistant"
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks[:-1]) == "héllo 🤖"
+        assert [chunk.choices[0].finish_reason for chunk in chunks[-3:-1]] == [None, "stop"]
+        assert (chunks[-1].choices, chunks[-1].usage is not None) == ([], True)
+        assert len({chunk.id for chunk in chunks}) == 1
+
+
+async def test_reasoning_has_a_field_of_its_own_whole_and_streamed() -> None:
+    async with running_mesh(answering("<think>\nwhy</think>\n\nso<｜end▁of▁sentence｜>")) as mesh:
+        whole = await client(mesh).chat.completions.create(model="oracle", messages=HELLO)
+        message = whole.choices[0].message
+        assert (message.content, message.model_dump()["reasoning_content"]) == ("so", "why")
+        assert whole.usage is not None
+        assert whole.usage.completion_tokens_details is not None
+        assert whole.usage.completion_tokens_details.reasoning_tokens == 6
+        stream = await client(mesh).chat.completions.create(model="oracle", messages=HELLO, stream=True)
+        deltas = [chunk.choices[0].delta.model_dump() async for chunk in stream]
+        assert "".join(delta.get("reasoning_content") or "" for delta in deltas) == "why"
+        assert "".join(delta.get("content") or "" for delta in deltas) == "so"
+
+
+async def test_the_template_can_be_told_to_open_the_reasoning() -> None:
+    async with running_mesh(answering("why</think>so<｜end▁of▁sentence｜>")) as mesh:
+        answer = await client(mesh).chat.completions.create(
+            model="oracle", messages=HELLO, extra_body={"chat_template_kwargs": {"thinking": True}}
+        )
+        message = answer.choices[0].message
+        assert (message.content, message.model_dump()["reasoning_content"]) == ("so", "why")
+
+
+async def test_log_probabilities_of_a_chat_name_tokens_and_alternatives() -> None:
+    async with running_mesh(answering("ab")) as mesh:
+        answer = await client(mesh).chat.completions.create(
+            model="oracle", messages=HELLO, max_tokens=2, logprobs=True, top_logprobs=2
+        )
+        assert answer.choices[0].logprobs is not None
+        content = answer.choices[0].logprobs.content
+        assert content is not None
+        assert [(entry.token, entry.bytes, entry.logprob) for entry in content] == [
+            ("a", [97], -0.5),
+            ("b", [98], -0.5),
+        ]
+        assert [(top.token, top.logprob) for top in content[0].top_logprobs] == [("a", -0.5), ("b", -1.5)]
+
+
+async def test_log_probabilities_of_a_completion_have_offsets_across_chunks() -> None:
+    async with running_mesh(answering("abc")) as mesh:
+        stream = await client(mesh).completions.create(
+            model="oracle", prompt="x", max_tokens=3, logprobs=1, stream=True
+        )
+        reports = [chunk.choices[0].logprobs async for chunk in stream if chunk.choices[0].logprobs]
+        assert [token for report in reports for token in report.tokens or []] == ["a", "b", "c"]
+        assert [offset for report in reports for offset in report.text_offset or []] == [0, 1, 2]
+        assert reports[0].top_logprobs == [{"a": -0.5}]
+
+
+@pytest.mark.parametrize("prompt", ["hi", ["hi"], spelled("hi"), [spelled("hi")]])
+async def test_a_completion_takes_a_string_or_token_ids(prompt: Any) -> None:
+    async with running_mesh(answering("there")) as mesh:
+        answer = await client(mesh).completions.create(model="oracle", prompt=prompt, max_tokens=5)
+        assert (answer.choices[0].text, answer.choices[0].finish_reason) == ("there", "length")
+        assert list(mesh.worker.submissions[0].token_ids)[-2:] == spelled("hi")
+
+
+async def test_token_ids_come_back_where_asked_for_even_without_a_tokenizer() -> None:
+    async with running_mesh(texts={}) as mesh:
+        answer = await mesh.http.post(
+            COMPLETIONS, json={"prompt": [5, 6, 7], "max_tokens": 4, "return_token_ids": True, "logprobs": 1}
+        )
+        (choice,) = answer.json()["choices"]
+        assert choice["token_ids"] == oracle_tokens([5, 6, 7], 4)
+        assert choice["logprobs"]["tokens"][0] == f"token_id:{choice['token_ids'][0]}"
+
+
+async def test_every_option_reaches_the_worker() -> None:
+    async with running_mesh() as mesh:
+        options = {"temperature": 0.5, "top_p": 0.25, "top_k": 7, "seed": -1, "ignore_eos": True, "max_tokens": 3}
+        for path, prompt in ((CHAT, {"messages": HELLO}), (COMPLETIONS, {"prompt": "hi"})):
+            await mesh.http.post(path, json={**prompt, **options, "stop": "zzz", "stop_token_ids": [9]})
+            submission = mesh.worker.submissions[-1]
+            sampling = submission.sampling
+            assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.5, 0.25, 7)
+            assert (sampling.seed, submission.stop.ignore_eos) == (2**64 - 1, True)
+            assert (submission.stop.max_tokens, list(submission.stop.token_ids)) == (3, [9])
+
+
+async def test_the_defaults_are_openais() -> None:
+    async with running_mesh(FakeDecodeWorker(context_tokens=100)) as mesh:
+        await mesh.http.post(CHAT, json={"messages": HELLO, "top_k": -1})
+        await mesh.http.post(COMPLETIONS, json={"prompt": "hi"})
+        chat, completion = mesh.worker.submissions
+        assert (chat.sampling.temperature, chat.sampling.top_p, chat.sampling.top_k) == (1.0, 1.0, 0)
+        assert chat.stop.max_tokens == 100 - len(chat.token_ids)
+        assert completion.stop.max_tokens == 16
+
+
+async def test_max_completion_tokens_goes_before_max_tokens() -> None:
+    async with running_mesh() as mesh:
+        await mesh.http.post(CHAT, json={"messages": HELLO, "max_tokens": 9, "max_completion_tokens": 2})
+        assert mesh.worker.submissions[0].stop.max_tokens == 2
+
+
+async def test_contents_in_parts_and_developers_are_taken() -> None:
+    async with running_mesh() as mesh:
+        parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+        messages = [{"role": "developer", "content": "s"}, {"role": "user", "content": parts, "name": "ann"}]
+        answer = await mesh.http.post(CHAT, json={"messages": messages, "max_tokens": 1, "user": "u", "metadata": {}})
+        assert answer.status_code == 200
+        assert list(mesh.worker.submissions[0].token_ids)[:5] == spelled("<｜begin▁of▁sentence｜>s<｜User｜>ab")
+
+
+async def test_a_stop_string_ends_the_answer() -> None:
+    async with running_mesh(answering("one STOP two", step_seconds=0.005)) as mesh:
+        answer = await client(mesh).chat.completions.create(model="oracle", messages=HELLO, stop=["STOP", "x"])
+        assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == ("one ", "stop")
+
+
+async def test_the_request_id_is_the_clients_or_a_new_one() -> None:
+    async with running_mesh() as mesh:
+        body = {"messages": HELLO, "max_tokens": 1}
+        mine = await mesh.http.post(CHAT, json={**body, "stream": True}, headers={"x-request-id": "mine-2"})
+        assert mine.headers["x-request-id"] == mesh.worker.submissions[0].request_id == "mine-2"
+        for bad in ("x" * 200, "tab\tbed"):
+            other = await mesh.http.post(CHAT, json=body, headers={"x-request-id": bad})
+            assert other.headers["x-request-id"] not in ("", bad)
+
+
+BAD_BODIES: dict[str, tuple[str, dict[str, Any], str | None]] = {
+    "no prompt": (COMPLETIONS, {}, "prompt"),
+    "no messages": (CHAT, {}, "messages"),
+    "empty messages": (CHAT, {"messages": []}, "messages"),
+    "empty prompt": (COMPLETIONS, {"prompt": ""}, "prompt"),
+    "no token ids": (COMPLETIONS, {"prompt": []}, "prompt"),
+    "two prompts": (COMPLETIONS, {"prompt": ["a", "b"]}, "prompt"),
+    "ids and text": (COMPLETIONS, {"prompt": ["a", 1]}, "prompt"),
+    "id out of range": (COMPLETIONS, {"prompt": [1, 1000]}, "prompt"),
+    "negative id": (COMPLETIONS, {"prompt": [-1]}, "prompt"),
+    "unknown role": (CHAT, {"messages": [{"role": "wizard", "content": "a"}]}, "messages[0].role"),
+    "content of another kind": (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, None),
+    "content of the wrong type": (CHAT, {"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
+    "prompt of the wrong type": (COMPLETIONS, {"prompt": {"a": 1}}, "prompt"),
+    "temperature of the wrong type": (CHAT, {"messages": HELLO, "temperature": "hot"}, "temperature"),
+    "negative temperature": (CHAT, {"messages": HELLO, "temperature": -1}, "temperature"),
+    "top_p of zero": (CHAT, {"messages": HELLO, "top_p": 0}, "top_p"),
+    "top_p over one": (COMPLETIONS, {"prompt": "a", "top_p": 1.1}, "top_p"),
+    "bad top_k": (COMPLETIONS, {"prompt": "a", "top_k": -2}, "top_k"),
+    "max_tokens of zero": (CHAT, {"messages": HELLO, "max_tokens": 0}, "max_tokens"),
+    "negative max_tokens": (CHAT, {"messages": HELLO, "max_tokens": -5}, "max_tokens"),
+    "over the context": (CHAT, {"messages": HELLO, "max_tokens": 99999}, "max_tokens"),
+    "top_logprobs alone": (CHAT, {"messages": HELLO, "top_logprobs": 3}, "top_logprobs"),
+    "too many logprobs": (COMPLETIONS, {"prompt": "a", "logprobs": 21}, "top_logprobs"),
+    "empty stop": (COMPLETIONS, {"prompt": "a", "stop": ""}, "stop"),
+    "too many stops": (COMPLETIONS, {"prompt": "a", "stop": ["a"] * 17}, "stop"),
+    "unknown template option": (CHAT, {"messages": HELLO, "chat_template_kwargs": {"x": 1}}, "chat_template_kwargs"),
+    "tools": (CHAT, {"messages": HELLO, "tools": [{"type": "function"}]}, "tools"),
+    "several choices": (CHAT, {"messages": HELLO, "n": 2}, "n"),
+    "json mode": (CHAT, {"messages": HELLO, "response_format": {"type": "json_object"}}, "response_format"),
+    "presence penalty": (CHAT, {"messages": HELLO, "presence_penalty": 0.5}, "presence_penalty"),
+    "echo": (COMPLETIONS, {"prompt": "a", "echo": True}, "echo"),
+    "tool calls": (CHAT, {"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls"),
+}
+
+
+async def test_bad_bodies_are_refused_by_field_and_never_reach_the_mesh() -> None:
+    async with running_mesh() as mesh:
+        for name, (path, body, param) in BAD_BODIES.items():
+            answer = await mesh.http.post(path, json=body)
+            error = answer.json()["error"]
+            assert (answer.status_code, error["type"]) == (400, "invalid_request_error"), name
+            assert error["message"], name
+            assert param in (None, error["param"]), (name, error)
+        assert mesh.scheduler.queries == []
+
+
+MALFORMED = {
+    "no json": b"{",
+    "empty": b"",
+    "no object": b"[1]",
+    "invalid utf-8": b'{"prompt": "\xff\xfe"}',
+    "lone surrogate": b'{"prompt": "\\ud800"}',
+    "not a number": b'{"prompt": "a", "temperature": NaN}',
+    "infinite": b'{"prompt": "a", "temperature": 1e999}',
+    "deep": b'{"prompt": ' + b"[" * 100_000,
+}
+
+
+async def test_malformed_bodies_are_refused() -> None:
+    async with running_mesh() as mesh:
+        for name, body in MALFORMED.items():
+            answer = await mesh.http.post(COMPLETIONS, content=body)
+            assert (answer.status_code, answer.json()["error"]["type"]) == (400, "invalid_request_error"), name
+
+
+async def test_harmless_values_of_unsupported_options_are_taken() -> None:
+    async with running_mesh() as mesh:
+        body = {"messages": HELLO, "max_tokens": 1, "n": 1, "tools": [], "presence_penalty": 0.0, "logit_bias": {}}
+        answer = await mesh.http.post(CHAT, json={**body, "response_format": {"type": "text"}, "made_up": 1})
+        assert answer.status_code == 200
+
+
+async def test_an_unknown_model_is_not_found() -> None:
+    async with running_mesh() as mesh:
+        with pytest.raises(openai.NotFoundError) as caught:
+            await client(mesh).chat.completions.create(model="gpt-7", messages=HELLO)
+        assert caught.value.code == "unknown_model"
+
+
+async def test_unknown_paths_and_methods_have_errors_in_the_same_form() -> None:
+    async with running_mesh() as mesh:
+        for answer in (await mesh.http.get("/v2"), await mesh.http.get(CHAT)):
+            assert answer.status_code in (404, 405)
+            assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("declared", [True, False], ids=["with a length", "in chunks"])
+async def test_a_body_of_50_mb_is_refused_without_being_kept(declared: bool) -> None:
+    async def chunks() -> AsyncIterator[bytes]:
+        for _ in range(50):
+            yield b"x" * 1_000_000
+
+    async with running_mesh(http=HttpConfig(body_bytes=100_000_000 // 8)) as mesh:
+        headers = {"content-length": "50000000"} if declared else {}
+        answer = await mesh.http.post(CHAT, content=chunks(), headers=headers)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (413, "body_too_large")
+
+
+async def test_refusals_that_pass_say_when_to_come_back() -> None:
+    async with running_mesh(dispatch=DispatchConfig(worker_seconds=0)) as mesh:
+        mesh.scheduler.refusals = [Overloaded("full", retry_after_ms=2500), NoWorker("none")]
+        full, none = [await mesh.http.post(CHAT, json={"messages": HELLO}) for _ in range(2)]
+        assert (full.status_code, full.headers["retry-after"]) == (429, "3")
+        assert (none.status_code, none.headers["retry-after"]) == (503, "1")
+
+
+def test_every_error_has_a_status_and_only_passing_ones_a_delay() -> None:
+    assert (http_status(EngineFailed("x")), error_headers(EngineFailed("x"))) == (503, {"retry-after": "1"})
+
+
+async def test_a_failure_in_the_middle_is_the_last_event() -> None:
+    class FailsLate(FakeDecodeWorker):
+        def generate(self, request: Any) -> None:
+            if request.generated == 5:
+                request.failure = Overloaded("out of blocks")
+            else:
+                super().generate(request)
+
+    async with running_mesh(FailsLate(step_seconds=0.005)) as mesh:
+        with pytest.raises(openai.APIError, match="out of blocks"):
+            stream = await client(mesh).chat.completions.create(model="oracle", messages=HELLO, stream=True)
+            async for _ in stream:
+                pass
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_client_that_disconnects_stops_the_work(stream: bool) -> None:
+    async with running_mesh(FakeDecodeWorker(step_seconds=0.01)) as mesh:
+        body = json.dumps({"messages": HELLO, "stream": stream, "max_tokens": 3000}).encode()
+        _, writer = await asyncio.open_connection("127.0.0.1", mesh.http_port)
+        head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+        writer.write(head.encode() + body)
+        await eventually(lambda: mesh.worker.live_requests == 1)
+        writer.close()
+        await eventually(lambda: len(mesh.worker.cancelled) == 1)
+
+
+async def test_a_client_that_disconnects_while_sending_its_body_leaves_nothing() -> None:
+    async with running_mesh() as mesh:
+        _, writer = await asyncio.open_connection("127.0.0.1", mesh.http_port)
+        writer.write(f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n{{".encode())
+        await writer.drain()
+        writer.close()
+        assert (await mesh.http.get("/health")).status_code == 200
+        assert mesh.scheduler.queries == []
+
+
+async def test_a_client_that_never_reads_is_cut_off_and_its_connection_closed() -> None:
+    worker = FakeDecodeWorker(context_tokens=500_000, tokens_per_step=50)
+    limits = LimitsConfig(unread_tokens=2000, stalled_seconds=1.0)
+    async with running_mesh(worker, limits=limits) as mesh:
+        body = json.dumps({"messages": HELLO, "stream": True, "logprobs": True, "top_logprobs": 20}).encode()
+        reader, writer = await asyncio.open_connection("127.0.0.1", mesh.http_port, limit=1024)
+        head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+        writer.write(head.encode() + body)
+        await eventually(lambda: len(worker.cancelled) == 1)
+        await mesh.drained()
+        await asyncio.sleep(2)
+        with pytest.raises(ConnectionResetError):
+            await asyncio.wait_for(reader.read(), 5)
+        writer.close()
+
+
+async def test_a_body_that_does_not_arrive_is_not_waited_for() -> None:
+    async with running_mesh(http=HttpConfig(body_seconds=0.1)) as mesh:
+        reader, writer = await asyncio.open_connection("127.0.0.1", mesh.http_port)
+        writer.write(f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n{{".encode())
+        assert b"504" in await asyncio.wait_for(reader.readline(), 5)
+        writer.close()
+
+
+async def test_a_request_over_its_deadline_times_out() -> None:
+    limits = LimitsConfig(generation_seconds=0.2)
+    async with running_mesh(FakeDecodeWorker(step_seconds=0.01), limits=limits) as mesh:
+        answer = await mesh.http.post(CHAT, json={"messages": HELLO, "max_tokens": 4000})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (504, "deadline_exceeded")
+
+
+async def test_keys_are_required_where_there_are_any() -> None:
+    async with running_mesh(api_keys=(ApiKeyConfig(name="alice", key="alice-secret", max_concurrent=1),)) as mesh:
+        with pytest.raises(openai.AuthenticationError):
+            await client(mesh, "wrong-secret").models.list()
+        assert (await mesh.http.post(CHAT, json={"messages": HELLO})).status_code == 401
+        alice = client(mesh, "alice-secret")
+        answer = await alice.chat.completions.create(model="oracle", messages=HELLO, max_tokens=1)
+        assert answer.usage is not None
+        mesh.worker.step_seconds = 0.01
+        stream = await alice.chat.completions.create(model="oracle", messages=HELLO, stream=True)
+        with pytest.raises(openai.RateLimitError):
+            await alice.chat.completions.create(model="oracle", messages=HELLO)
+        await stream.close()
+
+
+async def test_models_health_and_metrics_answer() -> None:
+    async with running_mesh() as mesh:
+        (model,) = (await client(mesh).models.list()).data
+        assert (model.id, model.object) == ("oracle", "model")
+        assert (await mesh.http.get("/health")).status_code == 200
+        metrics = await mesh.http.get("/metrics")
+        assert "deepmesh_gateway_requests_total" in metrics.text
+        mesh.scheduler.draining.add("decode-0")
+        mesh.scheduler.add(mesh.worker.identity())
+        await eventually(lambda: not mesh.gateway.available)
+        assert (await mesh.http.get("/health")).status_code == 503
+
+
+async def test_many_clients_at_once_get_their_own_answers() -> None:
+    async with running_mesh() as mesh:
+
+        async def ask(number: int) -> bool:
+            body = {"prompt": [number + 1], "max_tokens": 20, "return_token_ids": True}
+            answer: httpx.Response = await mesh.http.post(COMPLETIONS, json=body)
+            return bool(answer.json()["choices"][0]["token_ids"] == oracle_tokens([number + 1], 20))
+
+        assert all(await asyncio.gather(*map(ask, range(50))))

@@ -1,0 +1,152 @@
+"""What a service hears of its rank, and what the scheduler and the stores do."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from engine.protocol.messages import LandingOpened, StepResult, TransferNews
+from mesh.errors import EngineFailed
+from mesh.workers import TransferCounters, WorkerLoad
+from tests.support.fake_rank import TRANSFER_READY, FakeRankClient
+from tests.support.prefilling import make_ticket
+from tests.support.waiting import eventually
+from transfer.events import PushEnded
+from transfer.ticket import StoreSession
+from worker.rank_host import RankHost
+
+OFFER, OTHER = bytes(15) + b"1", bytes(15) + b"2"
+
+
+@dataclass
+class Heard:
+    steps: list[StepResult] = field(default_factory=list)
+    news: list[TransferNews] = field(default_factory=list)
+    ticks: int = 0
+
+    def on_step(self, result: StepResult) -> None:
+        self.steps.append(result)
+
+    def on_news(self, news: TransferNews) -> None:
+        self.news.append(news)
+
+    def on_tick(self) -> None:
+        self.ticks += 1
+
+
+@dataclass
+class FakeStores:
+    """One store, which has one offer under way: OFFER."""
+
+    attached: list[str] = field(default_factory=lambda: ["store-1"])
+    offers: list[list[bytes]] = field(default_factory=list)
+    heard: list[PushEnded] = field(default_factory=list)
+    running: bool = False
+
+    async def run(self) -> None:
+        self.running = True
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.running = False
+
+    def offer(self, chain: Sequence[bytes]) -> None:
+        self.offers.append(list(chain))
+
+    def push_ended(self, event: PushEnded) -> bool:
+        self.heard.append(event)
+        return event.transfer_id == OFFER
+
+
+@dataclass
+class Hosted:
+    host: RankHost
+    rank: FakeRankClient
+    user: Heard
+    stores: FakeStores
+    task: "asyncio.Task[EngineFailed]"
+
+
+@asynccontextmanager
+async def hosted() -> AsyncIterator[Hosted]:
+    rank, user, stores = FakeRankClient(), Heard(), FakeStores()
+    host = RankHost(rank)  # type: ignore[arg-type]
+    task = asyncio.create_task(host.run(user, stores))
+    yield Hosted(host, rank, user, stores, task)
+    if not task.done():
+        rank.die()
+    await task
+    await eventually(lambda: not stores.running)
+
+
+def hashes(*numbers: int) -> list[bytes]:
+    return [number.to_bytes(16, "big") for number in numbers]
+
+
+def step(stored: list[bytes], parents: list[bytes], removed: list[bytes] | None = None) -> StepResult:
+    return StepResult(1, [], WorkerLoad(free_blocks=7), stored, parents, removed or [], TransferCounters(fetches=3))
+
+
+async def test_steps_are_heard_and_told_to_the_scheduler() -> None:
+    async with hosted() as it:
+        result = step(hashes(1, 2), [b"", *hashes(1)])
+        it.rank.say(result)
+        await eventually(lambda: it.user.steps == [result])
+        report = it.host.report.take(snapshot=False)
+        assert (report.load.free_blocks, report.transfers.fetches, report.stored) == (7, 3, hashes(1, 2))
+
+
+async def test_blocks_that_fill_are_offered_with_their_whole_chain() -> None:
+    async with hosted() as it:
+        it.rank.say(step(hashes(1, 2), [b"", *hashes(1)]), step(hashes(3), hashes(2)), step([], [], hashes(3)))
+        await eventually(lambda: len(it.user.steps) == 3)
+        assert it.stores.offers == [hashes(1, 2), hashes(1, 2, 3)]
+
+
+async def test_nothing_is_offered_while_no_store_listens() -> None:
+    async with hosted() as it:
+        it.stores.attached.clear()
+        it.rank.say(step(hashes(1), [b""]))
+        await eventually(lambda: len(it.user.steps) == 1)
+        it.stores.attached.append("store-1")
+        it.rank.say(step(hashes(2), hashes(1)))
+        await eventually(lambda: it.stores.offers == [hashes(1, 2)])
+
+
+async def test_a_store_that_comes_is_offered_what_the_rank_has() -> None:
+    async with hosted() as it:
+        it.stores.attached.clear()
+        it.rank.say(step(hashes(1, 2), [b"", *hashes(1)]), step(hashes(3), hashes(1)), step([], [], hashes(2)))
+        await eventually(lambda: len(it.user.steps) == 3)
+        it.host.attach_store(StoreSession("store-1", "e", b"address", 7, bytes(32), TRANSFER_READY.namespace))
+        await eventually(lambda: it.stores.offers == [hashes(1, 3)])
+        ticks = it.user.ticks
+        await eventually(lambda: it.user.ticks > ticks + 2)
+        assert len(it.stores.offers) == 1
+
+
+async def test_news_of_offers_is_for_the_stores_and_all_other_news_for_the_service() -> None:
+    async with hosted() as it:
+        others = [PushEnded(OTHER, 1, "tcp"), LandingOpened(1, make_ticket(64), 0)]
+        it.rank.say(PushEnded(OFFER, 1, "tcp"), *others)
+        await eventually(lambda: it.user.news == others)
+        assert len(it.stores.heard) == 2
+
+
+async def test_what_a_store_asks_for_reaches_the_rank() -> None:
+    async with hosted() as it:
+        session = StoreSession("store-1", "e", b"address", 7, bytes(32), TRANSFER_READY.namespace)
+        ticket = make_ticket(64)
+        it.host.attach_store(session)
+        it.host.push_offer(ticket, hashes(1))
+        assert (it.rank.attached, it.rank.offered) == ({"store-1": session}, [(ticket, hashes(1))])
+        it.host.detach_store("store-1")
+        assert not it.rank.attached
+
+
+async def test_a_rank_that_has_gone_says_so_and_stops_what_runs_beside_it() -> None:
+    async with hosted() as it:
+        await eventually(lambda: it.stores.running and it.user.ticks > 1)
+        it.rank.die()
+        assert "status 9" in (await it.task).message
+        # Nobody is there to hear it.

@@ -1,0 +1,119 @@
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mesh.workers import TransferCounters, WorkerLoad
+from worker import status_report as report_module
+from worker.status_report import StatusReport
+
+LOAD = WorkerLoad(1, 2, 3, 4, 5.0, 6.0, 7.0)
+
+
+def hashes(*numbers: int) -> list[bytes]:
+    return [number.to_bytes(16, "big") for number in numbers]
+
+
+def observe(status: StatusReport, stored: list[bytes] | None = None, removed: list[bytes] | None = None) -> None:
+    status.observe(LOAD, stored or [], removed or [])
+
+
+def test_a_worker_that_did_nothing_reports_a_free_pool() -> None:
+    told = StatusReport(100).take(snapshot=True)
+    assert (told.load.free_blocks, told.draining, told.snapshot, told.stored) == (100, False, True, [])
+
+
+def test_changes_are_told_once_and_net() -> None:
+    status = StatusReport(100)
+    observe(status, stored=hashes(1, 2))
+    observe(status, stored=hashes(3), removed=hashes(1))
+    told = status.take(snapshot=False)
+    assert told.load == LOAD
+    assert (set(told.stored), told.removed) == (set(hashes(2, 3)), [])
+    observe(status, removed=hashes(2))
+    told = status.take(snapshot=False)
+    assert (told.stored, told.removed) == ([], hashes(2))
+    again = status.take(snapshot=False)
+    assert (again.stored, again.removed) == ([], [])
+
+
+def test_a_snapshot_is_everything_there_is_now() -> None:
+    status = StatusReport(100)
+    observe(status, stored=hashes(1, 2))
+    status.take(snapshot=False)
+    observe(status, removed=hashes(1))
+    told = status.take(snapshot=True)
+    assert (told.stored, told.removed) == (hashes(2), [])
+
+
+def test_a_long_list_takes_several_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report_module, "MESSAGE_HASHES", 2)
+    status = StatusReport(100)
+    observe(status, stored=hashes(*range(5)))
+    told = [status.take(snapshot=True), status.take(snapshot=False), status.take(snapshot=False)]
+    assert [len(each.stored) for each in told] == [2, 2, 1]
+
+
+def test_what_came_and_went_untold_is_no_news() -> None:
+    status = StatusReport(100)
+    observe(status, stored=hashes(1))
+    status.take(snapshot=True)
+    for _ in range(3):
+        observe(status, stored=hashes(2), removed=hashes(1))
+        observe(status, stored=hashes(1), removed=hashes(2))
+    told = status.take(snapshot=False)
+    assert (told.stored, told.removed) == ([], [])
+
+
+async def test_waiting_ends_with_a_change_and_only_then() -> None:
+    status = StatusReport(100)
+    status.take(snapshot=True)
+    waiting = asyncio.create_task(status.wait(30))
+    await asyncio.sleep(0.01)
+    assert not waiting.done()
+    observe(status)
+    await asyncio.wait_for(waiting, 5)
+    status.take(snapshot=False)
+    waiting = asyncio.create_task(status.wait(30))
+    await asyncio.sleep(0.01)
+    assert not waiting.done()
+    status.drain()
+    await asyncio.wait_for(waiting, 5)
+    assert status.take(snapshot=False).draining
+
+
+async def test_waiting_ends_with_its_time() -> None:
+    status = StatusReport(100)
+    status.take(snapshot=True)
+    await asyncio.wait_for(status.wait(0.01), 5)
+
+
+steps = st.lists(
+    st.tuples(st.sets(st.integers(0, 9)), st.sets(st.integers(0, 9)), st.sampled_from(["", "take", "snapshot"])),
+    max_size=30,
+)
+
+
+@given(steps)
+def test_a_scheduler_that_follows_knows_exactly_what_the_rank_has(
+    events: list[tuple[set[int], set[int], str]],
+) -> None:
+    status, rank, scheduler = StatusReport(100), set[bytes](), set[bytes]()
+    for stored, removed, then in [*events, (set[int](), set[int](), "take")]:
+        # As the rank tells it: what it stores was not there, what it removes was.
+        came, went = set(hashes(*stored)) - rank, set(hashes(*removed)) & rank
+        observe(status, list(came), list(went))
+        rank = (rank - went) | came
+        if then:
+            told = status.take(snapshot=then == "snapshot")
+            scheduler = set() if told.snapshot else scheduler - set(told.removed)
+            scheduler |= set(told.stored)
+    assert scheduler == rank
+
+
+def test_what_the_rank_says_of_transfers_stands_until_it_says_more() -> None:
+    status, counters = StatusReport(100), TransferCounters(open_landings=1, sent_bytes={"tcp": 1024})
+    status.observe(LOAD, [], [], counters)
+    status.observe(LOAD, [], [])
+    assert status.take(snapshot=False).transfers == counters

@@ -1,0 +1,1 @@
+"""Prefixes fetched from a store: the worker's side and the store's."""

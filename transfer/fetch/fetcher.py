@@ -1,0 +1,215 @@
+"""A worker's fetches from stores: one message asks, an answer and the blocks come back."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from transfer.config import TransferConfig
+from transfer.events import Fetched
+from transfer.fetch.lookup import MAX_ANSWER_BYTES, Answer, Lookup, fetch_key, lookup_message
+from transfer.fetch.replay import REPLAYED_MESSAGE
+from transfer.landing import CANCELLED, DEADLINE_EXCEEDED, SENDER_LOST, WRONG_SIZE, Landing, Phase
+from transfer.mailbox import Mailbox
+from transfer.memory import KvMemory
+from transfer.receiver import Incoming, Receiver
+from transfer.seal import WRONG_MAC, Kind, unseal
+from transfer.segments import plan_whole
+from transfer.tags import LOOKUP_TAG, draw_tags, landing_behind, landing_tags
+from transfer.ticket import StoreSession
+from transfer.transport import Arrival, Transport
+
+# Weight of the newest fetch in the smoothed rate.
+_NEWEST = 0.2
+
+
+@dataclass(eq=False)
+class _Session:
+    """An attachment, and the number of the last message sent in it."""
+
+    store: StoreSession
+    sequence: int = 0
+
+    def next_sequence(self) -> int:
+        self.sequence += 1
+        return self.sequence
+
+
+@dataclass(eq=False)
+class _Fetch:
+    fetch_id: int
+    session: _Session
+    # Of its lookup.
+    sequence: int
+    answer_tag: int
+    blocks: Sequence[int]
+    began: float
+    deadline: float
+    # From the answer on.
+    incoming: Incoming | None = None
+
+
+class Fetcher:
+    """Each fetch ends with one `Fetched`, at its deadline at the latest."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        mailbox: Mailbox,
+        receiver: Receiver,
+        memory: KvMemory,
+        config: TransferConfig,
+        clock: Callable[[], float],
+        refused: Counter[str],
+        emit: Callable[[Fetched], None],
+    ) -> None:
+        self._transport = transport
+        self._mailbox = mailbox
+        self._receiver = receiver
+        self._memory = memory
+        self._segment_bytes = config.slot_bytes
+        self._seconds = config.fetch_seconds
+        self._clock = clock
+        self._refused = refused
+        self._emit = emit
+        self._sessions: dict[str, _Session] = {}
+        # By the tag of the answer.
+        self._open: dict[int, _Fetch] = {}
+        self.fetches = 0
+        self.fetched_blocks = 0
+        # Smoothed, of fetches that brought blocks.
+        self.bytes_per_second = 0.0
+
+    @property
+    def open(self) -> int:
+        return len(self._open)
+
+    @property
+    def in_flight(self) -> bool:
+        return bool(self._open)
+
+    def deadlines(self) -> list[float]:
+        return [fetch.deadline for fetch in self._open.values()]
+
+    def attach(self, store: StoreSession) -> None:
+        """A session that is renewed as it is goes on, with its fetches and its count of messages."""
+        known = self._sessions.get(store.store_id)
+        if known is not None and known.store == store:
+            return
+        self.detach(store.store_id)
+        self._sessions[store.store_id] = _Session(store)
+
+    def detach(self, store_id: str) -> None:
+        session = self._sessions.pop(store_id, None)
+        for fetch in [fetch for fetch in self._open.values() if fetch.session is session]:
+            self._give_up(fetch, CANCELLED, "the store was detached")
+
+    def fetch(self, fetch_id: int, store_id: str, hashes: Sequence[bytes], blocks: Sequence[int]) -> None:
+        """See `TransferAgent.fetch`."""
+        self.fetches += 1
+        session = self._sessions.get(store_id)
+        if session is None or not blocks:
+            error = None if session else f"no session with the store {store_id}"
+            self._emit(Fetched(fetch_id, 0, 0, 0.0, error))
+            return
+        now = self._clock()
+        fetch = _Fetch(
+            fetch_id=fetch_id,
+            session=session,
+            sequence=session.next_sequence(),
+            answer_tag=draw_tags(1 + landing_tags(self._memory.layers * len(blocks))),
+            blocks=blocks,
+            began=now,
+            deadline=now + self._seconds,
+        )
+        self._open[fetch.answer_tag] = fetch
+        self._ask(fetch, b"".join(hashes))
+
+    def arrive(self, arrival: Arrival) -> bool:
+        """Take an answer. False where its tag is none of an open fetch."""
+        fetch = self._open.get(arrival.tag)
+        if fetch is None:
+            return False
+        self._mailbox.take(arrival, MAX_ANSWER_BYTES, partial(self._answered, fetch))
+        return True
+
+    def turn(self, now: float) -> None:
+        """End what is late, or whose store is gone."""
+        for fetch in list(self._open.values()):
+            if fetch.deadline <= now:
+                self._give_up(fetch, DEADLINE_EXCEEDED, "the store did not answer in time")
+            elif not self._transport.is_reachable(fetch.session.store.worker_address):
+                self._give_up(fetch, SENDER_LOST, "the store is gone")
+
+    def _ask(self, fetch: _Fetch, hashes: bytes) -> None:
+        lookup = Lookup(
+            sequence=fetch.sequence,
+            deadline_ms=int(self._seconds * 1000),
+            worker_address=self._transport.address,
+            answer_tag=fetch.answer_tag,
+            segment_bytes=self._segment_bytes,
+            layers=self._memory.layers,
+            piece_bytes=self._memory.piece_bytes,
+            hashes=hashes,
+        )
+        store = fetch.session.store
+        message = lookup_message(store.session_id, store.session_key, lookup)
+        self._mailbox.send(store.worker_address, LOOKUP_TAG, message)
+
+    def _answered(self, fetch: _Fetch, sealed: bytes) -> None:
+        if self._open.get(fetch.answer_tag) is not fetch:
+            # It ended meanwhile.
+            return
+        answer = unseal(Kind.ANSWER, fetch.session.store.session_key, sealed, Answer)
+        if answer is None:
+            self._refused[WRONG_MAC] += 1
+        elif answer.lookup != fetch.sequence or fetch.incoming is not None:
+            self._refused[REPLAYED_MESSAGE] += 1
+        else:
+            self._begin_landing(fetch, answer)
+
+    def _begin_landing(self, fetch: _Fetch, answer: Answer) -> None:
+        if answer.matched == 0:
+            self._end(fetch, 0, 0, None)
+        elif not 0 < answer.matched <= len(fetch.blocks) or (
+            not self._memory.piece_bytes <= answer.segment_bytes <= self._segment_bytes
+        ):
+            self._refused[WRONG_SIZE] += 1
+            self._end(fetch, 0, 0, "the store's answer does not fit what was asked")
+        else:
+            fetch.incoming = self._incoming(fetch, answer)
+            self._receiver.open(fetch.incoming)
+
+    def _incoming(self, fetch: _Fetch, answer: Answer) -> Incoming:
+        piece_bytes = self._memory.piece_bytes
+        tiles = plan_whole(self._memory.layers, answer.matched, piece_bytes, answer.segment_bytes)
+        return Incoming(
+            landing=Landing([tile.pieces * piece_bytes for tile in tiles], fetch.deadline),
+            tiles=tiles,
+            tag=landing_behind(fetch.answer_tag),
+            secret=fetch_key(fetch.session.store.session_key, fetch.sequence),
+            blocks=fetch.blocks[: answer.matched],
+            ended=partial(self._landed, fetch),
+        )
+
+    def _landed(self, fetch: _Fetch, incoming: Incoming) -> None:
+        landing = incoming.landing
+        lacking = [tile.first_block for i, tile in enumerate(incoming.tiles) if landing.phase(i) is not Phase.LANDED]
+        blocks = min(lacking, default=len(incoming.blocks))
+        size_bytes = blocks * self._memory.layers * self._memory.piece_bytes
+        self._end(fetch, blocks, size_bytes, landing.failure.message if landing.failure else None)
+
+    def _give_up(self, fetch: _Fetch, reason: str, message: str) -> None:
+        if fetch.incoming is not None:
+            self._receiver.give_up(fetch.incoming, reason, message)
+        else:
+            self._end(fetch, 0, 0, message)
+
+    def _end(self, fetch: _Fetch, blocks: int, size_bytes: int, error: str | None) -> None:
+        del self._open[fetch.answer_tag]
+        seconds = self._clock() - fetch.began
+        if blocks and seconds > 0:
+            rate = size_bytes / seconds
+            self.bytes_per_second += (rate - self.bytes_per_second) * (_NEWEST if self.bytes_per_second else 1.0)
+        self.fetched_blocks += blocks
+        self._emit(Fetched(fetch.fetch_id, blocks, size_bytes, seconds, error))

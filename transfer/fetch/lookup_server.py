@@ -1,0 +1,156 @@
+"""The store's side of fetches: lookups are checked, matched, answered, and their blocks pushed."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol
+
+from mesh.blocks import HASH_BYTES
+from transfer.config import TransferConfig
+from transfer.fetch.lookup import (
+    MAX_HASHES,
+    MAX_LOOKUP_BYTES,
+    Answer,
+    Lookup,
+    fetch_key,
+    split_hashes,
+    split_lookup_message,
+)
+from transfer.fetch.replay import REPLAYED_MESSAGE, ReplayWindow
+from transfer.landing import WRONG_SIZE
+from transfer.mailbox import Mailbox
+from transfer.memory import KvMemory
+from transfer.push import Push
+from transfer.seal import WRONG_MAC, Kind, seal, unseal
+from transfer.segments import plan_whole
+from transfer.sender import Outgoing, Sender
+from transfer.tags import LOOKUP_TAG, are_of_a_landing, landing_behind
+from transfer.transport import Arrival, Transport
+
+UNKNOWN_SESSION = "unknown_session"
+
+
+class LookupHandler(Protocol):
+    """The store's side of `fetch`, called from the transfer thread: quick, and raising nothing."""
+
+    def match(self, session_id: int, hashes: Sequence[bytes]) -> list[int]:
+        """Blocks of the longest known prefix of the chain, leased until `release`. May be empty."""
+        ...
+
+    def release(self, session_id: int, blocks: Sequence[int]) -> None:
+        """They were sent, or will not be."""
+        ...
+
+
+@dataclass(eq=False)
+class _Session:
+    session_id: int
+    key: bytes
+    taken: ReplayWindow = field(default_factory=ReplayWindow)
+
+
+class LookupServer:
+    """Answers each lookup of an open session once; every other one is refused, counted, and not answered."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        mailbox: Mailbox,
+        sender: Sender,
+        memory: KvMemory,
+        config: TransferConfig,
+        handler: LookupHandler,
+        clock: Callable[[], float],
+        refused: Counter[str],
+    ) -> None:
+        self._transport = transport
+        self._mailbox = mailbox
+        self._sender = sender
+        self._memory = memory
+        self._segment_bytes = config.slot_bytes
+        # Blocks are held for one answer for so long at most.
+        self._seconds = config.landing_seconds
+        self._handler = handler
+        self._clock = clock
+        self._refused = refused
+        self._sessions: dict[int, _Session] = {}
+        # Answers under way, by session and the lookup's sequence.
+        self._open: dict[tuple[int, int], Outgoing] = {}
+
+    @property
+    def open(self) -> int:
+        """Answers under way."""
+        return len(self._open)
+
+    def open_session(self, session_id: int, key: bytes) -> None:
+        """A session that is open already keeps its count of messages: a lease may be renewed at any time."""
+        known = self._sessions.get(session_id)
+        if known is None or known.key != key:
+            self._sessions[session_id] = _Session(session_id, key)
+
+    def close_session(self, session_id: int) -> None:
+        self._sessions.pop(session_id, None)
+        for (owner, _), outgoing in list(self._open.items()):
+            if owner == session_id:
+                self._sender.give_up(outgoing, "the session was closed")
+
+    def arrive(self, arrival: Arrival) -> bool:
+        """Take a lookup. False for other messages."""
+        if arrival.tag != LOOKUP_TAG:
+            return False
+        self._mailbox.take(arrival, MAX_LOOKUP_BYTES, self._on_lookup)
+        return True
+
+    def _on_lookup(self, message: bytes) -> None:
+        session_id, sealed = split_lookup_message(message) or (None, b"")
+        session = self._sessions.get(session_id) if session_id is not None else None
+        if session is None:
+            self._refused[UNKNOWN_SESSION] += 1
+            return
+        lookup = unseal(Kind.LOOKUP, session.key, sealed, Lookup)
+        if lookup is None:
+            self._refused[WRONG_MAC] += 1
+        elif not session.taken.take(lookup.sequence):
+            self._refused[REPLAYED_MESSAGE] += 1
+        elif not self._fits(lookup):
+            self._refused[WRONG_SIZE] += 1
+            self._answer(session, lookup, [])
+        else:
+            self._answer(session, lookup, self._handler.match(session.session_id, split_hashes(lookup.hashes)))
+
+    def _fits(self, lookup: Lookup) -> bool:
+        return (
+            lookup.layers == self._memory.layers
+            and lookup.piece_bytes == self._memory.piece_bytes
+            and lookup.segment_bytes >= lookup.piece_bytes
+            and len(lookup.hashes) % HASH_BYTES == 0
+            and len(lookup.hashes) <= MAX_HASHES * HASH_BYTES
+            and are_of_a_landing(landing_behind(lookup.answer_tag), lookup.layers * len(lookup.hashes) // HASH_BYTES)
+        )
+
+    def _answer(self, session: _Session, lookup: Lookup, blocks: list[int]) -> None:
+        segment_bytes = min(self._segment_bytes, lookup.segment_bytes)
+        answer = Answer(lookup.sequence, len(blocks), segment_bytes)
+        sealed = seal(Kind.ANSWER, session.key, answer)
+        self._mailbox.send(lookup.worker_address, lookup.answer_tag, sealed)
+        if not blocks:
+            return
+        tiles = plan_whole(self._memory.layers, len(blocks), self._memory.piece_bytes, segment_bytes)
+        push = Push(tiles, self._clock() + min(lookup.deadline_ms / 1000, self._seconds))
+        push.computed(self._memory.layers, len(blocks))
+        outgoing = Outgoing(
+            push=push,
+            tiles=tiles,
+            addresses=[lookup.worker_address] * len(tiles),
+            tag=landing_behind(lookup.answer_tag),
+            secret=fetch_key(session.key, lookup.sequence),
+            blocks=blocks,
+            ended=partial(self._ended, session, lookup),
+        )
+        self._open[session.session_id, lookup.sequence] = outgoing
+        self._sender.open(outgoing)
+
+    def _ended(self, session: _Session, lookup: Lookup, outgoing: Outgoing) -> None:
+        del self._open[session.session_id, lookup.sequence]
+        self._handler.release(session.session_id, outgoing.blocks)

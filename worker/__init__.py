@@ -1,0 +1,1 @@
+"""What both kinds of worker share, on the service's side of their ranks."""

@@ -1,0 +1,37 @@
+"""Who a worker is, once its rank has loaded."""
+
+from engine.protocol.messages import Ready
+from mesh.workers import WorkerIdentity, WorkerRole
+from transfer.config import TransferConfig
+
+
+def worker_identity(
+    ready: Ready,
+    role: WorkerRole,
+    worker_id: str,
+    incarnation: str,
+    endpoint: str,
+    transfer: TransferConfig | None,
+    can_prefill: bool = True,
+) -> WorkerIdentity:
+    """`transfer` is the rank's, None where no KV comes or goes.
+
+    `incarnation` is new at every start; `endpoint` is host:port of the worker's gRPC services.
+    """
+    return WorkerIdentity(
+        worker_id=worker_id,
+        incarnation=incarnation,
+        role=role,
+        endpoint=endpoint,
+        model=ready.model,
+        kv_namespace=ready.namespace,
+        context_tokens=ready.context_tokens,
+        total_blocks=ready.total_blocks,
+        max_requests=ready.max_requests,
+        can_prefill=can_prefill,
+        vocabulary_size=ready.vocabulary_size,
+        block_bytes=ready.block_bytes,
+        receives_kv=bool(ready.transfer_address),
+        layerwise_tokens=transfer.layerwise_tokens if transfer else 0,
+        slot_bytes=transfer.slot_bytes if transfer else 0,
+    )

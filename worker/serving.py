@@ -1,0 +1,55 @@
+"""How a worker's process runs beside its server: reports, serves until a signal or the end of its engine, drains."""
+
+import asyncio
+import logging
+from typing import Protocol
+
+from mesh.config import WorkerConfig
+from mesh.server import MeshServer
+from mesh.workers import WorkerIdentity
+from worker.status_link import StatusLink
+from worker.status_report import StatusReport
+
+# How long a worker that ends waits for its scheduler to know.
+FAREWELL_SECONDS = 1.0
+log = logging.getLogger(__name__)
+
+
+class Worker(Protocol):
+    @property
+    def identity(self) -> WorkerIdentity: ...
+
+    @property
+    def report(self) -> StatusReport: ...
+
+    @property
+    def live_requests(self) -> int: ...
+
+    async def run(self) -> None:
+        """Until its engine goes, and raise what ended it."""
+        ...
+
+    async def drain(self, seconds: float) -> None:
+        """Take nothing new, and give what there is that time to end."""
+        ...
+
+
+async def serve_worker(worker: Worker, server: MeshServer, config: WorkerConfig) -> None:
+    """Run a loaded worker until a signal. Raises EngineFailed where its rank dies before."""
+    identity = worker.identity
+    link = StatusLink(config.scheduler, identity, worker.report, config.status_interval_seconds)
+    following = asyncio.create_task(worker.run())
+    reporting = asyncio.create_task(link.run())
+    signalled = asyncio.create_task(server.until_signal())
+    await server.ready()
+    log.info("worker ready", extra={"fields": {"id": identity.worker_id, "endpoint": identity.endpoint}})
+    await asyncio.wait({following, signalled}, return_when=asyncio.FIRST_COMPLETED)
+    log.info("worker stops", extra={"fields": {"live_requests": worker.live_requests}})
+    await server.drain()
+    await worker.drain(config.server.drain_seconds)
+    await link.told_draining(FAREWELL_SECONDS)
+    reporting.cancel()
+    if following.done():
+        # Raises what ended it: an engine that nobody stopped.
+        following.result()
+    following.cancel()
