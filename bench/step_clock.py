@@ -10,7 +10,8 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import numpy as np
-from deepmesh.v1 import common_pb2, decode_pb2, decode_pb2_grpc, gateway_pb2, gateway_pb2_grpc
+from deepmesh.internal.v1 import decode_pb2, decode_pb2_grpc
+from deepmesh.v1 import common_pb2, gateway_pb2, gateway_pb2_grpc
 
 from bench.token_streams import MAX_TOKENS, PROMPT_TOKENS
 from mesh.channel import open_channel
@@ -88,5 +89,5 @@ def _submission() -> decode_pb2.Submission:
         attempt=1,
         token_ids=range(1, PROMPT_TOKENS + 1),
         sampling=common_pb2.SamplingParams(temperature=0.0, top_p=1.0),
-        stop=common_pb2.StopConditions(max_tokens=MAX_TOKENS, ignore_eos=True),
+        stop=decode_pb2.StopConditions(max_tokens=MAX_TOKENS, ignore_eos=True),
     )

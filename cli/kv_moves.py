@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from deepmesh.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
+from deepmesh.internal.v1 import scheduler_pb2, scheduler_pb2_grpc, workers_pb2
 
 from cli.status import read_workers
 from mesh.channel import open_channel
@@ -53,7 +53,7 @@ async def until_registered(scheduler: str, workers: int, timeout_seconds: float 
     """Wait until so many workers of any role take requests, and each store has as many. Raises NoWorker."""
 
     def registered(snapshot: Snapshot) -> bool:
-        serving = sum(worker.state == common_pb2.WORKER_STATE_SERVING for worker in snapshot.workers)
+        serving = sum(worker.state == workers_pb2.WORKER_STATE_SERVING for worker in snapshot.workers)
         return serving >= workers and all(store.attached_workers >= workers for store in snapshot.stores)
 
     await _until(scheduler, registered, timeout_seconds)

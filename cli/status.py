@@ -7,7 +7,7 @@ from typing import Annotated
 
 import grpc
 import typer
-from deepmesh.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
+from deepmesh.internal.v1 import scheduler_pb2, scheduler_pb2_grpc, workers_pb2
 from google.protobuf.json_format import MessageToDict
 from rich import box, filesize
 from rich.console import Console
@@ -112,7 +112,7 @@ def bytes_by_transport(sizes: Mapping[str, int]) -> str:
 def _row(worker: scheduler_pb2.WorkerStatus) -> tuple[str, ...]:
     identity, load = worker.identity, worker.load
     used = identity.total_blocks - load.free_blocks
-    state = common_pb2.WorkerState.Name(worker.state).removeprefix("WORKER_STATE_").lower()
+    state = workers_pb2.WorkerState.Name(worker.state).removeprefix("WORKER_STATE_").lower()
     return (
         f"{identity.worker_id}\n{identity.model}",
         state,

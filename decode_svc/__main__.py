@@ -2,7 +2,7 @@
 
 import sys
 
-from deepmesh.v1 import decode_pb2_grpc
+from deepmesh.internal.v1 import decode_pb2_grpc
 
 from decode_svc.config import DecodeConfig
 from decode_svc.prefill_link import PrefillLink
@@ -12,7 +12,7 @@ from mesh.launch import launch
 from mesh.server import MeshServer, Registration
 from worker.serving import serve_worker
 
-SERVICE = "deepmesh.v1.DecodeService"
+SERVICE = "deepmesh.internal.v1.DecodeService"
 
 
 async def serve(config: DecodeConfig) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import grpc
-from deepmesh.v1 import prefill_pb2_grpc
+from deepmesh.internal.v1 import prefill_pb2_grpc
 
 from decode_svc import wire
 from decode_svc.requests import PrefillTarget, Submission

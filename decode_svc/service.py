@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import grpc
-from deepmesh.v1 import decode_pb2, decode_pb2_grpc
+from deepmesh.internal.v1 import decode_pb2, decode_pb2_grpc
 
 from decode_svc import wire
 from decode_svc.session import Attachment

@@ -1,6 +1,7 @@
 """Messages of DecodeService in and out, and of PrefillService out and in."""
 
-from deepmesh.v1 import common_pb2, decode_pb2, prefill_pb2
+from deepmesh.internal.v1 import decode_pb2, prefill_pb2
+from deepmesh.v1 import common_pb2
 
 from decode_svc.requests import Finish, OutputSlice, PrefillTarget, Submission
 from decode_svc.session import Frame

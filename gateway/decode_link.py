@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 import grpc
-from deepmesh.v1 import decode_pb2, decode_pb2_grpc
+from deepmesh.internal.v1 import decode_pb2, decode_pb2_grpc
 
 from gateway import wire
 from gateway.config import DispatchConfig

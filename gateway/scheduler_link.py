@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 
 import grpc
-from deepmesh.v1 import scheduler_pb2, scheduler_pb2_grpc
+from deepmesh.internal.v1 import scheduler_pb2, scheduler_pb2_grpc
 
 from gateway import wire
 from gateway.placement import AttemptReport, Placement, PlacementQuery

@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from deepmesh.v1 import common_pb2, decode_pb2, scheduler_pb2
+from deepmesh.internal.v1 import decode_pb2, scheduler_pb2, targets_pb2, workers_pb2
+from deepmesh.v1 import common_pb2
 
 from gateway.generation import FinishReason, Generation, PositionLogprobs
 from gateway.placement import AttemptReport, Outcome, Placement, PlacementQuery, StoreTarget
@@ -15,8 +16,8 @@ SMALLEST_TOP_P = 1e-6
 LARGEST_DEADLINE_MS = 2**32 - 1
 
 _ROLES: dict[int, WorkerRole] = {
-    common_pb2.WORKER_ROLE_PREFILL: WorkerRole.PREFILL,
-    common_pb2.WORKER_ROLE_DECODE: WorkerRole.DECODE,
+    workers_pb2.WORKER_ROLE_PREFILL: WorkerRole.PREFILL,
+    workers_pb2.WORKER_ROLE_DECODE: WorkerRole.DECODE,
 }
 _FINISH_REASONS = {
     common_pb2.FINISH_REASON_STOP: FinishReason.STOP,
@@ -43,7 +44,7 @@ def submission(
         attempt=attempt,
         token_ids=generation.log(),
         sampling=_sampling(request.sampling),
-        stop=common_pb2.StopConditions(
+        stop=decode_pb2.StopConditions(
             max_tokens=generation.remaining_tokens, token_ids=request.stop_token_ids, ignore_eos=request.ignore_eos
         ),
         cache_salt=request.cache_salt,
@@ -52,7 +53,7 @@ def submission(
     if placement.prefill is not None:
         message.prefill.CopyFrom(_worker_target(placement.prefill))
     if placement.store is not None:
-        store = common_pb2.StoreTarget(store_id=placement.store.store_id, blocks=placement.store.blocks)
+        store = targets_pb2.StoreTarget(store_id=placement.store.store_id, blocks=placement.store.blocks)
         message.store.CopyFrom(store)
     return decode_pb2.AttachRequest(submission=message)
 
@@ -115,7 +116,7 @@ def _worker(status: scheduler_pb2.WorkerStatus, role: WorkerRole) -> Worker:
         model=identity.model,
         kv_namespace=identity.kv_namespace.SerializeToString(deterministic=True),
         can_prefill=identity.can_prefill,
-        serving=status.state == common_pb2.WORKER_STATE_SERVING,
+        serving=status.state == workers_pb2.WORKER_STATE_SERVING,
         context_tokens=identity.context_tokens,
         vocabulary_size=identity.vocabulary_size or None,
         max_requests=identity.max_requests,
@@ -123,12 +124,12 @@ def _worker(status: scheduler_pb2.WorkerStatus, role: WorkerRole) -> Worker:
     )
 
 
-def _target(target: scheduler_pb2.WorkerTarget) -> Target:
+def _target(target: targets_pb2.WorkerTarget) -> Target:
     return Target(target.worker_id, target.incarnation, target.endpoint, target.slot_bytes)
 
 
-def _worker_target(target: Target) -> scheduler_pb2.WorkerTarget:
-    return scheduler_pb2.WorkerTarget(
+def _worker_target(target: Target) -> targets_pb2.WorkerTarget:
+    return targets_pb2.WorkerTarget(
         worker_id=target.worker_id,
         incarnation=target.incarnation,
         endpoint=target.endpoint,

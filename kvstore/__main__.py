@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 
 import numpy as np
-from deepmesh.v1 import kvstore_pb2_grpc
+from deepmesh.internal.v1 import kvstore_pb2_grpc
 
 from kvstore.center import Center
 from kvstore.config import KvStoreConfig
@@ -26,7 +26,7 @@ from transfer.agent import LookupHandler, TransferAgent
 from transfer.config import TransferConfig
 from transfer.host_memory import HostMemory
 
-SERVICE = "deepmesh.v1.KvStoreService"
+SERVICE = "deepmesh.internal.v1.KvStoreService"
 log = logging.getLogger(__name__)
 
 

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
-from deepmesh.v1 import kvstore_pb2
+from deepmesh.internal.v1 import kvstore_pb2
 from grpc import StatusCode
 
 from kvstore.store_user import StoreUser

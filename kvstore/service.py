@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import grpc
-from deepmesh.v1 import kvstore_pb2, kvstore_pb2_grpc
+from deepmesh.internal.v1 import kvstore_pb2, kvstore_pb2_grpc
 
 from kvstore import wire
 from kvstore.center import Center

@@ -5,7 +5,7 @@ import logging
 from contextlib import suppress
 from typing import Any
 
-from deepmesh.v1 import kvstore_pb2, kvstore_pb2_grpc
+from deepmesh.internal.v1 import kvstore_pb2, kvstore_pb2_grpc
 
 from kvstore.offer_link import CONCURRENT_OFFERS, OfferLink
 from kvstore.store_user import StoreUser

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from deepmesh.v1 import kvstore_pb2
+from deepmesh.internal.v1 import kvstore_pb2
 
 from kvstore.center import Attachment, StoreStatus
 from kvstore.index import Location

@@ -1,10 +1,10 @@
-"""Mesh errors on the wire: as `deepmesh.v1.Failure` inside streams, and as google.rpc.Status at a call's end."""
+"""Mesh errors on the wire: as a `Failure` message inside streams, and as google.rpc.Status at the end of a call."""
 
 from collections.abc import Mapping
 from functools import cache
 
 import grpc
-from deepmesh.v1 import common_pb2
+from deepmesh.internal.v1 import failure_pb2
 from google.protobuf.any_pb2 import Any
 from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
@@ -17,9 +17,9 @@ STATUS_DETAILS_KEY = "grpc-status-details-bin"
 MAX_MESSAGE_CHARACTERS = 1000
 
 
-def to_failure(error: MeshError) -> common_pb2.Failure:
+def to_failure(error: MeshError) -> failure_pb2.Failure:
     """The error as the terminal message of one request."""
-    return common_pb2.Failure(
+    return failure_pb2.Failure(
         code=_number(error.code),
         reason=error.reason,
         message=error.message,
@@ -28,7 +28,7 @@ def to_failure(error: MeshError) -> common_pb2.Failure:
     )
 
 
-def from_failure(failure: common_pb2.Failure) -> MeshError:
+def from_failure(failure: failure_pb2.Failure) -> MeshError:
     """The error that `to_failure` was given, in its class where the reason has one here."""
     retry_after_ms = failure.retry_after_ms if failure.HasField("retry_after_ms") else None
     return _rebuild(_code(failure.code), failure.reason, failure.message, failure.metadata, retry_after_ms)

@@ -1,6 +1,6 @@
 """Workers in the protos: one translation for those who report and those who listen."""
 
-from deepmesh.v1 import common_pb2
+from deepmesh.internal.v1 import workers_pb2
 
 from mesh.blocks import BLOCK_TOKENS
 from mesh.errors import InvalidRequest
@@ -11,15 +11,15 @@ MAX_NAME_CHARACTERS = 256
 MAX_COUNTED_NAMES = 64
 
 _ROLES: dict[int, WorkerRole] = {
-    common_pb2.WORKER_ROLE_PREFILL: WorkerRole.PREFILL,
-    common_pb2.WORKER_ROLE_DECODE: WorkerRole.DECODE,
+    workers_pb2.WORKER_ROLE_PREFILL: WorkerRole.PREFILL,
+    workers_pb2.WORKER_ROLE_DECODE: WorkerRole.DECODE,
 }
 _STATES: dict[int, WorkerState] = {
-    common_pb2.WORKER_STATE_SERVING: WorkerState.SERVING,
-    common_pb2.WORKER_STATE_DRAINING: WorkerState.DRAINING,
+    workers_pb2.WORKER_STATE_SERVING: WorkerState.SERVING,
+    workers_pb2.WORKER_STATE_DRAINING: WorkerState.DRAINING,
 }
-_ROLE_NAMES = {role: common_pb2.WorkerRole.Name(number) for number, role in _ROLES.items()}
-_STATE_NAMES = {state: common_pb2.WorkerState.Name(number) for number, state in _STATES.items()}
+_ROLE_NAMES = {role: workers_pb2.WorkerRole.Name(number) for number, role in _ROLES.items()}
+_STATE_NAMES = {state: workers_pb2.WorkerState.Name(number) for number, state in _STATES.items()}
 
 
 def check_name(field: str, name: str) -> None:
@@ -28,7 +28,7 @@ def check_name(field: str, name: str) -> None:
         raise InvalidRequest(f"{field} must have 1 to {MAX_NAME_CHARACTERS} characters", field=field)
 
 
-def identity(message: common_pb2.WorkerIdentity) -> WorkerIdentity:
+def identity(message: workers_pb2.WorkerIdentity) -> WorkerIdentity:
     """Raises InvalidRequest where the message does not say who the worker is."""
     for field in ("worker_id", "incarnation", "endpoint", "model"):
         check_name(f"identity.{field}", getattr(message, field))
@@ -57,8 +57,8 @@ def identity(message: common_pb2.WorkerIdentity) -> WorkerIdentity:
     )
 
 
-def identity_message(worker: WorkerIdentity) -> common_pb2.WorkerIdentity:
-    return common_pb2.WorkerIdentity(
+def identity_message(worker: WorkerIdentity) -> workers_pb2.WorkerIdentity:
+    return workers_pb2.WorkerIdentity(
         worker_id=worker.worker_id,
         incarnation=worker.incarnation,
         role=_ROLE_NAMES[worker.role],
@@ -77,7 +77,7 @@ def identity_message(worker: WorkerIdentity) -> common_pb2.WorkerIdentity:
     )
 
 
-def namespace(message: common_pb2.KvNamespace, field: str = "kv_namespace") -> KvNamespace:
+def namespace(message: workers_pb2.KvNamespace, field: str = "kv_namespace") -> KvNamespace:
     """Raises InvalidRequest where the message names no namespace, or blocks of another size."""
     if message.block_tokens != BLOCK_TOKENS:
         raise InvalidRequest(f"blocks must be of {BLOCK_TOKENS} tokens", field=f"{field}.block_tokens")
@@ -93,8 +93,8 @@ def namespace(message: common_pb2.KvNamespace, field: str = "kv_namespace") -> K
     )
 
 
-def namespace_message(kv: KvNamespace) -> common_pb2.KvNamespace:
-    return common_pb2.KvNamespace(
+def namespace_message(kv: KvNamespace) -> workers_pb2.KvNamespace:
+    return workers_pb2.KvNamespace(
         weights_fingerprint=kv.weights_fingerprint,
         dtype=kv.dtype,
         scale=kv.scale,
@@ -114,7 +114,7 @@ def state_name(state: WorkerState) -> str:
     return _STATE_NAMES[state]
 
 
-def load(message: common_pb2.WorkerLoad) -> WorkerLoad:
+def load(message: workers_pb2.WorkerLoad) -> WorkerLoad:
     return WorkerLoad(
         running_requests=message.running_requests,
         waiting_requests=message.waiting_requests,
@@ -128,8 +128,8 @@ def load(message: common_pb2.WorkerLoad) -> WorkerLoad:
     )
 
 
-def load_message(load: WorkerLoad) -> common_pb2.WorkerLoad:
-    return common_pb2.WorkerLoad(
+def load_message(load: WorkerLoad) -> workers_pb2.WorkerLoad:
+    return workers_pb2.WorkerLoad(
         running_requests=load.running_requests,
         waiting_requests=load.waiting_requests,
         queued_prefill_tokens=load.queued_prefill_tokens,
@@ -142,7 +142,7 @@ def load_message(load: WorkerLoad) -> common_pb2.WorkerLoad:
     )
 
 
-def transfers(message: common_pb2.TransferStatus) -> TransferCounters:
+def transfers(message: workers_pb2.TransferStatus) -> TransferCounters:
     """Raises InvalidRequest where a map has more entries than a process has to tell."""
     for field in ("received_bytes", "sent_bytes", "refused"):
         if len(getattr(message, field)) > MAX_COUNTED_NAMES:
@@ -163,8 +163,8 @@ def transfers(message: common_pb2.TransferStatus) -> TransferCounters:
     )
 
 
-def transfers_message(counters: TransferCounters) -> common_pb2.TransferStatus:
-    return common_pb2.TransferStatus(
+def transfers_message(counters: TransferCounters) -> workers_pb2.TransferStatus:
+    return workers_pb2.TransferStatus(
         open_landings=counters.open_landings,
         open_pushes=counters.open_pushes,
         open_fetches=counters.open_fetches,

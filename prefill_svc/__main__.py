@@ -2,7 +2,7 @@
 
 import sys
 
-from deepmesh.v1 import prefill_pb2_grpc
+from deepmesh.internal.v1 import prefill_pb2_grpc
 
 from mesh.launch import launch
 from mesh.server import MeshServer, Registration
@@ -11,7 +11,7 @@ from prefill_svc.service import PrefillServicer
 from prefill_svc.worker import PrefillWorker
 from worker.serving import serve_worker
 
-SERVICE = "deepmesh.v1.PrefillService"
+SERVICE = "deepmesh.internal.v1.PrefillService"
 
 
 async def serve(config: PrefillConfig) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 import grpc
-from deepmesh.v1 import prefill_pb2, prefill_pb2_grpc
+from deepmesh.internal.v1 import prefill_pb2, prefill_pb2_grpc
 
 from mesh.errors import MeshError, NoWorker
 from mesh.metrics import PREFILL_ENDED, PREFILL_PUSHED_BYTES

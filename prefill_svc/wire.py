@@ -1,6 +1,6 @@
 """Messages of PrefillService in and out."""
 
-from deepmesh.v1 import prefill_pb2
+from deepmesh.internal.v1 import prefill_pb2
 
 from engine.protocol.messages import FirstToken
 from prefill_svc.prompts import Event, Prompt

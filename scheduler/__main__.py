@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
-from deepmesh.v1 import scheduler_pb2_grpc
+from deepmesh.internal.v1 import scheduler_pb2_grpc
 
 from mesh.launch import launch
 from mesh.server import MeshServer, Registration
@@ -22,7 +22,7 @@ from scheduler.service import SchedulerServicer
 from scheduler.store_link import StoreLink
 from scheduler.stores import Stores
 
-SERVICE = "deepmesh.v1.SchedulerService"
+SERVICE = "deepmesh.internal.v1.SchedulerService"
 log = logging.getLogger(__name__)
 
 

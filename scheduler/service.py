@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator
 
 import grpc
-from deepmesh.v1 import scheduler_pb2, scheduler_pb2_grpc
+from deepmesh.internal.v1 import scheduler_pb2, scheduler_pb2_grpc
 
 from mesh import worker_wire
 from mesh.errors import InvalidRequest, MeshError, Overloaded

@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
-from deepmesh.v1 import kvstore_pb2, kvstore_pb2_grpc
+from deepmesh.internal.v1 import kvstore_pb2, kvstore_pb2_grpc
 
 from mesh import worker_wire
 from mesh.channel import open_channel

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 import msgspec
-from deepmesh.v1 import kvstore_pb2, scheduler_pb2
+from deepmesh.internal.v1 import kvstore_pb2, scheduler_pb2, targets_pb2
 
 from mesh import worker_wire
 from mesh.blocks import BLOCK_TOKENS, HASH_BYTES
@@ -108,8 +108,8 @@ def decision(kept: Decision) -> scheduler_pb2.Decision:
     return message
 
 
-def _target(worker: WorkerIdentity) -> scheduler_pb2.WorkerTarget:
-    return scheduler_pb2.WorkerTarget(
+def _target(worker: WorkerIdentity) -> targets_pb2.WorkerTarget:
+    return targets_pb2.WorkerTarget(
         worker_id=worker.worker_id,
         incarnation=worker.incarnation,
         endpoint=worker.endpoint,

@@ -1,6 +1,6 @@
 """Tickets in the protos: one translation for everyone who opens landings or pushes into them."""
 
-from deepmesh.v1 import landing_pb2
+from deepmesh.internal.v1 import landing_pb2
 
 from mesh import worker_wire
 from mesh.errors import InvalidRequest

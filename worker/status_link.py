@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 import grpc
-from deepmesh.v1 import scheduler_pb2, scheduler_pb2_grpc
+from deepmesh.internal.v1 import scheduler_pb2, scheduler_pb2_grpc
 
 from mesh.backoff import Backoff
 from mesh.channel import open_channel

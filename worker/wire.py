@@ -1,6 +1,7 @@
 """What both kinds of worker say in the protos: sampling, log probabilities, stores, status. No rank imports it."""
 
-from deepmesh.v1 import common_pb2, scheduler_pb2
+from deepmesh.internal.v1 import scheduler_pb2, targets_pb2
+from deepmesh.v1 import common_pb2
 
 from engine.protocol.messages import Fetch, Logprobs, Sampling
 from mesh import worker_wire
@@ -45,12 +46,12 @@ def logprobs_message(position: Logprobs) -> common_pb2.PositionLogprobs:
     )
 
 
-def fetch(message: common_pb2.StoreTarget) -> Fetch:
+def fetch(message: targets_pb2.StoreTarget) -> Fetch:
     return Fetch(message.store_id, message.blocks)
 
 
-def fetch_message(fetch: Fetch) -> common_pb2.StoreTarget:
-    return common_pb2.StoreTarget(store_id=fetch.store_id, blocks=fetch.blocks)
+def fetch_message(fetch: Fetch) -> targets_pb2.StoreTarget:
+    return targets_pb2.StoreTarget(store_id=fetch.store_id, blocks=fetch.blocks)
 
 
 def status_message(report: Report, sender: WorkerIdentity | None) -> scheduler_pb2.ReportStatusRequest:

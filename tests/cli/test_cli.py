@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from deepmesh.v1 import common_pb2, kvstore_pb2, scheduler_pb2, scheduler_pb2_grpc
+from deepmesh.internal.v1 import kvstore_pb2, scheduler_pb2, scheduler_pb2_grpc, workers_pb2
 
 from mesh.config import ServerConfig
 from mesh.server import MeshServer, Registration
@@ -34,14 +34,14 @@ async def deepmesh(*arguments: str, stdin: str = "", **environment: str) -> tupl
 
 class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
     async def WatchWorkers(self, request: Any, context: Any) -> AsyncIterator[scheduler_pb2.WatchWorkersResponse]:
-        identity = common_pb2.WorkerIdentity(
+        identity = workers_pb2.WorkerIdentity(
             worker_id="decode-7", model="small", endpoint="127.0.0.1:9", total_blocks=1000, max_requests=16
         )
-        load = common_pb2.WorkerLoad(running_requests=3, free_blocks=990, decode_step_ms=12.34)
+        load = workers_pb2.WorkerLoad(running_requests=3, free_blocks=990, decode_step_ms=12.34)
         worker = scheduler_pb2.WorkerStatus(
-            identity=identity, load=load, state=common_pb2.WORKER_STATE_DRAINING, cached_blocks=55
+            identity=identity, load=load, state=workers_pb2.WORKER_STATE_DRAINING, cached_blocks=55
         )
-        transfers = common_pb2.TransferStatus(
+        transfers = workers_pb2.TransferStatus(
             open_landings=4,
             total_slots=8,
             free_slots=6,
@@ -60,7 +60,7 @@ class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
 
 def scheduler() -> MeshServer:
     add = scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server
-    registration = Registration(add, ScriptedScheduler(), "deepmesh.v1.SchedulerService", ("WatchWorkers",))
+    registration = Registration(add, ScriptedScheduler(), "deepmesh.internal.v1.SchedulerService", ("WatchWorkers",))
     return MeshServer(ServerConfig(), "scheduler", [registration])
 
 

@@ -1,17 +1,17 @@
 from typing import Any
 
-from deepmesh.v1 import common_pb2, scheduler_pb2
+from deepmesh.internal.v1 import scheduler_pb2, workers_pb2
 
 from cli.kv_moves import KvMoves, moves_between
 
 
 def worker(incarnation: str = "1", worker_id: str = "d", **transfers: Any) -> scheduler_pb2.WorkerStatus:
-    identity = common_pb2.WorkerIdentity(worker_id=worker_id, incarnation=incarnation)
-    return scheduler_pb2.WorkerStatus(identity=identity, transfers=common_pb2.TransferStatus(**transfers))
+    identity = workers_pb2.WorkerIdentity(worker_id=worker_id, incarnation=incarnation)
+    return scheduler_pb2.WorkerStatus(identity=identity, transfers=workers_pb2.TransferStatus(**transfers))
 
 
 def snapshot(*workers: scheduler_pb2.WorkerStatus) -> scheduler_pb2.WatchWorkersResponse:
-    store = scheduler_pb2.StoreStatus(transfers=common_pb2.TransferStatus(received_bytes={"tcp": 9000}))
+    store = scheduler_pb2.StoreStatus(transfers=workers_pb2.TransferStatus(received_bytes={"tcp": 9000}))
     return scheduler_pb2.WatchWorkersResponse(workers=workers, stores=[store])
 
 

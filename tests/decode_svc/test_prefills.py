@@ -6,7 +6,8 @@ from typing import Any
 
 import grpc
 import pytest
-from deepmesh.v1 import common_pb2, decode_pb2, scheduler_pb2
+from deepmesh.internal.v1 import decode_pb2, targets_pb2
+from deepmesh.v1 import common_pb2
 
 from decode_svc import prefill_link
 from engine.protocol.messages import Logprobs, Output, Refusal, Sampling
@@ -46,8 +47,8 @@ def ended(outcome: str) -> float:
     return DECODE_PREFILLS.labels(outcome)._value.get()
 
 
-def target(prefill: FakePrefill) -> scheduler_pb2.WorkerTarget:
-    return scheduler_pb2.WorkerTarget(worker_id="prefill-1", incarnation="first", endpoint=prefill.endpoint)
+def target(prefill: FakePrefill) -> targets_pb2.WorkerTarget:
+    return targets_pb2.WorkerTarget(worker_id="prefill-1", incarnation="first", endpoint=prefill.endpoint)
 
 
 def rank_of(running: RunningWorker) -> FakeRankClient:
@@ -84,7 +85,7 @@ async def test_a_prompt_is_sent_with_its_landing_and_its_tokens_come_back() -> N
     done_before = ended("done")
     async with decode_without_rank() as running, fake_prefill() as prefill, gateway_client(running.endpoint) as gateway:
         rank, landing = rank_of(running), make_ticket(len(PROMPT), held_blocks=1)
-        store = common_pb2.StoreTarget(store_id="store-1", blocks=2)
+        store = targets_pb2.StoreTarget(store_id="store-1", blocks=2)
         sampling = Sampling(temperature=0.5, seed=7, top_logprobs=1)
         await gateway.submit(PROMPT, 10, sampling, prefill=target(prefill), cache_salt=b"salt", store=store, attempt=3)
         await eventually(lambda: bool(rank.submitted))
@@ -124,7 +125,7 @@ async def test_a_prompt_that_the_rank_computes_after_all_is_sent_nowhere() -> No
 async def test_a_prompt_computed_here_asks_the_store_itself() -> None:
     async with decode_without_rank() as running, gateway_client(running.endpoint) as gateway:
         rank = rank_of(running)
-        await gateway.submit(PROMPT, 10, store=common_pb2.StoreTarget(store_id="store-1", blocks=2))
+        await gateway.submit(PROMPT, 10, store=targets_pb2.StoreTarget(store_id="store-1", blocks=2))
         await eventually(lambda: bool(rank.submitted))
         fetch = rank.submitted[0].fetch
         assert fetch is not None

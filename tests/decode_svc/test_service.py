@@ -6,7 +6,8 @@ from typing import Any
 
 import grpc
 import pytest
-from deepmesh.v1 import common_pb2, decode_pb2, decode_pb2_grpc, scheduler_pb2
+from deepmesh.internal.v1 import decode_pb2, decode_pb2_grpc, targets_pb2, workers_pb2
+from deepmesh.v1 import common_pb2
 
 from engine.protocol.messages import Sampling
 from mesh.channel import open_channel
@@ -56,7 +57,7 @@ async def test_the_welcome_says_who_the_worker_is() -> None:
     async with running_worker() as running, gateway_client(running.endpoint) as gateway:
         identity = gateway.welcome.identity
         assert (identity.worker_id, identity.endpoint, identity.model) == ("decode-1", running.endpoint, "oracle")
-        assert (identity.role, identity.can_prefill) == (common_pb2.WORKER_ROLE_DECODE, True)
+        assert (identity.role, identity.can_prefill) == (workers_pb2.WORKER_ROLE_DECODE, True)
         assert identity.vocabulary_size == VOCABULARY_SIZE
         assert gateway.welcome.grace_ms == 1000
 
@@ -73,7 +74,7 @@ async def test_log_probabilities_come_one_for_each_token() -> None:
 async def test_a_stop_token_ends_the_request_and_is_reported() -> None:
     async with running_worker() as running, gateway_client(running.endpoint) as gateway:
         whole = await gateway.ended(await gateway.submit(prompt(10), 50))
-        stop = common_pb2.StopConditions(max_tokens=50, token_ids=[whole.tokens[20]])
+        stop = decode_pb2.StopConditions(max_tokens=50, token_ids=[whole.tokens[20]])
         request = await gateway.ended(await gateway.submit(prompt(10), 50, stop=stop))
         assert request.finished == common_pb2.FINISH_REASON_STOP
         assert request.tokens == whole.tokens[: whole.tokens.index(whole.tokens[20]) + 1]
@@ -164,7 +165,7 @@ async def test_bad_submissions_fail_alone() -> None:
         ({"max_tokens": TOTAL_BLOCKS * 64}, ContextExceeded, "max_tokens"),
         ({"sampling_message": common_pb2.SamplingParams(temperature=-1)}, InvalidRequest, "sampling.temperature"),
         ({"sampling_message": common_pb2.SamplingParams(top_logprobs=21)}, InvalidRequest, "sampling.top_logprobs"),
-        ({"prefill": scheduler_pb2.WorkerTarget(worker_id="p")}, InvalidRequest, "prefill"),
+        ({"prefill": targets_pb2.WorkerTarget(worker_id="p")}, InvalidRequest, "prefill"),
     ]
     async with running_worker() as running, gateway_client(running.endpoint) as gateway:
         for changes, expected, field in bad:
@@ -228,7 +229,7 @@ async def test_a_stream_id_used_twice_ends_the_stream_and_not_the_request() -> N
     ):
         stream_id = await gateway.submit(prompt(10), 100)
         submission = decode_pb2.Submission(
-            stream_id=stream_id, token_ids=[1], stop=common_pb2.StopConditions(max_tokens=1)
+            stream_id=stream_id, token_ids=[1], stop=decode_pb2.StopConditions(max_tokens=1)
         )
         await gateway.send(submission=submission)
         assert isinstance(await gateway.stream_error(), InvalidRequest)
@@ -242,7 +243,7 @@ async def test_garbage_on_the_wire_ends_its_stream_alone() -> None:
         gateway_client(running.endpoint) as gateway,
         open_channel(running.endpoint) as channel,
     ):
-        call: Any = channel.stream_stream("/deepmesh.v1.DecodeService/Attach")()
+        call: Any = channel.stream_stream("/deepmesh.internal.v1.DecodeService/Attach")()
         await call.write(b"\xff\xff\xff\xff not a message")
         with pytest.raises(grpc.aio.AioRpcError):
             while await call.read() is not grpc.aio.EOF:

@@ -1,6 +1,6 @@
 """Requests whose prompt is computed by a prefill worker, and what becomes of them when that one fails."""
 
-from deepmesh.v1 import common_pb2, scheduler_pb2
+from deepmesh.internal.v1 import scheduler_pb2, targets_pb2
 
 from mesh.errors import MeshError, NamespaceMismatch, PrefillLost, WorkerFull
 from tests.support.fake_decode import FakeDecodeWorker, oracle_tokens
@@ -25,10 +25,10 @@ def prefills(mesh: Mesh) -> list[str]:
 async def test_the_decode_worker_is_told_who_computes_the_prompt_and_which_store_to_ask() -> None:
     async with running_mesh() as mesh:
         mesh.scheduler.add(prefill_identity())
-        mesh.scheduler.store = common_pb2.StoreTarget(store_id="store-0", blocks=4)
+        mesh.scheduler.store = targets_pb2.StoreTarget(store_id="store-0", blocks=4)
         await answered(mesh)
         submission = mesh.worker.submissions[0]
-        assert submission.prefill == scheduler_pb2.WorkerTarget(
+        assert submission.prefill == targets_pb2.WorkerTarget(
             worker_id="prefill-0", incarnation="first", endpoint="127.0.0.1:1", slot_bytes=65536
         )
         assert submission.store == mesh.scheduler.store

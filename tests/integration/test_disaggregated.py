@@ -10,7 +10,7 @@ import grpc
 import psutil
 import pytest
 import pytest_asyncio
-from deepmesh.v1 import scheduler_pb2
+from deepmesh.internal.v1 import scheduler_pb2
 
 from mesh.failures import from_rpc_error
 from tests.support.mesh_requests import (

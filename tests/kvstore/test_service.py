@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from deepmesh.v1 import kvstore_pb2, landing_pb2
+from deepmesh.internal.v1 import kvstore_pb2, landing_pb2
 
 from kvstore.__main__ import running_store
 from kvstore.config import KvStoreConfig

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from deepmesh.v1 import kvstore_pb2
+from deepmesh.internal.v1 import kvstore_pb2
 
 from bench.kv_worker import KvWorker, attached, offer_all
 from cli.launcher.process import Child

@@ -1,6 +1,6 @@
 import grpc
 import pytest
-from deepmesh.v1 import common_pb2
+from deepmesh.internal.v1 import failure_pb2
 from google.rpc import error_details_pb2
 from grpc import StatusCode
 from hypothesis import given
@@ -61,19 +61,19 @@ def test_a_refused_field_is_named_on_the_other_side() -> None:
 
 
 def test_an_unknown_reason_keeps_its_code_and_reason() -> None:
-    back = from_failure(common_pb2.Failure(code=8, reason="QUOTA", message="later", retry_after_ms=5))
+    back = from_failure(failure_pb2.Failure(code=8, reason="QUOTA", message="later", retry_after_ms=5))
     assert isinstance(back, RemoteError)
     assert (back.code, back.reason, back.retry_after_ms) == (StatusCode.RESOURCE_EXHAUSTED, "QUOTA", 5)
 
 
 def test_a_known_reason_under_another_code_is_not_mistaken_for_the_class() -> None:
-    back = from_failure(common_pb2.Failure(code=14, reason=UnknownModel.reason, message="?"))
+    back = from_failure(failure_pb2.Failure(code=14, reason=UnknownModel.reason, message="?"))
     assert isinstance(back, RemoteError)
     assert back.code is StatusCode.UNAVAILABLE
 
 
 def test_a_code_out_of_range_reads_as_unknown() -> None:
-    assert from_failure(common_pb2.Failure(code=99, reason="X")).code is StatusCode.UNKNOWN
+    assert from_failure(failure_pb2.Failure(code=99, reason="X")).code is StatusCode.UNKNOWN
 
 
 def test_a_status_carries_error_info_and_retry_info() -> None:

@@ -1,7 +1,7 @@
 from typing import Any
 
 import pytest
-from deepmesh.v1 import common_pb2
+from deepmesh.internal.v1 import workers_pb2
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -45,7 +45,7 @@ counters = st.builds(
 @given(identities)
 def test_who_a_worker_is_survives_the_wire(identity: WorkerIdentity) -> None:
     sent = worker_wire.identity_message(identity).SerializeToString()
-    assert worker_wire.identity(common_pb2.WorkerIdentity.FromString(sent)) == identity
+    assert worker_wire.identity(workers_pb2.WorkerIdentity.FromString(sent)) == identity
 
 
 @given(loads, counters)
@@ -57,12 +57,12 @@ def test_what_a_worker_reports_survives_the_wire(load: WorkerLoad, transfers: Tr
     assert (worker_wire.state(message.state), message.HasField("identity")) == (WorkerState.SERVING, False)
 
 
-def identity_message(**changes: Any) -> common_pb2.WorkerIdentity:
-    kv_namespace = common_pb2.KvNamespace(weights_fingerprint="f", dtype="d", layers=1, block_tokens=64, layout="l")
+def identity_message(**changes: Any) -> workers_pb2.WorkerIdentity:
+    kv_namespace = workers_pb2.KvNamespace(weights_fingerprint="f", dtype="d", layers=1, block_tokens=64, layout="l")
     values = {
         "worker_id": "a",
         "incarnation": "i",
-        "role": common_pb2.WORKER_ROLE_PREFILL,
+        "role": workers_pb2.WORKER_ROLE_PREFILL,
         "endpoint": "a:1",
         "model": "m",
         "kv_namespace": kv_namespace,
@@ -70,7 +70,7 @@ def identity_message(**changes: Any) -> common_pb2.WorkerIdentity:
         "total_blocks": 1,
         "max_requests": 1,
     }
-    return common_pb2.WorkerIdentity(**values | changes)
+    return workers_pb2.WorkerIdentity(**values | changes)
 
 
 @pytest.mark.parametrize(
@@ -79,9 +79,9 @@ def identity_message(**changes: Any) -> common_pb2.WorkerIdentity:
         ({"worker_id": ""}, "identity.worker_id"),
         ({"endpoint": "e" * 300}, "identity.endpoint"),
         ({"total_blocks": 0}, "identity.total_blocks"),
-        ({"role": common_pb2.WORKER_ROLE_UNSPECIFIED}, "identity.role"),
-        ({"kv_namespace": common_pb2.KvNamespace(block_tokens=32)}, "identity.kv_namespace.block_tokens"),
-        ({"kv_namespace": common_pb2.KvNamespace(block_tokens=64)}, "identity.kv_namespace.weights_fingerprint"),
+        ({"role": workers_pb2.WORKER_ROLE_UNSPECIFIED}, "identity.role"),
+        ({"kv_namespace": workers_pb2.KvNamespace(block_tokens=32)}, "identity.kv_namespace.block_tokens"),
+        ({"kv_namespace": workers_pb2.KvNamespace(block_tokens=64)}, "identity.kv_namespace.weights_fingerprint"),
     ],
 )
 def test_a_worker_that_does_not_say_who_it_is_is_refused_with_the_field(changes: dict[str, Any], field: str) -> None:
@@ -91,13 +91,13 @@ def test_a_worker_that_does_not_say_who_it_is_is_refused_with_the_field(changes:
 
 
 def test_rates_that_are_none_read_as_unknown() -> None:
-    message = common_pb2.WorkerLoad(prefill_tokens_per_second=float("nan"), decode_step_ms=-1)
+    message = workers_pb2.WorkerLoad(prefill_tokens_per_second=float("nan"), decode_step_ms=-1)
     message.mean_output_tokens = float("inf")
     assert worker_wire.load(message) == WorkerLoad()
 
 
 def test_a_process_with_too_many_names_to_count_is_refused() -> None:
-    message = common_pb2.TransferStatus(refused={str(number): 1 for number in range(65)})
+    message = workers_pb2.TransferStatus(refused={str(number): 1 for number in range(65)})
     with pytest.raises(InvalidRequest):
         worker_wire.transfers(message)
 

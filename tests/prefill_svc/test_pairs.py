@@ -5,7 +5,8 @@ import random
 from typing import Any
 
 import pytest
-from deepmesh.v1 import common_pb2, decode_pb2
+from deepmesh.internal.v1 import decode_pb2
+from deepmesh.v1 import common_pb2
 
 from engine.protocol.messages import Sampling
 from mesh.errors import DeadlineExceeded, PrefillLost

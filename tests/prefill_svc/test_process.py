@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
-from deepmesh.v1 import common_pb2, scheduler_pb2
+from deepmesh.internal.v1 import scheduler_pb2, targets_pb2, workers_pb2
 
 from mesh.errors import EngineFailed, WorkerDraining
 from tests.support.decode_server import gateway_client, running_worker
@@ -26,8 +26,8 @@ async def prefill_process(*settings: str) -> AsyncIterator[WorkerProcess]:
         yield process
 
 
-def target(process: WorkerProcess) -> scheduler_pb2.WorkerTarget:
-    return scheduler_pb2.WorkerTarget(worker_id="prefill-1", endpoint=process.endpoint)
+def target(process: WorkerProcess) -> targets_pb2.WorkerTarget:
+    return targets_pb2.WorkerTarget(worker_id="prefill-1", endpoint=process.endpoint)
 
 
 async def test_a_worker_told_to_stop_finishes_what_it_has_and_takes_nothing_new() -> None:
@@ -64,7 +64,7 @@ async def test_the_scheduler_knows_a_prefill_worker_by_its_role() -> None:
             workers = list((await watch.read()).workers)
         identity = workers[0].identity
         assert (identity.worker_id, identity.endpoint) == ("prefill-7", process.endpoint)
-        assert identity.role == common_pb2.WORKER_ROLE_PREFILL
+        assert identity.role == workers_pb2.WORKER_ROLE_PREFILL
         watch.cancel()
 
 

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from deepmesh.v1 import common_pb2, kvstore_pb2
+from deepmesh.internal.v1 import kvstore_pb2, targets_pb2
 
 from decode_svc.worker import DecodeWorker
 from kvstore.__main__ import running_store, ucx_agents
@@ -20,7 +20,7 @@ from tests.support.waiting import eventually
 from transfer.config import TransferConfig
 
 PROMPT = [number % 1000 for number in range(1000)]
-STORE = common_pb2.StoreTarget(store_id="s", blocks=15)
+STORE = targets_pb2.StoreTarget(store_id="s", blocks=15)
 
 
 @asynccontextmanager
@@ -83,7 +83,7 @@ async def test_a_decode_worker_offers_what_it_generates_and_fetches_what_it_comp
         generated = await gateway_one.ended(await gateway_one.submit(PROMPT[:64], 200))
         conversation = [*PROMPT[:64], *generated.tokens]
         await until_stored(endpoint, conversation[:256])
-        target = common_pb2.StoreTarget(store_id="s", blocks=4)
+        target = targets_pb2.StoreTarget(store_id="s", blocks=4)
         fetched = await gateway_other.ended(await gateway_other.submit(conversation, 5, store=target))
         assert (fetched.cached_tokens, fetched.is_exact()) == (256, True)
 

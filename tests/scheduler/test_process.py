@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 import psutil
-from deepmesh.v1 import scheduler_pb2
+from deepmesh.internal.v1 import scheduler_pb2
 
 from cli.launcher.process import Child
 from mesh.ports import free_port

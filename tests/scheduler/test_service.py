@@ -4,7 +4,7 @@ from typing import Any
 
 import grpc
 import pytest
-from deepmesh.v1 import common_pb2, scheduler_pb2
+from deepmesh.internal.v1 import scheduler_pb2, targets_pb2, workers_pb2
 
 from mesh.blocks import chain_hashes
 from mesh.errors import (
@@ -46,7 +46,7 @@ async def start_worker(stub: Any, worker_id: str, **status: Any) -> ReportingWor
 
 
 async def start_prefill(stub: Any, worker_id: str, **identity: Any) -> ReportingWorker:
-    message = identity_message(worker_id, role=common_pb2.WORKER_ROLE_PREFILL, **identity)
+    message = identity_message(worker_id, role=workers_pb2.WORKER_ROLE_PREFILL, **identity)
     return await ReportingWorker(stub, message).start()
 
 
@@ -70,7 +70,7 @@ async def test_a_request_is_placed_where_its_prefix_is_cached_and_the_decision_i
         events = scheduler_pb2.KvEvents(snapshot=True, stored=chain_hashes(PROMPT)[:5])
         await start_worker(stub, "b", kv_events=events)
         response = await stub.Place(place_request("r1"))
-        assert response.decode == scheduler_pb2.WorkerTarget(worker_id="b", incarnation="first", endpoint="b:1")
+        assert response.decode == targets_pb2.WorkerTarget(worker_id="b", incarnation="first", endpoint="b:1")
         assert not response.HasField("prefill")
         assert list(response.cached_prefixes) == [scheduler_pb2.CachedPrefix(source_id="b", blocks=5)]
         assert response.predicted_ttft_ms == pytest.approx(320 + response.predicted_tpot_ms)
@@ -88,7 +88,7 @@ async def test_a_pair_is_placed_and_its_prefill_worker_named_in_answer_and_decis
         await start_prefill(stub, "p", slot_bytes=65536)
         response = await stub.Place(place_request("r1"))
         assert response.decode.worker_id == "d"
-        assert response.prefill == scheduler_pb2.WorkerTarget(
+        assert response.prefill == targets_pb2.WorkerTarget(
             worker_id="p", incarnation="first", endpoint="p:1", slot_bytes=65536
         )
         candidates = (await stub.ListDecisions(scheduler_pb2.ListDecisionsRequest())).decisions[0].candidates
@@ -109,7 +109,7 @@ async def test_a_prefill_worker_that_failed_the_request_is_avoided() -> None:
 async def test_workers_that_cannot_exchange_kv_are_refused_with_what_differs() -> None:
     async with running_scheduler() as endpoint, scheduler_stub(endpoint) as stub:
         await ReportingWorker(stub, identity_message("d", can_prefill=False)).start()
-        other = common_pb2.KvNamespace(
+        other = workers_pb2.KvNamespace(
             weights_fingerprint="g", dtype="oracle", scale=1.0, layers=1, block_tokens=64, layout="oracle"
         )
         await start_prefill(stub, "p", kv_namespace=other)
@@ -119,11 +119,11 @@ async def test_workers_that_cannot_exchange_kv_are_refused_with_what_differs() -
 
 async def test_watchers_see_prefill_workers_and_what_was_transferred() -> None:
     async with running_scheduler() as endpoint, scheduler_stub(endpoint) as stub:
-        transfers = common_pb2.TransferStatus(open_landings=1, total_slots=8, received_bytes={"tcp": 4096})
+        transfers = workers_pb2.TransferStatus(open_landings=1, total_slots=8, received_bytes={"tcp": 4096})
         worker = await start_prefill(stub, "p")
         await worker.report(transfers=transfers)
         shown = (await watched(stub))[0]
-        assert (shown.identity.role, shown.transfers) == (common_pb2.WORKER_ROLE_PREFILL, transfers)
+        assert (shown.identity.role, shown.transfers) == (workers_pb2.WORKER_ROLE_PREFILL, transfers)
 
 
 async def test_removed_blocks_no_longer_attract() -> None:
@@ -145,7 +145,7 @@ async def test_a_burst_between_two_statuses_spreads_over_the_workers() -> None:
 
 async def test_reported_outcomes_are_kept_once_and_shape_the_expected_length() -> None:
     async with running_scheduler() as endpoint, scheduler_stub(endpoint) as stub:
-        await start_worker(stub, "a", load=common_pb2.WorkerLoad(free_blocks=100))
+        await start_worker(stub, "a", load=workers_pb2.WorkerLoad(free_blocks=100))
         await stub.Place(place_request("r1", max_tokens=2000))
         report = scheduler_pb2.ReportOutcomeRequest(
             request_id="r1", worker_id="a", outcome=scheduler_pb2.PLACEMENT_OUTCOME_FINISHED, output_tokens=2000
@@ -186,7 +186,7 @@ async def test_an_unknown_model_and_a_model_without_workers_are_told_apart() -> 
 async def test_a_worker_whose_stream_broke_is_avoided_while_its_lease_runs() -> None:
     async with running_scheduler() as endpoint, scheduler_stub(endpoint) as stub:
         broken = await start_worker(stub, "a")
-        await start_worker(stub, "b", load=common_pb2.WorkerLoad(running_requests=5, free_blocks=1000))
+        await start_worker(stub, "b", load=workers_pb2.WorkerLoad(running_requests=5, free_blocks=1000))
         broken.stop()
         await asyncio.sleep(0.1)
         assert (await stub.Place(place_request())).decode.worker_id == "b"
@@ -197,14 +197,14 @@ async def test_a_worker_whose_stream_broke_is_avoided_while_its_lease_runs() -> 
 async def test_a_draining_worker_is_not_placed_on() -> None:
     async with running_scheduler() as endpoint, scheduler_stub(endpoint) as stub:
         worker = await start_worker(stub, "a")
-        await worker.report(state=common_pb2.WORKER_STATE_DRAINING)
+        await worker.report(state=workers_pb2.WORKER_STATE_DRAINING)
         with pytest.raises(NoWorker):
             await stub.Place(place_request())
 
 
 async def test_a_full_mesh_refuses_with_a_delay_and_the_refusal_is_listed() -> None:
     async with running_scheduler(placement={"queue_requests": 0}) as endpoint, scheduler_stub(endpoint) as stub:
-        await start_worker(stub, "a", load=common_pb2.WorkerLoad(running_requests=8, free_blocks=1000))
+        await start_worker(stub, "a", load=workers_pb2.WorkerLoad(running_requests=8, free_blocks=1000))
         with pytest.raises(Overloaded) as caught:
             await stub.Place(place_request("r1"))
         assert caught.value.retry_after_ms is not None
@@ -263,9 +263,9 @@ async def test_a_malformed_placement_is_refused_with_its_field(bad: dict[str, An
     [
         status_message(),
         status_message(identity=identity_message("")),
-        status_message(identity=identity_message("a", role=common_pb2.WORKER_ROLE_UNSPECIFIED)),
+        status_message(identity=identity_message("a", role=workers_pb2.WORKER_ROLE_UNSPECIFIED)),
         status_message(identity=identity_message("a", total_blocks=0)),
-        status_message(identity=identity_message("a", kv_namespace=common_pb2.KvNamespace(block_tokens=32))),
+        status_message(identity=identity_message("a", kv_namespace=workers_pb2.KvNamespace(block_tokens=32))),
         status_message(identity=identity_message("a"), kv_events=scheduler_pb2.KvEvents(stored=[b"short"])),
     ],
     ids=["no identity", "no id", "no role", "no blocks", "other blocks", "bad hash"],
@@ -308,9 +308,9 @@ async def test_watchers_see_the_registry_at_once_and_after_each_change() -> None
         (status,) = (await call.read()).workers
         assert status.identity == identity_message("a")
         assert 0 < status.lease_remaining.ToMilliseconds() <= 500
-        await worker.report(state=common_pb2.WORKER_STATE_DRAINING)
+        await worker.report(state=workers_pb2.WORKER_STATE_DRAINING)
         response = await call.read()
-        assert response.workers[0].state == common_pb2.WORKER_STATE_DRAINING
+        assert response.workers[0].state == workers_pb2.WORKER_STATE_DRAINING
         assert response.lease.ToMilliseconds() == 500
         worker.stop()
         assert list((await call.read()).workers) == []
@@ -333,8 +333,8 @@ async def test_a_watcher_that_never_reads_delays_nobody() -> None:
         sleeping = [lazy.WatchWorkers(scheduler_pb2.WatchWorkersRequest()) for _ in range(20)]
         worker = await start_worker(stub, "a")
         for number in range(200):
-            state = common_pb2.WORKER_STATE_DRAINING if number % 2 else common_pb2.WORKER_STATE_SERVING
+            state = workers_pb2.WORKER_STATE_DRAINING if number % 2 else workers_pb2.WORKER_STATE_SERVING
             await worker.report(state=state)
-        assert (await watched(stub))[0].state == common_pb2.WORKER_STATE_DRAINING
+        assert (await watched(stub))[0].state == workers_pb2.WORKER_STATE_DRAINING
         for call in sleeping:
             call.cancel()

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from deepmesh.v1 import common_pb2, scheduler_pb2
+from deepmesh.internal.v1 import scheduler_pb2, targets_pb2
 
 from mesh.blocks import chain_hashes
 from mesh.ports import free_port
@@ -64,7 +64,7 @@ async def scheduling(*stores: FakeStore, **config: Any) -> AsyncIterator[Any]:
 async def test_a_store_that_holds_the_prefix_is_named_and_listed() -> None:
     async with scheduling(FakeStore(blocks=8)) as stub:
         response = await stub.Place(place_request())
-        assert response.store == common_pb2.StoreTarget(store_id="store-0", blocks=8)
+        assert response.store == targets_pb2.StoreTarget(store_id="store-0", blocks=8)
         assert list(response.cached_prefixes) == [scheduler_pb2.CachedPrefix(source_id="store-0", blocks=8)]
         decision = (await stub.ListDecisions(scheduler_pb2.ListDecisionsRequest())).decisions[0]
         assert [candidate.store_id for candidate in decision.candidates] == ["store-0"]

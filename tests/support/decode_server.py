@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 import grpc
-from deepmesh.v1 import common_pb2, decode_pb2, decode_pb2_grpc
+from deepmesh.internal.v1 import decode_pb2, decode_pb2_grpc
+from deepmesh.v1 import common_pb2
 
 from decode_svc.__main__ import SERVICE
 from decode_svc.config import DecodeConfig
@@ -183,7 +184,7 @@ class GatewayClient:
             request_id=f"r{stream_id}",
             token_ids=prompt,
             sampling=fields.pop("sampling_message", params),
-            stop=fields.pop("stop", common_pb2.StopConditions(max_tokens=max_tokens)),
+            stop=fields.pop("stop", decode_pb2.StopConditions(max_tokens=max_tokens)),
             **fields,
         )
         await self.send(submission=submission)

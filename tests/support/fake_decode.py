@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
-from deepmesh.v1 import common_pb2, decode_pb2, decode_pb2_grpc
+from deepmesh.internal.v1 import decode_pb2, decode_pb2_grpc, workers_pb2
+from deepmesh.v1 import common_pb2
 
 from mesh.config import ServerConfig
 from mesh.errors import MeshError, UnknownRequest
@@ -95,11 +96,11 @@ class FakeDecodeWorker(decode_pb2_grpc.DecodeServiceServicer):
         # New streams are refused while it is set.
         self.unreachable = False
 
-    def identity(self) -> common_pb2.WorkerIdentity:
-        return common_pb2.WorkerIdentity(
+    def identity(self) -> workers_pb2.WorkerIdentity:
+        return workers_pb2.WorkerIdentity(
             worker_id=self.worker_id,
             incarnation=self.incarnation,
-            role=common_pb2.WORKER_ROLE_DECODE,
+            role=workers_pb2.WORKER_ROLE_DECODE,
             endpoint=f"127.0.0.1:{self.port}",
             model=self.model,
             context_tokens=self.context_tokens,
@@ -257,7 +258,7 @@ class StartedWorker:
 
     def __init__(self, worker: FakeDecodeWorker, port: int) -> None:
         registration = Registration(
-            decode_pb2_grpc.add_DecodeServiceServicer_to_server, worker, "deepmesh.v1.DecodeService"
+            decode_pb2_grpc.add_DecodeServiceServicer_to_server, worker, "deepmesh.internal.v1.DecodeService"
         )
         self._worker = worker
         self._server = MeshServer(ServerConfig(port=port, drain_seconds=0), "fake decode", [registration])

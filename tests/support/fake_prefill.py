@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from deepmesh.v1 import prefill_pb2, prefill_pb2_grpc
+from deepmesh.internal.v1 import prefill_pb2, prefill_pb2_grpc
 
 from decode_svc.requests import PrefillTarget
 from mesh.config import ServerConfig
@@ -63,7 +63,7 @@ class FakePrefill(prefill_pb2_grpc.PrefillServiceServicer):
 async def fake_prefill() -> AsyncIterator[FakePrefill]:
     servicer = FakePrefill()
     add = prefill_pb2_grpc.add_PrefillServiceServicer_to_server
-    registration = Registration(add, servicer, "deepmesh.v1.PrefillService")
+    registration = Registration(add, servicer, "deepmesh.internal.v1.PrefillService")
     async with MeshServer(ServerConfig(drain_seconds=0), "fake prefill", [registration]) as server:
         servicer.endpoint = server.endpoint
         yield servicer

@@ -4,7 +4,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Any
 
-from deepmesh.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
+from deepmesh.internal.v1 import scheduler_pb2, scheduler_pb2_grpc, targets_pb2, workers_pb2
 
 from mesh.config import ServerConfig
 from mesh.errors import MeshError, NoWorker
@@ -19,12 +19,12 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
     """
 
     lease_seconds: float = 2.0
-    workers: dict[str, common_pb2.WorkerIdentity] = field(default_factory=dict)
+    workers: dict[str, workers_pb2.WorkerIdentity] = field(default_factory=dict)
     draining: set[str] = field(default_factory=set)
     # Raised by Place instead of an answer, one each.
     refusals: list[MeshError] = field(default_factory=list)
     # Named in every placement.
-    store: common_pb2.StoreTarget | None = None
+    store: targets_pb2.StoreTarget | None = None
     place_seconds: float = 0.0
     queries: list[scheduler_pb2.PlaceRequest] = field(default_factory=list)
     outcomes: list[scheduler_pb2.ReportOutcomeRequest] = field(default_factory=list)
@@ -33,7 +33,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
     def __post_init__(self) -> None:
         self._changed: set[asyncio.Event] = set()
 
-    def add(self, identity: common_pb2.WorkerIdentity) -> None:
+    def add(self, identity: workers_pb2.WorkerIdentity) -> None:
         self.workers[identity.worker_id] = identity
         self._notify()
 
@@ -44,7 +44,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
     def server(self, port: int = 0) -> MeshServer:
         """To be entered by the test, which sets `port` afterwards."""
         add = scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server
-        registration = Registration(add, self, "deepmesh.v1.SchedulerService", ("WatchWorkers",))
+        registration = Registration(add, self, "deepmesh.internal.v1.SchedulerService", ("WatchWorkers",))
         return MeshServer(ServerConfig(port=port, drain_seconds=0), "fake scheduler", [registration])
 
     async def Place(self, request: scheduler_pb2.PlaceRequest, context: Any) -> scheduler_pb2.PlaceResponse:
@@ -52,8 +52,8 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         await asyncio.sleep(self.place_seconds)
         if self.refusals:
             raise self.refusals.pop(0)
-        decodes = self._targets(request, common_pb2.WORKER_ROLE_DECODE)
-        prefills = self._targets(request, common_pb2.WORKER_ROLE_PREFILL)
+        decodes = self._targets(request, workers_pb2.WORKER_ROLE_DECODE)
+        prefills = self._targets(request, workers_pb2.WORKER_ROLE_PREFILL)
         if not decodes:
             raise NoWorker("no worker")
         prefill = prefills[0] if prefills else None
@@ -77,10 +77,10 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
             self._changed.discard(changed)
 
     def _targets(
-        self, request: scheduler_pb2.PlaceRequest, role: common_pb2.WorkerRole
-    ) -> list[scheduler_pb2.WorkerTarget]:
+        self, request: scheduler_pb2.PlaceRequest, role: workers_pb2.WorkerRole
+    ) -> list[targets_pb2.WorkerTarget]:
         return [
-            scheduler_pb2.WorkerTarget(
+            targets_pb2.WorkerTarget(
                 worker_id=worker_id,
                 incarnation=identity.incarnation,
                 endpoint=identity.endpoint,
@@ -95,7 +95,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         response.lease.FromMilliseconds(int(1000 * self.lease_seconds))
         for worker_id, identity in self.workers.items():
             draining = worker_id in self.draining
-            state = common_pb2.WORKER_STATE_DRAINING if draining else common_pb2.WORKER_STATE_SERVING
+            state = workers_pb2.WORKER_STATE_DRAINING if draining else workers_pb2.WORKER_STATE_SERVING
             response.workers.append(scheduler_pb2.WorkerStatus(identity=identity, state=state))
         return response
 

@@ -4,7 +4,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Any
 
-from deepmesh.v1 import common_pb2, kvstore_pb2, kvstore_pb2_grpc
+from deepmesh.internal.v1 import kvstore_pb2, kvstore_pb2_grpc, workers_pb2
 
 from mesh.config import ServerConfig
 from mesh.server import MeshServer, Registration
@@ -24,7 +24,7 @@ class FakeStore(kvstore_pb2_grpc.KvStoreServiceServicer):
     def server(self, port: int = 0) -> MeshServer:
         add = kvstore_pb2_grpc.add_KvStoreServiceServicer_to_server
         config = ServerConfig(port=port, drain_seconds=0)
-        return MeshServer(config, "fake store", [Registration(add, self, "deepmesh.v1.KvStoreService")])
+        return MeshServer(config, "fake store", [Registration(add, self, "deepmesh.internal.v1.KvStoreService")])
 
     async def MatchPrefix(
         self, request: kvstore_pb2.MatchPrefixRequest, context: Any
@@ -36,7 +36,7 @@ class FakeStore(kvstore_pb2_grpc.KvStoreServiceServicer):
 
     async def GetStatus(self, request: kvstore_pb2.GetStatusRequest, context: Any) -> kvstore_pb2.GetStatusResponse:
         tier = kvstore_pb2.TierStatus(name="memory", total_blocks=100, used_blocks=7, block_bytes=4096)
-        transfers = common_pb2.TransferStatus(received_bytes={"tcp": 5})
+        transfers = workers_pb2.TransferStatus(received_bytes={"tcp": 5})
         return kvstore_pb2.GetStatusResponse(
             store_id=self.store_id, epoch="e", tiers=[tier], lookups=3, hits=2, attached_workers=1, transfers=transfers
         )

@@ -8,6 +8,7 @@ from typing import Any
 
 import grpc
 import httpx
+from deepmesh.internal.v1 import workers_pb2
 from deepmesh.v1 import common_pb2, gateway_pb2, gateway_pb2_grpc
 
 from gateway.catalog import ModelText, load_texts
@@ -86,12 +87,12 @@ async def running_mesh(
         await mesh.drained()
 
 
-def prefill_identity(worker_id: str = "prefill-0") -> common_pb2.WorkerIdentity:
+def prefill_identity(worker_id: str = "prefill-0") -> workers_pb2.WorkerIdentity:
     """Of a prefill worker of the same KV as the fake decode workers'; nothing listens there."""
-    return common_pb2.WorkerIdentity(
+    return workers_pb2.WorkerIdentity(
         worker_id=worker_id,
         incarnation="first",
-        role=common_pb2.WORKER_ROLE_PREFILL,
+        role=workers_pb2.WORKER_ROLE_PREFILL,
         endpoint="127.0.0.1:1",
         slot_bytes=65536,
         model=MODEL,

@@ -9,7 +9,8 @@ from typing import Any
 import grpc
 import msgspec
 import psutil
-from deepmesh.v1 import common_pb2, prefill_pb2, prefill_pb2_grpc, scheduler_pb2
+from deepmesh.internal.v1 import prefill_pb2, prefill_pb2_grpc, targets_pb2
+from deepmesh.v1 import common_pb2
 
 from engine.protocol.messages import Ready
 from mesh.blocks import BLOCK_TOKENS
@@ -125,9 +126,9 @@ class RealPrefill:
     rank: psutil.Process
 
     @property
-    def target(self) -> scheduler_pb2.WorkerTarget:
+    def target(self) -> targets_pb2.WorkerTarget:
         identity = self.worker.identity
-        return scheduler_pb2.WorkerTarget(
+        return targets_pb2.WorkerTarget(
             worker_id=identity.worker_id, endpoint=identity.endpoint, slot_bytes=identity.slot_bytes
         )
 

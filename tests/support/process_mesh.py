@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import grpc
-from deepmesh.v1 import common_pb2, gateway_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
+from deepmesh.internal.v1 import scheduler_pb2, scheduler_pb2_grpc, workers_pb2
+from deepmesh.v1 import gateway_pb2_grpc
 
 from cli.launcher.composition import HOST, MeshPlan, compose
 from cli.launcher.serving import until_served
@@ -89,7 +90,7 @@ def _is_empty(worker: scheduler_pb2.WorkerStatus) -> bool:
     return waiting == 0 and load.free_blocks == worker.identity.total_blocks
 
 
-def _is_still(transfers: common_pb2.TransferStatus) -> bool:
+def _is_still(transfers: workers_pb2.TransferStatus) -> bool:
     opened = transfers.open_landings + transfers.open_pushes + transfers.open_fetches
     return opened == 0 and transfers.free_slots == transfers.total_slots
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
-from deepmesh.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
+from deepmesh.internal.v1 import scheduler_pb2, scheduler_pb2_grpc, workers_pb2
 
 from mesh.channel import open_channel
 from scheduler.__main__ import running
@@ -26,14 +26,14 @@ async def scheduler_stub(endpoint: str) -> AsyncIterator[Any]:
         yield scheduler_pb2_grpc.SchedulerServiceStub(channel)
 
 
-def identity_message(worker_id: str = "decode-1", **changes: Any) -> common_pb2.WorkerIdentity:
+def identity_message(worker_id: str = "decode-1", **changes: Any) -> workers_pb2.WorkerIdentity:
     values: dict[str, Any] = {
         "worker_id": worker_id,
         "incarnation": "first",
-        "role": common_pb2.WORKER_ROLE_DECODE,
+        "role": workers_pb2.WORKER_ROLE_DECODE,
         "endpoint": f"{worker_id}:1",
         "model": "oracle",
-        "kv_namespace": common_pb2.KvNamespace(
+        "kv_namespace": workers_pb2.KvNamespace(
             weights_fingerprint="f", dtype="oracle", scale=1.0, layers=1, block_tokens=64, layout="oracle"
         ),
         "context_tokens": 4096,
@@ -43,13 +43,13 @@ def identity_message(worker_id: str = "decode-1", **changes: Any) -> common_pb2.
         "receives_kv": True,
         **changes,
     }
-    return common_pb2.WorkerIdentity(**values)
+    return workers_pb2.WorkerIdentity(**values)
 
 
 def status_message(**fields: Any) -> scheduler_pb2.ReportStatusRequest:
     values: dict[str, Any] = {
-        "state": common_pb2.WORKER_STATE_SERVING,
-        "load": common_pb2.WorkerLoad(free_blocks=1000, prefill_tokens_per_second=1000.0, decode_step_ms=10.0),
+        "state": workers_pb2.WORKER_STATE_SERVING,
+        "load": workers_pb2.WorkerLoad(free_blocks=1000, prefill_tokens_per_second=1000.0, decode_step_ms=10.0),
         **fields,
     }
     return scheduler_pb2.ReportStatusRequest(**values)
@@ -60,7 +60,7 @@ class ReportingWorker:
     """A status stream that says what a test tells it to; each message is answered before the next."""
 
     stub: Any
-    identity: common_pb2.WorkerIdentity
+    identity: workers_pb2.WorkerIdentity
     call: Any = field(init=False)
 
     async def start(self, **fields: Any) -> "ReportingWorker":

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from deepmesh.v1 import kvstore_pb2_grpc
+from deepmesh.internal.v1 import kvstore_pb2_grpc
 
 from kvstore.config import KvStoreConfig
 from mesh.channel import open_channel

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
-from deepmesh.v1 import common_pb2, scheduler_pb2
+from deepmesh.internal.v1 import scheduler_pb2, workers_pb2
 
 from mesh.blocks import chain_hashes
 from mesh.config import ServerConfig
@@ -22,7 +22,7 @@ from worker.status_link import StatusLink
 from worker.status_report import StatusReport
 
 LEASE = 0.6
-SERVICE = "deepmesh.v1.SchedulerService"
+SERVICE = "deepmesh.internal.v1.SchedulerService"
 
 
 class LinkedWorker:
@@ -135,7 +135,7 @@ async def test_the_scheduler_hears_of_draining_before_the_worker_goes() -> None:
         await until_seen(endpoint, bool)
         worker.report.drain()
         await worker.link.told_draining(5)
-        assert [status.state for status in await seen(endpoint)] == [common_pb2.WORKER_STATE_DRAINING]
+        assert [status.state for status in await seen(endpoint)] == [workers_pb2.WORKER_STATE_DRAINING]
 
 
 async def test_a_worker_without_a_scheduler_waits_for_nobody_when_it_goes() -> None:

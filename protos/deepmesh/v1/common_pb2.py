@@ -24,55 +24,21 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x64\x65\x65pmesh/v1/common.proto\x12\x0b\x64\x65\x65pmesh.v1\"\x8b\x01\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_p\x18\x02 \x01(\x02\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\x11\n\x04seed\x18\x04 \x01(\x04H\x00\x88\x01\x01\x12\x19\n\x0ctop_logprobs\x18\x05 \x01(\rH\x01\x88\x01\x01\x42\x07\n\x05_seedB\x0f\n\r_top_logprobs\"K\n\x0eStopConditions\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x12\n\nignore_eos\x18\x03 \x01(\x08\"1\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\"K\n\x10PositionLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12&\n\x03top\x18\x02 \x03(\x0b\x32\x19.deepmesh.v1.TokenLogprob\"j\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\x12\x18\n\x10reasoning_tokens\x18\x04 \x01(\r\"~\n\x0bKvNamespace\x12\x1b\n\x13weights_fingerprint\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\r\n\x05scale\x18\x03 \x01(\x01\x12\x0e\n\x06layers\x18\x04 \x01(\r\x12\x14\n\x0c\x62lock_tokens\x18\x05 \x01(\r\x12\x0e\n\x06layout\x18\x06 \x01(\t\"\xcf\x01\n\x07\x46\x61ilure\x12\x0c\n\x04\x63ode\x18\x01 \x01(\r\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x34\n\x08metadata\x18\x04 \x03(\x0b\x32\".deepmesh.v1.Failure.MetadataEntry\x12\x1b\n\x0eretry_after_ms\x18\x05 \x01(\rH\x00\x88\x01\x01\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x11\n\x0f_retry_after_ms\"\xfa\x02\n\x0eWorkerIdentity\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12%\n\x04role\x18\x03 \x01(\x0e\x32\x17.deepmesh.v1.WorkerRole\x12\x10\n\x08\x65ndpoint\x18\x04 \x01(\t\x12\r\n\x05model\x18\x05 \x01(\t\x12.\n\x0ckv_namespace\x18\x06 \x01(\x0b\x32\x18.deepmesh.v1.KvNamespace\x12\x16\n\x0e\x63ontext_tokens\x18\x07 \x01(\r\x12\x14\n\x0ctotal_blocks\x18\x08 \x01(\r\x12\x14\n\x0cmax_requests\x18\t \x01(\r\x12\x13\n\x0b\x63\x61n_prefill\x18\n \x01(\x08\x12\x17\n\x0fvocabulary_size\x18\x0b \x01(\r\x12\x13\n\x0b\x62lock_bytes\x18\x0c \x01(\x04\x12\x13\n\x0breceives_kv\x18\r \x01(\x08\x12\x18\n\x10layerwise_tokens\x18\x0e \x01(\r\x12\x12\n\nslot_bytes\x18\x0f \x01(\x04\"\x88\x02\n\nWorkerLoad\x12\x18\n\x10running_requests\x18\x01 \x01(\r\x12\x18\n\x10waiting_requests\x18\x02 \x01(\r\x12\x1d\n\x15queued_prefill_tokens\x18\x03 \x01(\x04\x12\x13\n\x0b\x66ree_blocks\x18\x04 \x01(\r\x12!\n\x19prefill_tokens_per_second\x18\x05 \x01(\x02\x12\x16\n\x0e\x64\x65\x63ode_step_ms\x18\x06 \x01(\x02\x12\x1a\n\x12mean_output_tokens\x18\x07 \x01(\x02\x12\x1c\n\x14\x64\x65\x63ode_step_requests\x18\x08 \x01(\x02\x12\x1d\n\x15push_bytes_per_second\x18\t \x01(\x02\"/\n\x0bStoreTarget\x12\x10\n\x08store_id\x18\x01 \x01(\t\x12\x0e\n\x06\x62locks\x18\x02 \x01(\r\"\xba\x04\n\x0eTransferStatus\x12\x15\n\ropen_landings\x18\x01 \x01(\r\x12\x13\n\x0bopen_pushes\x18\x02 \x01(\r\x12\x14\n\x0copen_fetches\x18\x03 \x01(\r\x12\x13\n\x0btotal_slots\x18\x04 \x01(\r\x12\x12\n\nfree_slots\x18\x05 \x01(\r\x12\x19\n\x11quarantined_slots\x18\x06 \x01(\r\x12\x46\n\x0ereceived_bytes\x18\x07 \x03(\x0b\x32..deepmesh.v1.TransferStatus.ReceivedBytesEntry\x12>\n\nsent_bytes\x18\x08 \x03(\x0b\x32*.deepmesh.v1.TransferStatus.SentBytesEntry\x12\x39\n\x07refused\x18\t \x03(\x0b\x32(.deepmesh.v1.TransferStatus.RefusedEntry\x12\x0f\n\x07\x66\x65tches\x18\n \x01(\x04\x12\x16\n\x0e\x66\x65tched_blocks\x18\x0b \x01(\x04\x12\x1e\n\x16\x66\x65tch_bytes_per_second\x18\x0c \x01(\x02\x1a\x34\n\x12ReceivedBytesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x1a\x30\n\x0eSentBytesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x1a.\n\x0cRefusedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01*|\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x03*Z\n\nWorkerRole\x12\x1b\n\x17WORKER_ROLE_UNSPECIFIED\x10\x00\x12\x17\n\x13WORKER_ROLE_PREFILL\x10\x01\x12\x16\n\x12WORKER_ROLE_DECODE\x10\x02*`\n\x0bWorkerState\x12\x1c\n\x18WORKER_STATE_UNSPECIFIED\x10\x00\x12\x18\n\x14WORKER_STATE_SERVING\x10\x01\x12\x19\n\x15WORKER_STATE_DRAINING\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x64\x65\x65pmesh/v1/common.proto\x12\x0b\x64\x65\x65pmesh.v1\"\x8b\x01\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_p\x18\x02 \x01(\x02\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\x11\n\x04seed\x18\x04 \x01(\x04H\x00\x88\x01\x01\x12\x19\n\x0ctop_logprobs\x18\x05 \x01(\rH\x01\x88\x01\x01\x42\x07\n\x05_seedB\x0f\n\r_top_logprobs\"1\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\"K\n\x10PositionLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12&\n\x03top\x18\x02 \x03(\x0b\x32\x19.deepmesh.v1.TokenLogprob\"j\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\x12\x18\n\x10reasoning_tokens\x18\x04 \x01(\r*|\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'deepmesh.v1.common_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_FAILURE_METADATAENTRY']._loaded_options = None
-  _globals['_FAILURE_METADATAENTRY']._serialized_options = b'8\001'
-  _globals['_TRANSFERSTATUS_RECEIVEDBYTESENTRY']._loaded_options = None
-  _globals['_TRANSFERSTATUS_RECEIVEDBYTESENTRY']._serialized_options = b'8\001'
-  _globals['_TRANSFERSTATUS_SENTBYTESENTRY']._loaded_options = None
-  _globals['_TRANSFERSTATUS_SENTBYTESENTRY']._serialized_options = b'8\001'
-  _globals['_TRANSFERSTATUS_REFUSEDENTRY']._loaded_options = None
-  _globals['_TRANSFERSTATUS_REFUSEDENTRY']._serialized_options = b'8\001'
-  _globals['_FINISHREASON']._serialized_start=2104
-  _globals['_FINISHREASON']._serialized_end=2228
-  _globals['_WORKERROLE']._serialized_start=2230
-  _globals['_WORKERROLE']._serialized_end=2320
-  _globals['_WORKERSTATE']._serialized_start=2322
-  _globals['_WORKERSTATE']._serialized_end=2418
+  _globals['_FINISHREASON']._serialized_start=419
+  _globals['_FINISHREASON']._serialized_end=543
   _globals['_SAMPLINGPARAMS']._serialized_start=42
   _globals['_SAMPLINGPARAMS']._serialized_end=181
-  _globals['_STOPCONDITIONS']._serialized_start=183
-  _globals['_STOPCONDITIONS']._serialized_end=258
-  _globals['_TOKENLOGPROB']._serialized_start=260
-  _globals['_TOKENLOGPROB']._serialized_end=309
-  _globals['_POSITIONLOGPROBS']._serialized_start=311
-  _globals['_POSITIONLOGPROBS']._serialized_end=386
-  _globals['_USAGE']._serialized_start=388
-  _globals['_USAGE']._serialized_end=494
-  _globals['_KVNAMESPACE']._serialized_start=496
-  _globals['_KVNAMESPACE']._serialized_end=622
-  _globals['_FAILURE']._serialized_start=625
-  _globals['_FAILURE']._serialized_end=832
-  _globals['_FAILURE_METADATAENTRY']._serialized_start=766
-  _globals['_FAILURE_METADATAENTRY']._serialized_end=813
-  _globals['_WORKERIDENTITY']._serialized_start=835
-  _globals['_WORKERIDENTITY']._serialized_end=1213
-  _globals['_WORKERLOAD']._serialized_start=1216
-  _globals['_WORKERLOAD']._serialized_end=1480
-  _globals['_STORETARGET']._serialized_start=1482
-  _globals['_STORETARGET']._serialized_end=1529
-  _globals['_TRANSFERSTATUS']._serialized_start=1532
-  _globals['_TRANSFERSTATUS']._serialized_end=2102
-  _globals['_TRANSFERSTATUS_RECEIVEDBYTESENTRY']._serialized_start=1952
-  _globals['_TRANSFERSTATUS_RECEIVEDBYTESENTRY']._serialized_end=2004
-  _globals['_TRANSFERSTATUS_SENTBYTESENTRY']._serialized_start=2006
-  _globals['_TRANSFERSTATUS_SENTBYTESENTRY']._serialized_end=2054
-  _globals['_TRANSFERSTATUS_REFUSEDENTRY']._serialized_start=2056
-  _globals['_TRANSFERSTATUS_REFUSEDENTRY']._serialized_end=2102
+  _globals['_TOKENLOGPROB']._serialized_start=183
+  _globals['_TOKENLOGPROB']._serialized_end=232
+  _globals['_POSITIONLOGPROBS']._serialized_start=234
+  _globals['_POSITIONLOGPROBS']._serialized_end=309
+  _globals['_USAGE']._serialized_start=311
+  _globals['_USAGE']._serialized_end=417
 # @@protoc_insertion_point(module_scope)

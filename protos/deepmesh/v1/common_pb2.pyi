@@ -13,28 +13,10 @@ class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FINISH_REASON_STOP: _ClassVar[FinishReason]
     FINISH_REASON_LENGTH: _ClassVar[FinishReason]
     FINISH_REASON_CANCELLED: _ClassVar[FinishReason]
-
-class WorkerRole(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
-    __slots__ = ()
-    WORKER_ROLE_UNSPECIFIED: _ClassVar[WorkerRole]
-    WORKER_ROLE_PREFILL: _ClassVar[WorkerRole]
-    WORKER_ROLE_DECODE: _ClassVar[WorkerRole]
-
-class WorkerState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
-    __slots__ = ()
-    WORKER_STATE_UNSPECIFIED: _ClassVar[WorkerState]
-    WORKER_STATE_SERVING: _ClassVar[WorkerState]
-    WORKER_STATE_DRAINING: _ClassVar[WorkerState]
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
 FINISH_REASON_CANCELLED: FinishReason
-WORKER_ROLE_UNSPECIFIED: WorkerRole
-WORKER_ROLE_PREFILL: WorkerRole
-WORKER_ROLE_DECODE: WorkerRole
-WORKER_STATE_UNSPECIFIED: WorkerState
-WORKER_STATE_SERVING: WorkerState
-WORKER_STATE_DRAINING: WorkerState
 
 class SamplingParams(_message.Message):
     __slots__ = ("temperature", "top_p", "top_k", "seed", "top_logprobs")
@@ -49,16 +31,6 @@ class SamplingParams(_message.Message):
     seed: int
     top_logprobs: int
     def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., seed: _Optional[int] = ..., top_logprobs: _Optional[int] = ...) -> None: ...
-
-class StopConditions(_message.Message):
-    __slots__ = ("max_tokens", "token_ids", "ignore_eos")
-    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
-    IGNORE_EOS_FIELD_NUMBER: _ClassVar[int]
-    max_tokens: int
-    token_ids: _containers.RepeatedScalarFieldContainer[int]
-    ignore_eos: bool
-    def __init__(self, max_tokens: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ...) -> None: ...
 
 class TokenLogprob(_message.Message):
     __slots__ = ("token_id", "logprob")
@@ -87,153 +59,3 @@ class Usage(_message.Message):
     cached_tokens: int
     reasoning_tokens: int
     def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., reasoning_tokens: _Optional[int] = ...) -> None: ...
-
-class KvNamespace(_message.Message):
-    __slots__ = ("weights_fingerprint", "dtype", "scale", "layers", "block_tokens", "layout")
-    WEIGHTS_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
-    DTYPE_FIELD_NUMBER: _ClassVar[int]
-    SCALE_FIELD_NUMBER: _ClassVar[int]
-    LAYERS_FIELD_NUMBER: _ClassVar[int]
-    BLOCK_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    LAYOUT_FIELD_NUMBER: _ClassVar[int]
-    weights_fingerprint: str
-    dtype: str
-    scale: float
-    layers: int
-    block_tokens: int
-    layout: str
-    def __init__(self, weights_fingerprint: _Optional[str] = ..., dtype: _Optional[str] = ..., scale: _Optional[float] = ..., layers: _Optional[int] = ..., block_tokens: _Optional[int] = ..., layout: _Optional[str] = ...) -> None: ...
-
-class Failure(_message.Message):
-    __slots__ = ("code", "reason", "message", "metadata", "retry_after_ms")
-    class MetadataEntry(_message.Message):
-        __slots__ = ("key", "value")
-        KEY_FIELD_NUMBER: _ClassVar[int]
-        VALUE_FIELD_NUMBER: _ClassVar[int]
-        key: str
-        value: str
-        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
-    CODE_FIELD_NUMBER: _ClassVar[int]
-    REASON_FIELD_NUMBER: _ClassVar[int]
-    MESSAGE_FIELD_NUMBER: _ClassVar[int]
-    METADATA_FIELD_NUMBER: _ClassVar[int]
-    RETRY_AFTER_MS_FIELD_NUMBER: _ClassVar[int]
-    code: int
-    reason: str
-    message: str
-    metadata: _containers.ScalarMap[str, str]
-    retry_after_ms: int
-    def __init__(self, code: _Optional[int] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ..., metadata: _Optional[_Mapping[str, str]] = ..., retry_after_ms: _Optional[int] = ...) -> None: ...
-
-class WorkerIdentity(_message.Message):
-    __slots__ = ("worker_id", "incarnation", "role", "endpoint", "model", "kv_namespace", "context_tokens", "total_blocks", "max_requests", "can_prefill", "vocabulary_size", "block_bytes", "receives_kv", "layerwise_tokens", "slot_bytes")
-    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
-    INCARNATION_FIELD_NUMBER: _ClassVar[int]
-    ROLE_FIELD_NUMBER: _ClassVar[int]
-    ENDPOINT_FIELD_NUMBER: _ClassVar[int]
-    MODEL_FIELD_NUMBER: _ClassVar[int]
-    KV_NAMESPACE_FIELD_NUMBER: _ClassVar[int]
-    CONTEXT_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    TOTAL_BLOCKS_FIELD_NUMBER: _ClassVar[int]
-    MAX_REQUESTS_FIELD_NUMBER: _ClassVar[int]
-    CAN_PREFILL_FIELD_NUMBER: _ClassVar[int]
-    VOCABULARY_SIZE_FIELD_NUMBER: _ClassVar[int]
-    BLOCK_BYTES_FIELD_NUMBER: _ClassVar[int]
-    RECEIVES_KV_FIELD_NUMBER: _ClassVar[int]
-    LAYERWISE_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    SLOT_BYTES_FIELD_NUMBER: _ClassVar[int]
-    worker_id: str
-    incarnation: str
-    role: WorkerRole
-    endpoint: str
-    model: str
-    kv_namespace: KvNamespace
-    context_tokens: int
-    total_blocks: int
-    max_requests: int
-    can_prefill: bool
-    vocabulary_size: int
-    block_bytes: int
-    receives_kv: bool
-    layerwise_tokens: int
-    slot_bytes: int
-    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., role: _Optional[_Union[WorkerRole, str]] = ..., endpoint: _Optional[str] = ..., model: _Optional[str] = ..., kv_namespace: _Optional[_Union[KvNamespace, _Mapping]] = ..., context_tokens: _Optional[int] = ..., total_blocks: _Optional[int] = ..., max_requests: _Optional[int] = ..., can_prefill: _Optional[bool] = ..., vocabulary_size: _Optional[int] = ..., block_bytes: _Optional[int] = ..., receives_kv: _Optional[bool] = ..., layerwise_tokens: _Optional[int] = ..., slot_bytes: _Optional[int] = ...) -> None: ...
-
-class WorkerLoad(_message.Message):
-    __slots__ = ("running_requests", "waiting_requests", "queued_prefill_tokens", "free_blocks", "prefill_tokens_per_second", "decode_step_ms", "mean_output_tokens", "decode_step_requests", "push_bytes_per_second")
-    RUNNING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
-    WAITING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
-    QUEUED_PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    FREE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
-    PREFILL_TOKENS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
-    DECODE_STEP_MS_FIELD_NUMBER: _ClassVar[int]
-    MEAN_OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    DECODE_STEP_REQUESTS_FIELD_NUMBER: _ClassVar[int]
-    PUSH_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
-    running_requests: int
-    waiting_requests: int
-    queued_prefill_tokens: int
-    free_blocks: int
-    prefill_tokens_per_second: float
-    decode_step_ms: float
-    mean_output_tokens: float
-    decode_step_requests: float
-    push_bytes_per_second: float
-    def __init__(self, running_requests: _Optional[int] = ..., waiting_requests: _Optional[int] = ..., queued_prefill_tokens: _Optional[int] = ..., free_blocks: _Optional[int] = ..., prefill_tokens_per_second: _Optional[float] = ..., decode_step_ms: _Optional[float] = ..., mean_output_tokens: _Optional[float] = ..., decode_step_requests: _Optional[float] = ..., push_bytes_per_second: _Optional[float] = ...) -> None: ...
-
-class StoreTarget(_message.Message):
-    __slots__ = ("store_id", "blocks")
-    STORE_ID_FIELD_NUMBER: _ClassVar[int]
-    BLOCKS_FIELD_NUMBER: _ClassVar[int]
-    store_id: str
-    blocks: int
-    def __init__(self, store_id: _Optional[str] = ..., blocks: _Optional[int] = ...) -> None: ...
-
-class TransferStatus(_message.Message):
-    __slots__ = ("open_landings", "open_pushes", "open_fetches", "total_slots", "free_slots", "quarantined_slots", "received_bytes", "sent_bytes", "refused", "fetches", "fetched_blocks", "fetch_bytes_per_second")
-    class ReceivedBytesEntry(_message.Message):
-        __slots__ = ("key", "value")
-        KEY_FIELD_NUMBER: _ClassVar[int]
-        VALUE_FIELD_NUMBER: _ClassVar[int]
-        key: str
-        value: int
-        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
-    class SentBytesEntry(_message.Message):
-        __slots__ = ("key", "value")
-        KEY_FIELD_NUMBER: _ClassVar[int]
-        VALUE_FIELD_NUMBER: _ClassVar[int]
-        key: str
-        value: int
-        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
-    class RefusedEntry(_message.Message):
-        __slots__ = ("key", "value")
-        KEY_FIELD_NUMBER: _ClassVar[int]
-        VALUE_FIELD_NUMBER: _ClassVar[int]
-        key: str
-        value: int
-        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
-    OPEN_LANDINGS_FIELD_NUMBER: _ClassVar[int]
-    OPEN_PUSHES_FIELD_NUMBER: _ClassVar[int]
-    OPEN_FETCHES_FIELD_NUMBER: _ClassVar[int]
-    TOTAL_SLOTS_FIELD_NUMBER: _ClassVar[int]
-    FREE_SLOTS_FIELD_NUMBER: _ClassVar[int]
-    QUARANTINED_SLOTS_FIELD_NUMBER: _ClassVar[int]
-    RECEIVED_BYTES_FIELD_NUMBER: _ClassVar[int]
-    SENT_BYTES_FIELD_NUMBER: _ClassVar[int]
-    REFUSED_FIELD_NUMBER: _ClassVar[int]
-    FETCHES_FIELD_NUMBER: _ClassVar[int]
-    FETCHED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
-    FETCH_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
-    open_landings: int
-    open_pushes: int
-    open_fetches: int
-    total_slots: int
-    free_slots: int
-    quarantined_slots: int
-    received_bytes: _containers.ScalarMap[str, int]
-    sent_bytes: _containers.ScalarMap[str, int]
-    refused: _containers.ScalarMap[str, int]
-    fetches: int
-    fetched_blocks: int
-    fetch_bytes_per_second: float
-    def __init__(self, open_landings: _Optional[int] = ..., open_pushes: _Optional[int] = ..., open_fetches: _Optional[int] = ..., total_slots: _Optional[int] = ..., free_slots: _Optional[int] = ..., quarantined_slots: _Optional[int] = ..., received_bytes: _Optional[_Mapping[str, int]] = ..., sent_bytes: _Optional[_Mapping[str, int]] = ..., refused: _Optional[_Mapping[str, int]] = ..., fetches: _Optional[int] = ..., fetched_blocks: _Optional[int] = ..., fetch_bytes_per_second: _Optional[float] = ...) -> None: ...

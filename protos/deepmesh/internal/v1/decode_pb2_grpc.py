@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from deepmesh.v1 import decode_pb2 as deepmesh_dot_v1_dot_decode__pb2
+from deepmesh.internal.v1 import decode_pb2 as deepmesh_dot_internal_dot_v1_dot_decode__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
@@ -18,7 +18,7 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in deepmesh/v1/decode_pb2_grpc.py depends on'
+        + ' but the generated code in deepmesh/internal/v1/decode_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
@@ -35,9 +35,9 @@ class DecodeServiceStub:
             channel: A grpc.Channel.
         """
         self.Attach = channel.stream_stream(
-                '/deepmesh.v1.DecodeService/Attach',
-                request_serializer=deepmesh_dot_v1_dot_decode__pb2.AttachRequest.SerializeToString,
-                response_deserializer=deepmesh_dot_v1_dot_decode__pb2.AttachResponse.FromString,
+                '/deepmesh.internal.v1.DecodeService/Attach',
+                request_serializer=deepmesh_dot_internal_dot_v1_dot_decode__pb2.AttachRequest.SerializeToString,
+                response_deserializer=deepmesh_dot_internal_dot_v1_dot_decode__pb2.AttachResponse.FromString,
                 _registered_method=True)
 
 
@@ -67,14 +67,14 @@ def add_DecodeServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Attach': grpc.stream_stream_rpc_method_handler(
                     servicer.Attach,
-                    request_deserializer=deepmesh_dot_v1_dot_decode__pb2.AttachRequest.FromString,
-                    response_serializer=deepmesh_dot_v1_dot_decode__pb2.AttachResponse.SerializeToString,
+                    request_deserializer=deepmesh_dot_internal_dot_v1_dot_decode__pb2.AttachRequest.FromString,
+                    response_serializer=deepmesh_dot_internal_dot_v1_dot_decode__pb2.AttachResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
-            'deepmesh.v1.DecodeService', rpc_method_handlers)
+            'deepmesh.internal.v1.DecodeService', rpc_method_handlers)
     server.add_generic_rpc_handlers((generic_handler,))
-    server.add_registered_method_handlers('deepmesh.v1.DecodeService', rpc_method_handlers)
+    server.add_registered_method_handlers('deepmesh.internal.v1.DecodeService', rpc_method_handlers)
 
 
  # This class is part of an EXPERIMENTAL API.
@@ -95,9 +95,9 @@ class DecodeService:
         return grpc.experimental.stream_stream(
             request_iterator,
             target,
-            '/deepmesh.v1.DecodeService/Attach',
-            deepmesh_dot_v1_dot_decode__pb2.AttachRequest.SerializeToString,
-            deepmesh_dot_v1_dot_decode__pb2.AttachResponse.FromString,
+            '/deepmesh.internal.v1.DecodeService/Attach',
+            deepmesh_dot_internal_dot_v1_dot_decode__pb2.AttachRequest.SerializeToString,
+            deepmesh_dot_internal_dot_v1_dot_decode__pb2.AttachResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,5 +1,7 @@
+from deepmesh.internal.v1 import failure_pb2 as _failure_pb2
+from deepmesh.internal.v1 import targets_pb2 as _targets_pb2
+from deepmesh.internal.v1 import workers_pb2 as _workers_pb2
 from deepmesh.v1 import common_pb2 as _common_pb2
-from deepmesh.v1 import scheduler_pb2 as _scheduler_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -55,12 +57,22 @@ class Submission(_message.Message):
     attempt: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     sampling: _common_pb2.SamplingParams
-    stop: _common_pb2.StopConditions
+    stop: StopConditions
     cache_salt: bytes
     deadline_ms: int
-    prefill: _scheduler_pb2.WorkerTarget
-    store: _common_pb2.StoreTarget
-    def __init__(self, stream_id: _Optional[int] = ..., request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., stop: _Optional[_Union[_common_pb2.StopConditions, _Mapping]] = ..., cache_salt: _Optional[bytes] = ..., deadline_ms: _Optional[int] = ..., prefill: _Optional[_Union[_scheduler_pb2.WorkerTarget, _Mapping]] = ..., store: _Optional[_Union[_common_pb2.StoreTarget, _Mapping]] = ...) -> None: ...
+    prefill: _targets_pb2.WorkerTarget
+    store: _targets_pb2.StoreTarget
+    def __init__(self, stream_id: _Optional[int] = ..., request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., stop: _Optional[_Union[StopConditions, _Mapping]] = ..., cache_salt: _Optional[bytes] = ..., deadline_ms: _Optional[int] = ..., prefill: _Optional[_Union[_targets_pb2.WorkerTarget, _Mapping]] = ..., store: _Optional[_Union[_targets_pb2.StoreTarget, _Mapping]] = ...) -> None: ...
+
+class StopConditions(_message.Message):
+    __slots__ = ("max_tokens", "token_ids", "ignore_eos")
+    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    IGNORE_EOS_FIELD_NUMBER: _ClassVar[int]
+    max_tokens: int
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    ignore_eos: bool
+    def __init__(self, max_tokens: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ...) -> None: ...
 
 class Cancellation(_message.Message):
     __slots__ = ("stream_id",)
@@ -86,9 +98,9 @@ class AttachWelcome(_message.Message):
     __slots__ = ("identity", "grace_ms")
     IDENTITY_FIELD_NUMBER: _ClassVar[int]
     GRACE_MS_FIELD_NUMBER: _ClassVar[int]
-    identity: _common_pb2.WorkerIdentity
+    identity: _workers_pb2.WorkerIdentity
     grace_ms: int
-    def __init__(self, identity: _Optional[_Union[_common_pb2.WorkerIdentity, _Mapping]] = ..., grace_ms: _Optional[int] = ...) -> None: ...
+    def __init__(self, identity: _Optional[_Union[_workers_pb2.WorkerIdentity, _Mapping]] = ..., grace_ms: _Optional[int] = ...) -> None: ...
 
 class StepFrame(_message.Message):
     __slots__ = ("step", "outputs")
@@ -115,5 +127,5 @@ class RequestOutput(_message.Message):
     logprobs: _containers.RepeatedCompositeFieldContainer[_common_pb2.PositionLogprobs]
     cached_tokens: int
     finished: _common_pb2.FinishReason
-    failure: _common_pb2.Failure
-    def __init__(self, stream_id: _Optional[int] = ..., attempt: _Optional[int] = ..., first_position: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.PositionLogprobs, _Mapping]]] = ..., cached_tokens: _Optional[int] = ..., finished: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., failure: _Optional[_Union[_common_pb2.Failure, _Mapping]] = ...) -> None: ...
+    failure: _failure_pb2.Failure
+    def __init__(self, stream_id: _Optional[int] = ..., attempt: _Optional[int] = ..., first_position: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.PositionLogprobs, _Mapping]]] = ..., cached_tokens: _Optional[int] = ..., finished: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., failure: _Optional[_Union[_failure_pb2.Failure, _Mapping]] = ...) -> None: ...

@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from deepmesh.v1 import scheduler_pb2 as deepmesh_dot_v1_dot_scheduler__pb2
+from deepmesh.internal.v1 import scheduler_pb2 as deepmesh_dot_internal_dot_v1_dot_scheduler__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
@@ -18,7 +18,7 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in deepmesh/v1/scheduler_pb2_grpc.py depends on'
+        + ' but the generated code in deepmesh/internal/v1/scheduler_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
@@ -35,29 +35,29 @@ class SchedulerServiceStub:
             channel: A grpc.Channel.
         """
         self.Place = channel.unary_unary(
-                '/deepmesh.v1.SchedulerService/Place',
-                request_serializer=deepmesh_dot_v1_dot_scheduler__pb2.PlaceRequest.SerializeToString,
-                response_deserializer=deepmesh_dot_v1_dot_scheduler__pb2.PlaceResponse.FromString,
+                '/deepmesh.internal.v1.SchedulerService/Place',
+                request_serializer=deepmesh_dot_internal_dot_v1_dot_scheduler__pb2.PlaceRequest.SerializeToString,
+                response_deserializer=deepmesh_dot_internal_dot_v1_dot_scheduler__pb2.PlaceResponse.FromString,
                 _registered_method=True)
         self.ReportOutcome = channel.unary_unary(
-                '/deepmesh.v1.SchedulerService/ReportOutcome',
-                request_serializer=deepmesh_dot_v1_dot_scheduler__pb2.ReportOutcomeRequest.SerializeToString,
-                response_deserializer=deepmesh_dot_v1_dot_scheduler__pb2.ReportOutcomeResponse.FromString,
+                '/deepmesh.internal.v1.SchedulerService/ReportOutcome',
+                request_serializer=deepmesh_dot_internal_dot_v1_dot_scheduler__pb2.ReportOutcomeRequest.SerializeToString,
+                response_deserializer=deepmesh_dot_internal_dot_v1_dot_scheduler__pb2.ReportOutcomeResponse.FromString,
                 _registered_method=True)
         self.ReportStatus = channel.stream_stream(
-                '/deepmesh.v1.SchedulerService/ReportStatus',
-                request_serializer=deepmesh_dot_v1_dot_scheduler__pb2.ReportStatusRequest.SerializeToString,
-                response_deserializer=deepmesh_dot_v1_dot_scheduler__pb2.ReportStatusResponse.FromString,
+                '/deepmesh.internal.v1.SchedulerService/ReportStatus',
+                request_serializer=deepmesh_dot_internal_dot_v1_dot_scheduler__pb2.ReportStatusRequest.SerializeToString,
+                response_deserializer=deepmesh_dot_internal_dot_v1_dot_scheduler__pb2.ReportStatusResponse.FromString,
                 _registered_method=True)
         self.WatchWorkers = channel.unary_stream(
-                '/deepmesh.v1.SchedulerService/WatchWorkers',
-                request_serializer=deepmesh_dot_v1_dot_scheduler__pb2.WatchWorkersRequest.SerializeToString,
-                response_deserializer=deepmesh_dot_v1_dot_scheduler__pb2.WatchWorkersResponse.FromString,
+                '/deepmesh.internal.v1.SchedulerService/WatchWorkers',
+                request_serializer=deepmesh_dot_internal_dot_v1_dot_scheduler__pb2.WatchWorkersRequest.SerializeToString,
+                response_deserializer=deepmesh_dot_internal_dot_v1_dot_scheduler__pb2.WatchWorkersResponse.FromString,
                 _registered_method=True)
         self.ListDecisions = channel.unary_unary(
-                '/deepmesh.v1.SchedulerService/ListDecisions',
-                request_serializer=deepmesh_dot_v1_dot_scheduler__pb2.ListDecisionsRequest.SerializeToString,
-                response_deserializer=deepmesh_dot_v1_dot_scheduler__pb2.ListDecisionsResponse.FromString,
+                '/deepmesh.internal.v1.SchedulerService/ListDecisions',
+                request_serializer=deepmesh_dot_internal_dot_v1_dot_scheduler__pb2.ListDecisionsRequest.SerializeToString,
+                response_deserializer=deepmesh_dot_internal_dot_v1_dot_scheduler__pb2.ListDecisionsResponse.FromString,
                 _registered_method=True)
 
 
@@ -118,34 +118,34 @@ def add_SchedulerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Place': grpc.unary_unary_rpc_method_handler(
                     servicer.Place,
-                    request_deserializer=deepmesh_dot_v1_dot_scheduler__pb2.PlaceRequest.FromString,
-                    response_serializer=deepmesh_dot_v1_dot_scheduler__pb2.PlaceResponse.SerializeToString,
+                    request_deserializer=deepmesh_dot_internal_dot_v1_dot_scheduler__pb2.PlaceRequest.FromString,
+                    response_serializer=deepmesh_dot_internal_dot_v1_dot_scheduler__pb2.PlaceResponse.SerializeToString,
             ),
             'ReportOutcome': grpc.unary_unary_rpc_method_handler(
                     servicer.ReportOutcome,
-                    request_deserializer=deepmesh_dot_v1_dot_scheduler__pb2.ReportOutcomeRequest.FromString,
-                    response_serializer=deepmesh_dot_v1_dot_scheduler__pb2.ReportOutcomeResponse.SerializeToString,
+                    request_deserializer=deepmesh_dot_internal_dot_v1_dot_scheduler__pb2.ReportOutcomeRequest.FromString,
+                    response_serializer=deepmesh_dot_internal_dot_v1_dot_scheduler__pb2.ReportOutcomeResponse.SerializeToString,
             ),
             'ReportStatus': grpc.stream_stream_rpc_method_handler(
                     servicer.ReportStatus,
-                    request_deserializer=deepmesh_dot_v1_dot_scheduler__pb2.ReportStatusRequest.FromString,
-                    response_serializer=deepmesh_dot_v1_dot_scheduler__pb2.ReportStatusResponse.SerializeToString,
+                    request_deserializer=deepmesh_dot_internal_dot_v1_dot_scheduler__pb2.ReportStatusRequest.FromString,
+                    response_serializer=deepmesh_dot_internal_dot_v1_dot_scheduler__pb2.ReportStatusResponse.SerializeToString,
             ),
             'WatchWorkers': grpc.unary_stream_rpc_method_handler(
                     servicer.WatchWorkers,
-                    request_deserializer=deepmesh_dot_v1_dot_scheduler__pb2.WatchWorkersRequest.FromString,
-                    response_serializer=deepmesh_dot_v1_dot_scheduler__pb2.WatchWorkersResponse.SerializeToString,
+                    request_deserializer=deepmesh_dot_internal_dot_v1_dot_scheduler__pb2.WatchWorkersRequest.FromString,
+                    response_serializer=deepmesh_dot_internal_dot_v1_dot_scheduler__pb2.WatchWorkersResponse.SerializeToString,
             ),
             'ListDecisions': grpc.unary_unary_rpc_method_handler(
                     servicer.ListDecisions,
-                    request_deserializer=deepmesh_dot_v1_dot_scheduler__pb2.ListDecisionsRequest.FromString,
-                    response_serializer=deepmesh_dot_v1_dot_scheduler__pb2.ListDecisionsResponse.SerializeToString,
+                    request_deserializer=deepmesh_dot_internal_dot_v1_dot_scheduler__pb2.ListDecisionsRequest.FromString,
+                    response_serializer=deepmesh_dot_internal_dot_v1_dot_scheduler__pb2.ListDecisionsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
-            'deepmesh.v1.SchedulerService', rpc_method_handlers)
+            'deepmesh.internal.v1.SchedulerService', rpc_method_handlers)
     server.add_generic_rpc_handlers((generic_handler,))
-    server.add_registered_method_handlers('deepmesh.v1.SchedulerService', rpc_method_handlers)
+    server.add_registered_method_handlers('deepmesh.internal.v1.SchedulerService', rpc_method_handlers)
 
 
  # This class is part of an EXPERIMENTAL API.
@@ -166,9 +166,9 @@ class SchedulerService:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/deepmesh.v1.SchedulerService/Place',
-            deepmesh_dot_v1_dot_scheduler__pb2.PlaceRequest.SerializeToString,
-            deepmesh_dot_v1_dot_scheduler__pb2.PlaceResponse.FromString,
+            '/deepmesh.internal.v1.SchedulerService/Place',
+            deepmesh_dot_internal_dot_v1_dot_scheduler__pb2.PlaceRequest.SerializeToString,
+            deepmesh_dot_internal_dot_v1_dot_scheduler__pb2.PlaceResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -193,9 +193,9 @@ class SchedulerService:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/deepmesh.v1.SchedulerService/ReportOutcome',
-            deepmesh_dot_v1_dot_scheduler__pb2.ReportOutcomeRequest.SerializeToString,
-            deepmesh_dot_v1_dot_scheduler__pb2.ReportOutcomeResponse.FromString,
+            '/deepmesh.internal.v1.SchedulerService/ReportOutcome',
+            deepmesh_dot_internal_dot_v1_dot_scheduler__pb2.ReportOutcomeRequest.SerializeToString,
+            deepmesh_dot_internal_dot_v1_dot_scheduler__pb2.ReportOutcomeResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -220,9 +220,9 @@ class SchedulerService:
         return grpc.experimental.stream_stream(
             request_iterator,
             target,
-            '/deepmesh.v1.SchedulerService/ReportStatus',
-            deepmesh_dot_v1_dot_scheduler__pb2.ReportStatusRequest.SerializeToString,
-            deepmesh_dot_v1_dot_scheduler__pb2.ReportStatusResponse.FromString,
+            '/deepmesh.internal.v1.SchedulerService/ReportStatus',
+            deepmesh_dot_internal_dot_v1_dot_scheduler__pb2.ReportStatusRequest.SerializeToString,
+            deepmesh_dot_internal_dot_v1_dot_scheduler__pb2.ReportStatusResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -247,9 +247,9 @@ class SchedulerService:
         return grpc.experimental.unary_stream(
             request,
             target,
-            '/deepmesh.v1.SchedulerService/WatchWorkers',
-            deepmesh_dot_v1_dot_scheduler__pb2.WatchWorkersRequest.SerializeToString,
-            deepmesh_dot_v1_dot_scheduler__pb2.WatchWorkersResponse.FromString,
+            '/deepmesh.internal.v1.SchedulerService/WatchWorkers',
+            deepmesh_dot_internal_dot_v1_dot_scheduler__pb2.WatchWorkersRequest.SerializeToString,
+            deepmesh_dot_internal_dot_v1_dot_scheduler__pb2.WatchWorkersResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -274,9 +274,9 @@ class SchedulerService:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/deepmesh.v1.SchedulerService/ListDecisions',
-            deepmesh_dot_v1_dot_scheduler__pb2.ListDecisionsRequest.SerializeToString,
-            deepmesh_dot_v1_dot_scheduler__pb2.ListDecisionsResponse.FromString,
+            '/deepmesh.internal.v1.SchedulerService/ListDecisions',
+            deepmesh_dot_internal_dot_v1_dot_scheduler__pb2.ListDecisionsRequest.SerializeToString,
+            deepmesh_dot_internal_dot_v1_dot_scheduler__pb2.ListDecisionsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,5 +1,6 @@
+from deepmesh.internal.v1 import landing_pb2 as _landing_pb2
+from deepmesh.internal.v1 import targets_pb2 as _targets_pb2
 from deepmesh.v1 import common_pb2 as _common_pb2
-from deepmesh.v1 import landing_pb2 as _landing_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -25,8 +26,8 @@ class PrefillRequest(_message.Message):
     cache_salt: bytes
     ticket: _landing_pb2.LandingTicket
     held_blocks: int
-    store: _common_pb2.StoreTarget
-    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., cache_salt: _Optional[bytes] = ..., ticket: _Optional[_Union[_landing_pb2.LandingTicket, _Mapping]] = ..., held_blocks: _Optional[int] = ..., store: _Optional[_Union[_common_pb2.StoreTarget, _Mapping]] = ...) -> None: ...
+    store: _targets_pb2.StoreTarget
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., cache_salt: _Optional[bytes] = ..., ticket: _Optional[_Union[_landing_pb2.LandingTicket, _Mapping]] = ..., held_blocks: _Optional[int] = ..., store: _Optional[_Union[_targets_pb2.StoreTarget, _Mapping]] = ...) -> None: ...
 
 class PrefillResponse(_message.Message):
     __slots__ = ("accepted", "first_token", "done")

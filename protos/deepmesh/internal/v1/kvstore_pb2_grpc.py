@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from deepmesh.v1 import kvstore_pb2 as deepmesh_dot_v1_dot_kvstore__pb2
+from deepmesh.internal.v1 import kvstore_pb2 as deepmesh_dot_internal_dot_v1_dot_kvstore__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
@@ -18,7 +18,7 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in deepmesh/v1/kvstore_pb2_grpc.py depends on'
+        + ' but the generated code in deepmesh/internal/v1/kvstore_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
@@ -35,34 +35,34 @@ class KvStoreServiceStub:
             channel: A grpc.Channel.
         """
         self.AttachWorker = channel.unary_unary(
-                '/deepmesh.v1.KvStoreService/AttachWorker',
-                request_serializer=deepmesh_dot_v1_dot_kvstore__pb2.AttachWorkerRequest.SerializeToString,
-                response_deserializer=deepmesh_dot_v1_dot_kvstore__pb2.AttachWorkerResponse.FromString,
+                '/deepmesh.internal.v1.KvStoreService/AttachWorker',
+                request_serializer=deepmesh_dot_internal_dot_v1_dot_kvstore__pb2.AttachWorkerRequest.SerializeToString,
+                response_deserializer=deepmesh_dot_internal_dot_v1_dot_kvstore__pb2.AttachWorkerResponse.FromString,
                 _registered_method=True)
         self.MatchPrefix = channel.unary_unary(
-                '/deepmesh.v1.KvStoreService/MatchPrefix',
-                request_serializer=deepmesh_dot_v1_dot_kvstore__pb2.MatchPrefixRequest.SerializeToString,
-                response_deserializer=deepmesh_dot_v1_dot_kvstore__pb2.MatchPrefixResponse.FromString,
+                '/deepmesh.internal.v1.KvStoreService/MatchPrefix',
+                request_serializer=deepmesh_dot_internal_dot_v1_dot_kvstore__pb2.MatchPrefixRequest.SerializeToString,
+                response_deserializer=deepmesh_dot_internal_dot_v1_dot_kvstore__pb2.MatchPrefixResponse.FromString,
                 _registered_method=True)
         self.Offer = channel.unary_unary(
-                '/deepmesh.v1.KvStoreService/Offer',
-                request_serializer=deepmesh_dot_v1_dot_kvstore__pb2.OfferRequest.SerializeToString,
-                response_deserializer=deepmesh_dot_v1_dot_kvstore__pb2.OfferResponse.FromString,
+                '/deepmesh.internal.v1.KvStoreService/Offer',
+                request_serializer=deepmesh_dot_internal_dot_v1_dot_kvstore__pb2.OfferRequest.SerializeToString,
+                response_deserializer=deepmesh_dot_internal_dot_v1_dot_kvstore__pb2.OfferResponse.FromString,
                 _registered_method=True)
         self.ConfirmOffer = channel.unary_unary(
-                '/deepmesh.v1.KvStoreService/ConfirmOffer',
-                request_serializer=deepmesh_dot_v1_dot_kvstore__pb2.ConfirmOfferRequest.SerializeToString,
-                response_deserializer=deepmesh_dot_v1_dot_kvstore__pb2.ConfirmOfferResponse.FromString,
+                '/deepmesh.internal.v1.KvStoreService/ConfirmOffer',
+                request_serializer=deepmesh_dot_internal_dot_v1_dot_kvstore__pb2.ConfirmOfferRequest.SerializeToString,
+                response_deserializer=deepmesh_dot_internal_dot_v1_dot_kvstore__pb2.ConfirmOfferResponse.FromString,
                 _registered_method=True)
         self.WithdrawOffer = channel.unary_unary(
-                '/deepmesh.v1.KvStoreService/WithdrawOffer',
-                request_serializer=deepmesh_dot_v1_dot_kvstore__pb2.WithdrawOfferRequest.SerializeToString,
-                response_deserializer=deepmesh_dot_v1_dot_kvstore__pb2.WithdrawOfferResponse.FromString,
+                '/deepmesh.internal.v1.KvStoreService/WithdrawOffer',
+                request_serializer=deepmesh_dot_internal_dot_v1_dot_kvstore__pb2.WithdrawOfferRequest.SerializeToString,
+                response_deserializer=deepmesh_dot_internal_dot_v1_dot_kvstore__pb2.WithdrawOfferResponse.FromString,
                 _registered_method=True)
         self.GetStatus = channel.unary_unary(
-                '/deepmesh.v1.KvStoreService/GetStatus',
-                request_serializer=deepmesh_dot_v1_dot_kvstore__pb2.GetStatusRequest.SerializeToString,
-                response_deserializer=deepmesh_dot_v1_dot_kvstore__pb2.GetStatusResponse.FromString,
+                '/deepmesh.internal.v1.KvStoreService/GetStatus',
+                request_serializer=deepmesh_dot_internal_dot_v1_dot_kvstore__pb2.GetStatusRequest.SerializeToString,
+                response_deserializer=deepmesh_dot_internal_dot_v1_dot_kvstore__pb2.GetStatusResponse.FromString,
                 _registered_method=True)
 
 
@@ -121,39 +121,39 @@ def add_KvStoreServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'AttachWorker': grpc.unary_unary_rpc_method_handler(
                     servicer.AttachWorker,
-                    request_deserializer=deepmesh_dot_v1_dot_kvstore__pb2.AttachWorkerRequest.FromString,
-                    response_serializer=deepmesh_dot_v1_dot_kvstore__pb2.AttachWorkerResponse.SerializeToString,
+                    request_deserializer=deepmesh_dot_internal_dot_v1_dot_kvstore__pb2.AttachWorkerRequest.FromString,
+                    response_serializer=deepmesh_dot_internal_dot_v1_dot_kvstore__pb2.AttachWorkerResponse.SerializeToString,
             ),
             'MatchPrefix': grpc.unary_unary_rpc_method_handler(
                     servicer.MatchPrefix,
-                    request_deserializer=deepmesh_dot_v1_dot_kvstore__pb2.MatchPrefixRequest.FromString,
-                    response_serializer=deepmesh_dot_v1_dot_kvstore__pb2.MatchPrefixResponse.SerializeToString,
+                    request_deserializer=deepmesh_dot_internal_dot_v1_dot_kvstore__pb2.MatchPrefixRequest.FromString,
+                    response_serializer=deepmesh_dot_internal_dot_v1_dot_kvstore__pb2.MatchPrefixResponse.SerializeToString,
             ),
             'Offer': grpc.unary_unary_rpc_method_handler(
                     servicer.Offer,
-                    request_deserializer=deepmesh_dot_v1_dot_kvstore__pb2.OfferRequest.FromString,
-                    response_serializer=deepmesh_dot_v1_dot_kvstore__pb2.OfferResponse.SerializeToString,
+                    request_deserializer=deepmesh_dot_internal_dot_v1_dot_kvstore__pb2.OfferRequest.FromString,
+                    response_serializer=deepmesh_dot_internal_dot_v1_dot_kvstore__pb2.OfferResponse.SerializeToString,
             ),
             'ConfirmOffer': grpc.unary_unary_rpc_method_handler(
                     servicer.ConfirmOffer,
-                    request_deserializer=deepmesh_dot_v1_dot_kvstore__pb2.ConfirmOfferRequest.FromString,
-                    response_serializer=deepmesh_dot_v1_dot_kvstore__pb2.ConfirmOfferResponse.SerializeToString,
+                    request_deserializer=deepmesh_dot_internal_dot_v1_dot_kvstore__pb2.ConfirmOfferRequest.FromString,
+                    response_serializer=deepmesh_dot_internal_dot_v1_dot_kvstore__pb2.ConfirmOfferResponse.SerializeToString,
             ),
             'WithdrawOffer': grpc.unary_unary_rpc_method_handler(
                     servicer.WithdrawOffer,
-                    request_deserializer=deepmesh_dot_v1_dot_kvstore__pb2.WithdrawOfferRequest.FromString,
-                    response_serializer=deepmesh_dot_v1_dot_kvstore__pb2.WithdrawOfferResponse.SerializeToString,
+                    request_deserializer=deepmesh_dot_internal_dot_v1_dot_kvstore__pb2.WithdrawOfferRequest.FromString,
+                    response_serializer=deepmesh_dot_internal_dot_v1_dot_kvstore__pb2.WithdrawOfferResponse.SerializeToString,
             ),
             'GetStatus': grpc.unary_unary_rpc_method_handler(
                     servicer.GetStatus,
-                    request_deserializer=deepmesh_dot_v1_dot_kvstore__pb2.GetStatusRequest.FromString,
-                    response_serializer=deepmesh_dot_v1_dot_kvstore__pb2.GetStatusResponse.SerializeToString,
+                    request_deserializer=deepmesh_dot_internal_dot_v1_dot_kvstore__pb2.GetStatusRequest.FromString,
+                    response_serializer=deepmesh_dot_internal_dot_v1_dot_kvstore__pb2.GetStatusResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
-            'deepmesh.v1.KvStoreService', rpc_method_handlers)
+            'deepmesh.internal.v1.KvStoreService', rpc_method_handlers)
     server.add_generic_rpc_handlers((generic_handler,))
-    server.add_registered_method_handlers('deepmesh.v1.KvStoreService', rpc_method_handlers)
+    server.add_registered_method_handlers('deepmesh.internal.v1.KvStoreService', rpc_method_handlers)
 
 
  # This class is part of an EXPERIMENTAL API.
@@ -174,9 +174,9 @@ class KvStoreService:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/deepmesh.v1.KvStoreService/AttachWorker',
-            deepmesh_dot_v1_dot_kvstore__pb2.AttachWorkerRequest.SerializeToString,
-            deepmesh_dot_v1_dot_kvstore__pb2.AttachWorkerResponse.FromString,
+            '/deepmesh.internal.v1.KvStoreService/AttachWorker',
+            deepmesh_dot_internal_dot_v1_dot_kvstore__pb2.AttachWorkerRequest.SerializeToString,
+            deepmesh_dot_internal_dot_v1_dot_kvstore__pb2.AttachWorkerResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -201,9 +201,9 @@ class KvStoreService:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/deepmesh.v1.KvStoreService/MatchPrefix',
-            deepmesh_dot_v1_dot_kvstore__pb2.MatchPrefixRequest.SerializeToString,
-            deepmesh_dot_v1_dot_kvstore__pb2.MatchPrefixResponse.FromString,
+            '/deepmesh.internal.v1.KvStoreService/MatchPrefix',
+            deepmesh_dot_internal_dot_v1_dot_kvstore__pb2.MatchPrefixRequest.SerializeToString,
+            deepmesh_dot_internal_dot_v1_dot_kvstore__pb2.MatchPrefixResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -228,9 +228,9 @@ class KvStoreService:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/deepmesh.v1.KvStoreService/Offer',
-            deepmesh_dot_v1_dot_kvstore__pb2.OfferRequest.SerializeToString,
-            deepmesh_dot_v1_dot_kvstore__pb2.OfferResponse.FromString,
+            '/deepmesh.internal.v1.KvStoreService/Offer',
+            deepmesh_dot_internal_dot_v1_dot_kvstore__pb2.OfferRequest.SerializeToString,
+            deepmesh_dot_internal_dot_v1_dot_kvstore__pb2.OfferResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -255,9 +255,9 @@ class KvStoreService:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/deepmesh.v1.KvStoreService/ConfirmOffer',
-            deepmesh_dot_v1_dot_kvstore__pb2.ConfirmOfferRequest.SerializeToString,
-            deepmesh_dot_v1_dot_kvstore__pb2.ConfirmOfferResponse.FromString,
+            '/deepmesh.internal.v1.KvStoreService/ConfirmOffer',
+            deepmesh_dot_internal_dot_v1_dot_kvstore__pb2.ConfirmOfferRequest.SerializeToString,
+            deepmesh_dot_internal_dot_v1_dot_kvstore__pb2.ConfirmOfferResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -282,9 +282,9 @@ class KvStoreService:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/deepmesh.v1.KvStoreService/WithdrawOffer',
-            deepmesh_dot_v1_dot_kvstore__pb2.WithdrawOfferRequest.SerializeToString,
-            deepmesh_dot_v1_dot_kvstore__pb2.WithdrawOfferResponse.FromString,
+            '/deepmesh.internal.v1.KvStoreService/WithdrawOffer',
+            deepmesh_dot_internal_dot_v1_dot_kvstore__pb2.WithdrawOfferRequest.SerializeToString,
+            deepmesh_dot_internal_dot_v1_dot_kvstore__pb2.WithdrawOfferResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -309,9 +309,9 @@ class KvStoreService:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/deepmesh.v1.KvStoreService/GetStatus',
-            deepmesh_dot_v1_dot_kvstore__pb2.GetStatusRequest.SerializeToString,
-            deepmesh_dot_v1_dot_kvstore__pb2.GetStatusResponse.FromString,
+            '/deepmesh.internal.v1.KvStoreService/GetStatus',
+            deepmesh_dot_internal_dot_v1_dot_kvstore__pb2.GetStatusRequest.SerializeToString,
+            deepmesh_dot_internal_dot_v1_dot_kvstore__pb2.GetStatusResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,7 +1,7 @@
 import datetime
 
-from deepmesh.v1 import common_pb2 as _common_pb2
-from deepmesh.v1 import landing_pb2 as _landing_pb2
+from deepmesh.internal.v1 import landing_pb2 as _landing_pb2
+from deepmesh.internal.v1 import workers_pb2 as _workers_pb2
 from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
@@ -15,9 +15,9 @@ class AttachWorkerRequest(_message.Message):
     __slots__ = ("worker", "session_id")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
-    worker: _common_pb2.WorkerIdentity
+    worker: _workers_pb2.WorkerIdentity
     session_id: int
-    def __init__(self, worker: _Optional[_Union[_common_pb2.WorkerIdentity, _Mapping]] = ..., session_id: _Optional[int] = ...) -> None: ...
+    def __init__(self, worker: _Optional[_Union[_workers_pb2.WorkerIdentity, _Mapping]] = ..., session_id: _Optional[int] = ...) -> None: ...
 
 class AttachWorkerResponse(_message.Message):
     __slots__ = ("store_id", "epoch", "worker_address", "session_id", "session_key", "lease")
@@ -39,9 +39,9 @@ class MatchPrefixRequest(_message.Message):
     __slots__ = ("kv_namespace", "block_hashes")
     KV_NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     BLOCK_HASHES_FIELD_NUMBER: _ClassVar[int]
-    kv_namespace: _common_pb2.KvNamespace
+    kv_namespace: _workers_pb2.KvNamespace
     block_hashes: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, kv_namespace: _Optional[_Union[_common_pb2.KvNamespace, _Mapping]] = ..., block_hashes: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    def __init__(self, kv_namespace: _Optional[_Union[_workers_pb2.KvNamespace, _Mapping]] = ..., block_hashes: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class MatchPrefixResponse(_message.Message):
     __slots__ = ("blocks", "epoch", "store_id")
@@ -117,9 +117,9 @@ class GetStatusResponse(_message.Message):
     tiers: _containers.RepeatedCompositeFieldContainer[TierStatus]
     lookups: int
     hits: int
-    transfers: _common_pb2.TransferStatus
+    transfers: _workers_pb2.TransferStatus
     attached_workers: int
-    def __init__(self, store_id: _Optional[str] = ..., epoch: _Optional[str] = ..., tiers: _Optional[_Iterable[_Union[TierStatus, _Mapping]]] = ..., lookups: _Optional[int] = ..., hits: _Optional[int] = ..., transfers: _Optional[_Union[_common_pb2.TransferStatus, _Mapping]] = ..., attached_workers: _Optional[int] = ...) -> None: ...
+    def __init__(self, store_id: _Optional[str] = ..., epoch: _Optional[str] = ..., tiers: _Optional[_Iterable[_Union[TierStatus, _Mapping]]] = ..., lookups: _Optional[int] = ..., hits: _Optional[int] = ..., transfers: _Optional[_Union[_workers_pb2.TransferStatus, _Mapping]] = ..., attached_workers: _Optional[int] = ...) -> None: ...
 
 class TierStatus(_message.Message):
     __slots__ = ("name", "total_blocks", "used_blocks", "block_bytes")

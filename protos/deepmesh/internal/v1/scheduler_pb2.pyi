@@ -1,7 +1,8 @@
 import datetime
 
-from deepmesh.v1 import common_pb2 as _common_pb2
-from deepmesh.v1 import kvstore_pb2 as _kvstore_pb2
+from deepmesh.internal.v1 import kvstore_pb2 as _kvstore_pb2
+from deepmesh.internal.v1 import targets_pb2 as _targets_pb2
+from deepmesh.internal.v1 import workers_pb2 as _workers_pb2
 from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
@@ -55,26 +56,14 @@ class PlaceResponse(_message.Message):
     PREDICTED_TPOT_MS_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     STORE_FIELD_NUMBER: _ClassVar[int]
-    decode: WorkerTarget
-    prefill: WorkerTarget
+    decode: _targets_pb2.WorkerTarget
+    prefill: _targets_pb2.WorkerTarget
     cached_prefixes: _containers.RepeatedCompositeFieldContainer[CachedPrefix]
     predicted_ttft_ms: float
     predicted_tpot_ms: float
     reason: str
-    store: _common_pb2.StoreTarget
-    def __init__(self, decode: _Optional[_Union[WorkerTarget, _Mapping]] = ..., prefill: _Optional[_Union[WorkerTarget, _Mapping]] = ..., cached_prefixes: _Optional[_Iterable[_Union[CachedPrefix, _Mapping]]] = ..., predicted_ttft_ms: _Optional[float] = ..., predicted_tpot_ms: _Optional[float] = ..., reason: _Optional[str] = ..., store: _Optional[_Union[_common_pb2.StoreTarget, _Mapping]] = ...) -> None: ...
-
-class WorkerTarget(_message.Message):
-    __slots__ = ("worker_id", "incarnation", "endpoint", "slot_bytes")
-    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
-    INCARNATION_FIELD_NUMBER: _ClassVar[int]
-    ENDPOINT_FIELD_NUMBER: _ClassVar[int]
-    SLOT_BYTES_FIELD_NUMBER: _ClassVar[int]
-    worker_id: str
-    incarnation: str
-    endpoint: str
-    slot_bytes: int
-    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., endpoint: _Optional[str] = ..., slot_bytes: _Optional[int] = ...) -> None: ...
+    store: _targets_pb2.StoreTarget
+    def __init__(self, decode: _Optional[_Union[_targets_pb2.WorkerTarget, _Mapping]] = ..., prefill: _Optional[_Union[_targets_pb2.WorkerTarget, _Mapping]] = ..., cached_prefixes: _Optional[_Iterable[_Union[CachedPrefix, _Mapping]]] = ..., predicted_ttft_ms: _Optional[float] = ..., predicted_tpot_ms: _Optional[float] = ..., reason: _Optional[str] = ..., store: _Optional[_Union[_targets_pb2.StoreTarget, _Mapping]] = ...) -> None: ...
 
 class CachedPrefix(_message.Message):
     __slots__ = ("source_id", "blocks")
@@ -115,12 +104,12 @@ class ReportStatusRequest(_message.Message):
     LOAD_FIELD_NUMBER: _ClassVar[int]
     KV_EVENTS_FIELD_NUMBER: _ClassVar[int]
     TRANSFERS_FIELD_NUMBER: _ClassVar[int]
-    identity: _common_pb2.WorkerIdentity
-    state: _common_pb2.WorkerState
-    load: _common_pb2.WorkerLoad
+    identity: _workers_pb2.WorkerIdentity
+    state: _workers_pb2.WorkerState
+    load: _workers_pb2.WorkerLoad
     kv_events: KvEvents
-    transfers: _common_pb2.TransferStatus
-    def __init__(self, identity: _Optional[_Union[_common_pb2.WorkerIdentity, _Mapping]] = ..., state: _Optional[_Union[_common_pb2.WorkerState, str]] = ..., load: _Optional[_Union[_common_pb2.WorkerLoad, _Mapping]] = ..., kv_events: _Optional[_Union[KvEvents, _Mapping]] = ..., transfers: _Optional[_Union[_common_pb2.TransferStatus, _Mapping]] = ...) -> None: ...
+    transfers: _workers_pb2.TransferStatus
+    def __init__(self, identity: _Optional[_Union[_workers_pb2.WorkerIdentity, _Mapping]] = ..., state: _Optional[_Union[_workers_pb2.WorkerState, str]] = ..., load: _Optional[_Union[_workers_pb2.WorkerLoad, _Mapping]] = ..., kv_events: _Optional[_Union[KvEvents, _Mapping]] = ..., transfers: _Optional[_Union[_workers_pb2.TransferStatus, _Mapping]] = ...) -> None: ...
 
 class KvEvents(_message.Message):
     __slots__ = ("snapshot", "stored", "removed")
@@ -166,9 +155,9 @@ class StoreStatus(_message.Message):
     tiers: _containers.RepeatedCompositeFieldContainer[_kvstore_pb2.TierStatus]
     lookups: int
     hits: int
-    transfers: _common_pb2.TransferStatus
+    transfers: _workers_pb2.TransferStatus
     attached_workers: int
-    def __init__(self, endpoint: _Optional[str] = ..., store_id: _Optional[str] = ..., tiers: _Optional[_Iterable[_Union[_kvstore_pb2.TierStatus, _Mapping]]] = ..., lookups: _Optional[int] = ..., hits: _Optional[int] = ..., transfers: _Optional[_Union[_common_pb2.TransferStatus, _Mapping]] = ..., attached_workers: _Optional[int] = ...) -> None: ...
+    def __init__(self, endpoint: _Optional[str] = ..., store_id: _Optional[str] = ..., tiers: _Optional[_Iterable[_Union[_kvstore_pb2.TierStatus, _Mapping]]] = ..., lookups: _Optional[int] = ..., hits: _Optional[int] = ..., transfers: _Optional[_Union[_workers_pb2.TransferStatus, _Mapping]] = ..., attached_workers: _Optional[int] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
     __slots__ = ("identity", "state", "load", "cached_blocks", "lease_remaining", "transfers")
@@ -178,13 +167,13 @@ class WorkerStatus(_message.Message):
     CACHED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     LEASE_REMAINING_FIELD_NUMBER: _ClassVar[int]
     TRANSFERS_FIELD_NUMBER: _ClassVar[int]
-    identity: _common_pb2.WorkerIdentity
-    state: _common_pb2.WorkerState
-    load: _common_pb2.WorkerLoad
+    identity: _workers_pb2.WorkerIdentity
+    state: _workers_pb2.WorkerState
+    load: _workers_pb2.WorkerLoad
     cached_blocks: int
     lease_remaining: _duration_pb2.Duration
-    transfers: _common_pb2.TransferStatus
-    def __init__(self, identity: _Optional[_Union[_common_pb2.WorkerIdentity, _Mapping]] = ..., state: _Optional[_Union[_common_pb2.WorkerState, str]] = ..., load: _Optional[_Union[_common_pb2.WorkerLoad, _Mapping]] = ..., cached_blocks: _Optional[int] = ..., lease_remaining: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., transfers: _Optional[_Union[_common_pb2.TransferStatus, _Mapping]] = ...) -> None: ...
+    transfers: _workers_pb2.TransferStatus
+    def __init__(self, identity: _Optional[_Union[_workers_pb2.WorkerIdentity, _Mapping]] = ..., state: _Optional[_Union[_workers_pb2.WorkerState, str]] = ..., load: _Optional[_Union[_workers_pb2.WorkerLoad, _Mapping]] = ..., cached_blocks: _Optional[int] = ..., lease_remaining: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., transfers: _Optional[_Union[_workers_pb2.TransferStatus, _Mapping]] = ...) -> None: ...
 
 class ListDecisionsRequest(_message.Message):
     __slots__ = ("limit", "request_id")

@@ -1,4 +1,4 @@
-from deepmesh.v1 import common_pb2 as _common_pb2
+from deepmesh.internal.v1 import workers_pb2 as _workers_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -20,10 +20,10 @@ class LandingTicket(_message.Message):
     attempt: int
     secret: bytes
     deadline_ms: int
-    kv_namespace: _common_pb2.KvNamespace
+    kv_namespace: _workers_pb2.KvNamespace
     segments: _containers.RepeatedCompositeFieldContainer[LandingSegment]
     tag: int
-    def __init__(self, transfer_id: _Optional[bytes] = ..., attempt: _Optional[int] = ..., secret: _Optional[bytes] = ..., deadline_ms: _Optional[int] = ..., kv_namespace: _Optional[_Union[_common_pb2.KvNamespace, _Mapping]] = ..., segments: _Optional[_Iterable[_Union[LandingSegment, _Mapping]]] = ..., tag: _Optional[int] = ...) -> None: ...
+    def __init__(self, transfer_id: _Optional[bytes] = ..., attempt: _Optional[int] = ..., secret: _Optional[bytes] = ..., deadline_ms: _Optional[int] = ..., kv_namespace: _Optional[_Union[_workers_pb2.KvNamespace, _Mapping]] = ..., segments: _Optional[_Iterable[_Union[LandingSegment, _Mapping]]] = ..., tag: _Optional[int] = ...) -> None: ...
 
 class LandingSegment(_message.Message):
     __slots__ = ("index", "destination_rank", "worker_address", "first_layer", "layer_count", "first_block", "block_count", "size_bytes")

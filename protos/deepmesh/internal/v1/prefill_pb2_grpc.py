@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from deepmesh.v1 import prefill_pb2 as deepmesh_dot_v1_dot_prefill__pb2
+from deepmesh.internal.v1 import prefill_pb2 as deepmesh_dot_internal_dot_v1_dot_prefill__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
@@ -18,7 +18,7 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in deepmesh/v1/prefill_pb2_grpc.py depends on'
+        + ' but the generated code in deepmesh/internal/v1/prefill_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
@@ -35,9 +35,9 @@ class PrefillServiceStub:
             channel: A grpc.Channel.
         """
         self.Prefill = channel.unary_stream(
-                '/deepmesh.v1.PrefillService/Prefill',
-                request_serializer=deepmesh_dot_v1_dot_prefill__pb2.PrefillRequest.SerializeToString,
-                response_deserializer=deepmesh_dot_v1_dot_prefill__pb2.PrefillResponse.FromString,
+                '/deepmesh.internal.v1.PrefillService/Prefill',
+                request_serializer=deepmesh_dot_internal_dot_v1_dot_prefill__pb2.PrefillRequest.SerializeToString,
+                response_deserializer=deepmesh_dot_internal_dot_v1_dot_prefill__pb2.PrefillResponse.FromString,
                 _registered_method=True)
 
 
@@ -64,14 +64,14 @@ def add_PrefillServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Prefill': grpc.unary_stream_rpc_method_handler(
                     servicer.Prefill,
-                    request_deserializer=deepmesh_dot_v1_dot_prefill__pb2.PrefillRequest.FromString,
-                    response_serializer=deepmesh_dot_v1_dot_prefill__pb2.PrefillResponse.SerializeToString,
+                    request_deserializer=deepmesh_dot_internal_dot_v1_dot_prefill__pb2.PrefillRequest.FromString,
+                    response_serializer=deepmesh_dot_internal_dot_v1_dot_prefill__pb2.PrefillResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
-            'deepmesh.v1.PrefillService', rpc_method_handlers)
+            'deepmesh.internal.v1.PrefillService', rpc_method_handlers)
     server.add_generic_rpc_handlers((generic_handler,))
-    server.add_registered_method_handlers('deepmesh.v1.PrefillService', rpc_method_handlers)
+    server.add_registered_method_handlers('deepmesh.internal.v1.PrefillService', rpc_method_handlers)
 
 
  # This class is part of an EXPERIMENTAL API.
@@ -92,9 +92,9 @@ class PrefillService:
         return grpc.experimental.unary_stream(
             request,
             target,
-            '/deepmesh.v1.PrefillService/Prefill',
-            deepmesh_dot_v1_dot_prefill__pb2.PrefillRequest.SerializeToString,
-            deepmesh_dot_v1_dot_prefill__pb2.PrefillResponse.FromString,
+            '/deepmesh.internal.v1.PrefillService/Prefill',
+            deepmesh_dot_internal_dot_v1_dot_prefill__pb2.PrefillRequest.SerializeToString,
+            deepmesh_dot_internal_dot_v1_dot_prefill__pb2.PrefillResponse.FromString,
             options,
             channel_credentials,
             insecure,

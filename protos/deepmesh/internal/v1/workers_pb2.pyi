@@ -1,0 +1,147 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class WorkerRole(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    WORKER_ROLE_UNSPECIFIED: _ClassVar[WorkerRole]
+    WORKER_ROLE_PREFILL: _ClassVar[WorkerRole]
+    WORKER_ROLE_DECODE: _ClassVar[WorkerRole]
+
+class WorkerState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    WORKER_STATE_UNSPECIFIED: _ClassVar[WorkerState]
+    WORKER_STATE_SERVING: _ClassVar[WorkerState]
+    WORKER_STATE_DRAINING: _ClassVar[WorkerState]
+WORKER_ROLE_UNSPECIFIED: WorkerRole
+WORKER_ROLE_PREFILL: WorkerRole
+WORKER_ROLE_DECODE: WorkerRole
+WORKER_STATE_UNSPECIFIED: WorkerState
+WORKER_STATE_SERVING: WorkerState
+WORKER_STATE_DRAINING: WorkerState
+
+class KvNamespace(_message.Message):
+    __slots__ = ("weights_fingerprint", "dtype", "scale", "layers", "block_tokens", "layout")
+    WEIGHTS_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    SCALE_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    weights_fingerprint: str
+    dtype: str
+    scale: float
+    layers: int
+    block_tokens: int
+    layout: str
+    def __init__(self, weights_fingerprint: _Optional[str] = ..., dtype: _Optional[str] = ..., scale: _Optional[float] = ..., layers: _Optional[int] = ..., block_tokens: _Optional[int] = ..., layout: _Optional[str] = ...) -> None: ...
+
+class WorkerIdentity(_message.Message):
+    __slots__ = ("worker_id", "incarnation", "role", "endpoint", "model", "kv_namespace", "context_tokens", "total_blocks", "max_requests", "can_prefill", "vocabulary_size", "block_bytes", "receives_kv", "layerwise_tokens", "slot_bytes")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    KV_NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    MAX_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    CAN_PREFILL_FIELD_NUMBER: _ClassVar[int]
+    VOCABULARY_SIZE_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    RECEIVES_KV_FIELD_NUMBER: _ClassVar[int]
+    LAYERWISE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SLOT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    incarnation: str
+    role: WorkerRole
+    endpoint: str
+    model: str
+    kv_namespace: KvNamespace
+    context_tokens: int
+    total_blocks: int
+    max_requests: int
+    can_prefill: bool
+    vocabulary_size: int
+    block_bytes: int
+    receives_kv: bool
+    layerwise_tokens: int
+    slot_bytes: int
+    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., role: _Optional[_Union[WorkerRole, str]] = ..., endpoint: _Optional[str] = ..., model: _Optional[str] = ..., kv_namespace: _Optional[_Union[KvNamespace, _Mapping]] = ..., context_tokens: _Optional[int] = ..., total_blocks: _Optional[int] = ..., max_requests: _Optional[int] = ..., can_prefill: _Optional[bool] = ..., vocabulary_size: _Optional[int] = ..., block_bytes: _Optional[int] = ..., receives_kv: _Optional[bool] = ..., layerwise_tokens: _Optional[int] = ..., slot_bytes: _Optional[int] = ...) -> None: ...
+
+class WorkerLoad(_message.Message):
+    __slots__ = ("running_requests", "waiting_requests", "queued_prefill_tokens", "free_blocks", "prefill_tokens_per_second", "decode_step_ms", "mean_output_tokens", "decode_step_requests", "push_bytes_per_second")
+    RUNNING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    WAITING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    FREE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_TOKENS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    DECODE_STEP_MS_FIELD_NUMBER: _ClassVar[int]
+    MEAN_OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DECODE_STEP_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    PUSH_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    running_requests: int
+    waiting_requests: int
+    queued_prefill_tokens: int
+    free_blocks: int
+    prefill_tokens_per_second: float
+    decode_step_ms: float
+    mean_output_tokens: float
+    decode_step_requests: float
+    push_bytes_per_second: float
+    def __init__(self, running_requests: _Optional[int] = ..., waiting_requests: _Optional[int] = ..., queued_prefill_tokens: _Optional[int] = ..., free_blocks: _Optional[int] = ..., prefill_tokens_per_second: _Optional[float] = ..., decode_step_ms: _Optional[float] = ..., mean_output_tokens: _Optional[float] = ..., decode_step_requests: _Optional[float] = ..., push_bytes_per_second: _Optional[float] = ...) -> None: ...
+
+class TransferStatus(_message.Message):
+    __slots__ = ("open_landings", "open_pushes", "open_fetches", "total_slots", "free_slots", "quarantined_slots", "received_bytes", "sent_bytes", "refused", "fetches", "fetched_blocks", "fetch_bytes_per_second")
+    class ReceivedBytesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class SentBytesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class RefusedEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    OPEN_LANDINGS_FIELD_NUMBER: _ClassVar[int]
+    OPEN_PUSHES_FIELD_NUMBER: _ClassVar[int]
+    OPEN_FETCHES_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    FREE_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    QUARANTINED_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    FETCHES_FIELD_NUMBER: _ClassVar[int]
+    FETCHED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    FETCH_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    open_landings: int
+    open_pushes: int
+    open_fetches: int
+    total_slots: int
+    free_slots: int
+    quarantined_slots: int
+    received_bytes: _containers.ScalarMap[str, int]
+    sent_bytes: _containers.ScalarMap[str, int]
+    refused: _containers.ScalarMap[str, int]
+    fetches: int
+    fetched_blocks: int
+    fetch_bytes_per_second: float
+    def __init__(self, open_landings: _Optional[int] = ..., open_pushes: _Optional[int] = ..., open_fetches: _Optional[int] = ..., total_slots: _Optional[int] = ..., free_slots: _Optional[int] = ..., quarantined_slots: _Optional[int] = ..., received_bytes: _Optional[_Mapping[str, int]] = ..., sent_bytes: _Optional[_Mapping[str, int]] = ..., refused: _Optional[_Mapping[str, int]] = ..., fetches: _Optional[int] = ..., fetched_blocks: _Optional[int] = ..., fetch_bytes_per_second: _Optional[float] = ...) -> None: ...
