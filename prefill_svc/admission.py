@@ -60,6 +60,10 @@ def _check_ticket(ticket: Ticket, blocks: int, ready: Ready, transfer: TransferC
         raise refusal.error
     if ticket.deadline_ms > MAX_DEADLINE_MS:
         raise InvalidRequest(f"deadline_ms must be at most {MAX_DEADLINE_MS}", field="ticket")
+    first = ticket.segments[0]
     for segment in ticket.segments:
-        if segment.destination_rank != 0 or not 0 < len(segment.worker_address) <= MAX_ADDRESS_BYTES:
+        if not 0 < len(segment.worker_address) <= MAX_ADDRESS_BYTES:
             raise InvalidRequest(f"segment {segment.index} has no address of a rank to push to", field="ticket")
+        # All of a request's KV lies on one rank.
+        if (segment.destination_rank, segment.worker_address) != (first.destination_rank, first.worker_address):
+            raise InvalidRequest(f"segment {segment.index} goes to another rank than the first", field="ticket")

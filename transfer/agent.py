@@ -36,12 +36,14 @@ class TransferAgent:
         clock: Callable[[], float],
         wake: Callable[[], None],
         lookups: LookupHandler | None = None,
+        rank: int = 0,
     ) -> None:
-        """`lookups` makes it a store. `wake` is called, from the transfer thread, when `events` has something new.
+        """`lookups` makes it a store; `rank` is a rank's number in its worker. `wake` is called, from the transfer thread, when `events` has something new.
 
         Raises ConfigError where UCX is missing or does not start, where its transports cannot reach the memory, or
         where a slot does not hold one block of one layer.
         """
+        self._rank = rank
         self._geometry = Geometry(memory.layers, memory.piece_bytes, config.slot_bytes)
         self._plan(1, plan_whole)
         self._namespace = namespace
@@ -92,7 +94,7 @@ class TransferAgent:
         plan = plan_layerwise if tokens >= self._layerwise_tokens else plan_whole
         tiles = self._plan(len(blocks), plan, sender_slot_bytes)
         ticket = make_ticket(
-            tiles, self._geometry.piece_bytes, self._namespace, self.address, attempt, deadline_seconds
+            tiles, self._geometry.piece_bytes, self._namespace, self._rank, self.address, attempt, deadline_seconds
         )
         self._thread.post(partial(self._exchange.open_landing, ticket, blocks))
         return ticket

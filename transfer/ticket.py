@@ -9,7 +9,7 @@ class Segment(msgspec.Struct, frozen=True, array_like=True):
     """A run of bytes in a landing: `layer_count` layers of `block_count` blocks, layer-major on the wire."""
 
     index: int
-    # Rank of the receiver that holds the blocks, and that rank's UCX worker address.
+    # The rank of the receiving worker that holds the blocks, and that rank's UCX address.
     destination_rank: int
     worker_address: bytes
     first_layer: int

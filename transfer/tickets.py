@@ -38,11 +38,15 @@ def make_ticket(
     tiles: Sequence[Tile],
     piece_bytes: int,
     namespace: KvNamespace,
+    rank: int,
     worker_address: bytes,
     attempt: int,
     deadline_seconds: float,
 ) -> Ticket:
-    """A new landing's: transfer id, secret and tag are drawn at random, and never used again."""
+    """A new landing's ticket: transfer id, secret and tag are drawn at random, and never used again.
+
+    `rank` is the receiving rank's number in its worker, `worker_address` its UCX address.
+    """
     return Ticket(
         transfer_id=secrets.token_bytes(16),
         attempt=attempt,
@@ -51,7 +55,7 @@ def make_ticket(
         deadline_ms=int(deadline_seconds * 1000),
         namespace=namespace,
         segments=tuple(
-            Segment(index, 0, worker_address, *tile, tile.pieces * piece_bytes) for index, tile in enumerate(tiles)
+            Segment(index, rank, worker_address, *tile, tile.pieces * piece_bytes) for index, tile in enumerate(tiles)
         ),
     )
 

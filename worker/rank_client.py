@@ -62,8 +62,8 @@ class RankClient:
         self.results: AsyncIterator[StepResult | TransferNews] = self._results()
 
     @classmethod
-    async def start(cls, config: EngineConfig, observe: ObserveConfig | None = None) -> Self:
-        """Start a rank, which tells of itself as `observe` says, and return when it has loaded.
+    async def start(cls, config: EngineConfig, observe: ObserveConfig | None = None, rank: int = 0) -> Self:
+        """Start the worker's rank of that number, which logs and traces as `observe` says; return when it has loaded.
 
         Raises CheckpointError or ConfigError where starting again cannot help, EngineFailed otherwise.
         """
@@ -75,7 +75,7 @@ class RankClient:
         started = False
         try:
             told = _beside(observe or ObserveConfig())
-            client._send(Start(config.model_dump_json().encode(), told.model_dump_json().encode()))
+            client._send(Start(config.model_dump_json().encode(), told.model_dump_json().encode(), rank))
             client.ready = await client._until_ready()
             started = True
         finally:

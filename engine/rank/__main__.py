@@ -43,7 +43,7 @@ def main(arguments: list[str]) -> int:
     try:
         with span("engine.load", backend=config.backend):
             backend = make_backend(config)
-            agent = _make_agent(config, backend, waker)
+            agent = _make_agent(config, backend, waker, start.rank)
     except MeshError as error:
         _report(link, Failed(error.reason, error.message))
         return 1
@@ -60,13 +60,14 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _make_agent(config: EngineConfig, backend: Backend, waker: Waker) -> "TransferAgent | None":
+def _make_agent(config: EngineConfig, backend: Backend, waker: Waker, rank: int) -> "TransferAgent | None":
     if config.transfer is None:
         return None
     # Only here: a rank that moves no KV starts without UCX.
     from transfer.agent import TransferAgent
 
-    return TransferAgent(backend.kv_memory(), backend.namespace, config.transfer, time.monotonic, waker.wake)
+    memory = backend.kv_memory()
+    return TransferAgent(memory, backend.namespace, config.transfer, time.monotonic, waker.wake, rank=rank)
 
 
 def _ready(config: EngineConfig, backend: Backend, engine: Engine, agent: "TransferAgent | None") -> Ready:

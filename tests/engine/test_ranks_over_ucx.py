@@ -10,7 +10,7 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.oracle import oracle_tokens
-from engine.protocol.messages import StepResult
+from engine.protocol.messages import LandingOpened, StepResult
 from mesh.config import ObserveConfig
 from tests.support.checkpoints import random_prompt, tiny_checkpoint
 from tests.support.engines import VOCABULARY, oracle_config, prompt_of, submit_of
@@ -142,6 +142,17 @@ async def test_long_prompts_are_pushed_while_their_later_layers_compute(tmp_path
 
 def is_within(event: dict[str, Any], other: dict[str, Any]) -> bool:
     return other["ts"] <= event["ts"] and event["ts"] + event["dur"] <= other["ts"] + other["dur"]
+
+
+async def test_a_ticket_names_the_rank_that_its_landing_is_on() -> None:
+    client = await RankClient.start(oracle_settings(transfer=transfer_config()), rank=3)
+    try:
+        client.submit(submit_of(1, prompt_of(500), 5, lands=True))
+        opened = await anext(news async for news in client.results if isinstance(news, LandingOpened))
+        places = {(segment.destination_rank, segment.worker_address) for segment in opened.ticket.segments}
+        assert places == {(3, client.ready.transfer_address)}
+    finally:
+        await client.close(grace_seconds=2.0)
 
 
 async def test_a_landing_that_nothing_reaches_ends_with_its_deadline() -> None:

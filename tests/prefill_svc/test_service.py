@@ -137,8 +137,19 @@ BAD_TICKETS: list[tuple[str, Callable[[Ticket], Ticket], type[MeshError]]] = [
     ("a segment out of order", with_segment(0, index=1), InvalidRequest),
     ("a segment of another rank", with_segment(0, destination_rank=1), InvalidRequest),
     ("tags that are not a landing's", changed(tag=2**64 - 1), InvalidRequest),
+    ("a segment with the address of another rank", with_segment(1, worker_address=b"another"), InvalidRequest),
     ("a segment with no address", with_segment(0, worker_address=b""), InvalidRequest),
 ]
+
+
+async def test_a_landing_on_any_one_rank_is_pushed_into() -> None:
+    landing = make_ticket(150)
+    segments = tuple(msgspec.structs.replace(segment, destination_rank=3) for segment in landing.segments)
+    async with prefill_without_rank() as running, prefill_caller(running.endpoint) as caller:
+        key = await accepted(running, caller, ticket=msgspec.structs.replace(landing, segments=segments))
+        push = running.rank.submitted[key].push
+        assert push is not None
+        assert push.ticket.segments == segments
 
 
 @pytest.mark.parametrize(

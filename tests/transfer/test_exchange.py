@@ -31,7 +31,7 @@ def exchange_over(memory: type[HostMemory]) -> Exchange:
 
 def ticket_of(blocks: int) -> Ticket:
     tiles = plan_whole(LAYERS, blocks, PIECE, 1 << 16)
-    return make_ticket(tiles, PIECE, NAMESPACE, b"there", attempt=0, deadline_seconds=10.0)
+    return make_ticket(tiles, PIECE, NAMESPACE, 0, b"there", attempt=0, deadline_seconds=10.0)
 
 
 @pytest.mark.parametrize("begin", [Exchange.open_landing, Exchange.push])

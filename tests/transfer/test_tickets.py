@@ -6,7 +6,12 @@ from transfer.tickets import WRONG_SIZE, Geometry, make_ticket, refusal_of
 NAMESPACE = KvNamespace("weights", "float32", 1.0, 4, 64, "mla:8+8")
 LAYERS, BLOCKS, PIECE_BYTES = 4, 6, 1000
 LARGEST = LAYERS * BLOCKS * PIECE_BYTES
-TICKET = make_ticket(plan_whole(LAYERS, BLOCKS, PIECE_BYTES, LARGEST), PIECE_BYTES, NAMESPACE, b"address", 0, 10.0)
+TICKET = make_ticket(plan_whole(LAYERS, BLOCKS, PIECE_BYTES, LARGEST), PIECE_BYTES, NAMESPACE, 0, b"address", 0, 10.0)
+
+
+def test_a_ticket_names_the_rank_that_its_landing_is_on() -> None:
+    ticket = make_ticket(plan_whole(LAYERS, BLOCKS, PIECE_BYTES, 8000), PIECE_BYTES, NAMESPACE, 3, b"address", 0, 10.0)
+    assert {(segment.destination_rank, segment.worker_address) for segment in ticket.segments} == {(3, b"address")}
 
 
 def test_slots_as_large_as_the_segments_are_enough() -> None:
