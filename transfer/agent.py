@@ -1,7 +1,7 @@
 """Everything that moves KV in one process: the transfers that are open, and the thread that carries them out."""
 
 import threading
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -13,6 +13,7 @@ from transfer.exchange import Exchange
 from transfer.fetch.lookup_server import LookupHandler
 from transfer.memory import KvMemory
 from transfer.segments import Tile, plan_layerwise, plan_whole
+from transfer.tally import Tally
 from transfer.thread import TransferThread
 from transfer.ticket import StoreSession, Ticket
 from transfer.tickets import REPLAYED_TICKET, Geometry, make_ticket, refusal_of
@@ -53,13 +54,13 @@ class TransferAgent:
         self._events: list[Event] = []
         self._unannounced = False
         self._used_tickets: OrderedDict[bytes, None] = OrderedDict()
-        # Of what `push` refuses, in the caller's thread.
-        self._refused: Counter[str] = Counter()
+        # What `push` refuses in its caller's thread, and what the transfer thread refuses.
+        self._refused = Tally()
         if memory.is_on_gpu:
             check_carries_gpu_memory(config.transports)
             copy_in_order()
         self._transport = UcxTransport(config.transports)
-        self._exchange = Exchange(self._transport, memory, config, clock, self._emit, lookups)
+        self._exchange = Exchange(self._transport, memory, config, clock, self._emit, self._refused, lookups)
         self._thread = TransferThread(self._transport, self._exchange, clock, self._announce)
 
     @property
@@ -113,7 +114,7 @@ class TransferAgent:
         """
         refusal = refusal_of(ticket, len(blocks), self._namespace, self._geometry)
         if refusal is not None:
-            self._refused[refusal.reason] += 1
+            self._refused.add(refusal.reason)
             raise refusal.error
         self._use_up(ticket)
         self._thread.post(partial(self._exchange.push, ticket, blocks))
@@ -156,7 +157,7 @@ class TransferAgent:
 
     def counters(self) -> TransferCounters:
         """Totals since the start, and what is open now, for status, metrics and leak tests."""
-        return self._exchange.counters(self._refused)
+        return self._exchange.counters()
 
     def close(self) -> None:
         """Stop the thread; every open transfer ends without an event."""
@@ -176,7 +177,7 @@ class TransferAgent:
             if len(self._used_tickets) > _REMEMBERED_TICKETS:
                 self._used_tickets.popitem(last=False)
         if replayed:
-            self._refused[REPLAYED_TICKET] += 1
+            self._refused.add(REPLAYED_TICKET)
             raise InvalidRequest("the ticket was used before: open a landing for each push", field="ticket")
 
     def _emit(self, event: Event) -> None:

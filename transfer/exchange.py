@@ -1,6 +1,5 @@
 """Every transfer of one process, for the one thread that carries them out."""
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -17,6 +16,7 @@ from transfer.receiver import Incoming, Receiver
 from transfer.segments import tile_of
 from transfer.sender import Outgoing, Sender
 from transfer.slots import SlotPool
+from transfer.tally import Tally
 from transfer.ticket import Ticket
 from transfer.transport import Transport
 
@@ -34,7 +34,7 @@ _OPEN_PATIENCE_SECONDS = 2.0
 
 
 class Exchange:
-    """Methods are `TransferAgent`'s, and may be called from one thread only."""
+    """Methods are `TransferAgent`'s. All but `counters` may be called from one thread only."""
 
     def __init__(
         self,
@@ -43,31 +43,33 @@ class Exchange:
         config: TransferConfig,
         clock: Callable[[], float],
         emit: Callable[[Event], None],
+        refused: Tally,
         lookups: LookupHandler | None,
     ) -> None:
+        """`refused` counts what is not accepted from peers, by reason."""
         self._transport = transport
         self._memory = memory
         self._clock = clock
         self._emit = emit
         self._landings: dict[bytes, Incoming] = {}
         self._pushes: dict[bytes, Outgoing] = {}
-        self.refused: Counter[str] = Counter()
-        self._received_bytes: Counter[str] = Counter()
-        self._sent_bytes: Counter[str] = Counter()
+        self._refused = refused
+        self._received_bytes = Tally()
+        self._sent_bytes = Tally()
         self._slots = SlotPool(config.slots)
         staging = [memory.allocate_staging(config.slot_bytes) for _ in range(config.slots)]
         # CUDA transfers wake nobody.
         self.needs_polling = memory.is_on_gpu
-        self._mailbox = Mailbox(transport, self.refused)
+        self._mailbox = Mailbox(transport, self._refused)
         self._receiver = Receiver(
-            transport, self._mailbox, memory, self._slots, staging, self.refused, self._received_bytes
+            transport, self._mailbox, memory, self._slots, staging, self._refused, self._received_bytes
         )
         self._sender = Sender(transport, self._mailbox, memory, self._slots, staging, self._sent_bytes)
-        self.fetcher = Fetcher(transport, self._mailbox, self._receiver, memory, config, clock, self.refused, emit)
+        self.fetcher = Fetcher(transport, self._mailbox, self._receiver, memory, config, clock, self._refused, emit)
         self.server: LookupServer | None = None
         if lookups is not None:
             self.server = LookupServer(
-                transport, self._mailbox, self._sender, memory, config, lookups, clock, self.refused
+                transport, self._mailbox, self._sender, memory, config, lookups, clock, self._refused
             )
 
     @property
@@ -151,8 +153,8 @@ class Exchange:
         if outgoing is not None:
             self._sender.give_up(outgoing, "the push was cancelled")
 
-    def counters(self, refused: Counter[str]) -> TransferCounters:
-        """With what was refused before it came here. From any thread."""
+    def counters(self) -> TransferCounters:
+        """Unlike the other methods, it may be called from any thread."""
         return TransferCounters(
             open_landings=len(self._landings),
             open_pushes=len(self._pushes) + (self.server.open if self.server else 0),
@@ -160,9 +162,9 @@ class Exchange:
             total_slots=self._slots.total,
             free_slots=self._slots.free,
             quarantined_slots=self._slots.quarantined,
-            received_bytes=dict(self._received_bytes),
-            sent_bytes=dict(self._sent_bytes),
-            refused=dict(self.refused + refused),
+            received_bytes=dict(self._received_bytes.counts),
+            sent_bytes=dict(self._sent_bytes.counts),
+            refused=dict(self._refused.counts),
             fetches=self.fetcher.fetches,
             fetched_blocks=self.fetcher.fetched_blocks,
             fetch_bytes_per_second=self.fetcher.bytes_per_second,
@@ -178,7 +180,7 @@ class Exchange:
                 or (self.server is not None and self.server.arrive(arrival))
             )
             if not taken:
-                self.refused[UNKNOWN_TAG] += 1
+                self._refused.add(UNKNOWN_TAG)
                 self._transport.discard(arrival)
             # A store's first answer tells what the segments behind it are.
             self._mailbox.turn()

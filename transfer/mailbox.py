@@ -1,9 +1,9 @@
 """Small messages over a transport: sent without waiting, delivered when all their bytes are there."""
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from transfer.tally import Tally
 from transfer.transport import Arrival, Transmission, Transport
 
 # Why a message was not read; a key of TransferCounters.refused.
@@ -20,7 +20,7 @@ class _Receive:
 class Mailbox:
     """Messages that come whole are delivered in their order; larger ones, whose bytes follow, when they are there."""
 
-    def __init__(self, transport: Transport, refused: Counter[str]) -> None:
+    def __init__(self, transport: Transport, refused: Tally) -> None:
         self._transport = transport
         self._refused = refused
         # UCX still reads these.
@@ -40,7 +40,7 @@ class Mailbox:
     def take(self, arrival: Arrival, max_bytes: int, deliver: Callable[[bytes], None]) -> None:
         """Refuse one of more than `max_bytes`."""
         if arrival.size_bytes > max_bytes:
-            self._refused[OVERSIZED_MESSAGE] += 1
+            self._refused.add(OVERSIZED_MESSAGE)
             self._transport.discard(arrival)
             return
         buffer = bytearray(arrival.size_bytes)

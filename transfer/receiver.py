@@ -1,6 +1,6 @@
 """Receiving: brings messages into slots, verified slots into blocks, and every slot back."""
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,6 +13,7 @@ from transfer.seal import WRONG_MAC, Kind, unseal
 from transfer.segments import Tile
 from transfer.slots import Direction, SlotPool
 from transfer.tags import landing_tags, segment_of
+from transfer.tally import Tally
 from transfer.ticket import SegmentDigest
 from transfer.transport import Arrival, Transmission, Transport
 
@@ -74,8 +75,8 @@ class Receiver:
         memory: KvMemory,
         slots: SlotPool,
         staging: Sequence[Any],
-        refused: Counter[str],
-        received_bytes: Counter[str],
+        refused: Tally,
+        received_bytes: Tally,
     ) -> None:
         self._transport = transport
         self._mailbox = mailbox
@@ -127,7 +128,7 @@ class Receiver:
             # Before anything else of this turn: its bytes are the longest on their way.
             self._start_receives()
             return
-        self._refused[reason] += 1
+        self._refused.add(reason)
         self._transport.discard(arrival)
         if reason == WRONG_SIZE:
             self.give_up(incoming, NOT_BELIEVED, "a segment came with a wrong size")
@@ -140,7 +141,7 @@ class Receiver:
         digest = unseal(Kind.DIGEST, incoming.secret, sealed, SegmentDigest)
         reason = WRONG_MAC if digest is None else incoming.landing.announce(digest)
         if reason is not None:
-            self._refused[reason] += 1
+            self._refused.add(reason)
         if reason == WRONG_SIZE:
             self.give_up(incoming, NOT_BELIEVED, "the sender announced a segment of a wrong size")
         elif digest is not None and reason is None:
@@ -225,11 +226,11 @@ class Receiver:
     def _end_copy(self, copy: _Copy) -> None:
         incoming = copy.incoming
         if not copy.landed.result():
-            self._refused[WRONG_DIGEST] += 1
+            self._refused.add(WRONG_DIGEST)
             self.give_up(incoming, NOT_BELIEVED, "a segment's bytes are not those that its sender announced")
             return
         self._slots.release(incoming.landing.land(copy.index))
-        self._received_bytes[incoming.transport] += self._size(incoming.tiles[copy.index])
+        self._received_bytes.add(incoming.transport, self._size(incoming.tiles[copy.index]))
         self._end_if_over(incoming)
 
     def _size(self, tile: Tile) -> int:

@@ -1,6 +1,6 @@
 """Sending: gathers blocks into slots, hands them to UCX, tells the receiver their digests, brings every slot back."""
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +13,7 @@ from transfer.seal import Kind, seal
 from transfer.segments import Tile
 from transfer.slots import Direction, SlotPool
 from transfer.tags import segment_tag
+from transfer.tally import Tally
 from transfer.ticket import SegmentDigest
 from transfer.transport import Transmission, Transport
 
@@ -85,7 +86,7 @@ class Sender:
         memory: KvMemory,
         slots: SlotPool,
         staging: Sequence[Any],
-        sent_bytes: Counter[str],
+        sent_bytes: Tally,
     ) -> None:
         self._transport = transport
         self._mailbox = mailbox
@@ -210,7 +211,7 @@ class Sender:
             self.give_up(outgoing, f"the receiver was lost: {error}")
             return
         outgoing.sent_bytes += send.size_bytes
-        self._sent_bytes[outgoing.transport] += send.size_bytes
+        self._sent_bytes.add(outgoing.transport, send.size_bytes)
         self._end_if_done(outgoing)
 
     def _end_if_done(self, outgoing: Outgoing) -> None:

@@ -11,6 +11,7 @@ from transfer.config import TransferConfig
 from transfer.exchange import Exchange
 from transfer.host_memory import HostMemory
 from transfer.segments import plan_whole
+from transfer.tally import Tally
 from transfer.ticket import Ticket
 from transfer.tickets import make_ticket
 
@@ -24,9 +25,24 @@ class GpuMemory(HostMemory):
     is_on_gpu = True
 
 
-def exchange_over(memory: type[HostMemory]) -> Exchange:
+class Reason(str):
+    """Calls `meanwhile` when somebody looks it up, as a reader does in the middle of an iteration."""
+
+    __slots__ = ("meanwhile",)
+    meanwhile: Callable[[], object] | None
+
+    def __hash__(self) -> int:
+        meanwhile = getattr(self, "meanwhile", None)
+        self.meanwhile = None
+        if meanwhile is not None:
+            meanwhile()
+        return super().__hash__()
+
+
+def exchange_over(memory: type[HostMemory], refused: Tally | None = None) -> Exchange:
     array = np.zeros((LAYERS, BLOCKS, PIECE), np.uint8)
-    return Exchange(FakeTransport(), memory(array), TransferConfig(), lambda: 0.0, lambda _: None, lookups=None)
+    transport, refused = FakeTransport(), refused or Tally()
+    return Exchange(transport, memory(array), TransferConfig(), lambda: 0.0, lambda _: None, refused, lookups=None)
 
 
 def ticket_of(blocks: int) -> Ticket:
@@ -55,3 +71,11 @@ def test_with_memory_of_the_host_an_open_transfer_keeps_nobody_awake_until_bytes
     exchange.ready(ticket.transfer_id, LAYERS, BLOCKS)
     exchange.turn()
     assert 0 < exchange.patience_seconds < 0.1
+
+
+def test_counters_can_be_read_while_the_transfer_thread_refuses_something_for_the_first_time() -> None:
+    refused, first = Tally(), Reason("first")
+    exchange = exchange_over(HostMemory, refused)
+    refused.add(first)
+    first.meanwhile = lambda: refused.add("second")
+    assert "first" in exchange.counters().refused

@@ -1,7 +1,5 @@
 """The receiver over a transport that does its worst: blocks only ever get what was announced."""
 
-from collections import Counter
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -18,6 +16,7 @@ from transfer.seal import Kind, seal
 from transfer.segments import plan_whole
 from transfer.slots import SlotPool
 from transfer.tags import segment_tag
+from transfer.tally import Tally
 from transfer.ticket import SegmentDigest
 from transfer.transport import Arrival
 
@@ -38,8 +37,8 @@ class Scene:
         self.array = np.full((LAYERS, BLOCKS, PIECE), STALE, np.uint8)
         self.right = np.random.default_rng(0).integers(100, 200, self.array.shape, np.uint8)
         self.slots = SlotPool(SLOTS)
-        self.refused: Counter[str] = Counter()
-        self.received: Counter[str] = Counter()
+        self.refused = Tally()
+        self.received = Tally()
         staging = [np.zeros(SLOT, np.uint8) for _ in range(SLOTS)]
         self.memory = memory(self.array)
         self.mailbox = Mailbox(self.transport, self.refused)
@@ -172,8 +171,8 @@ def test_all_segments_land_when_nothing_goes_wrong() -> None:
     scene.settle()
     assert scene.endings == [scene.incoming.landing] and scene.incoming.landing.failure is None
     assert (scene.array == scene.right).all()
-    assert scene.received == {"fake": scene.array.nbytes}
-    assert not scene.refused
+    assert scene.received.counts == {"fake": scene.array.nbytes}
+    assert not scene.refused.counts
 
 
 def test_more_segments_than_slots_wait_with_their_sender() -> None:
@@ -241,7 +240,7 @@ def test_what_is_not_as_announced_ends_the_landing_and_is_counted(what, damage, 
     scene.settle()
     (landing,) = scene.endings
     assert landing.failure is not None and landing.failure.reason == "NOT_BELIEVED"
-    assert scene.refused[reason] == 1
+    assert scene.refused.counts[reason] == 1
     assert (scene.array == STALE).all()
     assert scene.slots.free == SLOTS
 
@@ -252,7 +251,7 @@ def test_a_duplicate_segment_and_a_duplicate_digest_are_dropped_and_counted() ->
         scene.arrive(0)
         scene.announce(0)
     scene.settle()
-    assert scene.refused == {"duplicate_segment": 1, "duplicate_digest": 1}
+    assert scene.refused.counts == {"duplicate_segment": 1, "duplicate_digest": 1}
     assert len(scene.transport.discarded) == 1
     assert scene.incoming.landing.failure is None
 
@@ -260,7 +259,7 @@ def test_a_duplicate_segment_and_a_duplicate_digest_are_dropped_and_counted() ->
 def test_a_digest_of_a_segment_that_does_not_exist_is_counted() -> None:
     scene = Scene()
     scene.hear(SegmentDigest(99, 1, b"", "fake"))
-    assert scene.refused == {"unknown_segment": 1}
+    assert scene.refused.counts == {"unknown_segment": 1}
 
 
 @pytest.mark.parametrize("digest", [b"", bytes(7), bytes(16)])
@@ -269,7 +268,7 @@ def test_a_digest_of_another_length_than_the_segments_ends_the_landing(digest: b
     scene.arrive(0)
     scene.hear(SegmentDigest(0, len(scene.bytes_of(0)), digest, "fake"))
     scene.settle()
-    assert scene.refused == {"wrong_size": 1} and scene.endings == [scene.incoming.landing]
+    assert scene.refused.counts == {"wrong_size": 1} and scene.endings == [scene.incoming.landing]
     assert (scene.array == STALE).all()
 
 
@@ -280,7 +279,7 @@ def test_a_digest_that_somebody_else_sealed_is_counted_and_changes_nothing() -> 
         scene.arrive(index)
         scene.announce(index)
     scene.settle()
-    assert scene.refused == {"wrong_mac": len(scene.tiles)}
+    assert scene.refused.counts == {"wrong_mac": len(scene.tiles)}
     assert (scene.array == scene.right).all()
 
 

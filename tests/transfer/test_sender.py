@@ -1,7 +1,5 @@
 """The sender over a transport that completes when the test says so."""
 
-from collections import Counter
-
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,6 +15,7 @@ from transfer.segments import Tile, plan_layerwise
 from transfer.sender import Outgoing, Sender
 from transfer.slots import SlotPool
 from transfer.tags import segment_of
+from transfer.tally import Tally
 from transfer.ticket import SegmentDigest
 
 LAYERS, BLOCKS, PIECE = 4, 6, 50
@@ -34,10 +33,10 @@ class Scene:
         self.transport = FakeTransport()
         self.array = np.random.default_rng(0).integers(0, 256, (LAYERS, BLOCKS, PIECE), np.uint8)
         self.slots = SlotPool(SLOTS)
-        self.sent_bytes: Counter[str] = Counter()
+        self.sent_bytes = Tally()
         staging = [np.zeros(SLOT, np.uint8) for _ in range(SLOTS)]
         self.memory = memory(self.array)
-        mailbox = Mailbox(self.transport, Counter())
+        mailbox = Mailbox(self.transport, Tally())
         self.sender = Sender(self.transport, mailbox, self.memory, self.slots, staging, self.sent_bytes)
         self.tiles = plan_layerwise(LAYERS, BLOCKS, PIECE, SLOT)
         self.endings: list[Outgoing] = []
@@ -133,7 +132,7 @@ def test_each_segment_is_announced_with_the_digest_of_what_lies_in_its_slot() ->
     digest = segment_digest(send.buffer, len(send.buffer), SECRET)
     assert scene.announced == [SegmentDigest(0, len(send.buffer), digest, "fake")]
     scene.settle()
-    assert scene.sent_bytes == {"fake": scene.array.nbytes} and scene.outgoing.push.error is None
+    assert scene.sent_bytes.counts == {"fake": scene.array.nbytes} and scene.outgoing.push.error is None
 
 
 def test_a_segment_is_sent_when_it_is_gathered_and_the_next_is_gathered_meanwhile() -> None:

@@ -1,6 +1,5 @@
 """A worker's fetches from stores: one message asks, an answer and the blocks come back."""
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +15,7 @@ from transfer.receiver import Incoming, Receiver
 from transfer.seal import WRONG_MAC, Kind, unseal
 from transfer.segments import plan_whole
 from transfer.tags import LOOKUP_TAG, draw_tags, landing_behind, landing_tags
+from transfer.tally import Tally
 from transfer.ticket import StoreSession
 from transfer.transport import Arrival, Transport
 
@@ -60,7 +60,7 @@ class Fetcher:
         memory: KvMemory,
         config: TransferConfig,
         clock: Callable[[], float],
-        refused: Counter[str],
+        refused: Tally,
         emit: Callable[[Fetched], None],
     ) -> None:
         self._transport = transport
@@ -162,9 +162,9 @@ class Fetcher:
             return
         answer = unseal(Kind.ANSWER, fetch.session.store.session_key, sealed, Answer)
         if answer is None:
-            self._refused[WRONG_MAC] += 1
+            self._refused.add(WRONG_MAC)
         elif answer.lookup != fetch.sequence or fetch.incoming is not None:
-            self._refused[REPLAYED_MESSAGE] += 1
+            self._refused.add(REPLAYED_MESSAGE)
         else:
             self._begin_landing(fetch, answer)
 
@@ -174,7 +174,7 @@ class Fetcher:
         elif not 0 < answer.matched <= len(fetch.blocks) or (
             not self._memory.piece_bytes <= answer.segment_bytes <= self._segment_bytes
         ):
-            self._refused[WRONG_SIZE] += 1
+            self._refused.add(WRONG_SIZE)
             self._end(fetch, 0, 0, "the store's answer does not fit what was asked")
         else:
             fetch.incoming = self._incoming(fetch, answer)

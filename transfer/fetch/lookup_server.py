@@ -1,6 +1,5 @@
 """The store's side of fetches: lookups are checked, matched, answered, and their blocks pushed."""
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -26,6 +25,7 @@ from transfer.seal import WRONG_MAC, Kind, seal, unseal
 from transfer.segments import plan_whole
 from transfer.sender import Outgoing, Sender
 from transfer.tags import LOOKUP_TAG, are_of_a_landing, landing_behind
+from transfer.tally import Tally
 from transfer.transport import Arrival, Transport
 
 UNKNOWN_SESSION = "unknown_session"
@@ -62,7 +62,7 @@ class LookupServer:
         config: TransferConfig,
         handler: LookupHandler,
         clock: Callable[[], float],
-        refused: Counter[str],
+        refused: Tally,
     ) -> None:
         self._transport = transport
         self._mailbox = mailbox
@@ -106,15 +106,15 @@ class LookupServer:
         session_id, sealed = split_lookup_message(message) or (None, b"")
         session = self._sessions.get(session_id) if session_id is not None else None
         if session is None:
-            self._refused[UNKNOWN_SESSION] += 1
+            self._refused.add(UNKNOWN_SESSION)
             return
         lookup = unseal(Kind.LOOKUP, session.key, sealed, Lookup)
         if lookup is None:
-            self._refused[WRONG_MAC] += 1
+            self._refused.add(WRONG_MAC)
         elif not session.taken.take(lookup.sequence):
-            self._refused[REPLAYED_MESSAGE] += 1
+            self._refused.add(REPLAYED_MESSAGE)
         elif not self._fits(lookup):
-            self._refused[WRONG_SIZE] += 1
+            self._refused.add(WRONG_SIZE)
             self._answer(session, lookup, [])
         else:
             self._answer(session, lookup, self._handler.match(session.session_id, split_hashes(lookup.hashes)))
