@@ -14,7 +14,7 @@ from rich.console import Console
 from bench import arrivals, plot, report, workload
 from bench.client import Clock, LoadClient, Target
 from bench.grpc_client import GrpcClient
-from bench.openai_client import OpenAIClient
+from bench.openai_client import OpenAILoadClient
 from bench.options import DEFAULT_REQUESTS, LoadOptions
 from bench.records import RequestRecord
 from bench.report import Report
@@ -56,7 +56,7 @@ def run_load(options: LoadOptions) -> Report:
 
 async def load(options: LoadOptions) -> Report:
     """The same, on the loop that runs."""
-    client: LoadClient = GrpcClient(options) if options.grpc else OpenAIClient(options)
+    client: LoadClient = GrpcClient(options) if options.grpc else OpenAILoadClient(options)
     try:
         target = await client.discover()
         counted = plan(options, target)

@@ -1,17 +1,16 @@
 """One streamed chat, over gRPC or over OpenAI HTTP, with its timings."""
 
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
 import grpc
-import httpx
 from deepmesh.v1 import gateway_pb2, gateway_pb2_grpc
 
-from mesh.errors import EndpointUnavailable
 from mesh.failures import from_rpc_error
+from mesh.openai_client import OpenAIClient
 
 # Text of the answer, or of the reasoning before it (True), as it arrives.
 Show = Callable[[str, bool], None]
@@ -77,43 +76,26 @@ async def stream_grpc(
         call.cancel()
 
 
-async def stream_http(url: str, body: Mapping[str, Any], answer: Answer, show: Show) -> None:
-    """The same over OpenAI HTTP: POST `body` to `url`/chat/completions. Raises EndpointUnavailable."""
-    streamed = {**body, "stream": True, "stream_options": {"include_usage": True}}
+async def stream_http(client: OpenAIClient, body: Mapping[str, Any], answer: Answer, show: Show) -> None:
+    """The same over OpenAI's HTTP API: `body` is a chat completion's. Raises EndpointUnavailable."""
     answer.asked()
-    try:
-        async with (
-            httpx.AsyncClient(timeout=None, trust_env=False) as client,
-            client.stream("POST", f"{url}/chat/completions", json=streamed) as response,
-        ):
-            if response.is_error:
-                raise EndpointUnavailable(f"{url} answered {response.status_code}: {(await response.aread()).decode()}")
-            async for line in response.aiter_lines():
-                if line.startswith("data:") and line != "data: [DONE]":
-                    _take_chunk(answer, json.loads(line.removeprefix("data:")), show)
-    except httpx.HTTPError as error:
-        raise EndpointUnavailable(f"{url} does not answer: {error}") from error
+    async with aclosing(client.stream("chat/completions", body)) as chunks:
+        async for chunk in chunks:
+            for choice in chunk.choices:
+                if choice.content or choice.reasoning:
+                    answer.arrived()
+                answer.text += choice.content
+                show(choice.reasoning, True)
+                show(choice.content, False)
+            if chunk.usage is not None:
+                answer.prompt_tokens = chunk.usage.prompt_tokens
+                answer.completion_tokens = chunk.usage.completion_tokens
+                answer.cached_tokens = chunk.usage.cached_tokens or 0
 
 
 def chat_prompt(messages: Sequence[Mapping[str, str]]) -> gateway_pb2.Prompt:
     """OpenAI's messages as a gRPC prompt."""
     return gateway_pb2.Prompt(chat=gateway_pb2.Chat(messages=[gateway_pb2.ChatMessage(**each) for each in messages]))
-
-
-def _take_chunk(answer: Answer, chunk: Mapping[str, Any], show: Show) -> None:
-    if "error" in chunk:
-        raise EndpointUnavailable(f"the answer broke off: {chunk['error'].get('message')}")
-    for choice in chunk.get("choices", ()):
-        text, reasoning = choice["delta"].get("content") or "", choice["delta"].get("reasoning_content") or ""
-        if text or reasoning:
-            answer.arrived()
-        answer.text += text
-        show(reasoning, True)
-        show(text, False)
-    if usage := chunk.get("usage"):
-        answer.prompt_tokens = usage["prompt_tokens"]
-        answer.completion_tokens = usage["completion_tokens"]
-        answer.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
 
 
 def _take_usage(answer: Answer, usage: Any) -> None:

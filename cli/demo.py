@@ -26,6 +26,7 @@ from cli.make_checkpoint import make_checkpoint
 from cli.status import bytes_by_transport
 from cli.terminal import make_console, show_on
 from mesh.channel import open_channel
+from mesh.openai_client import OpenAIClient
 from mesh.ports import free_port
 from mesh.signals import until_signal
 
@@ -180,7 +181,8 @@ class _Demonstration:
 
     async def _ask_http(self, model: str, messages: Messages, answer: Answer, show: Show) -> None:
         body = {"model": model, "messages": messages, "max_tokens": self._max_tokens, "temperature": 0}
-        await stream_http(f"http://{HOST}:{self._plan.http_port}/v1", body, answer, show)
+        async with OpenAIClient(f"http://{HOST}:{self._plan.http_port}/v1", None, timeout_s=None) as client:
+            await stream_http(client, body, answer, show)
 
 
 def answers_table(rows: Sequence[Row]) -> Table:

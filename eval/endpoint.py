@@ -2,20 +2,22 @@
 
 import asyncio
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-import httpx
 import msgspec
 
-from mesh.errors import EndpointUnavailable, InvalidRequest, MeshError, UnknownModel
+from mesh.errors import AnswerBroken, EndpointRefused, EndpointUnavailable, InvalidRequest
+from mesh.openai_client import OpenAIClient, Usage
 
 # The endpoint is full or restarts: worth waiting for.
 BUSY = (429, 502, 503, 504)
+# The endpoint understood this request, and refuses it.
+REFUSED = (400, 413, 422)
 FIRST_DELAY_SECONDS = 0.5
 LONGEST_DELAY_SECONDS = 30.0
-SHOWN_CHARACTERS = 300
 
 
 @dataclass(frozen=True)
@@ -50,14 +52,9 @@ class _ChatChoice(msgspec.Struct):
     finish_reason: str | None = None
 
 
-class _Usage(msgspec.Struct):
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-
-
 class _Chat(msgspec.Struct):
     choices: list[_ChatChoice]
-    usage: _Usage = msgspec.field(default_factory=_Usage)
+    usage: Usage = msgspec.field(default_factory=Usage)
 
 
 class _Logprobs(msgspec.Struct):
@@ -71,23 +68,7 @@ class _TextChoice(msgspec.Struct):
 
 class _Text(msgspec.Struct):
     choices: list[_TextChoice]
-    usage: _Usage = msgspec.field(default_factory=_Usage)
-
-
-class _Model(msgspec.Struct):
-    id: str
-
-
-class _Models(msgspec.Struct):
-    data: list[_Model]
-
-
-class _ErrorDetail(msgspec.Struct):
-    message: str
-
-
-class _Error(msgspec.Struct):
-    error: _ErrorDetail
+    usage: Usage = msgspec.field(default_factory=Usage)
 
 
 AnswerT = TypeVar("AnswerT")
@@ -100,13 +81,9 @@ class Endpoint:
     """
 
     def __init__(self, url: str, model: str | None, api_key: str | None, timeout_s: float) -> None:
-        self._url = url.rstrip("/")
+        self._client = OpenAIClient(url, api_key, timeout_s)
         self._model = model
         self._timeout_s = timeout_s
-        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-        # A proxy of the environment is not part of what is judged.
-        self._http = httpx.AsyncClient(headers=headers, limits=limits, timeout=timeout_s, trust_env=False)
 
     async def __aenter__(self) -> Self:
         return self
@@ -114,17 +91,12 @@ class Endpoint:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._http.aclose()
+        await self._client.close()
 
     async def choose_model(self) -> str:
-        """The model to ask. Raises EndpointUnavailable, or UnknownModel where it is not served."""
-        models = self._decode(await self._call("GET", "models", None, patience_s=0.0), _Models).data
-        found = next((model.id for model in models if self._model in (None, model.id)), None)
-        if found is None:
-            names = ", ".join(model.id for model in models) or "none"
-            raise UnknownModel(f"{self._url} does not serve model {self._model!r}; it serves: {names}")
-        self._model = found
-        return found
+        """The model to ask. Raises EndpointUnavailable, or UnknownModel if it is not served."""
+        self._model = (await self._client.find_model(self._model)).id
+        return self._model
 
     async def chat(self, prompt: str, max_tokens: int, sampling: Sampling) -> Completion:
         """The whole answer to one user message. Raises InvalidRequest where the endpoint refuses this request,
@@ -137,9 +109,9 @@ class Endpoint:
             "top_p": sampling.top_p,
             "seed": sampling.seed,
         }
-        answer = self._decode(await self._call("POST", "chat/completions", body, self._timeout_s), _Chat)
+        answer = await self._ask("chat/completions", body, _Chat)
         if not answer.choices:
-            raise EndpointUnavailable(f"{self._url} answered without a choice")
+            raise EndpointUnavailable(f"{self._client.url} answered without a choice")
         choice = answer.choices[0]
         return Completion(
             content=choice.message.content or "",
@@ -154,7 +126,7 @@ class Endpoint:
         them; None where it does not."""
         body = {"model": self._model, "prompt": text, "max_tokens": 1, "echo": True, "logprobs": 1, "temperature": 0}
         try:
-            answer = self._decode(await self._call("POST", "completions", body, self._timeout_s), _Text)
+            answer = await self._ask("completions", body, _Text)
         except InvalidRequest:
             return None
         choice = answer.choices[0] if answer.choices else None
@@ -166,46 +138,25 @@ class Endpoint:
         # The first token has nothing before it.
         return [logprob for logprob in prompt_logprobs if logprob is not None]
 
-    async def _call(self, method: str, path: str, body: dict[str, Any] | None, patience_s: float) -> httpx.Response:
-        """Try again while the endpoint is busy, ever later, for `patience_s` in all."""
+    async def _ask(self, path: str, body: Mapping[str, Any], kind: type[AnswerT]) -> AnswerT:
+        """Ask again while the endpoint is busy or does not answer, ever later, for `timeout_s` in all."""
         began, delay = time.monotonic(), FIRST_DELAY_SECONDS
         while True:
             try:
-                response = await self._http.request(method, f"{self._url}/{path}", json=body)
-            except (httpx.HTTPError, httpx.InvalidURL) as error:
-                failure, asked = f"{type(error).__name__}: {error}", 0.0
-            else:
-                if response.status_code not in BUSY:
-                    return self._checked(response)
-                failure, asked = _complaint(response), _retry_after(response)
+                return await self._client.request("POST", path, kind, body)
+            except EndpointRefused as error:
+                if error.status in REFUSED:
+                    raise InvalidRequest(error.message) from error
+                if error.status not in BUSY:
+                    raise
+                failure: EndpointUnavailable = error
+                asked = (error.retry_after_ms or 0) / 1000
+            except AnswerBroken:
+                raise
+            except EndpointUnavailable as error:
+                failure, asked = error, 0.0
             wait = min(max(asked, delay), LONGEST_DELAY_SECONDS)
-            if time.monotonic() + wait - began > patience_s:
-                raise EndpointUnavailable(f"{self._url}/{path} does not answer: {failure}")
+            if time.monotonic() + wait - began > self._timeout_s:
+                raise EndpointUnavailable(f"given up after {self._timeout_s:g} s: {failure.message}") from failure
             await asyncio.sleep(wait)
             delay *= 2
-
-    def _checked(self, response: httpx.Response) -> httpx.Response:
-        if response.is_success:
-            return response
-        error: type[MeshError] = InvalidRequest if response.status_code in (400, 413, 422) else EndpointUnavailable
-        raise error(f"{response.url} answered {response.status_code}: {_complaint(response)}")
-
-    def _decode(self, response: httpx.Response, kind: type[AnswerT]) -> AnswerT:
-        try:
-            return msgspec.json.decode(response.content, type=kind)
-        except msgspec.DecodeError as error:
-            raise EndpointUnavailable(f"{response.url} does not answer as an OpenAI API does: {error}") from error
-
-
-def _complaint(response: httpx.Response) -> str:
-    """What the endpoint says is wrong."""
-    try:
-        return msgspec.json.decode(response.content, type=_Error).error.message
-    except msgspec.DecodeError:
-        return response.text[:SHOWN_CHARACTERS]
-
-
-def _retry_after(response: httpx.Response) -> float:
-    """Seconds; 0 where the endpoint does not say, or names a date."""
-    value = response.headers.get("retry-after", "")
-    return float(value) if value.isdigit() else 0.0

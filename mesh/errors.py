@@ -155,6 +155,28 @@ class EndpointUnavailable(MeshError):
     reason = "ENDPOINT_UNAVAILABLE"
 
 
+class EndpointRefused(EndpointUnavailable):
+    """An HTTP endpoint answered with the status of an error."""
+
+    reason = "ENDPOINT_REFUSED"
+
+    def __init__(self, message: str, *, status: int, retry_after_ms: int | None = None) -> None:
+        super().__init__(message, metadata={"status": str(status)}, retry_after_ms=retry_after_ms)
+        self.status = status
+
+
+class AnswerBroken(EndpointUnavailable):
+    """An endpoint's answer is malformed, or tells of an error after it has begun."""
+
+    reason = "ANSWER_BROKEN"
+
+
+class AnswerIncomplete(AnswerBroken):
+    """A streamed answer ended without saying that it was complete."""
+
+    reason = "ANSWER_INCOMPLETE"
+
+
 class ShuttingDown(MeshError):
     """The service is stopping."""
 

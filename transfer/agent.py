@@ -39,7 +39,8 @@ class TransferAgent:
         lookups: LookupHandler | None = None,
         rank: int = 0,
     ) -> None:
-        """`lookups` makes it a store; `rank` is a rank's number in its worker. `wake` is called, from the transfer thread, when `events` has something new.
+        """`lookups` makes it a store; `rank` is a rank's number in its worker. The transfer thread calls `wake` when
+        `events` has something new.
 
         Raises ConfigError where UCX is missing or does not start, where its transports cannot reach the memory, or
         where a slot does not hold one block of one layer.

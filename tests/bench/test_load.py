@@ -195,7 +195,7 @@ async def test_refusals_over_http_are_counted_by_status() -> None:
 
 
 async def test_a_stream_that_breaks_off_is_an_error() -> None:
-    assert (await run_http(TinyOpenAI(cut_after=2))).summary.errors == {"incomplete": 20}
+    assert (await run_http(TinyOpenAI(cut_after=2))).summary.errors == {"answer_incomplete": 20}
 
 
 async def test_an_answer_that_takes_too_long_is_a_timeout() -> None:

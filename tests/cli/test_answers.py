@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from cli.answers import Answer, stream_http
+from cli.answers import Answer, Show, stream_http
 from mesh.errors import EndpointUnavailable
+from mesh.openai_client import OpenAIClient
 
 
 @asynccontextmanager
@@ -30,6 +31,11 @@ async def http_answer(status: str, body: str) -> AsyncIterator[tuple[str, list[b
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1", requests
 
 
+async def ask(url: str, answer: Answer, show: Show = lambda text, reasoning: None) -> None:
+    async with OpenAIClient(url, None, timeout_s=10.0) as client:
+        await stream_http(client, {"model": "m"}, answer, show)
+
+
 def events(*chunks: dict[str, Any]) -> str:
     return "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
 
@@ -48,7 +54,7 @@ async def test_an_http_answer_streams_its_text_reasoning_and_usage() -> None:
     )
     answer = Answer()
     async with http_answer("200 OK", body) as (url, requests):
-        await stream_http(url, {"model": "m"}, answer, lambda text, reasoning: shown.append((text, reasoning)))
+        await ask(url, answer, lambda text, reasoning: shown.append((text, reasoning)))
     assert [each for each in shown if each[0]] == [("hm", True), ("Hi", False)]
     assert (answer.text, answer.prompt_tokens, answer.cached_tokens, answer.completion_tokens) == ("Hi", 9, 4, 2)
     asked = json.loads(requests[0])
@@ -58,19 +64,19 @@ async def test_an_http_answer_streams_its_text_reasoning_and_usage() -> None:
 async def test_an_http_refusal_shows_status_and_reason() -> None:
     async with http_answer("429 Too Many Requests", '{"error": {"message": "full"}}') as (url, _):
         with pytest.raises(EndpointUnavailable, match=r"answered 429: .*full"):
-            await stream_http(url, {}, Answer(), lambda text, reasoning: None)
+            await ask(url, Answer())
 
 
 async def test_an_error_inside_the_stream_is_raised() -> None:
     body = events(delta(content="Hi"), {"error": {"message": "the worker was lost"}})
     async with http_answer("200 OK", body) as (url, _):
         with pytest.raises(EndpointUnavailable, match="the worker was lost"):
-            await stream_http(url, {}, Answer(), lambda text, reasoning: None)
+            await ask(url, Answer())
 
 
 async def test_nobody_listening_is_one_clear_error() -> None:
-    with pytest.raises(EndpointUnavailable, match=r"http://127\.0\.0\.1:1/v1 does not answer"):
-        await stream_http("http://127.0.0.1:1/v1", {}, Answer(), lambda text, reasoning: None)
+    with pytest.raises(EndpointUnavailable, match=r"http://127\.0\.0\.1:1/v1/chat/completions does not answer"):
+        await ask("http://127.0.0.1:1/v1", Answer())
 
 
 def test_no_text_has_no_times() -> None:
