@@ -47,7 +47,7 @@ class ModelConfig:
     vocab_size: int
     hidden_size: int
     num_hidden_layers: int
-    # MTP modules; their weights follow the last layer's as layers of their own.
+    # MTP modules; their weights follow the last layer's as layers of their own. They are not computed.
     num_nextn_predict_layers: int
     num_attention_heads: int
     # None where queries are projected directly.
@@ -85,7 +85,13 @@ class ModelConfig:
 
     @property
     def kv_layers(self) -> int:
-        return self.num_hidden_layers + self.num_nextn_predict_layers
+        """Layers that write KV: those that are computed."""
+        return self.num_hidden_layers
+
+    @property
+    def unused_layers(self) -> range:
+        """Layers of the checkpoint that are not computed."""
+        return range(self.num_hidden_layers, self.num_hidden_layers + self.num_nextn_predict_layers)
 
     @property
     def softmax_scale(self) -> float:
@@ -93,8 +99,8 @@ class ModelConfig:
         return scale * self.yarn.softmax_scale if self.yarn else scale
 
     def is_dense(self, layer: int) -> bool:
-        """Whether a layer has one feed-forward instead of experts; MTP modules always have experts."""
-        return layer < min(self.first_k_dense_replace, self.num_hidden_layers)
+        """Whether a layer has one feed-forward instead of experts."""
+        return layer < self.first_k_dense_replace
 
 
 def read_model_config(model_dir: Path) -> ModelConfig:

@@ -1,4 +1,4 @@
-"""Decoder layers, and the MTP modules that follow them in a checkpoint."""
+"""Decoder layers."""
 
 import torch
 
@@ -41,26 +41,3 @@ class DecoderLayer:
         quantized = self.feed_forward.quantized
         hidden = add_and_normalize(attended, residual, self.middle_norm, self.epsilon, quantized=quantized)
         return self.feed_forward.forward(hidden)
-
-
-class MtpModule:
-    """One multi-token prediction module's weights (DeepSeek-V3, 2024, section 2.2), as published beside the layers."""
-
-    def __init__(self, config: ModelConfig, index: int, allocate: Allocator) -> None:
-        hidden = config.hidden_size
-        self.embedding = allocate(config.vocab_size, hidden)
-        self.embedding_norm = allocate(hidden)
-        self.hidden_norm = allocate(hidden)
-        self.merge = allocate(hidden, 2 * hidden)
-        self.layer = DecoderLayer(config, index, allocate)
-        self.head_norm = allocate(hidden)
-        self.head = allocate(config.vocab_size, hidden)
-
-    def parameters(self, prefix: str) -> NamedParameters:
-        yield f"{prefix}.embed_tokens.weight", self.embedding
-        yield f"{prefix}.enorm.weight", self.embedding_norm
-        yield f"{prefix}.hnorm.weight", self.hidden_norm
-        yield f"{prefix}.eh_proj.weight", self.merge
-        yield from self.layer.parameters(prefix)
-        yield f"{prefix}.shared_head.norm.weight", self.head_norm
-        yield f"{prefix}.shared_head.head.weight", self.head

@@ -7,7 +7,7 @@ from torch.nn import functional
 
 from engine.model.config import ModelConfig
 from engine.model.context import ForwardContext
-from engine.model.layers import DecoderLayer, MtpModule
+from engine.model.layers import DecoderLayer
 from engine.model.parameters import Allocator, NamedParameters
 from kernels.linear import linear
 from kernels.norm import Delta, add_rms_norm
@@ -27,9 +27,6 @@ class Model:
         self.layers = [DecoderLayer(config, index, allocate) for index in range(config.num_hidden_layers)]
         self.norm = allocate(config.hidden_size)
         self.head = allocate(config.vocab_size, config.hidden_size)
-        self.mtp_modules = [
-            MtpModule(config, index, allocate) for index in range(config.num_hidden_layers, config.kv_layers)
-        ]
 
     def parameters(self) -> NamedParameters:
         yield "model.embed_tokens.weight", self.embedding
@@ -37,8 +34,6 @@ class Model:
             yield from layer.parameters(f"model.layers.{index}")
         yield "model.norm.weight", self.norm
         yield "lm_head.weight", self.head
-        for index, module in enumerate(self.mtp_modules, start=len(self.layers)):
-            yield from module.parameters(f"model.layers.{index}")
 
     def forward(self, context: ForwardContext, on_layers: Callable[[int], None] | None = None) -> torch.Tensor:
         """Write the KV of every token; return logits [rows, vocabulary] of the tokens in `context.sampled`.

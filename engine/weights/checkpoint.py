@@ -24,15 +24,16 @@ STAGING_BYTES = 16 << 20
 NAMES_SHOWN = 5
 
 
-def load_weights(shards: Shards, parameters: Mapping[str, torch.Tensor]) -> None:
+def load_weights(shards: Shards, parameters: Mapping[str, torch.Tensor], unused: tuple[str, ...] = ()) -> None:
     """Fill every parameter from the tensor of its name, converting to its dtype; FP8 blocks are dequantized, unless the
     parameter is FP8 too.
 
     Parameters may be views (a part of a fused matrix, or several, as `NamedParameters` has them). Those on the CPU that
     are contiguous and of the file's dtype are read in place; peak memory is the parameters plus 16 MiB, and the largest
-    matrix in parts. Raises CheckpointError where a tensor is missing, has the wrong shape, or is not expected.
+    matrix in parts. unused: prefixes of tensors that may be there and are not read. Raises CheckpointError where a
+    tensor is missing, has the wrong shape, or is not expected.
     """
-    _check_names(shards, parameters)
+    _check_names(shards, parameters, unused)
     for name, parameter in parameters.items():
         _check_shape(shards.entries[name], published_shape(parameter))
         if parameter.dtype == torch.float8_e4m3fn and not _is_fp8(shards.entries[name]):
@@ -45,11 +46,13 @@ def load_weights(shards: Shards, parameters: Mapping[str, torch.Tensor]) -> None
             progress.advance(task, entry.size_bytes)
 
 
-def _check_names(shards: Shards, parameters: Mapping[str, torch.Tensor]) -> None:
+def _check_names(shards: Shards, parameters: Mapping[str, torch.Tensor], unused: tuple[str, ...]) -> None:
     missing = [name for name in parameters if name not in shards.entries]
     if missing:
         raise CheckpointError(f"the checkpoint lacks {_some(missing)}")
-    unexpected = [name for name in shards.entries if not _is_expected(name, shards, parameters)]
+    unexpected = [
+        name for name in shards.entries if not name.startswith(unused) and not _is_expected(name, shards, parameters)
+    ]
     if unexpected:
         raise CheckpointError(f"the checkpoint holds tensors that config.json does not describe: {_some(unexpected)}")
 

@@ -20,7 +20,7 @@ def test_a_backend_tells_what_it_serves(tmp_path: Path) -> None:
     backend = model_backend(tiny_checkpoint(tmp_path / "mini"), total_blocks=100)
     assert (backend.model, backend.vocabulary_size, backend.total_blocks) == ("mini", 320, 100)
     assert (backend.context_tokens, backend.eos_token_ids) == (4096, {1})
-    assert (backend.namespace.layers, backend.namespace.dtype) == (4, "float32")
+    assert (backend.namespace.layers, backend.namespace.dtype) == (3, "float32")
 
 
 def test_a_configured_name_and_context_win(tmp_path: Path) -> None:
@@ -167,8 +167,7 @@ def test_a_backend_on_cpu_tells_of_every_layer_as_it_is_written(tmp_path: Path) 
         seen.append((layers, written))
 
     backend.launch(Batch(0, [Row(random_prompt(64), 0, [2], None)], look))
-    # The last of the pool's layers is the MTP module's.
-    assert seen == [(count, [layer < count for layer in range(4)]) for count in (1, 2, 3)]
+    assert seen == [(count, [layer < count for layer in range(3)]) for count in (1, 2, 3)]
 
 
 def test_workers_that_share_a_gpu_stay_within_it_together() -> None:

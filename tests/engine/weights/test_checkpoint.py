@@ -10,6 +10,7 @@ import torch
 from engine.model.config import read_model_config
 from engine.model.model import Model
 from engine.model.parameters import published_shape
+from engine.model.state import make_state
 from engine.weights.checkpoint import load_weights
 from engine.weights.loading import load_model
 from engine.weights.shards import open_shards, weights_fingerprint
@@ -41,14 +42,14 @@ def without(prefix: str) -> Callable[[dict[str, torch.Tensor]], None]:
 
 @pytest.mark.parametrize("stored", ["bfloat16", "float16", "float32"])
 def test_every_tensor_arrives_in_the_models_dtype(tmp_path: Path, stored: str) -> None:
-    expected = read_tensors(tiny_checkpoint(tmp_path, dtype=stored))
+    expected = read_tensors(tiny_checkpoint(tmp_path, dtype=stored, num_nextn_predict_layers=0))
     found = loaded(tmp_path)
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], expected[name].float()) for name in expected)
 
 
 def test_a_bfloat16_model_keeps_the_gate_in_float32(tmp_path: Path) -> None:
-    expected = read_tensors(tiny_checkpoint(tmp_path, dtype="bfloat16"))
+    expected = read_tensors(tiny_checkpoint(tmp_path, dtype="bfloat16", num_nextn_predict_layers=0))
     found = loaded(tmp_path, torch.bfloat16)
     assert found[GATE].dtype == torch.float32
     assert found["lm_head.weight"].dtype == torch.bfloat16
@@ -76,17 +77,18 @@ def test_a_single_file_needs_no_index(tmp_path: Path) -> None:
     assert torch.equal(loaded(tmp_path)[GATE], expected[GATE])
 
 
-def test_mtp_modules_are_loaded(tmp_path: Path) -> None:
-    expected = read_tensors(tiny_checkpoint(tmp_path, num_nextn_predict_layers=2))
+def test_mtp_modules_are_neither_loaded_nor_given_kv(tmp_path: Path) -> None:
+    published = read_tensors(tiny_checkpoint(tmp_path, num_nextn_predict_layers=2))
+    assert "model.layers.4.eh_proj.weight" in published
     model = load_model(tmp_path, torch.float32, CPU)
-    assert [module.layer.attention.index for module in model.mtp_modules] == [3, 4]
-    assert torch.equal(model.mtp_modules[1].merge, expected["model.layers.4.eh_proj.weight"])
+    assert {name.split(".")[2] for name, _ in model.parameters() if ".layers." in name} == {"0", "1", "2"}
+    state = make_state(model, blocks=4, positions=64, rows=1, kv_dtype=torch.float32)
+    assert len(state.kv_pool) == model.config.kv_layers == 3
 
 
-def test_a_checkpoint_whose_mtp_weights_were_dropped_has_no_modules(tmp_path: Path) -> None:
+def test_mtp_weights_may_be_missing(tmp_path: Path) -> None:
     rewrite_as_one_file(tiny_checkpoint(tmp_path), without("model.layers.3."))
-    model = load_model(tmp_path, torch.float32, CPU)
-    assert model.mtp_modules == [] and model.config.kv_layers == 3
+    assert load_model(tmp_path, torch.float32, CPU).config.kv_layers == 3
 
 
 def test_a_missing_shard_is_named(tmp_path: Path) -> None:
@@ -179,7 +181,7 @@ def test_the_fingerprint_depends_on_weights_and_configuration_but_not_on_the_fil
 
 
 def test_parameters_may_have_any_strides(tmp_path: Path) -> None:
-    expected = read_tensors(tiny_checkpoint(tmp_path))
+    expected = read_tensors(tiny_checkpoint(tmp_path, num_nextn_predict_layers=0))
     model = Model(read_model_config(tmp_path), dtype=torch.float32, device=CPU)
     target = torch.empty(expected[GATE].shape[::-1]).t()
     with open_shards(tmp_path) as shards:
@@ -201,7 +203,9 @@ print(peak() - before)
 
 
 def test_loading_peaks_under_one_and_a_fifth_of_the_checkpoints_size(tmp_path: Path) -> None:
-    tiny_checkpoint(tmp_path, dtype="bfloat16", hidden_size=1024, moe_intermediate_size=1024)
+    tiny_checkpoint(
+        tmp_path, dtype="bfloat16", hidden_size=1024, moe_intermediate_size=1024, num_nextn_predict_layers=0
+    )
     size = sum(path.stat().st_size for path in tmp_path.glob("*.safetensors"))
     assert size > 100 << 20
     output = subprocess.run([sys.executable, "-c", PEAK, tmp_path], capture_output=True, text=True, check=True).stdout
