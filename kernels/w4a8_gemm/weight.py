@@ -1,0 +1,119 @@
+"""The experts' INT4 matrices, in the order in which the threads of a warpgroup take them."""
+
+from dataclasses import dataclass
+
+import torch
+
+# Inputs that share a scale.
+GROUP = 128
+# Outputs and bytes of a tile, which holds one group of inputs: two weights a byte, then a bfloat16 scale an output.
+TILE_OUTPUTS = 64
+WEIGHT_BYTES = TILE_OUTPUTS * GROUP // 2
+TILE_BYTES = WEIGHT_BYTES + TILE_OUTPUTS * 2
+
+# A tile's outputs as a warpgroup's product has them: warps of 16, of which a thread holds two that are 8 apart.
+OUTPUT_SPLIT = (4, 2, 8)
+# A tile's inputs likewise: two loads of 16 bytes a thread, each for two products of 32 inputs, of whose two halves a
+# thread holds 4 inputs each; 4 threads hold the 16 of a half.
+INPUT_SPLIT = (2, 2, 2, 4, 4)
+
+
+@dataclass(frozen=True, slots=True)
+class Int4Experts:
+    """w ~ integers in [-8, 7] * scales, each scale over one output's group of 128 inputs."""
+
+    # [experts, outputs / 64, inputs / 128, 4224] uint8, contiguous: see `pack_tiles`.
+    tiles: torch.Tensor
+    # Whether any weight is -8, which takes longer to decode. Scales of absmax / 7 leave none.
+    has_minimum: bool
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Experts, outputs, inputs."""
+        experts, outputs, groups, _ = self.tiles.shape
+        return experts, outputs * TILE_OUTPUTS, groups * GROUP
+
+
+def int4_experts(tiles: torch.Tensor) -> Int4Experts:
+    """tiles: [experts, outputs / 64, inputs / 128, 4224] uint8. Looks through them for -8; once, after loading."""
+    assert tiles.dim() == 4 and tiles.shape[-1] == TILE_BYTES
+    assert tiles.dtype == torch.uint8 and tiles.is_contiguous()
+    return Int4Experts(tiles, any(_holds_minimum(expert) for expert in tiles))
+
+
+def pack_tiles(weight: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """weight: [..., outputs, inputs / 2] int8, two signed weights a byte, the first in the low half; scales: [...,
+    outputs, inputs / 128] float32 or bfloat16; outputs a multiple of 64, inputs of 128.
+
+    Returns [..., outputs / 64, inputs / 128, 4224] uint8; a part of the outputs or inputs gives that part of the tiles.
+    Scales are rounded to bfloat16. Takes several bytes a weight meanwhile: pack expert by expert if memory is short.
+    """
+    *leading, outputs, halves = weight.shape
+    assert weight.dtype == torch.int8 and outputs % TILE_OUTPUTS == 0 and halves * 2 % GROUP == 0
+    assert scales.shape == (*leading, outputs, halves * 2 // GROUP)
+    low, high = (weight << 4) >> 4, weight >> 4
+    integers = torch.stack([low, high], dim=-1).flatten(-2)
+    return torch.cat([_pack_weights(integers), _pack_scales(scales)], dim=-1)
+
+
+def unpack_tiles(tiles: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """What `pack_tiles` packed: [..., outputs, inputs] int8, and scales [..., outputs, inputs / 128] bfloat16."""
+    codes = _codes(tiles)
+    magnitudes = torch.where(codes == 8, 8, codes & 7).to(torch.int8)
+    integers = torch.where(codes >= 8, -magnitudes, magnitudes)
+    return _from_lanes(integers), _unpack_scales(tiles)
+
+
+def _pack_weights(integers: torch.Tensor) -> torch.Tensor:
+    """[..., outputs, inputs] int8 to [..., outputs / 64, inputs / 128, 4096] uint8.
+
+    A weight's code is its sign and three bits of magnitude; -8 is what would be -0. A word holds the codes of 4 inputs
+    of two outputs that are 8 apart, so that `word & 0x87878787`, and the same of the word rotated right by 4, are four
+    e4m3 numbers each: 2^-9 times the weights, subnormal.
+    """
+    codes = _to_lanes(integers)
+    signs, magnitudes = (codes < 0).to(torch.uint8), (codes.abs() & 7).to(torch.uint8)
+    (first_sign, second_sign), (first, second) = signs.unbind(-2), magnitudes.unbind(-2)
+    packed = first_sign << 7 | second << 4 | second_sign.roll(1, dims=-1) << 3 | first
+    return packed.flatten(-7)
+
+
+def _codes(tiles: torch.Tensor) -> torch.Tensor:
+    """Signs and magnitudes, 4 bits each, in the order of `_to_lanes`."""
+    packed = tiles[..., :WEIGHT_BYTES].unflatten(-1, (INPUT_SPLIT[0], OUTPUT_SPLIT[0], OUTPUT_SPLIT[2], 4, 2, 2, 4))
+    first = packed >> 4 & 8 | packed & 7
+    second = packed.roll(-1, dims=-1) & 8 | packed >> 4 & 7
+    return torch.stack([first, second], dim=-2)
+
+
+def _holds_minimum(tiles: torch.Tensor) -> bool:
+    return bool((_codes(tiles) == 8).any())
+
+
+def _to_lanes(matrix: torch.Tensor) -> torch.Tensor:
+    """[..., outputs, inputs] to [..., tiles, groups, load, warp, thread / 4, thread % 4, product, half, of two, 4]."""
+    split = matrix.unflatten(-1, (-1, *INPUT_SPLIT)).unflatten(-7, (-1, *OUTPUT_SPLIT))
+    # From: tile, warp, of two, thread / 4, group, load, product, half, thread % 4, input.
+    at = split.dim() - 10
+    return split.permute(*range(at), *(at + axis for axis in (0, 4, 5, 1, 3, 8, 6, 7, 2, 9)))
+
+
+def _from_lanes(lanes: torch.Tensor) -> torch.Tensor:
+    at = lanes.dim() - 10
+    split = lanes.permute(*range(at), *(at + axis for axis in (0, 3, 8, 4, 1, 2, 6, 7, 5, 9)))
+    return split.flatten(-6).flatten(-5, -2)
+
+
+def _pack_scales(scales: torch.Tensor) -> torch.Tensor:
+    """[..., outputs, groups] to [..., outputs / 64, groups, 128] bytes: a thread's two scales lie in one word."""
+    split = scales.bfloat16().unflatten(-2, (-1, *OUTPUT_SPLIT))
+    at = split.dim() - 5
+    ordered = split.permute(*range(at), *(at + axis for axis in (0, 4, 1, 3, 2))).contiguous()
+    return ordered.flatten(-3).view(torch.uint8)
+
+
+def _unpack_scales(tiles: torch.Tensor) -> torch.Tensor:
+    ordered = tiles[..., WEIGHT_BYTES:].contiguous().view(torch.bfloat16)
+    split = ordered.unflatten(-1, (OUTPUT_SPLIT[0], OUTPUT_SPLIT[2], OUTPUT_SPLIT[1]))
+    at = split.dim() - 5
+    return split.permute(*range(at), *(at + axis for axis in (0, 2, 4, 3, 1))).flatten(at, -2)
