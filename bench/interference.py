@@ -30,9 +30,9 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
-from bench.model_mesh import FIRST_TOKEN, LAST_TOKEN, ModelMesh, model_mesh
-from bench.processes import pin
-from bench.timed_generation import TimedGeneration, generate
+from bench.meshes.model_mesh import FIRST_TOKEN, LAST_TOKEN, ModelMesh, model_mesh
+from bench.meshes.processes import pin
+from bench.meshes.timed_generation import TimedGeneration, generate
 
 MESHES = {"pd": 1, "ifb": 0}
 # Until every stream has its first tokens.

@@ -21,8 +21,8 @@ from deepmesh.v1 import gateway_pb2_grpc
 from rich.console import Console
 from rich.table import Table
 
-from bench.model_mesh import FIRST_TOKEN, LAST_TOKEN, model_mesh
-from bench.timed_generation import generate
+from bench.meshes.model_mesh import FIRST_TOKEN, LAST_TOKEN, model_mesh
+from bench.meshes.timed_generation import generate
 
 LAYERWISE_TOKENS = {"layerwise": 64, "whole": 1 << 20}
 # KV of a prompt that warms both workers up.

@@ -22,8 +22,8 @@ from deepmesh.v1 import gateway_pb2_grpc
 from rich.console import Console
 from rich.table import Table
 
-from bench.model_mesh import FIRST_TOKEN, LAST_TOKEN, model_mesh
-from bench.timed_generation import TimedGeneration, generate
+from bench.meshes.model_mesh import FIRST_TOKEN, LAST_TOKEN, model_mesh
+from bench.meshes.timed_generation import TimedGeneration, generate
 from mesh.blocks import BLOCK_TOKENS
 
 ENDING_TOKENS = 32

@@ -43,8 +43,8 @@ def bench(
     ] = None,
 ) -> None:
     """Send requests at their own pace, whatever becomes of those before them, and report latency and goodput."""
-    from bench.load import main
-    from bench.options import LoadOptions
+    from bench.load.options import LoadOptions
+    from bench.load.run import main
 
     values = {
         "url": url,

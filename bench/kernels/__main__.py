@@ -17,8 +17,8 @@ from rich.console import Console
 from rich.table import Table
 
 import bench.kernels
-from bench.ceilings import Ceilings, measure_ceilings
 from bench.kernels.timing import Case, time_case
+from bench.rank.ceilings import Ceilings, measure_ceilings
 
 INFRASTRUCTURE = {"__main__", "timing"}
 

@@ -1,8 +1,8 @@
 import pytest
 
-from bench.gateway_relay import judge
-from bench.relay_measurements import Saturation, StepLatency
-from bench.summary import Distribution
+from bench.gateway_relay.__main__ import judge
+from bench.gateway_relay.measurements import Saturation, StepLatency
+from bench.load.summary import Distribution
 
 
 def saturated(*rates: float) -> list[Saturation]:

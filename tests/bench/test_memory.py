@@ -1,8 +1,8 @@
 from pathlib import Path
 
-from bench.loading_peak import LoadingPeak
-from bench.memory import LoadingRow
-from bench.serving_memory import MemoryCurve, serving_memory
+from bench.memory.__main__ import LoadingRow
+from bench.memory.loading_peak import LoadingPeak
+from bench.memory.serving_memory import MemoryCurve, serving_memory
 
 
 def test_growth_counts_from_the_end_of_the_warmup() -> None:

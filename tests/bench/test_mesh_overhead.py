@@ -3,8 +3,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from bench.mesh_overhead import MeshRun, Options, Overhead, run, steady_gaps
-from bench.summary import Distribution
+from bench.load.summary import Distribution
+from bench.mesh_overhead.__main__ import MeshRun, Options, Overhead, run, steady_gaps
 from cli.launcher.composition import DEFAULT_MODEL
 
 

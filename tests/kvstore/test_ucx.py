@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from deepmesh.internal.v1 import kvstore_pb2
 
-from bench.kv_worker import KvWorker, attached, offer_all
+from bench.kv_store.worker import KvWorker, attached, offer_all
 from cli.launcher.process import Child
 from kvstore.__main__ import running_store, ucx_agents
 from kvstore.client import StoreClient

@@ -1,0 +1,1 @@
+"""The gateway beside a bare relay of the same tokens."""

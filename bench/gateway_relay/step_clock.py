@@ -1,0 +1,93 @@
+"""When steps happened, seen beside the path under test; and how much later tokens came on that path.
+
+One more stream, straight from where the steps are made, shares every step with the streams that are measured.
+"""
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import numpy as np
+from deepmesh.internal.v1 import decode_pb2, decode_pb2_grpc
+from deepmesh.v1 import common_pb2, gateway_pb2, gateway_pb2_grpc
+
+from bench.gateway_relay.token_streams import MAX_TOKENS, PROMPT_TOKENS
+from mesh.channel import open_channel
+
+STREAM_ID = 1
+
+
+def added_latencies(token_times: Sequence[float], step_times: Sequence[float]) -> list[float]:
+    """Seconds from its step to the arrival of each token, for one stream with one token a step, none left out.
+
+    The stream's first token belongs to the step that puts most tokens nearest to their own; so a token that is later
+    than the next step still counts from its own. Tokens before the first step known, or after the last, are dropped.
+    """
+    tokens, steps = np.asarray(token_times), np.asarray(step_times)
+    middles = (steps[1:] + steps[:-1]) / 2
+    nearest = np.searchsorted(middles, tokens)
+    first_step = int(np.median(nearest - np.arange(len(tokens))))
+    own = np.arange(len(tokens)) + first_step
+    known = (own >= 0) & (own < len(steps))
+    return (tokens[known] - steps[own[known]]).tolist()
+
+
+@asynccontextmanager
+async def source_steps(source: str) -> AsyncIterator[list[float]]:
+    """The instants at which a paced token source made its steps, as it says itself."""
+    times: list[float] = []
+    async with open_channel(source) as channel:
+        call = gateway_pb2_grpc.GatewayServiceStub(channel).Generate(gateway_pb2.GenerateRequest())
+
+        async def follow() -> None:
+            async for response in call:
+                instant = float(response.delta.text)
+                times.append(instant)
+
+        following = asyncio.create_task(follow())
+        try:
+            yield times
+        finally:
+            call.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+
+
+@asynccontextmanager
+async def engine_steps(decode: str) -> AsyncIterator[list[float]]:
+    """Attach to a decode worker as one more gateway, with one endless request; the list gets each token's arrival.
+
+    That is one hop after the step was sent.
+    """
+    times: list[float] = []
+    async with open_channel(decode) as channel:
+        call = decode_pb2_grpc.DecodeServiceStub(channel).Attach()
+        hello = decode_pb2.AttachHello(gateway_id="step-clock", gateway_incarnation=uuid.uuid4().hex)
+        await call.write(decode_pb2.AttachRequest(hello=hello))
+        await call.write(decode_pb2.AttachRequest(submission=_submission()))
+
+        async def follow() -> None:
+            async for response in call:
+                now = time.perf_counter()
+                for output in response.frame.outputs:
+                    assert not output.HasField("failure"), output.failure.message
+                    times.extend([now] * len(output.token_ids))
+
+        following = asyncio.create_task(follow())
+        try:
+            yield times
+        finally:
+            call.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+
+
+def _submission() -> decode_pb2.Submission:
+    return decode_pb2.Submission(
+        stream_id=STREAM_ID,
+        request_id="step-clock",
+        attempt=1,
+        token_ids=range(1, PROMPT_TOKENS + 1),
+        sampling=common_pb2.SamplingParams(temperature=0.0, top_p=1.0),
+        stop=decode_pb2.StopConditions(max_tokens=MAX_TOKENS, ignore_eos=True),
+    )

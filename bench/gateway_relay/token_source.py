@@ -1,0 +1,84 @@
+"""A source of tokens with nothing behind it: answers `Generate` with one ready-made message a token.
+
+    python -m bench.gateway_relay.token_source PORT PACE_MS
+
+At a pace, every stream gets its token in the same instant, as in a step of an engine, and the text of that token is
+the instant (time.perf_counter, one clock for all processes). At pace 0 each stream is written to as fast as its reader
+takes it. A message is made once for all streams, so that the source costs as little as gRPC allows.
+"""
+
+import argparse
+import asyncio
+import time
+from typing import Any
+
+import grpc
+import uvloop
+from deepmesh.v1 import gateway_pb2
+
+SERVICE = "deepmesh.v1.GatewayService"
+METHOD = "Generate"
+# Clients of the mesh ping their servers more often than gRPC takes by default.
+PING_OPTIONS = (("grpc.http2.min_ping_interval_without_data_ms", 5_000), ("grpc.keepalive_permit_without_calls", 1))
+
+
+def token_message(text: str) -> bytes:
+    delta = gateway_pb2.GenerateDelta(text=text, token_count=1)
+    return gateway_pb2.GenerateResponse(delta=delta).SerializeToString()
+
+
+class Ticker:
+    """Gives everyone who waits the same message, every `pace_s` seconds, without drifting."""
+
+    def __init__(self, pace_s: float) -> None:
+        self._pace_s = pace_s
+        self._tick: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+    async def next(self) -> bytes:
+        return await asyncio.shield(self._tick)
+
+    async def run(self) -> None:
+        due = time.perf_counter()
+        while True:
+            due += self._pace_s
+            await asyncio.sleep(max(0.0, due - time.perf_counter()))
+            tick, self._tick = self._tick, asyncio.get_running_loop().create_future()
+            tick.set_result(token_message(repr(time.perf_counter())))
+
+
+def raw_service(behavior: Any) -> grpc.GenericRpcHandler:
+    """`Generate` with bytes in and bytes out."""
+    return grpc.method_handlers_generic_handler(SERVICE, {METHOD: grpc.unary_stream_rpc_method_handler(behavior)})
+
+
+async def serve(port: int, behavior: Any) -> None:
+    """A bare server, until its process ends."""
+    server = grpc.aio.server(options=PING_OPTIONS)
+    server.add_generic_rpc_handlers([raw_service(behavior)])
+    server.add_insecure_port(f"127.0.0.1:{port}")
+    await server.start()
+    await server.wait_for_termination()
+
+
+async def serve_tokens(port: int, pace_ms: float) -> None:
+    ticker = Ticker(pace_ms / 1000)
+    message = token_message("abc")
+
+    async def paced(_request: bytes, context: Any) -> None:
+        while True:
+            await context.write(await ticker.next())
+
+    async def unpaced(_request: bytes, context: Any) -> None:
+        while True:
+            await context.write(message)
+
+    ticking = asyncio.create_task(ticker.run()) if pace_ms else None
+    await serve(port, paced if ticking else unpaced)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("port", type=int)
+    parser.add_argument("pace_ms", type=float)
+    arguments = parser.parse_args()
+    uvloop.run(serve_tokens(arguments.port, arguments.pace_ms))

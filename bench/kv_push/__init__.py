@@ -1,0 +1,1 @@
+"""KV between two processes, against bare ucxx and gRPC."""

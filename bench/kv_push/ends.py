@@ -1,0 +1,238 @@
+"""Two processes that move KV between them: one receives and looks up, the other sends and is a store."""
+
+import multiprocessing
+import secrets
+import select
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+
+from bench.kv_push.bare import BareReceiver, BareSender
+from bench.kv_push.lookup import GrpcLookups, GrpcStore, ShortMemory
+from bench.kv_push.pools import Geometry, make_pool
+from mesh.workers import KvNamespace
+from transfer.agent import TransferAgent
+from transfer.alarm import Alarm
+from transfer.config import TransferConfig
+from transfer.events import Event, Fetched, Landed, PushEnded
+from transfer.ticket import StoreSession, Ticket
+
+NAMESPACE = KvNamespace(weights_fingerprint="bench", dtype="bfloat16", layers=0, layout="bench")
+_SESSION_ID = 1
+_SESSION_KEY = bytes(32)
+# An untimed share of lookups first.
+_WARM_LOOKUPS = 200
+_LOOKUPS_IN_A_ROW = 100
+
+
+class _End:
+    """An agent with a pool of its own, in a process of its own."""
+
+    def __init__(self, peer: Connection, config: TransferConfig, geometry: Geometry, gpu: str | None) -> None:
+        self.peer = peer
+        self.geometry = geometry
+        self.alarm = Alarm()
+        # Made once: what goes on before a thread sleeps keeps another from the interpreter.
+        self._poll = select.poll()
+        self._poll.register(self.alarm.fileno(), select.POLLIN)
+        self._told: deque[Event] = deque()
+        # When the agent last told something.
+        self.told_at = 0.0
+        self.pool = make_pool(gpu, geometry)
+        # GPUs are workers', and no stores.
+        lookups = None if gpu else ShortMemory()
+        self.agent = TransferAgent(self.pool.memory(), NAMESPACE, config, time.monotonic, self._hear, lookups)
+        scattered = np.random.default_rng(1).permutation(geometry.blocks)
+        # Of each request.
+        self.blocks: list[list[int]] = scattered.reshape(geometry.requests, -1).tolist()
+
+    def cpu_seconds(self) -> float:
+        return time.process_time()
+
+    def events(self) -> list[Event]:
+        """Wait for what the agent has to tell."""
+        while not self._told:
+            self._poll.poll()
+            self.alarm.clear()
+        return [self._told.popleft() for _ in range(len(self._told))]
+
+    def _hear(self) -> None:
+        """In the transfer's thread."""
+        self.told_at = time.perf_counter()
+        self._told.extend(self.agent.events())
+        self.alarm.ring()
+
+
+class _ReceivingEnd(_End):
+    def __init__(self, peer: Connection, config: TransferConfig, geometry: Geometry, gpu: str | None) -> None:
+        super().__init__(peer, config, geometry, gpu)
+        self._bare = BareReceiver(config, self.pool.bare())
+        peer.send(self._bare.address)
+        store_address, self._grpc_port = peer.recv()
+        self.agent.attach_store(StoreSession("store", "epoch", store_address, _SESSION_ID, _SESSION_KEY, NAMESPACE))
+
+    def push(self, _pause: float, times: int) -> float:
+        """Returns when the last block was in place, by the host's clock, in the thread that lands it.
+
+        Waking another is no part of a push, as it is none of `bare`.
+        """
+        tickets = [[self.agent.open_landing(blocks, 0, 0, 60.0) for blocks in self.blocks] for _ in range(times)]
+        self.peer.send(tickets)
+        landed = 0
+        while landed < times * len(self.blocks):
+            landed += sum(isinstance(event, Landed) for event in self.events())
+        return self.told_at
+
+    def bare(self, pause: float) -> float:
+        """Returns when the last byte was there."""
+        self._bare.receive(lambda: self._start_after(pause))
+        return time.perf_counter()
+
+    def _start_after(self, pause: float) -> None:
+        time.sleep(pause)
+        self.peer.send(True)
+
+    def transport(self) -> str:
+        return next(iter(self.agent.counters().received_bytes))
+
+    def lookups(self, count: int, blocks: int) -> tuple[list[float], list[float]]:
+        """Seconds of each, over UCX and over gRPC, in turn, both as the thread that does them sees it."""
+        hashes = [secrets.token_bytes(16) for _ in range(blocks)]
+        with GrpcLookups(self._grpc_port, hashes) as grpc:
+            for number in range(_WARM_LOOKUPS):
+                self._look_up(number, hashes), grpc.look_up()
+            ucx_seconds: list[float] = []
+            grpc_seconds: list[float] = []
+            # In turn, but many at a time: a store that is asked often is awake, over either.
+            for _ in range(count // _LOOKUPS_IN_A_ROW):
+                ucx_seconds += [self._look_up(number, hashes) for number in range(_LOOKUPS_IN_A_ROW)]
+                grpc_seconds += [grpc.look_up() for _ in range(_LOOKUPS_IN_A_ROW)]
+        return ucx_seconds, grpc_seconds
+
+    def _look_up(self, number: int, hashes: Sequence[bytes]) -> float:
+        self.agent.fetch(number, "store", hashes, range(len(hashes)))
+        (event,) = self.events()
+        assert isinstance(event, Fetched) and event.error is None
+        return event.seconds
+
+
+class _SendingEnd(_End):
+    def __init__(self, peer: Connection, config: TransferConfig, geometry: Geometry, gpu: str | None) -> None:
+        super().__init__(peer, config, geometry, gpu)
+        self._bare = BareSender(config, self.pool.bare(), peer.recv())
+        self._grpc = GrpcStore()
+        if gpu is None:
+            self.agent.open_session(_SESSION_ID, _SESSION_KEY)
+        peer.send((self.agent.address, self._grpc.port))
+
+    def push(self, pause: float, times: int) -> float:
+        """Returns when all of the last of so many pushes was said to be computed."""
+        rounds: list[list[Ticket]] = self.peer.recv()
+        assert len(rounds) == times
+        for tickets in rounds:
+            for ticket, blocks in zip(tickets, self.blocks, strict=True):
+                self.agent.push(ticket, blocks[::-1])
+        return [self._compute(tickets, pause) for tickets in rounds][-1]
+
+    def _compute(self, tickets: Sequence[Ticket], pause: float) -> float:
+        time.sleep(pause)
+        began = time.perf_counter()
+        for ticket, blocks in zip(tickets, self.blocks, strict=True):
+            self.agent.ready(ticket.transfer_id, self.geometry.layers, len(blocks))
+        ended = 0
+        while ended < len(tickets):
+            ended += sum(isinstance(event, PushEnded) for event in self.events())
+        return began
+
+    def bare(self, _pause: float) -> float:
+        """Returns when it began to send."""
+        self.peer.recv()
+        began = time.perf_counter()
+        self._bare.send()
+        return began
+
+
+class Ends:
+    """Both processes, called from a third."""
+
+    def __init__(self, config: TransferConfig, geometry: Geometry, gpus: tuple[str | None, str | None]) -> None:
+        """gpus: the receiver's and the sender's; None for host memory."""
+        context = multiprocessing.get_context("spawn")
+        left, right = context.Pipe()
+        self._receiving = _Remote(context, _ReceivingEnd, left, config, geometry, gpus[0])
+        self._sending = _Remote(context, _SendingEnd, right, config, geometry, gpus[1])
+
+    def __enter__(self) -> "Ends":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._receiving.stop()
+        self._sending.stop()
+
+    def push(self, pause: float, times: int = 1) -> float:
+        """Seconds from saying that all is computed to the last byte in place, verified, of the last of so many pushes.
+
+        All are opened at once. Before each, nothing happens for `pause` seconds.
+        """
+        return self._both("push", pause, times)
+
+    def bare(self, pause: float) -> float:
+        """Seconds from the sender's first call, for the same bytes in messages of a slot's size.
+
+        Nothing happens for `pause` seconds before.
+        """
+        return self._both("bare", pause)
+
+    def transport(self) -> str:
+        return self._receiving.call("transport")
+
+    def idle_cpu(self, seconds: float) -> tuple[float, float]:
+        """Share of a core that each process uses while nothing moves."""
+        before = self._cpu_seconds()
+        time.sleep(seconds)
+        receiving, sending = (after - start for after, start in zip(self._cpu_seconds(), before, strict=True))
+        return receiving / seconds, sending / seconds
+
+    def lookups(self, count: int, blocks: int) -> tuple[list[float], list[float]]:
+        return self._receiving.call("lookups", count, blocks)
+
+    def _cpu_seconds(self) -> tuple[float, float]:
+        return self._receiving.call("cpu_seconds"), self._sending.call("cpu_seconds")
+
+    def _both(self, method: str, *arguments: Any) -> float:
+        """What both ends return is of one clock, that of the host."""
+        self._sending.begin(method, *arguments)
+        ended = self._receiving.call(method, *arguments)
+        return ended - self._sending.result()
+
+
+class _Remote:
+    def __init__(self, context: Any, end: Callable[..., _End], *arguments: Any) -> None:
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs, end, *arguments), daemon=True)
+        self._process.start()
+
+    def begin(self, method: str, *arguments: Any) -> None:
+        self._pipe.send((method, arguments))
+
+    def result(self) -> Any:
+        return self._pipe.recv()
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        self.begin(method, *arguments)
+        return self.result()
+
+    def stop(self) -> None:
+        self._process.kill()
+        self._process.join()
+
+
+def _serve(pipe: Connection, end_class: Callable[..., _End], *arguments: Any) -> None:
+    end = end_class(*arguments)
+    while True:
+        method, parameters = pipe.recv()
+        pipe.send(getattr(end, method)(*parameters))

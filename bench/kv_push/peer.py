@@ -1,0 +1,52 @@
+"""The other end of a rank's pushes, on another GPU: a pool without a model, that sends and receives as it is told."""
+
+import time
+from collections.abc import Sequence
+from multiprocessing.connection import Connection, wait
+
+from bench.kv_push.pools import Geometry, make_pool
+from mesh.workers import KvNamespace
+from transfer.agent import TransferAgent
+from transfer.alarm import Alarm
+from transfer.config import TransferConfig
+from transfer.ticket import Ticket
+
+LANDING_SECONDS = 60.0
+# Says that landings are to be opened for this many blocks.
+Land = int
+
+
+def run_peer(rank: Connection, gpu: str, geometry: Geometry, namespace: KvNamespace, config: TransferConfig) -> None:
+    """Serve until the rank hangs up.
+
+    It hears tickets (push there) and numbers of blocks (open a landing); it says its landings' tickets, and when a
+    landing or a push has ended.
+    """
+    alarm = Alarm()
+    agent = TransferAgent(make_pool(gpu, geometry).memory(), namespace, config, time.monotonic, alarm.ring)
+    rank.send(None)
+    blocks = range(geometry.blocks)
+    while True:
+        ready = wait([alarm.fileno(), rank])
+        if alarm.fileno() in ready:
+            alarm.clear()
+        for event in agent.events():
+            rank.send(event)
+        while rank.poll():
+            try:
+                message: Ticket | Land = rank.recv()
+            except EOFError:
+                agent.close()
+                return
+            _obey(agent, message, blocks, rank)
+
+
+def _obey(agent: TransferAgent, message: Ticket | Land, blocks: Sequence[int], rank: Connection) -> None:
+    match message:
+        case Ticket():
+            # All its pushes may read the same blocks.
+            held = blocks[: max(each.first_block + each.block_count for each in message.segments)]
+            agent.push(message, held)
+            agent.ready(message.transfer_id, message.namespace.layers, len(held))
+        case int():
+            rank.send(agent.open_landing(blocks[:message], 0, 0, LANDING_SECONDS))

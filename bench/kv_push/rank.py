@@ -1,0 +1,164 @@
+"""A rank that decodes without end, and moves KV meanwhile, in this process."""
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import pairwise
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from bench.rank.load import RankLoad
+from bench.rank.model import make_rank, write_shape
+from engine.config import EngineConfig, Hardware, resolve
+from engine.engine import Engine
+from engine.protocol.messages import FirstToken, LandingOpened, PushOffer, Sampling, StepResult, Submit, TransferNews
+from engine.runner.backend import ModelBackend
+from mesh.blocks import BLOCK_TOKENS, chain_hashes
+from mesh.workers import KvNamespace
+from transfer.agent import TransferAgent
+from transfer.config import TransferConfig
+from transfer.events import Landed, PushEnded
+from transfer.ticket import Ticket
+
+SHAPE = "r1-ep8-rank"
+# Rows beside the running requests': those whose KV has landed take a step or two.
+SPARE_ROWS = 4
+# Transfers under way where each follows another.
+AT_ONCE = 2
+TOKENS = 2500
+WARM_STEPS = 20
+
+
+@dataclass
+class Round:
+    # Between tokens.
+    step_seconds: list[float] = field(default_factory=list)
+    # Of each transfer that ended, from its ticket on.
+    transfer_seconds: list[float] = field(default_factory=list)
+
+
+class PushedRank:
+    def __init__(
+        self, scratch: Path, layers: int, requests: int, prompt_tokens: int, context: int, transfer: TransferConfig
+    ) -> None:
+        self._requests, self._prompt_tokens, self._context = requests, prompt_tokens, context
+        longest = context + TOKENS
+        blocks = requests * -(-longest // BLOCK_TOKENS) + (2 * AT_ONCE + 2) * prompt_tokens // BLOCK_TOKENS
+        config = EngineConfig(
+            model_dir=write_shape(scratch, SHAPE, layers),
+            random_weights=True,
+            max_requests=requests + SPARE_ROWS,
+            graph_rows=(requests + SPARE_ROWS,),
+            total_blocks=blocks,
+            # What is measured is run before it is.
+            warm_up="off",
+            context_tokens=max(longest, prompt_tokens + BLOCK_TOKENS),
+            transfer=transfer,
+        )
+        resolved = resolve(config, Hardware(1, 0))
+        self._backend = ModelBackend(resolved, make_rank(resolved))
+        self.namespace: KvNamespace = self._backend.namespace
+        agent = TransferAgent(self._backend.kv_memory(), self.namespace, transfer, time.monotonic, lambda: None)
+        self._engine = Engine(config, self._backend, time.monotonic, agent)
+        self._load = RankLoad(self._engine, self._backend)
+        self._random = random.Random(1)
+        self._key = 1 << 40
+        self._began: dict[bytes, float] = {}
+        self._round = Round()
+        # Asked for, and not ended.
+        self._under_way = 0
+
+    def meet(self, peer: Connection) -> None:
+        self._peer = peer
+        prompt = self._prompt()
+        self._offered = chain_hashes(prompt)
+        self._load.pretend_cached(prompt)
+        # Nothing evicts it.
+        self._engine.pool.acquire(self._engine.pool.match_prefix(self._offered))
+
+    def start_decoding(self) -> None:
+        self._load.fill_pool()
+        self._load.start_decoding(self._requests, self._context, TOKENS)
+        self._load.decode_seconds(WARM_STEPS)
+
+    def land(self) -> None:
+        """A request whose prompt another computes."""
+        self._key += 1
+        submit = Submit(
+            key=self._key,
+            request_id=str(self._key),
+            token_ids=self._prompt(),
+            sampling=Sampling(),
+            max_tokens=2,
+            ignore_eos=True,
+            lands=True,
+        )
+        self._engine.submit(submit)
+
+    def offer(self) -> None:
+        """The other opens a landing for what is cached here."""
+        self._peer.send(len(self._offered))
+
+    def run(self, seconds: float, begin: Callable[[], None] | None = None, rate: float = 0.0) -> Round:
+        """Steps for so long, in which transfers begin at this rate, or (0) a few are always under way."""
+        assert self._engine.load().running_requests >= self._requests, "they must not end before the measurement"
+        self._round = Round()
+        started = time.perf_counter()
+        due, times = started, [started]
+        while times[-1] < started + seconds:
+            while begin is not None and (
+                self._under_way < AT_ONCE if rate == 0 else due <= times[-1] and self._under_way < SPARE_ROWS
+            ):
+                self._under_way += 1
+                begin()
+                due += 1 / rate if rate else 0
+            if self._decoded(self._step()):
+                times.append(time.perf_counter())
+        self._round.step_seconds = [later - earlier for earlier, later in pairwise(times)]
+        while self._under_way:
+            self._step()
+        return self._round
+
+    def _decoded(self, result: StepResult | None) -> bool:
+        return result is not None and sum(bool(output.token_ids) for output in result.outputs) >= self._requests
+
+    def _step(self) -> StepResult | None:
+        """As a rank's loop does it."""
+        while self._peer.poll():
+            self._hear(self._peer.recv())
+        self._engine.follow_transfers()
+        result = self._engine.step(self._tell_news)
+        self._tell_news()
+        return result
+
+    def _tell_news(self) -> None:
+        for news in self._engine.transfers.take_news():
+            self._tell(news)
+
+    def _hear(self, message: Any) -> None:
+        match message:
+            case Ticket():
+                self._began[message.transfer_id] = time.perf_counter()
+                self._engine.transfers.take(PushOffer(message, self._offered))
+            case PushEnded(error=None) | Landed():
+                self._end(message.transfer_id)
+            case _:
+                raise AssertionError(f"a transfer went wrong: {message}")
+
+    def _tell(self, news: TransferNews) -> None:
+        match news:
+            case LandingOpened():
+                self._began[news.ticket.transfer_id] = time.perf_counter()
+                self._peer.send(news.ticket)
+                self._engine.first_token(FirstToken(news.key, 5))
+            case PushEnded():
+                assert news.error is None, news
+
+    def _end(self, transfer_id: bytes) -> None:
+        self._under_way -= 1
+        self._round.transfer_seconds.append(time.perf_counter() - self._began.pop(transfer_id))
+
+    def _prompt(self) -> list[int]:
+        return self._random.choices(range(1000), k=self._prompt_tokens)

@@ -1,0 +1,1 @@
+"""The KV-cache center: lookups and fetches."""

@@ -1,0 +1,1 @@
+"""Open-loop load against any endpoint: what `deepmesh bench` runs."""

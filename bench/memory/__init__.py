@@ -1,0 +1,1 @@
+"""Memory that the mesh holds and that loading takes."""

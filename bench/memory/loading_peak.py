@@ -1,0 +1,41 @@
+"""Loads a checkpoint in a process of its own and says what that took. `python -m bench.memory.loading_peak DIR DTYPE`.
+
+Prints one JSON object. Everything that loading imports is imported before the baseline is read, so that the difference
+is the weights' alone.
+"""
+
+import sys
+from pathlib import Path
+
+import msgspec
+import torch
+
+from engine.weights.loading import load_model
+
+
+class LoadingPeak(msgspec.Struct, frozen=True):
+    # Resident before, and the highest resident while loading, of the process.
+    baseline_bytes: int
+    peak_bytes: int
+    # Of the model as it stands in memory.
+    parameter_bytes: int
+
+
+def measure(directory: Path, dtype: torch.dtype) -> LoadingPeak:
+    # Makes "highest" mean from here on (proc(5), clear_refs).
+    Path("/proc/self/clear_refs").write_text("5")
+    baseline = _status_bytes("VmRSS")
+    model = load_model(directory, dtype, torch.device("cpu"))
+    peak = _status_bytes("VmHWM")
+    return LoadingPeak(baseline, peak, sum(each.nbytes for _, each in model.parameters()))
+
+
+def _status_bytes(field: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    (kilobytes,) = [line.split()[1] for line in lines if line.startswith(f"{field}:")]
+    return int(kilobytes) * 1024
+
+
+if __name__ == "__main__":
+    measured = measure(Path(sys.argv[1]), getattr(torch, sys.argv[2]))
+    sys.stdout.write(msgspec.json.encode(measured).decode() + "\n")

@@ -1,0 +1,1 @@
+"""What the mesh adds to the engine."""

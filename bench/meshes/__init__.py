@@ -1,0 +1,1 @@
+"""Whole meshes for benches, and what their processes use."""

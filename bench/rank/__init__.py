@@ -1,0 +1,1 @@
+"""One rank of a large model on one GPU, against the floor of its bytes and FLOPs."""

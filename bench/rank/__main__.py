@@ -1,0 +1,94 @@
+"""One rank of DeepSeek-R1 with expert parallelism of eight, on one GPU, against the floor of its bytes and FLOPs.
+
+`python -m bench.rank [--shape r1-ep8-rank] [--layers N] [--kv bf16|fp8] [--requests 1 8 32 64 96] [--out DIR]
+[--growth STEPS]`
+
+The real engine over random FP8 weights, each token's experts drawn uniformly at random; communication is left out. DIR
+gets rank.json and rank.png.
+"""
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from bench.rank.measure import Decode, RankBench, Report
+from bench.rank.model import SHAPES
+from bench.rank.plot import save
+
+LARGEST_GROUPS = 12
+
+
+def decode_table(report: Report) -> Table:
+    table = Table(title=f"{report.shape}, {report.layers} layers, {report.kv} KV, on one {report.device}: decode")
+    for column in ("requests", "step ms", "tokens/s", "floor ms", "ratio", "sustained floor ms", "ratio", "idle"):
+        table.add_column(column, justify="right")
+    for row in report.decode:
+        cells = (f"{row.step_ms:.2f}", f"{row.tokens_per_second:,.0f}", f"{row.floor_ms:.2f}", f"{row.ratio:.2f}")
+        sustained = (f"{row.sustained_floor_ms:.2f}", f"{row.sustained_ratio:.2f}")
+        table.add_row(str(row.requests), *cells, *sustained, f"{row.idle_share:.1%}")
+    return table
+
+
+def breakdown_table(report: Report) -> Table:
+    """Milliseconds a step of the largest groups of kernels, and of the traced prompts."""
+    names = dict.fromkeys(name for row in report.decode for name in list(row.breakdown)[:LARGEST_GROUPS])
+    if report.prefill is not None:
+        names |= dict.fromkeys(list(report.prefill.breakdown)[:LARGEST_GROUPS])
+    table = Table("ms on the device", title="by kernel")
+    for row in report.decode:
+        table.add_column(str(row.requests), justify="right")
+    table.add_column("prefill", justify="right")
+    for name in names:
+        prefill = report.prefill.breakdown.get(name, 0.0) if report.prefill is not None else 0.0
+        table.add_row(name, *(f"{row.breakdown.get(name, 0) / 1000:.3f}" for row in report.decode), f"{prefill:.1f}")
+    return table
+
+
+def _progress(console: Console, row: Decode) -> None:
+    console.print(f"{row.requests} requests: {row.step_ms:.2f} ms a step, {row.ratio:.2f} of the floor")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", choices=sorted(SHAPES), default="r1-ep8-rank")
+    parser.add_argument("--layers", type=int, default=61)
+    parser.add_argument("--kv", choices=("bf16", "fp8"), default="bf16")
+    parser.add_argument("--requests", type=int, nargs="+", default=[1, 8, 32, 64, 96])
+    parser.add_argument("--steps", type=int, default=40, help="decode steps timed for each number")
+    parser.add_argument("--no-prefill", action="store_true", help="leave out the prompts")
+    parser.add_argument("--growth", type=int, metavar="STEPS", help="only what so many steps leave in memory")
+    parser.add_argument("--out", type=Path, help="a directory for rank.json and rank.png")
+    arguments = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("a rank is measured on a CUDA device, and there is none here")
+    console = Console(width=140)
+    bench = RankBench(arguments.shape, arguments.layers, arguments.kv, arguments.requests)
+    if arguments.growth:
+        console.print(bench.growth(arguments.growth))
+        return 0
+    decode = []
+    for requests in arguments.requests:
+        decode.append(bench.decode(requests, arguments.steps))
+        _progress(console, decode[-1])
+    report = bench.report(decode, None if arguments.no_prefill else bench.prefill())
+    console.print(breakdown_table(report))
+    console.print(decode_table(report))
+    if report.prefill is not None:
+        console.print(f"prefill: {report.prefill.tokens_per_second:,.0f} tokens/s")
+    console.print(f"ceilings: {report.ceilings}; sustained: {report.sustained}")
+    console.print(f"weights made in {report.load_seconds:.1f} s; peak {report.peak_bytes / 1e9:.1f} GB")
+    if arguments.out is not None:
+        arguments.out.mkdir(parents=True, exist_ok=True)
+        (arguments.out / "rank.json").write_text(json.dumps(asdict(report), indent=2) + "\n")
+        save(report, arguments.out / "rank.png")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,193 @@
+"""The measurements of `bench.rank`: one engine, one GPU, decode steps by number of requests, and prefill."""
+
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import psutil
+import torch
+
+from bench.rank.ceilings import SUSTAINED_SECONDS, Ceilings, measure_ceilings
+from bench.rank.floor import Operation, decode_floor, decode_operations
+from bench.rank.kernel_trace import trace_kernels
+from bench.rank.load import RankLoad
+from bench.rank.model import make_rank, write_shape
+from engine.config import EngineConfig, Hardware, resolve
+from engine.engine import Engine
+from engine.runner.backend import ModelBackend
+
+CONTEXT = 3500
+STEP_TOKENS = 16384
+WARM_STEPS = 12
+TRACED_STEPS = 8
+PREFILL_PROMPTS = 19
+TRACED_PROMPTS = 5
+CHURNED_REQUESTS = 32
+SPARE_TOKENS = 256
+# What kernels are called, by what they are for; the first pattern that matches.
+GROUPS = {
+    "attention": r"mla|flash|splitkv|attend|^_?decode|^_join$|^combine$",
+    "experts": r"_masked|_contiguous|GemmType.*(Masked|Contiguous|[Gg]rouped)|GemmType\)[12]",
+    "linear layers": r"fp8_gemm|few_rows|_dense",
+    "bf16 products": r"gemm|nvjet|cutlass|cublas|splitK|gemv|_absorb_queries|_expand_values",
+    "norms, rotation, quantization": r"norm|quantize|swiglu|_rotate",
+    "gate and permutation": r"gate|_logits|_place|_copy_rows|_combine|_count|scatter|gather",
+    "copies": r"[Mm]em(cpy|set)|Cat",
+}
+
+
+@dataclass(frozen=True)
+class Decode:
+    """Figures of one number of requests."""
+
+    requests: int
+    step_ms: float
+    floor_ms: float
+    # At rates that the card goes on with, as it does with steps.
+    sustained_floor_ms: float
+    idle_share: float
+    # Microseconds a step, by group of kernels.
+    breakdown: dict[str, float]
+    # Number and microseconds of all traced steps, by name of the kernel.
+    kernels: dict[str, tuple[int, float]]
+    operations: list[Operation]
+
+    @property
+    def ratio(self) -> float:
+        return self.step_ms / self.floor_ms
+
+    @property
+    def sustained_ratio(self) -> float:
+        return self.step_ms / self.sustained_floor_ms
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.requests / self.step_ms * 1000
+
+
+@dataclass(frozen=True)
+class Prefill:
+    tokens_per_second: float
+    # Milliseconds of the traced prompts, by group of kernels.
+    breakdown: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Growth:
+    """Bytes that a number of steps left behind."""
+
+    steps: int
+    device_allocated: int
+    device_reserved: int
+    host_resident: int
+
+
+@dataclass(frozen=True)
+class Report:
+    shape: str
+    layers: int
+    kv: str
+    device: str
+    ceilings: Ceilings
+    sustained: Ceilings
+    load_seconds: float
+    decode: list[Decode]
+    # None where it was not measured.
+    prefill: Prefill | None
+    peak_bytes: int
+
+
+class RankBench:
+    """One engine with one rank's model. Raises ConfigError, or torch's own error, where the device is too small."""
+
+    def __init__(self, shape: str, layers: int, kv: str, requests: Sequence[int]) -> None:
+        self._shape, self._layers, self._kv, self._most_requests = shape, layers, kv, max(requests)
+        self._ceilings = measure_ceilings(torch.device("cuda"))
+        self._sustained = measure_ceilings(torch.device("cuda"), SUSTAINED_SECONDS)
+        torch.cuda.empty_cache()
+        with tempfile.TemporaryDirectory() as scratch:
+            config = EngineConfig(
+                model_dir=write_shape(Path(scratch), shape, layers),
+                random_weights=True,
+                kv_dtype="float8_e4m3fn" if kv == "fp8" else "auto",
+                max_requests=max(requests),
+                graph_rows=tuple(requests),
+                max_step_tokens=STEP_TOKENS,
+                context_tokens=CONTEXT + SPARE_TOKENS,
+                # What is measured is run before it is.
+                warm_up="off",
+            )
+            resolved = resolve(config, Hardware(torch.cuda.device_count(), 0))
+            started = time.perf_counter()
+            model = make_rank(resolved)
+            torch.cuda.synchronize()
+            self._load_seconds = time.perf_counter() - started
+            self._backend = ModelBackend(resolved, model)
+        self._model = model.config
+        self._load = RankLoad(Engine(config, self._backend, time.monotonic), self._backend)
+        self._load.fill_pool()
+
+    def decode(self, requests: int, steps: int) -> Decode:
+        """The median of `steps` steps around contexts of 3,500 tokens."""
+        load = self._load
+        load.start_decoding(requests, CONTEXT - WARM_STEPS - steps // 2, WARM_STEPS + steps + TRACED_STEPS + 4)
+        load.decode_seconds(WARM_STEPS)
+        seconds = median(load.decode_seconds(steps))
+        trace = trace_kernels(lambda: load.decode_seconds(TRACED_STEPS))
+        load.drain()
+        operations = decode_operations(self._model, requests, CONTEXT, self._backend.state.kv_pool.dtype.itemsize)
+        return Decode(
+            requests=requests,
+            step_ms=seconds * 1000,
+            floor_ms=decode_floor(operations, self._ceilings) * 1000,
+            sustained_floor_ms=decode_floor(operations, self._sustained) * 1000,
+            idle_share=trace.idle_share,
+            breakdown={name: total / TRACED_STEPS for name, total in trace.by_group(GROUPS).items()},
+            kernels=trace.by_name(),
+            operations=operations,
+        )
+
+    def prefill(self) -> Prefill:
+        """Prompts of 3,500 tokens, none of them cached, 16,384 tokens a step."""
+        load = self._load
+        # The same once before: what is compiled for these numbers of tokens is not theirs.
+        load.prefill_seconds(PREFILL_PROMPTS, CONTEXT)
+        seconds = load.prefill_seconds(PREFILL_PROMPTS, CONTEXT)
+        trace = trace_kernels(lambda: load.prefill_seconds(TRACED_PROMPTS, CONTEXT))
+        return Prefill(
+            tokens_per_second=PREFILL_PROMPTS * CONTEXT / seconds,
+            breakdown={name: total / 1000 for name, total in trace.by_group(GROUPS).items()},
+        )
+
+    def growth(self, steps: int) -> Growth:
+        """Over `steps` steps of requests that come and go, after a tenth as many."""
+        self._churn(steps // 10)
+        before = _memory()
+        self._churn(steps)
+        allocated, reserved, resident = (later - earlier for later, earlier in zip(_memory(), before, strict=True))
+        return Growth(steps, allocated, reserved, resident)
+
+    def _churn(self, steps: int) -> None:
+        self._load.churn(min(self._most_requests, CHURNED_REQUESTS), prompt_tokens=200, tokens=50, steps=steps)
+
+    def report(self, decode: list[Decode], prefill: Prefill | None) -> Report:
+        return Report(
+            shape=self._shape,
+            layers=self._layers,
+            kv=self._kv,
+            device=torch.cuda.get_device_name(),
+            ceilings=self._ceilings,
+            sustained=self._sustained,
+            load_seconds=self._load_seconds,
+            decode=decode,
+            prefill=prefill,
+            peak_bytes=torch.cuda.max_memory_allocated(),
+        )
+
+
+def _memory() -> tuple[int, int, int]:
+    torch.cuda.synchronize()
+    return torch.cuda.memory_allocated(), torch.cuda.memory_reserved(), psutil.Process().memory_info().rss

@@ -1,0 +1,1 @@
+"""deepmesh beside transformers on one checkpoint."""

@@ -1,0 +1,90 @@
+import asyncio
+import time
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bench.gateway_relay.relay import serve_relay
+from bench.gateway_relay.step_clock import added_latencies, source_steps
+from bench.gateway_relay.token_source import serve_tokens
+from bench.gateway_relay.token_streams import TokenStreams
+from mesh.channel import open_channel
+from mesh.errors import EndpointUnavailable
+from mesh.ports import free_port
+
+PACE_MS = 10.0
+
+
+@asynccontextmanager
+async def running(port: int, server: Coroutine[Any, Any, None]) -> AsyncIterator[str]:
+    task = asyncio.create_task(server)
+    endpoint = f"127.0.0.1:{port}"
+    async with open_channel(endpoint) as channel, asyncio.timeout(10):
+        await channel.channel_ready()
+    try:
+        yield endpoint
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+@asynccontextmanager
+async def source(pace_ms: float) -> AsyncIterator[str]:
+    port = free_port()
+    async with running(port, serve_tokens(port, pace_ms)) as endpoint:
+        yield endpoint
+
+
+@given(st.lists(st.floats(0, 0.02), min_size=5, max_size=40), st.integers(0, 20))
+def test_a_token_counts_from_its_own_step(latencies: list[float], first_step: int) -> None:
+    steps = [0.05 * index for index in range(first_step + len(latencies) + 3)]
+    tokens = [steps[first_step + index] + latency for index, latency in enumerate(latencies)]
+    assert added_latencies(tokens, steps) == pytest.approx(latencies)
+
+
+def test_a_token_later_than_the_next_step_still_counts_from_its_own() -> None:
+    steps = [0.0, 0.05, 0.10, 0.15, 0.20]
+    tokens = [0.001, 0.051, 0.170, 0.171, 0.201]
+    assert added_latencies(tokens, steps) == pytest.approx([0.001, 0.001, 0.070, 0.021, 0.001])
+
+
+def test_tokens_without_a_known_step_are_dropped() -> None:
+    assert added_latencies([0.001, 0.051, 0.101, 0.151], [0.05, 0.10]) == pytest.approx([0.001, 0.001])
+
+
+async def test_a_paced_source_gives_every_stream_its_tokens_with_their_instants() -> None:
+    async with source(PACE_MS) as endpoint, source_steps(endpoint) as steps, TokenStreams(endpoint, 3) as streams:
+        await streams.all_started()
+        await asyncio.sleep(0.2)
+        streams.check()
+        seen = [list(times) for times in streams.times]
+        # Steps of those tokens may be told a moment later than the tokens themselves.
+        await asyncio.sleep(0.05)
+        latencies = [latency for times in seen for latency in added_latencies(times, steps)]
+    assert len(latencies) > 15
+    assert min(latencies) > 0
+    assert steps[0] > time.perf_counter() - 10
+
+
+async def test_the_relay_forwards_every_message_unchanged() -> None:
+    port = free_port()
+    async with (
+        source(PACE_MS) as upstream,
+        running(port, serve_relay(port, upstream)) as relay,
+        source_steps(upstream) as direct,
+        source_steps(relay) as relayed,
+    ):
+        await asyncio.sleep(0.3)
+    assert len(relayed) > 8
+    assert set(relayed[1:8]) <= set(direct)
+
+
+async def test_streams_that_nobody_answers_are_an_error() -> None:
+    async with TokenStreams(f"127.0.0.1:{free_port()}", 1) as streams:
+        with pytest.raises(Exception, match="connect") as raised:
+            await streams.all_started()
+    assert not isinstance(raised.value, EndpointUnavailable)

@@ -1,0 +1,236 @@
+import asyncio
+import io
+import json
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import msgspec
+import pytest
+import uvicorn
+from deepmesh.v1 import common_pb2, gateway_pb2, gateway_pb2_grpc
+from rich.console import Console
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from bench.load import run as load
+from bench.load.options import LoadOptions
+from bench.load.report import Report
+from mesh.errors import EndpointUnavailable, UnknownModel
+
+TOKEN_SECONDS = 0.002
+
+
+class TinyGateway(gateway_pb2_grpc.GatewayServiceServicer):
+    """Answers with max_tokens tokens at a set pace; refuses prompts of one token."""
+
+    def __init__(self) -> None:
+        self.requests: list[gateway_pb2.GenerateRequest] = []
+
+    async def ListModels(self, request: Any, context: Any) -> gateway_pb2.ListModelsResponse:
+        return gateway_pb2.ListModelsResponse(models=[gateway_pb2.Model(name="tiny", vocabulary_size=64)])
+
+    async def Generate(self, request: Any, context: Any) -> AsyncIterator[gateway_pb2.GenerateResponse]:
+        self.requests.append(request)
+        prompt_tokens = len(request.prompt.token_ids.ids)
+        if prompt_tokens == 1:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "too short")
+        started = gateway_pb2.GenerateStarted(model="tiny", prompt_tokens=prompt_tokens)
+        yield gateway_pb2.GenerateResponse(started=started)
+        for _ in range(request.max_tokens):
+            await asyncio.sleep(TOKEN_SECONDS)
+            yield gateway_pb2.GenerateResponse(delta=gateway_pb2.GenerateDelta(text="a", token_count=1))
+        usage = common_pb2.Usage(prompt_tokens=prompt_tokens, completion_tokens=request.max_tokens, cached_tokens=3)
+        yield gateway_pb2.GenerateResponse(finished=gateway_pb2.GenerateFinished(usage=usage))
+
+
+class TinyOpenAI:
+    """The same over HTTP: max_tokens messages of one token each. `cut_after` ends streams early."""
+
+    def __init__(self, cut_after: int | None = None) -> None:
+        self.bodies: list[tuple[str, dict[str, Any]]] = []
+        self._cut_after = cut_after
+        self.app = Starlette(
+            routes=[
+                Route("/v1/models", self._models),
+                Route("/v1/{call:path}", self._generate, methods=["POST"]),
+            ]
+        )
+
+    async def _models(self, request: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [{"id": "tiny", "object": "model"}]})
+
+    async def _generate(self, request: Request) -> Response:
+        body = await request.json()
+        self.bodies.append((request.path_params["call"], body))
+        if body["max_tokens"] == 13:
+            return JSONResponse({"error": {"message": "unlucky"}}, status_code=429)
+        return StreamingResponse(self._events(body), media_type="text/event-stream")
+
+    async def _events(self, body: dict[str, Any]) -> AsyncIterator[str]:
+        chunks = [{"choices": [{"text": "a", "delta": {"content": "a"}}]} for _ in range(body["max_tokens"])]
+        for chunk in chunks[: self._cut_after]:
+            await asyncio.sleep(TOKEN_SECONDS)
+            yield f"data: {json.dumps(chunk)}\n\n"
+        if self._cut_after is None:
+            usage = {"prompt_tokens": 9, "completion_tokens": body["max_tokens"]}
+            yield f"data: {json.dumps({'choices': [], 'usage': usage})}\n\n"
+            yield "data: [DONE]\n\n"
+
+
+@asynccontextmanager
+async def serving_grpc(servicer: TinyGateway) -> AsyncIterator[str]:
+    server = grpc.aio.server()
+    gateway_pb2_grpc.add_GatewayServiceServicer_to_server(servicer, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await server.stop(None)
+
+
+@asynccontextmanager
+async def serving_http(endpoint: TinyOpenAI) -> AsyncIterator[str]:
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(endpoint.app, log_level="error", lifespan="off"))
+    # Connections wait in the listener's queue until the server accepts.
+    task = asyncio.create_task(server.serve(sockets=[listener]))
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+    finally:
+        server.should_exit = True
+        await task
+
+
+def options(**values: object) -> LoadOptions:
+    return LoadOptions.model_validate({"rate": 500.0, "requests": 20, "isl": 12, "osl": 5, "warmup": 0} | values)
+
+
+async def run_grpc(servicer: TinyGateway, **values: object) -> Report:
+    async with serving_grpc(servicer) as endpoint:
+        return await load.load(options(grpc=endpoint, **values))
+
+
+async def run_http(endpoint: TinyOpenAI, **values: object) -> Report:
+    async with serving_http(endpoint) as url:
+        return await load.load(options(url=url, **values))
+
+
+async def test_a_gateway_is_measured_over_grpc() -> None:
+    gateway = TinyGateway()
+    report = await run_grpc(gateway)
+    summary = report.summary
+    assert (summary.completed, summary.errors) == (20, {})
+    assert (summary.input_tokens, summary.output_tokens, summary.cached_tokens) == (240, 100, 60)
+    assert summary.tpot_ms is not None
+    assert summary.tpot_ms.max > 0
+    # Of five tokens the last comes four pauses after the first; a busy machine may only bring the first one late.
+    assert all(record.message_times_s[-1] - record.scheduled_s >= 4 * TOKEN_SECONDS for record in report.records)
+    assert summary.itl_ms is not None
+    assert {len(request.prompt.token_ids.ids) for request in gateway.requests} == {12}
+    assert all(request.ignore_eos and max(request.prompt.token_ids.ids) < 64 for request in gateway.requests)
+
+
+async def test_an_openai_endpoint_is_measured_over_http() -> None:
+    endpoint = TinyOpenAI()
+    report = await run_http(endpoint)
+    summary = report.summary
+    assert (summary.completed, summary.errors) == (20, {})
+    assert (summary.input_tokens, summary.output_tokens) == (180, 100)
+    assert summary.tpot_ms is not None
+    assert summary.tpot_ms.max > 0
+    # Of five tokens the last comes four pauses after the first; a busy machine may only bring the first one late.
+    assert all(record.message_times_s[-1] - record.scheduled_s >= 4 * TOKEN_SECONDS for record in report.records)
+    call, body = endpoint.bodies[0]
+    assert (call, body["model"], body["ignore_eos"], len(body["prompt"])) == ("completions", "tiny", True, 12)
+
+
+async def test_messages_of_a_dataset_go_to_chat_and_end_where_the_model_ends(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"messages": [{"role": "user", "content": "hello"}], "max_tokens": 3}\n')
+    endpoint = TinyOpenAI()
+    await run_http(endpoint, dataset=path, requests=None)
+    ((call, body),) = endpoint.bodies
+    assert (call, body["max_tokens"]) == ("chat/completions", 3)
+    assert body["messages"] == [{"role": "user", "content": "hello"}]
+    assert "ignore_eos" not in body
+
+
+async def test_synthetic_prompts_can_be_sent_as_chat() -> None:
+    endpoint = TinyOpenAI()
+    await run_http(endpoint, api="chat", requests=1)
+    call, body = endpoint.bodies[0]
+    assert call == "chat/completions"
+    assert len(body["messages"][0]["content"].split()) == 12
+
+
+async def test_arrivals_do_not_wait_for_answers() -> None:
+    summary = (await run_grpc(TinyGateway(), rate=float("inf"), requests=30, osl=50)).summary
+    assert summary.elapsed_s < 10 * 50 * TOKEN_SECONDS
+    assert summary.held_back == 0
+
+
+async def test_the_wait_for_a_concurrency_guard_counts_in_the_time_to_first_token() -> None:
+    report = await run_grpc(TinyGateway(), rate=float("inf"), requests=3, osl=20, max_concurrency=1)
+    assert report.summary.held_back == 2
+    assert report.records[2].ttft_s is not None
+    assert report.records[2].ttft_s > 2 * 20 * TOKEN_SECONDS
+
+
+async def test_refusals_over_grpc_are_counted_by_reason() -> None:
+    summary = (await run_grpc(TinyGateway(), isl=1)).summary
+    assert (summary.completed, summary.errors) == (0, {"INVALID_ARGUMENT": 20})
+
+
+async def test_refusals_over_http_are_counted_by_status() -> None:
+    report = await run_http(TinyOpenAI(), osl=13)
+    assert report.summary.errors == {"http_429": 20}
+    assert "unlucky" in (report.records[0].error_message or "")
+
+
+async def test_a_stream_that_breaks_off_is_an_error() -> None:
+    assert (await run_http(TinyOpenAI(cut_after=2))).summary.errors == {"answer_incomplete": 20}
+
+
+async def test_an_answer_that_takes_too_long_is_a_timeout() -> None:
+    summary = (await run_http(TinyOpenAI(), osl=2000, requests=2, timeout_s=0.1)).summary
+    assert summary.errors == {"timeout": 2}
+
+
+async def test_warmup_requests_are_not_counted() -> None:
+    gateway = TinyGateway()
+    report = await run_grpc(gateway, warmup=3)
+    assert (len(gateway.requests), len(report.records)) == (23, 20)
+    prompts = [tuple(request.prompt.token_ids.ids) for request in gateway.requests]
+    assert len(set(prompts)) == 23
+
+
+async def test_an_endpoint_that_does_not_answer_is_named() -> None:
+    with pytest.raises(EndpointUnavailable, match=r"127[.]0[.]0[.]1:9"):
+        await load.load(options(url="http://127.0.0.1:9/v1"))
+
+
+async def test_a_model_that_is_not_served_is_named_with_those_that_are() -> None:
+    with pytest.raises(UnknownModel, match="'other'; it serves: tiny"):
+        await run_grpc(TinyGateway(), model="other")
+
+
+async def test_a_run_leaves_a_table_a_plot_and_json_with_every_record(tmp_path: Path) -> None:
+    path = tmp_path / "runs" / "one.json"
+    printed = io.StringIO()
+    async with serving_http(TinyOpenAI()) as url:
+        chosen = options(url=url, output=path, ttft_slo_ms=10_000, api_key="secret")
+        await asyncio.to_thread(load.main, chosen, Console(file=printed, width=120))
+    written = msgspec.json.decode(path.read_bytes())
+    assert len(written["records"]) == 20
+    assert written["summary"]["goodput"]["share"] == 1.0
+    assert written["options"]["osl"] == 5
+    assert "secret" not in path.read_text()
+    assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+    assert "goodput" in printed.getvalue()

@@ -1,0 +1,44 @@
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psutil
+
+from bench.meshes.processes import CpuMeter, family, pin
+
+SPIN = "import threading, time\nwhile True: pass"
+SPAWN = "import subprocess, sys\nsubprocess.run([sys.executable, '-c', 'input()'])"
+
+
+@contextmanager
+def running(code: str) -> Iterator[int]:
+    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)
+    try:
+        yield process.pid
+    finally:
+        for member in family(process.pid):
+            member.kill()
+        process.communicate()
+
+
+def test_a_busy_process_uses_cores_and_an_idle_one_does_not() -> None:
+    with running(SPIN) as busy, running("input()") as idle:
+        time.sleep(0.3)
+        meter = CpuMeter({"busy": busy, "idle": idle})
+        time.sleep(0.5)
+        cores = meter.cores()
+    assert 0.05 < cores["busy"] <= 1.1
+    assert cores["idle"] < cores["busy"] / 2
+    assert "client" in cores
+
+
+def test_pinning_reaches_what_a_process_started() -> None:
+    core = min(os.sched_getaffinity(0))
+    with running(SPAWN) as parent:
+        while len(family(parent)) < 2:
+            time.sleep(0.02)
+        pin(parent, {core})
+        assert [psutil.Process(member.pid).cpu_affinity() for member in family(parent)] == [[core], [core]]

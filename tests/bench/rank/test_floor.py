@@ -1,0 +1,37 @@
+import pytest
+
+from bench.rank.ceilings import Ceilings
+from bench.rank.floor import decode_floor, decode_operations
+from bench.rank.model import SHAPES
+from engine.model.config import ModelConfig, parse_model_config
+
+CEILINGS = Ceilings(bytes_per_second=4.28e12, bf16_flops=783e12, fp8_flops=1483e12)
+
+
+def rank() -> ModelConfig:
+    return parse_model_config(SHAPES["r1-ep8-rank"])
+
+
+@pytest.mark.parametrize(("requests", "milliseconds"), [(32, 25.8), (64, 28.2), (96, 30.6)])
+def test_the_floor_of_a_rank_is_what_its_bytes_and_flops_take(requests: int, milliseconds: float) -> None:
+    operations = decode_operations(rank(), requests, context=3500, kv_item_bytes=2)
+    assert decode_floor(operations, CEILINGS) * 1000 == pytest.approx(milliseconds, abs=0.06)
+
+
+def test_one_request_reads_the_experts_that_it_chose() -> None:
+    one, many = (
+        {each.name: each.size_bytes for each in decode_operations(rank(), requests, context=3500, kv_item_bytes=2)}
+        for requests in (1, 1000)
+    )
+    assert one["experts down"] == pytest.approx(many["experts down"] * 8 / 32)
+    assert one["head"] == many["head"]
+
+
+def test_one_byte_latents_halve_the_bytes_of_attention() -> None:
+    wide, narrow = (
+        next(
+            each for each in decode_operations(rank(), 64, context=3500, kv_item_bytes=size) if each.name == "attention"
+        )
+        for size in (2, 1)
+    )
+    assert narrow.size_bytes * 2 == wide.size_bytes and narrow.fp8 and not wide.fp8
