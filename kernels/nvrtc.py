@@ -2,6 +2,7 @@
 
 import ctypes
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
@@ -58,15 +59,30 @@ def _dependent_attribute(dependent: bool) -> list[driver.CUlaunchAttribute]:
 
 
 @cache
-def load_kernel(source: Path, name: str, shared_bytes: int, device: int) -> CudaKernel:
-    """Compile for the device's own architecture. shared_bytes: dynamic shared memory of a block."""
+def load_kernel(source: Path, name: str, device: int) -> CudaKernel:
+    """Compile for the device's own architecture.
+
+    A kernel NAME with dynamic shared memory says how much a block needs: its source has an int NAME_shared_bytes.
+    """
     with torch.cuda.device(device):
         # The driver's calls work in the context that torch makes.
         torch.cuda.current_stream().synchronize()
-        function = _check(driver.cuModuleGetFunction(_module(source, device), name.encode()))
+        module = _module(source, device)
+        function = _check(driver.cuModuleGetFunction(module, name.encode()))
+        shared_bytes = _shared_bytes(module, name)
         attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         _check(driver.cuFuncSetAttribute(function, attribute, shared_bytes))
     return CudaKernel(function, shared_bytes)
+
+
+def _shared_bytes(module: driver.CUmodule, name: str) -> int:
+    status, address, _ = driver.cuModuleGetGlobal(module, f"{name}_shared_bytes".encode())
+    if status == driver.CUresult.CUDA_ERROR_NOT_FOUND:
+        return 0
+    _check([status])
+    found = ctypes.c_int()
+    _check(driver.cuMemcpyDtoH(ctypes.addressof(found), address, ctypes.sizeof(found)))
+    return found.value
 
 
 @cache
@@ -74,21 +90,30 @@ def _module(source: Path, device: int) -> driver.CUmodule:
     major, minor = torch.cuda.get_device_capability(device)
     # Warpgroup products belong to the architecture's own target.
     target = f"sm_{major}{minor}a" if major >= 9 else f"sm_{major}{minor}"
-    return _check(driver.cuModuleLoadData(compile_source(source, target)))
+    return _check(driver.cuModuleLoadData(compile_source(source, target).code))
 
 
-def compile_source(source: Path, target: str) -> bytes:
-    """Machine code for `target`, e.g. sm_90a; what the source includes lies beside it. Needs no device."""
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    # Machine code.
+    code: bytes
+    # The compiler's remarks, for example that it serializes warpgroup products.
+    log: str
+
+
+def compile_source(source: Path, target: str) -> Compiled:
+    """Compile for `target`, for example sm_90a. Includes are relative to the source. Needs no device."""
     program = _check(nvrtc.nvrtcCreateProgram(source.read_bytes(), source.name.encode(), 0, [], []))
     options = [option.encode() for option in (f"--gpu-architecture={target}", "--std=c++17", f"-I{source.parent}")]
     (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
+    log = b" " * _check(nvrtc.nvrtcGetProgramLogSize(program))
+    _check(nvrtc.nvrtcGetProgramLog(program, log))
+    remarks = log.decode().strip("\0 \n")
     if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-        log = b" " * _check(nvrtc.nvrtcGetProgramLogSize(program))
-        _check(nvrtc.nvrtcGetProgramLog(program, log))
-        raise RuntimeError(f"{source.name} does not compile for {target}: {log.decode().strip()}")
+        raise RuntimeError(f"{source.name} does not compile for {target}: {remarks}")
     code = b" " * _check(nvrtc.nvrtcGetCUBINSize(program))
     _check(nvrtc.nvrtcGetCUBIN(program, code))
-    return code
+    return Compiled(code, remarks)
 
 
 # As many as all of a step's weights and activations, which lie where they lay in the step before.

@@ -17,8 +17,8 @@ SOURCE = Path(__file__).parent / "cuda" / "few_rows.cu"
 ROWS = (16, 32, 64, 96)
 # Threads of a CTA, by the outputs of its tile: those of `Shape` in the source.
 THREADS = {64: 640, 112: 640, 128: 640, 192: 512}
-# Of a CTA: units of 128 inputs, and shared memory (`SHARED_BYTES` of the source).
-MOST_UNITS, SHARED_BYTES = 80, 216_000
+# Units of 128 inputs that a CTA has room for, as in the source.
+MOST_UNITS = 80
 # How many clusters an H200 runs at once, by their CTAs, each of which fills a multiprocessor.
 MOST_CLUSTERS = {1: 132, 2: 66, 3: 39, 4: 30}
 
@@ -83,7 +83,7 @@ def fp8_gemm(x: Quantized, weight: BlockScaled, cut: Cut | None = None) -> torch
         _boxes(x.values.data_ptr(), rows, inputs, held), x.scales.data_ptr(), weight.scales.data_ptr(), out.data_ptr(),
         rows, outputs, inputs // BLOCK, x.scales.stride(1),
     )  # fmt: skip
-    kernel = load_kernel(SOURCE, f"few_rows_{held}_{cut.outputs}", SHARED_BYTES, device.index or 0)
+    kernel = load_kernel(SOURCE, f"few_rows_{held}_{cut.outputs}", device.index or 0)
     grid = (cut.tiles(outputs) * cut.ranks, 1, 1)
     kernel.launch(grid, THREADS[cut.outputs], arguments, cluster=cut.ranks, dependent=True)
     return out

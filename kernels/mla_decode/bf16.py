@@ -14,8 +14,6 @@ from kernels.nvrtc import encode_rows, load_kernel
 SOURCE = CUDA / "bf16_decode.cu"
 LATENT, WIDTH = 512, 576
 THREADS = 512
-# `Shared` of the source: 28 chunks of 64 x 64, six floats a row, 29 barriers.
-SHARED_BYTES = 28 * 8192 + 6 * 64 * 4 + 29 * 8
 
 
 class Arguments(ctypes.Structure):
@@ -29,7 +27,7 @@ class Arguments(ctypes.Structure):
         ("query", ctypes.c_void_p),
         ("scale_log2", ctypes.c_float),
         # To a multiple of the maps' alignment, 64.
-        ("padding", ctypes.c_byte * 20),
+        ("padding", ctypes.c_byte * 60),
     )
 
 
@@ -54,7 +52,7 @@ def mla_decode(query: torch.Tensor, pool: torch.Tensor, plan: DecodePlan, scale:
         _boxes(pool.data_ptr(), pool.shape[0] * BLOCK_TOKENS), _boxes(query.data_ptr(), tokens * heads), cut.work,
         pool.data_ptr(), query.data_ptr(), scale * math.log2(math.e),
     )  # fmt: skip
-    cut.attend(load_kernel(SOURCE, name, SHARED_BYTES, device.index or 0), THREADS, arguments)
+    cut.attend(load_kernel(SOURCE, name, device.index or 0), THREADS, arguments)
     return out
 
 

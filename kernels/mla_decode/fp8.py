@@ -14,8 +14,6 @@ from kernels.nvrtc import encode_rows, load_kernel
 SOURCE = CUDA / "fp8_decode.cu"
 LATENT, WIDTH, UNIT_TOKENS = 512, 576, 128
 THREADS = 384
-# `Shared` of the source: the query and five blocks, a unit's probabilities, six floats a row, ten barriers, a count.
-SHARED_BYTES = 36864 * 6 + 8192 + 6 * 64 * 4 + 10 * 8 + 8
 
 
 class Arguments(ctypes.Structure):
@@ -30,7 +28,7 @@ class Arguments(ctypes.Structure):
         ("scale_log2", ctypes.c_float),
         ("kv_scale", ctypes.c_float),
         # To a multiple of the maps' alignment, 64.
-        ("padding", ctypes.c_byte * 16),
+        ("padding", ctypes.c_byte * 56),
     )
 
 
@@ -58,7 +56,7 @@ def mla_decode(
         scale * math.log2(math.e), kv_scale,
     )  # fmt: skip
     name = "decode_rest" if heads % HEADS else "decode"
-    cut.attend(load_kernel(SOURCE, name, SHARED_BYTES, device.index or 0), THREADS, arguments)
+    cut.attend(load_kernel(SOURCE, name, device.index or 0), THREADS, arguments)
     return out
 
 

@@ -73,7 +73,7 @@ class Cut:
         grid = (work.part_count * self.row_tiles, 1, 1)
         kernel.launch(grid, threads, arguments, dependent=self.scheduled)
         if work.part_count > 1:
-            joining = load_kernel(CUDA / "combine.cu", "combine", 0, self.kept[0].device.index or 0)
+            joining = load_kernel(CUDA / "combine.cu", "combine", self.kept[0].device.index or 0)
             joining.launch((COMBINE_CTAS * self.processors, 1, 1), COMBINE_THREADS, work, dependent=True)
 
 
@@ -100,7 +100,7 @@ def cut_work(plan: DecodePlan, heads: int, out: torch.Tensor, unit_tokens: int) 
         parts, unit_tokens,
     )  # fmt: skip
     if not scheduled:
-        kernel = load_kernel(CUDA / "parts.cu", "schedule", 0, device.index or 0)
+        kernel = load_kernel(CUDA / "parts.cu", "schedule", device.index or 0)
         kernel.launch((1, 1, 1), SCHEDULE_THREADS, work)
     return Cut(work, row_tiles, processors, scheduled, (values, log_sums))
 

@@ -16,8 +16,8 @@ NOPE, ROPE, LATENT, VALUE = 128, 64, 512, GROUP
 TOKENS = (16, 32, 64, 96)
 # Up to here it is faster than cuBLAS and what that needs beside it.
 MOST_TOKENS = 128
-# `PARTS`, `THREADS`, `ELEMENTS` and `LINE` of the source.
-PARTS, THREADS, ELEMENTS, LINE = 2, 256, 64, 128
+# As in the source.
+PARTS, THREADS, LINE = 2, 256, 128
 
 
 class AbsorbArguments(ctypes.Structure):
@@ -81,10 +81,7 @@ def absorb_query(query: torch.Tensor, weight: torch.Tensor, rotations: torch.Ten
         query.data_ptr() + 2 * NOPE, rotations.data_ptr(), out.data_ptr(), tokens, heads, head_rows, head_bytes,
         token_bytes // 4, head_bytes // 4,
     )  # fmt: skip
-    # `AbsorbShared` of the source.
-    boxes = LATENT // PARTS // ELEMENTS
-    shared = boxes * NOPE * LINE + NOPE // ELEMENTS * held * LINE + (boxes + 1) * 8
-    kernel = load_kernel(SOURCE, f"few_tokens_absorb_queries_{held}", shared, device.index or 0)
+    kernel = load_kernel(SOURCE, f"few_tokens_absorb_queries_{held}", device.index or 0)
     kernel.launch((PARTS, heads, tiles), THREADS, arguments, dependent=True)
     return out
 
@@ -101,10 +98,7 @@ def expand_values_quantized(attended: torch.Tensor, weight: torch.Tensor) -> Qua
         _boxes(attended.data_ptr(), tokens, 2 * heads * LATENT, held),
         out.values.data_ptr(), out.scales.data_ptr(), tokens, heads, head_rows, out.scales.stride(1),
     )  # fmt: skip
-    # `ExpandShared` of the source.
-    boxes = LATENT // ELEMENTS
-    shared = boxes * (VALUE + held) * LINE + 2 * boxes * 8
-    kernel = load_kernel(SOURCE, f"few_tokens_expand_values_{held}", shared, device.index or 0)
+    kernel = load_kernel(SOURCE, f"few_tokens_expand_values_{held}", device.index or 0)
     kernel.launch((heads, tiles, 1), THREADS, arguments, dependent=True)
     return out
 

@@ -53,6 +53,6 @@ def moe_gate(logits: torch.Tensor, bias: torch.Tensor, routing: Routing) -> tupl
         logits.data_ptr(), bias.data_ptr(), weights.data_ptr(), experts.data_ptr(), tokens, shares,
         routing.groups_per_token, routing.shared, routing.normalize, routing.scaling,
     )  # fmt: skip
-    kernel = load_kernel(SOURCE, f"choose_{CHOICES}", 0, device.index or 0)
+    kernel = load_kernel(SOURCE, f"choose_{CHOICES}", device.index or 0)
     kernel.launch((tokens, 1, 1), EXPERTS, arguments, dependent=True)
     return weights, experts

@@ -51,10 +51,7 @@ def gate_logits(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         _boxes(weight.data_ptr(), experts, inputs, EXPERTS), _boxes(hidden.data_ptr(), tokens, inputs, held),
         out.data_ptr(), tokens, experts,
     )  # fmt: skip
-    # `Shared` of the source.
-    boxes = INPUTS // ELEMENTS
-    shared = boxes * ((EXPERTS + held) * LINE + 8)
-    kernel = load_kernel(SOURCE, f"few_tokens_{held}", shared, hidden.device.index or 0)
+    kernel = load_kernel(SOURCE, f"few_tokens_{held}", hidden.device.index or 0)
     grid = (experts // EXPERTS, shares, -(-tokens // held))
     kernel.launch(grid, THREADS, arguments, dependent=True)
     return out

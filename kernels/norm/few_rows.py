@@ -67,7 +67,7 @@ def add_rms_norm(
     if quantized is not None:
         arguments.values, arguments.scales = quantized.values.data_ptr(), quantized.scales.data_ptr()
         arguments.scale_stride = quantized.scales.stride(1)
-    kernel = load_kernel(SOURCE, f"norm_{_choices(delta)}", 0, device.index or 0)
+    kernel = load_kernel(SOURCE, f"norm_{_choices(delta)}", device.index or 0)
     kernel.launch((rows * CTAS, 1, 1), width // (CTAS * VALUES), arguments, cluster=CTAS, dependent=True)
     return out
 

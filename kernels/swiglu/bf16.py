@@ -45,6 +45,6 @@ def swiglu_quantize(gate_up: torch.Tensor, positions: torch.Tensor | None) -> Qu
         gate_up.data_ptr(), None if positions is None else positions.data_ptr(), out.values.data_ptr(),
         out.scales.data_ptr(), rows, out.scales.stride(-1), width,
     )  # fmt: skip
-    kernel = load_kernel(SOURCE, "swiglu_quantize", 0, device.index or 0)
+    kernel = load_kernel(SOURCE, "swiglu_quantize", device.index or 0)
     kernel.launch((used, -(-width // (THREADS * VALUES)), 1), THREADS, arguments, dependent=True)
     return out

@@ -333,10 +333,11 @@ __device__ __forceinline__ void run(const Arguments& given) {
   }
 }
 
-#define FEW_ROWS(ROWS, OUTPUTS)                                                  \
-  extern "C" __global__ void __launch_bounds__(Shape<ROWS, OUTPUTS>::THREADS, 1) \
-      few_rows_##ROWS##_##OUTPUTS(const __grid_constant__ Arguments given) {     \
-    run<ROWS, OUTPUTS>(given);                                                   \
+#define FEW_ROWS(ROWS, OUTPUTS)                                                        \
+  extern "C" __device__ int few_rows_##ROWS##_##OUTPUTS##_shared_bytes = SHARED_BYTES; \
+  extern "C" __global__ void __launch_bounds__(Shape<ROWS, OUTPUTS>::THREADS, 1)       \
+      few_rows_##ROWS##_##OUTPUTS(const __grid_constant__ Arguments given) {           \
+    run<ROWS, OUTPUTS>(given);                                                         \
   }
 #define FEW_ROWS_OF(OUTPUTS) FEW_ROWS(16, OUTPUTS) FEW_ROWS(32, OUTPUTS) FEW_ROWS(64, OUTPUTS) FEW_ROWS(96, OUTPUTS)
 FEW_ROWS_OF(64)

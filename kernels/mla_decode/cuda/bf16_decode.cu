@@ -24,7 +24,7 @@
 #include "bf16_values.cuh"
 #include "bf16_produce.cuh"
 
-constexpr int PRODUCERS = 128;
+constexpr int PRODUCERS = 128, THREADS = GATHERERS + SCORERS + PRODUCERS;
 
 template <int CTAS>
 __device__ __forceinline__ Place own_place(const Work& work) {
@@ -167,7 +167,9 @@ __device__ __forceinline__ void attend(const Arguments& given) {
   }
 }
 
-#define DECODE extern "C" __global__ void __launch_bounds__(GATHERERS + SCORERS + PRODUCERS, 1)
+extern "C" __device__ int decode_pair_shared_bytes = sizeof(Shared), decode_single_shared_bytes = sizeof(Shared);
+
+#define DECODE extern "C" __global__ void __launch_bounds__(THREADS, 1)
 
 DECODE __cluster_dims__(2, 1, 1) decode_pair(const __grid_constant__ Arguments given) { attend<2>(given); }
 

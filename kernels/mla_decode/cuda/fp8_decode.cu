@@ -139,11 +139,13 @@ __device__ __forceinline__ void attend_part(const Arguments& given) {
   }
 }
 
-extern "C" __global__ void __launch_bounds__(CONSUMERS + PRODUCERS, 1) decode(const __grid_constant__ Arguments given) {
+extern "C" __device__ int decode_shared_bytes = sizeof(Shared), decode_rest_shared_bytes = sizeof(Shared);
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1) decode(const __grid_constant__ Arguments given) {
   attend_part<true>(given);
 }
 
 // Where the heads are no multiple of 64: a kernel of its own, since asking costs the other registers.
-extern "C" __global__ void __launch_bounds__(CONSUMERS + PRODUCERS, 1) decode_rest(const __grid_constant__ Arguments given) {
+extern "C" __global__ void __launch_bounds__(THREADS, 1) decode_rest(const __grid_constant__ Arguments given) {
   attend_part<false>(given);
 }

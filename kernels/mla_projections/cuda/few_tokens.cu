@@ -268,14 +268,16 @@ __device__ __forceinline__ void expand(const ExpandArguments& given) {
   work.quantize(product);
 }
 
-#define FEW_TOKENS(TOKENS)                                                                  \
-  extern "C" __global__ void __launch_bounds__(THREADS, 2)                                  \
-      few_tokens_absorb_queries_##TOKENS(const __grid_constant__ AbsorbArguments given) {   \
-    absorb<TOKENS>(given);                                                                  \
-  }                                                                                         \
-  extern "C" __global__ void __launch_bounds__(THREADS, 1)                                  \
-      few_tokens_expand_values_##TOKENS(const __grid_constant__ ExpandArguments given) {    \
-    expand<TOKENS>(given);                                                                  \
+#define FEW_TOKENS(TOKENS)                                                                                    \
+  extern "C" __device__ int few_tokens_absorb_queries_##TOKENS##_shared_bytes = sizeof(AbsorbShared<TOKENS>); \
+  extern "C" __device__ int few_tokens_expand_values_##TOKENS##_shared_bytes = sizeof(ExpandShared<TOKENS>);  \
+  extern "C" __global__ void __launch_bounds__(THREADS, 2)                                                    \
+      few_tokens_absorb_queries_##TOKENS(const __grid_constant__ AbsorbArguments given) {                     \
+    absorb<TOKENS>(given);                                                                                    \
+  }                                                                                                           \
+  extern "C" __global__ void __launch_bounds__(THREADS, 1)                                                    \
+      few_tokens_expand_values_##TOKENS(const __grid_constant__ ExpandArguments given) {                      \
+    expand<TOKENS>(given);                                                                                    \
   }
 FEW_TOKENS(16)
 FEW_TOKENS(32)

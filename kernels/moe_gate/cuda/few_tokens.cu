@@ -143,10 +143,11 @@ __device__ __forceinline__ void multiply_few(const Arguments& given) {
   work.store();
 }
 
-#define FEW_TOKENS(TOKENS)                                           \
-  extern "C" __global__ void __launch_bounds__(THREADS, 1)           \
-      few_tokens_##TOKENS(const __grid_constant__ Arguments given) { \
-    multiply_few<TOKENS>(given);                                     \
+#define FEW_TOKENS(TOKENS)                                                               \
+  extern "C" __device__ int few_tokens_##TOKENS##_shared_bytes = sizeof(Shared<TOKENS>); \
+  extern "C" __global__ void __launch_bounds__(THREADS, 1)                               \
+      few_tokens_##TOKENS(const __grid_constant__ Arguments given) {                     \
+    multiply_few<TOKENS>(given);                                                         \
   }
 FEW_TOKENS(16)
 FEW_TOKENS(32)
