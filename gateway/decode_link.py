@@ -7,7 +7,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from contextvars import Context
 from dataclasses import dataclass
-from typing import TypeAlias
+from enum import Enum
+from typing import NoReturn, TypeAlias
 
 import grpc
 from deepmesh.internal.v1 import decode_pb2, decode_pb2_grpc
@@ -36,14 +37,25 @@ class GatewayIdentity:
     incarnation: str
 
 
+class LinkState(Enum):
+    """A link alternates between the first two, and ends in the third."""
+
+    # No stream is up; submissions wait for the next one.
+    CONNECTING = "connecting"
+    # The worker has welcomed the stream.
+    ATTACHED = "attached"
+    # Final: the link takes no submission, and every request that it had has been failed.
+    CLOSED = "closed"
+
+
 @dataclass(slots=True)
-class _Entry:
-    """One attempt on this link."""
+class _Request:
+    """One attempt of a generation on this link."""
 
     attempt: int
     generation: Generation
     placement: Placement
-    # Whether the worker was told of it: then a reattachment names it, else it is submitted again.
+    # Whether the worker may know it: then a reattachment names it, otherwise the next stream submits it.
     sent: bool = False
 
 
@@ -52,21 +64,22 @@ class DecodeLink:
 
     A broken stream loses nothing: the link reattaches for as long as the worker's grace lasts and names the next
     position of each request. Requests are lost (they fail with WorkerLost) when that time is over, when another
-    incarnation answers, or when the registry drops the worker (`lose`). A link that has nothing to carry when its
-    stream breaks closes; `open` tells.
+    incarnation answers, or when the registry drops the worker (`lose`). A link that has no request when its stream
+    breaks closes. A request that cannot be encoded fails alone.
     """
 
     def __init__(
         self, target: Target, identity: GatewayIdentity, config: DispatchConfig, clock: Callable[[], float]
     ) -> None:
         self.target = target
-        self.open = True
+        self.state = LinkState.CONNECTING
         self._identity = identity
         self._config = config
         self._clock = clock
         self._grace_seconds = config.attach_seconds
-        self._entries: dict[int, _Entry] = {}
-        # What the writer sends next. Submissions outlive a broken stream, the rest means nothing to the next one.
+        self._requests: dict[int, _Request] = {}
+        # What the writer sends next. Unsent submissions wait for the next stream when one breaks; cancellations and
+        # acknowledgements are dropped then, since a reattachment names the requests that are left.
         self._unsent: deque[int] = deque()
         self._cancelled: list[int] = []
         self._ended: list[int] = []
@@ -76,40 +89,52 @@ class DecodeLink:
         self._task.add_done_callback(self._finished)
 
     @property
+    def open(self) -> bool:
+        """Whether the link takes submissions."""
+        return self.state is not LinkState.CLOSED
+
+    @property
     def live_streams(self) -> int:
-        return len(self._entries)
+        return len(self._requests)
 
     def submit(self, stream_id: int, attempt: int, placement: Placement, generation: Generation) -> None:
         assert self.open
-        self._entries[stream_id] = _Entry(attempt, generation, placement)
+        self._requests[stream_id] = _Request(attempt, generation, placement)
         self._unsent.append(stream_id)
         self._outgoing.set()
 
     def cancel(self, stream_id: int) -> None:
         """Stop a request, where it still runs; nothing more of it reaches its generation."""
-        entry = self._entries.pop(stream_id, None)
-        if entry is not None and entry.sent:
+        request = self._requests.pop(stream_id, None)
+        if request is not None and request.sent:
             self._cancelled.append(stream_id)
             self._outgoing.set()
 
     def lose(self, why: str) -> None:
         """The worker is gone: every request on it fails with WorkerLost, and the link closes."""
-        self.open = False
-        entries, self._entries = self._entries, {}
-        for entry in entries.values():
-            entry.generation.fail(WorkerLost(f"worker {self.target.worker_id} is lost: {why}"))
-        if entries:
+        self._enter(LinkState.CLOSED)
+        requests, self._requests = self._requests, {}
+        for request in requests.values():
+            request.generation.fail(WorkerLost(f"worker {self.target.worker_id} is lost: {why}"))
+        if requests:
             _log.warning("worker lost", extra={"fields": {"worker": self.target.worker_id, "why": why}})
 
     def leave(self) -> None:
-        """Close the stream; the worker cancels what it still runs for us after its grace."""
-        self.open = False
+        """Close the stream; the worker cancels what it still runs for this gateway after its grace."""
+        self._enter(LinkState.CLOSED)
         self._task.cancel()
 
     async def close(self) -> None:
         """Leave, and wait until the stream is closed."""
         self.leave()
         await asyncio.wait([self._task])
+
+    def _enter(self, state: LinkState) -> None:
+        """Every change of the state. A closed link stays closed, whatever its stream still does."""
+        if self.state is LinkState.CLOSED:
+            return
+        GATEWAY_WORKER_LINKS.inc((state is LinkState.ATTACHED) - (self.state is LinkState.ATTACHED))
+        self.state = state
 
     async def _run(self) -> None:
         broken_at, delay = self._clock(), self._config.reattach_seconds
@@ -118,8 +143,8 @@ class DecodeLink:
             while self.open:
                 if await self._attach(stub, broken_at + self._grace_seconds):
                     broken_at, delay = self._clock(), self._config.reattach_seconds
-                if not self._entries:
-                    self.open = False
+                if not self._requests:
+                    self._enter(LinkState.CLOSED)
                 elif self._clock() + delay > broken_at + self._grace_seconds:
                     self.lose(f"no stream to it for {self._grace_seconds:g} seconds")
                 else:
@@ -127,32 +152,36 @@ class DecodeLink:
                     delay = min(2 * delay, _SLOWEST_REATTACH * self._config.reattach_seconds)
 
     async def _attach(self, stub: decode_pb2_grpc.DecodeServiceStub, give_up_at: float) -> bool:
-        """Hold one stream for as long as it lasts. False where the worker did not welcome us."""
+        """Hold one stream for as long as it lasts. False if the worker did not welcome it."""
         call: AttachCall = stub.Attach()
-        welcomed = False
         try:
             async with asyncio.timeout_at(give_up_at):
                 welcomed = await self._greet(call)
             if welcomed:
-                with GATEWAY_WORKER_LINKS.track_inprogress():
-                    await self._exchange(call)
+                self._enter(LinkState.ATTACHED)
+                await self._exchange(call)
+            return welcomed
         except TimeoutError:
             _log.debug("no welcome in time", extra={"fields": {"worker": self.target.worker_id}})
         except grpc.aio.AioRpcError as error:
-            self._explain(from_rpc_error(error), logging.INFO if welcomed else logging.DEBUG)
+            self._explain(from_rpc_error(error), logging.DEBUG)
         finally:
             call.cancel()
-        return welcomed
+            self._enter(LinkState.CONNECTING)
+        return False
 
     async def _greet(self, call: AttachCall) -> bool:
         self._cancelled.clear()
         self._ended.clear()
         resume = [
-            decode_pb2.ResumePoint(stream_id=stream_id, next_position=entry.generation.next_position)
-            for stream_id, entry in self._entries.items()
-            if entry.sent
+            decode_pb2.ResumePoint(stream_id=stream_id, next_position=request.generation.next_position)
+            for stream_id, request in self._requests.items()
+            if request.sent
         ]
-        await _write(call, decode_pb2.AttachRequest(hello=self._hello(resume)))
+        hello = decode_pb2.AttachHello(
+            gateway_id=self._identity.gateway_id, gateway_incarnation=self._identity.incarnation, resume=resume
+        )
+        await call.write(decode_pb2.AttachRequest(hello=hello))
         response = await call.read()
         if not isinstance(response, decode_pb2.AttachResponse):
             return False
@@ -163,80 +192,92 @@ class DecodeLink:
         self._grace_seconds = response.welcome.grace_ms / 1000
         return True
 
-    def _hello(self, resume: list[decode_pb2.ResumePoint]) -> decode_pb2.AttachHello:
-        return decode_pb2.AttachHello(
-            gateway_id=self._identity.gateway_id, gateway_incarnation=self._identity.incarnation, resume=resume
-        )
+    async def _exchange(self, call: AttachCall) -> None:
+        """Read and write until the stream ends. An error of either that is none of the stream's ends the link."""
+        async with asyncio.TaskGroup() as tasks:
+            writer = tasks.create_task(self._write_all(call))
+            await self._read_all(call)
+            writer.cancel()
+
+    async def _read_all(self, call: AttachCall) -> None:
+        try:
+            # gRPC gives None for what it cannot read.
+            while isinstance(response := await call.read(), decode_pb2.AttachResponse):
+                self._dispatch(response.frame)
+        except grpc.aio.AioRpcError as error:
+            self._explain(from_rpc_error(error), logging.INFO)
 
     def _explain(self, error: MeshError, level: int) -> None:
         if isinstance(error, ShuttingDown) or error.code is grpc.StatusCode.INVALID_ARGUMENT:
             self.lose(error.message)
         _log.log(level, "stream broke", extra={"fields": {"worker": self.target.worker_id, "why": error.message}})
 
-    async def _exchange(self, call: AttachCall) -> None:
-        writer = asyncio.create_task(self._write_all(call))
-        try:
-            while isinstance(response := await call.read(), decode_pb2.AttachResponse):
-                self._dispatch(response.frame)
-        finally:
-            writer.cancel()
-            await asyncio.wait([writer])
-
     async def _write_all(self, call: AttachCall) -> None:
+        # The reader of a broken stream is told why it broke, and ends the exchange.
+        with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            await self._write_until_broken(call)
+
+    async def _write_until_broken(self, call: AttachCall) -> NoReturn:
         self._outgoing.set()
-        while await self._outgoing.wait():
+        while True:
+            await self._outgoing.wait()
             self._outgoing.clear()
             while self._unsent:
                 await self._write_submission(call, self._unsent.popleft())
             while self._cancelled:
                 cancellation = decode_pb2.Cancellation(stream_id=self._cancelled.pop())
-                await _write(call, decode_pb2.AttachRequest(cancellation=cancellation))
+                await call.write(decode_pb2.AttachRequest(cancellation=cancellation))
             if self._ended:
                 ended, self._ended = self._ended, []
                 acknowledgement = decode_pb2.Acknowledgement(stream_ids=ended)
-                await _write(call, decode_pb2.AttachRequest(acknowledgement=acknowledgement))
+                await call.write(decode_pb2.AttachRequest(acknowledgement=acknowledgement))
 
     async def _write_submission(self, call: AttachCall, stream_id: int) -> None:
-        entry = self._entries.get(stream_id)
-        if entry is not None:
-            entry.sent = True
-            now = self._clock()
-            await _write(call, wire.submission(stream_id, entry.attempt, entry.placement, entry.generation, now))
+        request = self._requests.get(stream_id)
+        # None if it was cancelled before it was sent.
+        if request is not None and (message := self._encode(stream_id, request)) is not None:
+            request.sent = True
+            await call.write(message)
+
+    def _encode(self, stream_id: int, request: _Request) -> decode_pb2.AttachRequest | None:
+        """The submission; None if it has no form on the wire, which fails this request and no other."""
+        try:
+            return wire.submission(stream_id, request.attempt, request.placement, request.generation, self._clock())
+        # What protobuf raises for a value that its field cannot hold.
+        except (TypeError, ValueError) as error:
+            _log.error("a request cannot be encoded", exc_info=error)
+            del self._requests[stream_id]
+            request.generation.fail(MeshError("internal error: the request cannot be encoded for its worker"))
+            return None
 
     def _dispatch(self, frame: decode_pb2.StepFrame) -> None:
-        entries = self._entries
         for output in frame.outputs:
-            entry = entries.get(output.stream_id)
-            # Without an entry it was cancelled, or belongs to an attempt that another has replaced.
-            if entry is not None:
-                entry.generation.receive(
+            request = self._requests.get(output.stream_id)
+            # None if it was cancelled, or belongs to an attempt that another has replaced.
+            if request is not None:
+                request.generation.receive(
                     output.first_position,
                     output.token_ids,
                     wire.position_logprobs(output.logprobs) if output.logprobs else (),
                     output.cached_tokens if output.HasField("cached_tokens") else None,
                 )
-            terminal = output.WhichOneof("terminal")
-            if terminal is not None:
-                self._end(output, entry)
+            if output.WhichOneof("terminal") is not None:
+                self._end(output, request)
 
-    def _end(self, output: decode_pb2.RequestOutput, entry: _Entry | None) -> None:
-        self._entries.pop(output.stream_id, None)
+    def _end(self, output: decode_pb2.RequestOutput, request: _Request | None) -> None:
+        self._requests.pop(output.stream_id, None)
         self._ended.append(output.stream_id)
         self._outgoing.set()
-        if entry is None:
+        if request is None:
             return
         if output.HasField("failure"):
-            entry.generation.fail(from_failure(output.failure))
+            request.generation.fail(from_failure(output.failure))
         else:
-            entry.generation.finish(wire.finish_reason(output.finished))
+            request.generation.finish(wire.finish_reason(output.finished))
 
     def _finished(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and task.exception() is not None:
+        """However the link's task ended, no request may wait for it."""
+        failed = not task.cancelled() and task.exception() is not None
+        if failed:
             _log.error("link failed", exc_info=task.exception(), extra={"fields": {"worker": self.target.worker_id}})
-        self.lose("the gateway left it")
-
-
-async def _write(call: AttachCall, message: decode_pb2.AttachRequest) -> None:
-    # A broken stream tells its reader why.
-    with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
-        await call.write(message)
+        self.lose("its link failed" if failed else "the gateway left it")

@@ -7,9 +7,12 @@ import grpc
 import pytest
 from deepmesh.v1 import common_pb2
 
+from gateway import wire
 from gateway.config import DispatchConfig
+from gateway.decode_link import DecodeLink
 from mesh.errors import EngineFailed, InvalidRequest, NoWorker, Overloaded, ShuttingDown, WorkerFull
 from mesh.failures import from_rpc_error
+from mesh.metrics import GATEWAY_WORKER_LINKS
 from tests.support.fake_decode import FakeDecodeWorker, FakeRequest, oracle_tokens
 from tests.support.gateways import Collected, Mesh, collect, ids_request, limits, running_mesh
 from tests.support.waiting import eventually
@@ -282,3 +285,59 @@ async def test_a_worker_that_placement_knows_before_the_registry_does_is_not_los
         mesh.gateway.links.retain({"decode-0": "first"})
         assert (await answer).token_ids == oracle_tokens(PROMPT, 60)
         assert (len(new.submissions), len(known.submissions)) == (1, 0)
+
+
+async def test_a_request_that_cannot_be_encoded_fails_alone_and_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    encode = wire.submission
+
+    def encode_some(stream_id: int, attempt: int, placement: Any, generation: Any, now: float) -> Any:
+        if generation.request.max_tokens == 7:
+            raise ValueError("Value out of range: -1")
+        return encode(stream_id, attempt, placement, generation, now)
+
+    monkeypatch.setattr(wire, "submission", encode_some)
+    async with running_mesh(paced()) as mesh:
+        undisturbed = start(mesh)
+        await under_way(mesh.worker)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await collect(mesh, ids_request(PROMPT, max_tokens=7), timeout=2)
+        assert caught.value.code() is grpc.StatusCode.INTERNAL
+        later = start(mesh)
+        for answer in (undisturbed, later):
+            assert (await answer).token_ids == oracle_tokens(PROMPT, 60)
+        assert (len(mesh.worker.hellos), len(mesh.worker.submissions)) == (1, 2)
+
+
+async def test_a_writer_that_fails_ends_its_link_and_the_requests_continue_on_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    write, failures = DecodeLink._write_submission, [RuntimeError("a bug")]
+
+    async def write_with_a_bug(link: DecodeLink, call: Any, stream_id: int) -> None:
+        if link.live_streams > 1 and failures:
+            raise failures.pop()
+        await write(link, call, stream_id)
+
+    monkeypatch.setattr(DecodeLink, "_write_submission", write_with_a_bug)
+    async with running_mesh(paced()) as mesh:
+        first = start(mesh)
+        await under_way(mesh.worker)
+        second = start(mesh)
+        for answer in (first, second):
+            assert (await answer).token_ids == oracle_tokens(PROMPT, 60)
+        assert not failures
+        assert len(mesh.worker.hellos) == 2
+
+
+async def test_the_gauge_of_streams_follows_the_state_of_the_links() -> None:
+    before = GATEWAY_WORKER_LINKS._value.get()
+    async with running_mesh(paced()) as mesh:
+        answer = start(mesh)
+        await under_way(mesh.worker)
+        assert GATEWAY_WORKER_LINKS._value.get() == before + 1
+        mesh.worker.unreachable = True
+        mesh.worker.break_streams()
+        await eventually(lambda: GATEWAY_WORKER_LINKS._value.get() == before)
+        mesh.worker.unreachable = False
+        assert (await answer).token_ids == oracle_tokens(PROMPT, 60)
+    assert GATEWAY_WORKER_LINKS._value.get() == before
