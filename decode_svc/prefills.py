@@ -1,6 +1,7 @@
 """Prompts that prefill workers compute for requests of this one, from the opened landing to the end of the call."""
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
@@ -11,6 +12,8 @@ from engine.protocol.messages import FirstToken, LandingOpened
 from mesh.errors import EngineFailed, InvalidRequest, MeshError, PrefillLost
 from mesh.metrics import DECODE_PREFILLS
 from mesh.observe import span
+
+_log = logging.getLogger("deepmesh.decode")
 
 
 class LandingRank(Protocol):
@@ -41,14 +44,18 @@ class PrefillCalls(Protocol):
 
 
 class Prefills:
-    """Keeps one call for each landing. `on_lost` gets the rank's key of a request whose prompt does not come."""
+    """Keeps one call for each landing.
+
+    `on_lost` gets the rank's key of a request whose prompt does not come, and why: PrefillLost where another prefill
+    worker may do better, a plain MeshError where the call failed through a mistake of this service.
+    """
 
     def __init__(
         self,
         rank: LandingRank,
         calls: PrefillCalls,
         vocabulary_size: int,
-        on_lost: Callable[[int, PrefillLost], None],
+        on_lost: Callable[[int, MeshError], None],
     ) -> None:
         self._rank = rank
         self._vocabulary_size = vocabulary_size
@@ -83,10 +90,16 @@ class Prefills:
             prompt.call.cancel()
 
     def _end(self, key: int, call: asyncio.Task[PrefillLost | None]) -> None:
+        """The call is over. What is raised here would reach nobody, and the request would wait for its deadline."""
         if call.cancelled():
             DECODE_PREFILLS.labels("cancelled").inc()
             return
-        lost = call.result()
+        lost: MeshError | None
+        if (mistake := call.exception()) is None:
+            lost = call.result()
+        else:
+            _log.error("prefill call failed", exc_info=mistake)
+            lost = MeshError("internal error: the prefill call failed")
         DECODE_PREFILLS.labels("done" if lost is None else "lost").inc()
         if lost is not None:
             self._on_lost(key, lost)

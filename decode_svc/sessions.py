@@ -13,7 +13,7 @@ from decode_svc.live import Live, LiveRequests, Rank, RemotePrompts
 from decode_svc.requests import Request, Submission, Terminal, make_request, terminal_of
 from decode_svc.session import Attachment, Session
 from engine.protocol.messages import Output, StepResult
-from mesh.errors import DeadlineExceeded, EngineFailed, MeshError, Overloaded, PrefillLost, UnknownRequest
+from mesh.errors import DeadlineExceeded, EngineFailed, MeshError, Overloaded, UnknownRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +156,7 @@ class Sessions:
         for session in touched.values():
             session.wake()
 
-    def lose_prompt(self, key: int, error: PrefillLost) -> None:
+    def lose_prompt(self, key: int, error: MeshError) -> None:
         """The call to the prefill worker failed. A request that is past its first token has its KV, and goes on."""
         live = self._live.get(key)
         if live is not None and len(live.request.token_ids) <= 1:

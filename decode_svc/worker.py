@@ -16,7 +16,7 @@ from decode_svc.sessions import Sessions
 from engine.protocol.messages import LandingOpened, Ready, StepResult, TransferNews
 from kvstore.client import StoreClient
 from mesh import metrics
-from mesh.errors import InvalidRequest, PlaceAgain, PrefillLost, ShuttingDown, WorkerDraining
+from mesh.errors import InvalidRequest, MeshError, PlaceAgain, ShuttingDown, WorkerDraining
 from mesh.observe import span
 from mesh.workers import WorkerIdentity, WorkerRole
 from worker.identity import worker_identity
@@ -133,7 +133,7 @@ class DecodeWorker:
         metrics.DECODE_UNACKNOWLEDGED.set(sessions.kept_requests - sessions.live_requests)
         metrics.DECODE_GATEWAYS.set(sessions.attached_gateways)
 
-    def _lose_prompt(self, key: int, error: PrefillLost) -> None:
+    def _lose_prompt(self, key: int, error: MeshError) -> None:
         self.sessions.lose_prompt(key, error)
 
 

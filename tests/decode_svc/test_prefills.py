@@ -9,8 +9,9 @@ import pytest
 from deepmesh.internal.v1 import decode_pb2, targets_pb2
 from deepmesh.v1 import common_pb2
 
-from decode_svc import prefill_link
-from engine.protocol.messages import Logprobs, Output, Refusal, Sampling
+from decode_svc import prefill_link, wire
+from decode_svc.requests import Submission
+from engine.protocol.messages import LandingOpened, Logprobs, Output, Refusal, Sampling
 from mesh.blocks import BLOCK_TOKENS
 from mesh.config import ServerConfig
 from mesh.errors import (
@@ -259,6 +260,25 @@ async def test_a_second_first_token_is_a_mistake_that_the_rank_does_not_hear_of(
         lost(gateway)
         assert [first.token_id for first in rank_of(running).first_tokens] == [42]
         await eventually(lambda: call.cancelled)
+
+
+async def test_a_mistake_in_the_call_ends_its_request_at_once_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    def encode(submission: Submission, opened: LandingOpened) -> Any:
+        raise ValueError("Value out of range: -1")
+
+    async with decode_without_rank() as running, fake_prefill() as prefill, gateway_client(running.endpoint) as gateway:
+        rank = rank_of(running)
+        undisturbed = await called(running, gateway, prefill)
+        with monkeypatch.context() as patched:
+            patched.setattr(wire, "prefill_request", encode)
+            key = await submitted(running, gateway, prefill)
+            rank.open_landing(key, make_ticket(len(PROMPT), name=2))
+            error = (await gateway.ended(2)).error
+        assert error is not None
+        assert (error.code, error.reason) == (grpc.StatusCode.INTERNAL, MeshError.reason)
+        assert rank.cancelled == [key]
+        undisturbed.first_token()
+        await eventually(lambda: bool(rank.first_tokens))
 
 
 async def garbage(request: bytes, context: Any) -> AsyncIterator[bytes]:
