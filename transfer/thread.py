@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from transfer.alarm import Alarm
+from mesh.event_fd import EventFd
 from transfer.timer_slack import set_timer_slack
 from transfer.ucx import UcxTransport
 
@@ -69,7 +69,7 @@ class TransferThread:
         self._clock = clock
         self._announce = announce
         self._commands: deque[Callable[[], None]] = deque()
-        self._alarm = Alarm()
+        self._wakeup = EventFd()
         self._closing = False
         if work.needs_polling:
             sys.setswitchinterval(_SWITCH_SECONDS)
@@ -81,14 +81,14 @@ class TransferThread:
     def post(self, command: Callable[[], None]) -> None:
         """Run it soon, in order."""
         self._commands.append(command)
-        self._alarm.ring()
+        self._wakeup.set()
 
     def close(self) -> None:
         """Every transfer under way ends here."""
         self._closing = True
-        self._alarm.ring()
+        self._wakeup.set()
         self._thread.join()
-        self._alarm.close()
+        self._wakeup.close()
 
     def _run(self) -> None:
         try:
@@ -106,7 +106,7 @@ class TransferThread:
             set_timer_slack(_TIMER_SLACK_NS)
         poll = select.poll()
         poll.register(self._transport.fileno(), select.POLLIN)
-        poll.register(self._alarm.fileno(), select.POLLIN)
+        poll.register(self._wakeup.fileno(), select.POLLIN)
         last_busy = swept = time.monotonic()
         while not self._closing:
             busy = self._turn()
@@ -139,8 +139,8 @@ class TransferThread:
         if not self._transport.arm() or self._commands:
             return
         for descriptor, _ in poll.poll(self._timeout_ms()):
-            if descriptor == self._alarm.fileno():
-                self._alarm.clear()
+            if descriptor == self._wakeup.fileno():
+                self._wakeup.clear()
 
     def _timeout_ms(self) -> float:
         deadline = self._work.next_deadline

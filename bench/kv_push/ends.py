@@ -14,9 +14,9 @@ import numpy as np
 from bench.kv_push.bare import BareReceiver, BareSender
 from bench.kv_push.lookup import GrpcLookups, GrpcStore, ShortMemory
 from bench.kv_push.pools import Geometry, make_pool
+from mesh.event_fd import EventFd
 from mesh.workers import KvNamespace
 from transfer.agent import TransferAgent
-from transfer.alarm import Alarm
 from transfer.config import TransferConfig
 from transfer.events import Event, Fetched, Landed, PushEnded
 from transfer.ticket import StoreSession, Ticket
@@ -35,10 +35,10 @@ class _End:
     def __init__(self, peer: Connection, config: TransferConfig, geometry: Geometry, gpu: str | None) -> None:
         self.peer = peer
         self.geometry = geometry
-        self.alarm = Alarm()
+        self.news = EventFd()
         # Made once: what goes on before a thread sleeps keeps another from the interpreter.
         self._poll = select.poll()
-        self._poll.register(self.alarm.fileno(), select.POLLIN)
+        self._poll.register(self.news.fileno(), select.POLLIN)
         self._told: deque[Event] = deque()
         # When the agent last told something.
         self.told_at = 0.0
@@ -57,14 +57,14 @@ class _End:
         """Wait for what the agent has to tell."""
         while not self._told:
             self._poll.poll()
-            self.alarm.clear()
+            self.news.clear()
         return [self._told.popleft() for _ in range(len(self._told))]
 
     def _hear(self) -> None:
         """In the transfer's thread."""
         self.told_at = time.perf_counter()
         self._told.extend(self.agent.events())
-        self.alarm.ring()
+        self.news.set()
 
 
 class _ReceivingEnd(_End):

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection, wait
 
 from bench.kv_push.pools import Geometry, make_pool
+from mesh.event_fd import EventFd
 from mesh.workers import KvNamespace
 from transfer.agent import TransferAgent
-from transfer.alarm import Alarm
 from transfer.config import TransferConfig
 from transfer.ticket import Ticket
 
@@ -22,14 +22,14 @@ def run_peer(rank: Connection, gpu: str, geometry: Geometry, namespace: KvNamesp
     It hears tickets (push there) and numbers of blocks (open a landing); it says its landings' tickets, and when a
     landing or a push has ended.
     """
-    alarm = Alarm()
-    agent = TransferAgent(make_pool(gpu, geometry).memory(), namespace, config, time.monotonic, alarm.ring)
+    news = EventFd()
+    agent = TransferAgent(make_pool(gpu, geometry).memory(), namespace, config, time.monotonic, news.set)
     rank.send(None)
     blocks = range(geometry.blocks)
     while True:
-        ready = wait([alarm.fileno(), rank])
-        if alarm.fileno() in ready:
-            alarm.clear()
+        ready = wait([news.fileno(), rank])
+        if news.fileno() in ready:
+            news.clear()
         for event in agent.events():
             rank.send(event)
         while rank.poll():

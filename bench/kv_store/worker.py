@@ -15,10 +15,10 @@ from deepmesh.internal.v1 import kvstore_pb2
 from cli.launcher.process import Child
 from kvstore.client import StoreClient
 from mesh import worker_wire
+from mesh.event_fd import EventFd
 from mesh.ports import free_port
 from mesh.workers import KvNamespace, WorkerIdentity, WorkerRole
 from transfer.agent import TransferAgent
-from transfer.alarm import Alarm
 from transfer.config import TransferConfig
 from transfer.events import Event, Fetched, PushEnded
 from transfer.host_memory import HostMemory
@@ -55,8 +55,8 @@ class KvWorker:
         )
         self.sessions: dict[str, StoreSession] = {}
         self._attached = asyncio.Event()
-        self._news = Alarm()
-        self.agent = TransferAgent(HostMemory(self.memory), self.namespace, transfer, time.monotonic, self._news.ring)
+        self._news = EventFd()
+        self.agent = TransferAgent(HostMemory(self.memory), self.namespace, transfer, time.monotonic, self._news.set)
         self._blocks: Mapping[bytes, int] = {}
         self._fetches = 0
 

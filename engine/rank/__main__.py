@@ -19,9 +19,9 @@ from engine.protocol.messages import Failed, Ready, Start
 from engine.rank.backends import make_backend
 from engine.rank.link import RankLink
 from engine.rank.loop import RankLoop
-from engine.rank.waker import Waker
 from mesh.config import ObserveConfig
 from mesh.errors import EngineFailed, MeshError
+from mesh.event_fd import EventFd
 from mesh.observe import configure, span
 
 if TYPE_CHECKING:
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 def main(arguments: list[str]) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    waker = Waker()
-    link = RankLink(socket.socket(fileno=int(arguments[0])), waker)
+    wakeup = EventFd()
+    link = RankLink(socket.socket(fileno=int(arguments[0])), wakeup)
     starts = link.receive(wait=True)
     if not starts:
         return 0
@@ -43,7 +43,7 @@ def main(arguments: list[str]) -> int:
     try:
         with span("engine.load", backend=config.backend):
             backend = make_backend(config)
-            agent = _make_agent(config, backend, waker, start.rank)
+            agent = _make_agent(config, backend, wakeup, start.rank)
     except MeshError as error:
         _report(link, Failed(error.reason, error.message))
         return 1
@@ -60,14 +60,14 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _make_agent(config: EngineConfig, backend: Backend, waker: Waker, rank: int) -> "TransferAgent | None":
+def _make_agent(config: EngineConfig, backend: Backend, wakeup: EventFd, rank: int) -> "TransferAgent | None":
     if config.transfer is None:
         return None
     # Only here: a rank that moves no KV starts without UCX.
     from transfer.agent import TransferAgent
 
     memory = backend.kv_memory()
-    return TransferAgent(memory, backend.namespace, config.transfer, time.monotonic, waker.wake, rank=rank)
+    return TransferAgent(memory, backend.namespace, config.transfer, time.monotonic, wakeup.set, rank=rank)
 
 
 def _ready(config: EngineConfig, backend: Backend, engine: Engine, agent: "TransferAgent | None") -> Ready:

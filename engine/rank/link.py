@@ -8,7 +8,7 @@ import msgspec
 
 from engine.protocol.frames import RECEIVE_BYTES, FrameDecoder, FrameEncoder
 from engine.protocol.messages import ToRank
-from engine.rank.waker import Waker
+from mesh.event_fd import EventFd
 
 # Results that the service has not read. Above this the engine pauses, still listening, until the service reads: a slow
 # service neither fills our memory nor locks up with us, each waiting for the other to read.
@@ -16,14 +16,14 @@ MAX_OUTGOING_BYTES = 4 * 1024 * 1024
 
 
 class RankLink:
-    """Never blocks on sending; blocks on receiving only when asked to, and until `waker` is woken."""
+    """Never blocks on sending; blocks on receiving only when asked to, and until `wakeup` is set."""
 
-    def __init__(self, connection: socket.socket, waker: Waker) -> None:
+    def __init__(self, connection: socket.socket, wakeup: EventFd) -> None:
         connection.setblocking(False)
         self._connection = connection
-        self._waker = waker
+        self._wakeup = wakeup
         self._poll = select.poll()
-        self._poll.register(waker, select.POLLIN)
+        self._poll.register(wakeup, select.POLLIN)
         self._encoder = FrameEncoder()
         self._decoder: FrameDecoder[ToRank] = FrameDecoder(ToRank)
         self._outgoing = bytearray()
@@ -37,14 +37,14 @@ class RankLink:
     def receive(self, wait: bool, most_seconds: float | None = None) -> list[ToRank]:
         """All messages that have arrived. Empty once closed.
 
-        With `wait`, sleep until there is one or the waker wakes, and no longer than `most_seconds`. Sleeps regardless
+        With `wait`, sleep until there is one or `wakeup` is set, and no longer than `most_seconds`. Sleeps regardless
         of `wait` while more than MAX_OUTGOING_BYTES are unread.
         """
         messages: list[ToRank] = []
         while not self.closed:
             self._flush()
             messages += self._drain()
-            wait = wait and not self._waker.clear()
+            wait = wait and not self._wakeup.clear()
             stalled = len(self._outgoing) > MAX_OUTGOING_BYTES
             if not stalled and (messages or not wait):
                 break

@@ -2,7 +2,7 @@ import threading
 import time
 from typing import Any
 
-from transfer.alarm import Alarm
+from mesh.event_fd import EventFd
 from transfer.thread import TransferThread
 
 
@@ -20,8 +20,8 @@ class Meeting:
         self.opened = False
         self.open_at_arrival: bool | None = None
         self._arrived = False
-        self._alarm = Alarm()
-        self.fileno = self._alarm.fileno
+        self._wakeup = EventFd()
+        self.fileno = self._wakeup.fileno
 
     def begin(self) -> None:
         self.started.wait()
@@ -43,7 +43,7 @@ class Meeting:
     def sweep(self) -> None: ...
 
     def close(self) -> None:
-        self._alarm.close()
+        self._wakeup.close()
 
     def _open(self) -> None:
         self.opened = True

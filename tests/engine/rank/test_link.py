@@ -5,17 +5,17 @@ import time
 from engine.protocol.frames import FrameDecoder, FrameEncoder
 from engine.protocol.messages import Cancel, FromRank, StepResult, Stop, ToRank
 from engine.rank.link import MAX_OUTGOING_BYTES, RankLink
-from engine.rank.waker import Waker
+from mesh.event_fd import EventFd
 from mesh.workers import WorkerLoad
 
 LOAD = WorkerLoad(0, 0, 0, 0, 0.0, 0.0, 0.0)
 
 
-def linked(waker: Waker | None = None) -> tuple[RankLink, socket.socket]:
+def linked(wakeup: EventFd | None = None) -> tuple[RankLink, socket.socket]:
     """A rank's link, and the service's end of it."""
     theirs, ours = socket.socketpair()
     ours.settimeout(10)
-    return RankLink(theirs, waker or Waker()), ours
+    return RankLink(theirs, wakeup or EventFd()), ours
 
 
 def frame(message: ToRank) -> bytes:
@@ -58,9 +58,9 @@ def test_waiting_sleeps_until_a_message_is_whole() -> None:
 
 
 def test_waiting_ends_when_another_thread_wakes() -> None:
-    waker = Waker()
-    link, service = linked(waker)
-    threading.Timer(0.05, waker.wake).start()
+    wakeup = EventFd()
+    link, service = linked(wakeup)
+    threading.Timer(0.05, wakeup.set).start()
     assert link.receive(wait=True) == []
     threading.Timer(0.05, service.sendall, [frame(Cancel(7))]).start()
     assert link.receive(wait=True) == [Cancel(7)]
@@ -72,10 +72,10 @@ def test_waiting_ends_after_the_time_given() -> None:
 
 
 def test_a_wake_before_the_wait_is_not_lost() -> None:
-    waker = Waker()
-    link, _service = linked(waker)
-    waker.wake()
-    waker.wake()
+    wakeup = EventFd()
+    link, _service = linked(wakeup)
+    wakeup.set()
+    wakeup.set()
     assert link.receive(wait=True) == []
 
 
