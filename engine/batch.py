@@ -31,8 +31,13 @@ class Row(msgspec.Struct, frozen=True):
     follows: int | None = None
 
     @property
+    def tokens(self) -> int:
+        """How many tokens the row computes."""
+        return len(self.token_ids) or 1
+
+    @property
     def end(self) -> int:
-        return self.start + (len(self.token_ids) if self.follows is None else 1)
+        return self.start + (len(self.token_ids) or 1)
 
 
 class Batch(msgspec.Struct, frozen=True):

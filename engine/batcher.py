@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Generic, Protocol, TypeVar
 
+from engine.progress import Progress
 from mesh.blocks import BLOCK_TOKENS
 
 
-class Progress(Protocol):
-    """What the batcher reads of a request."""
+class Schedulable(Protocol):
+    """What the batcher reads of a request. It plans for the most that rows in flight can bring."""
 
     @property
     def arrival(self) -> tuple[int, int]:
@@ -23,17 +24,7 @@ class Progress(Protocol):
         ...
 
     @property
-    def length(self) -> int:
-        """Tokens of the prompt and generated, the one that a step under way draws included."""
-        ...
-
-    @property
-    def computed(self) -> int:
-        """Leading tokens whose KV is written, or will be by the steps under way."""
-        ...
-
-    @property
-    def block_ids(self) -> Sequence[int]: ...
+    def progress(self) -> Progress: ...
 
     @property
     def is_pushed(self) -> bool:
@@ -41,7 +32,7 @@ class Progress(Protocol):
         ...
 
 
-RequestT = TypeVar("RequestT", bound=Progress)
+RequestT = TypeVar("RequestT", bound=Schedulable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +90,7 @@ def plan_step(
     `waiting` is in order of admission and may be lazy: it is read only as far as requests are admitted, and one more.
     `references[block]` says how many requests hold a block.
     """
-    growing = [request for request in decoding if _needs_block(request)]
+    growing = [request for request in decoding if request.progress.needs_block]
     preempted: list[RequestT] = []
     if len(growing) > free_blocks:
         preempted, free_blocks = _preempt(decoding, prompts, free_blocks, references)
@@ -124,22 +115,19 @@ def plan_step(
     return StepPlan(preempted, admitted, list(decoding), growing, chunks)
 
 
-def must_preempt(decoding: Iterable[Progress], free_blocks: int) -> bool:
+def must_preempt(decoding: Sequence[Schedulable], free_blocks: int) -> bool:
     """Whether `plan_step` would take blocks from one request for another."""
-    return sum(_needs_block(request) for request in decoding) > free_blocks
+    # Mostly there is a block for each of them.
+    return len(decoding) > free_blocks and sum(request.progress.needs_block for request in decoding) > free_blocks
 
 
 def blocks_for(tokens: int) -> int:
     return -(-tokens // BLOCK_TOKENS)
 
 
-def _needs_block(request: Progress) -> bool:
-    return request.computed == len(request.block_ids) * BLOCK_TOKENS
-
-
-def _order(request: Progress) -> tuple[int, int, int]:
+def _order(request: Schedulable) -> tuple[int, int, int]:
     batch, position = request.arrival
-    return batch, request.length - request.computed, position
+    return batch, request.progress.left, position
 
 
 def _preempt(
@@ -147,7 +135,7 @@ def _preempt(
 ) -> tuple[list[RequestT], int]:
     """Latest arrivals first, until the others can grow or only the earliest is left. Returns them, and what is free."""
     running = sorted([*decoding, *prompts], key=lambda request: request.arrival)
-    needed = sum(_needs_block(request) for request in running)
+    needed = sum(request.progress.needs_block for request in running)
     dropped: Counter[int] = Counter()
     victims: list[RequestT] = []
     for victim in reversed(running[1:]):
@@ -156,17 +144,17 @@ def _preempt(
         if victim.is_pushed:
             continue
         victims.append(victim)
-        needed -= _needs_block(victim)
-        dropped.update(victim.block_ids)
+        needed -= victim.progress.needs_block
+        dropped.update(victim.progress.block_ids)
         # A block shared with a request that stays is not freed.
-        free_blocks += sum(dropped[block] == references[block] for block in victim.block_ids)
+        free_blocks += sum(dropped[block] == references[block] for block in victim.progress.block_ids)
     return victims, free_blocks
 
 
 def _chunks(prompts: Sequence[RequestT], budget: int) -> list[Chunk[RequestT]]:
     chunks = []
     for request in prompts:
-        tokens = min(budget, request.length - request.computed)
+        tokens = min(budget, request.progress.left)
         if not tokens:
             break
         chunks.append(Chunk(request, tokens))
@@ -205,4 +193,4 @@ def _admitted_chunks(admitted: Iterable[Candidate[RequestT]], budget: int) -> li
 
 def _step_tokens(candidate: Candidate[RequestT]) -> int:
     """What is left to compute, if it takes part in the step."""
-    return 0 if candidate.waits else candidate.request.length - len(candidate.cached_blocks) * BLOCK_TOKENS
+    return 0 if candidate.waits else candidate.request.progress.left - len(candidate.cached_blocks) * BLOCK_TOKENS

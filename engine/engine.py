@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 from engine.batch import Backend, Batch, Row, Sample
 from engine.batcher import Candidate, Chunk, Limits, StepPlan, blocks_for, must_preempt, plan_step
+from engine.block_tables import BlockTables
 from engine.config import EngineConfig
-from engine.flight import Flight, chunk_row, decode_row, follow
-from engine.holdings import Holdings
+from engine.in_flight import InFlightStep, launch_chunk_row, launch_decode_row
 from engine.kv_pool import BlockPool
 from engine.load import LoadMeter
 from engine.moves.transfers import Transfers
-from engine.outputs import append, cancelled, refused
+from engine.outputs import cancelled, next_output, refused
 from engine.protocol.messages import Cancel, FirstToken, Output, StepResult, Submit
 from engine.request import Request
 from engine.running import Running
@@ -61,7 +61,7 @@ class Engine:
         self.context_tokens = min(backend.context_tokens, backend.total_blocks * BLOCK_TOKENS)
         self._room = Room(self.context_tokens, backend.vocabulary_size)
         self.pool = BlockPool(backend.total_blocks)
-        self._holdings = Holdings(self.pool, config.prefix_cache)
+        self._block_tables = BlockTables(self.pool, config.prefix_cache)
         self._meter = LoadMeter()
         transfer = config.transfer or TransferConfig()
         self.transfers = Transfers(agent, self.pool, backend.namespace.layers, transfer, self._meter)
@@ -69,7 +69,7 @@ class Engine:
         self._waiting = WaitingQueue()
         self._running = Running()
         # Launched and not collected; only with overlap.
-        self._under_way: Flight | None = None
+        self._in_flight: InFlightStep | None = None
         self._collected_at = 0.0
         # The last step could do nothing, until a transfer gives back blocks or something else changes.
         self._blocked = False
@@ -83,7 +83,7 @@ class Engine:
     def has_work(self) -> bool:
         """Whether a step would do or tell anything before the next message, or event of the agent."""
         can_go_on = len(self._requests) > self.transfers.awaited and not self._blocked
-        return bool(can_go_on or self._told or self._under_way or self._moved or self.transfers.changed)
+        return bool(can_go_on or self._told or self._in_flight or self._moved or self.transfers.changed)
 
     def submit(self, submit: Submit) -> None:
         assert submit.key not in self._requests
@@ -119,7 +119,8 @@ class Engine:
         if request is None:
             return
         request.cached_tokens, request.store_cached_tokens = message.cached_tokens, message.store_cached_tokens
-        output = append(request, Sample(message.token_id, message.logprobs))
+        output = next_output(request, Sample(message.token_id, message.logprobs))
+        request.progress.received(output.token_ids)
         self._told.append(output)
         if output.finish is None:
             self.transfers.on_first_token(request)
@@ -140,7 +141,7 @@ class Engine:
         self._take_arrived()
         launched = finished = self._launch(on_admitted)
         if self._overlap:
-            finished, self._under_way = self._under_way, launched
+            finished, self._in_flight = self._in_flight, launched
         self._blocked = launched is None and finished is None
         waits = self.transfers.open or self.transfers.awaited
         assert not self._blocked or waits or not self._requests, "work that no step takes on"
@@ -170,7 +171,7 @@ class Engine:
             if error is not None:
                 self._refuse(request, error)
                 continue
-            self._holdings.register(request, request.computed // BLOCK_TOKENS)
+            self._block_tables.register(request)
             self._running.add(request)
 
     def _refuse(self, request: Request, error: MeshError) -> None:
@@ -178,19 +179,19 @@ class Engine:
         self._close(request)
 
     def _enqueue(self, request: Request) -> None:
-        cached = len(self._holdings.match(request)) * BLOCK_TOKENS
-        self._waiting.add(request, 0 if request.lands else len(request.token_ids) - cached)
+        cached = len(self._block_tables.match(request)) * BLOCK_TOKENS
+        self._waiting.add(request, 0 if request.lands else len(request.progress.token_ids) - cached)
 
     def _candidates(self) -> Iterator[Candidate[Request]]:
         for request in self._waiting:
-            cached = self._holdings.match(request)
-            new_blocks = blocks_for(len(request.token_ids)) - len(cached)
+            cached = self._block_tables.match(request)
+            new_blocks = blocks_for(len(request.progress.token_ids)) - len(cached)
             waits = self.transfers.would_wait(request, len(cached))
             yield Candidate(request, cached, new_blocks + self.pool.free_among(cached), waits)
 
-    def _launch(self, on_admitted: Callable[[], None] | None) -> Flight | None:
+    def _launch(self, on_admitted: Callable[[], None] | None) -> InFlightStep | None:
         """None where no request can go on before the step under way is collected."""
-        if self._under_way is not None and must_preempt(self._running.decoding, self.pool.free_blocks):
+        if self._in_flight is not None and must_preempt(self._running.decoding, self.pool.free_blocks):
             # A preempted request starts again from its tokens, and the last one is not known yet.
             return None
         plan = plan_step(
@@ -217,22 +218,21 @@ class Engine:
         for candidate in plan.admitted:
             self.pool.acquire(candidate.cached_blocks)
         for request in plan.growing:
-            self._holdings.grow(request)
+            self._block_tables.grow(request)
         for candidate in plan.admitted:
             self._admit(candidate)
 
     def _preempt(self, request: Request) -> None:
-        assert not request.rows_under_way
         self._running.remove(request)
-        self._holdings.give_up(request)
+        self._block_tables.release(request)
         self._enqueue(request)
 
     def _admit(self, candidate: Candidate[Request]) -> None:
         request = candidate.request
         self._waiting.remove(request)
-        self._holdings.fill(request, candidate.cached_blocks)
+        self._block_tables.fill(request, candidate.cached_blocks)
         if request.cached_tokens is None:
-            request.cached_tokens = request.computed
+            request.cached_tokens = request.progress.computed
         try:
             self.transfers.begin(request, candidate.waits)
         except (InvalidRequest, NamespaceMismatch) as error:
@@ -242,54 +242,56 @@ class Engine:
         if not candidate.waits:
             self._running.add(request)
 
-    def _launch_rows(self, decoding: list[Request], chunks: list[Chunk[Request]]) -> Flight:
+    def _launch_rows(self, decoding: list[Request], chunks: list[Chunk[Request]]) -> InFlightStep:
         # A chunk of one token is computed as a decode row is.
         chunks = sorted(chunks, key=lambda chunk: chunk.tokens > 1)
         requests = [*decoding, *(chunk.request for chunk in chunks)]
-        rows = [decode_row(request) for request in decoding]
-        rows += [chunk_row(chunk) for chunk in chunks]
+        rows = [launch_decode_row(request, index) for index, request in enumerate(decoding)]
+        rows += [launch_chunk_row(chunk, index) for index, chunk in enumerate(chunks, len(decoding))]
         ends = ((request, row.end) for request, row in zip(requests, rows, strict=True))
         on_layers = self.transfers.layer_watch(ends)
-        for index, (request, row) in enumerate(zip(requests, rows, strict=True)):
-            follow(request, row, index)
-        if chunks or any(request.length == request.limit for request in decoding):
+        if chunks or any(request.progress.tokens_at_least >= request.limit for request in decoding):
             self._running.sort()
         step, self._step = self._step, self._step + 1
         started = self._clock()
         with span("engine.step", step=step, decoding=len(decoding), prompts=len(chunks)):
             launched = self._backend.launch(Batch(step, rows, on_layers))
         prompt_tokens = sum(chunk.tokens for chunk in chunks)
-        return Flight(requests, rows, launched, started, len(decoding), prompt_tokens)
+        return InFlightStep(requests, rows, launched, started, len(decoding), prompt_tokens)
 
-    def _collect(self, flight: Flight) -> list[Output]:
+    def _collect(self, step: InFlightStep) -> list[Output]:
         with span("engine.collect"):
-            samples = flight.launched.collect()
+            samples = step.launched.collect()
         now = self._clock()
         # A step launched ahead began when the one before it ended.
-        self._meter.observe_step(now - max(flight.started, self._collected_at), flight.decoding, flight.prompt_tokens)
+        self._meter.observe_step(now - max(step.started, self._collected_at), step.decoding, step.prompt_tokens)
         self._collected_at = now
         outputs = []
-        for request, row, sample in zip(flight.requests, flight.rows, samples, strict=True):
+        for request, row, sample in zip(step.requests, step.rows, samples, strict=True):
             output = self._commit(request, row, sample)
             if output is not None:
                 outputs.append(output)
         return outputs
 
     def _commit(self, request: Request, row: Row, sample: Sample | None) -> Output | None:
-        request.rows_under_way -= 1
+        progress = request.progress
+        draws = 0 if sample is None else 1
         if request.ended:
+            progress.committed(row.tokens, draws, ())
             self._release_ended(request)
             return None
-        if row.end // BLOCK_TOKENS > request.registered_blocks:
-            self._holdings.register(request, row.end // BLOCK_TOKENS)
-        if request.is_pushed:
-            self.transfers.on_computed(request, row.end)
         if sample is None:
-            return None
-        request.draws_under_way -= 1
-        output = append(request, sample)
-        if output.finish is not None:
-            self._meter.observe_finished(len(request.token_ids) - request.prompt_tokens)
+            output = None
+            progress.committed(row.tokens, 0, ())
+        else:
+            output = next_output(request, sample)
+            progress.committed(row.tokens, 1, output.token_ids)
+        if progress.computed // BLOCK_TOKENS > progress.registered_blocks:
+            self._block_tables.register(request)
+        if request.push is not None:
+            self.transfers.on_computed(request, progress.computed)
+        if output is not None and output.finish is not None:
+            self._meter.observe_finished(len(progress.token_ids) - request.prompt_tokens)
             if output.finish == "stop":
                 self._running.remove(request)
             self._close(request)
@@ -297,7 +299,7 @@ class Engine:
 
     def _close(self, request: Request) -> None:
         if _log.isEnabledFor(logging.DEBUG):
-            fields = {"request_id": request.request_id, "tokens": len(request.token_ids), "step": self._step}
+            fields = {"request_id": request.request_id, "tokens": len(request.progress.token_ids), "step": self._step}
             _log.debug("request ended", extra={"fields": fields})
         del self._requests[request.key]
         request.ended = True
@@ -306,5 +308,5 @@ class Engine:
         self._release_ended(request)
 
     def _release_ended(self, request: Request) -> None:
-        if not request.rows_under_way:
-            self._holdings.give_up(request)
+        if not request.progress.rows_in_flight:
+            self._block_tables.release(request)

@@ -8,25 +8,24 @@ from engine.request import Request
 from mesh.errors import MeshError
 
 
-def append(request: Request, sample: Sample) -> Output:
-    """Continue the request with a token, which may be its last."""
-    position = len(request.token_ids)
-    request.token_ids.append(sample.token_id)
+def next_output(request: Request, sample: Sample) -> Output:
+    """A drawn token, not committed yet, which may be the request's last."""
+    position, token_id = len(request.progress.token_ids), sample.token_id
     finish: Literal["stop", "length"] | None = None
-    if sample.token_id in request.stop_token_ids:
+    if token_id in request.stop_token_ids:
         finish = "stop"
     elif position + 1 == request.limit:
         finish = "length"
     logprobs = None if sample.logprobs is None else [sample.logprobs]
-    output = Output(request.key, position, [sample.token_id], logprobs, finish=finish)
+    output = Output(request.key, position, [token_id], logprobs, None, finish)
     if position == request.prompt_tokens:
         output.cached_tokens, output.store_cached_tokens = request.cached_tokens, request.store_cached_tokens
     return output
 
 
 def cancelled(request: Request) -> Output:
-    return Output(request.key, len(request.token_ids), [], finish="cancelled")
+    return Output(request.key, len(request.progress.token_ids), [], finish="cancelled")
 
 
 def refused(request: Request, error: MeshError) -> Output:
-    return Output(request.key, len(request.token_ids), [], refusal=Refusal(error.reason, error.message))
+    return Output(request.key, len(request.progress.token_ids), [], refusal=Refusal(error.reason, error.message))

@@ -1,8 +1,8 @@
 """A request inside the engine."""
 
-from array import array
 from dataclasses import dataclass, field
 
+from engine.progress import Progress
 from engine.protocol.messages import Fetch, Push, Sampling
 from mesh.blocks import BLOCK_TOKENS, block_hash
 
@@ -14,10 +14,10 @@ class Request:
     key: int
     # For logs.
     request_id: str
-    # The prompt, then what was generated.
-    token_ids: list[int]
+    # Its tokens, KV and blocks.
+    progress: Progress
     prompt_tokens: int
-    # Length of token_ids at which generation ends.
+    # Number of tokens, prompt included, at which generation ends.
     limit: int
     # Generation ends with one of these.
     stop_token_ids: frozenset[int]
@@ -26,19 +26,8 @@ class Request:
     root: bytes
     # Arrival batch, and order within it.
     arrival: tuple[int, int]
-    # Leading tokens whose KV is written, or will be by the steps under way.
-    computed: int = 0
-    # Steps under way that compute a part of it.
-    rows_under_way: int = 0
-    # Of those, how many draw a token of it; the latest is this row of the step launched last.
-    draws_under_way: int = 0
-    drawing_row: int | None = None
-    # Nobody waits for it; its blocks are given back once no step under way writes to them.
+    # Nobody waits for it; its blocks are given back once no step in flight writes to them.
     ended: bool = False
-    # Held blocks in order of position; an array, so that backends can read it as a buffer. Empty while waiting.
-    block_ids: "array[int]" = field(default_factory=lambda: array("i"))
-    # Of block_ids, how many leading ones were matched in the pool or registered with it.
-    registered_blocks: int = 0
     # Prompt tokens that neither this engine computed when the request was first admitted, nor the prefill worker.
     cached_tokens: int | None = None
     # Of those, what came from a store.
@@ -54,18 +43,13 @@ class Request:
     _hashes: list[bytes] = field(default_factory=list)
 
     @property
-    def length(self) -> int:
-        """Tokens known, and those that steps under way draw."""
-        return len(self.token_ids) + self.draws_under_way
-
-    @property
-    def left(self) -> int:
-        """Tokens to compute before it can draw another."""
-        return self.length - self.computed
-
-    @property
     def has_first_token(self) -> bool:
-        return len(self.token_ids) > self.prompt_tokens
+        return len(self.progress.token_ids) > self.prompt_tokens
+
+    @property
+    def will_end(self) -> bool:
+        """Whether it ends with the rows in flight at the latest: no step takes it on again."""
+        return self.progress.tokens_at_least >= self.limit
 
     @property
     def is_pushed(self) -> bool:
@@ -74,7 +58,7 @@ class Request:
     @property
     def matchable_blocks(self) -> int:
         """Leading full blocks that need not be computed. The last token always is: its logits are waited for."""
-        return (len(self.token_ids) - 1) // BLOCK_TOKENS
+        return (len(self.progress.token_ids) - 1) // BLOCK_TOKENS
 
     def full_block_hashes(self, blocks: int) -> list[bytes]:
         """Hashes of the first `blocks` blocks, which must be full."""
@@ -82,11 +66,5 @@ class Request:
         while len(hashes) < blocks:
             start = len(hashes) * BLOCK_TOKENS
             parent = hashes[-1] if hashes else self.root
-            hashes.append(block_hash(parent, self.token_ids[start : start + BLOCK_TOKENS]))
+            hashes.append(block_hash(parent, self.progress.token_ids[start : start + BLOCK_TOKENS]))
         return hashes[:blocks]
-
-    def forget_blocks(self) -> None:
-        """Back to nothing computed; tokens stay."""
-        self.block_ids = array("i")
-        self.computed = 0
-        self.registered_blocks = 0

@@ -16,10 +16,10 @@ class Running:
     @property
     def prompt_tokens(self) -> int:
         """Left to compute in prompts."""
-        return sum(request.left for request in self.prompts)
+        return sum(request.progress.left for request in self.prompts)
 
     def add(self, request: Request) -> None:
-        (self.decoding if request.left == 1 else self.prompts).append(request)
+        (self.decoding if request.progress.left == 1 else self.prompts).append(request)
 
     def remove(self, request: Request) -> None:
         """Compute no more of it, if it still was."""
@@ -29,6 +29,6 @@ class Running:
 
     def sort(self) -> None:
         """After a launch: prompts that are computed begin to decode, and those whose last token is under way leave."""
-        running = [request for request in (*self.decoding, *self.prompts) if request.length < request.limit]
-        self.decoding = [request for request in running if request.left == 1]
-        self.prompts = [request for request in running if request.left > 1]
+        running = [request for request in (*self.decoding, *self.prompts) if not request.will_end]
+        self.decoding = [request for request in running if request.progress.left == 1]
+        self.prompts = [request for request in running if request.progress.left > 1]

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from engine.progress import Progress
 from engine.protocol.messages import Submit
 from engine.request import Request
 from mesh.blocks import root_hash
@@ -38,7 +39,7 @@ def make_request(submit: Submit, eos_token_ids: frozenset[int], arrival: tuple[i
     return Request(
         key=submit.key,
         request_id=submit.request_id,
-        token_ids=list(submit.token_ids),
+        progress=Progress(submit.token_ids),
         prompt_tokens=len(submit.token_ids),
         limit=len(submit.token_ids) + submit.max_tokens,
         stop_token_ids=eos.union(submit.stop_token_ids),

@@ -40,8 +40,8 @@ class Fetches:
     def begin(self, request: Request) -> None:
         """Ask for the blocks after those that the request found in the pool, as far as the store may have them."""
         assert request.fetch is not None
-        held, end = request.registered_blocks, min(request.fetch.blocks, request.matchable_blocks)
-        blocks = list(request.block_ids[held:end])
+        held, end = request.progress.registered_blocks, min(request.fetch.blocks, request.matchable_blocks)
+        blocks = list(request.progress.block_ids[held:end])
         self._pool.acquire(blocks)
         fetch_id, self._begun = self._begun, self._begun + 1
         self._open[fetch_id] = _Fetch(request, blocks)

@@ -45,8 +45,8 @@ class Landings:
 
     def begin(self, request: Request) -> LandingOpened:
         """Open a landing for the blocks after those that the request found in the pool."""
-        held = request.registered_blocks
-        blocks = list(request.block_ids[held:])
+        held = request.progress.registered_blocks
+        blocks = list(request.progress.block_ids[held:])
         self._pool.acquire(blocks)
         ticket = self._agent.open_landing(
             blocks, request.prompt_tokens, request.attempt, self._deadline_seconds, request.sender_slot_bytes

@@ -63,8 +63,8 @@ class Pushes:
         """
         assert request.push is not None
         push = self._by_key[request.key]
-        self._start(push, list(request.block_ids[request.push.held_blocks :]))
-        self.on_computed(request, request.computed)
+        self._start(push, list(request.progress.block_ids[request.push.held_blocks :]))
+        self.on_computed(request, request.progress.computed)
 
     def offer(self, ticket: Ticket, hashes: Sequence[bytes]) -> PushEnded | None:
         """Push blocks into a store's landing. Returns the end where one of them is gone, or the ticket does not fit."""

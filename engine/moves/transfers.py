@@ -151,7 +151,7 @@ class Transfers:
         return bool(events)
 
     def take_arrived(self) -> list[tuple[Request, PrefillLost | None]]:
-        """Requests that can go on, `computed` set, or (with the error) cannot. Some may have ended since."""
+        """Requests that can go on, their progress noted, or (with the error) cannot. Some may have ended since."""
         arrived, self._arrived = self._arrived, []
         return arrived
 
@@ -185,12 +185,13 @@ class Transfers:
 
     def _note_landed(self, request: Request | None) -> None:
         if request is not None:
-            request.computed = request.prompt_tokens
+            request.progress.landed(request.prompt_tokens)
             self._arrived.append((request, None))
 
     def _note_fetched(self, request: Request, tokens: int) -> None:
-        request.computed += tokens
-        request.cached_tokens = request.computed
+        progress = request.progress
+        progress.landed(progress.computed + tokens)
+        request.cached_tokens = progress.computed
         request.store_cached_tokens = tokens
-        self._pushes.on_computed(request, request.computed)
+        self._pushes.on_computed(request, progress.computed)
         self._arrived.append((request, None))

@@ -5,42 +5,48 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.batcher import Candidate, Limits, StepPlan, blocks_for, plan_step
+from engine.progress import Progress
 
 LIMITS = Limits(max_step_tokens=256, max_requests=8)
 
 
 @dataclass(eq=False)
-class Progress:
+class Request:
     arrival: tuple[int, int]
-    length: int
-    computed: int = 0
-    block_ids: Sequence[int] = ()
+    progress: Progress
     is_pushed: bool = False
 
 
-def running(arrival: int, tokens: int, computed: int, block_ids: Sequence[int]) -> Progress:
-    return Progress((arrival, 0), tokens, computed, block_ids)
+def request_of(arrival: tuple[int, int], tokens: int, computed: int = 0, block_ids: Sequence[int] = ()) -> Request:
+    progress = Progress([0] * tokens)
+    progress.grown(block_ids)
+    progress.landed(computed)
+    return Request(arrival, progress)
 
 
-def candidate(arrival: int, tokens: int, cached_blocks: int = 0) -> Candidate[Progress]:
+def running(arrival: int, tokens: int, computed: int, block_ids: Sequence[int]) -> Request:
+    return request_of((arrival, 0), tokens, computed, block_ids)
+
+
+def candidate(arrival: int, tokens: int, cached_blocks: int = 0) -> Candidate[Request]:
     new = blocks_for(tokens) - cached_blocks
-    return Candidate(Progress((arrival, 0), tokens), range(cached_blocks), new)
+    return Candidate(request_of((arrival, 0), tokens), range(cached_blocks), new)
 
 
 def plan(
-    decoding: Sequence[Progress] = (),
-    prompts: Sequence[Progress] = (),
-    waiting: Iterable[Candidate[Progress]] = (),
+    decoding: Sequence[Request] = (),
+    prompts: Sequence[Request] = (),
+    waiting: Iterable[Candidate[Request]] = (),
     free_blocks: int = 100,
     limits: Limits = LIMITS,
     suspended: int = 0,
-) -> StepPlan[Progress]:
-    held = [block for request in (*decoding, *prompts) for block in request.block_ids]
+) -> StepPlan[Request]:
+    held = [block for request in (*decoding, *prompts) for block in request.progress.block_ids]
     references = [held.count(block) for block in range(max(held, default=0) + 1)]
     return plan_step(decoding, prompts, waiting, free_blocks, references, limits, suspended)
 
 
-def chunks_of(step: StepPlan[Progress]) -> list[tuple[int, int]]:
+def chunks_of(step: StepPlan[Request]) -> list[tuple[int, int]]:
     return [(chunk.request.arrival[0], chunk.tokens) for chunk in step.chunks]
 
 
@@ -65,8 +71,8 @@ def test_running_prompts_continue_before_new_ones_start() -> None:
 def test_of_running_prompts_the_earlier_arrival_goes_first_and_then_the_shorter() -> None:
     late, long, short = (
         running(2, 100, 0, [0, 1]),
-        Progress((1, 0), 300, 0, [2, 3, 4, 5, 6]),
-        Progress((1, 1), 90, 0, [7, 8]),
+        request_of((1, 0), 300, 0, [2, 3, 4, 5, 6]),
+        request_of((1, 1), 90, 0, [7, 8]),
     )
     step = plan(prompts=[late, long, short])
     assert [chunk.request for chunk in step.chunks] == [short, long]
@@ -100,7 +106,7 @@ def test_no_more_run_than_max_requests() -> None:
 def test_the_queue_is_read_no_further_than_needed() -> None:
     read = []
 
-    def queue() -> Iterator[Candidate[Progress]]:
+    def queue() -> Iterator[Candidate[Request]]:
         for arrival in range(1000):
             read.append(arrival)
             yield candidate(arrival, 200)
@@ -185,7 +191,7 @@ def test_the_earliest_request_stalls_while_transfers_hold_what_it_needs() -> Non
 
 
 @st.composite
-def situations(draw: st.DrawFn) -> tuple[list[Progress], list[Progress], list[Candidate[Progress]], int]:
+def situations(draw: st.DrawFn) -> tuple[list[Request], list[Request], list[Candidate[Request]], int]:
     decoding, prompts, next_block = [], [], 0
     for arrival in draw(st.permutations(range(draw(st.integers(0, 8))))):
         tokens = draw(st.integers(2, 400))
@@ -205,11 +211,11 @@ def situations(draw: st.DrawFn) -> tuple[list[Progress], list[Progress], list[Ca
 
 @given(situations())
 def test_a_step_keeps_within_its_blocks_and_tokens(
-    situation: tuple[list[Progress], list[Progress], list[Candidate[Progress]], int],
+    situation: tuple[list[Request], list[Request], list[Candidate[Request]], int],
 ) -> None:
     decoding, prompts, waiting, free = situation
     step = plan(decoding, prompts, waiting, free)
-    freed = sum(len(request.block_ids) for request in step.preempted)
+    freed = sum(len(request.progress.block_ids) for request in step.preempted)
     taken = sum(admitted.free_blocks_taken for admitted in step.admitted)
     assert len(step.growing) + taken <= free + freed
     assert len(step.decoding) + sum(chunk.tokens for chunk in step.chunks) <= LIMITS.max_step_tokens
@@ -218,7 +224,7 @@ def test_a_step_keeps_within_its_blocks_and_tokens(
 
 @given(situations())
 def test_the_earliest_running_request_always_advances(
-    situation: tuple[list[Progress], list[Progress], list[Candidate[Progress]], int],
+    situation: tuple[list[Request], list[Request], list[Candidate[Request]], int],
 ) -> None:
     decoding, prompts, waiting, free = situation
     step = plan(decoding, prompts, waiting, free)
@@ -232,7 +238,7 @@ def test_the_earliest_running_request_always_advances(
 
 @given(situations())
 def test_only_the_latest_are_preempted_and_no_more_than_needed(
-    situation: tuple[list[Progress], list[Progress], list[Candidate[Progress]], int],
+    situation: tuple[list[Request], list[Request], list[Candidate[Request]], int],
 ) -> None:
     decoding, prompts, waiting, free = situation
     step = plan(decoding, prompts, waiting, free)
@@ -241,14 +247,14 @@ def test_only_the_latest_are_preempted_and_no_more_than_needed(
     assert sorted(step.preempted, key=lambda request: request.arrival) == everyone[kept:]
     if step.preempted:
         spared = step.preempted[-1]
-        growing = len(step.growing) + (len(spared.block_ids) * 64 == spared.computed)
-        others = sum(len(request.block_ids) for request in step.preempted[:-1])
+        growing = len(step.growing) + (len(spared.progress.block_ids) * 64 == spared.progress.computed)
+        others = sum(len(request.progress.block_ids) for request in step.preempted[:-1])
         assert growing > free + others
 
 
 @given(situations())
 def test_something_runs_whenever_something_waits(
-    situation: tuple[list[Progress], list[Progress], list[Candidate[Progress]], int],
+    situation: tuple[list[Request], list[Request], list[Candidate[Request]], int],
 ) -> None:
     decoding, prompts, waiting, free = situation
     step = plan(decoding, prompts, waiting, free)

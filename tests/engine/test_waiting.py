@@ -1,3 +1,4 @@
+from engine.progress import Progress
 from engine.protocol.messages import Sampling
 from engine.request import Request
 from engine.waiting import WaitingQueue
@@ -7,7 +8,7 @@ def request(batch: int, position: int) -> Request:
     return Request(
         key=position,
         request_id="",
-        token_ids=[1],
+        progress=Progress([1]),
         prompt_tokens=1,
         limit=2,
         stop_token_ids=frozenset(),

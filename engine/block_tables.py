@@ -1,0 +1,47 @@
+"""The blocks that requests hold, and what of them others may find."""
+
+from collections.abc import Sequence
+
+from engine.batcher import blocks_for
+from engine.kv_pool import BlockPool
+from engine.request import Request
+from mesh.blocks import BLOCK_TOKENS
+
+
+class BlockTables:
+    """Takes blocks from the pool for requests and gives them back; each request's table is in its `progress`."""
+
+    def __init__(self, pool: BlockPool, prefix_cache: bool) -> None:
+        self._pool = pool
+        self._prefix_cache = prefix_cache
+
+    def match(self, request: Request) -> list[int]:
+        """Blocks of the longest cached prefix, without the block of the last token. Holds none of them."""
+        if not self._prefix_cache:
+            return []
+        return self._pool.match_prefix(request.full_block_hashes(request.matchable_blocks))
+
+    def fill(self, request: Request, cached: Sequence[int]) -> None:
+        """Give a request without blocks one for each of its tokens: `cached`, held already, then new ones."""
+        new_blocks = blocks_for(len(request.progress.token_ids)) - len(cached)
+        request.progress.matched(cached, self._pool.allocate(new_blocks))
+
+    def grow(self, request: Request) -> None:
+        """Add one block, for the tokens that the request generates."""
+        request.progress.grown(self._pool.allocate(1))
+
+    def register(self, request: Request) -> None:
+        """Make the request's full blocks known to others, if they may share them."""
+        progress = request.progress
+        full_blocks = progress.computed // BLOCK_TOKENS
+        if self._prefix_cache:
+            hashes = request.full_block_hashes(full_blocks)
+            for index in range(progress.registered_blocks, full_blocks):
+                parent = hashes[index - 1] if index else b""
+                self._pool.register(progress.block_ids[index], hashes[index], parent)
+        progress.registered(full_blocks)
+
+    def release(self, request: Request) -> None:
+        """Give back all of the request's blocks; what is registered can still be found."""
+        self._pool.release(request.progress.block_ids)
+        request.progress.reset()

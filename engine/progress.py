@@ -1,0 +1,138 @@
+"""How far a request is."""
+
+from array import array
+from collections.abc import Sequence
+
+from mesh.blocks import BLOCK_TOKENS
+
+
+class Progress:
+    """Tokens, KV and blocks of one request. Written by its methods alone; everybody else reads.
+
+    A row in flight that draws yields one token or more; how many is known only when its step is collected. So what is
+    confirmed is kept apart from the most that can come: steps are planned and blocks are held for the most, while
+    requests end and their blocks become reusable by what is confirmed. Always
+
+        len(token_ids) <= tokens_at_least <= tokens_at_most
+        computed <= computed_at_most <= tokens covered by block_ids
+
+    and without rows in flight what is confirmed, at least and at most is the same. A row that draws computes the KV of
+    all tokens before the last that it yields: `computed_at_most` is then one less than `tokens_at_most`.
+
+    Attributes:
+        token_ids: the prompt, then what was generated.
+        tokens_at_least, tokens_at_most: `token_ids`, and those that rows in flight yield.
+        computed: leading tokens whose KV is written, by collected steps or by transfers.
+        computed_at_most: the same with all that rows in flight write.
+        rows_in_flight: how many rows of steps that are not collected belong to the request.
+        drawing_row: if tokens are in flight, the latest comes from this row of the step launched last.
+        block_ids: the block table, in order of position, 64 tokens a block; an array, so that backends can read it as a
+            buffer. Empty while the request waits.
+        registered_blocks: how many leading blocks of the table were matched in the pool or registered with it.
+    """
+
+    __slots__ = (
+        "block_ids",
+        "computed",
+        "computed_at_most",
+        "drawing_row",
+        "registered_blocks",
+        "rows_in_flight",
+        "token_ids",
+        "tokens_at_least",
+        "tokens_at_most",
+    )
+
+    def __init__(self, token_ids: Sequence[int]) -> None:
+        self.token_ids = list(token_ids)
+        self.tokens_at_least = self.tokens_at_most = len(self.token_ids)
+        self.rows_in_flight = 0
+        self.drawing_row: int | None = None
+        self._forget()
+
+    @property
+    def left(self) -> int:
+        """Tokens to compute before the next one can be drawn: 1 while the request decodes."""
+        return self.tokens_at_most - self.computed_at_most
+
+    @property
+    def covered(self) -> int:
+        """Tokens that the block table has room for."""
+        return len(self.block_ids) * BLOCK_TOKENS
+
+    @property
+    def needs_block(self) -> bool:
+        """Whether the next token computed has no block yet."""
+        return self.computed_at_most >= len(self.block_ids) * BLOCK_TOKENS
+
+    def matched(self, cached: Sequence[int], new: Sequence[int]) -> None:
+        """The request holds blocks for all its tokens: `cached` has the KV of the leading ones, `new` is empty."""
+        assert not self.block_ids and not self.rows_in_flight
+        self.block_ids.extend(cached)
+        self.block_ids.extend(new)
+        self.registered_blocks = len(cached)
+        self.computed = self.computed_at_most = len(cached) * BLOCK_TOKENS
+        assert self.computed < len(self.token_ids) <= self.covered
+
+    def grown(self, blocks: Sequence[int]) -> None:
+        """The request holds more blocks, for tokens that it generates."""
+        self.block_ids.extend(blocks)
+
+    def registered(self, blocks: int) -> None:
+        """Others can find the first `blocks` blocks, which are full."""
+        assert blocks * BLOCK_TOKENS <= self.computed
+        self.registered_blocks = blocks
+
+    def landed(self, tokens: int) -> None:
+        """Transfers have written the KV of the first `tokens` tokens."""
+        assert not self.rows_in_flight
+        assert self.computed <= tokens <= min(len(self.token_ids), self.covered)
+        self.computed = self.computed_at_most = tokens
+
+    def received(self, token_ids: Sequence[int]) -> None:
+        """Another worker drew the next tokens."""
+        assert not self.rows_in_flight
+        self.token_ids.extend(token_ids)
+        self.tokens_at_least = self.tokens_at_most = len(self.token_ids)
+
+    def launched(self, computes: int, draws: int, index: int) -> None:
+        """A step is in flight whose row `index` computes at most `computes` tokens, and draws at most `draws`.
+
+        A row that draws n tokens at most computes n - 1 drafts beside the tokens that are known or in flight.
+        """
+        self.rows_in_flight += 1
+        self.computed_at_most += computes
+        if draws:
+            self.tokens_at_least += 1
+            self.tokens_at_most += draws
+            self.drawing_row = index
+        assert self.computed_at_most <= len(self.block_ids) * BLOCK_TOKENS
+
+    def committed(self, computes: int, draws: int, token_ids: Sequence[int]) -> None:
+        """The earliest row in flight, which was launched with these bounds, has yielded these tokens.
+
+        Without tokens it drew none, or nobody wants them any more.
+        """
+        self.rows_in_flight -= 1
+        self.computed += computes
+        if not draws:
+            return
+        self.token_ids += token_ids
+        tokens = len(token_ids)
+        if tokens != 1:
+            self.tokens_at_least += tokens - 1
+        if tokens != draws:
+            missing = draws - tokens
+            self.tokens_at_most -= missing
+            self.computed -= missing
+            self.computed_at_most -= missing
+
+    def reset(self) -> None:
+        """The request holds no block and nothing is computed; tokens stay."""
+        assert not self.rows_in_flight
+        self._forget()
+
+    def _forget(self) -> None:
+        self.block_ids = array("i")
+        self.computed = self.computed_at_most = 0
+        self.registered_blocks = 0
