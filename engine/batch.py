@@ -9,8 +9,8 @@ from typing import Protocol
 import msgspec
 
 from engine.protocol.messages import Logprobs, Sampling
+from mesh.workers import KvNamespace
 from transfer.memory import KvMemory
-from transfer.ticket import KvNamespace
 
 
 class Row(msgspec.Struct, frozen=True):

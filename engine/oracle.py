@@ -20,8 +20,8 @@ from engine.batch import Batch, Computed, Row, Sample, with_known_tokens
 from engine.config import EngineConfig
 from engine.protocol.messages import Logprobs, Sampling
 from mesh.blocks import BLOCK_TOKENS
+from mesh.workers import KvNamespace
 from transfer.host_memory import HostMemory
-from transfer.ticket import KvNamespace
 
 DEFAULT_BLOCKS = 16384
 # The rolling hash is a polynomial in this odd number, so that a chunk is a scaled cumulative sum.
@@ -182,7 +182,8 @@ class _Layout:
     def cells(self, which: Indices, positions: Indices) -> Indices:
         """Indices into OracleBackend.cells of these positions, each in the row of `which` beside it."""
         blocks = self._blocks[self._offsets[which] + (positions >> BLOCK_SHIFT)]
-        return (blocks << BLOCK_SHIFT) + (positions & BLOCK_MASK)
+        cells: Indices = (blocks << BLOCK_SHIFT) + (positions & BLOCK_MASK)
+        return cells
 
 
 def _powers(base: int, count: int) -> Words:

@@ -38,7 +38,8 @@ def mcnemar(only_first: int, only_second: int) -> float:
     differing = only_first + only_second
     fewer = min(only_first, only_second)
     tail = sum(comb(differing, count) for count in range(fewer + 1))
-    return min(1.0, 2 * tail / 2**differing)
+    probability: float = 2 * tail / 2**differing
+    return min(1.0, probability)
 
 
 def two_proportions(first: int, first_total: int, second: int, second_total: int) -> float:

@@ -22,8 +22,9 @@ from mesh.errors import IndexUnavailable
 from mesh.launch import launch
 from mesh.server import MeshServer, Registration
 from mesh.workers import KvNamespace
-from transfer.agent import LookupHandler, TransferAgent
+from transfer.agent import TransferAgent
 from transfer.config import TransferConfig
+from transfer.fetch.lookup_server import LookupHandler
 from transfer.host_memory import HostMemory
 
 SERVICE = "deepmesh.internal.v1.KvStoreService"

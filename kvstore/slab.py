@@ -9,8 +9,8 @@ from kvstore.lookups import Lookups
 from kvstore.offers import Landings, Offers
 from mesh.errors import InvalidRequest, NamespaceMismatch
 from mesh.workers import KvNamespace, TransferCounters, WorkerIdentity
-from transfer.agent import LookupHandler
 from transfer.events import Event, Landed, LandingFailed
+from transfer.fetch.lookup_server import LookupHandler
 
 MAX_LAYERS = 1024
 

@@ -189,7 +189,7 @@ def _refusing(behavior: Behavior) -> Behavior:
 
 def _with_request_id(details: grpc.aio.ClientCallDetails) -> grpc.aio.ClientCallDetails:
     metadata = grpc.aio.Metadata(*(details.metadata or ()))
-    if REQUEST_ID_KEY not in metadata:
+    if metadata.get(REQUEST_ID_KEY) is None:
         for key, value in request_metadata():
             metadata.add(key, value)
     return grpc.aio.ClientCallDetails(

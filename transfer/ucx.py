@@ -70,11 +70,13 @@ class UcxTransport:
 
     def fileno(self) -> int:
         """Readable when `progress` has something to do, after `arm` returned True."""
-        return self._worker.epoll_file_descriptor
+        descriptor: int = self._worker.epoll_file_descriptor
+        return descriptor
 
     def arm(self) -> bool:
         """False: there is something to progress already."""
-        return self._worker.arm()
+        armed: bool = self._worker.arm()
+        return armed
 
     def progress(self) -> None:
         self._worker.progress()
@@ -148,7 +150,8 @@ class _Request:
 
     @property
     def completed(self) -> bool:
-        return self._request.completed
+        completed: bool = self._request.completed
+        return completed
 
     def error(self) -> str | None:
         try:
@@ -179,7 +182,8 @@ class _Endpoint:
 
     @property
     def alive(self) -> bool:
-        return self.handle.alive
+        alive: bool = self.handle.alive
+        return alive
 
     def note(self, request: _Request) -> None:
         if self._carrier is None:

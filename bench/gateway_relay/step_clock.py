@@ -31,7 +31,8 @@ def added_latencies(token_times: Sequence[float], step_times: Sequence[float]) -
     first_step = int(np.median(nearest - np.arange(len(tokens))))
     own = np.arange(len(tokens)) + first_step
     known = (own >= 0) & (own < len(steps))
-    return (tokens[known] - steps[own[known]]).tolist()
+    latencies: list[float] = (tokens[known] - steps[own[known]]).tolist()
+    return latencies
 
 
 @asynccontextmanager

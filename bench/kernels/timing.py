@@ -74,4 +74,5 @@ def _replay_seconds(graph: torch.cuda.CUDAGraph) -> float:
     graph.replay()
     stop.record()
     stop.synchronize()
-    return start.elapsed_time(stop) / 1000
+    milliseconds: float = start.elapsed_time(stop)
+    return milliseconds / 1000

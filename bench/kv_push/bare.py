@@ -25,9 +25,10 @@ class _Bare:
 
     @property
     def address(self) -> bytes:
-        return self.worker.address.tobytes()
+        address: bytes = self.worker.address.tobytes()
+        return address
 
-    def transfer(self, start: Callable[[Array, Any], Any]) -> None:
+    def transfer(self, start: Callable[["Array[Any]", Any], Any]) -> None:
         """Start every message's request in order, and wait for all."""
         requests: deque[Any] = deque()
         for number, message in enumerate(self._messages):

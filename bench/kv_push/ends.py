@@ -188,7 +188,8 @@ class Ends:
         return self._both("bare", pause)
 
     def transport(self) -> str:
-        return self._receiving.call("transport")
+        transport: str = self._receiving.call("transport")
+        return transport
 
     def idle_cpu(self, seconds: float) -> tuple[float, float]:
         """Share of a core that each process uses while nothing moves."""
@@ -198,7 +199,8 @@ class Ends:
         return receiving / seconds, sending / seconds
 
     def lookups(self, count: int, blocks: int) -> tuple[list[float], list[float]]:
-        return self._receiving.call("lookups", count, blocks)
+        seconds: tuple[list[float], list[float]] = self._receiving.call("lookups", count, blocks)
+        return seconds
 
     def _cpu_seconds(self) -> tuple[float, float]:
         return self._receiving.call("cpu_seconds"), self._sending.call("cpu_seconds")
@@ -206,8 +208,9 @@ class Ends:
     def _both(self, method: str, *arguments: Any) -> float:
         """What both ends return is of one clock, that of the host."""
         self._sending.begin(method, *arguments)
-        ended = self._receiving.call(method, *arguments)
-        return ended - self._sending.result()
+        ended: float = self._receiving.call(method, *arguments)
+        began: float = self._sending.result()
+        return ended - began
 
 
 class _Remote:

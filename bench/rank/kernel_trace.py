@@ -66,7 +66,7 @@ def trace_kernels(work: Callable[[], object]) -> KernelTrace:
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
         work()
         torch.cuda.synchronize()
-    events = [event for event in profiler.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+    events = [event for event in profiler.events() if event.device_type == torch.profiler.DeviceType.CUDA]
     return KernelTrace(
         [Interval(each.name, each.time_range.start, each.time_range.end, each.device_resource_id) for each in events]
     )

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 from transformers import DeepseekV3ForCausalLM
-from transformers.generation import BaseStreamer
+from transformers.generation.streamers import BaseStreamer
 
 from engine.config import EngineConfig, Hardware, resolve
 from engine.engine import Engine

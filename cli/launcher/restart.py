@@ -25,4 +25,5 @@ class RestartPolicy:
         """Seconds to wait before the next start; None gives up."""
         if status == EXIT_USELESS_TO_RETRY or ends_in_row >= self.attempts:
             return None
-        return min(self.first_delay_seconds * 2 ** (ends_in_row - 1), self.longest_delay_seconds)
+        delay_seconds: float = self.first_delay_seconds * 2 ** (ends_in_row - 1)
+        return min(delay_seconds, self.longest_delay_seconds)

@@ -205,5 +205,5 @@ def _blocks_of(tokens: int) -> int:
 
 
 def _block_bytes(model: Model, resolved: ResolvedEngineConfig) -> int:
-    latent_bytes = model.config.latent_dim * getattr(torch, resolved.kv_dtype).itemsize
+    latent_bytes: int = model.config.latent_dim * getattr(torch, resolved.kv_dtype).itemsize
     return model.config.kv_layers * BLOCK_TOKENS * latent_bytes

@@ -119,7 +119,8 @@ class _Enqueued:
 
     @property
     def completed(self) -> bool:
-        return self._slot.done.query()
+        completed: bool = self._slot.done.query()
+        return completed
 
 
 class _Gathered(_Enqueued):

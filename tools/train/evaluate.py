@@ -9,8 +9,9 @@ import torch
 from tokenizers import Tokenizer
 
 from eval.tasks import LONG_TASKS, SHORT_TASKS, Problem, draw, draw_long, grade
+from tools.tokenizer_files import END
 from tools.train.batch import IGNORED
-from tools.train.chat import END, conversation
+from tools.train.chat import conversation
 from tools.train.device_batch import DeviceBatch
 from tools.train.experts import Experts
 from tools.train.fake_quantization import quantized_weight
