@@ -17,7 +17,7 @@ from transfer.tally import Tally
 from transfer.thread import TransferThread
 from transfer.ticket import StoreSession, Ticket
 from transfer.tickets import REPLAYED_TICKET, Geometry, make_ticket, refusal_of
-from transfer.ucx import UcxTransport, check_carries_gpu_memory, copy_in_order
+from transfer.ucx import UcxTransport, check_carries_gpu_memory
 
 # Used tickets are remembered to refuse them a second time; those forgotten have expired at their receiver.
 _REMEMBERED_TICKETS = 16_384
@@ -59,7 +59,6 @@ class TransferAgent:
         self._refused = Tally()
         if memory.is_on_gpu:
             check_carries_gpu_memory(config.transports)
-            copy_in_order()
         self._transport = UcxTransport(config.transports)
         self._exchange = Exchange(self._transport, memory, config, clock, self._emit, self._refused, lookups)
         self._thread = TransferThread(self._transport, self._exchange, clock, self._announce)

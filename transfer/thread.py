@@ -3,7 +3,6 @@
 import logging
 import math
 import select
-import sys
 import threading
 import time
 import zlib
@@ -12,21 +11,15 @@ from collections.abc import Callable
 from typing import Protocol
 
 from mesh.event_fd import EventFd
-from transfer.timer_slack import set_timer_slack
 from transfer.ucx import UcxTransport
 
 logger = logging.getLogger(__name__)
 
-# Summed up between looks where others need the interpreter, which this leaves to them for some microseconds. Where the
-# thread sleeps so briefly instead, a push takes a tenth longer.
-_PASTIME = bytes(16 << 10)
-# Between looks, when patience is over, at what is under way and UCX wakes nobody for.
+# Its checksum is a call that releases the interpreter for some microseconds, and so lets other threads run between two
+# polls. Where the thread sleeps so briefly instead, a push takes a tenth longer.
+_CHECKSUMMED = bytes(16 << 10)
+# Pause between polls when patience is over and something is under way that UCX wakes nobody for.
 _POLL_SECONDS = 50e-6
-# After which the looking thread leaves the interpreter to one that waits for it. Python's own 5 ms would hold up every
-# word between the two ends of a push, and the steps of a rank.
-_SWITCH_SECONDS = 1e-4
-# Linux may let a thread sleep 50 us longer than it asked for.
-_TIMER_SLACK_NS = 1000
 # How often connections to peers that are gone are forgotten.
 _SWEEP_SECONDS = 5.0
 
@@ -71,8 +64,6 @@ class TransferThread:
         self._commands: deque[Callable[[], None]] = deque()
         self._wakeup = EventFd()
         self._closing = False
-        if work.needs_polling:
-            sys.setswitchinterval(_SWITCH_SECONDS)
         # What ended the thread, where that was not `close`.
         self.failure: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="transfer", daemon=True)
@@ -102,8 +93,6 @@ class TransferThread:
             self._transport.close()
 
     def _work_until_closed(self) -> None:
-        if self._work.needs_polling:
-            set_timer_slack(_TIMER_SLACK_NS)
         poll = select.poll()
         poll.register(self._transport.fileno(), select.POLLIN)
         poll.register(self._wakeup.fileno(), select.POLLIN)
@@ -118,7 +107,7 @@ class TransferThread:
                 last_busy = now
             elif now - last_busy < self._work.patience_seconds:
                 if self._work.needs_polling:
-                    zlib.crc32(_PASTIME)
+                    zlib.crc32(_CHECKSUMMED)
             elif self._work.needs_polling and self._work.in_flight:
                 time.sleep(_POLL_SECONDS)
             else:

@@ -41,15 +41,6 @@ def check_carries_gpu_memory(transports: str | None) -> None:
         )
 
 
-def copy_in_order() -> None:
-    """Between GPUs, in contexts that this process makes from now on, unless the user says otherwise.
-
-    Else segments share the wire, come late together, and wait together to be verified. It is told by a variable, as UCX
-    refuses the name as a setting where it finds no GPU.
-    """
-    os.environ.setdefault("UCX_CUDA_IPC_MAX_STREAMS", "1")
-
-
 class UcxTransport:
     """Messages are found by probing for any tag, so that no receive is ever posted that might never be matched."""
 

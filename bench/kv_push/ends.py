@@ -20,6 +20,7 @@ from transfer.agent import TransferAgent
 from transfer.config import TransferConfig
 from transfer.events import Event, Fetched, Landed, PushEnded
 from transfer.ticket import StoreSession, Ticket
+from transfer.tuning import tune_for_gpu_transfers
 
 NAMESPACE = KvNamespace(weights_fingerprint="bench", dtype="bfloat16", layers=0, layout="bench")
 _SESSION_ID = 1
@@ -43,6 +44,8 @@ class _End:
         # When the agent last told something.
         self.told_at = 0.0
         self.pool = make_pool(gpu, geometry)
+        if gpu is not None:
+            tune_for_gpu_transfers()
         # GPUs are workers', and no stores.
         lookups = None if gpu else ShortMemory()
         self.agent = TransferAgent(self.pool.memory(), NAMESPACE, config, time.monotonic, self._hear, lookups)

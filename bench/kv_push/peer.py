@@ -10,6 +10,7 @@ from mesh.workers import KvNamespace
 from transfer.agent import TransferAgent
 from transfer.config import TransferConfig
 from transfer.ticket import Ticket
+from transfer.tuning import tune_for_gpu_transfers
 
 LANDING_SECONDS = 60.0
 # Says that landings are to be opened for this many blocks.
@@ -23,6 +24,7 @@ def run_peer(rank: Connection, gpu: str, geometry: Geometry, namespace: KvNamesp
     landing or a push has ended.
     """
     news = EventFd()
+    tune_for_gpu_transfers()
     agent = TransferAgent(make_pool(gpu, geometry).memory(), namespace, config, time.monotonic, news.set)
     rank.send(None)
     blocks = range(geometry.blocks)

@@ -21,6 +21,7 @@ from transfer.agent import TransferAgent
 from transfer.config import TransferConfig
 from transfer.events import Landed, PushEnded
 from transfer.ticket import Ticket
+from transfer.tuning import tune_for_gpu_transfers
 
 SHAPE = "r1-ep8-rank"
 # Rows beside the running requests': those whose KV has landed take a step or two.
@@ -60,6 +61,7 @@ class PushedRank:
         resolved = resolve(config, Hardware(1, 0))
         self._backend = ModelBackend(resolved, make_rank(resolved))
         self.namespace: KvNamespace = self._backend.namespace
+        tune_for_gpu_transfers()
         agent = TransferAgent(self._backend.kv_memory(), self.namespace, transfer, time.monotonic, lambda: None)
         self._engine = Engine(config, self._backend, time.monotonic, agent)
         self._load = RankLoad(self._engine, self._backend)

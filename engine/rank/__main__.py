@@ -65,8 +65,11 @@ def _make_agent(config: EngineConfig, backend: Backend, wakeup: EventFd, rank: i
         return None
     # Only here: a rank that moves no KV starts without UCX.
     from transfer.agent import TransferAgent
+    from transfer.tuning import tune_for_gpu_transfers
 
     memory = backend.kv_memory()
+    if memory.is_on_gpu:
+        tune_for_gpu_transfers()
     return TransferAgent(memory, backend.namespace, config.transfer, time.monotonic, wakeup.set, rank=rank)
 
 

@@ -18,6 +18,7 @@ from transfer.events import Event
 from transfer.host_memory import HostMemory
 from transfer.mailbox import Mailbox
 from transfer.memory import Done, KvMemory
+from transfer.tuning import tune_for_gpu_transfers
 
 LAYERS, BLOCKS, PIECE_BYTES = 4, 64, 24_064
 NAMESPACE = KvNamespace(weights_fingerprint="test", dtype="float32", layers=LAYERS, layout="mla:8+4")
@@ -80,6 +81,7 @@ class Side:
 
     def _on_gpu(self, gpu: str) -> KvMemory:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu
+        tune_for_gpu_transfers()
         # Only here: CUDA looks at the variable once, and most tests do without torch.
         import torch
 

@@ -1,8 +1,9 @@
 """Pushes over real UCX: the sender, or the receiver, is another process."""
 
+import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -44,20 +45,14 @@ def test_a_push_puts_the_senders_blocks_into_the_receivers(tokens: int, transpor
         assert ended.seconds is not None and ended.seconds > 0
 
 
-@pytest.fixture
-def _polled(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """This process's memory is taken for a GPU's."""
+def test_memory_whose_transfers_wake_nobody_is_polled_and_an_agent_leaves_its_process_as_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # This process's memory is taken for a GPU's.
     monkeypatch.setattr(HostMemory, "is_on_gpu", True)
-    # An agent sets it then; here it is undone.
-    monkeypatch.setenv("UCX_CUDA_IPC_MAX_STREAMS", "1")
-    interval = sys.getswitchinterval()
-    yield
-    sys.setswitchinterval(interval)
-
-
-@pytest.mark.usefixtures("_polled")
-def test_memory_whose_transfers_wake_nobody_is_looked_after() -> None:
+    before = sys.getswitchinterval(), dict(os.environ)
     with two_sides() as (here, peer):
+        assert (sys.getswitchinterval(), dict(os.environ)) == before
         watch = Watch(here, peer)
         ticket = here.agent("open_landing", HERE, WHOLE, 0, 10.0)
         peer.agent("push", ticket, THERE)

@@ -1,10 +1,9 @@
-import os
 import sys
 
 import pytest
 
 from mesh.errors import ConfigError
-from transfer.ucx import UcxTransport, carrier_in, copy_in_order, ucx_settings
+from transfer.ucx import UcxTransport, carrier_in, ucx_settings
 
 DESCRIPTION = """
 # | ucp_context_0 intra-node cfg#0 | tagged message by ucp_tag_send* from host memory         |
@@ -36,15 +35,6 @@ def test_the_environment_of_the_user_stays_in_force(monkeypatch: pytest.MonkeyPa
     settings = ucx_settings("posix")
     assert "TLS" not in settings and "TCP_TX_SEG_SIZE" not in settings
     assert settings["MM_ERROR_HANDLING"] == "y"
-
-
-@pytest.mark.parametrize(("users", "streams"), [({}, "1"), ({"UCX_CUDA_IPC_MAX_STREAMS": "4"}, "4")])
-def test_copies_between_gpus_follow_each_other_unless_the_user_says_otherwise(
-    monkeypatch: pytest.MonkeyPatch, users: dict[str, str], streams: str
-) -> None:
-    monkeypatch.setattr(os, "environ", users)
-    copy_in_order()
-    assert users["UCX_CUDA_IPC_MAX_STREAMS"] == streams
 
 
 def test_transports_that_do_not_exist_are_a_configuration_error() -> None:
