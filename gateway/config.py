@@ -62,8 +62,9 @@ class DispatchConfig(Config):
     attempts: int = Field(default=5, ge=1)
     # Before the second attempt; doubled for each further one.
     backoff_seconds: float = Field(default=0.05, gt=0)
-    # For so long, a request whose workers are lost, or that finds none, is placed again however often: they are being
-    # started (again).
+    # How long a request whose workers are lost, or that finds none, is placed again, however often: a worker is being
+    # started (again). A model is known for as long after its last worker lost its lease, so that requests that arrive
+    # then wait too; after that it is unknown, or without workers where `models` lists it.
     worker_seconds: float = Field(default=10.0, ge=0)
     # Of one call to the scheduler.
     place_seconds: float = Field(default=2.0, gt=0)

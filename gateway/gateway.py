@@ -36,7 +36,7 @@ class Gateway:
         clock = asyncio.get_running_loop().time
         self.config = config
         self.tenants = Tenants(config.api_keys)
-        self.directory = Directory()
+        self.directory = Directory(config.dispatch.worker_seconds)
         self.catalog = Catalog(texts, self.directory)
         self.intake = Intake(self.catalog, config.limits)
         self.links = DecodeLinks(_identity(config), config.dispatch, clock)

@@ -40,17 +40,28 @@ class Worker:
     requests: int
 
 
+@dataclass(slots=True)
+class _Model:
+    # The largest that its decode workers have declared.
+    limits: ModelLimits
+    # When its last decode worker lost its lease; None while there is one.
+    left_at: float | None = None
+
+
 class Directory:
     """The last snapshot of the registry. Times are seconds on any one monotonic clock, passed in.
 
     A worker that a watch listed and then no longer lists has lost its lease. One known from before the watch is given
     one lease to appear in it: a scheduler that just started does not know its workers yet.
+
+    A model is known until `model_seconds` after its last decode worker lost its lease, so that requests can wait for
+    a worker that is being started again.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, model_seconds: float) -> None:
+        self._model_seconds = model_seconds
         self._workers: dict[str, Worker] = {}
-        # Largest limits that workers of a model ever declared.
-        self._limits: dict[str, ModelLimits] = {}
+        self._models: dict[str, _Model] = {}
         self._listed: set[str] = set()
         self._watch_began = 0.0
         self._lease_seconds = 0.0
@@ -79,10 +90,18 @@ class Directory:
         self._lease_seconds = lease_seconds
         self._valid_until = None
         for worker in filter(_decodes, listed.values()):
-            self._limits[worker.model] = _widest(self._limits.get(worker.model), worker)
+            self._note_limits(worker)
+        self._note_models_without_workers(now)
 
     def expire(self, now: float) -> bool:
-        """Drop what was known before the watch and never appeared in it, once its lease is over. True where any was."""
+        """Drop workers known before the watch that never appeared in it, once its lease is over, and models whose
+        time is over. True if any worker was dropped. Call it often: nothing else notices that time has passed.
+        """
+        dropped = self._drop_unlisted(now)
+        self._note_models_without_workers(now)
+        return dropped
+
+    def _drop_unlisted(self, now: float) -> bool:
         if self._valid_until is not None or now < self._watch_began + self._lease_seconds:
             return False
         before = len(self._workers)
@@ -98,12 +117,13 @@ class Directory:
         return {name: worker.target.incarnation for name, worker in self._workers.items()}
 
     def models(self) -> list[str]:
-        """Names of the models that a worker ever declared, sorted."""
-        return sorted(self._limits)
+        """Names of the models that have a decode worker, or had one a short while ago, sorted."""
+        return sorted(self._models)
 
     def limits(self, model: str) -> ModelLimits | None:
-        """None where no worker ever served that model."""
-        return self._limits.get(model)
+        """None for a model that is not among `models`."""
+        known = self._models.get(model)
+        return None if known is None else known.limits
 
     def serving(self, model: str) -> int:
         """Workers that take requests for `model`."""
@@ -132,6 +152,20 @@ class Directory:
             if partners:
                 return decode.target, partners[0].target
         return None
+
+    def _note_limits(self, worker: Worker) -> None:
+        known = self._models.get(worker.model)
+        self._models[worker.model] = _Model(_widest(None if known is None else known.limits, worker))
+
+    def _note_models_without_workers(self, now: float) -> None:
+        decoded = {worker.model for worker in filter(_decodes, self._workers.values())}
+        for name, model in list(self._models.items()):
+            if name in decoded:
+                model.left_at = None
+            elif model.left_at is None:
+                model.left_at = now
+            elif model.left_at + self._model_seconds <= now:
+                del self._models[name]
 
 
 def _decodes(worker: Worker) -> bool:

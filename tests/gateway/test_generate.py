@@ -175,6 +175,18 @@ async def test_an_unknown_model_is_refused() -> None:
         assert (error.code.name, error.reason) == ("NOT_FOUND", "UNKNOWN_MODEL")
 
 
+async def test_a_model_whose_workers_are_gone_no_longer_makes_requests_ambiguous() -> None:
+    leaving, staying = FakeDecodeWorker(model="old"), FakeDecodeWorker(worker_id="decode-1", model="new")
+    async with running_mesh(leaving, staying, texts={}, dispatch=DispatchConfig(worker_seconds=0.3)) as mesh:
+        await eventually(lambda: mesh.gateway.directory.models() == ["new", "old"])
+        error = await refused(collect(mesh, ids_request()))
+        assert (error.code.name, error.message) == ("INVALID_ARGUMENT", "name a model: this mesh serves new, old")
+        mesh.scheduler.remove("decode-0")
+        await eventually(lambda: mesh.gateway.directory.models() == ["new"])
+        assert (await collect(mesh, ids_request())).started.model == "new"
+        assert (await refused(collect(mesh, ids_request(model="old")))).reason == "UNKNOWN_MODEL"
+
+
 async def test_invalid_utf8_on_the_wire_is_refused() -> None:
     async with running_mesh() as mesh, grpc.aio.insecure_channel(f"127.0.0.1:{mesh.grpc_port}") as channel:
         call = channel.unary_stream("/deepmesh.v1.GatewayService/Generate")

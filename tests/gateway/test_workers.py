@@ -5,6 +5,8 @@ from gateway.requests import ModelLimits
 from gateway.workers import Directory, Target, Worker
 from mesh.workers import WorkerRole
 
+MODEL_SECONDS = 5.0
+
 
 def make_worker(name: str = "a", incarnation: str = "1", **changes: Any) -> Worker:
     fields: dict[str, Any] = {
@@ -38,7 +40,7 @@ def least_loaded(
 
 
 def watched(*workers: Worker, at: float = 0.0, lease: float = 10.0) -> Directory:
-    directory = Directory()
+    directory = Directory(MODEL_SECONDS)
     directory.begin_watch(at)
     directory.update(workers, lease, at)
     return directory
@@ -86,7 +88,7 @@ def test_a_snapshot_outlives_its_watch_by_one_lease() -> None:
 
 
 def test_nothing_is_valid_before_the_first_snapshot() -> None:
-    assert not Directory().valid(0.0)
+    assert not Directory(MODEL_SECONDS).valid(0.0)
 
 
 def test_the_least_loaded_worker_is_chosen_by_share_of_its_slots() -> None:
@@ -133,13 +135,61 @@ def test_a_model_with_prefill_workers_alone_is_not_served() -> None:
     assert directory.limits("m") is None
 
 
-def test_limits_are_the_widest_of_a_models_workers_and_are_remembered() -> None:
+def test_limits_are_the_widest_of_a_models_workers_and_outlive_them_for_a_while() -> None:
     directory = watched(
         make_worker("a", context_tokens=100), make_worker("b", context_tokens=200, vocabulary_size=None)
     )
     directory.update([], 10.0, 1.0)
     assert directory.limits("m") == ModelLimits(200, 50)
     assert directory.limits("other") is None
+    directory.expire(5.9)
+    assert directory.limits("m") == ModelLimits(200, 50)
+    directory.expire(6.0)
+    assert (directory.limits("m"), directory.models()) == (None, [])
+
+
+def test_a_model_that_is_served_again_in_time_stays() -> None:
+    directory = watched(make_worker("a"))
+    directory.update([], 10.0, 1.0)
+    directory.update([make_worker("a", incarnation="2")], 10.0, 5.0)
+    directory.expire(100.0)
+    assert directory.models() == ["m"]
+    directory.update([], 10.0, 101.0)
+    directory.expire(105.9)
+    assert directory.models() == ["m"]
+
+
+def test_a_model_leaves_though_a_prefill_worker_of_it_is_left() -> None:
+    directory = watched(make_worker("a"), make_prefill("p"))
+    directory.update([make_prefill("p")], 10.0, 1.0)
+    directory.expire(6.0)
+    assert directory.models() == []
+
+
+def test_a_worker_that_comes_back_with_another_model_takes_its_old_one_along() -> None:
+    directory = watched(make_worker("a", model="old"))
+    directory.update([make_worker("a", model="new")], 10.0, 1.0)
+    assert directory.models() == ["new", "old"]
+    directory.expire(6.0)
+    assert directory.models() == ["new"]
+
+
+def test_models_stay_while_there_is_no_scheduler() -> None:
+    directory = watched(make_worker("a"))
+    directory.end_watch(1.0)
+    directory.expire(1000.0)
+    assert directory.models() == ["m"]
+
+
+def test_models_of_workers_that_a_new_scheduler_never_lists_leave_after_their_lease() -> None:
+    directory = watched(make_worker("a"))
+    directory.end_watch(100.0)
+    directory.begin_watch(101.0)
+    directory.update([], 10.0, 101.0)
+    assert directory.expire(111.0)
+    assert directory.models() == ["m"]
+    directory.expire(116.0)
+    assert directory.models() == []
 
 
 def test_only_serving_workers_count_as_serving() -> None:
