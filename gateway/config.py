@@ -78,8 +78,8 @@ class GatewayConfig(ServiceConfig):
     http: HttpConfig = HttpConfig()
     # Tells this gateway from others, across its restarts; by default the host's name and server.port.
     gateway_id: str | None = None
-    # host:port of the scheduler.
-    scheduler: str = "127.0.0.1:8002"
+    # host:port of the scheduler; there is no default, as for workers.
+    scheduler: str
     models: tuple[ModelConfig, ...] = ()
     # Where any is set, every call needs one.
     api_keys: tuple[ApiKeyConfig, ...] = ()

@@ -50,8 +50,9 @@ class ServiceConfig(Config):
 class WorkerConfig(ServiceConfig):
     """Base of a worker's configuration: how it takes part in the mesh."""
 
-    # host:port of the scheduler. The worker serves those who know it while there is none.
-    scheduler: str = "127.0.0.1:8002"
+    # host:port of the scheduler. There is no default: a worker must never join a mesh that it was not told of. While
+    # the scheduler is away the worker serves those who know it.
+    scheduler: str
     # Unique in the mesh and stable across restarts; by default host:port.
     worker_id: str | None = Field(default=None, min_length=1, max_length=256)
     # Least time between two reports to the scheduler.

@@ -19,6 +19,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from gateway.config import GatewayConfig
 from mesh.config import load
 from mesh.errors import ConfigError
+from mesh.ports import free_port
+from tests.support.addresses import NOWHERE
 from tests.support.fake_decode import FakeDecodeWorker
 from tests.support.fake_scheduler import FakeScheduler
 from tests.support.gateways import ids_request
@@ -29,7 +31,8 @@ PORTS = re.compile(r"listening grpc_port=(\d+) http_port=(\d+)")
 
 
 async def spawn(*settings: str) -> asyncio.subprocess.Process:
-    arguments = [part for setting in settings for part in ("--set", setting)]
+    """A gateway, without a scheduler unless `settings` name one."""
+    arguments = [part for setting in (f"scheduler={NOWHERE}", *settings) for part in ("--set", setting)]
     return await asyncio.create_subprocess_exec(
         *[sys.executable, "-m", "gateway", *arguments], cwd=ROOT, stderr=asyncio.subprocess.PIPE
     )
@@ -71,7 +74,8 @@ async def test_it_is_ready_once_a_worker_is_known_answers_and_stops_on_a_signal(
     scheduler, worker = FakeScheduler(), FakeDecodeWorker()
     models = f'models=[{{"tokenizer_dir": "{tokenizer_directory()}", "name": "oracle"}}]'
     async with scheduler.server() as server, worker.started():
-        settings = (f"scheduler=127.0.0.1:{server.port}", models)
+        metrics = free_port()
+        settings = (f"scheduler=127.0.0.1:{server.port}", models, f"server.metrics_port={metrics}")
         async with running_gateway(*settings) as (process, grpc_port, http_port), httpx.AsyncClient() as http:
             async with grpc.aio.insecure_channel(f"127.0.0.1:{grpc_port}") as channel:
                 base = f"http://127.0.0.1:{http_port}"
@@ -85,6 +89,11 @@ async def test_it_is_ready_once_a_worker_is_known_answers_and_stops_on_a_signal(
                 body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
                 answer = await http.post(f"{base}/v1/chat/completions", json=body)
                 assert answer.json()["usage"]["completion_tokens"] == 3
+                figures = await http.get(f"http://127.0.0.1:{metrics}/metrics")
+                assert (
+                    'deepmesh_gateway_requests_total{api="openai",model="oracle",outcome="finished"} 1.0'
+                    in figures.text
+                )
                 assert psutil.Process(process.pid).memory_info().rss < 150e6
             process.terminate()
             assert await asyncio.wait_for(process.wait(), 15) == 0
@@ -127,10 +136,10 @@ def test_the_shipped_configuration_is_valid() -> None:
 def test_a_wrong_configuration_is_refused(setting: str) -> None:
     key = setting.partition("=")[0]
     with pytest.raises(ConfigError, match=key.partition(".")[0]):
-        load(GatewayConfig, None, [setting])
+        load(GatewayConfig, None, [f"scheduler={NOWHERE}", setting])
 
 
 def test_keys_do_not_show_in_a_printed_configuration() -> None:
-    config = load(GatewayConfig, None, ["api_keys=[{name: a, key: very-secret}]"])
+    config = load(GatewayConfig, None, [f"scheduler={NOWHERE}", "api_keys=[{name: a, key: very-secret}]"])
     assert "very-secret" not in repr(config)
     assert "very-secret" not in yaml.safe_dump(config.model_dump(mode="json"))

@@ -22,6 +22,7 @@ from mesh.channel import open_channel
 from mesh.errors import MeshError
 from mesh.failures import from_failure, from_rpc_error
 from mesh.server import MeshServer, Registration
+from tests.support.addresses import NOWHERE
 from tests.support.fake_rank import TRANSFER_READY, FakeRankClient
 from tests.support.waiting import eventually
 
@@ -30,10 +31,11 @@ TOTAL_BLOCKS = 512
 
 
 def decode_config(**changes: Any) -> DecodeConfig:
-    """An oracle worker; `engine` and `queue` are merged into the defaults here."""
+    """An oracle worker without a scheduler; `engine` and `queue` are merged into the defaults here."""
     engine = {"backend": "oracle", "total_blocks": TOTAL_BLOCKS, "max_requests": 32, **changes.pop("engine", {})}
     values = {
         "server": {"drain_seconds": 5},
+        "scheduler": NOWHERE,
         "engine": engine,
         "grace_seconds": 1.0,
         "worker_id": "decode-1",

@@ -23,6 +23,7 @@ from prefill_svc.__main__ import SERVICE
 from prefill_svc.config import PrefillConfig
 from prefill_svc.service import PrefillServicer
 from prefill_svc.worker import PrefillWorker
+from tests.support.addresses import NOWHERE
 from tests.support.fake_rank import TRANSFER_READY, FakeRankClient
 from tests.support.scheduling import ManualClock
 from tests.support.waiting import eventually
@@ -83,7 +84,7 @@ def prefill_request(
 
 
 def prefill_config(**changes: Any) -> PrefillConfig:
-    """An oracle worker; `engine` is merged into the defaults here."""
+    """An oracle worker without a scheduler; `engine` is merged into the defaults here."""
     engine = {
         "backend": "oracle",
         "total_blocks": TOTAL_BLOCKS,
@@ -91,7 +92,7 @@ def prefill_config(**changes: Any) -> PrefillConfig:
         "transfer": {"landing_seconds": 20},
         **changes.pop("engine", {}),
     }
-    values = {"server": {"drain_seconds": 5}, "engine": engine, "worker_id": "prefill-1"}
+    values = {"server": {"drain_seconds": 5}, "scheduler": NOWHERE, "engine": engine, "worker_id": "prefill-1"}
     return PrefillConfig.model_validate(values | changes)
 
 

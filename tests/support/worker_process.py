@@ -11,6 +11,7 @@ import psutil
 
 from cli.launcher.process import Child
 from mesh.ports import free_port
+from tests.support.addresses import NOWHERE
 from tests.support.waiting import eventually
 
 
@@ -43,9 +44,9 @@ class WorkerProcess:
 
 @asynccontextmanager
 async def worker_process(module: str, *settings: str, port: int | None = None) -> AsyncIterator[WorkerProcess]:
-    """`python -m module`; nothing of it is left at the end."""
+    """`python -m module`, without a scheduler unless `settings` name one; nothing of it is left at the end."""
     port = port or free_port()
-    defaults = ("engine.backend=oracle", f"server.port={port}")
+    defaults = ("engine.backend=oracle", f"server.port={port}", f"scheduler={NOWHERE}")
     options = [part for setting in (*defaults, *settings) for part in ("--set", setting)]
     lines: list[str] = []
     child = Child(module, [sys.executable, "-m", module, *options], lambda _, line: lines.append(line))
