@@ -3,7 +3,6 @@
 import time
 
 import msgspec
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -30,7 +29,6 @@ def application(gateway: Gateway) -> Starlette:
             Route("/v1/completions", completions, methods=["POST"]),
             Route("/v1/models", routes.models),
             Route("/health", routes.health),
-            Route("/metrics", routes.metrics),
         ],
         exception_handlers={HTTPException: route_error, MeshError: mesh_error},
     )
@@ -61,6 +59,3 @@ class Routes:
         if self._gateway.available:
             return JSONResponse({"status": "ok"})
         return JSONResponse({"status": "no worker takes requests"}, status_code=503)
-
-    async def metrics(self, request: Request) -> Response:
-        return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)

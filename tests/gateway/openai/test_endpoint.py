@@ -373,17 +373,22 @@ async def test_keys_are_required_where_there_are_any() -> None:
         await stream.close()
 
 
-async def test_models_health_and_metrics_answer() -> None:
+async def test_models_and_health_answer() -> None:
     async with running_mesh() as mesh:
         (model,) = (await client(mesh).models.list()).data
         assert (model.id, model.object) == ("oracle", "model")
         assert (await mesh.http.get("/health")).status_code == 200
-        metrics = await mesh.http.get("/metrics")
-        assert "deepmesh_gateway_requests_total" in metrics.text
         mesh.scheduler.draining.add("decode-0")
         mesh.scheduler.add(mesh.worker.identity())
         await eventually(lambda: not mesh.gateway.available)
         assert (await mesh.http.get("/health")).status_code == 503
+
+
+async def test_the_port_of_clients_serves_no_metrics() -> None:
+    keys = (ApiKeyConfig.model_validate({"name": "alice", "key": "alice-secret"}),)
+    async with running_mesh(api_keys=keys) as mesh:
+        for headers in ({}, {"authorization": "Bearer alice-secret"}):
+            assert (await mesh.http.get("/metrics", headers=headers)).status_code == 404
 
 
 async def test_many_clients_at_once_get_their_own_answers() -> None:
