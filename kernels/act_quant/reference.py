@@ -18,5 +18,5 @@ def quantize(x: torch.Tensor) -> Quantized:
 
 
 def dequantize(x: Quantized) -> torch.Tensor:
-    groups = x.values.float().unflatten(-1, (-1, GROUP))
+    groups: torch.Tensor = x.values.float().unflatten(-1, (-1, GROUP))
     return (groups * x.scales.unsqueeze(-1)).flatten(-2)

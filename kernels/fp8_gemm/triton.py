@@ -100,4 +100,4 @@ def choose_tiling(rows: int, outputs: int, inputs: int) -> Tiling:
 
 def _splits(programs: int, tiles: int, most: int) -> int:
     """Parts of a tile that make as many programs, where the inputs allow as many parts."""
-    return max(min(triton.cdiv(programs, tiles), most), 1)
+    return max(min(-(-programs // tiles), most), 1)

@@ -31,6 +31,7 @@ def moe_gate(logits: torch.Tensor, bias: torch.Tensor, routing: Routing) -> tupl
         # Imported here: a machine without a GPU may lack what they need.
         from kernels.moe_gate import choice, triton
 
-        backend = choice if choice.takes(shares, routing) else triton
-        return backend.moe_gate(shares, bias, routing)
+        if choice.takes(shares, routing):
+            return choice.moe_gate(shares, bias, routing)
+        return triton.moe_gate(shares, bias, routing)
     return reference.moe_gate(shares.sum(0), bias, routing)

@@ -22,7 +22,7 @@ def moe_gate(logits: torch.Tensor, bias: torch.Tensor, routing: Routing) -> tupl
 
 def _limit_to_groups(choice: torch.Tensor, groups: int, groups_per_token: int) -> torch.Tensor:
     """Minus infinity wherever the expert's group is not among the token's best."""
-    grouped = choice.unflatten(1, (groups, -1))
+    grouped: torch.Tensor = choice.unflatten(1, (groups, -1))
     best_two = grouped.topk(min(2, grouped.shape[2]), dim=2).values.sum(dim=2)
     refused = best_two.topk(groups - groups_per_token, dim=1, largest=False, sorted=False).indices
     return grouped.scatter(1, refused.unsqueeze(2).expand(-1, -1, grouped.shape[2]), float("-inf")).view_as(choice)

@@ -28,6 +28,7 @@ def swiglu_quantize(gate_up: torch.Tensor, positions: torch.Tensor | None = None
         # Only here: CUDA's bindings and Triton come with a CUDA build of torch.
         from kernels.swiglu import bf16, triton
 
-        backend = bf16 if bf16.takes(gate_up) else triton
-        return backend.swiglu_quantize(gate_up, positions)
+        if bf16.takes(gate_up):
+            return bf16.swiglu_quantize(gate_up, positions)
+        return triton.swiglu_quantize(gate_up, positions)
     return reference.swiglu_quantize(gate_up)

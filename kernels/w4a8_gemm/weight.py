@@ -92,7 +92,7 @@ def _holds_minimum(tiles: torch.Tensor) -> bool:
 
 def _to_lanes(matrix: torch.Tensor) -> torch.Tensor:
     """[..., outputs, inputs] to [..., tiles, groups, load, warp, thread / 4, thread % 4, product, half, of two, 4]."""
-    split = matrix.unflatten(-1, (-1, *INPUT_SPLIT)).unflatten(-7, (-1, *OUTPUT_SPLIT))
+    split: torch.Tensor = matrix.unflatten(-1, (-1, *INPUT_SPLIT)).unflatten(-7, (-1, *OUTPUT_SPLIT))
     # From: tile, warp, of two, thread / 4, group, load, product, half, thread % 4, input.
     at = split.dim() - 10
     return split.permute(*range(at), *(at + axis for axis in (0, 4, 5, 1, 3, 8, 6, 7, 2, 9)))
@@ -106,7 +106,7 @@ def _from_lanes(lanes: torch.Tensor) -> torch.Tensor:
 
 def _pack_scales(scales: torch.Tensor) -> torch.Tensor:
     """[..., outputs, groups] to [..., outputs / 64, groups, 128] bytes: a thread's two scales lie in one word."""
-    split = scales.bfloat16().unflatten(-2, (-1, *OUTPUT_SPLIT))
+    split: torch.Tensor = scales.bfloat16().unflatten(-2, (-1, *OUTPUT_SPLIT))
     at = split.dim() - 5
     ordered = split.permute(*range(at), *(at + axis for axis in (0, 4, 1, 3, 2))).contiguous()
     return ordered.flatten(-3).view(torch.uint8)
@@ -114,6 +114,6 @@ def _pack_scales(scales: torch.Tensor) -> torch.Tensor:
 
 def _unpack_scales(tiles: torch.Tensor) -> torch.Tensor:
     ordered = tiles[..., WEIGHT_BYTES:].contiguous().view(torch.bfloat16)
-    split = ordered.unflatten(-1, (OUTPUT_SPLIT[0], OUTPUT_SPLIT[2], OUTPUT_SPLIT[1]))
+    split: torch.Tensor = ordered.unflatten(-1, (OUTPUT_SPLIT[0], OUTPUT_SPLIT[2], OUTPUT_SPLIT[1]))
     at = split.dim() - 5
     return split.permute(*range(at), *(at + axis for axis in (0, 2, 4, 3, 1))).flatten(at, -2)
