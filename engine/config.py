@@ -37,9 +37,9 @@ class EngineConfig(Config):
     kv_dtype: Literal["auto", "float8_e4m3fn"] = "auto"
     # A latent is this times what a pool of one-byte numbers holds.
     kv_scale: float = Field(default=1.0, gt=0)
-    # FP8 weights are multiplied as they are, by activations that are quantized on the way, or brought to `dtype` when
-    # they are loaded; "auto" keeps them on a GPU. Others than FP8 are not changed by this.
-    weights: Literal["auto", "fp8", "dequantized"] = "auto"
+    # Quantized weights are multiplied as they are, by activations that are quantized on the way, or brought to `dtype`
+    # when they are loaded; "auto" keeps them on a GPU.
+    weights: Literal["auto", "quantized", "dequantized"] = "auto"
     # Weights drawn at random, for measurements; of model_dir only config.json is read.
     random_weights: bool = False
     # Decode steps run as captured graphs; "auto" on a GPU.
@@ -102,7 +102,7 @@ class ResolvedEngineConfig:
     device: Literal["cpu", "cuda"]
     dtype: Literal["float32", "bfloat16"]
     kv_dtype: Literal["float32", "bfloat16", "float8_e4m3fn"]
-    weights: Literal["fp8", "dequantized"]
+    weights: Literal["quantized", "dequantized"]
     decode_graphs: bool
     warm_up: bool
     kv_memory_fraction: float
@@ -111,8 +111,8 @@ class ResolvedEngineConfig:
 def resolve(config: EngineConfig, hardware: Hardware) -> ResolvedEngineConfig:
     """Settle "auto": the GPU where there is one; bfloat16 on it, float32 on CPU (exact, and faster there).
 
-    Raises ConfigError where a GPU is asked for and there is none, and where FP8 weights are to be multiplied in another
-    dtype than bfloat16.
+    Raises ConfigError where a GPU is asked for and there is none, and where quantized weights are to be multiplied in
+    another dtype than bfloat16.
     """
     device = config.device
     if device == "auto":
@@ -124,9 +124,9 @@ def resolve(config: EngineConfig, hardware: Hardware) -> ResolvedEngineConfig:
         dtype = "bfloat16" if device == "cuda" else "float32"
     weights = config.weights
     if weights == "auto":
-        weights = "fp8" if device == "cuda" and dtype == "bfloat16" else "dequantized"
-    if weights == "fp8" and dtype != "bfloat16":
-        raise ConfigError("engine.weights=fp8 computes in bfloat16: set engine.dtype=bfloat16")
+        weights = "quantized" if device == "cuda" and dtype == "bfloat16" else "dequantized"
+    if weights == "quantized" and dtype != "bfloat16":
+        raise ConfigError("engine.weights=quantized computes in bfloat16: set engine.dtype=bfloat16")
     return ResolvedEngineConfig(
         config=config,
         device=device,

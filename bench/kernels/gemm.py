@@ -1,13 +1,12 @@
 """FP8 linear layers of DeepSeek-R1: ours in Triton, and for few rows in CUDA, beside deep_gemm."""
 
 from collections.abc import Callable, Iterator
-from types import ModuleType
 
 import torch
 
 from bench.kernels.timing import Case
 from kernels.act_quant import Quantized, quantize
-from kernels.fp8_gemm import BlockScaled, block_scaled, deep_gemm, few_rows
+from kernels.fp8_gemm import BlockScaled, block_scaled, deep_gemm, few_rows, make_workspace
 from kernels.fp8_gemm import triton as ours
 
 # Outputs and inputs.
@@ -18,36 +17,38 @@ LAYERS = {
     "dense gate, up": (36864, 7168),
     "dense down": (7168, 18432),
 }
+Product = Callable[[Quantized, BlockScaled], torch.Tensor]
 TOKENS = (1, 8, 32, 64, 96, 128, 4096, 16384)
 
 
 def cases() -> Iterator[Case]:
     for layer, (outputs, inputs) in LAYERS.items():
         for tokens in TOKENS:
-            for name, module in _providers(tokens, outputs, inputs).items():
+            for name, product in _providers(tokens, outputs, inputs).items():
                 yield Case(
                     shape=f"{layer} {outputs}x{inputs} by {tokens}",
                     provider=name,
-                    make=_linear(module, tokens, outputs, inputs),
+                    make=_linear(product, tokens, outputs, inputs),
                     size_bytes=outputs * inputs + tokens * (inputs + 2 * outputs),
                     flops=2 * tokens * outputs * inputs,
                     fp8=True,
                 )
 
 
-def _providers(tokens: int, outputs: int, inputs: int) -> dict[str, ModuleType]:
-    found: dict[str, ModuleType] = {"triton": ours}
+def _providers(tokens: int, outputs: int, inputs: int) -> dict[str, Product]:
+    workspace = make_workspace(torch.device("cuda"))
+    found: dict[str, Product] = {"triton": lambda x, weight: ours.fp8_gemm(x, weight, workspace)}
     if few_rows.takes(tokens, outputs, inputs):
-        found["few rows"] = few_rows
+        found["few rows"] = few_rows.fp8_gemm
     if deep_gemm.available():
-        found["deep_gemm"] = deep_gemm
+        found["deep_gemm"] = deep_gemm.fp8_gemm
     return found
 
 
-def _linear(module: ModuleType, tokens: int, outputs: int, inputs: int) -> Callable[[], Callable[[], object]]:
+def _linear(product: Product, tokens: int, outputs: int, inputs: int) -> Callable[[], Callable[[], object]]:
     def make() -> Callable[[], object]:
         x, weight = random_rows(tokens, inputs), random_weight(outputs, inputs)
-        return lambda: module.fp8_gemm(x, weight)
+        return lambda: product(x, weight)
 
     return make
 

@@ -27,7 +27,7 @@ def measure(directory: Path, dtype: torch.dtype) -> LoadingPeak:
     baseline = _status_bytes("VmRSS")
     model = load_model(directory, dtype, torch.device("cpu"))
     peak = _status_bytes("VmHWM")
-    return LoadingPeak(baseline, peak, sum(each.nbytes for _, each in model.parameters()))
+    return LoadingPeak(baseline, peak, sum(each.place.nbytes for each in model.parameters()))
 
 
 def _status_bytes(field: str) -> int:

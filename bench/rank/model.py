@@ -9,12 +9,13 @@ from typing import Any
 import torch
 
 from engine.config import ResolvedEngineConfig
+from engine.model.allocator import Allocator
 from engine.model.config import ModelConfig
 from engine.model.gate import Gate
 from engine.model.model import Model
 from engine.model.moe import MixtureOfExperts
-from engine.model.parameters import Allocator
 from engine.runner.backend import make_model
+from engine.weights.loading import make_allocator
 
 DEEPSEEK_R1: Mapping[str, Any] = MappingProxyType(
     {
@@ -85,7 +86,8 @@ class UniformGate(Gate):
     """Sends each token to experts drawn at random, anew in every step: random weights would leave many without any."""
 
     def __init__(self, config: ModelConfig, allocate: Allocator, layer: int, uniform: UniformLogits) -> None:
-        super().__init__(config, allocate)
+        shared = 0 if allocate.formats.shared_apart else config.n_shared_experts
+        super().__init__(config, allocate, shared)
         self._layer = layer
         self._uniform = uniform
 
@@ -95,11 +97,11 @@ class UniformGate(Gate):
 
 def make_rank(resolved: ResolvedEngineConfig) -> Model:
     model = make_model(resolved)
-    allocate = Allocator(model.dtype, model.device, fp8=resolved.weights == "fp8")
+    allocate = make_allocator(model.config, model.dtype, model.device, resolved.weights)
     mixtures = [layer.feed_forward for layer in model.layers if isinstance(layer.feed_forward, MixtureOfExperts)]
     uniform = UniformLogits(len(mixtures))
     for index, mixture in enumerate(mixtures):
         mixture.gate = UniformGate(model.config, allocate, index, uniform)
-        for _, parameter in mixture.gate.parameters(""):
-            parameter.zero_()
+        for parameter in mixture.gate.parameters(""):
+            parameter.place.zero_()
     return model

@@ -1,17 +1,17 @@
 """A DeepSeek V3 model's dimensions, read from config.json in any of the forms it is published in."""
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from engine.model.quantization import Quantization, parse_quantization
+from engine.model.reader import Reader, read_json
 from mesh.errors import CheckpointError
 
 MODEL_TYPE = "deepseek_v3"
 ARCHITECTURE = "DeepseekV3ForCausalLM"
-WEIGHT_BLOCK = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +71,7 @@ class ModelConfig:
     rope_theta: float
     yarn: Yarn | None
     eos_token_ids: frozenset[int]
-    # Whether linear weights are e4m3 in blocks of 128x128 with a scale each.
-    fp8: bool
+    quantization: Quantization
 
     @property
     def qk_head_dim(self) -> int:
@@ -117,19 +116,6 @@ def read_model_config(model_dir: Path) -> ModelConfig:
         raise CheckpointError(f"{model_dir / 'config.json'}: {error.message}") from error
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file of a checkpoint; CheckpointError names what is wrong with it."""
-    if not path.exists():
-        raise CheckpointError(f"{path} is missing: {path.parent} is not a Hugging Face checkpoint")
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise CheckpointError(f"cannot read {path}: {error}") from error
-    if not isinstance(values, dict):
-        raise CheckpointError(f"{path}: expected a JSON object")
-    return values
-
-
 def parse_model_config(values: Mapping[str, Any], eos_token_id: object = None) -> ModelConfig:
     """Settle the forms that DeepSeek, transformers 4 and transformers 5 write; refuse what is not computed here.
 
@@ -137,7 +123,7 @@ def parse_model_config(values: Mapping[str, Any], eos_token_id: object = None) -
     """
     _check_architecture(values)
     _check_variants(values)
-    reader = _Reader(values)
+    reader = Reader(values)
     theta, yarn = _rope(reader)
     config = ModelConfig(
         vocab_size=reader.positive("vocab_size"),
@@ -165,55 +151,10 @@ def parse_model_config(values: Mapping[str, Any], eos_token_id: object = None) -
         rope_theta=theta,
         yarn=yarn,
         eos_token_ids=_token_ids(values.get("eos_token_id") if eos_token_id is None else eos_token_id),
-        fp8=_is_fp8(reader.section("quantization_config")),
+        quantization=parse_quantization(reader.section("quantization_config")),
     )
     _check_dimensions(config)
     return config
-
-
-class _Reader:
-    """Reads values of a JSON object; null counts as absent."""
-
-    def __init__(self, values: Mapping[str, Any], path: str = "") -> None:
-        self._values = values
-        self._path = path
-
-    def count(self, key: str, default: int | None = None) -> int:
-        value = self._get(key, default)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-            raise CheckpointError(f"{self._path}{key} is {value!r}: expected a whole number")
-        return value
-
-    def positive(self, key: str, default: int | None = None) -> int:
-        value = self.count(key, default)
-        if value == 0:
-            raise CheckpointError(f"{self._path}{key} is 0: expected at least 1")
-        return value
-
-    def number(self, key: str, default: float | None = None) -> float:
-        value = self._get(key, default)
-        if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value) or value < 0:
-            raise CheckpointError(f"{self._path}{key} is {value!r}: expected a number, not negative")
-        return float(value)
-
-    def text(self, *keys: str) -> str | None:
-        """The first of the keys that is there."""
-        return next((str(self._values[key]) for key in keys if self._values.get(key) is not None), None)
-
-    def section(self, key: str) -> "_Reader | None":
-        value = self._values.get(key)
-        if value is None:
-            return None
-        if not isinstance(value, dict):
-            raise CheckpointError(f"{self._path}{key} is {value!r}: expected keys and values")
-        return _Reader(value, f"{self._path}{key}.")
-
-    def _get(self, key: str, default: float | None) -> object:
-        value = self._values.get(key)
-        value = default if value is None else value
-        if value is None:
-            raise CheckpointError(f"{self._path}{key} is missing")
-        return value
 
 
 def _check_architecture(values: Mapping[str, Any]) -> None:
@@ -239,9 +180,9 @@ def _check_variants(values: Mapping[str, Any]) -> None:
             raise CheckpointError(f"{key} is {values[key]!r}: only {expected!r} is supported")
 
 
-def _rope(reader: _Reader) -> tuple[float, Yarn | None]:
+def _rope(reader: Reader) -> tuple[float, Yarn | None]:
     # transformers 5 keeps theta and scaling in rope_parameters; everyone before keeps them apart.
-    scaling = reader.section("rope_parameters") or reader.section("rope_scaling") or _Reader({})
+    scaling = reader.section("rope_parameters") or reader.section("rope_scaling") or Reader({})
     theta = scaling.number("rope_theta", reader.number("rope_theta", 10000.0))
     if theta <= 1:
         raise CheckpointError(f"rope_theta is {theta}: expected more than 1")
@@ -266,17 +207,6 @@ def _token_ids(value: object) -> frozenset[int]:
     if not all(isinstance(token_id, int) and token_id >= 0 for token_id in ids):
         raise CheckpointError(f"eos_token_id is {value!r}: expected a token id or a list of them")
     return frozenset(ids)
-
-
-def _is_fp8(quantization: _Reader | None) -> bool:
-    if quantization is None:
-        return False
-    method, block = quantization.text("quant_method"), quantization.text("weight_block_size")
-    if method != "fp8":
-        raise CheckpointError(f"quantization {method!r} is not supported: expected 'fp8' or none")
-    if block != str([WEIGHT_BLOCK, WEIGHT_BLOCK]):
-        raise CheckpointError(f"weight_block_size is {block}: expected [{WEIGHT_BLOCK}, {WEIGHT_BLOCK}]")
-    return True
 
 
 def _check_dimensions(config: ModelConfig) -> None:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
+from kernels.fp8_gemm import Workspace
 from kernels.mla_decode import DecodePlan
 from kernels.mla_prefill import PrefillPlan
 
@@ -53,6 +54,8 @@ class DeviceState:
     padding_block: int
     # [most rows] int64: by row of the batch launched last, the token that it draws.
     drawn: torch.Tensor
+    # Of the stream that steps run on.
+    workspace: Workspace
 
     @property
     def device(self) -> torch.device:
@@ -78,5 +81,6 @@ class ForwardContext:
     kv_pool: torch.Tensor
     # A latent is this times what the pool holds.
     kv_scale: float
+    workspace: Workspace
     # Tokens behind those of the rows that belong to none: they fill the step up to a size.
     padding: int = 0

@@ -1,28 +1,37 @@
-"""The dense feed-forward layer of the first layers."""
+"""The dense feed-forward layer: of the first layers, and of shared experts that are computed apart."""
+
+from collections.abc import Set
 
 import torch
 
-from engine.model.linear import Linear
+from engine.model.activations import Activations, InputForm
+from engine.model.allocator import Allocator
 from engine.model.normalized import Normalized
-from engine.model.parameters import Allocator, NamedParameters
+from engine.model.parameters import NamedParameters
+from kernels.fp8_gemm import Workspace
 from kernels.swiglu import swiglu, swiglu_quantize
 
 
 class FeedForward:
     def __init__(self, hidden: int, intermediate: int, allocate: Allocator) -> None:
-        self._gate_up = Linear(hidden, (intermediate, intermediate), allocate)
-        self._down = Linear(intermediate, (hidden,), allocate)
+        self._gate_up = allocate.linear(hidden, (intermediate, intermediate))
+        self._down = allocate.linear(intermediate, (hidden,))
 
     def parameters(self, prefix: str) -> NamedParameters:
         yield from self._gate_up.parameters(f"{prefix}.gate_proj", f"{prefix}.up_proj")
         yield from self._down.parameters(f"{prefix}.down_proj")
 
     @property
-    def quantized(self) -> bool:
-        """Whether it takes FP8 activations."""
-        return self._gate_up.quantized
+    def input_forms(self) -> Set[InputForm]:
+        """In which it reads the tokens."""
+        return {self._gate_up.input_form}
 
-    def forward(self, hidden: Normalized) -> torch.Tensor:
+    def forward(self, hidden: Normalized, workspace: Workspace) -> torch.Tensor:
         """[tokens, hidden] to [tokens, hidden]."""
-        gate_up = self._gate_up.forward(hidden.for_layer(self._gate_up.quantized))
-        return self._down.forward(swiglu_quantize(gate_up) if self._down.quantized else swiglu(gate_up))
+        gate_up = self._gate_up.forward(hidden.in_form(self._gate_up.input_form), workspace)
+        return self._down.forward(self._activated(gate_up), workspace)
+
+    def _activated(self, gate_up: torch.Tensor) -> Activations:
+        if self._down.input_form is InputForm.FP8_GROUPS:
+            return swiglu_quantize(gate_up)
+        return swiglu(gate_up)

@@ -1,31 +1,31 @@
-"""Which experts each token goes to, and with which weights: the chosen ones, then the shared."""
+"""Which experts each token goes to, and with which weights: the chosen ones, then shared ones."""
 
 import torch
 
+from engine.model.allocator import Allocator
 from engine.model.config import ModelConfig
-from engine.model.parameters import Allocator, NamedParameters
+from engine.model.parameters import NamedParameters, whole
 from kernels.moe_gate import Routing, moe_gate
 from kernels.moe_gate.logits import gate_logits
 
 
 class Gate:
-    def __init__(self, config: ModelConfig, allocate: Allocator) -> None:
+    def __init__(self, config: ModelConfig, allocate: Allocator, shared: int) -> None:
+        """shared: experts behind the routed ones that every token goes to, with a weight of 1."""
         self._routing = Routing(
             experts_per_token=config.num_experts_per_tok,
             groups=config.n_group,
             groups_per_token=config.topk_group,
             normalize=config.norm_topk_prob,
             scaling=config.routed_scaling_factor,
-            shared=config.n_shared_experts,
+            shared=shared,
         )
-        # FP8 checkpoints hold it in bfloat16. Otherwise in float32: the choice must not depend on the model's dtype.
-        dtype = allocate.dtype if allocate.fp8 else torch.float32
-        self._weight = allocate(config.n_routed_experts, config.hidden_size, dtype=dtype)
+        self._weight = allocate(config.n_routed_experts, config.hidden_size, dtype=allocate.formats.gate_dtype)
         self._bias = allocate(config.n_routed_experts, dtype=torch.float32)
 
     def parameters(self, prefix: str) -> NamedParameters:
-        yield f"{prefix}.weight", self._weight
-        yield f"{prefix}.e_score_correction_bias", self._bias
+        yield whole(f"{prefix}.weight", self._weight)
+        yield whole(f"{prefix}.e_score_correction_bias", self._bias)
 
     def choose(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """hidden: [tokens, hidden]. Returns (weights float32, experts int64), both [tokens, experts per token]."""

@@ -54,6 +54,7 @@ def build_context(
         sampled=_sampled(rows, decoding, stops, state),
         kv_pool=state.kv_pool,
         kv_scale=state.kv_scale,
+        workspace=state.workspace,
         padding=padding,
     )
 
@@ -69,6 +70,7 @@ def decode_context(inputs: DecodeInputs, state: DeviceState) -> ForwardContext:
         sampled=None,
         kv_pool=state.kv_pool,
         kv_scale=state.kv_scale,
+        workspace=state.workspace,
     )
 
 

@@ -2,13 +2,14 @@
 
 import torch
 
+from engine.model.allocator import Allocator
 from engine.model.config import ModelConfig
 from engine.model.context import ForwardContext
 from engine.model.feed_forward import FeedForward
 from engine.model.mla import Attention
 from engine.model.moe import MixtureOfExperts
 from engine.model.normalized import add_and_normalize
-from engine.model.parameters import Allocator, NamedParameters
+from engine.model.parameters import NamedParameters, whole
 from kernels.norm import Delta
 
 
@@ -27,17 +28,14 @@ class DecoderLayer:
             self.feed_forward = MixtureOfExperts(config, allocate)
 
     def parameters(self, prefix: str) -> NamedParameters:
-        yield f"{prefix}.input_layernorm.weight", self.input_norm
+        yield whole(f"{prefix}.input_layernorm.weight", self.input_norm)
         yield from self.attention.parameters(f"{prefix}.self_attn")
-        yield f"{prefix}.post_attention_layernorm.weight", self.middle_norm
+        yield whole(f"{prefix}.post_attention_layernorm.weight", self.middle_norm)
         yield from self.feed_forward.parameters(f"{prefix}.mlp")
 
     def forward(self, delta: Delta, residual: torch.Tensor, context: ForwardContext) -> Delta:
         """Adds the layer before's `delta` to `residual` in place; returns this one's. Both [tokens, hidden]."""
-        hidden = add_and_normalize(
-            delta, residual, self.input_norm, self.epsilon, quantized=self.attention.input.quantized
-        )
+        hidden = add_and_normalize(delta, residual, self.input_norm, self.epsilon, self.attention.input_forms)
         attended = self.attention.forward(hidden, context)
-        quantized = self.feed_forward.quantized
-        hidden = add_and_normalize(attended, residual, self.middle_norm, self.epsilon, quantized=quantized)
-        return self.feed_forward.forward(hidden)
+        hidden = add_and_normalize(attended, residual, self.middle_norm, self.epsilon, self.feed_forward.input_forms)
+        return self.feed_forward.forward(hidden, context.workspace)

@@ -1,14 +1,16 @@
 """Multi-head latent attention (DeepSeek-V2, 2024, section 2.1), absorbed for decode, expanded for prompts."""
 
+from collections.abc import Set
+
 import torch
 from torch.nn import functional
 
+from engine.model.activations import Activations, InputForm, to_form
+from engine.model.allocator import Allocator
 from engine.model.config import ModelConfig
 from engine.model.context import Absorbed, Expanded, ForwardContext
-from engine.model.linear import Linear
 from engine.model.normalized import Normalized
-from engine.model.parameters import Allocator, NamedParameters
-from kernels.act_quant import Quantized
+from engine.model.parameters import NamedParameters, whole
 from kernels.kv_copy import read_latents
 from kernels.kv_write import norm_and_write, norm_quantize_and_write
 from kernels.mla_decode import mla_decode
@@ -31,13 +33,13 @@ class Attention:
         queries = heads * config.qk_head_dim
         self._input_width = config.q_lora_rank or queries
         # The queries' first projection and the latent's, which read the same input.
-        self.input = Linear(hidden, (self._input_width, config.latent_dim), allocate)
+        self._input = allocate.linear(hidden, (self._input_width, config.latent_dim))
         self._query_norm = allocate(config.q_lora_rank) if config.q_lora_rank else None
-        self._query = Linear(config.q_lora_rank, (queries,), allocate) if config.q_lora_rank else None
+        self._query = allocate.linear(config.q_lora_rank, (queries,)) if config.q_lora_rank else None
         self._latent_norm = allocate(latent)
         # Never in FP8: absorbed, it multiplies along its rows as well as along its columns.
         self._expand = allocate(heads * (config.qk_nope_head_dim + config.v_head_dim), latent)
-        self._output = Linear(heads * config.v_head_dim, (hidden,), allocate)
+        self._output = allocate.linear(heads * config.v_head_dim, (hidden,))
         # Views of it: [heads, nope, latent] takes queries to the latent, [heads, latent, value] values from it.
         by_head = self._expand.view(heads, -1, latent)
         self._absorb_query = by_head[:, : config.qk_nope_head_dim]
@@ -46,28 +48,34 @@ class Attention:
     def parameters(self, prefix: str) -> NamedParameters:
         latent = f"{prefix}.kv_a_proj_with_mqa"
         if self._query is None or self._query_norm is None:
-            yield from self.input.parameters(f"{prefix}.q_proj", latent)
+            yield from self._input.parameters(f"{prefix}.q_proj", latent)
         else:
-            yield from self.input.parameters(f"{prefix}.q_a_proj", latent)
-            yield f"{prefix}.q_a_layernorm.weight", self._query_norm
+            yield from self._input.parameters(f"{prefix}.q_a_proj", latent)
+            yield whole(f"{prefix}.q_a_layernorm.weight", self._query_norm)
             yield from self._query.parameters(f"{prefix}.q_b_proj")
-        yield f"{prefix}.kv_a_layernorm.weight", self._latent_norm
-        yield f"{prefix}.kv_b_proj.weight", self._expand
+        yield whole(f"{prefix}.kv_a_layernorm.weight", self._latent_norm)
+        yield whole(f"{prefix}.kv_b_proj.weight", self._expand)
         yield from self._output.parameters(f"{prefix}.o_proj")
+
+    @property
+    def input_forms(self) -> Set[InputForm]:
+        """In which it reads the tokens."""
+        return {self._input.input_form}
 
     def forward(self, hidden: Normalized, context: ForwardContext) -> torch.Tensor:
         """hidden: [tokens, hidden]. Writes the tokens' latents, returns [tokens, hidden]."""
         pool = context.kv_pool[self.index]
-        projected = self.input.forward(hidden.for_layer(self.input.quantized))
+        projected = self._input.forward(hidden.in_form(self._input.input_form), context.workspace)
         query = self._queries(projected, pool, context)
-        return self._output.forward(self._values(query, projected[:, self._input_width :], pool, context))
+        values = self._values(query, projected[:, self._input_width :], pool, context)
+        return self._output.forward(values, context.workspace)
 
     def _values(
         self, query: torch.Tensor, latents: torch.Tensor, pool: torch.Tensor, context: ForwardContext
-    ) -> torch.Tensor | Quantized:
-        """What the output's product reads: [tokens, heads * value], quantized where one kernel makes it all."""
+    ) -> Activations:
+        """What the output's product reads: [tokens, heads * value] in its form."""
         alone = len(context.absorbed) == 1 and not context.expanded and not context.padding
-        if alone and self._output.quantized:
+        if alone and self._output.input_form is InputForm.FP8_GROUPS:
             attended = self._absorbed(context.absorbed[0], query, pool, context)
             return expand_values_quantized(attended, self._absorb_value)
         values = [
@@ -80,17 +88,17 @@ class Attention:
             values.append((first, query.new_zeros(context.padding, query.shape[1], self.config.v_head_dim)))
         in_order = [part for _, part in sorted(values, key=lambda item: item[0])]
         joined = in_order[0] if len(in_order) == 1 else torch.cat(in_order)
-        return joined.flatten(1)
+        return to_form(joined.flatten(1), self._output.input_form)
 
     def _queries(self, projected: torch.Tensor, pool: torch.Tensor, context: ForwardContext) -> torch.Tensor:
         """Writes the latents, normalized. Returns queries [tokens, heads, nope + rope], not rotated yet."""
         rest = self._latent_norm, INNER_EPSILON, context.rotations, context.slots, pool, context.kv_scale
         if self._query is None or self._query_norm is None:
             query = norm_and_write(projected, None, *rest)
-        elif self._query.quantized:
-            query = self._query.forward(norm_quantize_and_write(projected, self._query_norm, *rest))
         else:
-            query = self._query.forward(norm_and_write(projected, self._query_norm, *rest))
+            quantized = self._query.input_form is InputForm.FP8_GROUPS
+            normalize = norm_quantize_and_write if quantized else norm_and_write
+            query = self._query.forward(normalize(projected, self._query_norm, *rest), context.workspace)
         return query.unflatten(1, (self.config.num_attention_heads, self.config.qk_head_dim))
 
     def _absorbed(

@@ -5,10 +5,11 @@ from collections.abc import Callable
 import torch
 from torch.nn import functional
 
+from engine.model.allocator import Allocator
 from engine.model.config import ModelConfig
 from engine.model.context import ForwardContext
 from engine.model.layers import DecoderLayer
-from engine.model.parameters import Allocator, NamedParameters
+from engine.model.parameters import NamedParameters, whole
 from kernels.linear import linear
 from kernels.norm import Delta, add_rms_norm
 from kernels.rope import frequencies, rotation_table, yarn_frequencies
@@ -17,23 +18,21 @@ from kernels.rope import frequencies, rotation_table, yarn_frequencies
 class Model:
     """Uninitialised until `engine.weights.checkpoint.load_weights` fills its parameters."""
 
-    def __init__(self, config: ModelConfig, *, dtype: torch.dtype, device: torch.device, fp8: bool = False) -> None:
-        """`fp8`: FP8 weights of linear layers stay so, instead of being brought to `dtype`."""
-        allocate = Allocator(dtype, device, fp8=fp8)
+    def __init__(self, config: ModelConfig, allocate: Allocator) -> None:
         self.config = config
-        self.dtype = dtype
-        self.device = device
+        self.dtype = allocate.dtype
+        self.device = allocate.device
         self.embedding = allocate(config.vocab_size, config.hidden_size)
         self.layers = [DecoderLayer(config, index, allocate) for index in range(config.num_hidden_layers)]
         self.norm = allocate(config.hidden_size)
         self.head = allocate(config.vocab_size, config.hidden_size)
 
     def parameters(self) -> NamedParameters:
-        yield "model.embed_tokens.weight", self.embedding
+        yield whole("model.embed_tokens.weight", self.embedding)
         for index, layer in enumerate(self.layers):
             yield from layer.parameters(f"model.layers.{index}")
-        yield "model.norm.weight", self.norm
-        yield "lm_head.weight", self.head
+        yield whole("model.norm.weight", self.norm)
+        yield whole("lm_head.weight", self.head)
 
     def forward(self, context: ForwardContext, on_layers: Callable[[int], None] | None = None) -> torch.Tensor:
         """Write the KV of every token; return logits [rows, vocabulary] of the tokens in `context.sampled`.

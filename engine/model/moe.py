@@ -1,12 +1,18 @@
 """Mixture of experts (DeepSeek-V3, 2024, section 2.1.2): shared ones for every token, routed ones by choice."""
 
+from collections.abc import Set
+
 import torch
 
+from engine.model.activations import InputForm
+from engine.model.allocator import Allocator
 from engine.model.config import ModelConfig
-from engine.model.experts import Experts
+from engine.model.feed_forward import FeedForward
+from engine.model.formats.interface import ExpertShape
 from engine.model.gate import Gate
 from engine.model.normalized import Normalized
-from engine.model.parameters import Allocator, NamedParameters
+from engine.model.parameters import NamedParameters
+from kernels.fp8_gemm import Workspace
 from kernels.moe_permute import ExpertOutputs, combine
 from kernels.norm import Delta
 
@@ -15,31 +21,43 @@ CHUNK_TOKENS = 8192
 
 
 class MixtureOfExperts:
+    """Shared experts are the last ones of the routed experts' grouped products, or a layer of their own."""
+
     def __init__(self, config: ModelConfig, allocate: Allocator) -> None:
-        self.gate = Gate(config, allocate)
-        self._experts = Experts(config, allocate)
+        hidden, width, shared = config.hidden_size, config.moe_intermediate_size, config.n_shared_experts
+        joined = 0 if allocate.formats.shared_apart else shared
+        self.gate = Gate(config, allocate, joined)
+        self._experts = allocate.experts(ExpertShape(config.n_routed_experts, joined, hidden, width))
+        self._shared = None if joined else FeedForward(hidden, shared * width, allocate)
 
     def parameters(self, prefix: str) -> NamedParameters:
         yield from self.gate.parameters(f"{prefix}.gate")
         yield from self._experts.parameters(prefix)
+        if self._shared is not None:
+            yield from self._shared.parameters(f"{prefix}.shared_experts")
 
     @property
-    def quantized(self) -> bool:
-        """Whether it takes FP8 activations."""
-        return self._experts.quantized
+    def input_forms(self) -> Set[InputForm]:
+        """In which it reads the tokens."""
+        forms = {InputForm.PLAIN, self._experts.input_form}
+        return forms if self._shared is None else forms | self._shared.input_forms
 
-    def forward(self, hidden: Normalized) -> Delta:
-        """[tokens, hidden] to [tokens, hidden]; of one chunk's tokens the sums are left to whoever adds them."""
-        tokens = hidden.tokens
-        if tokens <= CHUNK_TOKENS:
-            return self._chunk(hidden)
+    def forward(self, hidden: Normalized, workspace: Workspace) -> Delta:
+        """[tokens, hidden] to [tokens, hidden]; sums may be left to whoever adds them to the residual."""
+        if hidden.tokens <= CHUNK_TOKENS:
+            return self.routed(hidden) if self._shared is None else self._sums(hidden, workspace)
         out = torch.empty_like(hidden.plain)
-        for start in range(0, tokens, CHUNK_TOKENS):
-            chunk = slice(start, min(start + CHUNK_TOKENS, tokens))
-            out[chunk] = combine(self._chunk(hidden.rows(chunk)))
+        for start in range(0, hidden.tokens, CHUNK_TOKENS):
+            chunk = slice(start, min(start + CHUNK_TOKENS, hidden.tokens))
+            out[chunk] = self._sums(hidden.rows(chunk), workspace)
         return out
 
-    def _chunk(self, hidden: Normalized) -> ExpertOutputs:
-        weights, experts = self.gate.choose(hidden.plain)
-        placed = self._experts.place(hidden.for_layer(self._experts.quantized), experts)
-        return ExpertOutputs(self._experts.forward(placed), placed.positions, weights)
+    def _sums(self, hidden: Normalized, workspace: Workspace) -> torch.Tensor:
+        sums = combine(self.routed(hidden))
+        return sums if self._shared is None else sums.add_(self._shared.forward(hidden, workspace))
+
+    def routed(self, hidden: Normalized) -> ExpertOutputs:
+        """What the experts that each token chose make of it, and shared ones that are computed with them."""
+        weights, choices = self.gate.choose(hidden.plain)
+        rows, positions = self._experts.forward(hidden.in_form(self._experts.input_form), choices)
+        return ExpertOutputs(rows, positions, weights)

@@ -1,9 +1,11 @@
 """What a norm leaves, in the forms that the layers behind it read."""
 
+from collections.abc import Set
 from dataclasses import dataclass
 
 import torch
 
+from engine.model.activations import Activations, InputForm
 from kernels.act_quant import Quantized, quantize
 from kernels.norm import Delta, add_rms_norm, add_rms_norm_quantized
 
@@ -12,30 +14,33 @@ from kernels.norm import Delta, add_rms_norm, add_rms_norm_quantized
 class Normalized:
     # [tokens, hidden]
     plain: torch.Tensor
-    # The same in FP8, where a layer behind multiplies FP8.
+    # The same in groups of FP8; None if no layer behind reads it.
     quantized: Quantized | None
 
     @property
     def tokens(self) -> int:
         return self.plain.shape[0]
 
-    def for_layer(self, quantized: bool) -> torch.Tensor | Quantized:
-        """In the form that a layer takes."""
-        if not quantized:
+    def in_form(self, form: InputForm) -> Activations:
+        """form: one of those that were asked for."""
+        if form is InputForm.PLAIN:
             return self.plain
         assert self.quantized is not None
         return self.quantized
 
     def rows(self, rows: slice) -> "Normalized":
-        """Of some tokens; quantized anew, since scales of some tokens do not lie as those of all."""
+        """Some of the tokens, quantized again: their scales must lie one after another."""
         plain = self.plain[rows]
         return Normalized(plain, None if self.quantized is None else quantize(plain))
 
 
 def add_and_normalize(
-    delta: Delta, residual: torch.Tensor, weight: torch.Tensor, epsilon: float, *, quantized: bool
+    delta: Delta, residual: torch.Tensor, weight: torch.Tensor, epsilon: float, forms: Set[InputForm]
 ) -> Normalized:
-    """Adds `delta` to `residual` in place; the sum normalized. All [tokens, hidden]; weight: [hidden]."""
-    if quantized:
+    """Add `delta` to `residual` in place, and normalize the sum in the forms that the next layer reads.
+
+    delta, residual: [tokens, hidden]; weight: [hidden].
+    """
+    if InputForm.FP8_GROUPS in forms:
         return Normalized(*add_rms_norm_quantized(delta, residual, weight, epsilon))
     return Normalized(add_rms_norm(delta, residual, weight, epsilon), None)

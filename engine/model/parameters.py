@@ -1,22 +1,45 @@
-"""Where a module's tensors come from: checkpoint names to the memory that they are read into."""
+"""Which part of which published tensor goes where."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 
-from kernels.block_quant import BLOCK
-from kernels.fp8_gemm import BlockScaled, block_scaled
 
-# A tensor's name in the checkpoint, and its place: perhaps a part of a fused matrix; of four dimensions where a matrix
-# does not lie in one piece, [parts, rows of a part, parts, columns of a part].
-NamedParameters = Iterator[tuple[str, torch.Tensor]]
-# Widths that FP8 products take, alone and grouped by expert.
-OUTPUTS_MULTIPLE = 64
-EXPERT_OUTPUTS_MULTIPLE = 128
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A tensor of the checkpoint, or the part of it that this rank holds, and its place in memory."""
+
+    # As the checkpoint names it.
+    name: str
+    # Perhaps a part of a fused matrix; of four dimensions where a matrix does not lie in one piece, [parts, rows of a
+    # part, parts, columns of a part].
+    place: torch.Tensor
+    # Of the whole published tensor.
+    shape: tuple[int, ...]
+    # By dimension, the part of the published tensor that belongs to the place.
+    slices: tuple[slice, ...]
+
+    def __post_init__(self) -> None:
+        assert self.part_shape == merged_shape(self.place) and len(self.slices) == len(self.shape)
+        assert all(part.step is None and part.stop <= size for part, size in zip(self.slices, self.shape, strict=True))
+
+    @property
+    def part_shape(self) -> tuple[int, ...]:
+        return tuple(part.stop - part.start for part in self.slices)
 
 
-def published_shape(place: torch.Tensor) -> tuple[int, ...]:
-    """In the checkpoint, of the tensor that belongs there."""
+NamedParameters = Iterator[Parameter]
+
+
+def whole(name: str, place: torch.Tensor) -> Parameter:
+    """A published tensor that this rank holds whole."""
+    shape = merged_shape(place)
+    return Parameter(name, place, shape, tuple(slice(0, size) for size in shape))
+
+
+def merged_shape(place: torch.Tensor) -> tuple[int, ...]:
+    """Of the matrix whose parts lie in a place of four dimensions; of other places their own."""
     if place.dim() < 4:
         return tuple(place.shape)
     return place.shape[:2].numel(), place.shape[2:].numel()
@@ -30,31 +53,3 @@ def joined_rows(parts: torch.Tensor) -> torch.Tensor:
 def joined_columns(parts: torch.Tensor) -> torch.Tensor:
     """The place of one matrix whose columns lie in parts: [parts, rows, columns of a part]."""
     return parts[0] if len(parts) == 1 else parts.transpose(0, 1).unsqueeze(0)
-
-
-class Allocator:
-    """Makes uninitialised parameters of one dtype on one device.
-
-    `fp8`: weights of linear layers stay in FP8 blocks, where their shapes allow.
-    """
-
-    def __init__(self, dtype: torch.dtype, device: torch.device, *, fp8: bool = False) -> None:
-        self.dtype = dtype
-        self.device = device
-        self.fp8 = fp8
-
-    def __call__(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-        return torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
-
-    def weight(self, *shape: int, parts: Sequence[int]) -> torch.Tensor | BlockScaled:
-        """A linear layer's weight: shape [outputs, inputs] or [experts, outputs, inputs].
-
-        parts: rows of the published matrices that it joins, whose blocks must not straddle two of them.
-        """
-        *experts, outputs, inputs = shape
-        multiple = EXPERT_OUTPUTS_MULTIPLE if experts else OUTPUTS_MULTIPLE
-        straddles = any(rows % BLOCK for rows in parts[:-1])
-        if not self.fp8 or straddles or outputs % multiple or inputs % BLOCK:
-            return self(*shape)
-        values = self(*shape, dtype=torch.float8_e4m3fn)
-        return block_scaled(values, self(*experts, -(-outputs // BLOCK), inputs // BLOCK, dtype=torch.float32))

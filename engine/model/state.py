@@ -4,6 +4,7 @@ import torch
 
 from engine.model.context import DeviceState
 from engine.model.model import Model, model_rotations
+from kernels.fp8_gemm import make_workspace
 from mesh.blocks import BLOCK_TOKENS
 
 
@@ -18,4 +19,5 @@ def make_state(
         kv_scale=kv_scale,
         padding_block=blocks,
         drawn=torch.zeros(rows, dtype=torch.int64, device=model.device),
+        workspace=make_workspace(model.device),
     )

@@ -172,7 +172,7 @@ def make_model(resolved: ResolvedEngineConfig) -> Model:
     assert config.model_dir is not None
     make = random_model if config.random_weights else load_model
     device, dtype = torch.device(resolved.device), getattr(torch, resolved.dtype)
-    return make(config.model_dir, dtype, device, keep_fp8=resolved.weights == "fp8")
+    return make(config.model_dir, dtype, device, resolved.weights)
 
 
 def reserved_bytes(model: Model, resolved: ResolvedEngineConfig, longest: int) -> int:

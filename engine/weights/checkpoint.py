@@ -2,14 +2,15 @@
 
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import replace
 from types import MappingProxyType
 
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from engine.model.parameters import published_shape
+from engine.model.parameters import Parameter
 from engine.weights.shards import Entry, Shards
 from kernels.block_quant import BLOCK, dequantize_blocks
 from mesh.errors import CheckpointError
@@ -24,42 +25,44 @@ STAGING_BYTES = 16 << 20
 NAMES_SHOWN = 5
 
 
-def load_weights(shards: Shards, parameters: Mapping[str, torch.Tensor], unused: tuple[str, ...] = ()) -> None:
-    """Fill every parameter from the tensor of its name, converting to its dtype; FP8 blocks are dequantized, unless the
-    parameter is FP8 too.
+def load_weights(shards: Shards, parameters: Sequence[Parameter], unused: tuple[str, ...] = ()) -> None:
+    """Fill every place from the tensor of its name, converting to its dtype; FP8 blocks are dequantized, unless the
+    place is FP8 too.
 
-    Parameters may be views (a part of a fused matrix, or several, as `NamedParameters` has them). Those on the CPU that
-    are contiguous and of the file's dtype are read in place; peak memory is the parameters plus 16 MiB, and the largest
-    matrix in parts. unused: prefixes of tensors that may be there and are not read. Raises CheckpointError where a
-    tensor is missing, has the wrong shape, or is not expected.
+    Places may be views (a part of a fused matrix, or several, as `Parameter` has them). Those on the CPU that are
+    contiguous, of the file's dtype and filled from whole rows are read directly; peak memory is the parameters, a strip
+    of 16 MiB and what it is converted to, and the largest matrix in parts. unused: prefixes of tensors that may be
+    there and are not read. Raises CheckpointError where a tensor is missing, has the wrong shape, or is not expected.
     """
-    _check_names(shards, parameters, unused)
-    for name, parameter in parameters.items():
-        _check_shape(shards.entries[name], published_shape(parameter))
-        if parameter.dtype == torch.float8_e4m3fn and not _is_fp8(shards.entries[name]):
-            raise CheckpointError(f"{name} is {shards.entries[name].dtype}: config.json says that weights are FP8")
-    ordered = sorted((shards.entries[name] for name in parameters), key=lambda entry: (entry.path, entry.offset))
+    _check_names(shards, {parameter.name for parameter in parameters}, unused)
+    for parameter in parameters:
+        entry = shards.entries[parameter.name]
+        _check_shape(entry, parameter.shape)
+        if parameter.place.dtype == torch.float8_e4m3fn and not _is_fp8(entry):
+            raise CheckpointError(f"{entry.name} is {entry.dtype}: config.json says that weights are FP8")
+    ordered = sorted(parameters, key=lambda each: (shards.entries[each.name].path, shards.entries[each.name].offset))
     with _progress() as progress:
-        task = progress.add_task("loading weights", total=sum(entry.size_bytes for entry in ordered))
-        for entry in ordered:
-            _load(shards, entry, parameters[entry.name])
+        task = progress.add_task("loading weights", total=sum(shards.entries[each.name].size_bytes for each in ordered))
+        for parameter in ordered:
+            entry = shards.entries[parameter.name]
+            _load(shards, entry, parameter)
             progress.advance(task, entry.size_bytes)
 
 
-def _check_names(shards: Shards, parameters: Mapping[str, torch.Tensor], unused: tuple[str, ...]) -> None:
-    missing = [name for name in parameters if name not in shards.entries]
+def _check_names(shards: Shards, wanted: Set[str], unused: tuple[str, ...]) -> None:
+    missing = sorted(name for name in wanted if name not in shards.entries)
     if missing:
         raise CheckpointError(f"the checkpoint lacks {_some(missing)}")
     unexpected = [
-        name for name in shards.entries if not name.startswith(unused) and not _is_expected(name, shards, parameters)
+        name for name in shards.entries if not name.startswith(unused) and not _is_expected(name, shards, wanted)
     ]
     if unexpected:
         raise CheckpointError(f"the checkpoint holds tensors that config.json does not describe: {_some(unexpected)}")
 
 
-def _is_expected(name: str, shards: Shards, parameters: Mapping[str, torch.Tensor]) -> bool:
+def _is_expected(name: str, shards: Shards, wanted: Set[str]) -> bool:
     weight = name.removesuffix(SCALE_SUFFIX)
-    return (weight in parameters and (weight == name or _is_fp8(shards.entries[weight]))) or bool(HARMLESS.search(name))
+    return (weight in wanted and (weight == name or _is_fp8(shards.entries[weight]))) or bool(HARMLESS.search(name))
 
 
 def _some(names: list[str]) -> str:
@@ -78,34 +81,54 @@ def _is_fp8(entry: Entry) -> bool:
     return entry.dtype == "F8_E4M3"
 
 
-def _load(shards: Shards, entry: Entry, parameter: torch.Tensor) -> None:
-    if parameter.shape != entry.shape:
+def _load(shards: Shards, entry: Entry, parameter: Parameter) -> None:
+    place, (rows, *columns) = parameter.place, parameter.slices
+    if place.shape != parameter.part_shape:
         # Its parts need not begin where the file's strips and blocks do.
-        whole = torch.empty(entry.shape, dtype=parameter.dtype, device=parameter.device)
-        _load(shards, entry, whole)
-        parameter.copy_(whole.view(parameter.shape))
-    elif _is_fp8(entry) and parameter.dtype != torch.float8_e4m3fn:
-        scale = _read_scale(shards, entry)
-        for start, rows in _strips(shards, entry, multiple=BLOCK):
-            stop = start + len(rows)
-            dequantize_blocks(rows, scale[start // BLOCK : -(-stop // BLOCK)], parameter[start:stop])
-    elif parameter.device.type == "cpu" and parameter.dtype == DTYPES[entry.dtype] and parameter.is_contiguous():
-        shards.read(entry, 0, _bytes(parameter))
+        matrix = torch.empty(parameter.part_shape, dtype=place.dtype, device=place.device)
+        _load(shards, entry, replace(parameter, place=matrix))
+        place.copy_(matrix.view(place.shape))
+    elif _is_read_directly(entry, parameter):
+        shards.read(entry, rows.start * _row_bytes(entry), _bytes(place))
     else:
-        for start, rows in _strips(shards, entry, multiple=1):
-            parameter[start : start + len(rows)].copy_(rows)
+        for first, strip in _converted(shards, entry, rows, place.dtype):
+            start, stop = max(first, rows.start), min(first + len(strip), rows.stop)
+            place[start - rows.start : stop - rows.start].copy_(strip[(slice(start - first, stop - first), *columns)])
 
 
-def _strips(shards: Shards, entry: Entry, multiple: int) -> Iterator[tuple[int, torch.Tensor]]:
-    """The tensor in strips of at most 16 MiB where `multiple` rows fit, each with its first row's index."""
-    row_count = entry.shape[0]
-    row_bytes = max(entry.size_bytes // row_count, 1)
-    height = max(STAGING_BYTES // row_bytes // multiple, 1) * multiple
-    staging = torch.empty((min(height, row_count), *entry.shape[1:]), dtype=DTYPES[entry.dtype])
-    for start in range(0, row_count, height):
-        rows = staging[: row_count - start]
-        shards.read(entry, start * row_bytes, _bytes(rows))
-        yield start, rows
+def _is_read_directly(entry: Entry, parameter: Parameter) -> bool:
+    place = parameter.place
+    whole_rows = parameter.part_shape[1:] == entry.shape[1:]
+    return place.device.type == "cpu" and place.dtype == DTYPES[entry.dtype] and place.is_contiguous() and whole_rows
+
+
+def _converted(shards: Shards, entry: Entry, rows: slice, dtype: torch.dtype) -> Iterator[tuple[int, torch.Tensor]]:
+    """Strips that hold the rows, each with its first row's index; FP8 blocks as `dtype`, unless that is FP8."""
+    if not _is_fp8(entry) or dtype == torch.float8_e4m3fn:
+        yield from _strips(shards, entry, rows)
+        return
+    scale = _read_scale(shards, entry)
+    begin = rows.start // BLOCK * BLOCK
+    for first, strip in _strips(shards, entry, slice(begin, rows.stop), multiple=BLOCK):
+        values = torch.empty(strip.shape, dtype=dtype)
+        blocks = slice(first // BLOCK, -(-(first + len(strip)) // BLOCK))
+        dequantize_blocks(strip, scale[blocks], values)
+        yield first, values
+
+
+def _strips(shards: Shards, entry: Entry, rows: slice, multiple: int = 1) -> Iterator[tuple[int, torch.Tensor]]:
+    """The rows in strips of at most 16 MiB where `multiple` rows fit, each with its first row's index."""
+    row_bytes = _row_bytes(entry)
+    height = max(STAGING_BYTES // max(row_bytes, 1) // multiple, 1) * multiple
+    staging = torch.empty((min(height, rows.stop - rows.start), *entry.shape[1:]), dtype=DTYPES[entry.dtype])
+    for start in range(rows.start, rows.stop, height):
+        strip = staging[: rows.stop - start]
+        shards.read(entry, start * row_bytes, _bytes(strip))
+        yield start, strip
+
+
+def _row_bytes(entry: Entry) -> int:
+    return entry.size_bytes // entry.shape[0]
 
 
 def _bytes(tensor: torch.Tensor) -> memoryview:

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
-from engine.model.config import read_json
+from engine.model.reader import read_json
 from mesh.errors import CheckpointError
 
 INDEX = "model.safetensors.index.json"

@@ -9,15 +9,17 @@ import torch
 from kernels.act_quant.quantized import Quantized
 from kernels.fp8_gemm import deep_gemm, reference
 from kernels.fp8_gemm.weight import BlockScaled, block_scaled
+from kernels.fp8_gemm.workspace import Workspace, make_workspace
 
-__all__ = ["BlockScaled", "block_scaled", "fp8_gemm"]
+__all__ = ["BlockScaled", "Workspace", "block_scaled", "fp8_gemm", "make_workspace"]
 
 
-def fp8_gemm(x: Quantized, weight: BlockScaled) -> torch.Tensor:
+def fp8_gemm(x: Quantized, weight: BlockScaled, workspace: Workspace) -> torch.Tensor:
     """x times the weight transposed.
 
-    x: [rows, inputs]; weight: [outputs, inputs], outputs a multiple of 64. Returns [rows, outputs] bfloat16; no rows
-    give no rows. On a GPU: for few rows ours; for more deep_gemm, where it can be imported and is faster, or ours.
+    x: [rows, inputs]; weight: [outputs, inputs], outputs a multiple of 64; workspace: the stream's that computes.
+    Returns [rows, outputs] bfloat16; no rows give no rows. On a GPU: for few rows ours; for more deep_gemm, where it
+    can be imported and is faster, or ours.
     """
     assert x.values.dim() == weight.values.dim() == 2 and x.values.shape[1] == weight.values.shape[1]
     assert weight.values.shape[0] % 64 == 0
@@ -30,4 +32,4 @@ def fp8_gemm(x: Quantized, weight: BlockScaled) -> torch.Tensor:
         return few_rows.fp8_gemm(x, weight)
     if deep_gemm.available() and deep_gemm.is_faster(x.values.shape[0], *weight.values.shape):
         return deep_gemm.fp8_gemm(x, weight)
-    return triton.fp8_gemm(x, weight)
+    return triton.fp8_gemm(x, weight, workspace)

@@ -7,7 +7,8 @@ import triton.language as tl
 from kernels.act_quant.quantized import Quantized
 from kernels.dependent_launch import dependent_launch, start_next, wait_for_earlier
 from kernels.fp8_gemm.tiles import Tiling, descriptor, empty_tile, product_tile, store_tile
-from kernels.fp8_gemm.weight import BLOCK, MOST_SHARED_TILES, BlockScaled
+from kernels.fp8_gemm.weight import BLOCK, BlockScaled
+from kernels.fp8_gemm.workspace import MOST_SHARED_TILES, Workspace
 
 # Tiles of rows that run side by side, so that they share the weight's tiles in the cache.
 ROW_GROUP = 8
@@ -54,7 +55,7 @@ def _dense(
     store_tile(total, out, first_row, first_output, rows, outputs, SWAPPED, ROWS, OUTPUTS)
 
 
-def fp8_gemm(x: Quantized, weight: BlockScaled, tiling: Tiling | None = None) -> torch.Tensor:
+def fp8_gemm(x: Quantized, weight: BlockScaled, workspace: Workspace, tiling: Tiling | None = None) -> torch.Tensor:
     """tiling: None chooses by the shape."""
     rows, (outputs, inputs) = x.values.shape[0], weight.values.shape
     out = torch.empty(rows, outputs, dtype=torch.bfloat16, device=x.values.device)
@@ -69,7 +70,7 @@ def fp8_gemm(x: Quantized, weight: BlockScaled, tiling: Tiling | None = None) ->
         parts = torch.empty(shape, dtype=torch.float32, device=out.device)
     _dense[(tiles, tiling.splits)](
         descriptor(x.values, tiling.rows), x.scales, descriptor(weight.values, tiling.outputs), weight.scales, out,
-        parts, weight.arrivals, rows, outputs, inputs // BLOCK, x.scales.stride(1), tiling.splits, tiling.swapped,
+        parts, workspace.arrivals, rows, outputs, inputs // BLOCK, x.scales.stride(1), tiling.splits, tiling.swapped,
         tiling.rows, tiling.outputs, ROW_GROUP, BLOCK, tiling.stages, num_warps=tiling.warps,
         **dependent_launch(out.device),
     )  # fmt: skip

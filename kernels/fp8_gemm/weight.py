@@ -1,12 +1,10 @@
-"""A linear layer's weight as DeepSeek publishes it, and what a kernel that splits it keeps beside it."""
+"""A linear layer's weight as DeepSeek publishes it."""
 
 from dataclasses import dataclass
 
 import torch
 
 BLOCK = 128
-# Tiles of one product that several programs share, each with a counter.
-MOST_SHARED_TILES = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,9 +15,6 @@ class BlockScaled:
     values: torch.Tensor
     # [..., ceil(outputs / 128), inputs / 128] float32, contiguous.
     scales: torch.Tensor
-    # [1024] int32, zero between calls: programs that share a tile of a product count themselves here. So a weight
-    # multiplies one batch at a time.
-    arrivals: torch.Tensor
 
 
 def block_scaled(values: torch.Tensor, scales: torch.Tensor) -> BlockScaled:
@@ -28,5 +23,4 @@ def block_scaled(values: torch.Tensor, scales: torch.Tensor) -> BlockScaled:
     assert values.dtype == torch.float8_e4m3fn and values.is_contiguous() and inputs % BLOCK == 0
     assert scales.shape == (*leading, -(-outputs // BLOCK), inputs // BLOCK)
     assert scales.dtype == torch.float32 and scales.is_contiguous()
-    arrivals = torch.zeros(MOST_SHARED_TILES, dtype=torch.int32, device=values.device)
-    return BlockScaled(values=values, scales=scales, arrivals=arrivals)
+    return BlockScaled(values=values, scales=scales)

@@ -32,10 +32,10 @@ def test_kv_is_stored_as_the_model_computes_unless_compressed(kv_dtype: str, exp
     assert resolve(config, GPU).kv_dtype == expected
 
 
-def test_a_gpu_keeps_fp8_weights_and_captures_decode_steps() -> None:
+def test_a_gpu_keeps_quantized_weights_and_captures_decode_steps() -> None:
     config = EngineConfig(model_dir=Path("checkpoint"))
     on_gpu, on_cpu = resolve(config, GPU), resolve(config, CPU)
-    assert (on_gpu.weights, on_gpu.decode_graphs, on_gpu.kv_memory_fraction) == ("fp8", True, 0.95)
+    assert (on_gpu.weights, on_gpu.decode_graphs, on_gpu.kv_memory_fraction) == ("quantized", True, 0.95)
     assert (on_cpu.weights, on_cpu.decode_graphs, on_cpu.kv_memory_fraction) == ("dequantized", False, 0.25)
 
 
@@ -49,9 +49,9 @@ def test_float32_on_a_gpu_dequantizes() -> None:
     assert resolve(EngineConfig(model_dir=Path("checkpoint"), dtype="float32"), GPU).weights == "dequantized"
 
 
-def test_fp8_weights_are_refused_in_float32() -> None:
+def test_quantized_weights_are_refused_in_float32() -> None:
     with pytest.raises(ConfigError, match=r"set engine\.dtype=bfloat16"):
-        resolve(EngineConfig(model_dir=Path("checkpoint"), weights="fp8"), CPU)
+        resolve(EngineConfig(model_dir=Path("checkpoint"), weights="quantized"), CPU)
 
 
 @pytest.mark.parametrize(

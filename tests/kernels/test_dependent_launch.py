@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kernels.act_quant import quantize
-from kernels.fp8_gemm import BlockScaled, block_scaled, fp8_gemm
+from kernels.fp8_gemm import BlockScaled, block_scaled, fp8_gemm, make_workspace
 from kernels.kv_copy import BLOCK_TOKENS
 from kernels.kv_write import norm_quantize_and_write
 from kernels.mla_decode import mla_decode, plan_decode
@@ -42,6 +42,7 @@ def make_chain(tokens: int, layers: int) -> Chain:
     shapes = [(QUERY + LATENT + ROPE, HIDDEN), (HEADS_WIDTH, QUERY), (HIDDEN, HEADS_WIDTH)]
     shapes += [(2 * INNER, HIDDEN), (HIDDEN, INNER)]
     weights = [[random_weight(*shape) for shape in shapes] for _ in range(layers)]
+    workspace = make_workspace(torch.device("cuda"))
     turns = torch.polar(torch.ones(tokens, ROPE // 2), torch.rand(tokens, ROPE // 2)).cuda()
     slots = torch.randperm(4 * BLOCK_TOKENS, device="cuda")[:tokens]
     pool = torch.zeros(layers, 4, BLOCK_TOKENS, LATENT + ROPE, dtype=torch.bfloat16, device="cuda")
@@ -51,23 +52,23 @@ def make_chain(tokens: int, layers: int) -> Chain:
         for layer, (projection, queries, output, gate_up, down) in enumerate(weights):
             _, first = add_rms_norm_quantized(delta, residual, norms[layer, 0], 1e-6)
             after_each()
-            projected = fp8_gemm(first, projection)
+            projected = fp8_gemm(first, projection, workspace)
             after_each()
             query = norm_quantize_and_write(projected, *inner, 1e-6, turns, slots, pool[layer])
             after_each()
-            values = fp8_gemm(query, queries)
+            values = fp8_gemm(query, queries, workspace)
             after_each()
             quantized = quantize(values)
             after_each()
-            delta = fp8_gemm(quantized, output)
+            delta = fp8_gemm(quantized, output, workspace)
             after_each()
             _, second = add_rms_norm_quantized(delta, residual, norms[layer, 1], 1e-6)
             after_each()
-            inside = fp8_gemm(second, gate_up)
+            inside = fp8_gemm(second, gate_up, workspace)
             after_each()
             gated = swiglu_quantize(inside)
             after_each()
-            delta = fp8_gemm(gated, down)
+            delta = fp8_gemm(gated, down, workspace)
             after_each()
         return torch.cat([delta.flatten(), residual.flatten(), pool.view(-1, LATENT + ROPE)[slots].flatten()])
 

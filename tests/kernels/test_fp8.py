@@ -3,7 +3,7 @@ import torch
 
 from kernels.act_quant import Quantized, dequantize, empty_quantized, quantize
 from kernels.block_quant import quantize_blocks
-from kernels.fp8_gemm import BlockScaled, block_scaled, deep_gemm, fp8_gemm
+from kernels.fp8_gemm import BlockScaled, block_scaled, deep_gemm, fp8_gemm, make_workspace
 from kernels.grouped_gemm import grouped_fp8_gemm
 from kernels.moe_permute import (
     ContiguousLayout,
@@ -53,7 +53,7 @@ def test_columns_of_scales_begin_every_sixteen_bytes() -> None:
 def test_a_quantized_product_is_near_the_exact_one(rows: int, outputs: int, inputs: int) -> None:
     x = torch.randn(rows, inputs)
     weight, quantized = random_weight(outputs, inputs)
-    found = fp8_gemm(quantize(x), quantized)
+    found = fp8_gemm(quantize(x), quantized, make_workspace(x.device))
     assert found.shape == (rows, outputs) and found.dtype == torch.bfloat16
     assert not rows or error(found, x @ weight.t()) < 0.06
 

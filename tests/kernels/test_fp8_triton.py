@@ -5,7 +5,7 @@ import torch
 
 from kernels.act_quant import dequantize
 from kernels.act_quant import reference as act_quant
-from kernels.fp8_gemm import BlockScaled, block_scaled
+from kernels.fp8_gemm import BlockScaled, block_scaled, make_workspace
 from kernels.fp8_gemm import reference as fp8_gemm
 from kernels.grouped_gemm import reference as grouped_gemm
 from kernels.moe_permute import ExpandedQuantized
@@ -86,10 +86,12 @@ TILINGS = [
 def test_a_linear_layer(rows: int, outputs: int, inputs: int, tiling: Tiling | None, device: torch.device) -> None:
     x = act_quant.quantize(torch.randn(rows, inputs, device=device))
     weight = random_weight(outputs, inputs, device=device)
-    found = triton_fp8_gemm.fp8_gemm(x, weight, tiling)
+    workspace = make_workspace(device)
+    found = triton_fp8_gemm.fp8_gemm(x, weight, workspace, tiling)
     assert relative_error(found, fp8_gemm.fp8_gemm(x, weight)) < 5e-3
-    assert torch.equal(found, triton_fp8_gemm.fp8_gemm(x, weight, tiling)), "the sum depends on who came last"
-    assert not weight.arrivals.any()
+    again = triton_fp8_gemm.fp8_gemm(x, weight, workspace, tiling)
+    assert torch.equal(found, again), "the sum depends on who came last"
+    assert not workspace.arrivals.any()
 
 
 def used_rows(rows: torch.Tensor, expanded: ExpandedQuantized) -> torch.Tensor:

@@ -12,7 +12,7 @@ from transformers import DeepseekV3ForCausalLM
 from engine.batch import Row
 from engine.model.inputs import build_context
 from engine.model.state import make_state
-from engine.weights.loading import load_model
+from engine.weights.loading import KeptWeights, load_model
 from mesh.blocks import BLOCK_TOKENS
 from tests.support.checkpoints import GREEDY, read_tensors
 
@@ -39,12 +39,12 @@ def our_logits(
     *,
     device: str = "cpu",
     dtype: torch.dtype = torch.float32,
-    keep_fp8: bool = False,
+    weights: KeptWeights = "dequantized",
     kv_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     """Teacher-forced logits [tokens, vocabulary], the tokens computed in chunks of these sizes; chunks of 1 decode."""
     assert sum(chunks) == len(token_ids)
-    model = load_model(directory, dtype, torch.device(device), keep_fp8=keep_fp8)
+    model = load_model(directory, dtype, torch.device(device), weights)
     state = make_state(model, blocks=max(blocks) + 1, positions=len(token_ids), rows=1, kv_dtype=kv_dtype or dtype)
     logits, start = [], 0
     for size in chunks:

@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
 from engine.model.config import read_model_config
+from engine.model.quantization import Stored
 from kernels.block_quant import dequantize_blocks
 from tests.support.tiny_training import CONFIG, make_lively_model, make_tokenizer
 from tools.checkpoint_tensors import checkpoint_tensors
@@ -37,7 +38,7 @@ def test_an_fp8_checkpoint_quantizes_what_is_published_in_fp8(tmp_path: Path) ->
     stored = tensors_in(tmp_path)
     assert {name for name, tensor in stored.items() if tensor.dtype == torch.float8_e4m3fn} == expected
     assert all(f"{name}_scale_inv" in stored for name in expected)
-    assert read_model_config(tmp_path).fp8
+    assert read_model_config(tmp_path).quantization.linear is Stored.FP8
 
 
 def test_an_fp8_checkpoint_holds_the_weights_that_training_simulated(tmp_path: Path) -> None:

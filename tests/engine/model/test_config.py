@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.model.config import parse_model_config, read_model_config
+from engine.model.quantization import Quantization, Stored
 from mesh.errors import CheckpointError
 from tests.support.checkpoints import tiny_checkpoint
 from tools.make_checkpoint import checkpoint_config
@@ -62,7 +63,8 @@ def test_the_generation_configurations_end_of_sequence_ids_win(tmp_path: Path) -
 
 
 def test_published_fp8_checkpoints_are_recognized() -> None:
-    assert parse_model_config(checkpoint_config("small", dtype="float8")).fp8
+    config = parse_model_config(checkpoint_config("small", dtype="float8"))
+    assert config.quantization == Quantization(linear=Stored.FP8, experts=Stored.FP8)
 
 
 @pytest.mark.parametrize(

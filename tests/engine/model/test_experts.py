@@ -1,63 +1,65 @@
-"""Shared experts in the experts' grouped products against a feed-forward layer of their own, as they are published."""
+"""Shared experts in the routed experts' grouped products, and as a layer of their own, as they are published."""
+
+from dataclasses import replace
 
 import pytest
 import torch
 
+from engine.model.allocator import Allocator
 from engine.model.config import ModelConfig, parse_model_config
-from engine.model.feed_forward import FeedForward
+from engine.model.formats.choice import choose_formats
 from engine.model.moe import MixtureOfExperts
 from engine.model.normalized import Normalized
-from engine.model.parameters import Allocator, NamedParameters, published_shape
+from engine.model.parameters import NamedParameters, merged_shape
 from engine.weights.random_weights import fill_randomly
 from kernels.act_quant import quantize
+from kernels.fp8_gemm import make_workspace
 from kernels.moe_permute import ExpertOutputs, combine
 from kernels.norm import Delta
 from tests.support.errors import relative_error
 from tools.make_checkpoint import checkpoint_config
 
-SHARED = "mlp.shared_experts"
+CPU = torch.device("cpu")
 
 
-def config_with(shared: int, **overrides: object) -> ModelConfig:
-    return parse_model_config(checkpoint_config("tiny", overrides={"n_shared_experts": shared, **overrides}))
+def config_with(shared: int, dtype: str) -> ModelConfig:
+    overrides = {"n_shared_experts": shared, "moe_intermediate_size": 128}
+    return parse_model_config(checkpoint_config("tiny", dtype=dtype, overrides=overrides))
 
 
-def random_mixture(config: ModelConfig, allocate: Allocator) -> MixtureOfExperts:
-    mixture = MixtureOfExperts(config, allocate)
-    fill_randomly(dict(mixture.parameters("mlp")))
-    return mixture
-
-
-def random_tokens(count: int, config: ModelConfig, allocate: Allocator) -> Normalized:
-    plain = torch.randn(count, config.hidden_size).to(allocate.dtype)
-    return Normalized(plain, quantize(plain) if allocate.fp8 else None)
+def mixture_of(config: ModelConfig, dtype: torch.dtype, *, shared_apart: bool) -> MixtureOfExperts:
+    formats = choose_formats(config.quantization, dtype, dequantize=False)
+    return MixtureOfExperts(config, Allocator(dtype, CPU, replace(formats, shared_apart=shared_apart)))
 
 
 def fill(target: NamedParameters, source: NamedParameters) -> None:
     """Copies published tensors from one module's places to another's."""
-    published = {name: place.reshape(published_shape(place)) for name, place in source}
-    for name, place in target:
-        place.copy_(published[name])
+    published = {each.name: each.place.reshape(merged_shape(each.place)) for each in source}
+    for parameter in target:
+        parameter.place.copy_(published.pop(parameter.name).view(parameter.place.shape))
+    assert not published
 
 
-def outputs_of(delta: Delta) -> ExpertOutputs:
-    assert isinstance(delta, ExpertOutputs)
-    return delta
+def summed(delta: Delta) -> torch.Tensor:
+    return combine(delta) if isinstance(delta, ExpertOutputs) else delta
 
 
 @pytest.mark.parametrize("tokens", [0, 1, 50, 400])
 @pytest.mark.parametrize("shared", [1, 2])
 @pytest.mark.parametrize("fp8", [False, True], ids=["float32", "FP8"])
-def test_shared_experts_add_what_a_layer_of_their_own_would(tokens: int, shared: int, fp8: bool) -> None:
+def test_shared_experts_add_the_same_joined_and_apart(tokens: int, shared: int, fp8: bool) -> None:
     # Few tokens and many: both layouts of FP8 experts.
-    config = config_with(shared, moe_intermediate_size=128)
-    allocate = Allocator(torch.bfloat16 if fp8 else torch.float32, torch.device("cpu"), fp8=fp8)
-    mixture = random_mixture(config, allocate)
-    assert mixture.quantized == fp8
-    alone = FeedForward(config.hidden_size, shared * config.moe_intermediate_size, allocate)
-    fill(alone.parameters(SHARED), mixture.parameters("mlp"))
-    hidden = random_tokens(tokens, config, allocate)
-    outputs, chosen = outputs_of(mixture.forward(hidden)), config.num_experts_per_tok
-    positions, weights = (each[:, :chosen].contiguous() for each in (outputs.positions, outputs.weights))
-    expected = combine(ExpertOutputs(outputs.rows, positions, weights)) + alone.forward(hidden)
-    assert relative_error(combine(outputs), expected) < (1e-2 if fp8 else 1e-5)
+    config, dtype = config_with(shared, "float8" if fp8 else "float32"), torch.bfloat16 if fp8 else torch.float32
+    joined, apart = (mixture_of(config, dtype, shared_apart=each) for each in (False, True))
+    fill_randomly(joined.parameters("mlp"))
+    fill(apart.parameters("mlp"), joined.parameters("mlp"))
+    plain = torch.randn(tokens, config.hidden_size).to(dtype)
+    hidden, workspace = Normalized(plain, quantize(plain) if fp8 else None), make_workspace(CPU)
+    together, separate = joined.forward(hidden, workspace), apart.forward(hidden, workspace)
+    assert relative_error(summed(together), summed(separate)) < (1e-2 if fp8 else 1e-5)
+
+
+def test_experts_of_one_format_are_computed_together() -> None:
+    for dtype in ("float8", "bfloat16"):
+        stored = config_with(1, dtype).quantization
+        assert not choose_formats(stored, torch.bfloat16, dequantize=False).shared_apart

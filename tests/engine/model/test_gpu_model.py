@@ -33,9 +33,9 @@ PUBLISHED_HEADS = WIDE | {
 FORMS: dict[str, dict[str, Any]] = {
     "float32": {"dtype": torch.float32},
     "bf16": {"dtype": torch.bfloat16},
-    "bf16, FP8 weights": {"dtype": torch.bfloat16, "keep_fp8": True},
+    "bf16, FP8 weights": {"dtype": torch.bfloat16, "weights": "quantized"},
     "bf16, FP8 KV": {"dtype": torch.bfloat16, "kv_dtype": torch.float8_e4m3fn},
-    "bf16, FP8 weights, FP8 KV": {"dtype": torch.bfloat16, "keep_fp8": True, "kv_dtype": torch.float8_e4m3fn},
+    "bf16, FP8 weights, FP8 KV": {"dtype": torch.bfloat16, "weights": "quantized", "kv_dtype": torch.float8_e4m3fn},
 }
 
 

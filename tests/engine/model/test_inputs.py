@@ -10,6 +10,7 @@ from engine.model.context import DeviceState, ForwardContext
 from engine.model.inputs import absorbed_is_cheaper, build_context
 from engine.model.state import make_state
 from engine.weights.loading import load_model
+from kernels.fp8_gemm import make_workspace
 from tests.support.checkpoints import GREEDY, random_prompt, tiny_checkpoint
 from tools.make_checkpoint import checkpoint_config
 
@@ -26,6 +27,7 @@ def context_of(rows: Sequence[Row], size: int | None = None) -> ForwardContext:
         kv_scale=1.0,
         padding_block=9,
         drawn=torch.tensor([50, 60, 70]),
+        workspace=make_workspace(torch.device("cpu")),
     )
     return build_context(small_config(), rows, state, size)
 

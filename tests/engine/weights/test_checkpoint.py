@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.model.config import read_model_config
 from engine.model.model import Model
-from engine.model.parameters import published_shape
+from engine.model.parameters import Parameter, merged_shape
 from engine.model.state import make_state
 from engine.weights.checkpoint import load_weights
 from engine.weights.loading import load_model
@@ -23,7 +22,11 @@ GATE = "model.layers.1.mlp.gate.weight"
 
 
 def loaded(directory: Path, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
-    return dict(load_model(directory, dtype, CPU).parameters())
+    return places(load_model(directory, dtype, CPU))
+
+
+def places(model: Model) -> dict[str, torch.Tensor]:
+    return {each.name: each.place for each in model.parameters()}
 
 
 def first_shard(directory: Path) -> Path:
@@ -81,7 +84,7 @@ def test_mtp_modules_are_neither_loaded_nor_given_kv(tmp_path: Path) -> None:
     published = read_tensors(tiny_checkpoint(tmp_path, num_nextn_predict_layers=2))
     assert "model.layers.4.eh_proj.weight" in published
     model = load_model(tmp_path, torch.float32, CPU)
-    assert {name.split(".")[2] for name, _ in model.parameters() if ".layers." in name} == {"0", "1", "2"}
+    assert {name.split(".")[2] for name in places(model) if ".layers." in name} == {"0", "1", "2"}
     state = make_state(model, blocks=4, positions=64, rows=1, kv_dtype=torch.float32)
     assert len(state.kv_pool) == model.config.kv_layers == 3
 
@@ -180,13 +183,45 @@ def test_the_fingerprint_depends_on_weights_and_configuration_but_not_on_the_fil
     assert weights_fingerprint(tmp_path / "a") != fingerprint
 
 
+def loaded_into(directory: Path, name: str, place: torch.Tensor, *slices: slice) -> torch.Tensor:
+    """A part of one tensor of a checkpoint, read alone."""
+    with open_shards(directory) as shards:
+        parameter = Parameter(name, place, shards.entries[name].shape, slices)
+        load_weights(shards, [parameter], unused=("model.", "lm_head."))
+    return place
+
+
 def test_parameters_may_have_any_strides(tmp_path: Path) -> None:
-    expected = read_tensors(tiny_checkpoint(tmp_path, num_nextn_predict_layers=0))
-    model = Model(read_model_config(tmp_path), dtype=torch.float32, device=CPU)
-    target = torch.empty(expected[GATE].shape[::-1]).t()
-    with open_shards(tmp_path) as shards:
-        load_weights(shards, dict(model.parameters()) | {GATE: target})
-    assert torch.equal(target, expected[GATE])
+    expected = read_tensors(tiny_checkpoint(tmp_path))[GATE]
+    found = loaded_into(tmp_path, GATE, torch.empty(expected.shape[::-1]).t(), slice(0, 8), slice(0, 128))
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows", [slice(0, 320), slice(64, 160), slice(319, 320)])
+@pytest.mark.parametrize("columns", [slice(0, 128), slice(96, 128)])
+def test_a_part_of_a_tensor_is_read_alone(tmp_path: Path, rows: slice, columns: slice, dtype: torch.dtype) -> None:
+    expected = read_tensors(tiny_checkpoint(tmp_path))["lm_head.weight"][rows, columns]
+    found = loaded_into(tmp_path, "lm_head.weight", torch.empty(expected.shape, dtype=dtype), rows, columns)
+    assert torch.equal(found, expected.to(dtype))
+
+
+@pytest.mark.parametrize("rows", [slice(0, 192), slice(40, 150), slice(128, 192)])
+@pytest.mark.parametrize("columns", [slice(0, 176), slice(100, 176)])
+def test_a_part_of_fp8_blocks_is_dequantized_alone(tmp_path: Path, rows: slice, columns: slice) -> None:
+    tiny_checkpoint(tmp_path, dtype="float8", q_lora_rank=176)
+    name = "model.layers.1.self_attn.q_b_proj.weight"
+    whole = loaded(tmp_path)[name]
+    place = torch.empty(whole[rows, columns].shape)
+    assert torch.equal(loaded_into(tmp_path, name, place, rows, columns), whole[rows, columns])
+
+
+def test_a_part_of_an_fp8_weight_stays_as_it_is_published(tmp_path: Path) -> None:
+    published = read_tensors(tiny_checkpoint(tmp_path, dtype="float8"))
+    name = "model.layers.1.self_attn.q_b_proj.weight"
+    place = torch.empty(64, 32, dtype=torch.float8_e4m3fn)
+    found = loaded_into(tmp_path, name, place, slice(64, 128), slice(32, 64))
+    assert torch.equal(found.float(), published[name][64:128, 32:64].float())
 
 
 PEAK = """
@@ -215,7 +250,7 @@ def test_loading_peaks_under_one_and_a_fifth_of_the_checkpoints_size(tmp_path: P
 def test_fp8_weights_stay_as_they_are_published(tmp_path: Path) -> None:
     wide = {"hidden_size": 256, "q_lora_rank": 128, "kv_lora_rank": 128, "moe_intermediate_size": 128}
     make_checkpoint(tmp_path, "tiny", dtype="float8", overrides=wide)
-    kept = dict(load_model(tmp_path, torch.bfloat16, CPU, keep_fp8=True).parameters())
+    kept = places(load_model(tmp_path, torch.bfloat16, CPU, "quantized"))
     published = read_tensors(tmp_path)
     gate_up = "model.layers.1.mlp.experts.3.up_proj.weight"
     for name in (gate_up, f"{gate_up}_scale_inv", "model.layers.0.self_attn.o_proj.weight"):
@@ -228,10 +263,10 @@ def test_matrices_of_two_shared_experts_are_taken_apart(tmp_path: Path) -> None:
     wide = {"hidden_size": 256, "q_lora_rank": 128, "kv_lora_rank": 128, "moe_intermediate_size": 128}
     make_checkpoint(tmp_path, "tiny", dtype="float8", overrides=wide | {"n_shared_experts": 2})
     published = read_tensors(tmp_path)
-    kept = dict(load_model(tmp_path, torch.bfloat16, CPU, keep_fp8=True).parameters())
+    kept = places(load_model(tmp_path, torch.bfloat16, CPU, "quantized"))
     for layer in ("gate_proj.weight", "up_proj.weight", "down_proj.weight", "down_proj.weight_scale_inv"):
         name = f"model.layers.1.mlp.shared_experts.{layer}"
-        assert published_shape(kept[name]) == published[name].shape
+        assert merged_shape(kept[name]) == published[name].shape
         assert torch.equal(kept[name].float().flatten(), published[name].float().flatten())
 
 
@@ -245,4 +280,4 @@ def test_a_bf16_weight_where_fp8_is_declared_is_refused(tmp_path: Path) -> None:
 
     rewrite_as_one_file(tmp_path, widen)
     with pytest.raises(CheckpointError, match=r"o_proj\.weight"):
-        load_model(tmp_path, torch.bfloat16, CPU, keep_fp8=True)
+        load_model(tmp_path, torch.bfloat16, CPU, "quantized")

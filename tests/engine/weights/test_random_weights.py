@@ -6,9 +6,14 @@ import torch
 
 from engine.batch import Batch, Row
 from engine.config import EngineConfig, Hardware, resolve
+from engine.model.activations import InputForm
+from engine.model.config import read_model_config
 from engine.protocol.messages import Sampling
 from engine.runner.backend import ModelBackend
-from engine.weights.loading import random_model
+from engine.weights.loading import KeptWeights, make_allocator, random_model
+from engine.weights.random_weights import fill_randomly
+from kernels.act_quant import quantize
+from kernels.fp8_gemm import make_workspace
 from tools.make_checkpoint import checkpoint_config
 
 WIDTHS = {
@@ -27,20 +32,22 @@ def write_config(directory: Path) -> Path:
     return directory
 
 
-@pytest.mark.parametrize("keep_fp8", [False, True])
-def test_every_weight_is_drawn_and_finite(tmp_path: Path, keep_fp8: bool) -> None:
-    model = random_model(write_config(tmp_path), torch.bfloat16, torch.device("cpu"), keep_fp8=keep_fp8)
-    for name, parameter in model.parameters():
-        values = parameter.float()
-        assert values.isfinite().all(), name
-        assert values.any() or name.endswith("bias"), name
+@pytest.mark.parametrize("weights", ["dequantized", "quantized"])
+def test_every_weight_is_drawn_and_finite(tmp_path: Path, weights: KeptWeights) -> None:
+    model = random_model(write_config(tmp_path), torch.bfloat16, torch.device("cpu"), weights)
+    for parameter in model.parameters():
+        values = parameter.place.float()
+        assert values.isfinite().all(), parameter.name
+        assert values.any() or parameter.name.endswith("bias"), parameter.name
 
 
 def test_matrices_keep_the_magnitude_of_what_they_multiply(tmp_path: Path) -> None:
-    model = random_model(write_config(tmp_path), torch.bfloat16, torch.device("cpu"), keep_fp8=True)
-    projection = model.layers[0].attention.input
-    assert projection.quantized
-    out = projection.forward(torch.randn(64, 256).bfloat16())
+    cpu = torch.device("cpu")
+    config = read_model_config(write_config(tmp_path))
+    projection = make_allocator(config, torch.bfloat16, cpu, "quantized").linear(256, (256,))
+    assert projection.input_form is InputForm.FP8_GROUPS
+    fill_randomly(projection.parameters("projection"))
+    out = projection.forward(quantize(torch.randn(64, 256)), make_workspace(cpu))
     assert 0.8 < float(out.float().std()) < 1.25
 
 

@@ -1,0 +1,22 @@
+"""The forms in which a layer takes its input."""
+
+from enum import Enum, auto
+
+import torch
+
+from kernels.act_quant import Quantized, quantize
+
+
+class InputForm(Enum):
+    # The model's dtype.
+    PLAIN = auto()
+    # e4m3 with a float32 scale for each row and 128 channels (`Quantized`).
+    FP8_GROUPS = auto()
+
+
+Activations = torch.Tensor | Quantized
+
+
+def to_form(x: torch.Tensor, form: InputForm) -> Activations:
+    """x: [rows, width] of the model's dtype."""
+    return quantize(x) if form is InputForm.FP8_GROUPS else x

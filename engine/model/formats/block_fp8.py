@@ -1,0 +1,81 @@
+"""Weights in FP8 as DeepSeek publishes them: e4m3 in blocks of 128x128 with a float32 scale each."""
+
+from collections.abc import Sequence
+
+import torch
+
+from engine.model.activations import Activations, InputForm
+from engine.model.formats.interface import ExpertShape, NewTensor
+from engine.model.formats.places import ExpertTensor, LinearTensor, expert_parameters, linear_parameters
+from engine.model.parameters import NamedParameters
+from kernels.act_quant import Quantized
+from kernels.block_quant import BLOCK
+from kernels.fp8_gemm import BlockScaled, Workspace, block_scaled, fp8_gemm
+from kernels.grouped_gemm import grouped_fp8_gemm
+from kernels.moe_permute import expand_quantized
+from kernels.swiglu import swiglu_quantize
+
+# Outputs of a linear layer come in whole tiles of its product.
+OUTPUTS_MULTIPLE = 64
+
+
+class BlockFp8Format:
+    """Takes whole blocks along the inputs, and published matrices of which no two share a block."""
+
+    def takes(self, parts: Sequence[int], inputs: int) -> bool:
+        straddles = any(rows % BLOCK for rows in parts[:-1])
+        return not straddles and sum(parts) % OUTPUTS_MULTIPLE == 0 and inputs % BLOCK == 0
+
+    def linear(self, parts: Sequence[int], inputs: int, new: NewTensor) -> "BlockFp8Linear":
+        return BlockFp8Linear(parts, inputs, new)
+
+    def takes_experts(self, shape: ExpertShape) -> bool:
+        return shape.hidden % BLOCK == 0 and shape.width % BLOCK == 0
+
+    def experts(self, shape: ExpertShape, new: NewTensor) -> "BlockFp8Experts":
+        return BlockFp8Experts(shape, new)
+
+
+class BlockFp8Linear:
+    input_form = InputForm.FP8_GROUPS
+
+    def __init__(self, parts: Sequence[int], inputs: int, new: NewTensor) -> None:
+        self._parts = parts
+        self._weight = _new_weight(new, sum(parts), inputs)
+
+    def parameters(self, *names: str) -> NamedParameters:
+        values = LinearTensor("weight", self._weight.values)
+        scales = LinearTensor("weight_scale_inv", self._weight.scales, unit=BLOCK)
+        yield from linear_parameters([values, scales], names, self._parts)
+
+    def forward(self, x: Activations, workspace: Workspace) -> torch.Tensor:
+        assert isinstance(x, Quantized)
+        return fp8_gemm(x, self._weight, workspace)
+
+
+class BlockFp8Experts:
+    input_form = InputForm.FP8_GROUPS
+
+    def __init__(self, shape: ExpertShape, new: NewTensor) -> None:
+        self._shape = shape
+        self._gate_up = _new_weight(new, shape.count, 2 * shape.width, shape.hidden)
+        self._down = _new_weight(new, shape.count, shape.hidden, shape.width)
+
+    def parameters(self, prefix: str) -> NamedParameters:
+        values = ExpertTensor("weight", self._gate_up.values, self._down.values)
+        scales = ExpertTensor("weight_scale_inv", self._gate_up.scales, self._down.scales)
+        yield from expert_parameters([values, scales], prefix, self._shape)
+
+    def forward(self, hidden: Activations, choices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        assert isinstance(hidden, Quantized)
+        placed = expand_quantized(hidden, choices, self._shape.count, self._shape.shared)
+        gate_up = grouped_fp8_gemm(placed.rows, self._gate_up, placed.layout)
+        inner = swiglu_quantize(gate_up, placed.positions)
+        return grouped_fp8_gemm(inner, self._down, placed.layout), placed.positions
+
+
+def _new_weight(new: NewTensor, *shape: int) -> BlockScaled:
+    """shape: [outputs, inputs], or with a leading expert."""
+    *experts, outputs, inputs = shape
+    values = new(*shape, dtype=torch.float8_e4m3fn)
+    return block_scaled(values, new(*experts, -(-outputs // BLOCK), inputs // BLOCK, dtype=torch.float32))

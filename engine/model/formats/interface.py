@@ -1,0 +1,79 @@
+"""What layers need of a weight format: it allocates weights, says where published tensors go, and multiplies."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from engine.model.activations import Activations, InputForm
+from engine.model.parameters import NamedParameters
+from kernels.fp8_gemm import Workspace
+
+
+class NewTensor(Protocol):
+    """Makes an uninitialised tensor on the model's device, by default of the model's dtype."""
+
+    def __call__(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertShape:
+    """Experts that are computed together: the routed ones, then the shared ones, each of one width."""
+
+    routed: int
+    shared: int
+    hidden: int
+    width: int
+
+    @property
+    def count(self) -> int:
+        return self.routed + self.shared
+
+
+class Linear(Protocol):
+    """A linear layer. Its weight's rows may be several published matrices, one after another."""
+
+    @property
+    def input_form(self) -> InputForm:
+        """Who makes the layer's input makes it in this form, perhaps in the same kernel."""
+
+    def parameters(self, *names: str) -> NamedParameters:
+        """names: prefixes of the published matrices, in order."""
+
+    def forward(self, x: Activations, workspace: Workspace) -> torch.Tensor:
+        """x: [tokens, inputs] in `input_form`. Returns [tokens, outputs] of the model's dtype."""
+
+
+class Experts(Protocol):
+    """The experts' feed-forward layers, computed as grouped products."""
+
+    @property
+    def input_form(self) -> InputForm:
+        """Of the tokens that come to be placed."""
+
+    def parameters(self, prefix: str) -> NamedParameters:
+        """prefix: of the mixture, above `experts` and `shared_experts`."""
+
+    def forward(self, hidden: Activations, choices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """What the chosen experts make of each token.
+
+        hidden: [tokens, hidden] in `input_form`; choices: [tokens, k] int64, shared experts last. Returns the rows and
+        their positions, as `ExpertOutputs` has them.
+        """
+
+
+class WeightFormat(Protocol):
+    """Has no state: weights belong to the layers that it makes."""
+
+    def takes(self, parts: Sequence[int], inputs: int) -> bool:
+        """Whether it can hold a linear layer. parts: rows of the published matrices that one weight joins."""
+
+    def linear(self, parts: Sequence[int], inputs: int, new: NewTensor) -> Linear:
+        """A layer that it `takes`, uninitialised."""
+
+    def takes_experts(self, shape: ExpertShape) -> bool:
+        """Whether it can hold experts of this shape."""
+
+    def experts(self, shape: ExpertShape, new: NewTensor) -> Experts:
+        """Experts that it takes, uninitialised."""

@@ -1,0 +1,64 @@
+"""Weights of the model's dtype."""
+
+from collections.abc import Sequence
+
+import torch
+from torch.nn import functional
+
+from engine.model.activations import Activations, InputForm
+from engine.model.formats.interface import ExpertShape, NewTensor
+from engine.model.formats.places import ExpertTensor, LinearTensor, expert_parameters, linear_parameters
+from engine.model.parameters import NamedParameters
+from kernels.fp8_gemm import Workspace
+from kernels.grouped_gemm import grouped_gemm
+from kernels.moe_permute import expand
+from kernels.swiglu import swiglu
+
+
+class PlainFormat:
+    """Takes every shape."""
+
+    def takes(self, parts: Sequence[int], inputs: int) -> bool:
+        return True
+
+    def linear(self, parts: Sequence[int], inputs: int, new: NewTensor) -> "PlainLinear":
+        return PlainLinear(parts, inputs, new)
+
+    def takes_experts(self, shape: ExpertShape) -> bool:
+        return True
+
+    def experts(self, shape: ExpertShape, new: NewTensor) -> "PlainExperts":
+        return PlainExperts(shape, new)
+
+
+class PlainLinear:
+    input_form = InputForm.PLAIN
+
+    def __init__(self, parts: Sequence[int], inputs: int, new: NewTensor) -> None:
+        self._parts = parts
+        self._weight = new(sum(parts), inputs)
+
+    def parameters(self, *names: str) -> NamedParameters:
+        yield from linear_parameters([LinearTensor("weight", self._weight)], names, self._parts)
+
+    def forward(self, x: Activations, workspace: Workspace) -> torch.Tensor:
+        assert isinstance(x, torch.Tensor)
+        return functional.linear(x, self._weight)
+
+
+class PlainExperts:
+    input_form = InputForm.PLAIN
+
+    def __init__(self, shape: ExpertShape, new: NewTensor) -> None:
+        self._shape = shape
+        self._gate_up = new(shape.count, 2 * shape.width, shape.hidden)
+        self._down = new(shape.count, shape.hidden, shape.width)
+
+    def parameters(self, prefix: str) -> NamedParameters:
+        yield from expert_parameters([ExpertTensor("weight", self._gate_up, self._down)], prefix, self._shape)
+
+    def forward(self, hidden: Activations, choices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        assert isinstance(hidden, torch.Tensor)
+        placed = expand(hidden, choices, self._shape.count)
+        inner = swiglu(grouped_gemm(placed.rows, self._gate_up, placed.ends))
+        return grouped_gemm(inner, self._down, placed.ends), placed.positions

@@ -1,0 +1,67 @@
+"""Reads the JSON files of a checkpoint, and says what is wrong with them."""
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from mesh.errors import CheckpointError
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file of a checkpoint; CheckpointError names what is wrong with it."""
+    if not path.exists():
+        raise CheckpointError(f"{path} is missing: {path.parent} is not a Hugging Face checkpoint")
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise CheckpointError(f"cannot read {path}: {error}") from error
+    if not isinstance(values, dict):
+        raise CheckpointError(f"{path}: expected a JSON object")
+    return values
+
+
+class Reader:
+    """Reads values of a JSON object; null counts as absent."""
+
+    def __init__(self, values: Mapping[str, Any], path: str = "") -> None:
+        self._values = values
+        self._path = path
+
+    def count(self, key: str, default: int | None = None) -> int:
+        value = self._get(key, default)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+            raise CheckpointError(f"{self._path}{key} is {value!r}: expected a whole number")
+        return value
+
+    def positive(self, key: str, default: int | None = None) -> int:
+        value = self.count(key, default)
+        if value == 0:
+            raise CheckpointError(f"{self._path}{key} is 0: expected at least 1")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        value = self._get(key, default)
+        if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value) or value < 0:
+            raise CheckpointError(f"{self._path}{key} is {value!r}: expected a number, not negative")
+        return float(value)
+
+    def text(self, *keys: str) -> str | None:
+        """The first of the keys that is there."""
+        return next((str(self._values[key]) for key in keys if self._values.get(key) is not None), None)
+
+    def section(self, key: str) -> "Reader | None":
+        value = self._values.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, dict):
+            raise CheckpointError(f"{self._path}{key} is {value!r}: expected keys and values")
+        return Reader(value, f"{self._path}{key}.")
+
+    def _get(self, key: str, default: float | None) -> object:
+        value = self._values.get(key)
+        value = default if value is None else value
+        if value is None:
+            raise CheckpointError(f"{self._path}{key} is missing")
+        return value

@@ -1,0 +1,20 @@
+"""Scratch memory that the products of one stream use one after another."""
+
+from dataclasses import dataclass
+
+import torch
+
+# Tiles of one product that several programs share, each with a counter.
+MOST_SHARED_TILES = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    """Of one stream: products of different streams must not share it, nor must graphs that run at the same time."""
+
+    # [1024] int32, zero between calls: programs that share a tile of a product count themselves here.
+    arrivals: torch.Tensor
+
+
+def make_workspace(device: torch.device) -> Workspace:
+    return Workspace(arrivals=torch.zeros(MOST_SHARED_TILES, dtype=torch.int32, device=device))
