@@ -1,4 +1,4 @@
-# make demo | make test | make lint | make protos | make check-protos | make sanitize
+# make demo | make test | make lint | make soak | make check-NAME | make protos | make check-protos | make sanitize
 # PYTHON: an interpreter 3.11 or newer.  TORCH: what to install where that interpreter has no usable torch,
 # e.g. TORCH="torch --index-url https://download.pytorch.org/whl/cpu" for the small CPU build.
 PYTHON ?= $(firstword $(foreach p,python3 python3.13 python3.12 python3.11,$(shell command -v $(p) >/dev/null && $(p) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $(p))))
@@ -9,13 +9,21 @@ SOURCES := mesh worker cli gateway scheduler prefill_svc decode_svc kvstore engi
 
 SANITIZER := compute-sanitizer --report-api-errors no --error-exitcode 1
 
-.PHONY: demo test lint protos check-protos sanitize clean
+.PHONY: demo test soak lint protos check-protos sanitize clean
 
 demo: .venv/installed
 	$(BIN)/deepmesh demo
 
 test: .venv/installed-dev lint
 	$(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 --dist loadgroup
+
+# Every property test with thousands of examples; minutes to hours.
+soak: .venv/installed-dev
+	$(BIN)/python -m pytest -m hypothesis --hypothesis-profile soak -o timeout=0 --numprocesses logical --dist loadgroup
+
+# The tests marked check("NAME"), which are too long for `make test`.
+check-%: .venv/installed-dev
+	$(BIN)/python -m pytest --check $* -o timeout=0
 
 lint: .venv/installed-dev
 	$(BIN)/ruff check $(SOURCES)

@@ -9,10 +9,13 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.support.addresses import NOWHERE
+from tests.support.budgets import TestSeconds
 
 # In a new clone Hypothesis first makes a table of Unicode's characters, which takes a second or two of the test that
 # happens to be the first, and on a busy machine anything takes long now and then.
 settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# What `make soak` runs: thousands of examples where `make test` draws a hundred.
+settings.register_profile("soak", settings.get_profile("shared"), max_examples=5000)
 settings.load_profile("shared")
 
 # Before torch is imported: on a busy machine, compute threads that spin make a test take minutes
@@ -25,6 +28,10 @@ if not any(Path("/dev").glob("nvidia[0-9]*")):
 
 # A command that a test gives no address must not find a mesh that happens to run on this machine.
 os.environ["DEEPMESH_GATEWAY"] = os.environ["DEEPMESH_SCHEDULER"] = NOWHERE
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(TestSeconds())
 
 
 def pytest_sessionstart() -> None:
@@ -47,8 +54,31 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     signal.raise_signal(signal.SIGINT)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--check", metavar="NAME", help="run the tests marked check(NAME), and no others")
+
+
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    _select_tier(config, items)
+    _skip_without_gpus(items)
+
+
+def _select_tier(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """`make test` runs what has no check mark; `make check-NAME` what has that one."""
+    wanted = config.getoption("--check")
+    others = [item for item in items if _check_of(item) != wanted]
+    if others:
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if _check_of(item) == wanted]
+
+
+def _check_of(item: pytest.Item) -> str | None:
+    mark = item.get_closest_marker("check")
+    return None if mark is None else str(mark.args[0])
+
+
+def _skip_without_gpus(items: list[pytest.Item]) -> None:
     """Tests that need a GPU, or several, are skipped, visibly, where there are none; elsewhere they run one by one."""
     needed = {"gpu": 1, "multi_gpu": 2}
     marked = [(item, count) for item in items for name, count in needed.items() if item.get_closest_marker(name)]

@@ -1,0 +1,46 @@
+"""How long each folder of tests took, beside its budget: `make test` has to stay below twelve minutes on two cores."""
+
+from collections import defaultdict
+
+import pytest
+
+# Seconds that a folder's tests may take, one after the other. Two run at once: half of the sum is what one waits for.
+# A new capability may add 40 s to all of them together.
+BUDGETS = {
+    "bench": 45,
+    "cli": 75,
+    "decode_svc": 60,
+    "engine": 230,
+    "eval": 60,
+    "gateway": 90,
+    "integration": 190,
+    "kernels": 270,
+    "kvstore": 60,
+    "mesh": 40,
+    "prefill_svc": 50,
+    "scheduler": 45,
+    "tools": 50,
+    "transfer": 60,
+    "worker": 50,
+}
+
+
+class TestSeconds:
+    """A pytest plugin. It says which folder is over its budget and fails nothing: machines differ."""
+
+    def __init__(self) -> None:
+        self._seconds: defaultdict[str, float] = defaultdict(float)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        _, _, inside = report.nodeid.partition("tests/")
+        self._seconds[inside.split("/")[0] if "/" in inside else "tests"] += report.duration
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        over = [
+            f"{folder}: {seconds:.0f} s, budget {BUDGETS[folder]} s"
+            for folder, seconds in sorted(self._seconds.items())
+            if seconds > BUDGETS.get(folder, float("inf"))
+        ]
+        if over:
+            terminalreporter.section("folders over their budget of test time")
+            terminalreporter.write_line("; ".join(over))
