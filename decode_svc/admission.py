@@ -5,10 +5,9 @@ from dataclasses import dataclass
 from decode_svc.requests import Submission
 from decode_svc.sessions import Backlog
 from engine.protocol.messages import Ready
+from mesh.domain.sampling import check_sampling, check_stop_token_ids
 from mesh.errors import InvalidRequest, PlaceAgain, WorkerFull
-from worker.acceptance import check_prompt, check_salt, check_sampling
-
-MAX_STOP_TOKENS = 1024
+from worker.acceptance import check_prompt, check_salt
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +29,7 @@ def check(submission: Submission, ready: Ready, can_prefill: bool) -> None:
         raise InvalidRequest("max_tokens must be at least 1", field="max_tokens")
     check_salt(submission.cache_salt)
     check_prompt(submission.token_ids, submission.max_tokens, ready)
-    _check_stop_tokens(submission, ready)
+    check_stop_token_ids(submission.stop_token_ids, ready.vocabulary_size)
     check_sampling(submission.sampling)
     if submission.prefill is None and not can_prefill:
         raise PlaceAgain("this worker computes no prompts: place the request with a prefill worker")
@@ -61,11 +60,3 @@ def admit(submission: Submission, backlog: Backlog, max_requests: int, limits: Q
         raise WorkerFull(f"{queued} prompt tokens wait on this worker already: place this request on another")
     if backlog.kept_tokens > limits.kept_tokens:
         raise WorkerFull(f"the gateway has not acknowledged {backlog.kept_tokens} tokens of output: acknowledge them")
-
-
-def _check_stop_tokens(submission: Submission, ready: Ready) -> None:
-    vocabulary = range(ready.vocabulary_size)
-    if len(submission.stop_token_ids) > MAX_STOP_TOKENS:
-        raise InvalidRequest(f"at most {MAX_STOP_TOKENS} stop tokens are taken", field="stop.token_ids")
-    if any(token_id not in vocabulary for token_id in submission.stop_token_ids):
-        raise InvalidRequest(f"stop token ids must be from 0 to {vocabulary[-1]}", field="stop.token_ids")

@@ -11,9 +11,10 @@ import grpc
 from deepmesh.internal.v1 import prefill_pb2_grpc
 
 from decode_svc import wire
-from decode_svc.requests import PrefillTarget, Submission
+from decode_svc.requests import Submission
 from engine.protocol.messages import FirstToken, LandingOpened
 from mesh.channel import open_channel
+from mesh.domain.targets import WorkerTarget
 from mesh.errors import InvalidRequest
 from mesh.failures import from_rpc_error
 
@@ -43,7 +44,7 @@ class PrefillLink:
         await asyncio.gather(*(kept.channel.close() for kept in channels.values()), *self._closing)
 
     async def follow(
-        self, target: PrefillTarget, submission: Submission, opened: LandingOpened
+        self, target: WorkerTarget, submission: Submission, opened: LandingOpened
     ) -> AsyncGenerator[FirstToken, None]:
         """See `decode_svc.prefills.PrefillCalls`."""
         request = wire.prefill_request(submission, opened)

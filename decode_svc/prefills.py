@@ -7,8 +7,9 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import Protocol
 
-from decode_svc.requests import PrefillTarget, Submission
+from decode_svc.requests import Submission, prefill_lost
 from engine.protocol.messages import FirstToken, LandingOpened
+from mesh.domain.targets import WorkerTarget
 from mesh.errors import EngineFailed, InvalidRequest, MeshError, PrefillLost
 from mesh.metrics import DECODE_PREFILLS
 from mesh.observe import span
@@ -25,7 +26,7 @@ class LandingRank(Protocol):
 @dataclass(slots=True)
 class _RemotePrompt:
     submission: Submission
-    target: PrefillTarget
+    target: WorkerTarget
     # Set once the landing is open.
     call: asyncio.Task[PrefillLost | None] | None = None
 
@@ -34,7 +35,7 @@ class PrefillCalls(Protocol):
     """The way to prefill workers."""
 
     def follow(
-        self, target: PrefillTarget, submission: Submission, opened: LandingOpened
+        self, target: WorkerTarget, submission: Submission, opened: LandingOpened
     ) -> AsyncGenerator[FirstToken, None]:
         """Have the prompt computed, and pushed into the landing; ends when all of it was pushed.
 
@@ -104,7 +105,7 @@ class Prefills:
         if lost is not None:
             self._on_lost(key, lost)
 
-    async def _run(self, target: PrefillTarget, submission: Submission, opened: LandingOpened) -> PrefillLost | None:
+    async def _run(self, target: WorkerTarget, submission: Submission, opened: LandingOpened) -> PrefillLost | None:
         """Returns why the prompt does not come."""
         seconds = opened.ticket.deadline_ms / 1000
         try:
@@ -115,9 +116,9 @@ class Prefills:
                 ):
                     await self._relay(first_tokens, submission)
         except TimeoutError:
-            return target.lost(f"the KV did not come within {seconds:g} s")
+            return prefill_lost(target, f"the KV did not come within {seconds:g} s")
         except MeshError as error:
-            return target.lost(error.message)
+            return prefill_lost(target, error.message)
         return None
 
     async def _relay(self, first_tokens: AsyncGenerator[FirstToken, None], submission: Submission) -> None:

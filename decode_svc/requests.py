@@ -3,35 +3,15 @@
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import NamedTuple
 
-from engine.protocol.messages import Fetch, Logprobs, Output, Sampling, Submit
+from engine.protocol.messages import Output, Submit
+from mesh.domain.outputs import FinishReason, Logprobs
+from mesh.domain.sampling import Sampling
+from mesh.domain.targets import StoreTarget, WorkerTarget
 from mesh.errors import ContextExceeded, InvalidRequest, MeshError, PrefillLost
 
-
-class Finish(Enum):
-    STOP = "stop"
-    LENGTH = "length"
-    CANCELLED = "cancelled"
-
-
-Terminal = Finish | MeshError
-
-
-@dataclass(frozen=True, slots=True)
-class PrefillTarget:
-    """The worker that computes a prompt."""
-
-    worker_id: str
-    # host:port
-    endpoint: str
-    # The largest segment of KV that it sends; None where it does not say.
-    slot_bytes: int | None = None
-
-    def lost(self, message: str) -> PrefillLost:
-        """The error of a request whose prompt did not come from there."""
-        return PrefillLost(f"prefill worker {self.worker_id}: {message}", metadata={"worker_id": self.worker_id})
+Terminal = FinishReason | MeshError
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +31,9 @@ class Submission:
     # From receipt on; None is none.
     deadline_ms: int | None = None
     # Where the prompt is computed; None is here.
-    prefill: PrefillTarget | None = None
+    prefill: WorkerTarget | None = None
     # A store worth asking for the prompt's prefix; whoever computes the prompt asks it.
-    store: Fetch | None = None
+    store: StoreTarget | None = None
 
     @property
     def own_prefill_tokens(self) -> int:
@@ -103,7 +83,7 @@ class Request:
     # Of the prompt, what this worker computes.
     own_prefill_tokens: int = 0
     # Who computes it, where this worker does not.
-    prefill: PrefillTarget | None = None
+    prefill: WorkerTarget | None = None
     # What one token of it takes to keep and to send, relative to a plain token.
     token_weight: int = 1
     token_ids: "array[int]" = field(default_factory=lambda: array("I"))
@@ -180,11 +160,16 @@ def make_request(submission: Submission) -> Request:
     )
 
 
+def prefill_lost(target: WorkerTarget, message: str) -> PrefillLost:
+    """The error of a request whose prompt did not come from there."""
+    return PrefillLost(f"prefill worker {target.worker_id}: {message}", metadata={"worker_id": target.worker_id})
+
+
 def terminal_of(request: Request, output: Output) -> Terminal | None:
     """How the rank says that the request ended; None where it goes on."""
     if output.refusal is None:
-        return None if output.finish is None else Finish(output.finish)
+        return output.finish
     reason, message = output.refusal.reason, output.refusal.message
     if reason == PrefillLost.reason and request.prefill is not None:
-        return request.prefill.lost(message)
+        return prefill_lost(request.prefill, message)
     return ContextExceeded(message) if reason == ContextExceeded.reason else InvalidRequest(message)

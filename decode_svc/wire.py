@@ -1,22 +1,16 @@
 """Messages of DecodeService in and out, and of PrefillService out and in."""
 
 from deepmesh.internal.v1 import decode_pb2, prefill_pb2
-from deepmesh.v1 import common_pb2
 
-from decode_svc.requests import Finish, OutputSlice, PrefillTarget, Submission
+from decode_svc.requests import OutputSlice, Submission
 from decode_svc.session import Frame
 from engine.protocol.messages import FirstToken, LandingOpened
+from mesh.domain import wire
+from mesh.domain.outputs import FinishReason
+from mesh.domain.worker_wire import check_name, identity_message
+from mesh.domain.workers import WorkerIdentity
 from mesh.failures import to_failure
-from mesh.worker_wire import check_name, identity_message
-from mesh.workers import WorkerIdentity
 from transfer import wire as transfer_wire
-from worker import wire as engine_wire
-
-_FINISH_REASONS = {
-    Finish.STOP: common_pb2.FINISH_REASON_STOP,
-    Finish.LENGTH: common_pb2.FINISH_REASON_LENGTH,
-    Finish.CANCELLED: common_pb2.FINISH_REASON_CANCELLED,
-}
 
 
 def check_hello(hello: decode_pb2.AttachHello) -> None:
@@ -32,21 +26,19 @@ def resume_points(hello: decode_pb2.AttachHello) -> dict[int, int]:
 
 def submission(message: decode_pb2.Submission) -> Submission:
     """The message as it is; admission judges it."""
-    target = message.prefill
-    prefill = PrefillTarget(target.worker_id, target.endpoint, target.slot_bytes or None)
     return Submission(
         stream_id=message.stream_id,
         request_id=message.request_id,
         attempt=message.attempt,
         token_ids=list(message.token_ids),
-        sampling=engine_wire.sampling(message.sampling),
+        sampling=wire.sampling(message.sampling),
         max_tokens=message.stop.max_tokens,
         stop_token_ids=list(message.stop.token_ids),
         ignore_eos=message.stop.ignore_eos,
         cache_salt=message.cache_salt,
         deadline_ms=message.deadline_ms or None,
-        prefill=prefill if message.HasField("prefill") else None,
-        store=engine_wire.fetch(message.store) if message.HasField("store") else None,
+        prefill=wire.worker_target(message.prefill) if message.HasField("prefill") else None,
+        store=wire.store_target(message.store) if message.HasField("store") else None,
     )
 
 
@@ -73,12 +65,12 @@ def step_frame(frame: Frame) -> decode_pb2.AttachResponse:
 
 
 def prefill_request(submission: Submission, opened: LandingOpened) -> prefill_pb2.PrefillRequest:
-    store = None if submission.store is None else engine_wire.fetch_message(submission.store)
+    store = None if submission.store is None else wire.store_target_message(submission.store)
     return prefill_pb2.PrefillRequest(
         request_id=submission.request_id,
         attempt=submission.attempt,
         token_ids=submission.token_ids,
-        sampling=engine_wire.sampling_message(submission.sampling),
+        sampling=wire.sampling_message(submission.sampling),
         cache_salt=submission.cache_salt,
         ticket=transfer_wire.ticket_message(opened.ticket),
         held_blocks=opened.held_blocks,
@@ -90,7 +82,7 @@ def first_token(key: int, first: prefill_pb2.PrefillFirstToken) -> FirstToken:
     return FirstToken(
         key=key,
         token_id=first.token_id,
-        logprobs=engine_wire.logprobs(first.logprobs) if first.HasField("logprobs") else None,
+        logprobs=wire.logprobs(first.logprobs) if first.HasField("logprobs") else None,
         cached_tokens=first.worker_cached_tokens + first.store_cached_tokens,
         store_cached_tokens=first.store_cached_tokens,
     )
@@ -98,10 +90,10 @@ def first_token(key: int, first: prefill_pb2.PrefillFirstToken) -> FirstToken:
 
 def _add_rest(message: decode_pb2.RequestOutput, output: OutputSlice) -> None:
     if output.logprobs:
-        message.logprobs.extend(engine_wire.logprobs_message(each) for each in output.logprobs)
+        message.logprobs.extend(wire.logprobs_message(each) for each in output.logprobs)
     if output.cached_tokens is not None:
         message.cached_tokens = output.cached_tokens
-    if isinstance(output.terminal, Finish):
-        message.finished = _FINISH_REASONS[output.terminal]
+    if isinstance(output.terminal, FinishReason):
+        message.finished = wire.finish_reason_number(output.terminal)
     elif output.terminal is not None:
         message.failure.CopyFrom(to_failure(output.terminal))

@@ -16,9 +16,9 @@ from decode_svc.sessions import Sessions
 from engine.protocol.messages import LandingOpened, Ready, StepResult, TransferNews
 from kvstore.client import StoreClient
 from mesh import metrics
+from mesh.domain.workers import WorkerIdentity, WorkerRole
 from mesh.errors import InvalidRequest, MeshError, PlaceAgain, ShuttingDown, WorkerDraining
 from mesh.observe import span
-from mesh.workers import WorkerIdentity, WorkerRole
 from worker.identity import worker_identity
 from worker.rank_client import RankClient
 from worker.rank_host import RankHost

@@ -8,8 +8,9 @@ from typing import Protocol
 
 import msgspec
 
-from engine.protocol.messages import Logprobs, Sampling
-from mesh.workers import KvNamespace
+from mesh.domain.outputs import Logprobs
+from mesh.domain.sampling import Sampling
+from mesh.domain.workers import KvNamespace
 from transfer.memory import KvMemory
 
 

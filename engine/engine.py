@@ -24,9 +24,10 @@ from engine.running import Running
 from engine.submission import Room, check, make_request
 from engine.waiting import WaitingQueue
 from mesh.blocks import BLOCK_TOKENS
+from mesh.domain.outputs import FinishReason
+from mesh.domain.workers import WorkerLoad
 from mesh.errors import InvalidRequest, MeshError, NamespaceMismatch
 from mesh.observe import span
-from mesh.workers import WorkerLoad
 from transfer.config import TransferConfig
 
 if TYPE_CHECKING:
@@ -292,7 +293,7 @@ class Engine:
             self.transfers.on_computed(request, progress.computed)
         if output is not None and output.finish is not None:
             self._meter.observe_finished(len(progress.token_ids) - request.prompt_tokens)
-            if output.finish == "stop":
+            if output.finish is FinishReason.STOP:
                 self._running.remove(request)
             self._close(request)
         return output

@@ -1,6 +1,6 @@
 """How fast the engine has been going."""
 
-from mesh.workers import WorkerLoad
+from mesh.domain.workers import WorkerLoad
 
 # Weight of the past against one more step, and against one more finished request.
 STEP_DECAY = 0.98

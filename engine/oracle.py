@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 
 from engine.batch import Batch, Computed, Row, Sample, with_known_tokens
 from engine.config import EngineConfig
-from engine.protocol.messages import Logprobs, Sampling
 from mesh.blocks import BLOCK_TOKENS
-from mesh.workers import KvNamespace
+from mesh.domain.outputs import Logprobs
+from mesh.domain.sampling import Sampling
+from mesh.domain.workers import KvNamespace
 from transfer.host_memory import HostMemory
 
 DEFAULT_BLOCKS = 16384

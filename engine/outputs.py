@@ -1,21 +1,20 @@
 """What a request's service is told of it."""
 
-from typing import Literal
-
 from engine.batch import Sample
 from engine.protocol.messages import Output, Refusal
 from engine.request import Request
+from mesh.domain.outputs import FinishReason
 from mesh.errors import MeshError
 
 
 def next_output(request: Request, sample: Sample) -> Output:
     """A drawn token, not committed yet, which may be the request's last."""
     position, token_id = len(request.progress.token_ids), sample.token_id
-    finish: Literal["stop", "length"] | None = None
+    finish: FinishReason | None = None
     if token_id in request.stop_token_ids:
-        finish = "stop"
+        finish = FinishReason.STOP
     elif position + 1 == request.limit:
-        finish = "length"
+        finish = FinishReason.LENGTH
     logprobs = None if sample.logprobs is None else [sample.logprobs]
     output = Output(request.key, position, [token_id], logprobs, None, finish)
     if position == request.prompt_tokens:
@@ -24,7 +23,7 @@ def next_output(request: Request, sample: Sample) -> Output:
 
 
 def cancelled(request: Request) -> Output:
-    return Output(request.key, len(request.progress.token_ids), [], finish="cancelled")
+    return Output(request.key, len(request.progress.token_ids), [], finish=FinishReason.CANCELLED)
 
 
 def refused(request: Request, error: MeshError) -> Output:

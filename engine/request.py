@@ -3,8 +3,10 @@
 from dataclasses import dataclass, field
 
 from engine.progress import Progress
-from engine.protocol.messages import Fetch, Push, Sampling
+from engine.protocol.messages import Push
 from mesh.blocks import BLOCK_TOKENS, block_hash
+from mesh.domain.sampling import Sampling
+from mesh.domain.targets import StoreTarget
 
 
 @dataclass(slots=True, eq=False)
@@ -36,7 +38,7 @@ class Request:
     lands: bool = False
     sender_slot_bytes: int | None = None
     attempt: int = 0
-    fetch: Fetch | None = None
+    fetch: StoreTarget | None = None
     # Where its KV goes.
     push: Push | None = None
     # Of the leading full blocks, as far as they were needed.

@@ -12,10 +12,10 @@ import msgspec
 
 from engine.batch import Backend, Batch, Row, Sample
 from engine.config import EngineConfig
-from engine.protocol.messages import Sampling
 from engine.rank.backends import make_backend
 from mesh.blocks import BLOCK_TOKENS
 from mesh.config import ServiceConfig
+from mesh.domain.sampling import Sampling
 from mesh.errors import ConfigError
 from mesh.launch import launch
 

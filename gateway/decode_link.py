@@ -17,8 +17,9 @@ from gateway import wire
 from gateway.config import DispatchConfig
 from gateway.generation import Generation
 from gateway.placement import Placement
-from gateway.workers import Target
 from mesh.channel import open_channel
+from mesh.domain import wire as domain_wire
+from mesh.domain.targets import WorkerTarget
 from mesh.errors import MeshError, ShuttingDown, WorkerLost
 from mesh.failures import from_failure, from_rpc_error
 from mesh.metrics import GATEWAY_WORKER_LINKS
@@ -69,7 +70,7 @@ class DecodeLink:
     """
 
     def __init__(
-        self, target: Target, identity: GatewayIdentity, config: DispatchConfig, clock: Callable[[], float]
+        self, target: WorkerTarget, identity: GatewayIdentity, config: DispatchConfig, clock: Callable[[], float]
     ) -> None:
         self.target = target
         self.state = LinkState.CONNECTING
@@ -258,7 +259,7 @@ class DecodeLink:
                 request.generation.receive(
                     output.first_position,
                     output.token_ids,
-                    wire.position_logprobs(output.logprobs) if output.logprobs else (),
+                    [domain_wire.logprobs(each) for each in output.logprobs],
                     output.cached_tokens if output.HasField("cached_tokens") else None,
                 )
             if output.WhichOneof("terminal") is not None:
@@ -273,7 +274,7 @@ class DecodeLink:
         if output.HasField("failure"):
             request.generation.fail(from_failure(output.failure))
         else:
-            request.generation.finish(wire.finish_reason(output.finished))
+            request.generation.finish(domain_wire.finish_reason(output.finished))
 
     def _finished(self, task: asyncio.Task[None]) -> None:
         """However the link's task ended, no request may wait for it."""

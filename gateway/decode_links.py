@@ -8,7 +8,7 @@ from gateway.config import DispatchConfig
 from gateway.decode_link import DecodeLink, GatewayIdentity
 from gateway.generation import Generation
 from gateway.placement import Placement
-from gateway.workers import Target
+from mesh.domain.targets import WorkerTarget
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class DecodeLinks:
         for link in links.values():
             await link.close()
 
-    def _link(self, target: Target) -> DecodeLink:
+    def _link(self, target: WorkerTarget) -> DecodeLink:
         link = self._links.get(target.worker_id)
         if link is not None and link.open and link.target == target:
             return link

@@ -4,25 +4,11 @@ import asyncio
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import Enum
 
 from gateway.requests import GenerationRequest
 from gateway.transcript import Passage, Transcript
+from mesh.domain.outputs import FinishReason, Logprobs
 from mesh.errors import MeshError, SlowClient
-
-
-class FinishReason(Enum):
-    STOP = "stop"
-    LENGTH = "length"
-    CANCELLED = "cancelled"
-
-
-@dataclass(frozen=True, slots=True)
-class PositionLogprobs:
-    """Natural logs: of the token drawn, and (token id, logprob) of the most likely ones, best first."""
-
-    logprob: float
-    top: tuple[tuple[int, float], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +36,7 @@ class Delta:
     content: str
     reasoning: str
     # One for each token where asked for, else empty.
-    logprobs: Sequence[PositionLogprobs] = ()
+    logprobs: Sequence[Logprobs] = ()
     # In the last delta of a generation that did not fail.
     finish: Finish | None = None
 
@@ -77,7 +63,7 @@ class Generation:
         self._interrupt = interrupt
         self._prompt_tokens = len(request.prompt)
         self._received = array("I")
-        self._logprobs: list[PositionLogprobs] = []
+        self._logprobs: list[Logprobs] = []
         self._read = 0
         self._reason: FinishReason | None = None
         self._failure: MeshError | None = None
@@ -113,7 +99,7 @@ class Generation:
         self,
         first_position: int,
         token_ids: Sequence[int],
-        logprobs: Sequence[PositionLogprobs] = (),
+        logprobs: Sequence[Logprobs] = (),
         cached_tokens: int | None = None,
     ) -> None:
         """Append tokens; those already here are dropped. A gap fails the generation: it is a bug of ours."""

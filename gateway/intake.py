@@ -16,15 +16,13 @@ from gateway.reasoning import ReasoningStart
 from gateway.requests import (
     GenerationRequest,
     ModelLimits,
-    Sampling,
     completion_room,
-    validate_sampling,
-    validate_stops,
+    validate_stop_strings,
     validate_text,
-    validate_token_ids,
 )
 from gateway.transcript import Transcript, no_text
 from mesh.blocks import chain_hashes
+from mesh.domain.sampling import Sampling, check_sampling, check_stop_token_ids, check_token_ids
 from mesh.errors import InvalidRequest
 from mesh.observe import span
 
@@ -102,9 +100,10 @@ class Intake:
         """Raises InvalidRequest (naming the field), ContextExceeded, UnknownModel or NoWorker."""
         model = self._catalog.resolve(ask.model)
         limits, text = self._catalog.limits(model), self._catalog.text(model)
-        sampling = Sampling(ask.temperature, _seed(ask.seed), ask.top_p, ask.top_k, ask.top_logprobs)
-        validate_sampling(sampling)
-        validate_stops(ask.stop_strings, ask.stop_token_ids, limits)
+        sampling = Sampling(ask.temperature, ask.top_p, ask.top_k, _seed(ask.seed), ask.top_logprobs)
+        check_sampling(sampling)
+        validate_stop_strings(ask.stop_strings)
+        check_stop_token_ids(ask.stop_token_ids, limits.vocabulary_size)
         if ask.stop_strings and text.tokenizer is None:
             raise _no_tokenizer(model, "stop")
         with span("gateway.encode"):
@@ -169,7 +168,7 @@ def _token_ids(
     if isinstance(prompt, TokenPrompt):
         if not prompt.token_ids:
             raise InvalidRequest("the prompt is empty: send at least one token id", field="prompt")
-        validate_token_ids(prompt.token_ids, limits, field="prompt")
+        check_token_ids(prompt.token_ids, limits.vocabulary_size, field="prompt")
         return array("I", prompt.token_ids), ReasoningStart.NONE
     if text.tokenizer is None:
         raise _no_tokenizer(model, "prompt" if isinstance(prompt, TextPrompt) else "messages")

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from gateway.config import DispatchConfig
-from gateway.generation import Delta, FinishReason, Generation
+from gateway.generation import Delta, Generation
 from gateway.placement import AttemptReport, Outcome, Placement, PlacementQuery, Placer
+from mesh.domain.outputs import FinishReason
 from mesh.errors import (
     MeshError,
     NamespaceMismatch,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
-from gateway.workers import Target
+from mesh.domain.targets import StoreTarget, WorkerTarget
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,18 +22,10 @@ class PlacementQuery:
 
 
 @dataclass(frozen=True, slots=True)
-class StoreTarget:
-    """A KV store that is worth asking for the prompt's first blocks."""
-
-    store_id: str
-    blocks: int
-
-
-@dataclass(frozen=True, slots=True)
 class Placement:
-    decode: Target
+    decode: WorkerTarget
     # None where the decode worker computes the prompt itself.
-    prefill: Target | None = None
+    prefill: WorkerTarget | None = None
     # None where computing is quicker than fetching.
     store: StoreTarget | None = None
 

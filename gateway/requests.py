@@ -3,28 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mesh.domain.sampling import Sampling
 from mesh.errors import ContextExceeded, InvalidRequest
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 256
-MAX_STOP_TOKEN_IDS = 256
-MAX_TOP_LOGPROBS = 20
-MAX_TEMPERATURE = 100.0
-MAX_TOP_K = 2**31 - 1
-# Token ids travel in 32 bits.
-LARGEST_VOCABULARY = 2**32
-
-
-@dataclass(frozen=True, slots=True)
-class Sampling:
-    """How the next token is drawn. Temperature 0 is greedy, top_k 0 keeps all tokens."""
-
-    temperature: float
-    seed: int
-    top_p: float = 1.0
-    top_k: int = 0
-    # Report log probabilities with this many alternatives; None reports nothing.
-    top_logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,36 +61,8 @@ def completion_room(prompt_tokens: int, max_tokens: int | None, limits: ModelLim
     return room if max_tokens is None else max_tokens
 
 
-def validate_token_ids(token_ids: Sequence[int], limits: ModelLimits, *, field: str) -> None:
-    """Raises InvalidRequest unless every id is one of the model's."""
-    if not token_ids:
-        return
-    lowest, highest = min(token_ids), max(token_ids)
-    if lowest < 0:
-        raise InvalidRequest(f"{field} holds {lowest}: token ids are not negative", field=field)
-    size = limits.vocabulary_size or LARGEST_VOCABULARY
-    if highest >= size:
-        raise InvalidRequest(f"{field} holds {highest}: the model's token ids are below {size}", field=field)
-
-
-def validate_sampling(sampling: Sampling) -> None:
-    """Raises InvalidRequest naming the first field that is out of range; NaN and infinities are."""
-    if not 0 <= sampling.temperature <= MAX_TEMPERATURE:
-        raise _out_of_range("temperature", sampling.temperature, f"between 0 and {MAX_TEMPERATURE:g}")
-    if not 0 < sampling.top_p <= 1:
-        raise _out_of_range("top_p", sampling.top_p, "above 0 and at most 1")
-    if not 0 <= sampling.top_k <= MAX_TOP_K:
-        raise _out_of_range("top_k", sampling.top_k, "at least 0 (0 keeps all tokens)")
-    if sampling.top_logprobs is not None and not 0 <= sampling.top_logprobs <= MAX_TOP_LOGPROBS:
-        raise _out_of_range("top_logprobs", sampling.top_logprobs, f"between 0 and {MAX_TOP_LOGPROBS}")
-
-
-def _out_of_range(field: str, value: float, allowed: str) -> InvalidRequest:
-    return InvalidRequest(f"{field} must be {allowed}, not {value:g}", field=field)
-
-
-def validate_stops(strings: Sequence[str], token_ids: Sequence[int], limits: ModelLimits) -> None:
-    """Raises InvalidRequest for too many stops, for empty, overlong or malformed strings, and for unknown token ids."""
+def validate_stop_strings(strings: Sequence[str]) -> None:
+    """Raises InvalidRequest for too many of them, and for empty, overlong or malformed ones."""
     if len(strings) > MAX_STOP_STRINGS:
         raise InvalidRequest(f"stop holds {len(strings)} strings, the limit is {MAX_STOP_STRINGS}", field="stop")
     for string in strings:
@@ -116,9 +71,6 @@ def validate_stops(strings: Sequence[str], token_ids: Sequence[int], limits: Mod
         if len(string) > MAX_STOP_CHARACTERS:
             raise InvalidRequest(f"a stop string is longer than {MAX_STOP_CHARACTERS} characters", field="stop")
         validate_text(string, field="stop")
-    if len(token_ids) > MAX_STOP_TOKEN_IDS:
-        raise InvalidRequest(f"stop_token_ids holds more than {MAX_STOP_TOKEN_IDS} ids", field="stop_token_ids")
-    validate_token_ids(token_ids, limits, field="stop_token_ids")
 
 
 def validate_text(text: str, *, field: str) -> None:

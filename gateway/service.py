@@ -1,6 +1,5 @@
 """GatewayService: messages in, generations, messages out."""
 
-from collections.abc import Sequence
 from typing import TypeAlias
 
 import grpc
@@ -8,20 +7,15 @@ from deepmesh.v1 import common_pb2, gateway_pb2, gateway_pb2_grpc
 
 from gateway.chat import ChatMessage
 from gateway.gateway import Gateway
-from gateway.generation import Delta, Finish, FinishReason, PositionLogprobs
+from gateway.generation import Delta, Finish
 from gateway.intake import Ask, ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from gateway.requests import GenerationRequest
 from gateway.tenants import Tenant
+from mesh.domain import wire
 from mesh.errors import InvalidRequest
 from mesh.observe import new_request_id, request_id
 
 Context: TypeAlias = "grpc.aio.ServicerContext[gateway_pb2.GenerateRequest, gateway_pb2.GenerateResponse]"
-
-_FINISH_REASONS = {
-    FinishReason.STOP: common_pb2.FINISH_REASON_STOP,
-    FinishReason.LENGTH: common_pb2.FINISH_REASON_LENGTH,
-    FinishReason.CANCELLED: common_pb2.FINISH_REASON_CANCELLED,
-}
 
 
 class GatewayService(gateway_pb2_grpc.GatewayServiceServicer):
@@ -114,27 +108,17 @@ def _delta(delta: Delta, with_ids: bool) -> gateway_pb2.GenerateResponse:
             text=delta.content,
             reasoning_text=delta.reasoning,
             token_ids=delta.token_ids if with_ids else None,
-            logprobs=_logprobs(delta.logprobs) if delta.logprobs else None,
+            logprobs=[wire.logprobs_message(each) for each in delta.logprobs],
             token_count=len(delta.token_ids),
         )
     )
-
-
-def _logprobs(entries: Sequence[PositionLogprobs]) -> list[common_pb2.PositionLogprobs]:
-    return [
-        common_pb2.PositionLogprobs(
-            logprob=entry.logprob,
-            top=[common_pb2.TokenLogprob(token_id=token_id, logprob=logprob) for token_id, logprob in entry.top],
-        )
-        for entry in entries
-    ]
 
 
 def _finished(finish: Finish) -> gateway_pb2.GenerateResponse:
     usage = finish.usage
     return gateway_pb2.GenerateResponse(
         finished=gateway_pb2.GenerateFinished(
-            finish_reason=_FINISH_REASONS[finish.reason],
+            finish_reason=wire.finish_reason_number(finish.reason),
             stop_string=finish.stop_string,
             stop_token_id=finish.stop_token_id,
             usage=common_pb2.Usage(

@@ -4,27 +4,15 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from gateway.requests import ModelLimits
-from mesh.workers import WorkerRole
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """A worker, as placement names it."""
-
-    worker_id: str
-    # Changes at every start of the worker.
-    incarnation: str
-    # host:port
-    endpoint: str
-    # The largest segment of KV that it sends; 0 where it does not say.
-    slot_bytes: int = 0
+from mesh.domain.targets import WorkerTarget
+from mesh.domain.workers import WorkerRole
 
 
 @dataclass(frozen=True, slots=True)
 class Worker:
     """A worker as the registry last showed it."""
 
-    target: Target
+    target: WorkerTarget
     role: WorkerRole
     model: str
     # Equal where KV means the same, so that it may move between two workers.
@@ -135,7 +123,7 @@ class Directory:
 
     def least_loaded(
         self, model: str, avoid: Collection[str], live: Mapping[str, int]
-    ) -> tuple[Target, Target | None] | None:
+    ) -> tuple[WorkerTarget, WorkerTarget | None] | None:
         """The decode worker with the smallest share of its slots in use, and where it cannot compute prompts the
         prefill worker of which the same is true; `live` counts our own requests by decode worker's id.
         """

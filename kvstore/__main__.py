@@ -18,10 +18,10 @@ from kvstore.memory_index import MemoryIndex
 from kvstore.redis_index import RedisIndex
 from kvstore.service import KvStoreServicer, OpenStore
 from kvstore.slab import Geometry, OpenAgent
+from mesh.domain.workers import KvNamespace
 from mesh.errors import IndexUnavailable
 from mesh.launch import launch
 from mesh.server import MeshServer, Registration
-from mesh.workers import KvNamespace
 from transfer.agent import TransferAgent
 from transfer.config import TransferConfig
 from transfer.fetch.lookup_server import LookupHandler

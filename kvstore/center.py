@@ -12,9 +12,9 @@ from kvstore.offers import OfferAnswer
 from kvstore.publisher import Publisher
 from kvstore.sessions import Session, Sessions
 from kvstore.slab import OpenAgent, Slab
+from mesh.domain.workers import KvNamespace, TransferCounters, WorkerIdentity
 from mesh.metrics import KVSTORE_BLOCKS_TOTAL, KVSTORE_BLOCKS_USED, KVSTORE_EVICTED_BLOCKS
 from mesh.observe import span
-from mesh.workers import KvNamespace, TransferCounters, WorkerIdentity
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 from kvstore.store_link import StoreLink
 from kvstore.store_user import StoreUser
+from mesh.domain.workers import WorkerIdentity
 from mesh.rendezvous import rendezvous
-from mesh.workers import WorkerIdentity
 from transfer.events import PushEnded
 
 

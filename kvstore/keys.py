@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from mesh.workers import KvNamespace
+from mesh.domain.workers import KvNamespace
 
 NAMESPACE_BYTES = 8
 

@@ -12,7 +12,7 @@ from deepmesh.internal.v1 import kvstore_pb2, kvstore_pb2_grpc
 
 from kvstore import wire
 from kvstore.center import Center
-from mesh import worker_wire
+from mesh.domain import worker_wire
 from mesh.errors import EndpointUnavailable, MeshError
 from mesh.metrics import KVSTORE_REFUSALS
 

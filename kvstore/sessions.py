@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvstore.keys import namespace_digest
+from mesh.domain.workers import KvNamespace, WorkerIdentity
 from mesh.errors import Overloaded, UnknownSession
 from mesh.metrics import KVSTORE_SESSIONS
-from mesh.workers import KvNamespace, WorkerIdentity
 
 log = logging.getLogger(__name__)
 

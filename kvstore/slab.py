@@ -7,8 +7,8 @@ from typing import Protocol, TypeAlias
 from kvstore.directory import Directory
 from kvstore.lookups import Lookups
 from kvstore.offers import Landings, Offers
+from mesh.domain.workers import KvNamespace, TransferCounters, WorkerIdentity
 from mesh.errors import InvalidRequest, NamespaceMismatch
-from mesh.workers import KvNamespace, TransferCounters, WorkerIdentity
 from transfer.events import Event, Landed, LandingFailed
 from transfer.fetch.lookup_server import LookupHandler
 

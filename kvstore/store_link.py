@@ -9,11 +9,11 @@ from deepmesh.internal.v1 import kvstore_pb2, kvstore_pb2_grpc
 
 from kvstore.offer_link import CONCURRENT_OFFERS, OfferLink
 from kvstore.store_user import StoreUser
-from mesh import worker_wire
 from mesh.backoff import Backoff
 from mesh.channel import open_channel
+from mesh.domain import worker_wire
+from mesh.domain.workers import WorkerIdentity
 from mesh.errors import MeshError
-from mesh.workers import WorkerIdentity
 from transfer.ticket import StoreSession
 
 log = logging.getLogger(__name__)

@@ -7,8 +7,8 @@ from deepmesh.internal.v1 import kvstore_pb2
 from kvstore.center import Attachment, StoreStatus
 from kvstore.index import Location
 from kvstore.offers import OfferAnswer
-from mesh import worker_wire
 from mesh.blocks import HASH_BYTES
+from mesh.domain import worker_wire
 from mesh.errors import InvalidRequest
 from transfer import wire as transfer_wire
 

@@ -4,13 +4,14 @@ from dataclasses import dataclass
 
 from engine.protocol.messages import Ready
 from mesh.blocks import BLOCK_TOKENS
+from mesh.domain.sampling import check_sampling
 from mesh.errors import InvalidRequest, WorkerFull
 from prefill_svc.jobs import Backlog
 from prefill_svc.prompts import Prompt
 from transfer.config import TransferConfig
 from transfer.ticket import Ticket
 from transfer.tickets import Geometry, refusal_of
-from worker.acceptance import check_prompt, check_salt, check_sampling
+from worker.acceptance import check_prompt, check_salt
 
 # A landing that may stay open for longer is a mistake, and would hold blocks for as long.
 MAX_DEADLINE_MS = 3_600_000

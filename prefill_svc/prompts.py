@@ -3,7 +3,10 @@
 import asyncio
 from dataclasses import dataclass
 
-from engine.protocol.messages import Fetch, FirstToken, Output, Push, Refusal, Sampling, Submit
+from engine.protocol.messages import FirstToken, Output, Push, Refusal, Submit
+from mesh.domain.outputs import FinishReason
+from mesh.domain.sampling import Sampling
+from mesh.domain.targets import StoreTarget
 from mesh.errors import ContextExceeded, InvalidRequest, MeshError, NamespaceMismatch, PushFailed
 from transfer.events import PushEnded
 from transfer.ticket import Ticket
@@ -23,7 +26,7 @@ class Prompt:
     ticket: Ticket
     held_blocks: int
     # A store worth asking for its prefix.
-    store: Fetch | None
+    store: StoreTarget | None
 
     def to_rank(self, key: int) -> Submit:
         """The prompt as the rank takes it, under the name that it has there."""
@@ -81,7 +84,7 @@ class Job:
             self.has_first_token = True
             self._tell(_first_token(output))
             self._end_if_pushed()
-        elif output.finish == "cancelled":
+        elif output.finish is FinishReason.CANCELLED:
             self.fail(PushFailed("the prompt was cancelled"))
 
     def on_push_ended(self, ended: PushEnded) -> None:

@@ -3,9 +3,9 @@
 from deepmesh.internal.v1 import prefill_pb2
 
 from engine.protocol.messages import FirstToken
+from mesh.domain import wire
 from prefill_svc.prompts import Event, Prompt
 from transfer import wire as transfer_wire
-from worker import wire as engine_wire
 
 
 def prompt(message: prefill_pb2.PrefillRequest) -> Prompt:
@@ -14,11 +14,11 @@ def prompt(message: prefill_pb2.PrefillRequest) -> Prompt:
         request_id=message.request_id,
         attempt=message.attempt,
         token_ids=list(message.token_ids),
-        sampling=engine_wire.sampling(message.sampling),
+        sampling=wire.sampling(message.sampling),
         cache_salt=message.cache_salt,
         ticket=transfer_wire.ticket(message.ticket),
         held_blocks=message.held_blocks,
-        store=engine_wire.fetch(message.store) if message.HasField("store") else None,
+        store=wire.store_target(message.store) if message.HasField("store") else None,
     )
 
 
@@ -37,7 +37,7 @@ def response(event: Event) -> prefill_pb2.PrefillResponse:
 def _first_token(event: FirstToken) -> prefill_pb2.PrefillFirstToken:
     return prefill_pb2.PrefillFirstToken(
         token_id=event.token_id,
-        logprobs=None if event.logprobs is None else engine_wire.logprobs_message(event.logprobs),
+        logprobs=None if event.logprobs is None else wire.logprobs_message(event.logprobs),
         worker_cached_tokens=event.cached_tokens - event.store_cached_tokens,
         store_cached_tokens=event.store_cached_tokens,
     )

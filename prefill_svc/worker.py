@@ -10,9 +10,9 @@ from typing import Self
 from engine.protocol.messages import Ready, StepResult, TransferNews
 from kvstore.client import StoreClient
 from mesh import metrics
+from mesh.domain.workers import WorkerIdentity, WorkerRole
 from mesh.errors import WorkerDraining
 from mesh.observe import span
-from mesh.workers import WorkerIdentity, WorkerRole
 from prefill_svc.admission import QueueLimits, admit, check
 from prefill_svc.config import PrefillConfig
 from prefill_svc.jobs import Jobs

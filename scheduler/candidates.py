@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from mesh.workers import KvNamespace, WorkerLoad
+from mesh.domain.targets import StoreTarget
+from mesh.domain.workers import KvNamespace, WorkerLoad
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,20 +78,13 @@ class CandidateWorker(msgspec.Struct, frozen=True):
     ages: MeasurementAges = MeasurementAges()
 
 
-class StoreHint(msgspec.Struct, frozen=True):
-    """A store, and how many leading blocks of the prompt it is thought to hold."""
-
-    store_id: str
-    blocks: int
-
-
 @dataclass(frozen=True, slots=True)
 class Candidates:
     """Everything that a request may be placed on."""
 
     decode: Sequence[CandidateWorker]
     prefill: Sequence[CandidateWorker] = ()
-    stores: Mapping[KvNamespace, StoreHint] = field(default_factory=dict)
+    stores: Mapping[KvNamespace, StoreTarget] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,11 +3,12 @@
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from mesh.domain.targets import StoreTarget
+from mesh.domain.workers import KvNamespace, WorkerIdentity, WorkerRole, WorkerState
 from mesh.errors import MeshError, NoWorker, UnknownModel
 from mesh.observe import span
-from mesh.workers import KvNamespace, WorkerIdentity, WorkerRole, WorkerState
 from scheduler.admission import Objectives, admit, refusal
-from scheduler.candidates import Candidates, CandidateWorker, PlacementKnobs, PlacementRequest, StoreHint
+from scheduler.candidates import Candidates, CandidateWorker, PlacementKnobs, PlacementRequest
 from scheduler.decisions import Decision, DecisionLog, Outcome
 from scheduler.lengths import OutputLengths
 from scheduler.placement import choose, explain, placed_work, predict
@@ -89,7 +90,7 @@ class Coordinator:
         call: PlacementCall,
         workers: Collection[Worker],
         cached: Mapping[str, int],
-        hints: Mapping[KvNamespace, StoreHint],
+        hints: Mapping[KvNamespace, StoreTarget],
     ) -> PlacementAnswer:
         candidates = Candidates(
             [self._candidate(worker, cached) for worker in workers if worker.identity.role is WorkerRole.DECODE],
@@ -125,7 +126,7 @@ class Coordinator:
 
     async def _ask_stores(
         self, call: PlacementCall, workers: Collection[Worker], cached: Mapping[str, int]
-    ) -> dict[KvNamespace, StoreHint]:
+    ) -> dict[KvNamespace, StoreTarget]:
         """What stores hold of the prompt, where that could matter."""
         chain = call.block_hashes[: reusable_blocks(call.request, len(call.block_hashes))]
         longest: dict[KvNamespace, int] = {}

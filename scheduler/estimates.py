@@ -12,7 +12,7 @@ from math import exp, fsum, log
 
 import msgspec
 
-from mesh.workers import WorkerLoad
+from mesh.domain.workers import WorkerLoad
 from scheduler.candidates import Candidates, CandidateWorker, PlacementKnobs
 
 # Long beside the time between two status messages, so that a worker with work to do is believed. Short enough that one

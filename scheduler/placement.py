@@ -17,7 +17,7 @@ from typing import TypeAlias
 import msgspec
 
 from mesh.blocks import BLOCK_TOKENS
-from mesh.workers import KvNamespace
+from mesh.domain.workers import KvNamespace
 from scheduler.candidates import Candidates, CandidateWorker, PlacementKnobs, PlacementRequest, Unreported
 from scheduler.estimates import informed
 from scheduler.prefill_offers import PrefillOffer, best_offers

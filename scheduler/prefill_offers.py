@@ -5,8 +5,9 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from mesh.blocks import BLOCK_TOKENS
-from mesh.workers import KvNamespace
-from scheduler.candidates import CandidateWorker, PlacementKnobs, PlacementRequest, StoreHint
+from mesh.domain.targets import StoreTarget
+from mesh.domain.workers import KvNamespace
+from scheduler.candidates import CandidateWorker, PlacementKnobs, PlacementRequest
 from scheduler.sources import Source, source
 from scheduler.terms import Rejection
 
@@ -42,7 +43,7 @@ class PrefillOffer(msgspec.Struct, frozen=True):
 def best_offers(
     request: PlacementRequest,
     workers: Iterable[CandidateWorker],
-    stores: Mapping[KvNamespace, StoreHint],
+    stores: Mapping[KvNamespace, StoreTarget],
     knobs: PlacementKnobs,
 ) -> dict[KvNamespace, PrefillOffer]:
     """The best offer of each namespace. It does not depend on the decode worker: both times simply add up."""
@@ -56,7 +57,7 @@ def best_offers(
 
 
 def _offer(
-    request: PlacementRequest, worker: CandidateWorker, store: StoreHint | None, knobs: PlacementKnobs
+    request: PlacementRequest, worker: CandidateWorker, store: StoreTarget | None, knobs: PlacementKnobs
 ) -> PrefillOffer:
     found = source(request, worker, store, knobs)
     queued = worker.load.queued_prefill_tokens + worker.unreported.prefill_tokens

@@ -13,9 +13,9 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
+from mesh.domain.workers import TransferCounters, WorkerIdentity, WorkerLoad, WorkerRole, WorkerState
 from mesh.errors import LeaseConflict, LeaseExpired, Overloaded
 from mesh.metrics import SCHEDULER_WORKERS
-from mesh.workers import TransferCounters, WorkerIdentity, WorkerLoad, WorkerRole, WorkerState
 from scheduler.candidates import MeasurementAges, Unreported
 from scheduler.prefix_index import PrefixIndex
 

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 import grpc
 from deepmesh.internal.v1 import scheduler_pb2, scheduler_pb2_grpc
 
-from mesh import worker_wire
+from mesh.domain import worker_wire
 from mesh.errors import InvalidRequest, MeshError, Overloaded
 from mesh.metrics import SCHEDULER_DECISION_SECONDS, SCHEDULER_PLACEMENTS, SCHEDULER_REFUSALS
 from scheduler import wire

@@ -3,14 +3,15 @@
 import msgspec
 
 from mesh.blocks import BLOCK_TOKENS
-from scheduler.candidates import CandidateWorker, PlacementKnobs, PlacementRequest, StoreHint
+from mesh.domain.targets import StoreTarget
+from scheduler.candidates import CandidateWorker, PlacementKnobs, PlacementRequest
 
 
 class Source(msgspec.Struct, frozen=True):
     """The prompt's KV on one worker, once the worker has come to it."""
 
     # None where the worker has as much, or recomputing is faster than fetching.
-    store: StoreHint | None
+    store: StoreTarget | None
     # Found there or in the store.
     cached_blocks: int
     uncached_tokens: int
@@ -19,7 +20,7 @@ class Source(msgspec.Struct, frozen=True):
 
 
 def source(
-    request: PlacementRequest, candidate: CandidateWorker, store: StoreHint | None, knobs: PlacementKnobs
+    request: PlacementRequest, candidate: CandidateWorker, store: StoreTarget | None, knobs: PlacementKnobs
 ) -> Source:
     """The quicker of computing what the candidate lacks and of fetching first what the store has of it.
 

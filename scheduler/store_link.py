@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from deepmesh.internal.v1 import kvstore_pb2, kvstore_pb2_grpc
 
-from mesh import worker_wire
 from mesh.channel import open_channel
+from mesh.domain import worker_wire
+from mesh.domain.targets import StoreTarget
+from mesh.domain.workers import KvNamespace
 from mesh.errors import MeshError
-from mesh.workers import KvNamespace
-from scheduler.candidates import StoreHint
 from scheduler.config import StoreLinkConfig
 from scheduler.stores import StoreStatus, Tier
 
@@ -39,7 +39,7 @@ class StoreLink:
         finally:
             await self._channel.close()
 
-    async def match(self, namespace: KvNamespace, chain: Sequence[bytes]) -> StoreHint | None:
+    async def match(self, namespace: KvNamespace, chain: Sequence[bytes]) -> StoreTarget | None:
         request = kvstore_pb2.MatchPrefixRequest(
             kv_namespace=worker_wire.namespace_message(namespace), block_hashes=chain
         )
@@ -48,7 +48,7 @@ class StoreLink:
         except MeshError as error:
             log.debug("no match", extra={"fields": {"store": self.endpoint, "why": error.message}})
             return None
-        return StoreHint(response.store_id, min(response.blocks, len(chain))) if response.blocks else None
+        return StoreTarget(response.store_id, min(response.blocks, len(chain))) if response.blocks else None
 
     async def _poll(self) -> None:
         was_there = self.status is not None

@@ -5,9 +5,9 @@ from typing import Protocol
 
 import msgspec
 
+from mesh.domain.targets import StoreTarget
+from mesh.domain.workers import KvNamespace, TransferCounters
 from mesh.rendezvous import rendezvous
-from mesh.workers import KvNamespace, TransferCounters
-from scheduler.candidates import StoreHint
 
 
 class Tier(msgspec.Struct, frozen=True):
@@ -41,7 +41,7 @@ class Store(Protocol):
         """None while it does not answer."""
         ...
 
-    async def match(self, namespace: KvNamespace, chain: Sequence[bytes]) -> StoreHint | None:
+    async def match(self, namespace: KvNamespace, chain: Sequence[bytes]) -> StoreTarget | None:
         """Where blocks of the chain are and how many; None where none is known, or no answer came in time."""
         ...
 
@@ -59,7 +59,7 @@ class Stores:
     def any_answers(self) -> bool:
         return any(store.status is not None for store in self._stores)
 
-    async def match(self, namespace: KvNamespace, chain: Sequence[bytes]) -> StoreHint | None:
+    async def match(self, namespace: KvNamespace, chain: Sequence[bytes]) -> StoreTarget | None:
         """What the chain's store holds of it. Never raises: it is a hint."""
         answering = {store.status.store_id: store for store in self._stores if store.status is not None}
         store_id = rendezvous(answering, chain[0])

@@ -4,7 +4,7 @@ from enum import Enum
 
 import msgspec
 
-from scheduler.candidates import StoreHint
+from mesh.domain.targets import StoreTarget
 
 
 class Rejection(Enum):
@@ -27,7 +27,7 @@ class Terms(msgspec.Struct, frozen=True):
     # Computes the prompt; None where the decode worker does.
     prefill_worker_id: str | None
     # Asked for the part of the prompt that whoever computes it lacks; None where recomputing is faster.
-    store: StoreHint | None
+    store: StoreTarget | None
     # Blocks of the prompt that nobody computes, and those of them that the decode worker has.
     cached_blocks: int
     held_blocks: int

@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 import msgspec
 from deepmesh.internal.v1 import kvstore_pb2, scheduler_pb2, targets_pb2
 
-from mesh import worker_wire
 from mesh.blocks import BLOCK_TOKENS, HASH_BYTES
+from mesh.domain import wire, worker_wire
+from mesh.domain.workers import WorkerIdentity
 from mesh.errors import InvalidRequest
-from mesh.workers import WorkerIdentity
 from scheduler.candidates import PlacementRequest
 from scheduler.coordinator import PlacementAnswer, PlacementCall
 from scheduler.decisions import Decision, Outcome
@@ -66,8 +66,7 @@ def place_response(answer: PlacementAnswer) -> scheduler_pb2.PlaceResponse:
     if answer.prefill is not None:
         response.prefill.CopyFrom(_target(answer.prefill))
     if chosen.store is not None:
-        response.store.store_id = chosen.store.store_id
-        response.store.blocks = chosen.store.blocks
+        response.store.CopyFrom(wire.store_target_message(chosen.store))
     return response
 
 

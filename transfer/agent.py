@@ -5,8 +5,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from mesh.domain.workers import KvNamespace, TransferCounters
 from mesh.errors import InvalidRequest
-from mesh.workers import KvNamespace, TransferCounters
 from transfer.config import TransferConfig
 from transfer.events import Event
 from transfer.exchange import Exchange

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from mesh.workers import TransferCounters
+from mesh.domain.workers import TransferCounters
 from transfer.config import TransferConfig
 from transfer.events import Event, Landed, LandingFailed, PushEnded
 from transfer.fetch.fetcher import Fetcher

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from mesh.workers import KvNamespace
+from mesh.domain.workers import KvNamespace
 
 
 class Segment(msgspec.Struct, frozen=True, array_like=True):

@@ -4,8 +4,8 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mesh.domain.workers import KvNamespace
 from mesh.errors import InvalidRequest, MeshError, NamespaceMismatch
-from mesh.workers import KvNamespace
 from transfer.segments import Tile, covers_once, tile_of
 from transfer.tags import are_of_a_landing, draw_tags, landing_tags
 from transfer.ticket import Segment, Ticket

@@ -2,7 +2,7 @@
 
 from deepmesh.internal.v1 import landing_pb2
 
-from mesh import worker_wire
+from mesh.domain import worker_wire
 from mesh.errors import InvalidRequest
 from transfer.ticket import Segment, Ticket
 

@@ -1,7 +1,7 @@
 """Who a worker is, once its rank has loaded."""
 
 from engine.protocol.messages import Ready
-from mesh.workers import WorkerIdentity, WorkerRole
+from mesh.domain.workers import WorkerIdentity, WorkerRole
 from transfer.config import TransferConfig
 
 

@@ -5,8 +5,8 @@ import logging
 from typing import Protocol
 
 from mesh.config import WorkerConfig
+from mesh.domain.workers import WorkerIdentity
 from mesh.server import MeshServer
-from mesh.workers import WorkerIdentity
 from worker.status_link import StatusLink
 from worker.status_report import StatusReport
 

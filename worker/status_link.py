@@ -10,9 +10,9 @@ from deepmesh.internal.v1 import scheduler_pb2, scheduler_pb2_grpc
 
 from mesh.backoff import Backoff
 from mesh.channel import open_channel
+from mesh.domain.workers import WorkerIdentity
 from mesh.errors import MeshError, SchedulerUnavailable
 from mesh.failures import from_rpc_error
-from mesh.workers import WorkerIdentity
 from worker import wire
 from worker.status_report import StatusReport
 

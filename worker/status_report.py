@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 
-from mesh.workers import TransferCounters, WorkerLoad
+from mesh.domain.workers import TransferCounters, WorkerLoad
 
 # Hashes in one message: 16 bytes each, far below the message limit.
 MESSAGE_HASHES = 50_000

@@ -13,10 +13,11 @@ from bench.rank.load import RankLoad
 from bench.rank.model import make_rank, write_shape
 from engine.config import EngineConfig, Hardware, resolve
 from engine.engine import Engine
-from engine.protocol.messages import FirstToken, LandingOpened, PushOffer, Sampling, StepResult, Submit, TransferNews
+from engine.protocol.messages import FirstToken, LandingOpened, PushOffer, StepResult, Submit, TransferNews
 from engine.runner.backend import ModelBackend
 from mesh.blocks import BLOCK_TOKENS, chain_hashes
-from mesh.workers import KvNamespace
+from mesh.domain.sampling import Sampling
+from mesh.domain.workers import KvNamespace
 from transfer.agent import TransferAgent
 from transfer.config import TransferConfig
 from transfer.events import Landed, PushEnded

@@ -30,8 +30,8 @@ from bench.kv_store.worker import KvWorker, attached, offer_all, store_process
 from kvstore.index import Index
 from kvstore.memory_index import MemoryIndex
 from kvstore.redis_index import RedisIndex
-from mesh import worker_wire
 from mesh.channel import open_channel
+from mesh.domain import worker_wire
 from mesh.ports import free_port
 
 CHAIN_BLOCKS = 64

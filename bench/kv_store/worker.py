@@ -14,10 +14,10 @@ from deepmesh.internal.v1 import kvstore_pb2
 
 from cli.launcher.process import Child
 from kvstore.client import StoreClient
-from mesh import worker_wire
+from mesh.domain import worker_wire
+from mesh.domain.workers import KvNamespace, WorkerIdentity, WorkerRole
 from mesh.event_fd import EventFd
 from mesh.ports import free_port
-from mesh.workers import KvNamespace, WorkerIdentity, WorkerRole
 from transfer.agent import TransferAgent
 from transfer.config import TransferConfig
 from transfer.events import Event, Fetched, PushEnded

@@ -15,8 +15,9 @@ import msgspec
 
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.protocol.messages import Sampling, Submit
+from engine.protocol.messages import Submit
 from engine.rank.backends import make_backend
+from mesh.domain.sampling import Sampling
 
 
 class EngineTask(msgspec.Struct, frozen=True):

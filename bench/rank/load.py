@@ -8,9 +8,10 @@ from itertools import pairwise
 import torch
 
 from engine.engine import Engine
-from engine.protocol.messages import Sampling, Submit
+from engine.protocol.messages import Submit
 from engine.runner.backend import ModelBackend
 from mesh.blocks import BLOCK_TOKENS, chain_hashes
+from mesh.domain.sampling import Sampling
 
 
 class RankLoad:

@@ -7,32 +7,14 @@ Rank to service: one Ready (or Failed), then a StepResult after each step that h
 have; and of transfers what the other side's service must hear (LandingOpened, PushEnded).
 """
 
-from typing import Literal
-
 import msgspec
 
-from mesh.workers import KvNamespace, TransferCounters, WorkerLoad
+from mesh.domain.outputs import FinishReason, Logprobs
+from mesh.domain.sampling import Sampling
+from mesh.domain.targets import StoreTarget
+from mesh.domain.workers import KvNamespace, TransferCounters, WorkerLoad
 from transfer.events import PushEnded
 from transfer.ticket import StoreSession, Ticket
-
-
-class Sampling(msgspec.Struct, frozen=True, array_like=True):
-    """How to draw a token; validated by the gateway. temperature 0 is greedy, top_k 0 keeps all."""
-
-    temperature: float = 0.0
-    top_p: float = 1.0
-    top_k: int = 0
-    seed: int = 0
-    # Report log probabilities, with this many alternatives; None reports nothing.
-    top_logprobs: int | None = None
-
-
-class Logprobs(msgspec.Struct, frozen=True, array_like=True):
-    """At one position: of the token drawn, and of the most likely ones, best first. Natural log, temperature 1."""
-
-    logprob: float
-    top_token_ids: list[int]
-    top_logprobs: list[float]
 
 
 class Start(msgspec.Struct, tag="start"):
@@ -42,14 +24,6 @@ class Start(msgspec.Struct, tag="start"):
     observe: bytes
     # The rank's number among those of its worker; landings name it.
     rank: int = 0
-
-
-class Fetch(msgspec.Struct, frozen=True, array_like=True):
-    """A store that may hold more of the prompt than this rank does, and is worth asking."""
-
-    store_id: str
-    # How many leading blocks of the prompt it is thought to hold.
-    blocks: int
 
 
 class Push(msgspec.Struct, frozen=True, array_like=True):
@@ -79,7 +53,7 @@ class Submit(msgspec.Struct, tag="submit"):
     # Compute the prompt and its first token only (max_tokens is 1), and push the KV there. A PushEnded follows, after
     # the last output or before it, unless that refuses the request or cancels it while it waits.
     push: Push | None = None
-    fetch: Fetch | None = None
+    fetch: StoreTarget | None = None
 
 
 class FirstToken(msgspec.Struct, tag="first_token"):
@@ -160,7 +134,7 @@ class Output(msgspec.Struct, array_like=True):
     logprobs: list[Logprobs] | None = None
     # With the request's first token: prompt tokens found in a cache, here or where they were computed.
     cached_tokens: int | None = None
-    finish: Literal["stop", "length", "cancelled"] | None = None
+    finish: FinishReason | None = None
     # Of a request that can never run here, which has no other output; or PREFILL_LOST, of one whose KV did not land,
     # which may have its first token.
     refusal: Refusal | None = None

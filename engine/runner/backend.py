@@ -23,8 +23,8 @@ from engine.weights.loading import load_model, random_model
 from engine.weights.shards import weights_fingerprint
 from kernels.host_copy import to_device
 from mesh.blocks import BLOCK_TOKENS
+from mesh.domain.workers import KvNamespace
 from mesh.observe import span
-from mesh.workers import KvNamespace
 from transfer.host_memory import HostMemory
 from transfer.memory import KvMemory
 

@@ -8,9 +8,9 @@ from engine.batch import Row
 from engine.model.context import DeviceState
 from engine.model.inputs import build_context
 from engine.model.model import Model
-from engine.protocol.messages import Sampling
 from engine.runner.sampler import draw_tokens
 from mesh.blocks import BLOCK_TOKENS
+from mesh.domain.sampling import Sampling
 
 # The sampling that takes most memory.
 COSTLY = Sampling(temperature=1.0, top_p=0.9)

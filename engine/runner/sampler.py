@@ -6,9 +6,10 @@ import numpy as np
 import torch
 
 from engine.batch import Row, Sample
-from engine.protocol.messages import Logprobs, Sampling
 from kernels.host_copy import HostCopies, to_device
 from kernels.sample import Draw, draw, greedy, logprobs
+from mesh.domain.outputs import Logprobs
+from mesh.domain.sampling import Sampling
 
 
 def draw_tokens(logits: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:

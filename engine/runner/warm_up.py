@@ -8,9 +8,9 @@ kernel knows together.
 from collections.abc import Iterator, Sequence
 
 from engine.batch import Row
-from engine.protocol.messages import Sampling
 from engine.runner.step_sizes import step_sizes
 from mesh.blocks import BLOCK_TOKENS
+from mesh.domain.sampling import Sampling
 
 GREEDY = Sampling()
 DRAWN = Sampling(temperature=1.0, top_p=0.9, top_k=50)

@@ -8,7 +8,7 @@ from typing import ClassVar
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from gateway.generation import Delta, Finish, FinishReason, PositionLogprobs, Usage
+from gateway.generation import Delta, Finish, Usage
 from gateway.openai.responses import (
     ChatChoice,
     ChatChunkChoice,
@@ -25,6 +25,7 @@ from gateway.openai.responses import (
     UsageBody,
 )
 from gateway.tokenizer import Tokenizer
+from mesh.domain.outputs import FinishReason, Logprobs
 
 _FINISH_REASONS = {
     FinishReason.STOP: "stop",
@@ -54,7 +55,7 @@ class Answer:
     content: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
-    logprobs: list[PositionLogprobs] = field(default_factory=list)
+    logprobs: list[Logprobs] = field(default_factory=list)
 
     def add(self, delta: Delta) -> None:
         self.content.append(delta.content)
@@ -143,7 +144,7 @@ class ChatFormat(Format):
             )
         ]
 
-    def _logprobs(self, token_ids: Sequence[int], entries: Sequence[PositionLogprobs]) -> ChatLogprobs | None:
+    def _logprobs(self, token_ids: Sequence[int], entries: Sequence[Logprobs]) -> ChatLogprobs | None:
         if not entries:
             return None
         content = []
@@ -177,12 +178,12 @@ class CompletionFormat(Format):
         return [self._choice(text, answer.token_ids, answer.logprobs, _FINISH_REASONS[finish.reason])]
 
     def _choice(
-        self, text: str, token_ids: Sequence[int], entries: Sequence[PositionLogprobs], reason: str | None
+        self, text: str, token_ids: Sequence[int], entries: Sequence[Logprobs], reason: str | None
     ) -> CompletionChoice:
         logprobs = self._logprobs(token_ids, entries) if entries else None
         return CompletionChoice(text, logprobs, reason, token_ids=self._token_ids(token_ids))
 
-    def _logprobs(self, token_ids: Sequence[int], entries: Sequence[PositionLogprobs]) -> CompletionLogprobs:
+    def _logprobs(self, token_ids: Sequence[int], entries: Sequence[Logprobs]) -> CompletionLogprobs:
         report = CompletionLogprobs([], [], [], [])
         for token_id, entry in zip(token_ids, entries, strict=True):
             text, _ = self._token(token_id)

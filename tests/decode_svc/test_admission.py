@@ -4,9 +4,9 @@ import msgspec
 import pytest
 
 from decode_svc.admission import QueueLimits, admit, check
-from decode_svc.requests import PrefillTarget
 from decode_svc.sessions import Backlog
-from engine.protocol.messages import Sampling
+from mesh.domain.sampling import Sampling
+from mesh.domain.targets import WorkerTarget
 from mesh.errors import ContextExceeded, InvalidRequest, PlaceAgain, WorkerFull
 from tests.support.decoding import PREFILL, READY, make_submission
 
@@ -33,17 +33,17 @@ def test_what_can_run_here_passes(changes: dict[str, Any]) -> None:
         ({"token_ids": []}, "token_ids"),
         ({"token_ids": [1, 100]}, "token_ids"),
         ({"max_tokens": 0}, "max_tokens"),
-        ({"stop_token_ids": [100]}, "stop.token_ids"),
-        ({"stop_token_ids": [1] * 2000}, "stop.token_ids"),
+        ({"stop_token_ids": [100]}, "stop_token_ids"),
+        ({"stop_token_ids": [1] * 2000}, "stop_token_ids"),
         ({"cache_salt": b"s" * 300}, "cache_salt"),
         ({"prefill": PREFILL}, "prefill"),
-        ({"sampling": Sampling(temperature=-0.1)}, "sampling.temperature"),
-        ({"sampling": Sampling(temperature=float("nan"))}, "sampling.temperature"),
-        ({"sampling": Sampling(temperature=float("inf"))}, "sampling.temperature"),
-        ({"sampling": Sampling(top_p=0.0)}, "sampling.top_p"),
-        ({"sampling": Sampling(top_p=1.1)}, "sampling.top_p"),
-        ({"sampling": Sampling(top_p=float("nan"))}, "sampling.top_p"),
-        ({"sampling": Sampling(top_logprobs=21)}, "sampling.top_logprobs"),
+        ({"sampling": Sampling(temperature=-0.1)}, "temperature"),
+        ({"sampling": Sampling(temperature=float("nan"))}, "temperature"),
+        ({"sampling": Sampling(temperature=float("inf"))}, "temperature"),
+        ({"sampling": Sampling(top_p=0.0)}, "top_p"),
+        ({"sampling": Sampling(top_p=1.1)}, "top_p"),
+        ({"sampling": Sampling(top_p=float("nan"))}, "top_p"),
+        ({"sampling": Sampling(top_logprobs=21)}, "top_logprobs"),
     ],
 )
 def test_what_can_never_run_is_refused_with_its_field(changes: dict[str, Any], field: str) -> None:
@@ -96,15 +96,15 @@ def test_a_worker_that_computes_no_prompts_takes_those_that_others_compute() -> 
     with pytest.raises(PlaceAgain):
         check(make_submission(), ready, can_prefill=False)
     with pytest.raises(InvalidRequest, match="endpoint"):
-        check(make_submission(prefill=PrefillTarget("prefill-1", "")), ready, can_prefill=True)
+        check(make_submission(prefill=WorkerTarget("prefill-1", "first", "")), ready, can_prefill=True)
 
 
 def test_a_prefill_worker_must_be_able_to_push_one_block_of_one_layer() -> None:
     ready = msgspec.structs.replace(READY, transfer_address=b"address")
     piece_bytes = ready.block_bytes // ready.namespace.layers
-    enough = make_submission(prefill=PrefillTarget("prefill-1", "p:1", slot_bytes=piece_bytes))
+    enough = make_submission(prefill=WorkerTarget("prefill-1", "first", "p:1", slot_bytes=piece_bytes))
     check(enough, ready, can_prefill=False)
-    too_small = make_submission(prefill=PrefillTarget("prefill-1", "p:1", slot_bytes=piece_bytes - 1))
+    too_small = make_submission(prefill=WorkerTarget("prefill-1", "first", "p:1", slot_bytes=piece_bytes - 1))
     with pytest.raises(InvalidRequest, match=f"slots of {piece_bytes - 1} bytes .* raise its transfer.slot_bytes"):
         check(too_small, ready, can_prefill=False)
 

@@ -11,9 +11,11 @@ from deepmesh.v1 import common_pb2
 
 from decode_svc import prefill_link, wire
 from decode_svc.requests import Submission
-from engine.protocol.messages import LandingOpened, Logprobs, Output, Refusal, Sampling
+from engine.protocol.messages import LandingOpened, Output, Refusal
 from mesh.blocks import BLOCK_TOKENS
 from mesh.config import ServerConfig
+from mesh.domain.outputs import Logprobs
+from mesh.domain.sampling import Sampling
 from mesh.errors import (
     DeadlineExceeded,
     EngineFailed,

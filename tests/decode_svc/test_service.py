@@ -9,8 +9,8 @@ import pytest
 from deepmesh.internal.v1 import decode_pb2, decode_pb2_grpc, targets_pb2, workers_pb2
 from deepmesh.v1 import common_pb2
 
-from engine.protocol.messages import Sampling
 from mesh.channel import open_channel
+from mesh.domain.sampling import Sampling
 from mesh.errors import (
     ContextExceeded,
     DeadlineExceeded,
@@ -163,8 +163,8 @@ async def test_bad_submissions_fail_alone() -> None:
         ({"prompt": [VOCABULARY_SIZE]}, InvalidRequest, "token_ids"),
         ({"max_tokens": 0}, InvalidRequest, "max_tokens"),
         ({"max_tokens": TOTAL_BLOCKS * 64}, ContextExceeded, "max_tokens"),
-        ({"sampling_message": common_pb2.SamplingParams(temperature=-1)}, InvalidRequest, "sampling.temperature"),
-        ({"sampling_message": common_pb2.SamplingParams(top_logprobs=21)}, InvalidRequest, "sampling.top_logprobs"),
+        ({"sampling_message": common_pb2.SamplingParams(temperature=-1)}, InvalidRequest, "temperature"),
+        ({"sampling_message": common_pb2.SamplingParams(top_logprobs=21)}, InvalidRequest, "top_logprobs"),
         ({"prefill": targets_pb2.WorkerTarget(worker_id="p")}, InvalidRequest, "prefill"),
     ]
     async with running_worker() as running, gateway_client(running.endpoint) as gateway:

@@ -1,9 +1,11 @@
 import pytest
 
-from decode_svc.requests import Finish
+from decode_svc.requests import prefill_lost
 from decode_svc.session import FRAME_TOKENS, Attachment
 from decode_svc.sessions import SessionLimits, Sessions
-from engine.protocol.messages import Logprobs, Output, Refusal, Sampling
+from engine.protocol.messages import Output, Refusal
+from mesh.domain.outputs import FinishReason, Logprobs
+from mesh.domain.sampling import Sampling
 from mesh.errors import (
     ContextExceeded,
     DeadlineExceeded,
@@ -83,8 +85,8 @@ async def test_a_frame_holds_a_bounded_number_of_tokens() -> None:
     count = FRAME_TOKENS - 10
     sessions.on_step(rank.step(rank.output(0, count, "length"), rank.output(1, count, "length")))
     first, second = await taken(attachment), await taken(attachment)
-    assert [(len(tokens), end) for _, tokens, end in first.values()] == [(count, Finish.LENGTH), (9, None)]
-    assert [(len(tokens), end) for _, tokens, end in second.values()] == [(count - 9, Finish.LENGTH)]
+    assert [(len(tokens), end) for _, tokens, end in first.values()] == [(count, FinishReason.LENGTH), (9, None)]
+    assert [(len(tokens), end) for _, tokens, end in second.values()] == [(count - 9, FinishReason.LENGTH)]
     assert second[2][0] == 3 + 9
 
 
@@ -109,7 +111,7 @@ async def test_a_cancelled_request_ends_when_the_rank_says_so() -> None:
     sessions.cancel(attachment, 99)
     assert rank.cancelled == [0]
     sessions.on_step(rank.step(rank.output(0, 0, "cancelled")))
-    assert await taken(attachment) == {1: (3, [], Finish.CANCELLED)}
+    assert await taken(attachment) == {1: (3, [], FinishReason.CANCELLED)}
     sessions.cancel(attachment, 1)
     assert rank.cancelled == [0]
 
@@ -155,7 +157,7 @@ async def test_a_resumed_request_goes_on_at_the_position_that_the_gateway_names(
     sessions.detach(attachment)
     sessions.on_step(rank.step(rank.output(0, 1, "stop")))
     again = attach(sessions, _1=5)
-    assert await taken(again) == {1: (5, [2, 3, 4], Finish.STOP)}
+    assert await taken(again) == {1: (5, [2, 3, 4], FinishReason.STOP)}
 
 
 async def test_a_frame_that_was_lost_with_its_stream_is_sent_again_with_its_end() -> None:
@@ -165,7 +167,7 @@ async def test_a_frame_that_was_lost_with_its_stream_is_sent_again_with_its_end(
     sessions.on_step(rank.step(rank.output(0, 2, "stop")))
     lost = await taken(attachment)
     sessions.detach(attachment)
-    assert await taken(attach(sessions, _1=3)) == lost == {1: (3, [0, 1], Finish.STOP)}
+    assert await taken(attach(sessions, _1=3)) == lost == {1: (3, [0, 1], FinishReason.STOP)}
 
 
 async def test_a_gateway_that_has_everything_is_sent_nothing() -> None:
@@ -282,7 +284,7 @@ async def test_the_death_of_the_rank_fails_every_live_request_once() -> None:
     sessions.fail_all(error := EngineFailed("gone"))
     sessions.submit(attachment, make_submission(3))
     frame = await taken(attachment)
-    assert (frame[1][2], frame[2][2]) == (Finish.STOP, error)
+    assert (frame[1][2], frame[2][2]) == (FinishReason.STOP, error)
     assert isinstance(frame[3][2], EngineFailed)
     assert sessions.idle.is_set()
 
@@ -293,7 +295,7 @@ async def test_a_stream_delivers_what_there_is_before_it_ends() -> None:
     sessions.submit(attachment, make_submission())
     sessions.on_step(rank.step(rank.output(0, 1, "stop")))
     sessions.end_streams(ShuttingDown("stopping"))
-    assert await taken(attachment) == {1: (3, [0], Finish.STOP)}
+    assert await taken(attachment) == {1: (3, [0], FinishReason.STOP)}
     with pytest.raises(ShuttingDown):
         await attachment.next_frame()
 
@@ -345,7 +347,7 @@ async def test_a_prompt_computed_elsewhere_is_expected_until_its_request_ends() 
     assert sessions.backlog(attachment).queued_prefill_tokens == 0
     sessions.on_step(rank.step(rank.output(0)))
     assert prompts.expected
-    sessions.on_step(rank.step(rank.output(0, finish="length")))
+    sessions.on_step(rank.step(rank.output(0, finish=FinishReason.LENGTH)))
     assert not prompts.expected
     sessions.submit(attachment, make_submission(2))
     assert (rank.submitted[1].lands, prompts.expected) == (False, {})
@@ -356,7 +358,7 @@ async def test_a_lost_prefill_ends_the_request_and_names_the_worker() -> None:
     attachment = attach(sessions)
     sessions.submit(attachment, make_submission(1, prefill=PREFILL))
     sessions.submit(attachment, make_submission(2, prefill=PREFILL))
-    sessions.lose_prompt(0, PREFILL.lost("it died"))
+    sessions.lose_prompt(0, prefill_lost(PREFILL, "it died"))
     refusal = Refusal(PrefillLost.reason, "the KV did not land in time")
     sessions.on_step(rank.step(Output(1, 3, [], refusal=refusal)))
     ends = await taken(attachment)
@@ -365,5 +367,5 @@ async def test_a_lost_prefill_ends_the_request_and_names_the_worker() -> None:
         error = ends[stream_id][2]
         assert isinstance(error, PrefillLost)
         assert error.metadata == {"worker_id": "prefill-1"}
-    sessions.lose_prompt(0, PREFILL.lost("again"))
+    sessions.lose_prompt(0, prefill_lost(PREFILL, "again"))
     assert rank.cancelled == [0]

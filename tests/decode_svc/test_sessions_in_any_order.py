@@ -4,9 +4,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from decode_svc.requests import PrefillTarget
+from decode_svc.requests import prefill_lost
 from decode_svc.session import Attachment
 from decode_svc.sessions import Sessions
+from mesh.domain.targets import WorkerTarget
 from mesh.errors import EngineFailed, WorkerFull
 from tests.support.decoding import PREFILL, FakePrompts, FakeRank, make_submission
 from tests.support.scheduling import ManualClock
@@ -77,7 +78,7 @@ class AnyOrder(RuleBasedStateMachine):
         deadline=st.none() | st.integers(1, 9000),
         prefill=st.sampled_from([None, PREFILL]),
     )
-    def submit(self, data: st.DataObject, prompt: int, deadline: int | None, prefill: PrefillTarget | None) -> None:
+    def submit(self, data: st.DataObject, prompt: int, deadline: int | None, prefill: WorkerTarget | None) -> None:
         gateway = self.draw_attached(data)
         assert gateway.attachment is not None
         before = set(self.rank.submitted)
@@ -144,7 +145,9 @@ class AnyOrder(RuleBasedStateMachine):
     @precondition(lambda self: self.prompts.expected)
     @rule(data=st.data())
     def lose_a_prompt(self, data: st.DataObject) -> None:
-        self.sessions.lose_prompt(data.draw(st.sampled_from(sorted(self.prompts.expected))), PREFILL.lost("it died"))
+        self.sessions.lose_prompt(
+            data.draw(st.sampled_from(sorted(self.prompts.expected))), prefill_lost(PREFILL, "it died")
+        )
 
     @rule(seconds=st.sampled_from([0.001, 1.0, GRACE]))
     def pass_time(self, seconds: float) -> None:

@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.oracle import OracleBackend, oracle_tokens
-from engine.protocol.messages import Fetch, Sampling
 from mesh.blocks import chain_hashes
+from mesh.domain.sampling import Sampling
+from mesh.domain.targets import StoreTarget
 from tests.support.disaggregation import Pair, TellingOracle, assert_nothing_moves, make_pair
 from tests.support.engines import VOCABULARY, DeferredOracle, prompt_of, submit_of
 
@@ -119,7 +120,7 @@ def test_a_prefix_from_the_store_is_not_computed() -> None:
     pair = make_pair(rng_of())
     prompt = prompt_of(400)
     fill_store(pair, prompt)
-    pair.submit(submit_of(1, prompt, 20, fetch=Fetch("store", 5)))
+    pair.submit(submit_of(1, prompt, 20, fetch=StoreTarget("store", 5)))
     pair.run(rng_of())
     assert pair.transcript.token_ids[1] == oracle_tokens(prompt, 20, VOCABULARY)
     first = next(output for step in pair.transcript.steps for output in step.outputs)
@@ -132,7 +133,7 @@ def test_prefill_fetches_what_its_own_pool_lacks() -> None:
     prompt = prompt_of(400)
     fill_store(pair, prompt)
     served(pair, prompt[:140])
-    pair.fetches[2] = Fetch("store", 6)
+    pair.fetches[2] = StoreTarget("store", 6)
     assert served(pair, prompt, key=2) == oracle_tokens(prompt, 20, VOCABULARY)
     assert pair.transcript.cached_tokens[2] == 384
     (first,) = [output for step in pair.prefilled.steps for output in step.outputs if output.key == 2]
@@ -144,7 +145,7 @@ def test_a_store_that_has_less_than_thought_costs_only_time() -> None:
     pair = make_pair(rng_of())
     prompt = prompt_of(400)
     fill_store(pair, prompt[:130])
-    for key, fetch in enumerate((Fetch("store", 6), Fetch("store", 100), Fetch("store", 1))):
+    for key, fetch in enumerate((StoreTarget("store", 6), StoreTarget("store", 100), StoreTarget("store", 1))):
         pair.submit(submit_of(key, prompt, 20, fetch=fetch, cache_salt=b"" if key == 0 else b"other"))
         pair.run(rng_of())
         assert pair.transcript.token_ids[key] == oracle_tokens(prompt, 20, VOCABULARY)
@@ -200,7 +201,7 @@ def test_in_any_order_of_events_tokens_are_right_and_everything_comes_back(
     cancelled = set()
     for key in range(12):
         prompt = rng.choice(documents)[: rng.randint(1, 250)] + prompt_of(rng.randint(1, 40), seed + key)
-        fetch = rng.choice([None, Fetch("store", rng.randint(1, 5))])
+        fetch = rng.choice([None, StoreTarget("store", rng.randint(1, 5))])
         lands = rng.random() < 0.7
         if lands and fetch is not None:
             pair.fetches[key] = fetch

@@ -2,8 +2,9 @@ import pytest
 
 from engine.engine import Engine
 from engine.oracle import OracleBackend, oracle_tokens
-from engine.protocol.messages import Cancel, Sampling
+from engine.protocol.messages import Cancel
 from mesh.blocks import chain_hashes
+from mesh.domain.sampling import Sampling
 from tests.support.engines import (
     VOCABULARY,
     Transcript,

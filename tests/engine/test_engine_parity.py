@@ -10,7 +10,8 @@ from transformers import DeepseekV3ForCausalLM
 
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.protocol.messages import Sampling, Submit
+from engine.protocol.messages import Submit
+from mesh.domain.sampling import Sampling
 from tests.support.checkpoints import model_backend, random_prompt, tiny_checkpoint
 from tests.support.engines import Transcript, assert_at_rest, submit_of
 

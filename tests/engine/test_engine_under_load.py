@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from engine.engine import Engine
 from engine.oracle import oracle_tokens
-from engine.protocol.messages import Cancel, Sampling, Submit
+from engine.protocol.messages import Cancel, Submit
+from mesh.domain.sampling import Sampling
 from tests.support.engines import VOCABULARY, Transcript, assert_at_rest, oracle_engine, prompt_of, submit_of
 
 # An engine that does not finish within this is stuck.

@@ -12,8 +12,9 @@ from tokenizers import Tokenizer
 
 from engine.config import EngineConfig, Hardware, resolve
 from engine.engine import Engine
-from engine.protocol.messages import Cancel, Sampling, Submit
+from engine.protocol.messages import Cancel, Submit
 from engine.runner.backend import ModelBackend
+from mesh.domain.sampling import Sampling
 from tests.support.checkpoints import random_prompt, tiny_checkpoint
 from tests.support.compilations import watch_compilations
 from tests.support.engines import Transcript, assert_at_rest, submit_of

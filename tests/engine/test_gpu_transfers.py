@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from engine.config import EngineConfig
-from engine.protocol.messages import Fetch
 from mesh.blocks import chain_hashes
 from mesh.config import ObserveConfig
+from mesh.domain.targets import StoreTarget
 from tests.support.checkpoints import random_prompt, tiny_checkpoint
 from tests.support.engines import submit_of
 from tests.support.rank_pair import rank_pair
@@ -67,7 +67,7 @@ async def test_what_one_gpu_rank_offers_to_a_store_in_host_memory_another_fetche
             landed, pushed = await store.take_offer(first)
             assert landed.size_bytes == pushed.size_bytes == len(hashes) * first.ready.block_bytes
             second.attach_store(store.session(1))
-            second.submit(submit_of(1, prompt, 20, fetch=Fetch("store", len(hashes))))
+            second.submit(submit_of(1, prompt, 20, fetch=StoreTarget("store", len(hashes))))
             found = await until_an_end(second)
             assert found.token_ids == expected.token_ids
             assert found.cached_tokens[1] == 64 * len(hashes)

@@ -1,7 +1,7 @@
 import pytest
 
 from engine.load import LoadMeter
-from mesh.workers import WorkerLoad
+from mesh.domain.workers import WorkerLoad
 
 
 def load_of(meter: LoadMeter) -> WorkerLoad:

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from engine.batch import Batch, Row
 from engine.oracle import OracleBackend, oracle_tokens
-from engine.protocol.messages import Logprobs, Sampling
+from mesh.domain.outputs import Logprobs
+from mesh.domain.sampling import Sampling
 from tests.support.engines import VOCABULARY, oracle_config, prompt_of
 
 GREEDY = Sampling()

@@ -4,8 +4,8 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from engine.oracle import oracle_tokens
-from engine.protocol.messages import Fetch
 from mesh.blocks import chain_hashes
+from mesh.domain.targets import StoreTarget
 from tests.support.engines import VOCABULARY, Transcript, oracle_config, prompt_of, submit_of
 from tests.support.rank_store import RankStore
 from tests.support.ranks import running_rank, until_an_end
@@ -27,7 +27,7 @@ def rank(**settings: Any) -> AbstractAsyncContextManager[RankClient]:
     return running_rank(oracle_config(total_blocks=400, transfer=TRANSFER, **settings))
 
 
-async def run(client: RankClient, fetch: Fetch | None = None) -> Transcript:
+async def run(client: RankClient, fetch: StoreTarget | None = None) -> Transcript:
     """Generate after the prompt."""
     client.submit(submit_of(1, PROMPT, 20, fetch=fetch))
     return await until_an_end(client)
@@ -41,7 +41,7 @@ async def test_what_one_rank_offers_another_fetches() -> None:
             landed, pushed = await store.take_offer(first)
             assert landed.size_bytes == pushed.size_bytes == BLOCKS * 512
             second.attach_store(store.session(1))
-            transcript = await run(second, Fetch("store", BLOCKS))
+            transcript = await run(second, StoreTarget("store", BLOCKS))
             assert transcript.token_ids[1] == oracle_tokens(PROMPT, 20, VOCABULARY)
             assert transcript.cached_tokens[1] == 64 * BLOCKS
             # The sender hears of it after the receiver.
@@ -57,7 +57,7 @@ async def test_a_rank_computes_what_the_store_lacks() -> None:
             await run(first)
             await store.take_offer(first)
             second.attach_store(store.session(1))
-            transcript = await run(second, Fetch("store", BLOCKS))
+            transcript = await run(second, StoreTarget("store", BLOCKS))
             assert transcript.token_ids[1] == oracle_tokens(PROMPT, 20, VOCABULARY)
             assert transcript.cached_tokens[1] == 64 * 70
         finally:
@@ -66,6 +66,6 @@ async def test_a_rank_computes_what_the_store_lacks() -> None:
 
 async def test_a_store_that_is_not_attached_costs_a_rank_nothing() -> None:
     async with rank() as client:
-        transcript = await run(client, Fetch("store", BLOCKS))
+        transcript = await run(client, StoreTarget("store", BLOCKS))
         assert transcript.token_ids[1] == oracle_tokens(PROMPT, 20, VOCABULARY)
         assert transcript.cached_tokens[1] == 0

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from engine.batch import Batch, Computed, Row, Sample
-from engine.protocol.messages import Logprobs, Sampling
 from engine.scoring import ScoringConfig, main, token_logprobs
 from mesh.blocks import BLOCK_TOKENS
 from mesh.config import load
+from mesh.domain.outputs import Logprobs
+from mesh.domain.sampling import Sampling
 from mesh.errors import ConfigError
 from tests.support.checkpoints import execute, model_backend, random_prompt, tiny_checkpoint
 from transfer.ticket import KvNamespace

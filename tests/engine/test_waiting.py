@@ -1,7 +1,7 @@
 from engine.progress import Progress
-from engine.protocol.messages import Sampling
 from engine.request import Request
 from engine.waiting import WaitingQueue
+from mesh.domain.sampling import Sampling
 
 
 def request(batch: int, position: int) -> Request:

@@ -6,10 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.generation import FinishReason, Generation, PositionLogprobs
+from gateway.generation import Generation
 from gateway.reasoning import ReasoningStart
-from gateway.requests import GenerationRequest, Sampling
+from gateway.requests import GenerationRequest
 from gateway.transcript import Transcript
+from mesh.domain.outputs import FinishReason, Logprobs
+from mesh.domain.sampling import Sampling
 from mesh.errors import SlowClient, WorkerLost
 
 PROMPT = [7, 8, 9]
@@ -20,7 +22,7 @@ def make_generation(
     *, stops: tuple[str, ...] = (), unread_limit: int = 100, interrupt: Callable[[], None] = lambda: None, **fields: Any
 ) -> Generation:
     fields = {"max_tokens": 50, "deadline": 1e9, **fields}
-    request = GenerationRequest("r", "m", PROMPT, Sampling(0.0, 0), stop_strings=stops, **fields)
+    request = GenerationRequest("r", "m", PROMPT, Sampling(), stop_strings=stops, **fields)
     reasoning = ReasoningStart.NONE
     return Generation(request, Transcript(LETTERS.__getitem__, stops, reasoning), unread_limit, interrupt)
 
@@ -53,7 +55,7 @@ def test_tokens_sent_again_are_dropped(moves: list[tuple[int, int]]) -> None:
 
 def test_repeated_tokens_do_not_repeat_their_logprobs() -> None:
     generation = make_generation()
-    entries = [PositionLogprobs(-float(index), ()) for index in range(3)]
+    entries = [Logprobs(-float(index), [], []) for index in range(3)]
     generation.receive(3, [0, 1], entries[:2])
     generation.receive(4, [1, 2], entries[1:])
     delta = generation.take()

@@ -2,15 +2,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from gateway.requests import ModelLimits
-from gateway.workers import Directory, Target, Worker
-from mesh.workers import WorkerRole
+from gateway.workers import Directory, Worker
+from mesh.domain.targets import WorkerTarget
+from mesh.domain.workers import WorkerRole
 
 MODEL_SECONDS = 5.0
 
 
 def make_worker(name: str = "a", incarnation: str = "1", **changes: Any) -> Worker:
     fields: dict[str, Any] = {
-        "target": Target(name, incarnation, f"{name}:1"),
+        "target": WorkerTarget(name, incarnation, f"{name}:1"),
         "role": WorkerRole.DECODE,
         "model": "m",
         "kv_namespace": b"n",

@@ -12,8 +12,9 @@ from deepmesh.internal.v1 import kvstore_pb2, landing_pb2
 
 from kvstore.__main__ import running_store
 from kvstore.config import KvStoreConfig
-from mesh import worker_wire
 from mesh.blocks import chain_hashes
+from mesh.domain import worker_wire
+from mesh.domain.workers import WorkerIdentity
 from mesh.errors import (
     InvalidRequest,
     MeshError,
@@ -23,7 +24,6 @@ from mesh.errors import (
     UnknownTransfer,
 )
 from mesh.metrics import KVSTORE_REFUSALS
-from mesh.workers import WorkerIdentity
 from tests.support.store_agent import FakeAgent, FakeAgents, worker_identity
 from tests.support.stores import store_config, store_stub
 from tests.support.valkey import running_valkey

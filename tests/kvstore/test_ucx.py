@@ -19,8 +19,8 @@ from cli.launcher.process import Child
 from kvstore.__main__ import running_store, ucx_agents
 from kvstore.client import StoreClient
 from kvstore.config import KvStoreConfig
-from mesh import worker_wire
 from mesh.blocks import chain_hashes
+from mesh.domain import worker_wire
 from mesh.metrics import STORE_OFFERS
 from mesh.ports import free_port
 from tests.support.stores import store_config, store_stub

@@ -56,8 +56,8 @@ def test_a_failure_keeps_message_metadata_and_delay(
 
 
 def test_a_refused_field_is_named_on_the_other_side() -> None:
-    back = from_failure(to_failure(InvalidRequest("top_p is 2: give a number in (0, 1]", field="sampling.top_p")))
-    assert back.metadata == {"field": "sampling.top_p"}
+    back = from_failure(to_failure(InvalidRequest("top_p is 2: give a number in (0, 1]", field="top_p")))
+    assert back.metadata == {"field": "top_p"}
 
 
 def test_an_unknown_reason_keeps_its_code_and_reason() -> None:

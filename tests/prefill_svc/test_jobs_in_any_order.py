@@ -6,7 +6,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from engine.protocol.messages import FirstToken, Output, Refusal, Sampling
+from engine.protocol.messages import FirstToken, Output, Refusal
+from mesh.domain.outputs import FinishReason
+from mesh.domain.sampling import Sampling
 from mesh.errors import EngineFailed, InvalidRequest, MeshError
 from prefill_svc.jobs import Jobs
 from prefill_svc.prompts import Job, Prompt
@@ -73,9 +75,9 @@ class AnyOrder(RuleBasedStateMachine):
     def output(self, data: st.DataObject, outcome: str) -> None:
         key = self.draw(data).job.key
         said = {
-            "token": Output(key, 1, [7], finish="length"),
+            "token": Output(key, 1, [7], finish=FinishReason.LENGTH),
             "refusal": Output(key, 1, [], refusal=Refusal("INVALID_REQUEST", "no")),
-            "cancelled": Output(key, 1, [], finish="cancelled"),
+            "cancelled": Output(key, 1, [], finish=FinishReason.CANCELLED),
         }
         self.jobs.on_step(self.rank.step(said[outcome]))
 
@@ -96,7 +98,7 @@ class AnyOrder(RuleBasedStateMachine):
         assert call.job.key in self.rank.cancelled
         # Late news.
         self.jobs.on_push_ended(PushEnded(call.job.transfer_id, 1, "tcp"))
-        self.jobs.on_step(self.rank.step(Output(call.job.key, 1, [7], finish="length")))
+        self.jobs.on_step(self.rank.step(Output(call.job.key, 1, [7], finish=FinishReason.LENGTH)))
 
     @rule(seconds=st.sampled_from([0.1, 5.0]))
     def pass_time(self, seconds: float) -> None:

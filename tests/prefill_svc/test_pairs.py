@@ -8,7 +8,7 @@ import pytest
 from deepmesh.internal.v1 import decode_pb2
 from deepmesh.v1 import common_pb2
 
-from engine.protocol.messages import Sampling
+from mesh.domain.sampling import Sampling
 from mesh.errors import DeadlineExceeded, PrefillLost
 from tests.support.decode_server import (
     VOCABULARY_SIZE,

@@ -8,8 +8,10 @@ import msgspec
 import pytest
 from deepmesh.v1 import common_pb2
 
-from engine.protocol.messages import Logprobs, Output, Refusal
+from engine.protocol.messages import Output, Refusal
 from mesh.channel import open_channel
+from mesh.domain.outputs import FinishReason, Logprobs
+from mesh.domain.workers import WorkerRole
 from mesh.errors import (
     ContextExceeded,
     DeadlineExceeded,
@@ -22,7 +24,6 @@ from mesh.errors import (
     WorkerFull,
 )
 from mesh.metrics import PREFILL_ENDED
-from mesh.workers import WorkerRole
 from prefill_svc.__main__ import SERVICE
 from tests.support.fake_rank import TRANSFER_READY
 from tests.support.prefilling import (
@@ -57,7 +58,7 @@ async def accepted(running: RunningPrefill, caller: PrefillCaller, **fields: Any
 
 
 def first_token(running: RunningPrefill, key: int, **fields: Any) -> None:
-    running.rank.say(running.rank.step(Output(key, len(PROMPT), [42], finish="length", **fields)))
+    running.rank.say(running.rank.step(Output(key, len(PROMPT), [42], finish=FinishReason.LENGTH, **fields)))
 
 
 async def test_a_prompt_is_accepted_computed_and_pushed() -> None:
@@ -174,7 +175,7 @@ async def test_a_ticket_that_does_not_fit_is_refused(
         ({"token_ids": [1] * 1000}, ContextExceeded, "max_tokens"),
         ({"token_ids": [1] * 64, "held_blocks": 1}, InvalidRequest, "held_blocks"),
         ({"token_ids": [1] * 64, "held_blocks": 2**32 - 1, "ticket": make_ticket(64)}, InvalidRequest, "held_blocks"),
-        ({"sampling": common_pb2.SamplingParams(temperature=-1)}, InvalidRequest, "sampling.temperature"),
+        ({"sampling": common_pb2.SamplingParams(temperature=-1)}, InvalidRequest, "temperature"),
         ({"cache_salt": b"s" * 300}, InvalidRequest, "cache_salt"),
     ],
 )

@@ -10,8 +10,8 @@ from deepmesh.internal.v1 import kvstore_pb2, targets_pb2
 from decode_svc.worker import DecodeWorker
 from kvstore.__main__ import running_store, ucx_agents
 from mesh.blocks import chain_hashes
+from mesh.domain.worker_wire import namespace_message
 from mesh.ports import free_port
-from mesh.worker_wire import namespace_message
 from prefill_svc.worker import PrefillWorker
 from tests.support.decode_server import gateway_client, running_worker
 from tests.support.prefilling import ORACLE_READY, running_prefill

@@ -2,8 +2,8 @@ from typing import Any
 
 import pytest
 
+from mesh.domain.workers import WorkerRole, WorkerState
 from mesh.errors import NoWorker, Overloaded, UnknownModel
-from mesh.workers import WorkerRole, WorkerState
 from scheduler.admission import Objectives
 from scheduler.candidates import PlacementKnobs, Unreported
 from scheduler.coordinator import KEPT_CANDIDATES, Coordinator, PlacementCall

@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mesh.domain.targets import StoreTarget
 from mesh.errors import NamespaceMismatch, NoWorker, Overloaded
 from scheduler.admission import Objectives, admit, refusal
-from scheduler.candidates import Candidates, CandidateWorker, PlacementKnobs, PlacementRequest, StoreHint, Unreported
+from scheduler.candidates import Candidates, CandidateWorker, PlacementKnobs, PlacementRequest, Unreported
 from scheduler.placement import choose, explain, placed_work, predict
 from scheduler.terms import Rejection, Terms
 from tests.support.scheduling import NAMESPACE, make_candidate, make_load, make_request
@@ -212,7 +213,7 @@ def test_both_workers_of_a_pair_carry_their_part_until_they_report_it() -> None:
 
 def test_the_reason_names_both_workers_and_the_store() -> None:
     decode = make_candidate("d", cached_blocks=1, can_prefill=False)
-    candidates = Candidates([decode], [make_prefill()], {NAMESPACE: StoreHint("s", 8)})
+    candidates = Candidates([decode], [make_prefill()], {NAMESPACE: StoreTarget("s", 8)})
     terms = predict(make_request(), candidates, KNOBS)
     chosen = choose(terms)
     assert chosen is not None

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mesh.domain.workers import TransferCounters, WorkerState
 from mesh.errors import LeaseConflict, LeaseExpired, Overloaded
-from mesh.workers import TransferCounters, WorkerState
 from scheduler.candidates import MeasurementAges, Unreported
 from scheduler.registry import Registry, RegistryLimits
 from tests.support.scheduling import ManualClock, make_identity, make_load

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.candidates import Candidates, CandidateWorker, PlacementKnobs, PlacementRequest, StoreHint
+from mesh.domain.targets import StoreTarget
+from scheduler.candidates import Candidates, CandidateWorker, PlacementKnobs, PlacementRequest
 from scheduler.estimates import informed
 from scheduler.placement import choose, predict
 from scheduler.sources import Source, source
@@ -15,11 +16,11 @@ from tests.support.scheduling import NAMESPACE, make_candidate, make_load, make_
 
 # A candidate computes a block in 64 ms; a block is 1 MB.
 KNOBS = PlacementKnobs(fetch_latency_ms=2.0, fetch_bytes_per_second=1e9)
-STORE = StoreHint("store", 9)
+STORE = StoreTarget("store", 9)
 
 
 def found_by(
-    candidate: CandidateWorker, store: StoreHint | None, request: PlacementRequest | None = None, **knobs: float
+    candidate: CandidateWorker, store: StoreTarget | None, request: PlacementRequest | None = None, **knobs: float
 ) -> Source:
     """What a worker does that is alone in the mesh, with the constants above or other ones."""
     constants = replace(KNOBS, **knobs)
@@ -57,12 +58,12 @@ def test_what_a_worker_measured_beats_the_configured_bandwidth() -> None:
 
 def test_a_quick_worker_recomputes_what_a_slow_one_fetches() -> None:
     quick = make_candidate("quick", load=make_load(prefill_tokens_per_second=100_000.0))
-    assert found_by(quick, StoreHint("store", 2)).store is None
-    assert found_by(make_candidate("slow"), StoreHint("store", 2)).store is not None
+    assert found_by(quick, StoreTarget("store", 2)).store is None
+    assert found_by(make_candidate("slow"), StoreTarget("store", 2)).store is not None
 
 
 def test_the_last_token_is_computed_whatever_the_store_holds() -> None:
-    assert found_by(make_candidate(), StoreHint("store", 10), make_request(prompt_tokens=640)).uncached_tokens == 64
+    assert found_by(make_candidate(), StoreTarget("store", 10), make_request(prompt_tokens=640)).uncached_tokens == 64
 
 
 def test_a_store_of_another_namespace_is_no_source() -> None:
@@ -78,6 +79,6 @@ def test_a_store_never_makes_it_later(
 ) -> None:
     request, candidate = make_request(prompt_tokens=prompt_tokens), make_candidate(cached_blocks=cached_blocks)
     constants = {"fetch_latency_ms": latency_ms, "fetch_bytes_per_second": bytes_per_second}
-    found = found_by(candidate, StoreHint("store", store_blocks), request, **constants)
+    found = found_by(candidate, StoreTarget("store", store_blocks), request, **constants)
     assert found.ms <= found_by(candidate, None, request, **constants).ms
     assert 1 <= found.uncached_tokens == prompt_tokens - 64 * found.cached_blocks

@@ -11,9 +11,9 @@ from safetensors.torch import load_file, save_file
 
 from engine.batch import Batch, Row, Sample
 from engine.config import EngineConfig, Hardware, resolve
-from engine.protocol.messages import Sampling
 from engine.runner.backend import ModelBackend
 from mesh.blocks import BLOCK_TOKENS
+from mesh.domain.sampling import Sampling
 from tools.make_checkpoint import make_checkpoint
 
 GREEDY = Sampling()

@@ -17,8 +17,9 @@ from decode_svc.prefill_link import PrefillLink
 from decode_svc.service import DecodeServicer
 from decode_svc.worker import DecodeWorker
 from engine.oracle import oracle_tokens
-from engine.protocol.messages import Ready, Sampling
+from engine.protocol.messages import Ready
 from mesh.channel import open_channel
+from mesh.domain.sampling import Sampling
 from mesh.errors import MeshError
 from mesh.failures import from_failure, from_rpc_error
 from mesh.server import MeshServer, Registration

@@ -3,10 +3,13 @@
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from decode_svc.requests import PrefillTarget, Submission
-from engine.protocol.messages import Logprobs, Output, Ready, Sampling, StepResult, Submit
+from decode_svc.requests import Submission
+from engine.protocol.messages import Output, Ready, StepResult, Submit
+from mesh.domain.outputs import FinishReason, Logprobs
+from mesh.domain.sampling import Sampling
+from mesh.domain.targets import WorkerTarget
+from mesh.domain.workers import KvNamespace, WorkerLoad
 from mesh.errors import EngineFailed
-from mesh.workers import KvNamespace, WorkerLoad
 
 LOAD = WorkerLoad(0, 0, 0, 100, 0.0, 0.0, 0.0)
 READY = Ready(
@@ -21,7 +24,7 @@ READY = Ready(
 )
 
 
-PREFILL = PrefillTarget("prefill-1", "127.0.0.1:1")
+PREFILL = WorkerTarget("prefill-1", "first", "127.0.0.1:1")
 
 
 def make_submission(stream_id: int = 1, **changes: Any) -> Submission:
@@ -77,7 +80,9 @@ class FakeRank:
         """The tokens at those indices of a request's completion."""
         return [1000 * key + index for index in range(start, start + count)]
 
-    def output(self, key: int, count: int = 1, finish: Any = None, logprobs: list[Logprobs] | None = None) -> Output:
+    def output(
+        self, key: int, count: int = 1, finish: str | None = None, logprobs: list[Logprobs] | None = None
+    ) -> Output:
         start = self.running[key]
         if finish is None:
             self.running[key] += count
@@ -86,7 +91,8 @@ class FakeRank:
         prompt_tokens = len(self.submitted[key].token_ids)
         cached_tokens = 0 if start == 0 and count else None
         tokens = self.tokens(key, start, count)
-        return Output(key, prompt_tokens + start, tokens, logprobs, cached_tokens, finish)
+        reason = None if finish is None else FinishReason(finish)
+        return Output(key, prompt_tokens + start, tokens, logprobs, cached_tokens, reason)
 
     def step(self, *outputs: Output) -> StepResult:
         self.steps += 1

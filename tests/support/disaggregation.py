@@ -8,7 +8,8 @@ from typing import Any
 from engine.batch import Batch, Computed
 from engine.engine import Engine
 from engine.oracle import OracleBackend
-from engine.protocol.messages import Cancel, Fetch, LandingOpened, Output, StepResult, Submit
+from engine.protocol.messages import Cancel, LandingOpened, Output, StepResult, Submit
+from mesh.domain.targets import StoreTarget
 from tests.support.engines import Transcript, oracle_config
 from tests.support.fake_agent import Fabric, FakeAgent
 from tests.support.remote_prompts import first_token_of, prefill_of
@@ -52,7 +53,7 @@ class Pair:
         self.prefilled = Transcript()
         self.submits: dict[int, Submit] = {}
         # Passed on with prompts, by key.
-        self.fetches: dict[int, Fetch] = {}
+        self.fetches: dict[int, StoreTarget] = {}
         # Requests of which a landing was opened, by its transfer id.
         self.landings: dict[bytes, int] = {}
         self.push_ends: list[PushEnded] = []

@@ -11,7 +11,8 @@ from engine.batch import Batch, Sample
 from engine.config import EngineConfig, OracleConfig
 from engine.engine import Engine
 from engine.oracle import OracleBackend
-from engine.protocol.messages import Output, Sampling, StepResult, Submit
+from engine.protocol.messages import Output, StepResult, Submit
+from mesh.domain.sampling import Sampling
 
 VOCABULARY = 500
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from mesh.domain.workers import KvNamespace, TransferCounters
 from mesh.errors import InvalidRequest, NamespaceMismatch
-from mesh.workers import KvNamespace, TransferCounters
 from transfer.digest import segment_digest
 from transfer.events import Event, Fetched, Landed, LandingFailed, PushEnded
 from transfer.memory import KvMemory

@@ -8,8 +8,8 @@ from typing import Any
 
 from deepmesh.internal.v1 import prefill_pb2, prefill_pb2_grpc
 
-from decode_svc.requests import PrefillTarget
 from mesh.config import ServerConfig
+from mesh.domain.targets import WorkerTarget
 from mesh.errors import MeshError
 from mesh.server import MeshServer, Registration
 from tests.support.waiting import eventually
@@ -38,8 +38,8 @@ class FakePrefill(prefill_pb2_grpc.PrefillServiceServicer):
         self.endpoint = ""
 
     @property
-    def target(self) -> PrefillTarget:
-        return PrefillTarget("prefill-1", self.endpoint)
+    def target(self) -> WorkerTarget:
+        return WorkerTarget("prefill-1", "first", self.endpoint)
 
     async def call(self, index: int = 0) -> FakePrefillCall:
         """The call of that number, once it is there."""

@@ -15,10 +15,10 @@ from deepmesh.v1 import common_pb2
 from engine.protocol.messages import Ready
 from mesh.blocks import BLOCK_TOKENS
 from mesh.channel import open_channel
+from mesh.domain.workers import KvNamespace
 from mesh.errors import MeshError
 from mesh.failures import from_rpc_error
 from mesh.server import MeshServer, Registration
-from mesh.workers import KvNamespace
 from prefill_svc.__main__ import SERVICE
 from prefill_svc.config import PrefillConfig
 from prefill_svc.service import PrefillServicer

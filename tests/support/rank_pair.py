@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from engine.config import EngineConfig
 from engine.protocol.messages import LandingOpened, Output, StepResult, Submit
 from mesh.config import ObserveConfig
-from mesh.workers import TransferCounters
+from mesh.domain.workers import TransferCounters
 from tests.support.engines import Transcript
 from tests.support.remote_prompts import first_token_of, prefill_of
 from transfer.events import PushEnded

@@ -1,9 +1,10 @@
 """What the services pass on between a decode rank and a prefill rank, without the services."""
 
-from engine.protocol.messages import Fetch, FirstToken, LandingOpened, Output, Push, Submit
+from engine.protocol.messages import FirstToken, LandingOpened, Output, Push, Submit
+from mesh.domain.targets import StoreTarget
 
 
-def prefill_of(submit: Submit, opened: LandingOpened, fetch: Fetch | None = None) -> Submit:
+def prefill_of(submit: Submit, opened: LandingOpened, fetch: StoreTarget | None = None) -> Submit:
     """The prompt of a request whose landing is open, as its prefill rank takes it."""
     return Submit(
         key=submit.key,

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from mesh.workers import KvNamespace, WorkerIdentity, WorkerLoad, WorkerRole
+from mesh.domain.workers import KvNamespace, WorkerIdentity, WorkerLoad, WorkerRole
 from scheduler.candidates import Candidates, CandidateWorker, PlacementKnobs, PlacementRequest
 from scheduler.placement import predict
 from scheduler.terms import Terms

@@ -4,7 +4,7 @@ import secrets
 from collections.abc import Callable, Sequence
 
 from kvstore.slab import Geometry
-from mesh.workers import KvNamespace, TransferCounters, WorkerIdentity, WorkerRole
+from mesh.domain.workers import KvNamespace, TransferCounters, WorkerIdentity, WorkerRole
 from transfer.agent import LookupHandler
 from transfer.events import Event, Landed, LandingFailed
 from transfer.ticket import Segment, Ticket

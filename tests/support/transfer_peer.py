@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mesh.workers import KvNamespace, TransferCounters
+from mesh.domain.workers import KvNamespace, TransferCounters
 from transfer.agent import TransferAgent
 from transfer.config import TransferConfig
 from transfer.events import Event

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from mesh.workers import KvNamespace
+from mesh.domain.workers import KvNamespace
 from tests.support.fake_transport import FakeTransport
 from transfer.config import TransferConfig
 from transfer.exchange import Exchange

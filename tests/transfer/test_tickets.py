@@ -1,5 +1,5 @@
+from mesh.domain.workers import KvNamespace
 from mesh.errors import InvalidRequest
-from mesh.workers import KvNamespace
 from transfer.segments import plan_whole
 from transfer.tickets import WRONG_SIZE, Geometry, make_ticket, refusal_of
 

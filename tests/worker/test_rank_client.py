@@ -17,8 +17,8 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.oracle import oracle_tokens
-from engine.protocol.messages import Sampling
 from mesh.config import ObserveConfig
+from mesh.domain.sampling import Sampling
 from mesh.errors import CheckpointError, EngineFailed
 from tests.support.engines import VOCABULARY, Transcript, oracle_config, prompt_of, submit_of
 from worker.rank_client import RankClient

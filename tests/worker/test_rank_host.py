@@ -6,8 +6,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from engine.protocol.messages import LandingOpened, StepResult, TransferNews
+from mesh.domain.workers import TransferCounters, WorkerLoad
 from mesh.errors import EngineFailed
-from mesh.workers import TransferCounters, WorkerLoad
 from tests.support.fake_rank import TRANSFER_READY, FakeRankClient
 from tests.support.prefilling import make_ticket
 from tests.support.waiting import eventually

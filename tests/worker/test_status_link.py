@@ -10,10 +10,10 @@ from deepmesh.internal.v1 import scheduler_pb2, workers_pb2
 
 from mesh.blocks import chain_hashes
 from mesh.config import ServerConfig
+from mesh.domain.worker_wire import identity_message
+from mesh.domain.workers import WorkerLoad, WorkerRole
 from mesh.ports import free_port
 from mesh.server import MeshServer, Registration
-from mesh.worker_wire import identity_message
-from mesh.workers import WorkerLoad, WorkerRole
 from tests.support.decode_server import gateway_client, running_worker
 from tests.support.decoding import READY
 from tests.support.scheduler_server import running_scheduler, scheduler_stub

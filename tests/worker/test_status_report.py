@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mesh.workers import TransferCounters, WorkerLoad
+from mesh.domain.workers import TransferCounters, WorkerLoad
 from worker import status_report as report_module
 from worker.status_report import StatusReport
 

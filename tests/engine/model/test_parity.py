@@ -8,7 +8,7 @@ import pytest
 from transformers import DeepseekV3ForCausalLM
 
 from engine.batch import Row
-from engine.protocol.messages import Sampling
+from mesh.domain.sampling import Sampling
 from tests.support.checkpoints import (
     GREEDY,
     execute,

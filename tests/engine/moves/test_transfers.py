@@ -8,8 +8,9 @@ import pytest
 
 from engine.engine import Engine
 from engine.oracle import oracle_tokens
-from engine.protocol.messages import Cancel, Fetch, FirstToken, LandingOpened, Push, PushOffer, Submit, TransferNews
+from engine.protocol.messages import Cancel, FirstToken, LandingOpened, Push, PushOffer, Submit, TransferNews
 from mesh.blocks import chain_hashes
+from mesh.domain.targets import StoreTarget
 from tests.support.disaggregation import TellingOracle, moving_engine
 from tests.support.engines import VOCABULARY, LayeredDevice, Transcript, oracle_engine, prompt_of, submit_of
 from tests.support.fake_agent import Fabric, FakeAgent
@@ -72,7 +73,7 @@ def test_blocks_of_a_cancelled_landing_are_held_until_nothing_writes_to_them() -
 def test_blocks_of_a_cancelled_fetch_are_held_until_it_is_answered() -> None:
     fabric = make_fabric()
     engine = moving_engine(fabric, total_blocks=8)
-    engine.submit(submit_of(1, prompt_of(200), 5, fetch=Fetch("store", 3)))
+    engine.submit(submit_of(1, prompt_of(200), 5, fetch=StoreTarget("store", 3)))
     turn(engine)
     engine.cancel(Cancel(1))
     assert turn(engine).ends[1].finish == "cancelled"
@@ -193,7 +194,7 @@ def test_a_ticket_serves_one_request_at_a_time() -> None:
 
 
 def test_an_engine_without_an_agent_refuses_what_would_move() -> None:
-    for options in ({"lands": True}, {"fetch": Fetch("store", 1)}):
+    for options in ({"lands": True}, {"fetch": StoreTarget("store", 1)}):
         engine = oracle_engine(total_blocks=8)
         engine.submit(submit_of(1, prompt_of(100), 5, **options))
         end = Transcript().run(engine).ends[1]

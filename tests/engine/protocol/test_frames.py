@@ -6,20 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.protocol.frames import HEADER, MAX_FRAME_BYTES, FrameDecoder, FrameEncoder
-from engine.protocol.messages import (
-    Cancel,
-    FromRank,
-    Logprobs,
-    Output,
-    Refusal,
-    Sampling,
-    StepResult,
-    Stop,
-    Submit,
-    ToRank,
-)
+from engine.protocol.messages import Cancel, FromRank, Output, Refusal, StepResult, Stop, Submit, ToRank
+from mesh.domain.outputs import FinishReason, Logprobs
+from mesh.domain.sampling import Sampling
+from mesh.domain.workers import WorkerLoad
 from mesh.errors import EngineFailed
-from mesh.workers import WorkerLoad
 
 LOAD = WorkerLoad(1, 2, 3, 4, 5.0, 6.0, 7.0)
 
@@ -54,7 +45,7 @@ def test_messages_survive_however_the_bytes_are_split(messages: list[ToRank], cu
 def test_a_step_result_survives_with_all_it_may_hold() -> None:
     outputs = [
         Output(1, 10, [7], [Logprobs(-0.5, [7, 8], [-0.5, -2.0])], cached_tokens=64),
-        Output(2, 11, [], finish="cancelled"),
+        Output(2, 11, [], finish=FinishReason.CANCELLED),
         Output(3, 0, [], refusal=Refusal("CONTEXT_EXCEEDED", "too long")),
     ]
     result = StepResult(5, outputs, LOAD, stored_blocks=[b"a" * 16], removed_blocks=[b"b" * 16])

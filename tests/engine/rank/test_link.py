@@ -5,8 +5,8 @@ import time
 from engine.protocol.frames import FrameDecoder, FrameEncoder
 from engine.protocol.messages import Cancel, FromRank, StepResult, Stop, ToRank
 from engine.rank.link import MAX_OUTGOING_BYTES, RankLink
+from mesh.domain.workers import WorkerLoad
 from mesh.event_fd import EventFd
-from mesh.workers import WorkerLoad
 
 LOAD = WorkerLoad(0, 0, 0, 0, 0.0, 0.0, 0.0)
 

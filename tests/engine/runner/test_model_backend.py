@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from engine.batch import Batch, Row
-from engine.protocol.messages import Sampling
 from engine.runner.backend import ModelBackend
 from engine.runner.memory_plan import LIBRARY_BYTES, affordable_blocks, left_of_share, transfer_bytes
+from mesh.domain.sampling import Sampling
 from mesh.errors import CheckpointError, ConfigError
 from tests.support.checkpoints import execute, generate, model_backend, random_prompt, tiny_checkpoint
 from transfer.config import TransferConfig

@@ -7,9 +7,9 @@ import torch
 from engine.batch import Batch, Row
 from engine.model.config import read_model_config
 from engine.model.inputs import absorbed_is_cheaper
-from engine.protocol.messages import Sampling
 from engine.runner.step_sizes import padded_size, step_sizes
 from engine.runner.warm_up import warm_up_steps
+from mesh.domain.sampling import Sampling
 from tests.support.checkpoints import model_backend, tiny_checkpoint
 
 SHIPPED_MODEL = Path(__file__).parents[3] / "models/tiny-r1"

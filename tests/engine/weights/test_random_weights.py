@@ -8,12 +8,12 @@ from engine.batch import Batch, Row
 from engine.config import EngineConfig, Hardware, resolve
 from engine.model.activations import InputForm
 from engine.model.config import read_model_config
-from engine.protocol.messages import Sampling
 from engine.runner.backend import ModelBackend
 from engine.weights.loading import KeptWeights, make_allocator, random_model
 from engine.weights.random_weights import fill_randomly
 from kernels.act_quant import quantize
 from kernels.fp8_gemm import make_workspace
+from mesh.domain.sampling import Sampling
 from tools.make_checkpoint import checkpoint_config
 
 WIDTHS = {

@@ -5,9 +5,9 @@ from deepmesh.internal.v1 import workers_pb2
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mesh import worker_wire
+from mesh.domain import worker_wire
+from mesh.domain.workers import KvNamespace, TransferCounters, WorkerIdentity, WorkerLoad, WorkerRole, WorkerState
 from mesh.errors import InvalidRequest
-from mesh.workers import KvNamespace, TransferCounters, WorkerIdentity, WorkerLoad, WorkerRole, WorkerState
 from worker import wire
 from worker.status_report import StatusReport
 

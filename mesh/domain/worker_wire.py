@@ -3,8 +3,8 @@
 from deepmesh.internal.v1 import workers_pb2
 
 from mesh.blocks import BLOCK_TOKENS
+from mesh.domain.workers import KvNamespace, TransferCounters, WorkerIdentity, WorkerLoad, WorkerRole, WorkerState
 from mesh.errors import InvalidRequest
-from mesh.workers import KvNamespace, TransferCounters, WorkerIdentity, WorkerLoad, WorkerRole, WorkerState
 
 MAX_NAME_CHARACTERS = 256
 # UCX transports, or reasons of refusal, that one process may tell of.

@@ -1,15 +1,18 @@
+import pytest
 from deepmesh.v1 import common_pb2
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.protocol.messages import Fetch, Logprobs, Sampling
-from worker import wire
+from mesh.domain import wire
+from mesh.domain.outputs import FinishReason, Logprobs
+from mesh.domain.sampling import Sampling
+from mesh.domain.targets import StoreTarget, WorkerTarget
 
 narrow = st.floats(0, 100, width=32)
 samplings = st.builds(
     Sampling,
     temperature=narrow,
-    top_p=st.floats(0, 1, width=32, exclude_min=True),
+    top_p=st.floats(2**-19, 1, width=32),
     top_k=st.integers(0, 2**32 - 1),
     seed=st.integers(0, 2**64 - 1),
     top_logprobs=st.none() | st.integers(0, 20),
@@ -33,5 +36,21 @@ def test_log_probabilities_survive_the_wire(logprob: float, top: list[tuple[int,
     assert wire.logprobs(wire.logprobs_message(position)) == position
 
 
-def test_a_store_survives_the_wire() -> None:
-    assert wire.fetch(wire.fetch_message(Fetch("store-1", 7))) == Fetch("store-1", 7)
+def test_targets_survive_the_wire() -> None:
+    store = StoreTarget("store-1", 7)
+    assert wire.store_target(wire.store_target_message(store)) == store
+    for worker in (WorkerTarget("w", "first", "w:1", 1024), WorkerTarget("w", "first", "w:1")):
+        assert wire.worker_target(wire.worker_target_message(worker)) == worker
+
+
+@pytest.mark.parametrize("reason", FinishReason)
+def test_a_finish_reason_survives_the_wire(reason: FinishReason) -> None:
+    assert wire.finish_reason(wire.finish_reason_number(reason)) is reason
+
+
+def test_an_unknown_finish_reason_reads_as_a_stop() -> None:
+    assert wire.finish_reason(99) is FinishReason.STOP
+
+
+def test_the_smallest_top_p_does_not_read_as_all() -> None:
+    assert wire.sampling(wire.sampling_message(Sampling(top_p=1e-60))).top_p < 1e-5

@@ -1,0 +1,1 @@
+"""What all services speak of: sampling, outputs, targets, workers; and the one translation of each to the protos."""

@@ -1,0 +1,82 @@
+"""Sampling, outputs and targets in the protos: the one translation, both ways."""
+
+from deepmesh.internal.v1 import targets_pb2
+from deepmesh.v1 import common_pb2
+
+from mesh.domain.outputs import FinishReason, Logprobs
+from mesh.domain.sampling import Sampling
+from mesh.domain.targets import StoreTarget, WorkerTarget
+
+# As near as a 32-bit float comes to "only the most likely token" without being 0, which the wire reads as 1.
+SMALLEST_TOP_P = 1e-6
+
+_FINISH_REASONS = {
+    FinishReason.STOP: common_pb2.FINISH_REASON_STOP,
+    FinishReason.LENGTH: common_pb2.FINISH_REASON_LENGTH,
+    FinishReason.CANCELLED: common_pb2.FINISH_REASON_CANCELLED,
+}
+_BY_NUMBER: dict[int, FinishReason] = {number: reason for reason, number in _FINISH_REASONS.items()}
+
+
+def sampling(message: common_pb2.SamplingParams) -> Sampling:
+    """The message as it is; `check_sampling` judges it."""
+    return Sampling(
+        temperature=message.temperature,
+        top_p=message.top_p or 1.0,
+        top_k=message.top_k,
+        seed=message.seed,
+        top_logprobs=message.top_logprobs if message.HasField("top_logprobs") else None,
+    )
+
+
+def sampling_message(sampling: Sampling) -> common_pb2.SamplingParams:
+    return common_pb2.SamplingParams(
+        temperature=sampling.temperature,
+        top_p=max(sampling.top_p, SMALLEST_TOP_P),
+        top_k=sampling.top_k,
+        seed=sampling.seed,
+        top_logprobs=sampling.top_logprobs,
+    )
+
+
+def finish_reason(number: int) -> FinishReason:
+    """A reason that this version does not know reads as a stop."""
+    return _BY_NUMBER.get(number, FinishReason.STOP)
+
+
+def finish_reason_number(reason: FinishReason) -> common_pb2.FinishReason:
+    return _FINISH_REASONS[reason]
+
+
+def logprobs(message: common_pb2.PositionLogprobs) -> Logprobs:
+    return Logprobs(
+        message.logprob, [token.token_id for token in message.top], [token.logprob for token in message.top]
+    )
+
+
+def logprobs_message(position: Logprobs) -> common_pb2.PositionLogprobs:
+    return common_pb2.PositionLogprobs(
+        logprob=position.logprob,
+        top=[common_pb2.TokenLogprob(token_id=token_id, logprob=logprob) for token_id, logprob in position.top],
+    )
+
+
+def worker_target(message: targets_pb2.WorkerTarget) -> WorkerTarget:
+    return WorkerTarget(message.worker_id, message.incarnation, message.endpoint, message.slot_bytes or None)
+
+
+def worker_target_message(target: WorkerTarget) -> targets_pb2.WorkerTarget:
+    return targets_pb2.WorkerTarget(
+        worker_id=target.worker_id,
+        incarnation=target.incarnation,
+        endpoint=target.endpoint,
+        slot_bytes=target.slot_bytes or 0,
+    )
+
+
+def store_target(message: targets_pb2.StoreTarget) -> StoreTarget:
+    return StoreTarget(message.store_id, message.blocks)
+
+
+def store_target_message(target: StoreTarget) -> targets_pb2.StoreTarget:
+    return targets_pb2.StoreTarget(store_id=target.store_id, blocks=target.blocks)

@@ -1,0 +1,45 @@
+import math
+from typing import Any
+
+import pytest
+
+from mesh.domain.sampling import Sampling, check_sampling, check_stop_token_ids, check_token_ids
+from mesh.errors import InvalidRequest
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *[("temperature", value) for value in (-0.1, 101.0, math.nan, math.inf, -math.inf)],
+        *[("top_p", value) for value in (0.0, -1.0, 1.5, math.nan)],
+        *[("top_k", value) for value in (-1, 2**31)],
+        *[("top_logprobs", value) for value in (-1, 21)],
+    ],
+)
+def test_sampling_out_of_range_is_refused_by_name(field: str, value: float) -> None:
+    values: dict[str, Any] = {"temperature": 1.0, "seed": 0, field: value}
+    with pytest.raises(InvalidRequest, match=f"^{field} must be") as caught:
+        check_sampling(Sampling(**values))
+    assert caught.value.metadata["field"] == field
+
+
+@pytest.mark.parametrize("changes", [{}, {"temperature": 0.0}, {"top_p": 1e-9}, {"top_k": 1}, {"top_logprobs": 0}])
+def test_sampling_at_the_edges_is_taken(changes: dict[str, Any]) -> None:
+    check_sampling(Sampling(**{"temperature": 100.0, "seed": 2**64 - 1, **changes}))
+
+
+@pytest.mark.parametrize(("token_ids", "said"), [([1, 50], "below 50"), ([-1], "not negative")])
+def test_token_ids_out_of_range_are_refused(token_ids: list[int], said: str) -> None:
+    with pytest.raises(InvalidRequest, match=said):
+        check_token_ids(token_ids, 50, field="prompt")
+
+
+def test_token_ids_must_fit_the_wire_where_the_vocabulary_is_unknown() -> None:
+    with pytest.raises(InvalidRequest, match="below 4294967296"):
+        check_token_ids([2**32], None, field="prompt")
+
+
+@pytest.mark.parametrize("token_ids", [[50], [1] * 257], ids=["unknown", "too many"])
+def test_bad_stop_token_ids_are_refused(token_ids: list[int]) -> None:
+    with pytest.raises(InvalidRequest, match="stop_token_ids"):
+        check_stop_token_ids(token_ids, 50)
