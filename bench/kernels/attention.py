@@ -7,6 +7,8 @@ from pathlib import Path
 
 import torch
 
+from bench.kernels.deepseek_r1 import HEADS, LATENT, NOPE, ROPE, VALUE, WIDTH
+from bench.kernels.inputs import random_bfloat16
 from bench.kernels.timing import Case
 from kernels.kv_copy import BLOCK_TOKENS
 from kernels.mla_decode import DecodePlan, bf16, flash_mla, fp8, plan_decode
@@ -14,9 +16,7 @@ from kernels.mla_decode import triton as triton_decode
 from kernels.mla_prefill import PrefillPlan, cudnn, flash_attention, plan_prefill
 from kernels.mla_prefill import triton as triton_prefill
 
-HEADS, NOPE, ROPE, VALUE, LATENT = 128, 128, 64, 128, 512
-WIDTH = LATENT + ROPE
-SCALE = 192**-0.5
+SCALE = (NOPE + ROPE) ** -0.5
 E4M3 = torch.float8_e4m3fn
 EXTENSION = "_flashmla_extension_C.abi3.so"
 
@@ -32,10 +32,6 @@ def cases() -> Iterable[Case]:
     yield from _decode_cases(128, 4096, 16, 1)
     for lengths in ([4096], [8192], [32768], [3500] * 4):
         yield from _prefill_cases(lengths)
-
-
-def _bfloat16(*shape: int) -> torch.Tensor:
-    return torch.randn(*shape, device="cuda", dtype=torch.bfloat16)
 
 
 def _decode_cases(requests: int, context: int, heads: int, query_tokens: int) -> Iterable[Case]:
@@ -67,10 +63,10 @@ def _decode_call(
     attend: Attend, dtype: torch.dtype, requests: int, context: int, heads: int, query_tokens: int
 ) -> Callable[[], object]:
     count = -(-context // BLOCK_TOKENS)
-    pool = _bfloat16(requests * count, BLOCK_TOKENS, WIDTH).to(dtype)
+    pool = random_bfloat16(requests * count, BLOCK_TOKENS, WIDTH).to(dtype)
     table = torch.randperm(requests * count, device="cuda").to(torch.int32).view(requests, count)
     plan = plan_decode(table, torch.full((requests,), context, dtype=torch.int32, device="cuda"), query_tokens)
-    query = _bfloat16(requests * query_tokens, heads, WIDTH)
+    query = random_bfloat16(requests * query_tokens, heads, WIDTH)
     # A step's schedule is made once for all layers: not part of a layer's time.
     attend(query, pool, plan)
     return lambda: attend(query, pool, plan)
@@ -125,6 +121,6 @@ def _prefill_cases(lengths: list[int]) -> Iterable[Case]:
 def _prefill_call(attend: Prefill, lengths: list[int]) -> Callable[[], object]:
     tokens = sum(lengths)
     plan = plan_prefill(lengths, lengths, torch.device("cuda"))
-    query, key = _bfloat16(tokens, HEADS, NOPE + ROPE), _bfloat16(tokens, HEADS, NOPE + ROPE)
-    value = _bfloat16(tokens, HEADS, NOPE + VALUE)[:, :, NOPE:]
+    query, key = random_bfloat16(tokens, HEADS, NOPE + ROPE), random_bfloat16(tokens, HEADS, NOPE + ROPE)
+    value = random_bfloat16(tokens, HEADS, NOPE + VALUE)[:, :, NOPE:]
     return lambda: attend(query, key, value, plan, SCALE)

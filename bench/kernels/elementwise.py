@@ -5,6 +5,8 @@ from functools import partial
 
 import torch
 
+from bench.kernels.deepseek_r1 import HEADS, HIDDEN, LATENT, LAYERS, NOPE, QUERY, ROPE, VALUE, WIDTH
+from bench.kernels.inputs import random_bfloat16, random_rotations
 from bench.kernels.timing import Case
 from kernels.kv_copy import BLOCK_TOKENS
 from kernels.kv_copy import triton as kv_copy_triton
@@ -13,10 +15,6 @@ from kernels.kv_write import norm_quantize_and_write
 from kernels.mla_prefill import merge_attention
 from kernels.norm import add_rms_norm, add_rms_norm_quantized
 from kernels.rope import rotate
-
-HIDDEN, QUERY, LATENT, ROPE, HEADS = 7168, 1536, 512, 64, 128
-WIDTH = LATENT + ROPE
-LAYERS = 61
 
 
 def cases() -> Iterable[Case]:
@@ -32,7 +30,7 @@ def cases() -> Iterable[Case]:
         e4m3 = torch.float8_e4m3fn
         yield Case(f"into an e4m3 pool, {tokens} tokens", "deepmesh", partial(_write_call, tokens, e4m3), moved)
     yield Case("queries rotated, 16384 tokens", "deepmesh", _rotate_call, 4.0 * 16384 * HEADS * ROPE)
-    yield Case("two parts of a prefix joined, 4096 tokens", "deepmesh", _merge_call, 6.0 * 4096 * HEADS * 128)
+    yield Case("two parts of a prefix joined, 4096 tokens", "deepmesh", _merge_call, 6.0 * 4096 * HEADS * VALUE)
     for size in (8 << 20, 64 << 20):
         yield Case(
             f"{size >> 20} MiB of blocks gathered and hashed", "deepmesh", partial(_gather_call, size), 2.0 * size
@@ -41,38 +39,37 @@ def cases() -> Iterable[Case]:
         yield Case(f"{size >> 20} MiB scattered", "deepmesh", partial(_scatter_call, size), 2.0 * size)
 
 
-def _bfloat16(*shape: int) -> torch.Tensor:
-    return torch.randn(*shape, device="cuda", dtype=torch.bfloat16)
-
-
 def _norm_call(tokens: int) -> Callable[[], object]:
-    delta, residual, weight = _bfloat16(tokens, HIDDEN), _bfloat16(tokens, HIDDEN), _bfloat16(HIDDEN)
+    delta, residual, weight = random_bfloat16(tokens, HIDDEN), random_bfloat16(tokens, HIDDEN), random_bfloat16(HIDDEN)
     return lambda: add_rms_norm(delta, residual, weight, 1e-6)
 
 
 def _quantized_call(tokens: int) -> Callable[[], object]:
-    delta, residual, weight = _bfloat16(tokens, HIDDEN), _bfloat16(tokens, HIDDEN), _bfloat16(HIDDEN)
+    delta, residual, weight = random_bfloat16(tokens, HIDDEN), random_bfloat16(tokens, HIDDEN), random_bfloat16(HIDDEN)
     return lambda: add_rms_norm_quantized(delta, residual, weight, 1e-6)
-
-
-def _rotations(tokens: int) -> torch.Tensor:
-    return torch.polar(torch.ones(tokens, ROPE // 2, device="cuda"), torch.rand(tokens, ROPE // 2, device="cuda"))
 
 
 def _write_call(tokens: int, dtype: torch.dtype) -> Callable[[], object]:
     pool = torch.empty(max(tokens // BLOCK_TOKENS, 1) * 2, BLOCK_TOKENS, WIDTH, dtype=dtype, device="cuda")
     slots = torch.randperm(pool.shape[0] * BLOCK_TOKENS, device="cuda")[:tokens]
-    arguments = (_bfloat16(tokens, QUERY + WIDTH), _bfloat16(QUERY), _bfloat16(LATENT), 1e-6, _rotations(tokens), slots)
+    arguments = (
+        random_bfloat16(tokens, QUERY + WIDTH),
+        random_bfloat16(QUERY),
+        random_bfloat16(LATENT),
+        1e-6,
+        random_rotations(tokens, ROPE),
+        slots,
+    )
     return lambda: norm_quantize_and_write(*arguments, pool)
 
 
 def _rotate_call() -> Callable[[], object]:
-    query, rotations = _bfloat16(16384, HEADS, 192)[:, :, 128:], _rotations(16384)
+    query, rotations = random_bfloat16(16384, HEADS, NOPE + ROPE)[:, :, NOPE:], random_rotations(16384, ROPE)
     return lambda: rotate(query, rotations, query)
 
 
 def _merge_call() -> Callable[[], object]:
-    out, other = _bfloat16(4096, HEADS, 128), _bfloat16(4096, HEADS, 128)
+    out, other = random_bfloat16(4096, HEADS, VALUE), random_bfloat16(4096, HEADS, VALUE)
     sums, other_sums = torch.randn(HEADS, 4096, device="cuda"), torch.randn(HEADS, 4096, device="cuda")
     return lambda: merge_attention(out, sums, other, other_sums)
 
@@ -80,7 +77,7 @@ def _merge_call() -> Callable[[], object]:
 def _segment(size: int) -> tuple[torch.Tensor, ...]:
     """A pool twice a segment, staging, the job of copying scattered blocks of all its layers (twice), and sums."""
     count = size // (BLOCK_TOKENS * WIDTH * 2) // LAYERS
-    pool = _bfloat16(LAYERS, 2 * count, BLOCK_TOKENS * WIDTH).view(torch.int64)
+    pool = random_bfloat16(LAYERS, 2 * count, BLOCK_TOKENS * WIDTH).view(torch.int64)
     staging = torch.randint(1 << 60, (LAYERS * count * pool.shape[2],), device="cuda")
     chunks = -(-8 * len(staging) // CHUNK_BYTES)
     blocks = kv_copy_triton.JOB_HASHES + chunks

@@ -4,25 +4,19 @@ from collections.abc import Callable, Iterator
 
 import torch
 
+from bench.kernels.deepseek_r1 import LINEAR_LAYERS
+from bench.kernels.inputs import random_rows, random_weight
 from bench.kernels.timing import Case
-from kernels.act_quant import Quantized, quantize
-from kernels.fp8_gemm import BlockScaled, block_scaled, deep_gemm, few_rows, make_workspace
+from kernels.act_quant import Quantized
+from kernels.fp8_gemm import BlockScaled, deep_gemm, few_rows, make_workspace
 from kernels.fp8_gemm import triton as ours
 
-# Outputs and inputs.
-LAYERS = {
-    "q_a, kv_a": (2112, 7168),
-    "q_b": (24576, 1536),
-    "o": (7168, 16384),
-    "dense gate, up": (36864, 7168),
-    "dense down": (7168, 18432),
-}
 Product = Callable[[Quantized, BlockScaled], torch.Tensor]
 TOKENS = (1, 8, 32, 64, 96, 128, 4096, 16384)
 
 
 def cases() -> Iterator[Case]:
-    for layer, (outputs, inputs) in LAYERS.items():
+    for layer, (outputs, inputs) in LINEAR_LAYERS.items():
         for tokens in TOKENS:
             for name, product in _providers(tokens, outputs, inputs).items():
                 yield Case(
@@ -51,17 +45,3 @@ def _linear(product: Product, tokens: int, outputs: int, inputs: int) -> Callabl
         return lambda: product(x, weight)
 
     return make
-
-
-def random_rows(rows: int, width: int) -> Quantized:
-    return quantize(torch.randn(rows, width, dtype=torch.bfloat16, device="cuda"))
-
-
-def random_weight(*shape: int) -> BlockScaled:
-    """shape: [outputs, inputs], or with a leading expert."""
-    *experts, outputs, inputs = shape
-    values = torch.empty(shape, dtype=torch.float8_e4m3fn, device="cuda")
-    # Matrix by matrix: all experts' in bfloat16 would take as much again as the products.
-    for matrix in values.view(-1, outputs, inputs):
-        matrix.copy_(torch.randn(outputs, inputs, dtype=torch.bfloat16, device="cuda").mul_(50))
-    return block_scaled(values, torch.rand(*experts, -(-outputs // 128), inputs // 128, device="cuda"))

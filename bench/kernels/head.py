@@ -5,10 +5,11 @@ from functools import partial
 
 import torch
 
+from bench.kernels.deepseek_r1 import HIDDEN, VOCABULARY
+from bench.kernels.inputs import random_bfloat16
 from bench.kernels.timing import Case
 from kernels.linear import linear, reference
 
-VOCABULARY, HIDDEN = 129280, 7168
 ROWS = (1, 8, 32, 64, 96)
 Linear = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -22,6 +23,6 @@ def cases() -> Iterator[Case]:
 
 
 def _product(call: Linear, rows: int) -> Callable[[], object]:
-    weight = torch.randn(VOCABULARY, HIDDEN, dtype=torch.bfloat16, device="cuda")
-    x = torch.randn(rows, HIDDEN, dtype=torch.bfloat16, device="cuda")
+    weight = random_bfloat16(VOCABULARY, HIDDEN)
+    x = random_bfloat16(rows, HIDDEN)
     return lambda: call(x, weight)

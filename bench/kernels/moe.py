@@ -10,7 +10,8 @@ from types import ModuleType
 
 import torch
 
-from bench.kernels.gemm import random_rows, random_weight
+from bench.kernels.deepseek_r1 import CHOICES, EXPERT_LAYERS, EXPERT_WIDTH, HIDDEN, SHARED
+from bench.kernels.inputs import random_bfloat16, random_rows, random_weight
 from bench.kernels.timing import Case
 from kernels.act_quant import GROUP, quantize
 from kernels.grouped_gemm import deep_gemm
@@ -18,10 +19,8 @@ from kernels.grouped_gemm import triton as ours
 from kernels.moe_permute import ExpandedQuantized, MaskedLayout, expand_quantized
 from kernels.swiglu import swiglu_quantize
 
-ROUTED, SHARED, CHOICES, HIDDEN, WIDTH = 32, 1, 8, 7168, 2048
+ROUTED = 32
 LOCAL_EXPERTS, EXPERTS_PER_TOKEN = ROUTED + SHARED, CHOICES + SHARED
-# Outputs and inputs.
-LAYERS = {"gate, up": (2 * WIDTH, HIDDEN), "down": (HIDDEN, WIDTH)}
 TOKENS = (1, 8, 32, 64, 96, 128, 256, 4096, 16384)
 Make = Callable[[], Callable[[], object]]
 
@@ -46,7 +45,7 @@ def _products(tokens: int) -> Iterator[Case]:
     # A masked layout knows its counts, a contiguous one has far more rows than experts.
     touched = int((layout.counts > 0).sum()) if isinstance(layout, MaskedLayout) else LOCAL_EXPERTS
     rows = tokens * EXPERTS_PER_TOKEN
-    for layer, (outputs, inputs) in LAYERS.items():
+    for layer, (outputs, inputs) in EXPERT_LAYERS.items():
         for name, module in providers.items():
             yield Case(
                 shape=f"experts' {layer} {LOCAL_EXPERTS}x{outputs}x{inputs} by {tokens}",
@@ -68,13 +67,13 @@ def _product(module: ModuleType, tokens: int, outputs: int, inputs: int) -> Make
 
 
 def _others(tokens: int) -> Iterator[Case]:
-    hidden = torch.randn(tokens, HIDDEN, dtype=torch.bfloat16, device="cuda")
+    hidden = random_bfloat16(tokens, HIDDEN)
     layout = random_expansion(tokens, GROUP).layout
-    inner = torch.randn(*layout.shape, 2 * WIDTH, dtype=torch.bfloat16, device="cuda")
+    inner = random_bfloat16(*layout.shape, 2 * EXPERT_WIDTH)
     rows, scaled = tokens * EXPERTS_PER_TOKEN, 1 + 4 / 128
     timed: dict[str, tuple[Callable[[], object], float]] = {
         "quantize": (lambda: quantize(hidden), tokens * HIDDEN * (2 + scaled)),
-        "gate and quantize": (lambda: swiglu_quantize(inner, layout.positions), rows * WIDTH * (4 + scaled)),
+        "gate and quantize": (lambda: swiglu_quantize(inner, layout.positions), rows * EXPERT_WIDTH * (4 + scaled)),
     }
     for name, (call, size_bytes) in timed.items():
         yield Case(shape=f"{name} by {tokens}", provider="triton", make=_same(call), size_bytes=size_bytes)

@@ -5,12 +5,13 @@ from functools import partial
 
 import torch
 
+from bench.kernels.deepseek_r1 import HEADS, LATENT, NOPE, ROPE, VALUE
+from bench.kernels.inputs import random_bfloat16, random_rotations
 from bench.kernels.timing import Case
 from kernels.act_quant import quantize
 from kernels.mla_projections import few_tokens as ours
 from kernels.mla_projections import reference
 
-HEADS, NOPE, ROPE, VALUE, LATENT = 128, 128, 64, 128, 512
 TOKENS = (1, 8, 32, 64, 96, 128, 256, 512)
 Call = Callable[[], object]
 
@@ -39,20 +40,16 @@ def _expand_and_quantize(attended: torch.Tensor, weight: torch.Tensor) -> object
     return quantize(reference.expand_values(attended, weight).flatten(1))
 
 
-def _bfloat16(*shape: int) -> torch.Tensor:
-    return torch.randn(*shape, device="cuda", dtype=torch.bfloat16)
-
-
 def _weight() -> torch.Tensor:
-    return _bfloat16(HEADS, NOPE + VALUE, LATENT)
+    return random_bfloat16(HEADS, NOPE + VALUE, LATENT)
 
 
 def _absorb_call(absorb: Callable[..., object], tokens: int) -> Call:
-    query, weight = _bfloat16(tokens, HEADS, NOPE + ROPE), _weight()[:, :NOPE]
-    rotations = torch.polar(torch.ones(tokens, ROPE // 2, device="cuda"), torch.rand(tokens, ROPE // 2, device="cuda"))
+    query, weight = random_bfloat16(tokens, HEADS, NOPE + ROPE), _weight()[:, :NOPE]
+    rotations = random_rotations(tokens, ROPE)
     return lambda: absorb(query, weight, rotations)
 
 
 def _expand_call(expand: Callable[..., object], tokens: int) -> Call:
-    attended, weight = _bfloat16(tokens, HEADS, LATENT), _weight()[:, NOPE:].transpose(1, 2)
+    attended, weight = random_bfloat16(tokens, HEADS, LATENT), _weight()[:, NOPE:].transpose(1, 2)
     return lambda: expand(attended, weight)

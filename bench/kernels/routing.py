@@ -5,26 +5,16 @@ from functools import partial
 
 import torch
 
-from bench.kernels.gemm import random_rows
-from bench.kernels.moe import (
-    CHOICES,
-    EXPERTS_PER_TOKEN,
-    HIDDEN,
-    LOCAL_EXPERTS,
-    SHARED,
-    TOKENS,
-    random_choice,
-    random_expansion,
-)
+from bench.kernels.deepseek_r1 import EXPERTS, HIDDEN, ROUTING, SHARED
+from bench.kernels.inputs import random_bfloat16, random_rows
+from bench.kernels.moe import EXPERTS_PER_TOKEN, LOCAL_EXPERTS, TOKENS, random_choice, random_expansion
 from bench.kernels.timing import Case
-from kernels.moe_gate import Routing, moe_gate
+from kernels.moe_gate import moe_gate
 from kernels.moe_gate.logits import gate_logits
 from kernels.moe_gate.reference import moe_gate as plain_gate
 from kernels.moe_permute import ExpertOutputs, combine, expand_quantized
 from kernels.norm import add_rms_norm_quantized
 
-EXPERTS = 256
-ROUTING = Routing(CHOICES, groups=8, groups_per_token=4, normalize=True, scaling=2.5, shared=SHARED)
 Call = Callable[[], object]
 
 
@@ -45,8 +35,8 @@ def cases() -> Iterator[Case]:
 
 
 def _gate_inputs(tokens: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    hidden = torch.randn(tokens, HIDDEN, dtype=torch.bfloat16, device="cuda")
-    weight = torch.randn(EXPERTS, HIDDEN, dtype=torch.bfloat16, device="cuda") / HIDDEN**0.5
+    hidden = random_bfloat16(tokens, HIDDEN)
+    weight = random_bfloat16(EXPERTS, HIDDEN) / HIDDEN**0.5
     return hidden, weight, torch.randn(EXPERTS, device="cuda") / 10
 
 
@@ -72,7 +62,7 @@ def _expand(tokens: int) -> Call:
 
 def _outputs(tokens: int) -> ExpertOutputs:
     layout = random_expansion(tokens, 128).layout
-    rows = torch.randn(*layout.shape, HIDDEN, dtype=torch.bfloat16, device="cuda")
+    rows = random_bfloat16(*layout.shape, HIDDEN)
     return ExpertOutputs(rows, layout.positions, torch.rand(tokens, EXPERTS_PER_TOKEN, device="cuda"))
 
 

@@ -5,11 +5,11 @@ from functools import partial
 
 import torch
 
+from bench.kernels.deepseek_r1 import VOCABULARY
 from bench.kernels.timing import Case
 from kernels.sample import greedy, reference, triton
 from kernels.sample.draws import Draw, Draws, pack_draws
 
-VOCABULARY = 129280
 FILTERS = {"top_p 0.95": (0, 0.95), "top_k 50, top_p 0.95": (50, 0.95), "no filter": (0, 1.0)}
 
 

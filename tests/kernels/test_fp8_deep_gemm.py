@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from bench.kernels.deepseek_r1 import LINEAR_LAYERS
 from kernels.act_quant import quantize
 from kernels.block_quant import quantize_blocks
 from kernels.fp8_gemm import BlockScaled, block_scaled, deep_gemm, reference
@@ -26,7 +27,7 @@ def random_weight(*shape: int) -> BlockScaled:
 
 
 @pytest.mark.parametrize("rows", [0, 1, 5, 130])
-@pytest.mark.parametrize(("outputs", "inputs"), [(128, 128), (2112, 7168)])
+@pytest.mark.parametrize(("outputs", "inputs"), [(128, 128), LINEAR_LAYERS["q_a, kv_a"]])
 def test_a_linear_layer(rows: int, outputs: int, inputs: int) -> None:
     x, weight = quantize(torch.randn(rows, inputs, device="cuda")), random_weight(outputs, inputs)
     assert relative_error(deep_gemm.fp8_gemm(x, weight), reference.fp8_gemm(x, weight)) < 5e-3

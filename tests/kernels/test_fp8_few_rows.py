@@ -3,27 +3,24 @@
 import pytest
 import torch
 
+from bench.kernels.deepseek_r1 import EXPERT_LAYERS, LINEAR_LAYERS
+from bench.kernels.inputs import random_weight
 from kernels.act_quant import quantize
-from kernels.fp8_gemm import BlockScaled, block_scaled, few_rows, reference
+from kernels.fp8_gemm import few_rows, reference
 from kernels.fp8_gemm.few_rows import CUTS, MOST_CLUSTERS, MOST_UNITS, Cut, choose_cut
 from tests.support.errors import relative_error
 from tests.support.hopper import on_hopper
 
 # Outputs and inputs of DeepSeek-R1's layers, each with the cut that is the fastest on an H200.
 FASTEST = {
-    (2112, 7168): Cut(outputs=64, ranks=3),
-    (24576, 1536): Cut(outputs=192, ranks=1),
-    (7168, 16384): Cut(outputs=112, ranks=2),
-    (4096, 7168): Cut(outputs=128, ranks=3),
-    (7168, 2048): Cut(outputs=128, ranks=2),
-    (7168, 18432): Cut(outputs=112, ranks=2),
+    LINEAR_LAYERS["q_a, kv_a"]: Cut(outputs=64, ranks=3),
+    LINEAR_LAYERS["q_b"]: Cut(outputs=192, ranks=1),
+    LINEAR_LAYERS["o"]: Cut(outputs=112, ranks=2),
+    LINEAR_LAYERS["dense down"]: Cut(outputs=112, ranks=2),
+    EXPERT_LAYERS["gate, up"]: Cut(outputs=128, ranks=3),
+    EXPERT_LAYERS["down"]: Cut(outputs=128, ranks=2),
 }
 SHAPES = list(FASTEST)
-
-
-def random_weight(outputs: int, inputs: int) -> BlockScaled:
-    values = torch.randn(outputs, inputs, device="cuda").mul(50).to(torch.float8_e4m3fn)
-    return block_scaled(values, torch.rand(-(-outputs // 128), inputs // 128, device="cuda"))
 
 
 @pytest.mark.parametrize(("outputs", "inputs"), SHAPES)
@@ -38,7 +35,9 @@ def test_all_of_a_product_runs_at_once(outputs: int, inputs: int) -> None:
     assert cut.tiles(outputs) <= MOST_CLUSTERS[cut.ranks] and 96 <= cut.tiles(outputs) * cut.ranks <= 132
 
 
-@pytest.mark.parametrize(("outputs", "inputs"), [(36864, 7168), (256, 128 * (max(MOST_CLUSTERS) * MOST_UNITS + 1))])
+@pytest.mark.parametrize(
+    ("outputs", "inputs"), [LINEAR_LAYERS["dense gate, up"], (256, 128 * (max(MOST_CLUSTERS) * MOST_UNITS + 1))]
+)
 def test_weights_that_need_more_than_the_chip_are_left_to_others(outputs: int, inputs: int) -> None:
     assert choose_cut(outputs, inputs) is None
 

@@ -3,13 +3,14 @@
 import pytest
 import torch
 
-from kernels.moe_gate import Routing, moe_gate
+from bench.kernels.deepseek_r1 import EXPERTS, ROUTING
+from kernels.moe_gate import moe_gate
 from kernels.moe_gate.logits import gate_logits
 from kernels.norm import add_rms_norm
 from tests.support.hopper import on_hopper
 from tests.support.replays import Step, assert_replays_are_exact
 
-HIDDEN, EXPERTS, LAYERS, REPLAYS = 1024, 256, 6, 100
+HIDDEN, LAYERS, REPLAYS = 1024, 6, 100
 
 
 @pytest.mark.gpu
@@ -19,7 +20,6 @@ def test_a_captured_gate_gives_what_its_kernels_give_one_after_another_every_tim
     norms = torch.rand(LAYERS, HIDDEN, device="cuda").bfloat16()
     weights = torch.randn(LAYERS, EXPERTS, HIDDEN, device="cuda").bfloat16() / HIDDEN**0.5
     bias = torch.randn(EXPERTS, device="cuda") / 10
-    routing = Routing(8, groups=8, groups_per_token=4, normalize=True, scaling=2.5, shared=1)
 
     def chain(delta: torch.Tensor, after_each: Step) -> torch.Tensor:
         residual = torch.zeros_like(delta)
@@ -29,7 +29,7 @@ def test_a_captured_gate_gives_what_its_kernels_give_one_after_another_every_tim
             after_each()
             logits = gate_logits(hidden, weight)
             after_each()
-            chosen = moe_gate(logits, bias, routing)
+            chosen = moe_gate(logits, bias, ROUTING)
             after_each()
             delta = hidden
             found += chosen

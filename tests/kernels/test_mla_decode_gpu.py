@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from bench.kernels.deepseek_r1 import HEADS, LATENT, WIDTH
 from kernels.mla_decode import DecodePlan, flash_mla, mla_decode, plan_decode, reference
 from kernels.mla_decode import triton as ours
 from tests.support.latents import ScatteredContexts, scattered_contexts
@@ -60,10 +61,10 @@ LENGTHS = {
 @pytest.mark.gpu
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS.keys())
 @pytest.mark.parametrize("query_tokens", [1, 2])
-@pytest.mark.parametrize("heads", [16, 64, 128])
+@pytest.mark.parametrize("heads", [16, 64, HEADS])
 def test_deepseek_shapes_from_an_e4m3_pool(lengths: list[int], query_tokens: int, heads: int) -> None:
-    case = Case(lengths, query_tokens, heads, (512, 576), e4m3=True)
-    found = mla_decode(case.query, case.pool, case.plan, value_width=512, scale=SCALE, kv_scale=case.kv_scale)
+    case = Case(lengths, query_tokens, heads, (LATENT, WIDTH), e4m3=True)
+    found = mla_decode(case.query, case.pool, case.plan, value_width=LATENT, scale=SCALE, kv_scale=case.kv_scale)
     # Queries and probabilities are of three bits of mantissa too.
     assert case.error(found) < 0.08
 
@@ -71,21 +72,21 @@ def test_deepseek_shapes_from_an_e4m3_pool(lengths: list[int], query_tokens: int
 @pytest.mark.gpu
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS.keys())
 @pytest.mark.parametrize("query_tokens", [1, 2, 4])
-@pytest.mark.parametrize("heads", [16, 64, 128])
+@pytest.mark.parametrize("heads", [16, 64, HEADS])
 @pytest.mark.parametrize("provider", ["ours, CUDA", "ours, Triton", "flash_mla"])
 def test_deepseek_shapes_from_a_bfloat16_pool(
     lengths: list[int], query_tokens: int, heads: int, provider: str, poisoned: None
 ) -> None:
     from kernels.mla_decode import bf16
 
-    case = Case(lengths, query_tokens, heads, (512, 576), e4m3=False)
+    case = Case(lengths, query_tokens, heads, (LATENT, WIDTH), e4m3=False)
     if provider == "ours, CUDA":
         if not bf16.takes(case.query, case.pool, case.value_width):
             pytest.skip("needs a Hopper GPU")
         found = bf16.mla_decode(case.query, case.pool, case.plan, SCALE)
     elif provider == "ours, Triton":
         processors = torch.cuda.get_device_properties(DEVICE).multi_processor_count
-        found = ours.mla_decode(case.query, case.pool, case.plan, 512, SCALE, 1.0, processors)
+        found = ours.mla_decode(case.query, case.pool, case.plan, LATENT, SCALE, 1.0, processors)
     else:
         if not flash_mla.takes(case.query, case.pool, case.value_width):
             pytest.skip("needs flash_mla")
@@ -94,11 +95,11 @@ def test_deepseek_shapes_from_a_bfloat16_pool(
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("heads", [16, 128])
+@pytest.mark.parametrize("heads", [16, HEADS])
 def test_more_queries_than_a_block_has_tokens(heads: int) -> None:
     from kernels.mla_decode import bf16
 
-    case = Case([1, 64, 65, 300], 70, heads, (512, 576), e4m3=False)
+    case = Case([1, 64, 65, 300], 70, heads, (LATENT, WIDTH), e4m3=False)
     if not bf16.takes(case.query, case.pool, case.value_width):
         pytest.skip("needs a Hopper GPU")
     assert case.error(bf16.mla_decode(case.query, case.pool, case.plan, SCALE)) < 0.01
@@ -108,7 +109,7 @@ def test_more_queries_than_a_block_has_tokens(heads: int) -> None:
 def test_scores_that_grow_along_the_context_keep_their_precision() -> None:
     from kernels.mla_decode import bf16
 
-    case = Case([2000, 777], 1, 128, (512, 576), e4m3=False)
+    case = Case([2000, 777], 1, HEADS, (LATENT, WIDTH), e4m3=False)
     if not bf16.takes(case.query, case.pool, case.value_width):
         pytest.skip("needs a Hopper GPU")
     for row, length in enumerate([2000, 777]):
@@ -121,7 +122,7 @@ def test_scores_that_grow_along_the_context_keep_their_precision() -> None:
 def test_equal_contexts_are_not_cut_where_each_finds_a_part() -> None:
     from kernels.mla_decode import bf16
 
-    case = Case([3500] * 64, 1, 128, (512, 576), e4m3=False)
+    case = Case([3500] * 64, 1, HEADS, (LATENT, WIDTH), e4m3=False)
     if not bf16.takes(case.query, case.pool, case.value_width):
         pytest.skip("needs a Hopper GPU")
     bf16.mla_decode(case.query, case.pool, case.plan, SCALE)
@@ -133,13 +134,13 @@ def test_equal_contexts_are_not_cut_where_each_finds_a_part() -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("e4m3", [False, True])
 def test_a_captured_plan_follows_its_tensors(e4m3: bool) -> None:
-    case = Case([500, 64, 1000], 1, 128, (512, 576), e4m3=e4m3)
+    case = Case([500, 64, 1000], 1, HEADS, (LATENT, WIDTH), e4m3=e4m3)
     longest = case.plan.lengths.clone()
     graph = torch.cuda.CUDAGraph()
 
     def attend() -> torch.Tensor:
         plan = plan_decode(case.plan.block_table, case.plan.lengths)
-        return mla_decode(case.query, case.pool, plan, value_width=512, scale=SCALE, kv_scale=case.kv_scale)
+        return mla_decode(case.query, case.pool, plan, value_width=LATENT, scale=SCALE, kv_scale=case.kv_scale)
 
     attend()
     with torch.cuda.graph(graph):

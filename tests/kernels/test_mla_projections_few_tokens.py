@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from bench.kernels.deepseek_r1 import HEADS
 from kernels.act_quant import dequantize
 from kernels.act_quant.reference import quantize
 from kernels.mla_projections import few_tokens, reference
@@ -23,7 +24,7 @@ def random(*shape: int) -> torch.Tensor:
 @on_hopper
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize("tokens", TOKENS)
-@pytest.mark.parametrize("heads", [3, 128])
+@pytest.mark.parametrize("heads", [3, HEADS])
 def test_queries_are_absorbed_as_defined(tokens: int, heads: int) -> None:
     # Some of a wider matrix: neither queries nor a head's weights lie next to each other.
     query, weight = random(tokens, heads + 1, NOPE + ROPE)[:, 1:], random(heads, NOPE + VALUE, LATENT)[:, :NOPE]
@@ -39,7 +40,7 @@ def test_queries_are_absorbed_as_defined(tokens: int, heads: int) -> None:
 @on_hopper
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize("tokens", TOKENS)
-@pytest.mark.parametrize("heads", [3, 128])
+@pytest.mark.parametrize("heads", [3, HEADS])
 def test_latents_are_expanded_and_quantized_as_defined(tokens: int, heads: int) -> None:
     attended = random(tokens, heads, LATENT)
     weight = random(heads, NOPE + VALUE, LATENT)[:, NOPE:].transpose(1, 2)

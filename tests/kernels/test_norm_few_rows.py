@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from bench.kernels.deepseek_r1 import HIDDEN
 from kernels.act_quant import dequantize, empty_quantized
 from kernels.moe_permute import ExpertOutputs
 from kernels.moe_permute.reference import combine
@@ -44,7 +45,7 @@ def assert_as_defined(delta: torch.Tensor | ExpertOutputs, residual: torch.Tenso
 @on_hopper
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize("rows", ROWS)
-@pytest.mark.parametrize("width", [1024, 7168, 8192])
+@pytest.mark.parametrize("width", [1024, HIDDEN, 8192])
 def test_what_a_layer_made_is_added_and_normalized(rows: int, width: int) -> None:
     assert_as_defined(random(rows, width + 8)[:, :width], random(rows, width) * 5, random(width))
 
@@ -53,7 +54,7 @@ def test_what_a_layer_made_is_added_and_normalized(rows: int, width: int) -> Non
 @on_hopper
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize("rows", ROWS)
-@pytest.mark.parametrize("width", [1024, 7168])
+@pytest.mark.parametrize("width", [1024, HIDDEN])
 def test_what_experts_made_is_added_up_and_normalized(rows: int, width: int) -> None:
     assert_as_defined(random_outputs(rows, width), random(rows, width), random(width))
 
