@@ -19,7 +19,7 @@ from mesh.observe import span
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """What a worker needs to know of its store."""
+    """What a rank needs to know of its store."""
 
     session: Session
     worker_address: bytes
@@ -51,14 +51,14 @@ class Center:
         self._evicted_blocks = 0
         self._publisher = Publisher(index, self._directory, config.index.lease_seconds)
 
-    def attach(self, worker: WorkerIdentity, session_id: int) -> Attachment:
+    def attach(self, worker: WorkerIdentity, rank: int, session_id: int) -> Attachment:
         """That session renewed, or a new one (see `Sessions.attach`).
 
         Raises InvalidRequest, NamespaceMismatch, Overloaded.
         """
         slab = self._slab or self._make_slab(worker)
         slab.check(worker)
-        session = self._sessions.attach(worker, session_id)
+        session = self._sessions.attach(worker, rank, session_id)
         # Said again at every renewal, which the agent takes for the same session.
         slab.lookups.open(session.session_id, session.digest)
         slab.agent.open_session(session.session_id, session.key)
@@ -96,7 +96,7 @@ class Center:
             block_bytes=slab.geometry.block_bytes,
             lookups=slab.lookups.lookups,
             hits=slab.lookups.hits,
-            attached_workers=len(self._sessions),
+            attached_workers=self._sessions.workers,
             transfers=slab.agent.counters(),
         )
 

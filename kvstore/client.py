@@ -1,4 +1,4 @@
-"""A worker's side of the KV stores, in its service process: sessions for the rank, and offers of what it computed."""
+"""A rank's side of the KV stores, in its service process: sessions for the rank, and offers of what it computed."""
 
 import asyncio
 from collections.abc import Sequence
@@ -13,9 +13,9 @@ from transfer.events import PushEnded
 class StoreClient:
     """Keeps a session with each configured store, and offers blocks to the one that keeps their chain."""
 
-    def __init__(self, endpoints: Sequence[str], worker: WorkerIdentity, user: StoreUser) -> None:
-        """`endpoints` are host:port of the stores' gRPC."""
-        self._links = [StoreLink(endpoint, worker, user) for endpoint in endpoints]
+    def __init__(self, endpoints: Sequence[str], worker: WorkerIdentity, user: StoreUser, rank: int = 0) -> None:
+        """`endpoints` are host:port of the stores' gRPC; `rank` is the user's number in its worker."""
+        self._links = [StoreLink(endpoint, worker, rank, user) for endpoint in endpoints]
 
     async def run(self) -> None:
         """Attach, renew, and carry offers until cancelled. A store that is away disturbs nobody."""

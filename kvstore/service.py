@@ -57,7 +57,7 @@ class KvStoreServicer(kvstore_pb2_grpc.KvStoreServiceServicer):
     ) -> kvstore_pb2.AttachWorkerResponse:
         with counted_refusals():
             store = self._store
-            attachment = store.center.attach(worker_wire.identity(request.worker), request.session_id)
+            attachment = store.center.attach(worker_wire.identity(request.worker), request.rank, request.session_id)
             return wire.attach_response(attachment, store.store_id, store.epoch)
 
     async def MatchPrefix(

@@ -1,4 +1,4 @@
-"""The workers that are attached: each has a session with a key and a lease, renewed by attaching again."""
+"""The ranks that are attached: each has a session with a key and a lease, renewed by attaching again."""
 
 import logging
 import secrets
@@ -19,11 +19,12 @@ _SESSION_ID_BITS = 62
 
 @dataclass(slots=True)
 class Session:
-    """One worker's attachment. Written by Sessions alone."""
+    """The attachment of one rank of a worker. Written by Sessions alone."""
 
     session_id: int
     key: bytes
     worker_id: str
+    rank: int
     namespace: KvNamespace
     # Of the namespace.
     digest: bytes
@@ -43,23 +44,28 @@ class Sessions:
         self._limit = limit
         self._closed = closed
         self._by_id: dict[int, Session] = {}
-        self._by_worker: dict[str, Session] = {}
+        # By worker id and rank.
+        self._by_rank: dict[tuple[str, int], Session] = {}
 
     def __len__(self) -> int:
         return len(self._by_id)
 
-    def attach(self, worker: WorkerIdentity, session_id: int) -> Session:
-        """Renew the worker's session; a new one where it is not that one (0 is none), which ends an earlier one.
+    @property
+    def workers(self) -> int:
+        return len({worker_id for worker_id, _ in self._by_rank})
+
+    def attach(self, worker: WorkerIdentity, rank: int, session_id: int) -> Session:
+        """Renew the rank's session; a new one where it is not that one (0 is none), which ends an earlier one.
 
         Raises Overloaded where there are too many.
         """
         self.expire()
-        session = self._by_worker.get(worker.worker_id)
+        session = self._by_rank.get((worker.worker_id, rank))
         if session is not None and (session.session_id, session.namespace) != (session_id, worker.kv_namespace):
             self._close(session)
             session = None
         if session is None:
-            session = self._open(worker)
+            session = self._open(worker, rank)
         session.expires_at = self._clock() + self.lease_seconds
         return session
 
@@ -77,26 +83,27 @@ class Sessions:
         for session in [each for each in self._by_id.values() if each.expires_at <= now]:
             self._close(session)
 
-    def _open(self, worker: WorkerIdentity) -> Session:
+    def _open(self, worker: WorkerIdentity, rank: int) -> Session:
         if len(self._by_id) >= self._limit:
             raise Overloaded(f"the store keeps at most {self._limit} sessions", retry_after_ms=10_000)
         session = Session(
             session_id=1 + secrets.randbits(_SESSION_ID_BITS),
             key=secrets.token_bytes(SESSION_KEY_BYTES),
             worker_id=worker.worker_id,
+            rank=rank,
             namespace=worker.kv_namespace,
             digest=namespace_digest(worker.kv_namespace),
             slot_bytes=worker.slot_bytes or None,
             expires_at=0.0,
         )
-        self._by_id[session.session_id] = self._by_worker[worker.worker_id] = session
+        self._by_id[session.session_id] = self._by_rank[worker.worker_id, rank] = session
         KVSTORE_SESSIONS.set(len(self._by_id))
-        log.info("worker attached", extra={"fields": {"id": worker.worker_id}})
+        log.info("worker attached", extra={"fields": {"id": worker.worker_id, "rank": rank}})
         return session
 
     def _close(self, session: Session) -> None:
         del self._by_id[session.session_id]
-        del self._by_worker[session.worker_id]
+        del self._by_rank[session.worker_id, session.rank]
         KVSTORE_SESSIONS.set(len(self._by_id))
-        log.info("worker detached", extra={"fields": {"id": session.worker_id}})
+        log.info("worker detached", extra={"fields": {"id": session.worker_id, "rank": session.rank}})
         self._closed(session)

@@ -1,4 +1,4 @@
-"""One worker's session with one store: attached, renewed, and made anew when the store was restarted."""
+"""One rank's session with one store: attached, renewed, and made anew when the store was restarted."""
 
 import asyncio
 import logging
@@ -26,9 +26,10 @@ RENEWALS_A_LEASE = 3
 class StoreLink:
     """`store_id` is None while there is no session."""
 
-    def __init__(self, endpoint: str, worker: WorkerIdentity, user: StoreUser) -> None:
+    def __init__(self, endpoint: str, worker: WorkerIdentity, rank: int, user: StoreUser) -> None:
         self._endpoint = endpoint
         self._worker = worker
+        self._rank = rank
         self._user = user
         self._session: StoreSession | None = None
         self._backoff = Backoff(log)
@@ -67,6 +68,7 @@ class StoreLink:
         """To renew the session; after a loss for a new one, since the rank numbers its messages anew."""
         return kvstore_pb2.AttachWorkerRequest(
             worker=worker_wire.identity_message(self._worker),
+            rank=self._rank,
             session_id=self._session.session_id if self._session else 0,
         )
 

@@ -12,12 +12,14 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class AttachWorkerRequest(_message.Message):
-    __slots__ = ("worker", "session_id")
+    __slots__ = ("worker", "session_id", "rank")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
     worker: _workers_pb2.WorkerIdentity
     session_id: int
-    def __init__(self, worker: _Optional[_Union[_workers_pb2.WorkerIdentity, _Mapping]] = ..., session_id: _Optional[int] = ...) -> None: ...
+    rank: int
+    def __init__(self, worker: _Optional[_Union[_workers_pb2.WorkerIdentity, _Mapping]] = ..., session_id: _Optional[int] = ..., rank: _Optional[int] = ...) -> None: ...
 
 class AttachWorkerResponse(_message.Message):
     __slots__ = ("store_id", "epoch", "worker_address", "session_id", "session_key", "lease")
