@@ -26,7 +26,7 @@ async def serve(config: DecodeConfig) -> None:
             await serve_worker(worker, server, config)
         finally:
             await prefill_link.close()
-            await worker.close()
+            await worker.host.close()
 
 
 if __name__ == "__main__":

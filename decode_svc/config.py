@@ -4,8 +4,8 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from engine.config import EngineConfig
-from mesh.config import Config, WorkerConfig
+from mesh.config import Config
+from worker.config import WorkerConfig
 
 
 class QueueConfig(Config):
@@ -20,7 +20,6 @@ class QueueConfig(Config):
 
 
 class DecodeConfig(WorkerConfig):
-    engine: EngineConfig
     # Whether it computes prompts that no prefill worker was chosen for.
     can_prefill: bool = True
     # How long requests outlive a broken stream.

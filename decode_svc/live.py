@@ -1,7 +1,7 @@
 """The requests that the rank has, under the names that it knows them by."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
@@ -12,8 +12,12 @@ from engine.protocol.messages import Submit
 from mesh.errors import EngineFailed
 
 
-class Rank(Protocol):
-    """Where requests run. Both methods raise EngineFailed where it has gone."""
+class Ranks(Protocol):
+    """Where requests run. What submits or cancels raises EngineFailed where a rank has gone."""
+
+    def new_key(self, token_ids: Sequence[int], cache_salt: bytes, computes_prompt: bool) -> int:
+        """Name a request that is submitted next; `computes_prompt` is False where another worker computes it."""
+        ...
 
     def submit(self, submit: Submit) -> None: ...
 
@@ -21,7 +25,7 @@ class Rank(Protocol):
 
 
 class RemotePrompts(Protocol):
-    """Prompts that prefill workers compute, by the rank's name of their request."""
+    """Prompts that prefill workers compute, by their request's key."""
 
     def expect(self, key: int, submission: Submission) -> None:
         """Its landing will open."""
@@ -45,25 +49,24 @@ class Live:
 class LiveRequests:
     """Writes `key` of each request: there while the rank has it. `clock` counts seconds and never goes back."""
 
-    def __init__(self, rank: Rank, prompts: RemotePrompts, clock: Callable[[], float]) -> None:
+    def __init__(self, ranks: Ranks, prompts: RemotePrompts, clock: Callable[[], float]) -> None:
         # No request is live.
         self.idle = asyncio.Event()
         self.idle.set()
         # Prompts that this worker computes, of requests without a first token.
         self.queued_prefill_tokens = 0
-        self._rank = rank
+        self._ranks = ranks
         self._prompts = prompts
         self._clock = clock
         self._by_key: dict[int, Live] = {}
-        self._next_key = 0
 
     def __len__(self) -> int:
         return len(self._by_key)
 
     def submit(self, session: Session, request: Request, submission: Submission) -> None:
         """Hand a request to the rank. Raises EngineFailed where it has gone."""
-        key, self._next_key = self._next_key, self._next_key + 1
-        self._rank.submit(submission.to_rank(key))
+        key = self._ranks.new_key(submission.token_ids, submission.cache_salt, submission.prefill is None)
+        self._ranks.submit(submission.to_rank(key))
         request.key = key
         deadline = None if submission.deadline_ms is None else self._clock() + submission.deadline_ms / 1000
         self._by_key[key] = Live(session, request, deadline)
@@ -93,7 +96,7 @@ class LiveRequests:
         if request.key is not None:
             # A rank that has gone runs nothing.
             with suppress(EngineFailed):
-                self._rank.cancel(request.key)
+                self._ranks.cancel(request.key)
 
     def release(self, request: Request) -> None:
         """What the rank still says of it is of no interest."""

@@ -38,7 +38,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
         attachment = worker.sessions.attach(hello.gateway_id, hello.gateway_incarnation, wire.resume_points(hello))
         reader = asyncio.create_task(_read(worker, attachment, request_iterator))
         try:
-            yield wire.welcome(worker.identity, worker.grace_seconds)
+            yield wire.welcome(worker.host.identity, worker.grace_seconds)
             while (frame := await attachment.next_frame()) is not None:
                 yield wire.step_frame(frame)
             await reader

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from decode_svc.live import Live, LiveRequests, Rank, RemotePrompts
+from decode_svc.live import Live, LiveRequests, Ranks, RemotePrompts
 from decode_svc.requests import Request, Submission, Terminal, make_request, terminal_of
 from decode_svc.session import Attachment, Session
 from engine.protocol.messages import Output, StepResult
@@ -41,7 +41,7 @@ class Sessions:
 
     def __init__(
         self,
-        rank: Rank,
+        ranks: Ranks,
         prompts: RemotePrompts,
         clock: Callable[[], float],
         grace_seconds: float,
@@ -50,7 +50,7 @@ class Sessions:
         # No gateway is attached.
         self.alone = asyncio.Event()
         self.alone.set()
-        self._live = LiveRequests(rank, prompts, clock)
+        self._live = LiveRequests(ranks, prompts, clock)
         self._clock = clock
         self._grace_seconds = grace_seconds
         self._limits = limits or SessionLimits()

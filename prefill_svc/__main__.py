@@ -24,7 +24,7 @@ async def serve(config: PrefillConfig) -> None:
             servicer.open(worker)
             await serve_worker(worker, server, config)
         finally:
-            await worker.close()
+            await worker.host.close()
 
 
 if __name__ == "__main__":

@@ -4,8 +4,8 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from engine.config import EngineConfig
-from mesh.config import Config, WorkerConfig
+from mesh.config import Config
+from worker.config import WorkerConfig
 
 
 class QueueConfig(Config):
@@ -18,7 +18,6 @@ class QueueConfig(Config):
 
 
 class PrefillConfig(WorkerConfig):
-    engine: EngineConfig
     queue: QueueConfig = QueueConfig()
 
     @model_validator(mode="after")

@@ -1,7 +1,7 @@
 """Every prompt that this worker has, from acceptance until its call ends. Nothing is kept after that."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
@@ -12,8 +12,12 @@ from prefill_svc.prompts import Job, Prompt
 from transfer.events import PushEnded
 
 
-class Rank(Protocol):
-    """Where prompts are computed. Both methods raise EngineFailed where it has gone."""
+class Ranks(Protocol):
+    """Where prompts are computed. What submits or cancels raises EngineFailed where a rank has gone."""
+
+    def new_key(self, token_ids: Sequence[int], cache_salt: bytes, computes_prompt: bool) -> int:
+        """Name a prompt that is submitted next; `computes_prompt` is True."""
+        ...
 
     def submit(self, submit: Submit) -> None: ...
 
@@ -32,16 +36,15 @@ class Backlog:
 class Jobs:
     """`clock` counts seconds and never goes back."""
 
-    def __init__(self, rank: Rank, clock: Callable[[], float]) -> None:
+    def __init__(self, ranks: Ranks, clock: Callable[[], float]) -> None:
         # No prompt is live.
         self.idle = asyncio.Event()
         self.idle.set()
-        self._rank = rank
+        self._ranks = ranks
         self._clock = clock
         self._by_key: dict[int, Job] = {}
         self._by_transfer: dict[bytes, Job] = {}
         self._queued_tokens = 0
-        self._next_key = 0
 
     @property
     def live_prompts(self) -> int:
@@ -57,8 +60,8 @@ class Jobs:
         """
         if prompt.ticket.transfer_id in self._by_transfer:
             raise InvalidRequest("the ticket is in use: open another landing", field="ticket.transfer_id")
-        key, self._next_key = self._next_key, self._next_key + 1
-        self._rank.submit(prompt.to_rank(key))
+        key = self._ranks.new_key(prompt.token_ids, prompt.cache_salt, computes_prompt=True)
+        self._ranks.submit(prompt.to_rank(key))
         job = Job(key, prompt, self._clock() + prompt.ticket.deadline_ms / 1000)
         self._by_key[key] = self._by_transfer[job.transfer_id] = job
         self._queued_tokens += len(prompt.token_ids)
@@ -74,7 +77,7 @@ class Jobs:
             self.idle.set()
         # A rank that has gone computes nothing.
         with suppress(EngineFailed):
-            self._rank.cancel(job.key)
+            self._ranks.cancel(job.key)
 
     def on_step(self, result: StepResult) -> None:
         for output in result.outputs:

@@ -16,6 +16,9 @@ class Chains:
             self._parents.pop(block_hash, None)
         self._parents.update(zip(stored, parents, strict=True))
 
+    def __contains__(self, block_hash: object) -> bool:
+        return block_hash in self._parents
+
     def newest(self, most: int) -> list[list[bytes]]:
         """That many whole chains at the most, those whose last block came last."""
         followed = set(self._parents.values())

@@ -5,7 +5,7 @@ import os
 import socket
 import sys
 from collections.abc import AsyncIterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Self
 
@@ -41,6 +41,7 @@ class RankClient:
     What it is told, it is told in order; each method raises EngineFailed if the rank has gone.
 
     Attributes:
+        name: what errors call the rank.
         ready: what the rank said when it had loaded.
         results: step results and news of transfers, in order, to be iterated once and promptly (unread, they pause the
             engine after some MB); ends when the rank has gone.
@@ -49,8 +50,13 @@ class RankClient:
     """
 
     def __init__(
-        self, process: asyncio.subprocess.Process, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self,
+        name: str,
+        process: asyncio.subprocess.Process,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
     ) -> None:
+        self.name = name
         self._process = process
         self._reader = reader
         self._writer = writer
@@ -62,19 +68,28 @@ class RankClient:
         self.results: AsyncIterator[StepResult | TransferNews] = self._results()
 
     @classmethod
-    async def start(cls, config: EngineConfig, observe: ObserveConfig | None = None, rank: int = 0) -> Self:
+    async def start(
+        cls,
+        config: EngineConfig,
+        observe: ObserveConfig | None = None,
+        rank: int = 0,
+        name: str = "the engine process",
+    ) -> Self:
         """Start the worker's rank of that number, which logs and traces as `observe` says; return when it has loaded.
 
         Raises CheckpointError or ConfigError where starting again cannot help, EngineFailed otherwise.
         """
         ours, theirs = socket.socketpair()
-        with theirs:
+        with theirs, ExitStack() as undo:
+            # Before the process, so that a start which is cancelled here leaves none.
+            reader, writer = await asyncio.open_connection(sock=ours, limit=RECEIVE_BYTES)
+            undo.callback(writer.close)
             process = await _spawn(config, theirs)
-        reader, writer = await asyncio.open_connection(sock=ours, limit=RECEIVE_BYTES)
-        client = cls(process, reader, writer)
+            undo.pop_all()
+        client = cls(name, process, reader, writer)
         started = False
         try:
-            told = _beside(observe or ObserveConfig())
+            told = _beside(observe or ObserveConfig(), rank)
             client._send(Start(config.model_dump_json().encode(), told.model_dump_json().encode(), rank))
             client.ready = await client._until_ready()
             started = True
@@ -106,6 +121,11 @@ class RankClient:
         """Push the blocks with these hashes into a store's landing."""
         self._send(PushOffer(ticket, list(hashes)))
 
+    def kill(self) -> None:
+        """End the process without a word to it; `close` waits until it has ended."""
+        with suppress(ProcessLookupError):
+            self._process.kill()
+
     async def close(self, grace_seconds: float = STOP_GRACE_SECONDS) -> None:
         """Stop the rank, by force after the grace; may be called twice. Requests in it are lost."""
         try:
@@ -117,14 +137,14 @@ class RankClient:
 
     def _send(self, message: ToRank) -> None:
         if self.closed.done() or self._writer.is_closing():
-            raise EngineFailed("the engine process has ended")
+            raise EngineFailed(f"{self.name} has ended")
         self._writer.write(bytes(self._encoder.encode(message)))
 
     async def _until_ready(self) -> Ready:
         message = await anext(self._messages, None)
         if message is None:
             status = await asyncio.shield(self.closed)
-            raise EngineFailed(f"the engine process ended with status {status} while it started: see its last lines")
+            raise EngineFailed(f"{self.name} ended with status {status} while it started: see its last lines")
         if isinstance(message, Failed):
             raise _start_error(message)
         assert isinstance(message, Ready)
@@ -143,8 +163,7 @@ class RankClient:
                     yield message
 
     async def _kill(self) -> None:
-        with suppress(ProcessLookupError):
-            self._process.kill()
+        self.kill()
         await asyncio.shield(self.closed)
         self._writer.close()
 
@@ -175,12 +194,12 @@ async def _spawn(config: EngineConfig, connection: socket.socket) -> asyncio.sub
     )
 
 
-def _beside(observe: ObserveConfig) -> ObserveConfig:
-    """What the service tells of itself, with a trace file of the rank's own: `x.json` becomes `x.rank.json`."""
+def _beside(observe: ObserveConfig, rank: int) -> ObserveConfig:
+    """The service's settings with a trace file of the rank's own: `x.json` becomes `x.rank.json` or `x.rank1.json`."""
     path = observe.trace_file
     if path is None:
         return observe
-    return observe.model_copy(update={"trace_file": path.with_name(f"{path.stem}.rank{path.suffix}")})
+    return observe.model_copy(update={"trace_file": path.with_name(f"{path.stem}.rank{rank or ''}{path.suffix}")})
 
 
 def _start_error(failed: Failed) -> CheckpointError | ConfigError | EngineFailed:

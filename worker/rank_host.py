@@ -1,42 +1,31 @@
-"""A rank as its service keeps it: what the scheduler, the KV stores and the metrics hear of it."""
+"""A worker's ranks as its service keeps them: what the scheduler, the KV stores and the metrics learn of them."""
 
 import asyncio
-from collections.abc import Sequence
+import uuid
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Protocol
+from functools import partial
+from typing import Protocol, Self
 
 from engine.protocol.messages import Ready, StepResult, TransferNews
+from kvstore.client import StoreClient
+from kvstore.store_user import StoreUser
 from mesh import metrics
-from mesh.errors import EngineFailed
+from mesh.domain.workers import WorkerIdentity, WorkerRole
+from mesh.errors import EngineFailed, WorkerDraining
 from transfer.events import PushEnded
-from transfer.ticket import StoreSession, Ticket
-from worker.chains import Chains
-from worker.rank_client import RankClient
+from worker.config import WorkerConfig
+from worker.identity import worker_identity
+from worker.rank_group import RankGroup, RankMessage
+from worker.rank_stores import RankStores, Stores
 from worker.status_report import StatusReport
 
-# What a store that comes, or comes back, is offered of what the rank has already.
-MAX_OFFERED_AGAIN = 256
 # How often figures are set, and deadlines looked at.
 TICK_SECONDS = 0.02
 
 
-class Stores(Protocol):
-    """The KV stores, as `kvstore.client.StoreClient` has them."""
-
-    @property
-    def attached(self) -> list[str]:
-        """Ids of those that take offers now."""
-        ...
-
-    async def run(self) -> None: ...
-
-    def offer(self, chain: Sequence[bytes]) -> None: ...
-
-    def push_ended(self, event: PushEnded) -> bool: ...
-
-
 class RankUser(Protocol):
-    """What a service does with what its rank says."""
+    """What a service does with what its ranks say."""
 
     def on_step(self, result: StepResult) -> None: ...
 
@@ -50,82 +39,108 @@ class RankUser(Protocol):
 
 
 class RankHost:
-    """`run` follows the rank until it goes. Also what a store's client needs of a rank: see `kvstore.store_user`."""
+    """What both kinds of worker share. `run` follows the ranks until one goes; `drain` and `close` end them.
 
-    def __init__(self, rank: RankClient) -> None:
-        self.report = StatusReport(rank.ready.total_blocks)
-        self.rank = rank
-        # It takes nothing new.
+    Attributes:
+        draining: the worker takes nothing new.
+        stores: each rank's KV stores, by rank.
+    """
+
+    def __init__(self, identity: WorkerIdentity, ranks: RankGroup, connect: Callable[[int, StoreUser], Stores]) -> None:
+        """`connect` makes a rank's client of the stores."""
+        self.identity = identity
+        self.ranks = ranks
+        self.report = StatusReport(ranks.ready.total_blocks)
         self.draining = False
-        self._chains = Chains()
-        # A store came that was offered nothing yet.
-        self._store_came = False
+        self.stores = [
+            RankStores(client, view.chains, partial(connect, rank))
+            for rank, (client, view) in enumerate(zip(ranks.ranks, ranks.views, strict=True))
+        ]
+
+    @classmethod
+    async def start(
+        cls, config: WorkerConfig, role: WorkerRole, endpoint: str, can_prefill: bool = True, ranks: int = 1
+    ) -> Self:
+        """Start so many ranks and return when they have loaded. Raises what RankClient.start raises.
+
+        `endpoint` is host:port of the worker's services.
+        """
+        group = await RankGroup.start(config.engine, config.observe, ranks)
+        return cls.of(group, config, role, endpoint, can_prefill)
+
+    @classmethod
+    def of(
+        cls, ranks: RankGroup, config: WorkerConfig, role: WorkerRole, endpoint: str, can_prefill: bool = True
+    ) -> Self:
+        """The host of ranks that have loaded."""
+        identity = worker_identity(
+            ranks.ready,
+            role,
+            config.worker_id or endpoint,
+            uuid.uuid4().hex,
+            endpoint,
+            config.engine.transfer,
+            can_prefill,
+        )
+        return cls(identity, ranks, lambda rank, user: StoreClient(config.stores, identity, user, rank))
 
     @property
     def ready(self) -> Ready:
-        return self.rank.ready
+        return self.ranks.ready
 
-    def drain(self) -> None:
-        """Take nothing new, and have the scheduler know."""
-        self.draining = True
-        self.report.drain()
+    def check_takes_new(self) -> None:
+        """Raises WorkerDraining."""
+        if self.draining:
+            raise WorkerDraining("this worker is draining: place the request on another")
 
-    async def run(self, user: RankUser, stores: Stores) -> EngineFailed:
-        """Drains, and returns why, once the rank has gone."""
-        error = await self._follow(user, stores)
-        self.drain()
-        return error
+    async def drain(self, idle: asyncio.Event, seconds: float) -> None:
+        """Take nothing new, have the scheduler know, and return when `idle` is set, or after that time."""
+        self._stop_taking()
+        await wait_for(idle, seconds)
 
-    async def _follow(self, user: RankUser, stores: Stores) -> EngineFailed:
-        tasks = [asyncio.create_task(self._tick(user, stores)), asyncio.create_task(stores.run())]
+    async def close(self) -> None:
+        """Stop the ranks, whatever they do."""
+        await self.ranks.close()
+
+    async def run(self, user: RankUser) -> EngineFailed:
+        """Takes nothing new, and returns why, once a rank has gone."""
+        tasks = [asyncio.create_task(stores.run()) for stores in self.stores]
+        tasks.append(asyncio.create_task(self._tick(user)))
         try:
-            async for said in self.rank.results:
-                self._hear(said, user, stores)
-        except EngineFailed as error:
-            return error
+            return await self.ranks.follow(partial(self._on_message, user))
         finally:
             for task in tasks:
                 task.cancel()
-        status = await asyncio.shield(self.rank.closed)
-        return EngineFailed(f"the engine process ended with status {status}")
+            self._stop_taking()
 
-    def attach_store(self, session: StoreSession) -> None:
-        self._store_came = True
-        with suppress(EngineFailed):
-            self.rank.attach_store(session)
+    def _stop_taking(self) -> None:
+        self.draining = True
+        self.report.drain()
 
-    def detach_store(self, store_id: str) -> None:
-        with suppress(EngineFailed):
-            self.rank.detach_store(store_id)
+    def _on_message(self, user: RankUser, rank: int, message: RankMessage) -> None:
+        if isinstance(message, StepResult):
+            user.on_step(message)
+            self._observe(rank, message)
+        elif not (isinstance(message, PushEnded) and self.stores[rank].push_ended(message)):
+            user.on_news(message)
 
-    def push_offer(self, ticket: Ticket, hashes: Sequence[bytes]) -> None:
-        with suppress(EngineFailed):
-            self.rank.push_offer(ticket, hashes)
-
-    def _hear(self, said: StepResult | TransferNews, user: RankUser, stores: Stores) -> None:
-        if isinstance(said, StepResult):
-            user.on_step(said)
-            self._observe(said, stores)
-        elif not (isinstance(said, PushEnded) and stores.push_ended(said)):
-            user.on_news(said)
-
-    def _observe(self, result: StepResult, stores: Stores) -> None:
+    def _observe(self, rank: int, result: StepResult) -> None:
         metrics.ENGINE_STEPS.inc()
-        self.report.observe(result.load, result.stored_blocks, result.removed_blocks, result.transfers)
-        self._chains.observe(result.stored_blocks, result.stored_parents, result.removed_blocks)
-        if result.stored_blocks and stores.attached:
-            for chain in self._chains.ending_in(result.stored_blocks):
-                stores.offer(chain)
+        metrics.ENGINE_STORE_CACHED_TOKENS.inc(sum(output.store_cached_tokens or 0 for output in result.outputs))
+        # The worker has a block as long as one of its ranks has it.
+        others = [view.chains for index, view in enumerate(self.ranks.views) if index != rank]
+        stored = [block for block in result.stored_blocks if not any(block in chains for chains in others)]
+        removed = [block for block in result.removed_blocks if not any(block in chains for chains in others)]
+        self.report.observe(self.ranks.load, stored, removed, self.ranks.transfers)
+        self.stores[rank].offer_stored(result.stored_blocks)
 
-    async def _tick(self, user: RankUser, stores: Stores) -> None:
+    async def _tick(self, user: RankUser) -> None:
         metrics.ENGINE_BLOCKS_TOTAL.set(self.ready.total_blocks)
         while True:
             user.on_tick()
             self._set_gauges()
-            if self._store_came:
-                self._store_came = False
-                for chain in self._chains.newest(MAX_OFFERED_AGAIN):
-                    stores.offer(chain)
+            for stores in self.stores:
+                stores.offer_to_newcomers()
             await asyncio.sleep(TICK_SECONDS)
 
     def _set_gauges(self) -> None:
@@ -145,3 +160,10 @@ class RankHost:
             metrics.TRANSFER_BYTES.labels("sent", transport).set(size_bytes)
         for reason, count in transfers.refused.items():
             metrics.TRANSFER_REFUSED.labels(reason).set(count)
+
+
+async def wait_for(event: asyncio.Event, seconds: float) -> None:
+    """Return when the event is set, or after that time."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()

@@ -4,11 +4,10 @@ import asyncio
 import logging
 from typing import Protocol
 
-from mesh.config import WorkerConfig
-from mesh.domain.workers import WorkerIdentity
 from mesh.server import MeshServer
+from worker.config import WorkerConfig
+from worker.rank_host import RankHost
 from worker.status_link import StatusLink
-from worker.status_report import StatusReport
 
 # How long a worker that ends waits for its scheduler to know.
 FAREWELL_SECONDS = 1.0
@@ -17,10 +16,7 @@ log = logging.getLogger(__name__)
 
 class Worker(Protocol):
     @property
-    def identity(self) -> WorkerIdentity: ...
-
-    @property
-    def report(self) -> StatusReport: ...
+    def host(self) -> RankHost: ...
 
     @property
     def live_requests(self) -> int: ...
@@ -36,8 +32,8 @@ class Worker(Protocol):
 
 async def serve_worker(worker: Worker, server: MeshServer, config: WorkerConfig) -> None:
     """Run a loaded worker until a signal. Raises EngineFailed where its rank dies before."""
-    identity = worker.identity
-    link = StatusLink(config.scheduler, identity, worker.report, config.status_interval_seconds)
+    identity = worker.host.identity
+    link = StatusLink(config.scheduler, identity, worker.host.report, config.status_interval_seconds)
     following = asyncio.create_task(worker.run())
     reporting = asyncio.create_task(link.run())
     signalled = asyncio.create_task(server.until_signal())

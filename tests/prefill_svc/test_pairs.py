@@ -34,7 +34,7 @@ def decode(**engine: Any) -> Any:
 
 def received_bytes(running: RunningWorker) -> int:
     """As last reported, perhaps after what it tells of."""
-    return sum(running.worker.report.transfers.received_bytes.values())
+    return sum(running.worker.host.report.transfers.received_bytes.values())
 
 
 def went_well(request: ReceivedOutput) -> bool:
@@ -43,7 +43,7 @@ def went_well(request: ReceivedOutput) -> bool:
 
 async def until_slots_are_back(running: RunningWorker) -> None:
     def all_back() -> bool:
-        transfers = running.worker.report.transfers
+        transfers = running.worker.host.report.transfers
         return transfers.free_slots == transfers.total_slots and not transfers.open_landings
 
     await eventually(all_back)
@@ -119,7 +119,7 @@ async def test_a_prefix_that_the_decode_worker_holds_is_not_pushed_again() -> No
         request = await gateway.ended(await gateway.submit([*shared, *prompt(100, 2)], 5, prefill=prefill.target))
         assert went_well(request)
         await eventually(lambda: received_bytes(running) > before)
-        assert received_bytes(running) - before == 2 * running.worker.ready.block_bytes
+        assert received_bytes(running) - before == 2 * running.worker.host.ready.block_bytes
         assert request.cached_tokens == 640
 
 
@@ -128,13 +128,13 @@ async def test_a_prompt_that_the_decode_worker_holds_is_finished_there() -> None
         tokens = prompt(640)
         first = await gateway.ended(await gateway.submit(tokens, 5, prefill=prefill.target))
         # A report may come after what it tells of.
-        await eventually(lambda: len(prefill.worker.report.transfers.sent_bytes) > 0)
-        pushed = prefill.worker.report.transfers.sent_bytes
+        await eventually(lambda: len(prefill.worker.host.report.transfers.sent_bytes) > 0)
+        pushed = prefill.worker.host.report.transfers.sent_bytes
         again = await gateway.ended(await gateway.submit([*tokens, *first.tokens[:3]], 5, prefill=prefill.target))
         assert went_well(again)
         assert again.cached_tokens == 640
         await asyncio.sleep(0.1)
-        assert prefill.worker.report.transfers.sent_bytes == pushed
+        assert prefill.worker.host.report.transfers.sent_bytes == pushed
 
 
 async def test_kv_of_another_namespace_is_refused_and_never_mixed() -> None:
@@ -148,7 +148,7 @@ async def test_kv_of_another_namespace_is_refused_and_never_mixed() -> None:
         assert isinstance(request.error, PrefillLost)
         assert request.error.metadata == {"worker_id": "prefill-1"}
         assert "oracle-2000" in request.error.message
-        assert not running.worker.report.transfers.received_bytes
+        assert not running.worker.host.report.transfers.received_bytes
         again = await gateway.ended(await gateway.submit(prompt(300), 5))
         assert went_well(again)
 

@@ -39,7 +39,7 @@ async def test_a_worker_told_to_stop_finishes_what_it_has_and_takes_nothing_new(
         await process.child.wait_ready(process.endpoint, 30)
         rank = process.rank
         stream_id = await gateway.submit(PROMPT, 10, prefill=target(process))
-        await eventually(lambda: decode.worker.report.transfers.open_landings == 1)
+        await eventually(lambda: decode.worker.host.report.transfers.open_landings == 1)
         await asyncio.sleep(0.05)
         process.signal(signal.SIGTERM)
         await eventually(lambda: any("worker stops" in line for line in process.lines))

@@ -313,7 +313,7 @@ async def test_a_draining_worker_finishes_what_it_has_and_takes_nothing_new() ->
         await asyncio.sleep(0.02)
         late.start(prefill_request(PROMPT, make_ticket(150, name=2)))
         assert isinstance(await late.ended(), WorkerDraining)
-        assert running.worker.report.take(snapshot=True).draining
+        assert running.worker.host.report.take(snapshot=True).draining
         assert not draining.done()
         first_token(running, key)
         running.rank.say(PushEnded(TRANSFER, 512, "tcp"))
@@ -330,7 +330,7 @@ async def test_a_prompt_longer_than_the_drain_is_sent_elsewhere() -> None:
 
 async def test_the_scheduler_is_told_of_a_prefill_worker() -> None:
     async with prefill_without_rank() as running:
-        identity = running.worker.identity
+        identity = running.worker.host.identity
         assert (identity.worker_id, identity.role, identity.endpoint) == (
             "prefill-1",
             WorkerRole.PREFILL,

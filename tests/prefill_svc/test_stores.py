@@ -44,7 +44,7 @@ async def until_stored(endpoint: str, token_ids: list[int]) -> None:
 
 
 async def until_attached(*workers: PrefillWorker | DecodeWorker) -> None:
-    await eventually(lambda: all(worker.stores.attached for worker in workers))
+    await eventually(lambda: all(stores.attached for worker in workers for stores in worker.host.stores))
 
 
 def decode(endpoint: str, **changes: Any) -> Any:
@@ -68,7 +68,7 @@ async def test_what_one_prefill_worker_computed_another_fetches() -> None:
         stream_id = await gateway_other.submit([*PROMPT, 7, 8], 5, prefill=second.target, store=STORE)
         fetched = await gateway_other.ended(stream_id)
         assert (fetched.cached_tokens, fetched.is_exact()) == (960, True)
-        assert second.worker.report.transfers.fetched_blocks == 15
+        assert second.worker.host.report.transfers.fetched_blocks == 15
 
 
 async def test_a_decode_worker_offers_what_it_generates_and_fetches_what_it_computes_itself() -> None:
@@ -86,6 +86,28 @@ async def test_a_decode_worker_offers_what_it_generates_and_fetches_what_it_comp
         target = targets_pb2.StoreTarget(store_id="s", blocks=4)
         fetched = await gateway_other.ended(await gateway_other.submit(conversation, 5, store=target))
         assert (fetched.cached_tokens, fetched.is_exact()) == (256, True)
+
+
+async def test_each_rank_of_a_worker_offers_what_it_computed_and_fetches_what_it_lacks() -> None:
+    prompts = [[seed, *PROMPT[:700]] for seed in range(4)]
+    async with (
+        store() as endpoint,
+        decode(endpoint, ranks=2) as one,
+        decode(endpoint, ranks=2, worker_id="d2") as other,
+        gateway_client(one.endpoint) as gateway_one,
+        gateway_client(other.endpoint) as gateway_other,
+    ):
+        await until_attached(one.worker, other.worker)
+        for stream_id in [await gateway_one.submit(prompt, 5) for prompt in prompts]:
+            await gateway_one.ended(stream_id)
+        for prompt in prompts:
+            await until_stored(endpoint, prompt)
+        target = targets_pb2.StoreTarget(store_id="s", blocks=10)
+        streams = [await gateway_other.submit(prompt, 5, store=target) for prompt in prompts]
+        for stream_id in streams:
+            fetched = await gateway_other.ended(stream_id)
+            assert (fetched.cached_tokens, fetched.is_exact()) == (640, True)
+        assert all(view.transfers.fetched_blocks for view in other.worker.host.ranks.views)
 
 
 async def test_a_store_that_is_gone_slows_nobody_and_is_filled_again_when_it_is_back() -> None:

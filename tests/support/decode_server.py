@@ -1,7 +1,6 @@
 """A decode worker with a real rank on a loopback port, and a gateway's side of its stream."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -20,12 +19,15 @@ from engine.oracle import oracle_tokens
 from engine.protocol.messages import Ready
 from mesh.channel import open_channel
 from mesh.domain.sampling import Sampling
+from mesh.domain.workers import WorkerRole
 from mesh.errors import MeshError
 from mesh.failures import from_failure, from_rpc_error
 from mesh.server import MeshServer, Registration
 from tests.support.addresses import NOWHERE
 from tests.support.fake_rank import TRANSFER_READY, FakeRankClient
 from tests.support.waiting import eventually
+from worker.rank_group import RankGroup
+from worker.rank_host import RankHost
 
 VOCABULARY_SIZE = 1000
 TOTAL_BLOCKS = 512
@@ -55,7 +57,8 @@ class RunningWorker:
 
     async def until_empty(self) -> None:
         """Wait until no request is kept, every block is free, and no transfer is open."""
-        sessions, report, total_blocks = self.worker.sessions, self.worker.report, self.worker.ready.total_blocks
+        sessions, host = self.worker.sessions, self.worker.host
+        report, total_blocks = host.report, host.ready.total_blocks
         await eventually(lambda: not sessions.kept_requests and report.load.free_blocks == total_blocks)
         await eventually(lambda: not self.worker.prefills.open_landings and not report.transfers.open_landings)
 
@@ -69,30 +72,41 @@ async def serving(config: DecodeConfig) -> AsyncIterator[tuple[DecodeServicer, M
 
 
 @asynccontextmanager
-async def running_worker(**changes: Any) -> AsyncIterator[RunningWorker]:
-    """A worker in this process, its rank in another; asserts at the end that nothing is left in it."""
-    config, prefill_link = decode_config(**changes), PrefillLink()
+async def running_worker(
+    ranks: int = 1, prefill_link: PrefillLink | None = None, **changes: Any
+) -> AsyncIterator[RunningWorker]:
+    """A worker in this process, its ranks in others; asserts at the end that nothing is left in it.
+
+    Where the test killed a rank, that every request has ended.
+    """
+    config, prefill_link = decode_config(**changes), prefill_link or PrefillLink()
     async with serving(config) as (servicer, server):
-        worker = await DecodeWorker.start(config, server.endpoint, prefill_link)
+        host = await RankHost.start(config, WorkerRole.DECODE, server.endpoint, config.can_prefill, ranks)
+        worker = DecodeWorker(config, host, prefill_link)
         running = RunningWorker(worker, server.endpoint, prefill_link)
         try:
             servicer.open(worker)
             following = asyncio.create_task(worker.run())
             yield running
-            await running.until_empty()
+            if following.done():
+                assert not worker.live_requests
+            else:
+                await running.until_empty()
             following.cancel()
             await asyncio.gather(following, return_exceptions=True)
         finally:
             await prefill_link.close()
-            await worker.close()
+            await worker.host.close()
 
 
 @asynccontextmanager
 async def decode_without_rank(ready: Ready = TRANSFER_READY, **changes: Any) -> AsyncIterator[RunningWorker]:
     """A decode worker whose rank does what the test says; asserts at the end that it keeps no request."""
     config, rank, link = decode_config(**changes), FakeRankClient(ready), PrefillLink()
+    ranks = RankGroup([rank])  # type: ignore[list-item]
     async with serving(config) as (servicer, server):
-        worker = DecodeWorker(config, server.endpoint, rank, link, time.monotonic)  # type: ignore[arg-type]
+        host = RankHost.of(ranks, config, WorkerRole.DECODE, server.endpoint, config.can_prefill)
+        worker = DecodeWorker(config, host, link)
         servicer.open(worker)
         following = asyncio.create_task(worker.run())
         yield RunningWorker(worker, server.endpoint, link, rank)

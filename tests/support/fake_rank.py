@@ -19,6 +19,7 @@ class FakeRankClient(FakeRank):
 
     def __init__(self, ready: Ready = TRANSFER_READY) -> None:
         super().__init__()
+        self.name = "the engine process"
         self.ready = ready
         self.closed: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.first_tokens: list[FirstToken] = []
@@ -55,7 +56,11 @@ class FakeRankClient(FakeRank):
     def open_landing(self, key: int, ticket: Ticket, held_blocks: int = 0) -> None:
         self.say(LandingOpened(key, ticket, held_blocks))
 
-    async def close(self) -> None:
+    def kill(self) -> None:
+        if not self.closed.done():
+            self.die()
+
+    async def close(self, grace_seconds: float = 0.0) -> None:
         if not self.closed.done():
             self.die()
 

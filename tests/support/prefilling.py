@@ -15,7 +15,7 @@ from deepmesh.v1 import common_pb2
 from engine.protocol.messages import Ready
 from mesh.blocks import BLOCK_TOKENS
 from mesh.channel import open_channel
-from mesh.domain.workers import KvNamespace
+from mesh.domain.workers import KvNamespace, WorkerRole
 from mesh.errors import MeshError
 from mesh.failures import from_rpc_error
 from mesh.server import MeshServer, Registration
@@ -29,6 +29,8 @@ from tests.support.scheduling import ManualClock
 from tests.support.waiting import eventually
 from transfer.ticket import Segment, Ticket
 from transfer.wire import ticket_message
+from worker.rank_group import RankGroup
+from worker.rank_host import RankHost
 
 TOTAL_BLOCKS = 512
 # What a landing for the KV of an oracle rank needs to know of it.
@@ -109,8 +111,9 @@ class RunningPrefill:
 async def prefill_without_rank(ready: Ready = TRANSFER_READY, **changes: Any) -> AsyncIterator[RunningPrefill]:
     """A prefill worker whose rank does what the test says; asserts at the end that it keeps nothing."""
     config, rank, clock = prefill_config(**changes), FakeRankClient(ready), ManualClock()
+    ranks = RankGroup([rank])  # type: ignore[list-item]
     async with serving(config) as (servicer, server):
-        worker = PrefillWorker(config, server.endpoint, rank, clock)  # type: ignore[arg-type]
+        worker = PrefillWorker(config, RankHost.of(ranks, config, WorkerRole.PREFILL, server.endpoint), clock)
         servicer.open(worker)
         following = asyncio.create_task(worker.run())
         yield RunningPrefill(worker, server.endpoint, rank, clock)
@@ -128,7 +131,7 @@ class RealPrefill:
 
     @property
     def target(self) -> targets_pb2.WorkerTarget:
-        identity = self.worker.identity
+        identity = self.worker.host.identity
         return targets_pb2.WorkerTarget(
             worker_id=identity.worker_id, endpoint=identity.endpoint, slot_bytes=identity.slot_bytes
         )
@@ -151,12 +154,13 @@ async def running_prefill(**changes: Any) -> AsyncIterator[RealPrefill]:
             yield RealPrefill(worker, rank)
             await eventually(lambda: worker.live_requests == 0)
             if not following.done():
-                await eventually(lambda: worker.report.load.free_blocks == worker.ready.total_blocks)
-                await eventually(lambda: not worker.report.transfers.open_pushes)
+                host = worker.host
+                await eventually(lambda: host.report.load.free_blocks == host.ready.total_blocks)
+                await eventually(lambda: not host.report.transfers.open_pushes)
             following.cancel()
             await asyncio.gather(following, return_exceptions=True)
         finally:
-            await worker.close()
+            await worker.host.close()
 
 
 @asynccontextmanager

@@ -10,9 +10,11 @@ from mesh.domain.workers import TransferCounters, WorkerLoad
 from mesh.errors import EngineFailed
 from tests.support.fake_rank import TRANSFER_READY, FakeRankClient
 from tests.support.prefilling import make_ticket
+from tests.support.store_agent import worker_identity
 from tests.support.waiting import eventually
 from transfer.events import PushEnded
 from transfer.ticket import StoreSession
+from worker.rank_group import RankGroup
 from worker.rank_host import RankHost
 
 OFFER, OTHER = bytes(15) + b"1", bytes(15) + b"2"
@@ -70,8 +72,9 @@ class Hosted:
 @asynccontextmanager
 async def hosted() -> AsyncIterator[Hosted]:
     rank, user, stores = FakeRankClient(), Heard(), FakeStores()
-    host = RankHost(rank)  # type: ignore[arg-type]
-    task = asyncio.create_task(host.run(user, stores))
+    ranks = RankGroup([rank])  # type: ignore[list-item]
+    host = RankHost(worker_identity(), ranks, lambda rank, user: stores)
+    task = asyncio.create_task(host.run(user))
     yield Hosted(host, rank, user, stores, task)
     if not task.done():
         rank.die()
@@ -118,11 +121,36 @@ async def test_a_store_that_comes_is_offered_what_the_rank_has() -> None:
         it.stores.attached.clear()
         it.rank.say(step(hashes(1, 2), [b"", *hashes(1)]), step(hashes(3), hashes(1)), step([], [], hashes(2)))
         await eventually(lambda: len(it.user.steps) == 3)
-        it.host.attach_store(StoreSession("store-1", "e", b"address", 7, bytes(32), TRANSFER_READY.namespace))
+        it.host.stores[0].attach_store(StoreSession("store-1", "e", b"address", 7, bytes(32), TRANSFER_READY.namespace))
         await eventually(lambda: it.stores.offers == [hashes(1, 3)])
         ticks = it.user.ticks
         await eventually(lambda: it.user.ticks > ticks + 2)
         assert len(it.stores.offers) == 1
+
+
+async def test_the_worker_has_a_block_as_long_as_one_of_its_ranks_has_it() -> None:
+    ranks, user = [FakeRankClient(), FakeRankClient()], Heard()
+    stores = [FakeStores(["store-1"]), FakeStores(["store-1"])]
+    group = RankGroup(ranks)  # type: ignore[arg-type]
+    host = RankHost(worker_identity(), group, lambda rank, user: stores[rank])
+    task = asyncio.create_task(host.run(user))
+    told = []
+    for rank, said in [
+        (0, step(hashes(1), [b""])),
+        (1, step(hashes(1, 2), [b"", *hashes(1)])),
+        (0, step([], [], hashes(1))),
+        (1, step([], [], hashes(2, 1))),
+    ]:
+        ranks[rank].say(said)
+        count = len(user.steps) + 1
+        await eventually(lambda count=count: len(user.steps) == count)  # type: ignore[misc]
+        report = host.report.take(snapshot=False)
+        told.append((report.stored, report.removed))
+    assert told == [(hashes(1), []), (hashes(2), []), ([], []), ([], hashes(2, 1))]
+    # Each rank offers what its own pool has.
+    assert [store.offers for store in stores] == [[hashes(1)], [hashes(1, 2)]]
+    ranks[0].die()
+    await task
 
 
 async def test_news_of_offers_is_for_the_stores_and_all_other_news_for_the_service() -> None:
@@ -137,10 +165,10 @@ async def test_what_a_store_asks_for_reaches_the_rank() -> None:
     async with hosted() as it:
         session = StoreSession("store-1", "e", b"address", 7, bytes(32), TRANSFER_READY.namespace)
         ticket = make_ticket(64)
-        it.host.attach_store(session)
-        it.host.push_offer(ticket, hashes(1))
+        it.host.stores[0].attach_store(session)
+        it.host.stores[0].push_offer(ticket, hashes(1))
         assert (it.rank.attached, it.rank.offered) == ({"store-1": session}, [(ticket, hashes(1))])
-        it.host.detach_store("store-1")
+        it.host.stores[0].detach_store("store-1")
         assert not it.rank.attached
 
 

@@ -147,8 +147,8 @@ async def test_a_worker_without_a_scheduler_waits_for_nobody_when_it_goes() -> N
 async def test_a_placement_finds_the_blocks_that_a_request_left() -> None:
     prompt = list(range(200))
     async with running_scheduler() as endpoint, running_worker() as running, scheduler_stub(endpoint) as stub:
-        worker = running.worker
-        task = asyncio.create_task(StatusLink(endpoint, worker.identity, worker.report, 0.01).run())
+        host = running.worker.host
+        task = asyncio.create_task(StatusLink(endpoint, host.identity, host.report, 0.01).run())
         async with gateway_client(running.endpoint) as gateway:
             await gateway.ended(await gateway.submit(prompt, 10))
         await until_seen(endpoint, lambda workers: workers and workers[0].cached_blocks == 3)

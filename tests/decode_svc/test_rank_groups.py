@@ -1,0 +1,93 @@
+"""A decode worker of two ranks: one worker to its gateways, its prefill workers and its stores."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncGenerator
+
+from decode_svc.prefill_link import PrefillLink
+from decode_svc.requests import Submission
+from engine.protocol.messages import FirstToken, LandingOpened
+from mesh.domain.targets import WorkerTarget
+from mesh.errors import EngineFailed
+from tests.support.decode_server import RunningWorker, gateway_client, running_worker
+from tests.support.prefilling import running_prefill
+
+
+def prompt_of(length: int, seed: int) -> list[int]:
+    return [(seed * 31 + number * number) % 1000 for number in range(length)]
+
+
+def ranks_that_computed(running: RunningWorker) -> list[int]:
+    """Ranks whose pool holds blocks of prompts."""
+    return [rank for rank, view in enumerate(running.worker.host.ranks.views) if view.chains.newest(1)]
+
+
+async def test_two_ranks_serve_a_gateway_with_exact_tokens() -> None:
+    async with running_worker(ranks=2) as running, gateway_client(running.endpoint) as gateway:
+        streams = [await gateway.submit(prompt_of(100 + seed, seed), 40) for seed in range(24)]
+        for stream_id in streams:
+            assert (await gateway.ended(stream_id)).is_exact()
+        assert ranks_that_computed(running) == [0, 1]
+
+
+async def test_a_conversation_goes_on_where_its_prefix_is() -> None:
+    async with running_worker(ranks=2) as running, gateway_client(running.endpoint) as gateway:
+        prompts = [prompt_of(640, seed) for seed in range(6)]
+        for stream_id in [await gateway.submit(prompt, 5) for prompt in prompts]:
+            await gateway.ended(stream_id)
+        for prompt in prompts:
+            again = await gateway.ended(await gateway.submit([*prompt, 7], 5))
+            assert (again.cached_tokens, again.is_exact()) == (640, True)
+
+
+async def test_one_killed_rank_ends_the_worker_and_every_request_is_told_why() -> None:
+    async with running_worker(ranks=2, engine={"oracle": {"step_ms": 5}}) as running:
+        clients = running.worker.host.ranks.ranks
+        async with gateway_client(running.endpoint) as gateway:
+            streams = [await gateway.submit(prompt_of(50, seed), 400) for seed in range(4)]
+            await gateway.until(lambda: all(gateway.requests[stream_id].tokens for stream_id in streams))
+            os.kill(clients[1].process_id, signal.SIGKILL)
+            async with asyncio.timeout(1.0):
+                ended = [await gateway.ended(stream_id) for stream_id in streams]
+                await asyncio.gather(*(asyncio.shield(client.closed) for client in clients))
+        for request in ended:
+            assert isinstance(request.error, EngineFailed)
+            assert request.error.message == "rank 1 of 2 ended with status -9"
+        assert running.worker.host.report.take(snapshot=True).draining
+
+
+class RecordingLink(PrefillLink):
+    """Keeps the landings that prefill workers are told of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.opened: list[LandingOpened] = []
+
+    def follow(
+        self, target: WorkerTarget, submission: Submission, opened: LandingOpened
+    ) -> AsyncGenerator[FirstToken, None]:
+        self.opened.append(opened)
+        return super().follow(target, submission, opened)
+
+
+async def test_a_prefill_worker_of_one_rank_pushes_to_the_rank_that_the_ticket_names() -> None:
+    link = RecordingLink()
+    async with (
+        running_worker(ranks=2, prefill_link=link, engine={"transfer": {}}) as running,
+        running_prefill() as prefill,
+        gateway_client(running.endpoint) as gateway,
+    ):
+        streams = [await gateway.submit(prompt_of(300, seed), 20, prefill=prefill.target) for seed in range(6)]
+        for stream_id in streams:
+            assert (await gateway.ended(stream_id)).is_exact()
+        ranks = running.worker.host.ranks
+        received = [view.transfers.received_bytes for view in ranks.views]
+    assert {ranks.rank_of(opened.key) for opened in link.opened} == {0, 1}
+    for opened in link.opened:
+        rank = ranks.rank_of(opened.key)
+        places = {(segment.destination_rank, segment.worker_address) for segment in opened.ticket.segments}
+        assert places == {(rank, ranks.ranks[rank].ready.transfer_address)}
+    for rank, by_transport in enumerate(received):
+        landed = [opened.ticket.size_bytes for opened in link.opened if ranks.rank_of(opened.key) == rank]
+        assert sum(by_transport.values()) == sum(landed)

@@ -1,0 +1,40 @@
+import msgspec
+import pytest
+
+from mesh.domain.workers import TransferCounters, WorkerLoad
+from tests.support.decoding import READY
+from worker.merging import merge_loads, merge_ready, merge_transfers
+
+
+def test_one_rank_is_what_it_said() -> None:
+    load, transfers = WorkerLoad(running_requests=3), TransferCounters(fetches=2)
+    assert merge_ready([READY]) is READY
+    assert merge_loads([load]) is load
+    assert merge_transfers([transfers]) is transfers
+
+
+def test_ranks_have_their_blocks_and_requests_together_and_the_context_of_the_least_pool() -> None:
+    small = msgspec.structs.replace(READY, total_blocks=10, context_tokens=640)
+    merged = merge_ready([READY, small])
+    assert (merged.total_blocks, merged.max_requests, merged.context_tokens) == (110, 8, 640)
+    assert merged.namespace == READY.namespace
+
+
+def test_ranks_of_different_weights_are_no_worker() -> None:
+    namespace = msgspec.structs.replace(READY.namespace, weights_fingerprint="other")
+    with pytest.raises(AssertionError, match="different models"):
+        merge_ready([READY, msgspec.structs.replace(READY, namespace=namespace)])
+
+
+def test_loads_add_up_and_times_are_means_of_those_that_know_them() -> None:
+    one = WorkerLoad(1, 2, 100, 50, 1000.0, 10.0, 40.0, 4.0, 0.0)
+    two = WorkerLoad(3, 0, 10, 60, 500.0, 20.0, 60.0, 6.0, 8.0)
+    idle = WorkerLoad(free_blocks=70)
+    assert merge_loads([one, two, idle]) == WorkerLoad(4, 2, 110, 180, 1500.0, 15.0, 50.0, 10.0, 8.0)
+
+
+def test_transfers_add_up_by_name() -> None:
+    one = TransferCounters(1, 2, 3, 8, 7, 0, {"tcp": 5}, {"tcp": 1}, {"replayed": 1}, 4, 40, 100.0)
+    two = TransferCounters(1, 0, 0, 8, 8, 1, {"tcp": 5, "posix": 2}, {}, {"replayed": 2}, 1, 10, 0.0)
+    expected = TransferCounters(2, 2, 3, 16, 15, 1, {"tcp": 10, "posix": 2}, {"tcp": 1}, {"replayed": 3}, 5, 50, 100.0)
+    assert merge_transfers([one, two]) == expected

@@ -1,0 +1,57 @@
+from mesh.blocks import chain_hashes
+from worker.rank_choice import TOKENS_A_REQUEST, RankOutlook, cached_blocks, choose_rank
+
+
+def outlook(live: int = 0, queued: int = 0, free: int = 1000, cached: int = 0) -> RankOutlook:
+    return RankOutlook(live_requests=live, queued_tokens=queued, free_blocks=free, cached_blocks=cached)
+
+
+def choose(*ranks: RankOutlook, tokens: int = 640, computes: bool = True, requests: int = 8) -> int:
+    return choose_rank(ranks, tokens, computes, requests)
+
+
+def test_of_idle_ranks_the_first_is_chosen() -> None:
+    assert choose(outlook(), outlook(), outlook()) == 0
+
+
+def test_the_rank_with_the_fewest_requests_is_chosen() -> None:
+    assert choose(outlook(live=2), outlook(live=1), outlook(live=3)) == 1
+
+
+def test_prompts_that_wait_count_by_their_tokens() -> None:
+    assert choose(outlook(queued=5000), outlook(live=3)) == 1
+
+
+def test_a_cached_prefix_outweighs_a_little_more_work() -> None:
+    assert choose(outlook(live=5, cached=10), outlook()) == 0
+
+
+def test_a_cached_prefix_does_not_outweigh_the_work_that_it_would_wait_for() -> None:
+    work = 640 // TOKENS_A_REQUEST + 1
+    assert choose(outlook(live=work, cached=10), outlook(), requests=100) == 1
+
+
+def test_a_prompt_that_another_worker_computes_goes_where_its_prefix_is_only_among_equals() -> None:
+    assert choose(outlook(), outlook(cached=9), computes=False) == 1
+    assert choose(outlook(), outlook(live=1, cached=9), computes=False) == 0
+
+
+def test_a_rank_where_the_request_would_wait_is_the_last_resort() -> None:
+    assert choose(outlook(free=9), outlook(live=7)) == 1
+    assert choose(outlook(live=8), outlook(live=7, queued=100_000)) == 1
+    assert choose(outlook(live=9), outlook(live=8)) == 1
+
+
+def test_blocks_that_a_rank_has_need_no_room() -> None:
+    assert choose(outlook(free=1, cached=9), outlook(live=1)) == 0
+
+
+def test_the_cached_prefix_of_each_rank_ends_at_its_first_gap() -> None:
+    prompt = list(range(300))
+    hashes = chain_hashes(prompt, b"salt")
+    held = [set(hashes[:2]), set(hashes), {hashes[0], hashes[2]}, set(hashes[1:])]
+    assert cached_blocks(prompt, b"salt", held) == [2, 4, 1, 0]
+
+
+def test_a_prompt_shorter_than_a_block_is_cached_nowhere() -> None:
+    assert cached_blocks([1] * 63, b"", [{b"x"}]) == [0]

@@ -1,0 +1,21 @@
+"""Base of a worker's configuration."""
+
+from pydantic import Field
+
+from engine.config import EngineConfig
+from mesh.config import ServiceConfig
+
+
+class WorkerConfig(ServiceConfig):
+    """What a worker computes with, and how it takes part in the mesh."""
+
+    engine: EngineConfig
+    # host:port of the scheduler. There is no default: a worker must never join a mesh that it was not told of. While
+    # the scheduler is away the worker serves those who know it.
+    scheduler: str
+    # Unique in the mesh and stable across restarts; by default host:port.
+    worker_id: str | None = Field(default=None, min_length=1, max_length=256)
+    # Least time between two reports to the scheduler.
+    status_interval_seconds: float = Field(default=0.05, gt=0)
+    # host:port of the KV stores; the scheduler is told the same.
+    stores: tuple[str, ...] = ()

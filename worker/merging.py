@@ -1,0 +1,82 @@
+"""What the ranks of a worker are, and do, together. Pure; of one rank it is what that rank said."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from engine.protocol.messages import Ready
+from mesh.blocks import BLOCK_TOKENS
+from mesh.domain.workers import TransferCounters, WorkerLoad
+
+
+def merge_ready(ranks: Sequence[Ready]) -> Ready:
+    """Blocks and requests are all ranks' together; a request lies on one rank, so the least pool bounds its context."""
+    first = ranks[0]
+    if len(ranks) == 1:
+        return first
+    for rank in ranks[1:]:
+        assert (rank.namespace, rank.model, rank.vocabulary_size, rank.block_bytes) == (
+            first.namespace,
+            first.model,
+            first.vocabulary_size,
+            first.block_bytes,
+        ), "the ranks of a worker hold different models"
+    least_blocks = min(rank.total_blocks for rank in ranks)
+    return msgspec.structs.replace(
+        first,
+        context_tokens=min(least_blocks * BLOCK_TOKENS, *(rank.context_tokens for rank in ranks)),
+        total_blocks=sum(rank.total_blocks for rank in ranks),
+        max_requests=sum(rank.max_requests for rank in ranks),
+        peak_bytes=sum(rank.peak_bytes for rank in ranks),
+    )
+
+
+def merge_loads(ranks: Sequence[WorkerLoad]) -> WorkerLoad:
+    """Sums; step times, answer lengths and the rate of one push are means over the ranks that know them."""
+    if len(ranks) == 1:
+        return ranks[0]
+    return WorkerLoad(
+        running_requests=sum(rank.running_requests for rank in ranks),
+        waiting_requests=sum(rank.waiting_requests for rank in ranks),
+        queued_prefill_tokens=sum(rank.queued_prefill_tokens for rank in ranks),
+        free_blocks=sum(rank.free_blocks for rank in ranks),
+        prefill_tokens_per_second=sum(rank.prefill_tokens_per_second for rank in ranks),
+        decode_step_ms=_mean_of_known(rank.decode_step_ms for rank in ranks),
+        mean_output_tokens=_mean_of_known(rank.mean_output_tokens for rank in ranks),
+        decode_step_requests=sum(rank.decode_step_requests for rank in ranks),
+        push_bytes_per_second=_mean_of_known(rank.push_bytes_per_second for rank in ranks),
+    )
+
+
+def merge_transfers(ranks: Sequence[TransferCounters]) -> TransferCounters:
+    """Sums; the rate of one fetch is a mean over the ranks that know it."""
+    if len(ranks) == 1:
+        return ranks[0]
+    return TransferCounters(
+        open_landings=sum(rank.open_landings for rank in ranks),
+        open_pushes=sum(rank.open_pushes for rank in ranks),
+        open_fetches=sum(rank.open_fetches for rank in ranks),
+        total_slots=sum(rank.total_slots for rank in ranks),
+        free_slots=sum(rank.free_slots for rank in ranks),
+        quarantined_slots=sum(rank.quarantined_slots for rank in ranks),
+        received_bytes=_sum_by_name(rank.received_bytes for rank in ranks),
+        sent_bytes=_sum_by_name(rank.sent_bytes for rank in ranks),
+        refused=_sum_by_name(rank.refused for rank in ranks),
+        fetches=sum(rank.fetches for rank in ranks),
+        fetched_blocks=sum(rank.fetched_blocks for rank in ranks),
+        fetch_bytes_per_second=_mean_of_known(rank.fetch_bytes_per_second for rank in ranks),
+    )
+
+
+def _mean_of_known(values: Iterable[float]) -> float:
+    """0 while no rank knows."""
+    known = [value for value in values if value]
+    return sum(known) / len(known) if known else 0.0
+
+
+def _sum_by_name(counts: Iterable[dict[str, int]]) -> dict[str, int]:
+    total: Counter[str] = Counter()
+    for each in counts:
+        total.update(each)
+    return dict(total)

@@ -1,0 +1,142 @@
+"""A worker's ranks as one: requests go to the best of them, what they say is merged, and the end of one ends all."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Self
+
+from engine.config import EngineConfig
+from engine.protocol.messages import FirstToken, StepResult, Submit, TransferNews
+from mesh.config import ObserveConfig
+from mesh.domain.workers import TransferCounters, WorkerLoad
+from mesh.errors import EngineFailed
+from worker.merging import merge_loads, merge_ready, merge_transfers
+from worker.rank_choice import cached_blocks, choose_rank
+from worker.rank_client import STOP_GRACE_SECONDS, RankClient
+from worker.rank_view import RankView
+
+RankMessage = StepResult | TransferNews
+
+
+class RankGroup:
+    """Made by `start`, in the main thread. Requests have keys of the worker, and each key names its rank too.
+
+    What submits or cancels raises EngineFailed once a rank has gone.
+
+    Attributes:
+        ranks: the clients, by rank.
+        views: what is known of each rank, by rank.
+        ready: what the ranks said when they had loaded, merged.
+    """
+
+    def __init__(self, ranks: Sequence[RankClient]) -> None:
+        self.ranks = ranks
+        self.views = [RankView(rank.ready) for rank in ranks]
+        self.ready = merge_ready([rank.ready for rank in ranks])
+        self._requests_a_rank = min(rank.ready.max_requests for rank in ranks)
+        self._named_requests = 0
+        self._failure: EngineFailed | None = None
+
+    @classmethod
+    async def start(cls, config: EngineConfig, observe: ObserveConfig | None = None, ranks: int = 1) -> Self:
+        """Start so many ranks and return when all have loaded. Raises what RankClient.start raises, and leaves none."""
+        starts = [
+            asyncio.create_task(RankClient.start(config, observe, rank, _name(rank, ranks))) for rank in range(ranks)
+        ]
+        started = False
+        try:
+            group = cls(await asyncio.gather(*starts))
+            started = True
+            return group
+        finally:
+            if not started:
+                await _undo(starts)
+
+    @property
+    def load(self) -> WorkerLoad:
+        return merge_loads([view.load for view in self.views])
+
+    @property
+    def transfers(self) -> TransferCounters:
+        return merge_transfers([view.transfers for view in self.views])
+
+    def new_key(self, token_ids: Sequence[int], cache_salt: bytes, computes_prompt: bool) -> int:
+        """Name a request that is submitted next; the key belongs to the rank that suits the request best.
+
+        `computes_prompt` is False where another worker computes the prompt.
+        """
+        key = self._named_requests * len(self.ranks) + self._choose(token_ids, cache_salt, computes_prompt)
+        self._named_requests += 1
+        return key
+
+    def rank_of(self, key: int) -> int:
+        """The rank that has, or had, the request of that key."""
+        return key % len(self.ranks)
+
+    def submit(self, submit: Submit) -> None:
+        self._client(submit.key).submit(submit)
+        self.views[self.rank_of(submit.key)].submitted(submit)
+
+    def cancel(self, key: int) -> None:
+        self._client(key).cancel(key)
+
+    def first_token(self, first: FirstToken) -> None:
+        self._client(first.key).first_token(first)
+
+    async def follow(self, hear: Callable[[int, RankMessage], None]) -> EngineFailed:
+        """Call `hear` with each rank and what it says, every rank's messages in its order, until a rank has gone.
+
+        Then the others are killed, and the reason returned. To be called once, and promptly: unread results pause a
+        rank after some MB.
+        """
+        tasks = [asyncio.create_task(self._follow(rank, hear)) for rank in range(len(self.ranks))]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            self._failure = next(task.result() for task in tasks if task in done)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        for rank in self.ranks:
+            rank.kill()
+        return self._failure
+
+    async def close(self, grace_seconds: float = STOP_GRACE_SECONDS) -> None:
+        """Stop all ranks, by force after the grace; may be called twice. Requests in them are lost."""
+        await asyncio.gather(*(rank.close(grace_seconds) for rank in self.ranks))
+
+    def _choose(self, token_ids: Sequence[int], cache_salt: bytes, computes_prompt: bool) -> int:
+        if len(self.ranks) == 1:
+            return 0
+        cached = cached_blocks(token_ids, cache_salt, [view.chains for view in self.views])
+        outlooks = [view.outlook(blocks) for view, blocks in zip(self.views, cached, strict=True)]
+        return choose_rank(outlooks, len(token_ids), computes_prompt, self._requests_a_rank)
+
+    def _client(self, key: int) -> RankClient:
+        if self._failure is not None:
+            raise EngineFailed(self._failure.message)
+        return self.ranks[self.rank_of(key)]
+
+    async def _follow(self, rank: int, hear: Callable[[int, RankMessage], None]) -> EngineFailed:
+        """Returns why the rank has gone."""
+        client, view = self.ranks[rank], self.views[rank]
+        try:
+            async for message in client.results:
+                if isinstance(message, StepResult):
+                    view.observe(message)
+                hear(rank, message)
+        except EngineFailed as error:
+            return error
+        status = await asyncio.shield(client.closed)
+        return EngineFailed(f"{client.name} ended with status {status}")
+
+
+def _name(rank: int, ranks: int) -> str:
+    return "the engine process" if ranks == 1 else f"rank {rank} of {ranks}"
+
+
+async def _undo(starts: Sequence[asyncio.Task[RankClient]]) -> None:
+    """End the ranks that load and those that have loaded."""
+    for start in starts:
+        start.cancel()
+    ended = await asyncio.gather(*starts, return_exceptions=True)
+    await asyncio.gather(*(each.close(grace_seconds=0) for each in ended if isinstance(each, RankClient)))

@@ -1,0 +1,80 @@
+"""One rank and the KV stores: each rank has sessions of its own, and offers the blocks of its own pool."""
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Protocol
+
+from kvstore.store_user import StoreUser
+from mesh.errors import EngineFailed
+from transfer.events import PushEnded
+from transfer.ticket import StoreSession, Ticket
+from worker.chains import Chains
+
+# What a store that comes, or comes back, is offered of what the rank has already.
+MAX_OFFERED_AGAIN = 256
+
+
+class Stores(Protocol):
+    """The KV stores, as `kvstore.client.StoreClient` has them."""
+
+    @property
+    def attached(self) -> list[str]:
+        """Ids of those that take offers now."""
+        ...
+
+    async def run(self) -> None: ...
+
+    def offer(self, chain: Sequence[bytes]) -> None: ...
+
+    def push_ended(self, event: PushEnded) -> bool: ...
+
+
+class RankStores:
+    """A `kvstore.store_user.StoreUser` in front of its rank; a rank that has gone is told nothing."""
+
+    def __init__(self, rank: StoreUser, chains: Chains, connect: Callable[[StoreUser], Stores]) -> None:
+        """`chains` are the rank's reusable blocks; `connect` makes the client of the stores."""
+        self._rank = rank
+        self._chains = chains
+        # A store came that was offered nothing yet.
+        self._store_came = False
+        self._stores = connect(self)
+
+    @property
+    def attached(self) -> list[str]:
+        """Ids of the stores that have a session with the rank now."""
+        return self._stores.attached
+
+    async def run(self) -> None:
+        """Attach, renew, and carry offers until cancelled."""
+        await self._stores.run()
+
+    def offer_stored(self, blocks: Sequence[bytes]) -> None:
+        """Blocks have become reusable: offer the chains that end in them."""
+        if blocks and self._stores.attached:
+            for chain in self._chains.ending_in(blocks):
+                self._stores.offer(chain)
+
+    def offer_to_newcomers(self) -> None:
+        """Offer the newest of what there is, if a store came since the last call."""
+        if self._store_came:
+            self._store_came = False
+            for chain in self._chains.newest(MAX_OFFERED_AGAIN):
+                self._stores.offer(chain)
+
+    def push_ended(self, event: PushEnded) -> bool:
+        """False where the push was not of an offer."""
+        return self._stores.push_ended(event)
+
+    def attach_store(self, session: StoreSession) -> None:
+        self._store_came = True
+        with suppress(EngineFailed):
+            self._rank.attach_store(session)
+
+    def detach_store(self, store_id: str) -> None:
+        with suppress(EngineFailed):
+            self._rank.detach_store(store_id)
+
+    def push_offer(self, ticket: Ticket, hashes: Sequence[bytes]) -> None:
+        with suppress(EngineFailed):
+            self._rank.push_offer(ticket, hashes)

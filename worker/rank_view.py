@@ -1,0 +1,46 @@
+"""One rank of a worker as its service sees it: what the rank said last, and what was asked of it since."""
+
+from engine.protocol.messages import Ready, StepResult, Submit
+from mesh.domain.workers import TransferCounters, WorkerLoad
+from worker.chains import Chains
+from worker.rank_choice import RankOutlook
+
+
+class RankView:
+    """Written by the worker's RankGroup alone.
+
+    Attributes:
+        load: as of the rank's last step.
+        transfers: as the rank last told.
+        chains: the reusable blocks of the rank's pool.
+    """
+
+    def __init__(self, ready: Ready) -> None:
+        self.load = WorkerLoad(free_blocks=ready.total_blocks)
+        self.transfers = TransferCounters()
+        self.chains = Chains()
+        # By key of each live request: prompt tokens that the rank has yet to compute for it.
+        self._uncomputed_tokens: dict[int, int] = {}
+
+    def outlook(self, cached_blocks: int) -> RankOutlook:
+        """What a request would find that has so many leading blocks here."""
+        return RankOutlook(
+            live_requests=len(self._uncomputed_tokens),
+            queued_tokens=sum(self._uncomputed_tokens.values()),
+            free_blocks=self.load.free_blocks,
+            cached_blocks=cached_blocks,
+        )
+
+    def submitted(self, submit: Submit) -> None:
+        self._uncomputed_tokens[submit.key] = 0 if submit.lands else len(submit.token_ids)
+
+    def observe(self, result: StepResult) -> None:
+        self.load = result.load
+        self.transfers = result.transfers or self.transfers
+        self.chains.observe(result.stored_blocks, result.stored_parents, result.removed_blocks)
+        for output in result.outputs:
+            if output.finish is not None or output.refusal is not None:
+                del self._uncomputed_tokens[output.key]
+            elif output.cached_tokens is not None:
+                # It comes with the first token: the prompt is computed.
+                self._uncomputed_tokens[output.key] = 0
