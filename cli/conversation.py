@@ -9,7 +9,7 @@ from rich.console import Console
 from cli.answers import Answer, chat_prompt, stream_grpc
 from cli.terminal import show_on
 from mesh.channel import open_channel
-from mesh.errors import EndpointUnavailable, MeshError
+from mesh.errors import DeadlineExceeded, EndpointUnavailable, MeshError, Retry
 
 CONNECT_SECONDS = 5.0
 
@@ -39,7 +39,7 @@ class Conversation:
             request = gateway_pb2.ListModelsRequest()
             await self._stub.ListModels(request, timeout=CONNECT_SECONDS, metadata=self._metadata)
         except MeshError as error:
-            if error.code not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+            if error.retry is not Retry.THIS_CALL and not isinstance(error, DeadlineExceeded):
                 raise
             raise EndpointUnavailable(f"no gateway answers at {self._endpoint}: is deepmesh up running?") from error
 

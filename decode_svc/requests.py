@@ -9,7 +9,7 @@ from engine.protocol.messages import Output, Submit
 from mesh.domain.outputs import FinishReason, Logprobs
 from mesh.domain.sampling import Sampling
 from mesh.domain.targets import StoreTarget, WorkerTarget
-from mesh.errors import ContextExceeded, InvalidRequest, MeshError, PrefillLost
+from mesh.errors import MeshError, PrefillLost, rebuild
 
 Terminal = FinishReason | MeshError
 
@@ -172,4 +172,4 @@ def terminal_of(request: Request, output: Output) -> Terminal | None:
     reason, message = output.refusal.reason, output.refusal.message
     if reason == PrefillLost.reason and request.prefill is not None:
         return prefill_lost(request.prefill, message)
-    return ContextExceeded(message) if reason == ContextExceeded.reason else InvalidRequest(message)
+    return rebuild(reason, message)

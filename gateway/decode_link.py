@@ -20,7 +20,7 @@ from gateway.placement import Placement
 from mesh.channel import open_channel
 from mesh.domain import wire as domain_wire
 from mesh.domain.targets import WorkerTarget
-from mesh.errors import MeshError, ShuttingDown, WorkerLost
+from mesh.errors import InvalidRequest, MeshError, ShuttingDown, WorkerLost
 from mesh.failures import from_failure, from_rpc_error
 from mesh.metrics import GATEWAY_WORKER_LINKS
 
@@ -209,7 +209,8 @@ class DecodeLink:
             self._explain(from_rpc_error(error), logging.INFO)
 
     def _explain(self, error: MeshError, level: int) -> None:
-        if isinstance(error, ShuttingDown) or error.code is grpc.StatusCode.INVALID_ARGUMENT:
+        # The worker will not take the next stream either; anything else may have been the connection's fault.
+        if isinstance(error, ShuttingDown | InvalidRequest):
             self.lose(error.message)
         _log.log(level, "stream broke", extra={"fields": {"worker": self.target.worker_id, "why": error.message}})
 

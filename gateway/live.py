@@ -14,8 +14,8 @@ from mesh.errors import (
     NamespaceMismatch,
     NoWorker,
     Overloaded,
-    PlaceAgain,
     PrefillLost,
+    Retry,
     UnknownRequest,
     WorkerLost,
 )
@@ -214,10 +214,10 @@ class LiveGeneration:
 
 def attempt_outcome(failure: MeshError) -> Outcome:
     """What the end of an attempt means: another worker may do better, or nobody will."""
-    if isinstance(failure, UnknownRequest | PrefillLost) or failure.code.name == "UNAVAILABLE":
+    if failure.retry is Retry.THIS_CALL or isinstance(failure, UnknownRequest | PrefillLost):
         return Outcome.LOST
-    # Of another namespace is the prefill worker that was placed with it: another pair may fit.
-    if isinstance(failure, PlaceAgain | NamespaceMismatch) or failure.code.name == "ABORTED":
+    # The decode worker and the prefill worker that was placed with it do not fit together: another pair may.
+    if failure.retry is Retry.HIGHER_UP or isinstance(failure, NamespaceMismatch):
         return Outcome.REFUSED
     return Outcome.FAILED
 
@@ -236,4 +236,4 @@ def exhausted(cause: MeshError, attempts: int) -> MeshError:
 
 
 def _passes_with_time(error: MeshError) -> bool:
-    return error.code.name in ("UNAVAILABLE", "RESOURCE_EXHAUSTED")
+    return error.retry in (Retry.THIS_CALL, Retry.AFTER_DELAY)

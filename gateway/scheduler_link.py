@@ -12,7 +12,7 @@ from gateway import wire
 from gateway.placement import AttemptReport, Placement, PlacementQuery
 from gateway.workers import Directory
 from mesh.channel import open_channel
-from mesh.errors import MeshError, NoWorker, SchedulerUnavailable
+from mesh.errors import DeadlineExceeded, MeshError, NoWorker, Retry, SchedulerUnavailable
 from mesh.failures import from_rpc_error
 
 REPORTS_KEPT = 1024
@@ -125,4 +125,4 @@ class SchedulerLink:
 
 def _unreachable(error: MeshError) -> bool:
     """Whether the scheduler did not answer, as opposed to an answer that there is no worker."""
-    return error.code.name in ("UNAVAILABLE", "DEADLINE_EXCEEDED") and not isinstance(error, NoWorker)
+    return isinstance(error, DeadlineExceeded) or (error.retry is Retry.THIS_CALL and not isinstance(error, NoWorker))

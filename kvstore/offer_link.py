@@ -11,10 +11,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from deepmesh.internal.v1 import kvstore_pb2
-from grpc import StatusCode
 
 from kvstore.store_user import StoreUser
-from mesh.errors import InvalidRequest, MeshError, NamespaceMismatch, OfferFailed, UnknownSession
+from mesh.errors import InvalidRequest, MeshError, NamespaceMismatch, OfferFailed, Retry, UnknownSession
 from mesh.metrics import STORE_OFFERS
 from mesh.observe import span
 from transfer import wire as transfer_wire
@@ -137,7 +136,7 @@ class OfferLink:
     def _failed(self, chain: Sequence[bytes], error: MeshError | TimeoutError) -> str:
         for block_hash in chain:
             self._offered.pop(block_hash, None)
-        if isinstance(error, UnknownSession | TimeoutError) or error.code is StatusCode.UNAVAILABLE:
+        if isinstance(error, UnknownSession | TimeoutError) or error.retry is Retry.THIS_CALL:
             self._doubt.set()
         # What will fail again the same way is worth a word; a store that is away has been told of already.
         level = logging.WARNING if isinstance(error, InvalidRequest | NamespaceMismatch) else logging.DEBUG

@@ -1,20 +1,59 @@
-"""The one tree of errors. Each class names its gRPC code and its stable reason; interceptors translate at the edges."""
+"""The one tree of errors. Each class names its gRPC code, its stable reason, and what its caller may try again.
+
+Interceptors translate at the edges. `rebuild` is the one way back from a reason to its class.
+"""
 
 from collections.abc import Mapping
+from enum import Enum
+from functools import cache
+from types import MappingProxyType
 
 from grpc import StatusCode
 
 DOMAIN = "deepmesh"
 
 
+class Retry(Enum):
+    """What may be tried again after an error."""
+
+    # The callee did nothing, or is not there: the same call, to it or to another like it.
+    THIS_CALL = "this call"
+    # The step above: place the request again, attach again, open another landing.
+    HIGHER_UP = "higher up"
+    # The same call, once there is room.
+    AFTER_DELAY = "after a delay"
+    # Nothing: the same would fail again, or nobody can say.
+    NEVER = "never"
+
+    @classmethod
+    def of(cls, code: StatusCode) -> "Retry":
+        """What deepmesh's contracts mean by a code."""
+        return _RETRIES.get(code, cls.NEVER)
+
+
+_RETRIES: Mapping[StatusCode, Retry] = MappingProxyType(
+    {
+        StatusCode.UNAVAILABLE: Retry.THIS_CALL,
+        StatusCode.ABORTED: Retry.HIGHER_UP,
+        StatusCode.RESOURCE_EXHAUSTED: Retry.AFTER_DELAY,
+    }
+)
+
+
 class MeshError(Exception):
     """An error with a meaning across the wire.
 
-    `metadata` becomes ErrorInfo.metadata, `retry_after_ms` becomes RetryInfo.
+    `metadata` becomes ErrorInfo.metadata, `retry_after_ms` becomes RetryInfo. A class that sets no `retry` has the one
+    of its code.
     """
 
     code: StatusCode = StatusCode.INTERNAL
     reason: str = "INTERNAL"
+    retry: Retry = Retry.NEVER
+
+    def __init_subclass__(cls) -> None:
+        if "code" in vars(cls) and "retry" not in vars(cls):
+            cls.retry = Retry.of(cls.code)
 
     def __init__(
         self, message: str, *, metadata: Mapping[str, str] | None = None, retry_after_ms: int | None = None
@@ -62,10 +101,11 @@ class UnknownModel(MeshError):
 
 
 class UnknownRequest(MeshError):
-    """The worker does not know that request (it restarted, or the grace period ended)."""
+    """The worker does not know that request (it restarted, or the grace period ended): place it again."""
 
     code = StatusCode.NOT_FOUND
     reason = "UNKNOWN_REQUEST"
+    retry = Retry.HIGHER_UP
 
 
 class Overloaded(MeshError):
@@ -162,7 +202,11 @@ class EndpointRefused(EndpointUnavailable):
 
     def __init__(self, message: str, *, status: int, retry_after_ms: int | None = None) -> None:
         super().__init__(message, metadata={"status": str(status)}, retry_after_ms=retry_after_ms)
-        self.status = status
+
+    @property
+    def status(self) -> int:
+        """The HTTP status."""
+        return int(self.metadata["status"])
 
 
 class AnswerBroken(EndpointUnavailable):
@@ -227,7 +271,9 @@ class EngineFailed(MeshError):
 
 
 class RemoteError(MeshError):
-    """An error of another process that has no class here: its code and reason are kept as they came."""
+    """An error of another process that has no class here: its code and reason are kept as they came, and the code says
+    what may be tried again.
+    """
 
     def __init__(
         self,
@@ -241,6 +287,7 @@ class RemoteError(MeshError):
         super().__init__(message, metadata=metadata, retry_after_ms=retry_after_ms)
         self.code = code
         self.reason = reason
+        self.retry = Retry.of(code)
 
 
 class ProcessFailed(MeshError):
@@ -255,6 +302,7 @@ class UnknownSession(MeshError):
 
     code = StatusCode.NOT_FOUND
     reason = "UNKNOWN_SESSION"
+    retry = Retry.HIGHER_UP
 
 
 class UnknownTransfer(MeshError):
@@ -276,3 +324,44 @@ class IndexUnavailable(MeshError):
 
     code = StatusCode.UNAVAILABLE
     reason = "INDEX_UNAVAILABLE"
+
+
+def rebuild(
+    reason: str,
+    message: str,
+    *,
+    code: StatusCode | None = None,
+    metadata: Mapping[str, str] | None = None,
+    retry_after_ms: int | None = None,
+) -> MeshError:
+    """The error that another process raised, in its class.
+
+    RemoteError for a reason that has no class here, or that came under another code than its class has. `code` is None
+    where only the reason was sent; an unknown reason is then INTERNAL, since nothing says what it means.
+    """
+    known = _classes().get(reason)
+    if known is None or code not in (None, known.code):
+        return RemoteError(
+            message,
+            code=StatusCode.INTERNAL if code is None else code,
+            reason=reason,
+            metadata=metadata,
+            retry_after_ms=retry_after_ms,
+        )
+    # Past the subclass's own constructor, whose arguments are already folded into metadata.
+    error = known.__new__(known)
+    MeshError.__init__(error, message, metadata=metadata, retry_after_ms=retry_after_ms)
+    return error
+
+
+@cache
+def _classes() -> Mapping[str, type[MeshError]]:
+    """Every class of the tree by its reason."""
+    pending: list[type[MeshError]] = [MeshError]
+    classes: dict[str, type[MeshError]] = {}
+    while pending:
+        error = pending.pop()
+        pending.extend(error.__subclasses__())
+        if error is not RemoteError:
+            classes.setdefault(error.reason, error)
+    return classes

@@ -1,8 +1,5 @@
 """Mesh errors on the wire: as a `Failure` message inside streams, and as google.rpc.Status at the end of a call."""
 
-from collections.abc import Mapping
-from functools import cache
-
 import grpc
 from deepmesh.internal.v1 import failure_pb2
 from google.protobuf.any_pb2 import Any
@@ -10,7 +7,7 @@ from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 from grpc import StatusCode
 
-from mesh.errors import DOMAIN, DeadlineExceeded, MeshError, RemoteError
+from mesh.errors import DOMAIN, DeadlineExceeded, MeshError, RemoteError, rebuild
 
 STATUS_DETAILS_KEY = "grpc-status-details-bin"
 # A status travels in headers, which peers limit to a few KiB.
@@ -31,7 +28,13 @@ def to_failure(error: MeshError) -> failure_pb2.Failure:
 def from_failure(failure: failure_pb2.Failure) -> MeshError:
     """The error that `to_failure` was given, in its class where the reason has one here."""
     retry_after_ms = failure.retry_after_ms if failure.HasField("retry_after_ms") else None
-    return _rebuild(_code(failure.code), failure.reason, failure.message, failure.metadata, retry_after_ms)
+    return rebuild(
+        failure.reason,
+        failure.message,
+        code=_code(failure.code),
+        metadata=failure.metadata,
+        retry_after_ms=retry_after_ms,
+    )
 
 
 def to_status(error: MeshError) -> status_pb2.Status:
@@ -59,37 +62,13 @@ def from_rpc_error(error: grpc.aio.AioRpcError) -> MeshError:
             reason, metadata = info.reason, dict(info.metadata)
         elif detail.Unpack(retry):
             retry_after_ms = retry.retry_delay.ToMilliseconds()
-    return _rebuild(error.code(), reason, status.message, metadata, retry_after_ms)
+    return rebuild(reason, status.message, code=error.code(), metadata=metadata, retry_after_ms=retry_after_ms)
 
 
 def _plain(code: StatusCode, message: str) -> MeshError:
     if code is StatusCode.DEADLINE_EXCEEDED:
         return DeadlineExceeded(message)
     return RemoteError(message, code=code, reason=code.name)
-
-
-def _rebuild(
-    code: StatusCode, reason: str, message: str, metadata: Mapping[str, str], retry_after_ms: int | None
-) -> MeshError:
-    known = _classes().get(reason)
-    if known is None or known.code is not code:
-        return RemoteError(message, code=code, reason=reason, metadata=metadata, retry_after_ms=retry_after_ms)
-    # Past the subclass's own constructor, whose arguments are already folded into metadata.
-    error = known.__new__(known)
-    MeshError.__init__(error, message, metadata=metadata, retry_after_ms=retry_after_ms)
-    return error
-
-
-@cache
-def _classes() -> dict[str, type[MeshError]]:
-    pending: list[type[MeshError]] = [MeshError]
-    classes: dict[str, type[MeshError]] = {}
-    while pending:
-        error = pending.pop()
-        pending.extend(error.__subclasses__())
-        if error is not RemoteError:
-            classes.setdefault(error.reason, error)
-    return classes
 
 
 def _rich_status(error: grpc.aio.AioRpcError) -> status_pb2.Status | None:

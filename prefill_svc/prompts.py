@@ -3,11 +3,11 @@
 import asyncio
 from dataclasses import dataclass
 
-from engine.protocol.messages import FirstToken, Output, Push, Refusal, Submit
+from engine.protocol.messages import FirstToken, Output, Push, Submit
 from mesh.domain.outputs import FinishReason
 from mesh.domain.sampling import Sampling
 from mesh.domain.targets import StoreTarget
-from mesh.errors import ContextExceeded, InvalidRequest, MeshError, NamespaceMismatch, PushFailed
+from mesh.errors import MeshError, PushFailed, rebuild
 from transfer.events import PushEnded
 from transfer.ticket import Ticket
 
@@ -79,7 +79,7 @@ class Job:
 
     def on_output(self, output: Output) -> None:
         if output.refusal is not None:
-            self.fail(_error_of(output.refusal))
+            self.fail(rebuild(output.refusal.reason, output.refusal.message))
         elif output.token_ids and not self.has_first_token:
             self.has_first_token = True
             self._tell(_first_token(output))
@@ -117,10 +117,3 @@ def _first_token(output: Output) -> FirstToken:
         cached_tokens=output.cached_tokens or 0,
         store_cached_tokens=output.store_cached_tokens or 0,
     )
-
-
-def _error_of(refusal: Refusal) -> MeshError:
-    for error in (ContextExceeded, NamespaceMismatch):
-        if refusal.reason == error.reason:
-            return error(refusal.message)
-    return InvalidRequest(refusal.message)

@@ -29,7 +29,7 @@ from engine.protocol.messages import (
 )
 from mesh import tether
 from mesh.config import ObserveConfig
-from mesh.errors import CheckpointError, ConfigError, EngineFailed
+from mesh.errors import EngineFailed, MeshError, rebuild
 from transfer.ticket import StoreSession, Ticket
 
 STOP_GRACE_SECONDS = 5.0
@@ -202,8 +202,8 @@ def _beside(observe: ObserveConfig, rank: int) -> ObserveConfig:
     return observe.model_copy(update={"trace_file": path.with_name(f"{path.stem}.rank{rank or ''}{path.suffix}")})
 
 
-def _start_error(failed: Failed) -> CheckpointError | ConfigError | EngineFailed:
-    for error in (CheckpointError, ConfigError):
-        if failed.reason == error.reason:
-            return error(failed.message)
-    return EngineFailed(f"the engine could not start: {failed.message}")
+def _start_error(failed: Failed) -> MeshError:
+    error = rebuild(failed.reason, failed.message)
+    if isinstance(error, EngineFailed):
+        return EngineFailed(f"the engine could not start: {failed.message}")
+    return error

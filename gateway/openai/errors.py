@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.openai.responses import ErrorBody, ErrorDetail
-from mesh.errors import BodyTooLarge, MeshError
+from mesh.errors import BodyTooLarge, MeshError, Retry
 
 # By the name of the gRPC code: HTTP status and OpenAI's type. Anything else is 500.
 STATUSES: Mapping[str, tuple[int, str]] = MappingProxyType(
@@ -40,8 +40,8 @@ def error_json(error: MeshError) -> bytes:
 
 
 def error_headers(error: MeshError) -> dict[str, str]:
-    """Retry-After, in whole seconds, where the answer is to come again."""
-    if http_status(error) not in (429, 503):
+    """Retry-After, in whole seconds, if the client may try again: the mesh above it is the client."""
+    if error.retry is Retry.NEVER:
         return {}
     delay_ms = DEFAULT_RETRY_AFTER_MS if error.retry_after_ms is None else error.retry_after_ms
     return {"retry-after": str(max(1, math.ceil(delay_ms / 1000)))}

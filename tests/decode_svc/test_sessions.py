@@ -11,8 +11,11 @@ from mesh.errors import (
     DeadlineExceeded,
     EngineFailed,
     InvalidRequest,
+    MeshError,
+    NamespaceMismatch,
     Overloaded,
     PrefillLost,
+    RemoteError,
     ShuttingDown,
     StreamReplaced,
     UnknownRequest,
@@ -124,6 +127,17 @@ async def test_a_request_that_the_rank_refuses_fails() -> None:
     ((_, _, end),) = (await taken(attachment)).values()
     assert isinstance(end, ContextExceeded)
     assert sessions.live_requests == 0
+
+
+@pytest.mark.parametrize(("reason", "error"), [("NAMESPACE_MISMATCH", NamespaceMismatch), ("NEW", RemoteError)])
+async def test_a_refusal_keeps_its_reason_and_is_no_invalid_request(reason: str, error: type[MeshError]) -> None:
+    sessions, rank, _ = make_sessions()
+    attachment = attach(sessions)
+    sessions.submit(attachment, make_submission())
+    sessions.on_step(rank.step(Output(0, 0, [], refusal=Refusal(reason, "why"))))
+    ((_, _, end),) = (await taken(attachment)).values()
+    assert isinstance(end, MeshError)
+    assert (type(end), end.reason, end.message) == (error, reason, "why")
 
 
 async def test_a_refused_request_never_reaches_the_rank_and_waits_for_its_acknowledgement() -> None:

@@ -1,3 +1,5 @@
+from typing import Any
+
 import grpc
 import pytest
 from deepmesh.internal.v1 import failure_pb2
@@ -6,7 +8,15 @@ from grpc import StatusCode
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mesh.errors import DeadlineExceeded, InvalidRequest, MeshError, Overloaded, RemoteError, UnknownModel
+from mesh.errors import (
+    DeadlineExceeded,
+    EndpointRefused,
+    InvalidRequest,
+    MeshError,
+    Overloaded,
+    RemoteError,
+    UnknownModel,
+)
 from mesh.failures import (
     MAX_MESSAGE_CHARACTERS,
     STATUS_DETAILS_KEY,
@@ -38,8 +48,10 @@ def test_every_reason_names_one_class() -> None:
 
 @pytest.mark.parametrize("error", all_errors(), ids=lambda each: each.__name__)
 def test_a_failure_comes_back_as_the_class_it_left_as(error: type[MeshError]) -> None:
-    back = from_failure(to_failure(error("what happened")))
+    arguments: dict[str, Any] = {"status": 502} if error is EndpointRefused else {}
+    back = from_failure(to_failure(error("what happened", **arguments)))
     assert type(back) is error
+    assert all(getattr(back, name) == value for name, value in arguments.items())
     assert back.message == "what happened"
 
 

@@ -228,13 +228,23 @@ async def test_hanging_up_stops_the_rank_at_any_stage(stage: str) -> None:
     assert ended("cancelled") == before + 1
 
 
-@pytest.mark.parametrize("error", [InvalidRequest, ContextExceeded, NamespaceMismatch])
+@pytest.mark.parametrize("error", [InvalidRequest, ContextExceeded, NamespaceMismatch, WorkerFull])
 async def test_what_the_rank_refuses_is_refused(error: type[MeshError]) -> None:
     async with prefill_without_rank() as running, prefill_caller(running.endpoint) as caller:
         key = await accepted(running, caller)
         refused = Output(key, len(PROMPT), [], refusal=Refusal(error.reason, "no"))
         running.rank.say(running.rank.step(refused))
         assert type(await caller.ended()) is error
+
+
+async def test_a_refusal_for_a_reason_without_a_class_is_not_the_callers_mistake() -> None:
+    async with prefill_without_rank() as running, prefill_caller(running.endpoint) as caller:
+        key = await accepted(running, caller)
+        refused = Output(key, len(PROMPT), [], refusal=Refusal("SOMETHING_NEW", "no"))
+        running.rank.say(running.rank.step(refused))
+        error = await caller.ended()
+        assert error is not None
+        assert (error.code.name, error.reason, error.message) == ("INTERNAL", "SOMETHING_NEW", "no")
 
 
 @pytest.mark.parametrize("computed", [False, True])

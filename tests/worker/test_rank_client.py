@@ -17,11 +17,12 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.oracle import oracle_tokens
+from engine.protocol.messages import Failed
 from mesh.config import ObserveConfig
 from mesh.domain.sampling import Sampling
-from mesh.errors import CheckpointError, EngineFailed
+from mesh.errors import CheckpointError, ConfigError, EngineFailed, MeshError, NamespaceMismatch, RemoteError
 from tests.support.engines import VOCABULARY, Transcript, oracle_config, prompt_of, submit_of
-from worker.rank_client import RankClient
+from worker.rank_client import RankClient, _start_error
 
 RANK_OWNER = Path(__file__).parents[1] / "support" / "rank_owner.py"
 
@@ -193,6 +194,15 @@ async def test_a_start_that_is_given_up_leaves_no_process() -> None:
 async def test_a_directory_without_a_checkpoint_is_an_error_that_names_it(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=str(tmp_path)):
         await RankClient.start(EngineConfig(model_dir=tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("reason", "error"),
+    [("CONFIG", ConfigError), ("NAMESPACE_MISMATCH", NamespaceMismatch), ("SOMETHING_NEW", RemoteError)],
+)
+def test_why_a_rank_did_not_start_keeps_its_class_or_at_least_its_reason(reason: str, error: type[MeshError]) -> None:
+    found = _start_error(Failed(reason, "why"))
+    assert (type(found), found.reason, found.message) == (error, reason, "why")
 
 
 def test_a_rank_dies_with_its_service() -> None:
