@@ -1,4 +1,4 @@
-# make demo | make test | make lint | make soak | make check-NAME | make protos | make check-protos | make sanitize
+# make demo | make test | make lint | make soak | make check-NAME | make dist | make protos | make check-protos | make sanitize
 # PYTHON: an interpreter 3.11 or newer.  TORCH: what to install where that interpreter has no usable torch,
 # e.g. TORCH="torch --index-url https://download.pytorch.org/whl/cpu" for the small CPU build.
 PYTHON ?= $(firstword $(foreach p,python3 python3.13 python3.12 python3.11,$(shell command -v $(p) >/dev/null && $(p) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $(p))))
@@ -9,7 +9,7 @@ SOURCES := mesh worker cli gateway scheduler prefill_svc decode_svc kvstore engi
 
 SANITIZER := compute-sanitizer --report-api-errors no --error-exitcode 1
 
-.PHONY: demo test soak lint protos check-protos sanitize clean
+.PHONY: demo test dist soak lint protos check-protos sanitize clean
 
 demo: .venv/installed
 	$(BIN)/deepmesh demo
@@ -20,6 +20,10 @@ test: .venv/installed-dev lint
 # Every property test with thousands of examples; minutes to hours.
 soak: .venv/installed-dev
 	$(BIN)/python -m pytest -m hypothesis --hypothesis-profile soak -o timeout=0 --numprocesses logical --dist loadgroup
+
+# Three wheels that serve anywhere: deepmesh, its contracts, and tiny-r1.
+dist: .venv/installed
+	$(BIN)/pip wheel --quiet --no-deps --wheel-dir dist ./protos ./models .
 
 # The tests marked check("NAME"), which are too long for `make test`.
 check-%: .venv/installed-dev
@@ -53,16 +57,16 @@ sanitize: .venv/installed-dev
 	then echo "keeping the installed CUDA torch"; $(PYTHON) -m venv --system-site-packages .venv; \
 	else echo "creating .venv"; $(PYTHON) -m venv .venv; fi
 
-.venv/installed: .venv/bin/python pyproject.toml protos/pyproject.toml constraints.txt
+.venv/installed: .venv/bin/python pyproject.toml protos/pyproject.toml models/pyproject.toml constraints.txt
 	@$(BIN)/python -c 'import torch' 2>/dev/null || { echo "installing $(TORCH)"; $(PIP) $(TORCH); }
 	@echo "installing deepmesh"
-	@$(PIP) -e ./protos -e .
+	@$(PIP) -e ./protos -e ./models -e .
 	@touch $@
 
 .venv/installed-dev: .venv/installed
 	@echo "installing what the tests need"
-	@$(PIP) -e ./protos -e '.[dev]'
+	@$(PIP) -e ./protos -e ./models -e '.[dev]'
 	@touch $@
 
 clean:
-	rm -rf .venv out checkpoints
+	rm -rf .venv out checkpoints dist build

@@ -16,11 +16,12 @@ from rich.table import Table
 
 from cli.answers import Answer, Show, chat_prompt, stream_grpc, stream_http
 from cli.kv_moves import KvMoves, last_path, moves_between, settled, until_registered
-from cli.launcher.composition import DEFAULT_MODEL, HOST, WORKER_MODULES, MeshPlan, compose, whereabouts
+from cli.launcher.composition import HOST, WORKER_MODULES, MeshPlan, compose, whereabouts
 from cli.launcher.gpus import find_gpus
 from cli.launcher.log_lines import LinePrinter
 from cli.launcher.preflight import check_plan
 from cli.launcher.serving import until_served
+from cli.launcher.shipped_model import shipped_model
 from cli.launcher.supervisor import Supervisor
 from cli.make_checkpoint import make_checkpoint
 from cli.status import bytes_by_transport
@@ -55,13 +56,13 @@ SECOND_QUESTION = "What is 82590 + 1946?"
 
 def demo(
     model: Annotated[
-        Path,
+        Path | None,
         typer.Option(
             metavar="DIR",
             help="A checkpoint; a random one is made if it is not there.",
             show_default="the shipped tiny-r1",
         ),
-    ] = DEFAULT_MODEL,
+    ] = None,
     decode: Annotated[int, typer.Option(min=1, max=8, help="Decode workers.")] = 1,
     prefill: Annotated[int, typer.Option(min=0, max=8, help="Prefill workers.")] = 1,
     kvstore: Annotated[int, typer.Option(min=0, max=4, help="KV stores.")] = 1,
@@ -71,6 +72,7 @@ def demo(
 ) -> None:
     """Start a mesh on free ports; chat over gRPC, over OpenAI HTTP, a second turn, and after the workers forgot it."""
     console = make_console()
+    model = model or shipped_model()
     if not (model / "config.json").exists():
         console.print(f"making a random checkpoint in {model}")
         make_checkpoint(model)

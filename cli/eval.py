@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from cli.launcher.composition import DEFAULT_MODEL
+from cli.launcher.shipped_model import shipped_model
 from mesh.config import validate
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def evaluate(
         return
     values = {
         "url": url,
-        "model_dir": DEFAULT_MODEL if model is None and url is None else model,
+        "model_dir": shipped_model() if model is None and url is None else model,
         "served_model": served_model,
         "api_key": api_key,
         "settings": tuple(settings or ()),

@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from cli.launcher.composition import (
-    DEFAULT_MODEL,
     GRPC_PORT,
     HOST,
     HTTP_PORT,
@@ -22,6 +21,7 @@ from cli.launcher.gpus import find_gpus
 from cli.launcher.log_lines import LinePrinter
 from cli.launcher.preflight import check_plan
 from cli.launcher.serving import until_served
+from cli.launcher.shipped_model import shipped_model
 from cli.launcher.supervisor import NAME, Supervisor
 from mesh.ports import free_port
 from mesh.signals import until_signal
@@ -58,7 +58,7 @@ def up(
     asked = tuple(settings or ())
     roles = ("decode", "prefill") if prefill else ("decode",)
     if model is None and not all(f"{role}.{WITHOUT_MODEL}" in asked for role in roles):
-        model = DEFAULT_MODEL
+        model = shipped_model()
     stores = tuple(free_port() for _ in range(kvstore))
     plan = MeshPlan(model, decode, http_port, grpc_port, scheduler_port, asked, prefill, stores, find_gpus())
     specs = compose(plan)

@@ -1,8 +1,12 @@
 """What an installation brings, with and without constraints.txt."""
 
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parent.parent
 PIN = re.compile(r"^([\w.-]+)==([^;\s]+)")
@@ -18,3 +22,42 @@ def test_an_installation_without_constraints_brings_the_ucx_that_was_measured() 
 def pins(requirements: list[str]) -> dict[str, str]:
     matches = [PIN.match(requirement) for requirement in requirements]
     return {match[1]: match[2] for match in matches if match}
+
+
+def test_every_file_that_a_package_reads_is_shipped_with_it() -> None:
+    tables = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    shipped = {
+        path
+        for package, globs in tables["package-data"].items()
+        for glob in globs
+        for path in folder(package).glob(glob)
+    }
+    read = {
+        path
+        for package in tables["packages"]
+        for path in folder(package).rglob("*")
+        if path.suffix in (".cu", ".cuh", ".h", ".typed", ".json", ".yaml", ".html") and path.is_file()
+    }
+    assert read <= shipped
+
+
+def folder(package: str) -> Path:
+    return ROOT.joinpath(*package.split("."))
+
+
+@pytest.mark.check("dist")
+def test_the_three_wheels_serve_in_an_empty_environment(tmp_path: Path) -> None:
+    wheels, environment, elsewhere = tmp_path / "wheels", tmp_path / "environment", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    sources = [str(ROOT / part) for part in ("protos", "models", ".")]
+    subprocess.run([sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", wheels, *sources], check=True)
+    subprocess.run([sys.executable, "-m", "venv", environment], check=True)
+    python = environment / "bin/python"
+    subprocess.run([python, "-m", "pip", "install", "-q", "--no-deps", *wheels.glob("*.whl")], check=True)
+    # What they need is taken from this environment, as plain files: an editable installation is not followed.
+    paths = next(environment.glob("lib/python*/site-packages")) / "needs.pth"
+    paths.write_text(f"{Path(pytest.__file__).parents[1]}\n")
+    command = [environment / "bin/deepmesh", "demo", "--prefill", "0", "--kvstore", "0"]
+    done = subprocess.run(command, cwd=elsewhere, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert str(ROOT) not in (elsewhere / "out/demo.log").read_text()

@@ -5,10 +5,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from cli.launcher.composition import DEFAULT_MODEL, HOST, MeshPlan, compose
+from cli.launcher.composition import HOST, MeshPlan, compose
 from cli.launcher.gpus import find_gpus
 from cli.launcher.log_lines import LinePrinter
 from cli.launcher.serving import until_served
+from cli.launcher.shipped_model import shipped_model
 from cli.launcher.supervisor import Supervisor
 from mesh.ports import free_port
 
@@ -29,19 +30,22 @@ class ModelMesh:
 async def model_mesh(
     log: Path,
     *,
-    model_dir: Path = DEFAULT_MODEL,
+    model_dir: Path | None = None,
     prefill: int = 0,
     stores: int = 0,
     settings: Sequence[str] = (),
 ) -> AsyncIterator[ModelMesh]:
     """One decode worker, `prefill` prefill workers and `stores` KV stores; their lines go to `log`.
 
-    `settings` as `deepmesh up --set`. Raises ProcessFailed where a service does not get ready.
+    They serve tiny-r1 if `model_dir` is None. `settings` as `deepmesh up --set`. Raises ProcessFailed if a service does
+    not get ready.
     """
     store_ports = tuple(free_port() for _ in range(stores))
     http_port, grpc_port, scheduler_port = free_port(), free_port(), free_port()
     asked, gpus = tuple(settings), find_gpus()
-    plan = MeshPlan(model_dir, 1, http_port, grpc_port, scheduler_port, asked, prefill, store_ports, gpus)
+    plan = MeshPlan(
+        model_dir or shipped_model(), 1, http_port, grpc_port, scheduler_port, asked, prefill, store_ports, gpus
+    )
     specs = compose(plan)
     with log.open("a") as output:
         supervisor = Supervisor(specs, LinePrinter(max(len(spec.name) for spec in specs), output))

@@ -14,8 +14,6 @@ HOST = "127.0.0.1"
 HTTP_PORT = 8000
 GRPC_PORT = 8001
 SCHEDULER_PORT = 8002
-# What is served where no model is named: shipped beside the code.
-DEFAULT_MODEL = Path(__file__).parents[2] / "models" / "tiny-r1"
 # Prefix of a key on the command line -> module that runs it.
 MODULES: Mapping[str, str] = {
     "scheduler": "scheduler",

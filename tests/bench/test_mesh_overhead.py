@@ -5,12 +5,12 @@ from rich.console import Console
 
 from bench.load.summary import Distribution
 from bench.mesh_overhead.__main__ import MeshRun, Options, Overhead, run, steady_gaps
-from cli.launcher.composition import DEFAULT_MODEL
+from cli.launcher.shipped_model import shipped_model
 
 
 def options(**changes: int) -> Options:
     small = {"layers": 1, "streams": 2, "prompt_tokens": 16, "tokens": 96, "settle": 8, "repeats": 1, "seed": 0}
-    return Options(model=DEFAULT_MODEL, **(small | changes))
+    return Options(model=shipped_model(), **(small | changes))
 
 
 def gaps(mean: float) -> Distribution:
