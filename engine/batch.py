@@ -42,7 +42,7 @@ class Row(msgspec.Struct, frozen=True):
 
 
 class Batch(msgspec.Struct, frozen=True):
-    """Rows of one step: those of one token first (decode), then chunks of prompts."""
+    """Rows of one step: those of one token first (decode), then chunks of prompts. Without rows it is a dummy."""
 
     step: int
     rows: Sequence[Row]
@@ -58,22 +58,33 @@ class Sample(msgspec.Struct, frozen=True):
     logprobs: Logprobs | None = None
 
 
+class StepShape(msgspec.Struct, frozen=True):
+    """What the ranks of a worker agree on before they launch a step together."""
+
+    # The most that any rank computes; kernels and graphs are chosen by it. 0 if no rank has anything to compute.
+    tokens: int
+    # Each row of each rank computes one token: a rank then has at most `tokens` rows.
+    decode_only: bool = True
+    # The ranks end before this step.
+    stopping: bool = False
+
+
 class Launched(Protocol):
-    """A batch under way."""
+    """A step on its way through a backend."""
+
+    def draw(self) -> None:
+        """Draw a token for each row with sampling. To be called once, before the next launch."""
+        ...
 
     def collect(self) -> list[Sample | None]:
-        """Wait for it. One entry per row, None where the row has no sampling."""
+        """Wait for the step. One entry per row, None where the row has no sampling."""
         ...
 
 
-class Computed:
-    """A Launched batch of a backend that computes as it launches."""
-
-    def __init__(self, samples: list[Sample | None]) -> None:
-        self._samples = samples
-
-    def collect(self) -> list[Sample | None]:
-        return self._samples
+def shape_of(rows: Sequence[Row]) -> StepShape:
+    """The shape of a step that this rank computes alone."""
+    tokens = [row.tokens for row in rows]
+    return StepShape(sum(tokens), decode_only=max(tokens, default=1) == 1)
 
 
 def with_known_tokens(rows: Sequence[Row], previous: Sequence[Sample | None]) -> list[Row]:
@@ -104,9 +115,18 @@ class Backend(Protocol):
         """The KV pool as transfers see it."""
         ...
 
-    def launch(self, batch: Batch) -> Launched:
-        """Begin to compute it, after the batch launched before, of which its rows may follow some.
+    def launch(self, batch: Batch, shape: StepShape) -> Launched:
+        """Begin to compute the batch's tokens, after the batch launched before, of which its rows may follow some.
 
-        At most one batch that is not collected is there when another is launched; they are collected in order.
+        The step has the agreed shape, which is no smaller than the batch. A batch without rows is a dummy: the rank
+        computes padding, as other ranks compute rows, and touches no block of a request. At most one batch that is not
+        collected is there when another is launched; they are collected in order.
         """
         ...
+
+
+def execute(backend: Backend, batch: Batch, shape: StepShape | None = None) -> list[Sample | None]:
+    """Compute one batch from its launch to its samples, by default in a step of its own shape."""
+    launched = backend.launch(batch, shape or shape_of(batch.rows))
+    launched.draw()
+    return launched.collect()

@@ -90,7 +90,7 @@ def plan_step(
     `waiting` is in order of admission and may be lazy: it is read only as far as requests are admitted, and one more.
     `references[block]` says how many requests hold a block.
     """
-    growing = [request for request in decoding if request.progress.needs_block]
+    growing = [request for request in decoding if request.progress.computed_at_most >= request.progress.covered]
     preempted: list[RequestT] = []
     if len(growing) > free_blocks:
         preempted, free_blocks = _preempt(decoding, prompts, free_blocks, references)

@@ -10,13 +10,14 @@ At temperature 0 the token depends on nothing else; above 0 on (seed, e) too. to
 import time
 from array import array
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import log
 from operator import mul
 
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.batch import Batch, Computed, Row, Sample, with_known_tokens
+from engine.batch import Batch, Row, Sample, StepShape, with_known_tokens
 from engine.config import EngineConfig
 from mesh.blocks import BLOCK_TOKENS
 from mesh.domain.outputs import Logprobs
@@ -91,34 +92,34 @@ class OracleBackend:
         self._prefill_tokens_per_second = oracle.prefill_tokens_per_second
         self._clock = clock
         self._sleep = sleep
-        # Of the batch launched last.
+        # What the batch launched last drew.
         self._samples: list[Sample | None] = []
 
     def kv_memory(self) -> HostMemory:
         return HostMemory(self.cells.view(np.uint8).reshape(1, self.total_blocks, self.block_bytes))
 
-    def launch(self, batch: Batch) -> Computed:
-        """Computes the batch right away."""
-        self._samples = self.execute(Batch(batch.step, with_known_tokens(batch.rows, self._samples)))
-        return Computed(self._samples)
-
-    def execute(self, batch: Batch) -> list[Sample | None]:
-        """One entry per row, None where the row has no sampling. Returns no sooner than the pace allows."""
+    def launch(self, batch: Batch, shape: StepShape) -> "OracleStep":
+        """Writes the tokens' KV right away; a dummy computes nothing, in no time."""
         started = self._clock()
-        rows = batch.rows
-        layout = _Layout(rows)
+        rows = with_known_tokens(batch.rows, self._samples)
         single = next((index for index, row in enumerate(rows) if len(row.token_ids) > 1), len(rows))
-        self._write_tokens(rows[:single], layout)
+        layout = _Layout(rows)
+        if single:
+            self._write_tokens(rows[:single], layout)
         for index in range(single, len(rows)):
             self._write_chunk(rows[index], index, layout)
-        samples = self._draw_samples(rows, layout)
-        remaining = self._pace(rows, single) - (self._clock() - started)
+        return OracleStep(partial(self._draw, rows, layout, started + self._pace(rows, single)))
+
+    def _draw(self, rows: Sequence[Row], layout: "_Layout", ends: float) -> list[Sample | None]:
+        """Returns no sooner than the pace allows: at `ends` by the clock."""
+        self._samples = self._draw_samples(rows, layout)
+        remaining = ends - self._clock()
         if remaining > 0:
             self._sleep(remaining)
-        return samples
+        return self._samples
 
     def _pace(self, rows: Sequence[Row], single: int) -> float:
-        """Seconds this step takes: a decode step where there are rows of one token, and the time of the chunks."""
+        """Seconds this step takes: a decode step if there are rows of one token, and the time of the chunks."""
         seconds = self._step_seconds if single else 0.0
         if self._prefill_tokens_per_second:
             seconds += sum(len(row.token_ids) for row in rows[single:]) / self._prefill_tokens_per_second
@@ -147,7 +148,7 @@ class OracleBackend:
             return samples
         samplings = [row.sampling for row in rows if row.sampling is not None]
         ends = layout.ends[which]
-        tokens = _draw(self._read(np.array(which), ends, layout), ends, samplings, self.vocabulary_size)
+        tokens = _draw_tokens(self._read(np.array(which), ends, layout), ends, samplings, self.vocabulary_size)
         for index, token, sampling in zip(which, tokens, samplings, strict=True):
             if sampling.top_logprobs is None:
                 samples[index] = Sample(token)
@@ -166,18 +167,32 @@ class OracleBackend:
         return np.add.reduceat(cells * self._inverse_powers[order], last + 1 - counts)
 
 
+class OracleStep:
+    """engine.batch.Launched: the KV of its rows is written."""
+
+    def __init__(self, draw: Callable[[], list[Sample | None]]) -> None:
+        self._draw = draw
+        self._samples: list[Sample | None] = []
+
+    def draw(self) -> None:
+        self._samples = self._draw()
+
+    def collect(self) -> list[Sample | None]:
+        return self._samples
+
+
 class _Layout:
     """Where the rows of a batch are: their first positions and ends, int64 [rows], and their cells."""
 
     def __init__(self, rows: Sequence[Row]) -> None:
-        self.starts: Indices = np.array([row.start for row in rows])
-        self.ends: Indices = self.starts + np.array([len(row.token_ids) for row in rows])
+        self.starts: Indices = np.array([row.start for row in rows], np.int64)
+        self.ends: Indices = self.starts + np.array([len(row.token_ids) for row in rows], np.int64)
         # All rows' block ids, one after the other.
         blocks = array("i")
         for row in rows:
             blocks.extend(row.block_ids)
         self._blocks = np.frombuffer(blocks, np.int32).astype(np.int64)
-        lengths = np.array([len(row.block_ids) for row in rows])
+        lengths = np.array([len(row.block_ids) for row in rows], np.int64)
         self._offsets = np.cumsum(lengths) - lengths
 
     def cells(self, which: Indices, positions: Indices) -> Indices:
@@ -210,7 +225,7 @@ def _mix_word(word: int) -> int:
     return word ^ (word >> 31)
 
 
-def _draw(states: Words, positions: Indices, samplings: Sequence[Sampling], vocabulary_size: int) -> list[int]:
+def _draw_tokens(states: Words, positions: Indices, samplings: Sequence[Sampling], vocabulary_size: int) -> list[int]:
     if any(sampling.temperature > 0 for sampling in samplings):
         seeds = np.array([sampling.seed for sampling in samplings], np.uint64)
         sampled = np.array([sampling.temperature > 0 for sampling in samplings])

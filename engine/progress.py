@@ -14,7 +14,7 @@ class Progress:
     requests end and their blocks become reusable by what is confirmed. Always
 
         len(token_ids) <= tokens_at_least <= tokens_at_most
-        computed <= computed_at_most <= tokens covered by block_ids
+        computed <= computed_at_most <= covered
 
     and without rows in flight what is confirmed, at least and at most is the same. A row that draws computes the KV of
     all tokens before the last that it yields: `computed_at_most` is then one less than `tokens_at_most`.
@@ -28,6 +28,7 @@ class Progress:
         drawing_row: if tokens are in flight, the latest comes from this row of the step launched last.
         block_ids: the block table, in order of position, 64 tokens a block; an array, so that backends can read it as a
             buffer. Empty while the request waits.
+        covered: tokens that the block table has room for.
         registered_blocks: how many leading blocks of the table were matched in the pool or registered with it.
     """
 
@@ -35,6 +36,7 @@ class Progress:
         "block_ids",
         "computed",
         "computed_at_most",
+        "covered",
         "drawing_row",
         "registered_blocks",
         "rows_in_flight",
@@ -56,20 +58,15 @@ class Progress:
         return self.tokens_at_most - self.computed_at_most
 
     @property
-    def covered(self) -> int:
-        """Tokens that the block table has room for."""
-        return len(self.block_ids) * BLOCK_TOKENS
-
-    @property
     def needs_block(self) -> bool:
         """Whether the next token computed has no block yet."""
-        return self.computed_at_most >= len(self.block_ids) * BLOCK_TOKENS
+        return self.computed_at_most >= self.covered
 
     def matched(self, cached: Sequence[int], new: Sequence[int]) -> None:
         """The request holds blocks for all its tokens: `cached` has the KV of the leading ones, `new` is empty."""
         assert not self.block_ids and not self.rows_in_flight
-        self.block_ids.extend(cached)
-        self.block_ids.extend(new)
+        self.grown(cached)
+        self.grown(new)
         self.registered_blocks = len(cached)
         self.computed = self.computed_at_most = len(cached) * BLOCK_TOKENS
         assert self.computed < len(self.token_ids) <= self.covered
@@ -77,6 +74,7 @@ class Progress:
     def grown(self, blocks: Sequence[int]) -> None:
         """The request holds more blocks, for tokens that it generates."""
         self.block_ids.extend(blocks)
+        self.covered = len(self.block_ids) * BLOCK_TOKENS
 
     def registered(self, blocks: int) -> None:
         """Others can find the first `blocks` blocks, which are full."""
@@ -106,7 +104,7 @@ class Progress:
             self.tokens_at_least += 1
             self.tokens_at_most += draws
             self.drawing_row = index
-        assert self.computed_at_most <= len(self.block_ids) * BLOCK_TOKENS
+        assert self.computed_at_most <= self.covered
 
     def committed(self, computes: int, draws: int, token_ids: Sequence[int]) -> None:
         """The earliest row in flight, which was launched with these bounds, has yielded these tokens.
@@ -134,5 +132,6 @@ class Progress:
 
     def _forget(self) -> None:
         self.block_ids = array("i")
+        self.covered = 0
         self.computed = self.computed_at_most = 0
         self.registered_blocks = 0

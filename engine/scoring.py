@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from engine.batch import Backend, Batch, Row, Sample
+from engine.batch import Backend, Batch, Row, Sample, execute
 from engine.config import EngineConfig
 from engine.rank.backends import make_backend
 from mesh.blocks import BLOCK_TOKENS
@@ -88,7 +88,7 @@ def _together(backend: Backend, texts: Sequence[Sequence[int]]) -> list[list[flo
             for text, owned in zip(texts, blocks, strict=True)
             if len(text) > position + 1
         ]
-        samples = backend.launch(Batch(position, rows)).collect()
+        samples = execute(backend, Batch(position, rows))
         for index, sample in enumerate(samples):
             scores[index].append(_logprob(sample, texts[index][position + 1]))
     return scores

@@ -14,17 +14,16 @@ class RankLoop:
     def __init__(self, link: RankLink, engine: Engine) -> None:
         self._link = link
         self._engine = engine
-        self._stopped = False
 
     def run(self) -> None:
         """Return when the service is done with us."""
-        while True:
+        while not self._engine.stopped:
             # What lingers of a transfer after its last event ends without another.
             most_seconds = None if self._engine.transfers.settled else LOOK_SECONDS
             for message in self._link.receive(wait=not self._engine.has_work(), most_seconds=most_seconds):
-                self._take(message)
+                self._handle(message)
             self._engine.follow_transfers()
-            if self._stopped or self._link.closed:
+            if self._link.closed:
                 return
             if self._engine.has_work() and (result := self._engine.step(self._send_news)) is not None:
                 self._link.send(result)
@@ -34,7 +33,7 @@ class RankLoop:
         for news in self._engine.transfers.take_news():
             self._link.send(news)
 
-    def _take(self, message: ToRank) -> None:
+    def _handle(self, message: ToRank) -> None:
         match message:
             case Submit():
                 self._engine.submit(message)
@@ -43,7 +42,7 @@ class RankLoop:
             case FirstToken():
                 self._engine.first_token(message)
             case Stop():
-                self._stopped = True
+                self._engine.stop()
             case _:
                 assert not isinstance(message, Start)
                 self._engine.transfers.take(message)

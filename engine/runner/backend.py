@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from engine.batch import Batch, Row, Sample
+from engine.batch import Batch, Row, Sample, StepShape, execute
 from engine.config import ResolvedEngineConfig
 from engine.model.context import DeviceState
 from engine.model.inputs import build_context
@@ -69,7 +69,7 @@ class ModelBackend:
             layout=f"latent {model_config.kv_lora_rank}, interleaved rope {model_config.qk_rope_head_dim}",
             scale=self.state.kv_scale,
         )
-        # None where steps are as large as their rows are: on a CPU a size costs nothing at first.
+        # None if steps are as large as their rows are: on a CPU a size costs nothing at first.
         self._sizes = None
         if self.asynchronous:
             self._sizes = step_sizes(min(config.max_step_tokens, config.max_requests * self.context_tokens))
@@ -87,39 +87,31 @@ class ModelBackend:
         return HostMemory(pool.view(torch.uint8).numpy().reshape(*pool.shape[:2], -1))
 
     @torch.inference_mode()
-    def launch(self, batch: Batch) -> "LaunchedStep":
-        """Queue the batch's tokens, the writes of their KV, and the draw of a token for each row with sampling."""
+    def launch(self, batch: Batch, shape: StepShape) -> "LaunchedStep":
+        """Queue the batch's tokens and the writes of their KV; without rows, padding alone."""
         rows = batch.rows
         progress = DeviceProgress(batch.on_layers) if self.asynchronous else None
         drawing = [index for index, row in enumerate(rows) if row.sampling is not None]
-        if self._graphs is not None and self._graphs.fit(rows):
-            logits = self._graphs.run(rows)
+        if self._graphs is not None and self._graphs.fit(shape):
+            logits = self._graphs.run(rows, shape.tokens)
             if len(drawing) < len(rows):
                 logits = logits[self._indices(drawing)]
         else:
             on_layers = batch.on_layers if progress is None else progress.layer_hook
-            context = build_context(self._model.config, rows, self.state, self._size(rows))
+            context = build_context(self._model.config, rows, self.state, self._size(shape.tokens))
             logits = self._model.forward(context, on_layers)
-        pending = self._draw(logits, rows, drawing) if drawing else None
-        if progress is not None:
-            progress.enqueued()
-        return LaunchedStep(len(rows), drawing, pending, progress)
+        return LaunchedStep(rows, drawing, logits, self.state, progress)
 
-    def _size(self, rows: Sequence[Row]) -> int | None:
-        if self._sizes is None:
-            return None
-        return padded_size(sum(row.end - row.start for row in rows), self._sizes)
+    def _size(self, tokens: int) -> int:
+        """To how many tokens a step is padded."""
+        return tokens if self._sizes is None else padded_size(tokens, self._sizes)
 
     def _warm_up(self, sizes: Sequence[int], max_requests: int) -> None:
         with span("engine.warm_up"):
             for rows in warm_up_steps(sizes, self.context_tokens, max_requests, self.state.padding_block):
-                self.launch(Batch(0, rows)).collect()
-
-    def _draw(self, logits: torch.Tensor, rows: Sequence[Row], drawing: Sequence[int]) -> PendingSamples:
-        drawn_rows = [rows[index] for index in drawing]
-        token_ids = draw_tokens(logits, drawn_rows)
-        self.state.drawn[self._indices(drawing)] = token_ids
-        return PendingSamples(logits, token_ids, drawn_rows)
+                execute(self, Batch(0, rows))
+            for decode_only in (True, False):
+                execute(self, Batch(0, ()), StepShape(sizes[0], decode_only))
 
     def _indices(self, rows: Sequence[int]) -> torch.Tensor:
         return to_device(np.array(rows, np.int64), self.state.device)
@@ -141,15 +133,37 @@ class LaunchedStep:
     """engine.batch.Launched."""
 
     def __init__(
-        self, rows: int, drawing: Sequence[int], pending: PendingSamples | None, progress: DeviceProgress | None
+        self,
+        rows: Sequence[Row],
+        drawing: Sequence[int],
+        logits: torch.Tensor,
+        state: DeviceState,
+        progress: DeviceProgress | None,
     ) -> None:
-        """drawing: the rows that draw, in the order of the pending samples; progress: None of a step that is done."""
-        self._rows = rows
+        """drawing: the rows that draw; logits: [drawing, vocabulary]; progress: None on a CPU, whose step is done."""
+        self._rows = len(rows)
         self._drawing = drawing
-        self._pending = pending
+        self._drawn_rows = [rows[index] for index in drawing]
+        self._logits: torch.Tensor | None = logits
+        self._state = state
         self._progress = progress
+        self._pending: PendingSamples | None = None
+
+    @torch.inference_mode()
+    def draw(self) -> None:
+        """Queue the draw, whose tokens the next step's rows may follow."""
+        logits, self._logits = self._logits, None
+        assert logits is not None, "a step draws once"
+        if self._drawing:
+            token_ids = draw_tokens(logits, self._drawn_rows)
+            drawing = to_device(np.array(self._drawing, np.int64), self._state.device)
+            self._state.drawn[drawing] = token_ids
+            self._pending = PendingSamples(logits, token_ids, self._drawn_rows)
+        if self._progress is not None:
+            self._progress.enqueued()
 
     def collect(self) -> list[Sample | None]:
+        assert self._logits is None, "a step is collected after its draw"
         if self._progress is not None:
             # KV that was not written yet must not be pushed, nor its blocks be given to others.
             self._progress.synchronize()

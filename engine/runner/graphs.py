@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from engine.batch import Row
+from engine.batch import Row, StepShape
 from engine.model.context import DeviceState
 from engine.model.decode_inputs import pack_decode_rows, packed_size, unpack_decode_rows
 from engine.model.inputs import decode_context
@@ -34,12 +34,12 @@ class DecodeGraphs:
         self._graphs = [_DecodeGraph(model, state, rows, blocks, pool) for rows in sorted(sizes, reverse=True)]
         self._graphs.reverse()
 
-    def fit(self, rows: Sequence[Row]) -> bool:
-        return len(rows) <= self._graphs[-1].rows and all(row.end - row.start == 1 for row in rows)
+    def fit(self, shape: StepShape) -> bool:
+        return shape.decode_only and shape.tokens <= self._graphs[-1].rows
 
-    def run(self, rows: Sequence[Row]) -> torch.Tensor:
-        """Logits [rows, vocabulary] of rows that `fit`; to be read before the next run."""
-        graph = next(graph for graph in self._graphs if graph.rows >= len(rows))
+    def run(self, rows: Sequence[Row], most_rows: int) -> torch.Tensor:
+        """Logits [rows, vocabulary] from the graph for `most_rows`, if that fits; to be read before the next run."""
+        graph = next(graph for graph in self._graphs if graph.rows >= most_rows)
         packed = pack_decode_rows(rows, graph.rows, self._blocks, self._padding_block)
         copy_to_device(packed, graph.packed)
         graph.graph.replay()

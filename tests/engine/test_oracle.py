@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.batch import Batch, Row
+from engine.batch import Batch, Row, execute
 from engine.oracle import OracleBackend, oracle_tokens
 from mesh.domain.outputs import Logprobs
 from mesh.domain.sampling import Sampling
@@ -29,7 +29,7 @@ def continue_with(
     """Compute the prompt from `start` on in one row, then decode, one request alone."""
     tokens = list(prompt)
     for step in range(count):
-        (sample,) = backend.execute(Batch(step, [Row(tokens[start:], start, blocks, sampling)]))
+        (sample,) = execute(backend, Batch(step, [Row(tokens[start:], start, blocks, sampling)]))
         assert sample is not None
         start = len(tokens)
         tokens.append(sample.token_id)
@@ -51,7 +51,7 @@ def test_the_tokens_do_not_depend_on_chunks_or_blocks(prompt: list[int], cuts: l
     backend = backend_of()
     bounds = [0, *sorted({cut for cut in cuts if cut < len(prompt)})]
     for start, end in pairwise(bounds):
-        assert backend.execute(Batch(0, [Row(prompt[start:end], start, block_ids, None)])) == [None]
+        assert execute(backend, Batch(0, [Row(prompt[start:end], start, block_ids, None)])) == [None]
     assert continue_with(backend, prompt, block_ids, 3, start=bounds[-1]) == oracle_tokens(prompt, 3, VOCABULARY)
 
 
@@ -60,7 +60,7 @@ def test_rows_of_a_batch_do_not_disturb_one_another() -> None:
     prompts = [prompt_of(length, seed=length) for length in (1, 70, 130)]
     tables = [[0, 1], [2, 3], [4, 5, 6]]
     rows = [Row(prompt, 0, table, GREEDY) for prompt, table in zip(prompts, tables, strict=True)]
-    samples = backend.execute(Batch(0, rows))
+    samples = execute(backend, Batch(0, rows))
     assert [[sample.token_id] for sample in samples if sample] == [
         oracle_tokens(prompt, 1, VOCABULARY) for prompt in prompts
     ]
@@ -78,7 +78,7 @@ def test_a_seed_decides_sampled_tokens_and_not_greedy_ones() -> None:
 def damaged_continuations(damage: object, count: int) -> tuple[list[int], list[int]]:
     """What follows a prompt of four blocks whose KV was tampered with, and what should."""
     backend, prompt, blocks = backend_of(), prompt_of(256), [5, 6, 7, 8, 9, 10]
-    backend.execute(Batch(0, [Row(prompt[:255], 0, blocks, None)]))
+    execute(backend, Batch(0, [Row(prompt[:255], 0, blocks, None)]))
     assert callable(damage)
     damage(backend.cells.reshape(-1, 64))
     return continue_with(backend, prompt, blocks, count, start=255), oracle_tokens(prompt, count, VOCABULARY)
@@ -125,7 +125,7 @@ def test_tokens_use_the_vocabulary() -> None:
 
 def test_logprobs_are_a_distribution_led_by_the_token_drawn() -> None:
     row = Row(prompt_of(5), 0, [0], Sampling(top_logprobs=3))
-    (sample,) = backend_of().execute(Batch(0, [row]))
+    (sample,) = execute(backend_of(), Batch(0, [row]))
     assert sample is not None
     assert isinstance(sample.logprobs, Logprobs)
     assert sample.logprobs.top_token_ids[0] == sample.token_id
@@ -142,20 +142,20 @@ def paced_backend() -> tuple[OracleBackend, list[float]]:
 
 def test_a_decode_step_takes_its_time_whatever_its_rows() -> None:
     backend, slept = paced_backend()
-    backend.execute(Batch(0, [Row([1], 0, [0], GREEDY), Row([2], 0, [1], GREEDY)]))
+    execute(backend, Batch(0, [Row([1], 0, [0], GREEDY), Row([2], 0, [1], GREEDY)]))
     assert slept == [pytest.approx(0.020)]
 
 
 def test_prompts_take_time_by_their_tokens() -> None:
     backend, slept = paced_backend()
-    backend.execute(Batch(0, [Row([1], 0, [0], GREEDY), Row(prompt_of(100), 0, [1, 2], GREEDY)]))
+    execute(backend, Batch(0, [Row([1], 0, [0], GREEDY), Row(prompt_of(100), 0, [1, 2], GREEDY)]))
     assert slept == [pytest.approx(0.120)]
 
 
 def test_without_a_pace_nothing_sleeps() -> None:
     slept: list[float] = []
     backend = OracleBackend(oracle_config(total_blocks=32), clock=lambda: 0.0, sleep=slept.append)
-    backend.execute(Batch(0, [Row([1], 0, [0], GREEDY)]))
+    execute(backend, Batch(0, [Row([1], 0, [0], GREEDY)]))
     assert slept == []
 
 

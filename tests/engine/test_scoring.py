@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.batch import Batch, Computed, Row, Sample
+from engine.batch import Batch, Row, Sample, StepShape
 from engine.scoring import ScoringConfig, main, token_logprobs
 from mesh.blocks import BLOCK_TOKENS
 from mesh.config import load
@@ -34,16 +34,27 @@ class CountingBackend:
         self.total_blocks = total_blocks
         self.most_rows = 0
 
-    def launch(self, batch: Batch) -> Computed:
+    def launch(self, batch: Batch, shape: StepShape) -> "CountedStep":
         owned = [block for row in batch.rows for block in row.block_ids]
         assert len(set(owned)) == len(owned), "two texts share a block"
         assert all(0 <= block < self.total_blocks for block in owned)
         self.most_rows = max(self.most_rows, len(batch.rows))
-        return Computed([Sample(0, self._logprobs(row.token_ids[-1])) for row in batch.rows])
+        return CountedStep([Sample(0, self._logprobs(row.token_ids[-1])) for row in batch.rows])
 
     def _logprobs(self, previous: int) -> Logprobs:
         order = sorted(range(VOCABULARY), key=lambda token_id: -((previous + token_id) % 7))
         return Logprobs(0.0, order, [expected(previous, token_id) for token_id in order])
+
+
+class CountedStep:
+    def __init__(self, samples: list[Sample | None]) -> None:
+        self._samples = samples
+
+    def draw(self) -> None:
+        pass
+
+    def collect(self) -> list[Sample | None]:
+        return self._samples
 
 
 def expected(previous: int, token_id: int) -> float:

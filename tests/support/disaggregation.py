@@ -5,9 +5,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from engine.batch import Batch, Computed
+from engine.batch import Batch, StepShape
 from engine.engine import Engine
-from engine.oracle import OracleBackend
+from engine.oracle import OracleBackend, OracleStep
 from engine.protocol.messages import Cancel, LandingOpened, Output, StepResult, Submit
 from mesh.domain.targets import StoreTarget
 from tests.support.engines import Transcript, oracle_config
@@ -20,11 +20,11 @@ from transfer.events import PushEnded
 class TellingOracle(OracleBackend):
     """Tells of its layer before the step ends, as a model does on CPU."""
 
-    def launch(self, batch: Batch) -> Computed:
-        computed = super().launch(batch)
+    def launch(self, batch: Batch, shape: StepShape) -> OracleStep:
+        launched = super().launch(batch, shape)
         if batch.on_layers is not None:
             batch.on_layers(1)
-        return computed
+        return launched
 
 
 def moving_engine(

@@ -2,12 +2,13 @@
 
 import random
 import time
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
-from engine.batch import Batch, Sample
+from engine.batch import Batch, Sample, StepShape
 from engine.config import EngineConfig, OracleConfig
 from engine.engine import Engine
 from engine.oracle import OracleBackend
@@ -27,40 +28,55 @@ class DeferredOracle(OracleBackend):
 
     asynchronous = True
 
-    def launch(self, batch: Batch) -> "DeferredBatch":
+    def __init__(self, config: EngineConfig) -> None:
+        super().__init__(config)
+        # Launched and not collected.
+        self.uncollected: deque[DeferredBatch] = deque()
+
+    def launch(self, batch: Batch, shape: StepShape) -> "DeferredBatch":  # type: ignore[override]
+        assert len(self.uncollected) <= 1 and all(earlier.drawn for earlier in self.uncollected)
         # The rows' block ids are the engine's own arrays, to be read within the step.
         rows = [msgspec.structs.replace(row, block_ids=list(row.block_ids)) for row in batch.rows]
-        return DeferredBatch(self, Batch(batch.step, rows))
+        self.uncollected.append(self.defer(Batch(batch.step, rows, batch.on_layers), shape))
+        return self.uncollected[-1]
 
-    def compute(self, batch: Batch) -> list[Sample | None]:
-        return super().launch(batch).collect()
+    def defer(self, batch: Batch, shape: StepShape) -> "DeferredBatch":
+        return DeferredBatch(self, batch, shape)
+
+    def compute(self, batch: Batch, shape: StepShape) -> list[Sample | None]:
+        launched = super().launch(batch, shape)
+        launched.draw()
+        return launched.collect()
 
 
 class DeferredBatch:
-    def __init__(self, backend: DeferredOracle, batch: Batch) -> None:
+    def __init__(self, backend: DeferredOracle, batch: Batch, shape: StepShape) -> None:
         self._backend = backend
         self._batch = batch
+        self._shape = shape
+        self.drawn = False
+
+    def draw(self) -> None:
+        assert not self.drawn
+        self.drawn = True
 
     def collect(self) -> list[Sample | None]:
-        return self._backend.compute(self._batch)
+        assert self.drawn and self._backend.uncollected.popleft() is self
+        return self._backend.compute(self._batch, self._shape)
 
 
 class LayeredDevice(DeferredOracle):
     """While a batch is waited for, it has written one layer, and another."""
 
-    def launch(self, batch: Batch) -> "LayeredBatch":
-        return LayeredBatch(self, batch)
+    def defer(self, batch: Batch, shape: StepShape) -> "LayeredBatch":
+        return LayeredBatch(self, batch, shape)
 
 
 class LayeredBatch(DeferredBatch):
-    def __init__(self, backend: DeferredOracle, batch: Batch) -> None:
-        super().__init__(backend, batch)
-        self._on_layers = batch.on_layers
-
     def collect(self) -> list[Sample | None]:
         for layers in (1, 2):
-            if self._on_layers is not None:
-                self._on_layers(layers)
+            if self._batch.on_layers is not None:
+                self._batch.on_layers(layers)
         return super().collect()
 
 

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.batch import Batch, Row
+from engine.batch import Batch, Row, StepShape, shape_of
+from engine.batch import execute as execute_batch
 from engine.runner.backend import ModelBackend
 from engine.runner.memory_plan import LIBRARY_BYTES, affordable_blocks, left_of_share, transfer_bytes
 from mesh.domain.sampling import Sampling
@@ -166,7 +167,8 @@ def test_a_backend_on_cpu_tells_of_every_layer_as_it_is_written(tmp_path: Path) 
             written.append(bool(staging.any()))
         seen.append((layers, written))
 
-    backend.launch(Batch(0, [Row(random_prompt(64), 0, [2], None)], look))
+    rows = [Row(random_prompt(64), 0, [2], None)]
+    backend.launch(Batch(0, rows, look), shape_of(rows))
     assert seen == [(count, [layer < count for layer in range(3)]) for count in (1, 2, 3)]
 
 
@@ -187,3 +189,19 @@ def test_it_tells_where_it_computes(tmp_path: Path, caplog: pytest.LogCaptureFix
 def test_transfers_reserve_their_slots_and_the_sums_of_what_is_staged_in_them() -> None:
     assert transfer_bytes(TransferConfig(slots=4, slot_bytes=1 << 20)) == 4 * ((1 << 20) + (1 << 10) * 64)
     assert transfer_bytes(None) == 0
+
+
+@pytest.mark.parametrize("shape", [StepShape(1), StepShape(40), StepShape(40, decode_only=False)])
+def test_a_dummy_step_writes_to_no_block_of_a_request(tmp_path: Path, shape: StepShape) -> None:
+    backend = model_backend(tiny_checkpoint(tmp_path))
+    with torch.inference_mode():
+        backend.state.kv_pool.fill_(0.5)
+    assert execute_batch(backend, Batch(0, ()), shape) == []
+    written = (backend.state.kv_pool != 0.5).flatten(2).any(dim=2).any(dim=0)
+    assert written.nonzero().flatten().tolist() == [backend.state.padding_block]
+
+
+def test_a_step_as_large_as_that_of_another_rank_draws_the_same_tokens(tmp_path: Path) -> None:
+    backend = model_backend(tiny_checkpoint(tmp_path))
+    rows = [Row(random_prompt(length, seed=length), 0, [block], Sampling()) for block, length in enumerate((1, 30))]
+    assert execute_batch(backend, Batch(0, rows), StepShape(50, decode_only=False)) == execute(backend, *rows)

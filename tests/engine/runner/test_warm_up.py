@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.batch import Batch, Row
+from engine.batch import Batch, Row, execute
 from engine.model.config import read_model_config
 from engine.model.inputs import absorbed_is_cheaper
 from engine.runner.step_sizes import padded_size, step_sizes
@@ -76,6 +76,6 @@ def test_blocks_of_requests_are_left_alone(tmp_path: Path) -> None:
     with torch.inference_mode():
         pool.fill_(0.5)
     for rows in warm_up_steps(step_sizes(300), backend.context_tokens, 4, backend.state.padding_block):
-        backend.launch(Batch(0, rows)).collect()
+        execute(backend, Batch(0, rows))
     written = (pool != 0.5).flatten(2).any(dim=2)[:-1]
     assert written.any(dim=0).nonzero().flatten().tolist() == [backend.state.padding_block]

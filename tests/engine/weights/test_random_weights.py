@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.batch import Batch, Row
+from engine.batch import Batch, Row, execute
 from engine.config import EngineConfig, Hardware, resolve
 from engine.model.activations import InputForm
 from engine.model.config import read_model_config
@@ -54,5 +54,5 @@ def test_matrices_keep_the_magnitude_of_what_they_multiply(tmp_path: Path) -> No
 def test_a_backend_needs_no_checkpoint_for_them(tmp_path: Path) -> None:
     config = EngineConfig(model_dir=write_config(tmp_path), random_weights=True, device="cpu", total_blocks=4)
     backend = ModelBackend(resolve(config, Hardware(cuda_devices=0, free_memory_bytes=1 << 30)))
-    (sample,) = backend.launch(Batch(0, [Row([5, 6, 7], 0, [1], Sampling())])).collect()
+    (sample,) = execute(backend, Batch(0, [Row([5, 6, 7], 0, [1], Sampling())]))
     assert sample is not None and 0 <= sample.token_id < backend.vocabulary_size

@@ -1,0 +1,77 @@
+"""Steps on their way through the backend."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import msgspec
+
+from engine.batch import Backend, Batch, Launched, Row, Sample, StepShape
+from engine.load import LoadMeter
+from engine.request import Request
+from engine.step_work import StepWork
+from mesh.observe import span
+
+LayerWatch = Callable[[Iterable[tuple[Request, int]]], Callable[[int], None] | None]
+
+
+class InFlightStep(msgspec.Struct, frozen=True):
+    """A launched step, and what the engine needs to know of it when its samples come."""
+
+    work: StepWork
+    requests: Sequence[Request]
+    # One a request.
+    rows: Sequence[Row]
+    launched: Launched
+    # Seconds of the engine's clock.
+    started: float
+
+
+class StepPipeline:
+    """Launches steps and collects them in order: with overlap one is in flight while the next is launched.
+
+    Attributes:
+        steps: how many were launched.
+        in_flight: the step that was launched and is not due yet; only with overlap.
+    """
+
+    def __init__(self, backend: Backend, overlap: bool, clock: Callable[[], float], meter: LoadMeter) -> None:
+        self._backend = backend
+        self._overlap = overlap
+        self._clock = clock
+        self._meter = meter
+        self.steps = 0
+        self.in_flight: InFlightStep | None = None
+        self._collected_at = 0.0
+
+    def launch(self, work: StepWork, shape: StepShape, layer_watch: LayerWatch) -> InFlightStep | None:
+        """Begin the step that was agreed on: a dummy if this rank has no work; None if no rank has any.
+
+        layer_watch: see `Transfers.layer_watch`.
+        """
+        if not shape.tokens:
+            return None
+        requests, rows = work.launch_rows()
+        on_layers = layer_watch((request, row.end) for request, row in zip(requests, rows, strict=True))
+        step, self.steps = self.steps, self.steps + 1
+        started = self._clock()
+        with span("engine.step", step=step, decoding=len(work.decoding), prompts=len(work.chunks)):
+            launched = self._backend.launch(Batch(step, rows, on_layers), shape)
+            launched.draw()
+        return InFlightStep(work, requests, rows, launched, started)
+
+    def due(self, launched: InFlightStep | None) -> InFlightStep | None:
+        """The step to collect now: the one just launched, or with overlap the one before it."""
+        if not self._overlap:
+            return launched
+        due, self.in_flight = self.in_flight, launched
+        return due
+
+    def collect(self, step: InFlightStep) -> Iterator[tuple[Request, Row, Sample | None]]:
+        """Wait for the step. What each row brought to its request."""
+        with span("engine.collect"):
+            samples = step.launched.collect()
+        now = self._clock()
+        # A step launched ahead began when the one before it ended.
+        seconds = now - max(step.started, self._collected_at)
+        self._meter.observe_step(seconds, len(step.work.decoding), step.work.prompt_tokens)
+        self._collected_at = now
+        return zip(step.requests, step.rows, samples, strict=True)

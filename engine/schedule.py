@@ -1,0 +1,109 @@
+"""Who waits, who takes part in steps, and who holds which blocks."""
+
+from collections.abc import Callable, Iterator
+
+from engine.batcher import Candidate, Limits, StepPlan, blocks_for, must_preempt, plan_step
+from engine.block_tables import BlockTables
+from engine.kv_pool import BlockPool
+from engine.request import Request
+from engine.running import Running
+from engine.step_work import StepWork
+from engine.waiting import WaitingQueue
+from mesh.blocks import BLOCK_TOKENS
+
+
+class Schedule:
+    """The queues and block tables of all requests, and the plans made of them.
+
+    A request is queued, then admitted with its blocks, then runs: at once, or when its KV has come from elsewhere.
+    """
+
+    def __init__(
+        self, pool: BlockPool, limits: Limits, prefix_cache: bool, would_wait: Callable[[Request, int], bool]
+    ) -> None:
+        """would_wait: whether a request that finds so many blocks in the pool waits for KV from elsewhere."""
+        self._pool = pool
+        self._limits = limits
+        self._would_wait = would_wait
+        self._block_tables = BlockTables(pool, prefix_cache)
+        self._waiting = WaitingQueue()
+        self._running = Running()
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def queued_prefill_tokens(self) -> int:
+        """Prompt tokens left to compute here, as far as known."""
+        return self._waiting.tokens + self._running.prompt_tokens
+
+    def enqueue(self, request: Request) -> None:
+        cached = len(self._block_tables.match(request)) * BLOCK_TOKENS
+        self._waiting.add(request, 0 if request.lands else len(request.progress.token_ids) - cached)
+
+    def run(self, request: Request) -> None:
+        """From the next step on compute an admitted request, whose KV so far is in its blocks."""
+        self._running.add(request)
+
+    def withdraw(self, request: Request) -> None:
+        """Take no step on with the request. It keeps its blocks."""
+        if request in self._waiting:
+            self._waiting.remove(request)
+        else:
+            self._running.remove(request)
+
+    def must_preempt(self) -> bool:
+        """Whether the next plan would take blocks from a running request."""
+        return must_preempt(self._running.decoding, self._pool.free_blocks)
+
+    def plan(self, suspended: int) -> StepPlan[Request]:
+        """The next step, with blocks and queues brought to where its rows can be computed.
+
+        `suspended` requests are admitted and wait for KV from elsewhere. An admitted request takes part once `run`.
+        """
+        plan = plan_step(
+            self._running.decoding,
+            self._running.prompts,
+            self._candidates(),
+            self._pool.free_blocks,
+            self._pool.references,
+            self._limits,
+            suspended,
+        )
+        for request in plan.preempted:
+            self._preempt(request)
+        # Before any allocation, which might evict them.
+        for candidate in plan.admitted:
+            self._pool.acquire(candidate.cached_blocks)
+        for request in plan.growing:
+            self._block_tables.grow(request)
+        for candidate in plan.admitted:
+            self._waiting.remove(candidate.request)
+            self._block_tables.fill(candidate.request, candidate.cached_blocks)
+        return plan
+
+    def launched(self, work: StepWork) -> None:
+        """Rows of this work are in flight: some requests begin to decode, and some end with their row."""
+        if work.chunks or any(request.progress.tokens_at_least >= request.limit for request in work.decoding):
+            self._running.sort()
+
+    def register(self, request: Request) -> None:
+        """Make the request's full blocks known to others."""
+        self._block_tables.register(request)
+
+    def release(self, request: Request) -> None:
+        """Take the request's blocks back."""
+        self._block_tables.release(request)
+
+    def _candidates(self) -> Iterator[Candidate[Request]]:
+        for request in self._waiting:
+            cached = self._block_tables.match(request)
+            new_blocks = blocks_for(len(request.progress.token_ids)) - len(cached)
+            waits = self._would_wait(request, len(cached))
+            yield Candidate(request, cached, new_blocks + self._pool.free_among(cached), waits)
+
+    def _preempt(self, request: Request) -> None:
+        self._running.remove(request)
+        self._block_tables.release(request)
+        self.enqueue(request)

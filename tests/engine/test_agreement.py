@@ -1,0 +1,102 @@
+"""A rank that keeps step with others: dummies where it has no work, larger shapes than its own, an end together."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from engine.batch import Batch, StepShape
+from engine.engine import Engine
+from engine.oracle import OracleBackend, OracleStep, oracle_tokens
+from engine.protocol.messages import Cancel
+from tests.support.engines import (
+    VOCABULARY,
+    DeferredOracle,
+    Transcript,
+    assert_at_rest,
+    oracle_config,
+    prompt_of,
+    submit_of,
+)
+
+
+class Others:
+    """Ranks that compute so many tokens in each step, and stop after the last of them."""
+
+    def __init__(self, tokens: Sequence[int]) -> None:
+        self.proposals: list[StepShape] = []
+        self._tokens = list(tokens)
+
+    def agree(self, proposal: StepShape) -> StepShape:
+        self.proposals.append(proposal)
+        if not self._tokens:
+            return proposal
+        tokens = self._tokens.pop(0)
+        return StepShape(max(proposal.tokens, tokens), proposal.decode_only and tokens <= 1)
+
+
+def recording(backend_type: type[OracleBackend]) -> Any:
+    class Recording(backend_type):  # type: ignore[valid-type, misc]
+        launches: list[tuple[int, StepShape]]
+
+        def launch(self, batch: Batch, shape: StepShape) -> OracleStep:
+            self.launches.append((len(batch.rows), shape))
+            return super().launch(batch, shape)  # type: ignore[no-any-return]
+
+    backend = Recording(oracle_config(total_blocks=16))
+    backend.launches = []
+    return backend
+
+
+@pytest.fixture(params=[OracleBackend, DeferredOracle])
+def backend(request: pytest.FixtureRequest) -> Any:
+    return recording(request.param)
+
+
+def engine_beside(backend: Any, others: Others) -> Engine:
+    return Engine(oracle_config(total_blocks=16), backend, lambda: 0.0, agreement=others)
+
+
+def test_a_rank_without_work_runs_a_dummy_while_others_compute(backend: Any) -> None:
+    engine = engine_beside(backend, Others([300, 1]))
+    assert engine.step() is None and engine.step() is None
+    assert backend.launches == [(0, StepShape(300, False)), (0, StepShape(1, True))]
+    assert engine.step() is None
+    assert len(backend.launches) == 2
+    assert_at_rest(engine)
+
+
+def test_dummies_before_and_between_requests_change_no_token(backend: Any) -> None:
+    engine = engine_beside(backend, Others([5, 200] * 40))
+    transcript = Transcript()
+    for key, length in enumerate((70, 1)):
+        transcript.take(engine.step())
+        engine.submit(submit_of(key, prompt_of(length), 6))
+        transcript.run(engine)
+    for key, length in enumerate((70, 1)):
+        assert transcript.token_ids[key] == oracle_tokens(prompt_of(length), 6, VOCABULARY)
+    assert {rows for rows, _ in backend.launches} >= {0, 1}
+    assert_at_rest(engine)
+
+
+def test_a_rank_proposes_what_it_has_to_compute(backend: Any) -> None:
+    others = Others([])
+    engine = engine_beside(backend, others)
+    for key in range(2):
+        engine.submit(submit_of(key, prompt_of(40, seed=key), 2))
+    Transcript().run(engine)
+    assert others.proposals[:2] == [StepShape(80, False), StepShape(2, True)]
+    assert [shape for _, shape in backend.launches] == others.proposals[:2]
+
+
+def test_a_rank_stops_when_all_agree_and_computes_dummies_until_then(backend: Any) -> None:
+    others = Others([7, 7])
+    engine = engine_beside(backend, others)
+    engine.submit(submit_of(1, prompt_of(40), 50))
+    engine.cancel(Cancel(1))
+    engine.stop()
+    while not engine.stopped:
+        assert engine.has_work()
+        engine.step()
+    assert [rows for rows, _ in backend.launches] == [0, 0]
+    assert others.proposals == [StepShape(0, True, stopping=True)] * 3
