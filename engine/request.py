@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from engine.progress import Progress
-from engine.protocol.messages import Push
+from engine.protocol.messages import PushTarget
 from mesh.blocks import BLOCK_TOKENS, block_hash
 from mesh.domain.sampling import Sampling
 from mesh.domain.targets import StoreTarget
@@ -40,7 +40,7 @@ class Request:
     attempt: int = 0
     fetch: StoreTarget | None = None
     # Where its KV goes.
-    push: Push | None = None
+    push: PushTarget | None = None
     # Of the leading full blocks, as far as they were needed.
     _hashes: list[bytes] = field(default_factory=list)
 

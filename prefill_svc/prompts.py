@@ -3,7 +3,7 @@
 import asyncio
 from dataclasses import dataclass
 
-from engine.protocol.messages import FirstToken, Output, Push, Submit
+from engine.protocol.messages import FirstToken, Output, PushTarget, Submit
 from mesh.domain.outputs import FinishReason
 from mesh.domain.sampling import Sampling
 from mesh.domain.targets import StoreTarget
@@ -40,7 +40,7 @@ class Prompt:
             ignore_eos=True,
             cache_salt=self.cache_salt,
             attempt=self.attempt,
-            push=Push(self.ticket, self.held_blocks),
+            push=PushTarget(self.ticket, self.held_blocks),
             fetch=self.store,
         )
 

@@ -11,7 +11,7 @@ from transfer.fetch.lookup_server import LookupHandler, LookupServer
 from transfer.landing import CANCELLED, Landing
 from transfer.mailbox import Mailbox
 from transfer.memory import KvMemory
-from transfer.push import Push
+from transfer.push import PushState
 from transfer.receiver import Incoming, Receiver
 from transfer.segments import tile_of
 from transfer.sender import Outgoing, Sender
@@ -128,7 +128,7 @@ class Exchange:
         segments = ticket.segments
         tiles = [tile_of(segment) for segment in segments]
         outgoing = Outgoing(
-            push=Push(tiles, self._clock() + ticket.deadline_ms / 1000),
+            push=PushState(tiles, self._clock() + ticket.deadline_ms / 1000),
             tiles=tiles,
             addresses=[segment.worker_address for segment in segments],
             tag=ticket.tag,

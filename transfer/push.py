@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from transfer.segments import Tile
 
 
-class Push:
+class PushState:
     """Segments go as they are computed: only the sender knows how its chunks of prompt and layers follow each other."""
 
     def __init__(self, tiles: Sequence[Tile], deadline: float) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from mesh.observe import span
 from transfer.mailbox import Mailbox
 from transfer.memory import KvMemory, Pending
-from transfer.push import Push
+from transfer.push import PushState
 from transfer.seal import Kind, seal
 from transfer.segments import Tile
 from transfer.slots import Direction, SlotPool
@@ -26,7 +26,7 @@ _LINGER_SECONDS = 3.0
 class Outgoing:
     """A transfer from this process: its state, what goes where, and who wants to hear of it."""
 
-    push: Push
+    push: PushState
     tiles: Sequence[Tile]
     # Worker address of each segment.
     addresses: Sequence[bytes]

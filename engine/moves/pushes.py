@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True, eq=False)
-class _Push:
+class _OpenPush:
     ticket: Ticket
     # None of an offer.
     request: Request | None = None
@@ -40,8 +40,8 @@ class Pushes:
         self._layerwise_tokens = layerwise_tokens
         self._meter = meter
         # By transfer id; and those of requests by their key, unless cancelled.
-        self._open: dict[bytes, _Push] = {}
-        self._by_key: dict[int, _Push] = {}
+        self._open: dict[bytes, _OpenPush] = {}
+        self._by_key: dict[int, _OpenPush] = {}
 
     @property
     def open(self) -> int:
@@ -54,7 +54,7 @@ class Pushes:
         ticket = request.push.ticket
         if ticket.transfer_id in self._open:
             raise InvalidRequest("the ticket is in use: open a landing for each request", field="ticket")
-        self._open[ticket.transfer_id] = self._by_key[request.key] = _Push(ticket, request)
+        self._open[ticket.transfer_id] = self._by_key[request.key] = _OpenPush(ticket, request)
 
     def begin(self, request: Request) -> None:
         """Start the push of an admitted request, with what is in its blocks already.
@@ -74,7 +74,7 @@ class Pushes:
                 raise InvalidRequest("the blocks were evicted before the store asked for them")
             if ticket.transfer_id in self._open:
                 raise InvalidRequest("the ticket is in use: open a landing for each offer", field="ticket")
-            self._start(_Push(ticket), blocks)
+            self._start(_OpenPush(ticket), blocks)
         except (InvalidRequest, NamespaceMismatch) as error:
             return PushEnded(ticket.transfer_id, 0, "", error.message)
         self._agent.ready(ticket.transfer_id, self._layers, len(blocks))
@@ -120,7 +120,7 @@ class Pushes:
         if push.request is not None and self._by_key.get(push.request.key) is push:
             del self._by_key[push.request.key]
 
-    def _start(self, push: _Push, blocks: Sequence[int]) -> None:
+    def _start(self, push: _OpenPush, blocks: Sequence[int]) -> None:
         self._agent.push(push.ticket, blocks)
         self._pool.acquire(blocks)
         push.blocks = blocks
@@ -129,7 +129,7 @@ class Pushes:
     def _is_layerwise(self, request: Request) -> bool:
         return request.prompt_tokens >= self._layerwise_tokens
 
-    def _tell(self, push: _Push, request: Request, layers: int, tokens: int) -> None:
+    def _tell(self, push: _OpenPush, request: Request, layers: int, tokens: int) -> None:
         assert push.blocks is not None and request.push is not None
         # The last block is complete with the prompt, though not full.
         whole = tokens >= request.prompt_tokens

@@ -26,7 +26,7 @@ class Start(msgspec.Struct, tag="start"):
     rank: int = 0
 
 
-class Push(msgspec.Struct, frozen=True, array_like=True):
+class PushTarget(msgspec.Struct, frozen=True, array_like=True):
     """Where a prompt's KV goes: the landing that a decode worker opened, which begins after its `held_blocks`."""
 
     ticket: Ticket
@@ -52,7 +52,7 @@ class Submit(msgspec.Struct, tag="submit"):
     attempt: int = 0
     # Compute the prompt and its first token only (max_tokens is 1), and push the KV there. A PushEnded follows, after
     # the last output or before it, unless that refuses the request or cancels it while it waits.
-    push: Push | None = None
+    push: PushTarget | None = None
     fetch: StoreTarget | None = None
 
 

@@ -13,7 +13,7 @@ from mesh.errors import InvalidRequest, NamespaceMismatch
 from transfer.digest import segment_digest
 from transfer.events import Event, Fetched, Landed, LandingFailed, PushEnded
 from transfer.memory import KvMemory
-from transfer.push import Push
+from transfer.push import PushState
 from transfer.segments import plan_layerwise, plan_whole, tile_of
 from transfer.ticket import Segment, StoreSession, Ticket
 
@@ -61,7 +61,7 @@ class _Landing:
 class _Outgoing:
     ticket: Ticket
     blocks: Sequence[int]
-    state: Push
+    state: PushState
 
 
 class FakeAgent:
@@ -125,7 +125,7 @@ class FakeAgent:
         if ticket.size_bytes != len(blocks) * self.memory.layers * self.memory.piece_bytes:
             raise InvalidRequest("the ticket does not fit the blocks", field="ticket")
         assert ticket.transfer_id not in self.pushes
-        state = Push([tile_of(segment) for segment in ticket.segments], deadline=0.0)
+        state = PushState([tile_of(segment) for segment in ticket.segments], deadline=0.0)
         self.pushes[ticket.transfer_id] = _Outgoing(ticket, list(blocks), state)
         if self.fabric.fails():
             self.fabric.later(lambda: self._fail_push(ticket.transfer_id, "it failed"))

@@ -1,6 +1,6 @@
 """What the services pass on between a decode rank and a prefill rank, without the services."""
 
-from engine.protocol.messages import FirstToken, LandingOpened, Output, Push, Submit
+from engine.protocol.messages import FirstToken, LandingOpened, Output, PushTarget, Submit
 from mesh.domain.targets import StoreTarget
 
 
@@ -13,7 +13,7 @@ def prefill_of(submit: Submit, opened: LandingOpened, fetch: StoreTarget | None 
         sampling=submit.sampling,
         max_tokens=1,
         cache_salt=submit.cache_salt,
-        push=Push(opened.ticket, opened.held_blocks),
+        push=PushTarget(opened.ticket, opened.held_blocks),
         fetch=fetch,
     )
 

@@ -9,7 +9,7 @@ from tests.support.slow_memory import Copying, SlowMemory
 from transfer.digest import segment_digest
 from transfer.host_memory import HostMemory
 from transfer.mailbox import Mailbox
-from transfer.push import Push
+from transfer.push import PushState
 from transfer.seal import Kind, unseal
 from transfer.segments import Tile, plan_layerwise
 from transfer.sender import Outgoing, Sender
@@ -44,7 +44,7 @@ class Scene:
 
     def open(self, address: bytes) -> Outgoing:
         outgoing = Outgoing(
-            push=Push(self.tiles, DEADLINE),
+            push=PushState(self.tiles, DEADLINE),
             tiles=self.tiles,
             addresses=[address] * len(self.tiles),
             tag=TAG,

@@ -20,7 +20,7 @@ from transfer.fetch.replay import REPLAYED_MESSAGE, ReplayWindow
 from transfer.landing import WRONG_SIZE
 from transfer.mailbox import Mailbox
 from transfer.memory import KvMemory
-from transfer.push import Push
+from transfer.push import PushState
 from transfer.seal import WRONG_MAC, Kind, seal, unseal
 from transfer.segments import plan_whole
 from transfer.sender import Outgoing, Sender
@@ -137,7 +137,7 @@ class LookupServer:
         if not blocks:
             return
         tiles = plan_whole(self._memory.layers, len(blocks), self._memory.piece_bytes, segment_bytes)
-        push = Push(tiles, self._clock() + min(lookup.deadline_ms / 1000, self._seconds))
+        push = PushState(tiles, self._clock() + min(lookup.deadline_ms / 1000, self._seconds))
         push.computed(self._memory.layers, len(blocks))
         outgoing = Outgoing(
             push=push,

@@ -8,7 +8,7 @@ import pytest
 
 from engine.engine import Engine
 from engine.oracle import oracle_tokens
-from engine.protocol.messages import Cancel, FirstToken, LandingOpened, Push, PushOffer, Submit, TransferNews
+from engine.protocol.messages import Cancel, FirstToken, LandingOpened, PushOffer, PushTarget, Submit, TransferNews
 from mesh.blocks import chain_hashes
 from mesh.domain.targets import StoreTarget
 from tests.support.disaggregation import TellingOracle, moving_engine
@@ -50,7 +50,7 @@ def landing_elsewhere(fabric: Fabric, tokens: int) -> Ticket:
 
 
 def push_submit(ticket: Ticket, tokens: int, held_blocks: int = 0, key: int = 1, **settings: Any) -> Submit:
-    return submit_of(key, prompt_of(tokens), 1, push=Push(ticket, held_blocks), **settings)
+    return submit_of(key, prompt_of(tokens), 1, push=PushTarget(ticket, held_blocks), **settings)
 
 
 def agent_of(engine: Engine, fabric: Fabric) -> FakeAgent:
