@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from decode_svc.requests import Submission
 from decode_svc.sessions import Backlog
 from engine.protocol.messages import Ready
+from mesh.domain.requests import Submission
 from mesh.domain.sampling import check_sampling, check_stop_token_ids
 from mesh.errors import InvalidRequest, PlaceAgain, WorkerFull
 from worker.acceptance import check_prompt, check_salt
@@ -25,12 +25,12 @@ def check(submission: Submission, ready: Ready, can_prefill: bool) -> None:
 
     Raises PlaceAgain where it could with a prefill worker.
     """
-    if submission.max_tokens < 1:
+    if submission.request.stop.max_tokens < 1:
         raise InvalidRequest("max_tokens must be at least 1", field="max_tokens")
-    check_salt(submission.cache_salt)
-    check_prompt(submission.token_ids, submission.max_tokens, ready)
-    check_stop_token_ids(submission.stop_token_ids, ready.vocabulary_size)
-    check_sampling(submission.sampling)
+    check_salt(submission.request.cache_salt)
+    check_prompt(submission.request.token_ids, submission.request.stop.max_tokens, ready)
+    check_stop_token_ids(submission.request.stop.token_ids, ready.vocabulary_size)
+    check_sampling(submission.request.sampling)
     if submission.prefill is None and not can_prefill:
         raise PlaceAgain("this worker computes no prompts: place the request with a prefill worker")
     if submission.prefill is None:

@@ -6,9 +6,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
-from decode_svc.requests import Request, Submission
+from decode_svc.requests import Request, submit_of
 from decode_svc.session import Session
 from engine.protocol.messages import Submit
+from mesh.domain.requests import Submission
 from mesh.errors import EngineFailed
 
 
@@ -65,8 +66,10 @@ class LiveRequests:
 
     def submit(self, session: Session, request: Request, submission: Submission) -> None:
         """Hand a request to the rank. Raises EngineFailed where it has gone."""
-        key = self._ranks.new_key(submission.token_ids, submission.cache_salt, submission.prefill is None)
-        self._ranks.submit(submission.to_rank(key))
+        key = self._ranks.new_key(
+            submission.request.token_ids, submission.request.cache_salt, submission.prefill is None
+        )
+        self._ranks.submit(submit_of(submission, key))
         request.key = key
         deadline = None if submission.deadline_ms is None else self._clock() + submission.deadline_ms / 1000
         self._by_key[key] = Live(session, request, deadline)

@@ -11,9 +11,9 @@ import grpc
 from deepmesh.internal.v1 import prefill_pb2_grpc
 
 from decode_svc import wire
-from decode_svc.requests import Submission
 from engine.protocol.messages import FirstToken, LandingOpened
 from mesh.channel import open_channel
+from mesh.domain.requests import Submission
 from mesh.domain.targets import WorkerTarget
 from mesh.errors import InvalidRequest
 from mesh.failures import from_rpc_error

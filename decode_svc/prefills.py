@@ -7,8 +7,9 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import Protocol
 
-from decode_svc.requests import Submission, prefill_lost
+from decode_svc.requests import prefill_lost
 from engine.protocol.messages import FirstToken, LandingOpened
+from mesh.domain.requests import Submission
 from mesh.domain.targets import WorkerTarget
 from mesh.errors import EngineFailed, InvalidRequest, MeshError, PrefillLost
 from mesh.metrics import DECODE_PREFILLS
@@ -109,7 +110,7 @@ class Prefills:
         """Returns why the prompt does not come."""
         seconds = opened.ticket.deadline_ms / 1000
         try:
-            with span("decode.prefill", request_id=submission.request_id, worker_id=target.worker_id):
+            with span("decode.prefill", request_id=submission.request.request_id, worker_id=target.worker_id):
                 async with (
                     asyncio.timeout(seconds),
                     aclosing(self._calls.follow(target, submission, opened)) as first_tokens,
@@ -139,9 +140,9 @@ class Prefills:
         """Raises InvalidRequest for what cannot be the prompt's first token: rank or gateway would choke on it."""
         if first.token_id >= self._vocabulary_size:
             raise InvalidRequest(f"it sent token {first.token_id}, and the vocabulary has {self._vocabulary_size}")
-        if first.cached_tokens > len(submission.token_ids):
-            raise InvalidRequest(f"it found {first.cached_tokens} tokens cached of {len(submission.token_ids)}")
-        top_logprobs = submission.sampling.top_logprobs
+        if first.cached_tokens > len(submission.request.token_ids):
+            raise InvalidRequest(f"it found {first.cached_tokens} tokens cached of {len(submission.request.token_ids)}")
+        top_logprobs = submission.request.sampling.top_logprobs
         asked = None if top_logprobs is None else min(top_logprobs, self._vocabulary_size)
         given = None if first.logprobs is None else len(first.logprobs.top_token_ids)
         if given != asked:

@@ -7,55 +7,11 @@ from typing import NamedTuple
 
 from engine.protocol.messages import Output, Submit
 from mesh.domain.outputs import FinishReason, Logprobs
-from mesh.domain.sampling import Sampling
-from mesh.domain.targets import StoreTarget, WorkerTarget
+from mesh.domain.requests import Submission
+from mesh.domain.targets import WorkerTarget
 from mesh.errors import MeshError, PrefillLost, rebuild
 
 Terminal = FinishReason | MeshError
-
-
-@dataclass(frozen=True, slots=True)
-class Submission:
-    """A request as its gateway sends it."""
-
-    # Chosen by the gateway, used once.
-    stream_id: int
-    request_id: str
-    attempt: int
-    token_ids: list[int]
-    sampling: Sampling
-    max_tokens: int
-    stop_token_ids: list[int]
-    ignore_eos: bool = False
-    cache_salt: bytes = b""
-    # From receipt on; None is none.
-    deadline_ms: int | None = None
-    # Where the prompt is computed; None is here.
-    prefill: WorkerTarget | None = None
-    # A store worth asking for the prompt's prefix; whoever computes the prompt asks it.
-    store: StoreTarget | None = None
-
-    @property
-    def own_prefill_tokens(self) -> int:
-        """Prompt tokens that this worker computes."""
-        return len(self.token_ids) if self.prefill is None else 0
-
-    def to_rank(self, key: int) -> Submit:
-        """The request as the rank takes it, under the name that it has there."""
-        return Submit(
-            key=key,
-            request_id=self.request_id,
-            token_ids=self.token_ids,
-            sampling=self.sampling,
-            max_tokens=self.max_tokens,
-            stop_token_ids=self.stop_token_ids,
-            ignore_eos=self.ignore_eos,
-            cache_salt=self.cache_salt,
-            lands=self.prefill is not None,
-            sender_slot_bytes=None if self.prefill is None else self.prefill.slot_bytes,
-            attempt=self.attempt,
-            fetch=self.store if self.prefill is None else None,
-        )
 
 
 class OutputSlice(NamedTuple):
@@ -146,14 +102,26 @@ class Request:
         )
 
 
+def submit_of(submission: Submission, key: int) -> Submit:
+    """The request as the rank takes it, under the name that it has there."""
+    prefill = submission.prefill
+    return Submit(
+        key=key,
+        request=submission.request,
+        lands=prefill is not None,
+        sender_slot_bytes=None if prefill is None else prefill.slot_bytes,
+        fetch=submission.store if prefill is None else None,
+    )
+
+
 def make_request(submission: Submission) -> Request:
     """An empty history for a submission."""
-    alternatives = submission.sampling.top_logprobs
+    alternatives = submission.request.sampling.top_logprobs
     weight = 1 if alternatives is None else 2 + 2 * alternatives
     return Request(
         stream_id=submission.stream_id,
-        attempt=submission.attempt,
-        prompt_tokens=len(submission.token_ids),
+        attempt=submission.request.attempt,
+        prompt_tokens=len(submission.request.token_ids),
         own_prefill_tokens=submission.own_prefill_tokens,
         prefill=submission.prefill,
         token_weight=weight,

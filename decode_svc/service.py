@@ -12,6 +12,7 @@ from deepmesh.internal.v1 import decode_pb2, decode_pb2_grpc
 from decode_svc import wire
 from decode_svc.session import Attachment
 from decode_svc.worker import DecodeWorker
+from mesh.domain import wire as domain_wire
 from mesh.errors import InvalidRequest, NoWorker
 
 HELLO_SECONDS = 10.0
@@ -75,7 +76,7 @@ async def _read(
 def _handle(worker: DecodeWorker, attachment: Attachment, request: decode_pb2.AttachRequest) -> None:
     kind = request.WhichOneof("message")
     if kind == "submission":
-        worker.submit(attachment, wire.submission(request.submission))
+        worker.submit(attachment, domain_wire.submission(request.submission))
     elif kind == "acknowledgement":
         worker.sessions.acknowledge(attachment, request.acknowledgement.stream_ids)
     elif kind == "cancellation":

@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from decode_svc.live import Live, LiveRequests, Ranks, RemotePrompts
-from decode_svc.requests import Request, Submission, Terminal, make_request, terminal_of
+from decode_svc.requests import Request, Terminal, make_request, terminal_of
 from decode_svc.session import Attachment, Session
 from engine.protocol.messages import Output, StepResult
+from mesh.domain.requests import Submission
 from mesh.errors import DeadlineExceeded, EngineFailed, MeshError, Overloaded, UnknownRequest
 
 

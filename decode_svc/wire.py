@@ -2,11 +2,12 @@
 
 from deepmesh.internal.v1 import decode_pb2, prefill_pb2
 
-from decode_svc.requests import OutputSlice, Submission
+from decode_svc.requests import OutputSlice
 from decode_svc.session import Frame
 from engine.protocol.messages import FirstToken, LandingOpened
 from mesh.domain import wire
 from mesh.domain.outputs import FinishReason
+from mesh.domain.requests import Submission
 from mesh.domain.worker_wire import check_name, identity_message
 from mesh.domain.workers import WorkerIdentity
 from mesh.failures import to_failure
@@ -22,24 +23,6 @@ def check_hello(hello: decode_pb2.AttachHello) -> None:
 def resume_points(hello: decode_pb2.AttachHello) -> dict[int, int]:
     """By stream id, the position of the first token that the gateway lacks."""
     return {point.stream_id: point.next_position for point in hello.resume}
-
-
-def submission(message: decode_pb2.Submission) -> Submission:
-    """The message as it is; admission judges it."""
-    return Submission(
-        stream_id=message.stream_id,
-        request_id=message.request_id,
-        attempt=message.attempt,
-        token_ids=list(message.token_ids),
-        sampling=wire.sampling(message.sampling),
-        max_tokens=message.stop.max_tokens,
-        stop_token_ids=list(message.stop.token_ids),
-        ignore_eos=message.stop.ignore_eos,
-        cache_salt=message.cache_salt,
-        deadline_ms=message.deadline_ms or None,
-        prefill=wire.worker_target(message.prefill) if message.HasField("prefill") else None,
-        store=wire.store_target(message.store) if message.HasField("store") else None,
-    )
 
 
 def welcome(identity: WorkerIdentity, grace_seconds: float) -> decode_pb2.AttachResponse:
@@ -67,11 +50,11 @@ def step_frame(frame: Frame) -> decode_pb2.AttachResponse:
 def prefill_request(submission: Submission, opened: LandingOpened) -> prefill_pb2.PrefillRequest:
     store = None if submission.store is None else wire.store_target_message(submission.store)
     return prefill_pb2.PrefillRequest(
-        request_id=submission.request_id,
-        attempt=submission.attempt,
-        token_ids=submission.token_ids,
-        sampling=wire.sampling_message(submission.sampling),
-        cache_salt=submission.cache_salt,
+        request_id=submission.request.request_id,
+        attempt=submission.request.attempt,
+        token_ids=submission.request.token_ids,
+        sampling=wire.sampling_message(submission.request.sampling),
+        cache_salt=submission.request.cache_salt,
         ticket=transfer_wire.ticket_message(opened.ticket),
         held_blocks=opened.held_blocks,
         store=store,

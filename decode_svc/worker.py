@@ -7,11 +7,11 @@ from typing import Self
 from decode_svc.admission import QueueLimits, admit, check
 from decode_svc.config import DecodeConfig
 from decode_svc.prefills import PrefillCalls, Prefills
-from decode_svc.requests import Submission
 from decode_svc.session import Attachment
 from decode_svc.sessions import Sessions
 from engine.protocol.messages import LandingOpened, StepResult, TransferNews
 from mesh import metrics
+from mesh.domain.requests import Submission
 from mesh.domain.workers import WorkerRole
 from mesh.errors import InvalidRequest, MeshError, PlaceAgain, ShuttingDown, WorkerDraining
 from mesh.observe import span
@@ -58,7 +58,7 @@ class DecodeWorker:
 
     def submit(self, attachment: Attachment, submission: Submission) -> None:
         """Run the request or answer it with a failure. Raises as Sessions.refuse does."""
-        with span("decode.submit", request_id=submission.request_id, attempt=submission.attempt):
+        with span("decode.submit", request_id=submission.request.request_id, attempt=submission.request.attempt):
             self._submit(attachment, submission)
 
     def _submit(self, attachment: Attachment, submission: Submission) -> None:

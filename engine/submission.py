@@ -19,36 +19,38 @@ class Room:
 
 def check(submit: Submit, room: Room) -> None:
     """Raises InvalidRequest. The gateway has checked all this; a backend fed otherwise may take the rank down."""
-    if not submit.token_ids:
+    token_ids, max_tokens = submit.request.token_ids, submit.request.stop.max_tokens
+    if not token_ids:
         raise InvalidRequest("the prompt is empty: send at least one token", field="prompt")
-    if submit.max_tokens < 1:
+    if max_tokens < 1:
         raise InvalidRequest("max_tokens must be at least 1", field="max_tokens")
-    if min(submit.token_ids) < 0 or max(submit.token_ids) >= room.vocabulary_size:
+    if min(token_ids) < 0 or max(token_ids) >= room.vocabulary_size:
         raise InvalidRequest(f"token ids must be from 0 to {room.vocabulary_size - 1}", field="prompt")
-    total = len(submit.token_ids) + submit.max_tokens
+    total = len(token_ids) + max_tokens
     if total > room.context_tokens:
         raise ContextExceeded(
-            f"{len(submit.token_ids)} prompt tokens and max_tokens {submit.max_tokens} make {total}, and this"
+            f"{len(token_ids)} prompt tokens and max_tokens {max_tokens} make {total}, and this"
             f" worker has room for {room.context_tokens}: shorten the prompt or lower max_tokens"
         )
 
 
 def make_request(submit: Submit, eos_token_ids: frozenset[int], arrival: tuple[int, int]) -> Request:
     """`eos_token_ids`: the model's own; `arrival`: the arrival batch, and the order within it."""
-    eos = frozenset() if submit.ignore_eos else eos_token_ids
+    request, stop = submit.request, submit.request.stop
+    eos = frozenset() if stop.ignore_eos else eos_token_ids
     return Request(
         key=submit.key,
-        request_id=submit.request_id,
-        progress=Progress(submit.token_ids),
-        prompt_tokens=len(submit.token_ids),
-        limit=len(submit.token_ids) + submit.max_tokens,
-        stop_token_ids=eos.union(submit.stop_token_ids),
-        sampling=submit.sampling,
-        root=root_hash(submit.cache_salt),
+        request_id=request.request_id,
+        progress=Progress(request.token_ids),
+        prompt_tokens=len(request.token_ids),
+        limit=len(request.token_ids) + stop.max_tokens,
+        stop_token_ids=eos.union(stop.token_ids),
+        sampling=request.sampling,
+        root=root_hash(request.cache_salt),
         arrival=arrival,
         lands=submit.lands,
         sender_slot_bytes=submit.sender_slot_bytes,
-        attempt=submit.attempt,
+        attempt=request.attempt,
         fetch=submit.fetch,
         push=submit.push,
     )

@@ -1,15 +1,14 @@
 """Opens and ends generations; knows all that are live."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from gateway.config import DispatchConfig, LimitsConfig
 from gateway.generation import Generation
+from gateway.intake import Prepared
 from gateway.live import RETRY_AFTER_MS, Links, LiveGeneration
 from gateway.placement import Placer
-from gateway.requests import GenerationRequest
-from gateway.transcript import Transcript
 from mesh.errors import DeadlineExceeded, MeshError, Overloaded, SlowClient
 from mesh.metrics import (
     GATEWAY_CACHED_TOKENS,
@@ -41,43 +40,41 @@ class Dispatcher:
         return len(self._live)
 
     @asynccontextmanager
-    async def open(
-        self, request: GenerationRequest, transcript: Transcript, block_hashes: Sequence[bytes], api: str
-    ) -> AsyncIterator[LiveGeneration]:
+    async def open(self, prepared: Prepared, deadline: float, api: str) -> AsyncIterator[LiveGeneration]:
         """Place the request and give it to the block, whose end, however it comes, frees everything.
+
+        `deadline` is on the event loop's clock, in seconds.
 
         Raises Overloaded where the gateway is full, DeadlineExceeded at the request's deadline, SlowClient where the
         block does not take tokens fast enough, and what placement raises.
         """
         outcome = "cancelled"
         try:
-            with span("gateway.generate", model=request.model, prompt_tokens=len(request.prompt)):
-                async with self._bounded(request, transcript, block_hashes) as live:
+            with span("gateway.generate", model=prepared.model, prompt_tokens=len(prepared.request.token_ids)):
+                async with self._bounded(prepared, deadline) as live:
                     yield live
                 outcome = "finished" if live.finished else outcome
         except MeshError as error:
             outcome = error.reason.lower()
             raise
         finally:
-            GATEWAY_REQUESTS.labels(request.model, api, outcome).inc()
+            GATEWAY_REQUESTS.labels(prepared.model, api, outcome).inc()
 
     @asynccontextmanager
-    async def _bounded(
-        self, request: GenerationRequest, transcript: Transcript, block_hashes: Sequence[bytes]
-    ) -> AsyncIterator[LiveGeneration]:
+    async def _bounded(self, prepared: Prepared, deadline: float) -> AsyncIterator[LiveGeneration]:
         if len(self._live) >= self._limits.live_generations:
             raise Overloaded(
                 f"the gateway has {len(self._live)} live generations: retry later", retry_after_ms=RETRY_AFTER_MS
             )
         loop = asyncio.get_running_loop()
-        scope = asyncio.timeout_at(request.deadline)
+        scope = asyncio.timeout_at(deadline)
 
         def interrupt() -> None:
             if not scope.expired():
                 scope.reschedule(loop.time())
 
-        generation = Generation(request, transcript, self._limits.unread_tokens, interrupt)
-        live = LiveGeneration(generation, block_hashes, self._placer, self._links, self._dispatch, loop.time)
+        generation = Generation(prepared, deadline, self._limits.unread_tokens, interrupt)
+        live = LiveGeneration(generation, prepared.block_hashes, self._placer, self._links, self._dispatch, loop.time)
         self._live.add(live)
         try:
             async with scope:
@@ -108,8 +105,8 @@ class Dispatcher:
 
 def _observe(live: LiveGeneration, now: float) -> None:
     generation = live.generation
-    model, tokens = generation.request.model, generation.received_tokens
-    GATEWAY_PROMPT_TOKENS.labels(model).inc(len(generation.request.prompt))
+    model, tokens = generation.model, generation.received_tokens
+    GATEWAY_PROMPT_TOKENS.labels(model).inc(len(generation.request.token_ids))
     GATEWAY_CACHED_TOKENS.labels(model).inc(generation.cached_tokens)
     GATEWAY_OUTPUT_TOKENS.labels(model).inc(tokens)
     if live.first_token_at is not None:

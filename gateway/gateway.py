@@ -85,12 +85,10 @@ class Gateway:
         with tenant.admitted():
             try:
                 async with asyncio.timeout_at(deadline):
-                    prepared = await self.intake.prepare(ask, tenant.cache_salt, deadline)
+                    prepared = await self.intake.prepare(ask, tenant.cache_salt)
             except TimeoutError:
                 raise DeadlineExceeded("the request's deadline passed before its prompt was encoded") from None
-            async with self.dispatcher.open(
-                prepared.request, prepared.transcript, prepared.block_hashes, api
-            ) as generation:
+            async with self.dispatcher.open(prepared, deadline, api) as generation:
                 yield generation
 
     async def until(

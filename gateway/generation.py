@@ -5,9 +5,12 @@ from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from gateway.requests import GenerationRequest
-from gateway.transcript import Passage, Transcript
+from msgspec.structs import replace
+
+from gateway.intake import Prepared
+from gateway.transcript import Passage
 from mesh.domain.outputs import FinishReason, Logprobs
+from mesh.domain.requests import TokenRequest
 from mesh.errors import MeshError, SlowClient
 
 
@@ -49,19 +52,20 @@ class Generation:
     Tokens received are never taken back: a continuation on another worker begins at `next_position`.
     """
 
-    def __init__(
-        self, request: GenerationRequest, transcript: Transcript, unread_limit: int, interrupt: Callable[[], None]
-    ) -> None:
-        self.request = request
+    def __init__(self, prepared: Prepared, deadline: float, unread_limit: int, interrupt: Callable[[], None]) -> None:
+        self.model = prepared.model
+        self.request = prepared.request
+        # On the event loop's clock, in seconds.
+        self.deadline = deadline
         self.cached_tokens = 0
         # Why the client was given up, where it was.
         self.slow: SlowClient | None = None
         # Times that the client's task came for tokens; a stuck client is seen by it.
         self.reads = 0
-        self._transcript = transcript
+        self._transcript = prepared.transcript
         self._unread_limit = unread_limit
         self._interrupt = interrupt
-        self._prompt_tokens = len(request.prompt)
+        self._prompt_tokens = len(prepared.request.token_ids)
         self._received = array("I")
         self._logprobs: list[Logprobs] = []
         self._read = 0
@@ -89,11 +93,16 @@ class Generation:
 
     @property
     def remaining_tokens(self) -> int:
-        return self.request.max_tokens - len(self._received)
+        return self.request.stop.max_tokens - len(self._received)
 
-    def log(self) -> Sequence[int]:
-        """Prompt and received tokens: what a continuation starts from."""
-        return array("I", self.request.prompt) + self._received
+    def continuation(self, attempt: int) -> TokenRequest:
+        """What is left to generate after the prompt and the tokens received."""
+        return replace(
+            self.request,
+            token_ids=array("I", self.request.token_ids) + self._received,
+            stop=replace(self.request.stop, max_tokens=self.remaining_tokens),
+            attempt=attempt,
+        )
 
     def receive(
         self,

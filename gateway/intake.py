@@ -14,7 +14,6 @@ from gateway.config import LimitsConfig
 from gateway.memory import release_freed_memory
 from gateway.reasoning import ReasoningStart
 from gateway.requests import (
-    GenerationRequest,
     ModelLimits,
     completion_room,
     validate_stop_strings,
@@ -22,7 +21,8 @@ from gateway.requests import (
 )
 from gateway.transcript import Transcript, no_text
 from mesh.blocks import chain_hashes
-from mesh.domain.sampling import Sampling, check_sampling, check_stop_token_ids, check_token_ids
+from mesh.domain.requests import TokenRequest
+from mesh.domain.sampling import Sampling, StopConditions, check_sampling, check_stop_token_ids, check_token_ids
 from mesh.errors import InvalidRequest
 from mesh.observe import span
 
@@ -73,7 +73,10 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    request: GenerationRequest
+    """A request that was validated, and what its answer needs."""
+
+    model: str
+    request: TokenRequest
     transcript: Transcript
     # Chain hashes of the prompt's full blocks, root first.
     block_hashes: Sequence[bytes]
@@ -96,7 +99,7 @@ class Intake:
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    async def prepare(self, ask: Ask, cache_salt: bytes, deadline: float) -> Prepared:
+    async def prepare(self, ask: Ask, cache_salt: bytes) -> Prepared:
         """Raises InvalidRequest (naming the field), ContextExceeded, UnknownModel or NoWorker."""
         model = self._catalog.resolve(ask.model)
         limits, text = self._catalog.limits(model), self._catalog.text(model)
@@ -110,21 +113,16 @@ class Intake:
             encoded = await self._encode(ask.prompt, model)
             max_tokens = completion_room(len(encoded.token_ids), ask.max_tokens, limits)
             block_hashes = await self._run(len(encoded.token_ids), lambda: chain_hashes(encoded.token_ids, cache_salt))
-        request = GenerationRequest(
+        request = TokenRequest(
             request_id=ask.request_id,
-            model=model,
-            prompt=encoded.token_ids,
+            token_ids=encoded.token_ids,
             sampling=sampling,
-            max_tokens=max_tokens,
-            deadline=deadline,
-            stop_strings=ask.stop_strings,
-            stop_token_ids=ask.stop_token_ids,
-            ignore_eos=ask.ignore_eos,
+            stop=StopConditions(max_tokens, ask.stop_token_ids, ask.ignore_eos),
             cache_salt=cache_salt,
         )
         token_bytes = text.tokenizer.token_bytes if text.tokenizer is not None else no_text
         transcript = Transcript(token_bytes, ask.stop_strings, encoded.reasoning)
-        return Prepared(request, transcript, block_hashes)
+        return Prepared(model, request, transcript, block_hashes)
 
     async def count(self, model: str, prompt: Prompt) -> Sequence[int]:
         """Token ids of the prompt as `prepare` would take it. Raises as it does."""

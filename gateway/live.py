@@ -175,7 +175,7 @@ class LiveGeneration:
         return PlacementQuery(
             request_id=request.request_id,
             attempt=self._attempts,
-            model=request.model,
+            model=self.generation.model,
             prompt_tokens=self.generation.next_position,
             max_tokens=self.generation.remaining_tokens,
             block_hashes=self._block_hashes,

@@ -1,33 +1,12 @@
-"""What a client asked for, validated, in token ids."""
+"""What a client may ask for."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mesh.domain.sampling import Sampling
 from mesh.errors import ContextExceeded, InvalidRequest
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 256
-
-
-@dataclass(frozen=True, slots=True)
-class GenerationRequest:
-    """One generation, as the dispatcher takes it; the `validate_` functions below have passed."""
-
-    request_id: str
-    model: str
-    # Token ids.
-    prompt: Sequence[int]
-    sampling: Sampling
-    # At least 1; prompt and max_tokens fit the context.
-    max_tokens: int
-    # On the event loop's clock, in seconds.
-    deadline: float
-    stop_strings: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
-    ignore_eos: bool = False
-    # Root of the cache's hash chain: tenants with different salts share nothing.
-    cache_salt: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

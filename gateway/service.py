@@ -7,9 +7,8 @@ from deepmesh.v1 import common_pb2, gateway_pb2, gateway_pb2_grpc
 
 from gateway.chat import ChatMessage
 from gateway.gateway import Gateway
-from gateway.generation import Delta, Finish
+from gateway.generation import Delta, Finish, Generation
 from gateway.intake import Ask, ChatPrompt, Prompt, TextPrompt, TokenPrompt
-from gateway.requests import GenerationRequest
 from gateway.tenants import Tenant
 from mesh.domain import wire
 from mesh.errors import InvalidRequest
@@ -27,7 +26,7 @@ class GatewayService(gateway_pb2_grpc.GatewayServiceServicer):
         ask = _ask(request)
         with_ids = request.return_token_ids
         async with self._gateway.generate(ask, tenant, "grpc", context.time_remaining()) as live:
-            await context.write(_started(live.generation.request))
+            await context.write(_started(live.generation))
             finish = None
             while finish is None:
                 delta = await live.next()
@@ -95,9 +94,10 @@ def _prompt(prompt: gateway_pb2.Prompt) -> Prompt:
     raise InvalidRequest("the prompt is empty: set text, chat or token_ids", field="prompt")
 
 
-def _started(request: GenerationRequest) -> gateway_pb2.GenerateResponse:
+def _started(generation: Generation) -> gateway_pb2.GenerateResponse:
+    request = generation.request
     started = gateway_pb2.GenerateStarted(
-        request_id=request.request_id, model=request.model, prompt_tokens=len(request.prompt)
+        request_id=request.request_id, model=generation.model, prompt_tokens=len(request.token_ids)
     )
     return gateway_pb2.GenerateResponse(started=started)
 

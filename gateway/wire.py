@@ -6,6 +6,7 @@ from gateway.generation import Generation
 from gateway.placement import AttemptReport, Outcome, Placement, PlacementQuery
 from gateway.workers import Worker
 from mesh.domain import wire
+from mesh.domain.requests import Submission
 from mesh.domain.targets import WorkerTarget
 from mesh.domain.workers import WorkerRole
 
@@ -28,24 +29,14 @@ def submission(
     stream_id: int, attempt: int, placement: Placement, generation: Generation, now: float
 ) -> decode_pb2.AttachRequest:
     """The request as its worker gets it: prompt and tokens so far, and what remains to generate."""
-    request = generation.request
-    message = decode_pb2.Submission(
+    submission = Submission(
         stream_id=stream_id,
-        request_id=request.request_id,
-        attempt=attempt,
-        token_ids=generation.log(),
-        sampling=wire.sampling_message(request.sampling),
-        stop=decode_pb2.StopConditions(
-            max_tokens=generation.remaining_tokens, token_ids=request.stop_token_ids, ignore_eos=request.ignore_eos
-        ),
-        cache_salt=request.cache_salt,
-        deadline_ms=min(max(int(1000 * (request.deadline - now)), 1), LARGEST_DEADLINE_MS),
+        request=generation.continuation(attempt),
+        deadline_ms=min(max(int(1000 * (generation.deadline - now)), 1), LARGEST_DEADLINE_MS),
+        prefill=placement.prefill,
+        store=placement.store,
     )
-    if placement.prefill is not None:
-        message.prefill.CopyFrom(wire.worker_target_message(placement.prefill))
-    if placement.store is not None:
-        message.store.CopyFrom(wire.store_target_message(placement.store))
-    return decode_pb2.AttachRequest(submission=message)
+    return decode_pb2.AttachRequest(submission=wire.submission_message(submission))
 
 
 def place_request(query: PlacementQuery) -> scheduler_pb2.PlaceRequest:

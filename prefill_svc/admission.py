@@ -31,10 +31,10 @@ def check(prompt: Prompt, ready: Ready, transfer: TransferConfig) -> None:
 
     Raises NamespaceMismatch where its KV means something else to the receiver.
     """
-    check_salt(prompt.cache_salt)
-    check_prompt(prompt.token_ids, 1, ready)
-    check_sampling(prompt.sampling)
-    blocks = -(-len(prompt.token_ids) // BLOCK_TOKENS) - prompt.held_blocks
+    check_salt(prompt.request.cache_salt)
+    check_prompt(prompt.request.token_ids, 1, ready)
+    check_sampling(prompt.request.sampling)
+    blocks = -(-len(prompt.request.token_ids) // BLOCK_TOKENS) - prompt.held_blocks
     if blocks < 1:
         raise InvalidRequest(
             f"held_blocks {prompt.held_blocks} are the whole prompt: the landing has no block", field="held_blocks"
@@ -48,7 +48,7 @@ def admit(prompt: Prompt, backlog: Backlog, max_requests: int, limits: QueueLimi
     if waiting >= limits.waiting_prompts:
         raise WorkerFull(f"{waiting} prompts wait on this worker already: place this one on another")
     queued = backlog.queued_tokens
-    if queued and queued + len(prompt.token_ids) > limits.queued_tokens:
+    if queued and queued + len(prompt.request.token_ids) > limits.queued_tokens:
         raise WorkerFull(f"{queued} prompt tokens wait on this worker already: place this prompt on another")
 
 

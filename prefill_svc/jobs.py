@@ -60,11 +60,11 @@ class Jobs:
         """
         if prompt.ticket.transfer_id in self._by_transfer:
             raise InvalidRequest("the ticket is in use: open another landing", field="ticket.transfer_id")
-        key = self._ranks.new_key(prompt.token_ids, prompt.cache_salt, computes_prompt=True)
+        key = self._ranks.new_key(prompt.request.token_ids, prompt.request.cache_salt, computes_prompt=True)
         self._ranks.submit(prompt.to_rank(key))
         job = Job(key, prompt, self._clock() + prompt.ticket.deadline_ms / 1000)
         self._by_key[key] = self._by_transfer[job.transfer_id] = job
-        self._queued_tokens += len(prompt.token_ids)
+        self._queued_tokens += len(prompt.request.token_ids)
         self.idle.clear()
         return job
 
@@ -72,7 +72,7 @@ class Jobs:
         """Its call is over, and whatever the rank still does for it stops."""
         del self._by_key[job.key], self._by_transfer[job.transfer_id]
         if not job.has_first_token:
-            self._queued_tokens -= len(job.prompt.token_ids)
+            self._queued_tokens -= len(job.prompt.request.token_ids)
         if not self._by_key:
             self.idle.set()
         # A rank that has gone computes nothing.
@@ -88,7 +88,7 @@ class Jobs:
             waited = not job.has_first_token
             job.on_output(output)
             if waited and job.has_first_token:
-                self._queued_tokens -= len(job.prompt.token_ids)
+                self._queued_tokens -= len(job.prompt.request.token_ids)
 
     def on_push_ended(self, ended: PushEnded) -> None:
         job = self._by_transfer.get(ended.transfer_id)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from engine.protocol.messages import FirstToken, Output, PushTarget, Submit
 from mesh.domain.outputs import FinishReason
-from mesh.domain.sampling import Sampling
+from mesh.domain.requests import TokenRequest
 from mesh.domain.targets import StoreTarget
 from mesh.errors import MeshError, PushFailed, rebuild
 from transfer.events import PushEnded
@@ -16,12 +16,8 @@ from transfer.ticket import Ticket
 class Prompt:
     """A prompt as a decode worker sends it."""
 
-    request_id: str
-    attempt: int
-    token_ids: list[int]
-    # Of its first token.
-    sampling: Sampling
-    cache_salt: bytes
+    # Ends with its first token; whether that is the last is the decode worker's business.
+    request: TokenRequest
     # The landing for its KV, which begins after the blocks that the decode worker holds.
     ticket: Ticket
     held_blocks: int
@@ -30,19 +26,7 @@ class Prompt:
 
     def to_rank(self, key: int) -> Submit:
         """The prompt as the rank takes it, under the name that it has there."""
-        return Submit(
-            key=key,
-            request_id=self.request_id,
-            token_ids=self.token_ids,
-            sampling=self.sampling,
-            max_tokens=1,
-            # Whether the first token is the last is the decode worker's business.
-            ignore_eos=True,
-            cache_salt=self.cache_salt,
-            attempt=self.attempt,
-            push=PushTarget(self.ticket, self.held_blocks),
-            fetch=self.store,
-        )
+        return Submit(key, self.request, push=PushTarget(self.ticket, self.held_blocks), fetch=self.store)
 
 
 Event = FirstToken | PushEnded

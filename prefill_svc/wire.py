@@ -4,6 +4,8 @@ from deepmesh.internal.v1 import prefill_pb2
 
 from engine.protocol.messages import FirstToken
 from mesh.domain import wire
+from mesh.domain.requests import TokenRequest
+from mesh.domain.sampling import StopConditions
 from prefill_svc.prompts import Event, Prompt
 from transfer import wire as transfer_wire
 
@@ -11,11 +13,14 @@ from transfer import wire as transfer_wire
 def prompt(message: prefill_pb2.PrefillRequest) -> Prompt:
     """The message as it is; admission judges it. Raises InvalidRequest for a ticket that is none."""
     return Prompt(
-        request_id=message.request_id,
-        attempt=message.attempt,
-        token_ids=list(message.token_ids),
-        sampling=wire.sampling(message.sampling),
-        cache_salt=message.cache_salt,
+        request=TokenRequest(
+            request_id=message.request_id,
+            token_ids=list(message.token_ids),
+            sampling=wire.sampling(message.sampling),
+            stop=StopConditions(max_tokens=1, ignore_eos=True),
+            cache_salt=message.cache_salt,
+            attempt=message.attempt,
+        ),
         ticket=transfer_wire.ticket(message.ticket),
         held_blocks=message.held_blocks,
         store=wire.store_target(message.store) if message.HasField("store") else None,

@@ -47,18 +47,18 @@ class PrefillWorker:
 
     def submit(self, prompt: Prompt) -> Job:
         """Raises InvalidRequest, NamespaceMismatch, WorkerFull, WorkerDraining or EngineFailed; `jobs.end` the job."""
-        with span("prefill.submit", request_id=prompt.request_id, attempt=prompt.attempt):
+        with span("prefill.submit", request_id=prompt.request.request_id, attempt=prompt.request.attempt):
             self.host.check_takes_new()
             check(prompt, self.host.ready, self._transfer)
             admit(prompt, self.jobs.backlog(), self.host.ready.max_requests, self._limits)
             job = self.jobs.submit(prompt)
-        metrics.PREFILL_PROMPT_TOKENS.inc(len(prompt.token_ids))
+        metrics.PREFILL_PROMPT_TOKENS.inc(len(prompt.request.token_ids))
         return job
 
     def predicted_seconds(self, prompt: Prompt) -> float:
         """Until its first token; 0 while the ranks' pace is unknown."""
         load = self.host.report.load
-        tokens = load.queued_prefill_tokens + len(prompt.token_ids)
+        tokens = load.queued_prefill_tokens + len(prompt.request.token_ids)
         return tokens / load.prefill_tokens_per_second if load.prefill_tokens_per_second else 0.0
 
     async def drain(self, seconds: float) -> None:

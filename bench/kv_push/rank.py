@@ -16,7 +16,8 @@ from engine.engine import Engine
 from engine.protocol.messages import FirstToken, LandingOpened, PushOffer, StepResult, Submit, TransferNews
 from engine.runner.backend import ModelBackend
 from mesh.blocks import BLOCK_TOKENS, chain_hashes
-from mesh.domain.sampling import Sampling
+from mesh.domain.requests import TokenRequest
+from mesh.domain.sampling import Sampling, StopConditions
 from mesh.domain.workers import KvNamespace
 from transfer.agent import TransferAgent
 from transfer.config import TransferConfig
@@ -91,11 +92,7 @@ class PushedRank:
         self._key += 1
         submit = Submit(
             key=self._key,
-            request_id=str(self._key),
-            token_ids=self._prompt(),
-            sampling=Sampling(),
-            max_tokens=2,
-            ignore_eos=True,
+            request=TokenRequest(str(self._key), self._prompt(), Sampling(), StopConditions(2, ignore_eos=True)),
             lands=True,
         )
         self._engine.submit(submit)

@@ -17,7 +17,8 @@ from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.protocol.messages import Submit
 from engine.rank.backends import make_backend
-from mesh.domain.sampling import Sampling
+from mesh.domain.requests import TokenRequest
+from mesh.domain.sampling import Sampling, StopConditions
 
 
 class EngineTask(msgspec.Struct, frozen=True):
@@ -32,7 +33,8 @@ def token_times(engine: Engine, prompts: Sequence[list[int]], tokens: int) -> li
     """Submit all prompts at once; for each, when its tokens came, in seconds of time.perf_counter."""
     times: list[list[float]] = [[] for _ in prompts]
     for key, prompt in enumerate(prompts):
-        engine.submit(Submit(key, str(key), prompt, Sampling(), tokens, ignore_eos=True))
+        stop = StopConditions(tokens, ignore_eos=True)
+        engine.submit(Submit(key, TokenRequest(str(key), prompt, Sampling(), stop)))
     while engine.has_work():
         result = engine.step()
         now = time.perf_counter()

@@ -11,7 +11,8 @@ from engine.engine import Engine
 from engine.protocol.messages import Submit
 from engine.runner.backend import ModelBackend
 from mesh.blocks import BLOCK_TOKENS, chain_hashes
-from mesh.domain.sampling import Sampling
+from mesh.domain.requests import TokenRequest
+from mesh.domain.sampling import Sampling, StopConditions
 
 
 class RankLoad:
@@ -78,12 +79,5 @@ class RankLoad:
     def _submit(self, prompt: list[int], max_tokens: int) -> None:
         key = next(self._keys)
         self._engine.submit(
-            Submit(
-                key=key,
-                request_id=str(key),
-                token_ids=prompt,
-                sampling=Sampling(),
-                max_tokens=max_tokens,
-                ignore_eos=True,
-            )
+            Submit(key, TokenRequest(str(key), prompt, Sampling(), StopConditions(max_tokens, ignore_eos=True)))
         )

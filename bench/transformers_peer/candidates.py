@@ -14,7 +14,8 @@ from engine.engine import Engine
 from engine.protocol.messages import Submit
 from engine.runner.backend import ModelBackend
 from engine.runner.memory_plan import free_bytes
-from mesh.domain.sampling import Sampling
+from mesh.domain.requests import TokenRequest
+from mesh.domain.sampling import Sampling, StopConditions
 
 Prompt = Sequence[int]
 
@@ -65,8 +66,8 @@ class Deepmesh:
         """The clock before the first step and after each one."""
         engine = Engine(self._config, self._backend, time.monotonic)
         for key, prompt in enumerate(prompts):
-            submit = Submit(key, f"request-{key}", list(prompt), Sampling(), max_tokens=tokens, ignore_eos=True)
-            engine.submit(submit)
+            stop = StopConditions(tokens, ignore_eos=True)
+            engine.submit(Submit(key, TokenRequest(f"request-{key}", list(prompt), Sampling(), stop)))
         stamps = [time.perf_counter()]
         while engine.has_work():
             engine.step()

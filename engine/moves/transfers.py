@@ -76,9 +76,9 @@ class Transfers:
             raise InvalidRequest("this worker moves no KV: configure engine.transfer")
         if submit.push is None:
             return
-        if submit.lands or submit.max_tokens != 1:
+        if submit.lands or submit.request.stop.max_tokens != 1:
             raise InvalidRequest("a prompt that is pushed is computed here, and one token is drawn", field="push")
-        if not 0 <= submit.push.held_blocks * BLOCK_TOKENS < len(submit.token_ids):
+        if not 0 <= submit.push.held_blocks * BLOCK_TOKENS < len(submit.request.token_ids):
             raise InvalidRequest("held_blocks leaves nothing to push", field="held_blocks")
 
     def expect(self, request: Request) -> None:

@@ -10,7 +10,7 @@ have; and of transfers what the other side's service must hear (LandingOpened, P
 import msgspec
 
 from mesh.domain.outputs import FinishReason, Logprobs
-from mesh.domain.sampling import Sampling
+from mesh.domain.requests import TokenRequest
 from mesh.domain.targets import StoreTarget
 from mesh.domain.workers import KvNamespace, TransferCounters, WorkerLoad
 from transfer.events import PushEnded
@@ -36,20 +36,12 @@ class PushTarget(msgspec.Struct, frozen=True, array_like=True):
 class Submit(msgspec.Struct, tag="submit"):
     # Chosen by the service; names the request between the two processes.
     key: int
-    request_id: str
-    token_ids: list[int]
-    sampling: Sampling
-    max_tokens: int
-    # The model's own end-of-sequence ids are added by the engine unless ignore_eos.
-    stop_token_ids: list[int] = []
-    ignore_eos: bool = False
-    cache_salt: bytes = b""
+    request: TokenRequest
     # The prompt is computed elsewhere: open a landing for its KV, and go on from FirstToken. Where the pool turns out
     # to hold all of it but its last block, it is computed here: its first output comes without a LandingOpened.
     lands: bool = False
     # Of the worker that computes it: its segments are no larger. None: as large as ours.
     sender_slot_bytes: int | None = None
-    attempt: int = 0
     # Compute the prompt and its first token only (max_tokens is 1), and push the KV there. A PushEnded follows, after
     # the last output or before it, unless that refuses the request or cancels it while it waits.
     push: PushTarget | None = None

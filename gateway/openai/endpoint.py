@@ -62,15 +62,15 @@ class Endpoint:
                 await self._whole(form, live, first, reply)
 
     def _format(self, body: GenerationBody, live: LiveGeneration) -> Format:
-        request = live.generation.request
+        generation = live.generation
         head = Head(
-            id=request.request_id,
+            id=generation.request.request_id,
             created=int(time.time()),
-            model=request.model,
+            model=generation.model,
             with_token_ids=bool(body.return_token_ids),
             with_usage=body.streams_usage,
         )
-        return self._format_type(head, self._gateway.catalog.text(request.model).tokenizer)
+        return self._format_type(head, self._gateway.catalog.text(generation.model).tokenizer)
 
     async def _stream(self, form: Format, live: LiveGeneration, first: Delta, reply: "Reply", with_usage: bool) -> None:
         await reply.start_events(form.opening())

@@ -1,10 +1,11 @@
-"""Sampling, outputs and targets in the protos: the one translation, both ways."""
+"""Requests, outputs and targets in the protos: the one translation, both ways."""
 
-from deepmesh.internal.v1 import targets_pb2
+from deepmesh.internal.v1 import decode_pb2, targets_pb2
 from deepmesh.v1 import common_pb2
 
 from mesh.domain.outputs import FinishReason, Logprobs
-from mesh.domain.sampling import Sampling
+from mesh.domain.requests import Submission, TokenRequest
+from mesh.domain.sampling import Sampling, StopConditions
 from mesh.domain.targets import StoreTarget, WorkerTarget
 
 # As near as a 32-bit float comes to "only the most likely token" without being 0, which the wire reads as 1.
@@ -16,6 +17,42 @@ _FINISH_REASONS = {
     FinishReason.CANCELLED: common_pb2.FINISH_REASON_CANCELLED,
 }
 _BY_NUMBER: dict[int, FinishReason] = {number: reason for reason, number in _FINISH_REASONS.items()}
+
+
+def submission(message: decode_pb2.Submission) -> Submission:
+    """The message as it is; the worker's admission judges it."""
+    return Submission(
+        stream_id=message.stream_id,
+        request=TokenRequest(
+            request_id=message.request_id,
+            token_ids=list(message.token_ids),
+            sampling=sampling(message.sampling),
+            stop=StopConditions(message.stop.max_tokens, list(message.stop.token_ids), message.stop.ignore_eos),
+            cache_salt=message.cache_salt,
+            attempt=message.attempt,
+        ),
+        deadline_ms=message.deadline_ms or None,
+        prefill=worker_target(message.prefill) if message.HasField("prefill") else None,
+        store=store_target(message.store) if message.HasField("store") else None,
+    )
+
+
+def submission_message(submission: Submission) -> decode_pb2.Submission:
+    request, stop = submission.request, submission.request.stop
+    return decode_pb2.Submission(
+        stream_id=submission.stream_id,
+        request_id=request.request_id,
+        attempt=request.attempt,
+        token_ids=request.token_ids,
+        sampling=sampling_message(request.sampling),
+        stop=decode_pb2.StopConditions(
+            max_tokens=stop.max_tokens, token_ids=stop.token_ids, ignore_eos=stop.ignore_eos
+        ),
+        cache_salt=request.cache_salt,
+        deadline_ms=submission.deadline_ms or 0,
+        prefill=None if submission.prefill is None else worker_target_message(submission.prefill),
+        store=None if submission.store is None else store_target_message(submission.store),
+    )
 
 
 def sampling(message: common_pb2.SamplingParams) -> Sampling:

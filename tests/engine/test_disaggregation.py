@@ -222,9 +222,9 @@ def test_in_any_order_of_events_tokens_are_right_and_everything_comes_back(
 def check_ends(pair: Pair, cancelled: set[int]) -> None:
     for key, submit in pair.submits.items():
         end, tokens = pair.transcript.ends[key], pair.transcript.token_ids[key]
-        assert tokens == oracle_tokens(submit.token_ids, len(tokens), VOCABULARY)
+        assert tokens == oracle_tokens(submit.request.token_ids, len(tokens), VOCABULARY)
         if end.finish == "length":
-            assert len(tokens) == submit.max_tokens
+            assert len(tokens) == submit.request.stop.max_tokens
         elif end.refusal is not None:
             assert end.refusal.reason in ("PREFILL_LOST", "CONTEXT_EXCEEDED")
         else:

@@ -66,8 +66,8 @@ def assert_as_transformers(
     for submit in submits:
         drawn = torch.tensor(token_ids[submit.key])
         with torch.inference_mode():
-            logits = reference(torch.tensor([submit.token_ids + token_ids[submit.key]])).logits[0]
-        best = logits[len(submit.token_ids) - 1 : -1].topk(2)
+            logits = reference(torch.tensor([[*submit.request.token_ids, *token_ids[submit.key]]])).logits[0]
+        best = logits[len(submit.request.token_ids) - 1 : -1].topk(2)
         clear = best.values[:, 0] - best.values[:, 1] > MARGIN
         assert torch.equal(drawn[clear], best.indices[clear, 0])
         decided += int(clear.sum())
@@ -92,8 +92,8 @@ def test_a_second_turn_over_cached_blocks_matches(checkpoint: Path, reference: D
     engine = engine_over(checkpoint, total_blocks=128)
     first = run(engine, greedy_submits())
     second = [
-        submit_of(submit.key, submit.token_ids + first.token_ids[submit.key] + random_prompt(5), 30, ignore_eos=True)
-        for submit in greedy_submits()
+        submit_of(key, [*submit.request.token_ids, *first.token_ids[key], *random_prompt(5)], 30, ignore_eos=True)
+        for key, submit in enumerate(greedy_submits())
     ]
     transcript = run(engine, second)
     assert [transcript.cached_tokens[key] for key in range(len(LENGTHS))] == [

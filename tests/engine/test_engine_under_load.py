@@ -71,8 +71,10 @@ def drive(engine: Engine, submits: list[Submit], traffic: Traffic, rng: random.R
 
 def check(transcript: Transcript, submits: list[Submit], cancelled: set[int]) -> None:
     for submit in submits:
-        expected = oracle_tokens(submit.token_ids, submit.max_tokens, VOCABULARY, submit.sampling)
-        stops = [index for index, token_id in enumerate(expected) if token_id in submit.stop_token_ids]
+        expected = oracle_tokens(
+            submit.request.token_ids, submit.request.stop.max_tokens, VOCABULARY, submit.request.sampling
+        )
+        stops = [index for index, token_id in enumerate(expected) if token_id in submit.request.stop.token_ids]
         expected = expected[: stops[0] + 1] if stops else expected
         got = transcript.token_ids[submit.key]
         if submit.key in cancelled:

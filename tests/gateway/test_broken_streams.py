@@ -291,7 +291,7 @@ async def test_a_request_that_cannot_be_encoded_fails_alone_and_at_once(monkeypa
     encode = wire.submission
 
     def encode_some(stream_id: int, attempt: int, placement: Any, generation: Any, now: float) -> Any:
-        if generation.request.max_tokens == 7:
+        if generation.request.stop.max_tokens == 7:
             raise ValueError("Value out of range: -1")
         return encode(stream_id, attempt, placement, generation, now)
 

@@ -7,11 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.generation import Generation
+from gateway.intake import Prepared
 from gateway.reasoning import ReasoningStart
-from gateway.requests import GenerationRequest
 from gateway.transcript import Transcript
 from mesh.domain.outputs import FinishReason, Logprobs
-from mesh.domain.sampling import Sampling
+from mesh.domain.requests import TokenRequest
+from mesh.domain.sampling import Sampling, StopConditions
 from mesh.errors import SlowClient, WorkerLost
 
 PROMPT = [7, 8, 9]
@@ -21,10 +22,9 @@ LETTERS = {index: chr(ord("a") + index).encode() for index in range(26)}
 def make_generation(
     *, stops: tuple[str, ...] = (), unread_limit: int = 100, interrupt: Callable[[], None] = lambda: None, **fields: Any
 ) -> Generation:
-    fields = {"max_tokens": 50, "deadline": 1e9, **fields}
-    request = GenerationRequest("r", "m", PROMPT, Sampling(), stop_strings=stops, **fields)
-    reasoning = ReasoningStart.NONE
-    return Generation(request, Transcript(LETTERS.__getitem__, stops, reasoning), unread_limit, interrupt)
+    request = TokenRequest("r", PROMPT, Sampling(), StopConditions(fields.pop("max_tokens", 50)))
+    transcript = Transcript(LETTERS.__getitem__, stops, ReasoningStart.NONE)
+    return Generation(Prepared("m", request, transcript, []), 1e9, unread_limit, interrupt)
 
 
 def test_tokens_that_were_not_read_share_one_delta() -> None:
@@ -38,7 +38,7 @@ def test_tokens_that_were_not_read_share_one_delta() -> None:
 def test_the_token_log_is_prompt_and_tokens() -> None:
     generation = make_generation()
     generation.receive(3, [0, 1])
-    assert list(generation.log()) == [*PROMPT, 0, 1]
+    assert list(generation.continuation(1).token_ids) == [*PROMPT, 0, 1]
     assert (generation.next_position, generation.remaining_tokens) == (5, 48)
 
 
@@ -50,7 +50,7 @@ def test_tokens_sent_again_are_dropped(moves: list[tuple[int, int]]) -> None:
     for back, count in moves:
         start = max(0, generation.received_tokens - back)
         generation.receive(3 + start, answer[start : start + count])
-    assert list(generation.log()[3:]) == answer[: generation.received_tokens]
+    assert list(generation.continuation(1).token_ids[3:]) == answer[: generation.received_tokens]
 
 
 def test_repeated_tokens_do_not_repeat_their_logprobs() -> None:

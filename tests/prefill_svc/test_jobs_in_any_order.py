@@ -8,7 +8,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from engine.protocol.messages import FirstToken, Output, Refusal
 from mesh.domain.outputs import FinishReason
-from mesh.domain.sampling import Sampling
+from mesh.domain.requests import TokenRequest
+from mesh.domain.sampling import Sampling, StopConditions
 from mesh.errors import EngineFailed, InvalidRequest, MeshError
 from prefill_svc.jobs import Jobs
 from prefill_svc.prompts import Job, Prompt
@@ -64,7 +65,7 @@ class AnyOrder(RuleBasedStateMachine):
         else:
             self.names += 1
             ticket = make_ticket(tokens, name=self.names)
-        prompt = Prompt("r", 0, [1] * tokens, Sampling(), b"", ticket, 0, None)
+        prompt = Prompt(TokenRequest("r", [1] * tokens, Sampling(), StopConditions(1)), ticket, 0, None)
         try:
             self.calls.append(Call(self.jobs.submit(prompt), self.loop))
         except InvalidRequest:
@@ -113,7 +114,7 @@ class AnyOrder(RuleBasedStateMachine):
     def what_is_queued_has_no_first_token(self) -> None:
         waiting = [call.job for call in self.calls if not call.job.has_first_token]
         backlog = self.jobs.backlog()
-        assert backlog.queued_tokens == sum(len(job.prompt.token_ids) for job in waiting)
+        assert backlog.queued_tokens == sum(len(job.prompt.request.token_ids) for job in waiting)
         assert backlog.live_prompts == self.jobs.live_prompts == len(self.calls)
         assert self.jobs.idle.is_set() == (not self.calls)
 

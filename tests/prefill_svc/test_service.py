@@ -67,7 +67,8 @@ async def test_a_prompt_is_accepted_computed_and_pushed() -> None:
         caller.start(prefill_request(PROMPT, cache_salt=b"salt", store={"store_id": "s", "blocks": 2}))
         assert (await caller.next()).HasField("accepted")
         submit = running.rank.submitted[0]
-        assert (submit.token_ids, submit.max_tokens, submit.cache_salt) == (PROMPT, 1, b"salt")
+        request = submit.request
+        assert (request.token_ids, request.stop.max_tokens, request.cache_salt) == (PROMPT, 1, b"salt")
         assert submit.push is not None
         assert (submit.push.ticket, submit.push.held_blocks) == (make_ticket(150), 0)
         assert submit.fetch is not None
@@ -94,7 +95,7 @@ async def test_the_end_of_the_push_is_told_after_the_first_token() -> None:
 async def test_log_probabilities_of_the_first_token_come_with_it() -> None:
     async with prefill_without_rank() as running, prefill_caller(running.endpoint) as caller:
         key = await accepted(running, caller, sampling=common_pb2.SamplingParams(top_logprobs=1))
-        assert running.rank.submitted[key].sampling.top_logprobs == 1
+        assert running.rank.submitted[key].request.sampling.top_logprobs == 1
         first_token(running, key, logprobs=[Logprobs(-0.5, [42], [-0.5])])
         message = (await caller.next()).first_token
         assert (message.logprobs.logprob, message.logprobs.top[0].token_id) == (-0.5, 42)

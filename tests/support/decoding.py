@@ -1,13 +1,15 @@
 """A rank that does what a test says, and submissions with plain defaults."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
-from decode_svc.requests import Submission
+from msgspec.structs import replace
+
 from engine.protocol.messages import Output, Ready, StepResult, Submit
 from mesh.domain.outputs import FinishReason, Logprobs
-from mesh.domain.sampling import Sampling
+from mesh.domain.requests import Submission, TokenRequest
+from mesh.domain.sampling import Sampling, StopConditions
 from mesh.domain.targets import WorkerTarget
 from mesh.domain.workers import KvNamespace, WorkerLoad
 from mesh.errors import EngineFailed
@@ -29,16 +31,11 @@ PREFILL = WorkerTarget("prefill-1", "first", "127.0.0.1:1")
 
 
 def make_submission(stream_id: int = 1, **changes: Any) -> Submission:
-    submission = Submission(
-        stream_id=stream_id,
-        request_id=f"r{stream_id}",
-        attempt=0,
-        token_ids=[1, 2, 3],
-        sampling=Sampling(),
-        max_tokens=10,
-        stop_token_ids=[],
-    )
-    return replace(submission, **changes)
+    """`changes` are of Submission, TokenRequest or StopConditions."""
+    stop = StopConditions(changes.pop("max_tokens", 10), changes.pop("stop_token_ids", ()))
+    of_request = {name: changes.pop(name) for name in TokenRequest.__struct_fields__ if name in changes}
+    request = TokenRequest(f"r{stream_id}", [1, 2, 3], Sampling(), stop)
+    return Submission(stream_id, replace(request, **of_request), **changes)
 
 
 @dataclass
@@ -92,7 +89,7 @@ class FakeRank:
             self.running[key] += count
         else:
             del self.running[key]
-        prompt_tokens = len(self.submitted[key].token_ids)
+        prompt_tokens = len(self.submitted[key].request.token_ids)
         cached_tokens = 0 if start == 0 and count else None
         tokens = self.tokens(key, start, count)
         reason = None if finish is None else FinishReason(finish)

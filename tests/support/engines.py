@@ -13,7 +13,8 @@ from engine.config import EngineConfig, OracleConfig
 from engine.engine import Engine
 from engine.oracle import OracleBackend
 from engine.protocol.messages import Output, StepResult, Submit
-from mesh.domain.sampling import Sampling
+from mesh.domain.requests import TokenRequest
+from mesh.domain.sampling import Sampling, StopConditions
 
 VOCABULARY = 500
 
@@ -91,14 +92,17 @@ def prompt_of(length: int, seed: int = 0) -> list[int]:
 
 
 def submit_of(key: int, token_ids: Sequence[int], max_tokens: int, **settings: Any) -> Submit:
-    return Submit(
-        key=key,
+    """`settings` are of Submit, TokenRequest or StopConditions."""
+    stop = StopConditions(max_tokens, settings.pop("stop_token_ids", ()), settings.pop("ignore_eos", False))
+    request = TokenRequest(
         request_id=f"request-{key}",
         token_ids=list(token_ids),
         sampling=settings.pop("sampling", Sampling()),
-        max_tokens=max_tokens,
-        **settings,
+        stop=stop,
+        cache_salt=settings.pop("cache_salt", b""),
+        attempt=settings.pop("attempt", 0),
     )
+    return Submit(key, request, **settings)
 
 
 class Transcript:

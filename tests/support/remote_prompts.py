@@ -1,6 +1,9 @@
 """What the services pass on between a decode rank and a prefill rank, without the services."""
 
+from msgspec.structs import replace
+
 from engine.protocol.messages import FirstToken, LandingOpened, Output, PushTarget, Submit
+from mesh.domain.sampling import StopConditions
 from mesh.domain.targets import StoreTarget
 
 
@@ -8,11 +11,7 @@ def prefill_of(submit: Submit, opened: LandingOpened, fetch: StoreTarget | None 
     """The prompt of a request whose landing is open, as its prefill rank takes it."""
     return Submit(
         key=submit.key,
-        request_id=submit.request_id,
-        token_ids=submit.token_ids,
-        sampling=submit.sampling,
-        max_tokens=1,
-        cache_salt=submit.cache_salt,
+        request=replace(submit.request, stop=StopConditions(1), attempt=0),
         push=PushTarget(opened.ticket, opened.held_blocks),
         fetch=fetch,
     )

@@ -49,8 +49,10 @@ def landing_elsewhere(fabric: Fabric, tokens: int) -> Ticket:
     return opened_landing(moving_engine(fabric, total_blocks=32), tokens).ticket
 
 
-def push_submit(ticket: Ticket, tokens: int, held_blocks: int = 0, key: int = 1, **settings: Any) -> Submit:
-    return submit_of(key, prompt_of(tokens), 1, push=PushTarget(ticket, held_blocks), **settings)
+def push_submit(
+    ticket: Ticket, tokens: int, held_blocks: int = 0, key: int = 1, max_tokens: int = 1, **settings: Any
+) -> Submit:
+    return submit_of(key, prompt_of(tokens), max_tokens, push=PushTarget(ticket, held_blocks), **settings)
 
 
 def agent_of(engine: Engine, fabric: Fabric) -> FakeAgent:
@@ -170,9 +172,9 @@ def test_a_ticket_that_does_not_fit_the_prompt_is_refused_and_disturbs_nobody() 
 @pytest.mark.parametrize("changes", [{"max_tokens": 2}, {"lands": True}])
 def test_a_prompt_that_is_pushed_draws_one_token_here(changes: dict[str, Any]) -> None:
     fabric = make_fabric()
-    submit = push_submit(landing_elsewhere(fabric, 200), 200)
+    submit = push_submit(landing_elsewhere(fabric, 200), 200, **changes)
     engine = moving_engine(fabric, total_blocks=16)
-    assert refusal_of(engine, msgspec.structs.replace(submit, **changes)) == "INVALID_REQUEST"
+    assert refusal_of(engine, submit) == "INVALID_REQUEST"
 
 
 @pytest.mark.parametrize("held", [-1, 4, 100])

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from engine.protocol.frames import HEADER, MAX_FRAME_BYTES, FrameDecoder, FrameEncoder
 from engine.protocol.messages import Cancel, FromRank, Output, Refusal, StepResult, Stop, Submit, ToRank
 from mesh.domain.outputs import FinishReason, Logprobs
-from mesh.domain.sampling import Sampling
+from mesh.domain.requests import TokenRequest
+from mesh.domain.sampling import Sampling, StopConditions
 from mesh.domain.workers import WorkerLoad
 from mesh.errors import EngineFailed
 
@@ -19,11 +20,14 @@ token_ids = st.lists(st.integers(0, 2**20), max_size=5)
 submits = st.builds(
     Submit,
     key=keys,
-    request_id=st.text(max_size=10),
-    token_ids=token_ids,
-    sampling=st.builds(Sampling, seed=st.integers(0, 2**64 - 1)),
-    max_tokens=st.integers(1, 100),
-    cache_salt=st.binary(max_size=20),
+    request=st.builds(
+        TokenRequest,
+        request_id=st.text(max_size=10),
+        token_ids=token_ids,
+        sampling=st.builds(Sampling, seed=st.integers(0, 2**64 - 1)),
+        stop=st.builds(StopConditions, max_tokens=st.integers(1, 100), token_ids=token_ids),
+        cache_salt=st.binary(max_size=20),
+    ),
 )
 messages_to_rank = st.lists(st.one_of(submits, st.builds(Cancel, key=keys), st.builds(Stop)), max_size=6)
 

@@ -1,11 +1,13 @@
 import pytest
+from deepmesh.internal.v1 import decode_pb2
 from deepmesh.v1 import common_pb2
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mesh.domain import wire
 from mesh.domain.outputs import FinishReason, Logprobs
-from mesh.domain.sampling import Sampling
+from mesh.domain.requests import Submission, TokenRequest
+from mesh.domain.sampling import Sampling, StopConditions
 from mesh.domain.targets import StoreTarget, WorkerTarget
 
 narrow = st.floats(0, 100, width=32)
@@ -54,3 +56,19 @@ def test_an_unknown_finish_reason_reads_as_a_stop() -> None:
 
 def test_the_smallest_top_p_does_not_read_as_all() -> None:
     assert wire.sampling(wire.sampling_message(Sampling(top_p=1e-60))).top_p < 1e-5
+
+
+@pytest.mark.parametrize("prefill", [None, WorkerTarget("p", "first", "p:1", 1 << 20)])
+@pytest.mark.parametrize("store", [None, StoreTarget("store-1", 7)])
+def test_a_submission_survives_the_wire(prefill: WorkerTarget | None, store: StoreTarget | None) -> None:
+    request = TokenRequest(
+        request_id="r1",
+        token_ids=[1, 2, 3],
+        sampling=Sampling(temperature=0.5, seed=7),
+        stop=StopConditions(100, [4, 5], ignore_eos=True),
+        cache_salt=b"salt",
+        attempt=2,
+    )
+    submission = Submission(9, request, 1500, prefill, store)
+    sent = wire.submission_message(submission).SerializeToString()
+    assert wire.submission(decode_pb2.Submission.FromString(sent)) == submission

@@ -1,0 +1,42 @@
+"""A request in token ids, as it travels from the gateway to the engine."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from mesh.domain.sampling import Sampling, StopConditions
+from mesh.domain.targets import StoreTarget, WorkerTarget
+
+
+class TokenRequest(msgspec.Struct, frozen=True):
+    """What to generate."""
+
+    # For logs and traces.
+    request_id: str
+    # The prompt and, after a re-placement, the tokens that were delivered.
+    token_ids: Sequence[int]
+    sampling: Sampling
+    stop: StopConditions
+    # Root of the chain of block hashes: tenants with different salts share no blocks.
+    cache_salt: bytes = b""
+    # Counts the placements of the request.
+    attempt: int = 0
+
+
+class Submission(msgspec.Struct, frozen=True):
+    """A request for a decode worker."""
+
+    # Chosen by the gateway, used once.
+    stream_id: int
+    request: TokenRequest
+    # Milliseconds from receipt after which the worker gives up; None if there is no deadline.
+    deadline_ms: int | None = None
+    # Where the prompt is computed; None if the decode worker does it.
+    prefill: WorkerTarget | None = None
+    # A store worth asking for the prompt's prefix; whoever computes the prompt asks it.
+    store: StoreTarget | None = None
+
+    @property
+    def own_prefill_tokens(self) -> int:
+        """Prompt tokens that the decode worker computes."""
+        return len(self.request.token_ids) if self.prefill is None else 0
