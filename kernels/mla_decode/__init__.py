@@ -20,8 +20,8 @@ def mla_decode(
     query: [rows * query_tokens, heads, width] contiguous, row by row; pool: [blocks, 64, width] contiguous, one layer,
     of the query's dtype or e4m3, with the queries' own latents already written; value_width: 512 of DeepSeek's 576;
     kv_scale: a latent is kv_scale times what the pool holds. Returns [rows * query_tokens, heads, value_width]; no rows
-    give no rows. On a GPU: ours; for bf16 pools flash_mla where it can be imported and the heads are few; products in
-    FP8, the queries quantized for each head, for e4m3 pools of DeepSeek's widths on Hopper.
+    give no rows. On a GPU this runs our kernels, or flash_mla for a bf16 pool with few heads if it can be imported. For
+    an e4m3 pool of DeepSeek's widths on Hopper the products are in FP8, with each head's query quantized.
     """
     assert query.shape[0] == plan.rows * plan.query_tokens and query.is_contiguous()
     assert query.shape[2] == pool.shape[2] and pool.is_contiguous()
@@ -34,12 +34,12 @@ def mla_decode(
 def _on_device(
     query: torch.Tensor, pool: torch.Tensor, plan: DecodePlan, value_width: int, scale: float, kv_scale: float
 ) -> torch.Tensor:
-    # Imported here: none exists on a machine without a GPU.
+    # Imported here: a machine without a GPU may lack Triton and CUDA's bindings.
     from kernels.mla_decode import bf16, fp8, triton
     from kernels.mla_decode.parts import HEADS
 
     packaged = flash_mla.takes(query, pool, value_width)
-    # With 16 heads flash_mla was measured faster, with 128 ours, which then reads every latent once for two row tiles.
+    # Measured: flash_mla is faster with 16 heads, ours with 128, where it reads every latent once for two row tiles.
     if bf16.takes(query, pool, value_width) and (query.shape[1] >= 2 * HEADS or not packaged):
         return bf16.mla_decode(query, pool, plan, scale)
     if packaged:

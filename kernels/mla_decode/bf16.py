@@ -7,7 +7,7 @@ import torch
 
 from kernels.hopper import is_hopper
 from kernels.kv_copy import BLOCK_TOKENS
-from kernels.mla_decode.parts import CUDA, Work, cut_work
+from kernels.mla_decode.parts import CUDA, Work, divide_work
 from kernels.mla_decode.plan import DecodePlan
 from kernels.nvrtc import encode_rows, load_kernel
 
@@ -26,7 +26,7 @@ class Arguments(ctypes.Structure):
         ("pool", ctypes.c_void_p),
         ("query", ctypes.c_void_p),
         ("scale_log2", ctypes.c_float),
-        # To a multiple of the maps' alignment, 64.
+        # The tensor maps align the structure to 64 bytes.
         ("padding", ctypes.c_byte * 60),
     )
 
@@ -46,16 +46,16 @@ def mla_decode(query: torch.Tensor, pool: torch.Tensor, plan: DecodePlan, scale:
     out = torch.empty(tokens, heads, LATENT, dtype=query.dtype, device=device)
     if not tokens:
         return out
-    cut = cut_work(plan, heads, out, BLOCK_TOKENS)
-    name = "decode_single" if cut.row_tiles % 2 else "decode_pair"
+    divided = divide_work(plan, heads, out, BLOCK_TOKENS)
+    name = "decode_single" if divided.row_tiles % 2 else "decode_pair"
     arguments = Arguments(
-        _boxes(pool.data_ptr(), pool.shape[0] * BLOCK_TOKENS), _boxes(query.data_ptr(), tokens * heads), cut.work,
+        _boxes(pool.data_ptr(), pool.shape[0] * BLOCK_TOKENS), _boxes(query.data_ptr(), tokens * heads), divided.work,
         pool.data_ptr(), query.data_ptr(), scale * math.log2(math.e),
     )  # fmt: skip
-    cut.attend(load_kernel(SOURCE, name, device.index or 0), THREADS, arguments)
+    divided.attend(load_kernel(SOURCE, name, device.index or 0), THREADS, arguments)
     return out
 
 
 def _boxes(address: int, rows: int) -> ctypes.Array[ctypes.c_uint64]:
-    """How the copy engine reads rows of latents or queries: 64 rows of 64 values."""
+    """The tensor map of rows of latents or queries, for boxes of 64 rows of 64 values."""
     return encode_rows(address, rows=rows, row_bytes=WIDTH * 2, box_rows=BLOCK_TOKENS, box_bytes=128)

@@ -1,4 +1,4 @@
-"""Decode attention by flash_mla, bf16 on Hopper: the package, or a build of its operators.
+"""Decode attention by flash_mla, for bf16 on Hopper: by its package, or by a build of its operators.
 
 `DEEPMESH_FLASH_MLA` names such a build (`_flashmla_C...so`, as vLLM's wheel carries it), which needs no package.
 """
@@ -19,7 +19,7 @@ LATENT, WIDTH = 512, 576
 
 @cache
 def available() -> bool:
-    """Whether there is a Hopper GPU and something to run on it."""
+    """Whether there is a Hopper GPU, and the package or a build."""
     return is_hopper() and (BUILD_VARIABLE in os.environ or find_spec("flash_mla") is not None)
 
 
@@ -29,7 +29,7 @@ def takes(query: torch.Tensor, pool: torch.Tensor, value_width: int) -> bool:
 
 
 def mla_decode(query: torch.Tensor, pool: torch.Tensor, plan: DecodePlan, scale: float) -> torch.Tensor:
-    """As `kernels.mla_decode.mla_decode`. The schedule is made at a plan's first call."""
+    """Same as `kernels.mla_decode.mla_decode`. A plan's first call makes the schedule."""
     tokens, heads, width = query.shape
     if not tokens:
         return query.new_empty(0, heads, LATENT)
@@ -37,8 +37,8 @@ def mla_decode(query: torch.Tensor, pool: torch.Tensor, plan: DecodePlan, scale:
 
     rows = query.view(plan.rows, plan.query_tokens, heads, width)
     attend = _attend_by_build if BUILD_VARIABLE in os.environ else _attend_by_package
-    # Its kernels may start while the one before them ends, and not all of them wait for it: the attending one reads
-    # queries at once, the joining one ends at once where nothing was cut.
+    # Its kernels may start before the previous kernel has ended, and not all of them wait for it: the attention kernel
+    # reads queries at once, and the combining one ends at once if no request was split.
     let_all_end()
     out = attend(rows, pool.unsqueeze(2), plan, scale)
     let_all_end()

@@ -7,7 +7,7 @@ import torch
 
 from kernels.hopper import is_hopper
 from kernels.kv_copy import BLOCK_TOKENS
-from kernels.mla_decode.parts import CUDA, HEADS, Work, cut_work
+from kernels.mla_decode.parts import CUDA, HEADS, Work, divide_work
 from kernels.mla_decode.plan import DecodePlan
 from kernels.nvrtc import encode_rows, load_kernel
 
@@ -27,7 +27,7 @@ class Arguments(ctypes.Structure):
         ("pool", ctypes.c_void_p),
         ("scale_log2", ctypes.c_float),
         ("kv_scale", ctypes.c_float),
-        # To a multiple of the maps' alignment, 64.
+        # The tensor maps align the structure to 64 bytes.
         ("padding", ctypes.c_byte * 56),
     )
 
@@ -50,18 +50,18 @@ def mla_decode(
     out = torch.empty(tokens, heads, LATENT, dtype=query.dtype, device=device)
     if not tokens:
         return out
-    cut = cut_work(plan, heads, out, UNIT_TOKENS)
+    divided = divide_work(plan, heads, out, UNIT_TOKENS)
     arguments = Arguments(
-        *_tensor_maps(pool.data_ptr(), pool.shape[0]), cut.work, query.data_ptr(), pool.data_ptr(),
+        *_tensor_maps(pool.data_ptr(), pool.shape[0]), divided.work, query.data_ptr(), pool.data_ptr(),
         scale * math.log2(math.e), kv_scale,
     )  # fmt: skip
     name = "decode_rest" if heads % HEADS else "decode"
-    cut.attend(load_kernel(SOURCE, name, device.index or 0), THREADS, arguments)
+    divided.attend(load_kernel(SOURCE, name, device.index or 0), THREADS, arguments)
     return out
 
 
 def _tensor_maps(pool: int, blocks: int) -> tuple[ctypes.Array[ctypes.c_uint64], ctypes.Array[ctypes.c_uint64]]:
-    """How the copy engine reads a block of one layer's pool: its latents in four boxes, its keys in one."""
+    """The tensor maps of one layer's pool: a block's latents are read in four boxes, its keys in one."""
     rows = blocks * BLOCK_TOKENS
     latents = encode_rows(pool, rows=rows, row_bytes=WIDTH, box_rows=BLOCK_TOKENS, box_bytes=128)
     return latents, encode_rows(pool, rows=rows, row_bytes=WIDTH, box_rows=BLOCK_TOKENS, box_bytes=64)

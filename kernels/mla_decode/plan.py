@@ -1,4 +1,4 @@
-"""Where the contexts of one step's decode rows lie: made once a step, read by every layer."""
+"""Where the contexts of a step's decode rows lie in the pool. Made once a step, read by every layer."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,7 +10,7 @@ from kernels.kv_copy import slot_runs
 
 @dataclass(slots=True)
 class Schedule:
-    """What a kernel makes at the step's first layer and reuses at the others; None before."""
+    """What a kernel computes at a step's first layer and reuses at the others; None before that."""
 
     metadata: Any = None
     splits: Any = None
@@ -18,15 +18,15 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class DecodePlan:
-    """Rows of equal query count and any context length. Tensors are read on the device only, never by the host."""
+    """Rows with the same number of queries and any context lengths. The host never reads the tensors."""
 
-    # [rows, max_blocks] int32: the pool's blocks of each row, in order. Entries behind a row's context are not read.
+    # [rows, max_blocks] int32: each row's blocks in the pool, in order. Entries after a row's context are not read.
     block_table: torch.Tensor
-    # [rows] int32: tokens of each row's context, its own queries included; at least `query_tokens`.
+    # [rows] int32: tokens of each row's context, including its queries; at least `query_tokens`.
     lengths: torch.Tensor
-    # Queries of every row: the last ones of its context.
+    # Queries of every row; they are the last tokens of its context.
     query_tokens: int
-    # On CPU only: per row the contiguous slots of its context.
+    # On a CPU: for each row the contiguous slots of its context. None on a GPU.
     runs: tuple[tuple[slice, ...], ...] | None
     schedule: Schedule = field(default_factory=Schedule)
 
@@ -36,11 +36,11 @@ class DecodePlan:
 
 
 def plan_decode(block_table: torch.Tensor, lengths: torch.Tensor, query_tokens: int = 1) -> DecodePlan:
-    """What all layers of one step share.
+    """Make the plan that all layers of one step share.
 
     block_table: [rows, max_blocks] int32; lengths: [rows] int32, on the same device; query_tokens: 1, or more where
-    drafts are verified. On a GPU nothing is copied to the host. In a CUDA graph, make the plan inside the capture: what
-    depends on the lengths is then computed anew at each replay, from what the two tensors hold by then.
+    drafts are verified. On a GPU nothing is copied to the host. In a CUDA graph, make the plan inside the capture: each
+    replay then computes anew what depends on the lengths, from the values that the two tensors have by then.
     """
     rows = lengths.shape[0]
     assert block_table.dim() == 2 and block_table.shape[0] == rows and query_tokens >= 1
@@ -50,6 +50,6 @@ def plan_decode(block_table: torch.Tensor, lengths: torch.Tensor, query_tokens: 
 
 
 def context_runs(block_table: torch.Tensor, lengths: torch.Tensor) -> tuple[tuple[slice, ...], ...]:
-    """Per row the slots of its context as the fewest contiguous slices. Waits for the device."""
+    """For each row, the slots of its context as the fewest contiguous slices. Waits for the device."""
     rows = zip(block_table.tolist(), lengths.tolist(), strict=True)
     return tuple(tuple(slot_runs(blocks, length)) for blocks, length in rows)

@@ -1,7 +1,7 @@
-"""Absorbed decode attention in plain torch, the definition.
+"""Absorbed decode attention in plain torch: the definition.
 
-Contexts are read where they lie: a row's latents are few contiguous runs of the pool, and copying them together would
-cost more than attending to them run by run.
+Contexts are read in place. A row's latents are a few contiguous runs of the pool, and copying the runs together would
+cost more than attending to them one by one.
 """
 
 import torch
@@ -21,7 +21,7 @@ def mla_decode(
     queries = (query * (scale * kv_scale)).view(plan.rows, -1, width)
     rows = plan.runs if plan.runs is not None else context_runs(plan.block_table, plan.lengths)
     for row, target, runs in zip(queries, out.view(plan.rows, -1, value_width), rows, strict=True):
-        # A no-op conversion unless the pool is compressed.
+        # Converts nothing unless the pool is e4m3.
         _attend(row, [flat[run].to(query.dtype) for run in runs], value_width, mask, target)
     return out if kv_scale == 1.0 else out.mul_(kv_scale)
 
@@ -34,7 +34,7 @@ def _attend(
     joined = scores[0] if len(parts) == 1 else torch.cat(scores, dim=1)
     if mask is not None:
         joined[:, -mask.shape[1] :] += mask
-    # Softmax in float32 whatever the dtype; a no-op conversion in float32.
+    # The softmax is in float32 for every dtype.
     weights = torch.softmax(joined, dim=1, dtype=torch.float32).to(query.dtype)
     if len(parts) == 1:
         torch.mm(weights, parts[0][:, :value_width], out=out)
@@ -45,7 +45,7 @@ def _attend(
 
 
 def _causal_mask(query_tokens: int, heads: int, device: torch.device) -> torch.Tensor | None:
-    """[query_tokens * heads, query_tokens]: a query does not see the row's later ones. One query needs no mask."""
+    """[query_tokens * heads, query_tokens]: a query does not see later queries of its row. One query needs no mask."""
     if query_tokens == 1:
         return None
     square = torch.full((query_tokens, query_tokens), float("-inf"), device=device).triu(1)

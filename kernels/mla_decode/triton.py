@@ -10,14 +10,14 @@ from kernels.kv_copy import BLOCK_TOKENS
 from kernels.mla_decode.plan import DecodePlan
 
 ROW_TILE = 64
-# Programs wanted, in multiples of the multiprocessors: contexts are cut into splits until there are as many.
+# Contexts are divided into splits until there are this many programs for each multiprocessor.
 PROGRAMS_PER_PROCESSOR = 2
 MAX_SPLITS = 32
 
 
-# A program does 64 rows (queries x heads) of one request over one split of its blocks, 64 tokens at a time; a latent is
-# loaded once for scores and values. Reads 2 bytes a latent's value for each row tile; 2 * (width + value width) FLOPs a
-# token and row.
+# A program computes 64 rows (queries x heads) of one request over one split of its blocks, 64 tokens at a time. It
+# loads a latent once for scores and values. Reads 2 bytes for each value of a latent and row tile; does 2 * (width +
+# value width) FLOPs for each token and row.
 @triton.jit
 def _decode(
     query, pool, block_table, lengths, out, log_sums, table_stride, heads, rows, splits, scale, kv_scale,
@@ -72,9 +72,11 @@ def _decode(
     tl.store(log_sums + target, tl.where(total > 0, largest + tl.log2(tl.maximum(total, 1e-30)), -1e30), mask=known)
 
 
-# A program joins the splits of one row. Reads 4 bytes a value and split, writes 2.
+# A program combines the splits of one row. Reads 4 bytes for each value and split, writes 2.
 @triton.jit
-def _join(parts, log_sums, out, splits, VALUE: tl.constexpr, PADDED_VALUE: tl.constexpr, PADDED_SPLITS: tl.constexpr):
+def _combine(
+    parts, log_sums, out, splits, VALUE: tl.constexpr, PADDED_VALUE: tl.constexpr, PADDED_SPLITS: tl.constexpr
+):
     row = tl.program_id(0).to(tl.int64)
     split = tl.arange(0, PADDED_SPLITS)
     column = tl.arange(0, PADDED_VALUE)
@@ -103,7 +105,7 @@ def mla_decode(
     if not tokens:
         return out
     rows = plan.query_tokens * heads
-    # Float32 takes twice the shared memory.
+    # float32 takes twice the shared memory.
     wide = query.dtype == torch.float32
     row_tile = 16 if wide else max(min(ROW_TILE, triton.next_power_of_2(rows)), 16)
     row_tiles = triton.cdiv(rows, row_tile)
@@ -119,13 +121,13 @@ def mla_decode(
         num_warps=8 if row_tile == ROW_TILE else 4, num_stages=1 if wide else 2,
     )  # fmt: skip
     if splits > 1:
-        _join[(tokens * heads,)](
+        _combine[(tokens * heads,)](
             parts, log_sums, out, splits, value_width, padded, triton.next_power_of_2(splits), num_warps=4
         )
     return out
 
 
 def _splits(programs: int, blocks: int, processors: int) -> int:
-    """Parts of each context: known without its length, so that a captured graph fits any."""
+    """Splits of each context. They do not depend on its length, so that a captured graph fits any length."""
     wanted = PROGRAMS_PER_PROCESSOR * processors // programs
     return max(min(wanted, blocks, MAX_SPLITS), 1)

@@ -20,7 +20,7 @@ from kernels.dependent_launch import dependent_launch
 
 HIDDEN, QUERY, LATENT, ROPE, HEADS_WIDTH, INNER = 1024, 384, 512, 64, 768, 256
 NOPE, VALUE = 128, 128
-# Contexts that are cut, and some that are not.
+# Contexts that are split, and some that are not.
 CONTEXTS = (1, 64, 200, 3000, 257, 900, 65, 130)
 REPLAYS = 200
 

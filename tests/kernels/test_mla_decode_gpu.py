@@ -14,7 +14,7 @@ E4M3 = torch.float8_e4m3fn
 
 
 class Case:
-    """Random queries over scattered contexts, poisoned everywhere else, and what the reference makes of them."""
+    """Random queries over scattered contexts in a pool that is poisoned elsewhere."""
 
     def __init__(self, lengths: list[int], query_tokens: int, heads: int, widths: tuple[int, int], e4m3: bool) -> None:
         self.value_width, width = widths
@@ -26,7 +26,7 @@ class Case:
         self.plan: DecodePlan = plan_decode(stored.block_table.to(DEVICE), stored.lengths.to(DEVICE), query_tokens)
 
     def error(self, found: torch.Tensor) -> float:
-        """Relative norm of the difference; NaN where a poisoned latent or output was touched."""
+        """Relative norm of the difference from the reference; NaN if poison was read or output is missing."""
         expected = reference.mla_decode(
             self.query.float(), self.pool.float(), self.plan, self.value_width, SCALE * self.kv_scale, 1.0
         )
@@ -65,7 +65,7 @@ LENGTHS = {
 def test_deepseek_shapes_from_an_e4m3_pool(lengths: list[int], query_tokens: int, heads: int) -> None:
     case = Case(lengths, query_tokens, heads, (LATENT, WIDTH), e4m3=True)
     found = mla_decode(case.query, case.pool, case.plan, value_width=LATENT, scale=SCALE, kv_scale=case.kv_scale)
-    # Queries and probabilities are of three bits of mantissa too.
+    # Queries and probabilities have three bits of mantissa too.
     assert case.error(found) < 0.08
 
 
@@ -119,7 +119,7 @@ def test_scores_that_grow_along_the_context_keep_their_precision() -> None:
 
 
 @pytest.mark.gpu
-def test_equal_contexts_are_not_cut_where_each_finds_a_part() -> None:
+def test_equal_contexts_are_not_split_if_each_finds_a_part() -> None:
     from kernels.mla_decode import bf16
 
     case = Case([3500] * 64, 1, HEADS, (LATENT, WIDTH), e4m3=False)

@@ -1,4 +1,4 @@
-"""How the work of decode attention is cut: the rule in Python, what it promises, and that the device follows it."""
+"""How the work of decode attention is divided: the rule in Python, what it promises, and that the device follows it."""
 
 from collections import defaultdict
 from dataclasses import dataclass
@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 
 from kernels.mla_decode import plan_decode
 
-# What a piece costs beside its units, what larger parts may cost so that nothing is cut, and the fewest units of a part
-# and of a piece but a request's last.
-PIECE_COST, CUT_COST, FEWEST_UNITS, TRIED = 2, 3, 4, 8
+# The overhead of a piece in units, by how many units parts may be larger if that avoids splitting, and the fewest units
+# of a part, and of a piece that is not its request's last.
+PIECE_COST, SPLIT_COST, FEWEST_UNITS, TRIED = 2, 3, 4, 8
 UNIT_TOKENS, LATENT = 64, 512
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Units of a request; its place among all pieces of cut requests, None where it is the whole."""
+    """Consecutive units of a request, and its slot among the pieces of split requests; None if it is whole."""
 
     request: int
     first: int
@@ -35,7 +35,10 @@ def least_capacity(units: list[int], parts: int) -> int:
 
 
 def pack_whole(units: list[int], room: list[int]) -> tuple[Parts, list[int]]:
-    """Each request into the first part that has room, the longest first; those that found none. Takes the room."""
+    """Put each request into the first part that has room, the longest first. Takes the room from `room`.
+
+    Returns the parts, and the requests that found no room.
+    """
     made: Parts = [[] for _ in room]
     left = []
     for request in sorted(range(len(units)), key=lambda request: -units[request]):
@@ -50,7 +53,7 @@ def pack_whole(units: list[int], room: list[int]) -> tuple[Parts, list[int]]:
 
 
 def fill_rests(units: list[int], room: list[int], left: list[int]) -> tuple[Parts, bool]:
-    """The requests in `left` into what room there is, and whether it is enough."""
+    """Split the requests in `left` over the room that there is. Returns the parts and whether all of it fits."""
     made: Parts = [[] for _ in room]
     waiting, first, slot = list(left), 0, 0
     for pieces, free in zip(made, room, strict=True):
@@ -65,32 +68,32 @@ def fill_rests(units: list[int], room: list[int], left: list[int]) -> tuple[Part
     return made, not waiting
 
 
-def cut_into_parts(units: list[int], parts: int) -> Parts:
-    """units: of each request, at least one. Returns each part's pieces, in the order in which they are done."""
+def divide_into_parts(units: list[int], parts: int) -> Parts:
+    """units: those of each request, at least one. Returns each part's pieces in the order in which it computes them."""
     found: list[tuple[int, Parts]] = []
     for more in range(TRIED):
         room = [least_capacity(units, parts) + more] * parts
         whole, left = pack_whole(units, room)
-        cut, fits = fill_rests(units, room, left)
+        split, fits = fill_rests(units, room, left)
         if fits:
-            both = [first + second for first, second in zip(whole, cut, strict=True)]
-            found.append((more + (CUT_COST if left else 0), both))
+            both = [first + second for first, second in zip(whole, split, strict=True)]
+            found.append((more + (SPLIT_COST if left else 0), both))
     return min(found, key=lambda rated: rated[0])[1]
 
 
-def cut_requests(parts: Parts) -> set[int]:
+def split_requests(parts: Parts) -> set[int]:
     return {piece.request for part in parts for piece in part if piece.slot is not None}
 
 
-def cut_end_to_end(units: list[int], parts: int) -> int:
-    """How many requests are cut where all are laid end to end into equal parts of the least capacity."""
+def splits_end_to_end(units: list[int], parts: int) -> int:
+    """How many requests are split if all are laid end to end into equal parts of the least capacity."""
     borders = pairwise([0, *accumulate(count + PIECE_COST for count in units)])
     capacity = least_capacity(units, parts)
     return sum((start + PIECE_COST) // capacity != (end - 1) // capacity for start, end in borders)
 
 
-def cuts_of(parts: Parts) -> dict[int, tuple[int, int]]:
-    """Of each cut request its first slot, and the one behind its last."""
+def slots_of_split(parts: Parts) -> dict[int, tuple[int, int]]:
+    """The first slot of each split request, and the one after its last."""
     slots = defaultdict(list)
     for piece in (piece for part in parts for piece in part):
         if piece.slot is not None:
@@ -98,18 +101,18 @@ def cuts_of(parts: Parts) -> dict[int, tuple[int, int]]:
     return {request: (min(own), max(own) + 1) for request, own in slots.items()}
 
 
-def cut_on_device(lengths: list[int], heads: int, query_tokens: int) -> tuple[Parts, dict[int, tuple[int, int]]]:
-    from kernels.mla_decode.parts import cut_work
+def divide_on_device(lengths: list[int], heads: int, query_tokens: int) -> tuple[Parts, dict[int, tuple[int, int]]]:
+    from kernels.mla_decode.parts import divide_work
 
     table = torch.zeros(len(lengths), 1, dtype=torch.int32, device="cuda")
     plan = plan_decode(table, torch.tensor(lengths, dtype=torch.int32, device="cuda"), query_tokens)
     out = torch.empty(len(lengths) * query_tokens, heads, LATENT, dtype=torch.bfloat16, device="cuda")
-    cut_work(plan, heads, out, UNIT_TOKENS)
+    divide_work(plan, heads, out, UNIT_TOKENS)
     made = plan.schedule.metadata
     rows = made.pieces.tolist()
     pieces = [Piece(request, first, last, None if slot < 0 else slot) for request, first, last, slot in rows]
-    cuts = {request: (first, end) for request, first, end, _ in made.cuts.tolist() if first < end}
-    return [pieces[begin:end] for begin, end in pairwise(made.parts.tolist())], cuts
+    splits = {request: (first, end) for request, first, end, _ in made.split_requests.tolist() if first < end}
+    return [pieces[begin:end] for begin, end in pairwise(made.parts.tolist())], splits
 
 
 UNITS = st.lists(st.integers(1, 200), min_size=1, max_size=150)
@@ -119,7 +122,7 @@ PARTS = st.integers(1, 132)
 @given(UNITS, PARTS)
 def test_a_requests_pieces_have_all_its_units_in_order(units: list[int], parts: int) -> None:
     borders: dict[int, list[int]] = defaultdict(lambda: [0])
-    for piece in (piece for part in cut_into_parts(units, parts) for piece in part):
+    for piece in (piece for part in divide_into_parts(units, parts) for piece in part):
         assert borders[piece.request][-1] == piece.first < piece.last
         borders[piece.request].append(piece.last)
     assert {request: own[-1] for request, own in borders.items()} == dict(enumerate(units))
@@ -127,53 +130,53 @@ def test_a_requests_pieces_have_all_its_units_in_order(units: list[int], parts: 
 
 @given(UNITS, PARTS)
 def test_no_part_costs_much_more_than_equal_ones_would(units: list[int], parts: int) -> None:
-    made = cut_into_parts(units, parts)
+    made = divide_into_parts(units, parts)
     dearest = max(sum(piece.last - piece.first + PIECE_COST for piece in part) for part in made)
     assert dearest <= least_capacity(units, parts) + TRIED - 1
 
 
 @given(UNITS, PARTS)
-def test_fewer_requests_are_cut_than_there_are_parts(units: list[int], parts: int) -> None:
-    made = cut_into_parts(units, parts)
-    assert len(cut_requests(made)) < parts
+def test_fewer_requests_are_split_than_there_are_parts(units: list[int], parts: int) -> None:
+    made = divide_into_parts(units, parts)
+    assert len(split_requests(made)) < parts
     assert sum(piece.slot is not None for part in made for piece in part) < 2 * parts
 
 
 @given(st.integers(1, 200), st.integers(1, 200), PARTS)
-def test_of_equal_contexts_no_more_are_cut_than_where_all_lie_end_to_end(units: int, requests: int, parts: int) -> None:
+def test_no_more_equal_contexts_are_split_than_if_all_lay_end_to_end(units: int, requests: int, parts: int) -> None:
     contexts = [units] * requests
-    assert len(cut_requests(cut_into_parts(contexts, parts))) <= cut_end_to_end(contexts, parts)
+    assert len(split_requests(divide_into_parts(contexts, parts))) <= splits_end_to_end(contexts, parts)
 
 
 @given(UNITS, PARTS)
-def test_a_cut_requests_pieces_follow_each_other_behind_whole_ones(units: list[int], parts: int) -> None:
-    made = cut_into_parts(units, parts)
-    cut = [piece for part in made for piece in part if piece.slot is not None]
-    assert [piece.slot for piece in cut] == list(range(len(cut)))
-    assert sum(end - first for first, end in cuts_of(made).values()) == len(cut)
+def test_a_split_requests_pieces_follow_each_other_after_whole_ones(units: list[int], parts: int) -> None:
+    made = divide_into_parts(units, parts)
+    split = [piece for part in made for piece in part if piece.slot is not None]
+    assert [piece.slot for piece in split] == list(range(len(split)))
+    assert sum(end - first for first, end in slots_of_split(made).values()) == len(split)
     for part in made:
         assert [piece.slot is not None for piece in part] == sorted(piece.slot is not None for piece in part)
 
 
-def test_equal_contexts_are_not_cut_where_each_finds_a_part() -> None:
-    assert not cut_requests(cut_into_parts([55] * 64, 66))
+def test_equal_contexts_are_not_split_if_each_finds_a_part() -> None:
+    assert not split_requests(divide_into_parts([55] * 64, 66))
 
 
-def test_of_half_as_many_requests_again_as_parts_only_the_half_is_cut() -> None:
-    assert len(cut_requests(cut_into_parts([55] * 96, 66))) == 30
+def test_only_the_requests_beyond_the_parts_are_split() -> None:
+    assert len(split_requests(divide_into_parts([55] * 96, 66))) == 30
 
 
-def test_requests_that_fill_two_parts_each_are_cut_once() -> None:
-    assert {end - first for first, end in cuts_of(cut_into_parts([55] * 32, 66)).values()} == {2}
+def test_requests_that_fill_two_parts_each_are_split_once() -> None:
+    assert {end - first for first, end in slots_of_split(divide_into_parts([55] * 32, 66)).values()} == {2}
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("heads", "query_tokens"), [(128, 1), (128, 2), (16, 1), (128, 70)])
 @pytest.mark.parametrize("requests", [1, 2, 31, 66, 96, 300])
-def test_the_device_cuts_as_the_rule_says(requests: int, heads: int, query_tokens: int) -> None:
+def test_the_device_divides_as_the_rule_says(requests: int, heads: int, query_tokens: int) -> None:
     processors = torch.cuda.get_device_properties("cuda").multi_processor_count
     parts = max(processors // (query_tokens * -(-heads // 64)), 1)
     for longest in (64, 700, 9000):
         lengths = torch.randint(1, longest + 1, (requests,)).add(query_tokens - 1).tolist()
-        expected = cut_into_parts([-(-length // UNIT_TOKENS) for length in lengths], parts)
-        assert cut_on_device(lengths, heads, query_tokens) == (expected, cuts_of(expected))
+        expected = divide_into_parts([-(-length // UNIT_TOKENS) for length in lengths], parts)
+        assert divide_on_device(lengths, heads, query_tokens) == (expected, slots_of_split(expected))

@@ -1,30 +1,31 @@
 // Absorbed decode attention over a paged pool of bf16 latents, for Hopper (sm_90a).
 //
-// Work. 64 rows of the score matrix (64 heads of one query, or as many as there are) meet the latents of a request, a block
-// of 64 tokens at a time. All blocks of all requests are cut into parts (`parts.cu`); a part belongs to as many CTAs as there
-// are row tiles, in clusters of two where their number is even: the two read every block together, half each.
+// Work. A CTA computes 64 rows of the score matrix (64 heads of one query, or as many as there are) against the latents of a
+// request, a block of 64 tokens at a time. All blocks of all requests are divided into parts (`parts.cu`). A part belongs to as
+// many CTAs as there are row tiles, in clusters of two if their number is even: the two read every block together, half each.
 //
-// One CTA: a warp copies blocks; a warpgroup scores them (S = Q K^T) and leaves probabilities in shared memory; two more hold
-// 256 channels of O each and add P V. Products of different warps take turns, and a warp cannot run ahead of its own by more
-// than a few: the scores of a block are all issued before the probabilities of the one before are given out, so that the two
-// warpgroups have the tensor cores while the first takes exponentials. Shared memory holds 3 of the 9 chunks of a query, the
-// warpgroup's registers the others, so that there is room for two and three quarter blocks: one scored, one added, the rest
-// under way. What is held passes through the ring of blocks.
+// Roles in a CTA: one warp copies blocks. One warpgroup computes scores (S = Q K^T) and leaves probabilities in shared memory.
+// Two more warpgroups hold 256 channels of O each and add P V. Products of different warps take turns, and a warp cannot run
+// ahead of its own products by more than a few. So all scores of a block are issued before the probabilities of the block
+// before are published: the two value warpgroups then have the tensor cores while the scoring one takes exponentials. Shared
+// memory holds 3 of a query's 9 chunks and the scoring warpgroup's registers the other 6, which leaves room for two and three
+// quarter blocks: one being scored, one being added, the rest on its way. The chunks that registers hold pass through the ring
+// of blocks.
 //
-// Bytes: 1,152 a token, once from memory for two row tiles. FLOPs: 2 * 64 * (576 + 512) per token and row tile: 2,176 cycles
-// a block. Shared memory is written and read by 279 KB a block and row tile, 2,180 cycles; memory needs 2,000 for a block and
-// 66 clusters. Measured on an H200, with two waits more in it: 2,810 cycles a block, the chain of the scoring warpgroup: 1,320
-// until its products are issued, 160 more until they are done, 1,250 for the softmax and its stores, beside which the others'
-// products take 1,240. Alone the softmax takes 675 (products use the registers' bandwidth). With a quarter of a block less room
-// it was 2,910, of blocks between 2,300 and 3,860. Under steady load the card's power limit lowers its clock from 1.98 to about
-// 1.6 GHz.
+// Bytes: 1,152 a token, once from memory for two row tiles. FLOPs: 2 * 64 * (576 + 512) per token and row tile, which is 2,176
+// cycles a block. Shared memory is written and read by 279 KB a block and row tile, 2,180 cycles; memory needs 2,000 cycles for
+// a block of each of 66 clusters. Measured on an H200, with two more waits in it: 2,810 cycles a block. That is the chain of
+// the scoring warpgroup: 1,320 cycles until its products are issued, 160 until they are done, and 1,250 for the softmax and its
+// stores, during which the other warpgroups' products take 1,240. Alone the softmax takes 675 (products use the registers'
+// bandwidth). With room for a quarter of a block less it was 2,910, and single blocks took between 2,300 and 3,860. Under
+// steady load the card's power limit lowers its clock from 1.98 to about 1.6 GHz. `notes.md` has what was tried.
 
 #include "../../cuda/registers.cuh"
 #include "bf16_score.cuh"
 #include "bf16_values.cuh"
 #include "bf16_produce.cuh"
 
-constexpr int PRODUCERS = 128, THREADS = GATHERERS + SCORERS + PRODUCERS;
+constexpr int PRODUCERS = 128, THREADS = VALUE_THREADS + SCORE_THREADS + PRODUCERS;
 
 template <int CTAS>
 __device__ __forceinline__ Place own_place(const Work& work) {
@@ -34,7 +35,7 @@ __device__ __forceinline__ Place own_place(const Work& work) {
   return {work.part(cluster / clusters), tile / tiles, tile % tiles * HEADS, rank};
 }
 
-// A piece's query, but for what is held.
+// Copies the chunks of a piece's query that stay in shared memory.
 __device__ __forceinline__ void fetch_query(Shared& shared, const Arguments& given, const Place& place, int index) {
   if (index >= place.part.end || threadIdx.x % 128) return;
   long long first = first_row_of(given.work, place, given.work.pieces[index].request);
@@ -48,15 +49,15 @@ template <int CTAS>
 __device__ __forceinline__ void finish_scores(float (&scores)[32], Shared& shared) {
   wgmma_wait<0>();
   pin(scores);
-  give_back<CTAS>(&shared.key_empty);
+  release<CTAS>(&shared.key_empty);
 }
 
-// Of every piece: scores, block by block, to probabilities.
+// The scoring warpgroup: for every piece of the part, scores to probabilities, block by block.
 template <int CTAS>
 __device__ __forceinline__ void score_part(Shared& shared, const Arguments& given, const Place& place) {
-  Turn turn;
+  RingPosition ring;
   Query query;
-  follow_earlier();
+  wait_for_queries();
   fetch_query(shared, given, place, place.part.begin);
   for (int index = place.part.begin; index < place.part.end; index++) {
     Piece piece = given.work.pieces[index];
@@ -64,55 +65,55 @@ __device__ __forceinline__ void score_part(Shared& shared, const Arguments& give
     int hidden = given.work.query_tokens - 1 - place.query_index;
     Softmax state{{LOWEST, LOWEST}, {0.0f, 0.0f}, {1.0f, 1.0f}};
     float scores[32];
-    take_held<CTAS>(query, shared, turn);
+    take_held<CTAS>(query, shared, ring);
     wait(&shared.query_full, (index - place.part.begin) & 1);
-    score(scores, shared, query, turn, false);
+    score(scores, shared, query, ring, false);
 #pragma unroll 1
     for (int block = piece.first;; block++) {
       bool last = block + 1 == piece.last;
-      // The probabilities of two blocks before have been read: asked while products are under way.
-      wait(&shared.probabilities_empty[turn.count & 1], (turn.count / 2 & 1) ^ 1);
+      // Wait until the probabilities of two blocks before have been read, while this block's products are in flight.
+      wait(&shared.probabilities_empty[ring.count & 1], (ring.count / 2 & 1) ^ 1);
       finish_scores<CTAS>(scores, shared);
       if (last) fetch_query(shared, given, place, index + 1);
-      soften(scores, state, shared, given.scale_log2, left - hidden, turn.count);
-      if (left < BLOCK) clear_rest(shared, turn, left);
+      to_probabilities(scores, state, shared, given.scale_log2, left - hidden, ring.count);
+      if (left < BLOCK) clear_rest(shared, ring, left);
       left -= BLOCK;
-      store_sums(shared, state, turn.count, last);
-      turn.next();
+      store_sums(shared, state, ring.count, last);
+      ring.next();
       if (last) break;
-      // The products of this block need not wait for a block that is still on its way.
-      bool ready = __all_sync(~0u, arrived(&shared.full[turn.slot_of(0)], turn.phase_of(0)));
-      if (!ready) publish(shared, turn.count - 1);
-      score(scores, shared, query, turn, ready);
-      if (ready) publish(shared, turn.count - 1);
+      // If the next block is still on its way, publish first: the value warpgroups must not wait for it.
+      bool ready = __all_sync(~0u, arrived(&shared.full[ring.slot_of(0)], ring.phase_of(0)));
+      if (!ready) publish(shared, ring.count - 1);
+      score(scores, shared, query, ring, ready);
+      if (ready) publish(shared, ring.count - 1);
     }
-    publish(shared, turn.count - 1);
+    publish(shared, ring.count - 1);
   }
 }
 
-// Of every piece: half of the channels.
+// A value warpgroup: for every piece of the part, half of the channels.
 template <int CTAS>
-__device__ __forceinline__ void gather_part(Shared& shared, const Arguments& given, const Place& place, int half) {
+__device__ __forceinline__ void add_values_of_part(Shared& shared, const Arguments& given, const Place& place, int half) {
   const Work& work = given.work;
   int row = threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4, rows = work.heads - place.first_head;
-  Turn turn;
-  follow_earlier();
+  RingPosition ring;
+  wait_for_queries();
   for (int index = place.part.begin; index < place.part.end; index++) {
     Piece piece = work.pieces[index];
     float out[2][64];
-    turn.skip(HELD_PAIRS);
+    ring.skip(HELD_PAIRS);
 #pragma unroll 1
     for (int block = piece.first;; block++) {
-      add_block<CTAS>(out, shared, turn, half, row, block == piece.first);
+      add_block<CTAS>(out, shared, ring, half, row, block == piece.first);
       if (block + 1 == piece.last) break;
-      give_back_probabilities(shared, turn);
-      turn.next();
+      release_probabilities(shared, ring);
+      ring.next();
     }
-    int buffer = turn.count & 1;
+    int buffer = ring.count & 1;
     float inverse[2] = {shared.inverse[buffer][row], shared.inverse[buffer][row + 8]};
     float log_sum[2] = {shared.log_sum[buffer][row], shared.log_sum[buffer][row + 8]};
-    give_back_probabilities(shared, turn);
-    turn.next();
+    release_probabilities(shared, ring);
+    ring.next();
     long long target = row_of(work, piece, place.query_index, place.first_head);
     u32* values = (piece.whole() ? work.out : work.values) + target * (LATENT / 2) + half * (LATENT / 4);
     store_values(out[0], inverse, values, row, rows);
@@ -130,8 +131,8 @@ __device__ __forceinline__ void init_barriers(Shared& shared) {
   init_barrier(&shared.key_full, 1);
   init_barrier(&shared.key_empty, CTAS);
   for (int buffer = 0; buffer < 2; buffer++) {
-    init_barrier(&shared.probabilities_full[buffer], SCORERS / 32);
-    init_barrier(&shared.probabilities_empty[buffer], GATHERER_WARPS);
+    init_barrier(&shared.probabilities_full[buffer], SCORE_THREADS / 32);
+    init_barrier(&shared.probabilities_empty[buffer], VALUE_WARPS);
   }
   for (int slot = 0; slot < SLOTS; slot++) {
     init_barrier(&shared.full[slot], 1);
@@ -150,17 +151,17 @@ __device__ __forceinline__ void attend(const Arguments& given) {
   }
   init_barriers<CTAS>(shared);
   if (CTAS > 1) cluster_meet(); else __syncthreads();
-  if (threadIdx.x < GATHERERS) {
+  if (threadIdx.x < VALUE_THREADS) {
     take_registers<160>();
-    gather_part<CTAS>(shared, given, own_place<CTAS>(given.work), __shfl_sync(~0u, (int)threadIdx.x / 128, 0));
-  } else if (threadIdx.x < GATHERERS + SCORERS) {
+    add_values_of_part<CTAS>(shared, given, own_place<CTAS>(given.work), __shfl_sync(~0u, (int)threadIdx.x / 128, 0));
+  } else if (threadIdx.x < VALUE_THREADS + SCORE_THREADS) {
     take_registers<160>();
     score_part<CTAS>(shared, given, own_place<CTAS>(given.work));
   } else {
     give_registers<32>();
-    if (threadIdx.x < GATHERERS + SCORERS + 32) produce<CTAS>(shared, given, own_place<CTAS>(given.work));
+    if (threadIdx.x < VALUE_THREADS + SCORE_THREADS + 32) produce<CTAS>(shared, given, own_place<CTAS>(given.work));
   }
-  // The other may still arrive here.
+  // A CTA must not exit while the other may still arrive at its barriers.
   if (CTAS > 1) {
     __syncwarp();
     cluster_meet();

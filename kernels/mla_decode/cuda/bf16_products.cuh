@@ -1,15 +1,15 @@
-// Warpgroup products of bf16, and the shared memory that their operands lie in.
+// Warpgroup products of bf16, and the layout of shared memory.
 
 #pragma once
 
 #include "../../cuda/cluster.cuh"
 #include "parts.cuh"
 
-// Chunks of 64 channels. The last of a query are held in registers: what they leave of shared memory is three quarters of a
-// block more.
+// Chunks of 64 channels. A query's last chunks are held in registers, which leaves shared memory for three quarters of a block
+// more.
 constexpr int CHUNK = 64, CHUNKS = WIDTH / CHUNK, CHUNK_BYTES = BLOCK * CHUNK * 2, HELD_CHUNKS = 6;
-// Latents are copied, awaited and given back two chunks at a time, in a ring; so is what is held of a query, before a piece's
-// first block.
+// Latents are copied, awaited and released two chunks at a time, in a ring. A query's held chunks pass through it too, before a
+// piece's first block.
 constexpr int PAIRS = LATENT / CHUNK / 2, HELD_PAIRS = HELD_CHUNKS / 2, PAIR_BYTES = 2 * CHUNK_BYTES, SLOTS = 11;
 
 // Chunks are 64 rows of 128 bytes, swizzled.
@@ -18,7 +18,7 @@ struct Shared {
   u8 latents[SLOTS][PAIR_BYTES];
   u8 key[CHUNK_BYTES];
   u8 probabilities[2][CHUNK_BYTES];
-  // Of each row: by how much what was summed becomes smaller; at a piece's end, one over the sum, and its logarithm.
+  // For each row: the factor by which earlier sums shrink; at a piece's end, one over the sum, and the sum's logarithm.
   float alpha[2][HEADS];
   float inverse[2][HEADS];
   float log_sum[2][HEADS];
@@ -31,9 +31,9 @@ struct Shared {
   u64 empty[SLOTS];
 };
 
-// Which block of all that a CTA reads, and where in the ring its pairs lie: of either half of the channels one, then the
-// others, so that both halves give one back early.
-struct Turn {
+// A CTA's position in its blocks: how many it has seen, and where in the ring the present block's pairs lie. Pairs of the two
+// halves of the channels alternate, so that both value warpgroups release one early.
+struct RingPosition {
   int count = 0, slot = 0;
   u32 phase = 0;
 
@@ -49,15 +49,15 @@ struct Turn {
   }
 };
 
-// To all CTAs of the cluster: one thread each.
+// Tells all CTAs of the cluster, one thread each, that this slot is free.
 template <int CTAS>
-__device__ __forceinline__ void give_back(u64* empty) {
+__device__ __forceinline__ void release(u64* empty) {
   if (threadIdx.x % 128 < CTAS) arrive_at(empty, threadIdx.x % 128);
 }
 
 __device__ __forceinline__ constexpr int pair_at(int i) { return i % 2 * 2 + i / 2; }
 
-// V as the second operand: channels lie side by side, 64 to a chunk, tokens in groups of 8 rows.
+// V as the second operand: channels are contiguous, 64 to a chunk; tokens lie in groups of 8 rows.
 __device__ __forceinline__ u64 value_descriptor(u32 address) {
   return (u64)((address & 0x3FFFF) >> 4) | ((u64)(CHUNK_BYTES >> 4) << 16) | ((u64)(1024 >> 4) << 32) | (1ull << 62);
 }
@@ -69,7 +69,7 @@ __device__ __forceinline__ void multiply_bf16(float (&d)[32], u64 a, u64 b, int 
       : BIND_32(d, 0) : "l"(a), "l"(b), "r"(accumulate));
 }
 
-// The first operand from registers.
+// The first operand is in registers.
 __device__ __forceinline__ void multiply_bf16(float (&d)[32], const u32 (&a)[4], u64 b, int accumulate) {
   asm volatile(
       "{\n .reg .pred p;\n setp.ne.b32 p, %37, 0;\n"
@@ -77,7 +77,7 @@ __device__ __forceinline__ void multiply_bf16(float (&d)[32], const u32 (&a)[4],
       : BIND_32(d, 0) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
 }
 
-// V transposed on the way in.
+// The tensor cores read V transposed.
 __device__ __forceinline__ void multiply_values(float (&d)[64], u64 a, u64 b, int accumulate) {
   asm volatile(
       "{\n .reg .pred p;\n setp.ne.b32 p, %66, 0;\n"
@@ -86,7 +86,7 @@ __device__ __forceinline__ void multiply_values(float (&d)[64], u64 a, u64 b, in
 }
 
 struct Arguments {
-  // Boxes of 64 rows of 128 bytes: of the pool, and of the queries.
+  // Boxes of 64 rows of 128 bytes in the pool and in the queries.
   TensorMap pool_boxes, query_boxes;
   Work work;
   const u8* pool;
@@ -100,8 +100,8 @@ struct Place {
   u32 rank;
 };
 
-// Each role, once it has read of the plan what it begins with: that is older than the kernel before.
-__device__ __forceinline__ void follow_earlier() {
+// Each role calls this once it has read the first entries of the plan, which is older than the previous kernel.
+__device__ __forceinline__ void wait_for_queries() {
   wait_for_earlier();
   start_next();
 }

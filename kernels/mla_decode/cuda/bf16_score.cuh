@@ -1,13 +1,13 @@
-// Scores and the softmax between the products, on 64 rows and a block: one warpgroup.
+// Scores and softmax of 64 rows and a block: the role of one warpgroup.
 
 #pragma once
 
 #include "bf16_products.cuh"
 
-// Probabilities refer to an earlier block's largest score until a thread's sum of 16 shows that this one's are far above it:
-// then, and first of all, a maximum is taken, and what was summed is made smaller.
+// Probabilities are taken relative to an earlier block's largest score. Only if a thread's sum of 16 probabilities shows that
+// this block's scores are far above it, and for the first block, a maximum is taken and the earlier sums are scaled down.
 constexpr float LARGEST_SUM = 1024.0f;
-constexpr int SCORERS = 128;
+constexpr int SCORE_THREADS = 128;
 
 __device__ __forceinline__ void scorers_meet() { asm volatile("bar.sync 2, 128;" ::: "memory"); }
 
@@ -21,7 +21,7 @@ __device__ __forceinline__ bool arrived(u64* barrier, u32 parity) {
 }
 
 struct Query {
-  // Of the held chunks, as a first operand: two rows and four channels of each 16.
+  // The held chunks as a first operand: a thread has two rows and four channels of each 16.
   u32 held[HELD_CHUNKS][4][4];
 };
 
@@ -37,19 +37,19 @@ __device__ __forceinline__ void multiply_chunk(
   }
 }
 
-// S = Q K^T of one block as it arrives, not waited for. `ready`: its first pair is known to be there.
+// Issues S = Q K^T for one block as it arrives, and does not wait. `ready`: the block's first pair has arrived.
 __device__ __forceinline__ void score(
-    float (&scores)[32], Shared& shared, const Query& query, const Turn& turn, bool ready) {
+    float (&scores)[32], Shared& shared, const Query& query, const RingPosition& ring, bool ready) {
 #pragma unroll
   for (int i = 0; i < PAIRS; i++) {
-    int slot = turn.slot_of(i);
+    int slot = ring.slot_of(i);
     u64 latents = descriptor<1>(shared_address(shared.latents[slot]));
-    if (i > 0 || !ready) wait(&shared.full[slot], turn.phase_of(i));
+    if (i > 0 || !ready) wait(&shared.full[slot], ring.phase_of(i));
     wgmma_fence();
     multiply_chunk(scores, shared, query, 2 * pair_at(i), latents, i == 0);
     multiply_chunk(scores, shared, query, 2 * pair_at(i) + 1, latents + CHUNK_BYTES / 16, false);
   }
-  wait(&shared.key_full, turn.count & 1);
+  wait(&shared.key_full, ring.count & 1);
   wgmma_fence();
   multiply_chunk(scores, shared, query, CHUNKS - 1, descriptor<1>(shared_address(shared.key)), false);
   wgmma_commit();
@@ -60,38 +60,38 @@ __device__ __forceinline__ void load_matrices(u32 (&words)[4], u32 address) {
                : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3]) : "r"(address) : "memory");
 }
 
-// What is held of a query, from the ring, where it stands before the first block.
+// Loads a query's held chunks from the ring, where they lie before the piece's first block.
 template <int CTAS>
-__device__ __forceinline__ void take_held(Query& query, Shared& shared, Turn& turn) {
+__device__ __forceinline__ void take_held(Query& query, Shared& shared, RingPosition& ring) {
   int lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16 + lane % 16;
 #pragma unroll
   for (int chunk = 0; chunk < HELD_CHUNKS; chunk++) {
-    int slot = turn.slot_of(chunk / 2);
+    int slot = ring.slot_of(chunk / 2);
     u32 base = shared_address(shared.latents[slot]) + chunk % 2 * CHUNK_BYTES + row * 128;
-    if (chunk % 2 == 0) wait(&shared.full[slot], turn.phase_of(chunk / 2));
+    if (chunk % 2 == 0) wait(&shared.full[slot], ring.phase_of(chunk / 2));
 #pragma unroll
     for (int step = 0; step < 4; step++)
       load_matrices(query.held[chunk][step], base + ((step * 2 + lane / 16) ^ (row & 7)) * 16);
   }
   scorers_meet();
 #pragma unroll
-  for (int i = 0; i < HELD_PAIRS; i++) give_back<CTAS>(&shared.empty[turn.slot_of(i)]);
-  turn.skip(HELD_PAIRS);
+  for (int i = 0; i < HELD_PAIRS; i++) release<CTAS>(&shared.empty[ring.slot_of(i)]);
+  ring.skip(HELD_PAIRS);
 }
 
 struct Softmax {
-  // Of the thread's two rows: what probabilities refer to (log2), its share of their sum, and by how much the last block made
-  // what was summed before smaller.
+  // For each of the thread's two rows: the score that probabilities are relative to (log2), the thread's share of their sum,
+  // and the factor by which the last block scaled earlier sums down.
   float reference[2], total[2], alpha[2];
 };
 
-// Four 8 x 8 matrices: of the first and the last 8 rows of the warp's 16, 16 tokens.
+// Four 8 x 8 matrices: 16 tokens of the first 8 and of the last 8 of the warp's 16 rows.
 __device__ __forceinline__ void store_matrices(u32 address, const u32 (&words)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
                ::"r"(address), "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3]) : "memory");
 }
 
-// Probabilities to shared memory, 16 tokens after another, and their sums.
+// Stores probabilities in shared memory, 16 tokens at a time, and sums them.
 __device__ __forceinline__ void exponentiate(
     const float (&scores)[32], const Softmax& state, float scale, float (&sum)[2], u8 (&target)[CHUNK_BYTES]) {
   int lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16 + lane % 16;
@@ -112,7 +112,7 @@ __device__ __forceinline__ void exponentiate(
   }
 }
 
-// Refers to the largest score seen.
+// Makes the largest score so far the reference.
 __device__ __forceinline__ void raise_reference(const float (&scores)[32], Softmax& state, float scale) {
   float largest[2] = {LOWEST, LOWEST};
 #pragma unroll
@@ -127,17 +127,17 @@ __device__ __forceinline__ void raise_reference(const float (&scores)[32], Softm
   }
 }
 
-// What follows the tokens of a request in its last block is neither zero nor finite, and meets probabilities of zero.
-__device__ __forceinline__ void clear_rest(Shared& shared, const Turn& turn, int tokens) {
-  int chunk = threadIdx.x % SCORERS / 16, column = threadIdx.x % 8 * 16;
-  u8* target = shared.latents[turn.slot_of(chunk / 2)] + chunk % 2 * CHUNK_BYTES + column;
+// Clears the latents after the request's last token: they may be NaN, which a probability of zero would not cancel.
+__device__ __forceinline__ void clear_rest(Shared& shared, const RingPosition& ring, int tokens) {
+  int chunk = threadIdx.x % SCORE_THREADS / 16, column = threadIdx.x % 8 * 16;
+  u8* target = shared.latents[ring.slot_of(chunk / 2)] + chunk % 2 * CHUNK_BYTES + column;
   for (int token = tokens + threadIdx.x / 8 % 2; token < BLOCK; token += 2)
     *reinterpret_cast<uint4*>(target + token * 128) = make_uint4(0, 0, 0, 0);
 }
 
-// A block's scores, of which `tokens` count, to probabilities in shared memory.
-__device__ __forceinline__ void soften(float (&scores)[32], Softmax& state, Shared& shared, float scale, int tokens, int count) {
-  // Signed: queries to come may hide more tokens than the block has.
+// Turns a block's scores, of which the first `tokens` count, into probabilities in shared memory.
+__device__ __forceinline__ void to_probabilities(float (&scores)[32], Softmax& state, Shared& shared, float scale, int tokens, int count) {
+  // `tokens` is signed: a causal mask may hide more tokens than the block has.
   int pair = threadIdx.x % 4, buffer = count & 1;
   if (tokens < BLOCK) {
 #pragma unroll
@@ -156,7 +156,7 @@ __device__ __forceinline__ void soften(float (&scores)[32], Softmax& state, Shar
   for (int half = 0; half < 2; half++) state.total[half] = state.total[half] * state.alpha[half] + sum[half];
 }
 
-// By how much what was summed becomes smaller, and what a piece ends with.
+// Stores the factors by which earlier sums shrink and, after a piece's last block, its sums.
 __device__ __forceinline__ void store_sums(Shared& shared, Softmax& state, int count, bool last) {
   int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, buffer = count & 1;
 #pragma unroll
@@ -173,7 +173,8 @@ __device__ __forceinline__ void store_sums(Shared& shared, Softmax& state, int c
   }
 }
 
-// One lane arrives for its warp: what the others wrote is ordered before it by __syncwarp, which racecheck does not follow.
+// Publishes the probabilities. One lane arrives for its warp: __syncwarp orders the other lanes' stores before it, which
+// racecheck does not see.
 __device__ __forceinline__ void publish(Shared& shared, int count) {
   fence_async_proxy();
   __syncwarp();

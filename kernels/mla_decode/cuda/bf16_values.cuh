@@ -1,15 +1,15 @@
-// Probabilities times latents, on 64 rows and 256 channels: each of two warpgroups.
+// Probabilities times latents, for 64 rows and 256 channels: the role of each of two warpgroups.
 
 #pragma once
 
 #include "bf16_products.cuh"
 
-constexpr int GATHERERS = 256, GATHERER_WARPS = GATHERERS / 32;
+constexpr int VALUE_THREADS = 256, VALUE_WARPS = VALUE_THREADS / 32;
 
-// O += P V of two chunks, not waited for.
-__device__ __forceinline__ void accumulate(float (&out)[64], Shared& shared, const Turn& turn, int i, bool first) {
-  u64 probabilities = descriptor<1>(shared_address(shared.probabilities[turn.count & 1]));
-  u64 latents = value_descriptor(shared_address(shared.latents[turn.slot_of(i)]));
+// Issues O += P V for two chunks, and does not wait.
+__device__ __forceinline__ void accumulate(float (&out)[64], Shared& shared, const RingPosition& ring, int i, bool first) {
+  u64 probabilities = descriptor<1>(shared_address(shared.probabilities[ring.count & 1]));
+  u64 latents = value_descriptor(shared_address(shared.latents[ring.slot_of(i)]));
 #pragma unroll
   for (int step = 0; step < BLOCK / 16; step++)
     multiply_values(out, probabilities + step * 2, latents + step * 128, !first || step > 0);
@@ -25,28 +25,28 @@ __device__ __forceinline__ void rescale(float (&out)[2][64], const float (&alpha
   }
 }
 
-// One block: waits for its probabilities, leaves its sums done. `half` of the channels.
+// Adds one block to this warpgroup's `half` of the channels: waits for the block's probabilities and for the products.
 template <int CTAS>
-__device__ __forceinline__ void add_block(float (&out)[2][64], Shared& shared, const Turn& turn, int half, int row, bool first) {
-  int buffer = turn.count & 1;
-  wait(&shared.probabilities_full[buffer], turn.count / 2 & 1);
+__device__ __forceinline__ void add_block(float (&out)[2][64], Shared& shared, const RingPosition& ring, int half, int row, bool first) {
+  int buffer = ring.count & 1;
+  wait(&shared.probabilities_full[buffer], ring.count / 2 & 1);
   if (!first) rescale(out, {shared.alpha[buffer][row], shared.alpha[buffer][row + 8]});
   pin(out[0]);
   pin(out[1]);
   wgmma_fence();
-  accumulate(out[0], shared, turn, half, first);
-  accumulate(out[1], shared, turn, half + 2, first);
+  accumulate(out[0], shared, ring, half, first);
+  accumulate(out[1], shared, ring, half + 2, first);
   wgmma_wait<1>();
-  give_back<CTAS>(&shared.empty[turn.slot_of(half)]);
+  release<CTAS>(&shared.empty[ring.slot_of(half)]);
   wgmma_wait<0>();
-  give_back<CTAS>(&shared.empty[turn.slot_of(half + 2)]);
+  release<CTAS>(&shared.empty[ring.slot_of(half + 2)]);
   pin(out[0]);
   pin(out[1]);
 }
 
-__device__ __forceinline__ void give_back_probabilities(Shared& shared, const Turn& turn) {
+__device__ __forceinline__ void release_probabilities(Shared& shared, const RingPosition& ring) {
   __syncwarp();
-  if (threadIdx.x % 32 == 0) arrive(&shared.probabilities_empty[turn.count & 1]);
+  if (threadIdx.x % 32 == 0) arrive(&shared.probabilities_empty[ring.count & 1]);
 }
 
 // A 4 x 4 transpose among four neighbouring lanes.
@@ -64,7 +64,7 @@ __device__ __forceinline__ void exchange(u32 (&words)[4]) {
   }
 }
 
-// O over the sum as bf16, 16 bytes a thread: two rows, of which `rows` exist, of 128 channels of the target.
+// Stores O divided by the sum as bf16, 16 bytes a thread: two rows a thread, 128 channels. Only the first `rows` rows exist.
 __device__ __forceinline__ void store_values(const float (&out)[64], const float (&inverse)[2], u32* target, int row, int rows) {
 #pragma unroll
   for (int i = 0; i < 4; i++) {

@@ -1,18 +1,18 @@
-// Behind the attending kernel: the pieces of cut requests become rows of the result, the averages of their values weighted by
-// what the weights of each piece add up to.
+// Combines the pieces of split requests after the attention kernel. A row of the result is the average of its pieces' values,
+// weighted by the sum of each piece's weights.
 //
-// A warp does 256 of a row's channels at a time, some rows at once: the loads of their first pieces are in flight together, and
-// which rows these are is known before the attending kernel has ended. Who has none ends at once, so that the next kernel's
-// CTAs find room; the first CTA waits for all. Reads and writes 2 bytes a value.
+// A warp computes 256 of a row's channels, for several rows at once: the loads of their first pieces are in flight together.
+// Which rows these are is known before the attention kernel has ended. A CTA without rows exits at once, so that the next
+// kernel's CTAs find room; only the first CTA waits for the attention kernel in any case. Reads and writes 2 bytes a value.
 
 #include "../../cuda/values.cuh"
 #include "parts.cuh"
 
 constexpr int THREADS = 256, WARPS = THREADS / 32;
-// At once; how many warps' channels a row has; threads whose values are a line of the cache.
+// Rows of a warp and their pieces that are in flight at once; warps that share a row; threads whose values fill a cache line.
 constexpr int ROWS = 4, PIECES = 3, SHARES = LATENT / (32 * VALUES), LINE_THREADS = 8;
 
-// A warp's share of a row: from its first piece on, `stride` rows apart; where in a row the thread's values are.
+// A warp's share of a row. Its pieces lie `stride` rows apart from `slot` on; `at` is where the thread's values are in a row.
 struct Share {
   int slot, stride, row, pieces, at;
 
@@ -22,7 +22,7 @@ struct Share {
   }
 };
 
-// Nobody reads these 128 bytes again: they need not go from the cache to memory.
+// These 128 bytes are not read again, so the cache need not write them back to memory.
 __device__ __forceinline__ void discard(const void* line) { asm volatile("discard.global.L2 [%0], 128;" ::"l"(line) : "memory"); }
 
 __device__ __forceinline__ void find(Share (&shares)[ROWS], const Work& work, int first) {
@@ -30,8 +30,8 @@ __device__ __forceinline__ void find(Share (&shares)[ROWS], const Work& work, in
 #pragma unroll
   for (int i = 0; i < ROWS; i++) {
     int item = first + i * WARPS * gridDim.x, row = item / SHARES % stride, index = item / SHARES / stride;
-    Cut cut = index < work.part_count ? work.cuts[index] : Cut{0, 0, 0, 0};
-    shares[i] = {cut.first * stride + row, stride, cut.request * stride + row, cut.last - cut.first,
+    SplitRequest split = index < work.part_count ? work.split_requests[index] : SplitRequest{0, 0, 0, 0};
+    shares[i] = {split.first * stride + row, stride, split.request * stride + row, split.last - split.first,
                  item % SHARES * 32 + (int)threadIdx.x % 32};
   }
 }
@@ -104,7 +104,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) combine(const __grid_co
   start_next();
   int first = blockIdx.x * WARPS + threadIdx.x / 32;
   Share shares[ROWS];
-  // Made once a step, by a kernel that has ended. Requests that were cut come first.
+  // The schedule was written by a kernel that has ended. Split requests come first in it.
   find(shares, work, first);
   if (blockIdx.x > 0 && !shares[0].pieces) return;
   wait_for_earlier();

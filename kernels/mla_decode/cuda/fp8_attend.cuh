@@ -1,10 +1,10 @@
-// The products and the softmax between them, on 64 rows and two blocks.
+// The products and the softmax between them, for 64 rows and two blocks.
 
 #pragma once
 
 #include "fp8_produce.cuh"
 
-// S = Q K^T of one block, not waited for.
+// Issues S = Q K^T for one block, and does not wait.
 __device__ __forceinline__ void score(float (&scores)[32], u32 query, u32 tile) {
   wgmma_fence();
 #pragma unroll
@@ -20,7 +20,7 @@ __device__ __forceinline__ void score(float (&scores)[32], u32 query, u32 tile) 
   wgmma_commit();
 }
 
-// 32 tokens by 16 channels of each of the warpgroup's four groups of 64 channels, transposed.
+// Loads 32 tokens by 16 channels of each of the warpgroup's four groups of 64 channels, transposed.
 __device__ __forceinline__ void load_values(u32 (&values)[4][4], u32 tile, int step, int group) {
   int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32, token = step * 32 + lane;
 #pragma unroll
@@ -37,7 +37,7 @@ __device__ __forceinline__ void load_values(u32 (&values)[4][4], u32 tile, int s
   }
 }
 
-// O^T += V^T P^T over 32 tokens of one block, not waited for.
+// Issues O^T += V^T P^T over 32 tokens of one block, and does not wait.
 __device__ __forceinline__ void accumulate(float (&out)[4][32], u32 (&values)[4][4], u32 tile, u32 probabilities, int step, int group) {
   load_values(values, tile, step, group);
   wgmma_fence();
@@ -47,15 +47,15 @@ __device__ __forceinline__ void accumulate(float (&out)[4][32], u32 (&values)[4]
 }
 
 struct Softmax {
-  // Of the thread's two rows of its warpgroup's scores: the running maximum (log2), this warpgroup's share of the sum, and
-  // by how much the last unit made both smaller.
+  // For each of the thread's two rows of its warpgroup's scores: the running maximum (log2), this warpgroup's share of the sum,
+  // and the factor by which the last unit scaled earlier sums down.
   float largest[2], total[2], alpha[2];
-  // The last unit's probabilities, not stored yet: 4 tokens a word, as the permutation orders them.
+  // The last unit's probabilities, not stored yet: 4 tokens a word, in the permutation's order.
   u32 packed[8];
 };
 
-// The unit's scores, one block here and one in the other warpgroup, to probabilities; the warpgroups meet once.
-__device__ __forceinline__ void soften(
+// Turns the unit's scores into probabilities: each warpgroup has one block. The warpgroups meet once.
+__device__ __forceinline__ void to_probabilities(
     Shared& shared, float (&scores)[32], Softmax& state, const float (&scale)[2], int tokens, int group) {
   int lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16 + lane / 4, pair = lane % 4;
   if (tokens < BLOCK) {
@@ -92,8 +92,8 @@ __device__ __forceinline__ void soften(
     int i = word / 2 * 8 + word % 2 * 2;
     state.packed[word] = pack_e4m3(scores[i], scores[i + 1]) | pack_e4m3(scores[i + 4], scores[i + 5]) << 16;
   }
-  // Read by nobody: a store of what all exponentials lead to keeps them here, beside the products under way. The compiler
-  // would sink them behind the wait for those.
+  // Nothing reads this store. It depends on all exponentials and so keeps them here, beside the products in flight; the
+  // compiler would move them behind the wait for those products.
   if (pair == 0) {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
@@ -103,7 +103,8 @@ __device__ __forceinline__ void soften(
   }
 }
 
-// Once no product reads the unit before's: probabilities to shared memory, for both warpgroups. They meet twice.
+// Stores probabilities in shared memory for both warpgroups, once no product reads those of the unit before. The warpgroups
+// meet twice.
 __device__ __forceinline__ void store_probabilities(Shared& shared, const Softmax& state, int group) {
   int lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16 + lane / 4, pair = lane % 4;
   consumers_meet();
@@ -140,7 +141,7 @@ __device__ __forceinline__ void rescale(Shared& shared, float (&out)[4][32]) {
   }
 }
 
-// O^T over the sum, to [64 heads, 512] bf16; the base-2 logarithm of the sum beside it where it is a piece.
+// Stores O^T divided by the sum to [64 heads, 512] bf16 and, for a piece of a split request, the base-2 logarithm of the sum.
 template <bool WHOLE_TILES>
 __device__ __forceinline__ void finish(
     Shared& shared, const float (&out)[4][32], Softmax& state, float kv_scale, u32* target, float* log_sums, int group) {
@@ -158,7 +159,7 @@ __device__ __forceinline__ void finish(
     float total = shared.total[0][threadIdx.x] + shared.total[1][threadIdx.x];
     log_sums[threadIdx.x] = total > 0.0f ? shared.largest[0][threadIdx.x] + __log2f(total) : LOWEST;
   }
-  // The thread's heads are pair * 2 and the next of each 8, its channels two neighbours of each 64.
+  // The thread has heads pair * 2 and pair * 2 + 1 of each 8, and two neighbouring channels of each 64.
   u32* own = target + pair * LATENT + group * 128 + warp * 8 + lane / 4;
 #pragma unroll
   for (int i = 0; i < 16; i++) {

@@ -1,19 +1,19 @@
 // Absorbed decode attention over a paged pool of e4m3 latents, products in FP8, for Hopper (sm_90a).
 //
-// Work. 64 rows of the score matrix (64 heads of one query, or as many as there are) meet all latents of a request: a
-// unit is 128 tokens of them, two blocks. All units of all requests are cut into parts (`parts.cu`), one for each CTA (times
-// row tiles), so that ragged contexts fill the chip; the pieces of a request that is cut are joined by `combine`.
+// Work. A CTA computes 64 rows of the score matrix (64 heads of one query, or as many as there are) against the latents of a
+// request, a unit of 128 tokens, two blocks, at a time. All units of all requests are divided into parts (`parts.cu`), one for
+// each CTA (times row tiles), so that ragged contexts fill the chip. `combine` joins the pieces of split requests.
 //
-// One CTA: a producer warpgroup copies latents to shared memory (a block is contiguous in the pool), two consumer
-// warpgroups compute. Of a unit each scores one block (S = Q K^T, both operands from shared memory) and leaves its
-// probabilities there in e4m3; then each accumulates 256 of the 512 value channels over both blocks, transposed:
-// O^T = V^T P^T. FP8 tensor cores want the summed dimension contiguous, which tokens of V are not: as the first operand,
-// from registers, V^T needs no second copy, only a transposing load and a byte permutation. The permutation fixes an order
-// of tokens within 16, and the scores' registers already lie in that order.
-// The next unit's scores are issued before this unit's values, so that its softmax runs beside them.
+// Roles in a CTA: a producer warpgroup copies latents to shared memory (a block is contiguous in the pool), two consumer
+// warpgroups compute. For each unit, each consumer scores one block (S = Q K^T, both operands from shared memory) and leaves
+// its probabilities there in e4m3. Then each accumulates 256 of the 512 value channels over both blocks, transposed: O^T = V^T
+// P^T. FP8 tensor cores want the summed dimension contiguous, and tokens of V are not. As the first operand, from registers,
+// V^T needs no second copy, only a transposing load and a byte permutation. The permutation fixes an order of tokens within 16,
+// and the scores' registers already have that order. The next unit's scores are issued before this unit's values, so that its
+// softmax runs beside their products.
 //
 // Bytes: 576 a token, read by both row tiles of 128 heads (the second time from the cache). FLOPs: 2 * 64 * (576 + 512)
-// per token and row tile. Shared memory binds before the tensor cores: a block and row tile read and write 172 KB of it,
+// per token and row tile. Shared memory is the limit, not the tensor cores: a block and row tile read and write 172 KB of it,
 // 1,376 cycles, where the products take 1,088.
 
 #include "../../cuda/registers.cuh"
@@ -39,7 +39,7 @@ __device__ __forceinline__ void pin_all(float (&out)[4][32]) {
   for (int m = 0; m < 4; m++) pin(out[m]);
 }
 
-// O^T += V^T P^T over a unit. Leaves the second block's products under way, and all else done.
+// O^T += V^T P^T over a unit. On return only the second block's products are still in flight.
 __device__ __forceinline__ void accumulate_unit(Shared& shared, const Consumer& own, int unit, float (&out)[4][32]) {
   u32 values[2][4][4], probabilities = shared_address(shared.probabilities);
   u32 first = arrived_tile(shared, own, 2 * unit), second = arrived_tile(shared, own, 2 * unit + 1);
@@ -59,7 +59,7 @@ __device__ __forceinline__ void finish_unit(Shared& shared, const Consumer& own,
   release_tile(shared, own, 2 * unit + 1);
 }
 
-// One piece, of which this query sees `tokens` tokens. Leaves O^T and the softmax's state.
+// Attends to one piece, of which this query sees `tokens` tokens. Leaves O^T and the softmax's state.
 __device__ __forceinline__ void attend(
     Shared& shared, Consumer& own, int units, int tokens, float factor, float (&out)[4][32], Softmax& state) {
   int row = threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4, left = tokens - own.group * BLOCK;
@@ -69,7 +69,7 @@ __device__ __forceinline__ void attend(
   score(scores, query, arrived_tile(shared, own, own.group));
   wgmma_wait<0>();
   pin(scores);
-  soften(shared, scores, state, scale, left, own.group);
+  to_probabilities(shared, scores, state, scale, left, own.group);
 #pragma unroll 1
   for (int unit = 0; unit < units - 1; unit++) {
     score(scores, query, arrived_tile(shared, own, 2 * unit + 2 + own.group));
@@ -78,7 +78,7 @@ __device__ __forceinline__ void attend(
     accumulate_unit(shared, own, unit, out);
     pin(scores);
     left -= 2 * BLOCK;
-    soften(shared, scores, state, scale, left, own.group);
+    to_probabilities(shared, scores, state, scale, left, own.group);
     finish_unit(shared, own, unit, out);
   }
   store_probabilities(shared, state, own.group);
@@ -145,7 +145,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) decode(const __grid_con
   attend_part<true>(given);
 }
 
-// Where the heads are no multiple of 64: a kernel of its own, since asking costs the other registers.
+// For heads that are no multiple of 64. A kernel of its own, since the check would cost the other one registers.
 extern "C" __global__ void __launch_bounds__(THREADS, 1) decode_rest(const __grid_constant__ Arguments given) {
   attend_part<false>(given);
 }

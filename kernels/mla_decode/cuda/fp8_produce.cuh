@@ -1,4 +1,4 @@
-// Latents and queries on their way into shared memory.
+// Copies latents and queries into shared memory.
 
 #pragma once
 
@@ -14,11 +14,11 @@ struct Shared {
   float total[2][HEADS];
   u64 full[STAGES];
   u64 empty[STAGES];
-  // Rows that stand for a head.
+  // Rows of the tile that are heads.
   int heads;
 };
 
-// The last block of a request: its first `tokens` tokens, and zeros behind them, which meet probabilities of zero.
+// Copies the first `tokens` tokens of a request's last block and clears the rest, whose probabilities are zero.
 __device__ __forceinline__ void copy_part(u8* tile, const u8* source, int tokens) {
   u32 base = shared_address(tile);
 #pragma unroll 3
@@ -60,8 +60,9 @@ __device__ __forceinline__ void produce(Shared& shared, const Arguments& given, 
   }
 }
 
-// 64 queries of 576 bf16 to e4m3, a scale for each, zeros behind the last head: a warp does 8. Rolled up, as all that runs once a piece: code that is
-// not in the instruction cache costs more than it computes.
+// Quantizes 64 queries of 576 bf16 values to e4m3, with a scale for each and zeros after the last head. A warp does 8. The loop
+// is not unrolled, like all code that runs once a piece: fetching code that is not in the instruction cache costs more than it
+// computes.
 __device__ __forceinline__ void load_query(Shared& shared, const u32* query) {
   int first = threadIdx.x / 32 * 8, lane = threadIdx.x % 32;
 #pragma unroll 1

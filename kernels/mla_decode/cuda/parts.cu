@@ -1,43 +1,45 @@
-// Before the attending kernel: how the work is cut, once a step.
+// Divides the work of a step, once, before its first attention kernel.
 //
-// A request is laid whole into the first part that has room for it, the longest requests first; those that found none are laid
-// one behind the other into what is left of the parts. So few are cut, and each of them is longer than any part's rest: they
-// are fewer than parts. A part does its pieces of cut requests last: when they are joined the cache still holds them.
+// Each request goes whole into the first part that has room for it, the longest requests first. The requests that find no room
+// fill what is left of the parts, one after the other. So few requests are split. Each of them is longer than what is left of
+// any part, so there are fewer of them than parts. A part computes its pieces of split requests last: the cache still holds
+// their results when they are combined.
 
 #include "parts.cuh"
 
-// Units that a piece costs beside its own, about; and what larger parts may cost so that nothing need be joined.
-constexpr int PIECE_COST = 2, CUT_COST = 3;
-// The fewest units of a part, and of a piece but a request's last.
+// The overhead of a piece, in units, about; and by how many units parts may be larger if that avoids splitting any request.
+constexpr int PIECE_COST = 2, SPLIT_COST = 3;
+// The fewest units of a part, and of a piece that is not its request's last.
 constexpr int FEWEST_UNITS = 4;
 constexpr int WARPS = 8, THREADS = 32 * WARPS;
-// A part is one processor's at the least.
+// A part has at least one multiprocessor.
 constexpr int LANE_PARTS = 5, MOST_PARTS = 32 * LANE_PARTS;
 
+// A request that found no room as a whole.
 struct Left {
   // Its place in the order of requests.
   unsigned short place, units;
 };
 
-struct CutPiece {
-  // `left` is the index of what it is a piece of.
+struct SplitPiece {
+  // `left` is the index of its request among those that found no room.
   unsigned short part, left, first, last;
 };
 
-// What one warp makes of one capacity.
+// How one warp divides the work, for one capacity of the parts.
 struct Trial {
-  // Requests that found no room, and their pieces, part by part; where each part's begin.
+  // Requests that found no room, and their pieces, part by part; index of each part's first piece.
   Left left[MOST_PARTS];
-  CutPiece pieces[2 * MOST_PARTS];
+  SplitPiece pieces[2 * MOST_PARTS];
   int begins[MOST_PARTS + 1], room[MOST_PARTS], left_count;
 };
 
-// Each lane has, of some parts, the room that is left and the whole requests.
+// Each lane keeps, for some of the parts, the room that is left and the number of whole requests.
 struct Packing {
   int room[LANE_PARTS], whole[LANE_PARTS];
 };
 
-// All threads: the units of each request, and what all cost.
+// All threads: the units of each request, and the cost of all.
 __device__ __forceinline__ void rate(const Work& work, int& total) {
   int own = 0;
 #pragma unroll 1
@@ -50,7 +52,7 @@ __device__ __forceinline__ void rate(const Work& work, int& total) {
   if (threadIdx.x % 32 == 0) atomicAdd(&total, own);
 }
 
-// All threads: requests by falling length. Before each are those that are longer, and as long with a smaller index.
+// All threads: requests in order, the longest first. Of equally long ones the smaller index comes first.
 __device__ __forceinline__ void sort(const Work& work) {
 #pragma unroll 1
   for (int request = threadIdx.x; request < work.requests; request += THREADS) {
@@ -61,8 +63,8 @@ __device__ __forceinline__ void sort(const Work& work) {
   }
 }
 
-// One warp: whole requests into parts. `places` tells of each, in the order, its part and how many are there before it; below
-// zero, it found no room.
+// One warp: puts whole requests into parts. `places` gets for each request, in order, its part and the number of requests
+// before it in that part; a negative place means that it found no room.
 __device__ __forceinline__ void pack(const Work& work, int capacity, Packing& packing, Trial& trial, int* places) {
   int lane = threadIdx.x % 32, count = 0, own = 0;
 #pragma unroll
@@ -97,7 +99,7 @@ __device__ __forceinline__ void pack(const Work& work, int capacity, Packing& pa
   __syncwarp();
 }
 
-// One thread: what found no room, into what is left of the parts. Whether all of it fits.
+// One thread: splits the requests that found no room over what is left of the parts. Returns whether all of them fit.
 __device__ __forceinline__ bool fill(const Work& work, Trial& trial) {
   if (trial.left_count > MOST_PARTS) return false;
   int left = 0, first = 0, count = 0, units = trial.left[0].units;
@@ -120,7 +122,7 @@ __device__ __forceinline__ bool fill(const Work& work, Trial& trial) {
   return left == trial.left_count;
 }
 
-// One warp: where each part's pieces begin.
+// One warp: the index of each part's first piece.
 __device__ __forceinline__ void number(const Work& work, const Packing& packing, const Trial& trial, int* begins, int* whole) {
   int lane = threadIdx.x % 32, before = 0;
 #pragma unroll
@@ -137,25 +139,25 @@ __device__ __forceinline__ void number(const Work& work, const Packing& packing,
   }
 }
 
-// All threads: pieces of cut requests, behind the whole ones of their parts.
-__device__ __forceinline__ void store_cut(const Work& work, const Trial& trial, const int* begins, const int* whole) {
+// All threads: stores the pieces of split requests, after the whole ones of their parts.
+__device__ __forceinline__ void store_split(const Work& work, const Trial& trial, const int* begins, const int* whole) {
 #pragma unroll 1
   for (int slot = threadIdx.x; slot < trial.begins[work.part_count]; slot += THREADS) {
-    CutPiece piece = trial.pieces[slot];
+    SplitPiece piece = trial.pieces[slot];
     Left left = trial.left[piece.left];
     int request = work.order[left.place].x;
     work.pieces[begins[piece.part] + whole[piece.part] + slot - trial.begins[piece.part]] =
         Piece{request, piece.first, piece.last, slot};
-    Cut& cut = work.cuts[piece.left];
-    if (piece.first == 0) cut.request = request;
-    if (piece.first == 0) cut.first = slot;
-    if (piece.last == left.units) cut.last = slot + 1;
+    SplitRequest& split = work.split_requests[piece.left];
+    if (piece.first == 0) split.request = request;
+    if (piece.first == 0) split.first = slot;
+    if (piece.last == left.units) split.last = slot + 1;
   }
 #pragma unroll 1
-  for (int i = trial.left_count + threadIdx.x; i < work.part_count; i += THREADS) work.cuts[i] = Cut{0, 0, 0, 0};
+  for (int i = trial.left_count + threadIdx.x; i < work.part_count; i += THREADS) work.split_requests[i] = SplitRequest{0, 0, 0, 0};
 }
 
-// All threads.
+// All threads: stores the pieces that are whole requests.
 __device__ __forceinline__ void store_whole(const Work& work, const int* places, const int* begins) {
 #pragma unroll 1
   for (int at = threadIdx.x; at < work.requests; at += THREADS) {
@@ -165,8 +167,8 @@ __device__ __forceinline__ void store_whole(const Work& work, const int* places,
   }
 }
 
-// One CTA: each warp tries a capacity, the least that may suffice or some units more. With seven more all requests find room:
-// a part has one piece at the most that a border makes, which costs 2, and leaves less than 2 + 4.
+// One CTA. Each warp tries a capacity: the least that could suffice, or up to seven units more. With seven more all requests
+// find room: a border adds at most one piece to a part, which costs 2, and a part leaves less than 2 + 4 units unused.
 extern "C" __global__ void __launch_bounds__(THREADS) schedule(const __grid_constant__ Work work) {
   __shared__ Trial trials[WARPS];
   __shared__ int total, best, begins[MOST_PARTS + 1], whole[MOST_PARTS];
@@ -183,13 +185,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) schedule(const __grid_cons
   int least = max((total + work.part_count - 1) / work.part_count, FEWEST_UNITS + PIECE_COST);
   Packing packing;
   pack(work, least + warp, packing, trials[warp], work.tried + warp * work.requests);
-  // The lower bits tell which it was.
+  // The lower bits say which warp it was.
   if (threadIdx.x % 32 == 0 && fill(work, trials[warp]))
-    atomicMin(&best, (warp + (trials[warp].left_count ? CUT_COST : 0)) * WARPS + warp);
+    atomicMin(&best, (warp + (trials[warp].left_count ? SPLIT_COST : 0)) * WARPS + warp);
   __syncthreads();
   int chosen = best % WARPS;
   if (warp == chosen) number(work, packing, trials[chosen], begins, whole);
   __syncthreads();
-  store_cut(work, trials[chosen], begins, whole);
+  store_split(work, trials[chosen], begins, whole);
   store_whole(work, work.tried + chosen * work.requests, begins);
 }

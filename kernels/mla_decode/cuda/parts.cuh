@@ -1,4 +1,5 @@
-// How the work of decode attention is cut: into parts, one for each group of CTAs, and these into pieces of requests.
+// How the work of decode attention is divided: into parts, one for each group of CTAs, and parts into pieces of requests. A
+// request whose pieces lie in several parts is split.
 
 #pragma once
 
@@ -7,10 +8,11 @@
 constexpr int LATENT = 512, WIDTH = 576, BLOCK = 64, HEADS = 64;
 constexpr float LOWEST = -1e30f;
 
-// Units of a request, one behind the other.
+// Consecutive units of one request.
 struct alignas(16) Piece {
   int request, first, last;
-  // Where it waits to be joined with the others of its request, which lie in their order; below zero, it is the whole.
+  // Slot where the piece's result waits to be combined with the others of its request, which lie in order. Negative if the
+  // piece is the whole request.
   int slot;
 
   __device__ __forceinline__ bool whole() const { return slot < 0; }
@@ -20,38 +22,38 @@ struct Part {
   int begin, end;
 };
 
-// A request that was cut, and where its pieces wait to be joined: the first slot, and the one behind the last.
-struct alignas(16) Cut {
+// A split request and the slots of its pieces: the first slot, and the one after the last.
+struct alignas(16) SplitRequest {
   int request, first, last, unused;
 };
 
-// What `schedule` makes, and the attending kernels read beside what is their own.
+// What `schedule` writes, and what the attention kernels read beside arguments of their own.
 struct Work {
   const int* block_table;
   const int* lengths;
   u32* out;
-  // Of cut requests: [slots, query tokens, heads], values of 512 channels and the base-2 logarithm of their sum.
+  // Results of split requests, [slots, query tokens, heads]: values of 512 channels, and the base-2 logarithm of their sum.
   u32* values;
   float* log_sums;
-  // Where each part's pieces begin, [parts + 1]; the pieces, [requests + parts].
+  // Index of each part's first piece, [parts + 1]; the pieces, [requests + parts].
   int* parts;
   Piece* pieces;
-  // The cut requests, [parts]; behind them some without slots.
-  Cut* cuts;
-  // What `schedule` tries: [tried, requests].
+  // The split requests, [parts]; the rest of the array has no slots.
+  SplitRequest* split_requests;
+  // The packings that `schedule` tries: [tried, requests].
   int* tried;
-  // Units of each request, and all by falling length: which, and its units, [requests].
+  // Units of each request, [requests]; index and units of each request, the longest first, [requests].
   int* units;
   int2* order;
   int requests, table_stride, query_tokens, heads, part_count;
-  // Tokens of a unit, of which a piece has whole ones.
+  // Tokens of a unit. Pieces consist of whole units.
   int unit_tokens;
 
   __device__ __forceinline__ int row_tiles() const { return query_tokens * ((heads + HEADS - 1) / HEADS); }
   __device__ __forceinline__ Part part(int index) const { return {parts[index], parts[index + 1]}; }
 };
 
-// The row of `out`, or of `values`, at which a piece's results of one query and head begin.
+// Row of `out` or of `values` where a piece's results begin, for one query and first head.
 __device__ __forceinline__ long long row_of(const Work& work, const Piece& piece, int query_index, int head) {
   long long first = piece.whole() ? piece.request : piece.slot;
   return (first * work.query_tokens + query_index) * work.heads + head;
