@@ -12,7 +12,9 @@ from mesh.errors import ConfigError
 def make_checkpoint(
     directory: Annotated[Path, typer.Argument(help="Where to write it.")],
     preset: Annotated[str, typer.Option(help="tiny (1M parameters) or small (30M).")] = "small",
-    dtype: Annotated[str, typer.Option(help="bfloat16, float16, float32, or float8 in 128x128 blocks.")] = "bfloat16",
+    dtype: Annotated[
+        str, typer.Option(help="bfloat16, float16, float32, float8, or w4a8 (float8 with INT4 experts).")
+    ] = "bfloat16",
     seed: Annotated[int, typer.Option(min=0, help="Equal seeds write equal weights.")] = 0,
     settings: Annotated[
         list[str] | None,

@@ -11,12 +11,25 @@ from safetensors.torch import save_file
 
 from engine.model.config import parse_model_config
 from kernels.block_quant import quantize_blocks
+from kernels.group_quant import GROUP, quantize_groups
 from mesh.errors import ConfigError
 from tools.byte_tokenizer import READABLE, SMALLEST_VOCABULARY, write_tokenizer
 from tools.checkpoint_tensors import TensorSpec, checkpoint_tensors
 
 DTYPES = MappingProxyType({"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16})
-FLOAT8 = "float8"
+FLOAT8, W4A8 = "float8", "w4a8"
+# By name of a checkpoint's dtype, the `quantization_config` that is published for it.
+QUANTIZED: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        FLOAT8: {
+            "activation_scheme": "dynamic",
+            "fmt": "e4m3",
+            "quant_method": "fp8",
+            "weight_block_size": [128, 128],
+        },
+        W4A8: {"group_size": 128, "quant_method": "w4afp8", "weight_block_size": [128, 128]},
+    }
+)
 # Several files whatever the size, and none larger than those DeepSeek publishes.
 SHARDS = 4
 LARGEST_SHARD_BYTES = 4 << 30
@@ -106,7 +119,8 @@ def make_checkpoint(
 ) -> None:
     """Write sharded safetensors with their index, config.json, generation_config.json and a tokenizer to `directory`.
 
-    dtype: "bfloat16", "float16", "float32", or "float8" (128x128 blocks with `weight_scale_inv`, the rest bfloat16).
+    dtype: "bfloat16", "float16", "float32", "float8" (128x128 blocks with `weight_scale_inv`, the rest bfloat16), or
+    "w4a8" (float8 with routed experts in INT4, groups of 128).
     overrides: keys of config.json, any of them. Equal arguments write equal weights.
     Raises ConfigError for an unknown preset or dtype, or a vocabulary too small for the tokenizer; CheckpointError
     where the overrides make a model that cannot be served.
@@ -126,23 +140,21 @@ def checkpoint_config(
     """The config.json of a preset, in the form that DeepSeek publishes."""
     if preset not in PRESETS:
         raise ConfigError(f"unknown preset {preset!r}: choose one of {', '.join(PRESETS)}")
-    if dtype != FLOAT8 and dtype not in DTYPES:
-        raise ConfigError(f"unknown dtype {dtype!r}: choose one of {', '.join([*DTYPES, FLOAT8])}")
+    if dtype not in QUANTIZED and dtype not in DTYPES:
+        raise ConfigError(f"unknown dtype {dtype!r}: choose one of {', '.join([*DTYPES, *QUANTIZED])}")
     sizes = dict(PRESETS[preset])
     original = sizes.pop("original_max_position_embeddings")
     factor = sizes["max_position_embeddings"] // original
     config = {**COMMON, **sizes, "rope_scaling": _yarn(factor, original)}
-    config["torch_dtype"] = "bfloat16" if dtype == FLOAT8 else dtype
-    if dtype == FLOAT8:
-        config["quantization_config"] = {
-            "activation_scheme": "dynamic",
-            "fmt": "e4m3",
-            "quant_method": "fp8",
-            "weight_block_size": [128, 128],
-        }
+    config["torch_dtype"] = "bfloat16" if dtype in QUANTIZED else dtype
+    if dtype in QUANTIZED:
+        config["quantization_config"] = dict(QUANTIZED[dtype])
     config.update(overrides or {})
     config.setdefault("num_key_value_heads", config["num_attention_heads"])
     parse_model_config(config)
+    ragged = [key for key in ("hidden_size", "moe_intermediate_size") if config[key] % GROUP]
+    if dtype == W4A8 and ragged:
+        raise ConfigError(f"{ragged[0]} {config[ragged[0]]} is not a multiple of {GROUP}, the width of INT4 groups")
     if config["vocab_size"] < SMALLEST_VOCABULARY:
         raise ConfigError(f"vocab_size {config['vocab_size']} is too small: the tokenizer needs {SMALLEST_VOCABULARY}")
     return config
@@ -195,12 +207,13 @@ def _store(spec: TensorSpec, dtype: str, seed: int) -> Iterator[tuple[str, torch
     values = spec.draw(seed)
     if spec.full_precision:
         yield spec.name, values
-    elif dtype == FLOAT8 and spec.quantizable:
-        quantized, scale = quantize_blocks(values)
+    elif dtype in QUANTIZED and spec.quantizable:
+        in_groups = dtype == W4A8 and ".mlp.experts." in spec.name
+        quantized, scale = quantize_groups(values) if in_groups else quantize_blocks(values)
         yield spec.name, quantized
         yield f"{spec.name}_scale_inv", scale
     else:
-        yield spec.name, values.to(torch.bfloat16 if dtype == FLOAT8 else DTYPES[dtype])
+        yield spec.name, values.to(torch.bfloat16 if dtype in QUANTIZED else DTYPES[dtype])
 
 
 def _write_json(path: Path, values: Mapping[str, Any]) -> None:

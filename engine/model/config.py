@@ -2,11 +2,11 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from engine.model.quantization import Quantization, parse_quantization
+from engine.model.quantization import Quantization, parse_quantization, read_quantization_files
 from engine.model.reader import Reader, read_json
 from mesh.errors import CheckpointError
 
@@ -103,7 +103,8 @@ class ModelConfig:
 
 
 def read_model_config(model_dir: Path) -> ModelConfig:
-    """Parse `config.json` (and `generation_config.json`, whose end-of-sequence ids win).
+    """Parse `config.json` (and `generation_config.json`, whose end-of-sequence ids win; and TensorRT-LLM's files, if
+    `config.json` does not say how weights are quantized).
 
     Raises CheckpointError where it is missing, unreadable or describes another architecture.
     """
@@ -111,9 +112,12 @@ def read_model_config(model_dir: Path) -> ModelConfig:
     generation = model_dir / "generation_config.json"
     eos: object = read_json(generation).get("eos_token_id") if generation.exists() else None
     try:
-        return parse_model_config(values, eos_token_id=eos)
+        config = parse_model_config(values, eos_token_id=eos)
     except CheckpointError as error:
         raise CheckpointError(f"{model_dir / 'config.json'}: {error.message}") from error
+    if config.quantization.quantized:
+        return config
+    return replace(config, quantization=read_quantization_files(model_dir))
 
 
 def parse_model_config(values: Mapping[str, Any], eos_token_id: object = None) -> ModelConfig:

@@ -21,6 +21,9 @@ class FeedForward:
         yield from self._gate_up.parameters(f"{prefix}.gate_proj", f"{prefix}.up_proj")
         yield from self._down.parameters(f"{prefix}.down_proj")
 
+    def finish(self) -> None:
+        """Called once, when all parameters are filled: multiplied as they are."""
+
     @property
     def input_forms(self) -> Set[InputForm]:
         """In which it reads the tokens."""

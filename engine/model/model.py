@@ -34,6 +34,11 @@ class Model:
         yield whole("model.norm.weight", self.norm)
         yield whole("lm_head.weight", self.head)
 
+    def finish(self) -> None:
+        """Called once, when all parameters are filled and before the first `forward`."""
+        for layer in self.layers:
+            layer.feed_forward.finish()
+
     def forward(self, context: ForwardContext, on_layers: Callable[[int], None] | None = None) -> torch.Tensor:
         """Write the KV of every token; return logits [rows, vocabulary] of the tokens in `context.sampled`.
 

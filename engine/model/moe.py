@@ -36,6 +36,10 @@ class MixtureOfExperts:
         if self._shared is not None:
             yield from self._shared.parameters(f"{prefix}.shared_experts")
 
+    def finish(self) -> None:
+        """Called once, when all parameters are filled."""
+        self._experts.finish()
+
     @property
     def input_forms(self) -> Set[InputForm]:
         """In which it reads the tokens."""

@@ -1,12 +1,18 @@
-"""In which form a checkpoint stores its weights, as its `quantization_config` says."""
+"""In which form a checkpoint stores its weights: what `config.json` says of it, or TensorRT-LLM's files beside it."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
+from pathlib import Path
+from typing import Any
 
-from engine.model.reader import Reader
+from engine.model.reader import Reader, read_json
 from mesh.errors import CheckpointError
 
 WEIGHT_BLOCK = 128
+WEIGHT_GROUP = 128
+# By name of TensorRT-LLM's algorithms.
+EXPERTS_ALGORITHM, LINEAR_ALGORITHM = "W4A8_AWQ", "FP8_BLOCK_SCALES"
 
 
 class Stored(Enum):
@@ -14,6 +20,8 @@ class Stored(Enum):
     PLAIN = auto()
     # e4m3 in blocks of 128x128 with a scale each.
     FP8 = auto()
+    # Signed, two a byte, groups of 128 inputs with a scale each.
+    INT4 = auto()
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,10 +30,18 @@ class Quantization:
     linear: Stored = Stored.PLAIN
     # Routed experts.
     experts: Stored = Stored.PLAIN
+    # Of INT4 experts. Whether the checkpoint has scales of their activations, from calibration; its tensors tell.
+    static_inputs: bool = False
+    # Whether it has AWQ's scales of their input channels; its tensors tell.
+    pre_scaled: bool = False
 
     @property
     def quantized(self) -> bool:
         return self != Quantization()
+
+
+# As published; the tensors of a checkpoint correct it.
+INT4_EXPERTS = Quantization(linear=Stored.FP8, experts=Stored.INT4, static_inputs=True)
 
 
 def parse_quantization(section: Reader | None) -> Quantization:
@@ -33,8 +49,48 @@ def parse_quantization(section: Reader | None) -> Quantization:
     if section is None:
         return Quantization()
     method, block = section.text("quant_method"), section.text("weight_block_size")
-    if method != "fp8":
-        raise CheckpointError(f"quantization {method!r} is not supported: expected 'fp8' or none")
-    if block != str([WEIGHT_BLOCK, WEIGHT_BLOCK]):
-        raise CheckpointError(f"weight_block_size is {block}: expected [{WEIGHT_BLOCK}, {WEIGHT_BLOCK}]")
-    return Quantization(linear=Stored.FP8, experts=Stored.FP8)
+    whole_blocks = str([WEIGHT_BLOCK, WEIGHT_BLOCK])
+    if method not in ("fp8", "w4afp8"):
+        raise CheckpointError(f"quantization {method!r} is not supported: expected 'fp8', 'w4afp8' or none")
+    if block != whole_blocks and not (method == "w4afp8" and block is None):
+        raise CheckpointError(f"weight_block_size is {block}: expected {whole_blocks}")
+    if method == "fp8":
+        return Quantization(linear=Stored.FP8, experts=Stored.FP8)
+    _check_group(section.count("group_size", WEIGHT_GROUP), "quantization_config.group_size")
+    return INT4_EXPERTS
+
+
+def read_quantization_files(model_dir: Path) -> Quantization:
+    """TensorRT-LLM's `hf_quant_config.json` and `quant_cfg.json`, if they are there. Raises CheckpointError."""
+    path = model_dir / "hf_quant_config.json"
+    if not path.exists():
+        return Quantization()
+    settings = read_json(path).get("quantization")
+    algorithm = settings.get("quant_algo") if isinstance(settings, dict) else None
+    if algorithm != "MIXED_PRECISION":
+        raise CheckpointError(f"{path}: quant_algo {algorithm!r} is not supported: expected 'MIXED_PRECISION'")
+    layers_path = model_dir / "quant_cfg.json"
+    layers = read_json(layers_path).get("quantized_layers")
+    if not isinstance(layers, dict) or not layers:
+        raise CheckpointError(f"{layers_path} has no quantized_layers")
+    try:
+        for name, layer in layers.items():
+            _check_layer(name, layer if isinstance(layer, dict) else {})
+    except CheckpointError as error:
+        raise CheckpointError(f"{layers_path}: {error.message}") from error
+    return INT4_EXPERTS
+
+
+def _check_layer(name: str, layer: Mapping[str, Any]) -> None:
+    expected = EXPERTS_ALGORITHM if ".mlp.experts" in name else LINEAR_ALGORITHM
+    if layer.get("quant_algo") != expected:
+        raise CheckpointError(
+            f"{name} has quant_algo {layer.get('quant_algo')!r}: only {expected!r} is supported there"
+        )
+    if expected == EXPERTS_ALGORITHM:
+        _check_group(layer.get("group_size", WEIGHT_GROUP), f"group_size of {name}")
+
+
+def _check_group(size: object, name: str) -> None:
+    if size != WEIGHT_GROUP:
+        raise CheckpointError(f"{name} is {size}: INT4 weights come in groups of {WEIGHT_GROUP}")

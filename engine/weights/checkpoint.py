@@ -12,22 +12,31 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from engine.model.parameters import Parameter
 from engine.weights.shards import Entry, Shards
+from engine.weights.stored import companions, is_fp8, is_input_scale, is_int4, matrix_shape, pre_scale_name, scale_of
 from kernels.block_quant import BLOCK, dequantize_blocks
+from kernels.group_quant import dequantize_groups
 from mesh.errors import CheckpointError
 
 DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
-    {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "F8_E4M3": torch.float8_e4m3fn}
+    {
+        "F32": torch.float32,
+        "BF16": torch.bfloat16,
+        "F16": torch.float16,
+        "F8_E4M3": torch.float8_e4m3fn,
+        "I8": torch.int8,
+    }
 )
-SCALE_SUFFIX = "_scale_inv"
 # Buffers that older tools saved and that the configuration determines.
 HARMLESS = re.compile(r"\.rotary_emb\.inv_freq$")
 STAGING_BYTES = 16 << 20
 NAMES_SHOWN = 5
+# Forms that places keep as they are published.
+KEPT: Mapping[torch.dtype, str] = MappingProxyType({torch.float8_e4m3fn: "FP8", torch.int8: "INT4"})
 
 
 def load_weights(shards: Shards, parameters: Sequence[Parameter], unused: tuple[str, ...] = ()) -> None:
-    """Fill every place from the tensor of its name, converting to its dtype; FP8 blocks are dequantized, unless the
-    place is FP8 too.
+    """Fill every place from the tensor of its name, converting to its dtype; FP8 blocks and INT4 groups are
+    dequantized, unless the place has their form.
 
     Places may be views (a part of a fused matrix, or several, as `Parameter` has them). Those on the CPU that are
     contiguous, of the file's dtype and filled from whole rows are read directly; peak memory is the parameters, a strip
@@ -37,9 +46,7 @@ def load_weights(shards: Shards, parameters: Sequence[Parameter], unused: tuple[
     _check_names(shards, {parameter.name for parameter in parameters}, unused)
     for parameter in parameters:
         entry = shards.entries[parameter.name]
-        _check_shape(entry, parameter.shape)
-        if parameter.place.dtype == torch.float8_e4m3fn and not _is_fp8(entry):
-            raise CheckpointError(f"{entry.name} is {entry.dtype}: config.json says that weights are FP8")
+        _check(shards, entry, parameter)
     ordered = sorted(parameters, key=lambda each: (shards.entries[each.name].path, shards.entries[each.name].offset))
     with _progress() as progress:
         task = progress.add_task("loading weights", total=sum(shards.entries[each.name].size_bytes for each in ordered))
@@ -53,16 +60,14 @@ def _check_names(shards: Shards, wanted: Set[str], unused: tuple[str, ...]) -> N
     missing = sorted(name for name in wanted if name not in shards.entries)
     if missing:
         raise CheckpointError(f"the checkpoint lacks {_some(missing)}")
+    read = {name for weight in wanted for name in companions(shards, shards.entries[weight])} | wanted
     unexpected = [
-        name for name in shards.entries if not name.startswith(unused) and not _is_expected(name, shards, wanted)
+        name
+        for name in shards.entries
+        if name not in read and not name.startswith(unused) and not is_input_scale(name) and not HARMLESS.search(name)
     ]
     if unexpected:
         raise CheckpointError(f"the checkpoint holds tensors that config.json does not describe: {_some(unexpected)}")
-
-
-def _is_expected(name: str, shards: Shards, wanted: Set[str]) -> bool:
-    weight = name.removesuffix(SCALE_SUFFIX)
-    return (weight in wanted and (weight == name or _is_fp8(shards.entries[weight]))) or bool(HARMLESS.search(name))
 
 
 def _some(names: list[str]) -> str:
@@ -70,15 +75,22 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:NAMES_SHOWN]) + more
 
 
-def _check_shape(entry: Entry, expected: tuple[int, ...]) -> None:
-    if entry.shape != expected:
+def _check(shards: Shards, entry: Entry, parameter: Parameter) -> None:
+    if parameter.place.dtype in KEPT:
+        if DTYPES[entry.dtype] != parameter.place.dtype:
+            form = KEPT[parameter.place.dtype]
+            raise CheckpointError(
+                f"{entry.name} is {entry.dtype}: the checkpoint's configuration says that it is {form}"
+            )
+        shape = entry.shape
+    else:
+        shape = matrix_shape(entry)
+    if shape != parameter.shape:
         raise CheckpointError(
-            f"{entry.name} in {entry.path} has shape {list(entry.shape)}; config.json makes it {list(expected)}"
+            f"{entry.name} in {entry.path} has shape {list(shape)}; config.json makes it {list(parameter.shape)}"
         )
-
-
-def _is_fp8(entry: Entry) -> bool:
-    return entry.dtype == "F8_E4M3"
+    if is_fp8(entry) or is_int4(entry):
+        scale_of(shards, entry)
 
 
 def _load(shards: Shards, entry: Entry, parameter: Parameter) -> None:
@@ -103,17 +115,34 @@ def _is_read_directly(entry: Entry, parameter: Parameter) -> bool:
 
 
 def _converted(shards: Shards, entry: Entry, rows: slice, dtype: torch.dtype) -> Iterator[tuple[int, torch.Tensor]]:
-    """Strips that hold the rows, each with its first row's index; FP8 blocks as `dtype`, unless that is FP8."""
-    if not _is_fp8(entry) or dtype == torch.float8_e4m3fn:
+    """Strips that hold the rows, each with its first row's index; quantized ones as `dtype`, unless that is theirs."""
+    if DTYPES[entry.dtype] == dtype or not (is_fp8(entry) or is_int4(entry)):
         yield from _strips(shards, entry, rows)
-        return
-    scale = _read_scale(shards, entry)
+    elif is_fp8(entry):
+        yield from _dequantized_blocks(shards, entry, rows, dtype)
+    else:
+        yield from _dequantized_groups(shards, entry, rows)
+
+
+def _dequantized_blocks(
+    shards: Shards, entry: Entry, rows: slice, dtype: torch.dtype
+) -> Iterator[tuple[int, torch.Tensor]]:
+    scale = _read(shards, scale_of(shards, entry)).float()
     begin = rows.start // BLOCK * BLOCK
     for first, strip in _strips(shards, entry, slice(begin, rows.stop), multiple=BLOCK):
         values = torch.empty(strip.shape, dtype=dtype)
-        blocks = slice(first // BLOCK, -(-(first + len(strip)) // BLOCK))
-        dequantize_blocks(strip, scale[blocks], values)
+        dequantize_blocks(strip, scale[first // BLOCK : -(-(first + len(strip)) // BLOCK)], values)
         yield first, values
+
+
+def _dequantized_groups(shards: Shards, entry: Entry, rows: slice) -> Iterator[tuple[int, torch.Tensor]]:
+    scale = _read(shards, scale_of(shards, entry)).float()
+    name = pre_scale_name(entry.name)
+    pre_scale = _read(shards, shards.entries[name]).float() if name in shards.entries else None
+    for first, strip in _strips(shards, entry, rows):
+        values = dequantize_groups(strip, scale[first : first + len(strip)])
+        # The input's channels are multiplied by it, so the matrix that stands for both is too.
+        yield first, values if pre_scale is None else values.mul_(pre_scale)
 
 
 def _strips(shards: Shards, entry: Entry, rows: slice, multiple: int = 1) -> Iterator[tuple[int, torch.Tensor]]:
@@ -135,14 +164,10 @@ def _bytes(tensor: torch.Tensor) -> memoryview:
     return tensor.view(torch.uint8).numpy().data.cast("B")
 
 
-def _read_scale(shards: Shards, entry: Entry) -> torch.Tensor:
-    scale = shards.entries.get(entry.name + SCALE_SUFFIX)
-    if scale is None:
-        raise CheckpointError(f"{entry.name} is FP8 but the checkpoint lacks {entry.name}{SCALE_SUFFIX}")
-    _check_shape(scale, tuple(-(-size // BLOCK) for size in entry.shape))
-    values = torch.empty(scale.shape, dtype=DTYPES[scale.dtype])
-    shards.read(scale, 0, _bytes(values))
-    return values.float()
+def _read(shards: Shards, entry: Entry) -> torch.Tensor:
+    values = torch.empty(entry.shape, dtype=DTYPES[entry.dtype])
+    shards.read(entry, 0, _bytes(values))
+    return values
 
 
 def _progress() -> Progress:

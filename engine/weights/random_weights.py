@@ -5,20 +5,27 @@ from collections.abc import Iterable
 import torch
 
 from engine.model.parameters import Parameter
+from engine.weights.stored import INPUT_SCALE, PRE_SCALE, SCALE_SUFFIX
 
 # Clears the highest bit of an e4m3 exponent: any byte becomes a number below 2, and none NaN.
 BELOW_TWO = 0xBF
 # Root mean square of what is left of a random byte.
 BYTE_RMS = 0.62
+# Root mean square of an integer.
+INTEGER_RMS = 4.18
+# Of an expert's input.
+LARGEST_INPUT = 8.0
 
 
 def fill_randomly(parameters: Iterable[Parameter], seed: int = 0) -> None:
     """Fill what `Model.parameters` lists so that activations keep their magnitude from layer to layer.
 
-    Norms get ones, biases zeros, matrices independent values of variance 1 / inputs; FP8 values are random bytes.
+    Norms get ones, biases zeros, matrices independent values of variance 1 / inputs; quantized ones are random bytes.
     """
     generators: dict[torch.device, torch.Generator] = {}
-    for parameter in parameters:
+    listed = list(parameters)
+    integers = {parameter.name for parameter in listed if parameter.place.dtype == torch.int8}
+    for parameter in listed:
         name, place, inputs = parameter.name, parameter.place, parameter.shape[-1]
         if place.device not in generators:
             generators[place.device] = torch.Generator(place.device).manual_seed(seed)
@@ -26,10 +33,24 @@ def fill_randomly(parameters: Iterable[Parameter], seed: int = 0) -> None:
         if place.dtype == torch.float8_e4m3fn:
             raw = place.view(torch.uint8)
             raw.random_(0, 256, generator=generator).bitwise_and_(BELOW_TWO)
-        elif name.endswith("_scale_inv"):
-            # A scale a block of 128 inputs.
-            place.fill_((128 * inputs) ** -0.5 / BYTE_RMS)
+        elif place.dtype == torch.int8:
+            _fill_integers(place, generator)
+        elif name.endswith(SCALE_SUFFIX):
+            # A scale a block or group of 128 inputs.
+            quantized_rms = INTEGER_RMS if name.removesuffix(SCALE_SUFFIX) in integers else BYTE_RMS
+            place.fill_((128 * inputs) ** -0.5 / quantized_rms)
+        elif name.endswith(INPUT_SCALE):
+            place.fill_(LARGEST_INPUT / torch.finfo(torch.float8_e4m3fn).max)
         elif place.dim() == 1:
-            place.fill_(1.0 if name.endswith("norm.weight") else 0.0)
+            place.fill_(1.0 if name.endswith(("norm.weight", PRE_SCALE)) else 0.0)
         else:
             place.normal_(0.0, inputs**-0.5, generator=generator)
+
+
+def _fill_integers(place: torch.Tensor, generator: torch.Generator) -> None:
+    """Two of -7 to 7 a byte: 0 where -8 is drawn, which no quantizer writes."""
+    raw = place.view(torch.uint8)
+    raw.random_(0, 256, generator=generator)
+    for half in (0x0F, 0xF0):
+        lowest = half & 0x88
+        raw.bitwise_xor_(((raw & half) == lowest).to(torch.uint8) * lowest)

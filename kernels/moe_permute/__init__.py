@@ -17,6 +17,7 @@ __all__ = [
     "ExpertOutputs",
     "Layout",
     "MaskedLayout",
+    "choose_layout",
     "combine",
     "expand",
     "expand_contiguous",
@@ -50,11 +51,16 @@ def expand_quantized(x: Quantized, experts: torch.Tensor, expert_count: int, sha
     expert_count, contiguous, distinct within a token. shared: how many experts, the last ones, every token has among
     its own; they count neither for what is few nor for the room it takes.
     """
-    tokens, choices = experts.shape
-    few = expected_rows(tokens, choices, expert_count, shared) <= MASKED_EXPECTED_ROWS
-    if few and _capacity(tokens) * (expert_count - shared) <= MASKED_ROWS:
+    if _few_rows(experts, expert_count, shared):
         return expand_masked(x, experts, expert_count, shared)
     return expand_contiguous(x, experts, expert_count)
+
+
+def choose_layout(experts: torch.Tensor, expert_count: int) -> Layout:
+    """Where the copies of `expand_quantized` lie, none of the experts shared. Backend: the reference."""
+    if _few_rows(experts, expert_count, shared=0):
+        return reference.masked_layout(experts, expert_count, _capacity(experts.shape[0]))
+    return reference.contiguous_layout(experts, expert_count, ALIGNMENT, _contiguous_rows(experts, expert_count))
 
 
 def expand_contiguous(x: Quantized, experts: torch.Tensor, expert_count: int) -> ExpandedQuantized:
@@ -64,8 +70,7 @@ def expand_contiguous(x: Quantized, experts: torch.Tensor, expert_count: int) ->
     multiple of 128.
     """
     _check(x, experts)
-    choices = experts.numel()
-    rows = (choices + min(expert_count, choices) * (ALIGNMENT - 1)) // ALIGNMENT * ALIGNMENT
+    rows = _contiguous_rows(experts, expert_count)
     expanded: ExpandedQuantized = _backend(experts).expand_contiguous(x, experts, expert_count, ALIGNMENT, rows)
     return expanded
 
@@ -91,6 +96,18 @@ def combine(outputs: ExpertOutputs) -> torch.Tensor:
 def _check(x: Quantized, experts: torch.Tensor) -> None:
     assert x.values.dim() == 2 and x.values.shape[0] == experts.shape[0]
     assert experts.dim() == 2 and experts.dtype == torch.int64 and experts.is_contiguous()
+
+
+def _few_rows(experts: torch.Tensor, expert_count: int, shared: int) -> bool:
+    """Whether a masked layout is the faster one, and has room."""
+    tokens, choices = experts.shape
+    few = expected_rows(tokens, choices, expert_count, shared) <= MASKED_EXPECTED_ROWS
+    return few and _capacity(tokens) * (expert_count - shared) <= MASKED_ROWS
+
+
+def _contiguous_rows(experts: torch.Tensor, expert_count: int) -> int:
+    choices = experts.numel()
+    return (choices + min(expert_count, choices) * (ALIGNMENT - 1)) // ALIGNMENT * ALIGNMENT
 
 
 def _capacity(tokens: int) -> int:

@@ -35,22 +35,30 @@ def expand(x: torch.Tensor, experts: torch.Tensor, expert_count: int) -> Expande
 def expand_contiguous(
     x: Quantized, experts: torch.Tensor, expert_count: int, alignment: int, rows: int
 ) -> ExpandedQuantized:
+    return _copy(x, contiguous_layout(experts, expert_count, alignment, rows))
+
+
+def contiguous_layout(experts: torch.Tensor, expert_count: int, alignment: int, rows: int) -> ContiguousLayout:
     chosen = experts.flatten()
     counts = _counts(chosen, expert_count)
     aligned = (counts + alignment - 1) // alignment * alignment
     positions = (aligned.cumsum(0) - aligned)[chosen] + _rank(chosen, counts)
     row_experts = torch.full((rows,), PADDING, dtype=torch.int32, device=experts.device)
     row_experts[positions] = chosen.int()
-    return _copy(x, ContiguousLayout(positions=positions.view_as(experts), row_experts=row_experts))
+    return ContiguousLayout(positions=positions.view_as(experts), row_experts=row_experts)
 
 
 def expand_masked(
     x: Quantized, experts: torch.Tensor, expert_count: int, capacity: int, shared: int = 0
 ) -> ExpandedQuantized:
+    return _copy(x, masked_layout(experts, expert_count, capacity, shared))
+
+
+def masked_layout(experts: torch.Tensor, expert_count: int, capacity: int, shared: int = 0) -> MaskedLayout:
     chosen = experts.flatten()
     counts = _counts(chosen, expert_count)
     positions = chosen * capacity + _rank(chosen, counts)
-    return _copy(x, MaskedLayout(positions.view_as(experts), counts.int(), capacity, shared))
+    return MaskedLayout(positions.view_as(experts), counts.int(), capacity, shared)
 
 
 def _copy(x: Quantized, layout: Layout) -> ExpandedQuantized:

@@ -14,7 +14,8 @@ from engine.model.inputs import build_context
 from engine.model.state import make_state
 from engine.weights.loading import KeptWeights, load_model
 from mesh.blocks import BLOCK_TOKENS
-from tests.support.checkpoints import GREEDY, read_tensors
+from tests.support.checkpoints import GREEDY
+from tests.support.int4 import dequantized_tensors
 
 # Below this difference of the best two logits, float32 may choose either.
 CLEAR_MARGIN = 1e-3
@@ -69,18 +70,9 @@ def assert_greedy(oracle: DeepseekV3ForCausalLM, prompt: Sequence[int], generate
 
 
 def write_dequantized(source: Path, directory: Path) -> Path:
-    """The FP8 checkpoint `source` as float32, each weight times its block's scale."""
+    """The quantized checkpoint `source` as float32, each weight times its scales."""
     directory.mkdir()
-    stored = read_tensors(source)
-    tensors = {}
-    for name, tensor in stored.items():
-        if tensor.dtype == torch.float8_e4m3fn:
-            rows, columns = tensor.shape
-            scale = stored[f"{name}_scale_inv"].repeat_interleave(128, 0).repeat_interleave(128, 1)
-            tensors[name] = tensor.float() * scale[:rows, :columns]
-        elif not name.endswith("_scale_inv"):
-            tensors[name] = tensor.float()
-    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    save_file(dequantized_tensors(source), directory / "model.safetensors", metadata={"format": "pt"})
     config = json.loads((source / "config.json").read_text())
     del config["quantization_config"]
     (directory / "config.json").write_text(json.dumps(config))

@@ -66,6 +66,9 @@ class BlockFp8Experts:
         scales = ExpertTensor("weight_scale_inv", self._gate_up.scales, self._down.scales)
         yield from expert_parameters([values, scales], prefix, self._shape)
 
+    def finish(self) -> None:
+        """Multiplied as it is published."""
+
     def forward(self, hidden: Activations, choices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         assert isinstance(hidden, Quantized)
         placed = expand_quantized(hidden, choices, self._shape.count, self._shape.shared)

@@ -7,6 +7,7 @@ import torch
 from engine.model.formats.block_fp8 import BlockFp8Format
 from engine.model.formats.interface import WeightFormat
 from engine.model.formats.plain import PlainFormat
+from engine.model.formats.w4a8 import W4A8Format
 from engine.model.quantization import Quantization, Stored
 
 
@@ -29,17 +30,19 @@ def choose_formats(stored: Quantization, dtype: torch.dtype, *, dequantize: bool
         return Formats(PlainFormat(), PlainFormat(), shared_apart=False, gate_dtype=torch.float32)
     # Quantized checkpoints hold the gate in bfloat16.
     return Formats(
-        linear=_format_of(stored.linear),
-        experts=_format_of(stored.experts),
+        linear=_format_of(stored.linear, stored),
+        experts=_format_of(stored.experts, stored),
         # One grouped product for all experts is as fast as two, or faster, where all have one format.
         shared_apart=stored.experts is not stored.linear,
         gate_dtype=dtype,
     )
 
 
-def _format_of(stored: Stored) -> WeightFormat:
-    match stored:
+def _format_of(form: Stored, stored: Quantization) -> WeightFormat:
+    match form:
         case Stored.PLAIN:
             return PlainFormat()
         case Stored.FP8:
             return BlockFp8Format()
+        case Stored.INT4:
+            return W4A8Format(static=stored.static_inputs, pre_scaled=stored.pre_scaled)

@@ -55,6 +55,9 @@ class Experts(Protocol):
     def parameters(self, prefix: str) -> NamedParameters:
         """prefix: of the mixture, above `experts` and `shared_experts`."""
 
+    def finish(self) -> None:
+        """Called once, when all places are filled and before the first `forward`."""
+
     def forward(self, hidden: Activations, choices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """What the chosen experts make of each token.
 

@@ -26,9 +26,9 @@ class ExpertTensor:
     """One of the tensors that make up the experts' weights; for each expert gate over up, and down."""
 
     suffix: str
-    # [experts, rows of gate and as many of up, columns]
+    # [experts, rows of gate and as many of up, ...]; a matrix has the dimensions of a `Parameter`'s place.
     gate_up: torch.Tensor
-    # [experts, rows, columns]
+    # [experts, rows, ...]
     down: torch.Tensor
 
 

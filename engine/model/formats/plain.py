@@ -57,6 +57,9 @@ class PlainExperts:
     def parameters(self, prefix: str) -> NamedParameters:
         yield from expert_parameters([ExpertTensor("weight", self._gate_up, self._down)], prefix, self._shape)
 
+    def finish(self) -> None:
+        """Multiplied as it is published."""
+
     def forward(self, hidden: Activations, choices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         assert isinstance(hidden, torch.Tensor)
         placed = expand(hidden, choices, self._shape.count)

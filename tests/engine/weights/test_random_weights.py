@@ -8,6 +8,7 @@ from engine.batch import Batch, Row, execute
 from engine.config import EngineConfig, Hardware, resolve
 from engine.model.activations import InputForm
 from engine.model.config import read_model_config
+from engine.model.parameters import whole
 from engine.runner.backend import ModelBackend
 from engine.weights.loading import KeptWeights, make_allocator, random_model
 from engine.weights.random_weights import fill_randomly
@@ -56,3 +57,10 @@ def test_a_backend_needs_no_checkpoint_for_them(tmp_path: Path) -> None:
     backend = ModelBackend(resolve(config, Hardware(cuda_devices=0, free_memory_bytes=1 << 30)))
     (sample,) = execute(backend, Batch(0, [Row([5, 6, 7], 0, [1], Sampling())]))
     assert sample is not None and 0 <= sample.token_id < backend.vocabulary_size
+
+
+def test_no_random_integer_is_one_that_quantizers_do_not_write() -> None:
+    place = torch.empty(128, 64, dtype=torch.int8)
+    fill_randomly([whole("experts.0.up_proj.weight", place)])
+    nibbles = torch.cat([place & 15, (place >> 4) & 15]).unique()
+    assert nibbles.tolist() == [nibble for nibble in range(16) if nibble != 8]

@@ -1,0 +1,113 @@
+"""Routed experts in INT4 with FP8 activations (W4A8): groups of 128 inputs, one activation scale a row or an expert.
+
+Published as `quant_method` w4afp8: packed weights, `weight_scale_inv` of each group, and if activations have static
+scales, `w1.input_scale` (gate), `w2` (down) and `w3` (up) of each expert. AWQ (Lin et al., 2024) adds
+`pre_quant_scale`, by which the channels of an input are multiplied: one of the layer for gate and up, one of each
+expert for down.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from engine.model.activations import Activations, InputForm
+from engine.model.formats.interface import ExpertShape, Linear, NewTensor
+from engine.model.formats.places import ExpertTensor, expert_parameters
+from engine.model.parameters import NamedParameters, whole
+from kernels.expert_rows import place_rows, swiglu_rows
+from kernels.group_quant import GROUP
+from kernels.w4a8_gemm import Int4Experts, int4_experts, pack_tiles, w4a8_grouped_gemm
+from kernels.w4a8_gemm.weight import TILE_BYTES, TILE_OUTPUTS, WEIGHT_BYTES
+
+
+class W4A8Format:
+    def __init__(self, *, static: bool, pre_scaled: bool) -> None:
+        """static: activations have scales from calibration, else one of each row; pre_scaled: by AWQ."""
+        self._static = static
+        self._pre_scaled = pre_scaled
+
+    def takes(self, parts: Sequence[int], inputs: int) -> bool:
+        """Only experts come in INT4."""
+        return False
+
+    def linear(self, parts: Sequence[int], inputs: int, new: NewTensor) -> Linear:
+        raise AssertionError("not a format of linear layers")
+
+    def takes_experts(self, shape: ExpertShape) -> bool:
+        return not shape.shared and shape.hidden % GROUP == 0 and shape.width % GROUP == 0
+
+    def experts(self, shape: ExpertShape, new: NewTensor) -> "W4A8Experts":
+        return W4A8Experts(shape, new, static=self._static, pre_scaled=self._pre_scaled)
+
+
+class W4A8Experts:
+    # Rows are quantized as they are placed.
+    input_form = InputForm.PLAIN
+
+    def __init__(self, shape: ExpertShape, new: NewTensor, *, static: bool, pre_scaled: bool) -> None:
+        self._shape = shape
+        self._gate_up = _Matrices(new, shape.count, 2 * shape.width, shape.hidden)
+        self._down = _Matrices(new, shape.count, shape.hidden, shape.width)
+        # [experts, 3]: of w1 (gate), w2 (down) and w3 (up).
+        self._input_scales = new(shape.count, 3, dtype=torch.float32) if static else None
+        self._gate_up_pre_scale = new(shape.hidden, dtype=torch.float32) if pre_scaled else None
+        self._down_pre_scale = new(shape.count, shape.width, dtype=torch.float32) if pre_scaled else None
+        # [experts] each; set by `finish`.
+        self._gate_up_input_scale: torch.Tensor | None = None
+        self._down_input_scale: torch.Tensor | None = None
+
+    def parameters(self, prefix: str) -> NamedParameters:
+        values = ExpertTensor("weight", self._gate_up.values, self._down.values)
+        scales = ExpertTensor("weight_scale_inv", self._gate_up.scales, self._down.scales)
+        yield from expert_parameters([values, scales], prefix, self._shape)
+        if self._input_scales is not None:
+            for expert, each in enumerate(self._input_scales):
+                for index in range(3):
+                    yield whole(f"{prefix}.experts.{expert}.w{index + 1}.input_scale", each[index : index + 1])
+        if self._gate_up_pre_scale is not None and self._down_pre_scale is not None:
+            yield whole(f"{prefix}.experts.pre_quant_scale", self._gate_up_pre_scale)
+            for expert, scale in enumerate(self._down_pre_scale):
+                yield whole(f"{prefix}.experts.{expert}.down_proj.pre_quant_scale", scale)
+
+    def finish(self) -> None:
+        self._gate_up.finish()
+        self._down.finish()
+        if self._input_scales is not None:
+            gate, down, up = self._input_scales.unbind(1)
+            # A token is quantized once for all its experts.
+            self._gate_up_input_scale = torch.maximum(gate, up).amax().expand_as(gate).contiguous()
+            self._down_input_scale = down.contiguous()
+
+    def forward(self, hidden: Activations, choices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        assert isinstance(hidden, torch.Tensor)
+        rows, layout = place_rows(
+            hidden, choices, self._shape.count, self._gate_up_pre_scale, self._gate_up_input_scale
+        )
+        gate_up = w4a8_grouped_gemm(rows, self._gate_up.weight, layout)
+        inner = swiglu_rows(gate_up, layout, self._down_pre_scale, self._down_input_scale)
+        return w4a8_grouped_gemm(inner, self._down.weight, layout), layout.positions
+
+
+class _Matrices:
+    """INT4 matrices of all experts: filled in the order in which they are published, then packed in place."""
+
+    def __init__(self, new: NewTensor, experts: int, outputs: int, inputs: int) -> None:
+        self._tiles = new(experts, outputs // TILE_OUTPUTS, inputs // GROUP, TILE_BYTES, dtype=torch.uint8)
+        values = self._tiles[..., :WEIGHT_BYTES].view(torch.int8).unflatten(-1, (TILE_OUTPUTS, -1))
+        scales = self._tiles[..., WEIGHT_BYTES:].view(torch.bfloat16).unsqueeze(-1)
+        # Places of matrices [outputs, inputs / 2] int8 and [outputs, inputs / 128] bfloat16, which do not lie in one
+        # piece: [experts, tiles, 64, groups, columns of a group].
+        self.values, self.scales = values.transpose(2, 3), scales.transpose(2, 3)
+        self._packed: Int4Experts | None = None
+
+    @property
+    def weight(self) -> Int4Experts:
+        assert self._packed is not None
+        return self._packed
+
+    def finish(self) -> None:
+        # Expert by expert: packing takes several times an expert's bytes.
+        for tiles, values, scales in zip(self._tiles, self.values, self.scales, strict=True):
+            matrix = values.flatten(2).flatten(0, 1).contiguous()
+            tiles.copy_(pack_tiles(matrix, scales.flatten(2).flatten(0, 1).contiguous()))
+        self._packed = int4_experts(self._tiles)

@@ -1,0 +1,42 @@
+"""Rows for INT4 experts: multiplied by AWQ's scale of each channel, then e4m3 with one scale for a row or an expert."""
+
+import torch
+
+from kernels.expert_rows import reference
+from kernels.moe_permute.layout import Layout
+from kernels.w4a8_gemm import ScaledRows
+
+__all__ = ["place_rows", "swiglu_rows"]
+
+
+def place_rows(
+    x: torch.Tensor,
+    choices: torch.Tensor,
+    expert_count: int,
+    pre_scale: torch.Tensor | None,
+    input_scale: torch.Tensor | None,
+) -> tuple[ScaledRows, Layout]:
+    """Copy each token once per chosen expert, quantized.
+
+    x: [tokens, width] float32 or bfloat16; choices: [tokens, k] int64 below expert_count, contiguous, distinct within a
+    token; pre_scale: [width] float32, by which channels are multiplied; input_scale: [expert_count] float32, all equal,
+    or None for one of each row. Magnitudes above 448 scales become 448 scales. Rows that no token has are undefined.
+    Backend: the reference.
+    """
+    assert x.shape[0] == choices.shape[0] and choices.dtype == torch.int64 and choices.is_contiguous()
+    assert pre_scale is None or pre_scale.shape == x.shape[1:]
+    return reference.place_rows(x, choices, expert_count, pre_scale, input_scale)
+
+
+def swiglu_rows(
+    gate_up: torch.Tensor, layout: Layout, pre_scale: torch.Tensor | None, input_scale: torch.Tensor | None
+) -> ScaledRows:
+    """silu(first half) * second half of the last dimension in float32, quantized.
+
+    gate_up: [rows, 2 * width] or [experts, capacity, 2 * width], as the layout has it; pre_scale: [experts, width]
+    float32, by which each expert's channels are multiplied; input_scale: [experts] float32, or None for one of each
+    row. Rows that no token has are undefined. Backend: the reference.
+    """
+    assert gate_up.shape[:-1] == layout.shape and gate_up.shape[-1] % 2 == 0
+    assert pre_scale is None or pre_scale.shape[1] * 2 == gate_up.shape[-1]
+    return reference.swiglu_rows(gate_up, layout, pre_scale, input_scale)
