@@ -60,11 +60,7 @@ class Ask:
     request_id: str
     model: str
     prompt: Prompt
-    temperature: float
-    top_p: float
-    top_k: int
-    seed: int | None
-    top_logprobs: int | None
+    sampling: Sampling
     max_tokens: int | None
     stop_strings: tuple[str, ...]
     stop_token_ids: tuple[int, ...]
@@ -103,8 +99,7 @@ class Intake:
         """Raises InvalidRequest (naming the field), ContextExceeded, UnknownModel or NoWorker."""
         model = self._catalog.resolve(ask.model)
         limits, text = self._catalog.limits(model), self._catalog.text(model)
-        sampling = Sampling(ask.temperature, ask.top_p, ask.top_k, _seed(ask.seed), ask.top_logprobs)
-        check_sampling(sampling)
+        check_sampling(ask.sampling)
         validate_stop_strings(ask.stop_strings)
         check_stop_token_ids(ask.stop_token_ids, limits.vocabulary_size)
         if ask.stop_strings and text.tokenizer is None:
@@ -116,7 +111,7 @@ class Intake:
         request = TokenRequest(
             request_id=ask.request_id,
             token_ids=encoded.token_ids,
-            sampling=sampling,
+            sampling=ask.sampling,
             stop=StopConditions(max_tokens, ask.stop_token_ids, ask.ignore_eos),
             cache_salt=cache_salt,
         )
@@ -185,6 +180,6 @@ def _no_tokenizer(model: str, field: str) -> InvalidRequest:
     return InvalidRequest(f"{model!r} is served without a tokenizer: send token ids", field=field)
 
 
-def _seed(given: int | None) -> int:
+def settled_seed(given: int | None) -> int:
     """As an unsigned 64-bit key; drawn where the client does not care."""
     return secrets.randbits(64) if given is None else given % 2**64

@@ -4,11 +4,12 @@ from typing import TypeAlias
 
 import grpc
 from deepmesh.v1 import common_pb2, gateway_pb2, gateway_pb2_grpc
+from msgspec.structs import replace
 
 from gateway.chat import ChatMessage
 from gateway.gateway import Gateway
 from gateway.generation import Delta, Finish, Generation
-from gateway.intake import Ask, ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from gateway.intake import Ask, ChatPrompt, Prompt, TextPrompt, TokenPrompt, settled_seed
 from gateway.tenants import Tenant
 from mesh.domain import wire
 from mesh.errors import InvalidRequest
@@ -64,16 +65,13 @@ class GatewayService(gateway_pb2_grpc.GatewayServiceServicer):
 
 
 def _ask(request: gateway_pb2.GenerateRequest) -> Ask:
-    sampling = request.sampling
+    given = request.sampling
+    seed = settled_seed(given.seed if given.HasField("seed") else None)
     return Ask(
         request_id=request_id.get() or new_request_id(),
         model=request.model,
         prompt=_prompt(request.prompt),
-        temperature=sampling.temperature,
-        top_p=sampling.top_p or 1.0,
-        top_k=sampling.top_k,
-        seed=sampling.seed if sampling.HasField("seed") else None,
-        top_logprobs=sampling.top_logprobs if sampling.HasField("top_logprobs") else None,
+        sampling=replace(wire.sampling(given), seed=seed),
         max_tokens=request.max_tokens or None,
         stop_strings=tuple(request.stop),
         stop_token_ids=tuple(request.stop_token_ids),

@@ -5,8 +5,6 @@ Decoded straight into these types: a body of 16 MiB is never held as a tree of o
 
 import re
 from abc import abstractmethod
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any, TypeVar, cast
 
 import msgspec
@@ -14,86 +12,26 @@ from msgspec import Struct
 
 from gateway.chat import ChatMessage
 from gateway.intake import Ask, ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from gateway.openai.sampling import SamplingFields
 from mesh.errors import InvalidRequest
 
-# OpenAI's own defaults.
-DEFAULT_TEMPERATURE = 1.0
+# OpenAI's own default.
 DEFAULT_COMPLETION_TOKENS = 16
 
-# Features that we lack, with the values that ask for nothing. Any key that is neither here nor a field below is
-# harmless and ignored, since clients send many.
-UNSUPPORTED: Mapping[str, tuple[object, ...]] = MappingProxyType(
-    {
-        "audio": (None,),
-        "best_of": (None, 1),
-        "echo": (None, False),
-        "frequency_penalty": (None, 0),
-        "function_call": (None, "none", "auto"),
-        "functions": (None, []),
-        "logit_bias": (None, {}),
-        "min_p": (None, 0),
-        "min_tokens": (None, 0),
-        "modalities": (None, ["text"]),
-        "n": (None, 1),
-        "prediction": (None,),
-        "presence_penalty": (None, 0),
-        "repetition_penalty": (None, 1),
-        "response_format": (None, {"type": "text"}),
-        "suffix": (None, ""),
-        "tool_choice": (None, "none", "auto"),
-        "tools": (None, []),
-        "web_search_options": (None,),
-    }
-)
 _WHERE = re.compile(r" - at `\$\.?(?P<name>.*)`$")
 _MISSING = re.compile(r"missing required field `(?P<name>\w+)`")
-
-
-class Unsupported(Struct, kw_only=True):
-    """The keys of UNSUPPORTED."""
-
-    audio: Any = None
-    best_of: Any = None
-    echo: Any = None
-    frequency_penalty: Any = None
-    function_call: Any = None
-    functions: Any = None
-    logit_bias: Any = None
-    min_p: Any = None
-    min_tokens: Any = None
-    modalities: Any = None
-    n: Any = None
-    prediction: Any = None
-    presence_penalty: Any = None
-    repetition_penalty: Any = None
-    response_format: Any = None
-    suffix: Any = None
-    tool_choice: Any = None
-    tools: Any = None
-    web_search_options: Any = None
-
-    def refuse(self) -> None:
-        """Raises InvalidRequest naming the first one that asks for something."""
-        for key, harmless in UNSUPPORTED.items():
-            if getattr(self, key) not in harmless:
-                raise InvalidRequest(f"{key} is not supported: leave it out", field=key)
 
 
 class StreamOptions(Struct):
     include_usage: bool | None = None
 
 
-class GenerationBody(Unsupported, kw_only=True):
+class GenerationBody(SamplingFields, kw_only=True):
     """What both endpoints take. Types are strict: "5" is no number."""
 
     model: str = ""
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    # -1 asks for all tokens, as 0 does.
-    top_k: int | None = None
-    seed: int | None = None
     max_tokens: int | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
@@ -119,11 +57,7 @@ class GenerationBody(Unsupported, kw_only=True):
             request_id=request_id,
             model=self.model,
             prompt=prompt,
-            temperature=DEFAULT_TEMPERATURE if self.temperature is None else self.temperature,
-            top_p=1.0 if self.top_p is None else self.top_p,
-            top_k=0 if self.top_k in (None, -1) else self.top_k,
-            seed=self.seed,
-            top_logprobs=top_logprobs,
+            sampling=self.sampling(top_logprobs),
             max_tokens=max_tokens,
             stop_strings=tuple(stop or ()),
             stop_token_ids=tuple(self.stop_token_ids or ()),

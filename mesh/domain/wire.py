@@ -1,5 +1,6 @@
 """Requests, outputs and targets in the protos: the one translation, both ways."""
 
+import msgspec
 from deepmesh.internal.v1 import decode_pb2, targets_pb2
 from deepmesh.v1 import common_pb2
 
@@ -56,24 +57,13 @@ def submission_message(submission: Submission) -> decode_pb2.Submission:
 
 
 def sampling(message: common_pb2.SamplingParams) -> Sampling:
-    """The message as it is; `check_sampling` judges it."""
-    return Sampling(
-        temperature=message.temperature,
-        top_p=message.top_p or 1.0,
-        top_k=message.top_k,
-        seed=message.seed,
-        top_logprobs=message.top_logprobs if message.HasField("top_logprobs") else None,
-    )
+    """The message as it is; `check_sampling` judges it. Absent fields have `Sampling`'s defaults."""
+    return Sampling(**{field.name: value for field, value in message.ListFields()})
 
 
 def sampling_message(sampling: Sampling) -> common_pb2.SamplingParams:
-    return common_pb2.SamplingParams(
-        temperature=sampling.temperature,
-        top_p=max(sampling.top_p, SMALLEST_TOP_P),
-        top_k=sampling.top_k,
-        seed=sampling.seed,
-        top_logprobs=sampling.top_logprobs,
-    )
+    fields = {**msgspec.structs.asdict(sampling), "top_p": max(sampling.top_p, SMALLEST_TOP_P)}
+    return common_pb2.SamplingParams(**fields)
 
 
 def finish_reason(number: int) -> FinishReason:

@@ -1,0 +1,26 @@
+"""How OpenAI's clients ask for tokens to be drawn."""
+
+from gateway.intake import settled_seed
+from gateway.openai.unsupported import Unsupported
+from mesh.domain.sampling import Sampling
+
+# OpenAI's own default.
+DEFAULT_TEMPERATURE = 1.0
+
+
+class SamplingFields(Unsupported, kw_only=True):
+    """The part of a body that has `Sampling`'s fields under their own names; None leaves the choice to us."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    # -1 asks for all tokens, as 0 does.
+    top_k: int | None = None
+    seed: int | None = None
+
+    def sampling(self, top_logprobs: int | None) -> Sampling:
+        """`check_sampling` has yet to judge it."""
+        named = ((name, getattr(self, name)) for name in Sampling.__struct_fields__ if hasattr(self, name))
+        given = {"temperature": DEFAULT_TEMPERATURE, **{name: value for name, value in named if value is not None}}
+        if self.top_k == -1:
+            del given["top_k"]
+        return Sampling(**{**given, "seed": settled_seed(self.seed), "top_logprobs": top_logprobs})
