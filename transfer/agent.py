@@ -17,7 +17,8 @@ from transfer.tally import Tally
 from transfer.thread import TransferThread
 from transfer.ticket import StoreSession, Ticket
 from transfer.tickets import REPLAYED_TICKET, Geometry, make_ticket, refusal_of
-from transfer.ucx import UcxTransport, check_carries_gpu_memory
+from transfer.ucx import UcxTransport
+from transfer.ucx_settings import check_carries_gpu_memory
 
 # Used tickets are remembered to refuse them a second time; those forgotten have expired at their receiver.
 _REMEMBERED_TICKETS = 16_384

@@ -1,7 +1,7 @@
 """Keyed digest of a segment: the xxh3_64 of each of its 64 KiB chunks, seeded from the transfer's key.
 
-Chunks are independent, so that a GPU can hash them, and compare them, in parallel. It finds corrupted, misplaced and
-forged bytes; it travels sealed, and who may push at all is settled by the authenticated call that carries the key.
+Chunks are independent, so that a GPU can hash and compare them in parallel. A digest finds bytes that were corrupted or
+misplaced. It travels sealed with the key, which only an authenticated call carries.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ def seed_of(key: bytes) -> int:
 
 
 def segment_digest(buffer: Bytes, size_bytes: int, key: bytes) -> bytes:
-    """Digest of the first `size_bytes` of `buffer`: its chunks' hashes, 8 bytes each, little-endian, in order."""
+    """Digest of the first `size_bytes` of `buffer`: the hashes of its chunks in order, 8 bytes each, little-endian."""
     seed = seed_of(key)
     view = buffer[:size_bytes].data
     hashes = (
@@ -31,10 +31,10 @@ def segment_digest(buffer: Bytes, size_bytes: int, key: bytes) -> bytes:
 
 
 def digest_bytes(size_bytes: int) -> int:
-    """How long the digest of so many bytes is."""
+    """Length of the digest of so many bytes."""
     return 8 * -(-size_bytes // CHUNK_BYTES)
 
 
 def same(left: bytes, right: bytes) -> bool:
-    """In a time that does not tell how much of a guess was right."""
+    """Compare in constant time, so that nobody learns how much of a guess was right."""
     return hmac.compare_digest(left, right)

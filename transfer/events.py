@@ -1,4 +1,4 @@
-"""What a transfer agent tells its owner: plain data, some of which travels as frames."""
+"""What a transfer agent reports to its owner: plain data, some of which travels in frames."""
 
 import msgspec
 
@@ -20,24 +20,24 @@ class LandingFailed(msgspec.Struct, frozen=True, tag="landing_failed"):
 
 
 class PushEnded(msgspec.Struct, frozen=True, tag="push_ended"):
-    """Sender: every segment is sent, or (error) the push was given up; its blocks may be released now."""
+    """Sender: every segment was sent, or (error) the push was given up. Its blocks may be released now."""
 
     transfer_id: bytes
     size_bytes: int
     transport: str
     error: str | None = None
-    # From when all of it was computed until all of it was sent; None where some was sent before, or it was given up.
+    # From all of it being computed to all of it being sent; None if some was sent before, or if it was given up.
     seconds: float | None = None
 
 
 class Fetched(msgspec.Struct, frozen=True, tag="fetched"):
-    """The answer to `fetch`: this many leading blocks of the chain are in place, possibly none. Always comes."""
+    """The end of a fetch: so many leading blocks of the chain are in place, possibly none."""
 
     fetch_id: int
     blocks: int
     size_bytes: int
     seconds: float
-    # Why there are fewer than there could be (store gone, late, refused); None where it simply has no more.
+    # Why there may be fewer than the store has (it is gone, late, or refused); None if it has no more.
     error: str | None = None
 
 

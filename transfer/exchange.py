@@ -1,4 +1,4 @@
-"""Every transfer of one process, for the one thread that carries them out."""
+"""All transfers of one process, as its transfer thread carries them out."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -8,29 +8,31 @@ from transfer.config import TransferConfig
 from transfer.events import Event, Landed, LandingFailed, PushEnded
 from transfer.fetch.fetcher import Fetcher
 from transfer.fetch.lookup_server import LookupHandler, LookupServer
+from transfer.incoming import Incoming
 from transfer.landing import CANCELLED, Landing
 from transfer.mailbox import Mailbox
 from transfer.memory import KvMemory
+from transfer.outgoing import Outgoing
 from transfer.push import PushState
-from transfer.receiver import Incoming, Receiver
+from transfer.receiver import Receiver
 from transfer.segments import tile_of
-from transfer.sender import Outgoing, Sender
+from transfer.sender import Sender
 from transfer.slots import SlotPool
 from transfer.tally import Tally
 from transfer.ticket import Ticket
 from transfer.transport import Transport
 
-# What was sent to a transfer that is not open: late, or never heard of.
+# A message for a transfer that is not open: it is late, or there never was such a transfer.
 UNKNOWN_TAG = "unknown_tag"
 
-# An answer often comes within microseconds, and going to sleep and being woken costs some twenty.
-_PATIENCE_SECONDS = 200e-6
-# Of a store: being woken for the next lookup takes longer than answering it. A worker does not wait for more: its steps
-# need the interpreter.
-_STORE_PATIENCE_SECONDS = 1e-3
-# Between GPUs a push takes a millisecond, and half as long again where threads were asleep: woken, they find neither
-# their core nor its caches as they left them. While a transfer is open, bytes may come at any time.
-_OPEN_PATIENCE_SECONDS = 2.0
+# An answer often comes within microseconds; to fall asleep and be woken takes some twenty.
+_BUSY_POLL_SECONDS = 200e-6
+# A store is woken for the next lookup in more time than it takes to answer it. A worker does not poll so long, because
+# its steps need the interpreter.
+_STORE_BUSY_POLL_SECONDS = 1e-3
+# Between GPUs a push takes a millisecond, and half as long again if its threads were asleep: they are woken on other
+# cores, or with cold caches. While a transfer is open, bytes may come at any time.
+_OPEN_BUSY_POLL_SECONDS = 2.0
 
 
 class Exchange:
@@ -58,7 +60,7 @@ class Exchange:
         self._sent_bytes = Tally()
         self._slots = SlotPool(config.slots)
         staging = [memory.allocate_staging(config.slot_bytes) for _ in range(config.slots)]
-        # CUDA transfers wake nobody.
+        # UCX wakes nobody when a transfer between GPUs is over.
         self.needs_polling = memory.is_on_gpu
         self._mailbox = Mailbox(transport, self._refused)
         self._receiver = Receiver(
@@ -74,18 +76,18 @@ class Exchange:
 
     @property
     def in_flight(self) -> bool:
-        """Whether UCX or the memory holds one of our buffers, or an answer is awaited."""
+        """Whether UCX or the memory uses one of our buffers, or a fetch is open."""
         parts = (self._receiver, self._sender, self._mailbox, self.fetcher)
         return any(part.in_flight for part in parts)
 
     @property
-    def patience_seconds(self) -> float:
-        """How long it looks on after the last thing that happened: see `thread.TransferThread`."""
+    def busy_poll_seconds(self) -> float:
+        """How long the transfer thread polls without a pause after it last had something to do."""
         if self.needs_polling and (self._landings or self._pushes or self.fetcher.open):
-            return _OPEN_PATIENCE_SECONDS
+            return _OPEN_BUSY_POLL_SECONDS
         if self.server is not None:
-            return _STORE_PATIENCE_SECONDS
-        return _PATIENCE_SECONDS if self.in_flight else 0.0
+            return _STORE_BUSY_POLL_SECONDS
+        return _BUSY_POLL_SECONDS if self.in_flight else 0.0
 
     @property
     def next_deadline(self) -> float | None:
@@ -93,17 +95,17 @@ class Exchange:
         return min(deadlines, default=None)
 
     def begin(self) -> None:
-        """The calling thread is the one that calls everything else."""
+        """The calling thread is the one that calls everything but `counters`."""
         self._memory.enter_thread()
 
-    def turn(self) -> bool:
-        """Do what can be done now; returns whether there was something."""
+    def poll(self) -> bool:
+        """Do what can be done now. Returns whether anything was done."""
         now = self._clock()
-        arrived = self._take_arrivals()
-        delivered = self._mailbox.turn()
-        self.fetcher.turn(now)
-        received = self._receiver.turn(now)
-        sent = self._sender.turn(now)
+        arrived = self._accept_arrivals()
+        delivered = self._mailbox.poll()
+        self.fetcher.poll(now)
+        received = self._receiver.poll(now)
+        sent = self._sender.poll(now)
         return arrived or delivered or received or sent
 
     def open_landing(self, ticket: Ticket, blocks: Sequence[int]) -> None:
@@ -142,11 +144,11 @@ class Exchange:
     def ready(self, transfer_id: bytes, layers: int, blocks: int) -> None:
         outgoing = self._pushes.get(transfer_id)
         if outgoing is None:
-            # It ended before its prompt was computed.
+            # The push ended before its prompt was computed.
             return
         outgoing.push.computed(layers, blocks)
-        if outgoing.whole_at is None and outgoing.push.waits_whole:
-            outgoing.whole_at = self._clock()
+        if outgoing.ready_at is None and outgoing.push.is_ready_unsent:
+            outgoing.ready_at = self._clock()
 
     def cancel_push(self, transfer_id: bytes) -> None:
         outgoing = self._pushes.get(transfer_id)
@@ -170,20 +172,20 @@ class Exchange:
             fetch_bytes_per_second=self.fetcher.bytes_per_second,
         )
 
-    def _take_arrivals(self) -> bool:
+    def _accept_arrivals(self) -> bool:
         arrived = False
         while (arrival := self._transport.next_arrival()) is not None:
             arrived = True
-            taken = (
-                self._receiver.arrive(arrival)
-                or self.fetcher.arrive(arrival)
-                or (self.server is not None and self.server.arrive(arrival))
+            accepted = (
+                self._receiver.accept(arrival)
+                or self.fetcher.accept(arrival)
+                or (self.server is not None and self.server.accept(arrival))
             )
-            if not taken:
+            if not accepted:
                 self._refused.add(UNKNOWN_TAG)
                 self._transport.discard(arrival)
-            # A store's first answer tells what the segments behind it are.
-            self._mailbox.turn()
+            # A store's answer opens the landing for the segments behind it.
+            self._mailbox.poll()
         return arrived
 
     def _end_landing(self, transfer_id: bytes, incoming: Incoming) -> None:
@@ -197,6 +199,6 @@ class Exchange:
     def _end_push(self, transfer_id: bytes, outgoing: Outgoing) -> None:
         del self._pushes[transfer_id]
         error, seconds = outgoing.push.error, None
-        if error is None and outgoing.whole_at is not None:
-            seconds = self._clock() - outgoing.whole_at
+        if error is None and outgoing.ready_at is not None:
+            seconds = self._clock() - outgoing.ready_at
         self._emit(PushEnded(transfer_id, outgoing.sent_bytes, outgoing.transport, error, seconds))

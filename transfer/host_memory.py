@@ -15,7 +15,7 @@ class HostMemory:
     """A `KvMemory` over a uint8 array viewed as [layers, blocks, piece_bytes].
 
     The memory behind it is dense, in either order: layer-major for a rank's pool, block-major (a transposed view) for
-    the store's slab. A segment is copied at once, by one call, which leaves the interpreter to the other threads.
+    the store's slab. A segment is copied at once, by one call that releases the interpreter.
     """
 
     is_on_gpu = False
@@ -35,10 +35,10 @@ class HostMemory:
         return np.zeros(size_bytes, np.uint8)
 
     def enter_thread(self) -> None:
-        """Any thread may use it."""
+        """Nothing depends on the thread."""
 
-    def expect(self, key: bytes) -> None:
-        """Nothing is made ahead."""
+    def prepare(self, key: bytes) -> None:
+        """Nothing is prepared."""
 
     def gather(
         self, first_layer: int, layer_count: int, blocks: Sequence[int], staging: Bytes, key: bytes
@@ -46,7 +46,7 @@ class HostMemory:
         rows = self._rows_of(first_layer, layer_count, blocks)
         size_bytes = len(rows) * self.piece_bytes
         packed = staging[:size_bytes].reshape(len(rows), self.piece_bytes)
-        # "clip" writes straight to `out`, other modes through a copy; the rows are within bounds.
+        # The rows are within bounds; numpy writes directly to `out` in mode "clip" only.
         np.take(self._rows, rows, axis=0, out=packed, mode="clip")
         return Done(segment_digest(staging, size_bytes, key))
 

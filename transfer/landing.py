@@ -1,4 +1,4 @@
-"""The receiver's side of one transfer, as a state machine: which segments may come, came, and were believed.
+"""The receiver's side of one transfer, as a state machine: which segments are expected, received and verified.
 
 Pure: it moves no bytes and reads no clock. `receiver.Receiver` does what it says.
 """
@@ -10,7 +10,7 @@ from enum import Enum, auto
 from transfer.digest import digest_bytes
 from transfer.ticket import SegmentDigest
 
-# Why something a peer sent was not believed; keys of TransferCounters.refused.
+# Why a message was refused; keys of TransferCounters.refused.
 DUPLICATE_SEGMENT = "duplicate_segment"
 DUPLICATE_DIGEST = "duplicate_digest"
 UNKNOWN_SEGMENT = "unknown_segment"
@@ -27,7 +27,7 @@ NOT_BELIEVED = "NOT_BELIEVED"
 class Phase(Enum):
     # Nothing of it has come.
     EXPECTED = auto()
-    # Its message is there and waits for a slot.
+    # Its message is there, and waits for a slot.
     ARRIVED = auto()
     # UCX writes it into its slot.
     RECEIVING = auto()
@@ -47,16 +47,16 @@ class _Segment:
 
 @dataclass(frozen=True)
 class Failure:
-    # One of those above.
+    # One of the reasons above.
     reason: str
     message: str
 
 
 class Landing:
-    """Segments by index. Ends once: by the last segment landing, or by the first failure."""
+    """It knows segments by index. It ends once: when the last segment has landed, or with the first failure."""
 
     def __init__(self, sizes: Sequence[int], deadline: float) -> None:
-        """`deadline` on the caller's clock, seconds."""
+        """`deadline` in seconds, on the caller's clock."""
         self._segments = [_Segment(size) for size in sizes]
         self._landed = 0
         self.deadline = deadline
@@ -74,7 +74,7 @@ class Landing:
         return self._segments[index].phase
 
     def arrive(self, index: int, size_bytes: int) -> str | None:
-        """A message with this segment's tag is there. Returns why it must be dropped, or None: receive it."""
+        """A message with this segment's tag is there. Returns why to drop it; None if it is to be received."""
         segment = self._segments[index]
         if self.ended or segment.phase is not Phase.EXPECTED:
             return DUPLICATE_SEGMENT
@@ -90,13 +90,13 @@ class Landing:
         segment.phase, segment.slot = Phase.RECEIVING, slot
 
     def received(self, index: int) -> None:
-        """UCX wrote all of it and lets go of the slot."""
+        """UCX wrote all of it, and does not need the slot any more."""
         segment = self._segments[index]
         assert segment.phase is Phase.RECEIVING
         segment.phase = Phase.RECEIVED
 
     def announce(self, digest: SegmentDigest) -> str | None:
-        """The sender's word on a segment, before or after its bytes. Returns why it was refused, or None."""
+        """The sender announced a segment, before or after its bytes. Returns why that was refused, or None."""
         if not 0 <= digest.segment < len(self._segments):
             return UNKNOWN_SEGMENT
         segment = self._segments[digest.segment]
@@ -112,7 +112,7 @@ class Landing:
         return not self.ended and segment.phase is Phase.RECEIVED and segment.announced is not None
 
     def digest(self, index: int) -> bytes:
-        """What the sender announced of a verifiable one."""
+        """The digest that the sender announced for a verifiable segment."""
         announced = self._segments[index].announced
         assert announced is not None
         return announced.digest
@@ -124,7 +124,7 @@ class Landing:
         return slot
 
     def land(self, index: int) -> int:
-        """It was verified and lies in its blocks. Returns the slot that it leaves."""
+        """The segment was verified and lies in its blocks. Returns its slot, which it does not need any more."""
         segment = self._segments[index]
         assert segment.phase is Phase.RECEIVED and segment.slot is not None and not self.ended
         slot, segment.slot = segment.slot, None
@@ -133,7 +133,7 @@ class Landing:
         return slot
 
     def fail(self, reason: str, message: str) -> None:
-        """Give it up; what lies in slots is not believed any more. Only the first failure counts."""
+        """Give the landing up: nothing that lies in slots is copied any more. Only the first failure counts."""
         if not self.ended:
             self.failure = Failure(reason, message)
 

@@ -1,4 +1,4 @@
-"""Where KV bytes lie, as the transfer thread sees them: a rank's pool on CPU or GPU, or the store's slab."""
+"""Where KV bytes lie: a rank's pool on CPU or GPU, or a store's slab, as the transfer thread uses them."""
 
 from collections.abc import Sequence
 from typing import Any, Generic, Protocol, TypeVar
@@ -7,18 +7,18 @@ Result = TypeVar("Result", covariant=True)
 
 
 class Pending(Protocol[Result]):
-    """Work on a staging buffer, and on blocks. Both are its own until it is completed."""
+    """Work that uses a staging buffer and blocks until it is completed."""
 
     @property
     def completed(self) -> bool: ...
 
     def result(self) -> Result:
-        """Waits for it."""
+        """Wait for it."""
         ...
 
 
 class Done(Generic[Result]):
-    """Pending work that is over."""
+    """Work that is completed."""
 
     completed = True
 
@@ -43,27 +43,27 @@ class KvMemory(Protocol):
         ...
 
     def enter_thread(self) -> None:
-        """The calling thread is the one that uses it from now on."""
+        """The calling thread is the only one that uses the memory from now on."""
         ...
 
-    def expect(self, key: bytes) -> None:
-        """A transfer with this key begins soon: what its digests need can be made now."""
+    def prepare(self, key: bytes) -> None:
+        """A transfer with this key begins soon: make what its digests need."""
         ...
 
     def gather(
         self, first_layer: int, layer_count: int, blocks: Sequence[int], staging: Any, key: bytes
     ) -> Pending[bytes]:
-        """Copy the pieces, layer-major, to the start of `staging`. Results in their digest (`transfer.digest`).
+        """Copy the pieces, layer-major, to the start of `staging`. The result is their digest (`transfer.digest`).
 
-        What was computed when it is called is gathered.
+        It copies what was computed before this call.
         """
         ...
 
     def land(
         self, first_layer: int, layer_count: int, blocks: Sequence[int], staging: Any, key: bytes, digest: bytes
     ) -> Pending[bool]:
-        """Copy the pieces from the start of `staging` to the blocks, if this is their digest: results in whether it is.
+        """Copy the pieces from the start of `staging` to the blocks, if this is their digest. Results in whether it is.
 
-        Where it is not, nothing is written. Work begun after it is completed sees the pieces.
+        If it is not, nothing is written. Work that begins after completion sees the pieces.
         """
         ...

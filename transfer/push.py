@@ -1,4 +1,4 @@
-"""The sender's side of one transfer, as a state machine: what is computed, what may be sent, what is under way.
+"""The sender's side of one transfer, as a state machine: what is computed, what may be sent, what is on its way.
 
 Pure: it moves no bytes and reads no clock. `sender.Sender` does what it says.
 """
@@ -9,15 +9,15 @@ from transfer.segments import Tile
 
 
 class PushState:
-    """Segments go as they are computed: only the sender knows how its chunks of prompt and layers follow each other."""
+    """Segments may go as they are computed: only the sender knows in which order its prompt's chunks and layers are."""
 
     def __init__(self, tiles: Sequence[Tile], deadline: float) -> None:
-        """`deadline` on the caller's clock, seconds."""
+        """`deadline` in seconds, on the caller's clock."""
         self._tiles = tiles
         self._layers = max((tile.first_layer + tile.layer_count for tile in tiles), default=0)
         self._blocks = max((tile.first_block + tile.block_count for tile in tiles), default=0)
         self._unsent = list(range(len(tiles)))
-        # Corners of the staircase: (layers, blocks) computed. None lies within another.
+        # Corners of the staircase of what is computed: (layers, blocks). None lies within another.
         self._computed: list[tuple[int, int]] = []
         self._begun = False
         self._in_flight: set[int] = set()
@@ -30,11 +30,12 @@ class PushState:
 
     @property
     def in_flight(self) -> int:
+        """Segments that are being gathered and sent."""
         return len(self._in_flight)
 
     @property
-    def waits_whole(self) -> bool:
-        """Whether all of it is computed, and nothing of it on its way yet."""
+    def is_ready_unsent(self) -> bool:
+        """Whether all of it is computed while nothing was sent."""
         whole = any(layers >= self._layers and blocks >= self._blocks for layers, blocks in self._computed)
         return whole and not self._begun
 
@@ -49,25 +50,25 @@ class PushState:
         ]
         self._computed.append((layers, blocks))
 
-    def next(self) -> int | None:
+    def next_segment(self) -> int | None:
         """The first segment that may be sent now."""
         if self.ended:
             return None
         return next((index for index in self._unsent if self._is_computed(self._tiles[index])), None)
 
     def begin(self, index: int) -> None:
-        """It is being sent."""
+        """The segment is being gathered and sent from now on."""
         assert not self.ended
         self._unsent.remove(index)
         self._begun = True
         self._in_flight.add(index)
 
     def sent(self, index: int) -> None:
-        """UCX has no more use for its slot."""
+        """UCX does not need the segment's slot any more."""
         self._in_flight.remove(index)
 
     def fail(self, error: str) -> None:
-        """Give it up. Only the first error counts."""
+        """Give the push up. Only the first error counts."""
         if not self.ended:
             self.error = error
 

@@ -1,48 +1,25 @@
-"""Receiving: brings messages into slots, verified slots into blocks, and every slot back."""
+"""Receiving: messages into slots, verified segments from slots into blocks; and frees every slot."""
 
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from transfer.landing import DEADLINE_EXCEEDED, NOT_BELIEVED, SENDER_LOST, WRONG_DIGEST, WRONG_SIZE, Landing, Phase
+from transfer.incoming import Incoming
+from transfer.landing import DEADLINE_EXCEEDED, NOT_BELIEVED, SENDER_LOST, WRONG_DIGEST, WRONG_SIZE, Phase
 from transfer.mailbox import Mailbox
 from transfer.memory import KvMemory, Pending
 from transfer.seal import WRONG_MAC, Kind, unseal
 from transfer.segments import Tile
 from transfer.slots import Direction, SlotPool
-from transfer.tags import landing_tags, segment_of
+from transfer.tags import segment_of
 from transfer.tally import Tally
 from transfer.ticket import SegmentDigest
 from transfer.transport import Arrival, Transmission, Transport
 
-# What a segment of 64 MiB needs is half of it.
+# The digest of the largest segment, 64 MiB, needs half of it.
 _MAX_DIGEST_MESSAGE_BYTES = 16 << 10
-
-
-@dataclass(eq=False)
-class Incoming:
-    """A transfer to this process: its state, where its segments go, and who wants to hear of it."""
-
-    landing: Landing
-    tiles: Sequence[Tile]
-    # See `ticket.Ticket`.
-    tag: int
-    secret: bytes
-    blocks: Sequence[int]
-    # Called once; from then on nothing writes to the blocks.
-    ended: Callable[["Incoming"], None]
-    carriers: set[str] = field(default_factory=set)
-
-    @property
-    def transport(self) -> str:
-        return "+".join(sorted(self.carriers)) or "unknown"
-
-    @property
-    def tags(self) -> range:
-        """Of its digests, and of each segment."""
-        return range(self.tag, self.tag + landing_tags(len(self.tiles)))
 
 
 @dataclass(eq=False)
@@ -55,7 +32,7 @@ class _Receive:
 
 @dataclass(eq=False)
 class _Copy:
-    """Of a segment to its blocks, if it is what was announced."""
+    """A segment that is verified and copied to its blocks."""
 
     incoming: Incoming
     index: int
@@ -63,9 +40,9 @@ class _Copy:
 
 
 class Receiver:
-    """Slots are bound when a message arrives: what is not computed yet takes none.
+    """A segment gets a slot when its message arrives: what is not computed yet holds none.
 
-    A message that finds no free slot waits with its sender, who holds the bytes.
+    If no slot is free, the bytes wait with the sender.
     """
 
     def __init__(
@@ -86,18 +63,18 @@ class Receiver:
         self._refused = refused
         self._received_bytes = received_bytes
         self._open: set[Incoming] = set()
-        # By the tag of its digests, and those of its segments.
+        # By all their tags.
         self._by_tag: dict[int, Incoming] = {}
-        # Messages at hand, that wait for a slot.
+        # Segments that wait for a slot.
         self._waiting: deque[tuple[Incoming, int, Arrival]] = deque()
         self._receives: list[_Receive] = []
         self._verifiable: deque[tuple[Incoming, int]] = deque()
-        # In the order in which they began, which they end in.
+        # They complete in this order.
         self._copies: deque[_Copy] = deque()
 
     @property
     def in_flight(self) -> bool:
-        """Whether a buffer is UCX's, or the memory's."""
+        """Whether UCX or the memory uses one of our buffers."""
         return bool(self._receives or self._copies)
 
     def deadlines(self) -> list[float]:
@@ -106,17 +83,17 @@ class Receiver:
     def open(self, incoming: Incoming) -> None:
         self._open.add(incoming)
         self._by_tag |= dict.fromkeys(incoming.tags, incoming)
-        self._memory.expect(incoming.secret)
+        self._memory.prepare(incoming.secret)
         self._end_if_over(incoming)
 
-    def arrive(self, arrival: Arrival) -> bool:
-        """Take a message. False where its tag is none of an open transfer."""
+    def accept(self, arrival: Arrival) -> bool:
+        """Receive the message. False if its tag belongs to no open transfer."""
         incoming = self._by_tag.get(arrival.tag)
         if incoming is None:
             return False
         index = segment_of(arrival.tag, incoming.tag)
         if index is None:
-            self._mailbox.take(arrival, _MAX_DIGEST_MESSAGE_BYTES, partial(self._announced, incoming))
+            self._mailbox.receive(arrival, _MAX_DIGEST_MESSAGE_BYTES, partial(self._announced, incoming))
         else:
             self._segment_arrived(incoming, index, arrival)
         return True
@@ -125,7 +102,7 @@ class Receiver:
         reason = incoming.landing.arrive(index, arrival.size_bytes)
         if reason is None:
             self._waiting.append((incoming, index, arrival))
-            # Before anything else of this turn: its bytes are the longest on their way.
+            # Before anything else: its bytes take longest on their way.
             self._start_receives()
             return
         self._refused.add(reason)
@@ -134,9 +111,9 @@ class Receiver:
             self.give_up(incoming, NOT_BELIEVED, "a segment came with a wrong size")
 
     def _announced(self, incoming: Incoming, sealed: bytes) -> None:
-        """The sender's word on a segment."""
+        """A message with a segment's digest is there."""
         if incoming not in self._open:
-            # It ended meanwhile.
+            # The transfer ended meanwhile.
             return
         digest = unseal(Kind.DIGEST, incoming.secret, sealed, SegmentDigest)
         reason = WRONG_MAC if digest is None else incoming.landing.announce(digest)
@@ -145,16 +122,16 @@ class Receiver:
         if reason == WRONG_SIZE:
             self.give_up(incoming, NOT_BELIEVED, "the sender announced a segment of a wrong size")
         elif digest is not None and reason is None:
-            incoming.carriers.add(digest.transport)
+            incoming.transports.add(digest.transport)
             self._verify_later(incoming, digest.segment)
 
     def give_up(self, incoming: Incoming, reason: str, message: str) -> None:
-        """Later bytes of it are dropped. `ended` was called, or is now."""
+        """`ended` was called before, or is called now. What comes later is dropped."""
         incoming.landing.fail(reason, message)
         self._end_if_over(incoming)
 
-    def turn(self, now: float) -> bool:
-        """Do what can be done now; returns whether there was something. Begins to verify one segment at most."""
+    def poll(self, now: float) -> bool:
+        """Do what can be done now, and begin to verify at most one segment. Returns whether anything was done."""
         started, finished = self._start_receives(), self._finish_receives()
         verifying, verified = self._verify_one(), self._end_verified()
         for incoming in [each for each in self._open if each.landing.deadline <= now]:
@@ -189,7 +166,7 @@ class Receiver:
     def _finish(self, receive: _Receive) -> None:
         incoming = receive.incoming
         if incoming.landing.ended:
-            # It was in quarantine.
+            # The slot was in quarantine.
             self._slots.release(receive.slot)
             return
         incoming.landing.received(receive.index)
@@ -208,7 +185,7 @@ class Receiver:
             return False
         incoming, index = self._verifiable.popleft()
         landing, tile = incoming.landing, incoming.tiles[index]
-        # It may have ended meanwhile.
+        # The transfer may have ended meanwhile.
         if landing.verifiable(index):
             blocks = incoming.blocks[tile.first_block : tile.first_block + tile.block_count]
             staging, digest = self._staging[landing.slot(index)], landing.digest(index)
@@ -252,7 +229,7 @@ class Receiver:
         incoming.ended(incoming)
 
     def _drop_copies(self, incoming: Incoming) -> None:
-        """Of one that was given up: its slots are read, and its blocks written, until then."""
+        """Wait for what is being copied of a transfer that was given up: it reads slots and writes blocks."""
         for copy in self._copies:
             if copy.incoming is incoming:
                 copy.landed.result()

@@ -1,6 +1,6 @@
-"""Small messages between two agents that share a key, sealed: `MAC (16 bytes), MessagePack body`.
+"""Sealed messages between two agents that share a key: `MAC (16 bytes), MessagePack body`.
 
-A MAC is of one kind of message, so that none passes for another or comes back as an answer.
+The MAC depends on the kind of message, so that a message cannot be replayed as one of another kind.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ WRONG_MAC = "wrong_mac"
 
 
 class Kind(Enum):
-    """Of message; the value is part of the MAC."""
+    """The kind of a message. Its value is part of the MAC."""
 
     LOOKUP = b"dm-lookup"
     ANSWER = b"dm-answer"
@@ -33,7 +33,7 @@ def seal(kind: Kind, key: bytes, message: msgspec.Struct) -> bytes:
 
 
 def unseal(kind: Kind, key: bytes, sealed: bytes, message_type: type[MessageT]) -> MessageT | None:
-    """None where the MAC is wrong, or the body is not of that type."""
+    """The message; None if its MAC is wrong or its body is not of that type."""
     mac, body = sealed[:MAC_BYTES], sealed[MAC_BYTES:]
     if not hmac.compare_digest(mac, _mac(kind, key, body)):
         return None

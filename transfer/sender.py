@@ -1,45 +1,24 @@
-"""Sending: gathers blocks into slots, hands them to UCX, tells the receiver their digests, brings every slot back."""
+"""Sending: gathers blocks into slots, sends them and their digests over UCX, and frees every slot."""
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from mesh.observe import span
 from transfer.mailbox import Mailbox
 from transfer.memory import KvMemory, Pending
-from transfer.push import PushState
+from transfer.outgoing import Outgoing
 from transfer.seal import Kind, seal
-from transfer.segments import Tile
 from transfer.slots import Direction, SlotPool
 from transfer.tags import segment_tag
 from transfer.tally import Tally
 from transfer.ticket import SegmentDigest
 from transfer.transport import Transmission, Transport
 
-# A peer that has not taken a segment so long after it was given up is frozen or gone: its connection is closed. UCX
-# tells of neither by itself, over shared memory not even of a peer that was killed while it owed an answer.
-_LINGER_SECONDS = 3.0
-
-
-@dataclass(eq=False)
-class Outgoing:
-    """A transfer from this process: its state, what goes where, and who wants to hear of it."""
-
-    push: PushState
-    tiles: Sequence[Tile]
-    # Worker address of each segment.
-    addresses: Sequence[bytes]
-    # Of the landing: see `ticket.Ticket`.
-    tag: int
-    secret: bytes
-    blocks: Sequence[int]
-    # Called once; from then on nothing reads the blocks.
-    ended: Callable[["Outgoing"], None]
-    # On the caller's clock: when all of it was computed and none of it sent; None where that never was.
-    whole_at: float | None = None
-    sent_bytes: int = 0
-    transport: str = "unknown"
+# If a peer has not received a segment so long after it was given up, the peer is frozen or gone, and its connection is
+# closed. UCX reports neither; over shared memory not even a peer that was killed while it owed an answer.
+_STUCK_SECONDS = 3.0
 
 
 @dataclass(eq=False)
@@ -59,25 +38,29 @@ class _Send:
     size_bytes: int
     digest: bytes
     transmission: Transmission
-    # Of its digest, once it was told.
+    # The message with its digest, once it was sent.
     announcement: Transmission | None = None
-    # Of one that was given up.
-    lingers_until: float | None = None
+    # When its peer is disconnected; None before its push was given up.
+    disconnect_at: float | None = None
+
+    @property
+    def address(self) -> bytes:
+        return self.outgoing.addresses[self.index]
 
     @property
     def completed(self) -> bool:
-        """UCX has done with its slot, and with its digest, where that is wanted."""
+        """UCX needs neither its slot nor its digest any more; the digest of a push that has ended is not sent."""
         if self.announcement is not None:
             return self.transmission.completed and self.announcement.completed
         return self.transmission.completed and (self.outgoing.push.ended or self.transmission.error() is not None)
 
     def error(self) -> str | None:
-        """Of a completed one."""
+        """What went wrong. Only once it is completed."""
         return self.transmission.error() or (self.announcement.error() if self.announcement else None)
 
 
 class Sender:
-    """Open pushes take turns, one segment each; one peer holds at most half of the slots, as it may be frozen."""
+    """Open pushes send one segment each in turn. A peer may be frozen, so it holds at most half of the slots."""
 
     def __init__(
         self,
@@ -94,62 +77,64 @@ class Sender:
         self._slots = slots
         self._staging = staging
         self._sent_bytes = sent_bytes
-        # Whose turn it is stands first.
+        # The first is the next to send.
         self._open: deque[Outgoing] = deque()
-        # In the order in which they began, which they end in.
+        # They complete in this order.
         self._gathers: deque[_Gather] = deque()
         self._sends: list[_Send] = []
+        # Sends of pushes that were given up: their slots are in quarantine.
+        self._abandoned: list[_Send] = []
 
     @property
     def in_flight(self) -> bool:
-        """Whether a buffer is the memory's, or UCX's."""
-        return bool(self._gathers or self._sends)
+        """Whether UCX or the memory uses one of our buffers."""
+        return bool(self._gathers or self._sends or self._abandoned)
 
     def deadlines(self) -> list[float]:
-        lingering = [send.lingers_until for send in self._sends if send.lingers_until is not None]
-        return [outgoing.push.deadline for outgoing in self._open] + lingering
+        stuck = [send.disconnect_at for send in self._abandoned if send.disconnect_at is not None]
+        return [outgoing.push.deadline for outgoing in self._open] + stuck
 
     def open(self, outgoing: Outgoing) -> None:
         self._open.append(outgoing)
-        self._memory.expect(outgoing.secret)
+        self._memory.prepare(outgoing.secret)
         self._end_if_done(outgoing)
 
     def give_up(self, outgoing: Outgoing, error: str) -> None:
-        """`ended` was called, or is now; slots under way follow when UCX lets go of them."""
+        """`ended` was called before, or is called now. Its slots become free when UCX completes their requests."""
         outgoing.push.fail(error)
         self._end_if_done(outgoing)
 
-    def turn(self, now: float) -> bool:
-        """Do what can be done now; returns whether there was something. Begins to gather one segment at most."""
+    def poll(self, now: float) -> bool:
+        """Do what can be done now, and begin to gather at most one segment. Returns whether anything was done."""
         finished = self._finish_sends()
-        # What is gathered goes before the next is begun, and bytes before words: they are the longest on their way.
+        # A segment takes longest on its way: it is sent before the next is gathered, and before any digest.
         sent = self._send_gathered()
-        begun = not self._gathers and self._begin_one()
-        # Of memory that copies at once.
+        begun = not self._gathers and self._gather_next()
+        # Host memory has gathered it already.
         sent |= self._send_gathered()
-        told = self._announce_sent()
-        for outgoing in list(self._open):
-            if outgoing.push.deadline <= now:
-                self.give_up(outgoing, "the landing's deadline passed before all segments were sent")
-        self._end_lingering(now)
-        return finished or begun or sent or told
+        announced = self._announce_sent()
+        for outgoing in [each for each in self._open if each.push.deadline <= now]:
+            self.give_up(outgoing, "the landing's deadline passed before all segments were sent")
+        if self._abandoned:
+            self._disconnect_stuck(now)
+        return finished or begun or sent or announced
 
-    def _begin_one(self) -> bool:
+    def _gather_next(self) -> bool:
         for _ in range(len(self._open)):
             outgoing = self._open[0]
             self._open.rotate(-1)
-            index = outgoing.push.next()
-            if index is None or self._share_taken(outgoing.addresses[index]):
+            index = outgoing.push.next_segment()
+            if index is None or self._holds_its_share(outgoing.addresses[index]):
                 continue
             slot = self._slots.acquire(Direction.SENDING)
             if slot is None:
                 self._empty_quarantine()
                 return False
-            self._begin(outgoing, index, slot)
+            self._gather(outgoing, index, slot)
             return True
         return False
 
-    def _begin(self, outgoing: Outgoing, index: int, slot: int) -> None:
+    def _gather(self, outgoing: Outgoing, index: int, slot: int) -> None:
         tile = outgoing.tiles[index]
         size = tile.pieces * self._memory.piece_bytes
         blocks = outgoing.blocks[tile.first_block : tile.first_block + tile.block_count]
@@ -174,28 +159,28 @@ class Sender:
         self._sends.append(_Send(outgoing, index, gather.slot, gather.size_bytes, gather.digest.result(), transmission))
 
     def _announce_sent(self) -> bool:
-        told = False
+        announced = False
         for send in self._sends:
-            if send.announcement is None and not send.outgoing.push.ended:
-                transport = self._transport.carrier(send.outgoing.addresses[send.index])
-                # With the first message to a peer it is not known before that has arrived.
+            if send.announcement is None:
+                transport = self._transport.transport_name(send.address)
+                # UCX chooses it with the first message to a peer, and may not tell before that has arrived.
                 arrived = send.transmission.completed and send.transmission.error() is None
                 if transport is not None or arrived:
                     self._announce(send, transport or "unknown")
-                    told = True
-        return told
+                    announced = True
+        return announced
 
     def _announce(self, send: _Send, transport: str) -> None:
         outgoing = send.outgoing
         outgoing.transport = transport
         digest = SegmentDigest(send.index, send.size_bytes, send.digest, transport)
-        sealed = seal(Kind.DIGEST, outgoing.secret, digest)
-        send.announcement = self._mailbox.send(outgoing.addresses[send.index], outgoing.tag, sealed)
+        send.announcement = self._mailbox.send(send.address, outgoing.tag, seal(Kind.DIGEST, outgoing.secret, digest))
 
     def _finish_sends(self) -> bool:
-        done = [send for send in self._sends if send.completed]
+        done = [send for send in [*self._sends, *self._abandoned] if send.completed]
         if done:
             self._sends = [send for send in self._sends if send not in done]
+            self._abandoned = [send for send in self._abandoned if send not in done]
         for send in done:
             self._slots.release(send.slot)
             self._finish(send)
@@ -219,43 +204,44 @@ class Sender:
             return
         self._open.remove(outgoing)
         self._drop_gathers(outgoing)
-        for send in self._sends:
-            if send.outgoing is outgoing:
-                self._slots.quarantine(send.slot)
+        self._abandon_sends(outgoing)
         outgoing.ended(outgoing)
 
     def _drop_gathers(self, outgoing: Outgoing) -> None:
-        """Of one that was given up."""
+        """Wait for what is being gathered of a push that was given up, and free its slots."""
         dropped = [gather for gather in self._gathers if gather.outgoing is outgoing]
         self._gathers = deque(gather for gather in self._gathers if gather.outgoing is not outgoing)
         for gather in dropped:
-            # Its blocks are read until then.
+            # Until then it reads the blocks.
             gather.digest.result()
             self._slots.release(gather.slot)
 
-    def _share_taken(self, address: bytes) -> bool:
-        under_way: list[_Gather | _Send] = [*self._gathers, *self._sends]
-        held = sum(each.outgoing.addresses[each.index] == address for each in under_way)
-        return held >= max(1, self._slots.total // 2)
+    def _abandon_sends(self, outgoing: Outgoing) -> None:
+        abandoned = [send for send in self._sends if send.outgoing is outgoing]
+        self._sends = [send for send in self._sends if send.outgoing is not outgoing]
+        for send in abandoned:
+            self._slots.quarantine(send.slot)
+        self._abandoned += abandoned
 
-    def _given_up(self) -> list[_Send]:
-        """Those in quarantine."""
-        return [send for send in self._sends if send.outgoing.push.ended]
+    def _holds_its_share(self, address: bytes) -> bool:
+        gathers = sum(gather.outgoing.addresses[gather.index] == address for gather in self._gathers)
+        sends = sum(send.address == address for send in [*self._sends, *self._abandoned])
+        return gathers + sends >= max(1, self._slots.total // 2)
 
-    def _end_lingering(self, now: float) -> None:
-        given_up = self._given_up()
-        for send in given_up:
-            if send.lingers_until is None:
-                send.lingers_until = now + _LINGER_SECONDS
-        self._hang_up([send for send in given_up if send.lingers_until is not None and send.lingers_until <= now])
+    def _disconnect_stuck(self, now: float) -> None:
+        for send in self._abandoned:
+            if send.disconnect_at is None:
+                send.disconnect_at = now + _STUCK_SECONDS
+        self._disconnect(
+            [send for send in self._abandoned if send.disconnect_at is not None and send.disconnect_at <= now]
+        )
 
     def _empty_quarantine(self) -> None:
-        """Only where nothing but quarantine holds the slots."""
-        given_up = self._given_up()
-        if len(given_up) == len(self._sends) and not self._gathers:
-            self._hang_up(given_up)
+        """There is no slot to send with: if quarantine alone holds them, disconnect its peers."""
+        if not self._sends and not self._gathers:
+            self._disconnect(self._abandoned)
 
-    def _hang_up(self, sends: Sequence[_Send]) -> None:
-        """Fails whatever else goes to those peers."""
-        for address in {send.outgoing.addresses[send.index] for send in sends}:
-            self._transport.hang_up(address)
+    def _disconnect(self, sends: Sequence[_Send]) -> None:
+        """Everything else on its way to their peers fails too."""
+        for address in {send.address for send in sends}:
+            self._transport.disconnect(address)

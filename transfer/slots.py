@@ -1,4 +1,4 @@
-"""The fixed pool of staging slots: who may take one, and when one comes back."""
+"""The fixed pool of staging slots: which direction may acquire one, and when a slot becomes free."""
 
 from enum import Enum
 
@@ -11,17 +11,18 @@ class Direction(Enum):
 class SlotPool:
     """Slots are numbered from 0. Each is free, held by one segment, or quarantined.
 
-    A quarantined slot belongs to a transfer that was given up while UCX may still touch its memory: only UCX's word
-    (the request completed, or its endpoint is closed) brings it back. Neither direction may take the last slot, or two
-    processes that send to each other could wait for each other's slots forever.
+    A quarantined slot belongs to a transfer that was given up while UCX may still use its memory. It becomes free only
+    when UCX has completed the request, or its endpoint is closed. Neither direction may hold all slots: two processes
+    that send to each other could otherwise wait for each other's slots forever.
     """
 
     def __init__(self, count: int) -> None:
         assert count >= 2, "one slot for each direction"
         self._count = count
         self._free = list(reversed(range(count)))
-        self._held: dict[int, Direction] = {}
-        self._quarantined: dict[int, Direction] = {}
+        self._users: dict[int, Direction] = {}
+        self._in_use = dict.fromkeys(Direction, 0)
+        self._quarantined: set[int] = set()
 
     @property
     def total(self) -> int:
@@ -36,26 +37,26 @@ class SlotPool:
         return len(self._quarantined)
 
     def can_acquire(self, direction: Direction) -> bool:
-        return bool(self._free) and self._taken(direction) < self._count - 1
+        return bool(self._free) and self._in_use[direction] < self._count - 1
 
     def acquire(self, direction: Direction) -> int | None:
-        """A free slot, or None where there is none for this direction."""
+        """A free slot; None if there is none for this direction."""
         if not self.can_acquire(direction):
             return None
         slot = self._free.pop()
-        self._held[slot] = direction
+        self._users[slot] = direction
+        self._in_use[direction] += 1
         return slot
 
     def quarantine(self, slot: int) -> None:
         """The transfer that holds it was given up; UCX may still read or write it."""
-        self._quarantined[slot] = self._held.pop(slot)
+        assert slot in self._users and slot not in self._quarantined
+        self._quarantined.add(slot)
 
     def release(self, slot: int) -> None:
-        """Nothing touches the slot any more."""
-        owner = self._held.pop(slot, None) or self._quarantined.pop(slot, None)
-        assert owner is not None, f"slot {slot} is free already"
+        """Nothing uses the slot any more."""
+        direction = self._users.pop(slot, None)
+        assert direction is not None, f"slot {slot} is free already"
+        self._in_use[direction] -= 1
+        self._quarantined.discard(slot)
         self._free.append(slot)
-
-    def _taken(self, direction: Direction) -> int:
-        taken = sum(each is direction for each in self._held.values())
-        return taken + sum(each is direction for each in self._quarantined.values())

@@ -1,4 +1,4 @@
-"""The transfer thread: works while there is something to do, and otherwise sleeps until UCX or its owner wakes it."""
+"""The transfer thread: it polls while there is something to do, and else sleeps until UCX or its owner wakes it."""
 
 import logging
 import math
@@ -20,34 +20,38 @@ logger = logging.getLogger(__name__)
 _CHECKSUMMED = bytes(16 << 10)
 # Pause between polls when patience is over and something is under way that UCX wakes nobody for.
 _POLL_SECONDS = 50e-6
-# How often connections to peers that are gone are forgotten.
-_SWEEP_SECONDS = 5.0
+# How often the connections to peers that are gone are forgotten.
+_DEAD_PEERS_SECONDS = 5.0
 
 
 class Work(Protocol):
-    # UCX wakes nobody for what is under way.
+    """What the thread does: `exchange.Exchange`."""
+
+    # UCX wakes nobody when something is over.
     needs_polling: bool
 
     @property
     def in_flight(self) -> bool: ...
 
     @property
-    def patience_seconds(self) -> float:
-        """How long after the last thing that happened it looks on without a pause."""
+    def busy_poll_seconds(self) -> float:
+        """How long the thread polls without a pause after there was something to do."""
         ...
 
     @property
     def next_deadline(self) -> float | None: ...
 
     def begin(self) -> None:
-        """Called first, by the thread of all turns."""
+        """Called first, by the thread that polls."""
         ...
 
-    def turn(self) -> bool: ...
+    def poll(self) -> bool:
+        """Do what can be done now. Returns whether anything was done."""
+        ...
 
 
 class TransferThread:
-    """Runs posted commands and the work's turns, in one thread that owns the UCX worker."""
+    """One thread that owns the UCX worker: it runs posted commands, and polls the work."""
 
     def __init__(
         self,
@@ -56,7 +60,7 @@ class TransferThread:
         clock: Callable[[], float],
         announce: Callable[[], None],
     ) -> None:
-        """`announce` is called after every turn. Deadlines are `clock`'s."""
+        """The thread calls `announce` whenever it has polled. The work's deadlines are times of `clock`."""
         self._transport = transport
         self._work = work
         self._clock = clock
@@ -64,18 +68,18 @@ class TransferThread:
         self._commands: deque[Callable[[], None]] = deque()
         self._wakeup = EventFd()
         self._closing = False
-        # What ended the thread, where that was not `close`.
+        # What ended the thread, if that was not `close`.
         self.failure: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="transfer", daemon=True)
         self._thread.start()
 
     def post(self, command: Callable[[], None]) -> None:
-        """Run it soon, in order."""
+        """Run the command in the thread, after those posted before."""
         self._commands.append(command)
         self._wakeup.set()
 
     def close(self) -> None:
-        """Every transfer under way ends here."""
+        """Stop the thread. Every transfer ends here."""
         self._closing = True
         self._wakeup.set()
         self._thread.join()
@@ -93,45 +97,45 @@ class TransferThread:
             self._transport.close()
 
     def _work_until_closed(self) -> None:
-        poll = select.poll()
-        poll.register(self._transport.fileno(), select.POLLIN)
-        poll.register(self._wakeup.fileno(), select.POLLIN)
-        last_busy = swept = time.monotonic()
+        poller = select.poll()
+        poller.register(self._transport.fileno(), select.POLLIN)
+        poller.register(self._wakeup.fileno(), select.POLLIN)
+        last_busy = checked = time.monotonic()
         while not self._closing:
-            busy = self._turn()
+            busy = self._run_once()
             now = time.monotonic()
-            if now - swept > _SWEEP_SECONDS:
-                self._transport.sweep()
-                swept = now
+            if now - checked > _DEAD_PEERS_SECONDS:
+                self._transport.drop_dead_peers()
+                checked = now
             if busy:
                 last_busy = now
-            elif now - last_busy < self._work.patience_seconds:
+            elif now - last_busy < self._work.busy_poll_seconds:
                 if self._work.needs_polling:
                     zlib.crc32(_CHECKSUMMED)
             elif self._work.needs_polling and self._work.in_flight:
                 time.sleep(_POLL_SECONDS)
             else:
-                self._sleep(poll)
+                self._sleep(poller)
 
-    def _turn(self) -> bool:
-        # In this order: what has come by now may be for a landing that was posted since the last turn.
+    def _run_once(self) -> bool:
+        # UCX first: a message that is here now may be for a landing that was posted since the last call.
         self._transport.progress()
         commands = len(self._commands)
         for _ in range(commands):
             self._commands.popleft()()
-        busy = self._work.turn()
+        busy = self._work.poll()
         self._announce()
         return busy or commands > 0
 
-    def _sleep(self, poll: select.poll) -> None:
-        """Until there is something to do."""
+    def _sleep(self, poller: select.poll) -> None:
+        """Sleep until there is something to do."""
         if not self._transport.arm() or self._commands:
             return
-        for descriptor, _ in poll.poll(self._timeout_ms()):
+        for descriptor, _ in poller.poll(self._timeout_ms()):
             if descriptor == self._wakeup.fileno():
                 self._wakeup.clear()
 
     def _timeout_ms(self) -> float:
         deadline = self._work.next_deadline
         until_deadline = math.inf if deadline is None else max(0.0, deadline - self._clock())
-        return min(until_deadline, _SWEEP_SECONDS) * 1000 + 1
+        return min(until_deadline, _DEAD_PEERS_SECONDS) * 1000 + 1

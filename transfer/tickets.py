@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from mesh.domain.workers import KvNamespace
 from mesh.errors import InvalidRequest, MeshError, NamespaceMismatch
 from transfer.segments import Tile, covers_once, tile_of
-from transfer.tags import are_of_a_landing, draw_tags, landing_tags
+from transfer.tags import are_landing_tags, draw_tags, landing_tags
 from transfer.ticket import Segment, Ticket
 
 # Why a ticket was refused; keys of TransferCounters.refused.
@@ -70,7 +70,7 @@ def refusal_of(ticket: Ticket, blocks: int, namespace: KvNamespace, geometry: Ge
     # A segment has one piece at the least.
     if len(ticket.segments) > geometry.layers * blocks:
         return _refuse(OVERSIZED_SEGMENT_LIST, f"{len(ticket.segments)} segments are too many for {blocks} blocks")
-    if not are_of_a_landing(ticket.tag, len(ticket.segments)):
+    if not are_landing_tags(ticket.tag, len(ticket.segments)):
         return _refuse(RESERVED_TAG, "the ticket's tags are not a landing's")
     for index, segment in enumerate(ticket.segments):
         if not _is_sound(segment, index, geometry):

@@ -9,7 +9,7 @@ from ucxx._lib import libucxx
 from ucxx._lib.arr import Array
 
 from transfer.config import TransferConfig
-from transfer.ucx import ucx_settings
+from transfer.ucx_settings import ucx_settings
 
 
 class _Bare:

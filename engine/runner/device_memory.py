@@ -93,7 +93,7 @@ class DeviceMemory:
         torch.cuda.set_stream(self._stream)
         self._stream.query()
 
-    def expect(self, key: bytes) -> None:
+    def prepare(self, key: bytes) -> None:
         self._table(key)
 
     def gather(

@@ -162,7 +162,7 @@ class FakeAgent:
 
     def _send(self, transfer_id: bytes) -> None:
         state = self.pushes[transfer_id].state
-        while (index := state.next()) is not None:
+        while (index := state.next_segment()) is not None:
             state.begin(index)
             self.fabric.later(lambda index=index: self._deliver(transfer_id, index))
 

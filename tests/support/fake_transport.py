@@ -37,7 +37,7 @@ class FakeTransport:
     sends: list[FakeTransmission] = field(default_factory=list)
     receives: list[FakeTransmission] = field(default_factory=list)
     discarded: list[Arrival] = field(default_factory=list)
-    hung_up: list[bytes] = field(default_factory=list)
+    disconnected: list[bytes] = field(default_factory=list)
     reachable: bool = True
     # What it says of itself.
     name: str | None = "fake"
@@ -68,11 +68,11 @@ class FakeTransport:
     def is_reachable(self, address: bytes) -> bool:
         return self.reachable
 
-    def carrier(self, address: bytes) -> str | None:
+    def transport_name(self, address: bytes) -> str | None:
         return self.name
 
-    def hang_up(self, address: bytes) -> None:
-        self.hung_up.append(address)
+    def disconnect(self, address: bytes) -> None:
+        self.disconnected.append(address)
         for send in self.sends:
             if send.address == address and not send.completed:
-                send.finish("hung up")
+                send.finish("disconnected")

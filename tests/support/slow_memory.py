@@ -41,8 +41,8 @@ class SlowMemory:
     def enter_thread(self) -> None:
         self._memory.enter_thread()
 
-    def expect(self, key: bytes) -> None:
-        self._memory.expect(key)
+    def prepare(self, key: bytes) -> None:
+        self._memory.prepare(key)
 
     def gather(self, first_layer: int, layer_count: int, blocks: Sequence[int], staging: Any, key: bytes) -> Copying:
         return self._later(lambda: self._memory.gather(first_layer, layer_count, blocks, staging, key))

@@ -55,22 +55,22 @@ def test_with_memory_on_a_gpu_it_looks_on_while_a_transfer_is_open_and_no_longer
     begin: Callable[[Exchange, Ticket, Sequence[int]], None],
 ) -> None:
     exchange, ticket = exchange_over(GpuMemory), ticket_of(BLOCKS)
-    assert exchange.patience_seconds == 0
+    assert exchange.busy_poll_seconds == 0
     begin(exchange, ticket, range(BLOCKS))
-    assert exchange.patience_seconds > 0.1
+    assert exchange.busy_poll_seconds > 0.1
     exchange.cancel_landing(ticket.transfer_id)
     exchange.cancel_push(ticket.transfer_id)
-    assert exchange.patience_seconds == 0
+    assert exchange.busy_poll_seconds == 0
 
 
 def test_with_memory_of_the_host_an_open_transfer_keeps_nobody_awake_until_bytes_are_under_way() -> None:
     exchange, ticket = exchange_over(HostMemory), ticket_of(BLOCKS)
     exchange.push(ticket, range(BLOCKS))
-    exchange.turn()
-    assert exchange.patience_seconds == 0
+    exchange.poll()
+    assert exchange.busy_poll_seconds == 0
     exchange.ready(ticket.transfer_id, LAYERS, BLOCKS)
-    exchange.turn()
-    assert 0 < exchange.patience_seconds < 0.1
+    exchange.poll()
+    assert 0 < exchange.busy_poll_seconds < 0.1
 
 
 def test_counters_can_be_read_while_the_transfer_thread_refuses_something_for_the_first_time() -> None:

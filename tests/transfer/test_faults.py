@@ -99,7 +99,7 @@ def test_a_receiver_frozen_past_the_deadline_holds_only_its_share_of_slots_for_a
         assert "deadline" in str(watch.sent[-1].error)
         counters = here.agent("counters")
         assert counters.open_pushes == 0 and counters.quarantined_slots == CONFIG.slots // 2
-        # It is hung up on in the end, though nothing ever tells that it is frozen.
+        # It is disconnected in the end, though UCX never reports that it is frozen.
         assert_all_free(here)
 
 

@@ -5,7 +5,7 @@ import pytest
 from mesh.errors import ConfigError
 from tests.support.transfer_peer import BLOCKS, CONFIG, LAYERS, Peer, Watch, assert_all_free
 from transfer.events import Landed, PushEnded
-from transfer.ucx import check_carries_gpu_memory
+from transfer.ucx_settings import check_carries_gpu_memory
 
 HERE = list(range(50))
 THERE = list(range(BLOCKS - 1, BLOCKS - 51, -1))

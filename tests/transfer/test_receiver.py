@@ -9,9 +9,10 @@ from tests.support.fake_transport import FakeTransport
 from tests.support.slow_memory import Copying, SlowMemory
 from transfer.digest import segment_digest
 from transfer.host_memory import HostMemory
+from transfer.incoming import Incoming
 from transfer.landing import Landing, Phase
 from transfer.mailbox import Mailbox
-from transfer.receiver import Incoming, Receiver
+from transfer.receiver import Receiver
 from transfer.seal import Kind, seal
 from transfer.segments import plan_whole
 from transfer.slots import SlotPool
@@ -86,15 +87,15 @@ class Scene:
         sealed = seal(Kind.DIGEST, secret, digest)
         self._take(Arrival(TAG, len(sealed), sealed))
         self.transport.finish_messages(TAG)
-        self.mailbox.turn()
+        self.mailbox.poll()
 
     def _take(self, arrival: Arrival) -> None:
-        if not self.receiver.arrive(arrival):
+        if not self.receiver.accept(arrival):
             self.transport.discard(arrival)
 
     def settle(self, now: float = 0.0) -> None:
         """Let UCX and the memory finish all, until nothing is left to do."""
-        while self.receiver.turn(now) or any(not each.completed for each in [*self.transport.receives, *self.copies()]):
+        while self.receiver.poll(now) or any(not each.completed for each in [*self.transport.receives, *self.copies()]):
             for copy in self.copies():
                 copy.result()
             for receive in self.transport.receives:
@@ -134,7 +135,7 @@ def act(scene: Scene, action: str, value, extra) -> None:
     elif action == "announce":
         scene.announce(value, extra)
     elif action == "turn":
-        scene.receiver.turn(value)
+        scene.receiver.poll(value)
     elif action == "write" and pending:
         pending[value % len(pending)].write()
     elif action == "copy" and scene.copies():
@@ -179,7 +180,7 @@ def test_more_segments_than_slots_wait_with_their_sender() -> None:
     scene = Scene()
     for index in range(len(scene.tiles)):
         scene.arrive(index)
-    scene.receiver.turn(0.0)
+    scene.receiver.poll(0.0)
     assert len(scene.transport.receives) == SLOTS - 1 < len(scene.tiles)
     for index in range(len(scene.tiles)):
         scene.announce(index)
@@ -190,13 +191,13 @@ def test_more_segments_than_slots_wait_with_their_sender() -> None:
 def test_a_cancelled_landing_quarantines_the_slot_that_is_being_written_until_it_completes() -> None:
     scene = Scene()
     scene.arrive(0)
-    scene.receiver.turn(0.0)
+    scene.receiver.poll(0.0)
     scene.receiver.give_up(scene.incoming, "CANCELLED", "")
     assert scene.endings and scene.slots.quarantined == 1
     (receive,) = scene.transport.receives
     receive.write()
     receive.finish()
-    scene.receiver.turn(0.0)
+    scene.receiver.poll(0.0)
     assert (scene.slots.free, scene.slots.quarantined) == (SLOTS, 0)
     assert scene.only_right_bytes()
 
@@ -204,12 +205,12 @@ def test_a_cancelled_landing_quarantines_the_slot_that_is_being_written_until_it
 def test_a_landing_that_is_cancelled_while_a_segment_is_copied_ends_when_that_is_over() -> None:
     scene = Scene(SlowMemory)
     scene.arrive(0)
-    scene.receiver.turn(0.0)
+    scene.receiver.poll(0.0)
     (receive,) = scene.transport.receives
     scene.announce(0)
     receive.write()
     receive.finish()
-    scene.receiver.turn(0.0)
+    scene.receiver.poll(0.0)
     (copy,) = scene.copies()
     assert scene.receiver.in_flight and not copy.completed
     scene.receiver.give_up(scene.incoming, "CANCELLED", "")
@@ -220,8 +221,8 @@ def test_a_landing_that_is_cancelled_while_a_segment_is_copied_ends_when_that_is
 def test_a_late_segment_is_nobodys() -> None:
     scene = Scene()
     scene.receiver.give_up(scene.incoming, "CANCELLED", "")
-    assert not scene.receiver.arrive(Arrival(TAG, SLOT, b""))
-    assert not scene.receiver.arrive(Arrival(segment_tag(TAG, 0), SLOT, b""))
+    assert not scene.receiver.accept(Arrival(TAG, SLOT, b""))
+    assert not scene.receiver.accept(Arrival(segment_tag(TAG, 0), SLOT, b""))
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,11 @@ from tests.support.slow_memory import Copying, SlowMemory
 from transfer.digest import segment_digest
 from transfer.host_memory import HostMemory
 from transfer.mailbox import Mailbox
+from transfer.outgoing import Outgoing
 from transfer.push import PushState
 from transfer.seal import Kind, unseal
 from transfer.segments import Tile, plan_layerwise
-from transfer.sender import Outgoing, Sender
+from transfer.sender import Sender
 from transfer.slots import SlotPool
 from transfer.tags import segment_of
 from transfer.tally import Tally
@@ -74,7 +75,7 @@ class Scene:
 
     def settle(self, now: float = 0.0) -> None:
         """Let the memory and UCX finish all, until nothing is left to do."""
-        while self.sender.turn(now) or any(not each.completed for each in [*self.transport.sends, *self.copies()]):
+        while self.sender.poll(now) or any(not each.completed for each in [*self.transport.sends, *self.copies()]):
             for copy in self.copies():
                 copy.result()
             for send in self.transport.sends:
@@ -103,7 +104,7 @@ def test_in_any_order_only_computed_segments_go_once_and_every_slot_comes_back(m
             push.computed(*value)
             computed |= {(layer, block) for layer in range(value[0]) for block in range(value[1])}
         elif action == "turn":
-            scene.sender.turn(value)
+            scene.sender.poll(value)
         elif action == "copy" and scene.copies():
             scene.copies()[value % len(scene.copies())].result()
         elif action == "finish" and pending:
@@ -127,7 +128,7 @@ def test_in_any_order_only_computed_segments_go_once_and_every_slot_comes_back(m
 def test_each_segment_is_announced_with_the_digest_of_what_lies_in_its_slot() -> None:
     scene = Scene()
     scene.outgoing.push.computed(LAYERS, BLOCKS)
-    scene.sender.turn(0.0)
+    scene.sender.poll(0.0)
     (send,) = scene.segments
     digest = segment_digest(send.buffer, len(send.buffer), SECRET)
     assert scene.announced == [SegmentDigest(0, len(send.buffer), digest, "fake")]
@@ -139,11 +140,11 @@ def test_a_segment_is_sent_when_it_is_gathered_and_the_next_is_gathered_meanwhil
     scene = Scene(memory=SlowMemory)
     scene.outgoing.push.computed(LAYERS, BLOCKS)
     for _ in range(2):
-        scene.sender.turn(0.0)
+        scene.sender.poll(0.0)
     (first,) = scene.copies()
     assert scene.sender.in_flight and not scene.transport.sends
     first.result()
-    scene.sender.turn(0.0)
+    scene.sender.poll(0.0)
     (send,) = scene.segments
     (digest,) = scene.announced
     assert digest is not None and digest.digest == segment_digest(send.buffer, len(send.buffer), SECRET)
@@ -151,17 +152,17 @@ def test_a_segment_is_sent_when_it_is_gathered_and_the_next_is_gathered_meanwhil
     assert not second.completed
 
 
-def test_the_first_digest_to_a_peer_is_told_when_it_is_known_what_carries_segments_there() -> None:
+def test_the_first_digest_to_a_peer_is_sent_when_its_transport_is_known() -> None:
     scene = Scene()
     scene.transport.name = None
     scene.outgoing.push.computed(LAYERS, BLOCKS)
-    scene.sender.turn(0.0)
+    scene.sender.poll(0.0)
     (send,) = scene.segments
     assert not scene.announced
     scene.transport.name = "fake"
     send.finish()
-    # Else nobody might hear of its end.
-    assert scene.sender.turn(0.0)
+    # Without a digest the push would never end.
+    assert scene.sender.poll(0.0)
     assert [(digest.segment, digest.transport) for digest in scene.announced if digest][:1] == [(0, "fake")]
 
 
@@ -169,22 +170,22 @@ def test_a_push_ends_when_its_last_digest_is_on_its_way() -> None:
     scene = Scene()
     scene.outgoing.push.computed(LAYERS, BLOCKS)
     for _ in scene.tiles:
-        scene.sender.turn(0.0)
+        scene.sender.poll(0.0)
         for send in scene.segments:
             send.finish()
         if len(scene.segments) < len(scene.tiles):
             scene.transport.finish_messages(TAG)
-    scene.sender.turn(0.0)
+    scene.sender.poll(0.0)
     assert not scene.endings
     scene.transport.finish_messages(TAG)
-    scene.sender.turn(0.0)
+    scene.sender.poll(0.0)
     assert scene.endings and scene.slots.free == SLOTS
 
 
 def test_a_push_that_is_given_up_while_it_gathers_ends_when_that_is_over() -> None:
     scene = Scene(memory=SlowMemory)
     scene.outgoing.push.computed(LAYERS, BLOCKS)
-    scene.sender.turn(0.0)
+    scene.sender.poll(0.0)
     scene.sender.give_up(scene.outgoing, "cancelled")
     assert scene.endings and scene.copies()[0].completed
     assert not scene.transport.sends and scene.slots.free == SLOTS
@@ -194,7 +195,7 @@ def test_a_segment_that_is_computed_goes_before_an_earlier_one_that_is_not() -> 
     scene = Scene()
     scene.outgoing.push.computed(1, BLOCKS)
     for _ in range(3):
-        scene.sender.turn(0.0)
+        scene.sender.poll(0.0)
     first_layer_of_later_blocks = scene.tiles.index(Tile(0, 1, 3, 3))
     assert [segment_of(send.tag, TAG) for send in scene.segments] == [0, first_layer_of_later_blocks]
 
@@ -205,37 +206,37 @@ def test_one_peer_holds_at_most_half_of_the_slots() -> None:
     for outgoing in (scene.outgoing, other):
         outgoing.push.computed(LAYERS, BLOCKS)
     for _ in range(10):
-        scene.sender.turn(0.0)
+        scene.sender.poll(0.0)
     assert [send.address for send in scene.segments] == [b"there", b"elsewhere", b"there"]
 
 
-def test_a_peer_whose_sends_are_all_in_quarantine_is_hung_up_on_when_slots_run_out() -> None:
+def test_a_peer_whose_sends_are_all_in_quarantine_is_disconnected_when_slots_run_out() -> None:
     scene = Scene(address=b"frozen")
     more = [scene.open(b"frozen too")]
     for outgoing in [scene.outgoing, *more]:
         outgoing.push.computed(LAYERS, BLOCKS)
     for _ in range(10):
-        scene.sender.turn(0.0)
-    scene.sender.turn(DEADLINE)
-    assert scene.slots.quarantined == SLOTS - 1 and not scene.transport.hung_up
+        scene.sender.poll(0.0)
+    scene.sender.poll(DEADLINE)
+    assert scene.slots.quarantined == SLOTS - 1 and not scene.transport.disconnected
     alive = scene.open(b"alive")
     alive.push.deadline = 2 * DEADLINE
     alive.push.computed(LAYERS, BLOCKS)
-    scene.sender.turn(DEADLINE)
-    assert set(scene.transport.hung_up) == {b"frozen", b"frozen too"}
+    scene.sender.poll(DEADLINE)
+    assert set(scene.transport.disconnected) == {b"frozen", b"frozen too"}
     scene.settle(DEADLINE)
     assert alive.push.error is None and scene.slots.free == SLOTS
 
 
-def test_a_peer_that_takes_nothing_of_a_push_that_was_given_up_is_hung_up_on_after_a_while() -> None:
+def test_a_peer_that_receives_nothing_of_a_push_that_was_given_up_is_disconnected_after_a_while() -> None:
     scene = Scene(address=b"frozen")
     scene.outgoing.push.computed(LAYERS, BLOCKS)
-    scene.sender.turn(0.0)
+    scene.sender.poll(0.0)
     scene.sender.give_up(scene.outgoing, "cancelled")
-    scene.sender.turn(1.0)
-    assert scene.slots.quarantined == 1 and not scene.transport.hung_up
+    scene.sender.poll(1.0)
+    assert scene.slots.quarantined == 1 and not scene.transport.disconnected
     (later,) = scene.sender.deadlines()
-    scene.sender.turn(later)
-    assert scene.transport.hung_up == [b"frozen"]
-    scene.sender.turn(later)
+    scene.sender.poll(later)
+    assert scene.transport.disconnected == [b"frozen"]
+    scene.sender.poll(later)
     assert scene.slots.free == SLOTS

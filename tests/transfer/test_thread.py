@@ -11,7 +11,7 @@ class Meeting:
 
     needs_polling = False
     in_flight = False
-    patience_seconds = 0.0
+    busy_poll_seconds = 0.0
     next_deadline = None
 
     def __init__(self) -> None:
@@ -34,13 +34,13 @@ class Meeting:
             self.thread.post(self._open)
             self._arrived = True
 
-    def turn(self) -> bool:
+    def poll(self) -> bool:
         if self.open_at_arrival is None:
             self.open_at_arrival = self.opened
             self.over.set()
         return False
 
-    def sweep(self) -> None: ...
+    def drop_dead_peers(self) -> None: ...
 
     def close(self) -> None:
         self._wakeup.close()

@@ -1,4 +1,4 @@
-"""A worker's fetches from stores: one message asks, an answer and the blocks come back."""
+"""A worker's fetches from stores: it sends a lookup, and receives an answer and the blocks."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -8,13 +8,14 @@ from transfer.config import TransferConfig
 from transfer.events import Fetched
 from transfer.fetch.lookup import MAX_ANSWER_BYTES, Answer, Lookup, fetch_key, lookup_message
 from transfer.fetch.replay import REPLAYED_MESSAGE
+from transfer.incoming import Incoming
 from transfer.landing import CANCELLED, DEADLINE_EXCEEDED, SENDER_LOST, WRONG_SIZE, Landing, Phase
 from transfer.mailbox import Mailbox
 from transfer.memory import KvMemory
-from transfer.receiver import Incoming, Receiver
+from transfer.receiver import Receiver
 from transfer.seal import WRONG_MAC, Kind, unseal
 from transfer.segments import plan_whole
-from transfer.tags import LOOKUP_TAG, draw_tags, landing_behind, landing_tags
+from transfer.tags import LOOKUP_TAG, draw_tags, landing_tag_after, landing_tags
 from transfer.tally import Tally
 from transfer.ticket import StoreSession
 from transfer.transport import Arrival, Transport
@@ -25,7 +26,7 @@ _NEWEST = 0.2
 
 @dataclass(eq=False)
 class _Session:
-    """An attachment, and the number of the last message sent in it."""
+    """A session with a store, and the number of the last message that was sent in it."""
 
     store: StoreSession
     sequence: int = 0
@@ -39,13 +40,13 @@ class _Session:
 class _Fetch:
     fetch_id: int
     session: _Session
-    # Of its lookup.
+    # Number of its lookup.
     sequence: int
     answer_tag: int
     blocks: Sequence[int]
     began: float
     deadline: float
-    # From the answer on.
+    # Set when the answer is there.
     incoming: Incoming | None = None
 
 
@@ -125,16 +126,16 @@ class Fetcher:
         self._open[fetch.answer_tag] = fetch
         self._ask(fetch, b"".join(hashes))
 
-    def arrive(self, arrival: Arrival) -> bool:
-        """Take an answer. False where its tag is none of an open fetch."""
+    def accept(self, arrival: Arrival) -> bool:
+        """Receive an answer. False if its tag belongs to no open fetch."""
         fetch = self._open.get(arrival.tag)
         if fetch is None:
             return False
-        self._mailbox.take(arrival, MAX_ANSWER_BYTES, partial(self._answered, fetch))
+        self._mailbox.receive(arrival, MAX_ANSWER_BYTES, partial(self._answered, fetch))
         return True
 
-    def turn(self, now: float) -> None:
-        """End what is late, or whose store is gone."""
+    def poll(self, now: float) -> None:
+        """End the fetches that are late, and those whose store is gone."""
         for fetch in list(self._open.values()):
             if fetch.deadline <= now:
                 self._give_up(fetch, DEADLINE_EXCEEDED, "the store did not answer in time")
@@ -158,7 +159,7 @@ class Fetcher:
 
     def _answered(self, fetch: _Fetch, sealed: bytes) -> None:
         if self._open.get(fetch.answer_tag) is not fetch:
-            # It ended meanwhile.
+            # The fetch ended meanwhile.
             return
         answer = unseal(Kind.ANSWER, fetch.session.store.session_key, sealed, Answer)
         if answer is None:
@@ -186,7 +187,7 @@ class Fetcher:
         return Incoming(
             landing=Landing([tile.pieces * piece_bytes for tile in tiles], fetch.deadline),
             tiles=tiles,
-            tag=landing_behind(fetch.answer_tag),
+            tag=landing_tag_after(fetch.answer_tag),
             secret=fetch_key(fetch.session.store.session_key, fetch.sequence),
             blocks=fetch.blocks[: answer.matched],
             ended=partial(self._landed, fetch),

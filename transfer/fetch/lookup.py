@@ -1,6 +1,6 @@
-"""What a worker and a store say to each other over UCX: a chain is looked up, and answered.
+"""The messages of a fetch over UCX: a worker looks up a chain, the store answers.
 
-A lookup is `session id (8 bytes), sealed Lookup`; an answer a sealed Answer. Both are sealed with the session's key.
+A lookup is `session id (8 bytes), sealed Lookup`; an answer is a sealed Answer. The session's key seals both.
 """
 
 import hashlib
@@ -20,19 +20,19 @@ _SESSION = struct.Struct("<Q")
 
 
 class Lookup(msgspec.Struct, frozen=True, array_like=True):
-    """Worker to store: what have you of this chain? Push it into the landing described here.
+    """Worker to store: push what you have of this chain into the landing described here.
 
-    The answer goes to `answer_tag`. The landing, for a match cut by `segments.plan_whole` for the answer's
-    `segment_bytes`, has the tags behind it, and `fetch_key` for its secret: see `ticket.Ticket`.
+    The answer goes to `answer_tag`, and the landing has the tags after it. `segments.plan_whole` cuts the match for the
+    answer's `segment_bytes`, and `fetch_key` is the landing's secret: see `ticket.Ticket`.
     """
 
-    # Counts the messages of a session from 1: none is taken twice.
+    # Counts the messages of a session from 1: none is accepted twice.
     sequence: int
     deadline_ms: int
     worker_address: bytes
     answer_tag: int
     segment_bytes: int
-    # What a block is: both sides must mean the same.
+    # The geometry of a block, which must be the same on both sides.
     layers: int
     piece_bytes: int
     # HASH_BYTES each, in chain order.
@@ -43,7 +43,7 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
     """Store to worker, before the first segment."""
 
     lookup: int
-    # Blocks of the chain's longest known prefix, and how they are cut.
+    # Blocks of the chain's longest known prefix, and the largest segment that they are cut into.
     matched: int
     segment_bytes: int
 
@@ -53,14 +53,14 @@ def lookup_message(session_id: int, key: bytes, lookup: Lookup) -> bytes:
 
 
 def split_lookup_message(message: bytes) -> tuple[int, bytes] | None:
-    """The session that it claims to be of, and the sealed lookup; None where it is too short to be one."""
+    """The session that the message claims, and the sealed lookup; None if it is too short to be a lookup."""
     if len(message) <= _SESSION.size:
         return None
     return _SESSION.unpack_from(message)[0], message[_SESSION.size :]
 
 
 def fetch_key(session_key: bytes, sequence: int) -> bytes:
-    """Of the landing for the answer to one lookup."""
+    """Secret of the landing for the answer to one lookup."""
     return hashlib.blake2b(_SESSION.pack(sequence), key=session_key, digest_size=32, person=b"dm-fetch").digest()
 
 

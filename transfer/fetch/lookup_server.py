@@ -20,11 +20,12 @@ from transfer.fetch.replay import REPLAYED_MESSAGE, ReplayWindow
 from transfer.landing import WRONG_SIZE
 from transfer.mailbox import Mailbox
 from transfer.memory import KvMemory
+from transfer.outgoing import Outgoing
 from transfer.push import PushState
 from transfer.seal import WRONG_MAC, Kind, seal, unseal
 from transfer.segments import plan_whole
-from transfer.sender import Outgoing, Sender
-from transfer.tags import LOOKUP_TAG, are_of_a_landing, landing_behind
+from transfer.sender import Sender
+from transfer.tags import LOOKUP_TAG, are_landing_tags, landing_tag_after
 from transfer.tally import Tally
 from transfer.transport import Arrival, Transport
 
@@ -32,14 +33,14 @@ UNKNOWN_SESSION = "unknown_session"
 
 
 class LookupHandler(Protocol):
-    """The store's side of `fetch`, called from the transfer thread: quick, and raising nothing."""
+    """What a store answers lookups with. The transfer thread calls it: it is quick, and raises nothing."""
 
     def match(self, session_id: int, hashes: Sequence[bytes]) -> list[int]:
         """Blocks of the longest known prefix of the chain, leased until `release`. May be empty."""
         ...
 
     def release(self, session_id: int, blocks: Sequence[int]) -> None:
-        """They were sent, or will not be."""
+        """The blocks were sent, or will not be."""
         ...
 
 
@@ -47,11 +48,11 @@ class LookupHandler(Protocol):
 class _Session:
     session_id: int
     key: bytes
-    taken: ReplayWindow = field(default_factory=ReplayWindow)
+    replays: ReplayWindow = field(default_factory=ReplayWindow)
 
 
 class LookupServer:
-    """Answers each lookup of an open session once; every other one is refused, counted, and not answered."""
+    """Answers each lookup of an open session once. It refuses, counts and does not answer any other."""
 
     def __init__(
         self,
@@ -69,7 +70,7 @@ class LookupServer:
         self._sender = sender
         self._memory = memory
         self._segment_bytes = config.slot_bytes
-        # Blocks are held for one answer for so long at most.
+        # An answer holds its blocks no longer than this.
         self._seconds = config.landing_seconds
         self._handler = handler
         self._clock = clock
@@ -84,7 +85,7 @@ class LookupServer:
         return len(self._open)
 
     def open_session(self, session_id: int, key: bytes) -> None:
-        """A session that is open already keeps its count of messages: a lease may be renewed at any time."""
+        """Opening a session again keeps its count of messages, so that its lease may be renewed at any time."""
         known = self._sessions.get(session_id)
         if known is None or known.key != key:
             self._sessions[session_id] = _Session(session_id, key)
@@ -95,11 +96,11 @@ class LookupServer:
             if owner == session_id:
                 self._sender.give_up(outgoing, "the session was closed")
 
-    def arrive(self, arrival: Arrival) -> bool:
-        """Take a lookup. False for other messages."""
+    def accept(self, arrival: Arrival) -> bool:
+        """Receive a lookup. False for other messages."""
         if arrival.tag != LOOKUP_TAG:
             return False
-        self._mailbox.take(arrival, MAX_LOOKUP_BYTES, self._on_lookup)
+        self._mailbox.receive(arrival, MAX_LOOKUP_BYTES, self._on_lookup)
         return True
 
     def _on_lookup(self, message: bytes) -> None:
@@ -111,7 +112,7 @@ class LookupServer:
         lookup = unseal(Kind.LOOKUP, session.key, sealed, Lookup)
         if lookup is None:
             self._refused.add(WRONG_MAC)
-        elif not session.taken.take(lookup.sequence):
+        elif not session.replays.accept(lookup.sequence):
             self._refused.add(REPLAYED_MESSAGE)
         elif not self._fits(lookup):
             self._refused.add(WRONG_SIZE)
@@ -126,7 +127,7 @@ class LookupServer:
             and lookup.segment_bytes >= lookup.piece_bytes
             and len(lookup.hashes) % HASH_BYTES == 0
             and len(lookup.hashes) <= MAX_HASHES * HASH_BYTES
-            and are_of_a_landing(landing_behind(lookup.answer_tag), lookup.layers * len(lookup.hashes) // HASH_BYTES)
+            and are_landing_tags(landing_tag_after(lookup.answer_tag), lookup.layers * len(lookup.hashes) // HASH_BYTES)
         )
 
     def _answer(self, session: _Session, lookup: Lookup, blocks: list[int]) -> None:
@@ -143,7 +144,7 @@ class LookupServer:
             push=push,
             tiles=tiles,
             addresses=[lookup.worker_address] * len(tiles),
-            tag=landing_behind(lookup.answer_tag),
+            tag=landing_tag_after(lookup.answer_tag),
             secret=fetch_key(session.key, lookup.sequence),
             blocks=blocks,
             ended=partial(self._ended, session, lookup),

@@ -1,4 +1,4 @@
-"""Protection against replayed messages: each number of a session is taken once."""
+"""Protection against replayed messages: each number of a session is accepted once."""
 
 WINDOW = 1024
 # Why a message was refused; a key of TransferCounters.refused.
@@ -10,15 +10,15 @@ class ReplayWindow:
 
     def __init__(self) -> None:
         self._newest = 0
-        self._taken: set[int] = set()
+        self._accepted: set[int] = set()
 
-    def take(self, number: int) -> bool:
-        """False for a number that was taken before, or is too old to tell."""
-        if number <= self._newest - WINDOW or number in self._taken:
+    def accept(self, number: int) -> bool:
+        """False for a number that was accepted before, or that is too old to know."""
+        if number <= self._newest - WINDOW or number in self._accepted:
             return False
-        self._taken.add(number)
+        self._accepted.add(number)
         if number > self._newest:
             self._newest = number
-            if len(self._taken) > 2 * WINDOW:
-                self._taken = {taken for taken in self._taken if taken > number - WINDOW}
+            if len(self._accepted) > 2 * WINDOW:
+                self._accepted = {each for each in self._accepted if each > number - WINDOW}
         return True

@@ -1,0 +1,87 @@
+"""One peer of a UCX worker: its connection, the requests on it, and which transport UCX chose for it."""
+
+import ctypes
+import re
+from collections.abc import Iterator
+from typing import Any
+
+
+class UcxRequest:
+    """A `Transmission` over UCX."""
+
+    def __init__(self, request: Any, buffer: Any, error_class: type[Exception]) -> None:
+        self._request = request
+        self._error_class = error_class
+        # UCX does not keep its buffer alive.
+        self._buffer = buffer
+
+    @property
+    def completed(self) -> bool:
+        completed: bool = self._request.completed
+        return completed
+
+    def error(self) -> str | None:
+        try:
+            self._request.check_error()
+        except self._error_class as error:
+            return str(error)
+        return None
+
+
+class UcxEndpoint:
+    def __init__(self, handle: Any) -> None:
+        self.handle = handle
+        # Before one of these has arrived, UCX may not have chosen a transport.
+        self._first_requests: list[UcxRequest] = []
+        self._transport_name: str | None = None
+
+    @property
+    def alive(self) -> bool:
+        alive: bool = self.handle.alive
+        return alive
+
+    def add(self, request: UcxRequest) -> None:
+        """This request was sent there."""
+        if self._transport_name is None:
+            self._first_requests.append(request)
+
+    def transport_name(self) -> str | None:
+        if self._transport_name is None and self.alive and any(request.completed for request in self._first_requests):
+            self._transport_name = transport_in(_describe_endpoint(self.handle.handle))
+            self._first_requests = []
+        return self._transport_name
+
+
+def transport_in(description: str) -> str:
+    """The transport that UCX chose for its largest tagged messages, from `ucp_ep_print_info`'s tables.
+
+    A row is `| 8K..inf | rendezvous fragmented copy-in copy-out | sysv/memory |`, under a heading that names the
+    operation and the kind of memory. Several lanes are joined: "cma+tcp".
+    """
+    chosen: dict[bool, str] = {}
+    for heading, row in _largest_messages(description):
+        names = dict.fromkeys(re.findall(r"(\w+)/", row.rsplit("|", 2)[1]))
+        chosen["host memory" in heading] = "+".join(names)
+    # In a process with a GPU there are tables for both kinds of memory, and its segments lie on the GPU.
+    return chosen.get(False) or chosen.get(True) or "unknown"
+
+
+def _largest_messages(description: str) -> Iterator[tuple[str, str]]:
+    heading = ""
+    for line in description.splitlines():
+        if "ucp_" in line and "tagged message" in line:
+            heading = line
+        elif "..inf |" in line and heading:
+            yield heading, line
+
+
+def _describe_endpoint(handle: int) -> str:
+    libc, libucp = ctypes.CDLL(None), ctypes.CDLL("libucp.so.0")
+    text, size = ctypes.c_char_p(), ctypes.c_size_t()
+    libc.open_memstream.restype = ctypes.c_void_p
+    stream = ctypes.c_void_p(libc.open_memstream(ctypes.byref(text), ctypes.byref(size)))
+    libucp.ucp_ep_print_info(ctypes.c_void_p(handle), stream)
+    libc.fclose(stream)
+    described = (text.value or b"").decode(errors="replace")
+    libc.free(text)
+    return described
