@@ -12,13 +12,13 @@ from deepmesh.v1 import gateway_pb2, gateway_pb2_grpc
 from mesh.failures import from_rpc_error
 from mesh.openai_client import OpenAIClient
 
-# Text of the answer, or of the reasoning before it (True), as it arrives.
+# Called with each piece of text as it arrives, and whether it is reasoning.
 Show = Callable[[str, bool], None]
 
 
 @dataclass
 class Answer:
-    """Filled in as the answer streams; a stopped answer keeps what had come."""
+    """An answer as far as it has streamed, with its timings. A stopped answer keeps the text that had come."""
 
     text: str = ""
     prompt_tokens: int = 0
@@ -40,12 +40,12 @@ class Answer:
             return None
         return (self._last - self._first) * 1000 / (self.completion_tokens - 1)
 
-    def asked(self) -> None:
-        """The request leaves now."""
+    def start(self) -> None:
+        """Note that the request is sent now."""
         self._started = time.perf_counter()
 
-    def arrived(self) -> None:
-        """Text came just now."""
+    def note_text(self) -> None:
+        """Note that text has just arrived."""
         self._last = time.perf_counter()
         self._first = self._first or self._last
 
@@ -58,18 +58,18 @@ async def stream_grpc(
     metadata: Sequence[tuple[str, str]] = (),
 ) -> None:
     """Run `request` to its end, into `answer`. Raises MeshError; cancelling it cancels the call."""
-    answer.asked()
+    answer.start()
     call = stub.Generate(request, metadata=metadata)
     try:
         while (response := await call.read()) is not grpc.aio.EOF:
             event = response.WhichOneof("event")
             if event == "delta":
-                answer.arrived()
+                answer.note_text()
                 answer.text += response.delta.text
                 show(response.delta.reasoning_text, True)
                 show(response.delta.text, False)
             elif event == "finished":
-                _take_usage(answer, response.finished.usage)
+                _copy_usage(answer, response.finished.usage)
     except grpc.aio.AioRpcError as error:
         raise from_rpc_error(error) from error
     finally:
@@ -77,13 +77,16 @@ async def stream_grpc(
 
 
 async def stream_http(client: OpenAIClient, body: Mapping[str, Any], answer: Answer, show: Show) -> None:
-    """The same over OpenAI's HTTP API: `body` is a chat completion's. Raises EndpointUnavailable."""
-    answer.asked()
+    """Run a chat completion with this `body` to its end, into `answer`, over OpenAI's HTTP API.
+
+    Raises EndpointUnavailable.
+    """
+    answer.start()
     async with aclosing(client.stream("chat/completions", body)) as chunks:
         async for chunk in chunks:
             for choice in chunk.choices:
                 if choice.content or choice.reasoning:
-                    answer.arrived()
+                    answer.note_text()
                 answer.text += choice.content
                 show(choice.reasoning, True)
                 show(choice.content, False)
@@ -94,11 +97,11 @@ async def stream_http(client: OpenAIClient, body: Mapping[str, Any], answer: Ans
 
 
 def chat_prompt(messages: Sequence[Mapping[str, str]]) -> gateway_pb2.Prompt:
-    """OpenAI's messages as a gRPC prompt."""
+    """A gRPC prompt of messages in OpenAI's form."""
     return gateway_pb2.Prompt(chat=gateway_pb2.Chat(messages=[gateway_pb2.ChatMessage(**each) for each in messages]))
 
 
-def _take_usage(answer: Answer, usage: Any) -> None:
+def _copy_usage(answer: Answer, usage: Any) -> None:
     answer.prompt_tokens = usage.prompt_tokens
     answer.cached_tokens = usage.cached_tokens
     answer.completion_tokens = usage.completion_tokens

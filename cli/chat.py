@@ -17,9 +17,9 @@ from mesh.errors import InvalidRequest, MeshError
 
 def chat(
     endpoint: GatewayOption = GATEWAY,
-    model: Annotated[str, typer.Option(help="Needed only where the mesh serves several.")] = "",
+    model: Annotated[str, typer.Option(help="Needed only if the mesh serves several.")] = "",
     system: Annotated[str | None, typer.Option(help="A system message.")] = None,
-    max_tokens: Annotated[int, typer.Option(min=0, help="Of one answer; 0 takes what the context leaves.")] = 1024,
+    max_tokens: Annotated[int, typer.Option(min=0, help="Of one answer; 0 is what the context leaves.")] = 1024,
     temperature: Annotated[float, typer.Option(min=0)] = 0.6,
     top_p: Annotated[float, typer.Option(min=0, max=1)] = 0.95,
     api_key: Annotated[str | None, typer.Option(envvar="DEEPMESH_API_KEY")] = None,
@@ -45,7 +45,7 @@ def _answer_once(conversation: Conversation, runner: asyncio.Runner) -> None:
     text = sys.stdin.read().strip()
     if not text:
         raise InvalidRequest("the message is empty: pipe some text, or run deepmesh chat in a terminal")
-    runner.run(conversation.turn(text))
+    runner.run(conversation.ask(text))
 
 
 def _converse(conversation: Conversation, runner: asyncio.Runner, console: Console) -> None:
@@ -61,8 +61,8 @@ def _converse(conversation: Conversation, runner: asyncio.Runner, console: Conso
         if not text:
             continue
         try:
-            # The runner turns Ctrl-C into a cancellation of the turn.
-            runner.run(conversation.turn(text))
+            # The runner turns Ctrl-C into a cancellation of the answer.
+            runner.run(conversation.ask(text))
         except KeyboardInterrupt:
             continue
         except MeshError as error:

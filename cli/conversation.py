@@ -15,7 +15,7 @@ CONNECT_SECONDS = 5.0
 
 
 class Conversation:
-    """Owns the connection and the messages so far. `settings` is every request, but for its prompt."""
+    """Owns the connection and the messages so far. `settings` is the request of every turn, without its prompt."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class Conversation:
         self._channel: grpc.aio.Channel | None = None
 
     async def connect(self) -> None:
-        """Raises EndpointUnavailable, or what the gateway says of the API key."""
+        """Raises EndpointUnavailable, or the gateway's error if it refuses the API key."""
         self._channel = open_channel(self._endpoint)
         try:
             request = gateway_pb2.ListModelsRequest()
@@ -47,9 +47,11 @@ class Conversation:
         if self._channel is not None:
             await self._channel.close()
 
-    async def turn(self, text: str) -> None:
-        """Say `text`, print the answer. What came of a cancelled answer stays in the conversation; of a failed one,
-        not even the question does.
+    async def ask(self, text: str) -> None:
+        """Send `text` and print the answer.
+
+        If the answer is cancelled, the text that had come stays in the conversation. If it fails, the question is
+        dropped too.
         """
         self._messages.append({"role": "user", "content": text})
         request = gateway_pb2.GenerateRequest()

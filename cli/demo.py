@@ -1,4 +1,4 @@
-"""`deepmesh demo`: a mesh of processes, chats, a table of how they went, and everything stopped again."""
+"""`deepmesh demo`: starts a mesh of processes, chats with it, shows a table of the answers, and stops it again."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -16,7 +16,7 @@ from rich.table import Table
 
 from cli.answers import Answer, Show, chat_prompt, stream_grpc, stream_http
 from cli.kv_moves import KvMoves, last_path, moves_between, settled, until_registered
-from cli.launcher.composition import HOST, WORKER_MODULES, MeshPlan, compose, whereabouts
+from cli.launcher.composition import HOST, WORKER_MODULES, MeshPlan, compose, device_list
 from cli.launcher.gpus import find_gpus
 from cli.launcher.log_lines import LinePrinter
 from cli.launcher.preflight import check_plan
@@ -33,7 +33,7 @@ from mesh.signals import until_signal
 
 Messages = list[dict[str, str]]
 
-# Of a few blocks: worth computing on a prefill worker, moving, and finding again.
+# Long enough for a few blocks, which a prefill worker computes, and which are moved and found again.
 FIRST_QUESTION = """Here is a table.
 light-river: 20917
 plain-tower: KQWBM
@@ -49,7 +49,7 @@ high-hill: 95244
 rusty-store: 67535
 
 What is the value of strong-shell?"""
-# What moved is shown after each answer, and not a second later.
+# So that transfers are shown after each answer, and not a second later.
 QUICK_SETTINGS = ("scheduler.store_link.poll_seconds=0.1",)
 SECOND_QUESTION = "What is 82590 + 1946?"
 
@@ -66,8 +66,8 @@ def demo(
     decode: Annotated[int, typer.Option(min=1, max=8, help="Decode workers.")] = 1,
     prefill: Annotated[int, typer.Option(min=0, max=8, help="Prefill workers.")] = 1,
     kvstore: Annotated[int, typer.Option(min=0, max=4, help="KV stores.")] = 1,
-    max_tokens: Annotated[int, typer.Option(min=2, help="Of each answer, at the most.")] = 256,
-    log: Annotated[Path, typer.Option(help="Where the services' own lines go.")] = Path("out/demo.log"),
+    max_tokens: Annotated[int, typer.Option(min=2, help="Most tokens of each answer.")] = 256,
+    log: Annotated[Path, typer.Option(help="File for the services' own lines.")] = Path("out/demo.log"),
     settings: Annotated[list[str] | None, typer.Option("--set", metavar="SERVICE.KEY=VALUE")] = None,
 ) -> None:
     """Start a mesh on free ports; chat over gRPC, over OpenAI HTTP, a second turn, and after the workers forgot it."""
@@ -105,7 +105,7 @@ async def _demonstrate(plan: MeshPlan, max_tokens: int, log: Path, console: Cons
 @asynccontextmanager
 async def _mesh(plan: MeshPlan, log: Path, console: Console) -> AsyncIterator[Supervisor]:
     specs = compose(plan)
-    console.print(f"starting {', '.join(spec.name for spec in specs)} (their lines: {log}); {whereabouts(specs)}")
+    console.print(f"starting {', '.join(spec.name for spec in specs)} (their lines: {log}); {device_list(specs)}")
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("w") as output:
         supervisor = Supervisor(specs, LinePrinter(max(len(spec.name) for spec in specs), output))
@@ -120,7 +120,7 @@ async def _mesh(plan: MeshPlan, log: Path, console: Console) -> AsyncIterator[Su
 
 @dataclass(frozen=True)
 class Row:
-    """One answer, and what it took."""
+    """One answer, who computed it, and the KV that moved for it."""
 
     name: str
     answer: Answer
@@ -129,7 +129,7 @@ class Row:
 
 
 class _Demonstration:
-    """The chats, one after the other, so that what moves meanwhile is theirs."""
+    """The chats, one after the other, so that the KV which moves meanwhile is the answer's own."""
 
     def __init__(self, plan: MeshPlan, max_tokens: int, supervisor: Supervisor, console: Console) -> None:
         self._plan = plan
@@ -160,7 +160,7 @@ class _Demonstration:
         return await until_served(self._gateway, self._plan.decode_workers)
 
     async def _forget(self) -> None:
-        """Start every worker again: what they had cached is gone, what the store has is not."""
+        """Start every worker again: their caches are empty then, the store's is not."""
         workers = [spec.name for spec in compose(self._plan) if spec.module in WORKER_MODULES]
         self._console.print(f"\nstarting {', '.join(workers)} again: their caches are empty now, the store's is not")
         await self._supervisor.restart(workers)

@@ -1,4 +1,4 @@
-"""Where the commands find a mesh: the ports of `deepmesh up`, unless an option or the environment says otherwise."""
+"""Endpoints that the commands use: the ports of `deepmesh up`, unless an option or the environment names others."""
 
 from typing import Annotated
 

@@ -25,19 +25,19 @@ def evaluate(
     ] = None,
     url: Annotated[str | None, typer.Option(help="Instead: an OpenAI API, e.g. http://127.0.0.1:8000/v1.")] = None,
     suite: Annotated[str, typer.Option(help="short, long (prompts of 1k to 16k tokens), or all.")] = "short",
-    problems: Annotated[int, typer.Option(help="Of each short task.")] = 50,
-    long_problems: Annotated[int, typer.Option(help="Of each long task and length.")] = 20,
+    problems: Annotated[int, typer.Option(help="Problems of each short task.")] = 50,
+    long_problems: Annotated[int, typer.Option(help="Problems of each long task and length.")] = 20,
     seed: Annotated[int, typer.Option(help="Equal seeds ask the same problems.")] = 0,
-    max_tokens: Annotated[int | None, typer.Option(help="Of an answer; by default 1024, long 512.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Tokens of an answer; by default 1024, long 512.")] = None,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
     top_p: Annotated[float, typer.Option()] = 1.0,
-    perplexity: Annotated[bool, typer.Option(help="Of held-out text, where the endpoint can say.")] = True,
+    perplexity: Annotated[bool, typer.Option(help="Also of held-out text, if the endpoint can.")] = True,
     concurrency: Annotated[int, typer.Option(help="Questions in flight at once.")] = 16,
-    timeout: Annotated[float, typer.Option(help="Seconds for one answer, those in flight beside it included.")] = 3600,
+    timeout: Annotated[float, typer.Option(help="Seconds for one answer, its waiting included.")] = 3600,
     served_model: Annotated[str | None, typer.Option(help="By default the first that the endpoint lists.")] = None,
     api_key: Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY")] = None,
     settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="SERVICE.KEY=VALUE", help="Of the mesh; repeatable.")
+        list[str] | None, typer.Option("--set", metavar="SERVICE.KEY=VALUE", help="A setting of the mesh; repeatable.")
     ] = None,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Answers and result; by default out/eval/<what>-<suite>.")
@@ -49,7 +49,7 @@ def evaluate(
         Path | None, typer.Option(metavar="FILE", help="Evaluate every configuration, as docs/quality.md has them.")
     ] = None,
     checkpoint: Annotated[
-        list[str] | None, typer.Option(metavar="FORM=DIR", help="For --matrix: where bf16 or fp8 lies; repeatable.")
+        list[str] | None, typer.Option(metavar="FORM=DIR", help="For --matrix: the bf16 or fp8 checkpoint; repeatable.")
     ] = None,
 ) -> None:
     """Ask problems whose answers can be checked, and report exact match by task with confidence intervals.
@@ -122,7 +122,7 @@ def _compare(paths: tuple[Path, Path], console: Console) -> None:
 
 
 def _documents(wanted: bool, console: Console) -> "list[Document]":
-    """What training holds out of the documentation that every Python installation carries."""
+    """Documents of Python's own library documentation that training leaves out; none unless `wanted`."""
     from eval.perplexity import LONGEST_CHARACTERS, Document
     from tools.train.library_text import library_entries
 

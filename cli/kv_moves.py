@@ -16,30 +16,30 @@ Snapshot: TypeAlias = scheduler_pb2.WatchWorkersResponse
 
 # Workers report changes every 50 ms.
 _PAUSE_SECONDS = 0.2
-# Snapshots in a row that change nothing, after which nothing is taken to be under way any more.
-_STILL = 2
+# After so many equal snapshots in a row, no transfer is taken to be in flight any more.
+_EQUAL_SNAPSHOTS = 2
 
 
 @dataclass(frozen=True)
 class KvTotals:
-    """Of one worker since its start."""
+    """What one worker received since its start."""
 
-    # Received, by UCX transport.
+    # By UCX transport.
     received_bytes: Mapping[str, int]
-    # Found in stores.
+    # Blocks found in stores.
     fetched_blocks: int
 
 
 @dataclass(frozen=True)
 class KvMoves:
-    """Between two snapshots, over all workers."""
+    """What all workers received between two snapshots."""
 
     received_bytes: Mapping[str, int]
     fetched_blocks: int
 
 
 def moves_between(before: Snapshot, after: Snapshot) -> KvMoves:
-    """What workers received; those that were started in between began at nothing."""
+    """What workers received between two snapshots; counts of a worker that was started in between began at 0."""
     earlier, received, fetched = _totals(before), Counter[str](), 0
     for worker, totals in _totals(after).items():
         known = earlier.get(worker, KvTotals({}, 0))
@@ -60,7 +60,7 @@ async def until_registered(scheduler: str, workers: int, timeout_seconds: float 
 
 
 async def settled(scheduler: str, timeout_seconds: float = 30.0) -> Snapshot:
-    """The registry once nothing moves any more: what blocks were offered to stores, stores have."""
+    """The registry once no KV moves any more: stores have every block that they were offered and wanted."""
     last: object = None
     equal = 0
 
@@ -69,13 +69,13 @@ async def settled(scheduler: str, timeout_seconds: float = 30.0) -> Snapshot:
         now = _totals(snapshot), [tier.used_blocks for store in snapshot.stores for tier in store.tiers]
         equal = equal + 1 if now == last and not _open_transfers(snapshot) else 0
         last = now
-        return equal == _STILL
+        return equal == _EQUAL_SNAPSHOTS
 
     return await _until(scheduler, still, timeout_seconds)
 
 
 async def last_path(scheduler: str) -> str:
-    """The workers of the newest placement, in the order in which the request met them."""
+    """The workers of the newest placement, in the order in which the request reached them."""
     async with open_channel(scheduler) as channel:
         stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
         response = await stub.ListDecisions(scheduler_pb2.ListDecisionsRequest(limit=1), timeout=10)
@@ -99,7 +99,7 @@ async def _until(scheduler: str, holds: Callable[[Snapshot], bool], timeout_seco
 
 
 def _totals(snapshot: Snapshot) -> dict[tuple[str, str], KvTotals]:
-    """By worker id and incarnation."""
+    """Totals by worker id and incarnation."""
     return {
         (worker.identity.worker_id, worker.identity.incarnation): KvTotals(
             dict(worker.transfers.received_bytes), worker.transfers.fetched_blocks

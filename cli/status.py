@@ -1,4 +1,4 @@
-"""`deepmesh status`: what the scheduler knows of workers and KV stores."""
+"""`deepmesh status`: the scheduler's view of workers and KV stores."""
 
 import asyncio
 import json
@@ -54,7 +54,7 @@ async def read_workers(endpoint: str) -> scheduler_pb2.WatchWorkersResponse:
 
 
 def workers_table(snapshot: scheduler_pb2.WatchWorkersResponse) -> Table:
-    """One row a worker, with the model that it serves under its name; fits eighty columns."""
+    """One row for each worker, its model below its name; fits eighty columns."""
     numbers = ("run", "wait", "to\nprefill", "blocks\nused", "blocks\ncached", "prefill\ntok/s", "step\nms")
     table = _table(("worker", "state"), numbers)
     table.title = None if snapshot.workers else "no workers"
@@ -64,7 +64,7 @@ def workers_table(snapshot: scheduler_pb2.WatchWorkersResponse) -> Table:
 
 
 def transfers_table(snapshot: scheduler_pb2.WatchWorkersResponse) -> Table:
-    """One row a process that moves KV: what is open now, and the bytes since its start, by UCX transport."""
+    """One row for each process that moves KV: open transfers, and bytes since its start by UCX transport."""
     numbers = ("landings/\npushes/\nfetches", "slots\nfree", "quaran-\ntined", "received", "sent", "refused")
     table = _table(("KV moved by",), numbers)
     movers = [(worker.identity.worker_id, worker.transfers) for worker in snapshot.workers]
@@ -83,7 +83,7 @@ def transfers_table(snapshot: scheduler_pb2.WatchWorkersResponse) -> Table:
 
 
 def stores_table(snapshot: scheduler_pb2.WatchWorkersResponse) -> Table:
-    """One row a tier of a store."""
+    """One row for each tier of a store."""
     table = _table(("KV store", "tier"), ("blocks\nused", "size", "workers", "lookups", "hits"))
     for store in snapshot.stores:
         if not store.store_id:

@@ -1,4 +1,4 @@
-"""Model output on a terminal: exactly its text, reasoning dimmed."""
+"""Prints model output on a terminal: exactly its text, with reasoning dimmed."""
 
 from rich.console import Console
 

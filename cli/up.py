@@ -15,7 +15,7 @@ from cli.launcher.composition import (
     MeshPlan,
     ServiceSpec,
     compose,
-    whereabouts,
+    device_list,
 )
 from cli.launcher.gpus import find_gpus
 from cli.launcher.log_lines import LinePrinter
@@ -26,7 +26,7 @@ from cli.launcher.supervisor import NAME, Supervisor
 from mesh.ports import free_port
 from mesh.signals import until_signal
 
-# Serves without a checkpoint, as SERVICE.engine.backend=oracle.
+# With this setting, as SERVICE.engine.backend=oracle, a worker serves without a checkpoint.
 WITHOUT_MODEL = "engine.backend=oracle"
 
 
@@ -68,7 +68,7 @@ def up(
 
 async def _run(plan: MeshPlan, specs: Sequence[ServiceSpec]) -> None:
     printer = LinePrinter(max(len(spec.name) for spec in specs))
-    printer(NAME, f"starting {whereabouts(specs)}")
+    printer(NAME, f"starting {device_list(specs)}")
     supervisor = Supervisor(specs, printer)
     serving = asyncio.create_task(_serve(supervisor, plan, printer))
     stopping = asyncio.create_task(until_signal())

@@ -16,7 +16,7 @@ SERVICE = "deepmesh.internal.v1.DecodeService"
 
 
 async def serve(config: DecodeConfig) -> None:
-    """Run a worker until a signal. Raises EngineFailed where its rank dies before."""
+    """Run a worker until a signal. Raises EngineFailed if one of its ranks dies before."""
     servicer, prefill_link = DecodeServicer(), PrefillLink()
     add = decode_pb2_grpc.add_DecodeServiceServicer_to_server
     async with MeshServer(config.server, "decode", [Registration(add, servicer, SERVICE, ("Attach",))]) as server:

@@ -1,4 +1,4 @@
-"""Whether this worker takes a request: what could never run here, and what has no room now. Pure."""
+"""Whether this worker takes a request: it could run here, and there is room for it now. Pure."""
 
 from dataclasses import dataclass
 
@@ -21,9 +21,9 @@ class QueueLimits:
 
 
 def check(submission: Submission, ready: Ready, can_prefill: bool) -> None:
-    """Raises InvalidRequest or ContextExceeded where the request could never run on this worker.
+    """Raises InvalidRequest or ContextExceeded if the request could never run on this worker.
 
-    Raises PlaceAgain where it could with a prefill worker.
+    Raises PlaceAgain if it could with a prefill worker.
     """
     if submission.request.stop.max_tokens < 1:
         raise InvalidRequest("max_tokens must be at least 1", field="max_tokens")
@@ -51,7 +51,7 @@ def check(submission: Submission, ready: Ready, can_prefill: bool) -> None:
 
 
 def admit(submission: Submission, backlog: Backlog, max_requests: int, limits: QueueLimits) -> None:
-    """Raises WorkerFull where the request has to go elsewhere; `max_requests` run at once."""
+    """Raises WorkerFull if the request has to go elsewhere; `max_requests` run at once."""
     waiting = backlog.live_requests - max_requests
     if waiting >= limits.waiting_requests:
         raise WorkerFull(f"{waiting} requests wait on this worker already: place this one on another")

@@ -1,4 +1,4 @@
-"""The requests that the rank has, under the names that it knows them by."""
+"""The requests that the ranks have, by key."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ from mesh.errors import EngineFailed
 
 
 class Ranks(Protocol):
-    """Where requests run. What submits or cancels raises EngineFailed where a rank has gone."""
+    """Where requests run. `submit` and `cancel` raise EngineFailed if a rank has gone."""
 
     def new_key(self, token_ids: Sequence[int], cache_salt: bytes, computes_prompt: bool) -> int:
         """Name a request that is submitted next; `computes_prompt` is False where another worker computes it."""
@@ -26,35 +26,35 @@ class Ranks(Protocol):
 
 
 class RemotePrompts(Protocol):
-    """Prompts that prefill workers compute, by their request's key."""
+    """Prompts that prefill workers compute, by the key of their request."""
 
     def expect(self, key: int, submission: Submission) -> None:
-        """Its landing will open."""
+        """The request's landing will open."""
         ...
 
     def drop(self, key: int) -> None:
-        """Nobody waits for it any more; one that is not there is left alone."""
+        """Nobody waits for the prompt any more. A key that is not there is left alone."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    """A request that the rank has."""
+    """A request that a rank has."""
 
     session: Session
     request: Request
-    # In seconds of the clock; None is none.
+    # In seconds of the clock; None if it has no deadline.
     deadline: float | None
 
 
 class LiveRequests:
-    """Writes `key` of each request: there while the rank has it. `clock` counts seconds and never goes back."""
+    """Sets the `key` of each request while a rank has it. `clock` counts seconds and never goes back."""
 
     def __init__(self, ranks: Ranks, prompts: RemotePrompts, clock: Callable[[], float]) -> None:
-        # No request is live.
+        # Set while no request is live.
         self.idle = asyncio.Event()
         self.idle.set()
-        # Prompts that this worker computes, of requests without a first token.
+        # Prompt tokens that this worker is to compute, of requests without a first token.
         self.queued_prefill_tokens = 0
         self._ranks = ranks
         self._prompts = prompts
@@ -65,7 +65,7 @@ class LiveRequests:
         return len(self._by_key)
 
     def submit(self, session: Session, request: Request, submission: Submission) -> None:
-        """Hand a request to the rank. Raises EngineFailed where it has gone."""
+        """Submit a request to a rank. Raises EngineFailed if a rank has gone."""
         key = self._ranks.new_key(
             submission.request.token_ids, submission.request.cache_salt, submission.prefill is None
         )
@@ -79,7 +79,7 @@ class LiveRequests:
             self._prompts.expect(key, submission)
 
     def get(self, key: int) -> Live | None:
-        """None where it was ended here while the rank still had it."""
+        """None if the request was ended here while its rank still had it."""
         return self._by_key.get(key)
 
     def all(self) -> list[Live]:
@@ -91,18 +91,18 @@ class LiveRequests:
         return [live for live in self._by_key.values() if live.deadline is not None and live.deadline <= now]
 
     def prompt_computed(self, request: Request) -> None:
-        """Its first token has come."""
+        """The request's first token has come."""
         self.queued_prefill_tokens -= request.own_prefill_tokens
 
     def cancel(self, request: Request) -> None:
-        """Have the rank end it; where the rank does not have it, the messages crossed."""
+        """Have the rank end it. A request that no rank has (any more) is left alone: the messages crossed."""
         if request.key is not None:
-            # A rank that has gone runs nothing.
+            # If the rank has gone, nothing runs.
             with suppress(EngineFailed):
                 self._ranks.cancel(request.key)
 
     def release(self, request: Request) -> None:
-        """What the rank still says of it is of no interest."""
+        """Forget a request; further output of its rank for it is dropped."""
         if request.key is None:
             return
         del self._by_key[request.key]

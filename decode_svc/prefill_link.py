@@ -18,7 +18,7 @@ from mesh.domain.targets import WorkerTarget
 from mesh.errors import InvalidRequest
 from mesh.failures import from_rpc_error
 
-# Channels kept though nobody uses them: workers that are gone for good are many in time.
+# Idle channels that are kept: in time many workers are gone for good.
 MAX_IDLE_CHANNELS = 64
 
 
@@ -43,18 +43,18 @@ class PrefillLink:
         channels, self._channels = self._channels, OrderedDict()
         await asyncio.gather(*(kept.channel.close() for kept in channels.values()), *self._closing)
 
-    async def follow(
+    async def call(
         self, target: WorkerTarget, submission: Submission, opened: LandingOpened
     ) -> AsyncGenerator[FirstToken, None]:
         """See `decode_svc.prefills.PrefillCalls`."""
         request = wire.prefill_request(submission, opened)
         with self._channel(target.endpoint) as channel:
-            # The caller's timeout is the landing's; this one tells the worker of it.
+            # The caller enforces the landing's deadline; this timeout tells the prefill worker of it.
             seconds = opened.ticket.deadline_ms / 1000
             call: Any = prefill_pb2_grpc.PrefillServiceStub(channel).Prefill(request, timeout=seconds)
             try:
                 while (response := await call.read()) is not grpc.aio.EOF:
-                    # So gRPC gives what it cannot read.
+                    # gRPC gives None for a message that it cannot parse.
                     if response is None:
                         raise InvalidRequest("it sent a malformed message")
                     if response.HasField("first_token"):

@@ -35,7 +35,7 @@ class _RemotePrompt:
 class PrefillCalls(Protocol):
     """The way to prefill workers."""
 
-    def follow(
+    def call(
         self, target: WorkerTarget, submission: Submission, opened: LandingOpened
     ) -> AsyncGenerator[FirstToken, None]:
         """Have the prompt computed, and pushed into the landing; ends when all of it was pushed.
@@ -113,7 +113,7 @@ class Prefills:
             with span("decode.prefill", request_id=submission.request.request_id, worker_id=target.worker_id):
                 async with (
                     asyncio.timeout(seconds),
-                    aclosing(self._calls.follow(target, submission, opened)) as first_tokens,
+                    aclosing(self._calls.call(target, submission, opened)) as first_tokens,
                 ):
                     await self._relay(first_tokens, submission)
         except TimeoutError:

@@ -1,4 +1,4 @@
-"""One request of a gateway, and what of its output the gateway may still ask for."""
+"""One request of a gateway, with the output that the gateway may still ask for."""
 
 from array import array
 from collections.abc import Sequence
@@ -15,16 +15,16 @@ Terminal = FinishReason | MeshError
 
 
 class OutputSlice(NamedTuple):
-    """What a frame says of one request: tokens from `first_position` on, and its end where that is reached."""
+    """One request's part of a frame: tokens from `first_position` on, and how it ended if that is reached."""
 
     stream_id: int
     attempt: int
-    # Of token_ids[0], prompt included.
+    # Position of token_ids[0], prompt included.
     first_position: int
     token_ids: Sequence[int]
-    # One for each token where asked for.
+    # One for each token if the request asked for them.
     logprobs: Sequence[Logprobs]
-    # With the first token: prompt tokens that were not computed again.
+    # Beside the first token: prompt tokens that were found in a cache.
     cached_tokens: int | None
     terminal: Terminal | None
 
@@ -36,19 +36,19 @@ class Request:
     stream_id: int
     attempt: int
     prompt_tokens: int
-    # Of the prompt, what this worker computes.
+    # Prompt tokens that this worker computes.
     own_prefill_tokens: int = 0
-    # Who computes it, where this worker does not.
+    # The worker that computes the prompt, if this one does not.
     prefill: WorkerTarget | None = None
-    # What one token of it takes to keep and to send, relative to a plain token.
+    # What it takes to keep and send one token of the request, relative to a token without log probabilities.
     token_weight: int = 1
     token_ids: "array[int]" = field(default_factory=lambda: array("I"))
     logprobs: list[Logprobs] = field(default_factory=list)
     cached_tokens: int | None = None
     terminal: Terminal | None = None
-    # The rank's name for it; None where the rank does not have it (any more). Written by LiveRequests.
+    # Names the request between service and rank; None if no rank has it (any more). Written by LiveRequests.
     key: int | None = None
-    # Tokens that frames of the current stream hold, and whether the end is among them.
+    # How many tokens frames of the current stream hold, and whether they hold the end.
     sent: int = 0
     sent_terminal: bool = False
 
@@ -59,7 +59,7 @@ class Request:
 
     @property
     def kept_tokens(self) -> int:
-        """What its history takes, in plain tokens."""
+        """What the history takes, in plain tokens."""
         return len(self.token_ids) * self.token_weight
 
     @property
@@ -67,7 +67,7 @@ class Request:
         return self.sent < len(self.token_ids) or (self.terminal is not None and not self.sent_terminal)
 
     def append(self, output: Output) -> None:
-        """Keep what a step brought."""
+        """Keep the output of one step."""
         assert self.terminal is None
         assert not output.token_ids or output.first_position == self.next_position
         self.token_ids.extend(output.token_ids)
@@ -77,7 +77,7 @@ class Request:
             self.cached_tokens = output.cached_tokens
 
     def rewind(self, position: int) -> bool:
-        """Start sending again at `position`; False where no token of ours can come next there."""
+        """Send again from `position` on. False if the history has no such position."""
         sent = position - self.prompt_tokens
         if not 0 <= sent <= len(self.token_ids):
             return False
@@ -85,8 +85,8 @@ class Request:
         self.sent_terminal = False
         return True
 
-    def take(self, most_tokens: int) -> OutputSlice:
-        """The next unsent tokens, and the end with the last of them."""
+    def next_slice(self, most_tokens: int) -> OutputSlice:
+        """The next unsent tokens, which count as sent from now on, and the end with the last of them."""
         start, end = self.sent, min(self.sent + most_tokens, len(self.token_ids))
         self.sent = end
         terminal = self.terminal if end == len(self.token_ids) else None
@@ -129,12 +129,12 @@ def make_request(submission: Submission) -> Request:
 
 
 def prefill_lost(target: WorkerTarget, message: str) -> PrefillLost:
-    """The error of a request whose prompt did not come from there."""
+    """The error of a request whose prompt did not come from that worker."""
     return PrefillLost(f"prefill worker {target.worker_id}: {message}", metadata={"worker_id": target.worker_id})
 
 
 def terminal_of(request: Request, output: Output) -> Terminal | None:
-    """How the rank says that the request ended; None where it goes on."""
+    """How the request ended, by a rank's output; None if it goes on."""
     if output.refusal is None:
         return output.finish
     reason, message = output.refusal.reason, output.refusal.message

@@ -46,7 +46,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
         finally:
             worker.sessions.detach(attachment)
             reader.cancel()
-            # Its own error, if any, was raised above or is no news next to the one that was.
+            # The reader's error, if any, was raised above, or gives way to the one that was.
             await asyncio.gather(reader, return_exceptions=True)
 
 
@@ -65,7 +65,7 @@ async def _hello(requests: AsyncIterator[decode_pb2.AttachRequest]) -> decode_pb
 async def _read(
     worker: DecodeWorker, attachment: Attachment, requests: AsyncIterator[decode_pb2.AttachRequest]
 ) -> None:
-    """Follow what the gateway says; whatever ends this ends the stream."""
+    """Handle the gateway's messages; whatever ends this ends the stream."""
     try:
         async for request in requests:
             _handle(worker, attachment, request)

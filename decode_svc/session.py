@@ -1,4 +1,4 @@
-"""One gateway's requests, and the stream that takes their output to it.
+"""One gateway's requests, and the stream that carries their output to it.
 
 Output is not queued: a session remembers which requests have something unsent, and a frame is built from their
 histories when the stream can take one. A gateway that keeps up gets one frame a step; one that lags gets several steps
@@ -12,7 +12,7 @@ from typing import NamedTuple
 from decode_svc.requests import OutputSlice, Request
 from mesh.errors import InvalidRequest, MeshError, StreamReplaced
 
-# A frame stays far below the message limit, whatever has piled up; in plain tokens.
+# Plain tokens in one frame at most, so that it stays far below the message limit whatever has piled up.
 FRAME_TOKENS = 32_768
 
 
@@ -37,12 +37,12 @@ class Attachment:
         return self.session.attachment is self
 
     def check_current(self) -> None:
-        """Raises StreamReplaced where another stream took this one's place."""
+        """Raises StreamReplaced if another stream took this one's place."""
         if not self.is_current:
             raise StreamReplaced("this gateway opened another stream to this worker, which replaces this one")
 
     async def next_frame(self) -> Frame | None:
-        """Wait for output. At the end of the stream, once all output was taken: None, or the error that `end` got."""
+        """Wait for output. At the end of the stream, when all is taken: None, or raise the error that `end` got."""
         while True:
             self.check_current()
             if (frame := self.session.take_frame()) is not None:
@@ -58,13 +58,13 @@ class Attachment:
         self._wake.set()
 
     def end(self, error: MeshError | None = None) -> None:
-        """No output will come after what there is."""
+        """Nothing comes after the output that there is."""
         self._ended, self._error = True, self._error or error
         self._wake.set()
 
 
 class Session:
-    """What the worker keeps of one incarnation of one gateway."""
+    """What the worker keeps for one incarnation of one gateway."""
 
     def __init__(self, gateway_id: str, incarnation: str) -> None:
         self.gateway_id = gateway_id
@@ -72,26 +72,26 @@ class Session:
         self.requests: dict[int, Request] = {}
         # None while the stream is broken.
         self.attachment: Attachment | None = None
-        # When it broke, in seconds of the sessions' clock.
+        # When the stream broke, in seconds of the sessions' clock.
         self.detached_at: float | None = None
-        # What the histories take, in plain tokens.
+        # What the histories of all requests take, in plain tokens.
         self.kept_tokens = 0
         self._step = 0
         self._unsent: dict[int, Request] = {}
 
     def add(self, request: Request) -> None:
-        """Raises InvalidRequest where the stream id is in use."""
+        """Raises InvalidRequest if the stream id is in use."""
         if request.stream_id in self.requests:
             raise InvalidRequest(f"stream_id {request.stream_id} is in use: never use one twice", field="stream_id")
         self.requests[request.stream_id] = request
 
     def mark_unsent(self, request: Request, step: int) -> None:
-        """Have the request in the next frame. Call `wake` once all of a step are marked."""
+        """Put the request into the next frame. Call `wake` when all requests of a step are marked."""
         self._unsent[request.stream_id] = request
         self._step = step
 
     def restart_output(self) -> None:
-        """A new stream begins: nothing is in its next frame but what is marked from now on."""
+        """A new stream begins: its first frame holds only requests that are marked from now on."""
         self._unsent.clear()
 
     def wake(self) -> None:
@@ -107,17 +107,17 @@ class Session:
         return dropped
 
     def take_frame(self) -> Frame | None:
-        """What is unsent, as much of it as fits a frame."""
+        """The unsent output, as much of it as one frame holds; None if there is none."""
         if not self._unsent:
             return None
         outputs, budget = [], FRAME_TOKENS
         unsent, self._unsent = self._unsent, {}
         for request in unsent.values():
             if budget > 0:
-                output = request.take(max(1, budget // request.token_weight))
+                output = request.next_slice(max(1, budget // request.token_weight))
                 outputs.append(output)
                 budget -= 1 + len(output.token_ids) * request.token_weight
-            # Only what a frame cut off, or had no room for at all, has more to send.
+            # Only a request that did not fit, or not whole, has more to send.
             if budget <= 0 and request.has_unsent:
                 self._unsent[request.stream_id] = request
         return Frame(self._step, outputs)

@@ -1,8 +1,8 @@
 """Every gateway's requests on this worker, from acceptance to the acknowledged end.
 
-Owns who submitted what, what of it was acknowledged, and the grace of broken streams. Each request ends in
-exactly one terminal output, in whatever order results, cancellations, deadlines, broken streams and the rank's death
-come.
+Knows which gateway submitted a request, which ends were acknowledged, and how long a broken stream may stay broken.
+Each request ends in exactly one terminal output, in whatever order results, cancellations, deadlines, broken streams
+and the death of a rank come.
 """
 
 import asyncio
@@ -19,21 +19,21 @@ from mesh.errors import DeadlineExceeded, EngineFailed, MeshError, Overloaded, U
 
 @dataclass(frozen=True, slots=True)
 class SessionLimits:
-    """What gateways, however many or broken, may make the worker keep."""
+    """Bounds on what gateways make the worker keep, however many there are and whatever they do."""
 
     gateways: int = 256
-    # Per gateway, with those that ended and are not acknowledged.
+    # Per gateway, including those that ended and are not acknowledged.
     requests: int = 65_536
 
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """What admission weighs."""
+    """The load that admission weighs."""
 
     live_requests: int
-    # Prompts that this worker computes, of live requests without a first token.
+    # Prompt tokens that this worker is to compute, of live requests without a first token.
     queued_prefill_tokens: int
-    # Output kept for the gateway that asks.
+    # Output kept for the gateway that submits, in plain tokens.
     kept_tokens: int
 
 
@@ -48,7 +48,7 @@ class Sessions:
         grace_seconds: float,
         limits: SessionLimits | None = None,
     ) -> None:
-        # No gateway is attached.
+        # Set while no gateway is attached.
         self.alone = asyncio.Event()
         self.alone.set()
         self._live = LiveRequests(ranks, prompts, clock)
@@ -69,7 +69,7 @@ class Sessions:
 
     @property
     def kept_requests(self) -> int:
-        """Live ones, and those whose end is not acknowledged."""
+        """Requests that are live, or whose end is not acknowledged."""
         return sum(len(session.requests) for session in self._sessions.values())
 
     @property
@@ -82,7 +82,7 @@ class Sessions:
     def attach(self, gateway_id: str, incarnation: str, resume: Mapping[int, int]) -> Attachment:
         """Begin a stream. `resume` gives, by stream id, the position of the first token that the gateway lacks.
 
-        Raises Overloaded where there are too many gateways, or too many requests to resume.
+        Raises Overloaded if there are too many gateways, or too many requests to resume.
         """
         if len(resume) > self._limits.requests:
             raise Overloaded(f"at most {self._limits.requests} requests can be resumed")
@@ -101,7 +101,7 @@ class Sessions:
         return session.attachment
 
     def detach(self, attachment: Attachment) -> None:
-        """The stream ended: its requests, if it has any, live on for the grace period."""
+        """The stream ended: its requests live on for the grace period."""
         if not attachment.is_current:
             return
         session = attachment.session
@@ -111,7 +111,7 @@ class Sessions:
         self._note_if_alone()
 
     def submit(self, attachment: Attachment, submission: Submission) -> None:
-        """Hand a request to the rank. Raises as `refuse` does."""
+        """Submit a request to a rank. Raises as `refuse` does."""
         request = self._add(attachment, submission)
         try:
             self._live.submit(attachment.session, request, submission)
@@ -119,22 +119,22 @@ class Sessions:
             self._end(attachment.session, request, error)
 
     def refuse(self, attachment: Attachment, submission: Submission, error: MeshError) -> None:
-        """Answer a request with a failure, without the rank.
+        """Answer a request with a failure, without a rank.
 
-        Raises InvalidRequest where the stream id is in use, Overloaded where the gateway acknowledges nothing, and
-        StreamReplaced where the stream is not the gateway's current one; each ends the stream.
+        Raises InvalidRequest if the stream id is in use, Overloaded if the gateway acknowledges nothing, and
+        StreamReplaced if the stream is not the gateway's current one; each ends the stream.
         """
         self._end(attachment.session, self._add(attachment, submission), error)
 
     def cancel(self, attachment: Attachment, stream_id: int) -> None:
-        """Have the rank end it. One that has ended, or was never there, is left alone: the messages crossed."""
+        """End a request. One that has ended, or was never there, is left alone: the messages crossed."""
         attachment.check_current()
         request = attachment.session.requests.get(stream_id)
         if request is not None:
             self._live.cancel(request)
 
     def acknowledge(self, attachment: Attachment, stream_ids: Iterable[int]) -> None:
-        """Forget requests whose end the gateway has."""
+        """Forget requests whose end the gateway has received."""
         attachment.check_current()
         requests = attachment.session.requests
         attachment.session.forget(
@@ -146,7 +146,7 @@ class Sessions:
         )
 
     def on_step(self, result: StepResult) -> None:
-        """Keep a step's output, each request's in its own history, and wake the streams that have some."""
+        """Add a step's output to the histories of its requests, and wake the streams that have some to send."""
         self._step = result.step
         touched: dict[str, Session] = {}
         for output in result.outputs:
@@ -178,7 +178,7 @@ class Sessions:
                 self._drop_session(session)
 
     def end_streams(self, error: MeshError) -> None:
-        """Let every stream deliver what there is, and end with `error`."""
+        """Let every stream deliver the output that there is, and end with `error`."""
         for session in self._sessions.values():
             if session.attachment is not None:
                 session.attachment.end(error)
@@ -227,7 +227,7 @@ class Sessions:
             self._end(session, request, terminal)
 
     def _fail(self, live: Live, error: MeshError) -> None:
-        """End a request that the rank has."""
+        """End a request that a rank has."""
         self._live.cancel(live.request)
         self._end(live.session, live.request, error)
 
@@ -251,7 +251,7 @@ class Sessions:
             self.alone.set()
 
     def _drop(self, session: Session, stream_ids: Iterable[int]) -> None:
-        """Forget requests, and end those that run; nobody is told."""
+        """Forget requests, and end those that run, without a word to the gateway."""
         for request in session.forget(stream_ids):
             self._live.cancel(request)
             self._live.release(request)

@@ -1,4 +1,4 @@
-"""The worker: its ranks, the sessions of its gateways, and what admission says between them."""
+"""The worker: its ranks, the sessions of its gateways, and admission between them."""
 
 import time
 from collections.abc import Callable
@@ -17,12 +17,12 @@ from mesh.errors import InvalidRequest, MeshError, PlaceAgain, ShuttingDown, Wor
 from mesh.observe import span
 from worker.rank_host import RankHost, wait_for
 
-# How long a worker that ends waits for its gateways to take the last output.
+# How long a worker that ends waits for its gateways to read the last output.
 FLUSH_SECONDS = 2.0
 
 
 class DecodeWorker:
-    """Made by `start`. `run` follows the ranks until one goes; `drain` and `close` end them, in this order."""
+    """Made by `start`. `run` reads the ranks until one goes; `drain`, then `host.close`, end it."""
 
     def __init__(
         self,
@@ -51,13 +51,13 @@ class DecodeWorker:
         return self.sessions.live_requests
 
     async def run(self) -> None:
-        """Follow the ranks. Raises EngineFailed once one has gone and every live request has been told so."""
+        """Run until a rank has gone. Raises EngineFailed once every live request has ended with it."""
         error = await self.host.run(self)
         self.sessions.fail_all(error)
         raise error
 
     def submit(self, attachment: Attachment, submission: Submission) -> None:
-        """Run the request or answer it with a failure. Raises as Sessions.refuse does."""
+        """Submit the request to a rank, or answer it with a failure. Raises as Sessions.refuse does."""
         with span("decode.submit", request_id=submission.request.request_id, attempt=submission.request.attempt):
             self._submit(attachment, submission)
 

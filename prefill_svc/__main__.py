@@ -15,7 +15,7 @@ SERVICE = "deepmesh.internal.v1.PrefillService"
 
 
 async def serve(config: PrefillConfig) -> None:
-    """Run a worker until a signal. Raises EngineFailed where its rank dies before."""
+    """Run a worker until a signal. Raises EngineFailed if one of its ranks dies before."""
     servicer = PrefillServicer()
     add = prefill_pb2_grpc.add_PrefillServiceServicer_to_server
     async with MeshServer(config.server, "prefill", [Registration(add, servicer, SERVICE)]) as server:

@@ -1,4 +1,4 @@
-"""Whether this worker takes a prompt: what could never be computed or pushed here, and what has no room now. Pure."""
+"""Whether this worker takes a prompt: it can be computed and pushed here, and there is room for it now. Pure."""
 
 from dataclasses import dataclass
 
@@ -27,9 +27,9 @@ class QueueLimits:
 
 
 def check(prompt: Prompt, ready: Ready, transfer: TransferConfig) -> None:
-    """Raises InvalidRequest or ContextExceeded where this worker could never compute the prompt or push its KV.
+    """Raises InvalidRequest or ContextExceeded if this worker could never compute the prompt or push its KV.
 
-    Raises NamespaceMismatch where its KV means something else to the receiver.
+    Raises NamespaceMismatch if its KV means something else to the receiver.
     """
     check_salt(prompt.request.cache_salt)
     check_prompt(prompt.request.token_ids, 1, ready)
@@ -43,7 +43,7 @@ def check(prompt: Prompt, ready: Ready, transfer: TransferConfig) -> None:
 
 
 def admit(prompt: Prompt, backlog: Backlog, max_requests: int, limits: QueueLimits) -> None:
-    """Raises WorkerFull where the prompt has to go elsewhere; `max_requests` run at once."""
+    """Raises WorkerFull if the prompt has to go elsewhere; `max_requests` run at once."""
     waiting = backlog.live_prompts - max_requests
     if waiting >= limits.waiting_prompts:
         raise WorkerFull(f"{waiting} prompts wait on this worker already: place this one on another")
@@ -55,7 +55,7 @@ def admit(prompt: Prompt, backlog: Backlog, max_requests: int, limits: QueueLimi
 def _check_ticket(ticket: Ticket, blocks: int, ready: Ready, transfer: TransferConfig) -> None:
     layers = ready.namespace.layers
     geometry = Geometry(layers, ready.block_bytes // layers, transfer.slot_bytes)
-    # As the rank would, which refuses what comes to it and counts that too.
+    # The rank makes the same check, and counts what it refuses.
     refusal = refusal_of(ticket, blocks, ready.namespace, geometry)
     if refusal is not None:
         raise refusal.error

@@ -13,7 +13,7 @@ from transfer.events import PushEnded
 
 
 class Ranks(Protocol):
-    """Where prompts are computed. What submits or cancels raises EngineFailed where a rank has gone."""
+    """Where prompts are computed. `submit` and `cancel` raise EngineFailed if a rank has gone."""
 
     def new_key(self, token_ids: Sequence[int], cache_salt: bytes, computes_prompt: bool) -> int:
         """Name a prompt that is submitted next; `computes_prompt` is True."""
@@ -26,10 +26,10 @@ class Ranks(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """What admission weighs."""
+    """The load that admission weighs."""
 
     live_prompts: int
-    # Of prompts without a first token.
+    # Tokens of prompts without a first token.
     queued_tokens: int
 
 
@@ -37,7 +37,7 @@ class Jobs:
     """`clock` counts seconds and never goes back."""
 
     def __init__(self, ranks: Ranks, clock: Callable[[], float]) -> None:
-        # No prompt is live.
+        # Set while no prompt is live.
         self.idle = asyncio.Event()
         self.idle.set()
         self._ranks = ranks
@@ -54,9 +54,9 @@ class Jobs:
         return Backlog(len(self._by_key), self._queued_tokens)
 
     def submit(self, prompt: Prompt) -> Job:
-        """Hand a prompt to the rank; `end` it in any case.
+        """Submit a prompt to a rank. Whatever comes of it, call `end`.
 
-        Raises InvalidRequest where another has the same ticket, EngineFailed where the rank has gone.
+        Raises InvalidRequest if another prompt has the same ticket, EngineFailed if a rank has gone.
         """
         if prompt.ticket.transfer_id in self._by_transfer:
             raise InvalidRequest("the ticket is in use: open another landing", field="ticket.transfer_id")
@@ -69,20 +69,20 @@ class Jobs:
         return job
 
     def end(self, job: Job) -> None:
-        """Its call is over, and whatever the rank still does for it stops."""
+        """The prompt's call is over: stop what its rank still does for it."""
         del self._by_key[job.key], self._by_transfer[job.transfer_id]
         if not job.has_first_token:
             self._queued_tokens -= len(job.prompt.request.token_ids)
         if not self._by_key:
             self.idle.set()
-        # A rank that has gone computes nothing.
+        # If the rank has gone, nothing runs.
         with suppress(EngineFailed):
             self._ranks.cancel(job.key)
 
     def on_step(self, result: StepResult) -> None:
         for output in result.outputs:
             job = self._by_key.get(output.key)
-            # None where its call ended while the rank still had it.
+            # None if the call ended while the rank still had the prompt.
             if job is None:
                 continue
             waited = not job.has_first_token

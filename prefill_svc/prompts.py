@@ -1,4 +1,4 @@
-"""One prompt to compute, and what its caller hears of it."""
+"""One prompt to compute, and the events that its caller gets."""
 
 import asyncio
 from dataclasses import dataclass
@@ -16,16 +16,16 @@ from transfer.ticket import Ticket
 class Prompt:
     """A prompt as a decode worker sends it."""
 
-    # Ends with its first token; whether that is the last is the decode worker's business.
+    # Ends with its first token; the decode worker decides whether that is also the last.
     request: TokenRequest
     # The landing for its KV, which begins after the blocks that the decode worker holds.
     ticket: Ticket
     held_blocks: int
-    # A store worth asking for its prefix.
+    # A store that may hold a prefix of it.
     store: StoreTarget | None
 
     def to_rank(self, key: int) -> Submit:
-        """The prompt as the rank takes it, under the name that it has there."""
+        """The message that submits the prompt to a rank."""
         return Submit(key, self.request, push=PushTarget(self.ticket, self.held_blocks), fetch=self.store)
 
 
@@ -33,19 +33,19 @@ Event = FirstToken | PushEnded
 
 
 class Job:
-    """A prompt that the rank has. Ends with its PushEnded event, or with an error.
+    """A prompt that a rank has. Ends with its PushEnded event, or with an error.
 
-    The rank may tell of the push's end before it tells of the first token; the caller hears of it last.
+    The rank may report the end of the push before the first token; the caller gets it last.
     """
 
     def __init__(self, key: int, prompt: Prompt, deadline: float) -> None:
-        # The rank's name for it.
+        # Names the prompt between service and rank.
         self.key = key
         self.prompt = prompt
         # In seconds of the jobs' clock.
         self.deadline = deadline
         self.has_first_token = False
-        # Nothing comes after the last event that it has.
+        # No event comes after those that are queued.
         self._ended = False
         self._pushed: PushEnded | None = None
         self._events: asyncio.Queue[Event | MeshError] = asyncio.Queue()
@@ -55,7 +55,7 @@ class Job:
         return self.prompt.ticket.transfer_id
 
     async def next_event(self) -> Event:
-        """What comes next. Raises MeshError where the prompt cannot be computed or pushed."""
+        """The next event. Raises MeshError if the prompt cannot be computed or pushed."""
         event = await self._events.get()
         if isinstance(event, MeshError):
             raise event
@@ -66,7 +66,7 @@ class Job:
             self.fail(rebuild(output.refusal.reason, output.refusal.message))
         elif output.token_ids and not self.has_first_token:
             self.has_first_token = True
-            self._tell(_first_token(output))
+            self._emit(_first_token(output))
             self._end_if_pushed()
         elif output.finish is FinishReason.CANCELLED:
             self.fail(PushFailed("the prompt was cancelled"))
@@ -80,15 +80,15 @@ class Job:
 
     def fail(self, error: MeshError) -> None:
         """Only the first error counts."""
-        self._tell(error)
+        self._emit(error)
         self._ended = True
 
     def _end_if_pushed(self) -> None:
         if self.has_first_token and self._pushed is not None:
-            self._tell(self._pushed)
+            self._emit(self._pushed)
             self._ended = True
 
-    def _tell(self, event: Event | MeshError) -> None:
+    def _emit(self, event: Event | MeshError) -> None:
         if not self._ended:
             self._events.put_nowait(event)
 

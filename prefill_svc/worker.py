@@ -1,4 +1,4 @@
-"""The worker: its ranks, the prompts that they compute, and what admission says before."""
+"""The worker: its ranks, the prompts that they compute, and admission before them."""
 
 import time
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from worker.rank_host import RankHost
 
 
 class PrefillWorker:
-    """Made by `start`. `run` follows the ranks until one goes; `drain` and `close` end them, in this order."""
+    """Made by `start`. `run` reads the ranks until one goes; `drain`, then `host.close`, end it."""
 
     def __init__(self, config: PrefillConfig, host: RankHost, clock: Callable[[], float] = time.monotonic) -> None:
         assert config.engine.transfer is not None
@@ -40,7 +40,7 @@ class PrefillWorker:
         return self.jobs.live_prompts
 
     async def run(self) -> None:
-        """Follow the ranks. Raises EngineFailed once one has gone and every caller has been told so."""
+        """Run until a rank has gone. Raises EngineFailed once every live prompt has failed with it."""
         error = await self.host.run(self)
         self.jobs.fail_all(error)
         raise error
@@ -56,13 +56,13 @@ class PrefillWorker:
         return job
 
     def predicted_seconds(self, prompt: Prompt) -> float:
-        """Until its first token; 0 while the ranks' pace is unknown."""
+        """Predicted time until the prompt's first token; 0 while the ranks' pace is unknown."""
         load = self.host.report.load
         tokens = load.queued_prefill_tokens + len(prompt.request.token_ids)
         return tokens / load.prefill_tokens_per_second if load.prefill_tokens_per_second else 0.0
 
     async def drain(self, seconds: float) -> None:
-        """Take nothing new, give the prompts there are that time to end, then fail them."""
+        """Take nothing new, give the live prompts that time to end, then fail them."""
         await self.host.drain(self.jobs.idle, seconds)
         self.jobs.fail_all(WorkerDraining("the worker stops before the prompt was pushed: place it on another"))
 

@@ -1,4 +1,4 @@
-"""What no rank could ever run, told before it gets there. Pure: used by the services of both kinds of worker."""
+"""Refuses requests that no rank could ever run, before a rank gets them. Pure; both kinds of worker use it."""
 
 from collections.abc import Sequence
 

@@ -1,17 +1,17 @@
-"""Blocks of KV in the order of their prompts: from a block that a rank has, back to the root of its chain."""
+"""Blocks of KV in the order of their prompts: from a block that a rank holds, back to the root of its chain."""
 
 from collections.abc import Iterable, Sequence
 
 
 class Chains:
-    """Follows which reusable blocks a rank has, and what each comes after."""
+    """The reusable blocks that a rank holds, each with the block before it."""
 
     def __init__(self) -> None:
-        # The block before it; empty at the root.
+        # By block, the block before it in its chain; empty at the root.
         self._parents: dict[bytes, bytes] = {}
 
     def observe(self, stored: Sequence[bytes], parents: Sequence[bytes], removed: Iterable[bytes]) -> None:
-        """What left, and what came with what it comes after."""
+        """Note the blocks that left, then those that came, each with the block before it."""
         for block_hash in removed:
             self._parents.pop(block_hash, None)
         self._parents.update(zip(stored, parents, strict=True))
@@ -20,14 +20,14 @@ class Chains:
         return block_hash in self._parents
 
     def newest(self, most: int) -> list[list[bytes]]:
-        """That many whole chains at the most, those whose last block came last."""
+        """At most so many whole chains: those whose last block came last."""
         followed = set(self._parents.values())
         return self.ending_in([block_hash for block_hash in self._parents if block_hash not in followed][-most:])
 
     def ending_in(self, blocks: Sequence[bytes]) -> list[list[bytes]]:
         """The whole chains, root first, that end in one of the blocks.
 
-        A block that another of them follows ends no chain of its own; one whose chain has a gap is left out.
+        A block that another of the given blocks follows ends no chain of its own; chains with a gap are left out.
         """
         followed = {self._parents.get(block_hash) for block_hash in blocks}
         chains = (self._chain(block_hash) for block_hash in blocks if block_hash not in followed)

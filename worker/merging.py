@@ -1,4 +1,4 @@
-"""What the ranks of a worker are, and do, together. Pure; of one rank it is what that rank said."""
+"""What the ranks of a worker report, as one report. Pure; the report of a single rank stays as it is."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence

@@ -1,4 +1,4 @@
-"""A service's handle on its rank: starts the process, speaks with it, and leaves none behind."""
+"""A service's handle on one rank: starts the process, exchanges messages with it, and leaves none behind."""
 
 import asyncio
 import os
@@ -38,13 +38,13 @@ STOP_GRACE_SECONDS = 5.0
 class RankClient:
     """Made by `start`, in the main thread: the kernel ties the rank's life to the thread that forked.
 
-    What it is told, it is told in order; each method raises EngineFailed if the rank has gone.
+    Messages arrive in the order of the calls; each method that sends raises EngineFailed if the rank has gone.
 
     Attributes:
         name: what errors call the rank.
-        ready: what the rank said when it had loaded.
-        results: step results and news of transfers, in order, to be iterated once and promptly (unread, they pause the
-            engine after some MB); ends when the rank has gone.
+        ready: what the rank reported when it had loaded.
+        results: step results and news of transfers, in order. Iterate it once, and promptly: after some MB of unread
+            results the engine pauses. It ends when the rank has gone.
         closed: done when the process has ended, with its exit status. Wrap it in `asyncio.shield` to await it under
             a timeout.
     """
@@ -89,8 +89,8 @@ class RankClient:
         client = cls(name, process, reader, writer)
         started = False
         try:
-            told = _beside(observe or ObserveConfig(), rank)
-            client._send(Start(config.model_dump_json().encode(), told.model_dump_json().encode(), rank))
+            settings = _rank_settings(observe or ObserveConfig(), rank)
+            client._send(Start(config.model_dump_json().encode(), settings.model_dump_json().encode(), rank))
             client.ready = await client._until_ready()
             started = True
         finally:
@@ -122,7 +122,7 @@ class RankClient:
         self._send(PushOffer(ticket, list(hashes)))
 
     def kill(self) -> None:
-        """End the process without a word to it; `close` waits until it has ended."""
+        """Kill the process at once; `close` waits until it has ended."""
         with suppress(ProcessLookupError):
             self._process.kill()
 
@@ -169,7 +169,7 @@ class RankClient:
 
 
 def rank_environment(config: EngineConfig) -> dict[str, str]:
-    """The environment of a process that computes as `config` says; what is set in ours stays."""
+    """The environment of a process that computes as `config` says; variables that are set here stay."""
     # On a busy machine a compute thread that spins while it waits for its twin keeps that twin off its core: measured
     # with one other process on two cores, steps took 30 times as long. Asleep it costs a step 5 to 10%.
     # numpy's own threads have nothing to multiply here, and spin at the start.
@@ -183,7 +183,7 @@ def rank_environment(config: EngineConfig) -> dict[str, str]:
 async def _spawn(config: EngineConfig, connection: socket.socket) -> asyncio.subprocess.Process:
     descriptor = connection.fileno()
     tethered = [sys.executable, "-I", "-S", str(Path(tether.__file__)), str(os.getpid())]
-    # Our own path rules, so that the rank imports the code that we run.
+    # The rank follows our own rule for sys.path, so that it imports the code that this process runs.
     path_rule = ["-P"] if sys.flags.safe_path else []
     return await asyncio.create_subprocess_exec(
         *tethered,
@@ -194,7 +194,7 @@ async def _spawn(config: EngineConfig, connection: socket.socket) -> asyncio.sub
     )
 
 
-def _beside(observe: ObserveConfig, rank: int) -> ObserveConfig:
+def _rank_settings(observe: ObserveConfig, rank: int) -> ObserveConfig:
     """The service's settings with a trace file of the rank's own: `x.json` becomes `x.rank.json` or `x.rank1.json`."""
     path = observe.trace_file
     if path is None:

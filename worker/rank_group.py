@@ -1,4 +1,4 @@
-"""A worker's ranks as one: requests go to the best of them, what they say is merged, and the end of one ends all."""
+"""A worker's ranks as one: a request goes to the best rank, messages are merged, and the end of one rank ends all."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -20,12 +20,12 @@ RankMessage = StepResult | TransferNews
 class RankGroup:
     """Made by `start`, in the main thread. Requests have keys of the worker, and each key names its rank too.
 
-    What submits or cancels raises EngineFailed once a rank has gone.
+    Every method that sends raises EngineFailed once a rank has gone.
 
     Attributes:
         ranks: the clients, by rank.
         views: what is known of each rank, by rank.
-        ready: what the ranks said when they had loaded, merged.
+        ready: what the ranks reported when they had loaded, merged.
     """
 
     def __init__(self, ranks: Sequence[RankClient]) -> None:
@@ -82,13 +82,13 @@ class RankGroup:
     def first_token(self, first: FirstToken) -> None:
         self._client(first.key).first_token(first)
 
-    async def follow(self, hear: Callable[[int, RankMessage], None]) -> EngineFailed:
-        """Call `hear` with each rank and what it says, every rank's messages in its order, until a rank has gone.
+    async def run(self, on_message: Callable[[int, RankMessage], None]) -> EngineFailed:
+        """Call `on_message` with a rank and its message, for each message, in the order of that rank.
 
-        Then the others are killed, and the reason returned. To be called once, and promptly: unread results pause a
-        rank after some MB.
+        When a rank has gone, kill the others and return why. Call it once, and promptly: a rank whose results are not
+        read pauses after some MB.
         """
-        tasks = [asyncio.create_task(self._follow(rank, hear)) for rank in range(len(self.ranks))]
+        tasks = [asyncio.create_task(self._read(rank, on_message)) for rank in range(len(self.ranks))]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             self._failure = next(task.result() for task in tasks if task in done)
@@ -116,14 +116,14 @@ class RankGroup:
             raise EngineFailed(self._failure.message)
         return self.ranks[self.rank_of(key)]
 
-    async def _follow(self, rank: int, hear: Callable[[int, RankMessage], None]) -> EngineFailed:
-        """Returns why the rank has gone."""
+    async def _read(self, rank: int, on_message: Callable[[int, RankMessage], None]) -> EngineFailed:
+        """Read a rank's messages until it has gone; returns why it has."""
         client, view = self.ranks[rank], self.views[rank]
         try:
             async for message in client.results:
                 if isinstance(message, StepResult):
                     view.observe(message)
-                hear(rank, message)
+                on_message(rank, message)
         except EngineFailed as error:
             return error
         status = await asyncio.shield(client.closed)

@@ -25,21 +25,21 @@ TICK_SECONDS = 0.02
 
 
 class RankUser(Protocol):
-    """What a service does with what its ranks say."""
+    """A service, as it handles the messages of its ranks."""
 
     def on_step(self, result: StepResult) -> None: ...
 
     def on_news(self, news: TransferNews) -> None:
-        """Never of an offer to a store."""
+        """Never the end of an offer to a store."""
         ...
 
     def on_tick(self) -> None:
-        """Every few milliseconds."""
+        """Called every few milliseconds."""
         ...
 
 
 class RankHost:
-    """What both kinds of worker share. `run` follows the ranks until one goes; `drain` and `close` end them.
+    """What both kinds of worker share. `run` reads the ranks until one goes; `drain` and `close` end them.
 
     Attributes:
         draining: the worker takes nothing new.
@@ -99,15 +99,15 @@ class RankHost:
         await wait_for(idle, seconds)
 
     async def close(self) -> None:
-        """Stop the ranks, whatever they do."""
+        """Stop the ranks, and lose the requests in them."""
         await self.ranks.close()
 
     async def run(self, user: RankUser) -> EngineFailed:
-        """Takes nothing new, and returns why, once a rank has gone."""
+        """Return why, once a rank has gone. From then on the worker takes nothing new."""
         tasks = [asyncio.create_task(stores.run()) for stores in self.stores]
         tasks.append(asyncio.create_task(self._tick(user)))
         try:
-            return await self.ranks.follow(partial(self._on_message, user))
+            return await self.ranks.run(partial(self._on_message, user))
         finally:
             for task in tasks:
                 task.cancel()

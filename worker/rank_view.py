@@ -1,4 +1,4 @@
-"""One rank of a worker as its service sees it: what the rank said last, and what was asked of it since."""
+"""One rank of a worker as its service sees it: what the rank reported last, and what it was given since."""
 
 from engine.protocol.messages import Ready, StepResult, Submit
 from mesh.domain.workers import TransferCounters, WorkerLoad
@@ -11,7 +11,7 @@ class RankView:
 
     Attributes:
         load: as of the rank's last step.
-        transfers: as the rank last told.
+        transfers: as last reported.
         chains: the reusable blocks of the rank's pool.
     """
 
@@ -23,7 +23,7 @@ class RankView:
         self._uncomputed_tokens: dict[int, int] = {}
 
     def outlook(self, cached_blocks: int) -> RankOutlook:
-        """What a request would find that has so many leading blocks here."""
+        """What a new request would find here; the rank holds so many leading blocks of its prompt."""
         return RankOutlook(
             live_requests=len(self._uncomputed_tokens),
             queued_tokens=sum(self._uncomputed_tokens.values()),

@@ -9,7 +9,7 @@ from worker.config import WorkerConfig
 from worker.rank_host import RankHost
 from worker.status_link import StatusLink
 
-# How long a worker that ends waits for its scheduler to know.
+# How long a worker that ends waits for its scheduler to answer the report that it drains.
 FAREWELL_SECONDS = 1.0
 log = logging.getLogger(__name__)
 
@@ -22,30 +22,30 @@ class Worker(Protocol):
     def live_requests(self) -> int: ...
 
     async def run(self) -> None:
-        """Until its engine goes, and raise what ended it."""
+        """Run until a rank goes, and raise what ended it."""
         ...
 
     async def drain(self, seconds: float) -> None:
-        """Take nothing new, and give what there is that time to end."""
+        """Take nothing new, and give the live requests that time to end."""
         ...
 
 
 async def serve_worker(worker: Worker, server: MeshServer, config: WorkerConfig) -> None:
-    """Run a loaded worker until a signal. Raises EngineFailed where its rank dies before."""
+    """Run a loaded worker until a signal. Raises EngineFailed if one of its ranks dies before."""
     identity = worker.host.identity
     link = StatusLink(config.scheduler, identity, worker.host.report, config.status_interval_seconds)
-    following = asyncio.create_task(worker.run())
+    running = asyncio.create_task(worker.run())
     reporting = asyncio.create_task(link.run())
     signalled = asyncio.create_task(server.until_signal())
     await server.ready()
     log.info("worker ready", extra={"fields": {"id": identity.worker_id, "endpoint": identity.endpoint}})
-    await asyncio.wait({following, signalled}, return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait({running, signalled}, return_when=asyncio.FIRST_COMPLETED)
     log.info("worker stops", extra={"fields": {"live_requests": worker.live_requests}})
     await server.drain()
     await worker.drain(config.server.drain_seconds)
-    await link.told_draining(FAREWELL_SECONDS)
+    await link.drain_reported(FAREWELL_SECONDS)
     reporting.cancel()
-    if following.done():
-        # Raises what ended it: an engine that nobody stopped.
-        following.result()
-    following.cancel()
+    if running.done():
+        # Raises what ended the worker, if that was not the signal.
+        running.result()
+    running.cancel()

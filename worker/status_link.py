@@ -1,4 +1,4 @@
-"""The stream on which the scheduler hears of this worker: it comes back for ever, and its absence disturbs nobody."""
+"""The stream on which this worker reports to the scheduler. It is opened again for ever; requests do not need it."""
 
 import asyncio
 import logging
@@ -18,13 +18,13 @@ from worker.status_report import StatusReport
 
 log = logging.getLogger(__name__)
 
-# Without an answer for so long the scheduler is frozen or gone.
+# A scheduler that has not answered for so long is frozen or gone.
 ANSWER_SECONDS = 10.0
 HEARTBEATS_A_LEASE = 3
 
 
 class StatusLink:
-    """Reports to one scheduler: at once, after changes, and three times a lease at the least."""
+    """Reports to one scheduler: at once, after changes, and at least three times a lease."""
 
     def __init__(self, endpoint: str, identity: WorkerIdentity, report: StatusReport, interval_seconds: float) -> None:
         self._endpoint = endpoint
@@ -33,7 +33,7 @@ class StatusLink:
         self._interval_seconds = interval_seconds
         self._backoff = Backoff(log)
         self._connected = False
-        self._told_draining = asyncio.Event()
+        self._draining_reported = asyncio.Event()
 
     async def run(self) -> None:
         """Report until cancelled."""
@@ -41,32 +41,32 @@ class StatusLink:
             stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
             while True:
                 try:
-                    await self._follow(stub.ReportStatus())
+                    await self._report_on(stub.ReportStatus())
                 except MeshError as error:
                     self._connected = False
                     await self._backoff.failed(f"not reporting to the scheduler at {self._endpoint}", error)
 
-    async def told_draining(self, seconds: float) -> None:
+    async def drain_reported(self, seconds: float) -> None:
         """Return when the scheduler, if there is one, knows that this worker drains, or after that time."""
         if not self._connected:
             return
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                await self._told_draining.wait()
+                await self._draining_reported.wait()
 
-    async def _follow(self, call: Any) -> NoReturn:
-        """One stream, until it breaks; each message is answered before the next."""
-        # A broken stream is noticed at once, and not at the next heartbeat.
+    async def _report_on(self, call: Any) -> NoReturn:
+        """Report on one stream until it breaks; each message is answered before the next."""
+        # So that a broken stream is noticed at once, and not at the next heartbeat.
         call.add_done_callback(lambda _: self._report.wake())
         try:
-            lease_seconds = await self._tell(call, first=True)
+            lease_seconds = await self._send(call, first=True)
             log.info("reporting to the scheduler at %s", self._endpoint)
             self._connected = True
             self._backoff.succeeded()
             while True:
                 await asyncio.sleep(self._interval_seconds)
                 await self._report.wait(lease_seconds / HEARTBEATS_A_LEASE - self._interval_seconds)
-                lease_seconds = await self._tell(call, first=False)
+                lease_seconds = await self._send(call, first=False)
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error) from error
         except TimeoutError as error:
@@ -74,18 +74,18 @@ class StatusLink:
         finally:
             call.cancel()
 
-    async def _tell(self, call: Any, first: bool) -> float:
-        """Send what there is to tell; returns the lease in seconds."""
-        report = self._report.take(snapshot=first)
+    async def _send(self, call: Any, first: bool) -> float:
+        """Send one report; returns the lease in seconds."""
+        report = self._report.next_report(snapshot=first)
         async with asyncio.timeout(ANSWER_SECONDS):
-            # Writing on an ended call is a mistake of ours; reading from one says how it ended.
+            # Writing on an ended call would raise a usage error; reading from one raises what ended it.
             if not call.done():
                 await call.write(wire.status_message(report, self._identity if first else None))
             response = await call.read()
-        # gRPC gives None for what it cannot read.
+        # gRPC gives None for a message that it cannot parse.
         if not isinstance(response, scheduler_pb2.ReportStatusResponse):
             raise SchedulerUnavailable("the scheduler ended the stream, or sent a malformed message")
         if report.draining:
-            self._told_draining.set()
+            self._draining_reported.set()
         lease_seconds: float = response.lease.ToNanoseconds() / 1e9
         return lease_seconds

@@ -1,4 +1,4 @@
-"""What the scheduler has to be told: state, load, and which blocks came and went since it was last told."""
+"""What a worker reports to the scheduler: its state, its load, and the blocks that came and went since the last one."""
 
 import asyncio
 from collections.abc import Iterable
@@ -19,20 +19,20 @@ class Report:
     draining: bool
     load: WorkerLoad
     transfers: TransferCounters
-    # `stored` begins the list of everything: what was told before is void.
+    # `stored` begins the list of all blocks: earlier reports are void.
     snapshot: bool
     stored: list[bytes]
     removed: list[bytes]
 
 
 class StatusReport:
-    """Follows the rank; `take` gives what changed since the last report was taken."""
+    """Collects changes; `next_report` gives what changed since it was last called."""
 
     def __init__(self, total_blocks: int) -> None:
         self._load = WorkerLoad(free_blocks=total_blocks)
         self._transfers = TransferCounters()
         self._draining = False
-        # The rank's reusable blocks, in the order they came.
+        # The worker's reusable blocks, in the order in which they came.
         self._blocks: dict[bytes, None] = {}
         # Net changes since the last report: whether the block is there now.
         self._changes: dict[bytes, bool] = {}
@@ -53,7 +53,7 @@ class StatusReport:
         removed: Iterable[bytes],
         transfers: TransferCounters | None = None,
     ) -> None:
-        """What a step of the rank changed: `removed` left before `stored` came. None says nothing of transfers."""
+        """Note what a step changed: `removed` left before `stored` came. Without `transfers` they are as before."""
         self._load = load
         self._transfers = transfers or self._transfers
         self._remove(removed)
@@ -69,22 +69,25 @@ class StatusReport:
         self._changed.set()
 
     async def wait(self, timeout_seconds: float) -> None:
-        """Return when there is something to tell, or after the timeout."""
+        """Return when there is something to report, or after the timeout."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_seconds):
                 await self._changed.wait()
 
-    def take(self, snapshot: bool) -> Report:
-        """What to tell now. With `snapshot`, everything, for a scheduler that knows nothing; big lists take several."""
+    def next_report(self, snapshot: bool) -> Report:
+        """The changes since the last report, or as many as one message holds: `wait` returns at once for the rest.
+
+        With `snapshot` all blocks are reported again, for a scheduler that knows nothing of this worker.
+        """
         if snapshot:
             self._changes = dict.fromkeys(self._blocks, True)
-        told = dict(islice(self._changes.items(), MESSAGE_HASHES))
-        for block_hash in told:
+        reported = dict(islice(self._changes.items(), MESSAGE_HASHES))
+        for block_hash in reported:
             del self._changes[block_hash]
         if not self._changes:
             self._changed.clear()
-        stored = [block_hash for block_hash, present in told.items() if present]
-        removed = [block_hash for block_hash, present in told.items() if not present]
+        stored = [block_hash for block_hash, present in reported.items() if present]
+        removed = [block_hash for block_hash, present in reported.items() if not present]
         return Report(self._draining, self._load, self._transfers, snapshot, stored, removed)
 
     def _store(self, block_hashes: Iterable[bytes]) -> None:
@@ -98,7 +101,7 @@ class StatusReport:
             self._change(block_hash, False)
 
     def _change(self, block_hash: bytes, present: bool) -> None:
-        # What came and went between two reports is no news, and must not pile up while nobody listens.
+        # A block that came and went between two reports is not reported, and must not pile up without a scheduler.
         if self._changes.get(block_hash, present) is present:
             self._changes[block_hash] = present
         else:

@@ -1,4 +1,4 @@
-"""Which processes make a mesh on one machine, and what each is told: plain data from plain data."""
+"""Which processes make a mesh on one machine, and the settings of each. Pure: plain data from plain data."""
 
 import json
 import os
@@ -23,9 +23,9 @@ MODULES: Mapping[str, str] = {
     "gateway": "gateway",
 }
 WORKER_MODULES = (MODULES["prefill"], MODULES["decode"])
-# A segment of GPU memory costs the host the same, however large it is.
+# Large, because the host's cost of a segment in GPU memory does not depend on its size.
 GPU_SLOT_BYTES = 64 << 20
-# Workers take as long as their checkpoint does.
+# For services that load no checkpoint; workers have no limit.
 READY_SECONDS = 60.0
 
 
@@ -35,26 +35,26 @@ class ServiceSpec:
 
     name: str
     module: str
-    # gRPC, with health; None takes a free one at every start.
+    # Port of its gRPC, with health; None takes a free one at every start.
     port: int | None
     settings: tuple[str, ...]
-    # How long it may take to be ready; None waits for as long as it lives.
+    # Seconds in which it must be ready; None waits for as long as it lives.
     ready_seconds: float | None
-    # One of several that do the same work: the mesh goes on while another is left.
+    # One of several that do the same work: the mesh goes on while another one is left.
     worker: bool = False
-    # The mesh goes on without it, slower.
+    # Without it the mesh is only slower.
     optional: bool = False
-    # Where it computes; None is the CPU.
+    # The GPU that it computes on; None is the CPU.
     gpu: Gpu | None = None
 
     @property
     def environment(self) -> dict[str, str]:
-        """What it finds in its environment beside ours."""
+        """Variables that its environment has beside the supervisor's."""
         return {} if self.gpu is None else self.gpu.environment
 
     def command(self, port: int) -> list[str]:
         """The command line that serves on `port`."""
-        # Metrics on any port; the service logs which.
+        # Metrics take any free port; the service logs it.
         settings = (f"server.port={port}", "server.metrics_port=0", *self.settings)
         return [sys.executable, "-P", "-m", self.module, *(part for each in settings for part in ("--set", each))]
 
@@ -71,16 +71,16 @@ class MeshPlan:
     grpc_port: int = GRPC_PORT
     scheduler_port: int = SCHEDULER_PORT
     settings: tuple[str, ...] = ()
-    # None: decode workers compute prompts themselves.
+    # Without any, decode workers compute prompts themselves.
     prefill_workers: int = 0
-    # One KV store on each: those who ask it know it by its endpoint.
+    # A KV store on each port; workers and scheduler know a store by its endpoint.
     store_ports: tuple[int, ...] = ()
-    # Of this machine, by name.
+    # Names of this machine's GPUs.
     gpus: tuple[str, ...] = ()
 
     @property
     def workers(self) -> int:
-        """Those that compute."""
+        """Number of decode and prefill workers."""
         return self.decode_workers + self.prefill_workers
 
     @property
@@ -101,9 +101,9 @@ def compose(plan: MeshPlan, cpu_count: int | None = None) -> list[ServiceSpec]:
     common = (*_worker_settings(plan, cpu_count or os.cpu_count() or 1), *stores)
 
     def workers(service: str, count: int) -> list[ServiceSpec]:
-        of_gpus = [(name, gpus.get(name)) for name in _names(service, count)]
+        devices = [(name, gpus.get(name)) for name in _names(service, count)]
         return [
-            _worker(service, name, gpu, (*common, *_own_settings(plan, gpu), *asked[service])) for name, gpu in of_gpus
+            _worker(service, name, gpu, (*common, *_own_settings(plan, gpu), *asked[service])) for name, gpu in devices
         ]
 
     return [
@@ -115,14 +115,17 @@ def compose(plan: MeshPlan, cpu_count: int | None = None) -> list[ServiceSpec]:
     ]
 
 
-def whereabouts(specs: Sequence[ServiceSpec]) -> str:
-    """Which worker computes where, in words."""
+def device_list(specs: Sequence[ServiceSpec]) -> str:
+    """The device of each worker, in words."""
     workers = [spec for spec in specs if spec.module in WORKER_MODULES]
     return ", ".join(f"{spec.name} on {_device(spec.gpu)}" for spec in workers)
 
 
 def split_settings(settings: Sequence[str]) -> dict[str, list[str]]:
-    """ "decode.engine.max_requests=8" under "decode", without the prefix; every service has an entry."""
+    """Settings by service: "decode.engine.max_requests=8" stands under "decode", without the prefix.
+
+    Every service has an entry. Raises ConfigError for a setting of no service.
+    """
     split: dict[str, list[str]] = {service: [] for service in MODULES}
     for setting in settings:
         service, dot, rest = setting.partition(".")
@@ -143,16 +146,16 @@ def _names(service: str, workers: int) -> list[str]:
 
 
 def _assign_gpus(plan: MeshPlan, asked: Mapping[str, Sequence[str]]) -> dict[str, Gpu]:
-    """By name of the worker."""
+    """The GPU of each worker that has one, by the worker's name."""
     workers = {"decode": plan.decode_workers, "prefill": plan.prefill_workers}
     takers = [_names(service, count) for service, count in workers.items() if _takes_gpu(asked[service])]
     return assign([name for names in takers for name in names], plan.gpus)
 
 
 def _takes_gpu(settings: Sequence[str]) -> bool:
-    """Whether workers that are told this compute on a GPU where there is one."""
-    told = dict(setting.split("=", 1) for setting in settings)
-    return told.get("engine.device") != "cpu" and told.get("engine.backend") != "oracle"
+    """Whether workers with these settings compute on a GPU if there is one."""
+    values = dict(setting.split("=", 1) for setting in settings)
+    return values.get("engine.device") != "cpu" and values.get("engine.backend") != "oracle"
 
 
 def _worker(service: str, name: str, gpu: Gpu | None, settings: Sequence[str]) -> ServiceSpec:
@@ -162,13 +165,13 @@ def _worker(service: str, name: str, gpu: Gpu | None, settings: Sequence[str]) -
 
 
 def _own_settings(plan: MeshPlan, gpu: Gpu | None) -> list[str]:
-    """What depends on where a worker computes."""
+    """Settings that depend on the device of a worker."""
     return [*_memory_settings(gpu, plan.workers), *_transfer_settings(plan, gpu)]
 
 
 def _memory_settings(gpu: Gpu | None, workers: int) -> list[str]:
     if gpu is not None:
-        # Rounded down: together they must not ask for more than there is.
+        # Rounded down, so that together they do not ask for more than there is.
         return [f"engine.memory_share={1000 // gpu.workers / 1000}"] if gpu.workers > 1 else []
     # Each takes its KV pool from what is free when it starts: half of it, between them.
     return [f"engine.kv_memory_fraction={min(0.25, 0.5 / workers):.3f}"] if workers > 1 else []
@@ -186,7 +189,7 @@ def _stores_setting(plan: MeshPlan) -> list[str]:
 def _gateway_settings(plan: MeshPlan) -> list[str]:
     settings = [f"http.port={plan.http_port}", f"scheduler={HOST}:{plan.scheduler_port}"]
     if plan.model_dir is not None:
-        # JSON is YAML, and quotes whatever a path may hold.
+        # JSON is YAML, and quotes any character that a path may have.
         settings.append("models=" + json.dumps([{"tokenizer_dir": str(plan.model_dir.resolve())}]))
     return settings
 
@@ -196,7 +199,7 @@ def _worker_settings(plan: MeshPlan, cpu_count: int) -> list[str]:
     if plan.model_dir is not None:
         settings.append("engine.model_dir=" + json.dumps(str(plan.model_dir.resolve())))
     if plan.workers > 1:
-        # Each would take every core otherwise.
+        # Otherwise each worker would take every core.
         settings.append(f"engine.threads={max(1, cpu_count // plan.workers)}")
     return settings
 
@@ -204,5 +207,5 @@ def _worker_settings(plan: MeshPlan, cpu_count: int) -> list[str]:
 def _transfer_settings(plan: MeshPlan, gpu: Gpu | None) -> list[str]:
     if not plan.prefill_workers and not plan.store_ports:
         return []
-    told = {} if gpu is None else {"slot_bytes": GPU_SLOT_BYTES}
-    return ["engine.transfer=" + json.dumps(told)]
+    transfer = {} if gpu is None else {"slot_bytes": GPU_SLOT_BYTES}
+    return ["engine.transfer=" + json.dumps(transfer)]

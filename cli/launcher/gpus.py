@@ -1,4 +1,4 @@
-"""The GPUs of this machine, and which worker gets which: without torch, which the supervisor does not load."""
+"""The GPUs of this machine, and which worker gets which. Without torch: the supervisor does not load it."""
 
 import ctypes
 import os
@@ -22,7 +22,7 @@ class Gpu:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What makes it the first device of a process."""
+        """The environment that makes this GPU the first device of a process."""
         return {VISIBLE_DEVICES: ",".join((self.name, *self.others))}
 
 
@@ -32,13 +32,13 @@ def find_gpus() -> tuple[str, ...]:
 
 
 def name_gpus(count: int, visible: str | None) -> tuple[str, ...]:
-    """The first `count` names of `visible`, the value of CUDA_VISIBLE_DEVICES; indices where it is not set."""
+    """The first `count` names of `visible`, the value of CUDA_VISIBLE_DEVICES; indices if that is not set."""
     names = map(str, range(count)) if visible is None else map(str.strip, visible.split(","))
     return tuple(names)[:count]
 
 
 def assign(workers: Sequence[str], gpus: Sequence[str]) -> dict[str, Gpu]:
-    """One GPU after the other to each worker in turn, and again from the first; to none where there is none."""
+    """Give the workers the GPUs in turn, beginning again with the first GPU after the last; empty without GPUs."""
     if not gpus:
         return {}
     sharing = [len(range(index, len(workers), len(gpus))) for index in range(len(gpus))]
@@ -51,7 +51,7 @@ def assign(workers: Sequence[str], gpus: Sequence[str]) -> dict[str, Gpu]:
 
 
 def _count_gpus() -> int:
-    """As the driver counts, which heeds CUDA_VISIBLE_DEVICES and whatever a container hides."""
+    """The driver's count, which heeds CUDA_VISIBLE_DEVICES and leaves out what a container hides."""
     count = ctypes.c_int(0)
     try:
         driver = ctypes.CDLL(_DRIVER)

@@ -21,7 +21,7 @@ class LinePrinter:
         if self._coloured:
             # By name, so that a worker keeps its colour when it is started again.
             label = f"\x1b[{_COLOURS[zlib.crc32(name.encode()) % len(_COLOURS)]}m{label}\x1b[0m"
-        # `deepmesh up | head` goes on serving, unheard.
+        # `deepmesh up | head` goes on serving when nobody reads its lines any more.
         with suppress(BrokenPipeError):
             self._output.write(f"{label} │ {line}\n")
             self._output.flush()

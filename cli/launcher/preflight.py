@@ -1,4 +1,4 @@
-"""What can be known to be wrong before any process starts."""
+"""Checks that are made before any process starts."""
 
 import json
 from collections.abc import Iterable
@@ -9,13 +9,13 @@ from cli.launcher.composition import HOST, MeshPlan
 from mesh.errors import CheckpointError, ConfigError
 from mesh.ports import why_not
 
-# Carries KV between processes.
+# The package that carries KV between processes.
 TRANSPORT = "ucxx"
 INDEX = "model.safetensors.index.json"
 
 
 def check_plan(plan: MeshPlan) -> None:
-    """Raises ConfigError for a port that cannot be had, CheckpointError for a model that cannot be one."""
+    """Raises ConfigError for a port that is taken, CheckpointError for a model that is not complete."""
     if plan.model_dir is not None:
         check_model_dir(plan.model_dir)
     check_transfers(plan)
@@ -23,7 +23,7 @@ def check_plan(plan: MeshPlan) -> None:
 
 
 def check_transfers(plan: MeshPlan) -> None:
-    """Whether KV can move, where the plan has somebody to move it to."""
+    """Raises ConfigError if the plan moves KV and the package that carries it is missing."""
     if (plan.prefill_workers or plan.store_ports) and find_spec(TRANSPORT) is None:
         raise ConfigError(f"--prefill and --kvstore need the package {TRANSPORT}: install deepmesh's requirements")
 
@@ -38,7 +38,7 @@ def check_ports(ports: dict[str, int]) -> None:
 
 
 def check_model_dir(directory: Path) -> None:
-    """Presence alone: the worker that loads it checks what is in it."""
+    """Raises CheckpointError if files are missing. The worker that loads them checks what is in them."""
     if not directory.is_dir():
         raise CheckpointError(f"no directory {directory}: write a model with deepmesh make-checkpoint {directory}")
     needed = ["config.json", "tokenizer.json", *_shards(directory)]

@@ -65,22 +65,22 @@ class Child:
             )
         finally:
             os.close(write_end)
-        self._ended = asyncio.create_task(self._follow(self._process, os.fdopen(read_end, "rb")))
+        self._ended = asyncio.create_task(self._read_until_ended(self._process, os.fdopen(read_end, "rb")))
 
     async def wait(self) -> int:
-        """Its exit status, once it has ended and its output was read; negative is the number of a signal."""
+        """Return its exit status once it has ended and its output was read. A negative status is a signal's number."""
         assert self._ended is not None
         return await asyncio.shield(self._ended)
 
     @property
     def last_words(self) -> str:
-        """ ": " and the last line it wrote; empty where it wrote none."""
+        """ ": " and the last line that it wrote; empty if it wrote none."""
         return ": " + self.tail[-1] if self.tail else ""
 
     async def wait_ready(self, endpoint: str, timeout_seconds: float | None = None) -> None:
         """Return when gRPC health at `endpoint` says that `readiness` is SERVING.
 
-        Raises ProcessFailed with its last words where it ends first, or does not get there in time.
+        Raises ProcessFailed, with the last line that it wrote, if it ends first or is not ready in time.
         """
         assert self._ended is not None
         ready = asyncio.create_task(until_ready(endpoint))
@@ -94,7 +94,8 @@ class Child:
             ready.cancel()
 
     async def stop(self, grace_seconds: float) -> None:
-        """SIGTERM, then SIGKILL after the grace. Returns when nothing of it is left; may be called twice."""
+        """Send SIGTERM, then SIGKILL after the grace. Returns when the process and its children have ended; may be
+        called twice."""
         if self._process is None or self._ended is None:
             return
         if self._ended.done():
@@ -106,14 +107,14 @@ class Child:
             self._kill_session()
         await self._ended
 
-    async def _follow(self, process: asyncio.subprocess.Process, output: BinaryIO) -> int:
+    async def _read_until_ended(self, process: asyncio.subprocess.Process, output: BinaryIO) -> int:
         reader = asyncio.StreamReader()
         protocol = asyncio.StreamReaderProtocol(reader)
         transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, output)
         lines = asyncio.create_task(self._read_lines(reader))
         try:
             status = await process.wait()
-            # What it started itself may hold the pipe open, and must not outlive it.
+            # Processes that it started may hold the pipe open, and must not outlive it.
             self._kill_session()
             await lines
             return status
@@ -127,11 +128,11 @@ class Child:
             if len(rest) >= _LONGEST_LINE:
                 lines, rest = [*lines, rest], b""
             for line in lines:
-                self._take(line)
+                self._pass_on(line)
         if rest:
-            self._take(rest)
+            self._pass_on(rest)
 
-    def _take(self, line: bytes) -> None:
+    def _pass_on(self, line: bytes) -> None:
         text = line.decode(errors="replace").rstrip("\r")
         self.tail.append(text)
         self._on_line(self.name, text)
@@ -142,7 +143,7 @@ class Child:
 
 
 def tethered(command: Sequence[str]) -> list[str]:
-    """`command` such that the kernel kills it when this process dies; start it from the main thread."""
+    """`command`, killed by the kernel when this process dies. Start it from the main thread."""
     return [sys.executable, "-I", "-S", str(Path(tether.__file__)), str(os.getpid()), *command]
 
 

@@ -7,7 +7,7 @@ from mesh.launch import EXIT_USELESS_TO_RETRY
 
 @dataclass(frozen=True)
 class RestartPolicy:
-    """Starts again after 0.5 s, doubled for each end in a row up to 30 s; a minute of service ends the row.
+    """Starts again after 0.5 s, doubled for each end in a row up to 30 s; a minute of being ready ends the row.
 
     Gives up after five in a row, and at once on the exit status that says starting again is useless.
     """

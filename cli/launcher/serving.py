@@ -1,4 +1,4 @@
-"""Waiting until a mesh takes requests: every process may be ready before the gateway has heard of the workers."""
+"""Waits until a mesh takes requests: the gateway learns of the workers after every process is ready."""
 
 import asyncio
 

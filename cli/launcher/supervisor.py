@@ -22,7 +22,7 @@ class Supervisor:
     """`start` returns when every service is ready; `until_failure` then restarts what dies; `stop` leaves nothing.
 
     A service that cannot be kept running ends the mesh, except a worker while another one serves, and what is optional.
-    `on_line(name, line)` gets every line of every process, and what the supervisor has to say under the name "mesh".
+    `on_line(name, line)` gets every line of every process, and the supervisor's own lines under the name "mesh".
     """
 
     def __init__(
@@ -41,11 +41,11 @@ class Supervisor:
 
     @property
     def process_ids(self) -> dict[str, int]:
-        """Of the services that were started, by name."""
+        """Process ids of the services that were started, by name."""
         return {name: child.process_id for name, child in self._children.items()}
 
     async def start(self) -> None:
-        """Start the first service, then the others at once. Raises ProcessFailed where one does not get ready."""
+        """Start the first service, then all others together. Raises ProcessFailed if one does not get ready."""
         first, *others = self._specs
         await self._start(first)
         starts = [asyncio.create_task(self._start(spec)) for spec in others]
@@ -71,9 +71,9 @@ class Supervisor:
                 self._on_line(NAME, f"{failure}: going on without it")
 
     async def restart(self, names: Collection[str]) -> None:
-        """Stop these services and start them again, together; not while `until_failure` runs, which would do it too.
+        """Stop these services and start them again, together. Not while `until_failure` runs: it restarts too.
 
-        Raises ProcessFailed where one does not get ready.
+        Raises ProcessFailed if one does not get ready.
         """
         assert not self._keepers
         await asyncio.gather(*(self._children[name].stop(STOP_GRACE_SECONDS) for name in names))
@@ -104,7 +104,7 @@ class Supervisor:
             await self._restart(spec, ends, status)
 
     async def _restart(self, spec: ServiceSpec, ends: int, status: int) -> None:
-        """Start again until it is ready. Raises ProcessFailed where the policy gives up."""
+        """Start a service again until it is ready. Raises ProcessFailed when the policy gives up."""
         while True:
             ended = f"{spec.name} ended with {describe_status(status)}"
             delay = self._policy.delay_seconds(ends, status)
@@ -123,11 +123,11 @@ class Supervisor:
 def _environment() -> dict[str, str]:
     ours = str(Path(mesh.__file__).parents[1])
     return {
-        # Before what is there: a service must not run other code than its supervisor.
+        # Ours comes first: a service must not run other code than its supervisor.
         "PYTHONPATH": os.pathsep.join(filter(None, (ours, os.environ.get("PYTHONPATH")))),
-        # gRPC's own lines about what services report as errors of theirs; read when it is imported.
+        # Silences gRPC's own lines: services report the same errors themselves. Read when gRPC is imported.
         "GRPC_VERBOSITY": os.environ.get("GRPC_VERBOSITY", "NONE"),
-        # ucxx sets a variable that a UCX without CUDA does not know.
+        # Silences UCX's warning of a variable that ucxx sets and that a UCX without CUDA does not know.
         "UCX_WARN_UNUSED_ENV_VARS": os.environ.get("UCX_WARN_UNUSED_ENV_VARS", "n"),
     }
 

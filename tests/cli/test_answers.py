@@ -81,15 +81,15 @@ async def test_nobody_listening_is_one_clear_error() -> None:
 
 def test_no_text_has_no_times() -> None:
     answer = Answer()
-    answer.asked()
+    answer.start()
     assert (answer.ttft_ms, answer.tpot_ms) == (None, None)
 
 
 def test_times_are_per_token_after_the_first() -> None:
     answer = Answer()
-    answer.asked()
+    answer.start()
     for _ in range(3):
-        answer.arrived()
+        answer.note_text()
     answer.completion_tokens = 3
     assert answer.ttft_ms is not None and answer.tpot_ms is not None
     assert 0 <= answer.ttft_ms < 1000 and 0 <= answer.tpot_ms < 1000

@@ -27,7 +27,7 @@ async def test_an_answer_is_printed_as_it_streams() -> None:
     async with gateway.served() as server:
         talk = conversation(server.endpoint, output)
         await talk.connect()
-        await talk.turn("Hi")
+        await talk.ask("Hi")
         await talk.close()
     assert output.getvalue() == "hmm \nHello there\n"
     assert gateway.requests[0].max_tokens == 9
@@ -39,7 +39,7 @@ async def test_reasoning_is_dimmed_on_a_terminal() -> None:
         console = Console(file=output, force_terminal=True, highlight=False, soft_wrap=True, emoji=False)
         talk = Conversation(server.endpoint, None, gateway_pb2.GenerateRequest(), [], console)
         await talk.connect()
-        await talk.turn("Hi")
+        await talk.ask("Hi")
         await talk.close()
     assert "\x1b[2mhmm \x1b[0m" in output.getvalue()
     assert "\x1b" not in output.getvalue().partition("Hello")[2]
@@ -50,8 +50,8 @@ async def test_the_next_turn_carries_the_conversation_without_its_reasoning() ->
     async with gateway.served() as server:
         talk = conversation(server.endpoint, io.StringIO(), [{"role": "system", "content": "Be brief."}])
         await talk.connect()
-        await talk.turn("Hi")
-        await talk.turn("And?")
+        await talk.ask("Hi")
+        await talk.ask("And?")
         await talk.close()
     assert said(gateway.requests[1]) == [
         ("system", "Be brief."),
@@ -67,7 +67,7 @@ async def test_an_answer_cannot_steer_the_terminal() -> None:
     async with gateway.served() as server:
         talk = conversation(server.endpoint, output)
         await talk.connect()
-        await talk.turn("Hi")
+        await talk.ask("Hi")
         await talk.close()
     assert output.getvalue() == "[red]not markup[/red] [/] :smile: ␛[2J\n"
 
@@ -84,9 +84,9 @@ async def test_a_failed_turn_is_taken_back() -> None:
         talk = conversation(server.endpoint, io.StringIO())
         await talk.connect()
         with pytest.raises(Overloaded):
-            await talk.turn("first")
+            await talk.ask("first")
         failing = False
-        await talk.turn("second")
+        await talk.ask("second")
         await talk.close()
     assert said(gateway.requests[1]) == [("user", "second")]
 
@@ -105,14 +105,14 @@ async def test_a_stopped_answer_stays_and_its_call_is_cancelled() -> None:
     async with gateway.served() as server:
         talk = conversation(server.endpoint, shown)
         await talk.connect()
-        turn = asyncio.create_task(talk.turn("Hi"))
+        turn = asyncio.create_task(talk.ask("Hi"))
         await eventually(lambda: "there" in shown.getvalue())
         turn.cancel()
         with pytest.raises(asyncio.CancelledError):
             await turn
         await asyncio.wait_for(ended.wait(), 5)
         stop = False
-        await talk.turn("go on")
+        await talk.ask("go on")
         await talk.close()
     assert "[stopped]" in shown.getvalue()
     assert said(gateway.requests[1]) == [("user", "Hi"), ("assistant", "Hello there"), ("user", "go on")]
@@ -134,5 +134,5 @@ async def test_an_error_of_the_gateway_is_shown_as_it_is() -> None:
         talk = conversation(server.endpoint, io.StringIO())
         await talk.connect()
         with pytest.raises(MeshError, match="the mesh is full"):
-            await talk.turn("Hi")
+            await talk.ask("Hi")
         await talk.close()

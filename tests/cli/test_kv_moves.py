@@ -15,7 +15,7 @@ def snapshot(*workers: scheduler_pb2.WorkerStatus) -> scheduler_pb2.WatchWorkers
     return scheduler_pb2.WatchWorkersResponse(workers=workers, stores=[store])
 
 
-def test_what_workers_received_in_between_is_summed_by_transport() -> None:
+def test_bytes_that_workers_received_in_between_are_summed_by_transport() -> None:
     before = snapshot(worker(received_bytes={"tcp": 10, "posix": 5}, fetched_blocks=2))
     after = snapshot(
         worker(received_bytes={"tcp": 40, "posix": 5}, fetched_blocks=5),
@@ -29,6 +29,6 @@ def test_a_worker_that_was_started_in_between_began_at_nothing() -> None:
     assert moves_between(before, snapshot(worker("2", received_bytes={"tcp": 30}))) == KvMoves({"tcp": 30}, 0)
 
 
-def test_where_nothing_moved_no_transport_is_named() -> None:
+def test_without_transfers_no_transport_is_named() -> None:
     still = snapshot(worker(received_bytes={"tcp": 100}))
     assert moves_between(still, still) == KvMoves({}, 0)

@@ -23,7 +23,7 @@ LIMITS = QueueLimits(waiting_requests=2, queued_prefill_tokens=100, kept_tokens=
         {"stop_token_ids": [0, 99]},
     ],
 )
-def test_what_can_run_here_passes(changes: dict[str, Any]) -> None:
+def test_a_request_that_can_run_here_passes(changes: dict[str, Any]) -> None:
     check(make_submission(**changes), READY, can_prefill=True)
 
 
@@ -46,7 +46,7 @@ def test_what_can_run_here_passes(changes: dict[str, Any]) -> None:
         ({"sampling": Sampling(top_logprobs=21)}, "top_logprobs"),
     ],
 )
-def test_what_can_never_run_is_refused_with_its_field(changes: dict[str, Any], field: str) -> None:
+def test_a_request_that_can_never_run_is_refused_with_its_field(changes: dict[str, Any], field: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         check(make_submission(**changes), READY, can_prefill=True)
     assert caught.value.metadata["field"] == field

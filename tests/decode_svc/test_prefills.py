@@ -109,7 +109,7 @@ async def test_a_prompt_is_sent_with_its_landing_and_its_tokens_come_back() -> N
         (first,) = rank.first_tokens
         assert (first.key, first.token_id, first.cached_tokens, first.store_cached_tokens) == (0, 42, 128, 64)
         assert first.logprobs == Logprobs(-0.5, [42], [-0.5])
-        rank.say(rank.step(rank.output(0, 10, "length", [Logprobs(-0.5, [42], [-0.5])] * 10)))
+        rank.emit(rank.step(rank.output(0, 10, "length", [Logprobs(-0.5, [42], [-0.5])] * 10)))
         request = await gateway.ended(1)
         assert (request.error, len(request.tokens), len(request.logprobs)) == (None, 10, 10)
         assert not call.cancelled
@@ -120,7 +120,7 @@ async def test_a_prompt_that_the_rank_computes_after_all_is_sent_nowhere() -> No
     async with decode_without_rank() as running, fake_prefill() as prefill, gateway_client(running.endpoint) as gateway:
         rank = rank_of(running)
         key = await submitted(running, gateway, prefill)
-        rank.say(rank.step(rank.output(key, 10, "length")))
+        rank.emit(rank.step(rank.output(key, 10, "length")))
         assert (await gateway.ended(1)).error is None
         assert not prefill.calls
 
@@ -133,7 +133,7 @@ async def test_a_prompt_computed_here_asks_the_store_itself() -> None:
         fetch = rank.submitted[0].fetch
         assert fetch is not None
         assert (rank.submitted[0].lands, fetch.store_id, fetch.blocks) == (False, "store-1", 2)
-        rank.say(rank.step(rank.output(0, 10, "length")))
+        rank.emit(rank.step(rank.output(0, 10, "length")))
         await gateway.ended(1)
 
 
@@ -177,10 +177,10 @@ async def test_a_prefill_worker_that_dies_when_its_work_is_done_disturbs_nobody(
         rank = rank_of(running)
         async with fake_prefill() as prefill:
             await called(running, gateway, prefill)
-            rank.say(rank.step(rank.output(0)), rank.step(rank.output(0)))
+            rank.emit(rank.step(rank.output(0)), rank.step(rank.output(0)))
             await gateway.until(lambda: len(gateway.requests[1].tokens) == 2)
         await asyncio.sleep(0.1)
-        rank.say(rank.step(rank.output(0, 1, "length")))
+        rank.emit(rank.step(rank.output(0, 1, "length")))
         request = await gateway.ended(1)
         assert (request.error, len(request.tokens), rank.cancelled) == (None, 3, [])
 
@@ -204,10 +204,10 @@ async def test_kv_that_did_not_land_has_the_request_placed_again_after_its_first
             call.answer(done={"pushed_bytes": 2**40, "transport": "tcp"})
             call.end()
             await eventually(lambda: ended("done") == done_before + 1)
-        rank.say(rank.step(rank.output(0)))
+        rank.emit(rank.step(rank.output(0)))
         await gateway.until(lambda: gateway.requests[1].tokens)
         refusal = Refusal(PrefillLost.reason, "a segment's digest was wrong")
-        rank.say(rank.step(Output(0, len(PROMPT) + 1, [], refusal=refusal)))
+        rank.emit(rank.step(Output(0, len(PROMPT) + 1, [], refusal=refusal)))
         request = await gateway.ended(1)
         assert len(request.tokens) == 1
         assert "digest was wrong" in lost(gateway).message
@@ -253,7 +253,7 @@ async def test_a_first_token_with_other_log_probabilities_than_asked_for_is_a_mi
         assert not rank_of(running).first_tokens
 
 
-async def test_a_second_first_token_is_a_mistake_that_the_rank_does_not_hear_of() -> None:
+async def test_a_second_first_token_is_a_mistake_and_does_not_reach_the_rank() -> None:
     async with decode_without_rank() as running, fake_prefill() as prefill, gateway_client(running.endpoint) as gateway:
         call = await called(running, gateway, prefill)
         call.first_token(42)
@@ -321,7 +321,7 @@ async def test_cancelling_ends_the_call_at_any_stage(stage: str) -> None:
             await eventually(lambda: bool(rank.first_tokens))
         await gateway.send(cancellation=decode_pb2.Cancellation(stream_id=1))
         await eventually(lambda: rank.cancelled == [0])
-        rank.say(rank.step(rank.output(0, 0, "cancelled")))
+        rank.emit(rank.step(rank.output(0, 0, "cancelled")))
         request = await gateway.ended(1)
         assert request.finished == common_pb2.FINISH_REASON_CANCELLED
         if stage == "waiting":
@@ -338,7 +338,7 @@ async def test_a_request_that_ends_with_its_first_token_needs_no_more_of_its_pro
     async with decode_without_rank() as running, fake_prefill() as prefill, gateway_client(running.endpoint) as gateway:
         rank = rank_of(running)
         call = await called(running, gateway, prefill)
-        rank.say(rank.step(rank.output(0, 1, "stop")))
+        rank.emit(rank.step(rank.output(0, 1, "stop")))
         assert (await gateway.ended(1)).error is None
         await eventually(lambda: call.cancelled)
 
@@ -359,7 +359,7 @@ async def test_a_gateway_that_hangs_up_for_good_ends_its_calls() -> None:
         assert rank_of(running).cancelled == [0]
 
 
-async def test_the_death_of_the_rank_ends_its_calls_and_says_so() -> None:
+async def test_the_death_of_the_rank_ends_its_prefill_calls_and_its_requests() -> None:
     async with decode_without_rank() as running, fake_prefill() as prefill, gateway_client(running.endpoint) as gateway:
         call = await called(running, gateway, prefill)
         rank_of(running).die()

@@ -6,8 +6,8 @@ import signal
 from collections.abc import AsyncGenerator
 
 from decode_svc.prefill_link import PrefillLink
-from decode_svc.requests import Submission
 from engine.protocol.messages import FirstToken, LandingOpened
+from mesh.domain.requests import Submission
 from mesh.domain.targets import WorkerTarget
 from mesh.errors import EngineFailed
 from tests.support.decode_server import RunningWorker, gateway_client, running_worker
@@ -54,7 +54,7 @@ async def test_one_killed_rank_ends_the_worker_and_every_request_is_told_why() -
         for request in ended:
             assert isinstance(request.error, EngineFailed)
             assert request.error.message == "rank 1 of 2 ended with status -9"
-        assert running.worker.host.report.take(snapshot=True).draining
+        assert running.worker.host.report.next_report(snapshot=True).draining
 
 
 class RecordingLink(PrefillLink):
@@ -64,11 +64,11 @@ class RecordingLink(PrefillLink):
         super().__init__()
         self.opened: list[LandingOpened] = []
 
-    def follow(
+    def call(
         self, target: WorkerTarget, submission: Submission, opened: LandingOpened
     ) -> AsyncGenerator[FirstToken, None]:
         self.opened.append(opened)
-        return super().follow(target, submission, opened)
+        return super().call(target, submission, opened)
 
 
 async def test_a_prefill_worker_of_one_rank_pushes_to_the_rank_that_the_ticket_names() -> None:

@@ -93,7 +93,7 @@ async def test_a_frame_holds_a_bounded_number_of_tokens() -> None:
     assert second[2][0] == 3 + 9
 
 
-async def test_log_probabilities_are_weighed_as_what_they_take() -> None:
+async def test_a_token_with_log_probabilities_weighs_more_in_a_frame() -> None:
     sessions, rank, _ = make_sessions()
     attachment = attach(sessions)
     sessions.submit(attachment, make_submission(sampling=Sampling(top_logprobs=20)))
@@ -106,7 +106,7 @@ async def test_log_probabilities_are_weighed_as_what_they_take() -> None:
     assert len(frame.outputs[0].token_ids) == len(frame.outputs[0].logprobs) == FRAME_TOKENS // 42
 
 
-async def test_a_cancelled_request_ends_when_the_rank_says_so() -> None:
+async def test_a_cancelled_request_ends_when_the_rank_reports_it() -> None:
     sessions, rank, _ = make_sessions()
     attachment = attach(sessions)
     sessions.submit(attachment, make_submission())

@@ -58,7 +58,7 @@ async def accepted(running: RunningPrefill, caller: PrefillCaller, **fields: Any
 
 
 def first_token(running: RunningPrefill, key: int, **fields: Any) -> None:
-    running.rank.say(running.rank.step(Output(key, len(PROMPT), [42], finish=FinishReason.LENGTH, **fields)))
+    running.rank.emit(running.rank.step(Output(key, len(PROMPT), [42], finish=FinishReason.LENGTH, **fields)))
 
 
 async def test_a_prompt_is_accepted_computed_and_pushed() -> None:
@@ -76,17 +76,17 @@ async def test_a_prompt_is_accepted_computed_and_pushed() -> None:
         first_token(running, 0, cached_tokens=128, store_cached_tokens=64)
         message = (await caller.next()).first_token
         assert (message.token_id, message.worker_cached_tokens, message.store_cached_tokens) == (42, 64, 64)
-        running.rank.say(PushEnded(TRANSFER, 1536, "tcp"))
+        running.rank.emit(PushEnded(TRANSFER, 1536, "tcp"))
         done = (await caller.next()).done
         assert (done.pushed_bytes, done.transport) == (1536, "tcp")
         assert await caller.ended() is None
     assert ended("done") == done_before + 1
 
 
-async def test_the_end_of_the_push_is_told_after_the_first_token() -> None:
+async def test_the_end_of_the_push_is_reported_after_the_first_token() -> None:
     async with prefill_without_rank() as running, prefill_caller(running.endpoint) as caller:
         key = await accepted(running, caller)
-        running.rank.say(PushEnded(TRANSFER, 512, "tcp"))
+        running.rank.emit(PushEnded(TRANSFER, 512, "tcp"))
         first_token(running, key)
         kinds = [(await caller.next()).WhichOneof("message") for _ in range(2)]
         assert kinds == ["first_token", "done"]
@@ -209,7 +209,7 @@ async def test_a_ticket_in_use_is_refused_and_its_first_user_goes_on() -> None:
         second.start(prefill_request(PROMPT))
         assert isinstance(await second.ended(), InvalidRequest)
         first_token(running, key)
-        running.rank.say(PushEnded(TRANSFER, 512, "tcp"))
+        running.rank.emit(PushEnded(TRANSFER, 512, "tcp"))
         assert await first.ended() is None
 
 
@@ -224,17 +224,17 @@ async def test_hanging_up_stops_the_rank_at_any_stage(stage: str) -> None:
         caller.hang_up()
         await eventually(lambda: running.rank.cancelled == [key])
         # What the rank still says is of no interest.
-        running.rank.say(PushEnded(TRANSFER, 0, "tcp", "cancelled"))
+        running.rank.emit(PushEnded(TRANSFER, 0, "tcp", "cancelled"))
         first_token(running, key)
     assert ended("cancelled") == before + 1
 
 
 @pytest.mark.parametrize("error", [InvalidRequest, ContextExceeded, NamespaceMismatch, WorkerFull])
-async def test_what_the_rank_refuses_is_refused(error: type[MeshError]) -> None:
+async def test_a_refusal_of_the_rank_ends_the_call_with_its_reason(error: type[MeshError]) -> None:
     async with prefill_without_rank() as running, prefill_caller(running.endpoint) as caller:
         key = await accepted(running, caller)
         refused = Output(key, len(PROMPT), [], refusal=Refusal(error.reason, "no"))
-        running.rank.say(running.rank.step(refused))
+        running.rank.emit(running.rank.step(refused))
         assert type(await caller.ended()) is error
 
 
@@ -242,7 +242,7 @@ async def test_a_refusal_for_a_reason_without_a_class_is_not_the_callers_mistake
     async with prefill_without_rank() as running, prefill_caller(running.endpoint) as caller:
         key = await accepted(running, caller)
         refused = Output(key, len(PROMPT), [], refusal=Refusal("SOMETHING_NEW", "no"))
-        running.rank.say(running.rank.step(refused))
+        running.rank.emit(running.rank.step(refused))
         error = await caller.ended()
         assert error is not None
         assert (error.code.name, error.reason, error.message) == ("INTERNAL", "SOMETHING_NEW", "no")
@@ -254,7 +254,7 @@ async def test_a_push_that_fails_has_the_prompt_placed_again(computed: bool) -> 
         key = await accepted(running, caller)
         if computed:
             first_token(running, key)
-        running.rank.say(PushEnded(TRANSFER, 0, "tcp", "the receiver was lost"))
+        running.rank.emit(PushEnded(TRANSFER, 0, "tcp", "the receiver was lost"))
         error = await caller.ended()
         assert isinstance(error, PushFailed)
         assert "the receiver was lost" in error.message
@@ -324,10 +324,10 @@ async def test_a_draining_worker_finishes_what_it_has_and_takes_nothing_new() ->
         await asyncio.sleep(0.02)
         late.start(prefill_request(PROMPT, make_ticket(150, name=2)))
         assert isinstance(await late.ended(), WorkerDraining)
-        assert running.worker.host.report.take(snapshot=True).draining
+        assert running.worker.host.report.next_report(snapshot=True).draining
         assert not draining.done()
         first_token(running, key)
-        running.rank.say(PushEnded(TRANSFER, 512, "tcp"))
+        running.rank.emit(PushEnded(TRANSFER, 512, "tcp"))
         assert await early.ended() is None
         await asyncio.wait_for(draining, 5)
 
@@ -339,7 +339,7 @@ async def test_a_prompt_longer_than_the_drain_is_sent_elsewhere() -> None:
         assert isinstance(await caller.ended(), WorkerDraining)
 
 
-async def test_the_scheduler_is_told_of_a_prefill_worker() -> None:
+async def test_a_prefill_worker_has_an_identity_to_report() -> None:
     async with prefill_without_rank() as running:
         identity = running.worker.host.identity
         assert (identity.worker_id, identity.role, identity.endpoint) == (

@@ -1,4 +1,4 @@
-"""A rank's client without the rank: it says what a test tells it to, and keeps what it is told."""
+"""A rank's client without the rank: it emits what a test gives it, and records what it is sent."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -25,17 +25,17 @@ class FakeRankClient(FakeRank):
         self.first_tokens: list[FirstToken] = []
         self.attached: dict[str, StoreSession] = {}
         self.offered: list[tuple[Ticket, list[bytes]]] = []
-        self._said: asyncio.Queue[StepResult | TransferNews | None] = asyncio.Queue()
+        self._messages: asyncio.Queue[StepResult | TransferNews | None] = asyncio.Queue()
         self.results: AsyncIterator[StepResult | TransferNews] = self._results()
 
-    def say(self, *said: StepResult | TransferNews) -> None:
-        for each in said:
-            self._said.put_nowait(each)
+    def emit(self, *messages: StepResult | TransferNews) -> None:
+        for message in messages:
+            self._messages.put_nowait(message)
 
     def die(self) -> None:
         self.dead = True
         self.closed.set_result(9)
-        self._said.put_nowait(None)
+        self._messages.put_nowait(None)
 
     def first_token(self, first: FirstToken) -> None:
         self._check_alive()
@@ -54,7 +54,7 @@ class FakeRankClient(FakeRank):
         self.offered.append((ticket, list(hashes)))
 
     def open_landing(self, key: int, ticket: Ticket, held_blocks: int = 0) -> None:
-        self.say(LandingOpened(key, ticket, held_blocks))
+        self.emit(LandingOpened(key, ticket, held_blocks))
 
     def kill(self) -> None:
         if not self.closed.done():
@@ -65,8 +65,8 @@ class FakeRankClient(FakeRank):
             self.die()
 
     async def _results(self) -> AsyncIterator[StepResult | TransferNews]:
-        while (said := await self._said.get()) is not None:
-            yield said
+        while (message := await self._messages.get()) is not None:
+            yield message
 
     def _check_alive(self) -> None:
         if self.dead:

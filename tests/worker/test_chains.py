@@ -16,7 +16,7 @@ def test_a_chain_goes_back_to_its_root() -> None:
     assert chains.ending_in(hashes(3, 4)) == [hashes(1, 2, 3, 4)]
 
 
-def test_chains_that_part_are_given_one_by_one() -> None:
+def test_chains_that_branch_are_returned_one_by_one() -> None:
     chains = Chains()
     chains.observe(hashes(1, 2, 3), [b"", *hashes(1, 1)], [])
     assert chains.ending_in(hashes(1, 2, 3)) == [hashes(1, 2), hashes(1, 3)]
@@ -30,7 +30,7 @@ def test_a_chain_with_a_gap_is_left_out() -> None:
     assert chains.ending_in(hashes(1)) == [hashes(1)]
 
 
-def test_what_left_and_came_again_is_there() -> None:
+def test_a_block_that_left_and_came_again_is_there() -> None:
     chains = Chains()
     chains.observe(hashes(1), [b""], [])
     chains.observe(hashes(1), [b""], hashes(1))

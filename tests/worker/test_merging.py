@@ -6,7 +6,7 @@ from tests.support.decoding import READY
 from worker.merging import merge_loads, merge_ready, merge_transfers
 
 
-def test_one_rank_is_what_it_said() -> None:
+def test_reports_of_a_single_rank_stay_as_they_are() -> None:
     load, transfers = WorkerLoad(running_requests=3), TransferCounters(fetches=2)
     assert merge_ready([READY]) is READY
     assert merge_loads([load]) is load

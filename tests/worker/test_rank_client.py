@@ -200,7 +200,7 @@ async def test_a_directory_without_a_checkpoint_is_an_error_that_names_it(tmp_pa
     ("reason", "error"),
     [("CONFIG", ConfigError), ("NAMESPACE_MISMATCH", NamespaceMismatch), ("SOMETHING_NEW", RemoteError)],
 )
-def test_why_a_rank_did_not_start_keeps_its_class_or_at_least_its_reason(reason: str, error: type[MeshError]) -> None:
+def test_an_error_at_start_keeps_its_class_or_at_least_its_reason(reason: str, error: type[MeshError]) -> None:
     found = _start_error(Failed(reason, "why"))
     assert (type(found), found.reason, found.message) == (error, reason, "why")
 

@@ -28,29 +28,29 @@ LOAD = WorkerLoad(free_blocks=90)
 class Group:
     ranks: RankGroup
     clients: list[FakeRankClient]
-    heard: list[tuple[int, RankMessage]]
-    following: "asyncio.Task[EngineFailed]"
+    received: list[tuple[int, RankMessage]]
+    running: "asyncio.Task[EngineFailed]"
 
     def submit(self, token_ids: Sequence[int], computes_prompt: bool = True) -> int:
         key = self.ranks.new_key(token_ids, b"", computes_prompt)
         self.ranks.submit(submit_of(key, list(token_ids), 5, lands=not computes_prompt))
         return key
 
-    async def say(self, rank: int, *messages: StepResult) -> None:
-        count = len(self.heard) + len(messages)
-        self.clients[rank].say(*messages)
-        await eventually(lambda: len(self.heard) == count)
+    async def emit(self, rank: int, *messages: StepResult) -> None:
+        count = len(self.received) + len(messages)
+        self.clients[rank].emit(*messages)
+        await eventually(lambda: len(self.received) == count)
 
 
 @asynccontextmanager
 async def grouped(ranks: int = 2) -> AsyncIterator[Group]:
     clients = [FakeRankClient() for _ in range(ranks)]
-    heard: list[tuple[int, RankMessage]] = []
+    received: list[tuple[int, RankMessage]] = []
     group = RankGroup(clients)  # type: ignore[arg-type]
-    following = asyncio.create_task(group.follow(lambda rank, message: heard.append((rank, message))))
-    yield Group(group, clients, heard, following)
-    following.cancel()
-    await asyncio.gather(following, return_exceptions=True)
+    running = asyncio.create_task(group.run(lambda rank, message: received.append((rank, message))))
+    yield Group(group, clients, received, running)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
 
 
 def step(*outputs: Output, stored: Sequence[bytes] = (), load: WorkerLoad = LOAD) -> StepResult:
@@ -72,7 +72,7 @@ async def test_requests_spread_over_idle_ranks_and_have_keys_of_their_own() -> N
         assert [len(client.submitted) for client in group.clients] == [2, 2, 2]
 
 
-async def test_what_concerns_a_request_goes_to_its_rank() -> None:
+async def test_messages_about_a_request_go_to_its_rank() -> None:
     async with grouped() as group:
         first, second = group.submit([1] * 100, computes_prompt=False), group.submit([2] * 100)
         group.ranks.first_token(FirstToken(first, 7))
@@ -86,7 +86,7 @@ async def test_what_concerns_a_request_goes_to_its_rank() -> None:
 async def test_a_request_goes_to_the_rank_that_holds_its_prefix() -> None:
     prompt = prompt_of(640)
     async with grouped() as group:
-        await group.say(1, step(stored=chain_hashes(prompt)))
+        await group.emit(1, step(stored=chain_hashes(prompt)))
         assert group.ranks.rank_of(group.submit(prompt)) == 1
         assert group.ranks.rank_of(group.submit(prompt_of(640, seed=9))) == 0
 
@@ -95,16 +95,16 @@ async def test_prompts_weigh_until_they_are_computed_and_requests_until_they_end
     async with grouped() as group:
         long, short = group.submit([1] * 900), group.submit([2] * 10)
         assert group.ranks.rank_of(group.submit([3] * 10)) == group.ranks.rank_of(short)
-        await group.say(group.ranks.rank_of(long), step(Output(long, 900, [5], cached_tokens=0)))
+        await group.emit(group.ranks.rank_of(long), step(Output(long, 900, [5], cached_tokens=0)))
         assert group.ranks.rank_of(group.submit([4] * 10)) == group.ranks.rank_of(long)
-        await group.say(group.ranks.rank_of(long), step(Output(long, 901, [5], finish="stop")))
+        await group.emit(group.ranks.rank_of(long), step(Output(long, 901, [5], finish="stop")))
         assert group.ranks.rank_of(group.submit([5] * 10)) == group.ranks.rank_of(long)
 
 
 async def test_loads_are_known_by_rank_and_together() -> None:
     async with grouped() as group:
         assert group.ranks.load.free_blocks == 200
-        await group.say(1, step(load=WorkerLoad(running_requests=2, free_blocks=60)))
+        await group.emit(1, step(load=WorkerLoad(running_requests=2, free_blocks=60)))
         assert [view.load.free_blocks for view in group.ranks.views] == [100, 60]
         assert (group.ranks.load.running_requests, group.ranks.load.free_blocks) == (2, 160)
 
@@ -112,14 +112,14 @@ async def test_loads_are_known_by_rank_and_together() -> None:
 async def test_messages_of_a_rank_keep_their_order() -> None:
     async with grouped() as group:
         first, second = step(load=WorkerLoad(1)), step(load=WorkerLoad(2))
-        await group.say(0, first, second)
-        assert group.heard == [(0, first), (0, second)]
+        await group.emit(0, first, second)
+        assert group.received == [(0, first), (0, second)]
 
 
 async def test_the_end_of_one_rank_ends_the_others_with_one_reason() -> None:
     async with grouped(3) as group:
         group.clients[1].die()
-        failure = await group.following
+        failure = await group.running
         assert failure.message == "the engine process ended with status 9"
         assert all(client.dead for client in group.clients)
         with pytest.raises(EngineFailed, match="status 9"):
@@ -141,19 +141,19 @@ async def test_two_ranks_serve_requests_with_exact_tokens() -> None:
     async with real_group(2) as group:
         assert (group.ready.total_blocks, group.ready.max_requests) == (400, 32)
 
-        def hear(rank: int, message: RankMessage) -> None:
+        def on_message(rank: int, message: RankMessage) -> None:
             assert isinstance(message, StepResult)
             assert {group.rank_of(output.key) for output in message.outputs} <= {rank}
             ranks.add(rank)
             transcript.take(message)
 
-        following = asyncio.create_task(group.follow(hear))
+        running = asyncio.create_task(group.run(on_message))
         keys = []
         for prompt in prompts:
             keys.append(group.new_key(prompt, b"", computes_prompt=True))
             group.submit(submit_of(keys[-1], prompt, 50))
         await eventually(lambda: len(transcript.ends) == len(prompts))
-        following.cancel()
+        running.cancel()
     assert ranks == {0, 1}
     for key, prompt in zip(keys, prompts, strict=True):
         assert transcript.token_ids[key] == oracle_tokens(prompt, 50, VOCABULARY)
@@ -161,9 +161,9 @@ async def test_two_ranks_serve_requests_with_exact_tokens() -> None:
 
 async def test_a_killed_rank_ends_the_others_within_a_second() -> None:
     async with real_group(2) as group:
-        following = asyncio.create_task(group.follow(lambda rank, message: None))
+        running = asyncio.create_task(group.run(lambda rank, message: None))
         os.kill(group.ranks[1].process_id, signal.SIGKILL)
-        failure = await asyncio.wait_for(following, 1.0)
+        failure = await asyncio.wait_for(running, 1.0)
         assert failure.message == "rank 1 of 2 ended with status -9"
         await asyncio.wait_for(asyncio.shield(group.ranks[0].closed), 1.0)
 

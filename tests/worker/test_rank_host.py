@@ -21,7 +21,7 @@ OFFER, OTHER = bytes(15) + b"1", bytes(15) + b"2"
 
 
 @dataclass
-class Heard:
+class RecordingUser:
     steps: list[StepResult] = field(default_factory=list)
     news: list[TransferNews] = field(default_factory=list)
     ticks: int = 0
@@ -64,14 +64,14 @@ class FakeStores:
 class Hosted:
     host: RankHost
     rank: FakeRankClient
-    user: Heard
+    user: RecordingUser
     stores: FakeStores
     task: "asyncio.Task[EngineFailed]"
 
 
 @asynccontextmanager
 async def hosted() -> AsyncIterator[Hosted]:
-    rank, user, stores = FakeRankClient(), Heard(), FakeStores()
+    rank, user, stores = FakeRankClient(), RecordingUser(), FakeStores()
     ranks = RankGroup([rank])  # type: ignore[list-item]
     host = RankHost(worker_identity(), ranks, lambda rank, user: stores)
     task = asyncio.create_task(host.run(user))
@@ -90,18 +90,18 @@ def step(stored: list[bytes], parents: list[bytes], removed: list[bytes] | None 
     return StepResult(1, [], WorkerLoad(free_blocks=7), stored, parents, removed or [], TransferCounters(fetches=3))
 
 
-async def test_steps_are_heard_and_told_to_the_scheduler() -> None:
+async def test_a_step_reaches_the_service_and_the_report() -> None:
     async with hosted() as it:
         result = step(hashes(1, 2), [b"", *hashes(1)])
-        it.rank.say(result)
+        it.rank.emit(result)
         await eventually(lambda: it.user.steps == [result])
-        report = it.host.report.take(snapshot=False)
+        report = it.host.report.next_report(snapshot=False)
         assert (report.load.free_blocks, report.transfers.fetches, report.stored) == (7, 3, hashes(1, 2))
 
 
 async def test_blocks_that_fill_are_offered_with_their_whole_chain() -> None:
     async with hosted() as it:
-        it.rank.say(step(hashes(1, 2), [b"", *hashes(1)]), step(hashes(3), hashes(2)), step([], [], hashes(3)))
+        it.rank.emit(step(hashes(1, 2), [b"", *hashes(1)]), step(hashes(3), hashes(2)), step([], [], hashes(3)))
         await eventually(lambda: len(it.user.steps) == 3)
         assert it.stores.offers == [hashes(1, 2), hashes(1, 2, 3)]
 
@@ -109,17 +109,17 @@ async def test_blocks_that_fill_are_offered_with_their_whole_chain() -> None:
 async def test_nothing_is_offered_while_no_store_listens() -> None:
     async with hosted() as it:
         it.stores.attached.clear()
-        it.rank.say(step(hashes(1), [b""]))
+        it.rank.emit(step(hashes(1), [b""]))
         await eventually(lambda: len(it.user.steps) == 1)
         it.stores.attached.append("store-1")
-        it.rank.say(step(hashes(2), hashes(1)))
+        it.rank.emit(step(hashes(2), hashes(1)))
         await eventually(lambda: it.stores.offers == [hashes(1, 2)])
 
 
 async def test_a_store_that_comes_is_offered_what_the_rank_has() -> None:
     async with hosted() as it:
         it.stores.attached.clear()
-        it.rank.say(step(hashes(1, 2), [b"", *hashes(1)]), step(hashes(3), hashes(1)), step([], [], hashes(2)))
+        it.rank.emit(step(hashes(1, 2), [b"", *hashes(1)]), step(hashes(3), hashes(1)), step([], [], hashes(2)))
         await eventually(lambda: len(it.user.steps) == 3)
         it.host.stores[0].attach_store(StoreSession("store-1", "e", b"address", 7, bytes(32), TRANSFER_READY.namespace))
         await eventually(lambda: it.stores.offers == [hashes(1, 3)])
@@ -129,7 +129,7 @@ async def test_a_store_that_comes_is_offered_what_the_rank_has() -> None:
 
 
 async def test_the_worker_has_a_block_as_long_as_one_of_its_ranks_has_it() -> None:
-    ranks, user = [FakeRankClient(), FakeRankClient()], Heard()
+    ranks, user = [FakeRankClient(), FakeRankClient()], RecordingUser()
     stores = [FakeStores(["store-1"]), FakeStores(["store-1"])]
     group = RankGroup(ranks)  # type: ignore[arg-type]
     host = RankHost(worker_identity(), group, lambda rank, user: stores[rank])
@@ -141,10 +141,10 @@ async def test_the_worker_has_a_block_as_long_as_one_of_its_ranks_has_it() -> No
         (0, step([], [], hashes(1))),
         (1, step([], [], hashes(2, 1))),
     ]:
-        ranks[rank].say(said)
+        ranks[rank].emit(said)
         count = len(user.steps) + 1
         await eventually(lambda count=count: len(user.steps) == count)  # type: ignore[misc]
-        report = host.report.take(snapshot=False)
+        report = host.report.next_report(snapshot=False)
         told.append((report.stored, report.removed))
     assert told == [(hashes(1), []), (hashes(2), []), ([], []), ([], hashes(2, 1))]
     # Each rank offers what its own pool has.
@@ -153,10 +153,10 @@ async def test_the_worker_has_a_block_as_long_as_one_of_its_ranks_has_it() -> No
     await task
 
 
-async def test_news_of_offers_is_for_the_stores_and_all_other_news_for_the_service() -> None:
+async def test_the_end_of_an_offer_goes_to_the_stores_and_all_other_news_to_the_service() -> None:
     async with hosted() as it:
         others = [PushEnded(OTHER, 1, "tcp"), LandingOpened(1, make_ticket(64), 0)]
-        it.rank.say(PushEnded(OFFER, 1, "tcp"), *others)
+        it.rank.emit(PushEnded(OFFER, 1, "tcp"), *others)
         await eventually(lambda: it.user.news == others)
         assert len(it.stores.heard) == 2
 
@@ -172,7 +172,7 @@ async def test_what_a_store_asks_for_reaches_the_rank() -> None:
         assert not it.rank.attached
 
 
-async def test_a_rank_that_has_gone_says_so_and_stops_what_runs_beside_it() -> None:
+async def test_the_end_of_the_rank_is_returned_and_stops_the_stores() -> None:
     async with hosted() as it:
         await eventually(lambda: it.stores.running and it.user.ticks > 1)
         it.rank.die()

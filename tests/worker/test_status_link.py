@@ -130,18 +130,18 @@ async def test_a_restarted_worker_replaces_its_earlier_incarnation() -> None:
             await until_seen(endpoint, lambda workers: [w.identity.incarnation for w in workers] == ["new"])
 
 
-async def test_the_scheduler_hears_of_draining_before_the_worker_goes() -> None:
+async def test_draining_is_reported_before_the_worker_goes() -> None:
     async with running_scheduler() as endpoint, LinkedWorker(endpoint, "a").running() as worker:
         await until_seen(endpoint, bool)
         worker.report.drain()
-        await worker.link.told_draining(5)
+        await worker.link.drain_reported(5)
         assert [status.state for status in await seen(endpoint)] == [workers_pb2.WORKER_STATE_DRAINING]
 
 
 async def test_a_worker_without_a_scheduler_waits_for_nobody_when_it_goes() -> None:
     async with LinkedWorker(f"127.0.0.1:{free_port()}", "a").running() as worker:
         await asyncio.sleep(0.05)
-        await asyncio.wait_for(worker.link.told_draining(60), 1)
+        await asyncio.wait_for(worker.link.drain_reported(60), 1)
 
 
 async def test_a_placement_finds_the_blocks_that_a_request_left() -> None:

@@ -20,30 +20,30 @@ def observe(status: StatusReport, stored: list[bytes] | None = None, removed: li
 
 
 def test_a_worker_that_did_nothing_reports_a_free_pool() -> None:
-    told = StatusReport(100).take(snapshot=True)
+    told = StatusReport(100).next_report(snapshot=True)
     assert (told.load.free_blocks, told.draining, told.snapshot, told.stored) == (100, False, True, [])
 
 
-def test_changes_are_told_once_and_net() -> None:
+def test_a_change_is_reported_once_and_net() -> None:
     status = StatusReport(100)
     observe(status, stored=hashes(1, 2))
     observe(status, stored=hashes(3), removed=hashes(1))
-    told = status.take(snapshot=False)
+    told = status.next_report(snapshot=False)
     assert told.load == LOAD
     assert (set(told.stored), told.removed) == (set(hashes(2, 3)), [])
     observe(status, removed=hashes(2))
-    told = status.take(snapshot=False)
+    told = status.next_report(snapshot=False)
     assert (told.stored, told.removed) == ([], hashes(2))
-    again = status.take(snapshot=False)
+    again = status.next_report(snapshot=False)
     assert (again.stored, again.removed) == ([], [])
 
 
 def test_a_snapshot_is_everything_there_is_now() -> None:
     status = StatusReport(100)
     observe(status, stored=hashes(1, 2))
-    status.take(snapshot=False)
+    status.next_report(snapshot=False)
     observe(status, removed=hashes(1))
-    told = status.take(snapshot=True)
+    told = status.next_report(snapshot=True)
     assert (told.stored, told.removed) == (hashes(2), [])
 
 
@@ -51,41 +51,41 @@ def test_a_long_list_takes_several_messages(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(report_module, "MESSAGE_HASHES", 2)
     status = StatusReport(100)
     observe(status, stored=hashes(*range(5)))
-    told = [status.take(snapshot=True), status.take(snapshot=False), status.take(snapshot=False)]
+    told = [status.next_report(snapshot=True), status.next_report(snapshot=False), status.next_report(snapshot=False)]
     assert [len(each.stored) for each in told] == [2, 2, 1]
 
 
-def test_what_came_and_went_untold_is_no_news() -> None:
+def test_a_block_that_came_and_went_between_two_reports_is_not_reported() -> None:
     status = StatusReport(100)
     observe(status, stored=hashes(1))
-    status.take(snapshot=True)
+    status.next_report(snapshot=True)
     for _ in range(3):
         observe(status, stored=hashes(2), removed=hashes(1))
         observe(status, stored=hashes(1), removed=hashes(2))
-    told = status.take(snapshot=False)
+    told = status.next_report(snapshot=False)
     assert (told.stored, told.removed) == ([], [])
 
 
 async def test_waiting_ends_with_a_change_and_only_then() -> None:
     status = StatusReport(100)
-    status.take(snapshot=True)
+    status.next_report(snapshot=True)
     waiting = asyncio.create_task(status.wait(30))
     await asyncio.sleep(0.01)
     assert not waiting.done()
     observe(status)
     await asyncio.wait_for(waiting, 5)
-    status.take(snapshot=False)
+    status.next_report(snapshot=False)
     waiting = asyncio.create_task(status.wait(30))
     await asyncio.sleep(0.01)
     assert not waiting.done()
     status.drain()
     await asyncio.wait_for(waiting, 5)
-    assert status.take(snapshot=False).draining
+    assert status.next_report(snapshot=False).draining
 
 
 async def test_waiting_ends_with_its_time() -> None:
     status = StatusReport(100)
-    status.take(snapshot=True)
+    status.next_report(snapshot=True)
     await asyncio.wait_for(status.wait(0.01), 5)
 
 
@@ -96,7 +96,7 @@ steps = st.lists(
 
 
 @given(steps)
-def test_a_scheduler_that_follows_knows_exactly_what_the_rank_has(
+def test_a_scheduler_that_reads_every_report_knows_exactly_the_rank_s_blocks(
     events: list[tuple[set[int], set[int], str]],
 ) -> None:
     status, rank, scheduler = StatusReport(100), set[bytes](), set[bytes]()
@@ -106,14 +106,14 @@ def test_a_scheduler_that_follows_knows_exactly_what_the_rank_has(
         observe(status, list(came), list(went))
         rank = (rank - went) | came
         if then:
-            told = status.take(snapshot=then == "snapshot")
+            told = status.next_report(snapshot=then == "snapshot")
             scheduler = set() if told.snapshot else scheduler - set(told.removed)
             scheduler |= set(told.stored)
     assert scheduler == rank
 
 
-def test_what_the_rank_says_of_transfers_stands_until_it_says_more() -> None:
+def test_transfers_stay_as_last_reported() -> None:
     status, counters = StatusReport(100), TransferCounters(open_landings=1, sent_bytes={"tcp": 1024})
     status.observe(LOAD, [], [], counters)
     status.observe(LOAD, [], [])
-    assert status.take(snapshot=False).transfers == counters
+    assert status.next_report(snapshot=False).transfers == counters

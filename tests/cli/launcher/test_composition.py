@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cli.launcher.composition import MeshPlan, ServiceSpec, compose, split_settings, whereabouts
+from cli.launcher.composition import MeshPlan, ServiceSpec, compose, device_list, split_settings
 from mesh.errors import ConfigError
 
 
@@ -26,7 +26,7 @@ def test_stores_and_prefill_workers_start_before_decode_workers() -> None:
     assert list(by_name(plan)) == names
 
 
-def test_whoever_asks_a_store_is_told_where_it_listens() -> None:
+def test_workers_and_scheduler_are_told_the_endpoints_of_the_stores() -> None:
     specs = by_name(MeshPlan(None, prefill_workers=1, store_ports=(4010, 4011)))
     assert [specs[name].port for name in ("kvstore-0", "kvstore-1")] == [4010, 4011]
     for name in ("scheduler", "prefill-0", "decode-0"):
@@ -35,7 +35,7 @@ def test_whoever_asks_a_store_is_told_where_it_listens() -> None:
 
 
 @pytest.mark.parametrize("plan", [MeshPlan(None, prefill_workers=1), MeshPlan(None, store_ports=(4010,))])
-def test_workers_transfer_kv_where_there_is_somebody_to_transfer_it_to(plan: MeshPlan) -> None:
+def test_workers_transfer_kv_if_there_are_prefill_workers_or_stores(plan: MeshPlan) -> None:
     assert last_value(by_name(plan)["decode-0"], "engine.transfer") == {}
     assert last_value(by_name(MeshPlan(None))["decode-0"], "engine.transfer") is None
 
@@ -47,7 +47,7 @@ def test_workers_on_gpus_move_kv_in_large_segments() -> None:
     assert last_value(specs["prefill-0"], "engine.transfer") == {}
 
 
-def test_everyone_is_told_where_the_scheduler_is() -> None:
+def test_every_service_is_told_the_endpoint_of_the_scheduler() -> None:
     specs = by_name(MeshPlan(None, scheduler_port=4002))
     assert specs["scheduler"].port == 4002
     assert last_value(specs["decode-0"], "scheduler") == last_value(specs["gateway"], "scheduler") == "127.0.0.1:4002"
@@ -85,7 +85,7 @@ def test_workers_take_half_of_the_memory_between_them() -> None:
 def test_every_worker_computes_on_a_gpu_of_its_own() -> None:
     specs = by_name(MeshPlan(None, decode_workers=2, prefill_workers=1, gpus=("0", "1", "2")))
     assert specs["decode-1"].environment == {"CUDA_VISIBLE_DEVICES": "1,2,0"}
-    assert whereabouts(list(specs.values())) == "prefill-0 on GPU 2, decode-0 on GPU 0, decode-1 on GPU 1"
+    assert device_list(list(specs.values())) == "prefill-0 on GPU 2, decode-0 on GPU 0, decode-1 on GPU 1"
     for key in ("engine.memory_share", "engine.kv_memory_fraction"):
         assert last_value(specs["decode-0"], key) is None
     assert specs["scheduler"].environment == specs["gateway"].environment == {}
@@ -95,7 +95,7 @@ def test_more_workers_than_gpus_divide_their_memory() -> None:
     specs = by_name(MeshPlan(None, decode_workers=1, prefill_workers=2, gpus=("3", "5")))
     shares = {name: last_value(specs[name], "engine.memory_share") for name in ("decode-0", "prefill-0", "prefill-1")}
     assert shares == {"decode-0": 0.5, "prefill-0": None, "prefill-1": 0.5}
-    assert "decode-0 on GPU 3 (1/2 of it)" in whereabouts(list(specs.values()))
+    assert "decode-0 on GPU 3 (1/2 of it)" in device_list(list(specs.values()))
 
 
 @pytest.mark.parametrize("workers", [3, 6, 7])
@@ -112,7 +112,7 @@ def test_a_worker_that_is_to_compute_elsewhere_takes_no_gpu(setting: str) -> Non
     assert specs["decode-0"].gpu is None
     assert last_value(specs["decode-0"], "engine.kv_memory_fraction") == 0.25
     assert last_value(specs["prefill-0"], "engine.memory_share") is None
-    assert whereabouts(list(specs.values())) == "prefill-0 on GPU 0, decode-0 on the CPU"
+    assert device_list(list(specs.values())) == "prefill-0 on GPU 0, decode-0 on the CPU"
 
 
 def test_a_single_worker_may_take_every_core() -> None:

@@ -54,7 +54,7 @@ def test_an_unreadable_index_is_named(tmp_path: Path, text: str) -> None:
         check_model_dir(tmp_path)
 
 
-def test_kv_that_nothing_can_carry_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_that_moves_kv_is_refused_without_the_package_that_carries_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, TRANSPORT, None)
     check_transfers(MeshPlan(None))
     with pytest.raises(ConfigError, match="need the package ucxx"):

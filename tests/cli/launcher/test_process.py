@@ -111,7 +111,7 @@ async def test_stopping_what_has_ended_does_nothing() -> None:
     assert await child.wait() == 0
 
 
-async def test_what_a_child_started_dies_with_it() -> None:
+async def test_processes_that_a_child_started_die_with_it() -> None:
     program = f"import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', {SLEEP!r}]).pid)"
     lines: list[str] = []
     child = child_of(program, lines=lines)

@@ -10,7 +10,7 @@ def test_delays_double_up_to_the_longest_and_then_it_gives_up() -> None:
     assert [POLICY.delay_seconds(ends, 1) for ends in range(1, 6)] == [1, 2, 4, 4, None]
 
 
-def test_a_status_that_says_useless_gives_up_at_once() -> None:
+def test_the_status_for_useless_to_retry_gives_up_at_once() -> None:
     assert POLICY.delay_seconds(1, 2) is None
 
 

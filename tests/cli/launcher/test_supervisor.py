@@ -84,7 +84,7 @@ async def test_a_killed_service_is_started_again() -> None:
         keeping.cancel()
 
 
-async def test_what_is_restarted_has_new_processes_and_the_rest_has_not() -> None:
+async def test_only_restarted_services_have_new_processes() -> None:
     async with supervised(probe("one"), probe("two"), probe("three")) as (supervisor, _):
         await supervisor.start()
         before = supervisor.process_ids
@@ -145,7 +145,7 @@ async def test_the_last_worker_given_up_ends_the_mesh(tmp_path: Path) -> None:
             await asyncio.wait_for(supervisor.until_failure(), 30)
 
 
-async def test_what_is_optional_is_given_up(tmp_path: Path) -> None:
+async def test_an_optional_service_is_given_up(tmp_path: Path) -> None:
     broken = tmp_path / "broken"
     bad = probe("kvstore-0", f"fail_while={broken}", optional=True)
     async with supervised(probe("one"), bad) as (supervisor, lines):
