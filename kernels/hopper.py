@@ -1,4 +1,4 @@
-"""Whether there is a GPU with the instructions that our CUDA sources and the vendors' packages are made of."""
+"""Whether there is a Hopper GPU, whose instructions our CUDA sources and the vendors' packages use."""
 
 from functools import cache
 
@@ -9,5 +9,5 @@ CAPABILITY = 9
 
 @cache
 def is_hopper(device: torch.device | None = None) -> bool:
-    """Of a CUDA device, by default the current one; no CUDA device is none."""
+    """Whether this CUDA device is a Hopper GPU; None means the current device. False if there is no CUDA device."""
     return torch.cuda.is_available() and torch.cuda.get_device_capability(device)[0] == CAPABILITY

@@ -1,4 +1,4 @@
-"""CUDA C++ compiled at run time: NVRTC and the driver come with a CUDA build of torch, nvcc need not be there."""
+"""CUDA C++ compiled at run time. NVRTC and the driver come with a CUDA build of torch; nvcc is not needed."""
 
 import ctypes
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ Dimensions = tuple[int, int, int]
 
 
 class CudaKernel:
-    """One `extern "C" __global__` function that takes one struct."""
+    """An `extern "C" __global__` function whose only parameter is a struct."""
 
     def __init__(self, function: driver.CUfunction, shared_bytes: int) -> None:
         self._function = function
@@ -23,10 +23,10 @@ class CudaKernel:
     def launch(
         self, grid: Dimensions, threads: int, arguments: ctypes.Structure, *, cluster: int = 1, dependent: bool = False
     ) -> None:
-        """On torch's current stream.
+        """Launch on torch's current stream.
 
-        cluster: blocks along the grid's first dimension that share their memory. dependent: it may start while the
-        kernel before ends, for which it waits by itself, as `kernels.dependent_launch` tells.
+        cluster: blocks along the grid's first dimension that can reach each other's shared memory. dependent: the
+        kernel may start before the previous one has ended, and waits for it by itself: see `kernels.dependent_launch`.
         """
         config = driver.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = grid
@@ -65,7 +65,7 @@ def load_kernel(source: Path, name: str, device: int) -> CudaKernel:
     A kernel NAME with dynamic shared memory says how much a block needs: its source has an int NAME_shared_bytes.
     """
     with torch.cuda.device(device):
-        # The driver's calls work in the context that torch makes.
+        # The driver's calls need the context that torch makes.
         torch.cuda.current_stream().synchronize()
         module = _module(source, device)
         function = _check(driver.cuModuleGetFunction(module, name.encode()))
@@ -88,7 +88,7 @@ def _shared_bytes(module: driver.CUmodule, name: str) -> int:
 @cache
 def _module(source: Path, device: int) -> driver.CUmodule:
     major, minor = torch.cuda.get_device_capability(device)
-    # Warpgroup products belong to the architecture's own target.
+    # Warpgroup products exist only in the architecture-specific target.
     target = f"sm_{major}{minor}a" if major >= 9 else f"sm_{major}{minor}"
     return _check(driver.cuModuleLoadData(compile_source(source, target).code))
 
@@ -116,14 +116,14 @@ def compile_source(source: Path, target: str) -> Compiled:
     return Compiled(code, remarks)
 
 
-# As many as all of a step's weights and activations, which lie where they lay in the step before.
+# Large enough for all weights and activations of a step; the next step has them at the same addresses.
 @lru_cache(maxsize=16384)
 def encode_rows(
     address: int, *, rows: int, row_bytes: int, box_rows: int, box_bytes: int
 ) -> ctypes.Array[ctypes.c_uint64]:
-    """A tensor map of contiguous rows, for the copy engine: boxes of `box_bytes` (64 or 128) of `box_rows` rows.
+    """A tensor map of contiguous rows, for the copy engine: a box is `box_bytes` (64 or 128) of `box_rows` rows.
 
-    In shared memory a box's rows are swizzled over their own length, as matrix instructions read them.
+    In shared memory a box's rows are swizzled over their own length, as matrix instructions expect.
     """
     swizzles = driver.CUtensorMapSwizzle
     swizzle = {64: swizzles.CU_TENSOR_MAP_SWIZZLE_64B, 128: swizzles.CU_TENSOR_MAP_SWIZZLE_128B}[box_bytes]
@@ -139,7 +139,7 @@ def encode_rows(
             [driver.cuuint32_t(1), driver.cuuint32_t(1)],
             driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
             swizzle,
-            # As long as most boxes' rows. With 256 bytes FP8 weights of 117 MB took 30.1 us for 29.3.
+            # The length of most boxes' rows. With 256 bytes FP8 weights of 117 MB took 30.1 us instead of 29.3.
             driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
             driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
         )

@@ -1,4 +1,4 @@
-// The registers of a product's sums in PTX: named from %0 on, and bound from an array's element on.
+// Operands of a product's sums in PTX: NAMES_n lists %0 to %(n-1), BIND_n binds n elements of an array from `at` on.
 
 #pragma once
 

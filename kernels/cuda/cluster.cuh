@@ -1,4 +1,4 @@
-// CTAs of a cluster, which reach each other's shared memory: barriers and copies across it, in PTX.
+// Barriers and copies between the CTAs of a cluster, which can reach each other's shared memory, in PTX.
 
 #pragma once
 
@@ -16,11 +16,11 @@ __device__ __forceinline__ u32 cluster_size() {
   return size;
 }
 
-// Makes nothing seen that was written before: what went to global memory is not waited for either.
+// Makes no earlier writes visible to others, and so does not wait for writes to global memory.
 __device__ __forceinline__ void cluster_arrive_relaxed() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.aligned;" ::: "memory"); }
 
-// All threads of the cluster meet; what they wrote to their barriers is seen by the others.
+// All threads of the cluster meet; each then sees what the others wrote to their barriers.
 __device__ __forceinline__ void cluster_meet() {
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
@@ -29,7 +29,7 @@ __device__ __forceinline__ void fence_barrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-// At the same barrier of the cluster's CTA `rank`, which may be one's own.
+// Arrives at this barrier in the cluster's CTA `rank`, which may be the caller's own.
 __device__ __forceinline__ void arrive_at(u64* barrier, u32 rank) {
   asm volatile(
       "{\n .reg .b32 there;\n"
@@ -37,7 +37,7 @@ __device__ __forceinline__ void arrive_at(u64* barrier, u32 rank) {
       "mbarrier.arrive.shared::cluster.b64 _, [there];\n}" ::"r"(shared_address(barrier)), "r"(rank) : "memory");
 }
 
-// To the same place in the shared memory of the cluster's CTA `rank`, which counts the bytes at its own barrier.
+// Stores to the same place in the shared memory of the cluster's CTA `rank`, whose own barrier counts the bytes.
 __device__ __forceinline__ void send(float* place, float value, u64* barrier, u32 rank) {
   asm volatile(
       "{\n .reg .u32 there, counting;\n mapa.shared::cluster.u32 there, %0, %2;\n mapa.shared::cluster.u32 counting, %1, %2;\n"
@@ -52,7 +52,7 @@ __device__ __forceinline__ void send(float4* place, float4 value, u64* barrier, 
       : "memory");
 }
 
-// To the same place in the shared memory of all CTAs in `mask`, each of which counts the bytes at its own barrier.
+// Copies a box to the same place in the shared memory of all CTAs in `mask`, whose own barriers count the bytes.
 template <int CTAS>
 __device__ __forceinline__ void copy_box_to(u8* target, const TensorMap& map, int column, int row, u64* barrier, u32 mask) {
   if (CTAS == 1) {

@@ -1,16 +1,16 @@
-// Asynchronous copies into shared memory that a barrier there counts, besides those of boxes (hopper.cuh), in PTX.
+// More asynchronous copies into shared memory, besides `copy_box` (hopper.cuh); a barrier there counts the bytes. In PTX.
 
 #pragma once
 
 #include "hopper.cuh"
 
-// Bytes next to each other, by the copy engine: addresses and length are multiples of 16.
+// Copies contiguous bytes by the copy engine. Addresses and length are multiples of 16.
 __device__ __forceinline__ void copy_run(void* target, const void* source, u32 bytes, u64* barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
                ::"r"(shared_address(target)), "l"(source), "r"(bytes), "r"(shared_address(barrier)) : "memory");
 }
 
-// A box, which nobody will read again: the second-level cache gives it up first.
+// Copies a box that is not read again: the second-level cache evicts it first.
 __device__ __forceinline__ void copy_box_once(void* target, const TensorMap& map, int column, int row, u64* barrier) {
   asm volatile(
       "{\n .reg .b64 policy;\n createpolicy.fractional.L2::evict_first.b64 policy, 1.0;\n"

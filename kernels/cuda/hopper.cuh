@@ -1,4 +1,4 @@
-// What Hopper's instructions are called in PTX.
+// Hopper's instructions by name, in PTX.
 
 #pragma once
 
@@ -43,7 +43,8 @@ __device__ __forceinline__ void copy_box(void* target, const TensorMap& map, int
       ::"r"(shared_address(target)), "l"(&map), "r"(column), "r"(row), "r"(shared_address(barrier)) : "memory");
 }
 
-// Programmatic dependent launch: the next kernel may start; the kernel before has ended, and what it wrote can be read.
+// Programmatic dependent launch. `start_next`: the next kernel may start. `wait_for_earlier`: waits until the previous kernel
+// has ended and what it wrote can be read.
 __device__ __forceinline__ void start_next() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 __device__ __forceinline__ void wait_for_earlier() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
@@ -54,14 +55,14 @@ __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_grou
 template <int PENDING>
 __device__ __forceinline__ void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory"); }
 
-// Registers of products under way are neither read nor moved across this.
+// The compiler neither reads nor moves these registers across this line: products in flight may still write them.
 template <int N>
 __device__ __forceinline__ void pin(float (&values)[N]) {
 #pragma unroll
   for (int i = 0; i < N; i++) asm volatile("" : "+f"(values[i])::"memory");
 }
 
-// K-major operands: 128-byte rows (SWIZZLE 1) or 64-byte rows (SWIZZLE 2), groups of 8 rows one after another.
+// Descriptor of a K-major operand: 128-byte rows (SWIZZLE 1) or 64-byte rows (SWIZZLE 2), groups of 8 rows one after another.
 template <int SWIZZLE>
 __device__ __forceinline__ u64 descriptor(u32 address) {
   constexpr u64 group_bytes = SWIZZLE == 1 ? 1024 : 512;
@@ -81,7 +82,7 @@ __device__ __forceinline__ void multiply(float (&d)[32], const u32 (&a)[4], u64 
       : BIND_32(d, 0) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 
-// The largest e4m3, and the smallest magnitude that a group is scaled for.
+// The largest e4m3 number, and the smallest magnitude that the scale of a group stands for.
 constexpr float LARGEST_E4M3 = 448.0f, SMALLEST_MAGNITUDE = 1e-10f;
 
 __device__ __forceinline__ u32 pack_e4m3(float low, float high) {
@@ -102,7 +103,7 @@ __device__ __forceinline__ float exp2_fast(float x) {
   return y;
 }
 
-// Two fragments of 8 rows by 8 columns, as 8 rows each of the other's: a product's rows lie next to each other.
+// Stores two 8 x 8 fragments transposed, so that a product's rows become contiguous.
 __device__ __forceinline__ void store_transposed(u32 address, u32 first, u32 second) {
   asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};"
                ::"r"(address), "r"(first), "r"(second) : "memory");

@@ -1,4 +1,4 @@
-// Registers that the threads of a warpgroup keep: fewer for good, or more once another warpgroup has given them up.
+// The number of registers of a warpgroup's threads: give some up for good, or take those that another warpgroup has given up.
 
 #pragma once
 

@@ -1,4 +1,4 @@
-// Eight bf16 values of a thread, next to each other in a row, and the quantization of the groups that they make up.
+// A thread's eight contiguous bf16 values of a row, and the quantization of the groups that 16 threads hold.
 
 #pragma once
 
@@ -29,7 +29,7 @@ struct Values {
   }
 };
 
-// In the order of the program, so that loads are in flight together.
+// A load that the compiler keeps in program order, so that several are in flight together.
 __device__ __forceinline__ uint4 load(const uint4* from) {
   uint4 found;
   asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -37,7 +37,7 @@ __device__ __forceinline__ uint4 load(const uint4* from) {
   return found;
 }
 
-// Of the group that 16 neighbours hold, all of a warp at once.
+// The scale of the group that 16 neighbouring threads hold, for all groups of a warp at once.
 __device__ __forceinline__ float scale_of(const Values& values) {
   float largest = 0.0f;
 #pragma unroll

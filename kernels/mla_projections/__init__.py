@@ -1,6 +1,6 @@
-"""The products around absorbed attention: queries into the latent's space, attended latents out of it.
+"""The products around absorbed attention: they take queries into the latent's space and attended latents out of it.
 
-DeepSeek-V2 (2024), section 2.1.2: the key's up-projection absorbed into the query, the value's behind attention.
+DeepSeek-V2 (2024), section 2.1.2: the key's up-projection is absorbed into the query, the value's follows attention.
 """
 
 import torch
@@ -23,7 +23,7 @@ def absorb_query(query: torch.Tensor, weight: torch.Tensor, rotations: torch.Ten
     assert query.stride(2) == 1 and weight.stride()[1:] == (latent, 1)
     assert rotations.shape == (tokens, (width - nope) // 2) and rotations.is_contiguous()
     if query.is_cuda:
-        # Only here: CUDA's bindings come with a CUDA build of torch.
+        # Imported here: CUDA's bindings come with a CUDA build of torch.
         from kernels.mla_projections import few_tokens
 
         if few_tokens.takes_queries(query, weight):
@@ -32,17 +32,17 @@ def absorb_query(query: torch.Tensor, weight: torch.Tensor, rotations: torch.Ten
 
 
 def expand_values(attended: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """From attended latents to values, per head: [tokens, heads, value].
+    """Project attended latents to values, for each head: [tokens, heads, value].
 
-    attended: [tokens, heads, latent] contiguous; weight: [heads, latent, value], the value's up-projection transposed:
-    the latent's dimension is contiguous. No tokens give none.
+    attended: [tokens, heads, latent] contiguous; weight: [heads, latent, value], the value's up-projection, transposed
+    so that the latent's dimension is contiguous. No tokens give none.
     """
     _check(attended, weight)
     return reference.expand_values(attended, weight)
 
 
 def expand_values_quantized(attended: torch.Tensor, weight: torch.Tensor) -> Quantized:
-    """`expand_values`, all heads' in one row of [tokens, heads * value], quantized.
+    """`expand_values` with all heads' values in one row, [tokens, heads * value], quantized.
 
     heads * value is a multiple of 128.
     """

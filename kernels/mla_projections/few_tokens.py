@@ -1,4 +1,7 @@
-"""The products around absorbed attention for few tokens on Hopper, with what stands beside: `cuda/few_tokens.cu`."""
+"""The products around absorbed attention for few tokens on Hopper, fused with rotation and quantization.
+
+Source: `cuda/few_tokens.cu`.
+"""
 
 import ctypes
 from pathlib import Path
@@ -10,11 +13,11 @@ from kernels.hopper import is_hopper
 from kernels.nvrtc import encode_rows, load_kernel
 
 SOURCE = Path(__file__).parent / "cuda" / "few_tokens.cu"
-# Widths of a head that the source is made for.
+# Widths of a head that the source supports.
 NOPE, ROPE, LATENT, VALUE = 128, 64, 512, GROUP
-# Tokens that a CTA is made for.
+# Numbers of tokens of a CTA's tile.
 TOKENS = (16, 32, 64, 96)
-# Up to here it is faster than cuBLAS and what that needs beside it.
+# Up to this many tokens it is faster than cuBLAS with the kernels that cuBLAS needs around it.
 MOST_TOKENS = 128
 # As in the source.
 PARTS, THREADS, LINE = 2, 256, 128
@@ -35,7 +38,7 @@ class AbsorbArguments(ctypes.Structure):
         ("head_bytes", ctypes.c_int),
         ("token_words", ctypes.c_int),
         ("head_words", ctypes.c_int),
-        # To a multiple of the maps' alignment, 64.
+        # The tensor maps align the structure to 64 bytes.
         ("padding", ctypes.c_byte * 16),
     )
 
@@ -72,16 +75,16 @@ def absorb_query(query: torch.Tensor, weight: torch.Tensor, rotations: torch.Ten
     out = query.new_empty(tokens, heads, LATENT + ROPE)
     if not tokens:
         return out
-    held, tiles = cut(tokens)
+    tile_tokens, tiles = choose_tiles(tokens)
     token_bytes, head_bytes = 2 * query.stride(0), 2 * query.stride(1)
     head_rows = weight.stride(0) // LATENT
     arguments = AbsorbArguments(
         _boxes(weight.data_ptr(), (heads - 1) * head_rows + NOPE, 2 * LATENT, NOPE),
-        _boxes(query.data_ptr(), tokens, token_bytes, held),
+        _boxes(query.data_ptr(), tokens, token_bytes, tile_tokens),
         query.data_ptr() + 2 * NOPE, rotations.data_ptr(), out.data_ptr(), tokens, heads, head_rows, head_bytes,
         token_bytes // 4, head_bytes // 4,
     )  # fmt: skip
-    kernel = load_kernel(SOURCE, f"few_tokens_absorb_queries_{held}", device.index or 0)
+    kernel = load_kernel(SOURCE, f"few_tokens_absorb_queries_{tile_tokens}", device.index or 0)
     kernel.launch((PARTS, heads, tiles), THREADS, arguments, dependent=True)
     return out
 
@@ -91,32 +94,32 @@ def expand_values_quantized(attended: torch.Tensor, weight: torch.Tensor) -> Qua
     out = empty_quantized(tokens, heads * VALUE, device=device)
     if not tokens:
         return out
-    held, tiles = cut(tokens)
+    tile_tokens, tiles = choose_tiles(tokens)
     head_rows = weight.stride(0) // LATENT
     arguments = ExpandArguments(
         _boxes(weight.data_ptr(), (heads - 1) * head_rows + VALUE, 2 * LATENT, VALUE),
-        _boxes(attended.data_ptr(), tokens, 2 * heads * LATENT, held),
+        _boxes(attended.data_ptr(), tokens, 2 * heads * LATENT, tile_tokens),
         out.values.data_ptr(), out.scales.data_ptr(), tokens, heads, head_rows, out.scales.stride(1),
     )  # fmt: skip
-    kernel = load_kernel(SOURCE, f"few_tokens_expand_values_{held}", device.index or 0)
+    kernel = load_kernel(SOURCE, f"few_tokens_expand_values_{tile_tokens}", device.index or 0)
     kernel.launch((heads, tiles, 1), THREADS, arguments, dependent=True)
     return out
 
 
-def cut(tokens: int) -> tuple[int, int]:
-    """Tokens that a CTA is made for, and how many of those it takes."""
+def choose_tiles(tokens: int) -> tuple[int, int]:
+    """The tokens of a tile, and the number of tiles."""
     tiles = -(-tokens // max(TOKENS))
-    return next(held for held in TOKENS if held * tiles >= tokens), tiles
+    return next(size for size in TOKENS if size * tiles >= tokens), tiles
 
 
 def _is_served(x: torch.Tensor) -> bool:
-    """Few tokens, which the copy engine can read."""
+    """Whether there are few tokens and the copy engine can read them."""
     aligned = x.data_ptr() % 16 == 0 and all(2 * stride % 16 == 0 for stride in x.stride()[:2])
     return is_hopper() and x.dtype == torch.bfloat16 and x.shape[0] <= MOST_TOKENS and aligned
 
 
 def _lies_in_rows(weight: torch.Tensor) -> bool:
-    """weight: [heads, rows, latent], each head's whole rows of a matrix."""
+    """Whether each head of the weight, [heads, rows, latent], has whole rows of a matrix."""
     return weight.stride(1) == LATENT and weight.stride(0) % LATENT == 0 and weight.data_ptr() % 16 == 0
 
 

@@ -1,4 +1,4 @@
-"""The products around absorbed attention in plain torch: the definition, and on a GPU cuBLAS for many tokens."""
+"""The products around absorbed attention in plain torch: the definition, and for many tokens on a GPU."""
 
 import torch
 
@@ -9,7 +9,7 @@ def absorb_query(query: torch.Tensor, weight: torch.Tensor, rotations: torch.Ten
     tokens, heads, _ = query.shape
     nope, latent = weight.shape[1:]
     out = query.new_empty(tokens, heads, latent + query.shape[2] - nope)
-    # Written where attention reads.
+    # Writes straight into the tensor that attention reads.
     torch.bmm(query[:, :, :nope].transpose(0, 1), weight, out=out[:, :, :latent].transpose(0, 1))
     rotate(query[:, :, nope:], rotations, out[:, :, latent:])
     return out

@@ -11,11 +11,11 @@ __all__ = ["Routing", "moe_gate"]
 def moe_gate(logits: torch.Tensor, bias: torch.Tensor, routing: Routing) -> tuple[torch.Tensor, torch.Tensor]:
     """Choose experts for each token ("noaux_tc").
 
-    logits: [tokens, experts] float32, contiguous, or [shares, tokens, experts], which add up to them; bias: [experts]
+    logits: [tokens, experts] float32, contiguous, or [shares, tokens, experts], whose sum they are; bias: [experts]
     float32, added to the affinities for the choice only, never to the weights.
 
-    Returns (weights [tokens, places] float32, experts of that shape int64, distinct, the chosen in no order). What is
-    not a number is chosen last; a token of such logits alone still gets distinct experts. No tokens give none.
+    Returns (weights [tokens, places] float32, experts [tokens, places] int64): a token's experts are distinct and in no
+    order, but shared ones come last. NaN is chosen last; a token whose logits are all NaN still gets distinct experts.
     """
     assert (
         logits.dtype == torch.float32
@@ -28,7 +28,7 @@ def moe_gate(logits: torch.Tensor, bias: torch.Tensor, routing: Routing) -> tupl
     assert routing.experts_per_token <= experts // routing.groups * routing.groups_per_token
     shares = logits if logits.dim() == 3 else logits.unsqueeze(0)
     if logits.is_cuda:
-        # Imported here: a machine without a GPU may lack what they need.
+        # Imported here: a machine without a GPU may lack Triton and CUDA's bindings.
         from kernels.moe_gate import choice, triton
 
         if choice.takes(shares, routing):

@@ -10,9 +10,9 @@ from kernels.moe_gate.routing import Routing
 from kernels.nvrtc import load_kernel
 
 SOURCE = Path(__file__).parent / "cuda" / "choice.cu"
-# What the source is made for; more tokens are better served by a warp each.
+# What the source supports. With more tokens one warp a token is faster.
 EXPERTS, GROUPS, CHOICES, MOST_TOKENS = 256, 8, 8, 256
-# Shares that a CTA adds up, and places of a token that it writes.
+# The most shares that a CTA adds up, and the most places of a token.
 MOST_SHARES, MOST_PLACES = 16, 32
 
 
@@ -34,7 +34,7 @@ class Arguments(ctypes.Structure):
 
 
 def takes(logits: torch.Tensor, routing: Routing) -> bool:
-    """logits: [shares, tokens, experts]."""
+    """Whether the source supports this. logits: [shares, tokens, experts]."""
     shares, tokens, experts = logits.shape
     made_for = (experts, routing.groups, routing.experts_per_token) == (EXPERTS, GROUPS, CHOICES)
     few = shares <= MOST_SHARES and tokens <= MOST_TOKENS and routing.places <= MOST_PLACES
@@ -42,7 +42,7 @@ def takes(logits: torch.Tensor, routing: Routing) -> bool:
 
 
 def moe_gate(logits: torch.Tensor, bias: torch.Tensor, routing: Routing) -> tuple[torch.Tensor, torch.Tensor]:
-    """For what it `takes`. logits: [shares, tokens, experts]."""
+    """logits: [shares, tokens, experts], which it `takes`."""
     assert takes(logits, routing)
     (shares, tokens, _), device = logits.shape, logits.device
     weights = torch.empty(tokens, routing.places, dtype=torch.float32, device=device)

@@ -9,10 +9,10 @@ from kernels.hopper import is_hopper
 from kernels.nvrtc import encode_rows, load_kernel
 
 SOURCE = Path(__file__).parent / "cuda" / "few_tokens.cu"
-# Tokens that a CTA is made for; tiles of them, so that there are as many CTAs as an H200 runs at once.
+# Numbers of tokens of a CTA's tile, and numbers of tiles: together as many CTAs as an H200 runs at once.
 TOKENS, FEWEST_TILES, MOST_TILES = (16, 32, 48), 2, 4
 MOST_TOKENS = MOST_TILES * max(TOKENS)
-# Of a CTA: `EXPERTS`, `INPUTS`, `THREADS`, `ELEMENTS` and `LINE` of the source.
+# As in the source: a CTA's experts, inputs and threads; elements and bytes of a box's rows.
 EXPERTS, INPUTS, THREADS, ELEMENTS, LINE = 64, 1024, 256, 64, 128
 
 
@@ -25,13 +25,13 @@ class Arguments(ctypes.Structure):
         ("out", ctypes.c_void_p),
         ("tokens", ctypes.c_int),
         ("experts", ctypes.c_int),
-        # To a multiple of the maps' alignment, 64.
+        # The tensor maps align the structure to 64 bytes.
         ("padding", ctypes.c_byte * 48),
     )
 
 
 def takes(hidden: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Of bfloat16: few tokens and whole tiles of experts, which the copy engine can read."""
+    """Whether there are few tokens and whole tiles of experts, and the copy engine can read both. Both are bfloat16."""
     (tokens, inputs), experts = hidden.shape, weight.shape[0]
     fits = tokens <= MOST_TOKENS and experts % EXPERTS == 0 and inputs % ELEMENTS == 0
     aligned = hidden.data_ptr() % 16 == 0 and weight.data_ptr() % 16 == 0
@@ -39,7 +39,7 @@ def takes(hidden: torch.Tensor, weight: torch.Tensor) -> bool:
 
 
 def gate_logits(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """For what it `takes`: [shares, tokens, experts] float32, whose sum over the shares the logits are."""
+    """[shares, tokens, experts] float32: the logits are the sum over the shares. Only for inputs that it `takes`."""
     (tokens, inputs), experts = hidden.shape, weight.shape[0]
     shares = -(-inputs // INPUTS)
     out = torch.empty(shares, tokens, experts, dtype=torch.float32, device=hidden.device)

@@ -1,4 +1,4 @@
-"""Group-limited choice of experts in plain torch, the definition."""
+"""Group-limited choice of experts in plain torch: the definition."""
 
 import torch
 
@@ -7,7 +7,7 @@ from kernels.moe_gate.routing import Routing
 
 def moe_gate(logits: torch.Tensor, bias: torch.Tensor, routing: Routing) -> tuple[torch.Tensor, torch.Tensor]:
     affinity = logits.sigmoid()
-    # Whatever is not a number comes last: a broken token must not disturb the choice of experts for others.
+    # NaN comes last: a broken token must not disturb the choice of experts for others.
     choice = (affinity + bias).nan_to_num(nan=float("-inf"))
     if routing.groups_per_token < routing.groups:
         choice = _limit_to_groups(choice, routing.groups, routing.groups_per_token)
@@ -21,7 +21,7 @@ def moe_gate(logits: torch.Tensor, bias: torch.Tensor, routing: Routing) -> tupl
 
 
 def _limit_to_groups(choice: torch.Tensor, groups: int, groups_per_token: int) -> torch.Tensor:
-    """Minus infinity wherever the expert's group is not among the token's best."""
+    """Set the choices of all groups but the token's best to minus infinity."""
     grouped: torch.Tensor = choice.unflatten(1, (groups, -1))
     best_two = grouped.topk(min(2, grouped.shape[2]), dim=2).values.sum(dim=2)
     refused = best_two.topk(groups - groups_per_token, dim=1, largest=False, sorted=False).indices

@@ -1,4 +1,4 @@
-"""How many experts a model's tokens go to, and from which groups."""
+"""How a model's gate chooses experts."""
 
 from dataclasses import dataclass
 
@@ -8,17 +8,17 @@ class Routing:
     """The settings of a gate, the same for all tokens."""
 
     experts_per_token: int
-    # The experts lie in so many equal groups. A token may use some of them: those whose two best sums of affinity and
-    # bias are largest.
+    # Experts form this many equal groups. A token may use `groups_per_token` of them: those whose two best sums of
+    # affinity and bias are largest.
     groups: int
     groups_per_token: int
-    # Whether a token's weights are made to sum to 1; then, or not, what multiplies them.
+    # Whether a token's weights are normalized to sum to 1, and the factor that multiplies them in either case.
     normalize: bool
     scaling: float
-    # Experts behind the chosen that no logits stand for, numbered after the others, each of weight 1 whatever the rest.
+    # Shared experts: they have no logits, are numbered after the others, and always have a weight of 1.
     shared: int
 
     @property
     def places(self) -> int:
-        """Experts of a token, the shared ones too."""
+        """The number of a token's experts, including shared ones."""
         return self.experts_per_token + self.shared

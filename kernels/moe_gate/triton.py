@@ -7,12 +7,12 @@ import triton.language as tl
 from kernels.dependent_launch import dependent_launch, start_next, wait_for_earlier
 from kernels.moe_gate.routing import Routing
 
-# Below every number's key, and above every expert's index.
+# Smaller than every number's key, and larger than every expert's index.
 TAKEN, NONE = tl.constexpr(-(2**31)), tl.constexpr(2**31 - 1)
 
 
-# One warp a token: its experts as a tile [groups, experts of a group]. Reads 4 bytes an expert and share, writes 12 a
-# choice; bound by the latency of one load, and of 2k successive reductions over the warp.
+# One warp does one token: its experts are a tile [groups, experts of a group]. Reads 4 bytes for each expert and share,
+# writes 12 a choice. The latency of one load and of 2k successive reductions over the warp limits it.
 @triton.jit(do_not_specialize=["tokens"])
 def _moe_gate(
     logits, bias, weights, experts, tokens, group_size, scaling, SHARES: tl.constexpr, GROUPS: tl.constexpr,
@@ -37,7 +37,7 @@ def _moe_gate(
     if GROUPS_PER_TOKEN < GROUPS:
         kept = _best_groups(tl.where(there, choice, float("-inf")), GROUPS, GROUPS_PER_TOKEN, GROUPS_TILE, SIZE_TILE)
         choice = tl.where(kept[:, None], choice, float("-inf"))
-    # A key orders as its number does; of equals the first expert is taken.
+    # Keys are ordered as their numbers are; among equal experts the first one is taken.
     bits = choice.to(tl.int32, bitcast=True)
     keys = tl.where(there, bits ^ ((bits >> 31) & 0x7FFFFFFF), TAKEN).reshape(GROUPS_TILE * SIZE_TILE)
     index = tl.arange(0, GROUPS_TILE * SIZE_TILE)
@@ -53,7 +53,7 @@ def _moe_gate(
     if NORMALIZE:
         picked = picked / (tl.sum(picked, axis=0) + 1e-20)
     expert_of = chosen // SIZE_TILE * group_size + chosen % SIZE_TILE
-    # Behind the choices, those that see every token.
+    # Shared experts follow the chosen ones.
     expert_of = tl.where(real, expert_of, GROUPS * group_size + place - CHOICES)
     target, used = token * (CHOICES + SHARED) + place, place < CHOICES + SHARED
     tl.store(weights + target, tl.where(real, picked * scaling, 1.0), mask=used)
@@ -64,7 +64,7 @@ def _moe_gate(
 def _best_groups(
     choice, GROUPS: tl.constexpr, GROUPS_PER_TOKEN: tl.constexpr, GROUPS_TILE: tl.constexpr, SIZE_TILE: tl.constexpr
 ):
-    """[groups] whether a group is among the best by the sum of its two largest choices; of equals, the first."""
+    """[groups]: whether a group is among the best by the sum of its two largest choices. First ones win ties."""
     member = tl.arange(0, SIZE_TILE)[None, :]
     first, where = tl.max(choice, axis=1, return_indices=True)
     second = tl.max(tl.where(member == where[:, None], float("-inf"), choice), axis=1)

@@ -1,4 +1,4 @@
-"""The gate's linear layer for few tokens in Triton, its long sums shared out by programs."""
+"""The gate's linear layer for few tokens in Triton. Programs share its long sums."""
 
 import torch
 import triton
@@ -6,14 +6,14 @@ import triton.language as tl
 
 from kernels.dependent_launch import dependent_launch, start_next, wait_for_earlier
 
-# Of a program; up to MANY_ROWS few at a time, so that enough programs share the work.
+# A program's experts and inputs, and its rows: fewer up to MANY_ROWS, so that enough programs share the work.
 EXPERTS, INPUTS = 64, 512
 ROWS, FEW_ROWS, MANY_ROWS = 64, 32, 64
 
 
-# A program multiplies some tokens by 64 experts over 512 inputs, and leaves its share of the sums to whoever reads
-# the logits. Reads 2 bytes a weight, before it waits, and 2 a value; writes 4 for 512 products. Bound by the latency of
-# its only load.
+# A program multiplies some tokens by 64 experts over 512 inputs and stores its share of the sums; the kernel that reads
+# the logits adds the shares. Reads 2 bytes a weight, before it waits, and 2 a value; writes 4 for 512 products. The
+# latency of its only load limits it.
 @triton.jit(do_not_specialize=["rows"])
 def _logits(
     hidden, weight, out, rows, experts, inputs, hidden_row,
@@ -34,7 +34,7 @@ def _logits(
 
 
 def gate_logits(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """[shares, tokens, experts] float32, whose sum over the shares the logits are."""
+    """[shares, tokens, experts] float32: the logits are the sum over the shares."""
     (rows, inputs), experts = hidden.shape, weight.shape[0]
     shares = triton.cdiv(inputs, INPUTS)
     tile = min(max(triton.next_power_of_2(rows), 16), ROWS if rows > MANY_ROWS else FEW_ROWS)

@@ -8,7 +8,7 @@ from kernels.act_quant import Quantized, empty_quantized
 from kernels.moe_permute import ExpertOutputs, combine
 from kernels.norm import reference
 
-# What a layer adds to the residual.
+# The output of a layer, which is added to the residual.
 Delta = torch.Tensor | ExpertOutputs
 
 
@@ -26,8 +26,8 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Ten
 def add_rms_norm(delta: Delta, residual: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
     """Add `delta` to `residual` in place, and return the sum normalized.
 
-    delta, residual: [rows, width] of one dtype, the residual contiguous, delta's last dimension so; what experts made
-    is added up first, and rounded. weight: [width].
+    delta, residual: [rows, width] of one dtype, the residual contiguous, and delta's last dimension. Experts'
+    outputs are added up first, and rounded. weight: [width].
     """
     _check(delta, residual, weight)
     normalized: torch.Tensor
@@ -41,7 +41,7 @@ def add_rms_norm(delta: Delta, residual: torch.Tensor, weight: torch.Tensor, eps
 def add_rms_norm_quantized(
     delta: Delta, residual: torch.Tensor, weight: torch.Tensor, epsilon: float
 ) -> tuple[torch.Tensor, Quantized]:
-    """`add_rms_norm`, and the same normalized rows quantized: what the gate reads, and what the FP8 products read.
+    """`add_rms_norm`, and the normalized rows quantized. The gate reads the former, FP8 products the latter.
 
     The width is a multiple of 128.
     """
@@ -63,7 +63,7 @@ def _added_up(delta: Delta) -> torch.Tensor:
 
 
 def _few_rows(delta: Delta, residual: torch.Tensor) -> ModuleType | None:
-    """The kernel for a decode step's rows, where it takes them."""
+    """The module with the kernel for a decode step's rows, or None if it does not take these."""
     if not residual.is_cuda:
         return None
     from kernels.norm import few_rows

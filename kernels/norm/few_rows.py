@@ -1,4 +1,4 @@
-"""A residual's addition, norm and quantization for a decode step's rows on Hopper: `cuda/few_rows.cu`."""
+"""Residual addition, norm and quantization for a decode step's rows on Hopper: `cuda/few_rows.cu`."""
 
 import ctypes
 from pathlib import Path
@@ -12,9 +12,9 @@ from kernels.nvrtc import load_kernel
 
 SOURCE = Path(__file__).parent / "cuda" / "few_rows.cu"
 MOST_ROWS = 256
-# Rows of a sum that it is made for, 8 chosen experts' and a shared one's; 0 for what is no sum.
+# Supported numbers of rows of a sum: 8 chosen experts and a shared one. 0 means one row, which is no sum.
 CHOICES = (0, 9)
-# Of a row; values of a thread, and threads of a CTA.
+# CTAs of a row, values of a thread, and the most threads of a CTA.
 CTAS, VALUES, MOST_THREADS = 4, 8, 256
 
 
@@ -38,6 +38,7 @@ class Arguments(ctypes.Structure):
 
 
 def takes(delta: torch.Tensor | ExpertOutputs, residual: torch.Tensor) -> bool:
+    """Whether the kernel supports these tensors."""
     rows, width = residual.shape
     threads = width // (CTAS * VALUES)
     fits = rows <= MOST_ROWS and width % (CTAS * 2 * GROUP) == 0 and threads <= MOST_THREADS
@@ -51,7 +52,7 @@ def add_rms_norm(
     epsilon: float,
     quantized: Quantized | None,
 ) -> torch.Tensor:
-    """For what it `takes`. quantized: where the normalized rows go in FP8 too."""
+    """For tensors that it `takes`. quantized: if given, receives the normalized rows in FP8 too."""
     (rows, width), device = residual.shape, residual.device
     out = torch.empty_like(residual)
     if not rows:
@@ -77,7 +78,7 @@ def _choices(delta: torch.Tensor | ExpertOutputs) -> int:
 
 
 def _is_readable(delta: torch.Tensor | ExpertOutputs) -> bool:
-    """Of as many rows, and 16 bytes at a time."""
+    """Whether a sum has a supported number of rows, or rows can be read 16 bytes at a time."""
     if isinstance(delta, ExpertOutputs):
         return _choices(delta) in CHOICES
     return delta.stride(0) % VALUES == 0 and delta.data_ptr() % 16 == 0

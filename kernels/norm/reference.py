@@ -1,4 +1,4 @@
-"""Normalization in plain torch, the definition."""
+"""Normalization in plain torch: the definition."""
 
 import torch
 from torch.nn import functional

@@ -1,4 +1,4 @@
-"""Normalization in Triton, alone or fused with the residual's addition and quantization."""
+"""Normalization in Triton, alone or fused with residual addition and quantization."""
 
 import torch
 import triton
@@ -11,14 +11,14 @@ from kernels.dependent_launch import dependent_launch, start_next, wait_for_earl
 
 @triton.jit
 def normalize(x, weight, width, epsilon):
-    """x: [groups, 128] float32, zero beyond `width`; weight: the same shape. Rounded to the weight's dtype twice, as
-    the reference does: once normalized, once multiplied."""
+    """x: [groups, 128] float32, zero beyond `width`; weight: the same shape. Rounds to the weight's dtype twice, as
+    the reference does: after normalizing and after multiplying."""
     scale = tl.rsqrt(tl.sum(tl.sum(x * x, axis=1), axis=0) / width + epsilon)
     return ((x * scale).to(weight.dtype).to(tl.float32) * weight.to(tl.float32)).to(weight.dtype)
 
 
-# A program does one row, which stays in registers. Reads 2 bytes a value (4 with a residual), writes 2 (4 with a
-# residual, and 1 and 1/32 more when quantizing).
+# A program does one row and keeps it in registers. Reads 2 bytes a value (4 with a residual), writes 2 (4 with a
+# residual, and 1 and 1/32 more if it quantizes).
 @triton.jit(do_not_specialize=["scale_stride"])
 def _rms_norm(
     x, residual, weight, out, values, scales, row_stride, width, scale_stride, epsilon,
@@ -72,7 +72,7 @@ def _launch(
         None if quantized is None else quantized.values, None if quantized is None else quantized.scales,
         x.stride(0), width, 0 if quantized is None else quantized.scales.stride(1), epsilon,
         residual is not None, quantized is not None, groups, GROUP,
-        # Quantizing waits for reductions within groups: more warps, of one group or two, hide that.
+        # Quantizing waits for reductions within groups. More warps, of one or two groups each, hide that.
         num_warps=min(max(groups // (8 if quantized is None else 2), 1), 32),
         **dependent_launch(x.device),
     )  # fmt: skip

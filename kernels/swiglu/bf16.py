@@ -10,7 +10,7 @@ from kernels.hopper import is_hopper
 from kernels.nvrtc import load_kernel
 
 SOURCE = Path(__file__).parent / "cuda" / "bf16.cu"
-# `THREADS` of the source, and values of each.
+# Threads of a CTA and values of a thread, as in the source.
 THREADS, VALUES = 256, 8
 
 
@@ -29,12 +29,12 @@ class Arguments(ctypes.Structure):
 
 
 def takes(gate_up: torch.Tensor) -> bool:
-    """What can be read 16 bytes at a time."""
+    """Whether the rows are bfloat16 and can be read 16 bytes at a time."""
     return is_hopper(gate_up.device) and gate_up.dtype == torch.bfloat16 and gate_up.data_ptr() % 16 == 0
 
 
 def swiglu_quantize(gate_up: torch.Tensor, positions: torch.Tensor | None) -> Quantized:
-    """For what it `takes`."""
+    """As `kernels.swiglu.swiglu_quantize`, for rows that it `takes`."""
     *leading, rows, doubled = gate_up.shape
     width, device = doubled // 2, gate_up.device
     out = empty_quantized(*leading, rows, width, device=device)

@@ -1,4 +1,4 @@
-"""SwiGLU in plain torch, the definition."""
+"""SwiGLU in plain torch: the definition."""
 
 import torch
 from torch.nn import functional
@@ -13,5 +13,5 @@ def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
 
 
 def swiglu_quantize(gate_up: torch.Tensor) -> Quantized:
-    # Quantized from float32: one rounding less.
+    # Quantizes the float32 values: one rounding less.
     return quantize(swiglu(gate_up.float()))

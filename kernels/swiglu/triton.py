@@ -8,7 +8,7 @@ from kernels.act_quant.quantized import GROUP, Quantized, empty_quantized
 from kernels.act_quant.triton import quantize_groups
 from kernels.dependent_launch import dependent_launch, start_next, wait_for_earlier
 
-# Of one program.
+# Groups of one program.
 GROUPS = 8
 
 
@@ -30,7 +30,7 @@ def _swiglu_quantize(
     up = tl.load(gate_up + row * 2 * width + width + columns, mask=inside, other=0.0).to(tl.float32)
     quantized, factors = quantize_groups(gate * tl.sigmoid(gate) * up)
     tl.store(values + row * width + columns, quantized, mask=inside)
-    # Each expert's scales lie together; one that has no experts is one expert.
+    # Each expert's scales lie together; rows without experts count as one expert.
     scales += row // capacity * (width // GROUP) * scale_stride + row % capacity
     tl.store(scales + groups * scale_stride, factors, mask=groups * GROUP < width)
 

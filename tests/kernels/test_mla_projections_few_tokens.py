@@ -12,7 +12,7 @@ from tests.support.errors import relative_error
 from tests.support.hopper import on_hopper
 
 ERROR, QUANTIZED_ERROR = 5e-3, 0.03
-# Around the sizes that CTAs are made for, and some that need several.
+# Around the sizes of a CTA's tile, and some that need several tiles.
 TOKENS = [0, 1, 16, 17, 32, 33, 64, 65, 96, 97, 128, 300]
 
 
@@ -26,7 +26,7 @@ def random(*shape: int) -> torch.Tensor:
 @pytest.mark.parametrize("tokens", TOKENS)
 @pytest.mark.parametrize("heads", [3, HEADS])
 def test_queries_are_absorbed_as_defined(tokens: int, heads: int) -> None:
-    # Some of a wider matrix: neither queries nor a head's weights lie next to each other.
+    # Slices of wider matrices: neither queries nor a head's weights are contiguous.
     query, weight = random(tokens, heads + 1, NOPE + ROPE)[:, 1:], random(heads, NOPE + VALUE, LATENT)[:, :NOPE]
     rotations = torch.randn(tokens, ROPE // 2, dtype=torch.complex64, device="cuda")
     found = few_tokens.absorb_query(query, weight, rotations)
@@ -52,7 +52,7 @@ def test_latents_are_expanded_and_quantized_as_defined(tokens: int, heads: int) 
 
 @pytest.mark.gpu
 @on_hopper
-def test_other_widths_and_many_tokens_are_left_to_the_definition() -> None:
+def test_other_widths_and_many_tokens_are_not_taken() -> None:
     query, weight = random(4, 2, NOPE + ROPE), random(2, NOPE, LATENT)
     assert few_tokens.takes_queries(query, weight)
     assert not few_tokens.takes_queries(query, weight[:, :64])
@@ -63,7 +63,7 @@ def test_other_widths_and_many_tokens_are_left_to_the_definition() -> None:
     assert not few_tokens.takes_values(random(4, 2, LATENT), random(2, LATENT, VALUE))
 
 
-def test_as_few_ctas_as_hold_all_tokens_share_them_evenly() -> None:
-    assert [few_tokens.cut(tokens) for tokens in (1, 33, 96, 97, 129, 192)] == [
+def test_the_fewest_tiles_that_hold_all_tokens_share_them_evenly() -> None:
+    assert [few_tokens.choose_tiles(tokens) for tokens in (1, 33, 96, 97, 129, 192)] == [
         (16, 1), (64, 1), (96, 1), (64, 2), (96, 2), (96, 2),
     ]  # fmt: skip

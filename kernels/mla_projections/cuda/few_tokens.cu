@@ -1,9 +1,9 @@
-// The products around absorbed attention for few tokens, for Hopper (sm_90a): the time is that of reading the weights,
-// 2 bytes for 2 operations a token, and of the activations, which at 96 tokens are as many bytes.
+// The products around absorbed attention for few tokens, for Hopper (sm_90a). Their time is that of reading the weights, 2
+// bytes for 2 operations a token, and the activations, which at 96 tokens are as many bytes.
 //
-// No kernel of a step writes weights: all of them are on their way to shared memory while the kernel before still runs
-// (programmatic dependent launch), a head's in one or two CTAs, as many as the chip holds at once. The tensor cores' 64
-// rows hold outputs, N holds tokens: none of them is padding where there are 16, 32, 64 or 96.
+// No kernel of a step writes weights. So all weights are copied to shared memory while the previous kernel still runs
+// (programmatic dependent launch), a head's weights in one or two CTAs, as many CTAs as the chip holds at once. The tensor
+// cores' 64 rows hold outputs and N holds tokens, without padding if there are 16, 32, 64 or 96.
 
 #include "products.cuh"
 
@@ -13,17 +13,17 @@ constexpr int THREADS = 256, WARPS = THREADS / 32;
 __device__ __forceinline__ void warpgroup_meets(int group) { asm volatile("bar.sync %0, 128;" ::"r"(1 + group) : "memory"); }
 
 struct AbsorbArguments {
-  // Boxes of NOPE rows of the weight; of the queries, of the kernel's tokens.
+  // A box is NOPE rows of the weight, or the kernel's number of tokens of the queries.
   TensorMap weight, query;
   const u32* rope;
   const float2* rotations;
   u8* out;
   int tokens, heads, head_rows, head_bytes;
-  // Of the queries' rope, in words.
+  // Strides of the queries' rope part, in words of 4 bytes.
   int token_words, head_words;
 };
 
-// A CTA makes a part of the latent, for one head.
+// A CTA computes one of PARTS parts of the latent, for one head.
 constexpr int PARTS = 2, TILES = LATENT / PARTS / ELEMENTS, TILES_OF_GROUP = TILES / 2;
 
 template <int TOKENS>
@@ -33,7 +33,7 @@ struct AbsorbShared {
   u64 weight_full[TILES], query_full;
 };
 
-// A thread's share of the queries' rope, and what turns it.
+// A thread's share of the queries' rope part, and its rotations.
 template <int TOKENS>
 struct Pairs {
   static constexpr int COUNT = TOKENS / PARTS / WARPS;
@@ -43,7 +43,7 @@ struct Pairs {
 
 template <int TOKENS>
 struct Absorb {
-  // Of a tile in bf16: tokens lie in different banks.
+  // Bytes of a token's row of a tile in bf16, padded so that tokens lie in different banks.
   static constexpr int ROW_BYTES = LINE + 16;
   static_assert(TOKENS * ROW_BYTES <= WEIGHT_BYTES, "a tile's results fit where its weight was");
   AbsorbShared<TOKENS>& shared;
@@ -68,7 +68,7 @@ struct Absorb {
       copy_box(shared.query[i], given.query, head * given.head_bytes + i * LINE, first, &shared.query_full);
   }
 
-  // A warp a token, of every other one.
+  // The token that this warp rotates: each CTA of a head takes every other token.
   __device__ __forceinline__ int rotated(int i) const {
     return first + (i * WARPS + threadIdx.x / 32) * PARTS + part;
   }
@@ -115,12 +115,12 @@ struct Absorb {
     store_tile(tile, product);
   }
 
-  // Through shared memory, so that whole lines are written.
+  // Stores through shared memory, so that whole lines are written.
   __device__ __forceinline__ void store_tile(int tile, const Product<TOKENS>& product) const {
     int thread = threadIdx.x % 128, group = threadIdx.x / 128, lane = threadIdx.x % 32;
     int output = thread / 32 * 16 + lane / 8 % 2 * 8;
     const float(&sum)[TOKENS / 2] = product.sum;
-    // All warps have read the weight.
+    // Wait until all warps have read the weight.
     warpgroup_meets(group);
 #pragma unroll
     for (int j = 0; j < TOKENS / 8; j++)
@@ -156,7 +156,7 @@ __device__ __forceinline__ void absorb(const AbsorbArguments& given) {
 }
 
 struct ExpandArguments {
-  // Boxes of GROUP rows of the weight; of the attended latents, of the kernel's tokens.
+  // A box is GROUP rows of the weight, or the kernel's number of tokens of the attended latents.
   TensorMap weight, attended;
   u8* values;
   float* scales;
@@ -172,10 +172,10 @@ struct ExpandShared {
   u64 weight_full[CHUNKS], attended_full[CHUNKS];
 };
 
-// A CTA makes the values of one head, which are a group.
+// A CTA computes the values of one head, which are one quantization group.
 template <int TOKENS>
 struct Expand {
-  // Of a token's values in float32: a thread's lie in different banks.
+  // Floats of a token's row of values, padded so that a thread's stores go to different banks.
   static constexpr int ROW = GROUP + 4, COUNT = TOKENS / WARPS;
   static_assert(TOKENS * ROW * 4 <= CHUNKS * WEIGHT_BYTES, "the values fit where the weight was");
   ExpandShared<TOKENS>& shared;
@@ -220,12 +220,13 @@ struct Expand {
     pin(product.sum);
   }
 
-  // A warp a token, whose values are put side by side; a lane does the divisions of one of the warp's tokens.
+  // Quantizes through shared memory, where a token's values become contiguous, a warp a token. Each lane does the divisions of
+  // one of the warp's tokens.
   __device__ __forceinline__ void quantize(const Product<TOKENS>& product) const {
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     float* rows = reinterpret_cast<float*>(shared.weight);
     float* own = rows + lane % 4 * 2 * ROW + warp * 16 + lane / 4;
-    // All warps have read the weight.
+    // Wait until all warps have read the weight.
     __syncthreads();
 #pragma unroll
     for (int i = 0; i < TOKENS / 2; i++) own[(i / 4 * 8 + i % 2) * ROW + i / 2 % 2 * 8] = product.sum[i];
@@ -236,7 +237,7 @@ struct Expand {
     for (int i = 0; i < COUNT; i++) {
       x[i] = *reinterpret_cast<const float4*>(rows + (warp * COUNT + i) * ROW + lane * 4);
       float largest = fmaxf(fmaxf(fabsf(x[i].x), fabsf(x[i].y)), fmaxf(fabsf(x[i].z), fabsf(x[i].w)));
-      // The bits of positive numbers are in the numbers' order.
+      // The bits of positive numbers compare as the numbers do.
       largest = __uint_as_float(__reduce_max_sync(~0u, __float_as_uint(largest)));
       if (lane == i) own_largest = largest;
     }

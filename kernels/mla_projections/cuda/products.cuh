@@ -1,20 +1,20 @@
-// Products of 64 outputs with 16, 32, 64 or 96 tokens over 16 inputs, bf16, both operands in shared memory.
+// bf16 products of 64 outputs by 16, 32, 64 or 96 tokens over 16 inputs, both operands in shared memory.
 
 #pragma once
 
 #include "../../cuda/hopper.cuh"
 
-// A head's weight, in boxes of 128 bytes (64 elements) of 128 rows, swizzled.
+// A head's weight lies in boxes of 128 rows of 128 bytes (64 elements), swizzled.
 constexpr int GROUP = 128, LATENT = 512, ELEMENTS = 64, LINE = 128, WEIGHT_BYTES = GROUP * LINE;
 
-// Elements of a thread: 4 for each 8 tokens. j * 4 + h * 2 + i is token j * 8 + lane % 4 * 2 + i, output
+// A thread has 4 elements for each 8 tokens. Element j * 4 + h * 2 + i is token j * 8 + lane % 4 * 2 + i and output
 // warp % 4 * 16 + h * 8 + lane / 4.
 template <int TOKENS>
 struct Product {
   float sum[TOKENS / 2];
 };
 
-// TRANSPOSED: whether the outputs, and not the inputs, of the first operand lie next to each other.
+// TRANSPOSED: whether the first operand's outputs are contiguous, instead of its inputs.
 template <int TRANSPOSED>
 __device__ __forceinline__ void multiply(Product<16>& d, u64 a, u64 b, int accumulate) {
   asm volatile(

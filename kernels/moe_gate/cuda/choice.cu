@@ -1,28 +1,29 @@
-// The choice among 256 experts in 8 groups, for Hopper (sm_90a): a CTA a token. Reads 4 bytes an expert and share, writes
-// 12 a place; bound by the latency of its loads, which are in flight at once, and then of a few dozen dependent steps.
+// The choice among 256 experts in 8 groups, for Hopper (sm_90a): one CTA a token. Reads 4 bytes for each expert and share,
+// writes 12 for each place. Latency limits it: that of its loads, which are all in flight at once, and of a few dozen dependent
+// steps.
 //
-// Eight warps add up the shares; then a thread has an expert, and a warp a group. The first warp chooses: a lane holds
-// four experts of one group and four of another, each four sorted, so that the best expert left is the best of the lists'
-// heads, by one reduction of whole numbers that are in the order of the choices they stand for.
+// Eight warps add up the shares. Then each thread has one expert and each warp one group. The first warp chooses: a lane holds
+// four experts of one group and four of another as two sorted lists. The best expert left is the best of the lists' heads,
+// which one integer reduction finds, because integer keys are ordered as the choices that they stand for.
 
 #include "../../cuda/hopper.cuh"
 
 constexpr int LANES = 32, GROUPS = 8, EXPERTS = GROUPS * LANES, QUADS = EXPERTS / 4;
-// Of a warp: loads in flight are its registers' room.
+// Shares that a warp loads at once; its registers have room for no more.
 constexpr int SHARES = 2;
-// Experts of a list, of which a lane has two; lanes that list a group.
+// Experts of a list (a lane has two lists), and lanes that share a group.
 constexpr int LISTED = EXPERTS / LANES / 2, GROUP_LANES = LANES / LISTED;
-// Below every number's key.
+// Smaller than every number's key.
 constexpr int TAKEN = -2147483647 - 1;
 constexpr u32 ALL = ~0u;
 
 struct Arguments {
-  // Four to an element: [shares, tokens, experts].
+  // [shares, tokens, experts], four logits an element.
   const float4* logits;
   const float* bias;
   float* weights;
   long long* experts;
-  // shared: experts behind the chosen ones, which see every token.
+  // shared: the number of shared experts, which follow the chosen ones.
   int tokens, shares, groups_per_token, shared, normalize;
   float scaling;
 };
@@ -30,13 +31,13 @@ struct Arguments {
 struct Shared {
   float4 logits[GROUPS][QUADS];
   float affinities[EXPERTS];
-  // Four to an element.
+  // Four keys an element.
   int4 keys[QUADS];
   float totals[GROUPS];
   int chosen[LANES];
 };
 
-// In the program's order, so that loads are in flight together; zeros where there is nothing.
+// A load that the compiler keeps in program order, so that several are in flight together; zeros if `there` is false.
 __device__ __forceinline__ float4 load(const float4* from, bool there) {
   float4 found;
   asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %5, 0;\n"
@@ -48,11 +49,11 @@ __device__ __forceinline__ float4 load(const float4* from, bool there) {
 
 __device__ __forceinline__ float4 add(float4 a, float4 b) { return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w); }
 
-// Keys order as their numbers do; this is also the way back.
+// Maps the bits of a float to an integer that is ordered as the float is. The same function maps back.
 __device__ __forceinline__ int key_of(int bits) { return bits ^ (bits >> 31 & 0x7FFFFFFF); }
 __device__ __forceinline__ float number_of(int key) { return __int_as_float(key_of(key)); }
 
-// A warp adds up every eighth share, then a thread what the warps have: its expert's logit.
+// Each warp adds up every eighth share; then each thread adds the warps' sums for its expert's logit.
 __device__ __forceinline__ float add_up(const Arguments& given, Shared& shared) {
   int lane = threadIdx.x % LANES, warp = threadIdx.x / LANES;
   const float4* from = given.logits + (long long)blockIdx.x * QUADS + lane;
@@ -74,7 +75,7 @@ __device__ __forceinline__ float add_up(const Arguments& given, Shared& shared) 
   return sum;
 }
 
-// The sum of the warp's two largest.
+// The sum of the warp's two largest choices.
 __device__ __forceinline__ float best_two(int key) {
   int first = __reduce_max_sync(ALL, key);
   u32 takers = __ballot_sync(ALL, key == first);
@@ -82,7 +83,7 @@ __device__ __forceinline__ float best_two(int key) {
   return number_of(first) + number_of(__popc(takers) > 1 ? first : second);
 }
 
-// Experts by key, the best first; their numbers in the bytes of a word, from the lowest.
+// Four experts sorted by key, the best first. Their numbers are the bytes of a word, from the lowest.
 struct List {
   int key[LISTED];
   u32 experts;
@@ -111,7 +112,7 @@ struct List {
     expert[a] = first;
   }
 
-  // Every lane whose head has this key gives it away; `chosen` has `places`, and `count` are taken.
+  // Every lane whose head has this key moves it to `chosen`, which has `places` places, `count` of them taken.
   __device__ __forceinline__ void take(int best, int* chosen, int places, int& count) {
     bool mine = key[0] == best;
     u32 takers = __ballot_sync(ALL, mine);
@@ -124,14 +125,14 @@ struct List {
   }
 };
 
-// Whether a group is among the best; of equals, the first are. A lane of 8 compares it with one other.
+// Whether a group is among the best; among equal groups the first ones are. Each of 8 lanes compares it with one other group.
 __device__ __forceinline__ bool is_kept(const float* totals, int group, int groups_per_token) {
   int other = threadIdx.x % GROUPS;
   u32 before = __ballot_sync(ALL, totals[other] > totals[group] || (totals[other] == totals[group] && other < group));
   return __popc(before >> threadIdx.x / GROUPS * GROUPS & 0xFF) < groups_per_token;
 }
 
-// By the first warp.
+// The first warp chooses.
 template <int CHOICES>
 __device__ __forceinline__ void choose_experts(const Arguments& given, Shared& shared) {
   int lane = threadIdx.x, group = lane / GROUP_LANES;
@@ -139,7 +140,7 @@ __device__ __forceinline__ void choose_experts(const Arguments& given, Shared& s
   bool keep_high = is_kept(shared.totals, group + GROUPS / 2, given.groups_per_token);
   List low(shared.keys[lane], lane * LISTED, keep_low);
   List high(shared.keys[LANES + lane], EXPERTS / 2 + lane * LISTED, keep_high);
-  // Equals may be taken at once: then some rounds are more than needed.
+  // Equal experts may be taken in one round; then not all rounds are needed.
   int count = 0;
 #pragma unroll
   for (int round = 0; round < CHOICES; round++) {
@@ -173,7 +174,7 @@ __device__ __forceinline__ void choose(const Arguments& given) {
   float bias = given.bias[threadIdx.x];
   wait_for_earlier();
   float affinity = __fdividef(1.0f, 1.0f + __expf(-add_up(given, shared))), choice = affinity + bias;
-  // What is not a number comes last.
+  // NaN comes last.
   int key = key_of(__float_as_int(choice == choice ? choice : __int_as_float(0xFF800000)));
   shared.affinities[threadIdx.x] = affinity;
   reinterpret_cast<int*>(shared.keys)[threadIdx.x] = key;

@@ -1,22 +1,22 @@
-// The gate's linear layer for few tokens, for Hopper (sm_90a): bf16 products, summed in float32. The time is that of
-// bringing the activations to the multiprocessors, and of what it takes to begin and to end.
+// The gate's linear layer for few tokens, for Hopper (sm_90a): bf16 products, summed in float32. Its time is that of bringing
+// the activations to the multiprocessors, and of starting and ending.
 //
-// A CTA multiplies some tokens by 64 experts over 1,024 inputs: the tensor cores' 64 rows hold experts, N holds tokens. All
-// of its weights are on their way to shared memory while the kernel before still runs (programmatic dependent launch). Two
-// warpgroups share the inputs; what the CTA leaves is a share of the sums, for whoever reads the logits to add up: with 14
-// shares of 512 inputs a whole gate of 96 tokens took 5.7 us, with 7 it takes 5.2.
+// A CTA multiplies some tokens by 64 experts over 1,024 inputs. The tensor cores' 64 rows hold experts, N holds tokens. All of
+// its weights are copied to shared memory while the previous kernel still runs (programmatic dependent launch). Two warpgroups
+// share the inputs. The CTA stores a share of the sums, and the kernel that reads the logits adds the shares up: with 14 shares
+// of 512 inputs a whole gate of 96 tokens took 5.7 us, with 7 it takes 5.2.
 //
-// A CTA fills a multiprocessor. Where two of half the size had room, the next call's weights came while this one's
-// activations did, and made those late (6.5 us for 5.7). Activations copied to a cluster's CTAs at once paid nothing.
+// A CTA fills a multiprocessor. With room for two of half the size, the next call's weights arrived together with this call's
+// activations and delayed them (6.5 us for 5.7). Copying activations to all CTAs of a cluster at once gained nothing.
 
 #include "../../cuda/hopper.cuh"
 
 constexpr int EXPERTS = 64, INPUTS = 1024;
 constexpr int GROUPS = 2, GROUP_THREADS = 128, THREADS = GROUPS * GROUP_THREADS;
-// Boxes of 128 bytes (64 elements) of as many rows as there are experts or tokens, swizzled.
+// A box is 128 bytes (64 elements) of as many rows as there are experts or tokens, swizzled.
 constexpr int ELEMENTS = 64, LINE = 128, BOXES = INPUTS / ELEMENTS, BOXES_OF_GROUP = BOXES / GROUPS;
 constexpr int WEIGHT_BYTES = EXPERTS * LINE;
-// Of a token's sums, 4 apart from a power of two: those that a warp writes at once lie in different banks.
+// Floats of a token's row of sums: 4 more than a power of two, so that a warp's stores go to different banks.
 constexpr int ROW = EXPERTS + 4;
 
 struct Arguments {
@@ -32,8 +32,8 @@ struct Shared {
   u64 full[GROUPS][BOXES_OF_GROUP];
 };
 
-// 64 experts with TOKENS tokens over 16 inputs. Of a thread, element j * 4 + h * 2 + i is token j * 8 + lane % 4 * 2 + i,
-// expert warp % 4 * 16 + h * 8 + lane / 4.
+// 64 experts by TOKENS tokens over 16 inputs. A thread's element j * 4 + h * 2 + i is token j * 8 + lane % 4 * 2 + i and expert
+// warp % 4 * 16 + h * 8 + lane / 4.
 #define NAMES_24 NAMES_16 ", %16, %17, %18, %19, %20, %21, %22, %23"
 #define BIND_24(d, at) BIND_16(d, at), BIND_8(d, at + 16)
 #define MULTIPLY(TOKENS, NAMES, BIND, WEIGHT, HIDDEN, ADD)                                                        \
@@ -51,10 +51,10 @@ template <int TOKENS>
 struct Logits {
   Shared<TOKENS>& shared;
   const Arguments& given;
-  // First of this CTA's; the warpgroup's number.
+  // This CTA's first expert, its share and its first token; the warpgroup's number.
   int expert, share, token, group;
 
-  // The first byte of a box, along the inputs.
+  // The first byte of a box in its rows.
   __device__ __forceinline__ int column(int of_group, int i) const {
     return share * INPUTS * 2 + (of_group * BOXES_OF_GROUP + i) * LINE;
   }
@@ -77,7 +77,7 @@ struct Logits {
         copy_box(shared.hidden[of_group][i], given.hidden, column(of_group, i), token, &shared.full[of_group][i]);
   }
 
-  // Over this warpgroup's inputs.
+  // Multiplies over this warpgroup's inputs.
   __device__ __forceinline__ void multiply(float (&sum)[TOKENS / 2]) const {
     u32 weight = shared_address(shared.weight[group]), hidden = shared_address(shared.hidden[group]);
 #pragma unroll
@@ -94,7 +94,7 @@ struct Logits {
     pin(sum);
   }
 
-  // A warpgroup's sums, where its weights were.
+  // A warpgroup's sums lie where its weights were.
   __device__ __forceinline__ float* sums(int of_group) const {
     static_assert(TOKENS * ROW * 4 <= BOXES_OF_GROUP * WEIGHT_BYTES, "they fit there");
     return reinterpret_cast<float*>(shared.weight[of_group]);
@@ -103,14 +103,14 @@ struct Logits {
   __device__ __forceinline__ void leave(const float (&sum)[TOKENS / 2]) const {
     int lane = threadIdx.x % 32;
     float* own = sums(group) + lane % 4 * 2 * ROW + threadIdx.x % GROUP_THREADS / 32 * 16 + lane / 4;
-    // All of the warpgroup have read its weights.
+    // Wait until all of the warpgroup have read its weights.
     asm volatile("bar.sync %0, 128;" ::"r"(1 + group) : "memory");
 #pragma unroll
     for (int at = 0; at < TOKENS / 2; at++) own[(at / 4 * 8 + at % 2) * ROW + at / 2 % 2 * 8] = sum[at];
     __syncthreads();
   }
 
-  // Whole lines, each the sum over the warpgroups.
+  // Stores whole lines, each the sum over the warpgroups.
   __device__ __forceinline__ void store() const {
     constexpr int QUADS = EXPERTS / 4;
     float* out = given.out + ((long long)share * given.tokens + token) * given.experts + expert;

@@ -1,8 +1,9 @@
-// The residual's addition, norm and quantization of few rows, for Hopper (sm_90a): a cluster of CTAs does a row, since one
-// multiprocessor alone would take longer to read and to quantize it than all of them take for a decode step's rows.
+// Residual addition, norm and quantization of few rows, for Hopper (sm_90a). A cluster of CTAs does a row: one multiprocessor
+// would take longer to read and quantize it than all of them take for a decode step's rows.
 //
-// A thread holds 8 values, 16 of them a group. Reads 4 bytes a value (2 more for each further row of a sum), writes 4 (and
-// 1 and 1/32 more when quantizing); bound by the latencies of its loads, which are in flight at once, and of a barrier.
+// A thread holds 8 values, and 16 threads a quantization group. Reads 4 bytes a value (2 more for each further row of a sum),
+// writes 4 (and 1 and 1/32 more if it quantizes). The latency of its loads, which are in flight at once, and of a barrier
+// limits it.
 
 #include "../../cuda/cluster.cuh"
 #include "../../cuda/values.cuh"
@@ -10,14 +11,14 @@
 constexpr int MOST_THREADS = 256, MOST_CTAS = 8;
 
 struct Arguments {
-  // bf16, eight to an element: what is added, its rows `row_stride` apart, or experts' rows.
+  // bf16, eight values an element: the rows to add, `row_stride` values apart, or the experts' rows.
   const uint4* x;
   const long long* positions;
   const float* sum_weights;
   uint4* residual;
   const uint4* weight;
   uint4* out;
-  // Null where nothing is quantized.
+  // Null if nothing is quantized.
   uint2* values;
   float* scales;
   long long row_stride;
@@ -25,7 +26,7 @@ struct Arguments {
   float epsilon;
 };
 
-// Sums over a cluster of CTAs, in an order that does not depend on time.
+// Sums over a cluster of CTAs, always in the same order.
 struct ClusterSum {
   float of_warps[MOST_THREADS / 32], of_ctas[MOST_CTAS];
   u64 full;
@@ -63,7 +64,7 @@ struct ClusterSum {
   }
 };
 
-// What is added to the residual, rounded. CHOICES: of a sum's weighted rows; 0 where there is one row, without a weight.
+// The rounded value to add to the residual. CHOICES: the number of weighted rows of a sum; 0 for one row without a weight.
 template <int CHOICES>
 __device__ __forceinline__ Values delta(const Arguments& given, long long row, int at) {
   if constexpr (CHOICES == 0) {
@@ -109,7 +110,7 @@ __device__ __forceinline__ void norm(const Arguments& given) {
 #pragma unroll
   for (int i = 0; i < VALUES; i++) sum.value[i] *= scale;
   Values factors = Values::of(weight);
-  // Rounded twice, as the reference does: once normalized, once multiplied.
+  // Rounds twice, as the reference does: after normalizing and after multiplying.
   sum = Values::of(sum.packed());
 #pragma unroll
   for (int i = 0; i < VALUES; i++) sum.value[i] *= factors.value[i];

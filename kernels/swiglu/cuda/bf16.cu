@@ -1,17 +1,17 @@
-// SwiGLU and quantization of bf16 rows, for Hopper (sm_90a): between the experts' products, which leave their tiles in the
+// SwiGLU and quantization of bf16 rows, for Hopper (sm_90a). It runs between the experts' products, whose tiles it finds in the
 // second-level cache.
 //
-// A thread makes 8 values, 16 of them a group. Reads 4 bytes a value, writes 1 and 1/32; for few rows bound by the latency of
-// two loads, of a row's position and of its values, and of the largest of 16 lanes.
+// A thread computes 8 values, and 16 threads a quantization group. Reads 4 bytes a value, writes 1 and 1/32. For few rows
+// latency limits it: of loading a row's position, of loading its values, and of the maximum over 16 lanes.
 
 #include "../../cuda/values.cuh"
 
 constexpr int THREADS = 256;
 
 struct Arguments {
-  // Eight to an element: a row's gates, then what they gate.
+  // Eight values an element: a row's gates, then the values that they gate.
   const uint4* gate_up;
-  // Null where all rows are meant, in order.
+  // Null for all rows in order.
   const long long* positions;
   uint2* values;
   float* scales;
@@ -34,7 +34,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) swiglu_quantize(const __gr
   wait_for_earlier();
   long long row = given.positions ? given.positions[blockIdx.x] : blockIdx.x;
   int at = blockIdx.y * THREADS + threadIdx.x, width = given.width / VALUES;
-  // Whole groups are beyond the end; their threads compute another one's again, since lanes work together.
+  // Only whole groups lie beyond the end. Their threads compute another group again, since lanes work together.
   int column = min(at, width - GROUP_THREADS + threadIdx.x % GROUP_THREADS);
   const uint4* gate = given.gate_up + row * 2 * width + column;
   uint4 gates = load(gate), up = load(gate + width);
