@@ -40,6 +40,10 @@ class EngineConfig(Config):
     # Quantized weights are multiplied as they are, by activations that are quantized on the way, or brought to `dtype`
     # when they are loaded; "auto" keeps them on a GPU.
     weights: Literal["auto", "quantized", "dequantized"] = "auto"
+    # Workers that declare the same name share KV although their checkpoints differ, as those of one model in FP8 and in
+    # INT4 do; by default a digest of the checkpoint stands in its place. The KV's dtype, layers, layout and scale must
+    # be equal in any case.
+    kv_namespace: str | None = Field(default=None, min_length=1)
     # Weights drawn at random, for measurements; of model_dir only config.json is read.
     random_weights: bool = False
     # Decode steps run as captured graphs; "auto" on a GPU.

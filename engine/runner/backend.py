@@ -2,12 +2,13 @@
 
 import logging
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
 
 from engine.batch import Batch, Row, Sample, StepShape, execute
-from engine.config import ResolvedEngineConfig
+from engine.config import EngineConfig, ResolvedEngineConfig
 from engine.model.context import DeviceState
 from engine.model.inputs import build_context
 from engine.model.model import Model
@@ -63,7 +64,7 @@ class ModelBackend:
         self.vocabulary_size = model_config.vocab_size
         self.eos_token_ids = model_config.eos_token_ids
         self.namespace = KvNamespace(
-            weights_fingerprint="random" if config.random_weights else weights_fingerprint(config.model_dir),
+            weights_fingerprint=_kv_meaning(config, config.model_dir),
             dtype=resolved.kv_dtype,
             layers=model_config.kv_layers,
             layout=f"latent {model_config.kv_lora_rank}, interleaved rope {model_config.qk_rope_head_dim}",
@@ -172,6 +173,13 @@ class LaunchedStep:
             for index, sample in zip(self._drawing, self._pending.read(), strict=True):
                 samples[index] = sample
         return samples
+
+
+def _kv_meaning(config: EngineConfig, model_dir: Path) -> str:
+    """Equal for workers whose KV means the same; a declared name never equals a digest."""
+    if config.kv_namespace is not None:
+        return f"declared: {config.kv_namespace}"
+    return "random" if config.random_weights else weights_fingerprint(model_dir)
 
 
 def _summary(resolved: ResolvedEngineConfig, blocks: int) -> dict[str, object]:

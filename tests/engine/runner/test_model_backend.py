@@ -1,6 +1,7 @@
 import json
 import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,8 +11,11 @@ from engine.batch import execute as execute_batch
 from engine.runner.backend import ModelBackend
 from engine.runner.memory_plan import LIBRARY_BYTES, affordable_blocks, left_of_share, transfer_bytes
 from mesh.domain.sampling import Sampling
+from mesh.domain.workers import KvNamespace
 from mesh.errors import CheckpointError, ConfigError
 from tests.support.checkpoints import execute, generate, model_backend, random_prompt, tiny_checkpoint
+from tests.support.int4 import WIDE
+from tools.make_checkpoint import make_checkpoint
 from transfer.config import TransferConfig
 
 GIB = 1 << 30
@@ -22,6 +26,21 @@ def test_a_backend_tells_what_it_serves(tmp_path: Path) -> None:
     assert (backend.model, backend.vocabulary_size, backend.total_blocks) == ("mini", 320, 100)
     assert (backend.context_tokens, backend.eos_token_ids) == (4096, {1})
     assert (backend.namespace.layers, backend.namespace.dtype) == (3, "float32")
+
+
+def namespace_of(directory: Path, **settings: Any) -> KvNamespace:
+    return model_backend(directory, **settings).namespace
+
+
+def test_fp8_and_int4_of_a_model_share_kv_only_where_the_operator_says_so(tmp_path: Path) -> None:
+    make_checkpoint(tmp_path / "fp8", "tiny", dtype="float8", overrides=WIDE)
+    make_checkpoint(tmp_path / "int4", "tiny", dtype="w4a8", overrides=WIDE)
+    assert namespace_of(tmp_path / "fp8") != namespace_of(tmp_path / "int4")
+    declared = namespace_of(tmp_path / "fp8", kv_namespace="r1")
+    assert declared == namespace_of(tmp_path / "int4", kv_namespace="r1")
+    assert declared != namespace_of(tmp_path / "int4", kv_namespace="v3")
+    assert declared != namespace_of(tmp_path / "int4", kv_namespace="r1", kv_dtype="float8_e4m3fn")
+    assert declared != namespace_of(tmp_path / "fp8")
 
 
 def test_a_configured_name_and_context_win(tmp_path: Path) -> None:
