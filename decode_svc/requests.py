@@ -108,7 +108,7 @@ def submit_of(submission: Submission, key: int) -> Submit:
     return Submit(
         key=key,
         request=submission.request,
-        lands=prefill is not None,
+        remote_prefill=prefill is not None,
         sender_slot_bytes=None if prefill is None else prefill.slot_bytes,
         fetch=submission.store if prefill is None else None,
     )

@@ -124,9 +124,9 @@ class Engine:
         else:
             self._close(request)
 
-    def follow_transfers(self) -> None:
+    def poll_transfers(self) -> None:
         """Take what the transfer agent tells. Call it when the agent wakes, and between steps."""
-        if self.transfers.follow():
+        if self.transfers.poll():
             self._blocked, self._moved = False, True
 
     def stop(self) -> None:
@@ -166,7 +166,7 @@ class Engine:
 
     def _resume_arrived(self) -> None:
         """Let requests go on whose KV has come from elsewhere, and end those whose KV is not coming."""
-        for request, error in self.transfers.take_arrived():
+        for request, error in self.transfers.drain_arrived():
             if request.ended:
                 continue
             if error is not None:
@@ -250,7 +250,7 @@ class Engine:
 
     def _result(self) -> StepResult | None:
         outputs, self._outputs = self._outputs, []
-        changes, counters = self.pool.take_changes(), self.transfers.take_counters()
+        changes, counters = self.pool.drain_changes(), self.transfers.poll_counters()
         if not (outputs or changes.stored or changes.removed or counters or self._moved):
             return None
         self._moved = False

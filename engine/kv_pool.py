@@ -107,7 +107,7 @@ class BlockPool:
         else:
             self._stored[content] = parent
 
-    def take_changes(self) -> BlockChanges:
+    def drain_changes(self) -> BlockChanges:
         """What became addressable, and what ceased to be, since the last call."""
         changes = BlockChanges(list(self._stored), list(self._removed), list(self._stored.values()))
         self._stored.clear()

@@ -35,7 +35,7 @@ class Request:
     # Of those, what came from a store.
     store_cached_tokens: int = 0
     # As submitted: when it is admitted first, it waits for its KV from a prefill worker, or for a prefix from a store.
-    lands: bool = False
+    remote_prefill: bool = False
     sender_slot_bytes: int | None = None
     attempt: int = 0
     fetch: StoreTarget | None = None

@@ -40,7 +40,7 @@ class Schedule:
 
     def enqueue(self, request: Request) -> None:
         cached = len(self._block_tables.match(request)) * BLOCK_TOKENS
-        self._waiting.add(request, 0 if request.lands else len(request.progress.token_ids) - cached)
+        self._waiting.add(request, 0 if request.remote_prefill else len(request.progress.token_ids) - cached)
 
     def run(self, request: Request) -> None:
         """From the next step on compute an admitted request, whose KV so far is in its blocks."""

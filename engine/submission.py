@@ -48,7 +48,7 @@ def make_request(submit: Submit, eos_token_ids: frozenset[int], arrival: tuple[i
         sampling=request.sampling,
         root=root_hash(request.cache_salt),
         arrival=arrival,
-        lands=submit.lands,
+        remote_prefill=submit.remote_prefill,
         sender_slot_bytes=submit.sender_slot_bytes,
         attempt=request.attempt,
         fetch=submit.fetch,

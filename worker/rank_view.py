@@ -32,7 +32,7 @@ class RankView:
         )
 
     def submitted(self, submit: Submit) -> None:
-        self._uncomputed_tokens[submit.key] = 0 if submit.lands else len(submit.request.token_ids)
+        self._uncomputed_tokens[submit.key] = 0 if submit.remote_prefill else len(submit.request.token_ids)
 
     def observe(self, result: StepResult) -> None:
         self.load = result.load

@@ -93,7 +93,7 @@ class PushedRank:
         submit = Submit(
             key=self._key,
             request=TokenRequest(str(self._key), self._prompt(), Sampling(), StopConditions(2, ignore_eos=True)),
-            lands=True,
+            remote_prefill=True,
         )
         self._engine.submit(submit)
 
@@ -128,20 +128,20 @@ class PushedRank:
         """As a rank's loop does it."""
         while self._peer.poll():
             self._hear(self._peer.recv())
-        self._engine.follow_transfers()
+        self._engine.poll_transfers()
         result = self._engine.step(self._tell_news)
         self._tell_news()
         return result
 
     def _tell_news(self) -> None:
-        for news in self._engine.transfers.take_news():
+        for news in self._engine.transfers.drain_news():
             self._tell(news)
 
     def _hear(self, message: Any) -> None:
         match message:
             case Ticket():
                 self._began[message.transfer_id] = time.perf_counter()
-                self._engine.transfers.take(PushOffer(message, self._offered))
+                self._engine.transfers.handle(PushOffer(message, self._offered))
             case PushEnded(error=None) | Landed():
                 self._end(message.transfer_id)
             case _:

@@ -60,7 +60,7 @@ class Landings:
         landing = self._awaited.get(request_key)
         return None if landing is None or landing.request.has_first_token else landing.request
 
-    def take_complete(self, request_key: int) -> Request | None:
+    def pop_complete(self, request_key: int) -> Request | None:
         """The request of that key, if all that it waited for is here: it waits no longer."""
         landing = self._awaited.get(request_key)
         if landing is None or not landing.landed or not landing.request.has_first_token:
@@ -78,7 +78,7 @@ class Landings:
         """Returns the request that waited for it, if that was all it waited for."""
         landing = self._close(transfer_id)
         landing.landed = True
-        return self.take_complete(landing.request.key)
+        return self.pop_complete(landing.request.key)
 
     def on_failed(self, transfer_id: bytes) -> Request | None:
         """Returns the request that waited for it, if it still does: it waits no longer."""

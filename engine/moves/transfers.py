@@ -60,7 +60,7 @@ class Transfers:
 
     @property
     def changed(self) -> bool:
-        """Whether `take_counters` has something to tell."""
+        """Whether `poll_counters` has something to tell."""
         return self._agent is not None and self._agent.counters() != self._told
 
     @property
@@ -72,11 +72,11 @@ class Transfers:
 
     def check(self, submit: Submit) -> None:
         """Raises InvalidRequest where what the request would move cannot be moved."""
-        if self._agent is None and (submit.lands or submit.push or submit.fetch):
+        if self._agent is None and (submit.remote_prefill or submit.push or submit.fetch):
             raise InvalidRequest("this worker moves no KV: configure engine.transfer")
         if submit.push is None:
             return
-        if submit.lands or submit.request.stop.max_tokens != 1:
+        if submit.remote_prefill or submit.request.stop.max_tokens != 1:
             raise InvalidRequest("a prompt that is pushed is computed here, and one token is drawn", field="push")
         if not 0 <= submit.push.held_blocks * BLOCK_TOKENS < len(submit.request.token_ids):
             raise InvalidRequest("held_blocks leaves nothing to push", field="held_blocks")
@@ -88,7 +88,7 @@ class Transfers:
 
     def would_wait(self, request: Request, held_blocks: int) -> bool:
         """Whether a request that finds so much in the pool waits for KV from elsewhere."""
-        if request.lands:
+        if request.remote_prefill:
             # The last block alone is computed sooner than a prefill worker has computed the prompt.
             return not held_blocks or held_blocks < request.matchable_blocks
         return request.fetch is not None and held_blocks < min(request.fetch.blocks, request.matchable_blocks)
@@ -97,19 +97,19 @@ class Transfers:
         """A request is admitted and has its blocks. Raises InvalidRequest and NamespaceMismatch for a bad ticket."""
         if request.push is not None:
             self._pushes.begin(request)
-        if waits and request.lands:
+        if waits and request.remote_prefill:
             self._news.append(self._landings.begin(request))
         elif waits:
             self._fetches.begin(request)
         # When it is preempted later, what it lost is computed here.
-        request.lands, request.fetch = False, None
+        request.remote_prefill, request.fetch = False, None
 
     def awaiting_first_token(self, request_key: int) -> Request | None:
         return self._landings.awaiting_first_token(request_key)
 
     def on_first_token(self, request: Request) -> None:
         """It was appended to the request, which has not ended with it."""
-        self._note_landed(self._landings.take_complete(request.key))
+        self._note_landed(self._landings.pop_complete(request.key))
 
     def layer_watch(self, ends: Iterable[tuple[Request, int]]) -> Callable[[int], None] | None:
         """What to call while a step runs, with how many layers of it are written; None where nobody waits for layers.
@@ -129,7 +129,7 @@ class Transfers:
     def cancel_push(self, request_key: int) -> None:
         self._pushes.cancel(request_key)
 
-    def take(self, message: TransferMessage) -> None:
+    def handle(self, message: TransferMessage) -> None:
         """What the service passes on."""
         if self._agent is None:
             return
@@ -143,23 +143,23 @@ class Transfers:
                 if ended is not None:
                     self._news.append(ended)
 
-    def follow(self) -> bool:
+    def poll(self) -> bool:
         """Take what the agent tells. Whether it told anything."""
         events = [] if self._agent is None else self._agent.events()
         for event in events:
             self._on_event(event)
         return bool(events)
 
-    def take_arrived(self) -> list[tuple[Request, PrefillLost | None]]:
+    def drain_arrived(self) -> list[tuple[Request, PrefillLost | None]]:
         """Requests that can go on, their progress noted, or (with the error) cannot. Some may have ended since."""
         arrived, self._arrived = self._arrived, []
         return arrived
 
-    def take_news(self) -> list[TransferNews]:
+    def drain_news(self) -> list[TransferNews]:
         news, self._news = self._news, []
         return news
 
-    def take_counters(self) -> TransferCounters | None:
+    def poll_counters(self) -> TransferCounters | None:
         """The agent's, if they changed since the last call."""
         counters = self._told if self._agent is None else self._agent.counters()
         if counters == self._told:

@@ -1,1 +1,1 @@
-"""What a service and its rank say to each other."""
+"""The messages between a service and its rank."""

@@ -1,10 +1,10 @@
-"""What a service process and its rank say to each other: msgspec frames over a Unix socket, nothing pickled.
+"""The messages between a service process and its rank: msgspec frames over a Unix socket, nothing pickled.
 
-Service to rank: one Start, then Submit and Cancel at will, Stop at the end; what the other side's service said of a
-prompt that lands (FirstToken), and what concerns the stores (AttachStore, DetachStore, PushOffer). What names a
-transfer or a request that has ended is ignored: the messages crossed.
-Rank to service: one Ready (or Failed), then a StepResult after each step that has something to say, or when transfers
-have; and of transfers what the other side's service must hear (LandingOpened, PushEnded).
+Service to rank: one Start, then Submit and Cancel at any time, and Stop at the end. FirstToken passes on what a
+prefill worker drew; AttachStore, DetachStore and PushOffer concern the stores. A message that names a transfer or a
+request that has ended is ignored: it crossed the message that reports the end.
+Rank to service: one Ready (or Failed), then a StepResult after each step that has something to report, or when
+transfers have. LandingOpened and PushEnded are for the service at the transfer's other end.
 """
 
 import msgspec
@@ -37,19 +37,19 @@ class Submit(msgspec.Struct, tag="submit"):
     # Chosen by the service; names the request between the two processes.
     key: int
     request: TokenRequest
-    # The prompt is computed elsewhere: open a landing for its KV, and go on from FirstToken. Where the pool turns out
-    # to hold all of it but its last block, it is computed here: its first output comes without a LandingOpened.
-    lands: bool = False
-    # Of the worker that computes it: its segments are no larger. None: as large as ours.
+    # A prefill worker computes the prompt: open a landing for its KV, and go on from FirstToken. If the pool turns out
+    # to hold all of the prompt but its last block, it is computed here: its first output comes without a LandingOpened.
+    remote_prefill: bool = False
+    # The prefill worker sends no larger segments; None if they may be as large as ours.
     sender_slot_bytes: int | None = None
-    # Compute the prompt and its first token only (max_tokens is 1), and push the KV there. A PushEnded follows, after
-    # the last output or before it, unless that refuses the request or cancels it while it waits.
+    # Compute the prompt and its first token only (max_tokens is 1), and push the KV there. A PushEnded follows, before
+    # or after the last output, unless the request is refused, or cancelled while it waits.
     push: PushTarget | None = None
     fetch: StoreTarget | None = None
 
 
 class FirstToken(msgspec.Struct, tag="first_token"):
-    """To the receiving rank: the resume state of a request that `lands`."""
+    """To the receiving rank: the resume state of a request with `remote_prefill`."""
 
     key: int
     token_id: int
@@ -68,7 +68,7 @@ class DetachStore(msgspec.Struct, tag="detach_store"):
 
 
 class PushOffer(msgspec.Struct, tag="push_offer"):
-    """Push these blocks into the store's landing, or, where one of them is gone, none: PushEnded tells."""
+    """Push these blocks into the store's landing, or none if one of them is gone; PushEnded reports which."""
 
     ticket: Ticket
     hashes: list[bytes]
@@ -127,10 +127,10 @@ class Output(msgspec.Struct, array_like=True):
     # With the request's first token: prompt tokens found in a cache, here or where they were computed.
     cached_tokens: int | None = None
     finish: FinishReason | None = None
-    # Of a request that can never run here, which has no other output; or PREFILL_LOST, of one whose KV did not land,
-    # which may have its first token.
+    # Why the request ended: it can never run here, and this is its only output; or PREFILL_LOST, if its KV did not
+    # land, perhaps after its first token.
     refusal: Refusal | None = None
-    # Beside cached_tokens: how many of them came from a store.
+    # With cached_tokens: how many of them came from a store.
     store_cached_tokens: int | None = None
 
 

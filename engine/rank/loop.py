@@ -22,7 +22,7 @@ class RankLoop:
             most_seconds = None if self._engine.transfers.settled else LOOK_SECONDS
             for message in self._link.receive(wait=not self._engine.has_work(), most_seconds=most_seconds):
                 self._handle(message)
-            self._engine.follow_transfers()
+            self._engine.poll_transfers()
             if self._link.closed:
                 return
             if self._engine.has_work() and (result := self._engine.step(self._send_news)) is not None:
@@ -30,7 +30,7 @@ class RankLoop:
             self._send_news()
 
     def _send_news(self) -> None:
-        for news in self._engine.transfers.take_news():
+        for news in self._engine.transfers.drain_news():
             self._link.send(news)
 
     def _handle(self, message: ToRank) -> None:
@@ -45,4 +45,4 @@ class RankLoop:
                 self._engine.stop()
             case _:
                 assert not isinstance(message, Start)
-                self._engine.transfers.take(message)
+                self._engine.transfers.handle(message)

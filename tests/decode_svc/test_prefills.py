@@ -92,7 +92,11 @@ async def test_a_prompt_is_sent_with_its_landing_and_its_tokens_come_back() -> N
         sampling = Sampling(temperature=0.5, seed=7, top_logprobs=1)
         await gateway.submit(PROMPT, 10, sampling, prefill=target(prefill), cache_salt=b"salt", store=store, attempt=3)
         await eventually(lambda: bool(rank.submitted))
-        assert (rank.submitted[0].lands, rank.submitted[0].request.attempt, rank.submitted[0].fetch) == (True, 3, None)
+        assert (rank.submitted[0].remote_prefill, rank.submitted[0].request.attempt, rank.submitted[0].fetch) == (
+            True,
+            3,
+            None,
+        )
         rank.open_landing(0, landing, held_blocks=1)
         call = await prefill.call()
         sent = call.request
@@ -132,7 +136,7 @@ async def test_a_prompt_computed_here_asks_the_store_itself() -> None:
         await eventually(lambda: bool(rank.submitted))
         fetch = rank.submitted[0].fetch
         assert fetch is not None
-        assert (rank.submitted[0].lands, fetch.store_id, fetch.blocks) == (False, "store-1", 2)
+        assert (rank.submitted[0].remote_prefill, fetch.store_id, fetch.blocks) == (False, "store-1", 2)
         rank.emit(rank.step(rank.output(0, 10, "length")))
         await gateway.ended(1)
 

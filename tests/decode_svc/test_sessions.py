@@ -357,14 +357,14 @@ async def test_a_prompt_computed_elsewhere_is_expected_until_its_request_ends() 
     attachment = attach(sessions)
     submission = make_submission(prefill=PREFILL)
     sessions.submit(attachment, submission)
-    assert (rank.submitted[0].lands, prompts.expected) == (True, {0: submission})
+    assert (rank.submitted[0].remote_prefill, prompts.expected) == (True, {0: submission})
     assert sessions.backlog(attachment).queued_prefill_tokens == 0
     sessions.on_step(rank.step(rank.output(0)))
     assert prompts.expected
     sessions.on_step(rank.step(rank.output(0, finish=FinishReason.LENGTH)))
     assert not prompts.expected
     sessions.submit(attachment, make_submission(2))
-    assert (rank.submitted[1].lands, prompts.expected) == (False, {})
+    assert (rank.submitted[1].remote_prefill, prompts.expected) == (False, {})
 
 
 async def test_a_lost_prefill_ends_the_request_and_names_the_worker() -> None:

@@ -70,7 +70,7 @@ def test_dummies_before_and_between_requests_change_no_token(backend: Any) -> No
     engine = engine_beside(backend, Others([5, 200] * 40))
     transcript = Transcript()
     for key, length in enumerate((70, 1)):
-        transcript.take(engine.step())
+        transcript.record(engine.step())
         engine.submit(submit_of(key, prompt_of(length), 6))
         transcript.run(engine)
     for key, length in enumerate((70, 1)):

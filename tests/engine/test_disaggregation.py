@@ -23,7 +23,7 @@ def rng_of(seed: int = 0) -> random.Random:
 
 
 def served(pair: Pair, prompt: list[int], max_tokens: int = 20, key: int = 1, **options: Any) -> list[int]:
-    pair.submit(submit_of(key, prompt, max_tokens, lands=True, **options))
+    pair.submit(submit_of(key, prompt, max_tokens, remote_prefill=True, **options))
     return pair.run(rng_of()).transcript.token_ids[key]
 
 
@@ -100,7 +100,7 @@ def test_a_landed_request_that_is_preempted_computes_again_what_it_lost() -> Non
     pair = make_pair(rng_of(), decode={"total_blocks": 9})
     prompts = [prompt_of(100, seed) for seed in range(3)]
     for key, prompt in enumerate(prompts):
-        pair.submit(submit_of(key, prompt, 150, lands=True))
+        pair.submit(submit_of(key, prompt, 150, remote_prefill=True))
     pair.run(rng_of())
     for key, prompt in enumerate(prompts):
         assert pair.transcript.token_ids[key] == oracle_tokens(prompt, 150, VOCABULARY)
@@ -109,7 +109,7 @@ def test_a_landed_request_that_is_preempted_computes_again_what_it_lost() -> Non
 
 def test_an_engine_that_only_waits_for_kv_has_no_work() -> None:
     pair = make_pair(rng_of())
-    pair.submit(submit_of(1, prompt_of(100), 5, lands=True))
+    pair.submit(submit_of(1, prompt_of(100), 5, remote_prefill=True))
     for _ in range(3):
         pair.step(pair.decode)
     assert not pair.decode.has_work()
@@ -202,10 +202,10 @@ def test_in_any_order_of_events_tokens_are_right_and_everything_comes_back(
     for key in range(12):
         prompt = rng.choice(documents)[: rng.randint(1, 250)] + prompt_of(rng.randint(1, 40), seed + key)
         fetch = rng.choice([None, StoreTarget("store", rng.randint(1, 5))])
-        lands = rng.random() < 0.7
-        if lands and fetch is not None:
+        remote = rng.random() < 0.7
+        if remote and fetch is not None:
             pair.fetches[key] = fetch
-        pair.submit(submit_of(key, prompt, rng.randint(1, 30), lands=lands, fetch=None if lands else fetch))
+        pair.submit(submit_of(key, prompt, rng.randint(1, 30), remote_prefill=remote, fetch=None if remote else fetch))
         for _ in range(rng.randint(0, 10)):
             rng.choice(
                 [pair.relay_one, pair.fabric.run_one, lambda: pair.step(pair.decode), lambda: pair.step(pair.prefill)]

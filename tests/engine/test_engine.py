@@ -168,7 +168,7 @@ def preempted_run(**settings: object) -> tuple[Transcript, list[list[int]]]:
     transcript = Transcript()
     preempted = False
     while engine.has_work():
-        transcript.take(engine.step())
+        transcript.record(engine.step())
         load = engine.load()
         preempted = preempted or (0 in transcript.token_ids and load.waiting_requests > 0)
     assert preempted
@@ -202,7 +202,7 @@ def test_cancelling_a_running_request_ends_it_and_frees_its_blocks(steps: int) -
     engine.submit(submit_of(1, prompt_of(200), 500))
     transcript = Transcript()
     for _ in range(steps):
-        transcript.take(engine.step())
+        transcript.record(engine.step())
     engine.cancel(Cancel(1))
     transcript.run(engine)
     assert transcript.ends[1].finish == "cancelled"
@@ -282,13 +282,13 @@ def test_tokens_that_a_preempted_prompt_computed_itself_do_not_count_as_cached()
     engine = oracle_engine(total_blocks=16, max_step_tokens=64, max_requests=2)
     engine.submit(submit_of(1, prompt_of(62, seed=1), 50))
     transcript = Transcript()
-    transcript.take(engine.step())
+    transcript.record(engine.step())
     prompt = prompt_of(300, seed=2)
     engine.submit(submit_of(2, prompt, 5))
     for _ in range(2):
-        transcript.take(engine.step())
+        transcript.record(engine.step())
     scarce = engine.pool.allocate(engine.pool.free_blocks)
-    transcript.take(engine.step())
+    transcript.record(engine.step())
     assert engine.load().waiting_requests == 1
     engine.pool.release(scarce)
     transcript.run(engine)

@@ -109,7 +109,7 @@ def preempting_run(checkpoint: Path, submits: list[Submit]) -> Transcript:
     transcript = Transcript()
     preempted = False
     while engine.has_work():
-        transcript.take(engine.step())
+        transcript.record(engine.step())
         started = len(transcript.token_ids) - len(transcript.ends)
         preempted = preempted or engine.load().running_requests < started
     assert preempted

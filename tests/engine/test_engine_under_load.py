@@ -63,7 +63,7 @@ def drive(engine: Engine, submits: list[Submit], traffic: Traffic, rng: random.R
                 cancelled.add(key)
             engine.cancel(Cancel(key))
         if engine.has_work():
-            transcript.take(engine.step())
+            transcript.record(engine.step())
         elif not left:
             return transcript, cancelled
     raise AssertionError("the engine is stuck")

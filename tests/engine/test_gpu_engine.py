@@ -133,7 +133,7 @@ def test_a_cancelled_request_disturbs_no_other(checkpoint: Path, step: int) -> N
     for request in submits(20):
         engine.submit(request)
     for _ in range(step):
-        transcript.take(engine.step())
+        transcript.record(engine.step())
     engine.cancel(Cancel(2))
     found = transcript.run(engine).token_ids
     assert_at_rest(engine)

@@ -42,7 +42,7 @@ async def test_a_gpu_decodes_what_another_process_computed_as_if_it_had_computed
     prefill = settings_of(checkpoint, device=prefill_device, transfer=transfer, max_step_tokens=256)
     async with rank_pair(decode, prefill) as pair:
         for key, prompt in enumerate(prompts):
-            pair.submit(submit_of(key, prompt, 30, lands=True))
+            pair.submit(submit_of(key, prompt, 30, remote_prefill=True))
         for key, prompt in enumerate(prompts, start=len(prompts)):
             pair.decode.submit(submit_of(key, prompt, 30))
         await eventually(lambda: len(pair.transcript.ends) == 2 * len(prompts), seconds=60)
@@ -83,7 +83,7 @@ async def test_long_prompts_are_pushed_while_their_later_layers_compute(tmp_path
     observe = ObserveConfig(trace_file=tmp_path / "prefill.json")
     async with rank_pair(settings, settings, observe) as pair:
         for key, length in enumerate((200, 1500)):
-            pair.submit(submit_of(key, random_prompt(length, key), 2, lands=True))
+            pair.submit(submit_of(key, random_prompt(length, key), 2, remote_prefill=True))
             await eventually(lambda count=key + 1: len(pair.transcript.ends) == count, seconds=60)
     events = json.loads((tmp_path / "prefill.rank.json").read_text())
     _, long_prompt = [event for event in events if event["name"] == "engine.collect"]

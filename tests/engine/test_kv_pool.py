@@ -18,7 +18,7 @@ def cached_pool(total_blocks: int, chain: list[int]) -> BlockPool:
     for block, number in zip(blocks, chain, strict=True):
         pool.register(block, content(number))
     pool.release(blocks)
-    pool.take_changes()
+    pool.drain_changes()
     return pool
 
 
@@ -60,16 +60,16 @@ def test_acquired_cached_blocks_are_not_evicted() -> None:
 def test_blank_blocks_are_taken_before_cached_ones() -> None:
     pool = cached_pool(4, [1, 2])
     pool.allocate(2)
-    assert pool.take_changes() == BlockChanges([], [])
+    assert pool.drain_changes() == BlockChanges([], [])
     assert len(pool.match_prefix([content(1), content(2)])) == 2
 
 
 def test_the_end_of_a_prefix_is_evicted_before_its_beginning() -> None:
     pool = cached_pool(3, [1, 2, 3])
     pool.allocate(1)
-    assert pool.take_changes().removed == [content(3)]
+    assert pool.drain_changes().removed == [content(3)]
     pool.allocate(1)
-    assert pool.take_changes().removed == [content(2)]
+    assert pool.drain_changes().removed == [content(2)]
 
 
 def test_content_used_again_is_evicted_last() -> None:
@@ -80,9 +80,9 @@ def test_content_used_again_is_evicted_last() -> None:
     first = pool.match_prefix([content(1)])
     pool.acquire(first)
     pool.release(first)
-    pool.take_changes()
+    pool.drain_changes()
     pool.allocate(3)
-    assert pool.take_changes() == BlockChanges([], [content(2)])
+    assert pool.drain_changes() == BlockChanges([], [content(2)])
 
 
 def test_a_second_block_of_equal_content_is_not_addressable_and_is_blank_once_released() -> None:
@@ -91,7 +91,7 @@ def test_a_second_block_of_equal_content_is_not_addressable_and_is_blank_once_re
     pool.register(twin[0], content(1))
     assert pool.match_prefix([content(1)]) != twin
     pool.release(twin)
-    assert pool.take_changes() == BlockChanges([], [])
+    assert pool.drain_changes() == BlockChanges([], [])
     assert pool.allocate(1) == twin
 
 
@@ -101,14 +101,14 @@ def test_content_that_came_and_went_between_two_reports_is_not_reported() -> Non
     pool.register(blocks[0], content(1))
     pool.release(blocks)
     pool.allocate(1)
-    assert pool.take_changes() == BlockChanges([], [])
+    assert pool.drain_changes() == BlockChanges([], [])
 
 
 def test_content_that_went_and_came_back_between_two_reports_is_not_reported() -> None:
     pool = cached_pool(1, [1])
     blocks = pool.allocate(1)
     pool.register(blocks[0], content(1))
-    assert pool.take_changes() == BlockChanges([], [])
+    assert pool.drain_changes() == BlockChanges([], [])
 
 
 def test_what_became_addressable_is_told_with_what_it_comes_after() -> None:
@@ -116,7 +116,7 @@ def test_what_became_addressable_is_told_with_what_it_comes_after() -> None:
     blocks = pool.allocate(2)
     pool.register(blocks[0], content(1))
     pool.register(blocks[1], content(2), parent=content(1))
-    assert pool.take_changes() == BlockChanges([content(1), content(2)], [], [b"", content(1)])
+    assert pool.drain_changes() == BlockChanges([content(1), content(2)], [], [b"", content(1)])
 
 
 class PoolMachine(RuleBasedStateMachine):
@@ -157,7 +157,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule()
     def report(self) -> None:
-        changes = self.pool.take_changes()
+        changes = self.pool.drain_changes()
         assert not self.reported & set(changes.stored)
         assert self.reported >= set(changes.removed)
         self.reported = (self.reported | set(changes.stored)) - set(changes.removed)

@@ -48,7 +48,7 @@ async def test_prompts_across_block_chunk_and_segment_boundaries_equal_monolithi
     prompts = {length: prompt_of(length, seed=length) for length in lengths}
     async with rank_pair(oracle_settings(), oracle_settings(max_step_tokens=1024)) as pair:
         for length, prompt in prompts.items():
-            pair.submit(submit_of(length, prompt, 70, lands=True))
+            pair.submit(submit_of(length, prompt, 70, remote_prefill=True))
         await ended(pair, len(prompts))
         await assert_at_rest(pair)
         for length, prompt in prompts.items():
@@ -60,10 +60,10 @@ async def test_prompts_across_block_chunk_and_segment_boundaries_equal_monolithi
 async def test_a_prefix_that_decode_holds_and_one_in_prefills_pool() -> None:
     prompt = prompt_of(2000)
     async with rank_pair(oracle_settings(), oracle_settings()) as pair:
-        pair.submit(submit_of(1, prompt[:700], 5, lands=True))
+        pair.submit(submit_of(1, prompt[:700], 5, remote_prefill=True))
         await ended(pair, 1)
         moved = sum(push.size_bytes for push in pair.pushes)
-        pair.submit(submit_of(2, prompt, 70, lands=True))
+        pair.submit(submit_of(2, prompt, 70, remote_prefill=True))
         await ended(pair, 2)
         assert pair.transcript.token_ids[2] == oracle_tokens(prompt, 70, VOCABULARY)
         assert pair.transcript.cached_tokens[2] == 640
@@ -73,7 +73,7 @@ async def test_a_prefix_that_decode_holds_and_one_in_prefills_pool() -> None:
 async def test_cancelled_requests_leave_nothing_behind() -> None:
     async with rank_pair(oracle_settings(), oracle_settings(max_step_tokens=128)) as pair:
         for key in range(40):
-            pair.submit(submit_of(key, prompt_of(600, key), 50, lands=True))
+            pair.submit(submit_of(key, prompt_of(600, key), 50, remote_prefill=True))
             await asyncio.sleep(0.002)
             if key % 2:
                 pair.decode.cancel(key - key % 7)
@@ -85,7 +85,7 @@ async def test_cancelled_requests_leave_nothing_behind() -> None:
 
 async def test_a_rank_that_waits_for_kv_sleeps() -> None:
     async with rank_pair(oracle_settings(), oracle_settings(oracle={"prefill_tokens_per_second": 100.0})) as pair:
-        pair.submit(submit_of(1, prompt_of(100), 5, lands=True))
+        pair.submit(submit_of(1, prompt_of(100), 5, remote_prefill=True))
         await eventually(lambda: pair.received.open_landings == 1)
         before = cpu_seconds(pair.decode.process_id)
         await ended(pair, 1)
@@ -113,7 +113,7 @@ async def test_a_model_decodes_what_another_process_computed_as_if_it_had_comput
     prefill = model_settings(checkpoint, transfer=transfer, max_step_tokens=256)
     async with rank_pair(decode, prefill) as pair:
         for key, prompt in enumerate(prompts):
-            pair.submit(submit_of(key, prompt, 30, lands=True))
+            pair.submit(submit_of(key, prompt, 30, remote_prefill=True))
         for key, prompt in enumerate(prompts, start=len(prompts)):
             pair.decode.submit(submit_of(key, prompt, 30))
         await ended(pair, 2 * len(prompts))
@@ -130,7 +130,7 @@ async def test_long_prompts_are_pushed_while_their_later_layers_compute(tmp_path
     observe = ObserveConfig(trace_file=tmp_path / "prefill.json")
     async with rank_pair(settings, settings, observe) as pair:
         for key, length in enumerate((200, 1500)):
-            pair.submit(submit_of(key, random_prompt(length, key), 2, lands=True))
+            pair.submit(submit_of(key, random_prompt(length, key), 2, remote_prefill=True))
             await ended(pair, key + 1)
     events = json.loads((tmp_path / "prefill.rank.json").read_text())
     steps = [event for event in events if event["name"] == "engine.step"]
@@ -147,7 +147,7 @@ def is_within(event: dict[str, Any], other: dict[str, Any]) -> bool:
 async def test_a_ticket_names_the_rank_that_its_landing_is_on() -> None:
     client = await RankClient.start(oracle_settings(transfer=transfer_config()), rank=3)
     try:
-        client.submit(submit_of(1, prompt_of(500), 5, lands=True))
+        client.submit(submit_of(1, prompt_of(500), 5, remote_prefill=True))
         opened = await anext(news async for news in client.results if isinstance(news, LandingOpened))
         places = {(segment.destination_rank, segment.worker_address) for segment in opened.ticket.segments}
         assert places == {(3, client.ready.transfer_address)}
@@ -158,7 +158,7 @@ async def test_a_ticket_names_the_rank_that_its_landing_is_on() -> None:
 async def test_a_landing_that_nothing_reaches_ends_with_its_deadline() -> None:
     client = await RankClient.start(oracle_settings(transfer=transfer_config(landing_seconds=0.3)))
     try:
-        client.submit(submit_of(1, prompt_of(500), 5, lands=True))
+        client.submit(submit_of(1, prompt_of(500), 5, remote_prefill=True))
         outputs = []
         async for message in client.results:
             if isinstance(message, StepResult):

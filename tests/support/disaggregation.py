@@ -70,13 +70,13 @@ class Pair:
 
     def step(self, engine: Engine) -> None:
         """What a rank does in a turn."""
-        engine.follow_transfers()
+        engine.poll_transfers()
         result = engine.step(self._meanwhile) if engine.has_work() else None
         if engine is self.decode:
-            self.transcript.take(result)
+            self.transcript.record(result)
             self._relay_to_prefill(result)
         else:
-            self.prefilled.take(result)
+            self.prefilled.record(result)
             self._relay_to_decode(result)
 
     def _meanwhile(self) -> None:
@@ -106,7 +106,7 @@ class Pair:
         return self
 
     def _turn(self, engine: Engine) -> bool:
-        engine.follow_transfers()
+        engine.poll_transfers()
         busy = engine.has_work()
         self.step(engine)
         return busy
@@ -116,7 +116,7 @@ class Pair:
             if output.finish or output.refusal:
                 cancel = Cancel(output.key)
                 self._messages.append(lambda cancel=cancel: self.prefill.cancel(cancel))
-        for news in self.decode.transfers.take_news():
+        for news in self.decode.transfers.drain_news():
             assert isinstance(news, LandingOpened)
             self.landings[news.ticket.transfer_id] = news.key
             self._messages.append(lambda news=news: self._prefill(news))
@@ -127,7 +127,7 @@ class Pair:
     def _relay_to_decode(self, result: StepResult | None) -> None:
         for output in result.outputs if result else []:
             self._relay_output(output)
-        for news in self.prefill.transfers.take_news():
+        for news in self.prefill.transfers.drain_news():
             assert isinstance(news, PushEnded)
             self.push_ends.append(news)
             if news.error is not None:

@@ -116,20 +116,20 @@ class Transcript:
         self.steps: list[StepResult] = []
         self._next_position: dict[int, int] = {}
 
-    def take(self, result: StepResult | None) -> None:
+    def record(self, result: StepResult | None) -> None:
         if result is None:
             return
         self.steps.append(result)
         for output in result.outputs:
-            self._take_output(output)
+            self._record_output(output)
 
     def run(self, engine: Engine) -> "Transcript":
         """Step until there is no work."""
         while engine.has_work():
-            self.take(engine.step())
+            self.record(engine.step())
         return self
 
-    def _take_output(self, output: Output) -> None:
+    def _record_output(self, output: Output) -> None:
         key = output.key
         assert key not in self.ends, "an output after the last"
         assert output.first_position == self._next_position.get(key, output.first_position)

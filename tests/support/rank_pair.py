@@ -35,7 +35,7 @@ class RankPair:
         async for message in self.decode.results:
             match message:
                 case StepResult():
-                    self.transcript.take(message)
+                    self.transcript.record(message)
                     self.received = message.transfers or self.received
                     for output in message.outputs:
                         self._stop_prefill(output)
@@ -46,7 +46,7 @@ class RankPair:
         async for message in self.prefill.results:
             match message:
                 case StepResult():
-                    self.prefilled.take(message)
+                    self.prefilled.record(message)
                     self.sent = message.transfers or self.sent
                     for output in message.outputs:
                         self._pass_on(output)

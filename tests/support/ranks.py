@@ -23,7 +23,7 @@ async def until_an_end(client: RankClient) -> Transcript:
     transcript = Transcript()
     async for message in client.results:
         assert isinstance(message, StepResult)
-        transcript.take(message)
+        transcript.record(message)
         if transcript.ends:
             return transcript
     raise AssertionError("the rank has gone")

@@ -40,7 +40,7 @@ async def read_until_ended(client: RankClient, transcript: Transcript, requests:
     if len(transcript.ends) == requests:
         return
     async for result in client.results:
-        transcript.take(result)
+        transcript.record(result)
         if len(transcript.ends) == requests:
             return
 
@@ -89,7 +89,7 @@ async def test_a_cancelled_request_ends() -> None:
     async with rank(oracle={"step_ms": 5.0}) as client:
         client.submit(submit_of(1, prompt_of(10), 100_000))
         transcript = Transcript()
-        transcript.take(await anext(client.results))
+        transcript.record(await anext(client.results))
         client.cancel(1)
         await read_until_ended(client, transcript, 1)
         assert transcript.ends[1].finish == "cancelled"
@@ -125,7 +125,7 @@ async def test_unread_results_pause_the_rank_and_nothing_is_lost() -> None:
         await _until_paused(process)
         resident = process.memory_info().rss
         transcript = Transcript()
-        transcript.take(await anext(client.results))
+        transcript.record(await anext(client.results))
         assert not transcript.ends
         await read_until_ended(client, transcript, requests)
         assert resident < client.ready.peak_bytes + 40_000_000

@@ -33,7 +33,7 @@ class Group:
 
     def submit(self, token_ids: Sequence[int], computes_prompt: bool = True) -> int:
         key = self.ranks.new_key(token_ids, b"", computes_prompt)
-        self.ranks.submit(submit_of(key, list(token_ids), 5, lands=not computes_prompt))
+        self.ranks.submit(submit_of(key, list(token_ids), 5, remote_prefill=not computes_prompt))
         return key
 
     async def emit(self, rank: int, *messages: StepResult) -> None:
@@ -145,7 +145,7 @@ async def test_two_ranks_serve_requests_with_exact_tokens() -> None:
             assert isinstance(message, StepResult)
             assert {group.rank_of(output.key) for output in message.outputs} <= {rank}
             ranks.add(rank)
-            transcript.take(message)
+            transcript.record(message)
 
         running = asyncio.create_task(group.run(on_message))
         keys = []

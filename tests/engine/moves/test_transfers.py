@@ -25,10 +25,10 @@ def make_fabric() -> Fabric:
 def turn(engine: Engine, transcript: Transcript | None = None) -> Transcript:
     """Step until there is no work."""
     transcript = transcript or Transcript()
-    engine.follow_transfers()
+    engine.poll_transfers()
     while engine.has_work():
-        transcript.take(engine.step())
-        engine.follow_transfers()
+        transcript.record(engine.step())
+        engine.poll_transfers()
     return transcript
 
 
@@ -38,9 +38,9 @@ def held_blocks(engine: Engine) -> int:
 
 def opened_landing(engine: Engine, tokens: int) -> LandingOpened:
     """The landing of a request of that length, with key 1."""
-    engine.submit(submit_of(1, prompt_of(tokens), 5, lands=True))
+    engine.submit(submit_of(1, prompt_of(tokens), 5, remote_prefill=True))
     turn(engine)
-    (opened,) = [news for news in engine.transfers.take_news() if isinstance(news, LandingOpened)]
+    (opened,) = [news for news in engine.transfers.drain_news() if isinstance(news, LandingOpened)]
     return opened
 
 
@@ -95,7 +95,7 @@ def test_blocks_of_a_push_are_held_after_the_request_has_ended() -> None:
     while fabric.run_one():
         turn(engine)
     assert held_blocks(engine) == 0
-    ended = engine.transfers.take_news()[-1]
+    ended = engine.transfers.drain_news()[-1]
     assert ended == PushEnded(ticket.transfer_id, ticket.size_bytes, "fake")
 
 
@@ -106,12 +106,12 @@ def test_the_pace_of_a_prompts_push_is_told_and_that_of_an_offer_is_not() -> Non
     pushed, offered = landing_elsewhere(fabric, 200), landing_elsewhere(fabric, 192)
     engine.submit(push_submit(pushed, 200))
     turn(engine)
-    engine.transfers.take(PushOffer(offered, chain_hashes(prompt_of(200))))
+    engine.transfers.handle(PushOffer(offered, chain_hashes(prompt_of(200))))
     agent.emit(PushEnded(offered.transfer_id, 100_000_000, "fake", seconds=0.1))
-    engine.follow_transfers()
+    engine.poll_transfers()
     assert engine.load().push_bytes_per_second == 0
     agent.emit(PushEnded(pushed.transfer_id, 50_000_000, "fake", seconds=0.1))
-    engine.follow_transfers()
+    engine.poll_transfers()
     assert engine.load().push_bytes_per_second == pytest.approx(5e8)
 
 
@@ -124,7 +124,7 @@ def test_a_cancel_after_the_last_output_still_stops_the_push() -> None:
     engine.cancel(Cancel(1))
     while fabric.run_one():
         turn(engine)
-    (ended,) = engine.transfers.take_news()
+    (ended,) = engine.transfers.drain_news()
     assert isinstance(ended, PushEnded)
     assert ended.error is not None
     assert held_blocks(engine) == 0
@@ -169,7 +169,7 @@ def test_a_ticket_that_does_not_fit_the_prompt_is_refused_and_disturbs_nobody() 
     assert turn(engine).ends[1].finish == "length"
 
 
-@pytest.mark.parametrize("changes", [{"max_tokens": 2}, {"lands": True}])
+@pytest.mark.parametrize("changes", [{"max_tokens": 2}, {"remote_prefill": True}])
 def test_a_prompt_that_is_pushed_draws_one_token_here(changes: dict[str, Any]) -> None:
     fabric = make_fabric()
     submit = push_submit(landing_elsewhere(fabric, 200), 200, **changes)
@@ -196,7 +196,7 @@ def test_a_ticket_serves_one_request_at_a_time() -> None:
 
 
 def test_an_engine_without_an_agent_refuses_what_would_move() -> None:
-    for options in ({"lands": True}, {"fetch": StoreTarget("store", 1)}):
+    for options in ({"remote_prefill": True}, {"fetch": StoreTarget("store", 1)}):
         engine = oracle_engine(total_blocks=8)
         engine.submit(submit_of(1, prompt_of(100), 5, **options))
         end = Transcript().run(engine).ends[1]
@@ -240,9 +240,9 @@ def test_decoding_stalls_and_goes_on_while_landings_hold_the_pool() -> None:
     prompt = prompt_of(60)
     engine.submit(submit_of(2, prompt, 70))
     transcript = Transcript()
-    transcript.take(engine.step())
-    engine.submit(submit_of(1, prompt_of(120), 5, lands=True))
-    engine.submit(submit_of(3, prompt_of(10), 1, lands=True))
+    transcript.record(engine.step())
+    engine.submit(submit_of(1, prompt_of(120), 5, remote_prefill=True))
+    engine.submit(submit_of(3, prompt_of(10), 1, remote_prefill=True))
     turn(engine, transcript)
     assert held_blocks(engine) == 4
     assert 2 not in transcript.ends and not engine.has_work()
@@ -266,10 +266,10 @@ def test_a_long_prompt_is_pushed_chunk_by_chunk_and_layer_by_layer() -> None:
 def test_a_landing_is_told_of_before_the_step_computes() -> None:
     fabric = make_fabric()
     engine = moving_engine(fabric, total_blocks=8)
-    engine.submit(submit_of(1, prompt_of(65), 5, lands=True))
+    engine.submit(submit_of(1, prompt_of(65), 5, remote_prefill=True))
     engine.submit(submit_of(2, prompt_of(130), 5))
     told: list[TransferNews] = []
-    result = engine.step(lambda: told.extend(engine.transfers.take_news()))
+    result = engine.step(lambda: told.extend(engine.transfers.drain_news()))
     assert result is not None and [output.key for output in result.outputs] == [2]
     assert [type(news) for news in told] == [LandingOpened]
 
@@ -325,20 +325,20 @@ def test_offered_blocks_are_pushed_into_the_stores_landing() -> None:
     engine.submit(submit_of(1, prompt, 1))
     turn(engine)
     ticket = landing_elsewhere(fabric, 192)
-    engine.transfers.take(PushOffer(ticket, chain_hashes(prompt)))
+    engine.transfers.handle(PushOffer(ticket, chain_hashes(prompt)))
     assert held_blocks(engine) == 3
     while fabric.run_one():
         turn(engine)
     assert held_blocks(engine) == 0
-    assert engine.transfers.take_news()[-1] == PushEnded(ticket.transfer_id, ticket.size_bytes, "fake")
+    assert engine.transfers.drain_news()[-1] == PushEnded(ticket.transfer_id, ticket.size_bytes, "fake")
 
 
 def test_an_offer_of_blocks_that_are_gone_ends_without_a_push() -> None:
     fabric = make_fabric()
     engine = moving_engine(fabric, total_blocks=16)
     ticket = landing_elsewhere(fabric, 192)
-    engine.transfers.take(PushOffer(ticket, chain_hashes(prompt_of(200))))
-    (ended,) = engine.transfers.take_news()
+    engine.transfers.handle(PushOffer(ticket, chain_hashes(prompt_of(200))))
+    (ended,) = engine.transfers.drain_news()
     assert isinstance(ended, PushEnded)
     assert ended.error is not None and "evicted" in ended.error
     assert held_blocks(engine) == 0
@@ -347,7 +347,7 @@ def test_an_offer_of_blocks_that_are_gone_ends_without_a_push() -> None:
 def test_counters_are_told_when_they_change() -> None:
     fabric = make_fabric()
     engine = moving_engine(fabric, total_blocks=8)
-    engine.submit(submit_of(1, prompt_of(100), 5, lands=True))
+    engine.submit(submit_of(1, prompt_of(100), 5, remote_prefill=True))
     told = [step.transfers.open_landings for step in turn(engine).steps if step.transfers]
     engine.cancel(Cancel(1))
     turn(engine)
