@@ -12,6 +12,7 @@ from rich.console import Console
 from cli.conversation import Conversation
 from cli.endpoints import GATEWAY, GatewayOption
 from cli.terminal import make_console
+from mesh.channel import Channels
 from mesh.errors import InvalidRequest, MeshError
 
 
@@ -29,7 +30,7 @@ def chat(
     settings = gateway_pb2.GenerateRequest(model=model, max_tokens=max_tokens, sampling=sampling)
     messages = [{"role": "system", "content": system}] if system else []
     console = make_console()
-    conversation = Conversation(endpoint, api_key, settings, messages, console)
+    conversation = Conversation(endpoint, api_key, settings, messages, console, Channels())
     with asyncio.Runner() as runner:
         try:
             runner.run(conversation.connect())

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from cli.answers import Answer, chat_prompt, stream_grpc
 from cli.terminal import show_on
-from mesh.channel import open_channel
+from mesh.channel import Channels
 from mesh.errors import DeadlineExceeded, EndpointUnavailable, MeshError, Retry
 
 CONNECT_SECONDS = 5.0
@@ -24,17 +24,19 @@ class Conversation:
         settings: gateway_pb2.GenerateRequest,
         messages: list[dict[str, str]],
         console: Console,
+        channels: Channels,
     ) -> None:
         self._endpoint = endpoint
         self._metadata = [("authorization", f"Bearer {api_key}")] if api_key else []
         self._settings = settings
         self._messages = messages
         self._console = console
+        self._channels = channels
         self._channel: grpc.aio.Channel | None = None
 
     async def connect(self) -> None:
         """Raises EndpointUnavailable, or the gateway's error if it refuses the API key."""
-        self._channel = open_channel(self._endpoint)
+        self._channel = self._channels.open(self._endpoint)
         try:
             request = gateway_pb2.ListModelsRequest()
             await self._stub.ListModels(request, timeout=CONNECT_SECONDS, metadata=self._metadata)

@@ -26,7 +26,7 @@ from cli.launcher.supervisor import Supervisor
 from cli.make_checkpoint import make_checkpoint
 from cli.status import bytes_by_transport
 from cli.terminal import make_console, show_on
-from mesh.channel import open_channel
+from mesh.channel import Channels
 from mesh.openai_client import OpenAIClient
 from mesh.ports import free_port
 from mesh.signals import until_signal
@@ -96,19 +96,20 @@ async def _until_signal_or_done(plan: MeshPlan, max_tokens: int, log: Path, cons
 
 
 async def _demonstrate(plan: MeshPlan, max_tokens: int, log: Path, console: Console) -> None:
-    async with _mesh(plan, log, console) as supervisor:
-        rows = await _Demonstration(plan, max_tokens, supervisor, console).run()
+    channels = Channels()
+    async with _mesh(plan, log, console, channels) as supervisor:
+        rows = await _Demonstration(plan, max_tokens, supervisor, console, channels).run()
     console.print("\neverything stopped\n")
     console.print(answers_table(rows))
 
 
 @asynccontextmanager
-async def _mesh(plan: MeshPlan, log: Path, console: Console) -> AsyncIterator[Supervisor]:
+async def _mesh(plan: MeshPlan, log: Path, console: Console, channels: Channels) -> AsyncIterator[Supervisor]:
     specs = compose(plan)
     console.print(f"starting {', '.join(spec.name for spec in specs)} (their lines: {log}); {device_list(specs)}")
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("w") as output:
-        supervisor = Supervisor(specs, LinePrinter(max(len(spec.name) for spec in specs), output))
+        supervisor = Supervisor(specs, LinePrinter(max(len(spec.name) for spec in specs), output), channels)
         try:
             await supervisor.start()
             processes = ", ".join(f"{name} {process_id}" for name, process_id in supervisor.process_ids.items())
@@ -131,10 +132,13 @@ class Row:
 class _Demonstration:
     """The chats, one after the other, so that the KV which moves meanwhile is the answer's own."""
 
-    def __init__(self, plan: MeshPlan, max_tokens: int, supervisor: Supervisor, console: Console) -> None:
+    def __init__(
+        self, plan: MeshPlan, max_tokens: int, supervisor: Supervisor, console: Console, channels: Channels
+    ) -> None:
         self._plan = plan
         self._max_tokens = max_tokens
         self._supervisor = supervisor
+        self._channels = channels
         self._console = console
         self._scheduler = f"{HOST}:{plan.scheduler_port}"
         self._gateway = f"{HOST}:{plan.grpc_port}"
@@ -156,8 +160,8 @@ class _Demonstration:
         return rows
 
     async def _until_ready(self) -> list[gateway_pb2.Model]:
-        await until_registered(self._scheduler, self._plan.workers)
-        return await until_served(self._gateway, self._plan.decode_workers)
+        await until_registered(self._scheduler, self._plan.workers, self._channels)
+        return await until_served(self._gateway, self._plan.decode_workers, self._channels)
 
     async def _forget(self) -> None:
         """Start every worker again: their caches are empty then, the store's is not."""
@@ -167,18 +171,18 @@ class _Demonstration:
         await self._until_ready()
 
     async def _row(self, name: str, question: str, ask: Callable[[Answer, Show], Awaitable[None]]) -> Row:
-        before = await settled(self._scheduler)
+        before = await settled(self._scheduler, self._channels)
         self._console.print(f"\n[bold]{name}[/bold]  {question}")
         answer = Answer()
         await ask(answer, show_on(self._console))
-        moves = moves_between(before, await settled(self._scheduler))
-        return Row(name, answer, await last_path(self._scheduler), moves)
+        moves = moves_between(before, await settled(self._scheduler, self._channels))
+        return Row(name, answer, await last_path(self._scheduler, self._channels), moves)
 
     async def _ask_grpc(self, messages: Messages, answer: Answer, show: Show) -> None:
         request = gateway_pb2.GenerateRequest(
             prompt=chat_prompt(messages), max_tokens=self._max_tokens, sampling=common_pb2.SamplingParams(temperature=0)
         )
-        async with open_channel(self._gateway) as channel:
+        async with self._channels.open(self._gateway) as channel:
             await stream_grpc(gateway_pb2_grpc.GatewayServiceStub(channel), request, answer, show)
 
     async def _ask_http(self, model: str, messages: Messages, answer: Answer, show: Show) -> None:

@@ -9,7 +9,7 @@ from typing import TypeAlias
 from deepmesh.internal.v1 import scheduler_pb2, scheduler_pb2_grpc, workers_pb2
 
 from cli.status import read_workers
-from mesh.channel import open_channel
+from mesh.channel import Channels
 from mesh.errors import NoWorker
 
 Snapshot: TypeAlias = scheduler_pb2.WatchWorkersResponse
@@ -49,17 +49,17 @@ def moves_between(before: Snapshot, after: Snapshot) -> KvMoves:
     return KvMoves(+received, fetched)
 
 
-async def until_registered(scheduler: str, workers: int, timeout_seconds: float = 30.0) -> None:
+async def until_registered(scheduler: str, workers: int, channels: Channels, timeout_seconds: float = 30.0) -> None:
     """Wait until so many workers of any role take requests, and each store has as many. Raises NoWorker."""
 
     def registered(snapshot: Snapshot) -> bool:
         serving = sum(worker.state == workers_pb2.WORKER_STATE_SERVING for worker in snapshot.workers)
         return serving >= workers and all(store.attached_workers >= workers for store in snapshot.stores)
 
-    await _until(scheduler, registered, timeout_seconds)
+    await _until(scheduler, channels, registered, timeout_seconds)
 
 
-async def settled(scheduler: str, timeout_seconds: float = 30.0) -> Snapshot:
+async def settled(scheduler: str, channels: Channels, timeout_seconds: float = 30.0) -> Snapshot:
     """The registry once no KV moves any more: stores have every block that they were offered and wanted."""
     last: object = None
     equal = 0
@@ -71,12 +71,12 @@ async def settled(scheduler: str, timeout_seconds: float = 30.0) -> Snapshot:
         last = now
         return equal == _EQUAL_SNAPSHOTS
 
-    return await _until(scheduler, still, timeout_seconds)
+    return await _until(scheduler, channels, still, timeout_seconds)
 
 
-async def last_path(scheduler: str) -> str:
+async def last_path(scheduler: str, channels: Channels) -> str:
     """The workers of the newest placement, in the order in which the request reached them."""
-    async with open_channel(scheduler) as channel:
+    async with channels.open(scheduler) as channel:
         stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
         response = await stub.ListDecisions(scheduler_pb2.ListDecisionsRequest(limit=1), timeout=10)
     for decision in response.decisions:
@@ -86,11 +86,13 @@ async def last_path(scheduler: str) -> str:
     return "-"
 
 
-async def _until(scheduler: str, holds: Callable[[Snapshot], bool], timeout_seconds: float) -> Snapshot:
+async def _until(
+    scheduler: str, channels: Channels, holds: Callable[[Snapshot], bool], timeout_seconds: float
+) -> Snapshot:
     try:
         async with asyncio.timeout(timeout_seconds):
             while True:
-                snapshot = await read_workers(scheduler)
+                snapshot = await read_workers(scheduler, channels)
                 if holds(snapshot):
                     return snapshot
                 await asyncio.sleep(_PAUSE_SECONDS)

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cli.endpoints import SCHEDULER, SchedulerOption
-from mesh.channel import open_channel
+from mesh.channel import Channels
 from mesh.errors import EndpointUnavailable
 
 TIMEOUT_SECONDS = 5.0
@@ -25,7 +25,7 @@ def status(
     as_json: Annotated[bool, typer.Option("--json", help="The scheduler's answer as JSON.")] = False,
 ) -> None:
     """Show the workers of a mesh, their load, their cache and their transfers, and its KV stores."""
-    snapshot = asyncio.run(read_workers(scheduler))
+    snapshot = asyncio.run(read_workers(scheduler, Channels()))
     if as_json:
         fields = MessageToDict(snapshot, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
         typer.echo(json.dumps({"workers": fields["workers"], "stores": fields["stores"]}, indent=2))
@@ -38,9 +38,9 @@ def status(
         console.print(stores_table(snapshot))
 
 
-async def read_workers(endpoint: str) -> scheduler_pb2.WatchWorkersResponse:
+async def read_workers(endpoint: str, channels: Channels) -> scheduler_pb2.WatchWorkersResponse:
     """The registry now. Raises EndpointUnavailable."""
-    async with open_channel(endpoint) as channel:
+    async with channels.open(endpoint) as channel:
         call = scheduler_pb2_grpc.SchedulerServiceStub(channel).WatchWorkers(
             scheduler_pb2.WatchWorkersRequest(), timeout=TIMEOUT_SECONDS
         )

@@ -23,6 +23,7 @@ from cli.launcher.preflight import check_plan
 from cli.launcher.serving import until_served
 from cli.launcher.shipped_model import shipped_model
 from cli.launcher.supervisor import NAME, Supervisor
+from mesh.channel import Channels
 from mesh.ports import free_port
 from mesh.signals import until_signal
 
@@ -69,8 +70,9 @@ def up(
 async def _run(plan: MeshPlan, specs: Sequence[ServiceSpec]) -> None:
     printer = LinePrinter(max(len(spec.name) for spec in specs))
     printer(NAME, f"starting {device_list(specs)}")
-    supervisor = Supervisor(specs, printer)
-    serving = asyncio.create_task(_serve(supervisor, plan, printer))
+    channels = Channels()
+    supervisor = Supervisor(specs, printer, channels)
+    serving = asyncio.create_task(_serve(supervisor, plan, printer, channels))
     stopping = asyncio.create_task(until_signal())
     try:
         await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -84,8 +86,8 @@ async def _run(plan: MeshPlan, specs: Sequence[ServiceSpec]) -> None:
         stopping.cancel()
 
 
-async def _serve(supervisor: Supervisor, plan: MeshPlan, printer: LinePrinter) -> None:
+async def _serve(supervisor: Supervisor, plan: MeshPlan, printer: LinePrinter, channels: Channels) -> None:
     await supervisor.start()
-    await until_served(f"{HOST}:{plan.grpc_port}", plan.decode_workers)
+    await until_served(f"{HOST}:{plan.grpc_port}", plan.decode_workers, channels)
     printer(NAME, f"ready: OpenAI http://{HOST}:{plan.http_port}/v1  gRPC {HOST}:{plan.grpc_port}  Ctrl-C stops")
     await supervisor.until_failure()

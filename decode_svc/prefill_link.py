@@ -12,7 +12,7 @@ from deepmesh.internal.v1 import prefill_pb2_grpc
 
 from decode_svc import wire
 from engine.protocol.messages import FirstToken, LandingOpened
-from mesh.channel import open_channel
+from mesh.channel import Channels
 from mesh.domain.requests import Submission
 from mesh.domain.targets import WorkerTarget
 from mesh.errors import InvalidRequest
@@ -29,7 +29,8 @@ class _Channel:
 
 
 class PrefillLink:
-    def __init__(self) -> None:
+    def __init__(self, channels: Channels) -> None:
+        self._open = channels.open
         # By endpoint, the least recently used first.
         self._channels: OrderedDict[str, _Channel] = OrderedDict()
         self._closing: set[asyncio.Task[None]] = set()
@@ -68,7 +69,7 @@ class PrefillLink:
     def _channel(self, endpoint: str) -> Iterator[grpc.aio.Channel]:
         kept = self._channels.get(endpoint)
         if kept is None:
-            kept = self._channels[endpoint] = _Channel(open_channel(endpoint))
+            kept = self._channels[endpoint] = _Channel(self._open(endpoint))
         self._channels.move_to_end(endpoint)
         kept.calls += 1
         try:

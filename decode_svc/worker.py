@@ -11,6 +11,7 @@ from decode_svc.session import Attachment
 from decode_svc.sessions import Sessions
 from engine.protocol.messages import LandingOpened, StepResult, TransferNews
 from mesh import metrics
+from mesh.channel import Channels
 from mesh.domain.requests import Submission
 from mesh.domain.workers import WorkerRole
 from mesh.errors import InvalidRequest, MeshError, PlaceAgain, ShuttingDown, WorkerDraining
@@ -38,12 +39,12 @@ class DecodeWorker:
         self._limits = QueueLimits(**config.queue.model_dump())
 
     @classmethod
-    async def start(cls, config: DecodeConfig, endpoint: str, prefill_calls: PrefillCalls) -> Self:
+    async def start(cls, config: DecodeConfig, endpoint: str, prefill_calls: PrefillCalls, channels: Channels) -> Self:
         """Start the ranks and return when they have loaded. Raises what RankClient.start raises.
 
-        `endpoint` is host:port of the worker's services.
+        `endpoint` is host:port of the worker's services; `channels` lead to the stores.
         """
-        host = await RankHost.start(config, WorkerRole.DECODE, endpoint, config.can_prefill)
+        host = await RankHost.start(config, WorkerRole.DECODE, endpoint, channels, config.can_prefill)
         return cls(config, host, prefill_calls)
 
     @property

@@ -13,7 +13,7 @@ from deepmesh.v1 import gateway_pb2, gateway_pb2_grpc
 import mesh
 from cli.launcher.process import Child, describe_status
 from eval.perplexity import Document
-from mesh.channel import open_channel
+from mesh.channel import Channels
 from mesh.errors import ProcessFailed
 
 # Loads the checkpoint and writes a list of log probabilities for each list of token ids.
@@ -22,9 +22,9 @@ STOP_GRACE_SECONDS = 5.0
 TOKENIZE_SECONDS = 30.0
 
 
-async def tokenize(gateway: str, documents: Sequence[Document]) -> list[list[int]]:
+async def tokenize(gateway: str, documents: Sequence[Document], channels: Channels) -> list[list[int]]:
     """Each document's token ids, as the deepmesh gateway at `gateway` (host:port) makes them."""
-    async with open_channel(gateway) as channel:
+    async with channels.open(gateway) as channel:
         stub = gateway_pb2_grpc.GatewayServiceStub(channel)
         token_ids = []
         for document in documents:

@@ -18,6 +18,7 @@ from eval.perplexity import NOT_OFFERED, Document, score_at, unscored
 from eval.results import Result
 from eval.suite import Question, questions
 from eval.tables import percent
+from mesh.channel import Channels
 
 RESULT_FILE, REPORT_FILE, ANSWERS_FILE, MESH_LOG_FILE = "result.json", "report.md", "answers.jsonl", "mesh.log"
 
@@ -82,7 +83,7 @@ class _Evaluation:
                 async with self._endpoint(http_url(plan)) as endpoint:
                     await endpoint.choose_model()
                     await self._interview(endpoint)
-                token_ids = await engine_scorer.tokenize(grpc_endpoint(plan), waiting)
+                token_ids = await engine_scorer.tokenize(grpc_endpoint(plan), waiting, Channels())
             # The mesh is gone by now: two copies of a large model would not fit.
             await self._score(waiting, token_ids)
         return options.name

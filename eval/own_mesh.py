@@ -10,6 +10,7 @@ from cli.launcher.log_lines import LinePrinter
 from cli.launcher.preflight import check_plan
 from cli.launcher.serving import until_served
 from cli.launcher.supervisor import Supervisor
+from mesh.channel import Channels
 from mesh.ports import free_port
 
 
@@ -23,11 +24,12 @@ async def own_mesh(model_dir: Path, settings: tuple[str, ...], log: Path) -> Asy
     check_plan(plan)
     specs = compose(plan)
     log.parent.mkdir(parents=True, exist_ok=True)
+    channels = Channels()
     with log.open("w") as output:
-        supervisor = Supervisor(specs, LinePrinter(max(len(spec.name) for spec in specs), output))
+        supervisor = Supervisor(specs, LinePrinter(max(len(spec.name) for spec in specs), output), channels)
         try:
             await supervisor.start()
-            await until_served(grpc_endpoint(plan), plan.decode_workers)
+            await until_served(grpc_endpoint(plan), plan.decode_workers, channels)
             yield plan
         finally:
             await supervisor.stop()

@@ -11,6 +11,7 @@ from gateway.gateway import Gateway
 from gateway.openai.http import application
 from gateway.openai.server import HttpServer
 from gateway.service import GatewayService
+from mesh.channel import Channels
 from mesh.launch import launch
 from mesh.server import MeshServer, Registration
 
@@ -20,7 +21,7 @@ _log = logging.getLogger("deepmesh.gateway")
 
 
 async def main(config: GatewayConfig) -> None:
-    async with Gateway(config, load_texts(config.models)) as gateway:
+    async with Gateway(config, load_texts(config.models), Channels()) as gateway:
         registration = Registration(
             gateway_pb2_grpc.add_GatewayServiceServicer_to_server, GatewayService(gateway), SERVICE_NAME
         )

@@ -17,7 +17,7 @@ from gateway import wire
 from gateway.config import DispatchConfig
 from gateway.generation import Generation
 from gateway.placement import Placement
-from mesh.channel import open_channel
+from mesh.channel import Channels
 from mesh.domain import wire as domain_wire
 from mesh.domain.targets import WorkerTarget
 from mesh.errors import InvalidRequest, MeshError, ShuttingDown, WorkerLost
@@ -70,12 +70,18 @@ class DecodeLink:
     """
 
     def __init__(
-        self, target: WorkerTarget, identity: GatewayIdentity, config: DispatchConfig, clock: Callable[[], float]
+        self,
+        target: WorkerTarget,
+        identity: GatewayIdentity,
+        config: DispatchConfig,
+        channels: Channels,
+        clock: Callable[[], float],
     ) -> None:
         self.target = target
         self.state = LinkState.CONNECTING
         self._identity = identity
         self._config = config
+        self._channels = channels
         self._clock = clock
         self._grace_seconds = config.attach_seconds
         self._requests: dict[int, _Request] = {}
@@ -139,7 +145,7 @@ class DecodeLink:
 
     async def _run(self) -> None:
         broken_at, delay = self._clock(), self._config.reattach_seconds
-        async with open_channel(self.target.endpoint) as channel:
+        async with self._channels.open(self.target.endpoint) as channel:
             stub = decode_pb2_grpc.DecodeServiceStub(channel)
             while self.open:
                 if await self._attach(stub, broken_at + self._grace_seconds):

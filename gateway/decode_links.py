@@ -8,6 +8,7 @@ from gateway.config import DispatchConfig
 from gateway.decode_link import DecodeLink, GatewayIdentity
 from gateway.generation import Generation
 from gateway.placement import Placement
+from mesh.channel import Channels
 from mesh.domain.targets import WorkerTarget
 
 
@@ -23,9 +24,12 @@ class LinkStream:
 
 
 class DecodeLinks:
-    def __init__(self, identity: GatewayIdentity, config: DispatchConfig, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, identity: GatewayIdentity, config: DispatchConfig, channels: Channels, clock: Callable[[], float]
+    ) -> None:
         self._identity = identity
         self._config = config
+        self._channels = channels
         self._clock = clock
         self._links: dict[str, DecodeLink] = {}
         # Incarnations in the last snapshot. Placement may be quicker than snapshots: a worker that none has shown yet
@@ -64,7 +68,8 @@ class DecodeLinks:
             return link
         if link is not None:
             self._drop(link, "it was placed as another incarnation")
-        link = self._links[target.worker_id] = DecodeLink(target, self._identity, self._config, self._clock)
+        link = DecodeLink(target, self._identity, self._config, self._channels, self._clock)
+        self._links[target.worker_id] = link
         return link
 
     def _drop(self, link: DecodeLink, why: str) -> None:

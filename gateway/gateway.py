@@ -19,6 +19,7 @@ from gateway.live import LiveGeneration
 from gateway.scheduler_link import SchedulerLink
 from gateway.tenants import Tenant, Tenants
 from gateway.workers import Directory
+from mesh.channel import Channels
 from mesh.errors import DeadlineExceeded
 
 READINESS_SECONDS = 1.0
@@ -27,22 +28,23 @@ _log = logging.getLogger("deepmesh.gateway")
 
 
 class Gateway:
-    """`async with Gateway(config, texts) as gateway:` joins the mesh; the end of the block leaves it.
+    """`async with Gateway(config, texts, channels) as gateway:` joins the mesh; the end of the block leaves it.
 
     Must be made on the event loop that it runs on.
     """
 
-    def __init__(self, config: GatewayConfig, texts: Mapping[str, ModelText]) -> None:
+    def __init__(self, config: GatewayConfig, texts: Mapping[str, ModelText], channels: Channels) -> None:
         clock = asyncio.get_running_loop().time
         self.config = config
         self.tenants = Tenants(config.api_keys)
         self.directory = Directory(config.dispatch.worker_seconds)
         self.catalog = Catalog(texts, self.directory)
         self.intake = Intake(self.catalog, config.limits)
-        self.links = DecodeLinks(_identity(config), config.dispatch, clock)
+        self.links = DecodeLinks(_identity(config), config.dispatch, channels, clock)
         self._changed = asyncio.Event()
         self._scheduler = SchedulerLink(
             config.scheduler,
+            channels,
             self.directory,
             config.dispatch.place_seconds,
             self.links.live_streams,

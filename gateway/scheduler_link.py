@@ -11,7 +11,7 @@ from deepmesh.internal.v1 import scheduler_pb2, scheduler_pb2_grpc
 from gateway import wire
 from gateway.placement import AttemptReport, Placement, PlacementQuery
 from gateway.workers import Directory
-from mesh.channel import open_channel
+from mesh.channel import Channels
 from mesh.errors import DeadlineExceeded, MeshError, NoWorker, Retry, SchedulerUnavailable
 from mesh.failures import from_rpc_error
 
@@ -28,6 +28,7 @@ class SchedulerLink:
     def __init__(
         self,
         endpoint: str,
+        channels: Channels,
         directory: Directory,
         place_seconds: float,
         live_streams: Callable[[], dict[str, int]],
@@ -40,7 +41,7 @@ class SchedulerLink:
         self._live_streams = live_streams
         self._on_change = on_change
         self._clock = clock
-        self._channel = open_channel(endpoint)
+        self._channel = channels.open(endpoint)
         self._stub = scheduler_pb2_grpc.SchedulerServiceStub(self._channel)
         # The oldest give way: a scheduler that is gone must not cost memory.
         self._reports: deque[AttemptReport] = deque(maxlen=REPORTS_KEPT)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from kvstore.store_link import StoreLink
 from kvstore.store_user import StoreUser
+from mesh.channel import Channels
 from mesh.domain.workers import WorkerIdentity
 from mesh.rendezvous import rendezvous
 from transfer.events import PushEnded
@@ -13,9 +14,11 @@ from transfer.events import PushEnded
 class StoreClient:
     """Keeps a session with each configured store, and offers blocks to the one that keeps their chain."""
 
-    def __init__(self, endpoints: Sequence[str], worker: WorkerIdentity, user: StoreUser, rank: int = 0) -> None:
+    def __init__(
+        self, endpoints: Sequence[str], worker: WorkerIdentity, user: StoreUser, channels: Channels, rank: int = 0
+    ) -> None:
         """`endpoints` are host:port of the stores' gRPC; `rank` is the user's number in its worker."""
-        self._links = [StoreLink(endpoint, worker, rank, user) for endpoint in endpoints]
+        self._links = [StoreLink(endpoint, worker, rank, user, channels) for endpoint in endpoints]
 
     async def run(self) -> None:
         """Attach, renew, and carry offers until cancelled. A store that is away disturbs nobody."""

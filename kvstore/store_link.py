@@ -10,7 +10,7 @@ from deepmesh.internal.v1 import kvstore_pb2, kvstore_pb2_grpc
 from kvstore.offer_link import CONCURRENT_OFFERS, OfferLink
 from kvstore.store_user import StoreUser
 from mesh.backoff import Backoff
-from mesh.channel import open_channel
+from mesh.channel import Channels
 from mesh.domain import worker_wire
 from mesh.domain.workers import WorkerIdentity
 from mesh.errors import MeshError
@@ -26,11 +26,12 @@ RENEWALS_A_LEASE = 3
 class StoreLink:
     """`store_id` is None while there is no session."""
 
-    def __init__(self, endpoint: str, worker: WorkerIdentity, rank: int, user: StoreUser) -> None:
+    def __init__(self, endpoint: str, worker: WorkerIdentity, rank: int, user: StoreUser, channels: Channels) -> None:
         self._endpoint = endpoint
         self._worker = worker
         self._rank = rank
         self._user = user
+        self._channels = channels
         self._session: StoreSession | None = None
         self._backoff = Backoff(log)
         # Set when something says that the session may be no more.
@@ -43,7 +44,7 @@ class StoreLink:
 
     async def run(self) -> None:
         """Until cancelled."""
-        async with open_channel(self._endpoint) as channel, asyncio.TaskGroup() as group:
+        async with self._channels.open(self._endpoint) as channel, asyncio.TaskGroup() as group:
             stub = kvstore_pb2_grpc.KvStoreServiceStub(channel)
             for _ in range(CONCURRENT_OFFERS):
                 group.create_task(self.offers.carry_forever(stub))

@@ -4,6 +4,7 @@ import sys
 
 from deepmesh.internal.v1 import prefill_pb2_grpc
 
+from mesh.channel import Channels
 from mesh.launch import launch
 from mesh.server import MeshServer, Registration
 from prefill_svc.config import PrefillConfig
@@ -16,13 +17,13 @@ SERVICE = "deepmesh.internal.v1.PrefillService"
 
 async def serve(config: PrefillConfig) -> None:
     """Run a worker until a signal. Raises EngineFailed if one of its ranks dies before."""
-    servicer = PrefillServicer()
+    channels, servicer = Channels(), PrefillServicer()
     add = prefill_pb2_grpc.add_PrefillServiceServicer_to_server
     async with MeshServer(config.server, "prefill", [Registration(add, servicer, SERVICE)]) as server:
-        worker = await PrefillWorker.start(config, server.endpoint)
+        worker = await PrefillWorker.start(config, server.endpoint, channels)
         try:
             servicer.open(worker)
-            await serve_worker(worker, server, config)
+            await serve_worker(worker, server, config, channels)
         finally:
             await worker.host.close()
 

@@ -6,6 +6,7 @@ from typing import Self
 
 from engine.protocol.messages import StepResult, TransferNews
 from mesh import metrics
+from mesh.channel import Channels
 from mesh.domain.workers import WorkerRole
 from mesh.errors import WorkerDraining
 from mesh.observe import span
@@ -28,12 +29,12 @@ class PrefillWorker:
         self._limits = QueueLimits(**config.queue.model_dump())
 
     @classmethod
-    async def start(cls, config: PrefillConfig, endpoint: str) -> Self:
+    async def start(cls, config: PrefillConfig, endpoint: str, channels: Channels) -> Self:
         """Start the ranks and return when they have loaded. Raises what RankClient.start raises.
 
-        `endpoint` is host:port of the worker's services.
+        `endpoint` is host:port of the worker's services; `channels` lead to the stores.
         """
-        return cls(config, await RankHost.start(config, WorkerRole.PREFILL, endpoint))
+        return cls(config, await RankHost.start(config, WorkerRole.PREFILL, endpoint, channels))
 
     @property
     def live_requests(self) -> int:

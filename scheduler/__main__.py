@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 
 from deepmesh.internal.v1 import scheduler_pb2_grpc
 
+from mesh.channel import Channels
 from mesh.launch import launch
 from mesh.server import MeshServer, Registration
 from scheduler.admission import Objectives
@@ -50,7 +51,8 @@ def compose(config: SchedulerConfig, links: Sequence[StoreLink] = ()) -> tuple[R
 @asynccontextmanager
 async def running(config: SchedulerConfig) -> AsyncIterator[MeshServer]:
     """A scheduler that is ready, for the length of the block."""
-    links = [StoreLink(endpoint, config.store_link) for endpoint in config.stores]
+    channels = Channels()
+    links = [StoreLink(endpoint, config.store_link, channels) for endpoint in config.stores]
     registry, registration = compose(config, links)
     async with MeshServer(config.server, "scheduler", [registration]) as server:
         tasks = [asyncio.create_task(registry.expire_forever(config.lease.seconds / 20))]

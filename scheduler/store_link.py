@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from deepmesh.internal.v1 import kvstore_pb2, kvstore_pb2_grpc
 
-from mesh.channel import open_channel
+from mesh.channel import Channels
 from mesh.domain import worker_wire
 from mesh.domain.targets import StoreTarget
 from mesh.domain.workers import KvNamespace
@@ -23,11 +23,11 @@ log = logging.getLogger(__name__)
 class StoreLink:
     """A Store. `run` must be running: a store is asked for matches only while it answers for its status."""
 
-    def __init__(self, endpoint: str, config: StoreLinkConfig) -> None:
+    def __init__(self, endpoint: str, config: StoreLinkConfig, channels: Channels) -> None:
         self.endpoint = endpoint
         self.status: StoreStatus | None = None
         self._config = config
-        self._channel = open_channel(endpoint)
+        self._channel = channels.open(endpoint)
         self._stub = kvstore_pb2_grpc.KvStoreServiceStub(self._channel)
 
     async def run(self) -> None:

@@ -11,6 +11,7 @@ from engine.protocol.messages import Ready, StepResult, TransferNews
 from kvstore.client import StoreClient
 from kvstore.store_user import StoreUser
 from mesh import metrics
+from mesh.channel import Channels
 from mesh.domain.workers import WorkerIdentity, WorkerRole
 from mesh.errors import EngineFailed, WorkerDraining
 from transfer.events import PushEnded
@@ -59,18 +60,30 @@ class RankHost:
 
     @classmethod
     async def start(
-        cls, config: WorkerConfig, role: WorkerRole, endpoint: str, can_prefill: bool = True, ranks: int = 1
+        cls,
+        config: WorkerConfig,
+        role: WorkerRole,
+        endpoint: str,
+        channels: Channels,
+        can_prefill: bool = True,
+        ranks: int = 1,
     ) -> Self:
         """Start so many ranks and return when they have loaded. Raises what RankClient.start raises.
 
-        `endpoint` is host:port of the worker's services.
+        `endpoint` is host:port of the worker's services; `channels` lead to the stores.
         """
         group = await RankGroup.start(config.engine, config.observe, ranks)
-        return cls.of(group, config, role, endpoint, can_prefill)
+        return cls.of(group, config, role, endpoint, channels, can_prefill)
 
     @classmethod
     def of(
-        cls, ranks: RankGroup, config: WorkerConfig, role: WorkerRole, endpoint: str, can_prefill: bool = True
+        cls,
+        ranks: RankGroup,
+        config: WorkerConfig,
+        role: WorkerRole,
+        endpoint: str,
+        channels: Channels,
+        can_prefill: bool = True,
     ) -> Self:
         """The host of ranks that have loaded."""
         identity = worker_identity(
@@ -82,7 +95,7 @@ class RankHost:
             config.engine.transfer,
             can_prefill,
         )
-        return cls(identity, ranks, lambda rank, user: StoreClient(config.stores, identity, user, rank))
+        return cls(identity, ranks, lambda rank, user: StoreClient(config.stores, identity, user, channels, rank))
 
     @property
     def ready(self) -> Ready:

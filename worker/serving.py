@@ -4,6 +4,7 @@ import asyncio
 import logging
 from typing import Protocol
 
+from mesh.channel import Channels
 from mesh.server import MeshServer
 from worker.config import WorkerConfig
 from worker.rank_host import RankHost
@@ -30,10 +31,10 @@ class Worker(Protocol):
         ...
 
 
-async def serve_worker(worker: Worker, server: MeshServer, config: WorkerConfig) -> None:
+async def serve_worker(worker: Worker, server: MeshServer, config: WorkerConfig, channels: Channels) -> None:
     """Run a loaded worker until a signal. Raises EngineFailed if one of its ranks dies before."""
     identity = worker.host.identity
-    link = StatusLink(config.scheduler, identity, worker.host.report, config.status_interval_seconds)
+    link = StatusLink(config.scheduler, identity, worker.host.report, config.status_interval_seconds, channels)
     running = asyncio.create_task(worker.run())
     reporting = asyncio.create_task(link.run())
     signalled = asyncio.create_task(server.until_signal())

@@ -9,7 +9,7 @@ import grpc
 from deepmesh.internal.v1 import scheduler_pb2, scheduler_pb2_grpc
 
 from mesh.backoff import Backoff
-from mesh.channel import open_channel
+from mesh.channel import Channels
 from mesh.domain.workers import WorkerIdentity
 from mesh.errors import MeshError, SchedulerUnavailable
 from mesh.failures import from_rpc_error
@@ -26,8 +26,16 @@ HEARTBEATS_A_LEASE = 3
 class StatusLink:
     """Reports to one scheduler: at once, after changes, and at least three times a lease."""
 
-    def __init__(self, endpoint: str, identity: WorkerIdentity, report: StatusReport, interval_seconds: float) -> None:
+    def __init__(
+        self,
+        endpoint: str,
+        identity: WorkerIdentity,
+        report: StatusReport,
+        interval_seconds: float,
+        channels: Channels,
+    ) -> None:
         self._endpoint = endpoint
+        self._channels = channels
         self._identity = identity
         self._report = report
         self._interval_seconds = interval_seconds
@@ -37,7 +45,7 @@ class StatusLink:
 
     async def run(self) -> None:
         """Report until cancelled."""
-        async with open_channel(self._endpoint) as channel:
+        async with self._channels.open(self._endpoint) as channel:
             stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
             while True:
                 try:

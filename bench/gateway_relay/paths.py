@@ -14,7 +14,7 @@ from bench.meshes.processes import pin
 from cli.launcher.composition import HOST
 from cli.launcher.log_lines import LinePrinter
 from cli.launcher.process import Child
-from mesh.channel import open_channel
+from mesh.channel import Channels
 from mesh.ports import free_port
 
 PACKAGE = "bench.gateway_relay"
@@ -69,7 +69,7 @@ async def _bare(log: Path, module: str, argument: str) -> AsyncIterator[tuple[st
         child = Child(module.removeprefix("bench."), command, LinePrinter(LABEL_WIDTH, output))
         try:
             await child.start()
-            async with open_channel(f"{HOST}:{port}") as channel, asyncio.timeout(READY_SECONDS):
+            async with Channels().open(f"{HOST}:{port}") as channel, asyncio.timeout(READY_SECONDS):
                 await channel.channel_ready()
             yield f"{HOST}:{port}", child.process_id
         finally:

@@ -14,7 +14,7 @@ from deepmesh.internal.v1 import decode_pb2, decode_pb2_grpc
 from deepmesh.v1 import common_pb2, gateway_pb2, gateway_pb2_grpc
 
 from bench.gateway_relay.token_streams import MAX_TOKENS, PROMPT_TOKENS
-from mesh.channel import open_channel
+from mesh.channel import Channels
 
 STREAM_ID = 1
 
@@ -39,7 +39,7 @@ def added_latencies(token_times: Sequence[float], step_times: Sequence[float]) -
 async def source_steps(source: str) -> AsyncIterator[list[float]]:
     """The instants at which a paced token source made its steps, as it says itself."""
     times: list[float] = []
-    async with open_channel(source) as channel:
+    async with Channels().open(source) as channel:
         call = gateway_pb2_grpc.GatewayServiceStub(channel).Generate(gateway_pb2.GenerateRequest())
 
         async def follow() -> None:
@@ -62,7 +62,7 @@ async def engine_steps(decode: str) -> AsyncIterator[list[float]]:
     That is one hop after the step was sent.
     """
     times: list[float] = []
-    async with open_channel(decode) as channel:
+    async with Channels().open(decode) as channel:
         call = decode_pb2_grpc.DecodeServiceStub(channel).Attach()
         hello = decode_pb2.AttachHello(gateway_id="step-clock", gateway_incarnation=uuid.uuid4().hex)
         await call.write(decode_pb2.AttachRequest(hello=hello))

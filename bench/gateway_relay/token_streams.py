@@ -8,7 +8,7 @@ from typing import Self
 import grpc
 from deepmesh.v1 import common_pb2, gateway_pb2, gateway_pb2_grpc
 
-from mesh.channel import open_channel
+from mesh.channel import Channels
 from mesh.errors import EndpointUnavailable
 from mesh.failures import from_rpc_error
 
@@ -42,7 +42,7 @@ class TokenStreams:
         self.messages = 0
         self.tokens = 0
         self._endpoint = endpoint
-        self._channel = open_channel(endpoint)
+        self._channel = Channels().open(endpoint)
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Self:

@@ -24,7 +24,7 @@ from deepmesh.internal.v1 import kvstore_pb2_grpc
 
 from bench.kv_push.bare import BareReceiver, BareSender
 from bench.kv_store.worker import KvWorker, attached, offer_all, store_process
-from mesh.channel import open_channel
+from mesh.channel import Channels
 from transfer.config import TransferConfig
 
 # Layers of a block, and the bytes of one in one layer: 64 tokens of DeepSeek's latent in bf16.
@@ -53,7 +53,7 @@ async def compare(config: TransferConfig, blocks: int, rounds: int) -> None:
     settings = {"memory_bytes": size_bytes, "transfer.transports": f"'{config.transports}'"}
     async with (
         store_process(settings) as endpoint,
-        open_channel(endpoint) as channel,
+        Channels().open(endpoint) as channel,
         attached(worker, [endpoint]) as client,
     ):
         await offer_all(worker, client, kvstore_pb2_grpc.KvStoreServiceStub(channel), chain)

@@ -30,7 +30,7 @@ from bench.kv_store.worker import KvWorker, attached, offer_all, store_process
 from kvstore.index import Index
 from kvstore.memory_index import MemoryIndex
 from kvstore.redis_index import RedisIndex
-from mesh.channel import open_channel
+from mesh.channel import Channels
 from mesh.domain import worker_wire
 from mesh.ports import free_port
 
@@ -110,7 +110,7 @@ async def worker_lookups(lookups: int) -> Table:
     known = [secrets.token_bytes(HASH_BYTES) for _ in range(CHAIN_BLOCKS)]
     unknown = [secrets.token_bytes(HASH_BYTES) for _ in range(CHAIN_BLOCKS)]
     worker.hold(known, range(CHAIN_BLOCKS))
-    async with store_process({"memory_bytes": 1 << 20}) as endpoint, open_channel(endpoint) as channel:
+    async with store_process({"memory_bytes": 1 << 20}) as endpoint, Channels().open(endpoint) as channel:
         stub = kvstore_pb2_grpc.KvStoreServiceStub(channel)
         async with attached(worker, [endpoint]) as client:
             await offer_all(worker, client, stub, known)

@@ -14,6 +14,7 @@ from deepmesh.internal.v1 import kvstore_pb2
 
 from cli.launcher.process import Child
 from kvstore.client import StoreClient
+from mesh.channel import Channels
 from mesh.domain import worker_wire
 from mesh.domain.workers import KvNamespace, WorkerIdentity, WorkerRole
 from mesh.event_fd import EventFd
@@ -113,7 +114,7 @@ class KvWorker:
 @asynccontextmanager
 async def attached(worker: KvWorker, endpoints: Sequence[str]) -> AsyncIterator[StoreClient]:
     """A client of these stores for this worker, attached to all of them; it runs until the block ends."""
-    client = StoreClient(endpoints, worker.identity, worker)
+    client = StoreClient(endpoints, worker.identity, worker, Channels())
     running = asyncio.create_task(client.run())
     try:
         async with asyncio.timeout(ATTACH_SECONDS):
@@ -145,7 +146,7 @@ async def store_process(settings: Mapping[str, object]) -> AsyncIterator[str]:
     child = Child("kvstore", [sys.executable, "-m", "kvstore", *options], lambda *_: None)
     await child.start()
     try:
-        await child.wait_ready(f"127.0.0.1:{port}", READY_SECONDS)
+        await child.wait_ready(f"127.0.0.1:{port}", Channels(), READY_SECONDS)
         yield f"127.0.0.1:{port}"
     finally:
         await child.stop(5.0)

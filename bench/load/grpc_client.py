@@ -7,7 +7,7 @@ from bench.load.client import Clock, Target
 from bench.load.options import LoadOptions
 from bench.load.records import RequestRecord
 from bench.load.workload import Job, Message
-from mesh.channel import open_channel
+from mesh.channel import Channels
 from mesh.errors import EndpointUnavailable, MeshError, UnknownModel
 from mesh.failures import from_rpc_error
 
@@ -15,12 +15,12 @@ from mesh.failures import from_rpc_error
 class GrpcClient:
     """Speaks to the GatewayService at `options.grpc`, over one connection."""
 
-    def __init__(self, options: LoadOptions) -> None:
+    def __init__(self, options: LoadOptions, channels: Channels) -> None:
         assert options.grpc is not None
         self._options = options
         self._model = options.model
         self._metadata = [("authorization", f"Bearer {options.api_key}")] if options.api_key else []
-        self._channel = open_channel(options.grpc)
+        self._channel = channels.open(options.grpc)
         self._stub = gateway_pb2_grpc.GatewayServiceStub(self._channel)
 
     async def discover(self) -> Target:

@@ -20,6 +20,7 @@ from bench.load.records import RequestRecord
 from bench.load.report import Report
 from bench.load.summary import Objectives, summarize
 from bench.load.workload import Job
+from mesh.channel import Channels
 
 DEFAULT_VOCABULARY = 1000
 
@@ -56,7 +57,7 @@ def run_load(options: LoadOptions) -> Report:
 
 async def load(options: LoadOptions) -> Report:
     """The same, on the loop that runs."""
-    client: LoadClient = GrpcClient(options) if options.grpc else OpenAILoadClient(options)
+    client: LoadClient = GrpcClient(options, Channels()) if options.grpc else OpenAILoadClient(options)
     try:
         target = await client.discover()
         counted = plan(options, target)

@@ -11,6 +11,7 @@ from cli.launcher.log_lines import LinePrinter
 from cli.launcher.serving import until_served
 from cli.launcher.shipped_model import shipped_model
 from cli.launcher.supervisor import Supervisor
+from mesh.channel import Channels
 from mesh.ports import free_port
 
 # What prompts are drawn from: byte pairs of the shipped tokenizer, above its special tokens.
@@ -47,11 +48,12 @@ async def model_mesh(
         model_dir or shipped_model(), 1, http_port, grpc_port, scheduler_port, asked, prefill, store_ports, gpus
     )
     specs = compose(plan)
+    channels = Channels()
     with log.open("a") as output:
-        supervisor = Supervisor(specs, LinePrinter(max(len(spec.name) for spec in specs), output))
+        supervisor = Supervisor(specs, LinePrinter(max(len(spec.name) for spec in specs), output), channels)
         try:
             await supervisor.start()
-            await until_served(f"{HOST}:{grpc_port}", plan.decode_workers)
+            await until_served(f"{HOST}:{grpc_port}", plan.decode_workers, channels)
             yield ModelMesh(f"{HOST}:{grpc_port}", f"{HOST}:{scheduler_port}", supervisor.process_ids)
         finally:
             await supervisor.stop()

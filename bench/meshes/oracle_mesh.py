@@ -12,7 +12,7 @@ from deepmesh.internal.v1 import scheduler_pb2, scheduler_pb2_grpc
 from cli.launcher.composition import HOST, MeshPlan, compose
 from cli.launcher.log_lines import LinePrinter
 from cli.launcher.supervisor import Supervisor
-from mesh.channel import open_channel
+from mesh.channel import Channels
 from mesh.ports import free_port
 from tools.byte_tokenizer import write_tokenizer
 
@@ -38,6 +38,7 @@ async def oracle_mesh(log: Path, settings: Sequence[str] = ()) -> AsyncIterator[
     The gateway turns the oracle's ids into text, with a tokenizer of its own size. `settings` as `deepmesh up --set`.
     Raises ProcessFailed where a service does not get ready.
     """
+    channels = Channels()
     with TemporaryDirectory() as directory, log.open("a") as output:
         write_tokenizer(Path(directory), VOCABULARY_SIZE, CONTEXT_TOKENS)
         models = dumps([{"tokenizer_dir": directory, "name": MODEL}])
@@ -45,19 +46,19 @@ async def oracle_mesh(log: Path, settings: Sequence[str] = ()) -> AsyncIterator[
         fixed = ("decode.engine.backend=oracle", oracle, f"gateway.models={models}")
         http_port, grpc_port, scheduler_port = free_port(), free_port(), free_port()
         specs = compose(MeshPlan(None, 1, http_port, grpc_port, scheduler_port, (*fixed, *settings)))
-        supervisor = Supervisor(specs, LinePrinter(max(len(spec.name) for spec in specs), output))
+        supervisor = Supervisor(specs, LinePrinter(max(len(spec.name) for spec in specs), output), channels)
         try:
             await supervisor.start()
-            decode = await _decode_endpoint(f"{HOST}:{scheduler_port}")
+            decode = await _decode_endpoint(f"{HOST}:{scheduler_port}", channels)
             url = f"http://{HOST}:{http_port}/v1"
             yield OracleMesh(f"{HOST}:{grpc_port}", url, decode, supervisor.process_ids)
         finally:
             await supervisor.stop()
 
 
-async def _decode_endpoint(scheduler: str) -> str:
+async def _decode_endpoint(scheduler: str, channels: Channels) -> str:
     """Of the first worker that registers."""
-    async with open_channel(scheduler) as channel:
+    async with channels.open(scheduler) as channel:
         watch = scheduler_pb2_grpc.SchedulerServiceStub(channel).WatchWorkers(scheduler_pb2.WatchWorkersRequest())
         async for snapshot in watch:
             if snapshot.workers:

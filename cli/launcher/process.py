@@ -13,7 +13,7 @@ from typing import BinaryIO
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from mesh import tether
-from mesh.channel import open_channel
+from mesh.channel import Channels
 from mesh.errors import MeshError, ProcessFailed
 
 _TAIL_LINES = 20
@@ -77,13 +77,13 @@ class Child:
         """ ": " and the last line that it wrote; empty if it wrote none."""
         return ": " + self.tail[-1] if self.tail else ""
 
-    async def wait_ready(self, endpoint: str, timeout_seconds: float | None = None) -> None:
+    async def wait_ready(self, endpoint: str, channels: Channels, timeout_seconds: float | None = None) -> None:
         """Return when gRPC health at `endpoint` says that `readiness` is SERVING.
 
         Raises ProcessFailed, with the last line that it wrote, if it ends first or is not ready in time.
         """
         assert self._ended is not None
-        ready = asyncio.create_task(until_ready(endpoint))
+        ready = asyncio.create_task(until_ready(endpoint, channels))
         try:
             await asyncio.wait({ready, self._ended}, timeout=timeout_seconds, return_when=asyncio.FIRST_COMPLETED)
             if self._ended.done():
@@ -147,9 +147,9 @@ def tethered(command: Sequence[str]) -> list[str]:
     return [sys.executable, "-I", "-S", str(Path(tether.__file__)), str(os.getpid()), *command]
 
 
-async def until_ready(endpoint: str) -> None:
+async def until_ready(endpoint: str, channels: Channels) -> None:
     """Return when the server at `endpoint` answers that it is ready; waits for ever."""
-    channel = open_channel(endpoint)
+    channel = channels.open(endpoint)
     try:
         health = health_pb2_grpc.HealthStub(channel)
         request = health_pb2.HealthCheckRequest(service="readiness")

@@ -4,15 +4,17 @@ import asyncio
 
 from deepmesh.v1 import gateway_pb2, gateway_pb2_grpc
 
-from mesh.channel import open_channel
+from mesh.channel import Channels
 from mesh.errors import NoWorker
 
 _POLL_SECONDS = 0.05
 
 
-async def until_served(gateway: str, workers: int, timeout_seconds: float = 30.0) -> list[gateway_pb2.Model]:
+async def until_served(
+    gateway: str, workers: int, channels: Channels, timeout_seconds: float = 30.0
+) -> list[gateway_pb2.Model]:
     """The models that the gateway at `gateway` lists, once `workers` serve them. Raises NoWorker, or its own errors."""
-    async with open_channel(gateway) as channel:
+    async with channels.open(gateway) as channel:
         stub = gateway_pb2_grpc.GatewayServiceStub(channel)
         try:
             async with asyncio.timeout(timeout_seconds):

@@ -11,6 +11,7 @@ import mesh
 from cli.launcher.composition import HOST, ServiceSpec
 from cli.launcher.process import Child, describe_status
 from cli.launcher.restart import RestartPolicy
+from mesh.channel import Channels
 from mesh.errors import ProcessFailed
 from mesh.ports import free_port
 
@@ -29,11 +30,13 @@ class Supervisor:
         self,
         specs: Sequence[ServiceSpec],
         on_line: Callable[[str, str], None],
+        channels: Channels,
         policy: RestartPolicy | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._specs = specs
         self._on_line = on_line
+        self._channels = channels
         self._policy = policy or RestartPolicy()
         self._clock = clock
         self._children: dict[str, Child] = {}
@@ -93,7 +96,7 @@ class Supervisor:
         child = Child(spec.name, spec.command(port), self._on_line, {**_environment(), **spec.environment})
         self._children[spec.name] = child
         await child.start()
-        await child.wait_ready(f"{HOST}:{port}", spec.ready_seconds)
+        await child.wait_ready(f"{HOST}:{port}", self._channels, spec.ready_seconds)
 
     async def _keep(self, spec: ServiceSpec) -> None:
         ends = 0

@@ -6,6 +6,7 @@ from deepmesh.v1 import gateway_pb2
 from rich.console import Console
 
 from cli.conversation import Conversation
+from mesh.channel import Channels
 from mesh.errors import EndpointUnavailable, MeshError, Overloaded
 from tests.support.scripted_gateway import Delta, ScriptedGateway
 from tests.support.waiting import eventually
@@ -15,7 +16,7 @@ WORDS = (Delta(reasoning_text="hmm "), Delta(text="Hello"), Delta(text=" there")
 
 def conversation(endpoint: str, output: io.StringIO, messages: list[dict[str, str]] | None = None) -> Conversation:
     console = Console(file=output, highlight=False, soft_wrap=True, emoji=False)
-    return Conversation(endpoint, None, gateway_pb2.GenerateRequest(max_tokens=9), messages or [], console)
+    return Conversation(endpoint, None, gateway_pb2.GenerateRequest(max_tokens=9), messages or [], console, Channels())
 
 
 def said(request: gateway_pb2.GenerateRequest) -> list[tuple[str, str]]:
@@ -37,7 +38,7 @@ async def test_reasoning_is_dimmed_on_a_terminal() -> None:
     gateway, output = ScriptedGateway(WORDS), io.StringIO()
     async with gateway.served() as server:
         console = Console(file=output, force_terminal=True, highlight=False, soft_wrap=True, emoji=False)
-        talk = Conversation(server.endpoint, None, gateway_pb2.GenerateRequest(), [], console)
+        talk = Conversation(server.endpoint, None, gateway_pb2.GenerateRequest(), [], console, Channels())
         await talk.connect()
         await talk.ask("Hi")
         await talk.close()

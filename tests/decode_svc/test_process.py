@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 import pytest
 from deepmesh.v1 import common_pb2
 
+from mesh.channel import Channels
 from mesh.errors import EngineFailed, ShuttingDown, WorkerDraining
 from tests.support.decode_server import gateway_client
 from tests.support.scheduler_server import running_scheduler
@@ -27,7 +28,7 @@ async def decode_process(*settings: str, port: int | None = None) -> AsyncIterat
 
 async def test_a_worker_told_to_stop_finishes_what_it_has_and_takes_nothing_new() -> None:
     async with running_scheduler() as scheduler, decode_process(f"scheduler={scheduler}") as process:
-        await process.child.wait_ready(process.endpoint, 30)
+        await process.child.wait_ready(process.endpoint, Channels(), 30)
         rank = process.rank
         async with gateway_client(process.endpoint) as gateway:
             running = await gateway.submit(PROMPT, 100)
@@ -48,7 +49,7 @@ async def test_a_worker_told_to_stop_finishes_what_it_has_and_takes_nothing_new(
 
 async def test_a_request_longer_than_the_drain_is_sent_elsewhere() -> None:
     async with decode_process("server.drain_seconds=0.2") as process:
-        await process.child.wait_ready(process.endpoint, 30)
+        await process.child.wait_ready(process.endpoint, Channels(), 30)
         async with gateway_client(process.endpoint) as gateway:
             stream_id = await gateway.submit(PROMPT, 10_000)
             await gateway.until(lambda: gateway.requests[stream_id].tokens)
@@ -62,7 +63,7 @@ async def test_a_request_longer_than_the_drain_is_sent_elsewhere() -> None:
 
 async def test_the_death_of_the_rank_ends_every_request_and_the_process() -> None:
     async with decode_process() as process:
-        await process.child.wait_ready(process.endpoint, 30)
+        await process.child.wait_ready(process.endpoint, Channels(), 30)
         async with gateway_client(process.endpoint) as gateway:
             stream_ids = [await gateway.submit([*PROMPT, number], 10_000) for number in range(10)]
             await gateway.until(lambda: all(gateway.requests[stream_id].tokens for stream_id in stream_ids))

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator
 
 from decode_svc.prefill_link import PrefillLink
 from engine.protocol.messages import FirstToken, LandingOpened
+from mesh.channel import Channels
 from mesh.domain.requests import Submission
 from mesh.domain.targets import WorkerTarget
 from mesh.errors import EngineFailed
@@ -61,7 +62,7 @@ class RecordingLink(PrefillLink):
     """Keeps the landings that prefill workers are told of."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(Channels())
         self.opened: list[LandingOpened] = []
 
     def call(

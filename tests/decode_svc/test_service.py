@@ -9,7 +9,7 @@ import pytest
 from deepmesh.internal.v1 import decode_pb2, decode_pb2_grpc, targets_pb2, workers_pb2
 from deepmesh.v1 import common_pb2
 
-from mesh.channel import open_channel
+from mesh.channel import Channels
 from mesh.domain.sampling import Sampling
 from mesh.errors import (
     ContextExceeded,
@@ -191,7 +191,7 @@ async def test_a_gateway_that_never_reads_stalls_nobody_and_loses_nothing() -> N
     async with (
         running_worker() as running,
         gateway_client(running.endpoint, "busy") as busy,
-        open_channel(running.endpoint) as channel,
+        Channels().open(running.endpoint) as channel,
     ):
         lazy = await GatewayClient(channel, "lazy", "i").attach(reading=False)
         for number in range(40):
@@ -214,7 +214,7 @@ async def test_streams_out_of_order_are_refused() -> None:
         [{"hello": decode_pb2.AttachHello(gateway_incarnation="i")}],
         [{"hello": hello}, {"hello": hello}],
     ]
-    async with running_worker() as running, open_channel(running.endpoint) as channel:
+    async with running_worker() as running, Channels().open(running.endpoint) as channel:
         for messages in streams:
             call = decode_pb2_grpc.DecodeServiceStub(channel).Attach()
             for message in messages:
@@ -241,7 +241,7 @@ async def test_garbage_on_the_wire_ends_its_stream_alone() -> None:
     async with (
         running_worker() as running,
         gateway_client(running.endpoint) as gateway,
-        open_channel(running.endpoint) as channel,
+        Channels().open(running.endpoint) as channel,
     ):
         call: Any = channel.stream_stream("/deepmesh.internal.v1.DecodeService/Attach")()
         await call.write(b"\xff\xff\xff\xff not a message")

@@ -15,7 +15,7 @@ from deepmesh.v1 import common_pb2, gateway_pb2, gateway_pb2_grpc
 
 from cli.answers import Answer, stream_grpc
 from cli.status import read_workers
-from mesh.channel import open_channel
+from mesh.channel import Channels
 from mesh.ports import free_port
 from tests.support.programs import ROOT
 from tests.support.waiting import eventually
@@ -85,7 +85,7 @@ async def generate(endpoint: str, token_ids: list[int], max_tokens: int) -> Answ
         max_tokens=max_tokens,
         ignore_eos=True,
     )
-    async with open_channel(endpoint) as channel:
+    async with Channels().open(endpoint) as channel:
         await stream_grpc(gateway_pb2_grpc.GatewayServiceStub(channel), request, answer, lambda text, reasoning: None)
     return answer
 
@@ -99,7 +99,7 @@ async def test_a_mesh_answers_shows_its_workers_and_stops_on_ctrl_c_without_a_tr
         await mesh.until_said("ready: OpenAI http://127.0.0.1:")
         answer = await generate(mesh.gateway, list(range(200)), 10)
         assert (answer.prompt_tokens, answer.completion_tokens) == (200, 10)
-        snapshot = await read_workers(mesh.scheduler)
+        snapshot = await read_workers(mesh.scheduler, Channels())
         assert {each.identity.worker_id for each in snapshot.workers} == {"decode-0", "decode-1"}
         everything = mesh.descendants()
         # Four services and a rank for each worker.
@@ -130,11 +130,11 @@ async def test_a_mesh_stopped_while_it_starts_leaves_no_process() -> None:
 async def test_a_killed_worker_is_started_again_and_serves() -> None:
     async with up(*ORACLE) as mesh:
         await mesh.until_said("ready:")
-        [before] = (await read_workers(mesh.scheduler)).workers
+        [before] = (await read_workers(mesh.scheduler, Channels())).workers
         os.kill(mesh.of_module("decode_svc"), signal.SIGKILL)
         await mesh.until_said("decode-0 ended with signal SIGKILL: starting it again in 0.5 s")
         await eventually(lambda: sum("worker joined" in line for line in mesh.lines) == 2, 30)
-        [after] = (await read_workers(mesh.scheduler)).workers
+        [after] = (await read_workers(mesh.scheduler, Channels())).workers
         assert after.identity.incarnation != before.identity.incarnation
         assert (await generate(mesh.gateway, [1, 2, 3], 5)).completion_tokens == 5
 

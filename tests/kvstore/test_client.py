@@ -10,6 +10,7 @@ import pytest
 from kvstore.__main__ import running_store
 from kvstore.client import StoreClient
 from mesh.blocks import chain_hashes
+from mesh.channel import Channels
 from mesh.metrics import STORE_OFFERS
 from mesh.ports import free_port
 from mesh.rendezvous import rendezvous
@@ -69,7 +70,7 @@ class FakeRank:
 async def running_client(stores: Mapping[str, FakeAgents]) -> AsyncIterator[tuple[StoreClient, FakeRank]]:
     """`stores` by endpoint."""
     rank = FakeRank(stores.values())
-    client = rank.client = StoreClient(list(stores), worker_identity(), rank)
+    client = rank.client = StoreClient(list(stores), worker_identity(), rank, Channels())
     task = asyncio.create_task(client.run())
     yield client, rank
     task.cancel()
@@ -156,7 +157,7 @@ async def test_what_could_not_be_pushed_or_was_wrong_is_offered_again(fault: Fau
 
 
 async def test_what_belongs_to_no_offer_is_left_to_others() -> None:
-    client = StoreClient([], worker_identity(), FakeRank([]))
+    client = StoreClient([], worker_identity(), FakeRank([]), Channels())
     assert not client.push_ended(PushEnded(bytes(16), 0, "none"))
     client.offer(chain(0))
 

@@ -8,6 +8,7 @@ import sys
 import psutil
 
 from cli.launcher.process import Child
+from mesh.channel import Channels
 from mesh.ports import free_port
 from tests.support.programs import ROOT
 
@@ -24,7 +25,7 @@ async def test_a_store_starts_from_its_file_takes_little_until_it_is_filled_and_
     child = store(f"server.port={port}", "server.metrics_port=0")
     await child.start()
     try:
-        await child.wait_ready(f"127.0.0.1:{port}", 30)
+        await child.wait_ready(f"127.0.0.1:{port}", Channels(), 30)
         process = psutil.Process(child.process_id)
         assert process.memory_info().rss < MAX_RESIDENT_BYTES
         before = process.cpu_times()

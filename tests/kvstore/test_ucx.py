@@ -20,6 +20,7 @@ from kvstore.__main__ import running_store, ucx_agents
 from kvstore.client import StoreClient
 from kvstore.config import KvStoreConfig
 from mesh.blocks import chain_hashes
+from mesh.channel import Channels
 from mesh.domain import worker_wire
 from mesh.metrics import STORE_OFFERS
 from mesh.ports import free_port
@@ -223,7 +224,7 @@ async def test_a_killed_store_comes_back_empty_and_is_filled_again(transports: s
         first = Child("kvstore", [sys.executable, "-m", "kvstore", *options], lambda *_: None)
         await first.start()
         stack.push_async_callback(first.stop, 1.0)
-        await first.wait_ready(endpoint, 30)
+        await first.wait_ready(endpoint, Channels(), 30)
         worker = await stack.enter_async_context(attached_worker(endpoint, transports=transports))
         await worker.offer(8)
         assert await asyncio.to_thread(worker.fetch, 8) == 8

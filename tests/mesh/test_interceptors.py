@@ -7,7 +7,7 @@ import grpc
 import pytest
 from grpc import StatusCode
 
-from mesh.channel import open_channel
+from mesh.channel import Channels
 from mesh.config import ServerConfig
 from mesh.errors import ContextExceeded, MeshError, Overloaded
 from mesh.failures import from_rpc_error
@@ -64,7 +64,7 @@ def handler(kind: str, error: Exception | None = None, answer: bytes = b"out") -
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_mesh_error_reaches_the_client_whole(kind: str) -> None:
     error = Overloaded("the mesh is full", metadata={"waiting": "3"}, retry_after_ms=250)
-    async with serve(**{kind: handler(kind, error)}) as server, open_channel(server.endpoint) as channel:
+    async with serve(**{kind: handler(kind, error)}) as server, Channels().open(server.endpoint) as channel:
         got = await error_of(channel, kind)
     assert type(got) is Overloaded
     assert (got.message, got.metadata, got.retry_after_ms) == (error.message, error.metadata, 250)
@@ -76,7 +76,7 @@ async def test_an_unexpected_error_is_logged_with_its_request_and_hidden_from_th
 ) -> None:
     async with (
         serve(**{kind: handler(kind, ValueError("a secret"))}) as server,
-        open_channel(server.endpoint) as channel,
+        Channels().open(server.endpoint) as channel,
     ):
         got = await error_of(channel, kind, metadata=((REQUEST_ID_KEY, "request-7"),))
     assert got.code is StatusCode.INTERNAL
@@ -87,14 +87,17 @@ async def test_an_unexpected_error_is_logged_with_its_request_and_hidden_from_th
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_call_that_succeeds_passes_unchanged(kind: str) -> None:
-    async with serve(**{kind: handler(kind, answer=b"all good")}) as server, open_channel(server.endpoint) as channel:
+    async with (
+        serve(**{kind: handler(kind, answer=b"all good")}) as server,
+        Channels().open(server.endpoint) as channel,
+    ):
         assert await call(channel, kind) == [b"all good"]
 
 
 async def test_messages_sent_before_an_error_still_arrive() -> None:
     async with (
         serve(unary_stream=handler("unary_stream", ContextExceeded("too long"), b"first")) as server,
-        open_channel(server.endpoint) as channel,
+        Channels().open(server.endpoint) as channel,
     ):
         stream = raw_method(channel, "unary_stream")(b"")
         assert await stream.read() == b"first"
@@ -108,7 +111,7 @@ async def test_a_handler_that_writes_to_its_context_works_as_a_generator_does() 
         await context.write(b"1")
         await context.write(b"2")
 
-    async with serve(unary_stream=write_twice) as server, open_channel(server.endpoint) as channel:
+    async with serve(unary_stream=write_twice) as server, Channels().open(server.endpoint) as channel:
         assert await call(channel, "unary_stream") == [b"1", b"2"]
 
 
@@ -117,12 +120,12 @@ async def tell_request_id(request: bytes, context: Any) -> bytes:
 
 
 async def test_a_client_request_id_is_the_handlers() -> None:
-    async with serve(unary_unary=tell_request_id) as server, open_channel(server.endpoint) as channel:
+    async with serve(unary_unary=tell_request_id) as server, Channels().open(server.endpoint) as channel:
         assert await call(channel, "unary_unary", metadata=((REQUEST_ID_KEY, "mine"),)) == [b"mine"]
 
 
 async def test_the_current_request_id_travels_with_unary_calls() -> None:
-    async with serve(unary_unary=tell_request_id) as server, open_channel(server.endpoint) as channel:
+    async with serve(unary_unary=tell_request_id) as server, Channels().open(server.endpoint) as channel:
         request_id.set("from-upstream")
         assert await call(channel, "unary_unary") == [b"from-upstream"]
 
@@ -131,19 +134,19 @@ async def test_the_current_request_id_travels_with_a_stream_that_is_given_it() -
     async def tell(request: bytes, context: Any) -> AsyncIterator[bytes]:
         yield await tell_request_id(request, context)
 
-    async with serve(unary_stream=tell) as server, open_channel(server.endpoint) as channel:
+    async with serve(unary_stream=tell) as server, Channels().open(server.endpoint) as channel:
         request_id.set("streamed")
         assert await call(channel, "unary_stream", metadata=request_metadata()) == [b"streamed"]
 
 
 async def test_calls_without_a_request_id_get_one_each() -> None:
-    async with serve(unary_unary=tell_request_id) as server, open_channel(server.endpoint) as channel:
+    async with serve(unary_unary=tell_request_id) as server, Channels().open(server.endpoint) as channel:
         first, second = await call(channel, "unary_unary"), await call(channel, "unary_unary")
     assert first != second and b"none" not in (*first, *second)
 
 
 async def test_an_overlong_request_id_is_replaced() -> None:
-    async with serve(unary_unary=tell_request_id) as server, open_channel(server.endpoint) as channel:
+    async with serve(unary_unary=tell_request_id) as server, Channels().open(server.endpoint) as channel:
         [got] = await call(channel, "unary_unary", metadata=((REQUEST_ID_KEY, "x" * 1000),))
     assert 0 < len(got) < 100
 
@@ -159,7 +162,7 @@ async def test_a_cancelled_stream_runs_its_handlers_cleanup() -> None:
         finally:
             cleaned.set()
 
-    async with serve(unary_stream=endless) as server, open_channel(server.endpoint) as channel:
+    async with serve(unary_stream=endless) as server, Channels().open(server.endpoint) as channel:
         stream = raw_method(channel, "unary_stream")(b"")
         await stream.read()
         stream.cancel()
@@ -177,7 +180,7 @@ async def test_a_passed_deadline_raises_deadline_exceeded_and_cancels_the_handle
             raise
         return b""
 
-    async with serve(unary_unary=slow) as server, open_channel(server.endpoint) as channel:
+    async with serve(unary_unary=slow) as server, Channels().open(server.endpoint) as channel:
         got = await error_of(channel, "unary_unary", timeout=0.05)
         await asyncio.wait_for(cancelled.wait(), 5)
     assert got.code is StatusCode.DEADLINE_EXCEEDED
@@ -188,12 +191,12 @@ async def test_calls_are_counted_by_how_they_ended() -> None:
     before = counter._value.get()
     async with (
         serve(unary_unary=handler("unary_unary", Overloaded("full"))) as server,
-        open_channel(server.endpoint) as channel,
+        Channels().open(server.endpoint) as channel,
     ):
         await error_of(channel, "unary_unary")
     assert counter._value.get() == before + 1
 
 
 async def test_a_server_that_is_not_there_is_unavailable() -> None:
-    async with open_channel("127.0.0.1:1") as channel:
+    async with Channels().open("127.0.0.1:1") as channel:
         assert (await error_of(channel, "unary_unary")).code is StatusCode.UNAVAILABLE

@@ -11,7 +11,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from mesh.channel import open_channel
+from mesh.channel import Channels
 from mesh.config import ServerConfig
 from mesh.errors import ConfigError, MeshError, ShuttingDown
 from mesh.failures import from_rpc_error
@@ -32,7 +32,7 @@ async def all_health(channel: grpc.aio.Channel) -> list[int]:
 
 
 async def test_readiness_follows_ready_and_drain_while_liveness_stays() -> None:
-    async with MeshServer(ServerConfig(), "test", []) as server, open_channel(server.endpoint) as channel:
+    async with MeshServer(ServerConfig(), "test", []) as server, Channels().open(server.endpoint) as channel:
         assert await all_health(channel) == [SERVING, NOT_SERVING, NOT_SERVING]
         await server.ready()
         assert await all_health(channel) == [SERVING, SERVING, SERVING]
@@ -42,7 +42,7 @@ async def test_readiness_follows_ready_and_drain_while_liveness_stays() -> None:
 
 async def test_reflection_lists_every_service() -> None:
     server = MeshServer(ServerConfig(), "test", [raw_registration()])
-    async with server, open_channel(server.endpoint) as channel:
+    async with server, Channels().open(server.endpoint) as channel:
         call = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo()
         await call.write(reflection_pb2.ServerReflectionRequest(list_services=""))
         response = await call.read()
@@ -93,7 +93,7 @@ async def test_a_message_over_the_limit_is_refused() -> None:
         return request
 
     server = MeshServer(ServerConfig(max_message_bytes=2000), "test", [raw_registration(unary_unary=echo)])
-    async with server, open_channel(server.endpoint) as channel:
+    async with server, Channels().open(server.endpoint) as channel:
         assert await raw_method(channel, "unary_unary")(b"x" * 1000) == b"x" * 1000
         with pytest.raises(MeshError) as raised:
             await raw_method(channel, "unary_unary")(b"x" * 3000)
@@ -170,7 +170,7 @@ class open_channel_to:
 
     async def __aenter__(self) -> grpc.aio.Channel:
         await self._server.__aenter__()
-        self._channel = open_channel(self._server.endpoint)
+        self._channel = Channels().open(self._server.endpoint)
         return self._channel
 
     async def __aexit__(self, *error: object) -> None:

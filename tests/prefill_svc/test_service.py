@@ -9,7 +9,7 @@ import pytest
 from deepmesh.v1 import common_pb2
 
 from engine.protocol.messages import Output, Refusal
-from mesh.channel import open_channel
+from mesh.channel import Channels
 from mesh.domain.outputs import FinishReason, Logprobs
 from mesh.domain.workers import WorkerRole
 from mesh.errors import (
@@ -353,7 +353,7 @@ async def test_a_prefill_worker_has_an_identity_to_report() -> None:
 async def test_garbage_on_the_wire_ends_its_call_alone() -> None:
     async with (
         prefill_without_rank() as running,
-        open_channel(running.endpoint) as channel,
+        Channels().open(running.endpoint) as channel,
         prefill_caller(running.endpoint) as caller,
     ):
         garbage = PrefillCaller(channel)
@@ -364,7 +364,7 @@ async def test_garbage_on_the_wire_ends_its_call_alone() -> None:
 
 
 async def test_a_worker_that_loads_its_model_asks_for_patience() -> None:
-    async with serving(prefill_config()) as (_, server), open_channel(server.endpoint) as channel:
+    async with serving(prefill_config()) as (_, server), Channels().open(server.endpoint) as channel:
         caller = PrefillCaller(channel)
         caller.start(prefill_request(PROMPT))
         error = await caller.ended()

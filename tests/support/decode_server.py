@@ -17,7 +17,7 @@ from decode_svc.service import DecodeServicer
 from decode_svc.worker import DecodeWorker
 from engine.oracle import oracle_tokens
 from engine.protocol.messages import Ready
-from mesh.channel import open_channel
+from mesh.channel import Channels
 from mesh.domain.sampling import Sampling
 from mesh.domain.workers import WorkerRole
 from mesh.errors import MeshError
@@ -79,9 +79,9 @@ async def running_worker(
 
     Where the test killed a rank, that every request has ended.
     """
-    config, prefill_link = decode_config(**changes), prefill_link or PrefillLink()
+    config, prefill_link = decode_config(**changes), prefill_link or PrefillLink(Channels())
     async with serving(config) as (servicer, server):
-        host = await RankHost.start(config, WorkerRole.DECODE, server.endpoint, config.can_prefill, ranks)
+        host = await RankHost.start(config, WorkerRole.DECODE, server.endpoint, Channels(), config.can_prefill, ranks)
         worker = DecodeWorker(config, host, prefill_link)
         running = RunningWorker(worker, server.endpoint, prefill_link)
         try:
@@ -102,10 +102,10 @@ async def running_worker(
 @asynccontextmanager
 async def decode_without_rank(ready: Ready = TRANSFER_READY, **changes: Any) -> AsyncIterator[RunningWorker]:
     """A decode worker whose rank does what the test says; asserts at the end that it keeps no request."""
-    config, rank, link = decode_config(**changes), FakeRankClient(ready), PrefillLink()
+    config, rank, link = decode_config(**changes), FakeRankClient(ready), PrefillLink(Channels())
     ranks = RankGroup([rank])  # type: ignore[list-item]
     async with serving(config) as (servicer, server):
-        host = RankHost.of(ranks, config, WorkerRole.DECODE, server.endpoint, config.can_prefill)
+        host = RankHost.of(ranks, config, WorkerRole.DECODE, server.endpoint, Channels(), config.can_prefill)
         worker = DecodeWorker(config, host, link)
         servicer.open(worker)
         following = asyncio.create_task(worker.run())
@@ -245,5 +245,5 @@ class GatewayClient:
 
 @asynccontextmanager
 async def gateway_client(endpoint: str, gateway_id: str = "g", incarnation: str = "i") -> AsyncIterator[GatewayClient]:
-    async with open_channel(endpoint) as channel:
+    async with Channels().open(endpoint) as channel:
         yield await GatewayClient(channel, gateway_id, incarnation).attach()

@@ -17,6 +17,7 @@ from gateway.gateway import Gateway
 from gateway.openai.http import application
 from gateway.openai.server import HttpServer
 from gateway.service import GatewayService
+from mesh.channel import Channels
 from mesh.config import ServerConfig
 from mesh.server import MeshServer, Registration
 from tests.support.fake_decode import FakeDecodeWorker
@@ -71,7 +72,9 @@ async def running_mesh(
             await stack.enter_async_context(worker.started())
             scheduler.add(worker.identity())
         config = GatewayConfig(scheduler=f"127.0.0.1:{scheduler_server.port}", **settings)
-        gateway = await stack.enter_async_context(Gateway(config, model_texts() if texts is None else texts))
+        gateway = await stack.enter_async_context(
+            Gateway(config, model_texts() if texts is None else texts, Channels())
+        )
         add = gateway_pb2_grpc.add_GatewayServiceServicer_to_server
         registration = Registration(add, GatewayService(gateway), "deepmesh.v1.GatewayService")
         server = await stack.enter_async_context(MeshServer(ServerConfig(drain_seconds=0.2), "gateway", [registration]))

@@ -14,7 +14,7 @@ from deepmesh.v1 import common_pb2
 
 from engine.protocol.messages import Ready
 from mesh.blocks import BLOCK_TOKENS
-from mesh.channel import open_channel
+from mesh.channel import Channels
 from mesh.domain.workers import KvNamespace, WorkerRole
 from mesh.errors import MeshError
 from mesh.failures import from_rpc_error
@@ -113,7 +113,9 @@ async def prefill_without_rank(ready: Ready = TRANSFER_READY, **changes: Any) ->
     config, rank, clock = prefill_config(**changes), FakeRankClient(ready), ManualClock()
     ranks = RankGroup([rank])  # type: ignore[list-item]
     async with serving(config) as (servicer, server):
-        worker = PrefillWorker(config, RankHost.of(ranks, config, WorkerRole.PREFILL, server.endpoint), clock)
+        worker = PrefillWorker(
+            config, RankHost.of(ranks, config, WorkerRole.PREFILL, server.endpoint, Channels()), clock
+        )
         servicer.open(worker)
         following = asyncio.create_task(worker.run())
         yield RunningPrefill(worker, server.endpoint, rank, clock)
@@ -146,7 +148,7 @@ async def running_prefill(**changes: Any) -> AsyncIterator[RealPrefill]:
     config = prefill_config(**changes)
     async with serving(config) as (servicer, server):
         before = set(psutil.Process().children())
-        worker = await PrefillWorker.start(config, server.endpoint)
+        worker = await PrefillWorker.start(config, server.endpoint, Channels())
         (rank,) = set(psutil.Process().children()) - before
         try:
             servicer.open(worker)
@@ -202,5 +204,5 @@ class PrefillCaller:
 
 @asynccontextmanager
 async def prefill_caller(endpoint: str) -> AsyncIterator[PrefillCaller]:
-    async with open_channel(endpoint) as channel:
+    async with Channels().open(endpoint) as channel:
         yield PrefillCaller(channel)

@@ -13,6 +13,7 @@ from deepmesh.v1 import gateway_pb2_grpc
 from cli.launcher.composition import HOST, MeshPlan, compose
 from cli.launcher.serving import until_served
 from cli.launcher.supervisor import Supervisor
+from mesh.channel import Channels
 from mesh.ports import free_port
 from tests.support.tokenizers import tokenizer_directory
 
@@ -121,11 +122,11 @@ async def process_mesh(
     def keep(name: str, line: str) -> None:
         lines.append(f"{name} {line}")
 
-    supervisor = Supervisor(compose(plan), on_line or keep)
+    supervisor = Supervisor(compose(plan), on_line or keep, Channels())
     try:
         await supervisor.start()
         keeping = asyncio.create_task(supervisor.until_failure())
-        await until_served(f"{HOST}:{plan.grpc_port}", workers)
+        await until_served(f"{HOST}:{plan.grpc_port}", workers, Channels())
         async with (
             grpc.aio.insecure_channel(f"{HOST}:{plan.grpc_port}") as gateway,
             grpc.aio.insecure_channel(f"{HOST}:{plan.scheduler_port}") as scheduler,

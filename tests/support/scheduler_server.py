@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 from deepmesh.internal.v1 import scheduler_pb2, scheduler_pb2_grpc, workers_pb2
 
-from mesh.channel import open_channel
+from mesh.channel import Channels
 from scheduler.__main__ import running
 from scheduler.config import SchedulerConfig
 
@@ -22,7 +22,7 @@ async def running_scheduler(**config: Any) -> AsyncIterator[str]:
 
 @asynccontextmanager
 async def scheduler_stub(endpoint: str) -> AsyncIterator[Any]:
-    async with open_channel(endpoint) as channel:
+    async with Channels().open(endpoint) as channel:
         yield scheduler_pb2_grpc.SchedulerServiceStub(channel)
 
 

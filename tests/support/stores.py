@@ -7,7 +7,7 @@ from typing import Any
 from deepmesh.internal.v1 import kvstore_pb2_grpc
 
 from kvstore.config import KvStoreConfig
-from mesh.channel import open_channel
+from mesh.channel import Channels
 
 
 def store_config(**changes: Any) -> KvStoreConfig:
@@ -18,5 +18,5 @@ def store_config(**changes: Any) -> KvStoreConfig:
 
 @asynccontextmanager
 async def store_stub(endpoint: str) -> AsyncIterator[Any]:
-    async with open_channel(endpoint) as channel:
+    async with Channels().open(endpoint) as channel:
         yield kvstore_pb2_grpc.KvStoreServiceStub(channel)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import psutil
 
 from cli.launcher.process import Child
+from mesh.channel import Channels
 from mesh.ports import free_port
 from tests.support.addresses import NOWHERE
 from tests.support.waiting import eventually
@@ -30,7 +31,7 @@ class WorkerProcess:
         os.kill(self.child.process_id, number)
 
     async def ends_with_its_rank_when_killed(self) -> None:
-        await self.child.wait_ready(self.endpoint, 30)
+        await self.child.wait_ready(self.endpoint, Channels(), 30)
         rank = self.rank
         self.signal(signal.SIGKILL)
         await self.child.wait()

@@ -9,6 +9,7 @@ import grpc
 from deepmesh.internal.v1 import scheduler_pb2, workers_pb2
 
 from mesh.blocks import chain_hashes
+from mesh.channel import Channels
 from mesh.config import ServerConfig
 from mesh.domain.worker_wire import identity_message
 from mesh.domain.workers import WorkerLoad, WorkerRole
@@ -31,7 +32,7 @@ class LinkedWorker:
     def __init__(self, endpoint: str, worker_id: str, incarnation: str = "first") -> None:
         self.report = StatusReport(READY.total_blocks)
         identity = worker_identity(READY, WorkerRole.DECODE, worker_id, incarnation, f"{worker_id}:1", None)
-        self.link = StatusLink(endpoint, identity, self.report, 0.01)
+        self.link = StatusLink(endpoint, identity, self.report, 0.01, Channels())
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator["LinkedWorker"]:
@@ -148,7 +149,7 @@ async def test_a_placement_finds_the_blocks_that_a_request_left() -> None:
     prompt = list(range(200))
     async with running_scheduler() as endpoint, running_worker() as running, scheduler_stub(endpoint) as stub:
         host = running.worker.host
-        task = asyncio.create_task(StatusLink(endpoint, host.identity, host.report, 0.01).run())
+        task = asyncio.create_task(StatusLink(endpoint, host.identity, host.report, 0.01, Channels()).run())
         async with gateway_client(running.endpoint) as gateway:
             await gateway.ended(await gateway.submit(prompt, 10))
         await until_seen(endpoint, lambda workers: workers and workers[0].cached_blocks == 3)

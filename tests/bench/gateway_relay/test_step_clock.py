@@ -12,7 +12,7 @@ from bench.gateway_relay.relay import serve_relay
 from bench.gateway_relay.step_clock import added_latencies, source_steps
 from bench.gateway_relay.token_source import serve_tokens
 from bench.gateway_relay.token_streams import TokenStreams
-from mesh.channel import open_channel
+from mesh.channel import Channels
 from mesh.errors import EndpointUnavailable
 from mesh.ports import free_port
 
@@ -23,7 +23,7 @@ PACE_MS = 10.0
 async def running(port: int, server: Coroutine[Any, Any, None]) -> AsyncIterator[str]:
     task = asyncio.create_task(server)
     endpoint = f"127.0.0.1:{port}"
-    async with open_channel(endpoint) as channel, asyncio.timeout(10):
+    async with Channels().open(endpoint) as channel, asyncio.timeout(10):
         await channel.channel_ready()
     try:
         yield endpoint

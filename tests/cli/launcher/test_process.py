@@ -9,6 +9,7 @@ import psutil
 import pytest
 
 from cli.launcher.process import Child
+from mesh.channel import Channels
 from mesh.errors import ProcessFailed
 from mesh.ports import free_port
 from tests.support.programs import ROOT
@@ -125,7 +126,7 @@ async def test_wait_ready_returns_once_health_says_so() -> None:
     child = child_of(READY_SERVER, str(port), "ready")
     await child.start()
     try:
-        await child.wait_ready(f"127.0.0.1:{port}", 20)
+        await child.wait_ready(f"127.0.0.1:{port}", Channels(), 20)
     finally:
         await child.stop(5)
 
@@ -136,7 +137,7 @@ async def test_wait_ready_gives_up_in_time() -> None:
     await child.start()
     try:
         with pytest.raises(ProcessFailed, match=r"probe was not ready after 0\.5 s"):
-            await child.wait_ready(f"127.0.0.1:{port}", 0.5)
+            await child.wait_ready(f"127.0.0.1:{port}", Channels(), 0.5)
     finally:
         await child.stop(5)
 
@@ -145,7 +146,7 @@ async def test_a_child_that_ends_before_it_is_ready_leaves_its_last_words() -> N
     child = child_of("import sys; sys.exit('probe: the disk is full: make room')")
     await child.start()
     with pytest.raises(ProcessFailed, match=r"probe ended with status 1: probe: the disk is full: make room"):
-        await child.wait_ready("127.0.0.1:1", 20)
+        await child.wait_ready("127.0.0.1:1", Channels(), 20)
 
 
 async def test_a_supervisor_that_is_killed_leaves_no_process() -> None:

@@ -13,6 +13,7 @@ from cli.launcher.composition import ServiceSpec
 from cli.launcher.gpus import Gpu
 from cli.launcher.restart import RestartPolicy
 from cli.launcher.supervisor import Supervisor
+from mesh.channel import Channels
 from mesh.errors import ProcessFailed
 from tests.support.waiting import eventually
 
@@ -26,7 +27,7 @@ def probe(name: str, *settings: str, worker: bool = False, optional: bool = Fals
 @asynccontextmanager
 async def supervised(*specs: ServiceSpec, policy: RestartPolicy = QUICK) -> AsyncIterator[tuple[Supervisor, list[str]]]:
     lines: list[str] = []
-    supervisor = Supervisor(specs, lambda name, line: lines.append(f"{name}: {line}"), policy)
+    supervisor = Supervisor(specs, lambda name, line: lines.append(f"{name}: {line}"), Channels(), policy)
     try:
         yield supervisor, lines
     finally:
