@@ -9,6 +9,7 @@ from cli.bench import bench
 from cli.chat import chat
 from cli.demo import demo
 from cli.eval import evaluate
+from cli.health import health
 from cli.make_checkpoint import make_checkpoint
 from cli.status import status
 from cli.up import up
@@ -24,7 +25,7 @@ commands look there, unless an option or DEEPMESH_GATEWAY, DEEPMESH_SCHEDULER (h
 
 def build() -> typer.Typer:
     app = typer.Typer(help=HELP, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-    for command in (up, chat, status, bench, demo):
+    for command in (up, chat, status, health, bench, demo):
         app.command()(command)
     app.command("make-checkpoint")(make_checkpoint)
     app.command("eval")(evaluate)

@@ -22,7 +22,8 @@ class ServerConfig(Config):
     host: str = "127.0.0.1"
     # 0 picks a free port.
     port: int = Field(default=0, ge=0, le=65535)
-    # host:port that others reach this service at; by default host and the port it got.
+    # host:port that others reach this service at; by default host (the machine's name if host is every address) and the
+    # port it got.
     advertise: str | None = None
     # Prometheus over HTTP; None serves no metrics, 0 picks a free port.
     metrics_port: int | None = Field(default=None, ge=0, le=65535)

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import socket
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -18,6 +19,8 @@ from mesh.interceptors import EdgeInterceptor
 from mesh.metrics_http import MetricsServer
 from mesh.ports import why_not
 from mesh.signals import until_signal
+
+ANY_ADDRESS = ("0.0.0.0", "::", "[::]")
 
 _log = logging.getLogger("deepmesh.server")
 
@@ -66,7 +69,11 @@ class MeshServer:
     @property
     def endpoint(self) -> str:
         """host:port that others reach this server at."""
-        return self._config.advertise or f"{self._config.host}:{self.port}"
+        host = self._config.host
+        if host in ANY_ADDRESS:
+            # Where it listens is no address to call; its name is one in a container's network, and in most others.
+            host = socket.gethostname()
+        return self._config.advertise or f"{host}:{self.port}"
 
     async def __aenter__(self) -> Self:
         self.port = _listen(self._server, self._name, self._config.host, self._config.port)

@@ -112,6 +112,19 @@ async def test_status_without_a_scheduler_is_one_line() -> None:
     assert err == "deepmesh: no scheduler answers at 127.0.0.1:1: is deepmesh up running?\n"
 
 
+async def test_health_tells_a_ready_service_from_one_that_loads() -> None:
+    async with scheduler() as server:
+        assert (await deepmesh("health", server.endpoint))[0] == 1
+        assert (await deepmesh("health", server.endpoint, "--service", "liveness"))[0] == 0
+        await server.ready()
+        assert await deepmesh("health", server.endpoint) == (0, "", "")
+
+
+async def test_health_of_nobody_is_one_line() -> None:
+    status, out, err = await deepmesh("health", "127.0.0.1:1")
+    assert (status, out, err.count("\n")) == (1, "", 1)
+
+
 async def test_piped_text_is_one_message() -> None:
     gateway = ScriptedGateway([Delta(text="Good "), Delta(text="day")])
     async with gateway.served() as server:

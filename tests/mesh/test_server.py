@@ -175,3 +175,10 @@ class open_channel_to:
 
     async def __aexit__(self, *error: object) -> None:
         await self._channel.close()
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "127.0.0.1"])
+async def test_a_server_tells_others_an_address_that_they_can_call(host: str) -> None:
+    async with MeshServer(ServerConfig(host=host), "test", []) as server:
+        named = socket.gethostname() if host == "0.0.0.0" else host
+        assert server.endpoint == f"{named}:{server.port}"
