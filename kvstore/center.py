@@ -19,7 +19,7 @@ from mesh.observe import span
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """What a rank needs to know of its store."""
+    """A session, and what else a rank needs to use it."""
 
     session: Session
     worker_address: bytes
@@ -28,7 +28,7 @@ class Attachment:
 
 @dataclass(frozen=True, slots=True)
 class StoreStatus:
-    """Blocks are 0 before the first worker has said how large they are."""
+    """Numbers of blocks are 0 before the first worker has attached, which says how large a block is."""
 
     total_blocks: int = 0
     used_blocks: int = 0
@@ -52,20 +52,20 @@ class Center:
         self._publisher = Publisher(index, self._directory, config.index.lease_seconds)
 
     def attach(self, worker: WorkerIdentity, rank: int, session_id: int) -> Attachment:
-        """That session renewed, or a new one (see `Sessions.attach`).
+        """Renew that session, or open a new one (see `Sessions.attach`).
 
         Raises InvalidRequest, NamespaceMismatch, Overloaded.
         """
         slab = self._slab or self._make_slab(worker)
         slab.check(worker)
         session = self._sessions.attach(worker, rank, session_id)
-        # Said again at every renewal, which the agent takes for the same session.
+        # Both ignore a session that is open already: this may be a renewal.
         slab.lookups.open(session.session_id, session.digest)
         slab.agent.open_session(session.session_id, session.key)
         return Attachment(session, slab.agent.address, self._sessions.lease_seconds)
 
     async def match(self, namespace: KvNamespace, hashes: Sequence[bytes]) -> Location | None:
-        """Who holds the longest prefix of the chain: a hint."""
+        """Which store holds the longest prefix of the chain: a hint."""
         with span("kvstore.match", blocks=len(hashes)):
             return await self._index.match(keys_of(namespace_digest(namespace), hashes))
 
@@ -76,7 +76,7 @@ class Center:
             return slab.offers.offer(session, parent_hash, hashes)
 
     async def confirm(self, session_id: int, transfer_id: bytes) -> int:
-        """How many blocks were stored. Raises UnknownSession, UnknownTransfer, OfferFailed."""
+        """Returns how many blocks were stored, once they are. Raises UnknownSession, UnknownTransfer, OfferFailed."""
         session, slab = self._of(session_id)
         with span("kvstore.confirm"):
             return await slab.offers.confirm(session, transfer_id)
@@ -101,13 +101,13 @@ class Center:
         )
 
     async def run(self) -> None:
-        """Publish to the index and end sessions in time, until cancelled."""
+        """Publish to the index, and end sessions whose lease ran out, until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._publisher.run())
             group.create_task(self._expire_forever())
 
     def close(self) -> None:
-        """Stop moving bytes, and end the calls that wait for them."""
+        """End all transfers, and the calls that wait for them."""
         if self._slab is not None:
             self._slab.agent.close()
             self._slab.offers.close()
@@ -116,17 +116,17 @@ class Center:
         loop = asyncio.get_running_loop()
 
         def wake() -> None:
-            loop.call_soon_threadsafe(self._take_events)
+            loop.call_soon_threadsafe(self._apply_events)
 
         config = self._config
         self._slab = Slab(worker, config.memory_bytes, config.offer_seconds, self._open_agent, wake)
         KVSTORE_BLOCKS_TOTAL.set(self._slab.directory.total_blocks)
         return self._slab
 
-    def _take_events(self) -> None:
+    def _apply_events(self) -> None:
         slab = self._slab
         assert slab is not None
-        slab.take_events()
+        slab.apply_events()
         KVSTORE_BLOCKS_USED.set(slab.directory.stored_blocks)
         KVSTORE_EVICTED_BLOCKS.inc(slab.directory.evicted_blocks - self._evicted_blocks)
         self._evicted_blocks = slab.directory.evicted_blocks

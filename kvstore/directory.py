@@ -1,4 +1,4 @@
-"""Which block of the slab holds what. The bytes themselves belong to the slab."""
+"""Which block of the slab holds which key. The bytes themselves belong to the slab."""
 
 import heapq
 import threading
@@ -8,22 +8,22 @@ from dataclasses import dataclass
 
 from kvstore.keys import Key
 
-# The heap of eviction keeps what it no longer needs until it is this many times the size of the slab.
+# The heap of eviction keeps outdated entries until it has this many times as many as the slab has blocks.
 _HEAP_GROWTH = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """Blocks for those of some offered keys that were lacking, in chain order."""
+    """Blocks for the offered keys that were neither stored nor landing, in chain order."""
 
-    # Counted within the offer.
+    # Positions of these keys in the offer.
     wanted: list[int]
     blocks: list[int]
 
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """Net change of what is stored."""
+    """The net change of what is stored."""
 
     stored: list[Key]
     removed: list[Key]
@@ -32,9 +32,9 @@ class Changes:
 class Directory:
     """Keys, leases and eviction of `total_blocks` blocks. Thread-safe: lookups come from the transfer thread.
 
-    A block is blank, landing (reserved for bytes that are on their way), or stored: only then a lookup finds it.
-    Stored blocks make room, least recently used first; but never while one is leased, and never before a block that
-    stands later in the same chain and would be lost to lookups without it.
+    A block is blank, landing (reserved for bytes that are on their way) or stored. Lookups find stored blocks only. The
+    least recently used stored block is evicted first, but never while it is leased, and never before a later block of
+    its chain: without its predecessor no lookup would find that one.
     """
 
     def __init__(self, total_blocks: int) -> None:
@@ -47,11 +47,11 @@ class Directory:
         self._last_used = [0] * total_blocks
         self._stored: dict[Key, int] = {}
         self._landing: dict[Key, int] = {}
-        # Blocks, stored or landing, that come right after a key in some chain.
+        # How many stored or landing blocks directly follow a key.
         self._children: Counter[Key] = Counter()
-        # A stack with block 0 on top.
+        # A stack, with block 0 on top.
         self._blank = list(range(total_blocks - 1, -1, -1))
-        # (last use, block): every evictable block with its last use, among others that no longer are.
+        # (last use, block) of every evictable block, and outdated entries.
         self._oldest: list[tuple[int, int]] = []
         self._uses = 0
         # Insertion-ordered sets.
@@ -79,20 +79,20 @@ class Directory:
         return blocks
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Give up one lease of each: they were used now."""
+        """End one lease of each block: they were used now."""
         with self._lock:
             self._uses += 1
             for block in blocks:
                 assert self._leases[block] > 0
                 self._leases[block] -= 1
                 self._last_used[block] = self._uses
-                self._offer_for_eviction(block)
+                self._add_evictable(block)
 
     def reserve(self, parent: Key | None, keys: Sequence[Key]) -> Reservation | None:
         """Reserve blocks for those keys of a chain that are neither stored nor landing, as far as there is room.
 
-        `parent` is the key before the first, None at the root. None where it is neither stored nor landing: without
-        it, no lookup would find these.
+        `parent` is the key before the first; None at the root. Returns None if the parent is neither stored nor
+        landing: no lookup would find these blocks.
         """
         with self._lock:
             if parent is not None and parent not in self._stored and parent not in self._landing:
@@ -109,7 +109,7 @@ class Directory:
             return reservation
 
     def store(self, blocks: Sequence[int]) -> None:
-        """The bytes of these reserved blocks are in place: lookups find them from now on."""
+        """The bytes of these reserved blocks are in place. Lookups find them from now on."""
         with self._lock:
             self._uses += 1
             for block in blocks:
@@ -118,7 +118,7 @@ class Directory:
                 self._stored[key] = self._landing.pop(key)
                 self._last_used[block] = self._uses
                 self._note(key, self._new, self._gone)
-                self._offer_for_eviction(block)
+                self._add_evictable(block)
 
     def abandon(self, blocks: Sequence[int]) -> None:
         """The bytes of these reserved blocks will not come."""
@@ -127,11 +127,11 @@ class Directory:
                 key = self._keys[block]
                 assert key is not None and self._landing.get(key) == block
                 del self._landing[key]
-                self._blank_out(block)
+                self._clear(block)
                 self._blank.append(block)
 
-    def take_changes(self) -> Changes:
-        """What was stored and what made room since the last call, or the last snapshot."""
+    def drain_changes(self) -> Changes:
+        """What was stored and what was evicted since the last call, or since the last snapshot."""
         with self._lock:
             changes = Changes(list(self._new), list(self._gone))
             self._new.clear()
@@ -139,14 +139,14 @@ class Directory:
             return changes
 
     def snapshot(self) -> list[Key]:
-        """Every stored key; `take_changes` then tells what changed from here on."""
+        """Every stored key. `drain_changes` then returns what changes from here on."""
         with self._lock:
             self._new.clear()
             self._gone.clear()
             return list(self._stored)
 
     def _reserve(self, parent: Key | None, key: Key) -> int | None:
-        # Counted first: making room must not take the very block that this one will depend on.
+        # Counted first, so that the parent is not evicted to make room for its own child.
         if parent is not None:
             self._children[parent] += 1
         block = self._blank.pop() if self._blank else self._evict()
@@ -166,7 +166,7 @@ class Directory:
             assert key is not None
             del self._stored[key]
             self._note(key, self._gone, self._new)
-            self._blank_out(block)
+            self._clear(block)
             self.evicted_blocks += 1
             return block
         return None
@@ -175,7 +175,7 @@ class Directory:
         key = self._keys[block]
         return key is not None and key in self._stored and not self._leases[block] and not self._children[key]
 
-    def _offer_for_eviction(self, block: int) -> None:
+    def _add_evictable(self, block: int) -> None:
         if not self._is_evictable(block):
             return
         heapq.heappush(self._oldest, (self._last_used[block], block))
@@ -184,7 +184,7 @@ class Directory:
             self._oldest = [(self._last_used[each], each) for each in evictable]
             heapq.heapify(self._oldest)
 
-    def _blank_out(self, block: int) -> None:
+    def _clear(self, block: int) -> None:
         parent = self._parents[block]
         self._keys[block] = self._parents[block] = None
         self._forget_child(parent)
@@ -197,7 +197,7 @@ class Directory:
             del self._children[parent]
             block = self._stored.get(parent)
             if block is not None:
-                self._offer_for_eviction(block)
+                self._add_evictable(block)
 
     @staticmethod
     def _note(key: Key, happened: dict[Key, None], undone: dict[Key, None]) -> None:

@@ -1,7 +1,7 @@
 """The index: which store holds which blocks. Hints for placement; a fetch reads the store's own directory.
 
-A store tells its index what it stores, under its epoch, while it renews its lease. Nothing is believed of a store
-whose lease ran out, nor of an earlier epoch of one that was restarted.
+A store tells the index what it stores, under its epoch, and renews its lease. The index forgets a store whose lease ran
+out, and the earlier epochs of one that was restarted.
 """
 
 from collections.abc import Sequence
@@ -24,13 +24,13 @@ class Index(Protocol):
     """One store's connection to the index. All but `match` raise IndexUnavailable."""
 
     async def match(self, keys: Sequence[Key]) -> Location | None:
-        """Longest prefix of the chain that one live store holds; None also while the index does not answer."""
+        """The longest prefix of the chain that one live store holds; None if there is none, or no answer in time."""
         ...
 
     async def renew(self) -> int:
-        """Renew this store's lease; returns how many of its blocks the index believes in now.
+        """Renew this store's lease. Returns how many of its blocks the index has now.
 
-        Raises LeaseConflict where another live process has this store's id.
+        Raises LeaseConflict if another live process has this store's id.
         """
         ...
 
@@ -47,5 +47,5 @@ class Index(Protocol):
         ...
 
     async def close(self) -> None:
-        """Give up the lease: this store's blocks are gone."""
+        """End the lease: this store's blocks are gone."""
         ...

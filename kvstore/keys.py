@@ -1,4 +1,4 @@
-"""How the store addresses blocks: what the KV means, and the chain hash beside it."""
+"""How the store addresses blocks: by what their KV means, and by their chain hash."""
 
 import hashlib
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ Key: TypeAlias = bytes
 
 
 def namespace_digest(namespace: KvNamespace) -> bytes:
-    """Equal for equal namespaces, in every process."""
+    """The same in every process for equal namespaces."""
     return hashlib.blake2b(
         msgspec.msgpack.encode(namespace), digest_size=NAMESPACE_BYTES, person=b"kv-namespace"
     ).digest()

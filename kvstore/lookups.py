@@ -12,7 +12,7 @@ class Lookups:
 
     def __init__(self, directory: Directory) -> None:
         self.lookups = 0
-        # Those that found at least one block.
+        # Lookups that found at least one block.
         self.hits = 0
         self._directory = directory
         self._digests: dict[int, bytes] = {}
@@ -39,5 +39,5 @@ class Lookups:
         return blocks
 
     def release(self, session_id: int, blocks: Sequence[int]) -> None:
-        """They were sent, or will not be."""
+        """The blocks were sent, or will not be."""
         self._directory.release(blocks)

@@ -1,4 +1,4 @@
-"""The index of a store that shares none: a set in its own process."""
+"""The index of a single store: a set in its own process."""
 
 from collections.abc import Sequence
 

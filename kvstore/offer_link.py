@@ -1,7 +1,7 @@
-"""Offers of one worker to one store: queued, sent, pushed by the rank, confirmed. Off the token path.
+"""Offers of one worker to one store: queued, sent, pushed by the rank, confirmed. None of it delays a token.
 
-An offer is answered by a landing for the blocks that the store wants; its confirmation, once they are pushed, when all
-of it is stored.
+The store answers an offer with a landing for the blocks that it wants. Once they are pushed, it answers the
+confirmation when all of them are stored.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from transfer.ticket import StoreSession, Ticket
 
 log = logging.getLogger(__name__)
 
-# Under way at once; each holds blocks of the worker and a landing of the store.
+# Open at once. Each holds blocks of the worker and a landing of the store.
 CONCURRENT_OFFERS = 4
 MAX_WAITING_OFFERS = 256
 # Hashes remembered as offered in this session, about 100 bytes each.
@@ -37,13 +37,13 @@ class OfferLink:
         self._doubt = doubt
         self._session: StoreSession | None = None
         self._waiting: asyncio.Queue[Sequence[bytes]] = asyncio.Queue(MAX_WAITING_OFFERS)
-        # Insertion-ordered set, least recently offered first.
+        # An ordered set, least recently offered first.
         self._offered: OrderedDict[bytes, None] = OrderedDict()
         # By transfer id.
         self._pushes: dict[bytes, asyncio.Future[PushEnded]] = {}
 
     def begin(self, session: StoreSession) -> None:
-        """A new session: the store may hold nothing of what an earlier one was offered."""
+        """Use a new session. The store may hold nothing of what was offered in an earlier one."""
         self._session = session
         self._offered.clear()
 
@@ -51,7 +51,7 @@ class OfferLink:
         self._session = None
 
     def put(self, chain: Sequence[bytes]) -> None:
-        """Queue a chain, from its root on; dropped where the queue is full."""
+        """Queue a chain, from its root on. It is dropped if the queue is full."""
         try:
             self._waiting.put_nowait(chain)
         except asyncio.QueueFull:
@@ -61,13 +61,13 @@ class OfferLink:
         push = self._pushes.get(event.transfer_id)
         if push is None:
             return False
-        # Unless its time ran out this very moment.
+        # Its timeout may have cancelled it already.
         if not push.done():
             push.set_result(event)
         return True
 
-    async def carry_forever(self, stub: Any) -> None:
-        """Carry one offer after another to its end, until cancelled."""
+    async def run(self, stub: Any) -> None:
+        """Make one offer after another, until cancelled."""
         while True:
             chain = await self._waiting.get()
             session = self._session
@@ -75,12 +75,12 @@ class OfferLink:
                 continue
             try:
                 with span("store.offer", blocks=len(chain)):
-                    outcome = await self._carry(stub, session, chain)
+                    outcome = await self._make_offer(stub, session, chain)
             except (MeshError, TimeoutError) as error:
                 outcome = self._failed(chain, error)
             STORE_OFFERS.labels(outcome).inc()
 
-    async def _carry(self, stub: Any, session: StoreSession, chain: Sequence[bytes]) -> str:
+    async def _make_offer(self, stub: Any, session: StoreSession, chain: Sequence[bytes]) -> str:
         first = self._first_not_offered(chain)
         if first == len(chain):
             return "known"
@@ -110,7 +110,7 @@ class OfferLink:
         return response
 
     async def _store(self, stub: Any, session: StoreSession, ticket: Ticket, wanted: Sequence[bytes]) -> None:
-        """Return when the store has all of it."""
+        """Push the wanted blocks; return when the store has stored all of them."""
         session_id, transfer_id = session.session_id, ticket.transfer_id
         seconds = ticket.deadline_ms / 1000
         try:
@@ -138,7 +138,7 @@ class OfferLink:
             self._offered.pop(block_hash, None)
         if isinstance(error, UnknownSession | TimeoutError) or error.retry is Retry.THIS_CALL:
             self._doubt.set()
-        # What will fail again the same way is worth a word; a store that is away has been told of already.
+        # A warning for what fails the same way every time. That a store is away was logged by its link.
         level = logging.WARNING if isinstance(error, InvalidRequest | NamespaceMismatch) else logging.DEBUG
         log.log(level, "an offer of %d blocks failed: %s", len(chain), error)
         return "failed"

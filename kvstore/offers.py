@@ -1,4 +1,4 @@
-"""Offers under way: blocks reserved, a landing opened, and its blocks made visible once it has landed."""
+"""Open offers: blocks are reserved, a landing is opened for them, and once it has landed lookups find them."""
 
 import asyncio
 from collections import OrderedDict
@@ -16,9 +16,9 @@ from mesh.metrics import KVSTORE_OFFERS, KVSTORE_STORED_BLOCKS
 from transfer.events import Landed, LandingFailed
 from transfer.ticket import Ticket
 
-# Landings that ended, remembered for confirmations that come later, or again.
+# How many landings that ended are remembered, for confirmations that come later or again.
 _REMEMBERED_LANDINGS = 1024
-# A push of blocks that are all computed: never per layer group.
+# Offered blocks are all computed: they are never pushed per layer group.
 _ALL_COMPUTED = 0
 
 
@@ -39,10 +39,10 @@ class Landings(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class OfferAnswer:
-    """`ticket` is None where no block is wanted."""
+    """`ticket` is None if no block is wanted."""
 
     ticket: Ticket | None = None
-    # Counted within the offer.
+    # Positions of the wanted hashes in the offer.
     wanted: Sequence[int] = ()
     parent_missing: bool = False
 
@@ -51,13 +51,13 @@ class OfferAnswer:
 class _Landing:
     session_id: int
     blocks: Sequence[int]
-    # Set when it has ended: without a failure, all is stored.
+    # Set when it has ended; unless it failed, all is stored then.
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     failure: str | None = None
 
 
 class Offers:
-    """Every landing that an offer opened. For one event loop; blocks are visible once their landing has landed."""
+    """Every landing that an offer opened. Used by one event loop."""
 
     def __init__(self, directory: Directory, landings: Landings, landing_seconds: float) -> None:
         self._directory = directory
@@ -68,9 +68,9 @@ class Offers:
         self._ended: OrderedDict[bytes, _Landing] = OrderedDict()
 
     def offer(self, session: Session, parent_hash: bytes, hashes: Sequence[bytes]) -> OfferAnswer:
-        """Open a landing for the blocks that are lacking and have room.
+        """Open a landing for the blocks that the store lacks and has room for.
 
-        One that nobody pushes into, as where the worker did not hear of it, ends at its deadline.
+        If nobody pushes into it, because the worker never got the answer, it ends at its deadline.
         """
         parent = session.digest + parent_hash if parent_hash else None
         reservation = self._directory.reserve(parent, keys_of(session.digest, hashes))
@@ -81,13 +81,13 @@ class Offers:
             reservation.blocks, _ALL_COMPUTED, 0, self._landing_seconds, session.slot_bytes
         )
         self._open[ticket.transfer_id] = _Landing(session.session_id, reservation.blocks)
-        # The slab is for every namespace of its geometry; this landing is for the worker's own.
+        # The agent writes the first worker's namespace into tickets; this landing is for blocks of this worker's.
         return OfferAnswer(msgspec.structs.replace(ticket, namespace=session.namespace), reservation.wanted)
 
     async def confirm(self, session: Session, transfer_id: bytes) -> int:
-        """All of it was pushed: returns how many blocks were stored, once they are.
+        """The worker pushed all of it. Returns how many blocks were stored, once they are.
 
-        Raises UnknownTransfer, OfferFailed. Who waits no longer may ask again.
+        A caller that was cancelled may call again. Raises UnknownTransfer, OfferFailed.
         """
         landing = self._open.get(transfer_id) or self._ended.get(transfer_id)
         if landing is None or landing.session_id != session.session_id:
@@ -98,7 +98,7 @@ class Offers:
         return len(landing.blocks)
 
     def withdraw(self, session: Session, transfer_id: bytes) -> None:
-        """The worker will push no more of it. One that ended, or is another session's, is left alone."""
+        """The worker pushes no more of it. An offer that has ended, or is another session's, is left alone."""
         landing = self._open.get(transfer_id)
         if landing is not None and landing.session_id == session.session_id:
             self._landings.cancel_landing(transfer_id)
@@ -116,7 +116,7 @@ class Offers:
         KVSTORE_OFFERS.labels("failed").inc()
 
     def close(self) -> None:
-        """No event will come any more: what is open has failed."""
+        """No event comes any more: what is open has failed."""
         for transfer_id in list(self._open):
             self.failed(LandingFailed(transfer_id, ShuttingDown.reason, "the store is stopping"))
 

@@ -1,4 +1,4 @@
-"""Tells the index what the store holds: changes as they come, and everything anew where the index lost it."""
+"""Tells the index what the store holds: each change, and everything again if the index lost it."""
 
 import asyncio
 import logging
@@ -18,13 +18,13 @@ RETRY_SECONDS = 1.0
 
 
 class Publisher:
-    """One store's voice in the index. `directory` is asked anew each time: there is none before the first worker."""
+    """Publishes one store's directory. `directory` returns None before the first worker has attached."""
 
     def __init__(self, index: Index, directory: Callable[[], Directory | None], lease_seconds: float) -> None:
         self._index = index
         self._directory = directory
         self._period_seconds = lease_seconds / RENEWALS_A_LEASE
-        # How many blocks the index must believe in; None where that is not known.
+        # How many blocks the index should have of this store; None if that is not known.
         self._published: int | None = 0
         self._changed = asyncio.Event()
         self._failing = False
@@ -34,7 +34,7 @@ class Publisher:
         self._changed.set()
 
     async def run(self) -> None:
-        """Publish and renew until cancelled; a failing index is tried again for ever."""
+        """Publish and renew the lease until cancelled. If the index fails, try again for ever."""
         while True:
             self._changed.clear()
             try:
@@ -57,7 +57,7 @@ class Publisher:
         if believed != expected:
             self._published = await self._rebuild(directory)
             return
-        changes = directory.take_changes()
+        changes = directory.drain_changes()
         await self._index.remove(changes.removed)
         await self._index.add(changes.stored)
         self._published = expected + len(changes.stored) - len(changes.removed)
@@ -71,6 +71,6 @@ class Publisher:
         return len(keys)
 
     def _note_failure(self, message: str) -> None:
-        # Once, and not at every try of an index that is away for long.
+        # A warning for the first failure only: the index may be away for long.
         log.log(logging.DEBUG if self._failing else logging.WARNING, "not publishing to the index: %s", message)
         self._failing = True

@@ -1,8 +1,8 @@
 """The index that several stores share, in Redis or Valkey; it holds keys of blocks, and never their bytes.
 
 Layout: the hash `deepmesh:{kv}` has a field for each store, "<end of its lease, ms>:<epoch>"; the set
-`deepmesh:{kv}:<store>:<epoch>` has the keys of its blocks, and expires with the lease. So what a store lost with an
-earlier epoch is never read, and what it does not renew goes away by itself. One hash tag keeps all in one slot.
+`deepmesh:{kv}:<store>:<epoch>` has the keys of its blocks, and expires with the lease. So nobody reads what a store lost
+with an earlier epoch, and what it does not renew disappears. The hash tag keeps all keys in one slot.
 """
 
 import asyncio
@@ -22,10 +22,10 @@ from mesh.errors import ConfigError, IndexUnavailable, LeaseConflict
 from mesh.metrics import KVSTORE_INDEX_FAILURES
 
 STORES = "deepmesh:{kv}"
-# Keys in one command, small enough that other clients are not kept waiting.
+# Keys in one command: few enough that other clients do not wait for it.
 PAGE_KEYS = 1000
 _MAX_CONNECTIONS = 16
-# Failures in a row after which Redis is left alone, and for how long.
+# After so many failures in a row Redis is not asked for so long.
 _FAILURES = 2
 _REST_SECONDS = 1.0
 
@@ -98,17 +98,17 @@ return redis.call('UNLINK', KEYS[1] .. ':' .. ARGV[1] .. ':' .. ARGV[2])
 
 
 class RedisIndex:
-    """Every call is one round trip (one EVALSHA, or one pipeline for each thousand keys), and none waits for long."""
+    """Each call is one round trip: one EVALSHA, or one pipeline for each thousand keys. None waits for long."""
 
     def __init__(self, url: str, store_id: str, epoch: str, lease_seconds: float, timeout_seconds: float) -> None:
-        """Raises ConfigError where `url` is no Redis URL."""
+        """Raises ConfigError if `url` is no Redis URL."""
         self._store_id = store_id
         self._epoch = epoch
         self._lease_ms = int(lease_seconds * 1000)
         self._redis = _connect(url, timeout_seconds)
         self._match, self._renew, self._leave = map(self._redis.register_script, (_MATCH, _RENEW, _LEAVE))
         self._held = f"{STORES}:{store_id}:{epoch}"
-        # The first lease is taken from whatever process had this id before; later ones only where it is free.
+        # The first renewal takes the id from whatever process had it before; later ones only if it is free.
         self._takes_over = True
         self._breaker = CircuitBreaker(time.monotonic, _FAILURES, _REST_SECONDS)
 
@@ -176,7 +176,7 @@ def _connect(url: str, timeout_seconds: float) -> Redis:
             timeout=timeout_seconds,
             socket_timeout=timeout_seconds,
             socket_connect_timeout=timeout_seconds,
-            # The caller has something better to do than to try again.
+            # Without an index the caller goes on at once: it does not wait for another try.
             retry=Retry(NoBackoff(), 0),
         )
     except ValueError as error:

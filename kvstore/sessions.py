@@ -26,9 +26,9 @@ class Session:
     worker_id: str
     rank: int
     namespace: KvNamespace
-    # Of the namespace.
+    # Digest of the namespace.
     digest: bytes
-    # The largest segment that the worker sends; None where it does not say.
+    # The largest segment that the worker sends; None if it does not say.
     slot_bytes: int | None
     expires_at: float
 
@@ -55,9 +55,9 @@ class Sessions:
         return len({worker_id for worker_id, _ in self._by_rank})
 
     def attach(self, worker: WorkerIdentity, rank: int, session_id: int) -> Session:
-        """Renew the rank's session; a new one where it is not that one (0 is none), which ends an earlier one.
+        """Renew this session of the rank. If it has another, or none (0), open a new one and end the other.
 
-        Raises Overloaded where there are too many.
+        Raises Overloaded if there are too many.
         """
         self.expire()
         session = self._by_rank.get((worker.worker_id, rank))
@@ -70,7 +70,7 @@ class Sessions:
         return session
 
     def get(self, session_id: int) -> Session:
-        """Raises UnknownSession where it never was, or its lease ran out."""
+        """Raises UnknownSession if there never was such a session, or if its lease ran out."""
         self.expire()
         session = self._by_id.get(session_id)
         if session is None:

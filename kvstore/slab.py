@@ -17,7 +17,7 @@ MAX_LAYERS = 1024
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """Of one block: it is stored as `layers` pieces of equal size."""
+    """A block is stored as `layers` pieces of equal size."""
 
     layers: int
     piece_bytes: int
@@ -44,13 +44,13 @@ class StoreAgent(Landings, Protocol):
     def close(self) -> None: ...
 
 
-# Geometry and number of blocks, the namespace of the first worker, who answers lookups, and what to call (from any
-# thread) when there are events.
+# Opens an agent for: geometry, number of blocks, the first worker's namespace, what answers lookups, and what to call
+# (from any thread) when there are events.
 OpenAgent: TypeAlias = Callable[[Geometry, int, KvNamespace, LookupHandler, Callable[[], None]], StoreAgent]
 
 
 def geometry_of(worker: WorkerIdentity) -> Geometry:
-    """Raises InvalidRequest where a worker does not say how large its blocks are, or cannot send one."""
+    """Raises InvalidRequest if the worker does not say how large its blocks are, or cannot send one."""
     layers = worker.kv_namespace.layers
     if not 0 < layers <= MAX_LAYERS or worker.block_bytes < 1 or worker.block_bytes % layers:
         raise InvalidRequest(
@@ -66,7 +66,7 @@ def geometry_of(worker: WorkerIdentity) -> Geometry:
 
 
 class Slab:
-    """Made for the first worker; others with blocks of the same geometry share it, whatever their namespace."""
+    """It is made for the first worker. Others whose blocks have its geometry share it, whatever their namespace."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class Slab:
         open_agent: OpenAgent,
         wake: Callable[[], None],
     ) -> None:
-        """Raises InvalidRequest, or NamespaceMismatch where not even one block fits."""
+        """Raises InvalidRequest; NamespaceMismatch if not even one block fits."""
         self.geometry = geometry_of(worker)
         total_blocks = memory_bytes // self.geometry.block_bytes
         if not total_blocks:
@@ -89,7 +89,7 @@ class Slab:
         self.offers = Offers(self.directory, self.agent, offer_seconds)
 
     def check(self, worker: WorkerIdentity) -> None:
-        """Raises NamespaceMismatch where the worker's blocks have another geometry, or InvalidRequest."""
+        """Raises InvalidRequest; NamespaceMismatch if the worker's blocks have another geometry."""
         theirs, ours = geometry_of(worker), self.geometry
         if theirs != ours:
             raise NamespaceMismatch(
@@ -97,8 +97,8 @@ class Slab:
                 f"{theirs.layers} of {theirs.piece_bytes}: give it a store of its own"
             )
 
-    def take_events(self) -> None:
-        """Apply what happened on the transfer thread."""
+    def apply_events(self) -> None:
+        """Apply what the transfer thread reported."""
         for event in self.agent.events():
             if isinstance(event, Landed):
                 self.offers.landed(event)

@@ -47,7 +47,7 @@ class StoreLink:
         async with self._channels.open(self._endpoint) as channel, asyncio.TaskGroup() as group:
             stub = kvstore_pb2_grpc.KvStoreServiceStub(channel)
             for _ in range(CONCURRENT_OFFERS):
-                group.create_task(self.offers.carry_forever(stub))
+                group.create_task(self.offers.run(stub))
             group.create_task(self._keep_session(stub))
 
     async def _keep_session(self, stub: Any) -> None:

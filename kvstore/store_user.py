@@ -1,4 +1,4 @@
-"""What the stores' client needs of a rank."""
+"""What the stores' client asks of a rank."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -14,12 +14,12 @@ class StoreUser(Protocol):
         ...
 
     def detach_store(self, store_id: str) -> None:
-        """The store is gone, until it is attached again."""
+        """The store is gone until it is attached again."""
         ...
 
     def push_offer(self, ticket: Ticket, hashes: Sequence[bytes]) -> None:
-        """Push the blocks with these hashes; `StoreClient.push_ended` hears what became of it.
+        """Push the blocks with these hashes. `StoreClient.push_ended` is called when the push has ended.
 
-        Where one of them is gone from the pool, that is an error.
+        If one of them is gone from the pool, it ends with an error.
         """
         ...

@@ -17,7 +17,7 @@ MAX_CHAIN_BLOCKS = 16_384
 
 
 def chain(hashes: Sequence[bytes], field: str) -> list[bytes]:
-    """Raises InvalidRequest where it is too long, or one is not a block's hash."""
+    """Raises InvalidRequest if the chain is too long, or if one is not a block's hash."""
     if len(hashes) > MAX_CHAIN_BLOCKS:
         raise InvalidRequest(f"{len(hashes)} block hashes: at most {MAX_CHAIN_BLOCKS}", field=field)
     if any(len(block_hash) != HASH_BYTES for block_hash in hashes):
@@ -26,7 +26,7 @@ def chain(hashes: Sequence[bytes], field: str) -> list[bytes]:
 
 
 def parent(block_hash: bytes) -> bytes:
-    """Empty at the root. Raises InvalidRequest."""
+    """The hash before the first block of a chain; empty at its root. Raises InvalidRequest."""
     if block_hash and len(block_hash) != HASH_BYTES:
         raise InvalidRequest(f"a block hash is {HASH_BYTES} bytes", field="parent_hash")
     return block_hash
