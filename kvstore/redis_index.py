@@ -1,8 +1,8 @@
 """The index that several stores share, in Redis or Valkey; it holds keys of blocks, and never their bytes.
 
 Layout: the hash `deepmesh:{kv}` has a field for each store, "<end of its lease, ms>:<epoch>"; the set
-`deepmesh:{kv}:<store>:<epoch>` has the keys of its blocks, and expires with the lease. So nobody reads what a store lost
-with an earlier epoch, and what it does not renew disappears. The hash tag keeps all keys in one slot.
+`deepmesh:{kv}:<store>:<epoch>` has the keys of its blocks, and expires with the lease. So nobody reads what a store
+lost with an earlier epoch, and what it does not renew disappears. The hash tag keeps all keys in one slot.
 """
 
 import asyncio
@@ -32,7 +32,11 @@ _REST_SECONDS = 1.0
 _NOW = """
 local clock = redis.call('TIME')
 local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
-local function lease_of(entry) return string.match(entry, '^(%d+):(.*)$') end
+local function lease_of(entry)
+  local ends, epoch = string.match(entry, '^(%d+):(.*)$')
+  -- What is no lease has ended: one wrong entry must not keep all stores from the index.
+  return tonumber(ends) or 0, epoch or ''
+end
 """
 
 # KEYS: the stores. ARGV: keys of a chain. Returns blocks, store, epoch.
@@ -43,11 +47,12 @@ local best, best_store, best_epoch = 0, '', ''
 local stores = redis.call('HGETALL', KEYS[1])
 for i = 1, #stores, 2 do
   local ends, epoch = lease_of(stores[i + 1])
-  if tonumber(ends) > now then
+  if ends > now then
     local held = KEYS[1] .. ':' .. stores[i] .. ':' .. epoch
     local count, complete = 0, true
     while complete and count < #ARGV do
-      local found = redis.call('SMISMEMBER', held, unpack(ARGV, count + 1, math.min(count + 256, #ARGV)))
+      local found = redis.pcall('SMISMEMBER', held, unpack(ARGV, count + 1, math.min(count + 256, #ARGV)))
+      if found.err then break end
       for _, present in ipairs(found) do
         if present == 0 then complete = false break end
         count = count + 1
@@ -68,7 +73,7 @@ _RENEW = (
 local stores = redis.call('HGETALL', KEYS[1])
 for i = 1, #stores, 2 do
   local ends, epoch = lease_of(stores[i + 1])
-  local live = tonumber(ends) > now
+  local live = ends > now
   if stores[i] == ARGV[1] and epoch ~= ARGV[2] then
     if live and ARGV[4] == '0' then return -1 end
     redis.call('UNLINK', KEYS[1] .. ':' .. stores[i] .. ':' .. epoch)
@@ -117,7 +122,9 @@ class RedisIndex:
             blocks, store_id, epoch = await self._guarded(self._match, keys=[STORES], args=keys)
         except IndexUnavailable:
             return None
-        return Location(store_id.decode(), epoch.decode(), blocks) if blocks else None
+        if not blocks:
+            return None
+        return Location(store_id.decode(errors="replace"), epoch.decode(errors="replace"), blocks)
 
     async def renew(self) -> int:
         arguments = [self._store_id, self._epoch, self._lease_ms, int(self._takes_over)]

@@ -75,6 +75,36 @@ async def test_the_end_of_an_earlier_epoch_does_not_end_a_later_one(valkey: Valk
         assert await second.match(KEYS) == Location("a", "2", 100)
 
 
+@pytest.mark.parametrize(
+    ("store", "lease"),
+    [("b", "nonsense"), ("b", ""), ("b", ":"), ("b", "x" * 400), ("a", "nonsense"), (b"\xff", f"{10**15}:1")],
+)
+async def test_a_malformed_entry_harms_no_other_store(valkey: ValkeyServer, store: str | bytes, lease: str) -> None:
+    async with redis_client(valkey) as client, redis_index(valkey.connection_url) as index:
+        await index.renew()
+        await index.add(KEYS)
+        await client.hset("deepmesh:{kv}", store, lease)
+        await index.renew()
+        assert await index.match(KEYS) == Location("a", "1", 100)
+        assert await index.renew() == 100
+
+
+async def test_a_set_of_another_type_harms_no_other_store(valkey: ValkeyServer) -> None:
+    async with redis_client(valkey) as client, redis_index(valkey.connection_url) as index:
+        await index.renew()
+        await index.add(KEYS)
+        await client.hset("deepmesh:{kv}", "b", f"{10**15}:1")
+        await client.set("deepmesh:{kv}:b:1", "no set")
+        assert await index.match(KEYS) == Location("a", "1", 100)
+
+
+async def test_a_store_whose_name_is_no_text_is_a_hint_like_any_other(valkey: ValkeyServer) -> None:
+    async with redis_client(valkey) as client, redis_index(valkey.connection_url) as index:
+        await client.hset("deepmesh:{kv}", b"\xff", f"{10**15}:1")
+        await client.sadd(b"deepmesh:{kv}:\xff:1", *KEYS)
+        assert await index.match(KEYS) == Location("\ufffd", "1", 100)
+
+
 async def test_redis_keeps_nothing_of_stores_that_are_gone(valkey: ValkeyServer) -> None:
     url = valkey.connection_url
     async with redis_client(valkey) as client:
