@@ -52,7 +52,7 @@ def test_who_a_worker_is_survives_the_wire(identity: WorkerIdentity) -> None:
 def test_what_a_worker_reports_survives_the_wire(load: WorkerLoad, transfers: TransferCounters) -> None:
     report = StatusReport(100)
     report.observe(load, [], [], transfers)
-    message = wire.status_message(report.take(snapshot=False), None)
+    message = wire.status_message(report.next_report(snapshot=False), None)
     assert (worker_wire.load(message.load), worker_wire.transfers(message.transfers)) == (load, transfers)
     assert (worker_wire.state(message.state), message.HasField("identity")) == (WorkerState.SERVING, False)
 
