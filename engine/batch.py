@@ -17,18 +17,18 @@ from transfer.memory import KvMemory
 class Row(msgspec.Struct, frozen=True):
     """One request's part of a step: compute `token_ids` at positions start, start+1, ...
 
-    KV of positions below `start` lies in `block_ids` already, or is written by a batch launched before; the step writes
-    KV of its own tokens there.
+    The KV of positions below `start` is in `block_ids` already, or a batch launched before writes it; the step writes
+    the KV of its own tokens there.
     """
 
     token_ids: Sequence[int]
     start: int
-    # Covers at least positions [0, start + len(token_ids)), 64 a block, in order. From the engine an array("i"), which
-    # numpy and torch read as a buffer; the engine's own list, to be read within the step.
+    # The block of each 64 positions, in order; covers at least [0, end). The engine gives its own array("i"), which
+    # numpy and torch read as a buffer, and which it changes later: read it within `launch`.
     block_ids: Sequence[int]
-    # Draw a token after the last one; None where the prompt goes on in a later step.
+    # How to draw a token after the last one; None if the prompt goes on in a later step.
     sampling: Sampling | None
-    # The row's one token is what this row of the batch launched before draws; `token_ids` is empty then.
+    # If set, `token_ids` is empty: the row computes the one token that this row of the batch launched before draws.
     follows: int | None = None
 
     @property
@@ -46,8 +46,8 @@ class Batch(msgspec.Struct, frozen=True):
 
     step: int
     rows: Sequence[Row]
-    # Called where the backend can tell, by `launch` or `collect`: the KV of all rows is written in the first n layers.
-    # In all of them it is written when the batch is collected.
+    # A backend that knows when the first n layers of all rows have their KV calls this from `launch` or `collect`. When
+    # the batch is collected all layers have it.
     on_layers: Callable[[int], None] | None = None
 
 

@@ -49,9 +49,9 @@ class Candidate(Generic[RequestT]):
     request: RequestT
     # Blocks of its prefix found in the pool; at least one token is left to compute.
     cached_blocks: Sequence[int]
-    # Taken from the free ones: new blocks for all its tokens, and cached blocks that nobody holds.
+    # How many free blocks it would take: new ones for all its tokens, and cached ones that nobody holds.
     free_blocks_taken: int
-    # It gets its blocks and takes part in no step before KV has come from elsewhere.
+    # It gets its blocks, and takes part in steps only when its KV has come from elsewhere.
     waits: bool = False
 
 
@@ -67,7 +67,7 @@ class StepPlan(Generic[RequestT]):
 
     preempted: list[RequestT]
     admitted: list[Candidate[RequestT]]
-    # One token each.
+    # Each computes one token.
     decoding: list[RequestT]
     # Those of `decoding` that need one more block.
     growing: list[RequestT]
@@ -85,9 +85,9 @@ def plan_step(
 ) -> StepPlan[RequestT]:
     """Decide one step: a token for every decoding request, then chunks of prompts, earliest and shortest first.
 
-    `decoding` has one token left to compute each; `prompts` run with more, and hold blocks for all their tokens;
-    `suspended` requests more hold theirs, and wait for KV from elsewhere.
-    `waiting` is in order of admission and may be lazy: it is read only as far as requests are admitted, and one more.
+    Requests in `decoding` have one token left to compute; those in `prompts` have more, and hold blocks for all their
+    tokens; `suspended` more requests hold theirs, and wait for KV from elsewhere.
+    `waiting` is in order of admission and may be lazy: it is read one request further than requests are admitted.
     `references[block]` says how many requests hold a block.
     """
     growing = [request for request in decoding if request.progress.computed_at_most >= request.progress.covered]
@@ -98,7 +98,7 @@ def plan_step(
         decoding = [request for request in decoding if request.arrival not in gone]
         prompts = [request for request in prompts if request.arrival not in gone]
         growing = [request for request in growing if request.arrival not in gone]
-        # Only where transfers hold what is missing.
+        # This happens only if transfers hold the blocks that are missing.
         stalled = {request.arrival for request in growing[free_blocks:]}
         decoding = [request for request in decoding if request.arrival not in stalled]
         growing = growing[:free_blocks]

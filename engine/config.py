@@ -16,12 +16,12 @@ class OracleConfig(Config):
 
     vocabulary_size: int = Field(default=1000, ge=2)
     context_tokens: int = Field(default=131072, ge=64)
-    # Time of one decode step, and the rate of prefill; 0 is as fast as it goes.
+    # Time of one decode step, and the rate of prefill; 0 is as fast as possible.
     step_ms: float = Field(default=0.0, ge=0)
     prefill_tokens_per_second: float = Field(default=0.0, ge=0)
     # Served under this name.
     model: str = "oracle"
-    # Tokenizer and chat template, where text is to be served; the engine itself needs none.
+    # Tokenizer and chat template, needed to serve text; the engine itself needs none.
     tokenizer_dir: Path | None = None
 
 
@@ -44,7 +44,7 @@ class EngineConfig(Config):
     # INT4 do; by default a digest of the checkpoint stands in its place. The KV's dtype, layers, layout and scale must
     # be equal in any case.
     kv_namespace: str | None = Field(default=None, min_length=1)
-    # Weights drawn at random, for measurements; of model_dir only config.json is read.
+    # Draw weights at random, for measurements; only config.json is read from model_dir.
     random_weights: bool = False
     # Decode steps run as captured graphs; "auto" on a GPU.
     decode_graphs: Literal["auto", "off"] = "auto"
@@ -62,12 +62,12 @@ class EngineConfig(Config):
     total_blocks: int | None = Field(default=None, ge=2)
     # Share of the memory that nothing else needs which the KV pool may take; by default 0.25 on CPU, 0.95 on a GPU.
     kv_memory_fraction: float | None = Field(default=None, gt=0, le=0.95)
-    # Share of the GPU's whole memory for this worker, weights included, where others compute there too.
+    # Share of the GPU's whole memory for this worker, weights included, if others compute there too.
     memory_share: float = Field(default=1.0, gt=0, le=1)
     # Caps the model's own context.
     context_tokens: int | None = Field(default=None, ge=1)
-    # Launch a step before the one before it is read, so that the device never waits for the host; "auto" where there is
-    # such a device.
+    # Launch a step before the one before it is read, so that the device never waits for the host; "auto" if the device
+    # computes while the host does other things.
     overlap: Literal["auto", "on", "off"] = "auto"
     # Reuse blocks of equal prefixes.
     prefix_cache: bool = True
@@ -113,9 +113,9 @@ class ResolvedEngineConfig:
 
 
 def resolve(config: EngineConfig, hardware: Hardware) -> ResolvedEngineConfig:
-    """Settle "auto": the GPU where there is one; bfloat16 on it, float32 on CPU (exact, and faster there).
+    """Settle "auto": a GPU if there is one, with bfloat16; else the CPU with float32 (exact, and faster there).
 
-    Raises ConfigError where a GPU is asked for and there is none, and where quantized weights are to be multiplied in
+    Raises ConfigError if a GPU is asked for and there is none, or if quantized weights are to be multiplied in
     another dtype than bfloat16.
     """
     device = config.device

@@ -22,7 +22,7 @@ from engine.protocol.messages import Cancel, FirstToken, Output, StepResult, Sub
 from engine.request import Request
 from engine.schedule import Schedule
 from engine.step_work import StepWork
-from engine.submission import Room, check, make_request
+from engine.submission import RequestLimits, check, make_request
 from mesh.blocks import BLOCK_TOKENS
 from mesh.domain.outputs import FinishReason
 from mesh.domain.workers import WorkerLoad
@@ -44,7 +44,7 @@ class Engine:
     rank keeps step with the worker's others.
 
     Attributes:
-        transfers: takes the frames that concern transfers alone, and gives news of them.
+        transfers: handles the messages that concern transfers alone, and has news of them for the service.
         stopped: all ranks agreed to compute no more; `step` is not called again.
     """
 
@@ -60,7 +60,7 @@ class Engine:
         self._agreement = agreement or OneRank()
         # A request longer than the pool could never finish.
         self.context_tokens = min(backend.context_tokens, backend.total_blocks * BLOCK_TOKENS)
-        self._room = Room(self.context_tokens, backend.vocabulary_size)
+        self._request_limits = RequestLimits(self.context_tokens, backend.vocabulary_size)
         self.pool = BlockPool(backend.total_blocks)
         self._meter = LoadMeter()
         overlap = config.overlap == "on" or (config.overlap == "auto" and backend.asynchronous)
@@ -89,7 +89,7 @@ class Engine:
         assert submit.key not in self._requests
         request = make_request(submit, self._backend.eos_token_ids, (self._pipeline.steps, self._submitted))
         try:
-            check(submit, self._room)
+            check(submit, self._request_limits)
             self.transfers.check(submit)
             self.transfers.expect(request)
         except InvalidRequest as error:
@@ -111,7 +111,7 @@ class Engine:
         self._close(request)
 
     def first_token(self, message: FirstToken) -> None:
-        """Go on from here with a request whose prompt was computed elsewhere, once its KV has landed too."""
+        """The prefill worker drew a request's first token. The request goes on here once its KV has landed too."""
         request = self.transfers.awaiting_first_token(message.key)
         if request is None:
             return
@@ -125,7 +125,7 @@ class Engine:
             self._close(request)
 
     def poll_transfers(self) -> None:
-        """Take what the transfer agent tells. Call it when the agent wakes, and between steps."""
+        """Note what the transfer agent reports. Call it when the agent wakes the rank, and between steps."""
         if self.transfers.poll():
             self._blocked, self._moved = False, True
 
@@ -165,7 +165,7 @@ class Engine:
         )
 
     def _resume_arrived(self) -> None:
-        """Let requests go on whose KV has come from elsewhere, and end those whose KV is not coming."""
+        """Run requests whose KV has come from elsewhere, and end those whose KV is not coming."""
         for request, error in self.transfers.drain_arrived():
             if request.ended:
                 continue

@@ -11,7 +11,7 @@ class BlockChanges:
 
     stored: list[bytes]
     removed: list[bytes]
-    # Of each that is stored, the content before it in its chain; empty at the root.
+    # For each stored content, the one before it in its chain; empty at the root.
     parents: list[bytes] = field(default_factory=list)
 
 
@@ -31,7 +31,7 @@ class BlockPool:
         self._blank = list(range(total_blocks - 1, -1, -1))
         # Least recently released first.
         self._cached: OrderedDict[int, None] = OrderedDict()
-        # In the order in which they came, each with its parent.
+        # Stored content in order, with its parent.
         self._stored: dict[bytes, bytes] = {}
         # An insertion-ordered set.
         self._removed: dict[bytes, None] = {}

@@ -6,9 +6,10 @@ from mesh.domain.workers import WorkerLoad
 STEP_DECAY = 0.98
 REQUEST_DECAY = 0.95
 PUSH_DECAY = 0.9
-# What a smaller push takes is mostly its way there and back.
+# The time of a smaller push is mostly its way there and back.
 LEAST_PUSH_BYTES = 1 << 20
-# Steps of less than 20 ms weigh less than that: one of them that the machine held up would be most of a mean of dozens.
+# A step of less than 20 ms weighs as much as its share of this time: otherwise one of them that the machine held up
+# would be most of a mean over dozens.
 STEP_MEMORY_SECONDS = 1.0
 
 
@@ -29,7 +30,10 @@ class _SmoothedRatio:
 
 
 class LoadMeter:
-    """Smooths what steps, finished requests and pushes report, as they are met with: prefill beside decode as well."""
+    """Smooths what steps, finished requests and pushes report.
+
+    Steps count as they come, so that rates of decode and of prompts include what each does to the other.
+    """
 
     def __init__(self) -> None:
         self._prefill_tokens_per_second = _SmoothedRatio()

@@ -85,7 +85,7 @@ class OracleBackend:
         # The KV pool, [total_blocks * 64].
         self.cells: Words = np.zeros(self.total_blocks * BLOCK_TOKENS, np.uint64)
         self._powers = _powers(BASE, config.max_step_tokens)
-        # Scale a chunk's tokens, and weigh a prefix's blocks.
+        # These scale a chunk's tokens, and weigh a prefix's blocks.
         longest = max(config.max_step_tokens, self.context_tokens // BLOCK_TOKENS + 1)
         self._inverse_powers = _powers(INVERSE_BASE, longest)
         self._step_seconds = oracle.step_ms / 1000.0
@@ -126,7 +126,7 @@ class OracleBackend:
         return seconds
 
     def _write_tokens(self, rows: Sequence[Row], layout: "_Layout") -> None:
-        """Rows of one token, which come first in a batch, all at once."""
+        """Write rows of one token, which come first in a batch, all at once."""
         which = np.arange(len(rows))
         starts = layout.starts[: len(rows)]
         previous = self.cells[layout.cells(which, np.maximum(starts - 1, 0))] * (starts > 0)
@@ -182,7 +182,7 @@ class OracleStep:
 
 
 class _Layout:
-    """Where the rows of a batch are: their first positions and ends, int64 [rows], and their cells."""
+    """Where the rows of a batch lie: their first positions and ends, int64 [rows], and their cells."""
 
     def __init__(self, rows: Sequence[Row]) -> None:
         self.starts: Indices = np.array([row.start for row in rows], np.int64)
@@ -196,7 +196,7 @@ class _Layout:
         self._offsets = np.cumsum(lengths) - lengths
 
     def cells(self, which: Indices, positions: Indices) -> Indices:
-        """Indices into OracleBackend.cells of these positions, each in the row of `which` beside it."""
+        """Indices into OracleBackend.cells: for each pair of a row in `which` and a position."""
         blocks = self._blocks[self._offsets[which] + (positions >> BLOCK_SHIFT)]
         cells: Indices = (blocks << BLOCK_SHIFT) + (positions & BLOCK_MASK)
         return cells

@@ -1,4 +1,4 @@
-"""What a request's service is told of it."""
+"""What is reported of a request to its service."""
 
 from engine.batch import Sample
 from engine.protocol.messages import Output, Refusal

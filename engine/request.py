@@ -28,20 +28,20 @@ class Request:
     root: bytes
     # Arrival batch, and order within it.
     arrival: tuple[int, int]
-    # Nobody waits for it; its blocks are given back once no step in flight writes to them.
+    # It has had its last output; its blocks are given back once no step in flight writes to them.
     ended: bool = False
-    # Prompt tokens that neither this engine computed when the request was first admitted, nor the prefill worker.
+    # Prompt tokens found in a cache when the request was first admitted, here or by the prefill worker; None before.
     cached_tokens: int | None = None
-    # Of those, what came from a store.
+    # How many of them came from a store.
     store_cached_tokens: int = 0
-    # As submitted: when it is admitted first, it waits for its KV from a prefill worker, or for a prefix from a store.
+    # When it is first admitted, it waits for its KV from a prefill worker, or for a prefix from the store in `fetch`.
     remote_prefill: bool = False
     sender_slot_bytes: int | None = None
     attempt: int = 0
     fetch: StoreTarget | None = None
-    # Where its KV goes.
+    # Where its KV goes; None if it stays here.
     push: PushTarget | None = None
-    # Of the leading full blocks, as far as they were needed.
+    # Hashes of the leading full blocks, computed as far as they were needed.
     _hashes: list[bytes] = field(default_factory=list)
 
     @property
@@ -59,7 +59,7 @@ class Request:
 
     @property
     def matchable_blocks(self) -> int:
-        """Leading full blocks that need not be computed. The last token always is: its logits are waited for."""
+        """Leading full blocks that may come from a cache. The last token is always computed, for its logits."""
         return (len(self.progress.token_ids) - 1) // BLOCK_TOKENS
 
     def full_block_hashes(self, blocks: int) -> list[bytes]:

@@ -4,9 +4,9 @@ from engine.request import Request
 
 
 class Running:
-    """Those with one token left to compute decode; the others are prompts.
+    """Requests with one token left to compute decode; the others are prompts.
 
-    One whose last token is under way is neither, and no step takes it on again.
+    A request whose last token is in flight is in neither list, and no step takes it on again.
     """
 
     def __init__(self) -> None:
@@ -15,20 +15,20 @@ class Running:
 
     @property
     def prompt_tokens(self) -> int:
-        """Left to compute in prompts."""
+        """Tokens left to compute in prompts."""
         return sum(request.progress.left for request in self.prompts)
 
     def add(self, request: Request) -> None:
         (self.decoding if request.progress.left == 1 else self.prompts).append(request)
 
     def remove(self, request: Request) -> None:
-        """Compute no more of it, if it still was."""
+        """Take the request out of the steps, if it is in them."""
         for running in (self.prompts, self.decoding):
             if request in running:
                 running.remove(request)
 
     def sort(self) -> None:
-        """After a launch: prompts that are computed begin to decode, and those whose last token is under way leave."""
+        """After a launch: computed prompts begin to decode, and requests whose last token is in flight leave."""
         running = [request for request in (*self.decoding, *self.prompts) if not request.will_end]
         self.decoding = [request for request in running if request.progress.left == 1]
         self.prompts = [request for request in running if request.progress.left > 1]

@@ -1,7 +1,7 @@
 """How likely a model finds given texts, computed as it decodes: one token a step, all context read from the KV pool.
 
-`python -m engine.scoring --set engine.model_dir=DIR --set texts=IN --set scores=OUT`: IN holds a JSON list of token ids
-a line, OUT gets a JSON list of natural logs a line, in the same order.
+`python -m engine.scoring --set engine.model_dir=DIR --set texts=IN --set scores=OUT`: each line of IN is a JSON list of
+token ids; the same line of OUT becomes a JSON list of natural logs.
 """
 
 import sys
@@ -79,7 +79,7 @@ def _fitting(backend: Backend, texts: Sequence[Sequence[int]], most_rows: int) -
 def _together(backend: Backend, texts: Sequence[Sequence[int]]) -> list[list[float]]:
     """Texts from the longest to the shortest, each in blocks of its own."""
     blocks = list(_consecutive_blocks(texts))
-    # Of all tokens: the next one's is among them, whatever it is.
+    # Ask for the whole vocabulary: whatever the next token is, its log probability is there.
     sampling = Sampling(top_logprobs=backend.vocabulary_size)
     scores: list[list[float]] = [[] for _ in texts]
     for position in range(len(texts[0]) - 1):

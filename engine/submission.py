@@ -10,27 +10,27 @@ from mesh.errors import ContextExceeded, InvalidRequest
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
-    """What any request must fit."""
+class RequestLimits:
+    """What every request must fit."""
 
     context_tokens: int
     vocabulary_size: int
 
 
-def check(submit: Submit, room: Room) -> None:
-    """Raises InvalidRequest. The gateway has checked all this; a backend fed otherwise may take the rank down."""
+def check(submit: Submit, limits: RequestLimits) -> None:
+    """Raises InvalidRequest. The gateway checks all this too, but a backend may end the rank on input beyond limits."""
     token_ids, max_tokens = submit.request.token_ids, submit.request.stop.max_tokens
     if not token_ids:
         raise InvalidRequest("the prompt is empty: send at least one token", field="prompt")
     if max_tokens < 1:
         raise InvalidRequest("max_tokens must be at least 1", field="max_tokens")
-    if min(token_ids) < 0 or max(token_ids) >= room.vocabulary_size:
-        raise InvalidRequest(f"token ids must be from 0 to {room.vocabulary_size - 1}", field="prompt")
+    if min(token_ids) < 0 or max(token_ids) >= limits.vocabulary_size:
+        raise InvalidRequest(f"token ids must be from 0 to {limits.vocabulary_size - 1}", field="prompt")
     total = len(token_ids) + max_tokens
-    if total > room.context_tokens:
+    if total > limits.context_tokens:
         raise ContextExceeded(
             f"{len(token_ids)} prompt tokens and max_tokens {max_tokens} make {total}, and this"
-            f" worker has room for {room.context_tokens}: shorten the prompt or lower max_tokens"
+            f" worker has room for {limits.context_tokens}: shorten the prompt or lower max_tokens"
         )
 
 

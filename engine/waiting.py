@@ -10,7 +10,7 @@ class WaitingQueue:
     """Ordered by arrival batch, then by tokens to compute (as estimated on entry), then by arrival."""
 
     def __init__(self) -> None:
-        # The last element tells equal keys apart, and `arrival` is unique, so requests are never compared.
+        # `arrival` is unique, so the first three elements decide every comparison.
         self._entries: list[tuple[int, int, int, Request]] = []
         self._entry_by_key: dict[int, tuple[int, int, int, Request]] = {}
         # Sum of the estimates.

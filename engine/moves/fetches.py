@@ -19,13 +19,13 @@ class _Fetch:
 
 
 class Fetches:
-    """Holds every fetch's blocks until the agent answers, whatever becomes of the request."""
+    """Holds every fetch's blocks until the agent answers, even if the request ends first."""
 
     def __init__(self, agent: "TransferAgent", pool: BlockPool) -> None:
         self._agent = agent
         self._pool = pool
         self._open: dict[int, _Fetch] = {}
-        # Of requests that wait: the id of their fetch, by key.
+        # The id of the fetch that a request waits for, by the request's key.
         self._awaited: dict[int, int] = {}
         self._begun = 0
 
@@ -38,7 +38,7 @@ class Fetches:
         return len(self._awaited)
 
     def begin(self, request: Request) -> None:
-        """Ask for the blocks after those that the request found in the pool, as far as the store may have them."""
+        """Ask for the blocks behind those that the request found in the pool, as far as the store may have them."""
         assert request.fetch is not None
         held, end = request.progress.registered_blocks, min(request.fetch.blocks, request.matchable_blocks)
         blocks = list(request.progress.block_ids[held:end])
@@ -49,11 +49,11 @@ class Fetches:
         self._agent.fetch(fetch_id, request.fetch.store_id, request.full_block_hashes(end)[held:], blocks)
 
     def give_up(self, request_key: int) -> None:
-        """Nobody waits for it any more."""
+        """The request has ended and waits no longer. The fetch goes on."""
         self._awaited.pop(request_key, None)
 
     def on_fetched(self, event: Fetched) -> Request | None:
-        """Returns the request that waited for it, if it still does."""
+        """The request that waited for this fetch, unless it has ended."""
         fetch = self._open.pop(event.fetch_id)
         self._pool.release(fetch.blocks)
         request = fetch.request

@@ -21,7 +21,7 @@ class _Landing:
 
 
 class Landings:
-    """Holds every landing's blocks until the agent says that nothing writes to them, whatever becomes of the request.
+    """Holds every landing's blocks until the agent reports that nothing writes to them, even if the request ends first.
 
     A request goes on once its KV has landed and its first token is known, in either order.
     """
@@ -30,9 +30,9 @@ class Landings:
         self._agent = agent
         self._pool = pool
         self._deadline_seconds = deadline_seconds
-        # Those that something may write to, by transfer id.
+        # Landings that something may write to, by transfer id.
         self._open: dict[bytes, _Landing] = {}
-        # Those that a request waits for, by its key.
+        # Landings that a request waits for, by the request's key.
         self._awaited: dict[int, _Landing] = {}
 
     @property
@@ -44,7 +44,7 @@ class Landings:
         return len(self._awaited)
 
     def begin(self, request: Request) -> LandingOpened:
-        """Open a landing for the blocks after those that the request found in the pool."""
+        """Open a landing for the request's blocks, without those that it found in the pool."""
         held = request.progress.registered_blocks
         blocks = list(request.progress.block_ids[held:])
         self._pool.acquire(blocks)
@@ -56,12 +56,12 @@ class Landings:
         return LandingOpened(request.key, ticket, held)
 
     def awaiting_first_token(self, request_key: int) -> Request | None:
-        """The request of that key, if that is what it waits for."""
+        """The request with this key, if it waits for its first token."""
         landing = self._awaited.get(request_key)
         return None if landing is None or landing.request.has_first_token else landing.request
 
     def pop_complete(self, request_key: int) -> Request | None:
-        """The request of that key, if all that it waited for is here: it waits no longer."""
+        """The request with this key, if all that it waits for is here; it then waits no longer."""
         landing = self._awaited.get(request_key)
         if landing is None or not landing.landed or not landing.request.has_first_token:
             return None
@@ -69,19 +69,19 @@ class Landings:
         return landing.request
 
     def give_up(self, request_key: int) -> None:
-        """Nobody waits for it any more."""
+        """The request has ended: stop its landing."""
         landing = self._awaited.pop(request_key, None)
         if landing is not None and not landing.landed:
             self._agent.cancel_landing(landing.transfer_id)
 
     def on_landed(self, transfer_id: bytes) -> Request | None:
-        """Returns the request that waited for it, if that was all it waited for."""
+        """The request that waited for this landing, if it waits for nothing else."""
         landing = self._close(transfer_id)
         landing.landed = True
         return self.pop_complete(landing.request.key)
 
     def on_failed(self, transfer_id: bytes) -> Request | None:
-        """Returns the request that waited for it, if it still does: it waits no longer."""
+        """The request that waited for this landing, unless it has ended; it then waits no longer."""
         landing = self._close(transfer_id)
         if self._awaited.get(landing.request.key) is not landing:
             return None

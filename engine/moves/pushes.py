@@ -1,4 +1,4 @@
-"""KV on its way out of the pool: of prompts computed for a decode worker, and of blocks offered to a store."""
+"""KV that leaves the pool: of prompts computed for a decode worker, and of blocks offered to a store."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 @dataclass(slots=True, eq=False)
 class _OpenPush:
     ticket: Ticket
-    # None of an offer.
+    # None if the blocks are offered to a store.
     request: Request | None = None
-    # None while the request waits to be admitted.
+    # None until the request is admitted.
     blocks: Sequence[int] | None = None
 
 
 class Pushes:
-    """Holds every push's blocks until the agent says that nothing reads them, whatever becomes of the request.
+    """Holds every push's blocks until the agent reports that nothing reads them, even if the request ends first.
 
-    Prompts of at least `layerwise_tokens` are pushed while they are computed: a chunk's blocks, layer by layer.
+    Prompts of at least `layerwise_tokens` tokens are pushed while they are computed: a chunk's blocks, layer by layer.
     """
 
     def __init__(
@@ -39,17 +39,17 @@ class Pushes:
         self._layers = layers
         self._layerwise_tokens = layerwise_tokens
         self._meter = meter
-        # By transfer id; and those of requests by their key, unless cancelled.
+        # All pushes by transfer id; those of requests that are not cancelled also by the request's key.
         self._open: dict[bytes, _OpenPush] = {}
         self._by_key: dict[int, _OpenPush] = {}
 
     @property
     def open(self) -> int:
-        """Those that hold blocks."""
+        """How many pushes hold blocks."""
         return sum(push.blocks is not None for push in self._open.values())
 
     def expect(self, request: Request) -> None:
-        """The request will push when it is admitted. Raises InvalidRequest for a ticket that is in use."""
+        """The request will push when it is admitted. Raises InvalidRequest if its ticket is in use."""
         assert request.push is not None
         ticket = request.push.ticket
         if ticket.transfer_id in self._open:
@@ -57,9 +57,9 @@ class Pushes:
         self._open[ticket.transfer_id] = self._by_key[request.key] = _OpenPush(ticket, request)
 
     def begin(self, request: Request) -> None:
-        """Start the push of an admitted request, with what is in its blocks already.
+        """Start the push of an admitted request, with the KV that is in its blocks already.
 
-        Raises InvalidRequest and NamespaceMismatch where the ticket is not for these blocks.
+        Raises InvalidRequest or NamespaceMismatch if the ticket is not for these blocks.
         """
         assert request.push is not None
         push = self._by_key[request.key]
@@ -67,7 +67,7 @@ class Pushes:
         self.on_computed(request, request.progress.computed)
 
     def offer(self, ticket: Ticket, hashes: Sequence[bytes]) -> PushEnded | None:
-        """Push blocks into a store's landing. Returns the end where one of them is gone, or the ticket does not fit."""
+        """Push blocks into a store's landing. If that is impossible (a block is gone, the ticket is unfit), say why."""
         blocks = self._pool.match_prefix(hashes)
         try:
             if len(blocks) < len(hashes):
@@ -81,10 +81,10 @@ class Pushes:
         return None
 
     def on_computed(self, request: Request, tokens: int) -> None:
-        """All layers of the request's first `tokens` tokens are written."""
+        """The KV of the request's first `tokens` tokens is written in all layers."""
         push = self._by_key.get(request.key)
         if push is not None and (self._is_layerwise(request) or tokens >= request.prompt_tokens):
-            self._tell(push, request, self._layers, tokens)
+            self._report(push, request, self._layers, tokens)
 
     def layer_watch(self, ends: Iterable[tuple[Request, int]]) -> Callable[[int], None] | None:
         """See `Transfers.layer_watch`."""
@@ -94,14 +94,14 @@ class Pushes:
             if (push := self._by_key.get(request.key)) is not None and self._is_layerwise(request)
         ]
 
-        def tell(layers: int) -> None:
+        def report(layers: int) -> None:
             for push, request, end in watched:
-                self._tell(push, request, layers, end)
+                self._report(push, request, layers, end)
 
-        return tell if watched else None
+        return report if watched else None
 
     def cancel(self, request_key: int) -> None:
-        """Stop the push of a request, be that waiting, running or at its end."""
+        """Stop the push of a request, whether that waits, runs or has ended."""
         push = self._by_key.pop(request_key, None)
         if push is None:
             return
@@ -114,7 +114,7 @@ class Pushes:
         push = self._open.pop(ended.transfer_id)
         assert push.blocks is not None
         self._pool.release(push.blocks)
-        # A store takes segments at its leisure: offers say nothing of the way to a decode worker.
+        # Offers do not count: a store takes segments at its leisure, a decode worker does not.
         if push.request is not None and ended.seconds:
             self._meter.observe_push(ended.size_bytes, ended.seconds)
         if push.request is not None and self._by_key.get(push.request.key) is push:
@@ -129,9 +129,9 @@ class Pushes:
     def _is_layerwise(self, request: Request) -> bool:
         return request.prompt_tokens >= self._layerwise_tokens
 
-    def _tell(self, push: _OpenPush, request: Request, layers: int, tokens: int) -> None:
+    def _report(self, push: _OpenPush, request: Request, layers: int, tokens: int) -> None:
         assert push.blocks is not None and request.push is not None
-        # The last block is complete with the prompt, though not full.
+        # When the prompt is computed its last block is complete, though not full.
         whole = tokens >= request.prompt_tokens
         blocks = len(push.blocks) if whole else tokens // BLOCK_TOKENS - request.push.held_blocks
         if blocks > 0:

@@ -1,4 +1,4 @@
-"""What this rank's requests move in and out of its KV pool."""
+"""The KV that moves in and out of this rank's pool."""
 
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, cast
@@ -23,10 +23,10 @@ TransferMessage = AttachStore | DetachStore | PushOffer
 
 
 class Transfers:
-    """Between the engine and the agent that moves bytes: which transfer is whose, and what its end means.
+    """Between the engine and the agent that moves bytes: which request a transfer is for, and what its end means.
 
-    Blocks of a transfer are held beside the request's own hold, so that a request can end at any time while the agent
-    still reads or writes them. Without an agent nothing moves, and `check` refuses what would.
+    A transfer holds its blocks in addition to the request's own hold, so that a request can end at any time while the
+    agent still reads or writes them. Without an agent nothing moves, and `check` refuses requests that need transfers.
     """
 
     def __init__(
@@ -38,40 +38,40 @@ class Transfers:
         meter: LoadMeter,
     ) -> None:
         self._agent = agent
-        # Not called without one: no request begins a transfer that `check` has not let in.
+        # None is never used: `check` lets no request in that would begin a transfer.
         used = cast("TransferAgent", agent)
         self._landings = Landings(used, pool, config.landing_seconds)
         self._pushes = Pushes(used, pool, layers, config.layerwise_tokens, meter)
         self._fetches = Fetches(used, pool)
-        # Requests whose wait is over, with the error where their KV is not coming.
+        # Requests whose wait is over; with an error if their KV is not coming.
         self._arrived: list[tuple[Request, PrefillLost | None]] = []
         self._news: list[TransferNews] = []
-        self._told = TransferCounters()
+        self._reported = TransferCounters()
 
     @property
     def awaited(self) -> int:
-        """Requests that hold blocks, and take part in no step before their KV is there."""
+        """How many requests hold blocks and take part in no step until their KV is there."""
         return self._landings.awaited + self._fetches.awaited
 
     @property
     def open(self) -> int:
-        """Transfers that hold blocks."""
+        """How many transfers hold blocks."""
         return self._landings.open + self._pushes.open + self._fetches.open
 
     @property
     def changed(self) -> bool:
-        """Whether `poll_counters` has something to tell."""
-        return self._agent is not None and self._agent.counters() != self._told
+        """Whether `poll_counters` has something to report."""
+        return self._agent is not None and self._agent.counters() != self._reported
 
     @property
     def settled(self) -> bool:
-        """Whether nothing is open, was as last told, and every staging slot was free."""
-        told = self._told
-        open_transfers = self.open + told.open_landings + told.open_pushes + told.open_fetches
-        return not open_transfers and told.free_slots == told.total_slots
+        """Whether nothing is open here or in the counters last reported, and by these every staging slot is free."""
+        last = self._reported
+        open_transfers = self.open + last.open_landings + last.open_pushes + last.open_fetches
+        return not open_transfers and last.free_slots == last.total_slots
 
     def check(self, submit: Submit) -> None:
-        """Raises InvalidRequest where what the request would move cannot be moved."""
+        """Raises InvalidRequest if the request needs a transfer that is not possible."""
         if self._agent is None and (submit.remote_prefill or submit.push or submit.fetch):
             raise InvalidRequest("this worker moves no KV: configure engine.transfer")
         if submit.push is None:
@@ -82,39 +82,39 @@ class Transfers:
             raise InvalidRequest("held_blocks leaves nothing to push", field="held_blocks")
 
     def expect(self, request: Request) -> None:
-        """A request is queued. Raises InvalidRequest where its ticket is in use."""
+        """The request is queued. Raises InvalidRequest if its ticket is in use."""
         if request.push is not None:
             self._pushes.expect(request)
 
     def would_wait(self, request: Request, held_blocks: int) -> bool:
-        """Whether a request that finds so much in the pool waits for KV from elsewhere."""
+        """Whether a request that finds `held_blocks` blocks in the pool waits for KV from elsewhere."""
         if request.remote_prefill:
             # The last block alone is computed sooner than a prefill worker has computed the prompt.
             return not held_blocks or held_blocks < request.matchable_blocks
         return request.fetch is not None and held_blocks < min(request.fetch.blocks, request.matchable_blocks)
 
     def begin(self, request: Request, waits: bool) -> None:
-        """A request is admitted and has its blocks. Raises InvalidRequest and NamespaceMismatch for a bad ticket."""
+        """The request is admitted and has its blocks. Raises InvalidRequest or NamespaceMismatch for a bad ticket."""
         if request.push is not None:
             self._pushes.begin(request)
         if waits and request.remote_prefill:
             self._news.append(self._landings.begin(request))
         elif waits:
             self._fetches.begin(request)
-        # When it is preempted later, what it lost is computed here.
+        # If it is preempted later, it computes what it lost itself.
         request.remote_prefill, request.fetch = False, None
 
     def awaiting_first_token(self, request_key: int) -> Request | None:
         return self._landings.awaiting_first_token(request_key)
 
     def on_first_token(self, request: Request) -> None:
-        """It was appended to the request, which has not ended with it."""
+        """The request has its first token, and has not ended with it."""
         self._note_landed(self._landings.pop_complete(request.key))
 
     def layer_watch(self, ends: Iterable[tuple[Request, int]]) -> Callable[[int], None] | None:
-        """What to call while a step runs, with how many layers of it are written; None where nobody waits for layers.
+        """A function to call while a step runs, each time its first n layers are written; None if no push needs it.
 
-        `ends`: the step's requests, and how many tokens of each it leaves written.
+        `ends`: the step's requests, each with the number of its tokens whose KV is written after the step.
         """
         return self._pushes.layer_watch(ends) if self._pushes.open else None
 
@@ -122,7 +122,7 @@ class Transfers:
         self._pushes.on_computed(request, tokens)
 
     def give_up(self, request: Request) -> None:
-        """It has ended, and waits for nothing. Its push goes on."""
+        """The request has ended, and waits for nothing. Its push goes on."""
         self._landings.give_up(request.key)
         self._fetches.give_up(request.key)
 
@@ -130,7 +130,7 @@ class Transfers:
         self._pushes.cancel(request_key)
 
     def handle(self, message: TransferMessage) -> None:
-        """What the service passes on."""
+        """Carry out a message that the service passes on."""
         if self._agent is None:
             return
         match message:
@@ -144,14 +144,14 @@ class Transfers:
                     self._news.append(ended)
 
     def poll(self) -> bool:
-        """Take what the agent tells. Whether it told anything."""
+        """Note what the agent reports. Returns whether it reported anything."""
         events = [] if self._agent is None else self._agent.events()
         for event in events:
             self._on_event(event)
         return bool(events)
 
     def drain_arrived(self) -> list[tuple[Request, PrefillLost | None]]:
-        """Requests that can go on, their progress noted, or (with the error) cannot. Some may have ended since."""
+        """Requests that can go on, or with an error cannot. Some may have ended since."""
         arrived, self._arrived = self._arrived, []
         return arrived
 
@@ -160,11 +160,11 @@ class Transfers:
         return news
 
     def poll_counters(self) -> TransferCounters | None:
-        """The agent's, if they changed since the last call."""
-        counters = self._told if self._agent is None else self._agent.counters()
-        if counters == self._told:
+        """The agent's counters, if they changed since the last call."""
+        counters = self._reported if self._agent is None else self._agent.counters()
+        if counters == self._reported:
             return None
-        self._told = counters
+        self._reported = counters
         return counters
 
     def _on_event(self, event: Event) -> None:

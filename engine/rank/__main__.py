@@ -1,7 +1,7 @@
 """A rank: the process that holds one engine. `python -m engine.rank SOCKET_FD`, started by worker.rank_client.
 
-It ends when its service says Stop, closes the socket or dies; terminal signals are the service's business, which may
-have requests to finish first.
+It ends when its service sends Stop, closes the socket or dies. It ignores terminal signals: the service handles them,
+and may have requests to finish first.
 """
 
 import gc
@@ -52,7 +52,7 @@ def main(arguments: list[str]) -> int:
         raise
     engine = Engine(config, backend, time.monotonic, agent)
     link.send(_ready(config, backend, engine, agent))
-    # What loading allocated lives as long as the process: collections need not walk it.
+    # Objects made by loading live as long as the process: garbage collections need not visit them.
     gc.freeze()
     RankLoop(link, engine).run()
     if agent is not None:
@@ -63,7 +63,7 @@ def main(arguments: list[str]) -> int:
 def _make_agent(config: EngineConfig, backend: Backend, wakeup: EventFd, rank: int) -> "TransferAgent | None":
     if config.transfer is None:
         return None
-    # Only here: a rank that moves no KV starts without UCX.
+    # Imported only here: a rank that moves no KV starts without UCX.
     from transfer.agent import TransferAgent
     from transfer.tuning import tune_for_gpu_transfers
 
@@ -93,7 +93,7 @@ def _report(link: RankLink, failed: Failed) -> None:
 
 
 def _peak_resident_bytes() -> int:
-    # Not getrusage: its maximum survives exec, and would be the parent's.
+    # Not getrusage: its maximum survives exec, so that it would be the parent's.
     fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     return int(fields["VmHWM"].split()[0]) * 1024
 

@@ -11,7 +11,7 @@ def make_backend(config: EngineConfig) -> Backend:
     """The backend that `config` asks for, ready to execute. Raises CheckpointError, ConfigError."""
     if config.backend == "oracle":
         return OracleBackend(config)
-    # Only here: an oracle rank starts fast and small without torch.
+    # Imported only here: without torch an oracle rank starts fast and small.
     import torch
 
     from engine.runner.backend import ModelBackend

@@ -10,13 +10,13 @@ from engine.protocol.frames import RECEIVE_BYTES, FrameDecoder, FrameEncoder
 from engine.protocol.messages import ToRank
 from mesh.event_fd import EventFd
 
-# Results that the service has not read. Above this the engine pauses, still listening, until the service reads: a slow
-# service neither fills our memory nor locks up with us, each waiting for the other to read.
+# While more bytes wait for the service to read them, the engine pauses and still receives: a slow service neither fills
+# our memory, nor waits for us to read while we wait for it.
 MAX_OUTGOING_BYTES = 4 * 1024 * 1024
 
 
 class RankLink:
-    """Never blocks on sending; blocks on receiving only when asked to, and until `wakeup` is set."""
+    """Sending never blocks; receiving blocks only when asked to, until a message arrives or `wakeup` is set."""
 
     def __init__(self, connection: socket.socket, wakeup: EventFd) -> None:
         connection.setblocking(False)
@@ -27,7 +27,7 @@ class RankLink:
         self._encoder = FrameEncoder()
         self._decoder: FrameDecoder[ToRank] = FrameDecoder(ToRank)
         self._outgoing = bytearray()
-        # The service has gone.
+        # The service has closed its end, or died.
         self.closed = False
 
     def send(self, message: msgspec.Struct) -> None:

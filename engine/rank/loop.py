@@ -1,24 +1,24 @@
-"""The life of a rank between its socket and its engine."""
+"""The loop of a rank: messages in, steps, results out."""
 
 from engine.engine import Engine
 from engine.protocol.messages import Cancel, FirstToken, Start, Stop, Submit, ToRank
 from engine.rank.link import RankLink
 
-# How often the figures of transfers that are not over are looked at while nothing else happens.
+# How often the rank looks at the counters of open transfers while nothing else happens.
 LOOK_SECONDS = 0.25
 
 
 class RankLoop:
-    """Steps while there is work, sleeps while there is none."""
+    """Steps while there is work, and sleeps while there is none."""
 
     def __init__(self, link: RankLink, engine: Engine) -> None:
         self._link = link
         self._engine = engine
 
     def run(self) -> None:
-        """Return when the service is done with us."""
+        """Return when the service has stopped this rank or closed the socket."""
         while not self._engine.stopped:
-            # What lingers of a transfer after its last event ends without another.
+            # After its last event a transfer may still change the counters, and no event wakes the rank for that.
             most_seconds = None if self._engine.transfers.settled else LOOK_SECONDS
             for message in self._link.receive(wait=not self._engine.has_work(), most_seconds=most_seconds):
                 self._handle(message)

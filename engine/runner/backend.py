@@ -16,8 +16,8 @@ from engine.model.state import make_state
 from engine.runner.graphs import DecodeGraphs, default_sizes
 from engine.runner.memory_plan import CPU_POOL_BYTES, affordable_blocks, free_bytes, transfer_bytes
 from engine.runner.profiling import graph_bytes, workspace_bytes
-from engine.runner.progress import DeviceProgress
 from engine.runner.sampler import PendingSamples, draw_tokens
+from engine.runner.step_events import StepEvents
 from engine.runner.step_sizes import padded_size, step_sizes
 from engine.runner.warm_up import warm_up_steps
 from engine.weights.loading import load_model, random_model
@@ -35,7 +35,7 @@ _log = logging.getLogger("deepmesh.engine")
 class ModelBackend:
     """engine.batch.Backend over a checkpoint, or with random weights.
 
-    Raises CheckpointError where the checkpoint cannot be served, ConfigError where its KV pool does not fit.
+    Raises CheckpointError if the checkpoint cannot be served, ConfigError if its KV pool does not fit.
     """
 
     def __init__(self, resolved: ResolvedEngineConfig, model: Model | None = None) -> None:
@@ -52,7 +52,7 @@ class ModelBackend:
             longest = min(longest, config.context_tokens)
         self.block_bytes = _block_bytes(self._model, resolved)
         self.total_blocks = config.total_blocks or self._affordable_blocks(resolved, longest)
-        # A request that the pool cannot hold alone would never end.
+        # A request that does not fit the pool alone would never end.
         self.context_tokens = min(longest, self.total_blocks * BLOCK_TOKENS)
         self.state = _make_state(self._model, resolved, self.total_blocks, self.context_tokens)
         self._graphs = None
@@ -81,7 +81,7 @@ class ModelBackend:
     def kv_memory(self) -> KvMemory:
         pool = self.state.kv_pool
         if pool.is_cuda:
-            # Only here: it needs CUDA's bindings.
+            # Imported only here: it needs CUDA's bindings.
             from engine.runner.device_memory import DeviceMemory
 
             return DeviceMemory(pool)
@@ -91,17 +91,17 @@ class ModelBackend:
     def launch(self, batch: Batch, shape: StepShape) -> "LaunchedStep":
         """Queue the batch's tokens and the writes of their KV; without rows, padding alone."""
         rows = batch.rows
-        progress = DeviceProgress(batch.on_layers) if self.asynchronous else None
+        events = StepEvents(batch.on_layers) if self.asynchronous else None
         drawing = [index for index, row in enumerate(rows) if row.sampling is not None]
         if self._graphs is not None and self._graphs.fit(shape):
             logits = self._graphs.run(rows, shape.tokens)
             if len(drawing) < len(rows):
                 logits = logits[self._indices(drawing)]
         else:
-            on_layers = batch.on_layers if progress is None else progress.layer_hook
+            on_layers = batch.on_layers if events is None else events.layer_hook
             context = build_context(self._model.config, rows, self.state, self._size(shape.tokens))
             logits = self._model.forward(context, on_layers)
-        return LaunchedStep(rows, drawing, logits, self.state, progress)
+        return LaunchedStep(rows, drawing, logits, self.state, events)
 
     def _size(self, tokens: int) -> int:
         """To how many tokens a step is padded."""
@@ -139,15 +139,15 @@ class LaunchedStep:
         drawing: Sequence[int],
         logits: torch.Tensor,
         state: DeviceState,
-        progress: DeviceProgress | None,
+        events: StepEvents | None,
     ) -> None:
-        """drawing: the rows that draw; logits: [drawing, vocabulary]; progress: None on a CPU, whose step is done."""
+        """drawing: the rows that draw; logits: [drawing, vocabulary]; events: None on a CPU, whose step is done."""
         self._rows = len(rows)
         self._drawing = drawing
         self._drawn_rows = [rows[index] for index in drawing]
         self._logits: torch.Tensor | None = logits
         self._state = state
-        self._progress = progress
+        self._events = events
         self._pending: PendingSamples | None = None
 
     @torch.inference_mode()
@@ -160,14 +160,14 @@ class LaunchedStep:
             drawing = to_device(np.array(self._drawing, np.int64), self._state.device)
             self._state.drawn[drawing] = token_ids
             self._pending = PendingSamples(logits, token_ids, self._drawn_rows)
-        if self._progress is not None:
-            self._progress.enqueued()
+        if self._events is not None:
+            self._events.enqueued()
 
     def collect(self) -> list[Sample | None]:
         assert self._logits is None, "a step is collected after its draw"
-        if self._progress is not None:
+        if self._events is not None:
             # KV that was not written yet must not be pushed, nor its blocks be given to others.
-            self._progress.synchronize()
+            self._events.synchronize()
         samples: list[Sample | None] = [None] * self._rows
         if self._pending is not None:
             for index, sample in zip(self._drawing, self._pending.read(), strict=True):
@@ -183,7 +183,7 @@ def _kv_meaning(config: EngineConfig, model_dir: Path) -> str:
 
 
 def _summary(resolved: ResolvedEngineConfig, blocks: int) -> dict[str, object]:
-    """What an operator wants to see of a worker that starts."""
+    """What an operator wants to know of a worker that starts."""
     device = torch.cuda.get_device_name() if resolved.device == "cuda" else "CPU"
     return {"device": device, "dtype": resolved.dtype, "kv_dtype": resolved.kv_dtype, "kv_blocks": blocks}
 
@@ -198,7 +198,7 @@ def make_model(resolved: ResolvedEngineConfig) -> Model:
 
 
 def reserved_bytes(model: Model, resolved: ResolvedEngineConfig, longest: int) -> int:
-    """What steps, graphs and transfers take beside weights and pool, the former found by running them."""
+    """Memory that steps, graphs and transfers need beside weights and pool; steps and graphs are run to find out."""
     config = resolved.config
     transfers = transfer_bytes(config.transfer)
     state = _make_state(model, resolved, 1, longest)

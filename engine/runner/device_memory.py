@@ -12,12 +12,12 @@ from kernels.kv_copy.xxh3 import seeded_table
 from mesh.errors import EngineFailed
 from transfer.digest import seed_of
 
-# Transfers whose tables are kept: about as many as are under way.
+# How many transfers' tables are kept: about as many as are open at a time.
 _KEPT_TABLES = 256
 
 
 class PlainAllocation:
-    """Device memory of the driver's own: torch's expandable segments cannot be mapped by another process."""
+    """Device memory from the driver: torch's expandable segments cannot be mapped by another process."""
 
     def __init__(self, size_bytes: int) -> None:
         status, address = driver.cuMemAlloc(size_bytes)
@@ -30,7 +30,7 @@ class PlainAllocation:
         self.__cuda_array_interface__ = _interface(self._address, size_bytes)
 
     def __getitem__(self, part: slice) -> "_Part":
-        """From its start."""
+        """The bytes from the start up to `part.stop`."""
         assert part.start in (None, 0) and part.step is None
         return _Part(self._address, part.stop, self)
 
@@ -40,7 +40,7 @@ class PlainAllocation:
 
 
 class _Part:
-    """Of an allocation, which it keeps."""
+    """A part of an allocation, which it keeps alive."""
 
     def __init__(self, address: int, size_bytes: int, whole: PlainAllocation) -> None:
         self._whole = whole
@@ -58,15 +58,15 @@ class DeviceSlot(PlainAllocation):
         super().__init__(size_bytes)
         self.tensor = torch.as_tensor(self, device=pool.device)
         self.segment = SegmentBuffer(pool, self.tensor)
-        # After its last job.
+        # Recorded behind the slot's last job.
         self.done = torch.cuda.Event(blocking=True)
 
 
 class DeviceMemory:
-    """A `transfer.memory.KvMemory` over a KV pool on a GPU, on a stream of its own beside the engine's.
+    """A `transfer.memory.KvMemory` over a KV pool on a GPU, with a stream of its own beside the engine's.
 
-    The two are ordered by the host alone: what is gathered belongs to a step or layer that is known to be over, blocks
-    that are landed in belong to no step under way, and steps that read them are launched after that has completed.
+    The host alone orders the two streams: it gathers KV of steps or layers that it knows to be over, it lands KV in
+    blocks that no step in flight uses, and it launches steps that read these blocks after the landing has completed.
     """
 
     is_on_gpu = True
@@ -81,15 +81,15 @@ class DeviceMemory:
         self._table = lru_cache(_KEPT_TABLES)(_table_of)
 
     def allocate_staging(self, size_bytes: int) -> DeviceSlot:
-        # Gives this thread torch's context, which the driver's calls work in; and the pool is there.
+        # This gives the thread torch's context, which the driver's calls need, and waits until the pool is there.
         torch.cuda.current_stream(self._pool.device).synchronize()
         with torch.cuda.stream(self._stream):
             return DeviceSlot(self._pool, size_bytes)
 
     def enter_thread(self) -> None:
-        # UCX's copies, too, work in the thread's context.
+        # UCX's copies need the thread's context too.
         torch.cuda.set_device(self._pool.device)
-        # For good: to change streams for each launch takes longer than the launch.
+        # Once for the thread: to change streams for each launch would take longer than the launch.
         torch.cuda.set_stream(self._stream)
         self._stream.query()
 
@@ -112,7 +112,7 @@ class DeviceMemory:
 
 
 class _Enqueued:
-    """The job of a slot."""
+    """A slot's job on the device."""
 
     def __init__(self, slot: DeviceSlot) -> None:
         self._slot = slot
@@ -125,14 +125,14 @@ class _Enqueued:
 
 class _Gathered(_Enqueued):
     def result(self) -> bytes:
-        """Before the slot's next job."""
+        """To be called before the slot's next job."""
         self._slot.done.synchronize()
         return self._slot.segment.hashes()
 
 
 class _Landed(_Enqueued):
     def result(self) -> bool:
-        """Before the slot's next job."""
+        """To be called before the slot's next job."""
         self._slot.done.synchronize()
         return self._slot.segment.landed()
 

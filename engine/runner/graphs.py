@@ -12,21 +12,21 @@ from engine.model.inputs import decode_context
 from engine.model.model import Model
 from kernels.host_copy import copy_to_device
 
-# Kept by the captured kernels; lower numbers go first.
+# Captured kernels keep their stream's priority; lower numbers go first.
 HIGH_PRIORITY = -1
 
 
 def default_sizes(max_requests: int) -> list[int]:
-    """Rows of the graphs: dense where a row more costs most."""
+    """Numbers of rows, closest together where one row more costs most."""
     sizes = [1, 2, 4, *range(8, min(max_requests, 128), 8), *range(128, max_requests, 32), max_requests]
     return sorted({size for size in sizes if size <= max_requests})
 
 
 class DecodeGraphs:
-    """Graphs of decode steps by number of rows; a batch runs in the next larger one, filled up with padding rows."""
+    """Graphs of decode steps by number of rows; a batch runs in the next larger one, and padding rows fill that up."""
 
     def __init__(self, model: Model, state: DeviceState, sizes: Sequence[int], blocks: int) -> None:
-        """blocks: the most of any row."""
+        """blocks: the most that any row has."""
         self._blocks = blocks
         self._padding_block = state.padding_block
         # Graphs run one at a time, so they share their memory; the largest, captured first, sets its size.
@@ -49,16 +49,16 @@ class DecodeGraphs:
 class _DecodeGraph:
     def __init__(self, model: Model, state: DeviceState, rows: int, blocks: int, pool: Any) -> None:
         self.rows = rows
-        # All rows padding: they write one slot, and what ends up there is nobody's.
+        # All rows are padding: they write one slot of the padding block, which nobody reads.
         padding = pack_decode_rows([], rows, blocks, state.padding_block)
         self.packed = torch.empty(packed_size(rows, blocks), dtype=torch.int32, device=state.device)
         copy_to_device(padding, self.packed)
         inputs = unpack_decode_rows(self.packed, rows)
-        # What is compiled or allocated once must not happen in a capture.
+        # Compilation and one-time allocations must not happen in a capture.
         model.forward(decode_context(inputs, state))
         torch.cuda.synchronize()
         self.graph = torch.cuda.CUDAGraph()
-        # Before the copies of transfers, which fill what this leaves of the device.
+        # Steps go before the copies of transfers, which use what steps leave of the device.
         stream = torch.cuda.Stream(priority=HIGH_PRIORITY)
         with torch.cuda.graph(self.graph, pool=pool, stream=stream):
             self.logits = model.forward(decode_context(inputs, state))

@@ -1,4 +1,4 @@
-"""How many blocks the KV pool gets: what is left when weights, the largest step and the captured graphs have theirs."""
+"""How many blocks the KV pool gets: it takes what weights, the largest step, captured graphs and transfers leave."""
 
 import psutil
 import torch
@@ -6,18 +6,19 @@ import torch
 from mesh.errors import ConfigError
 from transfer.config import TransferConfig
 
-# On CPU the pool takes no more than this unless one whole context needs it, or `total_blocks` asks for it.
+# On a CPU the pool takes no more than this, unless one whole context needs more, or `total_blocks` asks for more.
 CPU_POOL_BYTES = 1 << 30
-# Each KiB that is staged has 64 bytes of sums.
-STAGED_BYTES_PER_SUM_BYTE = 16
-# What CUDA and its libraries take in each process that computes on a GPU, beside what torch knows of.
+# Hashing keeps 64 bytes for each KiB of staging.
+STAGED_BYTES_PER_HASH_BYTE = 16
+# Memory that CUDA and its libraries take in each process that computes on a GPU, unknown to torch.
 LIBRARY_BYTES = 1 << 30
 
 
 def free_bytes(device: torch.device, share: float = 1.0) -> int:
     """Memory that this process can still allocate on the device, what torch keeps for later included.
 
-    With a `share` of a GPU below 1, no more than is left of that: others that load now have not taken theirs yet.
+    With a `share` of a GPU below 1 it is no more than is left of the share: processes that load at the same time may
+    not have taken theirs yet.
     """
     if device.type == "cpu":
         return psutil.virtual_memory().available
@@ -29,15 +30,15 @@ def free_bytes(device: torch.device, share: float = 1.0) -> int:
 
 
 def left_of_share(total_bytes: int, share: float, taken_bytes: int) -> int:
-    """Of a GPU's memory, for one of the processes that share it, which has allocated so much already."""
+    """What a process that has allocated `taken_bytes` may still allocate of its share of a GPU's memory."""
     return max(int(total_bytes * share) - LIBRARY_BYTES - taken_bytes, 0)
 
 
 def transfer_bytes(config: TransferConfig | None) -> int:
-    """What transfers take of a GPU's memory: staging slots, and what their hashes are made of."""
+    """Memory of a GPU that transfers take: staging slots, and the state of their hashes."""
     if config is None:
         return 0
-    return config.slots * (config.slot_bytes + config.slot_bytes // STAGED_BYTES_PER_SUM_BYTE)
+    return config.slots * (config.slot_bytes + config.slot_bytes // STAGED_BYTES_PER_HASH_BYTE)
 
 
 def affordable_blocks(
@@ -45,8 +46,8 @@ def affordable_blocks(
 ) -> int:
     """Blocks of the KV pool: what the budget holds, but no more than all requests at full context can use.
 
-    `cap_bytes`, where given, limits it further, though never below one full context. Raises ConfigError where not even
-    two blocks fit.
+    `cap_bytes`, if given, limits it further, though never below one full context. Raises ConfigError if not even two
+    blocks fit.
     """
     wanted = context_blocks * max_requests
     if cap_bytes is not None:

@@ -1,4 +1,4 @@
-"""What steps take of the device's memory, found by running the largest."""
+"""How much of the device's memory steps take, measured by running the largest."""
 
 from collections.abc import Callable
 
@@ -12,14 +12,14 @@ from engine.runner.sampler import draw_tokens
 from mesh.blocks import BLOCK_TOKENS
 from mesh.domain.sampling import Sampling
 
-# The sampling that takes most memory.
+# The sampling that takes the most memory.
 COSTLY = Sampling(temperature=1.0, top_p=0.9)
 
 
 def workspace_bytes(model: Model, state: DeviceState, step_tokens: int, max_requests: int, longest: int) -> int:
     """The most that the tensors of a step take at a time.
 
-    Contexts may lie in the pool's first block over and over: nobody reads what is computed.
+    All blocks of a context may be the pool's first one, since nobody reads what is computed.
     """
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
@@ -31,7 +31,7 @@ def workspace_bytes(model: Model, state: DeviceState, step_tokens: int, max_requ
 
 
 def graph_bytes(capture: Callable[[], object]) -> int:
-    """What captured graphs keep for themselves."""
+    """Memory that captured graphs keep."""
     torch.cuda.empty_cache()
     before = torch.cuda.memory_reserved()
     graphs = capture()
@@ -44,7 +44,7 @@ def graph_bytes(capture: Callable[[], object]) -> int:
 def _prompts(step_tokens: int, longest: int) -> list[Row]:
     """Prompts that end where contexts end, as many as a step has tokens for.
 
-    Behind a row of one token, as what several rows attend to is joined.
+    A row of one token goes before them, because joining the results of several forms of attention takes memory too.
     """
     rows, left = _decoding(1, longest), step_tokens - 1
     while left:

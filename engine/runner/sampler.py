@@ -1,4 +1,4 @@
-"""From a step's logits to its samples: drawn on the device, read by the host when it gets to it."""
+"""From a step's logits to its samples: drawn on the device, read later by the host."""
 
 from collections.abc import Sequence
 
@@ -39,7 +39,7 @@ class PendingSamples:
         self._copies = HostCopies((token_ids, *found))
 
     def read(self) -> list[Sample]:
-        """Waits for them. One sample per row."""
+        """Wait for them. Returns one sample per row."""
         token_ids, *found = self._copies.read()
         ordered = zip(*(values.tolist() for values in found), strict=True)
         by_row = {

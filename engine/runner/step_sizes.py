@@ -1,20 +1,20 @@
-"""How many tokens a step computes on a GPU: one of few numbers, to which it is padded.
+"""How many tokens a step computes on a GPU: it is padded to one of a few sizes.
 
-Kernels are chosen, planned and in part compiled by the number of tokens, so that each number is another step. Of these
-all can be run before a worker serves.
+Kernels are chosen, planned and in part compiled by the number of tokens. With few sizes a worker can run all of them
+before it serves.
 """
 
 from bisect import bisect_left
 from collections.abc import Sequence
 
-# Sizes are multiples of it, so that what depends on a size is as aligned for each.
+# All sizes are multiples of it, and so is the alignment of what follows from a size.
 SMALLEST = 16
-# Up to the next power of two: from 128 tokens on the padding is less than an eighth.
+# Sizes between powers of two: from 128 tokens on the padding is less than an eighth.
 OCTAVE_SIZES = 8
 
 
 def step_sizes(most: int) -> list[int]:
-    """Ascending; the last is `most`, which full steps have."""
+    """Ascending sizes; the last is `most`, the size of full steps."""
     sizes, size = [], SMALLEST
     while size < most:
         sizes.append(size)
@@ -23,5 +23,5 @@ def step_sizes(most: int) -> list[int]:
 
 
 def padded_size(tokens: int, sizes: Sequence[int]) -> int:
-    """The first of ascending `sizes` that holds so many tokens; the last one holds those of every step."""
+    """The first of ascending `sizes` that holds so many tokens; every step fits the last."""
     return sizes[bisect_left(sizes, tokens)]

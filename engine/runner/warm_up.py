@@ -1,8 +1,7 @@
-"""The steps that a worker runs before it serves, so that no request waits for what is compiled at first use.
+"""The steps that a worker runs before it serves, so that no request waits for a kernel to be compiled.
 
-Kernels differ by the step's size, by how its rows attend, by how many of them draw, and how: each size is run, each way
-to attend, numbers of rows up to the most, and each way to draw; not each of one with each of the others, which no
-kernel knows together.
+Kernels differ by the step's size, by how its rows attend, by how many of them draw, and by how they draw. Each of these
+is run over its range, but not in all combinations, because no kernel depends on two of them.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,16 +13,16 @@ from mesh.domain.sampling import Sampling
 
 GREEDY = Sampling()
 DRAWN = Sampling(temperature=1.0, top_p=0.9, top_k=50)
-TOLD = Sampling(top_logprobs=5)
-WAYS_TO_DRAW = (GREEDY, DRAWN, TOLD)
-# Behind a prefix a few queries attend in one form and more in another: sizes on both sides, whatever the model.
+REPORTED = Sampling(top_logprobs=5)
+WAYS_TO_DRAW = (GREEDY, DRAWN, REPORTED)
+# Behind a prefix few queries attend in one form and many in another; for every model this covers sizes of both kinds.
 MOST_BEHIND_PREFIX = 512
 
 
 def warm_up_steps(sizes: Sequence[int], context_tokens: int, max_requests: int, block: int) -> Iterator[list[Row]]:
-    """Rows of each step; the largest first, whose memory the others then share.
+    """The rows of each step, the largest first, so that the others share its memory.
 
-    sizes: of `step_sizes`, none above max_requests * context_tokens. All tokens are in `block`, over and over: nobody
+    sizes: from `step_sizes`, none above max_requests * context_tokens. All blocks of all rows are `block`, since nobody
     reads what is computed.
     """
     rows = _Rows(context_tokens, block)
@@ -45,21 +44,21 @@ def warm_up_steps(sizes: Sequence[int], context_tokens: int, max_requests: int, 
 
 
 class _Rows:
-    """Rows within a context of so many tokens, all of them in one block."""
+    """Makes rows within a context of `context_tokens` tokens, whose blocks are all the same."""
 
     def __init__(self, context_tokens: int, block: int) -> None:
         self._context_tokens = context_tokens
         self._block_ids = [block] * -(-context_tokens // BLOCK_TOKENS)
 
     def prompts(self, tokens: int) -> list[Row]:
-        """Whole prompts, as few as hold so many tokens."""
+        """As few whole prompts as have so many tokens together."""
         whole, rest = divmod(tokens, self._context_tokens)
         lengths = [self._context_tokens] * whole + [rest] * (rest > 0)
-        # As the engine orders them: what has one token comes first.
+        # As the engine orders them: rows of one token come first.
         return [
             Row([0] * length, 0, self._block_ids, GREEDY) for length in sorted(lengths, key=lambda length: length > 1)
         ]
 
     def last(self, tokens: int, sampling: Sampling | None) -> Row:
-        """The context's last tokens."""
+        """A row of the context's last tokens."""
         return Row([0] * tokens, self._context_tokens - tokens, self._block_ids, sampling)

@@ -1,4 +1,4 @@
-"""How far a step has come on a device that computes while the host does other things."""
+"""Which layers of a step a GPU has done."""
 
 import time
 from collections import deque
@@ -6,35 +6,35 @@ from collections.abc import Callable
 
 import torch
 
-# How often it looks whether a layer is done.
+# How often the host looks whether a layer is done.
 _LOOK_SECONDS = 1e-4
 
 
-class DeviceProgress:
-    """Events on the current stream: one after each layer that somebody wants to hear of, and one behind the step."""
+class StepEvents:
+    """Events on the current stream: one behind each layer, if somebody waits for layers, and one behind the step."""
 
     def __init__(self, on_layers: Callable[[int], None] | None) -> None:
-        """on_layers: engine.batch.Batch's."""
+        """on_layers: see engine.batch.Batch."""
         self._on_layers = on_layers
         self._layers: deque[tuple[int, torch.cuda.Event]] = deque()
-        # Who waits for it sleeps.
+        # A thread that waits for it sleeps.
         self._end = torch.cuda.Event(blocking=True)
 
     @property
     def layer_hook(self) -> Callable[[int], None] | None:
-        """What to call when so many layers are enqueued; None where nobody wants to hear of them."""
+        """A function to call when the first n layers are enqueued; None if nobody waits for layers."""
         return None if self._on_layers is None else self._layer_enqueued
 
     def enqueued(self) -> None:
-        """All of the step is."""
+        """All of the step is enqueued."""
         self._end.record()
 
     def synchronize(self) -> None:
-        """Wait for the step, and tell of its layers meanwhile."""
-        self._tell()
+        """Wait for the step, and report its layers meanwhile."""
+        self._report()
         while self._layers:
             time.sleep(_LOOK_SECONDS)
-            self._tell()
+            self._report()
         self._end.synchronize()
 
     def _layer_enqueued(self, layers: int) -> None:
@@ -42,9 +42,9 @@ class DeviceProgress:
         event.record()
         self._layers.append((layers, event))
         # The first layers may be done before the last is enqueued.
-        self._tell()
+        self._report()
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         written = None
         while self._layers and self._layers[0][1].query():
             written, _ = self._layers.popleft()
