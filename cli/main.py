@@ -11,6 +11,7 @@ from cli.demo import demo
 from cli.eval import evaluate
 from cli.health import health
 from cli.make_checkpoint import make_checkpoint
+from cli.quantize import quantize
 from cli.status import status
 from cli.up import up
 from mesh.errors import MeshError
@@ -25,7 +26,7 @@ commands look there, unless an option or DEEPMESH_GATEWAY, DEEPMESH_SCHEDULER (h
 
 def build() -> typer.Typer:
     app = typer.Typer(help=HELP, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-    for command in (up, chat, status, health, bench, demo):
+    for command in (up, chat, status, health, bench, demo, quantize):
         app.command()(command)
     app.command("make-checkpoint")(make_checkpoint)
     app.command("eval")(evaluate)

@@ -15,21 +15,12 @@ from kernels.group_quant import GROUP, quantize_groups
 from mesh.errors import ConfigError
 from tools.byte_tokenizer import READABLE, SMALLEST_VOCABULARY, write_tokenizer
 from tools.checkpoint_tensors import TensorSpec, checkpoint_tensors
+from tools.quantization_configs import FP8_CONFIG, W4A8_CONFIG
 
 DTYPES = MappingProxyType({"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16})
 FLOAT8, W4A8 = "float8", "w4a8"
 # By name of a checkpoint's dtype, the `quantization_config` that is published for it.
-QUANTIZED: Mapping[str, Mapping[str, Any]] = MappingProxyType(
-    {
-        FLOAT8: {
-            "activation_scheme": "dynamic",
-            "fmt": "e4m3",
-            "quant_method": "fp8",
-            "weight_block_size": [128, 128],
-        },
-        W4A8: {"group_size": 128, "quant_method": "w4afp8", "weight_block_size": [128, 128]},
-    }
-)
+QUANTIZED: Mapping[str, Mapping[str, Any]] = MappingProxyType({FLOAT8: FP8_CONFIG, W4A8: W4A8_CONFIG})
 # Several files whatever the size, and none larger than those DeepSeek publishes.
 SHARDS = 4
 LARGEST_SHARD_BYTES = 4 << 30

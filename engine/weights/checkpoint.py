@@ -1,6 +1,5 @@
 """Streams a checkpoint's tensors into preallocated parameters, one at a time."""
 
-import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import replace
@@ -10,9 +9,18 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from engine.model.parameters import Parameter
+from engine.model.parameters import Parameter, whole
 from engine.weights.shards import Entry, Shards
-from engine.weights.stored import companions, is_fp8, is_input_scale, is_int4, matrix_shape, pre_scale_name, scale_of
+from engine.weights.stored import (
+    companions,
+    is_derived,
+    is_fp8,
+    is_input_scale,
+    is_int4,
+    matrix_shape,
+    pre_scale_name,
+    scale_of,
+)
 from kernels.block_quant import BLOCK, dequantize_blocks
 from kernels.group_quant import dequantize_groups
 from mesh.errors import CheckpointError
@@ -26,8 +34,6 @@ DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
         "I8": torch.int8,
     }
 )
-# Buffers that older tools saved and that the configuration determines.
-HARMLESS = re.compile(r"\.rotary_emb\.inv_freq$")
 STAGING_BYTES = 16 << 20
 NAMES_SHOWN = 5
 # Forms that places keep as they are published.
@@ -56,6 +62,19 @@ def load_weights(shards: Shards, parameters: Sequence[Parameter], unused: tuple[
             progress.advance(task, entry.size_bytes)
 
 
+def read_matrix(shards: Shards, name: str, device: torch.device) -> torch.Tensor:
+    """One tensor as float32, dequantized. It is there, and its scales fit it."""
+    entry = shards.entries[name]
+    place = torch.empty(matrix_shape(entry), dtype=torch.float32, device=device)
+    _load(shards, entry, whole(name, place))
+    return place
+
+
+def read_stored(shards: Shards, name: str) -> torch.Tensor:
+    """One tensor as it is stored, on the CPU."""
+    return _read(shards, shards.entries[name])
+
+
 def _check_names(shards: Shards, wanted: Set[str], unused: tuple[str, ...]) -> None:
     missing = sorted(name for name in wanted if name not in shards.entries)
     if missing:
@@ -64,7 +83,7 @@ def _check_names(shards: Shards, wanted: Set[str], unused: tuple[str, ...]) -> N
     unexpected = [
         name
         for name in shards.entries
-        if name not in read and not name.startswith(unused) and not is_input_scale(name) and not HARMLESS.search(name)
+        if name not in read and not name.startswith(unused) and not is_input_scale(name) and not is_derived(name)
     ]
     if unexpected:
         raise CheckpointError(f"the checkpoint holds tensors that config.json does not describe: {_some(unexpected)}")

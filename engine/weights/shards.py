@@ -87,7 +87,7 @@ def open_shards(model_dir: Path) -> Shards:
         if not path.exists():
             count = sum(value == file_name for value in weight_map.values())
             raise CheckpointError(f"{path} is missing: {INDEX} places {count} tensors there; download it again")
-        entries |= _read_header(path)
+        entries |= read_header(path)
     for name, file_name in weight_map.items():
         if name not in entries or entries[name].path.name != file_name:
             raise CheckpointError(f"{model_dir / file_name} does not hold {name}, which {INDEX} places there")
@@ -124,7 +124,8 @@ def _weight_map(model_dir: Path) -> dict[str, str]:
     return weight_map
 
 
-def _read_header(path: Path) -> dict[str, Entry]:
+def read_header(path: Path) -> dict[str, Entry]:
+    """What one file holds, by name. Raises CheckpointError for a truncated file or a dtype that is not served."""
     size = path.stat().st_size
     with path.open("rb") as file:
         prefix = file.read(LENGTH_BYTES)

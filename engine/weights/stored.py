@@ -11,6 +11,8 @@ from mesh.errors import CheckpointError
 SCALE_SUFFIX = "_scale_inv"
 PRE_SCALE = "pre_quant_scale"
 INPUT_SCALE = "input_scale"
+# Buffers that older tools saved and that the configuration determines.
+_DERIVED = re.compile(r"\.rotary_emb\.inv_freq$")
 _EXPERT_INPUT = re.compile(r"\.experts\.\d+\.w[123]\.input_scale$")
 
 
@@ -31,6 +33,11 @@ def matrix_shape(entry: Entry) -> tuple[int, ...]:
 def is_input_scale(name: str) -> bool:
     """Whether it belongs to the activations of an expert: of no use where these are not quantized."""
     return bool(_EXPERT_INPUT.search(name))
+
+
+def is_derived(name: str) -> bool:
+    """Whether it says nothing that the configuration does not."""
+    return bool(_DERIVED.search(name))
 
 
 def companions(shards: Shards, entry: Entry) -> Iterator[str]:

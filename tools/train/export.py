@@ -10,24 +10,19 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
 from kernels.block_quant import quantize_blocks
+from tools.quantization_configs import FP8_CONFIG
 from tools.tokenizer_files import write_tokenizer_files
 from tools.train.chat import CHAT_TEMPLATE
 from tools.train.layers import Linear
 from tools.train.model import TinyModel
 
 LARGEST_SHARD_BYTES = 14_500_000
-QUANTIZATION: Mapping[str, Any] = {
-    "activation_scheme": "dynamic",
-    "fmt": "e4m3",
-    "quant_method": "fp8",
-    "weight_block_size": [128, 128],
-}
 
 
 def export(model: TinyModel, config: Mapping[str, Any], tokenizer: Tokenizer, directory: Path, *, fp8: bool) -> None:
     """Write config.json, generation_config.json, the tokenizer and sharded safetensors with their index."""
     directory.mkdir(parents=True, exist_ok=True)
-    settings = {**config, "quantization_config": dict(QUANTIZATION)} if fp8 else dict(config)
+    settings = {**config, "quantization_config": dict(FP8_CONFIG)} if fp8 else dict(config)
     _write_json(directory / "config.json", settings)
     ends = {"bos_token_id": config["bos_token_id"], "eos_token_id": config["eos_token_id"], "do_sample": False}
     _write_json(directory / "generation_config.json", ends)

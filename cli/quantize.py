@@ -1,0 +1,52 @@
+"""`deepmesh quantize`: a checkpoint in FP8, or with INT4 experts."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from mesh.errors import ConfigError
+
+if TYPE_CHECKING:
+    from tools.quantize.output import UnitReport
+
+
+class Format(StrEnum):
+    fp8 = "fp8"
+    w4a8 = "w4a8"
+
+
+def quantize(
+    model: Annotated[Path, typer.Argument(help="A checkpoint of the DeepSeek V3 architecture, in bfloat16 or FP8.")],
+    out: Annotated[Path, typer.Option(help="Where to write the quantized one; a run that was cut off goes on there.")],
+    form: Annotated[Format, typer.Option("--format", help="w4a8: routed experts in INT4, the rest in FP8.")],
+    device: Annotated[str, typer.Option(help="cpu or cuda; auto takes a GPU if there is one.")] = "auto",
+) -> None:
+    """Quantize a checkpoint layer by layer, in the layout in which such checkpoints are published."""
+    # Loads torch.
+    from tools.quantize import rounding, run
+
+    try:
+        options = run.Options(model, out, rounding.Format(form.value), run.choose_device(device))
+        reports = run.quantize(options)
+    except OSError as error:
+        raise ConfigError(f"cannot write {out}: {error}") from error
+    Console().print(_table(reports))
+    size_bytes = sum(report.size_bytes for report in reports)
+    typer.echo(f"wrote {out} ({size_bytes / 1e6:,.0f} MB)")
+
+
+def _table(reports: "list[UnitReport]") -> Table:
+    table = Table("layer", "MB", "INT4 error", "FP8 error", title="relative error of the rounded weights")
+    for report in reports:
+        table.add_row(
+            report.name, f"{report.size_bytes / 1e6:,.1f}", _percent(report.int4_error), _percent(report.fp8_error)
+        )
+    return table
+
+
+def _percent(error: float | None) -> str:
+    return "" if error is None else f"{error:.2%}"

@@ -1,0 +1,1 @@
+"""Makes a quantized checkpoint of another one, layer by layer."""

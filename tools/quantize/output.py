@@ -1,0 +1,106 @@
+"""The checkpoint that is written: a file for each layer, so that a run that was cut off goes on where it stopped."""
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from engine.weights.shards import INDEX, read_header
+from mesh.errors import ConfigError
+
+# In the header of each file.
+METADATA_KEY = "deepmesh.quantize"
+# Not copied from the source: they tell of its own weights.
+OF_WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "config.json", INDEX, "hf_quant_config.json", "quant_cfg.json")
+
+
+class UnitReport(msgspec.Struct, frozen=True):
+    """What became of one layer's weights; relative errors, None where nothing was rounded to that form."""
+
+    name: str
+    size_bytes: int
+    int4_error: float | None = None
+    fp8_error: float | None = None
+
+
+class _Metadata(msgspec.Struct, frozen=True):
+    # Of the whole run: files of another run are not of this checkpoint.
+    settings: dict[str, str]
+    report: UnitReport
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    directory: Path
+    settings: dict[str, str]
+    # Of the units, in order.
+    names: Sequence[str]
+
+    def prepare(self) -> None:
+        """Raises ConfigError where the directory holds something else."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        ours = {self._file(name) for name in self.names}
+        foreign = [path for path in self.directory.glob("*.safetensors") if path.name not in ours]
+        if foreign:
+            raise ConfigError(f"{self.directory} holds another checkpoint ({foreign[0].name}): name another directory")
+
+    def finished(self, name: str) -> UnitReport | None:
+        """The report of a unit that an earlier run has written. Raises ConfigError where that had other settings."""
+        path = self.directory / self._file(name)
+        if not path.exists():
+            return None
+        found = _read_metadata(path)
+        if found is None or found.settings != self.settings:
+            raise ConfigError(
+                f"{path} was made of another model or with other settings: name another directory, or remove it"
+            )
+        return found.report
+
+    def write(self, report: UnitReport, tensors: Mapping[str, torch.Tensor]) -> None:
+        """All of a unit at once: a file that is there is whole."""
+        path = self.directory / self._file(report.name)
+        partial = path.with_suffix(".partial")
+        metadata = msgspec.json.encode(_Metadata(self.settings, report)).decode()
+        save_file(dict(tensors), partial, metadata={"format": "pt", METADATA_KEY: metadata})
+        # safetensors writes for the owner only; a service may run as another user.
+        partial.chmod(0o644)
+        partial.rename(path)
+
+    def complete(self, source: Path, config: Mapping[str, Any], reports: Sequence[UnitReport]) -> None:
+        """Writes everything beside the weights, config.json last: without it nothing takes this for a checkpoint."""
+        for path in source.iterdir():
+            if path.is_file() and not any(path.match(pattern) for pattern in OF_WEIGHTS):
+                shutil.copyfile(path, self.directory / path.name)
+        weight_map: dict[str, str] = {}
+        total = 0
+        for name in self.names:
+            file = self._file(name)
+            entries = read_header(self.directory / file)
+            weight_map |= dict.fromkeys(entries, file)
+            total += sum(entry.size_bytes for entry in entries.values())
+        index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
+        self._write_json(INDEX, index)
+        self._write_json("quantization_report.json", msgspec.to_builtins(list(reports)))
+        self._write_json("config.json", config)
+
+    def _file(self, name: str) -> str:
+        return f"model-{self.names.index(name) + 1:05d}-of-{len(self.names):05d}.safetensors"
+
+    def _write_json(self, name: str, values: object) -> None:
+        (self.directory / name).write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _read_metadata(path: Path) -> _Metadata | None:
+    try:
+        with safe_open(path, framework="pt") as file:
+            text = (file.metadata() or {}).get(METADATA_KEY)
+        return None if text is None else msgspec.json.decode(text, type=_Metadata)
+    except (SafetensorError, msgspec.DecodeError):
+        return None

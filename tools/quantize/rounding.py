@@ -1,0 +1,67 @@
+"""What is stored of one tensor: FP8 blocks, INT4 groups, or the tensor as it is."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+import torch
+
+from engine.model.quantization import Stored
+from engine.weights.stored import SCALE_SUFFIX
+from kernels.block_quant import dequantize_blocks, quantize_blocks
+from kernels.group_quant import dequantize_groups, quantize_groups
+from tools.checkpoint_tensors import TensorSpec
+from tools.quantize.error import Error, error_of
+from tools.quantize.source import Source
+
+_EXPERT = re.compile(r"\.mlp\.experts\.\d+\.")
+
+
+class Format(Enum):
+    # Every linear weight in FP8 blocks of 128x128.
+    FP8 = "fp8"
+    # Routed experts in INT4, every other linear weight in FP8.
+    W4A8 = "w4a8"
+
+
+@dataclass(frozen=True, slots=True)
+class Rounded:
+    """Tensors to write by name, and how far they are from the source, if they are not the source's own."""
+
+    tensors: Mapping[str, torch.Tensor]
+    error: Error | None = None
+
+
+def is_expert(name: str) -> bool:
+    """Whether it belongs to a routed expert."""
+    return bool(_EXPERT.search(name))
+
+
+def round_tensor(source: Source, spec: TensorSpec, form: Format) -> Rounded:
+    """A tensor of the source in the form in which the checkpoint has it."""
+    if spec.quantizable and form is Format.W4A8 and is_expert(spec.name):
+        return round_to_int4(spec.name, source.matrix(spec.name))
+    if spec.quantizable and source.stored.linear is Stored.PLAIN:
+        return _round_to_fp8(spec.name, source.matrix(spec.name))
+    tensors = dict(source.published(spec.name))
+    if not spec.full_precision and source.stored.linear is Stored.PLAIN:
+        # As published beside FP8 weights.
+        tensors[spec.name] = tensors[spec.name].bfloat16()
+    return Rounded(tensors)
+
+
+def round_to_int4(name: str, weight: torch.Tensor, pre_scale: torch.Tensor | None = None) -> Rounded:
+    """weight: [outputs, inputs] float32; pre_scale: [inputs], by which its input's channels will be multiplied."""
+    scaled = weight if pre_scale is None else weight / pre_scale
+    packed, scales = quantize_groups(scaled)
+    found = dequantize_groups(packed, scales)
+    error = error_of(found if pre_scale is None else found.mul_(pre_scale), weight)
+    return Rounded({name: packed.cpu(), name + SCALE_SUFFIX: scales.cpu()}, error)
+
+
+def _round_to_fp8(name: str, weight: torch.Tensor) -> Rounded:
+    values, scale = quantize_blocks(weight)
+    found = torch.empty_like(weight)
+    dequantize_blocks(values, scale, found)
+    return Rounded({name: values.cpu(), name + SCALE_SUFFIX: scale.cpu()}, error_of(found, weight))

@@ -1,0 +1,102 @@
+"""The checkpoint that is quantized, checked against its own configuration before anything is written."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from engine.model.config import ModelConfig, read_model_config
+from engine.model.quantization import Quantization, Stored
+from engine.model.reader import read_json
+from engine.weights.checkpoint import read_matrix, read_stored
+from engine.weights.shards import Shards, weights_fingerprint
+from engine.weights.stored import SCALE_SUFFIX, is_derived, matrix_shape, scale_of
+from mesh.errors import CheckpointError
+from tools.checkpoint_tensors import TensorSpec, checkpoint_tensors
+
+NAMES_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """Tensors that are quantized and written together."""
+
+    # A layer's number, or "rest" for the embedding, the last norm and the head.
+    name: str
+    specs: tuple[TensorSpec, ...]
+
+
+class Source:
+    """Raises CheckpointError where tensors are missing, of another shape than config.json makes them, or unknown."""
+
+    def __init__(self, directory: Path, shards: Shards, device: torch.device) -> None:
+        """device: on which weights are computed with."""
+        self.directory = directory
+        self.settings: Mapping[str, Any] = MappingProxyType(read_json(directory / "config.json"))
+        self.config: ModelConfig = read_model_config(directory)
+        self.fingerprint = weights_fingerprint(directory)
+        self.device = device
+        self._shards = shards
+        self.units = tuple(_units(self.config, shards))
+        self._check()
+
+    @property
+    def stored(self) -> Quantization:
+        return self.config.quantization
+
+    @property
+    def size_bytes(self) -> int:
+        return self._shards.size_bytes
+
+    def unit_bytes(self, unit: Unit) -> int:
+        return sum(self._shards.entries[spec.name].size_bytes for spec in unit.specs)
+
+    def matrix(self, name: str) -> torch.Tensor:
+        """A weight as float32 on the device, dequantized."""
+        return read_matrix(self._shards, name, self.device)
+
+    def published(self, name: str) -> Iterator[tuple[str, torch.Tensor]]:
+        """A tensor as it is stored, with its scales if it has any."""
+        yield name, read_stored(self._shards, name)
+        if name + SCALE_SUFFIX in self._shards.entries:
+            yield name + SCALE_SUFFIX, read_stored(self._shards, name + SCALE_SUFFIX)
+
+    def _check(self) -> None:
+        specs = {spec.name: spec for unit in self.units for spec in unit.specs}
+        entries = self._shards.entries
+        missing = [name for name in specs if name not in entries]
+        if missing:
+            raise CheckpointError(f"{self.directory} lacks {_some(missing)}")
+        unknown = [name for name in entries if name.removesuffix(SCALE_SUFFIX) not in specs and not is_derived(name)]
+        if unknown:
+            problem = f"{self.directory} holds tensors that its config.json does not describe"
+            raise CheckpointError(f"{problem}: {_some(unknown)}")
+        for name, spec in specs.items():
+            if matrix_shape(entries[name]) != spec.shape:
+                raise CheckpointError(
+                    f"{name} in {entries[name].path} has shape {list(entries[name].shape)};"
+                    f" config.json makes it {list(spec.shape)}"
+                )
+            if spec.quantizable and self.stored.linear is Stored.FP8:
+                scale_of(self._shards, entries[name])
+
+
+def _units(config: ModelConfig, shards: Shards) -> Iterator[Unit]:
+    """In the order of computation; MTP modules that the checkpoint lacks are left out."""
+    specs: dict[str, list[TensorSpec]] = {"rest": []}
+    for spec in checkpoint_tensors(asdict(config) | {"eos_token_id": 0}, range(0)):
+        parts = spec.name.split(".")
+        specs.setdefault(parts[2] if parts[1] == "layers" else "rest", []).append(spec)
+    for layer in config.unused_layers:
+        if not any(name.startswith(f"model.layers.{layer}.") for name in shards.entries):
+            del specs[str(layer)]
+    for name, members in specs.items():
+        yield Unit(name, tuple(members))
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
+    return ", ".join(names[:NAMES_SHOWN]) + more
