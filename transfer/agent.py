@@ -1,4 +1,4 @@
-"""Everything that moves KV in one process: the transfers that are open, and the thread that carries them out."""
+"""Everything that moves KV in one process: its open transfers, and the thread that carries them out."""
 
 import threading
 from collections import OrderedDict
@@ -20,14 +20,14 @@ from transfer.tickets import REPLAYED_TICKET, Geometry, make_ticket, refusal_of
 from transfer.ucx import UcxTransport
 from transfer.ucx_settings import check_carries_gpu_memory
 
-# Used tickets are remembered to refuse them a second time; those forgotten have expired at their receiver.
+# So many used tickets are remembered, to refuse them a second time. Older ones have expired at their receiver.
 _REMEMBERED_TICKETS = 16_384
 
 
 class TransferAgent:
-    """All methods are thread-safe, return at once, and never raise for what a peer does: that comes as an event.
+    """All methods are thread-safe and return at once. What a peer does wrong never raises: it comes as an event.
 
-    One thread owns the UCX worker, landings, pushes, slots and every copy of bytes. Methods post to it.
+    One thread owns the UCX worker, landings, pushes, slots and every copy of bytes. Methods post commands to it.
     """
 
     def __init__(
@@ -43,8 +43,8 @@ class TransferAgent:
         """`lookups` makes it a store; `rank` is a rank's number in its worker. The transfer thread calls `wake` when
         `events` has something new.
 
-        Raises ConfigError where UCX is missing or does not start, where its transports cannot reach the memory, or
-        where a slot does not hold one block of one layer.
+        Raises ConfigError if UCX is missing or does not start, if its transports cannot reach the memory, or if a slot
+        does not hold one block of one layer.
         """
         self._rank = rank
         self._geometry = Geometry(memory.layers, memory.piece_bytes, config.slot_bytes)
@@ -70,7 +70,7 @@ class TransferAgent:
         return self._transport.address
 
     def events(self) -> list[Event]:
-        """What happened since the last call, in order. Raises what ended the transfer thread, if something did."""
+        """What happened since the last call, in order. Raises the error that ended the transfer thread, if one did."""
         if self._thread.failure is not None:
             raise self._thread.failure
         with self._lock:
@@ -89,9 +89,8 @@ class TransferAgent:
     ) -> Ticket:
         """Open a landing for these blocks (in chain order), all layers.
 
-        `tokens` of the whole prompt decide between whole and layerwise segments, which fit a slot on either side
-        (None: the sender's are as large), as each holds one block of one layer at least. Exactly one Landed or
-        LandingFailed ends it.
+        The whole prompt's `tokens` decide between whole and layerwise segments. A segment fits a slot of both sides;
+        None: the sender's slots are as large as ours. Exactly one Landed or LandingFailed ends the landing.
         """
         plan = plan_layerwise if tokens >= self._layerwise_tokens else plan_whole
         tiles = self._plan(len(blocks), plan, sender_slot_bytes)
@@ -102,7 +101,7 @@ class TransferAgent:
         return ticket
 
     def cancel_landing(self, transfer_id: bytes) -> None:
-        """Give it up; LandingFailed follows once nothing can write to its blocks."""
+        """Give the landing up. LandingFailed follows once nothing can write to its blocks."""
         self._thread.post(partial(self._exchange.cancel_landing, transfer_id))
 
     # Sending.
@@ -110,8 +109,8 @@ class TransferAgent:
     def push(self, ticket: Ticket, blocks: Sequence[int]) -> None:
         """Send these blocks (the landing's, in chain order) as segments become `ready`.
 
-        Raises InvalidRequest for a ticket that does not fit the blocks or was used, NamespaceMismatch for another
-        namespace. Exactly one PushEnded ends it.
+        Exactly one PushEnded ends the push. Raises InvalidRequest for a ticket that does not fit the blocks or was used
+        before, NamespaceMismatch for one of another namespace.
         """
         refusal = refusal_of(ticket, len(blocks), self._namespace, self._geometry)
         if refusal is not None:
@@ -121,38 +120,38 @@ class TransferAgent:
         self._thread.post(partial(self._exchange.push, ticket, blocks))
 
     def ready(self, transfer_id: bytes, layers: int, blocks: int) -> None:
-        """The first `layers` layers of the push's first `blocks` blocks are computed, beside what was said before."""
+        """The first `layers` layers of the push's first `blocks` blocks are computed too."""
         self._thread.post(partial(self._exchange.ready, transfer_id, layers, blocks))
 
     def cancel_push(self, transfer_id: bytes) -> None:
-        """Stop it; PushEnded follows once UCX reads none of its blocks."""
+        """Give the push up. PushEnded follows once nothing reads its blocks."""
         self._thread.post(partial(self._exchange.cancel_push, transfer_id))
 
     # The store.
 
     def attach_store(self, session: StoreSession) -> None:
-        """Use this session from now on; replaces an earlier one with the same store. It is this agent's alone."""
+        """Use this session from now on, instead of an earlier one with the same store. No other agent may use it."""
         self._thread.post(partial(self._exchange.fetcher.attach, session))
 
     def detach_store(self, store_id: str) -> None:
-        """Forget it; fetches under way answer with what has landed."""
+        """Forget the session. Its open fetches end with what has landed."""
         self._thread.post(partial(self._exchange.fetcher.detach, store_id))
 
     def fetch(self, fetch_id: int, store_id: str, hashes: Sequence[bytes], blocks: Sequence[int]) -> None:
-        """Look up these hashes of a chain and land what matches in `blocks` (equal in number).
+        """Look up these hashes of a chain, and land what matches in `blocks` (as many as hashes).
 
-        One UCX message there, blocks back; Fetched follows within the configured deadline.
+        Fetched follows within the configured deadline.
         """
         assert len(hashes) == len(blocks)
         self._thread.post(partial(self._exchange.fetcher.fetch, fetch_id, store_id, hashes, blocks))
 
     def open_session(self, session_id: int, session_key: bytes) -> None:
-        """As the store: answer fetches that carry this session's MAC; all others are refused and counted."""
+        """As the store: answer the lookups of this session."""
         assert self._exchange.server is not None, "not a store"
         self._thread.post(partial(self._exchange.server.open_session, session_id, session_key))
 
     def close_session(self, session_id: int) -> None:
-        """As the store: its lease is over."""
+        """As the store: refuse the session's lookups from now on, and end the answers on their way."""
         assert self._exchange.server is not None, "not a store"
         self._thread.post(partial(self._exchange.server.close_session, session_id))
 
@@ -161,7 +160,7 @@ class TransferAgent:
         return self._exchange.counters()
 
     def close(self) -> None:
-        """Stop the thread; every open transfer ends without an event."""
+        """Stop the thread. Open transfers end without an event."""
         self._thread.close()
 
     def _plan(
@@ -183,7 +182,7 @@ class TransferAgent:
 
     def _emit(self, event: Event) -> None:
         with self._lock:
-            # Whoever was woken for the first takes them all.
+            # Whoever was woken for the first event reads all.
             self._unannounced |= not self._events
             self._events.append(event)
 

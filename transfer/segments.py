@@ -7,7 +7,7 @@ from typing import NamedTuple
 from mesh.errors import ConfigError
 from transfer.ticket import Segment
 
-# A layerwise segment holds at most this share of the layers, so that most of a prompt's KV leaves while later layers
+# A layerwise segment has at most the layers of one such group, so that most of a prompt's KV is sent while later layers
 # are still computed.
 LAYER_GROUPS = 8
 
@@ -26,12 +26,12 @@ class Tile(NamedTuple):
 
 
 def plan_whole(layers: int, blocks: int, piece_bytes: int, segment_bytes: int) -> list[Tile]:
-    """Runs of blocks with all their layers; layers are split only where one block alone is too large."""
+    """Runs of blocks with all their layers. Layers are split only if one block alone is too large."""
     return _tiles(layers, blocks, layers, piece_bytes, segment_bytes, _short_ended_runs)
 
 
 def plan_layerwise(layers: int, blocks: int, piece_bytes: int, segment_bytes: int) -> list[Tile]:
-    """Runs of blocks by groups of layers: each may leave as soon as its layers are computed."""
+    """Runs of blocks by groups of layers: each may be sent as soon as its layers are computed."""
     return _tiles(layers, blocks, -(-layers // LAYER_GROUPS), piece_bytes, segment_bytes, _even_runs)
 
 
@@ -67,7 +67,7 @@ def _tiles(
     segment_bytes: int,
     cut: Callable[[int, int], list[int]],
 ) -> list[Tile]:
-    """Early blocks first, and of equal blocks early layers, at most `segment_bytes` each."""
+    """At most `segment_bytes` each; ordered by blocks, then by layers."""
     if piece_bytes > segment_bytes:
         raise ConfigError(
             f"transfer.slot_bytes must hold one block of one layer: it is {segment_bytes}, a block has {piece_bytes}"
@@ -82,7 +82,7 @@ def _tiles(
 
 
 def _short_ended_runs(count: int, longest: int) -> list[int]:
-    """Of many, the first and the last are short: bytes are under way sooner, and few are left to verify at the end."""
+    """Even runs; if there are many, a short first one, to send bytes sooner, and a short last one, to verify sooner."""
     first, last = longest // 2, longest // 4
     if not last or count <= 2 * longest:
         return _even_runs(count, longest)

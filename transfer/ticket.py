@@ -14,7 +14,7 @@ class Segment(msgspec.Struct, frozen=True, array_like=True):
     worker_address: bytes
     first_layer: int
     layer_count: int
-    # Counted among the landing's own blocks: those that the receiver does not hold yet.
+    # Counted among the blocks of the landing: those that the receiver does not hold yet.
     first_block: int
     block_count: int
     size_bytes: int
@@ -23,17 +23,17 @@ class Segment(msgspec.Struct, frozen=True, array_like=True):
 class Ticket(msgspec.Struct, frozen=True):
     """The right to push into one landing, once. Carried only in authenticated calls.
 
-    Segment i goes to its worker with the tag `tag` + 1 + i, its digest, sealed with `secret`, with `tag`.
+    Segment i goes to its address with the tag `tag` + 1 + i. Its digest goes there with `tag`, sealed with `secret`.
     """
 
     # 16 random bytes; names the transfer.
     transfer_id: bytes
-    # Counts re-placements of the same request.
+    # How often the request was placed again.
     attempt: int
     # 32 unguessable bytes; keys the digests, and seals them.
     secret: bytes
     tag: int
-    # From the receiver's issuing on.
+    # Counted from the moment that the receiver made the ticket.
     deadline_ms: int
     namespace: KvNamespace
     segments: tuple[Segment, ...]
@@ -44,12 +44,12 @@ class Ticket(msgspec.Struct, frozen=True):
 
 
 class SegmentDigest(msgspec.Struct, frozen=True, array_like=True):
-    """What the sender says it pushed, with each segment. The receiver copies to live blocks only what matches."""
+    """What the sender announces for each segment. The receiver copies to live blocks only bytes with this digest."""
 
     segment: int
     size_bytes: int
     digest: bytes
-    # UCX transport that carries it: only the sender's endpoint knows.
+    # UCX transport that the segment used: only the sender's endpoint knows it.
     transport: str
 
 

@@ -1,4 +1,4 @@
-"""Tickets: how a landing's is made, and which ones a sender refuses."""
+"""Tickets: how a receiver makes one, and which ones a sender refuses."""
 
 import secrets
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ RESERVED_TAG = "reserved_tag"
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """What the sender has to push from, and with."""
+    """Shape of the sender's KV, and size of its slots."""
 
     layers: int
     piece_bytes: int
@@ -61,13 +61,13 @@ def make_ticket(
 
 
 def refusal_of(ticket: Ticket, blocks: int, namespace: KvNamespace, geometry: Geometry) -> Refusal | None:
-    """Why so many blocks cannot be pushed with this ticket; None where they can."""
+    """Why so many blocks cannot be pushed with this ticket; None if they can."""
     if ticket.namespace != namespace:
         message = f"the landing is for KV of {ticket.namespace}, this worker's is {namespace}"
         return Refusal(OTHER_NAMESPACE, NamespaceMismatch(message))
     if ticket.deadline_ms <= 0:
         return _refuse(EXPIRED_TICKET, "the ticket has expired")
-    # A segment has one piece at the least.
+    # A segment has at least one piece.
     if len(ticket.segments) > geometry.layers * blocks:
         return _refuse(OVERSIZED_SEGMENT_LIST, f"{len(ticket.segments)} segments are too many for {blocks} blocks")
     if not are_landing_tags(ticket.tag, len(ticket.segments)):
