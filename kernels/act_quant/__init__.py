@@ -1,4 +1,4 @@
-"""Activations to FP8 as DeepSeek-V3 (2024), section 3.3.2, does it: a scale for each token and 128 channels."""
+"""Quantizes activations to FP8 as DeepSeek-V3 (2024), section 3.3.2: one scale for each token and 128 channels."""
 
 import torch
 
@@ -9,7 +9,7 @@ __all__ = ["GROUP", "Quantized", "dequantize", "empty_quantized", "quantize"]
 
 
 def quantize(x: torch.Tensor) -> Quantized:
-    """Each group's largest magnitude becomes e4m3's largest, 448.
+    """Quantize so that each group's largest magnitude becomes e4m3's largest number, 448.
 
     x: [rows, width], float32 or bfloat16, width a multiple of 128, last dimension contiguous. No rows give no rows.
     """

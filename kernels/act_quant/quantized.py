@@ -1,11 +1,11 @@
-"""Activations in FP8: e4m3 values in groups of 128 along a row, one float32 scale a group."""
+"""Activations in FP8: e4m3 values in groups of 128 along a row, with one float32 scale a group."""
 
 from dataclasses import dataclass
 
 import torch
 
 GROUP = 128
-# The bulk copy engine wants columns of scales to begin every 16 bytes.
+# The bulk copy engine requires each column of scales to begin at a multiple of 16 bytes.
 SCALE_ALIGNMENT = 4
 
 

@@ -1,10 +1,10 @@
-"""Quantization of activations in plain torch, the definition."""
+"""Quantization of activations in plain torch: the definition."""
 
 import torch
 
 from kernels.act_quant.quantized import GROUP, Quantized, empty_quantized
 
-# A group of zeros, or of values so small that their scale would underflow, quantizes to zeros.
+# The smallest magnitude that a group is scaled for: its scale must not underflow. A group of zeros quantizes to zeros.
 SMALLEST = 1e-10
 
 

@@ -10,7 +10,7 @@ from kernels.dependent_launch import dependent_launch, start_next, wait_for_earl
 
 LARGEST = tl.constexpr(448.0)
 SMALLEST = tl.constexpr(reference.SMALLEST)
-# Of one program.
+# Groups of one program.
 GROUPS = 8
 
 

@@ -8,7 +8,7 @@ BLOCK = reference.BLOCK
 
 
 def quantize_blocks(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantize so that each block's largest magnitude becomes e4m3's largest, 448.
+    """Quantize so that each block's largest magnitude becomes e4m3's largest number, 448.
 
     weight: [rows, columns], any float dtype; ragged last blocks are allowed.
     Returns (values [rows, columns] float8_e4m3fn, scale [ceil(rows/128), ceil(columns/128)] float32), with

@@ -1,4 +1,4 @@
-"""Block quantization in plain torch, the definition."""
+"""Block quantization in plain torch: the definition."""
 
 import torch
 from torch.nn import functional

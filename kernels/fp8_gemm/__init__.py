@@ -17,15 +17,15 @@ __all__ = ["BlockScaled", "Workspace", "block_scaled", "fp8_gemm", "make_workspa
 def fp8_gemm(x: Quantized, weight: BlockScaled, workspace: Workspace) -> torch.Tensor:
     """x times the weight transposed.
 
-    x: [rows, inputs]; weight: [outputs, inputs], outputs a multiple of 64; workspace: the stream's that computes.
-    Returns [rows, outputs] bfloat16; no rows give no rows. On a GPU: for few rows ours; for more deep_gemm, where it
-    can be imported and is faster, or ours.
+    x: [rows, inputs]; weight: [outputs, inputs], outputs a multiple of 64; workspace: that of the current
+    stream. Returns [rows, outputs] bfloat16; no rows give no rows. On a GPU few rows go to our CUDA kernel, more to
+    deep_gemm if it can be imported and is faster, and the rest to our Triton kernel.
     """
     assert x.values.dim() == weight.values.dim() == 2 and x.values.shape[1] == weight.values.shape[1]
     assert weight.values.shape[0] % 64 == 0
     if not x.values.is_cuda:
         return reference.fp8_gemm(x, weight)
-    # Only here: CUDA's bindings and Triton come with a CUDA build of torch.
+    # Imported here: CUDA's bindings and Triton come with a CUDA build of torch.
     from kernels.fp8_gemm import few_rows, triton
 
     if few_rows.takes(x.values.shape[0], *weight.values.shape):

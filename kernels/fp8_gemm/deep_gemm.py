@@ -11,8 +11,8 @@ from kernels.fp8_gemm.weight import BlockScaled
 from kernels.hopper import is_hopper
 
 PACKAGE = "deep_gemm"
-# Of a weight. The package compiles a kernel, for some three seconds, for each way in which it cuts a product, and that
-# follows from the number of rows: a smaller weight never earns them back.
+# The smallest weight worth its compilations. The package compiles a kernel for some three seconds for each tiling, and
+# the tiling depends on the number of rows. A smaller weight never earns that time back.
 FEWEST_BYTES = 1 << 20
 
 
@@ -23,12 +23,12 @@ def available() -> bool:
 
 
 def is_worth_compiling(outputs: int, inputs: int) -> bool:
-    """Whether its kernels are, for a weight of these dimensions."""
+    """Whether a weight of these dimensions is worth the package's compilations."""
     return outputs * inputs >= FEWEST_BYTES
 
 
 def is_faster(rows: int, outputs: int, inputs: int) -> bool:
-    """Than ours, as measured on an H200: ours is for few rows, or few enough of them with short sums."""
+    """Whether it is faster than our kernels, as measured on an H200: not for few rows, nor for more with short sums."""
     return is_worth_compiling(outputs, inputs) and rows > (128 if inputs < 2048 else 32)
 
 

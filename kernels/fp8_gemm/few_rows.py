@@ -1,4 +1,4 @@
-"""Our block-scaled linear layer for few rows on Hopper, bound by the reading of its weight: `cuda/few_rows.cu`."""
+"""Our block-scaled linear layer for few rows on Hopper. Its time is that of reading the weight: `cuda/few_rows.cu`."""
 
 import ctypes
 from dataclasses import dataclass
@@ -13,31 +13,38 @@ from kernels.hopper import is_hopper
 from kernels.nvrtc import encode_rows, load_kernel
 
 SOURCE = Path(__file__).parent / "cuda" / "few_rows.cu"
-# Rows that a CTA is made for.
+# Numbers of rows that kernels are compiled for.
 ROWS = (16, 32, 64, 96)
-# Threads of a CTA, by the outputs of its tile: those of `Shape` in the source.
+# Threads of a CTA by the outputs of its tile, as in `Shape` of the source.
 THREADS = {64: 640, 112: 640, 128: 640, 192: 512}
 # Units of 128 inputs that a CTA has room for, as in the source.
 MOST_UNITS = 80
-# How many clusters an H200 runs at once, by their CTAs, each of which fills a multiprocessor.
+# How many clusters an H200 runs at once, by the CTAs of a cluster. A CTA fills a multiprocessor.
 MOST_CLUSTERS = {1: 132, 2: 66, 3: 39, 4: 30}
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
-    """How a product is cut: tiles of as many outputs, their inputs shared by as many CTAs."""
+class ClusterTiling:
+    """How a product is tiled: a tile has `outputs` outputs, and a cluster of `ctas` CTAs shares its inputs."""
 
     outputs: int
-    ranks: int
+    ctas: int
 
     def tiles(self, outputs: int) -> int:
         return -(-outputs // self.outputs)
 
 
-# In order of preference: of few outputs narrow tiles, which are multiplied in less time. More than four CTAs would take
-# longer to add up a tile.
-CUTS = [Cut(64, 3), Cut(112, 2), Cut(128, 4), Cut(128, 3), Cut(128, 2), Cut(192, 1)]
-# Units of a CTA from which on 112 outputs pay: more multiprocessors read, a part of the tensor cores is idle.
+# In order of preference: narrow tiles for few outputs, since they are multiplied in less time. More than four CTAs
+# would take longer to add up a tile.
+TILINGS = [
+    ClusterTiling(64, 3),
+    ClusterTiling(112, 2),
+    ClusterTiling(128, 4),
+    ClusterTiling(128, 3),
+    ClusterTiling(128, 2),
+    ClusterTiling(192, 1),
+]
+# Tiles of 112 outputs pay from this many units a CTA on: more multiprocessors read, but some of the tensor cores idle.
 LONG = 32
 
 
@@ -54,49 +61,50 @@ class Arguments(ctypes.Structure):
         ("outputs", ctypes.c_int),
         ("units", ctypes.c_int),
         ("scale_stride", ctypes.c_int),
-        # To a multiple of the maps' alignment, 64.
+        # The tensor maps align the structure to 64 bytes.
         ("padding", ctypes.c_byte * 24),
     )
 
 
 def takes(rows: int, outputs: int, inputs: int) -> bool:
-    """Whether it computes it, and is to.
+    """Whether the kernel supports this product and should compute it.
 
-    On an H200 it is faster than deep_gemm up to 96 rows, at those of DeepSeek-R1's layers that it can cut; behind
+    On an H200 it is faster than deep_gemm up to 96 rows for those of DeepSeek-R1's layers that it can tile. After
     another kernel it has copied weights by the time that one ends.
     """
-    return is_hopper() and rows <= max(ROWS) and choose_cut(outputs, inputs) is not None
+    return is_hopper() and rows <= max(ROWS) and choose_tiling(outputs, inputs) is not None
 
 
-def fp8_gemm(x: Quantized, weight: BlockScaled, cut: Cut | None = None) -> torch.Tensor:
-    """For what it `takes`. cut: None chooses by the shape."""
+def fp8_gemm(x: Quantized, weight: BlockScaled, tiling: ClusterTiling | None = None) -> torch.Tensor:
+    """The product, for shapes that it `takes`. tiling: None chooses by the shape."""
     rows, (outputs, inputs) = x.values.shape[0], weight.values.shape
     device = x.values.device
     out = torch.empty(rows, outputs, dtype=torch.bfloat16, device=device)
     if not rows:
         return out
-    held = next(held for held in ROWS if held >= rows)
-    cut = cut or choose_cut(outputs, inputs)
-    assert cut is not None
+    tile_rows = next(size for size in ROWS if size >= rows)
+    tiling = tiling or choose_tiling(outputs, inputs)
+    assert tiling is not None
     arguments = Arguments(
-        _boxes(weight.values.data_ptr(), outputs, inputs, cut.outputs),
-        _boxes(x.values.data_ptr(), rows, inputs, held), x.scales.data_ptr(), weight.scales.data_ptr(), out.data_ptr(),
+        _boxes(weight.values.data_ptr(), outputs, inputs, tiling.outputs),
+        _boxes(x.values.data_ptr(), rows, inputs, tile_rows),
+        x.scales.data_ptr(), weight.scales.data_ptr(), out.data_ptr(),
         rows, outputs, inputs // BLOCK, x.scales.stride(1),
     )  # fmt: skip
-    kernel = load_kernel(SOURCE, f"few_rows_{held}_{cut.outputs}", device.index or 0)
-    grid = (cut.tiles(outputs) * cut.ranks, 1, 1)
-    kernel.launch(grid, THREADS[cut.outputs], arguments, cluster=cut.ranks, dependent=True)
+    kernel = load_kernel(SOURCE, f"few_rows_{tile_rows}_{tiling.outputs}", device.index or 0)
+    grid = (tiling.tiles(outputs) * tiling.ctas, 1, 1)
+    kernel.launch(grid, THREADS[tiling.outputs], arguments, cluster=tiling.ctas, dependent=True)
     return out
 
 
 @cache
-def choose_cut(outputs: int, inputs: int) -> Cut | None:
-    """The first of `CUTS` all of which an H200 runs at once; None for weights that need more."""
+def choose_tiling(outputs: int, inputs: int) -> ClusterTiling | None:
+    """The first of `TILINGS` whose CTAs an H200 runs all at once; None if there is none."""
     units = inputs // BLOCK
-    for cut in CUTS:
-        fewest = LONG if cut.outputs == 112 else 1
-        if cut.tiles(outputs) <= MOST_CLUSTERS[cut.ranks] and fewest <= units / cut.ranks <= MOST_UNITS:
-            return cut
+    for tiling in TILINGS:
+        fewest = LONG if tiling.outputs == 112 else 1
+        if tiling.tiles(outputs) <= MOST_CLUSTERS[tiling.ctas] and fewest <= units / tiling.ctas <= MOST_UNITS:
+            return tiling
     return None
 
 

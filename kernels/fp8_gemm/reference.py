@@ -1,4 +1,4 @@
-"""Block-scaled linear layer in plain torch, the definition."""
+"""Block-scaled linear layer in plain torch: the definition."""
 
 import torch
 

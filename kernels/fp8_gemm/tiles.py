@@ -12,22 +12,22 @@ from kernels.fp8_gemm.weight import BLOCK
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """How a product is cut, and how a program works on its tile."""
+    """How a product is tiled, and how a program computes its tile."""
 
-    # Of a tile.
+    # The size of a tile.
     rows: int
     outputs: int
-    # The tensor cores' 64 rows hold outputs: fewer rows of activations than that then waste none of them.
+    # Whether the tensor cores' 64 rows hold outputs, so that fewer than 64 rows of activations do not waste any.
     swapped: bool
     # Loads in flight.
     stages: int
     warps: int
-    # Programs that share a tile, each with a part of the inputs.
+    # Programs that share a tile; each computes a part of the inputs.
     splits: int = 1
 
 
 def descriptor(values: torch.Tensor, rows: int) -> TensorDescriptor:
-    """Tiles [rows, 128] of a matrix, or of the matrices of all experts one after another; zeros outside."""
+    """A tensor map of tiles [rows, 128] of a matrix, or of all experts' matrices one after the other; zeros outside."""
     return TensorDescriptor.from_tensor(values.flatten(0, -2), [rows, BLOCK])
 
 
@@ -36,13 +36,13 @@ def product_tile(
     x, x_scales, weight, weight_scales, first_row, scale_rows, first_output, first_block, last_block, scale_stride,
     SWAPPED: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """[ROWS, OUTPUTS] float32, or [OUTPUTS, ROWS] where operands are swapped, over some blocks of 128 inputs.
+    """The product over some blocks of 128 inputs: [ROWS, OUTPUTS] float32, or [OUTPUTS, ROWS] if operands are swapped.
 
-    x, weight: descriptors; weight_scales: those of the tile's outputs, which lie in one block; scale_rows: [ROWS]
-    offsets of the rows' scales. A block's product is made in the tensor cores, then scaled and summed in float32.
+    x, weight: descriptors; weight_scales: scales of the tile's outputs, which lie in one block; scale_rows: [ROWS]
+    offsets of the rows' scales. The tensor cores compute a block's product, which is then scaled and summed in float32.
     """
     total = empty_tile(SWAPPED, ROWS, OUTPUTS)
-    # With stages of its own the loop also loads scales ahead; else only the operands, and products wait for the scales.
+    # With num_stages the loop also loads scales ahead. Without, it loads only operands, and products wait for scales.
     for block in tl.range(first_block, last_block, num_stages=STAGES):
         left = weight.load([first_output, block * BLOCK])
         right = x.load([first_row, block * BLOCK])
@@ -57,7 +57,7 @@ def product_tile(
 
 @triton.jit
 def empty_tile(SWAPPED: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr):
-    """Zeros of a tile's shape."""
+    """A tile of zeros."""
     first: tl.constexpr = OUTPUTS if SWAPPED else ROWS
     second: tl.constexpr = ROWS if SWAPPED else OUTPUTS
     return tl.zeros([first, second], tl.float32)
@@ -68,7 +68,7 @@ def store_tile(
     total, out, first_row, first_output, rows, outputs,
     SWAPPED: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr,
 ):  # fmt: skip
-    """Into `out` [rows, outputs], as far as the tile lies within it."""
+    """Store the part of the tile that lies within `out` [rows, outputs]."""
     row, output = (first_row + tl.arange(0, ROWS)).to(tl.int64), first_output + tl.arange(0, OUTPUTS)
     if SWAPPED:
         inside = (row[None, :] < rows) & (output[:, None] < outputs)

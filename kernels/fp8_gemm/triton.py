@@ -10,15 +10,16 @@ from kernels.fp8_gemm.tiles import Tiling, descriptor, empty_tile, product_tile,
 from kernels.fp8_gemm.weight import BLOCK, BlockScaled
 from kernels.fp8_gemm.workspace import MOST_SHARED_TILES, Workspace
 
-# Tiles of rows that run side by side, so that they share the weight's tiles in the cache.
+# How many tiles of rows run side by side, so that they share the weight's tiles in the cache.
 ROW_GROUP = 8
-# Two for each multiprocessor of the chip that the tilings were chosen on.
+# Two tiles for each multiprocessor of an H200, on which the tilings were measured.
 CHIP_TILES = 264
 LARGE_BYTES = 32 << 20
 
 
-# A program makes a tile, or its part of a tile; of the programs that share one, the last adds up the parts. With few
-# rows the time is that of reading outputs * inputs bytes, with many that of 2 * rows * outputs * inputs operations.
+# A program computes a tile or a part of one. The last of the programs that share a tile adds up the parts. With few
+# rows the time is that of reading outputs * inputs bytes, with many rows that of 2 * rows * outputs * inputs
+# operations.
 @triton.jit
 def _dense(
     x, x_scales, weight, weight_scales, out, parts, arrivals, rows, outputs, blocks, scale_stride,
@@ -31,7 +32,7 @@ def _dense(
     row_tile, output_tile = tl.swizzle2d(tile // output_tiles, tile % output_tiles, row_tiles, output_tiles, ROW_GROUP)
     first_row, first_output = row_tile * ROWS, output_tile * OUTPUTS
     first_block, last_block = split * blocks // SPLITS, (split + 1) * blocks // SPLITS
-    # Before the activations are loaded, and before parts or outputs are stored where others may still read.
+    # Wait before loading activations, and before storing where an earlier kernel may still read.
     wait_for_earlier(DEPENDENT)
     total = product_tile(
         x, x_scales, weight, weight_scales + first_output // BLOCK * blocks, first_row,
@@ -39,15 +40,15 @@ def _dense(
         scale_stride, SWAPPED, ROWS, OUTPUTS, BLOCK, STAGES,
     )  # fmt: skip
     if SPLITS > 1:
-        # Of a tile's own shape, so that its elements lie next to each other.
+        # A part has the tile's own shape, so that its elements are contiguous.
         places = tl.arange(0, total.shape[0])[:, None] * total.shape[1] + tl.arange(0, total.shape[1])[None, :]
         parts += tile * SPLITS * (ROWS * OUTPUTS) + places
         tl.store(parts + split * (ROWS * OUTPUTS), total)
-        # Every thread's part must be written before one of them reports it.
+        # All threads must have written their part before one of them reports it.
         tl.debug_barrier()
         if tl.atomic_add(arrivals + tile, 1, sem="acq_rel") != SPLITS - 1:
             return
-        # In order, so that the sum does not depend on who came last.
+        # Adds in a fixed order, so that the sum does not depend on which program came last.
         total = empty_tile(SWAPPED, ROWS, OUTPUTS)
         for part in range(SPLITS):
             total += tl.load(parts + part * (ROWS * OUTPUTS), cache_modifier=".cg")
@@ -56,7 +57,7 @@ def _dense(
 
 
 def fp8_gemm(x: Quantized, weight: BlockScaled, workspace: Workspace, tiling: Tiling | None = None) -> torch.Tensor:
-    """tiling: None chooses by the shape."""
+    """Same as `kernels.fp8_gemm.fp8_gemm`. tiling: None chooses by the shape."""
     rows, (outputs, inputs) = x.values.shape[0], weight.values.shape
     out = torch.empty(rows, outputs, dtype=torch.bfloat16, device=x.values.device)
     if not rows:
@@ -78,10 +79,10 @@ def fp8_gemm(x: Quantized, weight: BlockScaled, workspace: Workspace, tiling: Ti
 
 
 def choose_tiling(rows: int, outputs: int, inputs: int) -> Tiling:
-    """Measured on an H200 at the shapes of DeepSeek-R1; up to 64 rows a weight is read once.
+    """The tiling measured to be fastest on an H200 at the shapes of DeepSeek-R1. Up to 64 rows read a weight once.
 
-    Wide tiles where there are enough of them to fill the chip twice, or where many rows share a large weight; narrow
-    ones elsewhere. Few tiles are split: enough loads in flight, and no more parts to add up than that takes.
+    Tiles are wide if there are enough of them to fill the chip twice, or if many rows share a large weight. Otherwise
+    they are narrow. A few tiles are split into enough parts for loads in flight, and no more: parts must be added up.
     """
     blocks, tile = inputs // BLOCK, min(max(triton.next_power_of_2(rows), 16), 64)
     swapped, row_tiles = tile < 64, triton.cdiv(rows, tile)
@@ -100,5 +101,5 @@ def choose_tiling(rows: int, outputs: int, inputs: int) -> Tiling:
 
 
 def _splits(programs: int, tiles: int, most: int) -> int:
-    """Parts of a tile that make as many programs, where the inputs allow as many parts."""
+    """Parts of a tile that give this number of programs, but at most `most`."""
     return max(min(-(-programs // tiles), most), 1)

@@ -1,4 +1,4 @@
-"""Scratch memory that the products of one stream use one after another."""
+"""Scratch memory that the products of one stream use one after the other."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ MOST_SHARED_TILES = 1024
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """Of one stream: products of different streams must not share it, nor must graphs that run at the same time."""
+    """Belongs to one stream: products of different streams, or graphs that run at the same time, must not share it."""
 
     # [1024] int32, zero between calls: programs that share a tile of a product count themselves here.
     arrivals: torch.Tensor

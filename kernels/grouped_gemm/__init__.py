@@ -1,4 +1,4 @@
-"""One matrix per group of rows: the experts' linear layers."""
+"""Linear layers of experts: each group of rows has a matrix of its own."""
 
 import torch
 
@@ -9,7 +9,7 @@ from kernels.moe_permute.layout import Layout
 
 
 def grouped_gemm(x: torch.Tensor, weights: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
-    """Rows of group g times weights[g] transposed; group g's rows are ends[g - 1] to ends[g], the first one's from 0.
+    """Multiply the rows of group g by weights[g] transposed. Group g has rows ends[g - 1] to ends[g], the first from 0.
 
     x: [rows, inputs] contiguous; weights: [groups, outputs, inputs] of the same dtype; ends: [groups] int32, ascending,
     the last one the number of rows. Returns [rows, outputs]; empty groups cost nothing, no rows give none.
@@ -17,18 +17,18 @@ def grouped_gemm(x: torch.Tensor, weights: torch.Tensor, ends: torch.Tensor) -> 
     assert x.shape[1] == weights.shape[2] and x.dtype == weights.dtype and x.is_contiguous()
     assert ends.shape == weights.shape[:1] and ends.dtype == torch.int32
     if x.is_cuda and x.dtype == torch.float32:
-        # Torch's own waits for the host there, and float32 is for small models.
+        # torch's own makes the host wait in float32, and only small models use float32.
         return reference.all_groups_gemm(x, weights, ends)
     return reference.grouped_gemm(x, weights, ends)
 
 
 def grouped_fp8_gemm(x: Quantized, weight: BlockScaled, layout: Layout) -> torch.Tensor:
-    """Each row times its expert's weight transposed; the same arithmetic as `fp8_gemm`.
+    """Multiply each row by its expert's weight transposed, with the arithmetic of `fp8_gemm`.
 
-    x: [rows, inputs] or [experts, capacity, inputs], as the layout has it; weight: [experts, outputs, inputs], outputs
-    a multiple of 128. Returns bfloat16 of x's leading dimensions and `outputs`; rows that no token has are undefined.
-    The counts are read on the device only. On a GPU: deep_gemm where it can be imported and is faster for the layout,
-    ours otherwise.
+    x: [rows, inputs] or [experts, capacity, inputs], in the layout; weight: [experts, outputs, inputs], outputs
+    a multiple of 128. Returns bfloat16 of x's leading dimensions and `outputs`; unused rows are undefined. Only the
+    device reads the counts. On a GPU this runs deep_gemm if it can be imported and is faster for the layout, our kernel
+    otherwise.
     """
     assert x.values.shape == (*layout.shape, weight.values.shape[2])
     assert weight.values.dim() == 3 and weight.values.shape[1] % 128 == 0

@@ -1,4 +1,4 @@
-"""Grouped matrix products in plain torch, the definition."""
+"""Grouped matrix products in plain torch: the definition."""
 
 import torch
 from torch.nn import functional
@@ -17,7 +17,7 @@ def grouped_gemm(x: torch.Tensor, weights: torch.Tensor, ends: torch.Tensor) -> 
 
 
 def all_groups_gemm(x: torch.Tensor, weights: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
-    """The same without a look at `ends` on the host: every group's product over all rows, kept where it applies."""
+    """The same without reading `ends` on the host: multiplies all rows by each group's matrix, keeps what applies."""
     group = torch.searchsorted(ends, torch.arange(len(x), dtype=ends.dtype, device=x.device), right=True)
     out = x.new_zeros(len(x), weights.shape[1])
     for index, weight in enumerate(weights):

@@ -12,8 +12,8 @@ from kernels.fp8_gemm.weight import BLOCK, BlockScaled
 from kernels.moe_permute.layout import ContiguousLayout, Layout, MaskedLayout
 
 
-# A program makes a tile of one expert's outputs for some of its rows; those of the same outputs run side by side, so
-# that the weight is read once. Reads outputs * inputs bytes of each expert that has a row.
+# A program computes a tile of one expert's outputs for some of its rows. Programs of the same outputs run side by side,
+# so that the weight is read once. Reads outputs * inputs bytes for each expert that has a row.
 @triton.jit
 def _masked(
     x, x_scales, weight, weight_scales, out, counts, capacity, outputs, blocks, scale_stride,
@@ -22,9 +22,9 @@ def _masked(
 ):  # fmt: skip
     start_next(DEPENDENT)
     first_row, output = tl.program_id(0) * ROWS, tl.program_id(1) * OUTPUTS
-    # From the last expert on: shared ones have most tiles, and those that begin last would run when others have ended.
+    # Starts with the last experts: shared ones have most tiles, and if they started last they would run on alone.
     expert = tl.num_programs(2) - 1 - tl.program_id(2)
-    # Also where there is nothing to do: whoever waits for this kernel takes all before it to have ended.
+    # Even with nothing to do: a kernel that waits for this one relies on all earlier ones having ended.
     wait_for_earlier(DEPENDENT)
     rows = tl.load(counts + expert)
     if first_row >= rows:
@@ -40,7 +40,7 @@ def _masked(
     store_tile(total, out, first_row, output, rows, outputs, SWAPPED, ROWS, OUTPUTS)
 
 
-# A program makes a tile of rows that are one expert's, or padding. 2 * rows * outputs * inputs operations.
+# A program computes a tile whose rows all belong to one expert, or are padding. 2 * rows * outputs * inputs operations.
 @triton.jit
 def _contiguous(
     x, x_scales, weight, weight_scales, out, row_experts, rows, outputs, blocks, scale_stride,
@@ -61,7 +61,7 @@ def _contiguous(
 
 
 def grouped_fp8_gemm(x: Quantized, weight: BlockScaled, layout: Layout, tiling: Tiling | None = None) -> torch.Tensor:
-    """tiling: None chooses by the expected rows of an expert."""
+    """Same as `kernels.grouped_gemm.grouped_fp8_gemm`. tiling: None chooses by the expected rows of an expert."""
     out = torch.empty(*layout.shape, weight.values.shape[1], dtype=torch.bfloat16, device=x.values.device)
     if not out.numel():
         return out
@@ -76,7 +76,7 @@ MANY_ROWS = Tiling(rows=64, outputs=128, swapped=False, stages=3, warps=4)
 
 
 def choose_tiling(expected_rows: int) -> Tiling:
-    """Tiles that hold most experts' rows, where choices are even; a second tile finds the weight in the cache."""
+    """Tiles that hold all rows of most experts if choices are even. A second tile finds the weight in the cache."""
     tile = min(max(triton.next_power_of_2(round(expected_rows + 1.5 * expected_rows**0.5)), 16), 64)
     return Tiling(rows=tile, outputs=128, swapped=tile < 64, stages=5 if tile < 64 else 3, warps=4)
 

@@ -1,8 +1,7 @@
-"""Latents out of the paged pool, and (`segment`) whole blocks in and out of staging. A slot is one token's place:
-block * 64 + offset.
+"""Reads latents from the paged pool, and (`segment`) copies whole blocks to and from staging.
 
-A pool is of the latents' own dtype, or of e4m3 with one scale for all it holds: a latent is `scale` times what is
-stored, and what lies beyond the range is clamped to it.
+A slot is the place of one token: block * 64 + offset. A pool has the latents' own dtype, or e4m3 with one scale for all
+latents: a latent is `scale` times the stored value, and values beyond e4m3's range are clamped to it.
 """
 
 from collections.abc import Sequence

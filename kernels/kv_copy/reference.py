@@ -1,4 +1,4 @@
-"""Copies between tokens and the paged pool in plain torch, the definition."""
+"""Copies between tokens and the paged pool in plain torch: the definition."""
 
 from collections.abc import Sequence
 
@@ -24,7 +24,7 @@ def write_latents(latents: torch.Tensor, slots: torch.Tensor, pool: torch.Tensor
     if pool.dtype == latents.dtype:
         flat.index_copy_(0, slots, latents)
     else:
-        # As bytes: few operations know one-byte floats.
+        # As bytes: few operations support one-byte floats.
         flat.view(torch.uint8).index_copy_(0, slots, compress(latents, scale).view(torch.uint8))
 
 

@@ -1,4 +1,4 @@
-"""Segments of KV between a pool and a staging buffer, with the hashes of what is staged."""
+"""Copies segments of KV between a pool and a staging buffer, and hashes what is staged."""
 
 from collections.abc import Callable, Sequence
 
@@ -12,15 +12,15 @@ Table = npt.NDArray[np.int64]
 
 
 class SegmentBuffer:
-    """A staging buffer, and the launches that fill it and empty it: one at a time, on the current stream.
+    """A staging buffer with the launches that fill and empty it, one at a time, on the current stream.
 
-    Kernels read from memory what they are to do, so that each way is captured once for all segments: a replay takes a
-    tenth of the host's time.
+    Kernels read their job from memory, so that each direction is captured in one graph for all segments: a replay takes
+    a tenth of the host's time.
     """
 
     def __init__(self, pool: torch.Tensor, staging: torch.Tensor) -> None:
         """pool: [layers, blocks, 64, width] contiguous, a block's bytes in one layer a multiple of 256; staging:
-        [bytes] uint8, 16-byte aligned. On a GPU, to be made on the stream that it is used on.
+        [bytes] uint8, 16-byte aligned. On a GPU, make it on the stream that uses it.
         """
         assert pool.is_contiguous() and staging.dtype == torch.uint8
         words = pool.flatten(2).view(torch.uint8).view(torch.int64)
@@ -38,28 +38,29 @@ class SegmentBuffer:
         self._land = _captured(self._launch_land, pool.device)
 
     def gather(self, first_layer: int, layers: int, blocks: Sequence[int], table: Table) -> None:
-        """Copy these blocks of `layers` layers from `first_layer` on, layer-major, to the start of the staging buffer,
-        and hash it so far. table: `xxh3.seeded_table`.
+        """Copy these blocks of some layers to the start of staging, layer by layer from `first_layer`, and hash them.
+
+        table: from `xxh3.seeded_table`.
         """
         self._set_job(first_layer, layers, blocks, table)
         self._gather()
 
     def land(self, first_layer: int, layers: int, blocks: Sequence[int], table: Table, hashes: bytes) -> None:
-        """The way back, for what has these hashes and else not: arguments as of `gather`; the blocks are distinct."""
+        """Copy staging to these blocks, which are distinct, if it has these hashes. Other arguments as for `gather`."""
         self._set_job(first_layer, layers, blocks, table)
         self._job[triton.JOB_HASHES : triton.JOB_HASHES + len(hashes) // 8] = np.frombuffer(hashes, np.int64)
         self._land()
 
     def hashes(self) -> bytes:
-        """XXH3's 64-bit hash of each 64 KiB of what was gathered and of the rest: 8 bytes each, little-endian.
+        """XXH3's 64-bit hash of each 64 KiB that was gathered, and of the rest: 8 bytes each, little-endian.
 
-        Only when the stream has come so far.
+        Valid once the stream has finished the gathering.
         """
         chunks = -(-int(self._job[triton.JOB_SIZE]) // xxh3.CHUNK_BYTES)
         return self._job[triton.JOB_HASHES : triton.JOB_HASHES + chunks].tobytes()
 
     def landed(self) -> bool:
-        """Whether the hashes were right, and it was copied. Only when the stream has come so far."""
+        """Whether the hashes were right and the blocks were copied. Valid once the stream has finished the landing."""
         return not self._job[triton.JOB_WRONG]
 
     def _launch_gather(self) -> None:
@@ -82,7 +83,7 @@ class SegmentBuffer:
 def _captured(launch: Callable[[], None], device: torch.device) -> Callable[[], None]:
     if device.type != "cuda":
         return launch
-    # What is compiled must not be compiled in a capture.
+    # Compiling inside a capture is not allowed, so launch once before.
     launch()
     torch.cuda.current_stream().synchronize()
     graph = torch.cuda.CUDAGraph()

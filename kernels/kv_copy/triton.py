@@ -1,4 +1,4 @@
-"""Latents out of the pool, blocks in and out of staging, and hashes of what is staged, in Triton."""
+"""Reads latents from the pool, copies blocks to and from staging, and hashes what is staged, in Triton."""
 
 import torch
 import triton
@@ -7,15 +7,15 @@ import triton.language as tl
 from kernels.kv_copy import xxh3
 
 WORDS = 2048
-# A row is what the pool is addressed by: of 256 bytes, as pieces are of whole rows.
+# Kernels address the pool by rows of 256 bytes. A piece, one block of one layer, consists of whole rows.
 ROW_WORDS = 32
 ROW_BYTES = 8 * ROW_WORDS
-# What is to be done with a segment, in int64 words: the first layer, how many blocks, how many bytes, the table of the
-# hashes' seed, whether a chunk was wrong, the hash of each chunk, and the blocks.
+# A job says what to do with a segment, in int64 words: first layer, number of blocks, number of bytes, table of the
+# hashes' seed, whether a chunk was wrong, hash of each chunk, and the blocks.
 JOB_FIRST_LAYER, JOB_BLOCK_COUNT, JOB_SIZE, JOB_TABLE = range(4)
 JOB_WRONG = JOB_TABLE + xxh3.TABLE_WORDS
 JOB_HASHES = JOB_WRONG + 1
-# What the KiB of a chunk add to its accumulators.
+# Words that the KiB of a chunk add to its accumulators.
 SUMS_OF_CHUNK = xxh3.CHUNK_BYTES // 1024 * 8
 
 
@@ -43,15 +43,15 @@ def read_latents(pool: torch.Tensor, slots: torch.Tensor, dtype: torch.dtype, sc
     return out
 
 
-# A program copies 4 KiB of a job from pinned memory: a copy engine starts later than this is over.
+# A program copies 4 KiB of a job from pinned memory. This ends before a copy engine would start.
 @triton.jit
 def _take_job(pinned, job, size, WORDS: tl.constexpr):
     word = tl.program_id(0) * WORDS + tl.arange(0, WORDS)
     tl.store(job + word, tl.load(pinned + word, mask=word < size), mask=word < size)
 
 
-# A program takes 16 KiB of the segment, gathered from the pool or staged before, and sums what each KiB of it adds to
-# the accumulators of its chunk's hash. Reads 1 byte a byte, and writes another where it gathers.
+# A program takes 16 KiB of the segment, which it gathers from the pool or which are staged already, and sums what each
+# KiB adds to the accumulators of its chunk's hash. Reads each byte once, and writes it once if it gathers.
 @triton.jit
 def _sum_parts(
     pool, staging, job, blocks, sums, pool_blocks,
@@ -76,7 +76,7 @@ def _sum_parts(
             found = tl.load(staged, mask=inside, other=0)
         word = tl.arange(0, WORDS // ROW_WORDS)[:, None] * ROW_WORDS + column
         secret = tl.load(job + TABLE + word // 8 % 16 + word % 8).to(tl.uint64, bitcast=True)
-        # The last stripe of a chunk is hashed apart.
+        # The last stripe of a chunk is hashed separately.
         parts = CHUNK_BYTES // (WORDS * 8)
         chunk_size = tl.minimum(size - part // parts * CHUNK_BYTES, CHUNK_BYTES)
         summed = part % parts * (WORDS // 8) + word // 8 < (chunk_size - 1) // 64
@@ -89,7 +89,7 @@ def _stored(
     pool, job, blocks, pool_blocks, row, size,
     PIECE_WORDS: tl.constexpr, ROW_WORDS: tl.constexpr, FIRST_LAYER: tl.constexpr, BLOCK_COUNT: tl.constexpr,
 ):  # fmt: skip
-    """Where the segment's rows lie in the pool: layer by layer, one block of a layer a piece."""
+    """The addresses of the segment's rows in the pool: layer by layer, a piece is one block of a layer."""
     piece = row * ROW_WORDS // PIECE_WORDS
     count = tl.load(job + BLOCK_COUNT)
     block = tl.load(blocks + piece % count, mask=row * ROW_WORDS * 8 < size, other=0)
@@ -99,19 +99,19 @@ def _stored(
 
 @triton.jit
 def _added_by_blocks(found, secret, summed, BLOCKS: tl.constexpr):
-    """What each KiB adds to the accumulators: [BLOCKS * 8]."""
+    """The sums that each KiB adds to the accumulators: [BLOCKS * 8]."""
     found = tl.where(summed, found, 0)
     keyed = found ^ secret
     mixed = tl.where(summed, (keyed & 0xFFFFFFFF) * (keyed >> 32), 0)
-    # A lane's word itself goes to its neighbour's accumulator.
+    # XXH3 adds a lane's word itself to its neighbour's accumulator.
     even_word, odd_word = tl.split(tl.reshape(found, [BLOCKS, 16, 4, 2]))
     even, odd = tl.split(tl.reshape(mixed, [BLOCKS, 16, 4, 2]))
     added = tl.join(tl.sum(even + odd_word, axis=1), tl.sum(odd + even_word, axis=1))
     return tl.reshape(added, [BLOCKS * 8])
 
 
-# A program ends the hash of one chunk: 64 dependent steps of few instructions, as accumulators are scrambled after each
-# KiB. What it finds is told, or compared with what is expected.
+# A program finishes the hash of one chunk in 64 dependent steps of few instructions, since accumulators are scrambled
+# after each KiB. It reports the hash to the host, or compares it with the expected one.
 @triton.jit
 def _hash_chunks(
     staging, job, sums, pinned,
@@ -145,7 +145,7 @@ def _fold(last, table, sums, chunk_size, CHUNK_BYTES: tl.constexpr, SECRET: tl.c
         summed = accumulator + tl.load(sums + block * 8 + lane).to(tl.uint64, bitcast=True)
         scrambled = (summed ^ (summed >> 47) ^ scramble) * multiplier
         accumulator = tl.where(block < blocks, scrambled, tl.where(block == blocks, summed, accumulator))
-    # The last 64 bytes, which may overlap the stripe before.
+    # The last 64 bytes may overlap the stripe before.
     own = tl.load(last + lane).to(tl.uint64, bitcast=True)
     neighbour = tl.load(last + (lane ^ 1)).to(tl.uint64, bitcast=True)
     keyed = own ^ last_secret
@@ -157,8 +157,8 @@ def _fold(last, table, sums, chunk_size, CHUNK_BYTES: tl.constexpr, SECRET: tl.c
     return result ^ (result >> 32)
 
 
-# A program copies 16 KiB of the segment to its blocks, unless a chunk was found to be wrong. Reads and writes 1 byte a
-# byte.
+# A program copies 16 KiB of the segment to its blocks, unless a chunk's hash was wrong. Reads and writes each byte
+# once.
 @triton.jit
 def _scatter(
     pool, staging, job, blocks, pool_blocks,
@@ -185,10 +185,10 @@ def launch_hashes(
     *,
     gather: bool,
 ) -> None:
-    """Gather the job's blocks and tell their chunks' hashes, or compare what is staged with the hashes of the job.
+    """Gather the job's blocks and report their chunks' hashes, or compare what is staged with the job's hashes.
 
     pool: [layers, blocks, words], staging: [words] of whole pieces; pinned, job, sums: int64, see above. The job is
-    taken from pinned memory of the host, where what was found is told; `job` is the device's copy of it.
+    read from pinned memory of the host, where the results are reported too; `job` is the device's copy of it.
     """
     _take_job[(triton.cdiv(job.shape[0], 512),)](pinned, job, job.shape[0], 512, num_warps=4)
     chunks = triton.cdiv(8 * staging.shape[0], xxh3.CHUNK_BYTES)
@@ -206,7 +206,7 @@ def launch_hashes(
 
 
 def launch_scatter(pool: torch.Tensor, staging: torch.Tensor, job: torch.Tensor) -> None:
-    """Copy what is staged to the job's blocks, if none of it was wrong. After `launch_hashes`, arguments as of that."""
+    """Copy what is staged to the job's blocks if no hash was wrong. Call after `launch_hashes`."""
     chunks = triton.cdiv(8 * staging.shape[0], xxh3.CHUNK_BYTES)
     _scatter[(triton.cdiv(staging.shape[0], WORDS),)](
         pool, staging, job, job[JOB_HASHES + chunks :], pool.shape[1],

@@ -5,7 +5,7 @@ import numpy.typing as npt
 
 CHUNK_BYTES = 64 << 10
 SECRET_WORDS = 24
-# Of `seeded_table`.
+# Words of `seeded_table`.
 TABLE_WORDS = 48
 
 SECRET = bytes.fromhex(
@@ -25,8 +25,7 @@ _ACCUMULATORS = np.array(
 
 
 def seeded_table(seed: int) -> npt.NDArray[np.int64]:
-    """The seed's secret (24 words), its part for the last stripe (8), for merging (8), and the accumulators' first
-    values (8)."""
+    """The seed's secret (24 words), its parts for the last stripe (8) and for merging (8), initial accumulators (8)."""
     words = np.frombuffer(SECRET, np.uint64).copy()
     words[::2] += np.uint64(seed)
     words[1::2] -= np.uint64(seed)

@@ -1,7 +1,7 @@
-"""From attention's input projection to its queries' second projection, and the latents' way into the pool.
+"""The step between attention's input projection and its queries' second projection: it also fills the pool.
 
-One pass over what the projection leaves of each token: its query normalized (and quantized), its latent normalized, its
-key rotated, and both written to the token's slot.
+One pass over the projection's output normalizes (and quantizes) each token's query, normalizes its latent, rotates its
+key, and writes latent and key to the token's slot.
 """
 
 from types import ModuleType
@@ -23,13 +23,13 @@ def norm_and_write(
     pool: torch.Tensor,
     scale: float = 1.0,
 ) -> torch.Tensor:
-    """Write the tokens' latents to the pool; return their queries normalized, a new [tokens, query_width].
+    """Write the tokens' latents to the pool, and return their normalized queries, a new [tokens, query_width].
 
-    projected: [tokens, query_width + latent_width + rope] contiguous: query, latent, key; its last two parts are
-    normalized and rotated in place. query_weight: [query_width], or None where queries are not normalized: then the
-    first part itself is returned; latent_weight: [latent_width]; rotations: [tokens, rope / 2] complex64 contiguous;
+    projected: [tokens, query_width + latent_width + rope] contiguous: query, latent, key. The latent is normalized
+    and the key rotated in place. query_weight: [query_width], or None if queries are not normalized: then the first
+    part itself is returned; latent_weight: [latent_width]; rotations: [tokens, rope / 2] complex64 contiguous;
     slots: [tokens] int64, distinct; pool: [blocks, 64, latent_width + rope] contiguous, one layer's, of the same dtype,
-    or e4m3 of which a latent is `scale` times. No tokens: nothing is written.
+    or e4m3, where a latent is `scale` times the stored value. No tokens write nothing.
     """
     _check(projected, query_weight, latent_weight, rotations, slots, pool)
     query: torch.Tensor = _backend(projected).norm_and_write(
@@ -48,7 +48,7 @@ def norm_quantize_and_write(
     pool: torch.Tensor,
     scale: float = 1.0,
 ) -> Quantized:
-    """`norm_and_write` with the queries quantized; query_width is a multiple of 128."""
+    """`norm_and_write` that quantizes the queries; query_width is a multiple of 128."""
     _check(projected, query_weight, latent_weight, rotations, slots, pool)
     assert query_weight.shape[0] % GROUP == 0
     query: Quantized = _backend(projected).norm_quantize_and_write(

@@ -1,4 +1,4 @@
-"""The same, step by step in plain torch, the definition."""
+"""Norms, rotation and the write to the pool in plain torch: the definition."""
 
 import torch
 

@@ -11,12 +11,12 @@ from kernels.kv_copy.triton import compress
 from kernels.norm.triton import normalize
 from kernels.rope.triton import join_pairs, rotate_pairs, split_pairs
 
-# Of a program. Few tokens leave much of the chip idle, and the time is one program's: more warps each.
+# Warps of a program. Few tokens leave much of the chip idle, and the time is that of one program: it gets more warps.
 WARPS, FEW_TOKENS, FEW_TOKENS_WARPS = 4, 256, 16
 
 
-# Two programs a token: one its query, one its latent and key. Reads 2 bytes a value; writes 1 or 2 for the query, and
-# for the latent 2 in place and 1 or 2 in the pool.
+# Two programs do a token: one its query, one its latent and key. Reads 2 bytes a value; writes 1 or 2 for the query,
+# and for the latent 2 in place and 1 or 2 in the pool.
 @triton.jit(do_not_specialize=["scale_stride"])
 def _norm_and_write(
     projected, query_weight, latent_weight, rotations, slots, query, values, scales, pool,
@@ -72,7 +72,7 @@ def _write_key(own, target, turns, pairs, scale, COMPRESS: tl.constexpr, PAIRS: 
     found = tl.load(own + column, mask=inside, other=0.0)
     first, second = split_pairs(found.to(tl.float32))
     cosine, sine = split_pairs(tl.load(turns + column, mask=inside, other=0.0))
-    # Rounded first, so that the pool holds what the prompt's own attention sees.
+    # Rounds first, so that the pool holds what the prompt's own attention sees.
     turned = join_pairs(*rotate_pairs(first, second, cosine, sine)).to(found.dtype)
     tl.store(own + column, turned, mask=inside)
     if COMPRESS:

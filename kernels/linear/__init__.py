@@ -1,4 +1,4 @@
-"""A linear layer whose weight is so large that few rows wait for nothing but its reading: a model's head."""
+"""A linear layer with a large weight, such as a model's head. With few rows its time is that of reading the weight."""
 
 import torch
 
@@ -9,12 +9,12 @@ def linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """x times the transposed weight, summed in float32.
 
     x: [rows, inputs]; weight: [outputs, inputs] of the same dtype; both contiguous. Returns [rows, outputs] of that
-    dtype. Few rows of bfloat16 by a large weight are ours on Hopper; all else is torch's.
+    dtype. On Hopper our kernel takes few bfloat16 rows with a large weight; torch does all else.
     """
     assert x.shape[1] == weight.shape[1] and x.dtype == weight.dtype
     assert x.is_contiguous() and weight.is_contiguous()
     if x.is_cuda:
-        # Imported here: a machine without a GPU may lack it.
+        # Imported here: a machine without a GPU may lack Triton.
         from kernels.linear import triton
 
         if triton.takes(x, weight):

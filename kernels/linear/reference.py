@@ -1,4 +1,4 @@
-"""A linear layer in plain torch, the definition."""
+"""A linear layer in plain torch: the definition."""
 
 import torch
 from torch.nn import functional

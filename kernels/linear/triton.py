@@ -1,4 +1,4 @@
-"""A linear layer for few rows in Triton, bound by the reading of its weight."""
+"""A linear layer for few rows in Triton. Its time is that of reading the weight."""
 
 import torch
 import triton
@@ -7,15 +7,15 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernels.hopper import is_hopper
 
-# Of a program.
+# A program's tile, loads in flight and warps.
 OUTPUTS, INPUTS, STAGES, WARPS = 128, 128, 4, 4
 FEWEST_ROWS, MOST_ROWS = 16, 64
-# Below, there are not several programs for each multiprocessor, whose reading is even.
+# With fewer outputs there are too few programs for each multiprocessor, and they do not read evenly.
 FEWEST_OUTPUTS = 65536
 
 
-# A program multiplies 128 outputs by all rows: the tensor cores' 64 rows hold outputs. Reads 2 bytes a weight once, and
-# 2 a value from the second-level cache; boxes of both are copied four steps ahead.
+# A program multiplies 128 outputs by all rows; the tensor cores' 64 rows hold outputs. Reads each weight once, 2 bytes,
+# and each value of the rows from the second-level cache, 2 bytes. Boxes of both are copied four steps ahead.
 @triton.jit(do_not_specialize=["rows"])
 def _few_rows(x, weight, out, rows, outputs, inputs, ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr):
     first = tl.program_id(0) * OUTPUTS
@@ -29,18 +29,18 @@ def _few_rows(x, weight, out, rows, outputs, inputs, ROWS: tl.constexpr, OUTPUTS
 
 def takes(x: torch.Tensor, weight: torch.Tensor) -> bool:
     few, large = x.shape[0] <= MOST_ROWS, weight.shape[0] >= FEWEST_OUTPUTS
-    # The copy engine's rule.
+    # The copy engine requires this.
     aligned = x.shape[1] % 8 == 0 and x.data_ptr() % 16 == 0 and weight.data_ptr() % 16 == 0
     return is_hopper() and x.dtype == torch.bfloat16 and few and large and aligned
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """For up to `MOST_ROWS`."""
+    """Same as `kernels.linear.linear`, for what it `takes`."""
     (rows, inputs), outputs = x.shape, weight.shape[0]
     out = x.new_empty(rows, outputs)
     if rows:
         held = max(triton.next_power_of_2(rows), FEWEST_ROWS)
-        # What lies beyond a matrix is zero.
+        # The copy engine reads zeros beyond a matrix.
         boxes = (TensorDescriptor.from_tensor(each, [size, INPUTS]) for each, size in ((x, held), (weight, OUTPUTS)))
         _few_rows[(triton.cdiv(outputs, OUTPUTS),)](
             *boxes, out, rows, outputs, inputs, held, OUTPUTS, INPUTS, num_stages=STAGES, num_warps=WARPS

@@ -16,9 +16,9 @@ def mla_prefill(
     query: [queries, heads, 192]; key: [keys, heads, 192]; value: [keys, heads, 128]; any widths, last dimension
     contiguous, one dtype, the plan's prompts one after another. Causal: query i of a prompt sees its keys 0 ..
     keys - queries + i. Returns [queries, heads, 128] of the query's dtype and [heads, queries] float32, the natural
-    log of sum(exp(scale * query . key)), for `merge_attention`. No queries give none. On a GPU:
-    FlashAttention-3 for bf16 where it can be imported; else cuDNN for long prompts without a cached prefix, ours for
-    all others.
+    log of sum(exp(scale * query . key)), for `merge_attention`. No queries give none. On a GPU this
+    runs FlashAttention-3 for bf16 if it can be imported; else cuDNN for long prompts without a cached prefix, and our
+    kernel for all others.
     """
     assert query.shape[1:] == key.shape[1:] and key.shape[:2] == value.shape[:2]
     assert query.shape[0] == plan.queries and key.shape[0] == plan.keys
@@ -37,10 +37,10 @@ def mla_prefill(
 def merge_attention(
     out: torch.Tensor, log_sum: torch.Tensor, other_out: torch.Tensor, other_log_sum: torch.Tensor
 ) -> None:
-    """Join attention over two disjoint sets of keys in place, as if computed over both: into `out` and `log_sum`.
+    """Merge attention over two disjoint sets of keys into `out` and `log_sum`, as if it were computed over both.
 
-    Both pairs as `mla_prefill` returns them, for the same queries. So a long cached prefix can be attended to in parts
-    that bound what its expanded keys and values take (Dao et al., "FlashDecoding", 2023).
+    Both pairs as `mla_prefill` returns them, for the same queries. So a long cached prefix can be attended to in parts,
+    which bounds the memory of its expanded keys and values (Dao et al., "FlashDecoding", 2023).
     """
     assert out.shape == other_out.shape and log_sum.shape == other_log_sum.shape == (out.shape[1], out.shape[0])
     assert log_sum.dtype == other_log_sum.dtype == torch.float32

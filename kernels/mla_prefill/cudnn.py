@@ -1,16 +1,16 @@
-"""Attention over prompts by cuDNN, which comes with a CUDA build of torch, one prompt at a time."""
+"""Attention over prompts by cuDNN, one prompt at a time. A CUDA build of torch brings it."""
 
 import torch
 
 from kernels.mla_prefill.plan import PrefillPlan
 
-# cuDNN takes 30 ms to plan for a length that it has not met, and keeps the plan: for long prompts of few lengths.
+# cuDNN plans each new length for 30 ms and keeps the plan. That pays for long prompts of few different lengths.
 SHORTEST = 4096
 MULTIPLE = 256
 
 
 def takes(query: torch.Tensor, value: torch.Tensor, plan: PrefillPlan) -> bool:
-    """Whether it is the faster way: whole, long prompts of DeepSeek's widths."""
+    """Whether it is the fastest: for long prompts of DeepSeek's widths without a cached prefix."""
     return (
         query.dtype == torch.bfloat16
         and (query.shape[2], value.shape[2]) == (192, 128)
@@ -24,7 +24,7 @@ def takes(query: torch.Tensor, value: torch.Tensor, plan: PrefillPlan) -> bool:
 def mla_prefill(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, plan: PrefillPlan, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `kernels.mla_prefill.mla_prefill`; a causal prompt has no cached prefix."""
+    """Same as `kernels.mla_prefill.mla_prefill`; a causal prompt has no cached prefix."""
     if len(plan.query_lengths) == 1:
         return _attend(query, key, value, plan.causal, scale)
     out = torch.empty(*query.shape[:2], value.shape[2], dtype=query.dtype, device=query.device)

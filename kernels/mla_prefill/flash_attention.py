@@ -1,4 +1,4 @@
-"""Attention over ragged prompts by FlashAttention-3, on Hopper: its package, or a build of its operators.
+"""Attention over ragged prompts by FlashAttention-3, on Hopper: by its package, or by a build of its operators.
 
 `DEEPMESH_FLASH_ATTENTION` names such a build (`_vllm_fa3_C...so`, as vLLM's wheel carries it), which needs no package.
 """
@@ -19,7 +19,7 @@ PACKAGE = "flash_attn_interface"
 
 @cache
 def available() -> bool:
-    """Whether there is a Hopper GPU and something to run on it."""
+    """Whether there is a Hopper GPU, and the package or a build."""
     return is_hopper() and (BUILD_VARIABLE in os.environ or find_spec(PACKAGE) is not None)
 
 
@@ -39,7 +39,7 @@ def _attend_by_build(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, plan: PrefillPlan, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     _load_build()
-    # In the order of the operator's schema; what is None belongs to caches, rotation, FP8, sinks and schedules.
+    # In the order of the operator's schema. The None arguments are for caches, rotation, FP8, sinks and schedules.
     out, log_sum, *_ = torch.ops._vllm_fa3_C.fwd(
         query, key, value, None, None, None, None, plan.query_starts, plan.key_starts, None, None, None,
         max(plan.query_lengths), max(plan.key_lengths), None, None, None, None, None, None, None, None, None,

@@ -1,4 +1,4 @@
-"""Expanded keys: a part of each head's own, and the rotated part that all heads share."""
+"""Expanded keys: each head's own part, and the rotated part that all heads share."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""The lengths of one step's prompts: made once a step, read by every layer."""
+"""The lengths of a step's prompts. Made once a step, read by every layer."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,13 +9,13 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class PrefillPlan:
-    """Prompts laid one after another, each with `query_lengths[i]` queries and `key_lengths[i]` keys."""
+    """Prompts one after another; prompt i has `query_lengths[i]` queries and `key_lengths[i]` keys."""
 
     query_lengths: tuple[int, ...]
     key_lengths: tuple[int, ...]
-    # Whether a prompt's queries are the last ones of its keys' positions and see no later key; else they see all keys.
+    # If true, a prompt's queries have the last positions of its keys and see no later key; else they see all keys.
     causal: bool
-    # [prompts + 1] int32 on the device: where each prompt's queries and keys begin; the last entry is their number.
+    # [prompts + 1] int32 on the device: the index of each prompt's first query and first key; last, their number.
     query_starts: torch.Tensor
     key_starts: torch.Tensor
 
@@ -28,7 +28,7 @@ class PrefillPlan:
         return sum(self.key_lengths)
 
     def ranges(self) -> list[tuple[slice, slice]]:
-        """Per prompt, its queries and its keys."""
+        """For each prompt, the ranges of its queries and its keys."""
         queries, keys = accumulate(self.query_lengths), accumulate(self.key_lengths)
         lengths = zip(self.query_lengths, queries, self.key_lengths, keys, strict=True)
         return [(slice(stop - count, stop), slice(end - size, end)) for count, stop, size, end in lengths]
@@ -37,10 +37,10 @@ class PrefillPlan:
 def plan_prefill(
     query_lengths: Sequence[int], key_lengths: Sequence[int], device: torch.device, *, causal: bool = True
 ) -> PrefillPlan:
-    """What all layers of one step share.
+    """Make the plan that all layers of one step share.
 
-    Lengths are per prompt, queries at least 1. Causal prompts have at least as many keys as queries: cached ones first,
-    then their own. Others have at least one key.
+    Each prompt has at least one query. A causal prompt has at least as many keys as queries: cached keys first, then
+    its own. Other prompts have at least one key.
     """
     assert all(count >= 1 for count in query_lengths)
     assert all(size >= (count if causal else 1) for count, size in zip(query_lengths, key_lengths, strict=True))

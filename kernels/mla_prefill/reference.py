@@ -1,8 +1,8 @@
-"""Attention over prompts in plain torch, the definition.
+"""Attention over prompts in plain torch: the definition.
 
-Tiling: up to 256 queries at a time see only the keys up to their last one, which skips the upper half of the scores and
-bounds the memory that the rest takes. On CPU this is faster than torch's own attention, whose fused form wants values
-as wide as keys.
+Up to 256 queries at a time are multiplied by the keys up to their last one only, which skips the upper half of the
+scores and bounds the memory of the rest. On a CPU this is faster than torch's own attention, whose fused form requires
+values as wide as keys.
 """
 
 import torch
@@ -10,7 +10,7 @@ import torch
 from kernels.mla_prefill.plan import PrefillPlan
 
 QUERY_TILE = 256
-# Scores held at a time, over all heads; a very long context gets narrower tiles.
+# The most scores held at a time, over all heads. Very long contexts get narrower tiles.
 TILE_SCORES = 1 << 24
 
 

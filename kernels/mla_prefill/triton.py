@@ -11,9 +11,9 @@ from kernels.mla_prefill.plan import PrefillPlan
 QUERIES, KEYS = 128, 64
 
 
-# A program does 128 queries of one head against 64 keys at a time: first those that all its queries see, then the
-# diagonal. Later queries, which see more, begin first. 2 * (key width + value width) FLOPs a score; keys and values
-# come from the cache, where the programs of a head meet.
+# A program attends with 128 queries of one head to 64 keys at a time: first the keys that all its queries see, then the
+# diagonal. Programs of later queries, which see more keys, start first. 2 * (key width + value width) FLOPs a score.
+# Keys and values come from the cache, since the programs of a head share them.
 @triton.jit(do_not_specialize=["total_queries"])
 def _attend(
     query, key, value, out, log_sums, query_starts, key_starts, query_row, query_head, key_row, key_head, value_row,
@@ -40,7 +40,7 @@ def _attend(
     largest = tl.full([QUERIES], -1e30, tl.float32)
     total = tl.zeros([QUERIES], tl.float32)
     sum_values = tl.zeros([QUERIES, PADDED_VALUE], tl.float32)
-    # Query i sees keys up to this one.
+    # The last key that each query sees.
     last_key = tl.where(CAUSAL, keys - queries + own, keys - 1)
     all_see = keys - queries + start + 1 if CAUSAL else keys
     stop = tl.minimum(keys - queries + start + QUERIES, keys) if CAUSAL else keys
@@ -92,7 +92,7 @@ def _step(
     return now, total * alpha + tl.sum(weights, axis=1), sum_values
 
 
-# A program joins 8 heads of one query. Reads 4 bytes a value, writes 2.
+# A program merges 8 heads of one query. Reads 4 bytes a value, writes 2.
 @triton.jit(do_not_specialize=["queries"])
 def _merge(
     out, log_sums, other_out, other_log_sums, heads, queries, out_row, out_head, other_row, other_head,
@@ -126,7 +126,7 @@ def mla_prefill(
     log_sums = torch.empty(heads, queries, dtype=torch.float32, device=query.device)
     if not queries:
         return out, log_sums
-    # 192 is no power of two, 128 and 64 are.
+    # Tiles are powers of two: a width of 192 is split into 128 and 64.
     first = max(1 << (width.bit_length() - 1), 16)
     rest = max(triton.next_power_of_2(max(width - first, 1)), 16)
     _attend[(triton.cdiv(max(plan.query_lengths), QUERIES), heads, len(plan.query_lengths))](

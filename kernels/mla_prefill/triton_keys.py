@@ -7,8 +7,8 @@ import triton.language as tl
 HEADS = 16
 
 
-# A program does 16 heads of one key. Reads 2 bytes a value of the heads' own, writes 2 for each; torch.cat, which
-# cannot tell that the heads share the other part, takes three times as long.
+# A program does 16 heads of one key. Reads 2 bytes for each of the heads' own values, writes 2 for each value.
+# torch.cat does not know that the heads share the other part, and takes three times as long.
 @triton.jit
 def _join(
     own, shared, out, heads, own_row, own_head, shared_row,

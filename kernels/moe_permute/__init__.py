@@ -1,4 +1,4 @@
-"""Tokens to their experts and back: rows by expert, and the weighted sum of what the experts made of them."""
+"""Copies tokens to the rows of their experts, and adds up the experts' outputs by weight."""
 
 from types import ModuleType
 
@@ -8,15 +8,15 @@ from kernels.act_quant.quantized import Quantized
 from kernels.moe_permute import reference
 from kernels.moe_permute.experts import ExpertOutputs
 from kernels.moe_permute.layout import ContiguousLayout, ExpandedQuantized, Layout, MaskedLayout, expected_rows
-from kernels.moe_permute.reference import Expanded
+from kernels.moe_permute.reference import RowsByExpert
 
 __all__ = [
     "ContiguousLayout",
-    "Expanded",
     "ExpandedQuantized",
     "ExpertOutputs",
     "Layout",
     "MaskedLayout",
+    "RowsByExpert",
     "choose_layout",
     "combine",
     "expand",
@@ -25,15 +25,16 @@ __all__ = [
     "expand_quantized",
 ]
 
-# Tiles of grouped products must not straddle two experts.
+# A tile of a grouped product must not lie in the rows of two experts.
 ALIGNMENT = 128
-# Up to here reading the weights takes longer than the products, and a masked layout wastes nothing.
+# Up to this many expected rows an expert, reading the weights takes longer than the products, and a masked layout
+# wastes nothing.
 MASKED_EXPECTED_ROWS = 64
-# Room for all tokens at each expert that is not shared: at DeepSeek's widths some 400 MB.
+# The most rows of a masked layout, shared experts aside: some 400 MB at DeepSeek's widths.
 MASKED_ROWS = 16384
 
 
-def expand(x: torch.Tensor, experts: torch.Tensor, expert_count: int) -> Expanded:
+def expand(x: torch.Tensor, experts: torch.Tensor, expert_count: int) -> RowsByExpert:
     """Copy each token once per chosen expert, ordered by expert.
 
     x: [tokens, width]; experts: [tokens, k] int64 below expert_count. The result holds `rows` [tokens * k, width],
@@ -45,11 +46,11 @@ def expand(x: torch.Tensor, experts: torch.Tensor, expert_count: int) -> Expande
 
 
 def expand_quantized(x: Quantized, experts: torch.Tensor, expert_count: int, shared: int = 0) -> ExpandedQuantized:
-    """Copy each token once per chosen expert, in the layout in which FP8 experts are fastest.
+    """Copy each token once per chosen expert, in the layout that makes the FP8 products fastest.
 
-    That is masked for few tokens an expert, contiguous for more. x: [tokens, width]; experts: [tokens, k] int64 below
-    expert_count, contiguous, distinct within a token. shared: how many experts, the last ones, every token has among
-    its own; they count neither for what is few nor for the room it takes.
+    That is the masked one for few tokens an expert, the contiguous one for more. x: [tokens, width]; experts:
+    [tokens, k] int64 below expert_count, contiguous, distinct within a token. shared: the number of shared experts, the
+    last ones, which every token has; they count neither for the rows an expert expects nor for the memory.
     """
     if _few_rows(experts, expert_count, shared):
         return expand_masked(x, experts, expert_count, shared)
@@ -57,17 +58,17 @@ def expand_quantized(x: Quantized, experts: torch.Tensor, expert_count: int, sha
 
 
 def choose_layout(experts: torch.Tensor, expert_count: int) -> Layout:
-    """Where the copies of `expand_quantized` lie, none of the experts shared. Backend: the reference."""
+    """The layout that `expand_quantized` chooses if no expert is shared. Backend: the reference."""
     if _few_rows(experts, expert_count, shared=0):
         return reference.masked_layout(experts, expert_count, _capacity(experts.shape[0]))
     return reference.contiguous_layout(experts, expert_count, ALIGNMENT, _contiguous_rows(experts, expert_count))
 
 
 def expand_contiguous(x: Quantized, experts: torch.Tensor, expert_count: int) -> ExpandedQuantized:
-    """Rows in order of expert, then of token; each expert's are padded to a multiple of 128.
+    """Copy tokens to rows in order of expert, then of token; each expert's rows are padded to a multiple of 128.
 
-    x: [tokens, width]; experts: [tokens, k] int64 below expert_count. There are as many rows as any choice can need, a
-    multiple of 128.
+    x: [tokens, width]; experts: [tokens, k] int64 below expert_count. The number of rows is the most that any
+    choice can need, a multiple of 128.
     """
     _check(x, experts)
     rows = _contiguous_rows(experts, expert_count)
@@ -76,9 +77,9 @@ def expand_contiguous(x: Quantized, experts: torch.Tensor, expert_count: int) ->
 
 
 def expand_masked(x: Quantized, experts: torch.Tensor, expert_count: int, shared: int = 0) -> ExpandedQuantized:
-    """For each expert room for every token; an expert's rows are in order of token.
+    """Copy tokens to rows of a layout in which each expert has room for every token, in order of token.
 
-    x: [tokens, width]; experts: [tokens, k] int64 below expert_count, distinct within a token; shared: as of
+    x: [tokens, width]; experts: [tokens, k] int64 below expert_count, distinct within a token; shared: as in
     `expand_quantized`.
     """
     _check(x, experts)
@@ -88,7 +89,7 @@ def expand_masked(x: Quantized, experts: torch.Tensor, expert_count: int, shared
 
 
 def combine(outputs: ExpertOutputs) -> torch.Tensor:
-    """The sums, made in float32: [tokens, width] of the rows' dtype."""
+    """Add up the outputs by weight, in float32: [tokens, width] of the rows' dtype."""
     combined: torch.Tensor = _backend(outputs.rows).combine(outputs)
     return combined
 
@@ -111,7 +112,7 @@ def _contiguous_rows(experts: torch.Tensor, expert_count: int) -> int:
 
 
 def _capacity(tokens: int) -> int:
-    """Rows of each expert that hold every token, in whole tiles of grouped products."""
+    """The rows of an expert that has every token, in whole tiles of grouped products."""
     return 64 if tokens <= 64 else -(-tokens // ALIGNMENT) * ALIGNMENT
 
 

@@ -1,4 +1,4 @@
-"""What experts made of tokens, before it is added up."""
+"""The outputs of experts before they are added up."""
 
 from dataclasses import dataclass
 
@@ -7,11 +7,11 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class ExpertOutputs:
-    """Of each token a sum, not made yet: its experts' rows, each times its weight."""
+    """A sum for each token, not computed yet: its experts' rows, each times its weight."""
 
-    # [..., width] contiguous, leading dimensions those of the layout.
+    # [..., width] contiguous; the leading dimensions are those of the layout.
     rows: torch.Tensor
-    # [tokens, k] int64: the rows of each token, as `expand` or the layout has them.
+    # [tokens, k] int64: the rows of each token, from `expand` or from the layout.
     positions: torch.Tensor
     # [tokens, k] float32.
     weights: torch.Tensor
@@ -22,9 +22,9 @@ class ExpertOutputs:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Of the sums: [tokens, width]."""
+        """The shape of the sums: [tokens, width]."""
         return self.positions.shape[0], self.rows.shape[-1]
 
     def __getitem__(self, tokens: torch.Tensor) -> "ExpertOutputs":
-        """Of some tokens, as of a tensor of the sums: int64 indices."""
+        """Select tokens by int64 indices, as if this were the tensor of sums."""
         return ExpertOutputs(self.rows, self.positions[tokens], self.weights[tokens])

@@ -1,4 +1,4 @@
-"""Where the copies of tokens lie, for the experts' matrix products: computed, and kept, on the device."""
+"""Where the copies of tokens lie for the experts' matrix products. The device computes it and keeps it."""
 
 from dataclasses import dataclass
 
@@ -21,13 +21,13 @@ class ContiguousLayout:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of a tensor in this layout, without its width."""
+        """The shape of a tensor in this layout, without its width."""
         return (self.row_experts.shape[0],)
 
 
 @dataclass(frozen=True, slots=True)
 class MaskedLayout:
-    """For each expert `capacity` rows, of which the first counts[expert] are used; for few tokens."""
+    """Each expert has `capacity` rows, of which the first counts[expert] are used; for few tokens."""
 
     # [tokens, k] int64: the row of each token and choice, expert * capacity + index.
     positions: torch.Tensor
@@ -35,17 +35,17 @@ class MaskedLayout:
     counts: torch.Tensor
     # At least the number of tokens, so that no choice overflows it.
     capacity: int
-    # Of the experts, the last ones: they see every token.
+    # The number of shared experts, the last ones, which every token has.
     shared: int = 0
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of a tensor in this layout, without its width."""
+        """The shape of a tensor in this layout, without its width."""
         return (self.counts.shape[0], self.capacity)
 
     @property
     def expected_rows(self) -> int:
-        """Of an expert that is not shared, where the choice is even."""
+        """The rows of an expert that is not shared if all are chosen equally often."""
         tokens, choices = self.positions.shape
         return expected_rows(tokens, choices, self.counts.shape[0], self.shared)
 
@@ -54,7 +54,10 @@ Layout = ContiguousLayout | MaskedLayout
 
 
 def expected_rows(tokens: int, choices: int, experts: int, shared: int) -> int:
-    """Of an expert that is not shared, where the choice is even; choices and experts: with the shared ones."""
+    """The rows of an expert that is not shared if all are chosen equally often.
+
+    choices and experts include shared ones.
+    """
     return -(-tokens * (choices - shared) // (experts - shared))
 
 
@@ -62,7 +65,7 @@ def expected_rows(tokens: int, choices: int, experts: int, shared: int) -> int:
 class ExpandedQuantized:
     """A copy of each token for each of its experts, in a layout."""
 
-    # [rows, width] or [experts, capacity, width]: rows that no token has are undefined.
+    # [rows, width] or [experts, capacity, width]. Unused rows are undefined.
     rows: Quantized
     layout: Layout
 

@@ -1,4 +1,4 @@
-"""Permutation of tokens by expert in plain torch, the definition."""
+"""Permutation of tokens by expert in plain torch: the definition."""
 
 from dataclasses import dataclass
 
@@ -11,8 +11,8 @@ from kernels.moe_permute.layout import PADDING, ContiguousLayout, ExpandedQuanti
 
 
 @dataclass(frozen=True, slots=True)
-class Expanded:
-    """Rows ordered by expert, where each expert's rows end, and the rows of each token."""
+class RowsByExpert:
+    """Copies of tokens ordered by expert, where each expert's rows end, and the rows of each token."""
 
     # [tokens * k, width]
     rows: torch.Tensor
@@ -22,10 +22,10 @@ class Expanded:
     positions: torch.Tensor
 
 
-def expand(x: torch.Tensor, experts: torch.Tensor, expert_count: int) -> Expanded:
+def expand(x: torch.Tensor, experts: torch.Tensor, expert_count: int) -> RowsByExpert:
     chosen = experts.flatten()
     order, positions = _sort(chosen)
-    return Expanded(
+    return RowsByExpert(
         rows=x.index_select(0, order // experts.shape[1]),
         ends=_counts(chosen, expert_count).cumsum(0, dtype=torch.int32),
         positions=positions.view_as(experts),
@@ -42,7 +42,7 @@ def contiguous_layout(experts: torch.Tensor, expert_count: int, alignment: int, 
     chosen = experts.flatten()
     counts = _counts(chosen, expert_count)
     aligned = (counts + alignment - 1) // alignment * alignment
-    positions = (aligned.cumsum(0) - aligned)[chosen] + _rank(chosen, counts)
+    positions = (aligned.cumsum(0) - aligned)[chosen] + _places(chosen, counts)
     row_experts = torch.full((rows,), PADDING, dtype=torch.int32, device=experts.device)
     row_experts[positions] = chosen.int()
     return ContiguousLayout(positions=positions.view_as(experts), row_experts=row_experts)
@@ -57,7 +57,7 @@ def expand_masked(
 def masked_layout(experts: torch.Tensor, expert_count: int, capacity: int, shared: int = 0) -> MaskedLayout:
     chosen = experts.flatten()
     counts = _counts(chosen, expert_count)
-    positions = chosen * capacity + _rank(chosen, counts)
+    positions = chosen * capacity + _places(chosen, counts)
     return MaskedLayout(positions.view_as(experts), counts.int(), capacity, shared)
 
 
@@ -65,7 +65,7 @@ def _copy(x: Quantized, layout: Layout) -> ExpandedQuantized:
     out = empty_quantized(*layout.shape, x.values.shape[1], device=x.values.device)
     target = layout.positions.flatten()
     source = torch.arange(len(layout.positions), device=target.device).repeat_interleave(layout.positions.shape[1])
-    # As bytes: few operations know one-byte floats.
+    # As bytes: few operations support one-byte floats.
     out.values.view(torch.uint8).flatten(0, -2)[target] = x.values.view(torch.uint8)[source]
     if isinstance(layout, MaskedLayout):
         out.scales[target // layout.capacity, target % layout.capacity] = x.scales[source]
@@ -86,12 +86,12 @@ def _counts(chosen: torch.Tensor, expert_count: int) -> torch.Tensor:
 
 
 def _sort(chosen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The choices ordered by expert, then by token, and each choice's place in that order."""
+    """The order of the choices by expert, then by token, and each choice's place in that order."""
     order = chosen.argsort(stable=True)
     return order, torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
 
 
-def _rank(chosen: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-    """Each choice's place among its expert's."""
+def _places(chosen: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+    """Each choice's place among the choices of its expert."""
     _, places = _sort(chosen)
     return places - (counts.cumsum(0) - counts)[chosen]

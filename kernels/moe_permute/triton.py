@@ -9,17 +9,17 @@ from kernels.dependent_launch import dependent_launch, start_next, wait_for_earl
 from kernels.moe_permute.experts import ExpertOutputs
 from kernels.moe_permute.layout import PADDING, ContiguousLayout, ExpandedQuantized, MaskedLayout
 
-# Elements of the table [choices of a program, experts] that a program holds.
+# The most elements of a program's table [choices, experts].
 TABLE = 1 << 15
-# Choices that a program looks at at a time: few sizes, each of which is compiled.
+# How many choices a program looks at at a time. There are few sizes, since each one is compiled.
 CHUNKS = (128, 512, 1024)
-# Of a row, by one program: 16 bytes a thread.
+# Values of a row that one program copies or sums: 16 bytes a thread.
 COPIED_WIDTH, SUMMED_WIDTH = 2048, 1024
 
 
 @triton.jit
 def _table(experts, choices, EXPERTS: tl.constexpr, CHUNK: tl.constexpr):
-    """This program's choices: their indices [CHUNK], and which expert each is, [CHUNK, EXPERTS]."""
+    """This program's choices: their indices [CHUNK], and which expert each one chose, [CHUNK, EXPERTS]."""
     index = tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)
     chosen = tl.load(experts + index, mask=index < choices, other=EXPERTS).to(tl.int32)
     return index, chosen[:, None] == tl.arange(0, EXPERTS)[None, :]
@@ -37,7 +37,7 @@ def _count(experts, chunk_counts, choices, EXPERTS: tl.constexpr, CHUNK: tl.cons
 
 @triton.jit
 def _totals(table, chunk_counts, SINGLE: tl.constexpr, EXPERTS: tl.constexpr):
-    """Per expert the choices of all programs, and of those before this one."""
+    """For each expert, the choices of all programs, and of the programs before this one."""
     total = tl.zeros([EXPERTS], tl.int32)
     before = tl.zeros([EXPERTS], tl.int32)
     if SINGLE:
@@ -50,7 +50,7 @@ def _totals(table, chunk_counts, SINGLE: tl.constexpr, EXPERTS: tl.constexpr):
     return total, before
 
 
-# A program places CHUNK choices behind those of the programs before it, and names the expert of each row, tile by tile.
+# A program places CHUNK choices after those of the programs before it, and stores the expert of each row, tile by tile.
 # Reads and writes 8 bytes a choice, and 4 a row.
 @triton.jit(do_not_specialize=["choices"])
 def _place_rows(
@@ -70,7 +70,7 @@ def _place_rows(
     expert = tl.arange(0, EXPERTS)
     for tile in range(tl.program_id(0), rows // ALIGNMENT, tl.num_programs(0)):
         owner = tl.sum((stops <= tile * ALIGNMENT).to(tl.int32), axis=0)
-        # An owner beyond the experts matches none, so that the tile holds no used row.
+        # An owner beyond the experts matches none, so the tile has no used row.
         used = tl.sum(tl.where(expert == owner, starts + total, 0), axis=0)
         row = tile * ALIGNMENT + tl.arange(0, ALIGNMENT)
         tl.store(row_experts + row, tl.where(row < used, owner, PADDING))
@@ -85,7 +85,7 @@ def _copy_rows(
     token = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     groups = tl.arange(0, SCALES_TILE)
-    # None are left for programs after the token's first.
+    # The token's first program copies all scales.
     copies_scales = tl.program_id(1) * SCALES_TILE + groups < SCALES
     start_next(DEPENDENT)
     wait_for_earlier(DEPENDENT)
@@ -97,9 +97,10 @@ def _copy_rows(
         tl.store(out_scales + position + groups * out_scale_stride, factors, mask=copies_scales)
 
 
-# A program makes one token's copy for one expert. It finds the copy's row by itself, behind the same expert's of all
-# choices before, and counts the choices of COUNTED experts: each reads all choices, 8 bytes each, from the cache. Reads
-# and writes a token, 1 and 1/32 bytes a value; bound by the latency of the two loads and of adding up.
+# A program makes one token's copy for one expert. It finds the copy's row by itself, after the rows of the same
+# expert's earlier choices, and counts the choices of COUNTED experts. For that each program reads all choices, 8 bytes
+# each, from the cache. Reads and writes a token, 1 and 1/32 bytes a value. The latency of the two loads and of adding
+# up limits it.
 @triton.jit(do_not_specialize=["choices", "scale_stride"])
 def _place_copies(
     values, scales, experts, positions, counts, out_values, out_scales, choices, expert_count, capacity, scale_stride,
@@ -131,7 +132,7 @@ def _place_copies(
     tl.store(counts + counted, tl.sum(count, axis=0), mask=counted < expert_count)
 
 
-# A program sums WIDTH values of one token, its k loads in flight at once. Reads k rows, writes one.
+# A program sums WIDTH values of one token with its k loads in flight at once. Reads k rows, writes one.
 @triton.jit
 def _combine(
     rows, positions, weights, out, width, CHOICES: tl.constexpr, WIDTH: tl.constexpr, DEPENDENT: tl.constexpr
@@ -201,14 +202,14 @@ def _contiguous_layout(experts: torch.Tensor, expert_count: int, alignment: int,
 
 
 def _chunks(experts: torch.Tensor, expert_count: int) -> tuple[int, int, int]:
-    """The experts rounded up, choices of a program, programs."""
+    """The experts rounded up to a power of two, the choices of a program, and the number of programs."""
     tile = triton.next_power_of_2(expert_count)
     chunk = min(max(TABLE // tile, 16), max(triton.next_power_of_2(experts.numel()), 16))
     return tile, chunk, max(triton.cdiv(experts.numel(), chunk), 1)
 
 
 def _chunk_counts(experts: torch.Tensor, tile: int, chunk: int, chunks: int) -> torch.Tensor | None:
-    """[programs, experts]: a program of its own where one sees all choices anyway."""
+    """[programs, experts]: how often each program's choices name each expert; None if one program sees all choices."""
     if chunks == 1:
         return None
     counts = torch.empty(chunks, tile, dtype=torch.int32, device=experts.device)

@@ -1,4 +1,4 @@
-"""Rotary position embedding of interleaved pairs, with YaRN's frequencies."""
+"""Rotary position embedding of interleaved pairs, with plain and with YaRN's frequencies."""
 
 from types import ModuleType
 
@@ -18,8 +18,8 @@ def yarn_frequencies(
 ) -> torch.Tensor:
     """YaRN (Peng et al., 2023, section 3.2): [dim / 2] float32 radians per position.
 
-    Pairs that turn more than `beta_fast` times in `original_positions` keep their frequency, those that turn less than
-    `beta_slow` times are slowed by `factor`, a linear ramp lies between.
+    Pairs that turn more than `beta_fast` times in `original_positions` keep their frequency. Pairs that turn less than
+    `beta_slow` times are slowed down by `factor`. A linear ramp lies between them.
     """
     assert dim % 2 == 0 and factor > 0
     return reference.yarn_frequencies(dim, theta, factor, original_positions, beta_fast, beta_slow)
@@ -37,11 +37,10 @@ def rotate_(x: torch.Tensor, rotations: torch.Tensor) -> None:
 
 
 def rotate(x: torch.Tensor, rotations: torch.Tensor, out: torch.Tensor) -> None:
-    """Write x, its pairs (x[..., 0], x[..., 1]), (x[..., 2], x[..., 3]), ... rotated, to `out`, computing in float32.
+    """Rotate the pairs (x[..., 0], x[..., 1]), (x[..., 2], x[..., 3]), ... in float32, and write them to `out`.
 
-    x, out: [rows, heads, dim] of one dtype, which may be the same tensor but not overlap otherwise; last dimension
-    contiguous, other strides even; rotations: [rows, dim / 2] complex64 contiguous, one row of the table per row of x.
-    No rows: nothing happens.
+    x, out: [rows, heads, dim] of one dtype, the same tensor or without overlap; last dimension contiguous, other
+    strides even; rotations: [rows, dim / 2] complex64 contiguous, one row of the table per row of x. No rows: no-op.
     """
     rows, _, dim = x.shape
     assert rotations.shape == (rows, dim // 2) and rotations.dtype == torch.complex64

@@ -1,4 +1,4 @@
-"""Rotary embedding in plain torch, the definition."""
+"""Rotary embedding in plain torch: the definition."""
 
 import math
 
@@ -19,7 +19,7 @@ def yarn_frequencies(
 
     low = max(math.floor(pair_that_turns(beta_fast)), 0)
     high = min(math.ceil(pair_that_turns(beta_slow)), dim - 1)
-    # The ramp has a width even where both ends fall on one pair.
+    # The ramp needs a width even if both ends fall on one pair.
     width = high - low or 0.001
     slowed = ((torch.arange(dim // 2, dtype=torch.float32) - low) / width).clamp(0, 1)
     return plain / factor * slowed + plain * (1 - slowed)

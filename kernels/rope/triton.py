@@ -11,11 +11,11 @@ HEADS = 32
 
 @triton.jit
 def rotate_pairs(first, second, cosine, sine):
-    """Both of each pair, float32, turned."""
+    """Both values of each pair, rotated, float32."""
     return first * cosine - second * sine, first * sine + second * cosine
 
 
-# A program does 32 heads of one row; whole lines are read and their pairs taken apart. Reads 2 bytes a value, writes 2.
+# A program does 32 heads of one row. It reads whole lines and splits their pairs. Reads 2 bytes a value, writes 2.
 @triton.jit
 def _rotate(
     x, rotations, out, heads, x_row, x_head, out_row, out_head,
@@ -38,7 +38,7 @@ def _rotate(
 
 @triton.jit
 def split_pairs(x):
-    """[rows, 2 * pairs] to both of each pair, [rows, pairs]."""
+    """[rows, 2 * pairs] to the first and the second values of the pairs, [rows, pairs] each."""
     return tl.split(tl.reshape(x, [x.shape[0], x.shape[1] // 2, 2]))
 
 

@@ -1,27 +1,28 @@
-// Block-scaled products of FP8 weights with few rows of activations, for Hopper (sm_90a): the time is that of reading the
-// weight, outputs * inputs bytes, and with 32 rows 2 to 3 us more to begin and to end.
+// Block-scaled products of FP8 weights with few rows of activations, for Hopper (sm_90a). The time is that of reading the
+// weight, outputs * inputs bytes, and with 32 rows 2 to 3 us more to start and to end. "A for B us" means A instead of B.
 //
-// Work. A tile is up to 192 outputs for all rows: the tensor cores' 64 rows hold outputs, a warpgroup's each, and N holds
-// rows of activations. A tile's inputs, in units of 128, are shared by the CTAs of a cluster, unit by unit: a row's bytes of
-// two CTAs lie next to each other, which memory gives faster than two streams far apart (16384 to 7168 with 96 rows 33.3 us
-// for 34.0). In the end each CTA adds up a share of the tile, which the others send to its shared memory, in order of rank.
-// Shared memory of others takes 13 to 20 bytes a cycle, so tiles are narrow and their CTAs few: sums of 256 outputs over
-// four CTAs took 2.6 us for 96 rows, of 128 over two 1.0.
+// Work. A tile is up to 192 outputs for all rows. The tensor cores' 64 rows hold the outputs of a warpgroup, N holds rows of
+// activations. The CTAs of a cluster share a tile's inputs in units of 128, taking alternate units: the bytes that two CTAs
+// read of a row are then contiguous, which memory delivers faster than two streams far apart (16384 to 7168 with 96 rows: 33.3
+// for 34.0 us). At the end each CTA adds up a share of the tile, which the others send to its shared memory, in order of rank.
+// Writing to another CTA's shared memory runs at 13 to 20 bytes a cycle, so tiles are narrow and their CTAs few: sums of 256
+// outputs over four CTAs took 2.6 us for 96 rows, of 128 outputs over two CTAs 1.0.
 //
-// One CTA fills a multiprocessor. A thread of a warpgroup of its own copies units of the weight, of the activations and of
-// their scales into a ring. No kernel of a step writes weights, so the first units of the weight are copied while the kernel
-// before still runs (programmatic dependent launch); only the activations wait for it. The other warpgroups multiply: 128
-// outputs of a unit arrive every 0.43 us, and with 96 rows warpgroups of 64 outputs each took 0.52 for them, product, scaling
-// and waiting one after another. So two, or four where a tile is 64 outputs, take turns, unit by unit: one scales in float32
-// while others multiply. 192 outputs leave no registers for turns; they are for weights of more tiles than the chip runs at
-// once. The cache gives up such weights first (1536 to 24576 with 96 rows 12.8 us for 13.8); where a cluster shares a row's
-// bytes, that made 16384 to 7168 between its neighbours 1 us slower with 32 rows.
+// A CTA fills a multiprocessor. One thread of a warpgroup of its own copies units of the weight, of the activations and of
+// their scales into a ring. No kernel of a step writes weights, so the first units of the weight are copied while the previous
+// kernel still runs (programmatic dependent launch); only activations wait for it. The other warpgroups multiply. 128 outputs
+// of a unit arrive every 0.43 us, and with 96 rows warpgroups of 64 outputs took 0.52 us for them if each one multiplied,
+// scaled and waited in turn. So two warpgroups (four for tiles of 64 outputs) take turns unit by unit: one scales in float32
+// while others multiply. Tiles of 192 outputs leave no registers for turns; they serve weights of more tiles than the chip runs
+// at once. The cache evicts such weights first (1536 to 24576 with 96 rows: 12.8 for 13.8 us). If a cluster shares a row's
+// bytes, evicting first made 16384 to 7168 between its neighbours 1 us slower with 32 rows.
 //
-// Tiles of 112 outputs are for weights that take long: 16384 to 7168 is then cut for 128 of 132 multiprocessors and not for
-// 112 (30.4 us for 32.0 with 32 rows), though the tensor cores' last 16 rows hold nothing.
+// Tiles of 112 outputs are for weights that take long: 16384 to 7168 then uses 128 of 132 multiprocessors instead of 112 (30.4
+// for 32.0 us with 32 rows), though the tensor cores' last 16 rows hold nothing.
 //
-// Activations are not shared by multicast: to be told that a neighbour has room costs more than the copies that it saves
-// (16384 to 7168 with 32 rows 36.4 us for 33.3, with 96 rows 40.8 for 39.6; 35.7 for 35.4 where it has a ring of its own).
+// Activations are not multicast: waiting until a neighbour has room costs more than the copies that it saves (16384 to 7168
+// with 32 rows 36.4 for 33.3 us, with 96 rows 40.8 for 39.6; with a ring of their own 35.7 for 35.4). `notes.md` has what was
+// tried.
 
 #include "../../cuda/cluster.cuh"
 #include "../../cuda/copies.cuh"
@@ -29,7 +30,7 @@
 #include "multiply.cuh"
 
 constexpr int UNIT = 128, GROUP_OUTPUTS = 64, GROUP_THREADS = 128, MOST_UNITS = 80;
-// Of a CTA: the rest of the multiprocessor's is for CTAs of the small kernels before and after.
+// Shared memory of a CTA. The rest of the multiprocessor's is left to CTAs of the small kernels before and after.
 constexpr int SHARED_BYTES = 216000;
 
 struct Arguments {
@@ -40,20 +41,20 @@ struct Arguments {
   int rows, outputs, units, scale_stride;
 };
 
-// OUTPUTS: of a tile, a multiple of 16, in groups of 64 of which the last may not be full.
+// OUTPUTS of a tile are a multiple of 16, in groups of 64, the last of which may be partial.
 template <int ROWS, int OUTPUTS>
 struct Shape {
   static constexpr int GROUPS = (OUTPUTS + GROUP_OUTPUTS - 1) / GROUP_OUTPUTS, TURNS = GROUPS < 3 ? 4 / GROUPS : 1;
-  // Threads of a turn; those that multiply; all.
+  // Threads of a turn; threads that multiply; all threads.
   static constexpr int TURN = GROUPS * GROUP_THREADS, CONSUMERS = TURNS * TURN, THREADS = CONSUMERS + GROUP_THREADS;
-  // Of a thread that multiplies, and of one that copies, out of what 65,536 registers give to each alike.
+  // Registers of a thread that multiplies and of one that copies. All threads start with an equal share of 65,536.
   static constexpr int REGISTERS = TURNS > 1 ? 112 : 160, FEW_REGISTERS = 32;
   static constexpr int WEIGHT_BYTES = OUTPUTS * UNIT, X_BYTES = ROWS * UNIT;
-  // Units in flight, each with the scales of its rows and two barriers; to each turn as many, and always the same ones. A
-  // turn that came to a stage where another's unit is still under way would take the phase before for its own.
+  // Units in flight, each with the scales of its rows and two barriers. Each turn has the same number of stages, always the
+  // same ones: at a stage where another turn's unit is still in flight, it would mistake the phase before for its own.
   static constexpr int UNIT_BYTES = WEIGHT_BYTES + X_BYTES + ROWS * 4 + 16;
   static constexpr int STAGES = (SHARED_BYTES - 2 * MOST_UNITS * 4 - 8) / UNIT_BYTES / TURNS * TURNS;
-  // Of the tile: 8 rows at a time; a row in bf16, 8 outputs apart from a power of two: rows lie in different banks.
+  // Groups of 8 rows; bytes of a row in bf16, padded by 8 outputs so that rows lie in different banks.
   static constexpr int EIGHTS = ROWS / 8, ROW_BYTES = OUTPUTS * 2 + 16;
 };
 
@@ -63,13 +64,13 @@ struct Shared {
   u8 weight[Of::STAGES][Of::WEIGHT_BYTES];
   u8 x[Of::STAGES][Of::X_BYTES];
   float x_scales[Of::STAGES][ROWS];
-  // Of the one or two rows of blocks that the tile lies in.
+  // Scales of the one or two rows of blocks that the tile lies in.
   float weight_scales[2][MOST_UNITS];
-  // Of the unit at this stage: all of it has come; its products are done. All parts of what this CTA adds up have come.
+  // For each stage: its unit has arrived; its products are done. Last: all parts that this CTA adds up have arrived.
   u64 full[Of::STAGES], multiplied[Of::STAGES], summed;
 };
 
-// This CTA's units of its tile, every RANKS-th, and this warp's part in them.
+// The units of its tile that this CTA computes, every `ranks`-th one, and this warp's warpgroup.
 struct Share {
   int count, tile, rank, ranks, warpgroup;
 };
@@ -90,14 +91,14 @@ struct Product {
 
   __device__ __forceinline__ int group() const { return own.warpgroup % Of::GROUPS; }
   __device__ __forceinline__ int turn() const { return own.warpgroup / Of::GROUPS; }
-  // Of a unit among all of the tile's.
+  // Index of this CTA's unit among all units of the tile.
   __device__ __forceinline__ int place(int unit) const { return own.rank + unit * own.ranks; }
 
-  // Of those who multiply.
+  // All threads that multiply meet.
   __device__ __forceinline__ void meet() const { asm volatile("bar.sync 1, %0;" ::"n"(Of::CONSUMERS) : "memory"); }
 
-  // Barriers, the first weights on their way, and at the same time the weight's scales: behind weights that fill all queues
-  // they would come 3 us later.
+  // Initializes barriers and starts copying the first weights. Other threads load the weight's scales meanwhile: behind weights
+  // that fill all queues, scales would arrive 3 us later.
   __device__ __forceinline__ void prepare() const {
     if (threadIdx.x == Of::CONSUMERS) {
       for (int i = 0; i < Of::STAGES; i++) {
@@ -138,7 +139,8 @@ struct Product {
     copy_run(shared.x_scales[stage], given.x_scales + (long long)at * given.scale_stride, scale_bytes(), full);
   }
 
-  // The rest of the ring's first units once the kernel before has ended; then each unit where an earlier one lay.
+  // Once the previous kernel has ended, copies the activations of the ring's first units; then each further unit as soon as its
+  // stage is free.
   __device__ __forceinline__ void produce() const {
     wait_for_earlier();
     for (int unit = 0; unit < min(Of::STAGES, own.count); unit++) copy_activations(unit);
@@ -149,8 +151,8 @@ struct Product {
     }
   }
 
-  // A unit's products, not waited for. Descriptors count in 16 bytes. They stay in uniform registers because `own` is the
-  // same for a whole warp; from a thread's own, each product would wait for four moves after the one before.
+  // Issues a unit's products, and does not wait. Descriptors count in 16 bytes. They stay in uniform registers because `own` is
+  // the same for a whole warp; from ordinary registers, each product would wait for four moves after the one before.
   __device__ __forceinline__ void begin(int unit, float (&products)[ROWS / 2]) const {
     int stage = unit % Of::STAGES;
     u64 weight = descriptor<1>(shared_address(shared.weight) + group() * (GROUP_OUTPUTS * UNIT));
@@ -163,13 +165,13 @@ struct Product {
     wgmma_commit();
   }
 
-  // Where this warp's 16 outputs lie: in the tile's first row of blocks, 0, or the second.
+  // Whether this warp's 16 outputs lie in the tile's first row of blocks, 0, or its second, 1.
   __device__ __forceinline__ int block() const {
     int first = own.tile * OUTPUTS;
     return min((first + threadIdx.x % Of::TURN / 32 * 16) / UNIT - first / UNIT, 1);
   }
 
-  // Its products, scaled and added.
+  // Scales a unit's products and adds them to the total.
   __device__ __forceinline__ void finish(int unit, float (&products)[ROWS / 2], float (&total)[ROWS / 2]) const {
     int stage = unit % Of::STAGES;
     pin(products);
@@ -188,8 +190,8 @@ struct Product {
     if (threadIdx.x % 32 == 0) arrive(&shared.multiplied[stage]);
   }
 
-  // The tile's sum over this turn's units: of each thread, element j * 4 + h * 2 + i is row j * 8 + lane % 4 * 2 + i,
-  // output warp * 16 + h * 8 + lane / 4.
+  // Sums the tile over this turn's units. A thread's element j * 4 + h * 2 + i is row j * 8 + lane % 4 * 2 + i and output
+  // warp * 16 + h * 8 + lane / 4.
   __device__ __forceinline__ void multiply_units(float (&total)[ROWS / 2]) const {
 #pragma unroll 1
     for (int unit = turn(); unit < own.count; unit += Of::TURNS) {
@@ -204,7 +206,7 @@ struct Product {
     return make_float4(total[j * 4], total[j * 4 + 1], total[j * 4 + 2], total[j * 4 + 3]);
   }
 
-  // To bf16, where a row's outputs lie next to each other. j: of 8 rows.
+  // Stores 8 rows, the j-th ones, as bf16 in shared memory, where a row's outputs are contiguous.
   __device__ __forceinline__ void stage_rows(u8* rows, int j, float4 sum) const {
     int lane = threadIdx.x % 32, output = threadIdx.x % Of::TURN / 32 * 16 + lane / 8 % 2 * 8;
     if (OUTPUTS % GROUP_OUTPUTS && output >= OUTPUTS) return;
@@ -212,8 +214,8 @@ struct Product {
     store_transposed(address, pack_bf16(sum.x, sum.y), pack_bf16(sum.z, sum.w));
   }
 
-  // What is added up over a cluster lies where the ring was: [turns - 1][eights][thread] of all turns but the first;
-  // [RANKS][LARGEST][thread] as it comes from all CTAs, this one too, of those 8 of 8 * RANKS rows that are this one's.
+  // Partial sums lie where the ring was. `turns` has those of all turns but the first. `ranks` has those that arrive from all
+  // CTAs, this one included, for this CTA's 8 of each 8 * RANKS rows.
   template <int RANKS>
   struct Sums {
     static constexpr int LARGEST = (Of::EIGHTS + RANKS - 1) / RANKS;
@@ -222,7 +224,7 @@ struct Product {
     u8 rows[ROWS * Of::ROW_BYTES];
   };
 
-  // This CTA's sums over its turns, to those who add them up.
+  // Adds this CTA's sums over its turns, and sends them to the CTAs that add up the ranks.
   template <int RANKS>
   __device__ __forceinline__ void send_sums(const float (&total)[ROWS / 2], Sums<RANKS>& sums) const {
     int thread = threadIdx.x % Of::TURN;
@@ -231,7 +233,7 @@ struct Product {
       for (int j = 0; j < Of::EIGHTS; j++) sums.turns[turn() - 1][j][thread] = part(total, j);
     }
     meet();
-    // Everybody's ring is free.
+    // Wait until the rings of all CTAs are free.
     cluster_wait();
     if (turn() > 0) return;
 #pragma unroll
@@ -243,7 +245,7 @@ struct Product {
     }
   }
 
-  // This CTA's rows, shared by the turns.
+  // Adds up this CTA's rows, which its turns share.
   template <int RANKS>
   __device__ __forceinline__ void add_up(Sums<RANKS>& sums) const {
 #pragma unroll
@@ -257,7 +259,7 @@ struct Product {
     }
   }
 
-  // This CTA's rows to memory, 16 bytes a thread.
+  // Writes this CTA's rows to memory, 16 bytes a thread.
   template <int RANKS>
   __device__ __forceinline__ void write_rows(const u8* rows) const {
     constexpr int PIECES = OUTPUTS / 8, EIGHTS = (Of::EIGHTS + RANKS - 1) / RANKS;
@@ -271,13 +273,13 @@ struct Product {
     }
   }
 
-  // Sums over turns and cluster. Neither barrier of the cluster makes anything seen, which would wait for all of memory
-  // (0.3 us for both): the first says that rings are free, and what is sent is counted where it comes.
+  // Sums over turns and cluster, and stores. The cluster barriers do not make writes visible, which would wait for all of
+  // memory (0.3 us for both): the first only says that rings are free, and the receiver's barrier counts what is sent.
   template <int RANKS>
   __device__ __forceinline__ void store(const float (&total)[ROWS / 2]) const {
     static_assert(sizeof(shared.weight) + sizeof(shared.x) >= sizeof(Sums<RANKS>), "they fit in the ring");
     Sums<RANKS>& sums = reinterpret_cast<Sums<RANKS>&>(shared);
-    // All warpgroups have read the last unit.
+    // Wait until all warpgroups have read the last unit.
     meet();
     cluster_arrive_relaxed();
     send_sums<RANKS>(total, sums);
@@ -286,11 +288,11 @@ struct Product {
     add_up<RANKS>(sums);
     meet();
     write_rows<RANKS>(sums.rows);
-    // Nobody leaves whose sums are still under way to others.
+    // A CTA must not exit while its partial sums are still on their way to another CTA.
     cluster_wait();
   }
 
-  // The sum of one CTA without turns.
+  // Stores the sums of a CTA without turns, which has no cluster.
   __device__ __forceinline__ void store_alone(const float (&total)[ROWS / 2]) const {
     u8* rows = shared.weight[0];
     static_assert(sizeof(shared.weight) >= ROWS * Of::ROW_BYTES, "they fit in the ring");
@@ -303,10 +305,10 @@ struct Product {
 
   __device__ __forceinline__ void consume() const {
     float total[ROWS / 2] = {};
-    // Activations come after the kernel before anyway; the wait makes its end known to all who store.
+    // Activations arrive after the previous kernel's end anyway. The wait tells all storing threads that it has ended.
     wait_for_earlier();
     multiply_units(total);
-    // Of several CTAs is what takes turns, and only that: a CTA without a cluster cannot send to itself.
+    // Exactly the tilings with turns have clusters: a CTA without a cluster cannot send to itself.
     if constexpr (Of::TURNS == 1) store_alone(total);
     else if (own.ranks == 4) store<4>(total);
     else if (own.ranks == 3) store<3>(total);

@@ -1,4 +1,4 @@
-// Products of 64 outputs with 16, 32 or 96 rows over 32 inputs, both operands in shared memory; of 64 rows: hopper.cuh.
+// Products of 64 outputs by 16, 32 or 96 rows over 32 inputs, both operands in shared memory. hopper.cuh has 64 rows.
 
 #pragma once
 
