@@ -1,6 +1,5 @@
 """A rank that keeps step with others: dummies where it has no work, larger shapes than its own, an end together."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -12,27 +11,13 @@ from engine.protocol.messages import Cancel
 from tests.support.engines import (
     VOCABULARY,
     DeferredOracle,
+    Others,
     Transcript,
     assert_at_rest,
     oracle_config,
     prompt_of,
     submit_of,
 )
-
-
-class Others:
-    """Ranks that compute so many tokens in each step, and stop after the last of them."""
-
-    def __init__(self, tokens: Sequence[int]) -> None:
-        self.proposals: list[StepShape] = []
-        self._tokens = list(tokens)
-
-    def agree(self, proposal: StepShape) -> StepShape:
-        self.proposals.append(proposal)
-        if not self._tokens:
-            return proposal
-        tokens = self._tokens.pop(0)
-        return StepShape(max(proposal.tokens, tokens), proposal.decode_only and tokens <= 1)
 
 
 def recording(backend_type: type[OracleBackend]) -> Any:

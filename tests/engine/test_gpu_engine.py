@@ -10,6 +10,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
+from engine.batch import Batch, StepShape, execute
 from engine.config import EngineConfig, Hardware, resolve
 from engine.engine import Engine
 from engine.protocol.messages import Cancel, Submit
@@ -17,7 +18,7 @@ from engine.runner.backend import ModelBackend
 from mesh.domain.sampling import Sampling
 from tests.support.checkpoints import random_prompt, tiny_checkpoint
 from tests.support.compilations import watch_compilations
-from tests.support.engines import Transcript, assert_at_rest, submit_of
+from tests.support.engines import Others, Transcript, assert_at_rest, submit_of
 from tests.support.oracle_model import our_logits
 
 SHIPPED_MODEL = Path(__file__).parents[2] / "models/tiny-r1"
@@ -31,12 +32,16 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_checkpoint(tmp_path_factory.mktemp("checkpoint"))
 
 
-def engine_over(checkpoint: Path, **settings: Any) -> Engine:
+def make_backend(checkpoint: Path, **settings: Any) -> tuple[EngineConfig, ModelBackend]:
     # In float32 rounding decides nothing: steps of other shapes draw the same tokens.
     defaults = {"dtype": "float32", "device": "cuda", "max_step_tokens": 96, "max_requests": 16, "total_blocks": 64}
     config = EngineConfig(model_dir=checkpoint, **(defaults | settings))
     devices = torch.cuda.device_count()
-    return Engine(config, ModelBackend(resolve(config, Hardware(devices, 1 << 30))), time.monotonic)
+    return config, ModelBackend(resolve(config, Hardware(devices, 1 << 30)))
+
+
+def engine_over(checkpoint: Path, **settings: Any) -> Engine:
+    return Engine(*make_backend(checkpoint, **settings), time.monotonic)
 
 
 def submits(tokens: int = 40, **settings: Any) -> list[Submit]:
@@ -64,6 +69,33 @@ def test_greedy_tokens_are_those_of_the_cpu(checkpoint: Path) -> None:
 @pytest.mark.parametrize("settings", [FAST, {"overlap": "off"}, {"decode_graphs": "off"}])
 def test_graphs_and_overlap_change_no_token(checkpoint: Path, settings: dict[str, str]) -> None:
     assert run(engine_over(checkpoint, **settings), submits()) == run(engine_over(checkpoint, **PLAIN), submits())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("settings", [FAST, {"overlap": "off"}, {"decode_graphs": "off"}])
+def test_dummies_and_the_shapes_of_other_ranks_change_no_token(checkpoint: Path, settings: dict[str, str]) -> None:
+    requests = submits()
+    expected = run(engine_over(checkpoint, **PLAIN), requests)
+    config, backend = make_backend(checkpoint, **settings)
+    engine = Engine(config, backend, time.monotonic, agreement=Others([3, 40, 1, 90] * 100))
+    transcript = Transcript()
+    for request in requests:
+        for _ in range(3):
+            transcript.record(engine.step())
+        engine.submit(request)
+    assert transcript.run(engine).token_ids == expected
+    assert_at_rest(engine)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", [StepShape(1), StepShape(16), StepShape(90), StepShape(90, decode_only=False)])
+def test_a_dummy_step_writes_to_no_block_of_a_request(checkpoint: Path, shape: StepShape) -> None:
+    _, backend = make_backend(checkpoint)
+    with torch.inference_mode():
+        backend.state.kv_pool.fill_(0.5)
+    assert execute(backend, Batch(0, ()), shape) == []
+    written = (backend.state.kv_pool != 0.5).flatten(2).any(dim=2).any(dim=0)
+    assert written.nonzero().flatten().tolist() == [backend.state.padding_block]
 
 
 @pytest.mark.gpu

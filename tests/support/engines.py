@@ -81,6 +81,21 @@ class LayeredBatch(DeferredBatch):
         return super().collect()
 
 
+class Others:
+    """Ranks that compute so many tokens in each step, and stop after the last of them."""
+
+    def __init__(self, tokens: Sequence[int]) -> None:
+        self.proposals: list[StepShape] = []
+        self._tokens = list(tokens)
+
+    def agree(self, proposal: StepShape) -> StepShape:
+        self.proposals.append(proposal)
+        if not self._tokens:
+            return proposal
+        tokens = self._tokens.pop(0)
+        return StepShape(max(proposal.tokens, tokens), proposal.decode_only and tokens <= 1)
+
+
 def oracle_engine(*, ahead: bool = False, **settings: Any) -> Engine:
     """`ahead`: steps are launched before the one before is collected."""
     config = oracle_config(**settings)
