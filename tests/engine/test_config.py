@@ -39,7 +39,7 @@ def test_a_gpu_keeps_quantized_weights_and_captures_decode_steps() -> None:
     assert (on_cpu.weights, on_cpu.decode_graphs, on_cpu.kv_memory_fraction) == ("dequantized", False, 0.25)
 
 
-def test_a_gpu_runs_every_size_of_step_before_it_serves_unless_told_not_to() -> None:
+def test_a_gpu_runs_every_size_of_step_before_it_serves_unless_warm_up_is_off() -> None:
     config = EngineConfig(model_dir=Path("checkpoint"))
     assert (resolve(config, GPU).warm_up, resolve(config, CPU).warm_up) == (True, False)
     assert not resolve(config.model_copy(update={"warm_up": "off"}), GPU).warm_up

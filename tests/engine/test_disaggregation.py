@@ -11,11 +11,11 @@ from engine.oracle import OracleBackend, oracle_tokens
 from mesh.blocks import chain_hashes
 from mesh.domain.sampling import Sampling
 from mesh.domain.targets import StoreTarget
-from tests.support.disaggregation import Pair, TellingOracle, assert_nothing_moves, make_pair
+from tests.support.disaggregation import LayerReportingOracle, Pair, assert_nothing_moves, make_pair
 from tests.support.engines import VOCABULARY, DeferredOracle, prompt_of, submit_of
 
-# Computes as it launches, tells of its layers while it does, computes when it is collected.
-BACKENDS = [OracleBackend, TellingOracle, DeferredOracle]
+# The first computes at launch, the second also reports its layers then, the third computes when it is collected.
+BACKENDS = [OracleBackend, LayerReportingOracle, DeferredOracle]
 
 
 def rng_of(seed: int = 0) -> random.Random:

@@ -23,10 +23,10 @@ class Traffic:
     requests: int
     longest_prompt: int
     most_tokens: int
-    # Of a step, that requests arrive before it; and of an arrived request, that it will be cancelled.
+    # Before each step: the probability that requests arrive, and that one of those that arrived is cancelled.
     arrival_probability: float = 0.5
     cancel_probability: float = 0.0
-    # Of the vocabulary, how many tokens end a request.
+    # How many tokens of the vocabulary end a request.
     stop_tokens: int = 0
 
 

@@ -111,7 +111,7 @@ def test_content_that_went_and_came_back_between_two_reports_is_not_reported() -
     assert pool.drain_changes() == BlockChanges([], [])
 
 
-def test_what_became_addressable_is_told_with_what_it_comes_after() -> None:
+def test_a_stored_block_is_reported_with_the_one_before_it() -> None:
     pool = BlockPool(3)
     blocks = pool.allocate(2)
     pool.register(blocks[0], content(1))
@@ -125,7 +125,7 @@ class PoolMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.pool = BlockPool(12)
-        # Of each request: its blocks, and the hashes of its leading registered ones.
+        # For each request its blocks, and the hashes of its leading registered ones.
         self.requests: list[tuple[list[int], list[bytes]]] = []
         self.reported: set[bytes] = set()
 

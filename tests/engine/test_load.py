@@ -41,7 +41,7 @@ def test_the_decode_step_follows_a_change_within_some_hundred_steps() -> None:
     assert load_of(meter).decode_step_ms == pytest.approx(50, rel=0.02)
 
 
-def test_the_batch_behind_the_decode_step_is_told_with_it() -> None:
+def test_the_decode_step_is_reported_with_its_batch_size() -> None:
     meter = LoadMeter()
     for decoding in (4, 8) * 500:
         meter.observe_step(0.01, decoding=decoding, prompt_tokens=0)

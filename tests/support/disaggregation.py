@@ -17,8 +17,8 @@ from transfer.config import TransferConfig
 from transfer.events import PushEnded
 
 
-class TellingOracle(OracleBackend):
-    """Tells of its layer before the step ends, as a model does on CPU."""
+class LayerReportingOracle(OracleBackend):
+    """Reports its layer before the step ends, as a model does on a CPU."""
 
     def launch(self, batch: Batch, shape: StepShape) -> OracleStep:
         launched = super().launch(batch, shape)
@@ -49,15 +49,15 @@ class Pair:
         self.decode = decode
         self.prefill = prefill
         self.transcript = Transcript()
-        # What the prefill engine said of its requests.
+        # What the prefill engine reported of its requests.
         self.prefilled = Transcript()
         self.submits: dict[int, Submit] = {}
         # Passed on with prompts, by key.
         self.fetches: dict[int, StoreTarget] = {}
-        # Requests of which a landing was opened, by its transfer id.
+        # Requests by the transfer id of their landing.
         self.landings: dict[bytes, int] = {}
         self.push_ends: list[PushEnded] = []
-        # Requests of which prefill said that it will not have their KV there.
+        # Requests whose KV will not land, as prefill reported.
         self.lost_keys: set[int] = set()
         self._messages: deque[Callable[[], None]] = deque()
 
@@ -69,7 +69,7 @@ class Pair:
         self.decode.cancel(Cancel(key))
 
     def step(self, engine: Engine) -> None:
-        """What a rank does in a turn."""
+        """One pass of a rank's loop."""
         engine.poll_transfers()
         result = engine.step(self._meanwhile) if engine.has_work() else None
         if engine is self.decode:

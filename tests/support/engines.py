@@ -1,4 +1,4 @@
-"""Engines over the oracle backend, and a record of what they say."""
+"""Engines over the oracle backend, and a record of what they report."""
 
 import random
 import time
@@ -121,7 +121,7 @@ def submit_of(key: int, token_ids: Sequence[int], max_tokens: int, **settings: A
 
 
 class Transcript:
-    """Everything an engine said, checked as it comes: positions follow on, and nothing comes after the end."""
+    """Everything that an engine reports, checked as it comes: no position is skipped, and nothing follows the end."""
 
     def __init__(self) -> None:
         self.token_ids: dict[int, list[int]] = {}

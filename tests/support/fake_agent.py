@@ -19,14 +19,14 @@ from transfer.ticket import Segment, StoreSession, Ticket
 
 
 class Fabric:
-    """What is under way between agents. `run_one` lets one random thing happen."""
+    """The transfers open between agents. `run_one` lets one random thing happen."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
         self.agents: list[FakeAgent] = []
-        # Of a landing, a push and a fetch, that it fails on its way.
+        # The probability that a landing, a push or a fetch fails on its way.
         self.failure_probability = 0.0
-        # Content of the store: pieces of all layers, by hash.
+        # The store's content: pieces of all layers, by hash.
         self.stored: dict[bytes, bytes] = {}
         self._under_way: list[Callable[[], None]] = []
 
@@ -37,7 +37,7 @@ class Fabric:
         return self.rng.random() < self.failure_probability
 
     def run_one(self) -> bool:
-        """False where nothing is under way."""
+        """False if nothing is open."""
         if not self._under_way:
             return False
         self._under_way.pop(self.rng.randrange(len(self._under_way)))()
@@ -77,7 +77,7 @@ class FakeAgent:
         self.pushes: dict[bytes, _Outgoing] = {}
         self.fetches: set[int] = set()
         self.sessions: dict[str, StoreSession] = {}
-        # What was said of pushes, in order: (transfer, layers, blocks).
+        # What was reported ready to be pushed, in order: (transfer, layers, blocks).
         self.ready_calls: list[tuple[bytes, int, int]] = []
         self._layerwise_tokens = layerwise_tokens
         self._events: list[Event] = []

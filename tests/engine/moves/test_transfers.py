@@ -1,4 +1,4 @@
-"""One engine and its agent: what holds blocks how long, what is refused, what is told."""
+"""One engine and its agent: how long transfers hold blocks, what is refused, what is reported."""
 
 import random
 from typing import Any
@@ -11,7 +11,7 @@ from engine.oracle import oracle_tokens
 from engine.protocol.messages import Cancel, FirstToken, LandingOpened, PushOffer, PushTarget, Submit, TransferNews
 from mesh.blocks import chain_hashes
 from mesh.domain.targets import StoreTarget
-from tests.support.disaggregation import TellingOracle, moving_engine
+from tests.support.disaggregation import LayerReportingOracle, moving_engine
 from tests.support.engines import VOCABULARY, LayeredDevice, Transcript, oracle_engine, prompt_of, submit_of
 from tests.support.fake_agent import Fabric, FakeAgent
 from transfer.events import Landed, PushEnded
@@ -99,7 +99,7 @@ def test_blocks_of_a_push_are_held_after_the_request_has_ended() -> None:
     assert ended == PushEnded(ticket.transfer_id, ticket.size_bytes, "fake")
 
 
-def test_the_pace_of_a_prompts_push_is_told_and_that_of_an_offer_is_not() -> None:
+def test_the_pace_of_a_prompts_push_is_reported_and_that_of_an_offer_is_not() -> None:
     fabric = make_fabric()
     engine = moving_engine(fabric, total_blocks=16)
     agent = agent_of(engine, fabric)
@@ -255,7 +255,7 @@ def test_decoding_stalls_and_goes_on_while_landings_hold_the_pool() -> None:
 def test_a_long_prompt_is_pushed_chunk_by_chunk_and_layer_by_layer() -> None:
     fabric = make_fabric()
     settings = {"total_blocks": 16, "max_step_tokens": 100, "max_requests": 4}
-    engine = moving_engine(fabric, TellingOracle, layerwise_tokens=128, **settings)
+    engine = moving_engine(fabric, LayerReportingOracle, layerwise_tokens=128, **settings)
     engine.submit(push_submit(landing_elsewhere(fabric, 230), 230))
     turn(engine)
     agent = agent_of(engine, fabric)
@@ -263,18 +263,18 @@ def test_a_long_prompt_is_pushed_chunk_by_chunk_and_layer_by_layer() -> None:
     assert [blocks for _, _, blocks in agent.ready_calls] == [1, 1, 3, 3, 4, 4]
 
 
-def test_a_landing_is_told_of_before_the_step_computes() -> None:
+def test_a_landing_is_reported_before_the_step_computes() -> None:
     fabric = make_fabric()
     engine = moving_engine(fabric, total_blocks=8)
     engine.submit(submit_of(1, prompt_of(65), 5, remote_prefill=True))
     engine.submit(submit_of(2, prompt_of(130), 5))
-    told: list[TransferNews] = []
-    result = engine.step(lambda: told.extend(engine.transfers.drain_news()))
+    reported: list[TransferNews] = []
+    result = engine.step(lambda: reported.extend(engine.transfers.drain_news()))
     assert result is not None and [output.key for output in result.outputs] == [2]
-    assert [type(news) for news in told] == [LandingOpened]
+    assert [type(news) for news in reported] == [LandingOpened]
 
 
-def test_while_a_device_computes_its_early_layers_are_told_of() -> None:
+def test_early_layers_are_reported_while_a_device_computes_the_others() -> None:
     fabric = make_fabric()
     settings = {"total_blocks": 16, "max_step_tokens": 256, "max_requests": 4}
     engine = moving_engine(fabric, LayeredDevice, layerwise_tokens=128, **settings)
@@ -287,7 +287,7 @@ def test_while_a_device_computes_its_early_layers_are_told_of() -> None:
     assert [(layers, blocks) for _, layers, blocks in agent.ready_calls] == [(1, 4), (2, 4), (1, 4)]
 
 
-def test_kv_that_lands_before_the_first_token_is_told_waits_for_it() -> None:
+def test_kv_that_lands_before_the_first_token_is_known_waits_for_it() -> None:
     fabric = make_fabric()
     engine = moving_engine(fabric, total_blocks=8, max_requests=1)
     opened = opened_landing(engine, 65)
@@ -344,13 +344,13 @@ def test_an_offer_of_blocks_that_are_gone_ends_without_a_push() -> None:
     assert held_blocks(engine) == 0
 
 
-def test_counters_are_told_when_they_change() -> None:
+def test_counters_are_reported_when_they_change() -> None:
     fabric = make_fabric()
     engine = moving_engine(fabric, total_blocks=8)
     engine.submit(submit_of(1, prompt_of(100), 5, remote_prefill=True))
-    told = [step.transfers.open_landings for step in turn(engine).steps if step.transfers]
+    reported = [step.transfers.open_landings for step in turn(engine).steps if step.transfers]
     engine.cancel(Cancel(1))
     turn(engine)
     fabric.run_one()
-    told += [step.transfers.open_landings for step in turn(engine).steps if step.transfers]
-    assert told == [1, 0]
+    reported += [step.transfers.open_landings for step in turn(engine).steps if step.transfers]
+    assert reported == [1, 0]

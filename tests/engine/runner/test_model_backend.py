@@ -21,7 +21,7 @@ from transfer.config import TransferConfig
 GIB = 1 << 30
 
 
-def test_a_backend_tells_what_it_serves(tmp_path: Path) -> None:
+def test_a_backend_reports_what_it_serves(tmp_path: Path) -> None:
     backend = model_backend(tiny_checkpoint(tmp_path / "mini"), total_blocks=100)
     assert (backend.model, backend.vocabulary_size, backend.total_blocks) == ("mini", 320, 100)
     assert (backend.context_tokens, backend.eos_token_ids) == (4096, {1})
@@ -173,7 +173,7 @@ def test_a_pool_of_less_than_two_blocks_is_refused() -> None:
         blocks(budget_bytes=1 << 20)
 
 
-def test_a_backend_on_cpu_tells_of_every_layer_as_it_is_written(tmp_path: Path) -> None:
+def test_a_backend_on_cpu_reports_every_layer_as_it_is_written(tmp_path: Path) -> None:
     backend = model_backend(tiny_checkpoint(tmp_path))
     memory = backend.kv_memory()
     seen: list[tuple[int, list[bool]]] = []
@@ -198,7 +198,7 @@ def test_workers_that_share_a_gpu_stay_within_it_together() -> None:
     assert left_of_share(total, 0.25, taken_bytes=weights * 2) == 0
 
 
-def test_it_tells_where_it_computes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_backend_logs_where_it_computes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "deepmesh.engine"):
         model_backend(tiny_checkpoint(tmp_path), total_blocks=7)
     (record,) = [record for record in caplog.records if record.message == "model ready"]

@@ -60,13 +60,13 @@ def test_tokens_are_drawn_in_every_way_alone_and_beside_others() -> None:
         return {"none" if sampling is None else _way(sampling) for sampling in samplings}
 
     assert [ways(rows) for rows in steps[-5:]] == [
-        {"greedy", "drawn", "told", "none"}, {"greedy", "drawn", "told"}, {"greedy"}, {"drawn"}, {"told"},
+        {"greedy", "drawn", "reported", "none"}, {"greedy", "drawn", "reported"}, {"greedy"}, {"drawn"}, {"reported"},
     ]  # fmt: skip
 
 
 def _way(sampling: Sampling) -> str:
     if sampling.top_logprobs is not None:
-        return "told"
+        return "reported"
     return "drawn" if sampling.temperature else "greedy"
 
 

@@ -116,7 +116,7 @@ def test_a_tensor_that_the_index_misplaces_is_named(tmp_path: Path) -> None:
         loaded(tmp_path)
 
 
-def test_a_wrong_shape_is_told_with_what_was_expected(tmp_path: Path) -> None:
+def test_a_wrong_shape_is_reported_with_what_was_expected(tmp_path: Path) -> None:
     edit_config(tiny_checkpoint(tmp_path), q_lora_rank=32)
     with pytest.raises(
         CheckpointError, match=r"q_a_proj\.weight in .* has shape \[64, 128\]; config\.json makes it \[32"
