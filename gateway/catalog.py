@@ -1,4 +1,4 @@
-"""The models that can be asked for: what workers serve, and the text side of it."""
+"""The models that clients can ask for: what workers serve, with tokenizers and chat templates."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ RETRY_AFTER_MS = 1000
 
 @dataclass(frozen=True, slots=True)
 class ModelText:
-    """Without a tokenizer a model takes and gives token ids only; without a template, no chats."""
+    """Without a tokenizer a model takes and gives token ids only; without a template it takes no chats."""
 
     tokenizer: Tokenizer | None = None
     chat: ChatTemplate | None = None
@@ -36,7 +36,7 @@ class Catalog:
         self._directory = directory
 
     def resolve(self, name: str) -> str:
-        """The name of the model meant; empty means the only one. Raises UnknownModel, NoWorker or InvalidRequest."""
+        """The model that `name` means; empty means the only one. Raises UnknownModel, NoWorker or InvalidRequest."""
         known = sorted({*self._directory.models(), *self._texts})
         if not name:
             if len(known) > 1:
@@ -49,7 +49,7 @@ class Catalog:
         return name
 
     def limits(self, name: str) -> ModelLimits:
-        """Raises NoWorker where the model's workers have not joined yet."""
+        """Raises NoWorker if no worker of the model has joined yet, or all have left."""
         limits = self._directory.limits(name)
         if limits is None:
             raise NoWorker(f"no worker serves {name!r} yet: retry later", retry_after_ms=RETRY_AFTER_MS)
@@ -59,7 +59,7 @@ class Catalog:
         return self._texts.get(name, ModelText())
 
     def listed(self) -> list[ListedModel]:
-        """Models that a worker serves now."""
+        """The models that a worker serves now."""
         models = [(name, self._directory.limits(name)) for name in self._directory.models()]
         listed = [ListedModel(name, limits, self._directory.serving(name)) for name, limits in models if limits]
         return [model for model in listed if model.workers]

@@ -1,4 +1,4 @@
-"""Chat messages to a prompt, through the checkpoint's own template, in a sandbox."""
+"""Turns chat messages into a prompt, with the checkpoint's own template, in a sandbox."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -50,9 +50,9 @@ class ChatTemplate:
         self._tokenizer = tokenizer
 
     def render(self, messages: Sequence[ChatMessage], thinking: bool | None = None) -> RenderedChat:
-        """The prompt that asks the model for the next message. Raises InvalidRequest where the template refuses.
+        """The prompt that asks the model for the next message. Raises InvalidRequest if the template refuses.
 
-        `thinking`, where set, is a variable of the template: it tells models that can do both whether to reason.
+        `thinking`, if set, is a variable of the template: it tells models that can do both whether to reason.
         """
         _validate(messages)
         shield = ControlTextShield(self._tokenizer.control_starts, [message.content for message in messages])
@@ -82,7 +82,7 @@ class ChatTemplate:
 
 
 def find_chat_template(directory: Path, tokenizer: Tokenizer) -> ChatTemplate | None:
-    """The checkpoint's template, from its own file or from tokenizer_config.json; None where it has none."""
+    """The checkpoint's template, from its own file or from tokenizer_config.json; None if it has none."""
     path = directory / TEMPLATE_FILE
     if path.is_file():
         return ChatTemplate(path.read_text(), tokenizer)

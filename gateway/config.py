@@ -15,16 +15,16 @@ class HttpConfig(Config):
     port: int = Field(default=0, ge=0, le=65535)
     # Largest request body.
     body_bytes: int = Field(default=16 * 1024 * 1024, ge=1024)
-    # For a request's body to arrive.
+    # How long a request's body may take to arrive.
     body_seconds: float = Field(default=60.0, gt=0)
 
 
 class ModelConfig(Config):
-    """Text for one model. A model that workers serve and that is not listed takes and gives token ids only."""
+    """Tokenizer and chat template of one model. A model without an entry here takes and gives token ids only."""
 
-    # Holds tokenizer.json and tokenizer_config.json; a checkpoint does.
+    # Directory with tokenizer.json and tokenizer_config.json, such as a checkpoint's.
     tokenizer_dir: Path
-    # As the workers call it; by default the directory's name.
+    # The model's name as its workers give it; by default the directory's name.
     name: str | None = None
 
     @property
@@ -33,55 +33,55 @@ class ModelConfig(Config):
 
 
 class ApiKeyConfig(Config):
-    """One tenant."""
+    """One API key, and the tenant that holds it."""
 
-    # In logs and metrics.
+    # Names the tenant in logs and metrics.
     name: str = Field(min_length=1)
     key: SecretStr = Field(min_length=8)
-    # Keys with the same salt share cached prefixes; by default a key shares with none but itself.
+    # Keys with the same salt share cached prefixes; by default a key shares them with no other.
     cache_salt: str | None = None
-    # Generations at once; by default as many as the gateway takes.
+    # Generations that the key may have at once; by default only the gateway's own limit holds.
     max_concurrent: int | None = Field(default=None, ge=1)
 
 
 class LimitsConfig(Config):
-    # Generations at once.
+    # Generations that may be live at once.
     live_generations: int = Field(default=4096, ge=1)
-    # Of a raw or rendered prompt, before it is tokenized.
+    # Characters of a raw or rendered prompt, before it is tokenized.
     prompt_characters: int = Field(default=1_000_000, ge=1)
     # Tokens that a client may leave unread before its generation is cancelled.
     unread_tokens: int = Field(default=4096, ge=1)
-    # How long a client may not read at all.
+    # A client that reads nothing for this long is given up.
     stalled_seconds: float = Field(default=60.0, gt=0)
-    # Of a generation whose client sets no deadline, and of any.
+    # Longest time that a generation may take, whatever deadline its client sets.
     generation_seconds: float = Field(default=3600.0, gt=0)
 
 
 class DispatchConfig(Config):
-    # Placements of one request: the first, and those after a worker was lost or had no room.
+    # How often a request is placed: at first, and again after a worker was lost or had no room.
     attempts: int = Field(default=5, ge=1)
-    # Before the second attempt; doubled for each further one.
+    # Pause before the second attempt; doubled for each further one.
     backoff_seconds: float = Field(default=0.05, gt=0)
     # How long a request whose workers are lost, or that finds none, is placed again, however often: a worker is being
     # started (again). A model is known for as long after its last worker lost its lease, so that requests that arrive
-    # then wait too; after that it is unknown, or without workers where `models` lists it.
+    # then wait too. After that it is unknown, or a model without workers if `models` lists it.
     worker_seconds: float = Field(default=10.0, ge=0)
-    # Of one call to the scheduler.
+    # Timeout of one call to the scheduler.
     place_seconds: float = Field(default=2.0, gt=0)
-    # For a worker's first answer on a new stream.
+    # How long a worker may take for its first answer on a new stream.
     attach_seconds: float = Field(default=5.0, gt=0)
-    # Shortest wait between two tries to reach a worker; doubled up to ten times this.
+    # Pause before a broken stream is opened again; doubled for each failure, up to ten times this.
     reattach_seconds: float = Field(default=0.1, gt=0)
 
 
 class GatewayConfig(ServiceConfig):
     http: HttpConfig = HttpConfig()
-    # Tells this gateway from others, across its restarts; by default the host's name and server.port.
+    # Identifies this gateway to workers, across its restarts; by default the host's name and server.port.
     gateway_id: str | None = None
     # host:port of the scheduler; there is no default, as for workers.
     scheduler: str
     models: tuple[ModelConfig, ...] = ()
-    # Where any is set, every call needs one.
+    # If there are any, every call needs one.
     api_keys: tuple[ApiKeyConfig, ...] = ()
     limits: LimitsConfig = LimitsConfig()
     dispatch: DispatchConfig = DispatchConfig()

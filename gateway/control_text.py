@@ -12,12 +12,12 @@ STAND_INS = range(0xF0000, 0xFFFFE)
 
 
 class ControlTextShield:
-    """Disguises contents while the template runs, so that what it writes itself can be told from what it was given.
+    """Disguises contents while the template runs, so that the text which it writes itself can be told from theirs.
 
     Every control token begins with one of a few characters ("<" in DeepSeek's). Each of those is replaced in the
     contents by a stand-in that occurs nowhere in them. Whatever the template then does with a content (cut, strip,
-    join), no control token in the rendered text can begin inside it. Tokens are split off first, stand-ins are
-    turned back after.
+    join), no control token in the rendered text can begin inside it. Control tokens are split off first;
+    then stand-ins become the original characters again.
 
     An assistant's own <think> tags stay as they are: templates look for them, and the message is the model's own turn.
     """
@@ -31,7 +31,7 @@ class ControlTextShield:
         self._tags = re.compile(f"({re.escape(THINK_OPEN)}|{re.escape(THINK_CLOSE)})")
 
     def apply(self, content: str, *, own_words: bool) -> str:
-        """The content as the template may see it; `own_words` marks the assistant's."""
+        """The content as the template may see it; `own_words` is true for the assistant's messages."""
         if not own_words:
             return self._disguise(content)
         pieces = self._tags.split(content)

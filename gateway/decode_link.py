@@ -111,7 +111,7 @@ class DecodeLink:
         self._outgoing.set()
 
     def cancel(self, stream_id: int) -> None:
-        """Stop a request, where it still runs; nothing more of it reaches its generation."""
+        """Stop a request if it still runs; nothing more of it reaches its generation."""
         request = self._requests.pop(stream_id, None)
         if request is not None and request.sent:
             self._cancelled.append(stream_id)

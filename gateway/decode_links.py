@@ -1,4 +1,4 @@
-"""The links to all decode workers, made at a worker's first request."""
+"""The links to all decode workers; each is made for its worker's first request."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -32,10 +32,10 @@ class DecodeLinks:
         self._channels = channels
         self._clock = clock
         self._links: dict[str, DecodeLink] = {}
-        # Incarnations in the last snapshot. Placement may be quicker than snapshots: a worker that none has shown yet
-        # has not lost its lease.
+        # Incarnations in the last snapshot. Placement may know a worker before a snapshot does: a worker that no
+        # snapshot has listed yet has not lost its lease.
         self._leased: dict[str, str] = {}
-        # Never used twice while this gateway lives, whichever the worker and the attempt.
+        # Never used twice while this gateway lives, on any worker or attempt.
         self._stream_ids = count(1)
 
     def submit(self, placement: Placement, attempt: int, generation: Generation) -> LinkStream:
@@ -46,7 +46,7 @@ class DecodeLinks:
         return LinkStream(link, stream_id)
 
     def retain(self, incarnations: Mapping[str, str]) -> None:
-        """The workers that have a lease: requests on any other are lost."""
+        """Drop the links to workers that lost their lease; `incarnations` are those that have one, by worker id."""
         for worker_id, link in list(self._links.items()):
             known = self._leased.get(worker_id) == link.target.incarnation
             if known and incarnations.get(worker_id) != link.target.incarnation:

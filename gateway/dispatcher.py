@@ -1,4 +1,4 @@
-"""Opens and ends generations; knows all that are live."""
+"""Opens and ends generations, and bounds their number, their time and their unread tokens."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -26,7 +26,7 @@ SWEEP_SECONDS = 1.0
 
 
 class Dispatcher:
-    """Must be used from one event loop; deadlines are on its clock."""
+    """To be used on one event loop; deadlines are on its clock."""
 
     def __init__(self, placer: Placer, links: Links, dispatch: DispatchConfig, limits: LimitsConfig) -> None:
         self._placer = placer
@@ -45,8 +45,8 @@ class Dispatcher:
 
         `deadline` is on the event loop's clock, in seconds.
 
-        Raises Overloaded where the gateway is full, DeadlineExceeded at the request's deadline, SlowClient where the
-        block does not take tokens fast enough, and what placement raises.
+        Raises Overloaded if the gateway is full, DeadlineExceeded at the request's deadline, SlowClient if the block
+        does not read tokens fast enough, and what placement raises.
         """
         outcome = "cancelled"
         try:
@@ -90,7 +90,7 @@ class Dispatcher:
             _observe(live, loop.time())
 
     async def sweep(self) -> None:
-        """Until cancelled: end the generations of clients that stopped reading, and keep the gauges."""
+        """End the generations of clients that stopped reading, and set the gauges, until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(min(SWEEP_SECONDS, self._limits.stalled_seconds / 4))

@@ -1,4 +1,4 @@
-"""The gateway as a whole: what both of its APIs stand on."""
+"""The gateway as a whole, which both of its APIs use."""
 
 import asyncio
 import logging
@@ -30,7 +30,7 @@ _log = logging.getLogger("deepmesh.gateway")
 class Gateway:
     """`async with Gateway(config, texts, channels) as gateway:` joins the mesh; the end of the block leaves it.
 
-    Must be made on the event loop that it runs on.
+    It must be made on the event loop that it runs on.
     """
 
     def __init__(self, config: GatewayConfig, texts: Mapping[str, ModelText], channels: Channels) -> None:
@@ -70,14 +70,14 @@ class Gateway:
 
     @property
     def available(self) -> bool:
-        """Whether some worker takes requests, as far as we know."""
+        """Whether some worker takes requests, according to the last snapshot."""
         return self.directory.any_serving and self.directory.valid(self._clock())
 
     @asynccontextmanager
     async def generate(
         self, ask: Ask, tenant: Tenant, api: str, timeout_seconds: float | None = None
     ) -> AsyncIterator[LiveGeneration]:
-        """A generation for the length of the block, which takes deltas from it with `next`.
+        """A live generation for the length of the block, which reads its deltas with `next`.
 
         Raises InvalidRequest, UnknownModel, NoWorker, Overloaded, DeadlineExceeded, SlowClient, WorkerLost and
         SchedulerUnavailable, on entry or from `next`.
@@ -96,8 +96,8 @@ class Gateway:
     async def until(
         self, stop: Awaitable[None], ready: Callable[[], Awaitable[None]], unready: Callable[[], Awaitable[None]]
     ) -> None:
-        """Wait for `stop`, and call `ready` and `unready` as workers come and go. Raises what a background task did."""
-        tasks = [asyncio.ensure_future(stop), asyncio.create_task(self._follow(ready, unready))]
+        """Wait for `stop`, and call `ready` and `unready` as workers come and go. Raises a background task's error."""
+        tasks = [asyncio.ensure_future(stop), asyncio.create_task(self._track_readiness(ready, unready))]
         try:
             done, _ = await asyncio.wait([*tasks, *self._tasks], return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -106,7 +106,9 @@ class Gateway:
             for task in tasks:
                 task.cancel()
 
-    async def _follow(self, ready: Callable[[], Awaitable[None]], unready: Callable[[], Awaitable[None]]) -> None:
+    async def _track_readiness(
+        self, ready: Callable[[], Awaitable[None]], unready: Callable[[], Awaitable[None]]
+    ) -> None:
         was_available = False
         while True:
             if self.available != was_available:
@@ -114,7 +116,7 @@ class Gateway:
                 await (ready if was_available else unready)()
                 _log.info("workers joined" if was_available else "no worker left")
             try:
-                # The snapshot may also go stale with no change to tell of it.
+                # A snapshot can also become too old without any change in the registry.
                 await asyncio.wait_for(self._changed.wait(), READINESS_SECONDS)
             except TimeoutError:
                 continue

@@ -26,30 +26,30 @@ class Usage:
 class Finish:
     reason: FinishReason
     usage: Usage
-    # What ended the text, where something did.
+    # What ended the text, if a string or token did.
     stop_string: str | None = None
     stop_token_id: int | None = None
 
 
 @dataclass(slots=True)
 class Delta:
-    """What the client gets at once: all tokens received since it last read."""
+    """One piece of the answer for the client: all tokens received since it last read."""
 
     token_ids: Sequence[int]
     content: str
     reasoning: str
-    # One for each token where asked for, else empty.
+    # One entry for each token if the client asked for them, otherwise empty.
     logprobs: Sequence[Logprobs] = ()
-    # In the last delta of a generation that did not fail.
+    # Set in the last delta of a generation that did not fail.
     finish: Finish | None = None
 
 
 class Generation:
-    """Written by the worker's link (`receive`, `finish`, `fail`), read by its client's task (`readable`, `take`).
+    """Written by the worker's link (`receive`, `finish`, `fail`), read by its client's task (`readable`, `drain`).
 
     `interrupt` makes that task stop whatever it waits for.
 
-    Tokens received are never taken back: a continuation on another worker begins at `next_position`.
+    Tokens received are never retracted: a continuation on another worker begins at `next_position`.
     """
 
     def __init__(self, prepared: Prepared, deadline: float, unread_limit: int, interrupt: Callable[[], None]) -> None:
@@ -58,9 +58,9 @@ class Generation:
         # On the event loop's clock, in seconds.
         self.deadline = deadline
         self.cached_tokens = 0
-        # Why the client was given up, where it was.
+        # Why the client was given up; None while it is served.
         self.slow: SlowClient | None = None
-        # Times that the client's task came for tokens; a stuck client is seen by it.
+        # How often the client's task has come for tokens; it stands still for a stuck client.
         self.reads = 0
         self._transcript = prepared.transcript
         self._unread_limit = unread_limit
@@ -111,7 +111,7 @@ class Generation:
         logprobs: Sequence[Logprobs] = (),
         cached_tokens: int | None = None,
     ) -> None:
-        """Append tokens; those already here are dropped. A gap fails the generation: it is a bug of ours."""
+        """Append tokens; those already received are dropped. A gap is a bug of ours and fails the generation."""
         ahead = first_position - self._prompt_tokens - len(self._received)
         if ahead > 0:
             self.fail(MeshError(f"the worker skipped {ahead} tokens at position {self.next_position}"))
@@ -128,19 +128,19 @@ class Generation:
         self._wake()
 
     def finish(self, reason: FinishReason) -> None:
-        """The worker's end of it: all tokens were received."""
+        """The worker ended the generation, and all of its tokens were received."""
         if self._reason is None and self._failure is None:
             self._reason = reason
             self._wake()
 
     def fail(self, failure: MeshError) -> None:
-        """The attempt ended without finishing; whether another follows is the dispatcher's decision."""
+        """The attempt failed; LiveGeneration decides whether another follows."""
         if self._reason is None and self._failure is None:
             self._failure = failure
             self._wake()
 
     def give_up(self, reason: SlowClient) -> None:
-        """End it for a client that does not read, whose task may be stuck in a write: interrupt that."""
+        """Give up a client that does not read: its task may be stuck in a write, and is interrupted."""
         self.slow = self.slow or reason
         self._interrupt()
 
@@ -154,20 +154,20 @@ class Generation:
         finally:
             self._waiter = None
 
-    def take_failure(self) -> MeshError | None:
-        """The failure of the last attempt, once; only after every token received was taken."""
+    def pop_failure(self) -> MeshError | None:
+        """The failure of the last attempt, once, and only after all received tokens were drained."""
         if self._read < len(self._received):
             return None
         failure, self._failure = self._failure, None
         return failure
 
-    def take(self) -> Delta:
-        """All that is unread. The last delta has `finish`, after which nothing may be taken."""
+    def drain(self) -> Delta:
+        """Everything unread. The last delta has `finish`; nothing may be drained after it."""
         self.reads += 1
         token_ids = self._received[self._read :]
         logprobs, self._logprobs = self._logprobs, []
         stop_token_id = token_ids[-1] if token_ids and self._reason is FinishReason.STOP else None
-        # The token that the model stops with is an answer's end, not its text.
+        # The token that the model stops with ends the answer and is not part of its text.
         passage = self._transcript.push(token_ids if stop_token_id is None else token_ids[:-1])
         if passage.match is not None:
             del token_ids[passage.tokens :], logprobs[passage.tokens :]

@@ -1,4 +1,4 @@
-"""One request on its way through the mesh, as its client's task sees it."""
+"""One live generation: its attempts on workers, one after the other, as its client's task drives them."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -30,7 +30,7 @@ class Stream(Protocol):
     """One attempt on a link."""
 
     def cancel(self) -> None:
-        """Stop the attempt, if it has not ended; its generation hears nothing more of it."""
+        """Stop the attempt if it has not ended; its generation receives nothing more from it."""
         ...
 
 
@@ -52,7 +52,7 @@ class Attempt:
 
 
 class LiveGeneration:
-    """Placement, deltas, and placement again where a worker is lost or has no room."""
+    """Places a request, yields its deltas, and places it again if a worker is lost or has no room."""
 
     def __init__(
         self,
@@ -75,24 +75,25 @@ class LiveGeneration:
         self._attempts = 0
         self._attempt: Attempt | None = None
         self._avoid: set[str] = set()
-        # Until then it is placed again however often its workers are lost, or there is none; None before that happens.
+        # Until this time the request is placed again, however often its workers are lost or missing; None before the
+        # first time.
         self._patient_until: float | None = None
         self._reads_seen = 0
         self._moved_at = self.began_at
 
     async def begin(self) -> None:
-        """The first placement. Raises what the scheduler refuses with, that there is no worker only after a while."""
+        """Place the request for the first time. Raises the scheduler's refusal; NoWorker only after waiting for one."""
         await self._place(None)
 
     async def next(self) -> Delta:
         """The next delta; the one with `finish` is the last. Raises the MeshError that ends the generation."""
         while True:
             await self.generation.readable()
-            failure = self.generation.take_failure()
+            failure = self.generation.pop_failure()
             if failure is not None:
                 await self._continue_elsewhere(failure)
                 continue
-            delta = self.generation.take()
+            delta = self.generation.drain()
             attempt = self._attempt
             if attempt is not None and attempt.first_token_at is None and delta.token_ids:
                 attempt.first_token_at = self._clock()
@@ -107,7 +108,7 @@ class LiveGeneration:
         self._end_attempt(Outcome.CANCELLED)
 
     def stuck_seconds(self, now: float) -> float:
-        """How long the client has not let its task come back for tokens."""
+        """For how long the client's task has not come back for tokens."""
         placing = self._attempt is None and not self.finished
         if placing or self.generation.awaited or self.generation.reads != self._reads_seen:
             self._reads_seen = self.generation.reads
@@ -134,8 +135,10 @@ class LiveGeneration:
         self._patient_until = self._clock() + self._config.worker_seconds
 
     async def _place(self, cause: MeshError | None) -> None:
-        """Place until it works. Without a `cause` (the first time) the scheduler's word is final, unless there is no
-        worker: then the mesh is starting, or the only worker is being started again.
+        """Place until a worker is found. `cause` is why the request is placed again, None the first time.
+
+        The first time the scheduler's refusal is final, unless there is no worker: the mesh may be starting, or its
+        only worker.
         """
         while True:
             if cause is not None:
@@ -150,16 +153,16 @@ class LiveGeneration:
                     self._be_patient()
                 elif cause is None or not _passes_with_time(error):
                     raise
-                # It may have come back since, as a new incarnation or with room.
+                # An avoided worker may have come back since, as a new incarnation or with room.
                 self._avoid.clear()
                 continue
             self._submit(placement)
             return
 
     async def _pause(self, cause: MeshError) -> None:
-        """Before another attempt. Raises where there have been enough.
+        """Wait before another attempt. Raises if there have been enough.
 
-        A lost worker is started again within seconds, and meanwhile attempts fail at once: there time counts alone.
+        A lost worker is started again within seconds, and attempts fail at once meanwhile: then only time is counted.
         """
         assert self._patient_until is not None
         awaited = attempt_outcome(cause) is Outcome.LOST and self._clock() < self._patient_until
@@ -213,7 +216,7 @@ class LiveGeneration:
 
 
 def attempt_outcome(failure: MeshError) -> Outcome:
-    """What the end of an attempt means: another worker may do better, or nobody will."""
+    """What a failed attempt means: another worker may do better (LOST, REFUSED), or none will (FAILED)."""
     if failure.retry is Retry.THIS_CALL or isinstance(failure, UnknownRequest | PrefillLost):
         return Outcome.LOST
     # The decode worker and the prefill worker that was placed with it do not fit together: another pair may.
@@ -223,7 +226,7 @@ def attempt_outcome(failure: MeshError) -> Outcome:
 
 
 def exhausted(cause: MeshError, attempts: int) -> MeshError:
-    """What the client is told after the last attempt."""
+    """The error for the client after the last attempt."""
     if attempt_outcome(cause) is Outcome.REFUSED:
         return Overloaded(
             f"no worker took the request in {attempts} attempts ({cause.message}): retry later",

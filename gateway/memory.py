@@ -1,4 +1,4 @@
-"""Giving memory back to the system."""
+"""Returns memory to the system."""
 
 import ctypes
 

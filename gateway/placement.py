@@ -1,4 +1,4 @@
-"""What the dispatcher asks of the scheduler, and tells it."""
+"""What the gateway asks of the scheduler, and reports to it."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -24,9 +24,9 @@ class PlacementQuery:
 @dataclass(frozen=True, slots=True)
 class Placement:
     decode: WorkerTarget
-    # None where the decode worker computes the prompt itself.
+    # None if the decode worker computes the prompt itself.
     prefill: WorkerTarget | None = None
-    # None where computing is quicker than fetching.
+    # None if computing is quicker than fetching.
     store: StoreTarget | None = None
 
 
@@ -49,7 +49,7 @@ class AttemptReport:
     outcome: Outcome
     output_tokens: int
     cached_tokens: int
-    # Of this attempt, in milliseconds; 0 where it did not come so far.
+    # Of this attempt, in milliseconds; 0 if it did not get that far.
     time_to_first_token_ms: float
     time_per_output_token_ms: float
 
@@ -60,5 +60,5 @@ class Placer(Protocol):
         ...
 
     def report(self, report: AttemptReport) -> None:
-        """Tell how an attempt ended; never waits."""
+        """Report how an attempt ended; never waits."""
         ...

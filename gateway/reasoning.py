@@ -7,13 +7,13 @@ THINK_CLOSE = "</think>"
 
 
 class ReasoningStart(Enum):
-    """How an answer begins."""
+    """Whether an answer can begin with reasoning."""
 
-    # All of it is content: raw completions.
+    # It cannot: raw completions are content alone.
     NONE = "none"
     # The model may open a <think> block.
     POSSIBLE = "possible"
-    # The prompt ended inside one: some chat templates open it themselves.
+    # The prompt ended inside a block, because the chat template opened it.
     OPEN = "open"
 
 
@@ -32,7 +32,7 @@ class ReasoningSplitter:
 
     @property
     def settled(self) -> bool:
-        """Whether all that follows is content, as it is."""
+        """Whether all text that follows is content, unchanged."""
         return not (self._awaiting_open or self._thinking or self._at_line_start)
 
     @property
@@ -40,7 +40,7 @@ class ReasoningSplitter:
         return self._thinking
 
     def push(self, text: str) -> tuple[str, str]:
-        """(content, reasoning) that `text` settles."""
+        """(content, reasoning) in the text so far that no later text can change."""
         text = self._held + text
         self._held = ""
         if self._awaiting_open:
@@ -56,7 +56,7 @@ class ReasoningSplitter:
         return ("", held) if self._thinking else (held, "")
 
     def _open(self, text: str) -> str:
-        """Decide whether a block opens; hold `text` back while that is open."""
+        """Decide whether a block opens; `text` is held back while that is undecided."""
         stripped = text.lstrip()
         if stripped.startswith(THINK_OPEN):
             self._awaiting_open, self._thinking, self._at_line_start = False, True, True

@@ -1,4 +1,4 @@
-"""The scheduler, as the gateway sees it: placement, outcomes, the registry; and placement without it."""
+"""The gateway's link to the scheduler: placements, outcomes, snapshots of the registry; and placement without it."""
 
 import asyncio
 import logging
@@ -23,7 +23,7 @@ _log = logging.getLogger("deepmesh.gateway")
 
 
 class SchedulerLink:
-    """A Placer. `run` must be running: it keeps `directory` up to date and sends the reports."""
+    """A Placer. `run` must be running: it keeps `directory` up to date and sends reports."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class SchedulerLink:
         self._clock = clock
         self._channel = channels.open(endpoint)
         self._stub = scheduler_pb2_grpc.SchedulerServiceStub(self._channel)
-        # The oldest give way: a scheduler that is gone must not cost memory.
+        # Bounded, the oldest are dropped: a scheduler that is away must not cost memory.
         self._reports: deque[AttemptReport] = deque(maxlen=REPORTS_KEPT)
         self._reported = asyncio.Event()
 
@@ -125,5 +125,5 @@ class SchedulerLink:
 
 
 def _unreachable(error: MeshError) -> bool:
-    """Whether the scheduler did not answer, as opposed to an answer that there is no worker."""
+    """Whether the scheduler gave no answer. NoWorker is one: the scheduler knows no worker."""
     return isinstance(error, DeadlineExceeded) or (error.retry is Retry.THIS_CALL and not isinstance(error, NoWorker))

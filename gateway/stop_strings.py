@@ -12,8 +12,8 @@ class StopMatch:
 class StopStrings:
     """Watches streamed text for the first of several strings to complete; the longest of those that complete at once.
 
-    Emits text as soon as no stop string can begin in it. Each string is followed by its own Knuth-Morris-Pratt
-    automaton, so the result does not depend on how the text was cut, and a character costs O(1) amortized per string.
+    Emits text as soon as no stop string can begin in it. Each string has a Knuth-Morris-Pratt automaton of
+    its own, so the result does not depend on how the text was split, and a character costs O(1) amortized per string.
     """
 
     def __init__(self, strings: Sequence[str]) -> None:
@@ -52,7 +52,7 @@ class _Automaton:
         self._fallback = _fallbacks(string)
 
     def step(self, character: str) -> bool:
-        """Take one character; True where it completes the string."""
+        """Advance by one character; True if it completes the string."""
         while self.matched and self.string[self.matched] != character:
             self.matched = self._fallback[self.matched - 1]
         if self.string[self.matched] == character:

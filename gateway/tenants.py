@@ -1,4 +1,4 @@
-"""API keys: who calls, whose cache it is, and how much at once."""
+"""API keys: who calls, whose cache they share, and how many generations they may have at once."""
 
 import hmac
 from collections.abc import Iterator, Sequence
@@ -12,7 +12,7 @@ RETRY_AFTER_MS = 1000
 
 
 class Tenant:
-    """The holder of one key, or everyone where keys are off."""
+    """The holder of one key, or everyone if there are no keys."""
 
     def __init__(self, name: str, cache_salt: bytes, max_concurrent: int | None) -> None:
         self.name = name
@@ -22,7 +22,7 @@ class Tenant:
 
     @contextmanager
     def admitted(self) -> Iterator[None]:
-        """Count one generation while the block lasts. Raises Overloaded where the tenant has its share already."""
+        """Count one generation while the block lasts. Raises Overloaded if the tenant has its share already."""
         if self._max_concurrent is not None and self.live >= self._max_concurrent:
             raise Overloaded(
                 f"API key {self.name!r} has {self.live} generations running, its limit: wait for one to end",
@@ -54,7 +54,7 @@ class Tenants:
         if scheme.lower() != SCHEME or not credential:
             raise Unauthenticated("an API key is required: send 'Authorization: Bearer KEY'")
         given = credential.strip().encode()
-        # Every key is compared, in constant time each, so that timing tells nothing.
+        # Every key is compared, in constant time each, so that timing reveals nothing.
         found = [tenant for key, tenant in self._by_key if hmac.compare_digest(key, given)]
         if not found:
             raise Unauthenticated("that API key is not known here")

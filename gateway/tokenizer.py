@@ -22,7 +22,7 @@ class _AddedToken(msgspec.Struct):
 
 
 class Tokenizer:
-    """Byte-level BPE with control tokens on the side.
+    """Byte-level BPE that matches control tokens by itself.
 
     Control tokens (the file's added tokens: <|User|>, <think>, end of sequence) are matched here and not in the
     library, so that `encode` can tell those that a chat template wrote from those that a client wrote.
@@ -33,7 +33,7 @@ class Tokenizer:
         self._control = {token.content: token.id for token in added}
         self._control_text = {token.id: token.content for token in added}
         self._hidden = {token.id for token in added if token.special and token.content not in (THINK_OPEN, THINK_CLOSE)}
-        # Without control tokens, a pattern that matches nowhere.
+        # Without control tokens this is a pattern that matches nowhere.
         self._splitter = re.compile(f"({_prefix_pattern(list(self._control)) or '(?!)'})")
         self._bytes_of_character = _bytes_of_character()
         self._token_bytes: dict[int, bytes] = {}
@@ -58,7 +58,7 @@ class Tokenizer:
         return token_ids
 
     def encode_prompt(self, text: str) -> list[int]:
-        """As `encode`, with the beginning-of-sequence token before it where the model wants one and it is not there."""
+        """As `encode`, after a beginning-of-sequence token if the model wants one and the text has none."""
         token_ids = self.encode(text)
         if self._prepends_beginning and self.beginning is not None:
             beginning = self._control.get(self.beginning)
@@ -67,7 +67,7 @@ class Tokenizer:
         return token_ids
 
     def _encode_plain(self, text: str) -> list[int]:
-        # The batch call alone has a form that keeps no offsets, which take five times the memory and the time.
+        # Only the batch call can leave out offsets, which take five times the memory and the time.
         (encoding,) = self._vocabulary.encode_batch_fast([text], add_special_tokens=False)
         token_ids: list[int] = encoding.ids
         return token_ids
@@ -101,7 +101,7 @@ class Tokenizer:
 def load_tokenizer(directory: Path) -> Tokenizer:
     """Read a checkpoint's tokenizer.json and tokenizer_config.json.
 
-    Raises ConfigError where they are missing, malformed, or not byte-level BPE.
+    Raises ConfigError if they are missing, malformed, or not byte-level BPE.
     """
     sections = _read_sections(directory / TOKENIZER_FILE)
     added = msgspec.json.decode(sections.pop("added_tokens", msgspec.Raw(b"[]")), type=list[_AddedToken])
@@ -119,7 +119,7 @@ def load_tokenizer(directory: Path) -> Tokenizer:
 
 
 def _read_sections(path: Path) -> dict[str, msgspec.Raw]:
-    """The file's top level, its large parts left as bytes: parsed, 130,000 tokens would take 100 MB."""
+    """The file's top level, with its large parts left as bytes: parsed, 130,000 tokens would take 100 MB."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, msgspec.Raw])
     except OSError as error:
@@ -129,7 +129,7 @@ def _read_sections(path: Path) -> dict[str, msgspec.Raw]:
 
 
 def read_settings(directory: Path) -> dict[str, Any]:
-    """tokenizer_config.json; empty where the checkpoint has none."""
+    """tokenizer_config.json; empty if the checkpoint has none."""
     path = directory / SETTINGS_FILE
     try:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
@@ -154,7 +154,7 @@ def _prefix_pattern(words: Sequence[str]) -> str:
 
 
 def _bytes_of_character() -> dict[str, int]:
-    """Byte-level BPE spells each byte as one visible character: itself where it is one, else one from U+0100 up.
+    """Byte-level BPE spells each byte as one visible character: itself if it is visible, else one from U+0100 up.
 
     Source: the byte alphabet of GPT-2's BPE (Radford et al. 2019), which `tokenizers` calls ByteLevel.
     """

@@ -1,4 +1,4 @@
-"""The text of one answer: bytes to characters, stop strings, reasoning apart from content."""
+"""The text of one answer: bytes become characters, stop strings end it, reasoning is kept apart from content."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,18 +14,18 @@ class Passage:
 
     content: str
     reasoning: str
-    # Of the tokens given, those before the end; fewer than given where a stop string ended the text.
+    # How many of the given tokens belong to the answer; fewer than given if a stop string ended the text.
     tokens: int
     match: StopMatch | None = None
 
 
 def no_text(token_id: int) -> bytes:
-    """The `token_bytes` of a model served without a tokenizer: ids in, ids out."""
+    """`token_bytes` for a model without a tokenizer, which takes and gives token ids only."""
     return b""
 
 
 class Transcript:
-    """Turns tokens into text as they come; the result does not depend on how they were grouped."""
+    """Turns tokens into text as they arrive; the result does not depend on how they were grouped."""
 
     def __init__(
         self, token_bytes: Callable[[int], bytes], stop_strings: Sequence[str], reasoning: ReasoningStart
@@ -36,7 +36,7 @@ class Transcript:
         self._splitter = ReasoningSplitter(reasoning)
 
     def push(self, token_ids: Sequence[int]) -> Passage:
-        """Nothing may be pushed after a match."""
+        """The text that these tokens add. Nothing may be pushed after a match."""
         if self._stops is None and self._splitter.settled:
             return Passage(self._detokenizer.push(token_ids), "", len(token_ids))
         passage = Passage("", "", 0)
@@ -47,7 +47,7 @@ class Transcript:
         return passage
 
     def finish(self) -> Passage:
-        """What was held back, once the last token was pushed. Where a match ended the text, that is nothing."""
+        """The text that was held back, once the last token was pushed; empty if a match ended the text."""
         passage = Passage("", "", 0)
         self._extend(passage, self._detokenizer.finish())
         if self._stops is not None and passage.match is None:
@@ -61,7 +61,7 @@ class Transcript:
         thinking = self._splitter.thinking
         self._extend(passage, self._detokenizer.push((token_id,)))
         passage.tokens += 1
-        # The tokens of both tags count: they are part of what thinking cost.
+        # The tokens of both tags count as reasoning.
         self.reasoning_tokens += thinking or self._splitter.thinking
 
     def _extend(self, passage: Passage, text: str) -> None:

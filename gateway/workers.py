@@ -1,4 +1,4 @@
-"""The workers that the scheduler knows of, and the placement of last resort."""
+"""The workers in the scheduler's registry, and placement while there is no scheduler."""
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -15,16 +15,16 @@ class Worker:
     target: WorkerTarget
     role: WorkerRole
     model: str
-    # Equal where KV means the same, so that it may move between two workers.
+    # KV may move between workers for which this is equal.
     kv_namespace: bytes
     can_prefill: bool
     # Neither draining nor stopping.
     serving: bool
     context_tokens: int
-    # None where it does not say.
+    # None if the worker does not declare it.
     vocabulary_size: int | None
     max_requests: int
-    # Running and waiting.
+    # Requests that run or wait on it.
     requests: int
 
 
@@ -124,8 +124,8 @@ class Directory:
     def least_loaded(
         self, model: str, avoid: Collection[str], live: Mapping[str, int]
     ) -> tuple[WorkerTarget, WorkerTarget | None] | None:
-        """The decode worker with the smallest share of its slots in use, and where it cannot compute prompts the
-        prefill worker of which the same is true; `live` counts our own requests by decode worker's id.
+        """The decode worker with the smallest share of its slots in use and, if it computes no prompts, such a prefill
+        worker of the same KV. None if there is none. `live` counts this gateway's own requests by decode worker's id.
         """
         usable = [
             worker
@@ -161,7 +161,9 @@ def _decodes(worker: Worker) -> bool:
 
 
 def _load(worker: Worker, live: Mapping[str, int]) -> tuple[float, str]:
-    """The snapshot's count is old; ours is fresh but only ours. The larger is the better guess."""
+    """Share of its slots in use, and its name for ties. The snapshot's count is old, and `live` counts only this
+    gateway's requests: the larger is the better guess.
+    """
     name = worker.target.worker_id
     return max(worker.requests, live.get(name, 0)) / max(worker.max_requests, 1), name
 

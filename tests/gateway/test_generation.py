@@ -31,7 +31,7 @@ def test_tokens_that_were_not_read_share_one_delta() -> None:
     generation = make_generation()
     generation.receive(3, [0])
     generation.receive(4, [1, 2])
-    delta = generation.take()
+    delta = generation.drain()
     assert (list(delta.token_ids), delta.content, delta.finish) == ([0, 1, 2], "abc", None)
 
 
@@ -58,14 +58,14 @@ def test_repeated_tokens_do_not_repeat_their_logprobs() -> None:
     entries = [Logprobs(-float(index), [], []) for index in range(3)]
     generation.receive(3, [0, 1], entries[:2])
     generation.receive(4, [1, 2], entries[1:])
-    delta = generation.take()
+    delta = generation.drain()
     assert [entry.logprob for entry in delta.logprobs] == [0.0, -1.0, -2.0]
 
 
 def test_a_gap_fails_the_generation() -> None:
     generation = make_generation()
     generation.receive(5, [0])
-    failure = generation.take_failure()
+    failure = generation.pop_failure()
     assert failure is not None
     assert "skipped 2 tokens at position 3" in failure.message
 
@@ -75,7 +75,7 @@ def test_cached_tokens_are_those_of_the_first_attempt() -> None:
     generation.receive(3, [0], cached_tokens=2)
     generation.receive(4, [1], cached_tokens=3)
     generation.finish(FinishReason.LENGTH)
-    finish = generation.take().finish
+    finish = generation.drain().finish
     assert finish is not None
     assert finish.usage.cached_tokens == 2
 
@@ -84,7 +84,7 @@ def test_the_token_that_stops_the_model_is_counted_and_is_not_text() -> None:
     generation = make_generation()
     generation.receive(3, [0, 25])
     generation.finish(FinishReason.STOP)
-    delta = generation.take()
+    delta = generation.drain()
     assert delta.finish is not None
     assert (delta.content, delta.finish.stop_token_id, delta.finish.usage.completion_tokens) == ("a", 25, 2)
 
@@ -92,9 +92,9 @@ def test_the_token_that_stops_the_model_is_counted_and_is_not_text() -> None:
 def test_a_stop_string_ends_the_answer_and_what_follows_is_neither_text_nor_counted() -> None:
     generation = make_generation(stops=("cd",))
     generation.receive(3, [0, 1, 2])
-    assert generation.take().content == "ab"
+    assert generation.drain().content == "ab"
     generation.receive(6, [3, 4, 5])
-    delta = generation.take()
+    delta = generation.drain()
     assert delta.finish is not None
     assert (delta.content, list(delta.token_ids), delta.finish.stop_string) == ("", [3], "cd")
     assert delta.finish.usage.completion_tokens == 4
@@ -104,24 +104,24 @@ def test_text_held_back_comes_with_the_end() -> None:
     generation = make_generation(stops=("cd",))
     generation.receive(3, [2])
     generation.finish(FinishReason.LENGTH)
-    assert generation.take().content == "c"
+    assert generation.drain().content == "c"
 
 
 def test_only_the_first_end_counts() -> None:
     generation = make_generation()
     generation.finish(FinishReason.LENGTH)
     generation.fail(WorkerLost("late"))
-    assert generation.take_failure() is None
+    assert generation.pop_failure() is None
 
 
 def test_a_failure_waits_until_every_token_was_read() -> None:
     generation = make_generation()
     generation.receive(3, [0])
     generation.fail(WorkerLost("gone"))
-    assert generation.take_failure() is None
-    generation.take()
-    assert isinstance(generation.take_failure(), WorkerLost)
-    assert generation.take_failure() is None
+    assert generation.pop_failure() is None
+    generation.drain()
+    assert isinstance(generation.pop_failure(), WorkerLost)
+    assert generation.pop_failure() is None
 
 
 def test_a_client_that_leaves_too_much_unread_is_interrupted() -> None:
@@ -142,7 +142,7 @@ async def test_a_waiting_reader_wakes_for_tokens_and_for_the_end() -> None:
         assert generation.awaited
         write()
         await asyncio.wait_for(reader, 1)
-        generation.take()
+        generation.drain()
     assert not generation.awaited
 
 
