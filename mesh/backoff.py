@@ -1,4 +1,4 @@
-"""How a link to another service is tried again after it failed: later each time, and told of once."""
+"""Pauses between the tries of a link that failed: longer each time, and logged once in a row."""
 
 import asyncio
 import logging
@@ -12,7 +12,7 @@ LAST_SECONDS = 5.0
 
 
 class Backoff:
-    """Waits 0.1 s, doubled for each failure in a row up to 5 s; each wait is drawn from the upper half of that."""
+    """Waits 0.1 s, doubled for each failure in a row up to 5 s; each pause is drawn from the upper half of that."""
 
     def __init__(self, log: logging.Logger, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
         self._log = log
@@ -20,12 +20,12 @@ class Backoff:
         self._seconds = FIRST_SECONDS
 
     def succeeded(self) -> None:
-        """The next failure is the first of a row."""
+        """The link works: the next failure is the first in a row."""
         self._seconds = FIRST_SECONDS
 
     async def failed(self, what: str, error: MeshError) -> None:
-        """Tell what failed, and return when it is time for another try."""
-        # Once, and not at every try of a service that is away for long.
+        """Log what failed, and return when it is time for another try."""
+        # A warning once, and not at every try of a service that is away for long.
         level = logging.WARNING if self._seconds == FIRST_SECONDS else logging.DEBUG
         self._log.log(level, "%s: %s", what, error.message)
         await self._sleep(self._seconds * random.uniform(0.5, 1.0))

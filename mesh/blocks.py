@@ -1,4 +1,4 @@
-"""Content addresses of KV blocks: the one function that gateway, scheduler, engine and store agree on."""
+"""Content addresses of KV blocks: one function, which gateway, scheduler, engine and store share."""
 
 import hashlib
 import struct

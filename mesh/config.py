@@ -11,7 +11,7 @@ from mesh.errors import ConfigError
 
 
 class Config(BaseModel):
-    """Base of every configuration model: frozen, unknown keys refused, defaults validated."""
+    """Base of every configuration model: frozen, with unknown keys refused and defaults validated."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, protected_namespaces=())
 
@@ -22,22 +22,22 @@ class ServerConfig(Config):
     host: str = "127.0.0.1"
     # 0 picks a free port.
     port: int = Field(default=0, ge=0, le=65535)
-    # host:port that others reach this service at; by default host (the machine's name if host is every address) and the
-    # port it got.
+    # host:port at which others reach this service; by default its host (the machine's name if host is every address)
+    # and the port that it listens on.
     advertise: str | None = None
-    # Prometheus over HTTP; None serves no metrics, 0 picks a free port.
+    # Port of Prometheus' /metrics over HTTP; None serves no metrics, 0 picks a free port.
     metrics_port: int | None = Field(default=None, ge=0, le=65535)
-    # Largest gRPC message taken or sent.
+    # Largest gRPC message that is received or sent.
     max_message_bytes: int = Field(default=16 * 1024 * 1024, ge=1024)
-    # How long a stopping service waits for the requests it has.
+    # How long a stopping service waits for its requests to end.
     drain_seconds: float = Field(default=10.0, ge=0)
 
 
 class ObserveConfig(Config):
-    """What a service tells of itself beside its metrics."""
+    """Logs and traces of a service."""
 
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
-    # Chrome trace events of every span (opens in Perfetto); "%p" in the name becomes the process id.
+    # File for Chrome trace events of every span (Perfetto opens it); "%p" in its name becomes the process id.
     trace_file: Path | None = None
 
 

@@ -65,7 +65,7 @@ class MeshError(Exception):
 
 
 class InvalidRequest(MeshError):
-    """The request can never succeed. `field` names the offending field where there is one."""
+    """The request can never succeed. `field` names the offending field, if it is one."""
 
     code = StatusCode.INVALID_ARGUMENT
     reason = "INVALID_REQUEST"
@@ -81,13 +81,13 @@ class ContextExceeded(InvalidRequest):
 
 
 class BodyTooLarge(InvalidRequest):
-    """The request's body is over the limit; it was not kept."""
+    """The request's body is larger than the limit."""
 
     reason = "BODY_TOO_LARGE"
 
 
 class Unauthenticated(MeshError):
-    """The call carries no API key that is known here."""
+    """The call carries no API key, or an unknown one."""
 
     code = StatusCode.UNAUTHENTICATED
     reason = "UNAUTHENTICATED"
@@ -123,7 +123,7 @@ class SlowClient(MeshError):
 
 
 class PlaceAgain(MeshError):
-    """This worker has no room or is draining: another may have."""
+    """This worker has no room, or is draining: another may have room."""
 
     code = StatusCode.ABORTED
     reason = "PLACE_AGAIN"
@@ -136,13 +136,13 @@ class WorkerFull(PlaceAgain):
 
 
 class WorkerDraining(PlaceAgain):
-    """This worker finishes what it has and takes nothing new."""
+    """This worker finishes its requests and takes no new ones."""
 
     reason = "DRAINING"
 
 
 class NamespaceMismatch(MeshError):
-    """KV of other weights, of another dtype or layout: its bytes mean something else here, and are never mixed."""
+    """KV of other weights, another dtype or another layout: its bytes mean something else here and are never mixed."""
 
     code = StatusCode.FAILED_PRECONDITION
     reason = "NAMESPACE_MISMATCH"
@@ -155,7 +155,7 @@ class PrefillLost(PlaceAgain):
 
 
 class PushFailed(PlaceAgain):
-    """A prompt was computed, and its KV did not reach the landing."""
+    """A prompt was computed, but its KV did not reach the landing."""
 
     reason = "PUSH_FAILED"
 
@@ -189,7 +189,7 @@ class SchedulerUnavailable(MeshError):
 
 
 class EndpointUnavailable(MeshError):
-    """What a client was pointed at does not answer, or is something else."""
+    """The endpoint that a client was given does not answer, or is no such service."""
 
     code = StatusCode.UNAVAILABLE
     reason = "ENDPOINT_UNAVAILABLE"
@@ -306,7 +306,7 @@ class UnknownSession(MeshError):
 
 
 class UnknownTransfer(MeshError):
-    """No landing with that transfer id, or none of that session: it ended, or never was."""
+    """That session has no landing with that transfer id: it has ended, or never existed."""
 
     code = StatusCode.NOT_FOUND
     reason = "UNKNOWN_TRANSFER"

@@ -26,7 +26,7 @@ def to_failure(error: MeshError) -> failure_pb2.Failure:
 
 
 def from_failure(failure: failure_pb2.Failure) -> MeshError:
-    """The error that `to_failure` was given, in its class where the reason has one here."""
+    """The error that `to_failure` was given, in its class if its reason has one here."""
     retry_after_ms = failure.retry_after_ms if failure.HasField("retry_after_ms") else None
     return rebuild(
         failure.reason,
@@ -38,7 +38,7 @@ def from_failure(failure: failure_pb2.Failure) -> MeshError:
 
 
 def to_status(error: MeshError) -> status_pb2.Status:
-    """The error with ErrorInfo and, where waiting helps, RetryInfo."""
+    """The error with ErrorInfo and, if it names a delay, RetryInfo."""
     info = error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=error.metadata)
     status = status_pb2.Status(
         code=_number(error.code), message=error.message[:MAX_MESSAGE_CHARACTERS], details=[_packed(info)]
@@ -51,7 +51,7 @@ def to_status(error: MeshError) -> status_pb2.Status:
 
 
 def from_rpc_error(error: grpc.aio.AioRpcError) -> MeshError:
-    """The error that ended a call: the callee's own, or what gRPC says of a broken connection or a passed deadline."""
+    """The error that ended a call: the callee's own, or gRPC's for a broken connection or a deadline that passed."""
     status = _rich_status(error)
     if status is None:
         return _plain(error.code(), error.details() or "the call failed")

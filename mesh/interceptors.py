@@ -1,6 +1,6 @@
 """What happens at the edge of every call: request ids, errors in and out of their wire form, metrics.
 
-All of it once a call; streamed messages pass with nothing in between.
+Each happens once a call; streamed messages pass without any code in between.
 """
 
 # grpc's classes are generic in their stubs alone.
@@ -53,7 +53,7 @@ class EdgeInterceptor(grpc.aio.ServerInterceptor):
             return None
         method = handler_call_details.method
         metadata = dict(handler_call_details.invocation_metadata or ())
-        # The call runs in this context, whatever task its handler makes.
+        # The call runs in this context, whichever tasks its handler creates.
         request_id.set(_accepted_id(metadata.get(REQUEST_ID_KEY)))
         kind = _HANDLERS[handler.request_streaming, handler.response_streaming]
         behavior: Behavior = getattr(handler, kind)
@@ -83,8 +83,8 @@ class EdgeInterceptor(grpc.aio.ServerInterceptor):
         return call
 
     def _streaming(self, method: str, behavior: Behavior) -> Behavior:
-        # A coroutine that writes, around a generator: gRPC would run the same loop over a generator of ours around
-        # theirs. Closing here lets the handler's cleanup run before the call ends, not when it is collected.
+        # A coroutine that writes the handler's generator out: a generator around it would make gRPC run a second loop
+        # over the same messages. It is closed here so that its cleanup runs before the call ends.
         async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
             async with self._edge(method, context):
                 result = behavior(request, context)
@@ -120,7 +120,7 @@ class EdgeInterceptor(grpc.aio.ServerInterceptor):
         except MeshError as error:
             code = error.code
             await _abort(context, error)
-        except Exception:  # noqa: BLE001 - the edge: whatever a handler let through ends here, logged
+        except Exception:  # noqa: BLE001 - the edge: whatever a handler raises ends here and is logged
             code = StatusCode.INTERNAL
             _log.exception("unexpected error in %s", method)
             await _abort(context, MeshError(f"internal error (request id {request_id.get()})"))
@@ -132,10 +132,10 @@ class EdgeInterceptor(grpc.aio.ServerInterceptor):
 
 
 class CallInterceptor(grpc.aio.UnaryUnaryClientInterceptor):
-    """Client side, for unary calls: passes the request id on, and raises MeshError where gRPC raises AioRpcError.
+    """Client side, for unary calls: passes the request id on, and raises MeshError instead of gRPC's AioRpcError.
 
-    Streams have none of this, since gRPC would put a generator between every message and its reader: give them
-    `metadata=request_metadata()` and translate with `mesh.failures.from_rpc_error`.
+    For streams gRPC would put a generator between every message and its reader. They are given
+    `metadata=request_metadata()` instead, and their errors are translated with `mesh.failures.from_rpc_error`.
     """
 
     async def intercept_unary_unary(
@@ -167,7 +167,7 @@ _HANDLERS = {
 
 
 def _forgiving(deserializer: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
-    """With an InvalidRequest in place of a message that cannot be read: gRPC itself would answer UNKNOWN."""
+    """`deserializer`, which returns an InvalidRequest for a message that cannot be read: gRPC would answer UNKNOWN."""
 
     def deserialize(data: bytes) -> Any:
         try:
@@ -198,7 +198,7 @@ def _with_request_id(details: grpc.aio.ClientCallDetails) -> grpc.aio.ClientCall
 
 
 def _accepted_id(given: str | bytes | None) -> str:
-    """The caller's id where it is short printable text (it ends up in logs), a new one otherwise."""
+    """The caller's id if it is short printable text (it ends up in logs), a new one otherwise."""
     if isinstance(given, str) and given.isprintable() and 0 < len(given) <= MAX_REQUEST_ID_CHARACTERS:
         return given
     return new_request_id()

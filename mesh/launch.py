@@ -1,4 +1,4 @@
-"""How every service's `__main__` starts: arguments, configuration, logs, the event loop, and a readable end."""
+"""How every service's `__main__` starts: arguments, configuration, logs, event loop, and errors as one line."""
 
 import argparse
 import sys
@@ -14,7 +14,7 @@ from mesh.errors import MeshError
 from mesh.observe import configure
 
 EXIT_FAILED = 1
-# Another start cannot help: the configuration or the checkpoint is wrong.
+# Starting again cannot help: the configuration or the checkpoint is wrong.
 EXIT_USELESS_TO_RETRY = 2
 
 ConfigT = TypeVar("ConfigT", bound=ServiceConfig)
@@ -26,9 +26,9 @@ def launch(
     main: Callable[[ConfigT], Coroutine[Any, Any, None]],
     arguments: Sequence[str] | None = None,
 ) -> int:
-    """Run `main(config)` to its end and return the process's exit status: `sys.exit(launch("scheduler", ...))`.
+    """Run `main(config)` to its end and return the process's exit status, as in `sys.exit(launch("scheduler", ...))`.
 
-    A MeshError becomes one line on stderr, and status 2 where starting again cannot help, 1 otherwise.
+    A MeshError becomes one line on stderr, and status 2 if starting again cannot help, 1 otherwise.
     """
     options = _parse(service, arguments)
     try:

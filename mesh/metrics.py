@@ -1,4 +1,4 @@
-"""Every metric's name. Services import what they set; a process exports what it has set, and the rest as zero."""
+"""Every metric's name. A service imports those that it sets; its process exports the others as zero."""
 
 from prometheus_client import Counter, Gauge, Histogram
 
@@ -58,8 +58,10 @@ TRANSFER_OPEN = Gauge("deepmesh_transfer_open", "KV transfers that have not ende
 TRANSFER_SLOTS_FREE = Gauge("deepmesh_transfer_slots_free", "Staging slots that no transfer holds")
 TRANSFER_SLOTS_QUARANTINED = Gauge("deepmesh_transfer_slots_quarantined", "Staging slots that late bytes may reach")
 TRANSFER_BYTES = Gauge("deepmesh_transfer_bytes", "KV moved since the start", ["direction", "transport"])
-TRANSFER_REFUSED = Gauge("deepmesh_transfer_refused", "What was not believed since the start", ["reason"])
-DECODE_PREFILLS = Counter("deepmesh_decode_prefills_total", "Prompts computed elsewhere by how it ended", ["outcome"])
+TRANSFER_REFUSED = Gauge(
+    "deepmesh_transfer_refused", "Tickets, segments and messages refused since the start", ["reason"]
+)
+DECODE_PREFILLS = Counter("deepmesh_decode_prefills_total", "Prompts computed elsewhere, by their end", ["outcome"])
 
 # Prefill worker.
 PREFILL_LIVE_PROMPTS = Gauge("deepmesh_prefill_live_prompts", "Prefill calls accepted and not ended")
@@ -76,10 +78,10 @@ KVSTORE_LOOKUPS = Counter("deepmesh_kvstore_lookups_total", "Lookups over UCX", 
 KVSTORE_MATCHED_BLOCKS = Counter("deepmesh_kvstore_matched_blocks_total", "Blocks that lookups found")
 KVSTORE_STORED_BLOCKS = Counter("deepmesh_kvstore_stored_blocks_total", "Offered blocks that became visible")
 KVSTORE_EVICTED_BLOCKS = Counter("deepmesh_kvstore_evicted_blocks_total", "Blocks that made room for others")
-KVSTORE_OFFERS = Counter("deepmesh_kvstore_offers_total", "Offers by what became of them", ["outcome"])
+KVSTORE_OFFERS = Counter("deepmesh_kvstore_offers_total", "Offers by how they ended", ["outcome"])
 KVSTORE_REFUSALS = Counter("deepmesh_kvstore_refusals_total", "Calls refused", ["reason"])
 KVSTORE_INDEX_FAILURES = Counter("deepmesh_kvstore_index_failures_total", "Calls of the index that failed")
 KVSTORE_INDEX_REBUILDS = Counter("deepmesh_kvstore_index_rebuilds_total", "Times all blocks were published anew")
 
 # A worker's client of the KV stores.
-STORE_OFFERS = Counter("deepmesh_store_offers_total", "Chains offered to KV stores by how it ended", ["outcome"])
+STORE_OFFERS = Counter("deepmesh_store_offers_total", "Chains offered to KV stores, by their end", ["outcome"])

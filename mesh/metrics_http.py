@@ -6,7 +6,7 @@ from mesh.errors import ConfigError
 
 
 class MetricsServer:
-    """Listens from construction to `stop`. Raises ConfigError where the port cannot be listened on; 0 picks one."""
+    """Listens from construction to `stop`; port 0 picks a free one. Raises ConfigError if it cannot listen."""
 
     def __init__(self, name: str, host: str, port: int) -> None:
         try:

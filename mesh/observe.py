@@ -1,4 +1,4 @@
-"""What a service tells of itself: one-line logs, spans, and the request id that follows a request everywhere.
+"""Logs of one line, spans, and the request id that goes with a request everywhere.
 
 A trace file is Chrome's JSON array of trace events with one event a line: open it in https://ui.perfetto.dev, or read
 it with json once the service has stopped. Times are the machine's monotonic clock, so that files of several processes
@@ -23,11 +23,11 @@ from mesh.config import ObserveConfig
 from mesh.errors import ConfigError
 from mesh.metrics import SPAN_SECONDS
 
-# Of the request being served, from the edge to the last worker; None outside requests.
+# The id of the request being served, the same from the edge to the last worker; None outside requests.
 request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
 
 _TRACE_BUFFER_EVENTS = 256
-# Loggers and not globals of ours: the standard library already keeps one table of them per process.
+# Loggers instead of globals of our own: the standard library keeps one table of them per process.
 _span_log = logging.getLogger("deepmesh.span")
 _trace_log = logging.getLogger("deepmesh.trace")
 
@@ -37,9 +37,9 @@ def new_request_id() -> str:
 
 
 def configure(service: str, config: ObserveConfig) -> None:
-    """Send this process's logs to stderr, and its spans to `config.trace_file` where set. Call once, at the start.
+    """Send this process's logs to stderr, and its spans to `config.trace_file` where set. Call it once, at the start.
 
-    Raises ConfigError where the trace file cannot be written.
+    Raises ConfigError if the trace file cannot be written.
     """
     if config.trace_file is not None:
         path = config.trace_file
@@ -70,7 +70,7 @@ class LineFormatter(logging.Formatter):
 
 
 class span:
-    """Times a piece of work: `with span("kv.push", size_bytes=n):`, in plain and in async code.
+    """Times a piece of work, as in `with span("kv.push", size_bytes=n):`, in plain and in async code.
 
     Feeds the histogram `deepmesh_span_seconds{name}`, the debug log and the trace. `name` is one of a fixed few.
     """

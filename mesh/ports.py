@@ -1,4 +1,4 @@
-"""TCP ports: which can be listened on, and a free one."""
+"""TCP ports: whether one can be listened on, and finding a free one."""
 
 import random
 import socket
@@ -13,11 +13,11 @@ _ATTEMPTS = 100
 
 
 def why_not(host: str, port: int) -> str | None:
-    """Why `host:port` cannot be listened on, in words; None where it can."""
+    """Why `host:port` cannot be listened on, in words; None if it can."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as probe:
-            # As servers do: connections of an earlier server that are still closing do not count.
+            # Servers set it too: connections of an earlier server that are still closing do not matter.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
             probe.listen(1)
@@ -27,10 +27,10 @@ def why_not(host: str, port: int) -> str | None:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A port that nothing listens on, and that the kernel gives to nobody who asks for any.
+    """A port that nothing listens on, outside the range from which the kernel picks ports.
 
-    Between this call and the listening, only another process that chose the same number can take it. Raises
-    ConfigError where none is found.
+    Until the caller listens on it, only a process that chose the same number can take it. Raises ConfigError if none
+    is found.
     """
     for port in random.sample(_candidates(), _ATTEMPTS):
         if why_not(host, port) is None:

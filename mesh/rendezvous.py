@@ -1,13 +1,13 @@
-"""Which of several KV stores keeps a chain: agreed by everyone who knows the same stores, with no word between them."""
+"""Which of several KV stores keeps a chain: all who know the same stores agree on it without communicating."""
 
 import hashlib
 from collections.abc import Iterable
 
 
 def rendezvous(store_ids: Iterable[str], root: bytes) -> str | None:
-    """The store for the chains that begin with block hash `root`; None where there are no stores.
+    """The store for the chains that begin with block hash `root`; None if there are no stores.
 
-    The store with the highest score for the root has it, so that a store that comes or goes moves only its own chains
+    It is the store with the highest score for the root, so that a store that comes or goes moves only its own chains
     (highest random weight: Thaler and Ravishankar, "Using name-based mappings to increase hit rates", 1998).
     """
     return max(store_ids, key=lambda store_id: (_score(store_id, root), store_id), default=None)

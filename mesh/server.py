@@ -1,4 +1,4 @@
-"""A gRPC server as every service has it: health, reflection, the edge interceptor, metrics, and an orderly end."""
+"""The gRPC server of every service: health, reflection, the edge interceptor, metrics, and an orderly end."""
 
 import asyncio
 import logging
@@ -48,7 +48,7 @@ class MeshServer:
     """`async with MeshServer(config, "scheduler", registrations) as server:` listens until the block ends.
 
     Health answers for `liveness` (SERVING from the start), `readiness` and "" (SERVING between `ready` and `drain`).
-    The end of the block drains, waits up to `drain_seconds` for calls, and stops. Raises ConfigError where a port
+    The end of the block drains, waits up to `drain_seconds` for calls, and stops. Raises ConfigError if a port
     cannot be listened on.
     """
 
@@ -68,10 +68,10 @@ class MeshServer:
 
     @property
     def endpoint(self) -> str:
-        """host:port that others reach this server at."""
+        """host:port at which others reach this server."""
         host = self._config.host
         if host in ANY_ADDRESS:
-            # Where it listens is no address to call; its name is one in a container's network, and in most others.
+            # "Every address" cannot be called. The machine's name can, in a container's network and in most others.
             host = socket.gethostname()
         return self._config.advertise or f"{host}:{self.port}"
 
@@ -92,7 +92,7 @@ class MeshServer:
     ) -> None:
         await self.drain()
         grace = self._config.drain_seconds if error is None else 0.0
-        # Refuses new calls from here on, while those in flight go to their end.
+        # From here on new calls are refused, while those in flight may end.
         stopped = asyncio.create_task(self._server.stop(grace))
         await self._edge.finish_calls(grace)
         await stopped
@@ -100,11 +100,11 @@ class MeshServer:
             self._metrics.stop()
 
     async def ready(self) -> None:
-        """From now on the service takes requests."""
+        """Report that the service takes requests."""
         await self._set_readiness(_SERVING)
 
     async def drain(self) -> None:
-        """Tell clients to go elsewhere; calls still work."""
+        """Report that the service takes no new requests; calls still work."""
         await self._set_readiness(_NOT_SERVING)
 
     async def until_signal(self) -> None:
@@ -128,7 +128,7 @@ def _options(config: ServerConfig) -> list[tuple[str, int]]:
     return [
         ("grpc.max_receive_message_length", config.max_message_bytes),
         ("grpc.max_send_message_length", config.max_message_bytes),
-        # A port shared by accident would split the calls between two services.
+        # Two services that shared a port by accident would each get a part of the calls.
         ("grpc.so_reuseport", 0),
         ("grpc.keepalive_time_ms", 10_000),
         ("grpc.keepalive_timeout_ms", 5_000),

@@ -1,7 +1,7 @@
 """Runs a command that the kernel kills when its parent dies: `python tether.py PARENT_PID COMMAND...`.
 
-A program of its own, executed in place before the command: the setting survives exec, and nothing has to run between
-fork and exec in a parent with threads. Linux only. Imports nothing of ours, to start in milliseconds.
+It is a program of its own that replaces itself by the command: the setting survives exec, and nothing has to run
+between fork and exec in a parent with threads. Linux only. It imports nothing of deepmesh, to start in milliseconds.
 """
 
 import ctypes
