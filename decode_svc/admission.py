@@ -30,7 +30,7 @@ def check(submission: Submission, ready: Ready, can_prefill: bool) -> None:
     check_salt(submission.request.cache_salt)
     check_prompt(submission.request.token_ids, submission.request.stop.max_tokens, ready)
     check_stop_token_ids(submission.request.stop.token_ids, ready.vocabulary_size)
-    check_sampling(submission.request.sampling)
+    check_sampling(submission.request.sampling, ready.vocabulary_size)
     if submission.prefill is None and not can_prefill:
         raise PlaceAgain("this worker computes no prompts: place the request with a prefill worker")
     if submission.prefill is None:

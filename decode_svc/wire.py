@@ -57,6 +57,7 @@ def prefill_request(submission: Submission, opened: LandingOpened) -> prefill_pb
         cache_salt=submission.request.cache_salt,
         ticket=transfer_wire.ticket_message(opened.ticket),
         held_blocks=opened.held_blocks,
+        prompt_tokens=submission.request.prompt_tokens,
         store=store,
     )
 

@@ -14,6 +14,17 @@ from mesh.domain.workers import KvNamespace
 from transfer.memory import KvMemory
 
 
+class History(msgspec.Struct, frozen=True):
+    """The tokens of a request, for penalties on those that it has."""
+
+    # Names the request.
+    key: int
+    # How many of its first tokens were given; the others were generated, here or on another worker.
+    prompt_tokens: int
+    # Those that the host knows: the engine's own list, to be read within the step.
+    token_ids: Sequence[int]
+
+
 class Row(msgspec.Struct, frozen=True):
     """One request's part of a step: compute `token_ids` at positions start, start+1, ...
 
@@ -30,6 +41,8 @@ class Row(msgspec.Struct, frozen=True):
     sampling: Sampling | None
     # If set, `token_ids` is empty: the row computes the one token that this row of the batch launched before draws.
     follows: int | None = None
+    # If `sampling` counts tokens. The host may not know the last of them, which the row follows.
+    history: History | None = None
 
     @property
     def tokens(self) -> int:

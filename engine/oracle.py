@@ -4,7 +4,8 @@ The KV cell of position p is a rolling hash of tokens 0..p (64 bits). The token 
 at e - 1 and of cell e mod 64 of every full block, read through the block ids and weighted by their order. Lost, stale,
 misplaced or duplicated KV therefore gives other tokens: at once for a wrong block, within 64 tokens for a wrong cell.
 
-At temperature 0 the token depends on nothing else; above 0 on (seed, e) too. top_p and top_k change nothing.
+At temperature 0 the token depends on nothing else; above 0 on (seed, e) too. All else of sampling (top_p, top_k, min_p,
+penalties, logit_bias) is ignored: a token must say nothing but which KV was read.
 """
 
 import time

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from engine.batch import History
 from engine.progress import Progress
 from engine.protocol.messages import PushTarget
 from mesh.blocks import BLOCK_TOKENS, block_hash
@@ -24,6 +25,8 @@ class Request:
     # Generation ends with one of these.
     stop_token_ids: frozenset[int]
     sampling: Sampling
+    # For the rows that draw; None if `sampling` counts no tokens.
+    history: History | None
     # Root of its chain of block hashes.
     root: bytes
     # Arrival batch, and order within it.

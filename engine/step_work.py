@@ -44,9 +44,9 @@ def _launch_decode_row(request: Request, index: int) -> Row:
     progress = request.progress
     start, token_ids = progress.computed_at_most, progress.token_ids
     if progress.tokens_at_least > len(token_ids):
-        row = Row((), start, progress.block_ids, request.sampling, progress.drawing_row)
+        row = Row((), start, progress.block_ids, request.sampling, progress.drawing_row, request.history)
     else:
-        row = Row(token_ids[-1:], start, progress.block_ids, request.sampling)
+        row = Row(token_ids[-1:], start, progress.block_ids, request.sampling, history=request.history)
     progress.launched(1, 1, index)
     return row
 
@@ -57,6 +57,7 @@ def _launch_chunk_row(chunk: Chunk[Request], index: int) -> Row:
     start = progress.computed_at_most
     end = start + chunk.tokens
     draws = end == progress.tokens_at_most
-    row = Row(progress.token_ids[start:end], start, progress.block_ids, request.sampling if draws else None)
+    sampling, history = (request.sampling, request.history) if draws else (None, None)
+    row = Row(progress.token_ids[start:end], start, progress.block_ids, sampling, history=history)
     progress.launched(chunk.tokens, int(draws), index)
     return row

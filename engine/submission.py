@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from engine.batch import History
 from engine.progress import Progress
 from engine.protocol.messages import Submit
 from engine.request import Request
@@ -38,14 +39,17 @@ def make_request(submit: Submit, eos_token_ids: frozenset[int], arrival: tuple[i
     """`eos_token_ids`: the model's own; `arrival`: the arrival batch, and the order within it."""
     request, stop = submit.request, submit.request.stop
     eos = frozenset() if stop.ignore_eos else eos_token_ids
+    progress = Progress(request.token_ids)
+    given = len(request.token_ids) if request.prompt_tokens is None else request.prompt_tokens
     return Request(
         key=submit.key,
         request_id=request.request_id,
-        progress=Progress(request.token_ids),
+        progress=progress,
         prompt_tokens=len(request.token_ids),
         limit=len(request.token_ids) + stop.max_tokens,
         stop_token_ids=eos.union(stop.token_ids),
         sampling=request.sampling,
+        history=History(submit.key, given, progress.token_ids) if request.sampling.counts_tokens else None,
         root=root_hash(request.cache_salt),
         arrival=arrival,
         remote_prefill=submit.remote_prefill,

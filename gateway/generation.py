@@ -102,6 +102,7 @@ class Generation:
             token_ids=array("I", self.request.token_ids) + self._received,
             stop=replace(self.request.stop, max_tokens=self.remaining_tokens),
             attempt=attempt,
+            prompt_tokens=self._prompt_tokens,
         )
 
     def receive(

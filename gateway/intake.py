@@ -99,7 +99,7 @@ class Intake:
         """Raises InvalidRequest (naming the field), ContextExceeded, UnknownModel or NoWorker."""
         model = self._catalog.resolve(ask.model)
         limits, text = self._catalog.limits(model), self._catalog.text(model)
-        check_sampling(ask.sampling)
+        check_sampling(ask.sampling, limits.vocabulary_size)
         validate_stop_strings(ask.stop_strings)
         check_stop_token_ids(ask.stop_token_ids, limits.vocabulary_size)
         if ask.stop_strings and text.tokenizer is None:

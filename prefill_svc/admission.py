@@ -33,7 +33,7 @@ def check(prompt: Prompt, ready: Ready, transfer: TransferConfig) -> None:
     """
     check_salt(prompt.request.cache_salt)
     check_prompt(prompt.request.token_ids, 1, ready)
-    check_sampling(prompt.request.sampling)
+    check_sampling(prompt.request.sampling, ready.vocabulary_size)
     blocks = -(-len(prompt.request.token_ids) // BLOCK_TOKENS) - prompt.held_blocks
     if blocks < 1:
         raise InvalidRequest(

@@ -20,6 +20,7 @@ def prompt(message: prefill_pb2.PrefillRequest) -> Prompt:
             stop=StopConditions(max_tokens=1, ignore_eos=True),
             cache_salt=message.cache_salt,
             attempt=message.attempt,
+            prompt_tokens=message.prompt_tokens if message.HasField("prompt_tokens") else None,
         ),
         ticket=transfer_wire.ticket(message.ticket),
         held_blocks=message.held_blocks,

@@ -16,7 +16,7 @@ from engine.model.state import make_state
 from engine.runner.graphs import DecodeGraphs, default_sizes
 from engine.runner.memory_plan import CPU_POOL_BYTES, affordable_blocks, free_bytes, transfer_bytes
 from engine.runner.profiling import graph_bytes, workspace_bytes
-from engine.runner.sampler import PendingSamples, draw_tokens
+from engine.runner.sampler import PendingSamples, Sampler
 from engine.runner.step_events import StepEvents
 from engine.runner.step_sizes import padded_size, step_sizes
 from engine.runner.warm_up import warm_up_steps
@@ -55,6 +55,7 @@ class ModelBackend:
         # A request that does not fit the pool alone would never end.
         self.context_tokens = min(longest, self.total_blocks * BLOCK_TOKENS)
         self.state = _make_state(self._model, resolved, self.total_blocks, self.context_tokens)
+        self._sampler = Sampler(config.max_requests, model_config.vocab_size, self._model.device)
         self._graphs = None
         if resolved.decode_graphs:
             sizes = config.graph_rows or default_sizes(config.max_requests)
@@ -101,7 +102,7 @@ class ModelBackend:
             on_layers = batch.on_layers if events is None else events.layer_hook
             context = build_context(self._model.config, rows, self.state, self._size(shape.tokens))
             logits = self._model.forward(context, on_layers)
-        return LaunchedStep(rows, drawing, logits, self.state, events)
+        return LaunchedStep(rows, drawing, logits, self.state, self._sampler, events)
 
     def _size(self, tokens: int) -> int:
         """To how many tokens a step is padded."""
@@ -139,6 +140,7 @@ class LaunchedStep:
         drawing: Sequence[int],
         logits: torch.Tensor,
         state: DeviceState,
+        sampler: Sampler,
         events: StepEvents | None,
     ) -> None:
         """drawing: the rows that draw; logits: [drawing, vocabulary]; events: None on a CPU, whose step is done."""
@@ -147,6 +149,7 @@ class LaunchedStep:
         self._drawn_rows = [rows[index] for index in drawing]
         self._logits: torch.Tensor | None = logits
         self._state = state
+        self._sampler = sampler
         self._events = events
         self._pending: PendingSamples | None = None
 
@@ -156,7 +159,7 @@ class LaunchedStep:
         logits, self._logits = self._logits, None
         assert logits is not None, "a step draws once"
         if self._drawing:
-            token_ids = draw_tokens(logits, self._drawn_rows)
+            token_ids = self._sampler.draw(logits, self._drawn_rows, self._state.drawn)
             drawing = to_device(np.array(self._drawing, np.int64), self._state.device)
             self._state.drawn[drawing] = token_ids
             self._pending = PendingSamples(logits, token_ids, self._drawn_rows)

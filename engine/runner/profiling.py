@@ -4,28 +4,29 @@ from collections.abc import Callable
 
 import torch
 
-from engine.batch import Row
+from engine.batch import History, Row
 from engine.model.context import DeviceState
 from engine.model.inputs import build_context
 from engine.model.model import Model
-from engine.runner.sampler import draw_tokens
+from engine.runner.sampler import Sampler
 from mesh.blocks import BLOCK_TOKENS
 from mesh.domain.sampling import Sampling
 
 # The sampling that takes the most memory.
-COSTLY = Sampling(temperature=1.0, top_p=0.9)
+COSTLY = Sampling(temperature=1.0, top_p=0.9, frequency_penalty=1.0)
 
 
 def workspace_bytes(model: Model, state: DeviceState, step_tokens: int, max_requests: int, longest: int) -> int:
-    """The most that the tensors of a step take at a time.
+    """The most that the tensors of a step and the counts of the sampler take at a time.
 
     All blocks of a context may be the pool's first one, since nobody reads what is computed.
     """
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
+    sampler = Sampler(max_requests, model.config.vocab_size, model.device)
     for rows in (_prompts(step_tokens, longest), _decoding(max_requests, longest)):
         logits = model.forward(build_context(model.config, rows, state))
-        draw_tokens(logits, [row for row in rows if row.sampling is not None])
+        sampler.draw(logits, [row for row in rows if row.sampling is not None], state.drawn)
         del logits
     return torch.cuda.max_memory_allocated() - before
 
@@ -49,10 +50,16 @@ def _prompts(step_tokens: int, longest: int) -> list[Row]:
     rows, left = _decoding(1, longest), step_tokens - 1
     while left:
         tokens = min(left, longest)
-        rows.append(Row([0] * tokens, longest - tokens, [0] * -(-longest // BLOCK_TOKENS), COSTLY))
+        rows.append(_last(tokens, longest))
         left -= tokens
     return sorted(rows, key=lambda row: len(row.token_ids) > 1)
 
 
 def _decoding(max_requests: int, longest: int) -> list[Row]:
-    return [Row([0], longest - 1, [0] * -(-longest // BLOCK_TOKENS), COSTLY)] * max_requests
+    return [_last(1, longest)] * max_requests
+
+
+def _last(tokens: int, longest: int) -> Row:
+    """The last tokens of a context."""
+    history = History(0, 0, [0] * longest)
+    return Row([0] * tokens, longest - tokens, [0] * -(-longest // BLOCK_TOKENS), COSTLY, history=history)

@@ -6,14 +6,59 @@ import numpy as np
 import torch
 
 from engine.batch import Row, Sample
+from engine.runner.token_counts import TokenCounts
 from kernels.host_copy import HostCopies, to_device
-from kernels.sample import Draw, draw, greedy, logprobs
+from kernels.sample import Draw, add_bias, draw, greedy, logprobs
 from mesh.domain.outputs import Logprobs
 from mesh.domain.sampling import Sampling
 
 
+class Sampler:
+    """Draws tokens, and keeps the counts that penalties need. Called in the order of the steps."""
+
+    def __init__(self, requests: int, vocabulary_size: int, device: torch.device) -> None:
+        """requests: the most rows of a step."""
+        self._counts = TokenCounts(requests, vocabulary_size, device)
+
+    def draw(self, logits: torch.Tensor, rows: Sequence[Row], drawn: torch.Tensor) -> torch.Tensor:
+        """One token per row, all of which have `sampling`: [rows] int64 on the device.
+
+        logits: [rows, vocabulary], which stay as they are; drawn: [most rows] int64, the tokens that rows may follow.
+        """
+        changed = [index for index, row in enumerate(rows) if _sampling(row).changes_logits]
+        if not changed:
+            return draw_tokens(logits, rows)
+        token_ids = torch.empty(len(rows), dtype=torch.int64, device=logits.device)
+        plain = [index for index, row in enumerate(rows) if not _sampling(row).changes_logits]
+        if plain:
+            chosen = _indices(plain, logits.device)
+            token_ids[chosen] = draw_tokens(logits[chosen], [rows[index] for index in plain])
+        # Rows that count tokens come first.
+        changed.sort(key=lambda index: not _sampling(rows[index]).counts_tokens)
+        chosen = _indices(changed, logits.device)
+        token_ids[chosen] = self._draw_changed(logits[chosen].float(), [rows[index] for index in changed], drawn)
+        return token_ids
+
+    def _draw_changed(self, logits: torch.Tensor, rows: Sequence[Row], drawn: torch.Tensor) -> torch.Tensor:
+        """The same of rows that change their logits [rows, vocabulary] float32, which are overwritten."""
+        counting = [row for row in rows if _sampling(row).counts_tokens]
+        if counting:
+            self._counts.penalize(logits[: len(counting)], counting, drawn)
+        biases = [
+            (index, token_id, bias)
+            for index, row in enumerate(rows)
+            for token_id, bias in _sampling(row).logit_bias.items()
+        ]
+        if biases:
+            add_bias(logits, biases)
+        token_ids = draw_tokens(logits, rows)
+        if counting:
+            self._counts.count(counting, token_ids[: len(counting)])
+        return token_ids
+
+
 def draw_tokens(logits: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
-    """One token per row, all of which have `sampling`: [rows] int64 on the device. logits: [rows, vocabulary]."""
+    """One token per row from logits [rows, vocabulary] that need no change: [rows] int64 on the device."""
     assert logits.shape[0] == len(rows)
     draws = {index: _draw(row) for index, row in enumerate(rows) if _sampling(row).temperature > 0}
     if len(draws) == len(rows):
@@ -62,6 +107,7 @@ def _draw(row: Row) -> Draw:
         top_p=sampling.top_p,
         seed=sampling.seed,
         position=row.end,
+        min_p=sampling.min_p,
     )
 
 

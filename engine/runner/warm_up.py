@@ -6,7 +6,7 @@ is run over its range, but not in all combinations, because no kernel depends on
 
 from collections.abc import Iterator, Sequence
 
-from engine.batch import Row
+from engine.batch import History, Row
 from engine.runner.step_sizes import step_sizes
 from mesh.blocks import BLOCK_TOKENS
 from mesh.domain.sampling import Sampling
@@ -14,7 +14,10 @@ from mesh.domain.sampling import Sampling
 GREEDY = Sampling()
 DRAWN = Sampling(temperature=1.0, top_p=0.9, top_k=50)
 REPORTED = Sampling(top_logprobs=5)
-WAYS_TO_DRAW = (GREEDY, DRAWN, REPORTED)
+PENALIZED = Sampling(temperature=1.0, min_p=0.1, frequency_penalty=1.0, logit_bias={0: 1.0})
+WAYS_TO_DRAW = (GREEDY, DRAWN, REPORTED, PENALIZED)
+# A key that no request has.
+NOBODY = -1
 # Behind a prefix few queries attend in one form and many in another; for every model this covers sizes of both kinds.
 MOST_BEHIND_PREFIX = 512
 
@@ -61,4 +64,6 @@ class _Rows:
 
     def last(self, tokens: int, sampling: Sampling | None) -> Row:
         """A row of the context's last tokens."""
-        return Row([0] * tokens, self._context_tokens - tokens, self._block_ids, sampling)
+        start = self._context_tokens - tokens
+        history = History(NOBODY, 0, [0] * self._context_tokens) if sampling is PENALIZED else None
+        return Row([0] * tokens, start, self._block_ids, sampling, history=history)

@@ -16,6 +16,12 @@ class SamplingFields(Unsupported, kw_only=True):
     # -1 asks for all tokens, as 0 does.
     top_k: int | None = None
     seed: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    # By token id, which JSON writes as text.
+    logit_bias: dict[int, float] | None = None
 
     def sampling(self, top_logprobs: int | None) -> Sampling:
         """`check_sampling` has yet to judge it."""

@@ -6,8 +6,9 @@ import torch
 
 from kernels.sample import reference
 from kernels.sample.draws import Draw, Draws, pack_draws
+from kernels.sample.penalties import Penalties, Penalty, add_bias, count_drawn, count_tokens
 
-__all__ = ["Draw", "draw", "greedy", "logprobs"]
+__all__ = ["Draw", "Penalty", "add_bias", "count_drawn", "count_tokens", "draw", "greedy", "logprobs", "penalize"]
 
 
 def greedy(logits: torch.Tensor) -> torch.Tensor:
@@ -17,7 +18,8 @@ def greedy(logits: torch.Tensor) -> torch.Tensor:
 
 
 def draw(logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
-    """One token a row: temperature first, then the `top_k` most likely, then the smallest set that holds `top_p`.
+    """One token a row: temperature first, then the tokens at least `min_p` times as likely as the first, then the
+    `top_k` most likely, then the smallest set that holds `top_p`.
 
     logits: [rows, vocabulary], any float dtype; one Draw a row. Of equally likely tokens the first are kept. What is
     kept lies in order of token id on a line, and the row's random number, a function of its seed and position alone,
@@ -31,6 +33,26 @@ def draw(logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
 
         return triton.draw(logits, packed)
     return reference.draw(logits, packed, any(item.filters for item in draws))
+
+
+def penalize(logits: torch.Tensor, counts: torch.Tensor, penalties: Sequence[Penalty]) -> None:
+    """Lower, in place, the logits of tokens that a row's request has: repetition first, then presence and frequency.
+
+    logits: [rows, vocabulary] float32, contiguous; counts: [slots, vocabulary] int32, of `count_tokens`; one Penalty a
+    row.
+    """
+    assert len(penalties) == logits.shape[0] and logits.dtype == torch.float32 and logits.is_contiguous()
+    assert counts.shape[1] == logits.shape[1] and counts.dtype == torch.int32 and counts.is_contiguous()
+    if not penalties:
+        return
+    packed = Penalties.pack(penalties, logits.device)
+    if logits.is_cuda:
+        # Imported here: a machine without a GPU may lack it.
+        from kernels.sample import triton
+
+        triton.penalize(logits, counts, packed)
+    else:
+        reference.penalize(logits, counts, packed)
 
 
 def logprobs(logits: torch.Tensor, token_ids: torch.Tensor, count: int) -> tuple[torch.Tensor, ...]:

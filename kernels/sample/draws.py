@@ -12,26 +12,28 @@ from kernels.host_copy import to_device
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """How to draw one row. temperature > 0; top_k 0 keeps all; position is the drawn token's own."""
+    """How to draw one row. temperature > 0; top_k 0 and min_p 0 keep all; position is the drawn token's own."""
 
     temperature: float
     top_k: int
     top_p: float
     seed: int
     position: int
+    min_p: float = 0.0
 
     @property
     def filters(self) -> bool:
         """Whether some tokens are left out."""
-        return self.top_k > 0 or self.top_p < 1
+        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
 
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """The same of all rows, [rows] each: float64 temperature and top_p, int64 the others (the low 64 bits)."""
+    """The same of all rows, [rows] each: float64 temperature, top_p and min_p, int64 the others (the low 64 bits)."""
 
     temperature: torch.Tensor
     top_p: torch.Tensor
+    min_p: torch.Tensor
     top_k: torch.Tensor
     seed: torch.Tensor
     position: torch.Tensor
@@ -39,16 +41,17 @@ class Draws:
     @classmethod
     def unpack(cls, packed: torch.Tensor) -> Self:
         """packed: of `pack_draws`."""
-        temperature, top_p = packed[:2].view(torch.float64)
-        return cls(temperature, top_p, *packed[2:])
+        temperature, top_p, min_p = packed[:3].view(torch.float64)
+        return cls(temperature, top_p, min_p, *packed[3:])
 
 
 def pack_draws(draws: Sequence[Draw], device: torch.device) -> torch.Tensor:
-    """[5, rows] int64, copied in the stream's order."""
-    packed = np.empty((5, len(draws)), np.int64)
+    """[6, rows] int64, copied in the stream's order."""
+    packed = np.empty((6, len(draws)), np.int64)
     packed[0] = np.array([item.temperature for item in draws], np.float64).view(np.int64)
     packed[1] = np.array([item.top_p for item in draws], np.float64).view(np.int64)
-    packed[2] = [item.top_k for item in draws]
-    packed[3] = np.array([item.seed & 0xFFFFFFFFFFFFFFFF for item in draws], np.uint64).view(np.int64)
-    packed[4] = [item.position for item in draws]
+    packed[2] = np.array([item.min_p for item in draws], np.float64).view(np.int64)
+    packed[3] = [item.top_k for item in draws]
+    packed[4] = np.array([item.seed & 0xFFFFFFFFFFFFFFFF for item in draws], np.uint64).view(np.int64)
+    packed[5] = [item.position for item in draws]
     return to_device(packed, device)

@@ -3,6 +3,7 @@
 import torch
 
 from kernels.sample.draws import Draws
+from kernels.sample.penalties import IN_PROMPT, Penalties
 from kernels.sample.philox import uniform
 
 
@@ -30,8 +31,8 @@ def _kept(probabilities: torch.Tensor, draws: Draws) -> torch.Tensor:
     """[rows, vocabulary] bool."""
     ordered, token_ids = probabilities.sort(dim=1, descending=True, stable=True)
     rank = torch.arange(ordered.shape[1], device=ordered.device)
-    top_k, top_p = draws.top_k.unsqueeze(1), draws.top_p.unsqueeze(1)
-    within = (top_k == 0) | (rank < top_k)
+    top_k, top_p, min_p = (each.unsqueeze(1) for each in (draws.top_k, draws.top_p, draws.min_p))
+    within = (ordered >= min_p * ordered[:, :1]) & ((top_k == 0) | (rank < top_k))
     ordered = ordered * within
     mass = ordered.cumsum(1)
     # Whatever lies before it holds less than top_p: the token that crosses the line stays.
@@ -43,3 +44,14 @@ def logprobs(logits: torch.Tensor, token_ids: torch.Tensor, count: int) -> tuple
     every = torch.log_softmax(logits.float(), dim=1)
     best = every.topk(count, dim=1)
     return every.gather(1, token_ids.unsqueeze(1)).squeeze(1), best.indices, best.values
+
+
+def penalize(logits: torch.Tensor, counts: torch.Tensor, penalties: Penalties) -> None:
+    found = counts[penalties.slot]
+    generated = found & (IN_PROMPT - 1)
+    repetition, presence, frequency = (
+        each.unsqueeze(1) for each in (penalties.repetition, penalties.presence, penalties.frequency)
+    )
+    repeated = torch.where(logits > 0, logits / repetition, logits * repetition)
+    lowered = frequency * generated + presence * (generated > 0)
+    logits.copy_(torch.where(found > 0, repeated, logits) - lowered)

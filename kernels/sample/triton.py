@@ -10,8 +10,10 @@ import triton.language as tl
 
 from kernels.dependent_launch import dependent_launch, start_next, wait_for_earlier
 from kernels.sample.draws import Draws
+from kernels.sample.penalties import IN_PROMPT, Penalties
 
 BLOCK = 16384
+PENALTY_BLOCK = 4096
 # Colder ones are as cold: no other logit has any probability left.
 COLDEST = 1e-30
 ROUNDS = 10
@@ -21,7 +23,7 @@ ROUNDS = 10
 # vocabulary in bf16, and one exponential a logit wherever probability is summed.
 @triton.jit
 def _draw(
-    logits, temperatures, top_ps, top_ks, seeds, positions, out,
+    logits, temperatures, top_ps, min_ps, top_ks, seeds, positions, out,
     vocabulary, row_stride, BITS: tl.constexpr, BLOCK: tl.constexpr, COLDEST: tl.constexpr, ROUNDS: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):  # fmt: skip
@@ -30,15 +32,21 @@ def _draw(
     wait_for_earlier(DEPENDENT)
     source = logits + row * row_stride
     temperature = tl.maximum(tl.load(temperatures + row).to(tl.float32), COLDEST)
-    top_k, top_p = tl.load(top_ks + row), tl.load(top_ps + row)
+    top_k, top_p, min_p = tl.load(top_ks + row), tl.load(top_ps + row), tl.load(min_ps + row).to(tl.float32)
     highest = _highest(source, vocabulary, BLOCK)
     # Everything is above it: nothing is left out.
     threshold = tl.zeros((), tl.int64)
     ties = vocabulary.to(tl.int64)
+    if min_p > 0:
+        # What is above this key is kept, and nothing has the key itself.
+        threshold = _key(highest + temperature * tl.log(min_p)) - 1
+        ties = tl.zeros((), tl.int64)
     if top_k > 0 and top_k < vocabulary:
-        threshold = _search(source, vocabulary, highest, temperature, top_k.to(tl.float32), True, BITS, BLOCK)
-        above = _sum(source, vocabulary, highest, temperature, threshold + 1, True, BLOCK)
-        ties = top_k - above.to(tl.int64)
+        found = _search(source, vocabulary, highest, temperature, top_k.to(tl.float32), True, BITS, BLOCK)
+        if found > threshold:
+            threshold = found
+            above = _sum(source, vocabulary, highest, temperature, threshold + 1, True, BLOCK)
+            ties = top_k - above.to(tl.int64)
     mass = _sum(source, vocabulary, highest, temperature, threshold + 1, False, BLOCK)
     each = _probability(_value(threshold), highest, temperature)
     # Without top_k no logit has the lowest key of all, and the product is none.
@@ -159,8 +167,33 @@ def draw(logits: torch.Tensor, draws: Draws) -> torch.Tensor:
     if rows:
         bits = 16 if logits.dtype == torch.bfloat16 else 32
         _draw[(rows,)](
-            logits, draws.temperature, draws.top_p, draws.top_k, draws.seed, draws.position, out,
+            logits, draws.temperature, draws.top_p, draws.min_p, draws.top_k, draws.seed, draws.position, out,
             vocabulary, logits.stride(0), bits, BLOCK, COLDEST, ROUNDS, num_warps=32,
             **dependent_launch(logits.device),
         )  # fmt: skip
     return out
+
+
+# One program a piece of a row: reads 8 bytes a logit and writes 4. It runs only for rows that ask for penalties.
+@triton.jit
+def _penalize(
+    logits, counts, slots, repetitions, presences, frequencies, vocabulary, IN_PROMPT: tl.constexpr, BLOCK: tl.constexpr
+):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < vocabulary
+    logit = tl.load(logits + row * vocabulary + column, mask=inside)
+    found = tl.load(counts + tl.load(slots + row) * vocabulary + column, mask=inside, other=0)
+    repetition = tl.load(repetitions + row)
+    repeated = tl.where(logit > 0, logit / repetition, logit * repetition)
+    generated = (found & (IN_PROMPT - 1)).to(tl.float32)
+    lowered = tl.load(frequencies + row) * generated + tl.where(generated > 0, tl.load(presences + row), 0.0)
+    tl.store(logits + row * vocabulary + column, tl.where(found > 0, repeated, logit) - lowered, mask=inside)
+
+
+def penalize(logits: torch.Tensor, counts: torch.Tensor, penalties: Penalties) -> None:
+    rows, vocabulary = logits.shape
+    _penalize[(rows, triton.cdiv(vocabulary, PENALTY_BLOCK))](
+        logits, counts, penalties.slot, penalties.repetition, penalties.presence, penalties.frequency,
+        vocabulary, IN_PROMPT, PENALTY_BLOCK,
+    )  # fmt: skip

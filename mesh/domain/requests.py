@@ -21,6 +21,8 @@ class TokenRequest(msgspec.Struct, frozen=True):
     cache_salt: bytes = b""
     # Counts the placements of the request.
     attempt: int = 0
+    # How many of token_ids are the client's prompt; None if all are.
+    prompt_tokens: int | None = None
 
 
 class Submission(msgspec.Struct, frozen=True):

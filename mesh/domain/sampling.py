@@ -1,6 +1,6 @@
 """How tokens are drawn and when that ends, and what of both is accepted: the gateway and the workers ask here."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -9,6 +9,12 @@ from mesh.errors import InvalidRequest
 MAX_TEMPERATURE = 100.0
 MAX_TOP_K = 2**31 - 1
 MAX_TOP_LOGPROBS = 20
+# OpenAI's range.
+MAX_PENALTY = 2.0
+# Logits stay far from what 32 bits can hold.
+MAX_REPETITION_PENALTY = 100.0
+MAX_LOGIT_BIASES = 300
+MAX_LOGIT_BIAS = 100.0
 MAX_STOP_TOKEN_IDS = 256
 # Token ids travel in 32 bits.
 LARGEST_VOCABULARY = 2**32
@@ -24,6 +30,24 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True):
     seed: int = 0
     # Report log probabilities with this many alternatives; None reports nothing.
     top_logprobs: int | None = None
+    # Keep tokens of at least this share of the most likely one's probability; 0 keeps all.
+    min_p: float = 0.0
+    # Taken from the logit of each token generated so far: once, and once for each time.
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    # Logits of tokens in the prompt or generated are divided by this where positive, else multiplied; 1 changes none.
+    repetition_penalty: float = 1.0
+    # Added to the logits of these token ids, after the penalties.
+    logit_bias: dict[int, float] = {}
+
+    @property
+    def counts_tokens(self) -> bool:
+        """Whether the request's tokens so far change the logits."""
+        return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1)
+
+    @property
+    def changes_logits(self) -> bool:
+        return self.counts_tokens or bool(self.logit_bias)
 
 
 class StopConditions(msgspec.Struct, frozen=True, array_like=True):
@@ -36,8 +60,11 @@ class StopConditions(msgspec.Struct, frozen=True, array_like=True):
     ignore_eos: bool = False
 
 
-def check_sampling(sampling: Sampling) -> None:
-    """Raises InvalidRequest naming the first field that is out of range; NaN and infinities are."""
+def check_sampling(sampling: Sampling, vocabulary_size: int | None) -> None:
+    """Raises InvalidRequest naming the first field that is out of range; NaN and infinities are.
+
+    `vocabulary_size` is None if it is not known.
+    """
     if not 0 <= sampling.temperature <= MAX_TEMPERATURE:
         raise _out_of_range("temperature", sampling.temperature, f"between 0 and {MAX_TEMPERATURE:g}")
     if not 0 < sampling.top_p <= 1:
@@ -46,6 +73,15 @@ def check_sampling(sampling: Sampling) -> None:
         raise _out_of_range("top_k", sampling.top_k, "at least 0 (0 keeps all tokens)")
     if sampling.top_logprobs is not None and not 0 <= sampling.top_logprobs <= MAX_TOP_LOGPROBS:
         raise _out_of_range("top_logprobs", sampling.top_logprobs, f"between 0 and {MAX_TOP_LOGPROBS}")
+    if not 0 <= sampling.min_p <= 1:
+        raise _out_of_range("min_p", sampling.min_p, "between 0 and 1")
+    for field in ("presence_penalty", "frequency_penalty"):
+        if not abs(penalty := getattr(sampling, field)) <= MAX_PENALTY:
+            raise _out_of_range(field, penalty, f"between -{MAX_PENALTY:g} and {MAX_PENALTY:g}")
+    if not 0 < sampling.repetition_penalty <= MAX_REPETITION_PENALTY:
+        allowed = f"above 0 and at most {MAX_REPETITION_PENALTY:g} (1 changes nothing)"
+        raise _out_of_range("repetition_penalty", sampling.repetition_penalty, allowed)
+    _check_logit_bias(sampling.logit_bias, vocabulary_size)
 
 
 def check_stop_token_ids(token_ids: Sequence[int], vocabulary_size: int | None) -> None:
@@ -65,6 +101,18 @@ def check_token_ids(token_ids: Sequence[int], vocabulary_size: int | None, *, fi
     size = vocabulary_size or LARGEST_VOCABULARY
     if highest >= size:
         raise InvalidRequest(f"{field} holds {highest}: the model's token ids are below {size}", field=field)
+
+
+def _check_logit_bias(logit_bias: Mapping[int, float], vocabulary_size: int | None) -> None:
+    if len(logit_bias) > MAX_LOGIT_BIASES:
+        raise InvalidRequest(
+            f"logit_bias names {len(logit_bias)} tokens, the limit is {MAX_LOGIT_BIASES}", field="logit_bias"
+        )
+    check_token_ids(list(logit_bias), vocabulary_size, field="logit_bias")
+    for token_id, bias in logit_bias.items():
+        if not abs(bias) <= MAX_LOGIT_BIAS:
+            allowed = f"between -{MAX_LOGIT_BIAS:g} and {MAX_LOGIT_BIAS:g}"
+            raise InvalidRequest(f"logit_bias of token {token_id} must be {allowed}, not {bias:g}", field="logit_bias")
 
 
 def _out_of_range(field: str, value: float, allowed: str) -> InvalidRequest:

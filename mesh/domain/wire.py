@@ -31,6 +31,7 @@ def submission(message: decode_pb2.Submission) -> Submission:
             stop=StopConditions(message.stop.max_tokens, list(message.stop.token_ids), message.stop.ignore_eos),
             cache_salt=message.cache_salt,
             attempt=message.attempt,
+            prompt_tokens=message.prompt_tokens if message.HasField("prompt_tokens") else None,
         ),
         deadline_ms=message.deadline_ms or None,
         prefill=worker_target(message.prefill) if message.HasField("prefill") else None,
@@ -44,6 +45,7 @@ def submission_message(submission: Submission) -> decode_pb2.Submission:
         stream_id=submission.stream_id,
         request_id=request.request_id,
         attempt=request.attempt,
+        prompt_tokens=request.prompt_tokens,
         token_ids=request.token_ids,
         sampling=sampling_message(request.sampling),
         stop=decode_pb2.StopConditions(
@@ -58,7 +60,8 @@ def submission_message(submission: Submission) -> decode_pb2.Submission:
 
 def sampling(message: common_pb2.SamplingParams) -> Sampling:
     """The message as it is; `check_sampling` judges it. Absent fields have `Sampling`'s defaults."""
-    return Sampling(**{field.name: value for field, value in message.ListFields()})
+    given = {field.name: value for field, value in message.ListFields()}
+    return Sampling(**{**given, "logit_bias": dict(message.logit_bias)})
 
 
 def sampling_message(sampling: Sampling) -> common_pb2.SamplingParams:

@@ -90,7 +90,8 @@ async def test_a_prompt_is_sent_with_its_landing_and_its_tokens_come_back() -> N
         rank, landing = rank_of(running), make_ticket(len(PROMPT), held_blocks=1)
         store = targets_pb2.StoreTarget(store_id="store-1", blocks=2)
         sampling = Sampling(temperature=0.5, seed=7, top_logprobs=1)
-        await gateway.submit(PROMPT, 10, sampling, prefill=target(prefill), cache_salt=b"salt", store=store, attempt=3)
+        fields = {"cache_salt": b"salt", "store": store, "attempt": 3, "prompt_tokens": 9}
+        await gateway.submit(PROMPT, 10, sampling, prefill=target(prefill), **fields)
         await eventually(lambda: bool(rank.submitted))
         assert (rank.submitted[0].remote_prefill, rank.submitted[0].request.attempt, rank.submitted[0].fetch) == (
             True,
@@ -100,7 +101,7 @@ async def test_a_prompt_is_sent_with_its_landing_and_its_tokens_come_back() -> N
         rank.open_landing(0, landing, held_blocks=1)
         call = await prefill.call()
         sent = call.request
-        assert (list(sent.token_ids), sent.held_blocks, sent.attempt) == (PROMPT, 1, 3)
+        assert (list(sent.token_ids), sent.prompt_tokens, sent.held_blocks, sent.attempt) == (PROMPT, 9, 1, 3)
         assert (sent.request_id, sent.cache_salt, sent.store) == ("r1", b"salt", store)
         assert (sent.sampling.temperature, sent.sampling.seed, sent.sampling.top_logprobs) == (0.5, 7, 1)
         assert ticket(sent.ticket) == landing

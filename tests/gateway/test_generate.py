@@ -84,7 +84,18 @@ async def test_the_end_of_sequence_is_reported_and_is_not_text() -> None:
 
 async def test_sampling_reaches_the_worker() -> None:
     async with running_mesh() as mesh:
-        sampling = Sampling(temperature=0.5, top_p=0.25, top_k=7, seed=2**63 + 5, top_logprobs=3)
+        sampling = Sampling(
+            temperature=0.5,
+            top_p=0.25,
+            top_k=7,
+            seed=2**63 + 5,
+            top_logprobs=3,
+            min_p=0.125,
+            presence_penalty=-0.5,
+            frequency_penalty=1.5,
+            repetition_penalty=1.25,
+            logit_bias={7: -100.0, 8: 2.5},
+        )
         answer = await collect(mesh, ids_request(sampling=sampling, stop_token_ids=[3], ignore_eos=True))
         submission = mesh.worker.submissions[0]
         assert submission.sampling == sampling
@@ -146,6 +157,11 @@ BAD_REQUESTS = {
     "infinite temperature": (ids_request(sampling=Sampling(temperature=math.inf)), "temperature"),
     "bad top_p": (ids_request(sampling=Sampling(top_p=1.5)), "top_p"),
     "bad top_k": (ids_request(sampling=Sampling(top_k=2**32 - 1)), "top_k"),
+    "bad min_p": (ids_request(sampling=Sampling(min_p=1.5)), "min_p"),
+    "bad presence_penalty": (ids_request(sampling=Sampling(presence_penalty=3)), "presence_penalty"),
+    "bad frequency_penalty": (ids_request(sampling=Sampling(frequency_penalty=math.nan)), "frequency_penalty"),
+    "repetition_penalty of zero": (ids_request(sampling=Sampling(repetition_penalty=0)), "repetition_penalty"),
+    "bias of an unknown token": (ids_request(sampling=Sampling(logit_bias={5000: 1})), "logit_bias"),
     "too many logprobs": (ids_request(sampling=Sampling(top_logprobs=21)), "top_logprobs"),
     "empty stop string": (ids_request(stop=[""]), "stop"),
     "too many stop strings": (ids_request(stop=["a"] * 17), "stop"),

@@ -38,7 +38,9 @@ def test_tokens_that_were_not_read_share_one_delta() -> None:
 def test_the_token_log_is_prompt_and_tokens() -> None:
     generation = make_generation()
     generation.receive(3, [0, 1])
-    assert list(generation.continuation(1).token_ids) == [*PROMPT, 0, 1]
+    continuation = generation.continuation(1)
+    assert list(continuation.token_ids) == [*PROMPT, 0, 1]
+    assert (continuation.prompt_tokens, continuation.stop.max_tokens) == (3, 48)
     assert (generation.next_position, generation.remaining_tokens) == (5, 48)
 
 

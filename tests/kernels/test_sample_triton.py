@@ -31,6 +31,17 @@ def test_tokens_are_the_definitions(
     assert sum(one == other for one, other in zip(found, expected, strict=True)) >= ROWS - 1
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("min_p", "top_k", "top_p"), [(0.05, 0, 1.0), (0.3, 20, 1.0), (0.02, 5, 0.8), (1.0, 0, 0.5)])
+def test_min_p_is_the_definitions(
+    device: torch.device, dtype: torch.dtype, min_p: float, top_k: int, top_p: float
+) -> None:
+    logits = (torch.randn(ROWS, VOCABULARY) * 3).to(device, dtype)
+    seeds = torch.randint(1 << 62, (ROWS,)).tolist()
+    found, expected = both(logits, [Draw(1.2, top_k, top_p, seed, 7, min_p) for seed in seeds])
+    assert sum(one == other for one, other in zip(found, expected, strict=True)) >= ROWS - 1
+
+
 def test_of_equal_logits_the_first_are_kept(device: torch.device) -> None:
     logits = torch.zeros(ROWS, VOCABULARY, device=device, dtype=torch.bfloat16)
     logits[:, 300:] = -1.0

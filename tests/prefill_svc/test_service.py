@@ -64,11 +64,13 @@ def first_token(running: RunningPrefill, key: int, **fields: Any) -> None:
 async def test_a_prompt_is_accepted_computed_and_pushed() -> None:
     done_before = ended("done")
     async with prefill_without_rank() as running, prefill_caller(running.endpoint) as caller:
-        caller.start(prefill_request(PROMPT, cache_salt=b"salt", store={"store_id": "s", "blocks": 2}))
+        store = {"store_id": "s", "blocks": 2}
+        caller.start(prefill_request(PROMPT, cache_salt=b"salt", store=store, prompt_tokens=120))
         assert (await caller.next()).HasField("accepted")
         submit = running.rank.submitted[0]
         request = submit.request
         assert (request.token_ids, request.stop.max_tokens, request.cache_salt) == (PROMPT, 1, b"salt")
+        assert request.prompt_tokens == 120
         assert submit.push is not None
         assert (submit.push.ticket, submit.push.held_blocks) == (make_ticket(150), 0)
         assert submit.fetch is not None

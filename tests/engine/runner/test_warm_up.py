@@ -59,12 +59,15 @@ def test_tokens_are_drawn_in_every_way_alone_and_beside_others() -> None:
         samplings = [row.sampling for row in rows]
         return {"none" if sampling is None else _way(sampling) for sampling in samplings}
 
-    assert [ways(rows) for rows in steps[-5:]] == [
-        {"greedy", "drawn", "reported", "none"}, {"greedy", "drawn", "reported"}, {"greedy"}, {"drawn"}, {"reported"},
+    assert [ways(rows) for rows in steps[-6:]] == [
+        {"greedy", "drawn", "reported", "penalized", "none"}, {"greedy", "drawn", "reported", "penalized"},
+        {"greedy"}, {"drawn"}, {"reported"}, {"penalized"},
     ]  # fmt: skip
 
 
 def _way(sampling: Sampling) -> str:
+    if sampling.changes_logits:
+        return "penalized"
     if sampling.top_logprobs is not None:
         return "reported"
     return "drawn" if sampling.temperature else "greedy"

@@ -129,11 +129,16 @@ async def test_token_ids_come_back_where_asked_for_even_without_a_tokenizer() ->
 async def test_every_option_reaches_the_worker() -> None:
     async with running_mesh() as mesh:
         options = {"temperature": 0.5, "top_p": 0.25, "top_k": 7, "seed": -1, "ignore_eos": True, "max_tokens": 3}
+        options |= {"min_p": 0.125, "presence_penalty": -1, "frequency_penalty": 0.5, "repetition_penalty": 1.5}
+        options |= {"logit_bias": {"7": -100, "8": 2.5}}
         for path, prompt in ((CHAT, {"messages": HELLO}), (COMPLETIONS, {"prompt": "hi"})):
             await mesh.http.post(path, json={**prompt, **options, "stop": "zzz", "stop_token_ids": [9]})
             submission = mesh.worker.submissions[-1]
             sampling = submission.sampling
             assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.5, 0.25, 7)
+            assert (sampling.min_p, sampling.repetition_penalty) == (0.125, 1.5)
+            assert (sampling.presence_penalty, sampling.frequency_penalty) == (-1.0, 0.5)
+            assert dict(sampling.logit_bias) == {7: -100.0, 8: 2.5}
             assert (sampling.seed, submission.stop.ignore_eos) == (2**64 - 1, True)
             assert (submission.stop.max_tokens, list(submission.stop.token_ids)) == (3, [9])
 
@@ -209,7 +214,12 @@ BAD_BODIES: dict[str, tuple[str, dict[str, Any], str | None]] = {
     "tools": (CHAT, {"messages": HELLO, "tools": [{"type": "function"}]}, "tools"),
     "several choices": (CHAT, {"messages": HELLO, "n": 2}, "n"),
     "json mode": (CHAT, {"messages": HELLO, "response_format": {"type": "json_object"}}, "response_format"),
-    "presence penalty": (CHAT, {"messages": HELLO, "presence_penalty": 0.5}, "presence_penalty"),
+    "presence penalty out of range": (CHAT, {"messages": HELLO, "presence_penalty": 2.5}, "presence_penalty"),
+    "no repetition penalty": (CHAT, {"messages": HELLO, "repetition_penalty": 0}, "repetition_penalty"),
+    "min_p out of range": (COMPLETIONS, {"prompt": "a", "min_p": 2}, "min_p"),
+    "bias out of range": (CHAT, {"messages": HELLO, "logit_bias": {"5": 101}}, "logit_bias"),
+    "bias of no token": (CHAT, {"messages": HELLO, "logit_bias": {"hello": 1}}, None),
+    "bias of an unknown token": (CHAT, {"messages": HELLO, "logit_bias": {"999999": 1}}, "logit_bias"),
     "echo": (COMPLETIONS, {"prompt": "a", "echo": True}, "echo"),
     "tool calls": (CHAT, {"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls"),
 }
@@ -247,7 +257,7 @@ async def test_malformed_bodies_are_refused() -> None:
 
 async def test_harmless_values_of_unsupported_options_are_taken() -> None:
     async with running_mesh() as mesh:
-        body = {"messages": HELLO, "max_tokens": 1, "n": 1, "tools": [], "presence_penalty": 0.0, "logit_bias": {}}
+        body = {"messages": HELLO, "max_tokens": 1, "n": 1, "tools": [], "best_of": 1, "echo": False}
         answer = await mesh.http.post(CHAT, json={**body, "response_format": {"type": "text"}, "made_up": 1})
         assert answer.status_code == 200
 

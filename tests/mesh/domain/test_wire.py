@@ -18,6 +18,11 @@ samplings = st.builds(
     top_k=st.integers(0, 2**32 - 1),
     seed=st.integers(0, 2**64 - 1),
     top_logprobs=st.none() | st.integers(0, 20),
+    min_p=st.floats(0, 1, width=32),
+    presence_penalty=st.floats(-2, 2, width=32),
+    frequency_penalty=st.floats(-2, 2, width=32),
+    repetition_penalty=st.floats(2**-10, 100, width=32),
+    logit_bias=st.dictionaries(st.integers(0, 2**32 - 1), st.floats(-100, 100, width=32), max_size=4),
 )
 alternatives = st.lists(st.tuples(st.integers(0, 2**32 - 1), st.floats(-100, 0, width=32)), max_size=4)
 
@@ -68,6 +73,7 @@ def test_a_submission_survives_the_wire(prefill: WorkerTarget | None, store: Sto
         stop=StopConditions(100, [4, 5], ignore_eos=True),
         cache_salt=b"salt",
         attempt=2,
+        prompt_tokens=2,
     )
     submission = Submission(9, request, 1500, prefill, store)
     sent = wire.submission_message(submission).SerializeToString()

@@ -10,7 +10,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class PrefillRequest(_message.Message):
-    __slots__ = ("request_id", "attempt", "token_ids", "sampling", "cache_salt", "ticket", "held_blocks", "store")
+    __slots__ = ("request_id", "attempt", "token_ids", "sampling", "cache_salt", "ticket", "held_blocks", "store", "prompt_tokens")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -19,6 +19,7 @@ class PrefillRequest(_message.Message):
     TICKET_FIELD_NUMBER: _ClassVar[int]
     HELD_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     STORE_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     attempt: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -27,7 +28,8 @@ class PrefillRequest(_message.Message):
     ticket: _landing_pb2.LandingTicket
     held_blocks: int
     store: _targets_pb2.StoreTarget
-    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., cache_salt: _Optional[bytes] = ..., ticket: _Optional[_Union[_landing_pb2.LandingTicket, _Mapping]] = ..., held_blocks: _Optional[int] = ..., store: _Optional[_Union[_targets_pb2.StoreTarget, _Mapping]] = ...) -> None: ...
+    prompt_tokens: int
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., cache_salt: _Optional[bytes] = ..., ticket: _Optional[_Union[_landing_pb2.LandingTicket, _Mapping]] = ..., held_blocks: _Optional[int] = ..., store: _Optional[_Union[_targets_pb2.StoreTarget, _Mapping]] = ..., prompt_tokens: _Optional[int] = ...) -> None: ...
 
 class PrefillResponse(_message.Message):
     __slots__ = ("accepted", "first_token", "done")
