@@ -1,4 +1,4 @@
-"""Triton kernels run on the GPU where there is one, and in Triton's interpreter elsewhere."""
+"""Triton kernels run on the GPU if there is one, and in Triton's interpreter elsewhere."""
 
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -18,7 +18,7 @@ def device() -> torch.device:
 
 @pytest.fixture
 def poisoned() -> Iterator[None]:
-    """New tensors are full of NaN, or of the largest whole number: what a kernel leaves unwritten shows."""
+    """Fill new tensors with NaN, or the largest integer, so that output which a kernel does not write shows."""
     torch.use_deterministic_algorithms(True, warn_only=True)
     yield
     torch.use_deterministic_algorithms(False)
@@ -26,6 +26,6 @@ def poisoned() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Triton's interpreter, with what it gets wrong put right."""
+    """Correct the errors of Triton's interpreter."""
     if not ON_GPU and find_spec("triton"):
         correct_interpreter(monkeypatch)

@@ -1,4 +1,4 @@
-"""Blocks in and out of staging, and their hashes; Triton's kernels in the interpreter where there is no GPU."""
+"""Copies of blocks to and from staging, and their hashes; without a GPU, kernels run in Triton's interpreter."""
 
 from collections.abc import Iterator
 
@@ -12,7 +12,7 @@ from kernels.kv_copy.xxh3 import CHUNK_BYTES, seeded_table
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 PIECE = BLOCK_TOKENS * 36
-# Of five blocks of one layer: more than two chunks of a hash.
+# Bytes of five blocks of one layer: more than two chunks of a hash.
 WIDE_BYTES = 5 * BLOCK_TOKENS * 420
 SEED = 0xFEDCBA9876543210
 
@@ -27,7 +27,7 @@ def random_bytes(size: int) -> torch.Tensor:
 
 @pytest.fixture(autouse=True)
 def _beside_the_default_stream() -> Iterator[None]:
-    """Launches cannot be captured on that one."""
+    """Use a stream of its own: launches cannot be captured on the default one."""
     if DEVICE.type == "cuda":
         with torch.cuda.stream(torch.cuda.Stream()):
             yield
@@ -76,7 +76,7 @@ def test_what_was_gathered_lands_in_its_blocks_only() -> None:
 
 
 @pytest.mark.parametrize("byte", [0, CHUNK_BYTES - 1, CHUNK_BYTES, WIDE_BYTES - 1])
-def test_of_a_segment_with_one_wrong_byte_nothing_lands_and_the_next_lands_again(byte: int) -> None:
+def test_a_segment_with_one_wrong_byte_does_not_land_and_the_next_one_does(byte: int) -> None:
     target = random_bytes(WIDE_BYTES).view(1, 5, BLOCK_TOKENS, -1)
     before, staging, table = target.clone(), random_bytes(WIDE_BYTES), seeded_table(SEED)
     segment, hashes = SegmentBuffer(target, staging), expected_hashes(staging, SEED)

@@ -29,7 +29,7 @@ def has_nvrtc() -> bool:
 
 
 def by_source(source: Path) -> Any:
-    """One parameter. Tests of the same source share a process, and so one compilation."""
+    """A test parameter. Tests of the same source run in the same process and so share one compilation."""
     name = f"{source.parts[-3]}-{source.stem}"
     return pytest.param(source, id=name, marks=pytest.mark.xdist_group(f"compile {name}"))
 
@@ -42,7 +42,7 @@ pytestmark = [
 
 @cache
 def compile_with_launchers(source: Path, folder: Path) -> Any:
-    """The source, compiled with an assertion of each value that the modules that launch it repeat."""
+    """Compile the source with static assertions of the values that its launchers repeat."""
     launchers = find_launchers(source)
     assert launchers, "no module launches it"
     stated = {line for module in launchers for line in (*layouts(module), *constants(module, source))}
@@ -52,14 +52,14 @@ def compile_with_launchers(source: Path, folder: Path) -> Any:
 
 
 def find_launchers(source: Path) -> list[ModuleType]:
-    """The modules of the operation that name the source's file."""
+    """The modules of the operation that launch this source: they name its file."""
     operation = source.parent.parent
     modules = [path for path in operation.glob("*.py") if f'"{source.name}"' in path.read_text()]
     return [import_module(f"kernels.{operation.name}.{path.stem}") for path in modules]
 
 
 def layouts(module: ModuleType) -> Iterator[str]:
-    """Size of each argument structure of the module, and place and size of its fields."""
+    """The size of each argument structure of the module, and the offset and size of each field."""
     for structure in vars(module).values():
         if isinstance(structure, type) and issubclass(structure, ctypes.Structure):
             name = structure.__name__
@@ -72,7 +72,7 @@ def layouts(module: ModuleType) -> Iterator[str]:
 
 
 def constants(module: ModuleType, source: Path) -> Iterator[str]:
-    """The module's whole numbers that the source has under the same name."""
+    """The integer constants that module and source have under the same name."""
     text = with_includes(source)
     for name, value in vars(module).items():
         if isinstance(value, int) and re.search(rf"^constexpr int [^;]*\b{name} = ", text, re.MULTILINE):

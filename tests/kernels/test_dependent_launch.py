@@ -1,4 +1,4 @@
-"""Kernels that start while the one before them ends give what they give one after another."""
+"""Kernels that start before the previous one has ended compute what they compute one after the other."""
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ CONTEXTS = (1, 64, 200, 3000, 257, 900, 65, 130)
 REPLAYS = 200
 
 
-def test_kernels_wait_for_the_launch_where_there_is_no_gpu() -> None:
+def test_launches_are_plain_without_a_gpu() -> None:
     assert dependent_launch(torch.device("cpu")) == {"DEPENDENT": False}
 
 
@@ -36,7 +36,7 @@ def random_weight(outputs: int, inputs: int) -> BlockScaled:
 
 
 def make_chain(tokens: int, layers: int) -> Chain:
-    """What surrounds attention in some layers, and their dense feed-forward: every kernel follows another of ours."""
+    """The kernels around attention in some layers, and a dense feed-forward: every kernel follows another of ours."""
     norms = torch.rand(layers, 2, HIDDEN, device="cuda").bfloat16()
     inner = torch.rand(QUERY, device="cuda").bfloat16(), torch.rand(LATENT, device="cuda").bfloat16()
     shapes = [(QUERY + LATENT + ROPE, HIDDEN), (HEADS_WIDTH, QUERY), (HIDDEN, HEADS_WIDTH)]
@@ -76,7 +76,7 @@ def make_chain(tokens: int, layers: int) -> Chain:
 
 
 def make_attention(heads: int, pool_dtype: torch.dtype) -> Chain:
-    """Attention of some layers and what stands around it, whichever kernels take it: queries in, values out."""
+    """Attention of some layers and the products around it, by whichever kernels take them: queries in, values out."""
     contexts = scattered_contexts(CONTEXTS, LATENT + ROPE)
     pool, table, lengths = contexts.pool.to("cuda", pool_dtype), contexts.block_table.cuda(), contexts.lengths.cuda()
     turns = torch.polar(torch.ones(len(CONTEXTS), ROPE // 2), torch.rand(len(CONTEXTS), ROPE // 2)).cuda()
@@ -99,14 +99,14 @@ def make_attention(heads: int, pool_dtype: torch.dtype) -> Chain:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("tokens", [1, 30, 64, 90, 150])
-def test_a_captured_chain_gives_what_its_kernels_give_one_after_another_every_time(tokens: int) -> None:
+def test_a_captured_chain_always_computes_what_its_kernels_compute_in_turn(tokens: int) -> None:
     assert_replays_are_exact(make_chain(tokens, layers=6), (tokens, HIDDEN), REPLAYS)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("pool_dtype", [torch.bfloat16, torch.float8_e4m3fn], ids=["bf16", "e4m3"])
 @pytest.mark.parametrize("heads", [4, 16, 128])
-def test_captured_attention_gives_what_its_kernels_give_one_after_another_every_time(
+def test_captured_attention_always_computes_what_its_kernels_compute_in_turn(
     heads: int, pool_dtype: torch.dtype
 ) -> None:
     assert_replays_are_exact(make_attention(heads, pool_dtype), (len(CONTEXTS), heads, NOPE + ROPE), REPLAYS)

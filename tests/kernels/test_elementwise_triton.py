@@ -1,4 +1,4 @@
-"""Norm, rotation and the way into the pool: the kernels against their definitions."""
+"""Triton's norms, rotation and writes to the pool against their definitions."""
 
 import pytest
 import torch
@@ -16,9 +16,9 @@ from kernels.rope import reference as rope_reference
 from kernels.rope import triton as rope
 
 QUERY, LATENT, ROPE = 384, 160, 24
-# Without a GPU in the interpreter; see conftest.
+# Without a GPU the kernels run in Triton's interpreter; see conftest.
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-# By relative norm: float32 sums in another order, some values on the border of two bfloat16 or e4m3 numbers.
+# Relative norms: float32 sums in another order, and some values on the border of two bfloat16 or e4m3 numbers.
 TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 1e-3, torch.float8_e4m3fn: 1e-2}
 DTYPES = [torch.float32, torch.bfloat16]
 
@@ -45,7 +45,7 @@ def same_quantized(found: Quantized, expected: Quantized) -> bool:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("rows", "width"), [(0, 64), (1, 40), (5, 128), (33, 700)])
-def test_norm(rows: int, width: int, dtype: torch.dtype) -> None:
+def test_rows_are_normalized(rows: int, width: int, dtype: torch.dtype) -> None:
     wide, weight = random(rows, width + 8, dtype=dtype) * 5, random(width, dtype=dtype)
     x = wide[:, :width]
     assert near(norm.rms_norm(x, weight, 1e-6), norm_reference.rms_norm(x, weight, 1e-6))
@@ -53,7 +53,7 @@ def test_norm(rows: int, width: int, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("rows", "width"), [(0, 128), (1, 128), (7, 640)])
-def test_norm_with_residual_and_quantization(rows: int, width: int, dtype: torch.dtype) -> None:
+def test_the_residual_is_added_before_the_norm_and_quantization(rows: int, width: int, dtype: torch.dtype) -> None:
     delta, residual, weight = (random(*shape, dtype=dtype) for shape in [(rows, width), (rows, width), (width,)])
     other = residual.clone()
     expected, expected_quantized = norm_reference.add_rms_norm_quantized(delta, other, weight, 1e-6)
@@ -65,7 +65,7 @@ def test_norm_with_residual_and_quantization(rows: int, width: int, dtype: torch
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("rows", "heads"), [(0, 3), (1, 1), (5, 3), (9, 40)])
-def test_rotation_of_a_part_into_a_part(rows: int, heads: int, dtype: torch.dtype) -> None:
+def test_a_part_of_a_tensor_is_rotated_into_a_part_of_another(rows: int, heads: int, dtype: torch.dtype) -> None:
     source, target = random(rows, heads, ROPE + 10, dtype=dtype), random(rows, heads, ROPE + 20, dtype=dtype)
     expected, turns = target.clone(), rotations(rows)
     rope_reference.rotate(source[:, :, 10:], turns, expected[:, :, 4 : 4 + ROPE])
@@ -78,7 +78,7 @@ def test_rotation_of_a_part_into_a_part(rows: int, heads: int, dtype: torch.dtyp
 @pytest.mark.parametrize("tokens", [0, 1, 30])
 @pytest.mark.parametrize("compressed", [False, True])
 @pytest.mark.parametrize("quantize", [False, True])
-def test_the_way_into_the_pool(tokens: int, compressed: bool, quantize: bool) -> None:
+def test_latents_and_keys_are_written_to_the_pool(tokens: int, compressed: bool, quantize: bool) -> None:
     projected, pool = random(tokens, QUERY + LATENT + ROPE), random(2, BLOCK_TOKENS, LATENT + ROPE) * float("nan")
     if compressed:
         pool = pool.to(torch.float8_e4m3fn)

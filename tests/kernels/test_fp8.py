@@ -101,7 +101,7 @@ def test_a_masked_layout_has_room_for_every_token_at_one_expert() -> None:
 
 
 @pytest.mark.parametrize("shared", [1, 2])
-def test_experts_that_see_every_token_do_not_count_for_what_is_few(shared: int) -> None:
+def test_shared_experts_do_not_count_for_the_expected_rows(shared: int) -> None:
     x, routed = quantize(torch.randn(256, 128)), torch.rand(256, 8).argsort(dim=1)[:, :2]
     experts = torch.cat([routed, torch.arange(8, 8 + shared).expand(256, shared)], dim=1)
     layout = expand_quantized(x, experts, 8 + shared, shared).layout
@@ -110,7 +110,7 @@ def test_experts_that_see_every_token_do_not_count_for_what_is_few(shared: int) 
     assert isinstance(expand_quantized(x, experts, 8 + shared).layout, ContiguousLayout)
 
 
-def test_experts_that_see_every_token_do_not_count_for_room() -> None:
+def test_shared_experts_do_not_count_for_the_memory() -> None:
     x, routed = quantize(torch.randn(64, 128)), torch.rand(64, 256).argsort(dim=1)[:, :8]
     experts = torch.cat([routed, torch.full((64, 1), 256)], dim=1)
     assert isinstance(expand_quantized(x, experts, 257, shared=1).layout, MaskedLayout)
@@ -126,5 +126,5 @@ def test_gating_and_quantizing_at_once_rounds_once(rows: int) -> None:
 
 
 @pytest.mark.parametrize(("outputs", "inputs", "worth"), [(7168, 2048, True), (1536, 256, False), (256, 512, False)])
-def test_deep_gemm_is_not_asked_for_small_weights(outputs: int, inputs: int, worth: bool) -> None:
+def test_small_weights_are_not_worth_deep_gemms_compilations(outputs: int, inputs: int, worth: bool) -> None:
     assert deep_gemm.is_faster(2048, outputs, inputs) == worth

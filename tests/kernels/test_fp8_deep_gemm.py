@@ -1,4 +1,4 @@
-"""deep_gemm's products, as we call them, against their definitions."""
+"""deep_gemm's products, called by our adapters, against their definitions."""
 
 import pytest
 import torch
@@ -28,15 +28,15 @@ def random_weight(*shape: int) -> BlockScaled:
 
 @pytest.mark.parametrize("rows", [0, 1, 5, 130])
 @pytest.mark.parametrize(("outputs", "inputs"), [(128, 128), LINEAR_LAYERS["q_a, kv_a"]])
-def test_a_linear_layer(rows: int, outputs: int, inputs: int) -> None:
+def test_rows_are_multiplied_by_the_weight(rows: int, outputs: int, inputs: int) -> None:
     x, weight = quantize(torch.randn(rows, inputs, device="cuda")), random_weight(outputs, inputs)
     assert relative_error(deep_gemm.fp8_gemm(x, weight), reference.fp8_gemm(x, weight)) < 5e-3
 
 
 @pytest.mark.parametrize("tokens", [0, 1, 70, 300])
 @pytest.mark.parametrize("expand", [expand_masked, expand_contiguous])
-def test_the_experts_linear_layers(tokens: int, expand: type) -> None:
-    # Uneven: half of the tokens share one expert.
+def test_rows_are_multiplied_by_their_experts_weights(tokens: int, expand: type) -> None:
+    # Half of the tokens share one expert.
     chosen = torch.randint(1, 6, (tokens, 1), device="cuda")
     chosen[::2] = 0
     weight = random_weight(6, 256, 384)

@@ -51,7 +51,7 @@ def test_no_more_ctas_share_a_tile_than_it_has_units() -> None:
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize("rows", [0, 1, 7, 16, 17, 32, 33, 64, 65, 95, 96])
 @pytest.mark.parametrize(("outputs", "inputs"), [(64, 128), (192, 384), (448, 2944), *SHAPES])
-def test_a_linear_layer(rows: int, outputs: int, inputs: int) -> None:
+def test_rows_are_multiplied_by_the_weight(rows: int, outputs: int, inputs: int) -> None:
     x, weight = quantize(torch.randn(rows, inputs, device="cuda")), random_weight(outputs, inputs)
     assert relative_error(few_rows.fp8_gemm(x, weight), reference.fp8_gemm(x, weight)) < 5e-3
 

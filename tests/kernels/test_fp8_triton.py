@@ -1,4 +1,4 @@
-"""Triton's FP8 kernels against their definitions: on a GPU at ragged sizes, elsewhere interpreted at small ones."""
+"""Triton's FP8 kernels against their definitions: ragged sizes on a GPU, small ones in the interpreter elsewhere."""
 
 import pytest
 import torch
@@ -48,7 +48,7 @@ def random_expansion(
 
 @pytest.mark.parametrize(("rows", "width"), [(0, 128), (1, 128), (5, 1152), (3, 7168)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_quantizing(rows: int, width: int, dtype: torch.dtype, device: torch.device) -> None:
+def test_rows_are_quantized(rows: int, width: int, dtype: torch.dtype, device: torch.device) -> None:
     x = (torch.randn(rows, width + 8, device=device) * torch.logspace(-3, 3, width + 8, device=device)).to(dtype)
     x = x[:, :width]
     found, expected = triton_act_quant.quantize(x), act_quant.quantize(x)
@@ -58,7 +58,9 @@ def test_quantizing(rows: int, width: int, dtype: torch.dtype, device: torch.dev
 
 @pytest.mark.parametrize("shape", [(7, 2304), (4, 5, 512)])
 @pytest.mark.parametrize("positions", [None, [[0, 6], [5, 1]]])
-def test_gating_and_quantizing(shape: tuple[int, ...], positions: list[list[int]] | None, device: torch.device) -> None:
+def test_rows_are_gated_and_quantized(
+    shape: tuple[int, ...], positions: list[list[int]] | None, device: torch.device
+) -> None:
     gate_up = torch.randn(shape, device=device).bfloat16()
     used = None if positions is None else torch.tensor(positions, device=device)
     rows = slice(None) if used is None else used.flatten()
@@ -69,7 +71,7 @@ def test_gating_and_quantizing(shape: tuple[int, ...], positions: list[list[int]
     assert relative_error(found, expected) <= QUANTIZED_ERROR
 
 
-def test_gating_no_rows(device: torch.device) -> None:
+def test_no_rows_are_gated_to_none(device: torch.device) -> None:
     assert triton_swiglu.swiglu_quantize(torch.empty(0, 512, device=device), None).values.shape == (0, 256)
 
 
@@ -83,7 +85,9 @@ TILINGS = [
 
 @pytest.mark.parametrize(("rows", "outputs", "inputs"), [(0, 128, 128), (1, 192, 384), (17, 576, 512), (130, 64, 640)])
 @pytest.mark.parametrize("tiling", TILINGS)
-def test_a_linear_layer(rows: int, outputs: int, inputs: int, tiling: Tiling | None, device: torch.device) -> None:
+def test_rows_are_multiplied_by_the_weight(
+    rows: int, outputs: int, inputs: int, tiling: Tiling | None, device: torch.device
+) -> None:
     x = act_quant.quantize(torch.randn(rows, inputs, device=device))
     weight = random_weight(outputs, inputs, device=device)
     workspace = make_workspace(device)
@@ -100,7 +104,7 @@ def used_rows(rows: torch.Tensor, expanded: ExpandedQuantized) -> torch.Tensor:
 
 @pytest.mark.parametrize("tokens", [0, 1, 30])
 @pytest.mark.parametrize("kind", ["masked", "contiguous"])
-def test_the_experts_linear_layers(tokens: int, kind: str, device: torch.device) -> None:
+def test_rows_are_multiplied_by_their_experts_weights(tokens: int, kind: str, device: torch.device) -> None:
     # Rows without a token stay poisoned.
     x = random_expansion(kind, tokens, 5, 2, 384, device)
     weight = random_weight(5, 256, 384, device=device)

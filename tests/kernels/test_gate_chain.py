@@ -1,4 +1,4 @@
-"""The gate's kernels between others that start while the one before them ends."""
+"""The gate's kernels in a chain whose kernels start before the previous one has ended."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ HIDDEN, LAYERS, REPLAYS = 1024, 6, 100
 @pytest.mark.gpu
 @on_hopper
 @pytest.mark.parametrize("tokens", [1, 32, 64, 90, 150])
-def test_a_captured_gate_gives_what_its_kernels_give_one_after_another_every_time(tokens: int) -> None:
+def test_a_captured_gate_always_computes_what_its_kernels_compute_in_turn(tokens: int) -> None:
     norms = torch.rand(LAYERS, HIDDEN, device="cuda").bfloat16()
     weights = torch.randn(LAYERS, EXPERTS, HIDDEN, device="cuda").bfloat16() / HIDDEN**0.5
     bias = torch.randn(EXPERTS, device="cuda") / 10

@@ -26,23 +26,25 @@ def random(*shape: int) -> torch.Tensor:
 @pytest.mark.parametrize("shares", [1, 5, 14, choice.MOST_SHARES])
 @pytest.mark.parametrize("tokens", [0, 1, 96, choice.MOST_TOKENS])
 @pytest.mark.parametrize(("allowed", "normalize", "shared"), [(4, True, 0), (4, True, 1), (1, False, 2), (8, True, 24)])
-def test_the_choice(tokens: int, shares: int, allowed: int, normalize: bool, shared: int) -> None:
+def test_experts_and_weights_are_the_definitions(
+    tokens: int, shares: int, allowed: int, normalize: bool, shared: int
+) -> None:
     logits, bias = random(shares, tokens, EXPERTS), random(EXPERTS) / 10
     routing = Routing(CHOICES, GROUPS, allowed, normalize, 2.5, shared)
     assert choice.takes(logits, routing)
     weights, chosen = choice.moe_gate(logits, bias, routing)
     expected_weights, expected = reference.moe_gate(logits.sum(0), bias, routing)
-    # Behind the chosen, of weight 1 and no other.
+    # Shared experts follow the chosen ones and have a weight of 1.
     assert torch.equal(chosen[:, CHOICES:], expected[:, CHOICES:]) and weights[:, CHOICES:].eq(1).all()
     order, expected_order = chosen.argsort(dim=1), expected.argsort(dim=1)
-    # Two choices may lie so close that sums in another order turn them.
+    # Two choices may be so close that sums in another order swap them.
     same = (chosen.gather(1, order) == expected.gather(1, expected_order)).all(dim=1)
     assert (~same).sum() <= tokens // 90
     found = weights.gather(1, order)[same]
     assert relative_error(found, expected_weights.gather(1, expected_order)[same]) < 1e-6
 
 
-def test_equals_are_chosen_once_and_from_the_best_groups() -> None:
+def test_equal_experts_are_chosen_once_and_from_the_best_groups() -> None:
     logits, bias = torch.zeros(1, 3, EXPERTS, device="cuda"), torch.zeros(EXPERTS, device="cuda")
     logits[0, 1, 64:192] = 1.0
     logits[0, 2] = torch.arange(EXPERTS, device="cuda") % 3
@@ -52,7 +54,7 @@ def test_equals_are_chosen_once_and_from_the_best_groups() -> None:
     assert all(expert % 3 == 2 for expert in chosen[2].tolist())
 
 
-def test_what_is_not_a_number_is_chosen_last() -> None:
+def test_nan_is_chosen_last() -> None:
     logits = random(3, EXPERTS)
     logits[0], logits[1, 5:] = float("nan"), float("nan")
     _, chosen = choice.moe_gate(logits.unsqueeze(0), torch.zeros(EXPERTS, device="cuda"), PUBLISHED)
@@ -60,7 +62,7 @@ def test_what_is_not_a_number_is_chosen_last() -> None:
     assert set(range(5)) <= set(chosen[1].tolist())
 
 
-def test_choices_that_it_is_not_made_for_are_left_to_others() -> None:
+def test_other_numbers_of_experts_and_shares_are_not_taken() -> None:
     logits = random(1, 4, EXPERTS)
     assert choice.takes(logits, PUBLISHED)
     assert not choice.takes(logits, replace(PUBLISHED, experts_per_token=CHOICES - 2))

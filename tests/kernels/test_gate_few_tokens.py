@@ -30,7 +30,7 @@ def test_logits_are_the_products_summed_in_float32(tokens: int, experts: int, in
     assert relative_error(found.double().sum(0), expected) < 1e-5
 
 
-def test_logits_that_it_is_not_made_for_are_left_to_others() -> None:
+def test_many_tokens_and_other_shapes_are_not_taken() -> None:
     hidden, weight = random(4, 1024).bfloat16(), random(256, 1024).bfloat16()
     assert few_tokens.takes(hidden, weight)
     assert not few_tokens.takes(random(few_tokens.MOST_TOKENS + 1, 1024).bfloat16(), weight)

@@ -69,5 +69,5 @@ def test_a_compressed_pool_keeps_three_bits_of_mantissa_and_its_range() -> None:
     assert (found[:, 3].abs() == 448.0 * 0.5).float().mean() > 0.9, "clamped, not infinite"
     found[:, 3] = 0
     error = (found - step.expected_latents).abs()
-    # Half of the last of three bits, or of the smallest step.
+    # Half of the last of three bits, or half of the smallest step.
     assert (error <= step.expected_latents.abs().mul(2**-4).clamp(min=2**-10)).all()

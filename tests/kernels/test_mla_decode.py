@@ -39,7 +39,7 @@ def test_bfloat16_stays_near_float32() -> None:
     assert found.dtype == torch.bfloat16 and (found.float() - exact).norm() / exact.norm() < 0.03
 
 
-def test_a_compressed_pool_is_attended_to_as_what_it_holds_times_its_scale() -> None:
+def test_a_compressed_pools_latents_are_its_values_times_the_scale() -> None:
     stored = scattered_contexts([200, 65], WIDTH)
     plan = plan_decode(stored.block_table, stored.lengths)
     query = torch.randn(2, HEADS, WIDTH)

@@ -1,4 +1,4 @@
-"""Decode attention's backends against the reference; Triton's in the interpreter where there is no GPU."""
+"""Decode attention's backends against the reference; without a GPU, Triton's runs in the interpreter."""
 
 import pytest
 import torch
@@ -42,7 +42,7 @@ def small_case(query_tokens: int, e4m3: bool) -> Case:
 @pytest.mark.parametrize("query_tokens", [1, 3])
 @pytest.mark.parametrize("e4m3", [False, True])
 @pytest.mark.parametrize("processors", [1, 16])
-def test_triton_in_one_pass_and_in_splits(query_tokens: int, e4m3: bool, processors: int) -> None:
+def test_triton_attends_in_one_pass_and_in_splits(query_tokens: int, e4m3: bool, processors: int) -> None:
     case = small_case(query_tokens, e4m3)
     found = ours.mla_decode(case.query, case.pool, case.plan, case.value_width, SCALE, case.kv_scale, processors)
     assert case.error(found) < 0.02
@@ -62,7 +62,7 @@ LENGTHS = {
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS.keys())
 @pytest.mark.parametrize("query_tokens", [1, 2])
 @pytest.mark.parametrize("heads", [16, 64, HEADS])
-def test_deepseek_shapes_from_an_e4m3_pool(lengths: list[int], query_tokens: int, heads: int) -> None:
+def test_an_e4m3_pool_is_attended_to_at_deepseeks_shapes(lengths: list[int], query_tokens: int, heads: int) -> None:
     case = Case(lengths, query_tokens, heads, (LATENT, WIDTH), e4m3=True)
     found = mla_decode(case.query, case.pool, case.plan, value_width=LATENT, scale=SCALE, kv_scale=case.kv_scale)
     # Queries and probabilities have three bits of mantissa too.
@@ -74,7 +74,7 @@ def test_deepseek_shapes_from_an_e4m3_pool(lengths: list[int], query_tokens: int
 @pytest.mark.parametrize("query_tokens", [1, 2, 4])
 @pytest.mark.parametrize("heads", [16, 64, HEADS])
 @pytest.mark.parametrize("provider", ["ours, CUDA", "ours, Triton", "flash_mla"])
-def test_deepseek_shapes_from_a_bfloat16_pool(
+def test_a_bfloat16_pool_is_attended_to_at_deepseeks_shapes(
     lengths: list[int], query_tokens: int, heads: int, provider: str, poisoned: None
 ) -> None:
     from kernels.mla_decode import bf16
@@ -96,7 +96,7 @@ def test_deepseek_shapes_from_a_bfloat16_pool(
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("heads", [16, HEADS])
-def test_more_queries_than_a_block_has_tokens(heads: int) -> None:
+def test_a_row_may_have_more_queries_than_a_block_has_tokens(heads: int) -> None:
     from kernels.mla_decode import bf16
 
     case = Case([1, 64, 65, 300], 70, heads, (LATENT, WIDTH), e4m3=False)

@@ -35,7 +35,7 @@ def test_prompts_of_one_step_do_not_see_each_other() -> None:
     assert torch.equal(log_sum, torch.cat([log_sum for _, log_sum in alone], dim=1))
 
 
-def test_a_prefix_in_parts_is_joined_to_what_one_pass_gives() -> None:
+def test_merged_parts_of_a_prefix_equal_one_pass() -> None:
     query, key, value = prompt(40, 140)
     whole, whole_log_sum = mla_prefill(query, key, value, plan_prefill([40], [140], CPU), scale=SCALE)
     out, log_sum = mla_prefill(query, key[100:], value[100:], plan_prefill([40], [40], CPU), scale=SCALE)

@@ -1,4 +1,4 @@
-"""Prefill attention's backends against the reference; Triton's in the interpreter where there is no GPU."""
+"""Prefill attention's backends against the reference; without a GPU, Triton's runs in the interpreter."""
 
 from types import ModuleType
 
@@ -13,10 +13,10 @@ SCALE = 0.1
 
 
 def error(backend: ModuleType, plan: PrefillPlan, heads: int, width: int, value_width: int) -> float:
-    """Relative norm of the outputs' difference, or the log sums' largest if that is more."""
+    """Relative norm of the outputs' difference, or the largest difference of the log sums if that is more."""
     query = torch.randn(plan.queries, heads, width, device=DEVICE).bfloat16()
     key = torch.randn(plan.keys, heads, width, device=DEVICE).bfloat16()
-    # As the latents' expansion leaves them: a part of a wider tensor.
+    # A part of a wider tensor, as the expansion of latents makes them.
     value = torch.randn(plan.keys, heads, width + value_width, device=DEVICE).bfloat16()[:, :, width:]
     expected, expected_log_sum = reference.mla_prefill(query.float(), key.float(), value.float(), plan, SCALE)
     found, log_sum = backend.mla_prefill(query, key, value, plan, SCALE)
@@ -36,12 +36,12 @@ plans = pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS.keys())
 
 
 @plans
-def test_triton(plan: tuple[list[int], list[int], bool]) -> None:
+def test_triton_attends_as_the_reference_does(plan: tuple[list[int], list[int], bool]) -> None:
     queries, keys, causal = plan
     assert error(ours, plan_prefill(queries, keys, DEVICE, causal=causal), 2, 24, 16) < 0.01
 
 
-def test_triton_joins_parts_as_the_reference_does() -> None:
+def test_triton_merges_parts_as_the_reference_does() -> None:
     out, other = torch.randn(2, 5, 3, 16, device=DEVICE).bfloat16()
     log_sum, other_log_sum = torch.randn(2, 3, 5, device=DEVICE) * 4
     expected, expected_log_sum = out.clone(), log_sum.clone()
@@ -53,7 +53,9 @@ def test_triton_joins_parts_as_the_reference_does() -> None:
 @pytest.mark.gpu
 @plans
 @pytest.mark.parametrize("backend", [ours, flash_attention, cudnn])
-def test_deepseek_shapes(plan: tuple[list[int], list[int], bool], backend: ModuleType) -> None:
+def test_every_backend_attends_at_deepseeks_shapes(
+    plan: tuple[list[int], list[int], bool], backend: ModuleType
+) -> None:
     queries, keys, causal = plan
     if backend is flash_attention and not flash_attention.available():
         pytest.skip("FlashAttention-3 is not installed")

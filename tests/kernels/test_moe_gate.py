@@ -8,7 +8,7 @@ from kernels.moe_gate import Routing, moe_gate
 
 
 def chosen_by_hand(logits: list[float], bias: list[float], k: int, groups: int, allowed: int) -> set[int]:
-    """The experts of one token, step by step as the paper tells it."""
+    """The experts of one token, step by step as in the paper."""
     scores = [1 / (1 + math.exp(-logit)) + own for logit, own in zip(logits, bias, strict=True)]
     size = len(scores) // groups
     totals = [sum(sorted(scores[group * size : (group + 1) * size])[-2:]) for group in range(groups)]
@@ -62,7 +62,7 @@ def test_no_tokens_choose_nothing(shared: int) -> None:
     assert weights.shape == experts.shape == (0, 2 + shared)
 
 
-def test_what_is_not_a_number_is_chosen_last_and_choices_stay_distinct() -> None:
+def test_nan_is_chosen_last_and_choices_stay_distinct() -> None:
     logits = torch.randn(3, 16)
     logits[0] = float("nan")
     logits[1, ::2] = float("nan")

@@ -1,4 +1,4 @@
-"""Triton's kernels around the experts against their definitions: on a GPU, elsewhere interpreted at small sizes."""
+"""Triton's kernels around the experts against their definitions: on a GPU, or at small sizes in the interpreter."""
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ def random_choice(tokens: int, experts: int, choices: int, device: torch.device)
     ("experts", "groups", "allowed", "choices"), [(256, 8, 4, 8), (24, 4, 2, 3), (6, 1, 1, 5), (12, 12, 5, 4)]
 )
 @pytest.mark.parametrize(("shares", "normalize", "shared"), [(1, True, 1), (5, True, 0), (1, False, 2)])
-def test_the_gate(
+def test_the_gate_is_the_definitions(
     experts: int, groups: int, allowed: int, choices: int, shares: int, normalize: bool, shared: int,
     device: torch.device,
 ) -> None:  # fmt: skip
@@ -38,7 +38,7 @@ def test_the_gate(
     order, expected_order = chosen.argsort(dim=1), expected.argsort(dim=1)
     assert torch.equal(chosen.gather(1, order), expected.gather(1, expected_order))
     assert relative_error(weights.gather(1, order), expected_weights.gather(1, expected_order)) < 1e-6
-    # Behind the chosen, of weight 1 and no other.
+    # Shared experts follow the chosen ones and have a weight of 1.
     assert torch.equal(chosen[:, choices:], expected[:, choices:]) and weights[:, choices:].eq(1).all()
 
 
@@ -58,8 +58,8 @@ def test_no_tokens_choose_nothing(device: torch.device) -> None:
     assert weights.shape == chosen.shape == (0, 3)
 
 
-# Tokens, experts, choices and width: the last three need several programs, which add up each other's counts, or several
-# turns of one.
+# Tokens, experts, choices and width. The last three cases need several programs, which add up each other's counts, or
+# several iterations of one.
 EXPANSIONS = [
     (0, 4, 2, 128),
     (1, 6, 3, 2304),
@@ -72,7 +72,7 @@ EXPANSIONS.append((700, 300, 4, 2304) if ON_GPU else (70, 300, 4, 128))
 
 
 def assert_same_rows(found: ExpandedQuantized, expected: ExpandedQuantized) -> None:
-    """Those that tokens have: others stay poisoned."""
+    """Compare the rows that tokens have. Other rows stay poisoned."""
     used = expected.positions.flatten()
     for one, other in (
         (found.rows.values.view(torch.uint8), expected.rows.values.view(torch.uint8)),
@@ -82,7 +82,9 @@ def assert_same_rows(found: ExpandedQuantized, expected: ExpandedQuantized) -> N
 
 
 @pytest.mark.parametrize(("tokens", "experts", "choices", "width"), EXPANSIONS)
-def test_masked_expansions(tokens: int, experts: int, choices: int, width: int, device: torch.device) -> None:
+def test_tokens_are_copied_to_masked_layouts(
+    tokens: int, experts: int, choices: int, width: int, device: torch.device
+) -> None:
     chosen = random_choice(tokens, experts, choices, device)
     x = act_quant.quantize(torch.randn(tokens, width, device=device))
     found, expected = (
@@ -95,7 +97,9 @@ def test_masked_expansions(tokens: int, experts: int, choices: int, width: int, 
 
 
 @pytest.mark.parametrize(("tokens", "experts", "choices", "width"), EXPANSIONS)
-def test_contiguous_expansions(tokens: int, experts: int, choices: int, width: int, device: torch.device) -> None:
+def test_tokens_are_copied_to_contiguous_layouts(
+    tokens: int, experts: int, choices: int, width: int, device: torch.device
+) -> None:
     chosen = random_choice(tokens, experts, choices, device)
     x = act_quant.quantize(torch.randn(tokens, width, device=device))
     rows = -(-tokens * choices // 128) * 128 + experts * 128
@@ -110,7 +114,7 @@ def test_contiguous_expansions(tokens: int, experts: int, choices: int, width: i
 
 @pytest.mark.parametrize("tokens", [0, 1, 20])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_combining(tokens: int, dtype: torch.dtype, device: torch.device) -> None:
+def test_experts_outputs_are_added_up_by_weight(tokens: int, dtype: torch.dtype, device: torch.device) -> None:
     positions, weights = random_choice(tokens, 70, 3, device), torch.randn(tokens, 3, device=device)
     rows = torch.randn(70, 1200, device=device).to(dtype)
     outputs = ExpertOutputs(rows, positions, weights)

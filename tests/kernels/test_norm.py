@@ -17,7 +17,7 @@ def test_epsilon_keeps_zero_rows_finite() -> None:
 
 
 def test_bfloat16_is_normalized_in_float32() -> None:
-    # The squares of these overflow bfloat16's precision, and their sum its range of exact integers.
+    # The squares of these exceed bfloat16's precision, and their sum its range of exact integers.
     x = torch.full((1, 512), 1000.0, dtype=torch.bfloat16)
     assert torch.allclose(rms_norm(x, torch.ones(512, dtype=torch.bfloat16), 1e-6).float(), torch.ones(1, 512))
 

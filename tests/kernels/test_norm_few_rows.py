@@ -1,4 +1,4 @@
-"""A decode step's residual, norm and quantization, on Hopper, against their definitions."""
+"""Residual addition, norm and quantization of a decode step's rows, on Hopper, against their definitions."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from tests.support.errors import relative_error
 from tests.support.hopper import on_hopper
 
 EPSILON = 1e-6
-# By relative norm: float32 sums in another order, some values on the border of two bfloat16 or e4m3 numbers.
+# Relative norms: float32 sums in another order, and some values on the border of two bfloat16 or e4m3 numbers.
 ERROR, QUANTIZED_ERROR = 1e-3, 1e-2
 ROWS = [0, 1, 33, 96, few_rows.MOST_ROWS]
 
@@ -46,7 +46,7 @@ def assert_as_defined(delta: torch.Tensor | ExpertOutputs, residual: torch.Tenso
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("width", [1024, HIDDEN, 8192])
-def test_what_a_layer_made_is_added_and_normalized(rows: int, width: int) -> None:
+def test_a_layers_output_is_added_and_normalized(rows: int, width: int) -> None:
     assert_as_defined(random(rows, width + 8)[:, :width], random(rows, width) * 5, random(width))
 
 
@@ -55,13 +55,13 @@ def test_what_a_layer_made_is_added_and_normalized(rows: int, width: int) -> Non
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("width", [1024, HIDDEN])
-def test_what_experts_made_is_added_up_and_normalized(rows: int, width: int) -> None:
+def test_experts_outputs_are_added_up_and_normalized(rows: int, width: int) -> None:
     assert_as_defined(random_outputs(rows, width), random(rows, width), random(width))
 
 
 @pytest.mark.gpu
 @on_hopper
-def test_what_it_is_not_made_for_is_left_to_others() -> None:
+def test_other_types_and_widths_are_not_taken() -> None:
     residual = random(4, 1024)
     assert few_rows.takes(random(4, 1024), residual)
     assert not few_rows.takes(random(4, 1025)[:, 1:], residual)
@@ -70,7 +70,7 @@ def test_what_it_is_not_made_for_is_left_to_others() -> None:
     assert not few_rows.takes(random_outputs(4, 1024, choices=6), residual)
 
 
-def test_sums_are_made_before_the_norm_elsewhere() -> None:
+def test_experts_outputs_are_added_up_before_the_norm_on_a_cpu() -> None:
     outputs, weight = random_outputs(3, 128, device="cpu"), random(128, device="cpu")
     residual = random(3, 128, device="cpu")
     total, expected_total = residual.clone(), residual.clone()

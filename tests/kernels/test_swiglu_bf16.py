@@ -8,7 +8,7 @@ from kernels.swiglu import bf16, reference
 from tests.support.errors import relative_error
 from tests.support.hopper import on_hopper
 
-# By relative norm: approximate exponentials, some values on the border of two e4m3 numbers.
+# Relative norms: approximate exponentials, and some values on the border of two e4m3 numbers.
 SCALE_ERROR, ERROR = 1e-5, 1e-2
 
 
@@ -17,7 +17,7 @@ def random(*shape: int) -> torch.Tensor:
 
 
 def assert_near(found: Quantized, expected: Quantized, rows: torch.Tensor) -> None:
-    """Of some rows, counted over all experts."""
+    """rows: which rows to compare, counted over all experts."""
     scales, expected_scales = (each.scales.flatten(0, -2)[rows] for each in (found, expected))
     assert relative_error(scales, expected_scales) < SCALE_ERROR
     values, expected_values = (dequantize(each).flatten(0, -2)[rows] for each in (found, expected))
@@ -28,7 +28,7 @@ def assert_near(found: Quantized, expected: Quantized, rows: torch.Tensor) -> No
 @on_hopper
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize("rows", [1, 3, 96, 700])
-# Less than a CTA's values, some behind a CTA's, one CTA's and nine CTAs'.
+# Fewer values than a CTA has, a CTA's, a CTA's and some more, and nine CTAs'.
 @pytest.mark.parametrize("width", [128, 384, 2048, 2176, 18432])
 def test_all_rows_are_gated_and_quantized(rows: int, width: int) -> None:
     gate_up = random(rows, 2 * width)
@@ -41,18 +41,18 @@ def test_all_rows_are_gated_and_quantized(rows: int, width: int) -> None:
 @on_hopper
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize("used", [1, 2, 40])
-def test_only_the_rows_that_matter_are_made(used: int) -> None:
+def test_only_the_given_rows_are_computed(used: int) -> None:
     gate_up = random(5, 12, 2 * 640)
     positions = torch.randperm(60, device="cuda")[:used]
     found = bf16.swiglu_quantize(gate_up, positions.view(-1, 1))
     assert_near(found, reference.swiglu_quantize(gate_up), positions)
-    # What nobody wrote is poison still.
+    # Rows that no CTA wrote are still poisoned.
     assert int(found.scales.isnan().any(dim=-1).sum()) == 60 - used
 
 
 @pytest.mark.gpu
 @on_hopper
-def test_gates_far_from_zero_pass_nothing_or_all() -> None:
+def test_gates_far_from_zero_pass_nothing_or_everything() -> None:
     up = torch.full((1, 128), 2.0, device="cuda", dtype=torch.bfloat16)
     closed, zero, opened = (
         dequantize(bf16.swiglu_quantize(torch.cat([torch.full_like(up, gate), up], dim=1), None))
@@ -70,6 +70,6 @@ def test_no_rows_are_gated_to_none() -> None:
 
 @pytest.mark.gpu
 @on_hopper
-def test_what_it_is_not_made_for_is_left_to_others() -> None:
+def test_other_types_and_unaligned_rows_are_not_taken() -> None:
     assert not bf16.takes(random(2, 256).float())
     assert not bf16.takes(random(2 * 256 + 1)[1:].view(2, 256))
