@@ -18,9 +18,16 @@ def w4a8_grouped_gemm(x: ScaledRows, weight: Int4Experts, layout: Layout) -> tor
     """Each row times its expert's weight transposed.
 
     x: [rows, inputs] or [experts, capacity, inputs], as the layout has it. Returns bfloat16 of x's leading dimensions
-    and `outputs`; rows that no token has are undefined. No rows give none.
+    and `outputs`; rows that no token has are undefined. No rows give none. The counts are read on the device only. On a
+    Hopper GPU: ours; the definition elsewhere.
     """
     experts, _, inputs = weight.shape
     assert x.values.shape == (*layout.shape, inputs)
     assert not x.static or x.scales.shape == (experts,)
+    if x.values.is_cuda:
+        # Only here: CUDA's bindings come with a CUDA build of torch.
+        from kernels.w4a8_gemm import warpgroups
+
+        if warpgroups.takes(weight):
+            return warpgroups.w4a8_grouped_gemm(x, weight, layout)
     return reference.w4a8_grouped_gemm(x, weight, layout)

@@ -1,0 +1,46 @@
+// INT4 weights as wgmma's register operand: their decoding, and products of 64 outputs with 16 to 128 rows over 32 inputs.
+
+#pragma once
+
+#include "../../cuda/hopper.cuh"
+
+// Four e4m3 numbers of a word of eight weights (weight.py): 2^-9 times the weights of one output, subnormal; of the other
+// output if the word is rotated right by 4. With MINIMUM also -8, which is coded as -0: a set sign without magnitude gets
+// the bit of 8.
+template <bool MINIMUM>
+__device__ __forceinline__ u32 decode(u32 word) {
+  u32 numbers = word & 0x87878787u;
+  if (MINIMUM) numbers |= (numbers >> 4 & 0x08080808u) & ~((numbers & 0x07070707u) + 0x07070707u);
+  return numbers;
+}
+
+// A thread's weights for one product: two words, each of four inputs of two outputs.
+template <bool MINIMUM>
+__device__ __forceinline__ void decode(u32 (&a)[4], u32 first, u32 second) {
+  a[0] = decode<MINIMUM>(first);
+  a[1] = decode<MINIMUM>(__funnelshift_r(first, first, 4));
+  a[2] = decode<MINIMUM>(second);
+  a[3] = decode<MINIMUM>(__funnelshift_r(second, second, 4));
+}
+
+// Operands are ready here: else the compiler decodes between products, and each then waits for the one before.
+__device__ __forceinline__ void pin(u32 (&a)[4]) {
+#pragma unroll
+  for (int i = 0; i < 4; i++) asm volatile("" : "+r"(a[i])::"memory");
+}
+
+#define MULTIPLY(ROWS, HALF, A0, A1, A2, A3, B, ACCUMULATE)                                                             \
+  __device__ __forceinline__ void multiply(float (&d)[HALF], const u32 (&a)[4], u64 b, int accumulate) {                \
+    asm volatile(                                                                                                       \
+        "{\n .reg .pred p;\n setp.ne.b32 p, %" #ACCUMULATE ", 0;\n"                                                     \
+        "wgmma.mma_async.sync.aligned.m64n" #ROWS "k32.f32.e4m3.e4m3 {" NAMES_##HALF "}, {%" #A0 ", %" #A1 ", %" #A2    \
+        ", %" #A3 "}, %" #B ", p, 1, 1;\n}"                                                                             \
+        : BIND_##HALF(d, 0) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));                      \
+  }
+MULTIPLY(16, 8, 8, 9, 10, 11, 12, 13)
+MULTIPLY(32, 16, 16, 17, 18, 19, 20, 21)
+MULTIPLY(48, 24, 24, 25, 26, 27, 28, 29)
+MULTIPLY(64, 32, 32, 33, 34, 35, 36, 37)
+MULTIPLY(96, 48, 48, 49, 50, 51, 52, 53)
+MULTIPLY(128, 64, 64, 65, 66, 67, 68, 69)
+#undef MULTIPLY

@@ -1,0 +1,111 @@
+"""INT4 experts on Hopper against their definition."""
+
+from types import ModuleType
+
+import pytest
+import torch
+
+from kernels.moe_permute.layout import PADDING, ContiguousLayout, Layout, MaskedLayout
+from kernels.w4a8_gemm import Int4Experts, ScaledRows, int4_experts, pack_tiles, reference, warpgroups
+from kernels.w4a8_gemm.warpgroups import TILINGS, Tiling, choose_tiling
+from tests.support.errors import relative_error
+from tests.support.hopper import on_hopper
+
+# Outputs and inputs.
+SHAPES = [(64, 128), (256, 256), (320, 896), (7168, 2048)]
+
+
+def masked(counts: list[int], capacity: int, tokens: int = 1) -> MaskedLayout:
+    positions = torch.zeros(tokens, len(counts), dtype=torch.int64)
+    return MaskedLayout(positions, torch.tensor(counts, dtype=torch.int32), capacity)
+
+
+def random_experts(experts: int, outputs: int, inputs: int, lowest: int = -7) -> Int4Experts:
+    integers = torch.randint(lowest, 8, (experts, outputs, inputs), dtype=torch.int8, device="cuda")
+    packed = (integers[..., 0::2] & 15) | (integers[..., 1::2] << 4)
+    return int4_experts(pack_tiles(packed, torch.rand(experts, outputs, inputs // 128, device="cuda") + 0.1))
+
+
+def random_rows(layout: Layout, experts: int, inputs: int, static: bool) -> ScaledRows:
+    values = torch.randn(*layout.shape, inputs, device="cuda").to(torch.float8_e4m3fn)
+    return ScaledRows(values, torch.rand(experts if static else layout.shape, device="cuda") + 0.1, static)
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"), [(1, 16), (16, 32), (32, 48), (40, 64), (64, 96), (96, 128), (4096, 128)]
+)
+def test_a_tile_holds_most_experts_rows(rows: int, expected: int) -> None:
+    assert choose_tiling(masked([rows] * 4, 8192, rows)).rows == expected
+
+
+def test_a_tile_holds_no_more_than_an_expert_can_have() -> None:
+    assert choose_tiling(masked([60] * 4, 64, 60)).rows == 64
+
+
+@pytest.mark.gpu
+@on_hopper
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("tiling", TILINGS, ids=str)
+@pytest.mark.parametrize("static", [False, True])
+@pytest.mark.parametrize(("outputs", "inputs"), SHAPES)
+@pytest.mark.parametrize(("capacity", "counts"), [(64, [0, 1, 64, 17, 33, 0]), (256, [200, 0, 256, 129, 3, 1])])
+def test_a_masked_layout(
+    counts: list[int], capacity: int, outputs: int, inputs: int, static: bool, tiling: Tiling
+) -> None:
+    weight, layout = random_experts(len(counts), outputs, inputs), masked(counts, capacity)
+    layout = MaskedLayout(layout.positions, layout.counts.cuda(), capacity)
+    x = random_rows(layout, len(counts), inputs, static)
+    found, expected = (module.w4a8_grouped_gemm(x, weight, layout, *more) for module, more in both(tiling))
+    for expert, count in enumerate(counts):
+        assert relative_error(found[expert, :count], expected[expert, :count]) < 5e-3
+        # Nothing is written beyond an expert's rows.
+        assert found[expert, count:].isnan().all()
+
+
+@pytest.mark.gpu
+@on_hopper
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("static", [False, True])
+@pytest.mark.parametrize(("outputs", "inputs"), SHAPES)
+def test_a_contiguous_layout(outputs: int, inputs: int, static: bool) -> None:
+    experts = 5
+    row_experts = torch.arange(experts).repeat_interleave(torch.tensor([128, 0, 1280, 256, 128]))
+    row_experts[-28:] = row_experts[100:128] = PADDING
+    row_experts = torch.cat([row_experts, torch.full((256,), PADDING)]).int().cuda()
+    layout = ContiguousLayout(torch.zeros(1, 1, dtype=torch.int64), row_experts)
+    weight, x = random_experts(experts, outputs, inputs), random_rows(layout, experts, inputs, static)
+    found, expected = (module.w4a8_grouped_gemm(x, weight, layout, *more) for module, more in both(None))
+    used = row_experts >= 0
+    assert relative_error(found[used], expected[used]) < 5e-3
+
+
+@pytest.mark.gpu
+@on_hopper
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("tiling", TILINGS, ids=str)
+def test_weights_of_minus_eight(tiling: Tiling) -> None:
+    weight = random_experts(3, 256, 512, lowest=-8)
+    assert weight.has_minimum
+    layout = MaskedLayout(torch.zeros(1, 1), torch.tensor([60, 0, 5], dtype=torch.int32, device="cuda"), 64)
+    x = random_rows(layout, 3, 512, False)
+    found, expected = (module.w4a8_grouped_gemm(x, weight, layout, *more) for module, more in both(tiling))
+    assert relative_error(found[0, :60], expected[0, :60]) < 5e-3
+    assert relative_error(found[2, :5], expected[2, :5]) < 5e-3
+
+
+@pytest.mark.gpu
+@on_hopper
+@pytest.mark.parametrize("experts", [1, 40, 512])
+def test_any_number_of_experts(experts: int) -> None:
+    weight = random_experts(experts, 64, 256)
+    counts = torch.randint(0, 60, (experts,), dtype=torch.int32, device="cuda")
+    layout = MaskedLayout(torch.zeros(1, 1), counts, 64)
+    x = random_rows(layout, experts, 256, False)
+    used = torch.arange(64, device="cuda") < counts.unsqueeze(1)
+    found, expected = (module.w4a8_grouped_gemm(x, weight, layout, *more) for module, more in both(None))
+    assert relative_error(found[used], expected[used]) < 5e-3
+
+
+def both(tiling: Tiling | None) -> tuple[tuple[ModuleType, tuple[Tiling, ...]], ...]:
+    """Ours, and the definition, which needs no tiling."""
+    return (warpgroups, () if tiling is None else (tiling,)), (reference, ())
