@@ -179,7 +179,7 @@ class Engine:
         """The next step's work, empty if no request can go on before the step in flight is collected."""
         if self._stopping:
             return StepWork()
-        if self._pipeline.in_flight is not None and self._schedule.must_preempt():
+        if self._pipeline.rows_in_flight and self._schedule.must_preempt():
             # A preempted request starts again from its tokens, and the last one is not known yet.
             return StepWork()
         plan = self._schedule.plan(self.transfers.awaited)
@@ -203,8 +203,8 @@ class Engine:
 
     def _note_blocked(self, launched: InFlightStep | None, finished: InFlightStep | None) -> None:
         self._blocked = not any(step is not None and step.work for step in (launched, finished))
-        waits = self.transfers.open or self.transfers.awaited
-        assert not self._blocked or waits or not self._requests, "work that no step takes on"
+        may_wait = self.transfers.open or self.transfers.awaited or self._stopping
+        assert not self._blocked or may_wait or not self._requests, "work that no step takes on"
 
     def _commit(self, request: Request, row: Row, sample: Sample | None) -> None:
         progress = request.progress

@@ -42,6 +42,11 @@ class StepPipeline:
         self.in_flight: InFlightStep | None = None
         self._collected_at = 0.0
 
+    @property
+    def rows_in_flight(self) -> bool:
+        """Whether a step with rows is not due yet: then some requests' last tokens are not known."""
+        return self.in_flight is not None and bool(self.in_flight.work)
+
     def launch(self, work: StepWork, shape: StepShape, layer_watch: LayerWatch) -> InFlightStep | None:
         """Begin the step that was agreed on: a dummy if this rank has no work; None if no rank has any.
 

@@ -1,5 +1,6 @@
 """A rank that keeps step with others: dummies where it has no work, larger shapes than its own, an end together."""
 
+import random
 from typing import Any
 
 import pytest
@@ -85,3 +86,32 @@ def test_a_rank_stops_when_all_agree_and_computes_dummies_until_then(backend: An
         engine.step()
     assert [rows for rows, _ in backend.launches] == [0, 0]
     assert others.proposals == [StepShape(0, True, stopping=True)] * 3
+
+
+def test_a_rank_that_stops_leaves_its_requests_while_others_still_compute(backend: Any) -> None:
+    others = Others([0, 0, 7, 7, 7])
+    engine = engine_beside(backend, others)
+    engine.submit(submit_of(1, prompt_of(40), 50))
+    engine.step()
+    engine.stop()
+    while not engine.stopped:
+        engine.step()
+    assert len(others.proposals) == 6
+    assert others.proposals[-1] == StepShape(0, True, stopping=True)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_preemption_beside_dummies_changes_no_token(backend: Any, seed: int) -> None:
+    others = Others(random.Random(seed).choices([0, 1, 30], k=5000))
+    config = oracle_config(total_blocks=9)
+    backend.total_blocks = 9
+    engine = Engine(config, backend, lambda: 0.0, agreement=others)
+    prompts = [prompt_of(100, seed=key) for key in range(3)]
+    for key, prompt in enumerate(prompts):
+        engine.submit(submit_of(key, prompt, 150))
+    transcript = Transcript().run(engine)
+    for key, prompt in enumerate(prompts):
+        assert transcript.token_ids[key] == oracle_tokens(prompt, 150, VOCABULARY)
+    # Only a step launched ahead leaves the rank without work of its own.
+    assert (0 in {rows for rows, _ in backend.launches}) == backend.asynchronous
+    assert_at_rest(engine)

@@ -12,7 +12,7 @@ from engine.engine import Engine
 from engine.oracle import oracle_tokens
 from engine.protocol.messages import Cancel, Submit
 from mesh.domain.sampling import Sampling
-from tests.support.engines import VOCABULARY, Transcript, assert_at_rest, oracle_engine, prompt_of, submit_of
+from tests.support.engines import VOCABULARY, Others, Transcript, assert_at_rest, oracle_engine, prompt_of, submit_of
 
 # An engine that does not finish within this is stuck.
 MOST_STEPS = 200_000
@@ -138,6 +138,8 @@ def test_shared_prefixes_are_found() -> None:
     cancel_probability=st.sampled_from([0.0, 0.2]),
     stop_tokens=st.sampled_from([0, 5, 50]),
     ahead=st.booleans(),
+    # Most tokens that another rank computes in a step; 0 if there is no other.
+    beside=st.sampled_from([0, 1, 100]),
 )
 def test_any_small_engine_serves_any_traffic(
     seed: int,
@@ -147,7 +149,9 @@ def test_any_small_engine_serves_any_traffic(
     cancel_probability: float,
     stop_tokens: int,
     ahead: bool,
+    beside: int,
 ) -> None:
+    others = Others(random.Random(seed).choices([0, beside], k=10_000))
     traffic = Traffic(
         30, longest_prompt=160, most_tokens=150, cancel_probability=cancel_probability, stop_tokens=stop_tokens
     )
@@ -158,4 +162,5 @@ def test_any_small_engine_serves_any_traffic(
         max_requests=max_requests,
         max_step_tokens=max_step_tokens,
         ahead=ahead,
+        others=others,
     )

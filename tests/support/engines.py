@@ -82,7 +82,7 @@ class LayeredBatch(DeferredBatch):
 
 
 class Others:
-    """Ranks that compute so many tokens in each step, and stop after the last of them."""
+    """Ranks that compute these numbers of tokens, a step each; then they do as this rank proposes."""
 
     def __init__(self, tokens: Sequence[int]) -> None:
         self.proposals: list[StepShape] = []
@@ -96,10 +96,11 @@ class Others:
         return StepShape(max(proposal.tokens, tokens), proposal.decode_only and tokens <= 1)
 
 
-def oracle_engine(*, ahead: bool = False, **settings: Any) -> Engine:
-    """`ahead`: steps are launched before the one before is collected."""
+def oracle_engine(*, ahead: bool = False, others: "Others | None" = None, **settings: Any) -> Engine:
+    """ahead: steps are launched before the one before is collected; others: ranks that this one keeps step with."""
     config = oracle_config(**settings)
-    return Engine(config, DeferredOracle(config) if ahead else OracleBackend(config), time.monotonic)
+    backend = DeferredOracle(config) if ahead else OracleBackend(config)
+    return Engine(config, backend, time.monotonic, agreement=others)
 
 
 def prompt_of(length: int, seed: int = 0) -> list[int]:
