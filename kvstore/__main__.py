@@ -76,7 +76,7 @@ async def running_store(config: KvStoreConfig, open_agent: OpenAgent) -> AsyncIt
 
 async def serve(config: KvStoreConfig) -> None:
     """Run the store until a signal."""
-    async with running_store(config, ucx_agents(config.transfer)) as server:
+    async with running_store(config, ucx_agents(config.transfer.listening_on(config.server.host))) as server:
         await server.until_signal()
 
 

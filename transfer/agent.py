@@ -60,7 +60,7 @@ class TransferAgent:
         self._refused = Tally()
         if memory.is_on_gpu:
             check_carries_gpu_memory(config.transports)
-        self._transport = UcxTransport(config.transports)
+        self._transport = UcxTransport(config.transports, config.devices)
         self._exchange = Exchange(self._transport, memory, config, clock, self._emit, self._refused, lookups)
         self._thread = TransferThread(self._transport, self._exchange, clock, self._announce)
 

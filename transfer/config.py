@@ -1,8 +1,11 @@
 """Configuration of KV transfers."""
 
+from typing import Self
+
 from pydantic import Field
 
 from mesh.config import Config
+from transfer.network import devices_of
 
 
 class TransferConfig(Config):
@@ -15,3 +18,10 @@ class TransferConfig(Config):
     fetch_seconds: float = Field(default=5.0, gt=0)
     # UCX transports to choose from, e.g. "tcp" or "posix,self", in UCX's own syntax; None leaves it to UCX.
     transports: str | None = None
+    # Network devices that UCX may use and listen on, e.g. "eth0" or "eth0,mlx5_0:1", or "all". None: the one with the
+    # address of server.host.
+    devices: str | None = None
+
+    def listening_on(self, host: str) -> Self:
+        """With the network device of this address, unless the configuration names devices. Raises ConfigError."""
+        return self if self.devices is not None else self.model_copy(update={"devices": devices_of(host)})

@@ -13,15 +13,16 @@ _CLOSE_PERIOD_NS = 10_000_000
 class UcxTransport:
     """It probes for messages of any tag: a receive that was posted ahead might never be matched."""
 
-    def __init__(self, transports: str | None) -> None:
-        """Raises ConfigError if ucxx is missing, or if UCX does not start with these transports."""
+    def __init__(self, transports: str | None, devices: str | None = None) -> None:
+        """Raises ConfigError if ucxx is missing, or if UCX does not start with these transports and network devices."""
         self._ucx, self._array = _import_ucxx()
         try:
             features = (self._ucx.Feature.TAG, self._ucx.Feature.WAKEUP)
-            self._worker = self._ucx.UCXWorker(self._ucx.UCXContext(ucx_settings(transports), features))
+            self._worker = self._ucx.UCXWorker(self._ucx.UCXContext(ucx_settings(transports, devices), features))
             self._worker.init_blocking_progress_mode()
         except self._ucx.UCXError as error:
-            raise ConfigError(f"UCX does not start with transfer.transports={transports!r}: {error}") from error
+            told = f"transfer.transports={transports!r} and transfer.devices={devices!r}"
+            raise ConfigError(f"UCX does not start with {told}: {error}") from error
         self.address: bytes = self._worker.address.tobytes()
         self._any_tag, self._any_mask = self._ucx.UCXXTag(0), self._ucx.UCXXTagMask(0)
         self._endpoints: dict[bytes, UcxEndpoint] = {}

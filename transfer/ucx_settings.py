@@ -15,11 +15,13 @@ _SETTINGS = {
 }
 
 
-def ucx_settings(transports: str | None) -> dict[str, str]:
+def ucx_settings(transports: str | None, devices: str | None) -> dict[str, str]:
     """Settings for a UCX context. A UCX_* variable in the environment wins over each."""
     settings = dict(_SETTINGS)
     if transports is not None:
         settings["TLS"] = transports
+    if devices is not None:
+        settings["NET_DEVICES"] = devices
     return {name: value for name, value in settings.items() if f"UCX_{name}" not in os.environ}
 
 

@@ -19,3 +19,11 @@ class WorkerConfig(ServiceConfig):
     status_interval_seconds: float = Field(default=0.05, gt=0)
     # host:port of the KV stores; the scheduler is told the same.
     stores: tuple[str, ...] = ()
+
+    @property
+    def rank_engine(self) -> EngineConfig:
+        """What the ranks are told: UCX listens on the network device that gRPC listens on. Raises ConfigError."""
+        transfer = self.engine.transfer
+        if transfer is None:
+            return self.engine
+        return self.engine.model_copy(update={"transfer": transfer.listening_on(self.server.host)})

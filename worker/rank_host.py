@@ -72,7 +72,7 @@ class RankHost:
 
         `endpoint` is host:port of the worker's services; `channels` lead to the stores.
         """
-        group = await RankGroup.start(config.engine, config.observe, ranks)
+        group = await RankGroup.start(config.rank_engine, config.observe, ranks)
         return cls.of(group, config, role, endpoint, channels, can_prefill)
 
     @classmethod

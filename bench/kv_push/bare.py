@@ -16,7 +16,7 @@ class _Bare:
     def __init__(self, config: TransferConfig, memory: Any) -> None:
         """memory: a uint8 array or tensor."""
         features = (libucxx.Feature.TAG, libucxx.Feature.WAKEUP)
-        self.worker = libucxx.UCXWorker(libucxx.UCXContext(ucx_settings(config.transports), features))
+        self.worker = libucxx.UCXWorker(libucxx.UCXContext(ucx_settings(config.transports, config.devices), features))
         flat = memory.reshape(-1)
         step = config.slot_bytes
         self._messages = [Array(flat[start : start + step]) for start in range(0, len(flat), step)]

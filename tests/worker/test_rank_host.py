@@ -5,15 +5,21 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+import psutil
+
 from engine.protocol.messages import LandingOpened, StepResult, TransferNews
-from mesh.domain.workers import TransferCounters, WorkerLoad
+from mesh.channel import Channels
+from mesh.domain.workers import TransferCounters, WorkerLoad, WorkerRole
 from mesh.errors import EngineFailed
+from tests.support.engines import oracle_config
 from tests.support.fake_rank import TRANSFER_READY, FakeRankClient
 from tests.support.prefilling import make_ticket
 from tests.support.store_agent import worker_identity
 from tests.support.waiting import eventually
+from transfer.config import TransferConfig
 from transfer.events import PushEnded
 from transfer.ticket import StoreSession
+from worker.config import WorkerConfig
 from worker.rank_group import RankGroup
 from worker.rank_host import RankHost
 
@@ -178,3 +184,14 @@ async def test_the_end_of_the_rank_is_returned_and_stops_the_stores() -> None:
         it.rank.die()
         assert "status 9" in (await it.task).message
         # Nobody is there to hear it.
+
+
+async def test_a_rank_listens_for_kv_where_its_service_listens_and_nowhere_else() -> None:
+    config = WorkerConfig(engine=oracle_config(transfer=TransferConfig()), scheduler="127.0.0.1:1")
+    host = await RankHost.start(config, WorkerRole.DECODE, "127.0.0.1:1", Channels())
+    try:
+        connections = psutil.Process(host.ranks.ranks[0].process_id).net_connections("tcp")
+        listening = [connection.laddr.ip for connection in connections if connection.status == psutil.CONN_LISTEN]
+        assert listening == ["127.0.0.1"]
+    finally:
+        await host.close()

@@ -1,0 +1,26 @@
+import pytest
+
+from mesh.errors import ConfigError
+from transfer.config import TransferConfig
+from transfer.network import devices_of
+from transfer.ucx_settings import ucx_settings
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "127.0.0.2"])
+def test_a_loopback_address_is_that_of_the_loopback_device(host: str) -> None:
+    assert devices_of(host) == "lo"
+
+
+def test_every_address_is_that_of_all_devices() -> None:
+    assert devices_of("0.0.0.0") == devices_of("::") == "all"
+
+
+@pytest.mark.parametrize("host", ["203.0.113.7", "no.such.host.invalid"])
+def test_an_address_of_another_machine_is_a_configuration_error(host: str) -> None:
+    with pytest.raises(ConfigError, match=r"server\.host"):
+        devices_of(host)
+
+
+def test_devices_that_are_named_stay_in_force() -> None:
+    config = TransferConfig(devices="eth7").listening_on("127.0.0.1")
+    assert ucx_settings(None, config.devices)["NET_DEVICES"] == "eth7"
