@@ -35,7 +35,7 @@ def check(submission: Submission, ready: Ready, can_prefill: bool) -> None:
         raise PlaceAgain("this worker computes no prompts: place the request with a prefill worker")
     if submission.prefill is None:
         return
-    if not ready.transfer_address:
+    if ready.transfer_address is None:
         raise InvalidRequest(
             "this worker receives no KV, its engine.transfer is not set: leave prefill out", field="prefill"
         )

@@ -93,7 +93,7 @@ class Sessions:
             rank=rank,
             namespace=worker.kv_namespace,
             digest=namespace_digest(worker.kv_namespace),
-            slot_bytes=worker.slot_bytes or None,
+            slot_bytes=worker.slot_bytes,
             expires_at=0.0,
         )
         self._by_id[session.session_id] = self._by_rank[worker.worker_id, rank] = session

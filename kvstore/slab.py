@@ -52,12 +52,14 @@ OpenAgent: TypeAlias = Callable[[Geometry, int, KvNamespace, LookupHandler, Call
 def geometry_of(worker: WorkerIdentity) -> Geometry:
     """Raises InvalidRequest if the worker does not say how large its blocks are, or cannot send one."""
     layers = worker.kv_namespace.layers
-    if not 0 < layers <= MAX_LAYERS or worker.block_bytes < 1 or worker.block_bytes % layers:
+    if not worker.block_bytes:
+        raise InvalidRequest("the worker does not say how large a block is", field="worker.block_bytes")
+    if not 0 < layers <= MAX_LAYERS or worker.block_bytes % layers:
         raise InvalidRequest(
             f"a block of {worker.block_bytes} bytes cannot be {layers} equal layers", field="worker.block_bytes"
         )
     geometry = Geometry(layers, worker.block_bytes // layers)
-    if 0 < worker.slot_bytes < geometry.piece_bytes:
+    if worker.slot_bytes is not None and worker.slot_bytes < geometry.piece_bytes:
         raise InvalidRequest(
             f"slots of {worker.slot_bytes} bytes do not hold one block of one layer, which has {geometry.piece_bytes}",
             field="worker.slot_bytes",

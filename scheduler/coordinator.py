@@ -168,8 +168,9 @@ class Coordinator:
             connected=worker.connected,
             can_prefill=identity.can_prefill,
             receives_kv=identity.receives_kv,
-            block_bytes=identity.block_bytes,
-            layerwise_tokens=identity.layerwise_tokens,
+            # What is not known counts as free.
+            block_bytes=identity.block_bytes or 0,
+            layerwise_tokens=identity.layerwise_tokens or 0,
             fetch_bytes_per_second=worker.transfers.fetch_bytes_per_second,
             ages=self._registry.measurement_ages(worker),
         )

@@ -31,7 +31,7 @@ def worker_identity(
         can_prefill=can_prefill,
         vocabulary_size=ready.vocabulary_size,
         block_bytes=ready.block_bytes,
-        receives_kv=bool(ready.transfer_address),
-        layerwise_tokens=transfer.layerwise_tokens if transfer else 0,
-        slot_bytes=transfer.slot_bytes if transfer else 0,
+        receives_kv=ready.transfer_address is not None,
+        layerwise_tokens=transfer.layerwise_tokens if transfer else None,
+        slot_bytes=transfer.slot_bytes if transfer else None,
     )

@@ -95,8 +95,8 @@ class Ready(msgspec.Struct, tag="ready"):
     block_bytes: int
     # Highest resident memory of the rank while it loaded.
     peak_bytes: int
-    # UCX worker address; empty without transfers.
-    transfer_address: bytes = b""
+    # UCX worker address; None without transfers.
+    transfer_address: bytes | None = None
 
 
 class Failed(msgspec.Struct, tag="failed"):

@@ -83,7 +83,7 @@ def _ready(config: EngineConfig, backend: Backend, engine: Engine, agent: "Trans
         block_bytes=backend.block_bytes,
         max_requests=config.max_requests,
         peak_bytes=_peak_resident_bytes(),
-        transfer_address=b"" if agent is None else agent.address,
+        transfer_address=None if agent is None else agent.address,
     )
 
 

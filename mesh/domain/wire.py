@@ -52,7 +52,7 @@ def submission_message(submission: Submission) -> decode_pb2.Submission:
             max_tokens=stop.max_tokens, token_ids=stop.token_ids, ignore_eos=stop.ignore_eos
         ),
         cache_salt=request.cache_salt,
-        deadline_ms=submission.deadline_ms or 0,
+        deadline_ms=submission.deadline_ms,
         prefill=None if submission.prefill is None else worker_target_message(submission.prefill),
         store=None if submission.store is None else store_target_message(submission.store),
     )
@@ -100,7 +100,7 @@ def worker_target_message(target: WorkerTarget) -> targets_pb2.WorkerTarget:
         worker_id=target.worker_id,
         incarnation=target.incarnation,
         endpoint=target.endpoint,
-        slot_bytes=target.slot_bytes or 0,
+        slot_bytes=target.slot_bytes,
     )
 
 

@@ -49,11 +49,11 @@ def identity(message: workers_pb2.WorkerIdentity) -> WorkerIdentity:
         total_blocks=message.total_blocks,
         max_requests=message.max_requests,
         can_prefill=message.can_prefill,
-        vocabulary_size=message.vocabulary_size,
-        block_bytes=message.block_bytes,
+        vocabulary_size=message.vocabulary_size or None,
+        block_bytes=message.block_bytes or None,
         receives_kv=message.receives_kv,
-        layerwise_tokens=message.layerwise_tokens,
-        slot_bytes=message.slot_bytes,
+        layerwise_tokens=message.layerwise_tokens or None,
+        slot_bytes=message.slot_bytes or None,
     )
 
 

@@ -47,17 +47,17 @@ class WorkerIdentity(msgspec.Struct, frozen=True):
     total_blocks: int
     max_requests: int
     can_prefill: bool
-    # Token ids it takes are below this; 0 where it does not say.
-    vocabulary_size: int = 0
-    # One block of KV, all layers; 0 where it does not say.
-    block_bytes: int = 0
+    # It takes token ids below this; None if it does not say.
+    vocabulary_size: int | None = None
+    # One block of KV, all layers; None if it does not say.
+    block_bytes: int | None = None
     # Of a decode worker: whether prefill workers can push KV to it.
     receives_kv: bool = True
-    # Prompts of at least so many tokens are pushed while later layers are computed, where the other worker agrees; 0
-    # where KV neither comes nor goes.
-    layerwise_tokens: int = 0
-    # The largest segment of KV that it sends or receives; 0 where KV neither comes nor goes.
-    slot_bytes: int = 0
+    # Prompts of at least so many tokens are pushed while later layers are computed, if the other worker agrees; None if
+    # this one moves no KV.
+    layerwise_tokens: int | None = None
+    # The largest segment of KV that it sends or receives; None if it moves no KV.
+    slot_bytes: int | None = None
 
 
 class WorkerLoad(msgspec.Struct, frozen=True):

@@ -31,10 +31,10 @@ identities = st.builds(
     max_requests=positive,
     can_prefill=st.booleans(),
     receives_kv=st.booleans(),
-    layerwise_tokens=st.integers(0, 2**32 - 1),
-    slot_bytes=st.integers(0, 2**40),
-    vocabulary_size=counts,
-    block_bytes=sizes,
+    layerwise_tokens=st.none() | st.integers(1, 2**32 - 1),
+    slot_bytes=st.none() | st.integers(1, 2**40),
+    vocabulary_size=st.none() | positive,
+    block_bytes=st.none() | positive,
 )
 loads = st.builds(WorkerLoad, counts, counts, sizes, counts, rates, rates, rates, rates, rates)
 counters = st.builds(
