@@ -45,6 +45,8 @@ class PlacementAnswer:
 
 # Of a decision, the candidates that are remembered: the best, and those it was close with.
 KEPT_CANDIDATES = 16
+# Why a worker in this state takes no request.
+_UNUSABLE = {WorkerState.DRAINING: "it is draining", WorkerState.STALLED: "it makes no progress"}
 
 
 class Coordinator:
@@ -156,7 +158,7 @@ class Coordinator:
         identity = worker.identity
         return CandidateWorker(
             worker_id=identity.worker_id,
-            unusable="it is draining" if worker.state is WorkerState.DRAINING else None,
+            unusable=_UNUSABLE.get(worker.state),
             context_tokens=identity.context_tokens,
             total_blocks=identity.total_blocks,
             max_requests=identity.max_requests,

@@ -69,6 +69,11 @@ class TransferAgent:
         """UCX worker address."""
         return self._transport.address
 
+    @property
+    def passes(self) -> int:
+        """Passes of the transfer thread, begun and ended: odd while it is at work, even while it waits."""
+        return self._thread.passes
+
     def events(self) -> list[Event]:
         """What happened since the last call, in order. Raises the error that ended the transfer thread, if one did."""
         if self._thread.failure is not None:

@@ -68,6 +68,8 @@ class TransferThread:
         self._commands: deque[Callable[[], None]] = deque()
         self._wakeup = EventFd()
         self._closing = False
+        # Grows by one when the thread begins a pass and when it has ended it: odd while it is at work.
+        self.passes = 0
         # What ended the thread, if that was not `close`.
         self.failure: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="transfer", daemon=True)
@@ -102,7 +104,9 @@ class TransferThread:
         poller.register(self._wakeup.fileno(), select.POLLIN)
         last_busy = checked = time.monotonic()
         while not self._closing:
+            self.passes += 1
             busy = self._run_once()
+            self.passes += 1
             now = time.monotonic()
             if now - checked > _DEAD_PEERS_SECONDS:
                 self._transport.drop_dead_peers()

@@ -27,6 +27,7 @@ from engine.protocol.messages import (
     ToRank,
     TransferNews,
 )
+from engine.protocol.pulse import Progress, Pulse
 from mesh import tether
 from mesh.config import ObserveConfig
 from mesh.errors import EngineFailed, MeshError, rebuild
@@ -55,11 +56,13 @@ class RankClient:
         process: asyncio.subprocess.Process,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
+        pulse: Pulse,
     ) -> None:
         self.name = name
         self._process = process
         self._reader = reader
         self._writer = writer
+        self._pulse = pulse
         self._encoder = FrameEncoder()
         self._decoder: FrameDecoder[FromRank] = FrameDecoder(FromRank)
         self.closed: asyncio.Future[int] = asyncio.ensure_future(process.wait())
@@ -84,9 +87,13 @@ class RankClient:
             # Before the process, so that a start which is cancelled here leaves none.
             reader, writer = await asyncio.open_connection(sock=ours, limit=RECEIVE_BYTES)
             undo.callback(writer.close)
-            process = await _spawn(config, theirs)
+            pulse, descriptor = Pulse.create()
+            try:
+                process = await _spawn(config, theirs.fileno(), descriptor)
+            finally:
+                os.close(descriptor)
             undo.pop_all()
-        client = cls(name, process, reader, writer)
+        client = cls(name, process, reader, writer, pulse)
         started = False
         try:
             settings = _rank_settings(observe or ObserveConfig(), rank)
@@ -101,6 +108,10 @@ class RankClient:
     @property
     def process_id(self) -> int:
         return self._process.pid
+
+    def progress(self) -> Progress:
+        """How far the rank had come at its last heartbeat."""
+        return self._pulse.read()
 
     def submit(self, submit: Submit) -> None:
         self._send(submit)
@@ -180,16 +191,16 @@ def rank_environment(config: EngineConfig) -> dict[str, str]:
     return environment
 
 
-async def _spawn(config: EngineConfig, connection: socket.socket) -> asyncio.subprocess.Process:
-    descriptor = connection.fileno()
+async def _spawn(config: EngineConfig, connection: int, pulse: int) -> asyncio.subprocess.Process:
+    """Start a rank with these two descriptors."""
     tethered = [sys.executable, "-I", "-S", str(Path(tether.__file__)), str(os.getpid())]
     # The rank follows our own rule for sys.path, so that it imports the code that this process runs.
     path_rule = ["-P"] if sys.flags.safe_path else []
     return await asyncio.create_subprocess_exec(
         *tethered,
-        *[sys.executable, *path_rule, "-m", "engine.rank", str(descriptor)],
+        *[sys.executable, *path_rule, "-m", "engine.rank", str(connection), str(pulse)],
         stdin=asyncio.subprocess.DEVNULL,
-        pass_fds=(descriptor,),
+        pass_fds=(connection, pulse),
         env=rank_environment(config),
     )
 

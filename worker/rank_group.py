@@ -1,6 +1,7 @@
 """A worker's ranks as one: a request goes to the best rank, messages are merged, and the end of one rank ends all."""
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from typing import Self
 
@@ -13,6 +14,10 @@ from worker.merging import merge_loads, merge_ready, merge_transfers
 from worker.rank_choice import cached_blocks, choose_rank
 from worker.rank_client import STOP_GRACE_SECONDS, RankClient
 from worker.rank_view import RankView
+from worker.watchdog import END_SECONDS, STALLED_SECONDS, Watchdog
+
+# How often heartbeats are looked at.
+WATCH_SECONDS = 0.05
 
 RankMessage = StepResult | TransferNews
 
@@ -26,12 +31,14 @@ class RankGroup:
         ranks: the clients, by rank.
         views: what is known of each rank, by rank.
         ready: what the ranks reported when they had loaded, merged.
+        stalled: a rank has made no progress for a while; see `worker.watchdog`.
     """
 
     def __init__(self, ranks: Sequence[RankClient]) -> None:
         self.ranks = ranks
         self.views = [RankView(rank.ready) for rank in ranks]
         self.ready = merge_ready([rank.ready for rank in ranks])
+        self.stalled = False
         self._requests_a_rank = min(rank.ready.max_requests for rank in ranks)
         self._named_requests = 0
         self._failure: EngineFailed | None = None
@@ -85,10 +92,11 @@ class RankGroup:
     async def run(self, on_message: Callable[[int, RankMessage], None]) -> EngineFailed:
         """Call `on_message` with a rank and its message, for each message, in the order of that rank.
 
-        When a rank has gone, kill the others and return why. Call it once, and promptly: a rank whose results are not
-        read pauses after some MB.
+        When a rank has gone, or makes no progress, kill all and return why. Call it once, and promptly: a rank whose
+        results are not read pauses after some MB.
         """
         tasks = [asyncio.create_task(self._read(rank, on_message)) for rank in range(len(self.ranks))]
+        tasks.append(asyncio.create_task(self._watch()))
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             self._failure = next(task.result() for task in tasks if task in done)
@@ -128,6 +136,25 @@ class RankGroup:
             return error
         status = await asyncio.shield(client.closed)
         return EngineFailed(f"{client.name} ended with status {status}")
+
+    async def _watch(self) -> EngineFailed:
+        """Watch the heartbeats; returns why, once a rank hangs."""
+        watchdogs = [Watchdog() for _ in self.ranks]
+        last = time.monotonic()
+        while True:
+            await asyncio.sleep(WATCH_SECONDS)
+            now = time.monotonic()
+            # If this process was stopped meanwhile, the ranks may have been, too: that time proves nothing.
+            elapsed, last = min(now - last, 4 * WATCH_SECONDS), now
+            stalls = [
+                watchdog.observe(rank.progress(), elapsed) for watchdog, rank in zip(watchdogs, self.ranks, strict=True)
+            ]
+            longest = max(stall.seconds for stall in stalls)
+            self.stalled = longest >= STALLED_SECONDS
+            if longest >= END_SECONDS:
+                rank = next(rank for rank, stall in enumerate(stalls) if stall.seconds == longest)
+                name, cause = self.ranks[rank].name, stalls[rank].cause
+                return EngineFailed(f"{name} has made no progress for {END_SECONDS:g} s: {cause}")
 
 
 def _name(rank: int, ranks: int) -> str:

@@ -151,6 +151,7 @@ class RankHost:
         metrics.ENGINE_BLOCKS_TOTAL.set(self.ready.total_blocks)
         while True:
             user.on_tick()
+            self.report.set_stalled(self.ranks.stalled)
             self._set_gauges()
             for stores in self.stores:
                 stores.offer_to_newcomers()

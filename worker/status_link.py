@@ -10,7 +10,7 @@ from deepmesh.internal.v1 import scheduler_pb2, scheduler_pb2_grpc
 
 from mesh.backoff import Backoff
 from mesh.channel import Channels
-from mesh.domain.workers import WorkerIdentity
+from mesh.domain.workers import WorkerIdentity, WorkerState
 from mesh.errors import MeshError, SchedulerUnavailable
 from mesh.failures import from_rpc_error
 from worker import wire
@@ -93,7 +93,7 @@ class StatusLink:
         # gRPC gives None for a message that it cannot parse.
         if not isinstance(response, scheduler_pb2.ReportStatusResponse):
             raise SchedulerUnavailable("the scheduler ended the stream, or sent a malformed message")
-        if report.draining:
+        if report.state is WorkerState.DRAINING:
             self._draining_reported.set()
         lease_seconds: float = response.lease.ToNanoseconds() / 1e9
         return lease_seconds

@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 
-from mesh.domain.workers import TransferCounters, WorkerLoad
+from mesh.domain.workers import TransferCounters, WorkerLoad, WorkerState
 
 # Hashes in one message: 16 bytes each, far below the message limit.
 MESSAGE_HASHES = 50_000
@@ -16,7 +16,7 @@ MESSAGE_HASHES = 50_000
 class Report:
     """One message's content."""
 
-    draining: bool
+    state: WorkerState
     load: WorkerLoad
     transfers: TransferCounters
     # `stored` begins the list of all blocks: earlier reports are void.
@@ -31,7 +31,7 @@ class StatusReport:
     def __init__(self, total_blocks: int) -> None:
         self._load = WorkerLoad(free_blocks=total_blocks)
         self._transfers = TransferCounters()
-        self._draining = False
+        self._state = WorkerState.SERVING
         # The worker's reusable blocks, in the order in which they came.
         self._blocks: dict[bytes, None] = {}
         # Net changes since the last report: whether the block is there now.
@@ -61,8 +61,13 @@ class StatusReport:
         self._changed.set()
 
     def drain(self) -> None:
-        self._draining = True
-        self._changed.set()
+        """The worker takes nothing new from now on."""
+        self._set_state(WorkerState.DRAINING)
+
+    def set_stalled(self, stalled: bool) -> None:
+        """Whether a rank makes no progress: the worker takes nothing new meanwhile."""
+        if self._state is not WorkerState.DRAINING:
+            self._set_state(WorkerState.STALLED if stalled else WorkerState.SERVING)
 
     def wake(self) -> None:
         """Have `wait` return though nothing changed."""
@@ -88,7 +93,12 @@ class StatusReport:
             self._changed.clear()
         stored = [block_hash for block_hash, present in reported.items() if present]
         removed = [block_hash for block_hash, present in reported.items() if not present]
-        return Report(self._draining, self._load, self._transfers, snapshot, stored, removed)
+        return Report(self._state, self._load, self._transfers, snapshot, stored, removed)
+
+    def _set_state(self, state: WorkerState) -> None:
+        if state is not self._state:
+            self._state = state
+            self._changed.set()
 
     def _store(self, block_hashes: Iterable[bytes]) -> None:
         for block_hash in block_hashes:

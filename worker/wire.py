@@ -3,7 +3,7 @@
 from deepmesh.internal.v1 import scheduler_pb2
 
 from mesh.domain import worker_wire
-from mesh.domain.workers import WorkerIdentity, WorkerState
+from mesh.domain.workers import WorkerIdentity
 from worker.status_report import Report
 
 
@@ -11,7 +11,7 @@ def status_message(report: Report, sender: WorkerIdentity | None) -> scheduler_p
     """`sender` is given in a stream's first message."""
     message = scheduler_pb2.ReportStatusRequest(
         identity=worker_wire.identity_message(sender) if sender else None,
-        state=worker_wire.state_name(WorkerState.DRAINING if report.draining else WorkerState.SERVING),
+        state=worker_wire.state_name(report.state),
         load=worker_wire.load_message(report.load),
         transfers=worker_wire.transfers_message(report.transfers),
     )

@@ -1,4 +1,4 @@
-"""A rank: the process that holds one engine. `python -m engine.rank SOCKET_FD`, started by worker.rank_client.
+"""A rank: the process that holds one engine. `python -m engine.rank SOCKET_FD PULSE_FD`, started by worker.rank_client.
 
 It ends when its service sends Stop, closes the socket or dies. It ignores terminal signals: the service handles them,
 and may have requests to finish first.
@@ -16,7 +16,9 @@ from engine.batch import Backend
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.protocol.messages import Failed, Ready, Start
+from engine.protocol.pulse import Pulse
 from engine.rank.backends import make_backend
+from engine.rank.heartbeat import Heartbeat, longest_step_seconds
 from engine.rank.link import RankLink
 from engine.rank.loop import RankLoop
 from mesh.config import ObserveConfig
@@ -33,6 +35,7 @@ def main(arguments: list[str]) -> int:
         signal.signal(number, signal.SIG_IGN)
     wakeup = EventFd()
     link = RankLink(socket.socket(fileno=int(arguments[0])), wakeup)
+    pulse = Pulse(int(arguments[1]))
     starts = link.receive(wait=True)
     if not starts:
         return 0
@@ -54,7 +57,10 @@ def main(arguments: list[str]) -> int:
     link.send(_ready(config, backend, engine, agent))
     # Objects made by loading live as long as the process: garbage collections need not visit them.
     gc.freeze()
-    RankLoop(link, engine).run()
+    heartbeat = Heartbeat(pulse, agent, longest_step_seconds(config, on_gpu=backend.asynchronous))
+    heartbeat.start()
+    RankLoop(link, engine, heartbeat).run()
+    heartbeat.close()
     if agent is not None:
         agent.close()
     return 0

@@ -2,6 +2,7 @@
 
 from engine.engine import Engine
 from engine.protocol.messages import Cancel, FirstToken, Start, Stop, Submit, ToRank
+from engine.rank.heartbeat import Heartbeat
 from engine.rank.link import RankLink
 
 # How often the rank looks at the counters of open transfers while nothing else happens.
@@ -11,16 +12,19 @@ LOOK_SECONDS = 0.25
 class RankLoop:
     """Steps while there is work, and sleeps while there is none."""
 
-    def __init__(self, link: RankLink, engine: Engine) -> None:
+    def __init__(self, link: RankLink, engine: Engine, heartbeat: Heartbeat) -> None:
         self._link = link
         self._engine = engine
+        self._heartbeat = heartbeat
 
     def run(self) -> None:
         """Return when the service has stopped this rank or closed the socket."""
         while not self._engine.stopped:
             # After its last event a transfer may still change the counters, and no event wakes the rank for that.
             most_seconds = None if self._engine.transfers.settled else LOOK_SECONDS
-            for message in self._link.receive(wait=not self._engine.has_work(), most_seconds=most_seconds):
+            messages = self._link.receive(wait=not self._engine.has_work(), most_seconds=most_seconds)
+            self._heartbeat.note_work()
+            for message in messages:
                 self._handle(message)
             self._engine.poll_transfers()
             if self._link.closed:
@@ -28,6 +32,7 @@ class RankLoop:
             if self._engine.has_work() and (result := self._engine.step(self._send_news)) is not None:
                 self._link.send(result)
             self._send_news()
+            self._heartbeat.note_wait()
 
     def _send_news(self) -> None:
         for news in self._engine.transfers.drain_news():

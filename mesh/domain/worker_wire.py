@@ -17,6 +17,7 @@ _ROLES: dict[int, WorkerRole] = {
 _STATES: dict[int, WorkerState] = {
     workers_pb2.WORKER_STATE_SERVING: WorkerState.SERVING,
     workers_pb2.WORKER_STATE_DRAINING: WorkerState.DRAINING,
+    workers_pb2.WORKER_STATE_STALLED: WorkerState.STALLED,
 }
 _ROLE_NAMES = {role: workers_pb2.WorkerRole.Name(number) for number, role in _ROLES.items()}
 _STATE_NAMES = {state: workers_pb2.WorkerState.Name(number) for number, state in _STATES.items()}

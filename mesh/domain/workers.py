@@ -14,6 +14,8 @@ class WorkerState(Enum):
     SERVING = "serving"
     # Finishes what it has, takes nothing new.
     DRAINING = "draining"
+    # Makes no progress, and takes nothing new: it goes on soon, or its service ends it.
+    STALLED = "stalled"
 
 
 class WorkerRole(Enum):

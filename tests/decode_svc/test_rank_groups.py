@@ -5,14 +5,19 @@ import os
 import signal
 from collections.abc import AsyncGenerator
 
+import pytest
+
 from decode_svc.prefill_link import PrefillLink
 from engine.protocol.messages import FirstToken, LandingOpened
 from mesh.channel import Channels
 from mesh.domain.requests import Submission
 from mesh.domain.targets import WorkerTarget
+from mesh.domain.workers import WorkerState
 from mesh.errors import EngineFailed
 from tests.support.decode_server import RunningWorker, gateway_client, running_worker
 from tests.support.prefilling import running_prefill
+from tests.support.waiting import eventually
+from worker import rank_group
 
 
 def prompt_of(length: int, seed: int) -> list[int]:
@@ -55,7 +60,26 @@ async def test_one_killed_rank_ends_the_worker_and_every_request_is_told_why() -
         for request in ended:
             assert isinstance(request.error, EngineFailed)
             assert request.error.message == "rank 1 of 2 ended with status -9"
-        assert running.worker.host.report.next_report(snapshot=True).draining
+        assert running.worker.host.report.next_report(snapshot=True).state is WorkerState.DRAINING
+
+
+async def test_a_frozen_rank_is_reported_and_then_ends_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank_group, "STALLED_SECONDS", 0.5)
+    monkeypatch.setattr(rank_group, "END_SECONDS", 1.5)
+    async with (
+        running_worker(engine={"oracle": {"step_ms": 5}}) as running,
+        gateway_client(running.endpoint) as gateway,
+    ):
+        (rank,) = running.worker.host.ranks.ranks
+        stream_id = await gateway.submit(prompt_of(50, 1), 400)
+        await gateway.until(lambda: bool(gateway.requests[stream_id].tokens))
+        os.kill(rank.process_id, signal.SIGSTOP)
+        report = running.worker.host.report
+        await eventually(lambda: report.next_report(snapshot=False).state is WorkerState.STALLED)
+        request = await gateway.ended(stream_id)
+        assert isinstance(request.error, EngineFailed)
+        assert request.error.message == "the engine process has made no progress for 1.5 s: its process does not run"
+        await asyncio.wait_for(asyncio.shield(rank.closed), 2.0)
 
 
 class RecordingLink(PrefillLink):

@@ -7,11 +7,13 @@ import os
 import random
 import signal
 import socket
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager, suppress
 
 import grpc
 import httpx
+import psutil
 import pytest
 import pytest_asyncio
 from deepmesh.v1 import gateway_pb2
@@ -73,6 +75,19 @@ async def test_a_frozen_worker_costs_no_token_of_its_requests(mesh: ProcessMesh)
         await answers
     finally:
         os.kill(frozen, signal.SIGCONT)
+    await mesh.drained()
+
+
+async def test_a_frozen_rank_is_ended_and_costs_no_token_of_its_requests(mesh: ProcessMesh) -> None:
+    await mesh.whole()
+    answers = asyncio.create_task(assert_right(mesh, prompts(20, seed=4), 300))
+    await asyncio.sleep(0.5)
+    frozen = psutil.Process(child_of(mesh.supervisor.process_ids["decode-1"]))
+    frozen.suspend()
+    started = time.monotonic()
+    await answers
+    assert time.monotonic() - started < 15
+    assert not frozen.is_running()
     await mesh.drained()
 
 

@@ -11,7 +11,7 @@ from deepmesh.v1 import common_pb2
 from engine.protocol.messages import Output, Refusal
 from mesh.channel import Channels
 from mesh.domain.outputs import FinishReason, Logprobs
-from mesh.domain.workers import WorkerRole
+from mesh.domain.workers import WorkerRole, WorkerState
 from mesh.errors import (
     ContextExceeded,
     DeadlineExceeded,
@@ -326,7 +326,7 @@ async def test_a_draining_worker_finishes_what_it_has_and_takes_nothing_new() ->
         await asyncio.sleep(0.02)
         late.start(prefill_request(PROMPT, make_ticket(150, name=2)))
         assert isinstance(await late.ended(), WorkerDraining)
-        assert running.worker.host.report.next_report(snapshot=True).draining
+        assert running.worker.host.report.next_report(snapshot=True).state is WorkerState.DRAINING
         assert not draining.done()
         first_token(running, key)
         running.rank.emit(PushEnded(TRANSFER, 512, "tcp"))

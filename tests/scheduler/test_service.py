@@ -194,12 +194,15 @@ async def test_a_worker_whose_stream_broke_is_avoided_while_its_lease_runs() -> 
         assert {c.worker_id: c.rejected for c in decision.candidates} == {"a": "a status stream is broken", "b": ""}
 
 
-async def test_a_draining_worker_is_not_placed_on() -> None:
+@pytest.mark.parametrize("state", [workers_pb2.WORKER_STATE_DRAINING, workers_pb2.WORKER_STATE_STALLED])
+async def test_a_worker_that_drains_or_makes_no_progress_is_not_placed_on(state: workers_pb2.WorkerState) -> None:
     async with running_scheduler() as endpoint, scheduler_stub(endpoint) as stub:
         worker = await start_worker(stub, "a")
-        await worker.report(state=workers_pb2.WORKER_STATE_DRAINING)
+        await worker.report(state=state)
         with pytest.raises(NoWorker):
             await stub.Place(place_request())
+        await worker.report(state=workers_pb2.WORKER_STATE_SERVING)
+        assert (await stub.Place(place_request())).decode.worker_id == "a"
 
 
 async def test_a_full_mesh_refuses_with_a_delay_and_the_refusal_is_listed() -> None:

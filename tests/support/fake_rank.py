@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 import msgspec
 
 from engine.protocol.messages import FirstToken, LandingOpened, Ready, StepResult, TransferNews
+from engine.protocol.pulse import Progress
 from mesh.errors import EngineFailed
 from tests.support.decoding import READY, FakeRank
 from transfer.ticket import StoreSession, Ticket
@@ -22,6 +23,9 @@ class FakeRankClient(FakeRank):
         self.name = "the engine process"
         self.ready = ready
         self.closed: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        # A frozen rank has no heartbeat.
+        self.frozen = False
+        self.beats = 0
         self.first_tokens: list[FirstToken] = []
         self.attached: dict[str, StoreSession] = {}
         self.offered: list[tuple[Ticket, list[bytes]]] = []
@@ -36,6 +40,10 @@ class FakeRankClient(FakeRank):
         self.dead = True
         self.closed.set_result(9)
         self._messages.put_nowait(None)
+
+    def progress(self) -> Progress:
+        self.beats += not self.frozen
+        return Progress(self.beats, 0, 0, 0)
 
     def first_token(self, first: FirstToken) -> None:
         self._check_alive()

@@ -19,6 +19,7 @@ from tests.support.engines import VOCABULARY, Transcript, oracle_config, prompt_
 from tests.support.fake_rank import FakeRankClient
 from tests.support.waiting import eventually
 from transfer.config import TransferConfig
+from worker import rank_group
 from worker.rank_group import RankGroup, RankMessage
 
 LOAD = WorkerLoad(free_blocks=90)
@@ -166,6 +167,40 @@ async def test_a_killed_rank_ends_the_others_within_a_second() -> None:
         failure = await asyncio.wait_for(running, 1.0)
         assert failure.message == "rank 1 of 2 ended with status -9"
         await asyncio.wait_for(asyncio.shield(group.ranks[0].closed), 1.0)
+
+
+async def test_a_frozen_rank_is_stalled_and_goes_on_when_it_is_thawed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank_group, "STALLED_SECONDS", 0.2)
+    async with grouped() as group:
+        group.clients[1].frozen = True
+        await eventually(lambda: group.ranks.stalled)
+        group.clients[1].frozen = False
+        await eventually(lambda: not group.ranks.stalled)
+        assert not group.running.done()
+
+
+async def test_a_rank_that_stays_frozen_ends_the_others_with_one_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank_group, "END_SECONDS", 1.0)
+    async with real_group(2) as group:
+        running = asyncio.create_task(group.run(lambda rank, message: None))
+        os.kill(group.ranks[1].process_id, signal.SIGSTOP)
+        failure = await asyncio.wait_for(running, 5.0)
+        assert failure.message == "rank 1 of 2 has made no progress for 1 s: its process does not run"
+        await asyncio.wait_for(asyncio.gather(*(asyncio.shield(rank.closed) for rank in group.ranks)), 2.0)
+
+
+async def test_a_long_step_of_a_rank_is_no_stall(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank_group, "STALLED_SECONDS", 0.6)
+    group = await RankGroup.start(oracle_config(oracle={"step_ms": 1500.0}))
+    try:
+        stalled = []
+        running = asyncio.create_task(group.run(lambda rank, message: stalled.append(group.stalled)))
+        group.submit(submit_of(group.new_key([1], b"", computes_prompt=True), [1], 1))
+        await eventually(lambda: bool(stalled))
+        assert stalled == [False]
+        running.cancel()
+    finally:
+        await group.close(grace_seconds=1.0)
 
 
 async def test_ranks_that_cannot_start_say_why_and_leave_no_process() -> None:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mesh.domain.workers import TransferCounters, WorkerLoad
+from mesh.domain.workers import TransferCounters, WorkerLoad, WorkerState
 from worker import status_report as report_module
 from worker.status_report import StatusReport
 
@@ -21,7 +21,12 @@ def observe(status: StatusReport, stored: list[bytes] | None = None, removed: li
 
 def test_a_worker_that_did_nothing_reports_a_free_pool() -> None:
     told = StatusReport(100).next_report(snapshot=True)
-    assert (told.load.free_blocks, told.draining, told.snapshot, told.stored) == (100, False, True, [])
+    assert (told.load.free_blocks, told.state, told.snapshot, told.stored) == (
+        100,
+        WorkerState.SERVING,
+        True,
+        [],
+    )
 
 
 def test_a_change_is_reported_once_and_net() -> None:
@@ -55,6 +60,17 @@ def test_a_long_list_takes_several_messages(monkeypatch: pytest.MonkeyPatch) -> 
     assert [len(each.stored) for each in told] == [2, 2, 1]
 
 
+def test_a_stalled_worker_serves_again_unless_it_drains() -> None:
+    status = StatusReport(100)
+    states = []
+    for change in (lambda: status.set_stalled(True), lambda: status.set_stalled(False), status.drain):
+        change()
+        states.append(status.next_report(snapshot=False).state)
+    status.set_stalled(True)
+    states.append(status.next_report(snapshot=False).state)
+    assert states == [WorkerState.STALLED, WorkerState.SERVING, WorkerState.DRAINING, WorkerState.DRAINING]
+
+
 def test_a_block_that_came_and_went_between_two_reports_is_not_reported() -> None:
     status = StatusReport(100)
     observe(status, stored=hashes(1))
@@ -80,7 +96,7 @@ async def test_waiting_ends_with_a_change_and_only_then() -> None:
     assert not waiting.done()
     status.drain()
     await asyncio.wait_for(waiting, 5)
-    assert status.next_report(snapshot=False).draining
+    assert status.next_report(snapshot=False).state is WorkerState.DRAINING
 
 
 async def test_waiting_ends_with_its_time() -> None:

@@ -18,12 +18,14 @@ class WorkerState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     WORKER_STATE_UNSPECIFIED: _ClassVar[WorkerState]
     WORKER_STATE_SERVING: _ClassVar[WorkerState]
     WORKER_STATE_DRAINING: _ClassVar[WorkerState]
+    WORKER_STATE_STALLED: _ClassVar[WorkerState]
 WORKER_ROLE_UNSPECIFIED: WorkerRole
 WORKER_ROLE_PREFILL: WorkerRole
 WORKER_ROLE_DECODE: WorkerRole
 WORKER_STATE_UNSPECIFIED: WorkerState
 WORKER_STATE_SERVING: WorkerState
 WORKER_STATE_DRAINING: WorkerState
+WORKER_STATE_STALLED: WorkerState
 
 class KvNamespace(_message.Message):
     __slots__ = ("weights_fingerprint", "dtype", "scale", "layers", "block_tokens", "layout")

@@ -1,0 +1,50 @@
+"""Whether a rank makes progress, by its heartbeats. Pure: time is passed in."""
+
+from dataclasses import dataclass
+
+from engine.protocol.pulse import Progress
+
+# A worker with a rank that has made no progress for so long, beyond the longest step that it announced, is not placed
+# on; after END_SECONDS it is ended, so that its requests move.
+STALLED_SECONDS = 2.0
+END_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """How long a rank has made no progress, and which part of it makes none."""
+
+    seconds: float
+    cause: str
+
+
+class Watchdog:
+    """Watches one rank."""
+
+    def __init__(self) -> None:
+        self._last: Progress | None = None
+        # Seconds since each count last grew.
+        self._beat_age = self._step_loop_age = self._transfer_age = 0.0
+
+    def observe(self, progress: Progress, elapsed_seconds: float) -> Stall:
+        """Take a reading, so many seconds after the last. Time in which this process did not run must not count."""
+        last, self._last = self._last, progress
+        if last is None:
+            # Of the time before the first reading nothing is known.
+            last, elapsed_seconds = progress, 0.0
+        self._beat_age = _age(self._beat_age, last.beats, progress.beats, elapsed_seconds)
+        self._step_loop_age = _age(
+            self._step_loop_age, last.step_loop_passes, progress.step_loop_passes, elapsed_seconds
+        )
+        self._transfer_age = _age(self._transfer_age, last.transfer_passes, progress.transfer_passes, elapsed_seconds)
+        stalls = [Stall(self._beat_age, "its process does not run")]
+        if progress.step_loop_passes % 2:
+            beyond = max(0.0, self._step_loop_age - progress.longest_step_ms / 1000)
+            stalls.append(Stall(beyond, "its step does not end"))
+        if progress.transfer_passes % 2:
+            stalls.append(Stall(self._transfer_age, "its transfer thread hangs"))
+        return max(stalls, key=lambda stall: stall.seconds)
+
+
+def _age(age: float, last: int, now: int, elapsed_seconds: float) -> float:
+    return age + elapsed_seconds if now == last else 0.0
