@@ -1,4 +1,4 @@
-"""Drawing tokens from logits, and their log probabilities. Nothing here waits for the device."""
+"""Draws tokens from logits, and computes log probabilities. Nothing here waits for the device."""
 
 from collections.abc import Sequence
 
@@ -12,23 +12,25 @@ __all__ = ["Draw", "Penalty", "add_bias", "count_drawn", "count_tokens", "draw",
 
 
 def greedy(logits: torch.Tensor) -> torch.Tensor:
-    """The most likely token of each row, the first of equal ones: [rows] int64. logits: [rows, vocabulary]."""
+    """The most likely token of each row, the first of equally likely ones: [rows] int64. logits: [rows, vocabulary]."""
     assert logits.dim() == 2
     return reference.greedy(logits)
 
 
 def draw(logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
-    """One token a row: temperature first, then the tokens at least `min_p` times as likely as the first, then the
-    `top_k` most likely, then the smallest set that holds `top_p`.
+    """Draw one token a row.
 
-    logits: [rows, vocabulary], any float dtype; one Draw a row. Of equally likely tokens the first are kept. What is
-    kept lies in order of token id on a line, and the row's random number, a function of its seed and position alone,
-    picks a point of it: so a token does not depend on the batch it is drawn in. Returns [rows] int64.
+    Apply temperature, then keep the tokens at least `min_p` times as likely as the most likely one, of these the
+    `top_k` most likely, and of these the fewest that hold `top_p` of the probability. Among equally likely tokens the
+    first are kept. The kept tokens lie on a line in order of token id, and the row's random number picks a point of it.
+    That number depends on the row's seed and position alone, so a token does not depend on its batch.
+
+    logits: [rows, vocabulary], any float dtype; one Draw a row. Returns [rows] int64.
     """
     assert len(draws) == logits.shape[0] and logits.stride(1) == 1
     packed = Draws.unpack(pack_draws(draws, logits.device))
     if logits.is_cuda:
-        # Imported here: a machine without a GPU may lack it.
+        # Imported here: a machine without a GPU may lack Triton.
         from kernels.sample import triton
 
         return triton.draw(logits, packed)
@@ -36,10 +38,10 @@ def draw(logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
 
 
 def penalize(logits: torch.Tensor, counts: torch.Tensor, penalties: Sequence[Penalty]) -> None:
-    """Lower, in place, the logits of tokens that a row's request has: repetition first, then presence and frequency.
+    """Lower in place the logits of tokens that a row's request has: repetition first, then presence and frequency.
 
-    logits: [rows, vocabulary] float32, contiguous; counts: [slots, vocabulary] int32, of `count_tokens`; one Penalty a
-    row.
+    logits: [rows, vocabulary] float32, contiguous; counts: [slots, vocabulary] int32, from `count_tokens`; one Penalty
+    a row.
     """
     assert len(penalties) == logits.shape[0] and logits.dtype == torch.float32 and logits.is_contiguous()
     assert counts.shape[1] == logits.shape[1] and counts.dtype == torch.int32 and counts.is_contiguous()
@@ -47,7 +49,7 @@ def penalize(logits: torch.Tensor, counts: torch.Tensor, penalties: Sequence[Pen
         return
     packed = Penalties.pack(penalties, logits.device)
     if logits.is_cuda:
-        # Imported here: a machine without a GPU may lack it.
+        # Imported here: a machine without a GPU may lack Triton.
         from kernels.sample import triton
 
         triton.penalize(logits, counts, packed)
@@ -58,8 +60,9 @@ def penalize(logits: torch.Tensor, counts: torch.Tensor, penalties: Sequence[Pen
 def logprobs(logits: torch.Tensor, token_ids: torch.Tensor, count: int) -> tuple[torch.Tensor, ...]:
     """Natural log probabilities at temperature 1.
 
-    logits: [rows, vocabulary]; token_ids: [rows] int64. Returns (of token_ids [rows] float32, the `count` most likely
-    token ids [rows, count] int64, theirs [rows, count] float32), best first. Backend: the reference.
+    logits: [rows, vocabulary]; token_ids: [rows] int64. Returns (log probabilities of token_ids [rows] float32,
+    the `count` most likely token ids [rows, count] int64, their log probabilities [rows, count] float32), best first.
+    Backend: the reference.
     """
     assert token_ids.shape == logits.shape[:1] and 0 <= count <= logits.shape[1]
     return reference.logprobs(logits, token_ids, count)

@@ -1,4 +1,4 @@
-"""How rows are drawn: plain data on the host, tensors on the device."""
+"""How rows are drawn: as plain data on the host, and as tensors on the device."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from kernels.host_copy import to_device
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """How to draw one row. temperature > 0; top_k 0 and min_p 0 keep all; position is the drawn token's own."""
+    """How to draw one row. temperature > 0; top_k 0 and min_p 0 keep all; position is the drawn token's."""
 
     temperature: float
     top_k: int
@@ -23,13 +23,13 @@ class Draw:
 
     @property
     def filters(self) -> bool:
-        """Whether some tokens are left out."""
+        """Whether top_k, top_p or min_p may exclude tokens."""
         return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
 
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """The same of all rows, [rows] each: float64 temperature, top_p and min_p, int64 the others (the low 64 bits)."""
+    """The draws of all rows, [rows] each: temperature, top_p and min_p float64, the others int64."""
 
     temperature: torch.Tensor
     top_p: torch.Tensor
@@ -40,13 +40,13 @@ class Draws:
 
     @classmethod
     def unpack(cls, packed: torch.Tensor) -> Self:
-        """packed: of `pack_draws`."""
+        """packed: from `pack_draws`."""
         temperature, top_p, min_p = packed[:3].view(torch.float64)
         return cls(temperature, top_p, min_p, *packed[3:])
 
 
 def pack_draws(draws: Sequence[Draw], device: torch.device) -> torch.Tensor:
-    """[6, rows] int64, copied in the stream's order."""
+    """[6, rows] int64 on the device, copied in the stream's order. Of a seed it has the low 64 bits."""
     packed = np.empty((6, len(draws)), np.int64)
     packed[0] = np.array([item.temperature for item in draws], np.float64).view(np.int64)
     packed[1] = np.array([item.top_p for item in draws], np.float64).view(np.int64)

@@ -1,4 +1,4 @@
-"""How rows of logits are lowered by the tokens that their requests have: plain data on the host, tensors on the device.
+"""How logits of tokens that a request has are lowered: as plain data on the host, and as tensors on the device.
 
 Presence and frequency penalties are OpenAI's; the repetition penalty is from Keskar et al., "CTRL", 2019, section 4.1.
 """
@@ -12,13 +12,13 @@ import torch
 
 from kernels.host_copy import to_device
 
-# In a count: the token is in the prompt. Below it, how often the token was generated.
+# This bit of a count says that the token is in the prompt. The bits below it count how often it was generated.
 IN_PROMPT = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
 class Penalty:
-    """Of one row. slot: the row of the counts that belongs to its request."""
+    """The penalties of one row. slot: the row of the counts that belongs to its request."""
 
     slot: int
     repetition: float
@@ -28,7 +28,7 @@ class Penalty:
 
 @dataclass(frozen=True, slots=True)
 class Penalties:
-    """The same of all rows, [rows] each: slot int64, the others float32."""
+    """The penalties of all rows, [rows] each: slot int64, the others float32."""
 
     slot: torch.Tensor
     repetition: torch.Tensor

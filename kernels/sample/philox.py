@@ -1,4 +1,4 @@
-"""A random number from a key and a counter, in 32-bit integer arithmetic that any device repeats bit for bit.
+"""Random numbers from a key and a counter, in 32-bit integer arithmetic that gives the same bits on any device.
 
 Philox4x32-10: Salmon, Moraes, Dror, Shaw, "Parallel Random Numbers: As Easy as 1, 2, 3", 2011.
 """
@@ -18,7 +18,7 @@ def philox(counter: Words, key: tuple[torch.Tensor, torch.Tensor]) -> Words:
     a, b, c, d = counter
     low, high = key
     for _ in range(ROUNDS):
-        # 64-bit products wrap around as signed numbers do; their bits are right, and so is each masked half.
+        # 64-bit products wrap around as signed numbers, but their bits are right, and so is each masked half.
         first, second = a * MULTIPLIERS[0], c * MULTIPLIERS[1]
         a, b = (second >> 32 & WORD) ^ b ^ low, second & WORD
         c, d = (first >> 32 & WORD) ^ d ^ high, first & WORD
@@ -27,7 +27,7 @@ def philox(counter: Words, key: tuple[torch.Tensor, torch.Tensor]) -> Words:
 
 
 def uniform(seed: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
-    """Float64 in the open interval (0, 1), multiples of 2^-33. seed, position: int64, whose 64 bits count."""
+    """float64 in the open interval (0, 1), multiples of 2^-33. seed, position: int64, all 64 bits of which are used."""
     none = torch.zeros_like(seed)
     counter = position & WORD, position >> 32 & WORD, none, none
     word, *_ = philox(counter, (seed & WORD, seed >> 32 & WORD))

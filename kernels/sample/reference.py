@@ -1,4 +1,4 @@
-"""Sampling in plain torch, the definition."""
+"""Sampling in plain torch: the definition."""
 
 import torch
 
@@ -12,10 +12,10 @@ def greedy(logits: torch.Tensor) -> torch.Tensor:
 
 
 def draw(logits: torch.Tensor, draws: Draws, filtered: bool) -> torch.Tensor:
-    """filtered: whether some row leaves tokens out."""
+    """filtered: whether some row excludes tokens."""
     if not logits.shape[0]:
         return torch.empty(0, dtype=torch.int64, device=logits.device)
-    # Float64, and the largest logit at 0: the coldest temperature cannot overflow.
+    # In float64 and with the largest logit at 0, the lowest temperature cannot overflow.
     logits = logits.double()
     logits = (logits - logits.amax(dim=1, keepdim=True)) / draws.temperature.unsqueeze(1)
     probabilities = torch.softmax(logits, dim=1)
@@ -28,14 +28,14 @@ def draw(logits: torch.Tensor, draws: Draws, filtered: bool) -> torch.Tensor:
 
 
 def _kept(probabilities: torch.Tensor, draws: Draws) -> torch.Tensor:
-    """[rows, vocabulary] bool."""
+    """Whether each token is kept: [rows, vocabulary] bool."""
     ordered, token_ids = probabilities.sort(dim=1, descending=True, stable=True)
     rank = torch.arange(ordered.shape[1], device=ordered.device)
     top_k, top_p, min_p = (each.unsqueeze(1) for each in (draws.top_k, draws.top_p, draws.min_p))
     within = (ordered >= min_p * ordered[:, :1]) & ((top_k == 0) | (rank < top_k))
     ordered = ordered * within
     mass = ordered.cumsum(1)
-    # Whatever lies before it holds less than top_p: the token that crosses the line stays.
+    # A token is kept if the ones before it hold less than top_p: the token that crosses the line is kept too.
     within &= (top_p >= 1) | (mass - ordered < top_p * mass[:, -1:])
     return torch.empty_like(within).scatter_(1, token_ids, within)
 

@@ -1,7 +1,7 @@
-"""Drawing tokens in Triton: one launch, no sort.
+"""Draws tokens in Triton: one launch, no sort.
 
-What top_k and top_p keep is all above a threshold and some of those equal to it. The threshold is found bit by bit,
-from how many logits, or how much probability, lie at or above it.
+top_k and top_p keep all logits above a threshold and some of those equal to it. The threshold is found bit by bit, by
+counting the logits, or summing the probability, at or above it.
 """
 
 import torch
@@ -14,13 +14,13 @@ from kernels.sample.penalties import IN_PROMPT, Penalties
 
 BLOCK = 16384
 PENALTY_BLOCK = 4096
-# Colder ones are as cold: no other logit has any probability left.
+# Lower temperatures are raised to this one: no logit but the highest has any probability left.
 COLDEST = 1e-30
 ROUNDS = 10
 
 
-# One program a row, which it reads from the second-level cache some ten times: about 0.26 MB each time for DeepSeek's
-# vocabulary in bf16, and one exponential a logit wherever probability is summed.
+# One program does a row. It reads it from the second-level cache some ten times, about 0.26 MB each time for DeepSeek's
+# vocabulary in bf16, with one exponential a logit whenever it sums probability.
 @triton.jit
 def _draw(
     logits, temperatures, top_ps, min_ps, top_ks, seeds, positions, out,
@@ -34,11 +34,11 @@ def _draw(
     temperature = tl.maximum(tl.load(temperatures + row).to(tl.float32), COLDEST)
     top_k, top_p, min_p = tl.load(top_ks + row), tl.load(top_ps + row), tl.load(min_ps + row).to(tl.float32)
     highest = _highest(source, vocabulary, BLOCK)
-    # Everything is above it: nothing is left out.
+    # Everything is above this threshold: nothing is excluded.
     threshold = tl.zeros((), tl.int64)
     ties = vocabulary.to(tl.int64)
     if min_p > 0:
-        # What is above this key is kept, and nothing has the key itself.
+        # Keeps all logits above this key; no logit has the key itself.
         threshold = _key(highest + temperature * tl.log(min_p)) - 1
         ties = tl.zeros((), tl.int64)
     if top_k > 0 and top_k < vocabulary:
@@ -49,7 +49,7 @@ def _draw(
             ties = top_k - above.to(tl.int64)
     mass = _sum(source, vocabulary, highest, temperature, threshold + 1, False, BLOCK)
     each = _probability(_value(threshold), highest, temperature)
-    # Without top_k no logit has the lowest key of all, and the product is none.
+    # Without top_k and min_p the threshold is the lowest key of all, which no logit has.
     total = mass + tl.where(threshold > 0, ties.to(tl.float32) * each, 0.0)
     if top_p < 1.0:
         wanted = top_p.to(tl.float32) * total
@@ -77,7 +77,7 @@ def _highest(source, vocabulary, BLOCK: tl.constexpr):
 
 @triton.jit
 def _key(value):
-    """Ordered as the values are: unsigned 32 bits in int64."""
+    """An unsigned 32-bit key in int64, ordered as the values are."""
     bits = value.to(tl.uint32, bitcast=True)
     return tl.where(bits >> 31 != 0, bits ^ 0xFFFFFFFF, bits | 0x80000000).to(tl.int64)
 
@@ -90,13 +90,13 @@ def _value(key):
 
 @triton.jit
 def _probability(value, highest, temperature):
-    """Not normalized: the most likely has 1."""
+    """Not normalized: the most likely token has 1."""
     return tl.exp((value - highest) / temperature)
 
 
 @triton.jit
 def _sum(source, vocabulary, highest, temperature, lowest_key, COUNT: tl.constexpr, BLOCK: tl.constexpr):
-    """How many logits have this key or a higher one, or how much probability."""
+    """How many logits have this key or a higher one, or how much probability they have."""
     total = tl.zeros((BLOCK,), tl.float32)
     for first in range(0, vocabulary, BLOCK):
         column = first + tl.arange(0, BLOCK)
@@ -111,9 +111,9 @@ def _sum(source, vocabulary, highest, temperature, lowest_key, COUNT: tl.constex
 def _search(
     source, vocabulary, highest, temperature, wanted, COUNT: tl.constexpr, BITS: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """The highest key at or above which there is as much as is wanted."""
+    """The highest key at or above which the count, or the probability, reaches `wanted`."""
     threshold = tl.zeros((), tl.int64)
-    # Of bfloat16 only the upper half tells keys apart; the lower is all zeros, or all ones in negative numbers.
+    # In bfloat16 only the upper half of a key varies: the lower half is all zeros, or all ones for negative numbers.
     for index in range(BITS):
         candidate = threshold | (tl.full((), 1, tl.int64) << (31 - index))
         enough = _sum(source, vocabulary, highest, temperature, candidate, COUNT, BLOCK) >= wanted
@@ -124,7 +124,7 @@ def _search(
 
 @triton.jit
 def _pick(source, vocabulary, highest, temperature, threshold, ties, point, BLOCK: tl.constexpr):
-    """The first kept token at which the probability before it and its own exceed the point."""
+    """The first kept token at which the probability up to and including it exceeds the point."""
     before = tl.zeros((), tl.float32)
     seen = tl.zeros((), tl.int64)
     picked = vocabulary.to(tl.int64)
@@ -142,13 +142,13 @@ def _pick(source, vocabulary, highest, temperature, threshold, ties, point, BLOC
         last = tl.maximum(last, tl.max(tl.where(share > 0, column, 0)).to(tl.int64))
         before += tl.sum(share)
         seen += tl.sum(tied)
-    # Sums in another order may fall short of the point by a rounding.
+    # A sum in another order may fall short of the point by a rounding error.
     return tl.where(picked < vocabulary, picked, last)
 
 
 @triton.jit
 def _uniform(seed, position, ROUNDS: tl.constexpr):
-    """Float64; kernels.sample.philox.uniform, whose constants these are."""
+    """float64; the same function as kernels.sample.philox.uniform, with its constants."""
     a, b = position.to(tl.uint32), (position >> 32).to(tl.uint32)
     c, d = tl.zeros((), tl.uint32), tl.zeros((), tl.uint32)
     low, high = seed.to(tl.uint32), (seed >> 32).to(tl.uint32)

@@ -64,7 +64,7 @@ def test_top_p_keeps_the_token_that_crosses_the_line() -> None:
 
 
 def test_top_p_counts_within_what_top_k_left() -> None:
-    # Of the two kept tokens the first holds 62%: alone it is enough for 60%, though it is only 43% of all.
+    # The first of the two kept tokens holds 62% of them, which is enough for 60%, though it holds only 43% of all.
     assert drawn(top_k=2, top_p=0.6).keys() == {0}
 
 

@@ -1,4 +1,4 @@
-"""The kernel against the definition: the same tokens, wherever rounding does not decide."""
+"""Triton's draws against the definition: the same tokens, unless rounding decides."""
 
 import pytest
 import torch
