@@ -23,14 +23,27 @@ def quantize(
     model: Annotated[Path, typer.Argument(help="A checkpoint of the DeepSeek V3 architecture, in bfloat16 or FP8.")],
     out: Annotated[Path, typer.Option(help="Where to write the quantized one; a run that was cut off goes on there.")],
     form: Annotated[Format, typer.Option("--format", help="w4a8: routed experts in INT4, the rest in FP8.")],
+    calibration: Annotated[
+        str | None,
+        typer.Option(metavar="FILE|tasks", help="Texts that give activations static scales; JSON lines or plain text."),
+    ] = None,
+    sequences: Annotated[int, typer.Option(min=1, help="Texts to calibrate with, at most.")] = 128,
+    tokens: Annotated[int, typer.Option(min=2, help="Tokens of each of them, at most.")] = 512,
+    awq: Annotated[bool, typer.Option("--awq", help="Search for scales of the experts' input channels.")] = False,
     device: Annotated[str, typer.Option(help="cpu or cuda; auto takes a GPU if there is one.")] = "auto",
 ) -> None:
     """Quantize a checkpoint layer by layer, in the layout in which such checkpoints are published."""
     # Loads torch.
     from tools.quantize import rounding, run
+    from tools.quantize.calibration import read_calibration
 
+    texts = None
+    if calibration is not None:
+        texts = read_calibration(calibration, model, sequences=sequences, tokens=tokens)
     try:
-        options = run.Options(model, out, rounding.Format(form.value), run.choose_device(device))
+        options = run.Options(
+            model, out, rounding.Format(form.value), run.choose_device(device), calibration=texts, awq=awq
+        )
         reports = run.quantize(options)
     except OSError as error:
         raise ConfigError(f"cannot write {out}: {error}") from error
@@ -40,11 +53,11 @@ def quantize(
 
 
 def _table(reports: "list[UnitReport]") -> Table:
-    table = Table("layer", "MB", "INT4 error", "FP8 error", title="relative error of the rounded weights")
+    columns = ("layer", "MB", "INT4 weights", "FP8 weights", "experts' outputs")
+    table = Table(*columns, title="relative errors by rounding")
     for report in reports:
-        table.add_row(
-            report.name, f"{report.size_bytes / 1e6:,.1f}", _percent(report.int4_error), _percent(report.fp8_error)
-        )
+        errors = (report.int4_error, report.fp8_error, report.output_error)
+        table.add_row(report.name, f"{report.size_bytes / 1e6:,.1f}", *map(_percent, errors))
     return table
 
 

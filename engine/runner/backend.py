@@ -216,7 +216,8 @@ def reserved_bytes(model: Model, resolved: ResolvedEngineConfig, longest: int) -
 
 def _make_state(model: Model, resolved: ResolvedEngineConfig, blocks: int, positions: int) -> DeviceState:
     return make_state(
-        model,
+        model.config,
+        model.device,
         blocks=blocks,
         positions=positions,
         rows=resolved.config.max_requests,

@@ -40,21 +40,24 @@ NAMES_SHOWN = 5
 KEPT: Mapping[torch.dtype, str] = MappingProxyType({torch.float8_e4m3fn: "FP8", torch.int8: "INT4"})
 
 
-def load_weights(shards: Shards, parameters: Sequence[Parameter], unused: tuple[str, ...] = ()) -> None:
+def load_weights(
+    shards: Shards, parameters: Sequence[Parameter], unused: tuple[str, ...] = (), *, quiet: bool = False
+) -> None:
     """Fill every place from the tensor of its name, converting to its dtype; FP8 blocks and INT4 groups are
     dequantized, unless the place has their form.
 
     Places may be views (a part of a fused matrix, or several, as `Parameter` has them). Those on the CPU that are
     contiguous, of the file's dtype and filled from whole rows are read directly; peak memory is the parameters, a strip
     of 16 MiB and what it is converted to, and the largest matrix in parts. unused: prefixes of tensors that may be
-    there and are not read. Raises CheckpointError where a tensor is missing, has the wrong shape, or is not expected.
+    there and are not read; quiet: show no progress. Raises CheckpointError where a tensor is missing, has the wrong
+    shape, or is not expected.
     """
     _check_names(shards, {parameter.name for parameter in parameters}, unused)
     for parameter in parameters:
         entry = shards.entries[parameter.name]
         _check(shards, entry, parameter)
     ordered = sorted(parameters, key=lambda each: (shards.entries[each.name].path, shards.entries[each.name].offset))
-    with _progress() as progress:
+    with _progress(quiet) as progress:
         task = progress.add_task("loading weights", total=sum(shards.entries[each.name].size_bytes for each in ordered))
         for parameter in ordered:
             entry = shards.entries[parameter.name]
@@ -122,7 +125,7 @@ def _load(shards: Shards, entry: Entry, parameter: Parameter) -> None:
     elif _is_read_directly(entry, parameter):
         shards.read(entry, rows.start * _row_bytes(entry), _bytes(place))
     else:
-        for first, strip in _converted(shards, entry, rows, place.dtype):
+        for first, strip in _converted(shards, entry, rows, place):
             start, stop = max(first, rows.start), min(first + len(strip), rows.stop)
             place[start - rows.start : stop - rows.start].copy_(strip[(slice(start - first, stop - first), *columns)])
 
@@ -133,33 +136,38 @@ def _is_read_directly(entry: Entry, parameter: Parameter) -> bool:
     return place.device.type == "cpu" and place.dtype == DTYPES[entry.dtype] and place.is_contiguous() and whole_rows
 
 
-def _converted(shards: Shards, entry: Entry, rows: slice, dtype: torch.dtype) -> Iterator[tuple[int, torch.Tensor]]:
-    """Strips that hold the rows, each with its first row's index; quantized ones as `dtype`, unless that is theirs."""
-    if DTYPES[entry.dtype] == dtype or not (is_fp8(entry) or is_int4(entry)):
+def _converted(shards: Shards, entry: Entry, rows: slice, place: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
+    """Strips that hold the rows, each with its first row's index; quantized ones in the place's dtype and on its
+    device, unless they stay as they are.
+    """
+    if DTYPES[entry.dtype] == place.dtype or not (is_fp8(entry) or is_int4(entry)):
         yield from _strips(shards, entry, rows)
     elif is_fp8(entry):
-        yield from _dequantized_blocks(shards, entry, rows, dtype)
+        yield from _dequantized_blocks(shards, entry, rows, place)
     else:
-        yield from _dequantized_groups(shards, entry, rows)
+        yield from _dequantized_groups(shards, entry, rows, place.device)
 
 
 def _dequantized_blocks(
-    shards: Shards, entry: Entry, rows: slice, dtype: torch.dtype
+    shards: Shards, entry: Entry, rows: slice, place: torch.Tensor
 ) -> Iterator[tuple[int, torch.Tensor]]:
-    scale = _read(shards, scale_of(shards, entry)).float()
+    scale = _read(shards, scale_of(shards, entry)).to(place.device, torch.float32)
     begin = rows.start // BLOCK * BLOCK
     for first, strip in _strips(shards, entry, slice(begin, rows.stop), multiple=BLOCK):
-        values = torch.empty(strip.shape, dtype=dtype)
-        dequantize_blocks(strip, scale[first // BLOCK : -(-(first + len(strip)) // BLOCK)], values)
+        values = torch.empty(strip.shape, dtype=place.dtype, device=place.device)
+        blocks = scale[first // BLOCK : -(-(first + len(strip)) // BLOCK)]
+        dequantize_blocks(strip.to(place.device), blocks, values)
         yield first, values
 
 
-def _dequantized_groups(shards: Shards, entry: Entry, rows: slice) -> Iterator[tuple[int, torch.Tensor]]:
-    scale = _read(shards, scale_of(shards, entry)).float()
+def _dequantized_groups(
+    shards: Shards, entry: Entry, rows: slice, device: torch.device
+) -> Iterator[tuple[int, torch.Tensor]]:
+    scale = _read(shards, scale_of(shards, entry)).to(device, torch.float32)
     name = pre_scale_name(entry.name)
-    pre_scale = _read(shards, shards.entries[name]).float() if name in shards.entries else None
+    pre_scale = _read(shards, shards.entries[name]).to(device) if name in shards.entries else None
     for first, strip in _strips(shards, entry, rows):
-        values = dequantize_groups(strip, scale[first : first + len(strip)])
+        values = dequantize_groups(strip.to(device), scale[first : first + len(strip)])
         # The input's channels are multiplied by it, so the matrix that stands for both is too.
         yield first, values if pre_scale is None else values.mul_(pre_scale)
 
@@ -189,6 +197,6 @@ def _read(shards: Shards, entry: Entry) -> torch.Tensor:
     return values
 
 
-def _progress() -> Progress:
+def _progress(quiet: bool) -> Progress:
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    return Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty())
+    return Progress(*columns, console=Console(stderr=True), disable=quiet or not sys.stderr.isatty())

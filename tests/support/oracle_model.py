@@ -46,7 +46,9 @@ def our_logits(
     """Teacher-forced logits [tokens, vocabulary], the tokens computed in chunks of these sizes; chunks of 1 decode."""
     assert sum(chunks) == len(token_ids)
     model = load_model(directory, dtype, torch.device(device), weights)
-    state = make_state(model, blocks=max(blocks) + 1, positions=len(token_ids), rows=1, kv_dtype=kv_dtype or dtype)
+    state = make_state(
+        model.config, model.device, blocks=max(blocks) + 1, positions=len(token_ids), rows=1, kv_dtype=kv_dtype or dtype
+    )
     logits, start = [], 0
     for size in chunks:
         stop = start + size

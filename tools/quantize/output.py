@@ -28,6 +28,8 @@ class UnitReport(msgspec.Struct, frozen=True):
     size_bytes: int
     int4_error: float | None = None
     fp8_error: float | None = None
+    # Of what the experts make of the calibration texts; None without.
+    output_error: float | None = None
 
 
 class _Metadata(msgspec.Struct, frozen=True):

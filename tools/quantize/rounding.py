@@ -33,6 +33,19 @@ class Rounded:
     error: Error | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Int4:
+    # [outputs, inputs / 2] int8 and [outputs, inputs / 128] float32, as they are published.
+    packed: torch.Tensor
+    scales: torch.Tensor
+    # The weight that they stand for: [outputs, inputs] float32.
+    stands_for: torch.Tensor
+
+    def tensors(self, name: str) -> dict[str, torch.Tensor]:
+        """name: of the published matrix."""
+        return {name: self.packed.cpu(), name + SCALE_SUFFIX: self.scales.cpu()}
+
+
 def is_expert(name: str) -> bool:
     """Whether it belongs to a routed expert."""
     return bool(_EXPERT.search(name))
@@ -41,7 +54,9 @@ def is_expert(name: str) -> bool:
 def round_tensor(source: Source, spec: TensorSpec, form: Format) -> Rounded:
     """A tensor of the source in the form in which the checkpoint has it."""
     if spec.quantizable and form is Format.W4A8 and is_expert(spec.name):
-        return round_to_int4(spec.name, source.matrix(spec.name))
+        weight = source.matrix(spec.name)
+        rounded = round_to_int4(weight)
+        return Rounded(rounded.tensors(spec.name), error_of(rounded.stands_for, weight))
     if spec.quantizable and source.stored.linear is Stored.PLAIN:
         return _round_to_fp8(spec.name, source.matrix(spec.name))
     tensors = dict(source.published(spec.name))
@@ -51,13 +66,11 @@ def round_tensor(source: Source, spec: TensorSpec, form: Format) -> Rounded:
     return Rounded(tensors)
 
 
-def round_to_int4(name: str, weight: torch.Tensor, pre_scale: torch.Tensor | None = None) -> Rounded:
+def round_to_int4(weight: torch.Tensor, pre_scale: torch.Tensor | None = None) -> Int4:
     """weight: [outputs, inputs] float32; pre_scale: [inputs], by which its input's channels will be multiplied."""
-    scaled = weight if pre_scale is None else weight / pre_scale
-    packed, scales = quantize_groups(scaled)
+    packed, scales = quantize_groups(weight if pre_scale is None else weight / pre_scale)
     found = dequantize_groups(packed, scales)
-    error = error_of(found if pre_scale is None else found.mul_(pre_scale), weight)
-    return Rounded({name: packed.cpu(), name + SCALE_SUFFIX: scales.cpu()}, error)
+    return Int4(packed, scales, found if pre_scale is None else found.mul_(pre_scale))
 
 
 def _round_to_fp8(name: str, weight: torch.Tensor) -> Rounded:

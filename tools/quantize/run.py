@@ -9,19 +9,25 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from engine.model.quantization import Stored
 from engine.weights.shards import open_shards
 from kernels.group_quant import GROUP
 from mesh.errors import CheckpointError, ConfigError
 from tools.quantization_configs import FP8_CONFIG, W4A8_CONFIG
+from tools.quantize.calibration import Calibration
 from tools.quantize.error import Error, total
+from tools.quantize.experts import QuantizedExperts, quantize_experts
+from tools.quantize.layer_pass import LayerPass, Routed
 from tools.quantize.output import Output, UnitReport
 from tools.quantize.rounding import Format, is_expert, round_tensor
 from tools.quantize.source import Source, Unit
 
 CONFIGS: Mapping[Format, Mapping[str, Any]] = MappingProxyType({Format.FP8: FP8_CONFIG, Format.W4A8: W4A8_CONFIG})
+
+# The calibration texts' state between two layers, for a run that goes on.
+STATE = "calibration_state.bin"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,25 +37,30 @@ class Options:
     form: Format
     # On which weights are rounded.
     device: torch.device
+    # Texts from which the experts' inputs get static scales; without, each row gets a scale of its own.
+    calibration: Calibration | None = None
+    # Search for scales of the experts' input channels; needs calibration.
+    awq: bool = False
 
 
 def quantize(options: Options) -> list[UnitReport]:
     """Write the quantized checkpoint to `options.out`, or what an earlier run with the same options left to do.
 
     Holds one layer of the result in memory. Raises CheckpointError where the model cannot be quantized, ConfigError
-    where the directory holds something else.
+    where the directory holds something else, or options do not go together.
     """
+    _check_options(options)
     with open_shards(options.model_dir) as shards:
         source = Source(options.model_dir, shards, options.device)
-        _check(source, options.form)
-        settings = {"format": options.form.value, "source": source.fingerprint}
-        output = Output(options.out, settings, [unit.name for unit in source.units])
+        _check_source(source, options.form)
+        output = Output(options.out, _settings(source, options), [unit.name for unit in source.units])
         output.prepare()
+        run = _Run(source, output, options)
         with _progress() as progress:
-            task = progress.add_task("quantizing", total=len(source.units))
-            reports = [_quantize_unit(source, unit, options.form, output, progress, task) for unit in source.units]
+            reports = [run.quantize(unit) for unit in progress.track(source.units, description="quantizing")]
         config = dict(source.settings) | {"quantization_config": dict(CONFIGS[options.form])}
         output.complete(source.directory, config, reports)
+        (options.out / STATE).unlink(missing_ok=True)
     return reports
 
 
@@ -64,7 +75,14 @@ def choose_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def _check(source: Source, form: Format) -> None:
+def _check_options(options: Options) -> None:
+    if options.awq and options.calibration is None:
+        raise ConfigError("AWQ needs calibration: name a file, or tasks")
+    if options.calibration is not None and options.form is not Format.W4A8:
+        raise ConfigError(f"calibration is of INT4 experts: {options.form.value} has none")
+
+
+def _check_source(source: Source, form: Format) -> None:
     stored, config = source.stored, source.config
     if stored.experts is Stored.INT4:
         raise CheckpointError(f"{source.directory} has INT4 experts already: quantize the model that it was made of")
@@ -78,33 +96,68 @@ def _check(source: Source, form: Format) -> None:
                 )
 
 
-def _quantize_unit(
-    source: Source, unit: Unit, form: Format, output: Output, progress: Progress, task: TaskID
-) -> UnitReport:
-    report = output.finished(unit.name)
-    if report is None:
-        report = _round_unit(source, unit, form, output)
-    progress.advance(task)
-    return report
+def _settings(source: Source, options: Options) -> dict[str, str]:
+    """What decides every byte of the result."""
+    settings = {"format": options.form.value, "source": source.fingerprint}
+    if options.calibration is not None:
+        settings |= {"calibration": options.calibration.digest, "awq": str(options.awq)}
+    return settings
 
 
-def _round_unit(source: Source, unit: Unit, form: Format, output: Output) -> UnitReport:
-    tensors: dict[str, torch.Tensor] = {}
-    int4: list[Error] = []
-    fp8: list[Error] = []
-    for spec in unit.specs:
-        rounded = round_tensor(source, spec, form)
-        tensors |= rounded.tensors
-        if rounded.error is not None:
-            (int4 if form is Format.W4A8 and is_expert(spec.name) else fp8).append(rounded.error)
-    report = UnitReport(
-        name=unit.name,
-        size_bytes=sum(tensor.nbytes for tensor in tensors.values()),
-        int4_error=total(int4).relative if int4 else None,
-        fp8_error=total(fp8).relative if fp8 else None,
-    )
-    output.write(report, tensors)
-    return report
+class _Run:
+    """One unit after the other."""
+
+    def __init__(self, source: Source, output: Output, options: Options) -> None:
+        self._source, self._output, self._options = source, output, options
+        self._pass = None
+        if options.calibration is not None:
+            self._pass = LayerPass(source, options.calibration, options.out / STATE)
+
+    def quantize(self, unit: Unit) -> UnitReport:
+        report = self._output.finished(unit.name)
+        experts = None
+        if self._pass is not None and unit.layer is not None and self._pass.next_layer <= unit.layer:
+            # Also of a unit that is finished: the layers behind it read what it makes of the texts.
+            experts = self._run_layer(self._pass)
+        if report is None:
+            report = self._write(unit, experts)
+        if experts is not None and self._pass is not None:
+            self._pass.save()
+        return report
+
+    def _run_layer(self, layer_pass: LayerPass) -> QuantizedExperts | None:
+        prefix = f"model.layers.{layer_pass.next_layer}.mlp"
+        quantized: QuantizedExperts | None = None
+
+        def compute(routed: Routed) -> torch.Tensor:
+            nonlocal quantized
+            quantized = quantize_experts(self._source, prefix, routed, awq=self._options.awq)
+            return quantized.added
+
+        layer_pass.run_layer(compute)
+        return quantized
+
+    def _write(self, unit: Unit, experts: QuantizedExperts | None) -> UnitReport:
+        tensors: dict[str, torch.Tensor] = {} if experts is None else dict(experts.tensors)
+        int4: list[Error] = [] if experts is None else [experts.weight_error]
+        fp8: list[Error] = []
+        for spec in unit.specs:
+            if experts is not None and is_expert(spec.name):
+                continue
+            rounded = round_tensor(self._source, spec, self._options.form)
+            tensors |= rounded.tensors
+            if rounded.error is not None:
+                in_int4 = self._options.form is Format.W4A8 and is_expert(spec.name)
+                (int4 if in_int4 else fp8).append(rounded.error)
+        report = UnitReport(
+            name=unit.name,
+            size_bytes=sum(tensor.nbytes for tensor in tensors.values()),
+            int4_error=total(int4).relative if int4 else None,
+            fp8_error=total(fp8).relative if fp8 else None,
+            output_error=experts.output_error.relative if experts is not None else None,
+        )
+        self._output.write(report, tensors)
+        return report
 
 
 def _progress() -> Progress:

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 
 from engine.model.config import ModelConfig, read_model_config
+from engine.model.parameters import NamedParameters
 from engine.model.quantization import Quantization, Stored
 from engine.model.reader import read_json
-from engine.weights.checkpoint import read_matrix, read_stored
+from engine.weights.checkpoint import load_weights, read_matrix, read_stored
 from engine.weights.shards import Shards, weights_fingerprint
 from engine.weights.stored import SCALE_SUFFIX, is_derived, matrix_shape, scale_of
 from mesh.errors import CheckpointError
@@ -27,6 +28,11 @@ class Unit:
     # A layer's number, or "rest" for the embedding, the last norm and the head.
     name: str
     specs: tuple[TensorSpec, ...]
+
+    @property
+    def layer(self) -> int | None:
+        """Its number; None of what is no layer."""
+        return int(self.name) if self.name.isdigit() else None
 
 
 class Source:
@@ -57,6 +63,10 @@ class Source:
     def matrix(self, name: str) -> torch.Tensor:
         """A weight as float32 on the device, dequantized."""
         return read_matrix(self._shards, name, self.device)
+
+    def fill(self, parameters: NamedParameters) -> None:
+        """Some of the model's layers, in their own dtype."""
+        load_weights(self._shards, list(parameters), unused=("model.", "lm_head."), quiet=True)
 
     def published(self, name: str) -> Iterator[tuple[str, torch.Tensor]]:
         """A tensor as it is stored, with its scales if it has any."""

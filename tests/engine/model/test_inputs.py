@@ -107,7 +107,7 @@ def test_tokens_that_belong_to_no_row_change_no_logit(tmp_path: Path) -> None:
     steps.append([Row(prompt[71:75], 71, [0, 1], GREEDY), Row(prompt, 0, [2, 3], GREEDY)])
     found = []
     for size in (None, 112):
-        state = make_state(model, blocks=4, positions=90, rows=2, kv_dtype=torch.float32)
+        state = make_state(model.config, model.device, blocks=4, positions=90, rows=2, kv_dtype=torch.float32)
         contexts = (build_context(model.config, rows, state, size) for rows in steps)
         found.append(torch.cat([model.forward(context) for context in contexts]))
     assert found[0].shape[0] == 4

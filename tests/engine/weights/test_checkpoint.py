@@ -85,7 +85,7 @@ def test_mtp_modules_are_neither_loaded_nor_given_kv(tmp_path: Path) -> None:
     assert "model.layers.4.eh_proj.weight" in published
     model = load_model(tmp_path, torch.float32, CPU)
     assert {name.split(".")[2] for name in places(model) if ".layers." in name} == {"0", "1", "2"}
-    state = make_state(model, blocks=4, positions=64, rows=1, kv_dtype=torch.float32)
+    state = make_state(model.config, model.device, blocks=4, positions=64, rows=1, kv_dtype=torch.float32)
     assert len(state.kv_pool) == model.config.kv_layers == 3
 
 
