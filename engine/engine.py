@@ -18,7 +18,8 @@ from engine.load import LoadMeter
 from engine.moves.transfers import Transfers
 from engine.outputs import cancelled, next_output, refused
 from engine.pipeline import InFlightStep, StepPipeline
-from engine.protocol.messages import Cancel, FirstToken, Output, StepResult, Submit
+from engine.protocol.messages import Cancel, FirstToken, StepResult, Submit
+from engine.report import Report
 from engine.request import Request
 from engine.schedule import Schedule
 from engine.step_work import StepWork
@@ -69,21 +70,17 @@ class Engine:
         self.transfers = Transfers(agent, self.pool, backend.namespace.layers, transfer, self._meter)
         limits = Limits(config.max_step_tokens, config.max_requests)
         self._schedule = Schedule(self.pool, limits, config.prefix_cache, self.transfers.would_wait)
+        self._report = Report(self.pool, self.transfers)
         self._requests: dict[int, Request] = {}
         # The last step could do nothing, until a transfer gives back blocks or something else changes.
         self._blocked = False
-        # The load may have changed because a transfer ended.
-        self._moved = False
         self._stopping = self.stopped = False
-        # Not reported yet.
-        self._outputs: list[Output] = []
         self._submitted = 0
 
     def has_work(self) -> bool:
         """Whether a step would do or report anything before the next message, or event of the agent."""
         can_go_on = len(self._requests) > self.transfers.awaited and not self._blocked
-        unreported = self._outputs or self._moved or self.transfers.changed
-        return bool(can_go_on or self._pipeline.in_flight or unreported or self._stopping)
+        return bool(can_go_on or self._pipeline.in_flight or self._report.pending or self._stopping)
 
     def submit(self, submit: Submit) -> None:
         assert submit.key not in self._requests
@@ -93,7 +90,7 @@ class Engine:
             self.transfers.check(submit)
             self.transfers.expect(request)
         except InvalidRequest as error:
-            self._outputs.append(refused(request, error))
+            self._report.outputs.append(refused(request, error))
             return
         self._submitted += 1
         self._requests[submit.key] = request
@@ -107,7 +104,7 @@ class Engine:
         if request is None:
             return
         self._schedule.withdraw(request)
-        self._outputs.append(cancelled(request))
+        self._report.outputs.append(cancelled(request))
         self._close(request)
 
     def first_token(self, message: FirstToken) -> None:
@@ -118,7 +115,7 @@ class Engine:
         request.cached_tokens, request.store_cached_tokens = message.cached_tokens, message.store_cached_tokens
         output = next_output(request, Sample(message.token_id, message.logprobs))
         request.progress.received(output.token_ids)
-        self._outputs.append(output)
+        self._report.outputs.append(output)
         if output.finish is None:
             self.transfers.on_first_token(request)
         else:
@@ -127,7 +124,8 @@ class Engine:
     def poll_transfers(self) -> None:
         """Note what the transfer agent reports. Call it when the agent wakes the rank, and between steps."""
         if self.transfers.poll():
-            self._blocked, self._moved = False, True
+            self._blocked = False
+            self._report.load_changed = True
 
     def stop(self) -> None:
         """Compute no more, as soon as the worker's other ranks agree. Requests are lost."""
@@ -154,7 +152,7 @@ class Engine:
         if finished is not None:
             for request, row, sample in self._pipeline.collect(finished):
                 self._commit(request, row, sample)
-        return self._result()
+        return self._report.drain(self._pipeline.steps, self.load)
 
     def load(self) -> WorkerLoad:
         return self._meter.load(
@@ -218,7 +216,7 @@ class Engine:
         else:
             output = next_output(request, sample)
             progress.committed(row.tokens, 1, output.token_ids)
-            self._outputs.append(output)
+            self._report.outputs.append(output)
         if progress.computed // BLOCK_TOKENS > progress.registered_blocks:
             self._schedule.register(request)
         if request.push is not None:
@@ -230,7 +228,7 @@ class Engine:
             self._close(request)
 
     def _refuse(self, request: Request, error: MeshError) -> None:
-        self._outputs.append(refused(request, error))
+        self._report.outputs.append(refused(request, error))
         self._close(request)
 
     def _close(self, request: Request) -> None:
@@ -247,19 +245,3 @@ class Engine:
     def _release_ended(self, request: Request) -> None:
         if not request.progress.rows_in_flight:
             self._schedule.release(request)
-
-    def _result(self) -> StepResult | None:
-        outputs, self._outputs = self._outputs, []
-        changes, counters = self.pool.drain_changes(), self.transfers.poll_counters()
-        if not (outputs or changes.stored or changes.removed or counters or self._moved):
-            return None
-        self._moved = False
-        return StepResult(
-            self._pipeline.steps,
-            outputs,
-            self.load(),
-            changes.stored,
-            changes.parents,
-            changes.removed,
-            transfers=counters,
-        )

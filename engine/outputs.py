@@ -1,4 +1,4 @@
-"""What is reported of a request to its service."""
+"""Outputs of one request."""
 
 from engine.batch import Sample
 from engine.protocol.messages import Output, Refusal

@@ -1,0 +1,37 @@
+"""What the engine reports to its service."""
+
+from collections.abc import Callable
+
+from engine.kv_pool import BlockPool
+from engine.moves.transfers import Transfers
+from engine.protocol.messages import Output, StepResult
+from mesh.domain.workers import WorkerLoad
+
+
+class Report:
+    """What the engine has not reported yet.
+
+    Attributes:
+        outputs: of steps, and of what happened between them.
+        load_changed: the load may have changed because a transfer ended.
+    """
+
+    def __init__(self, pool: BlockPool, transfers: Transfers) -> None:
+        self._pool = pool
+        self._transfers = transfers
+        self.outputs: list[Output] = []
+        self.load_changed = False
+
+    @property
+    def pending(self) -> bool:
+        """Whether `drain` would report anything without another step."""
+        return bool(self.outputs) or self.load_changed or self._transfers.changed
+
+    def drain(self, step: int, load: Callable[[], WorkerLoad]) -> StepResult | None:
+        """Outputs, blocks that came or went, and counters of transfers; None if there is nothing of them."""
+        outputs, self.outputs = self.outputs, []
+        blocks, counters = self._pool.drain_changes(), self._transfers.poll_counters()
+        if not (outputs or blocks.stored or blocks.removed or counters or self.load_changed):
+            return None
+        self.load_changed = False
+        return StepResult(step, outputs, load(), blocks.stored, blocks.parents, blocks.removed, transfers=counters)
