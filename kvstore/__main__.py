@@ -26,6 +26,7 @@ from transfer.agent import TransferAgent
 from transfer.config import TransferConfig
 from transfer.fetch.lookup_server import LookupHandler
 from transfer.host_memory import HostMemory
+from transfer.ucx_log import UcxLog
 
 SERVICE = "deepmesh.internal.v1.KvStoreService"
 log = logging.getLogger(__name__)
@@ -38,15 +39,20 @@ def open_index(config: KvStoreConfig, store_id: str, epoch: str) -> Index:
     return RedisIndex(index.redis_url, store_id, epoch, index.lease_seconds, index.timeout_seconds)
 
 
-def ucx_agents(config: TransferConfig) -> OpenAgent:
-    """Agents over memory of this process, block-major: what a block holds of all layers lies together."""
+def ucx_agents(config: TransferConfig, opened: Callable[[], object] = lambda: None) -> OpenAgent:
+    """Agents over memory of this process, block-major: what a block holds of all layers lies together.
+
+    `opened` is called when UCX has started: a store opens one agent in its life.
+    """
 
     def open_agent(
         geometry: Geometry, blocks: int, namespace: KvNamespace, lookups: LookupHandler, wake: Callable[[], None]
     ) -> TransferAgent:
         # Zeros, for which the machine gives no memory until they are written.
         array = np.zeros((blocks, geometry.layers, geometry.piece_bytes), np.uint8).transpose(1, 0, 2)
-        return TransferAgent(HostMemory(array), namespace, config, time.monotonic, wake, lookups)
+        agent = TransferAgent(HostMemory(array), namespace, config, time.monotonic, wake, lookups)
+        opened()
+        return agent
 
     return open_agent
 
@@ -76,7 +82,8 @@ async def running_store(config: KvStoreConfig, open_agent: OpenAgent) -> AsyncIt
 
 async def serve(config: KvStoreConfig) -> None:
     """Run the store until a signal."""
-    async with running_store(config, ucx_agents(config.transfer.listening_on(config.server.host))) as server:
+    agents = ucx_agents(config.transfer.listening_on(config.server.host), UcxLog)
+    async with running_store(config, agents) as server:
         await server.until_signal()
 
 

@@ -25,6 +25,7 @@ from mesh.config import ObserveConfig
 from mesh.errors import EngineFailed, MeshError
 from mesh.event_fd import EventFd
 from mesh.observe import configure, span
+from transfer.ucx_log import UcxLog
 
 if TYPE_CHECKING:
     from transfer.agent import TransferAgent
@@ -53,6 +54,8 @@ def main(arguments: list[str]) -> int:
     except Exception as error:
         _report(link, Failed(EngineFailed.reason, f"{type(error).__name__}: {error}"))
         raise
+    if agent is not None:
+        UcxLog()
     engine = Engine(config, backend, time.monotonic, agent)
     link.send(_ready(config, backend, engine, agent))
     # Objects made by loading live as long as the process: garbage collections need not visit them.
