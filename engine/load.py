@@ -14,7 +14,7 @@ STEP_MEMORY_SECONDS = 1.0
 
 
 class _SmoothedRatio:
-    """A quotient of two exponentially decayed sums, so that small observations weigh little. 0 while unknown."""
+    """A quotient of two exponentially decayed sums, so that small observations weigh little."""
 
     def __init__(self) -> None:
         self._numerator = 0.0
@@ -25,8 +25,9 @@ class _SmoothedRatio:
         self._denominator = self._denominator * decay + denominator
 
     @property
-    def value(self) -> float:
-        return self._numerator / self._denominator if self._denominator else 0.0
+    def value(self) -> float | None:
+        """None while unknown."""
+        return self._numerator / self._denominator if self._numerator and self._denominator else None
 
 
 class LoadMeter:

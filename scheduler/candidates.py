@@ -48,6 +48,16 @@ class MeasurementAges(msgspec.Struct, frozen=True):
     push: float = 0.0
 
 
+class Pace(msgspec.Struct, frozen=True):
+    """How fast a worker is taken to be; nothing is 0."""
+
+    prefill_tokens_per_second: float
+    # Of a step of one request.
+    decode_step_ms: float
+    push_bytes_per_second: float
+    fetch_bytes_per_second: float
+
+
 class CandidateWorker(msgspec.Struct, frozen=True):
     """One live worker of the model, and what it holds of this request's prompt."""
 
@@ -72,10 +82,17 @@ class CandidateWorker(msgspec.Struct, frozen=True):
     block_bytes: int = 0
     # Prompts of at least so many tokens it pushes, or has pushed, while later layers compute.
     layerwise_tokens: int = 0
-    # Measured when it fetched from stores; 0 while unknown.
-    fetch_bytes_per_second: float = 0.0
+    # Measured when it fetched from stores; None while unknown.
+    fetch_bytes_per_second: float | None = None
     # Of its rates and times, those of its load too.
     ages: MeasurementAges = MeasurementAges()
+    # Filled by `estimates.informed`, from what this worker and the others measured.
+    estimate: Pace | None = None
+
+    @property
+    def pace(self) -> Pace:
+        assert self.estimate is not None, "candidates are informed before they are compared"
+        return self.estimate
 
 
 @dataclass(frozen=True, slots=True)

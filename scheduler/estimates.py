@@ -13,7 +13,7 @@ from math import exp, fsum, log
 import msgspec
 
 from mesh.domain.workers import WorkerLoad
-from scheduler.candidates import Candidates, CandidateWorker, PlacementKnobs
+from scheduler.candidates import Candidates, CandidateWorker, Pace, PlacementKnobs
 
 # Long beside the time between two status messages, so that a worker with work to do is believed. Short enough that one
 # thought ten times slower than it is, beside another with twenty requests (1.4 times an idle one's step), is given
@@ -25,7 +25,7 @@ CONSTANT_AGE_SECONDS = 60.0
 
 
 def informed(candidates: Candidates, knobs: PlacementKnobs) -> Candidates:
-    """The candidates with an estimate in place of each measurement, step times of one request; none is 0."""
+    """The candidates with an estimate beside their measurements."""
     workers = (*candidates.decode, *candidates.prefill)
     prefill = Estimator(
         ((each.load.prefill_tokens_per_second, each.ages.prefill) for each in workers), knobs.prefill_tokens_per_second
@@ -42,17 +42,13 @@ def informed(candidates: Candidates, knobs: PlacementKnobs) -> Candidates:
 
     def estimated(worker: CandidateWorker) -> CandidateWorker:
         load, ages = worker.load, worker.ages
-        return msgspec.structs.replace(
-            worker,
-            load=msgspec.structs.replace(
-                load,
-                prefill_tokens_per_second=prefill.estimate(load.prefill_tokens_per_second, ages.prefill),
-                decode_step_ms=step.estimate(_single_step_ms(load, knobs), ages.step),
-                decode_step_requests=1.0,
-                push_bytes_per_second=push.estimate(load.push_bytes_per_second, ages.push),
-            ),
+        pace = Pace(
+            prefill_tokens_per_second=prefill.estimate(load.prefill_tokens_per_second, ages.prefill),
+            decode_step_ms=step.estimate(_single_step_ms(load, knobs), ages.step),
+            push_bytes_per_second=push.estimate(load.push_bytes_per_second, ages.push),
             fetch_bytes_per_second=fetch.estimate(worker.fetch_bytes_per_second, ages.fetch),
         )
+        return msgspec.structs.replace(worker, estimate=pace)
 
     return Candidates(
         [estimated(worker) for worker in candidates.decode],
@@ -62,23 +58,25 @@ def informed(candidates: Candidates, knobs: PlacementKnobs) -> Candidates:
 
 
 class Estimator:
-    """One quantity, from what all workers measured of it, each with its age in seconds; 0 measured nothing."""
+    """One quantity, from what all workers measured of it, each with its age in seconds; None if it measured nothing."""
 
-    def __init__(self, measured: Iterable[tuple[float, float]], constant: float) -> None:
+    def __init__(self, measured: Iterable[tuple[float | None, float]], constant: float) -> None:
         known = [(_weight(age_seconds), log(value / constant)) for value, age_seconds in measured if value]
         # Sums in which the order of workers makes no difference, not even in the last bit.
         weights = fsum([_weight(CONSTANT_AGE_SECONDS), *(weight for weight, _ in known)])
         # What they measured in the mean.
         self._common = constant * exp(fsum(weight * logarithm for weight, logarithm in known) / weights)
 
-    def estimate(self, value: float, age_seconds: float) -> float:
+    def estimate(self, value: float | None, age_seconds: float) -> float:
         """Of the worker that measured this; a fresh value is believed, and an old one gives way to the mean."""
         return value * (self._common / value) ** (1.0 - _weight(age_seconds)) if value else self._common
 
 
-def _single_step_ms(load: WorkerLoad, knobs: PlacementKnobs) -> float:
-    """What was measured, as it would have been with one request in the batch."""
-    requests = max(1.0, load.decode_step_requests)
+def _single_step_ms(load: WorkerLoad, knobs: PlacementKnobs) -> float | None:
+    """What was measured, as it would have been with one request in the batch; None if nothing was."""
+    if load.decode_step_ms is None:
+        return None
+    requests = max(1.0, load.decode_step_requests or 0.0)
     return load.decode_step_ms * (1 + knobs.step_growth) / (1 + knobs.step_growth * requests)
 
 

@@ -100,7 +100,7 @@ def _terms(
 def _alone(share: _DecodeShare, found: Source, contested: bool, knobs: PlacementKnobs) -> Terms:
     """The decode worker computes the prompt. `contested`: there are prefill workers, whom it would delay less."""
     worker = share.candidate
-    rate = worker.load.prefill_tokens_per_second
+    rate = worker.pace.prefill_tokens_per_second
     queued = worker.load.queued_prefill_tokens + worker.unreported.prefill_tokens
     ttft_ms = share.wait_ms + queued / rate * 1000 + found.ms + share.tpot_ms
     delay_ms = 0.0
@@ -207,7 +207,7 @@ def _room(tokens_each: float, candidate: CandidateWorker, requests: int) -> int:
 def _step_ms(candidate: CandidateWorker, requests: int, knobs: PlacementKnobs) -> float:
     """A step's length with `requests` in the batch, from that of one request."""
     batch = min(requests, candidate.max_requests)
-    return candidate.load.decode_step_ms * (1 + knobs.step_growth * batch) / (1 + knobs.step_growth)
+    return candidate.pace.decode_step_ms * (1 + knobs.step_growth * batch) / (1 + knobs.step_growth)
 
 
 def _reject(request: PlacementRequest, candidate: CandidateWorker, ahead: int, knobs: PlacementKnobs) -> Verdict:

@@ -61,14 +61,14 @@ def _offer(
 ) -> PrefillOffer:
     found = source(request, worker, store, knobs)
     queued = worker.load.queued_prefill_tokens + worker.unreported.prefill_tokens
-    queue_ms = queued / worker.load.prefill_tokens_per_second * 1000
+    queue_ms = queued / worker.pace.prefill_tokens_per_second * 1000
     rejection, rejected = _reject(request, worker, knobs)
     return PrefillOffer(
         worker_id=worker.worker_id,
         source=found,
         ready_ms=queue_ms + found.ms,
         queue_ms=queue_ms,
-        push_bytes_per_second=worker.load.push_bytes_per_second,
+        push_bytes_per_second=worker.pace.push_bytes_per_second,
         layerwise_tokens=worker.layerwise_tokens,
         connected=worker.connected,
         rejection=rejection,

@@ -48,10 +48,11 @@ class Lease:
 class Measurement:
     """A number that a worker tells with every status, and when it was last another one: measured, not repeated."""
 
-    value: float = 0.0
+    # None while the worker does not know it.
+    value: float | None = None
     changed_at: float = float("-inf")
 
-    def tell(self, value: float, now: float) -> None:
+    def tell(self, value: float | None, now: float) -> None:
         if value != self.value:
             self.value, self.changed_at = value, now
 

@@ -24,14 +24,14 @@ def source(
 ) -> Source:
     """The quicker of computing what the candidate lacks and of fetching first what the store has of it.
 
-    The candidate's rates are estimates, none of them 0.
+    The candidate is informed (see `estimates`).
     """
-    rate = candidate.load.prefill_tokens_per_second
+    rate = candidate.pace.prefill_tokens_per_second
     own = reusable_blocks(request, candidate.cached_blocks)
     computed = _computed(request, own, rate)
     if store is None or (more := reusable_blocks(request, store.blocks) - own) <= 0:
         return computed
-    fetch_ms = knobs.fetch_latency_ms + more * candidate.block_bytes / candidate.fetch_bytes_per_second * 1000
+    fetch_ms = knobs.fetch_latency_ms + more * candidate.block_bytes / candidate.pace.fetch_bytes_per_second * 1000
     rest = _computed(request, own + more, rate)
     if fetch_ms + rest.ms >= computed.ms:
         return computed

@@ -41,10 +41,10 @@ def merge_loads(ranks: Sequence[WorkerLoad]) -> WorkerLoad:
         waiting_requests=sum(rank.waiting_requests for rank in ranks),
         queued_prefill_tokens=sum(rank.queued_prefill_tokens for rank in ranks),
         free_blocks=sum(rank.free_blocks for rank in ranks),
-        prefill_tokens_per_second=sum(rank.prefill_tokens_per_second for rank in ranks),
+        prefill_tokens_per_second=_sum_of_known(rank.prefill_tokens_per_second for rank in ranks),
         decode_step_ms=_mean_of_known(rank.decode_step_ms for rank in ranks),
         mean_output_tokens=_mean_of_known(rank.mean_output_tokens for rank in ranks),
-        decode_step_requests=sum(rank.decode_step_requests for rank in ranks),
+        decode_step_requests=_sum_of_known(rank.decode_step_requests for rank in ranks),
         push_bytes_per_second=_mean_of_known(rank.push_bytes_per_second for rank in ranks),
     )
 
@@ -69,10 +69,16 @@ def merge_transfers(ranks: Sequence[TransferCounters]) -> TransferCounters:
     )
 
 
-def _mean_of_known(values: Iterable[float]) -> float:
-    """0 while no rank knows."""
-    known = [value for value in values if value]
-    return sum(known) / len(known) if known else 0.0
+def _mean_of_known(values: Iterable[float | None]) -> float | None:
+    """None while no rank knows."""
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _sum_of_known(values: Iterable[float | None]) -> float | None:
+    """None while no rank knows."""
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
 
 
 def _sum_by_name(counts: Iterable[dict[str, int]]) -> dict[str, int]:

@@ -181,6 +181,6 @@ def transfers_message(counters: TransferCounters) -> workers_pb2.TransferStatus:
     )
 
 
-def _measured(value: float) -> float:
-    """A rate or a mean; what is no such thing (negative, infinite, NaN) reads as unknown."""
-    return value if 0 <= value < float("inf") else 0.0
+def _measured(value: float) -> float | None:
+    """A rate or a mean; what is no such thing (0, negative, infinite, NaN) reads as unknown."""
+    return value if 0 < value < float("inf") else None

@@ -63,7 +63,7 @@ class WorkerIdentity(msgspec.Struct, frozen=True):
 
 
 class WorkerLoad(msgspec.Struct, frozen=True):
-    """How loaded a worker is, as of one engine step. Rates and means are smoothed, and 0 while unknown."""
+    """How loaded a worker is, as of one engine step. Rates and means are smoothed, and None while unknown."""
 
     running_requests: int = 0
     waiting_requests: int = 0
@@ -71,13 +71,13 @@ class WorkerLoad(msgspec.Struct, frozen=True):
     queued_prefill_tokens: int = 0
     # Blocks that no live request holds; cached content in them may still be reused.
     free_blocks: int = 0
-    prefill_tokens_per_second: float = 0.0
-    decode_step_ms: float = 0.0
-    mean_output_tokens: float = 0.0
+    prefill_tokens_per_second: float | None = None
+    decode_step_ms: float | None = None
+    mean_output_tokens: float | None = None
     # Requests that decoded in the steps behind decode_step_ms.
-    decode_step_requests: float = 0.0
+    decode_step_requests: float | None = None
     # Of prompts that were pushed once they were computed.
-    push_bytes_per_second: float = 0.0
+    push_bytes_per_second: float | None = None
 
 
 class TransferCounters(msgspec.Struct, frozen=True):
@@ -96,5 +96,5 @@ class TransferCounters(msgspec.Struct, frozen=True):
     refused: dict[str, int] = {}
     fetches: int = 0
     fetched_blocks: int = 0
-    # Smoothed, of fetches that brought blocks; 0 while unknown.
-    fetch_bytes_per_second: float = 0.0
+    # Smoothed, of fetches that brought blocks; None while unknown.
+    fetch_bytes_per_second: float | None = None

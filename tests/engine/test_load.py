@@ -10,7 +10,7 @@ def load_of(meter: LoadMeter) -> WorkerLoad:
 
 def test_speeds_are_zero_while_unknown() -> None:
     load = load_of(LoadMeter())
-    assert (load.prefill_tokens_per_second, load.decode_step_ms, load.mean_output_tokens) == (0, 0, 0)
+    assert (load.prefill_tokens_per_second, load.decode_step_ms, load.mean_output_tokens) == (None, None, None)
 
 
 def test_steady_speeds_are_reported_as_they_are() -> None:
@@ -61,7 +61,7 @@ def test_one_quick_step_held_up_by_the_machine_does_not_make_all_of_them_slow() 
 def test_pushes_are_measured_together_and_those_that_are_mostly_latency_are_not() -> None:
     meter = LoadMeter()
     meter.observe_push(1000, 0.01)
-    assert load_of(meter).push_bytes_per_second == 0
+    assert load_of(meter).push_bytes_per_second is None
     for _ in range(50):
         meter.observe_push(10_000_000, 0.02)
         meter.observe_push(30_000_000, 0.06)

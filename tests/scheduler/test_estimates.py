@@ -93,7 +93,7 @@ def test_what_one_worker_measured_and_nobody_finds_again_is_forgotten_within_min
 
     def bandwidth(age_seconds: float) -> float:
         worker = make_candidate(fetch_bytes_per_second=1e6, ages=MeasurementAges(fetch=age_seconds))
-        return informed(Candidates([worker]), KNOBS).decode[0].fetch_bytes_per_second
+        return informed(Candidates([worker]), KNOBS).decode[0].pace.fetch_bytes_per_second
 
     assert bandwidth(0.0) == 1e6
     assert bandwidth(CONSTANT_AGE_SECONDS / 2) == pytest.approx(1e6, rel=0.15)
@@ -102,10 +102,10 @@ def test_what_one_worker_measured_and_nobody_finds_again_is_forgotten_within_min
 
 def test_prefill_and_decode_workers_inform_each_other_of_the_rate_of_prompts() -> None:
     prefill = make_candidate("p", load=make_load(prefill_tokens_per_second=800.0))
-    decode = make_candidate("d", load=make_load(prefill_tokens_per_second=0.0))
+    decode = make_candidate("d", load=make_load(prefill_tokens_per_second=None))
     estimated = informed(Candidates([decode], [prefill]), KNOBS)
-    assert estimated.prefill[0].load.prefill_tokens_per_second == 800.0
-    assert estimated.decode[0].load.prefill_tokens_per_second == pytest.approx(800.0, rel=1e-3)
+    assert estimated.prefill[0].pace.prefill_tokens_per_second == 800.0
+    assert estimated.decode[0].pace.prefill_tokens_per_second == pytest.approx(800.0, rel=1e-3)
 
 
 values = st.floats(1e-3, 1e12)

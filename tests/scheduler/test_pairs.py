@@ -50,7 +50,7 @@ def test_a_short_prompt_stays_on_a_decode_worker_that_measured_a_low_rate() -> N
 
 def test_a_worker_that_measured_nothing_is_taken_to_be_as_quick_as_the_others() -> None:
     # The constant that stands in is five times what the prefill worker measured.
-    unmeasured = make_candidate("d", load=make_load(prefill_tokens_per_second=0.0))
+    unmeasured = make_candidate("d", load=make_load(prefill_tokens_per_second=None))
     assert pair_of(Candidates([unmeasured], [make_prefill()])) == ("d", "p")
 
 

@@ -181,9 +181,9 @@ loads = st.builds(
     waiting_requests=st.integers(0, 20),
     queued_prefill_tokens=st.integers(0, 100_000),
     free_blocks=st.integers(0, 1000),
-    prefill_tokens_per_second=st.sampled_from([0.0, 10.0, 1e6]),
-    decode_step_ms=st.sampled_from([0.0, 0.01, 50.0]),
-    mean_output_tokens=st.sampled_from([0.0, 1.0, 3000.0]),
+    prefill_tokens_per_second=st.sampled_from([None, 10.0, 1e6]),
+    decode_step_ms=st.sampled_from([None, 0.01, 50.0]),
+    mean_output_tokens=st.sampled_from([None, 1.0, 3000.0]),
 )
 candidate_lists = st.lists(
     st.builds(

@@ -14,7 +14,7 @@ from mesh.domain.targets import WorkerTarget
 from mesh.domain.workers import KvNamespace, WorkerLoad
 from mesh.errors import EngineFailed
 
-LOAD = WorkerLoad(0, 0, 0, 100, 0.0, 0.0, 0.0)
+LOAD = WorkerLoad(0, 0, 0, 100)
 READY = Ready(
     model="oracle",
     namespace=KvNamespace("fingerprint", "oracle", 1, "oracle:1"),

@@ -27,7 +27,7 @@ def test_ranks_of_different_weights_are_no_worker() -> None:
 
 
 def test_loads_add_up_and_times_are_means_of_those_that_know_them() -> None:
-    one = WorkerLoad(1, 2, 100, 50, 1000.0, 10.0, 40.0, 4.0, 0.0)
+    one = WorkerLoad(1, 2, 100, 50, 1000.0, 10.0, 40.0, 4.0, None)
     two = WorkerLoad(3, 0, 10, 60, 500.0, 20.0, 60.0, 6.0, 8.0)
     idle = WorkerLoad(free_blocks=70)
     assert merge_loads([one, two, idle]) == WorkerLoad(4, 2, 110, 180, 1500.0, 15.0, 50.0, 10.0, 8.0)
@@ -35,6 +35,6 @@ def test_loads_add_up_and_times_are_means_of_those_that_know_them() -> None:
 
 def test_transfers_add_up_by_name() -> None:
     one = TransferCounters(1, 2, 3, 8, 7, 0, {"tcp": 5}, {"tcp": 1}, {"replayed": 1}, 4, 40, 100.0)
-    two = TransferCounters(1, 0, 0, 8, 8, 1, {"tcp": 5, "posix": 2}, {}, {"replayed": 2}, 1, 10, 0.0)
+    two = TransferCounters(1, 0, 0, 8, 8, 1, {"tcp": 5, "posix": 2}, {}, {"replayed": 2}, 1, 10, None)
     expected = TransferCounters(2, 2, 3, 16, 15, 1, {"tcp": 10, "posix": 2}, {"tcp": 1}, {"replayed": 3}, 5, 50, 100.0)
     assert merge_transfers([one, two]) == expected

@@ -78,8 +78,8 @@ class Fetcher:
         self._open: dict[int, _Fetch] = {}
         self.fetches = 0
         self.fetched_blocks = 0
-        # Smoothed, of fetches that brought blocks.
-        self.bytes_per_second = 0.0
+        # Smoothed, of fetches that brought blocks; None while unknown.
+        self.bytes_per_second: float | None = None
 
     @property
     def open(self) -> int:
@@ -211,6 +211,7 @@ class Fetcher:
         seconds = self._clock() - fetch.began
         if blocks and seconds > 0:
             rate = size_bytes / seconds
-            self.bytes_per_second += (rate - self.bytes_per_second) * (_NEWEST if self.bytes_per_second else 1.0)
+            before = self.bytes_per_second
+            self.bytes_per_second = rate if before is None else before + (rate - before) * _NEWEST
         self.fetched_blocks += blocks
         self._emit(Fetched(fetch.fetch_id, blocks, size_bytes, seconds, error))

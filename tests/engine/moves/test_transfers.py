@@ -109,7 +109,7 @@ def test_the_pace_of_a_prompts_push_is_reported_and_that_of_an_offer_is_not() ->
     engine.transfers.handle(PushOffer(offered, chain_hashes(prompt_of(200))))
     agent.emit(PushEnded(offered.transfer_id, 100_000_000, "fake", seconds=0.1))
     engine.poll_transfers()
-    assert engine.load().push_bytes_per_second == 0
+    assert engine.load().push_bytes_per_second is None
     agent.emit(PushEnded(pushed.transfer_id, 50_000_000, "fake", seconds=0.1))
     engine.poll_transfers()
     assert engine.load().push_bytes_per_second == pytest.approx(5e8)

@@ -8,7 +8,7 @@ from engine.rank.link import MAX_OUTGOING_BYTES, RankLink
 from mesh.domain.workers import WorkerLoad
 from mesh.event_fd import EventFd
 
-LOAD = WorkerLoad(0, 0, 0, 0, 0.0, 0.0, 0.0)
+LOAD = WorkerLoad()
 
 
 def linked(wakeup: EventFd | None = None) -> tuple[RankLink, socket.socket]:

@@ -15,7 +15,7 @@ names = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=
 counts = st.integers(0, 2**32 - 1)
 positive = st.integers(1, 2**32 - 1)
 sizes = st.integers(0, 2**63)
-rates = st.floats(0, 1e6, width=32)
+rates = st.none() | st.floats(0, 1e6, width=32, exclude_min=True)
 counted = st.dictionaries(names, sizes, max_size=4)
 namespaces = st.builds(KvNamespace, names, names, counts, names, scale=st.floats(0, 1e6), block_tokens=st.just(64))
 identities = st.builds(
@@ -36,9 +36,21 @@ identities = st.builds(
     vocabulary_size=st.none() | positive,
     block_bytes=st.none() | positive,
 )
-loads = st.builds(WorkerLoad, counts, counts, sizes, counts, rates, rates, rates, rates, rates)
+loads = st.builds(WorkerLoad, counts, counts, sizes, counts, *[rates] * 5)
 counters = st.builds(
-    TransferCounters, counts, counts, counts, counts, counts, counts, counted, counted, counted, sizes, sizes, rates
+    TransferCounters,
+    counts,
+    counts,
+    counts,
+    counts,
+    counts,
+    counts,
+    counted,
+    counted,
+    counted,
+    sizes,
+    sizes,
+    st.none() | rates,
 )
 
 
