@@ -1,5 +1,7 @@
 """Rows for INT4 experts: multiplied by AWQ's scale of each channel, then e4m3 with one scale for a row or an expert."""
 
+from types import ModuleType
+
 import torch
 
 from kernels.expert_rows import reference
@@ -21,11 +23,12 @@ def place_rows(
     x: [tokens, width] float32 or bfloat16; choices: [tokens, k] int64 below expert_count, contiguous, distinct within a
     token; pre_scale: [width] float32, by which channels are multiplied; input_scale: [expert_count] float32, all equal,
     or None for one of each row. Magnitudes above 448 scales become 448 scales. Rows that no token has are undefined.
-    Backend: the reference.
     """
-    assert x.shape[0] == choices.shape[0] and choices.dtype == torch.int64 and choices.is_contiguous()
+    assert x.shape[0] == choices.shape[0] and x.is_contiguous()
+    assert choices.dtype == torch.int64 and choices.is_contiguous()
     assert pre_scale is None or pre_scale.shape == x.shape[1:]
-    return reference.place_rows(x, choices, expert_count, pre_scale, input_scale)
+    rows: tuple[ScaledRows, Layout] = _backend(x).place_rows(x, choices, expert_count, pre_scale, input_scale)
+    return rows
 
 
 def swiglu_rows(
@@ -35,8 +38,18 @@ def swiglu_rows(
 
     gate_up: [rows, 2 * width] or [experts, capacity, 2 * width], as the layout has it; pre_scale: [experts, width]
     float32, by which each expert's channels are multiplied; input_scale: [experts] float32, or None for one of each
-    row. Rows that no token has are undefined. Backend: the reference.
+    row. Rows that no token has are undefined.
     """
-    assert gate_up.shape[:-1] == layout.shape and gate_up.shape[-1] % 2 == 0
+    assert gate_up.shape[:-1] == layout.shape and gate_up.shape[-1] % 2 == 0 and gate_up.is_contiguous()
     assert pre_scale is None or pre_scale.shape[1] * 2 == gate_up.shape[-1]
-    return reference.swiglu_rows(gate_up, layout, pre_scale, input_scale)
+    rows: ScaledRows = _backend(gate_up).swiglu_rows(gate_up, layout, pre_scale, input_scale)
+    return rows
+
+
+def _backend(x: torch.Tensor) -> ModuleType:
+    if x.is_cuda:
+        # Only here: Triton comes with a CUDA build of torch.
+        from kernels.expert_rows import triton
+
+        return triton
+    return reference

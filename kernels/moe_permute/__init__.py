@@ -23,6 +23,7 @@ __all__ = [
     "expand_contiguous",
     "expand_masked",
     "expand_quantized",
+    "masked_capacity",
 ]
 
 # A tile of a grouped product must not lie in the rows of two experts.
@@ -58,10 +59,18 @@ def expand_quantized(x: Quantized, experts: torch.Tensor, expert_count: int, sha
 
 
 def choose_layout(experts: torch.Tensor, expert_count: int) -> Layout:
-    """The layout that `expand_quantized` chooses if no expert is shared. Backend: the reference."""
-    if _few_rows(experts, expert_count, shared=0):
-        return reference.masked_layout(experts, expert_count, _capacity(experts.shape[0]))
-    return reference.contiguous_layout(experts, expert_count, ALIGNMENT, _contiguous_rows(experts, expert_count))
+    """The layout that `expand_quantized` chooses if no expert is shared. Backend of masked ones: the reference."""
+    capacity = masked_capacity(experts, expert_count)
+    if capacity is not None:
+        return reference.masked_layout(experts, expert_count, capacity)
+    rows = _contiguous_rows(experts, expert_count)
+    layout: Layout = _backend(experts).contiguous_layout(experts, expert_count, ALIGNMENT, rows)
+    return layout
+
+
+def masked_capacity(experts: torch.Tensor, expert_count: int) -> int | None:
+    """Rows that an expert has room for in the layout of `choose_layout`; None if that is contiguous."""
+    return _capacity(experts.shape[0]) if _few_rows(experts, expert_count, shared=0) else None
 
 
 def expand_contiguous(x: Quantized, experts: torch.Tensor, expert_count: int) -> ExpandedQuantized:

@@ -97,6 +97,19 @@ def _copy_rows(
         tl.store(out_scales + position + groups * out_scale_stride, factors, mask=copies_scales)
 
 
+@triton.jit
+def count_choices(experts, copy, own, counted, choices, CHUNK: tl.constexpr, COUNTED: tl.constexpr):
+    """How many choices before `copy` chose the expert `own`, and how many of all chose each of `counted` [COUNTED]."""
+    before = tl.zeros([CHUNK], tl.int32)
+    count = tl.zeros([CHUNK, COUNTED], tl.int32)
+    for first in range(0, choices, CHUNK):
+        index = first + tl.arange(0, CHUNK)
+        others = tl.load(experts + index, mask=index < choices, other=-1).to(tl.int32)
+        before += ((others == own) & (index < copy)).to(tl.int32)
+        count += (others[:, None] == counted[None, :]).to(tl.int32)
+    return tl.sum(before, axis=0), tl.sum(count, axis=0)
+
+
 # A program makes one token's copy for one expert. It finds the copy's row by itself, after the rows of the same
 # expert's earlier choices, and counts the choices of COUNTED experts. For that each program reads all choices, 8 bytes
 # each, from the cache. Reads and writes a token, 1 and 1/32 bytes a value. The latency of the two loads and of adding
@@ -116,20 +129,13 @@ def _place_copies(
     own = tl.load(experts + copy).to(tl.int32)
     found = tl.load(values + token * VALUES + columns, mask=columns < VALUES)
     factors = tl.load(scales + token + groups * scale_stride, mask=groups < SCALES)
-    before = tl.zeros([CHUNK], tl.int32)
-    count = tl.zeros([CHUNK, COUNTED], tl.int32)
-    for first in range(0, choices, CHUNK):
-        index = first + tl.arange(0, CHUNK)
-        others = tl.load(experts + index, mask=index < choices, other=-1).to(tl.int32)
-        before += ((others == own) & (index < copy)).to(tl.int32)
-        count += (others[:, None] == counted[None, :]).to(tl.int32)
-    place = tl.sum(before, axis=0)
+    place, count = count_choices(experts, copy, own, counted, choices, CHUNK, COUNTED)
     row = (own * capacity + place).to(tl.int64)
     tl.store(positions + copy, row)
     tl.store(out_values + row * VALUES + columns, found, mask=columns < VALUES)
     target = own.to(tl.int64) * SCALES * out_scale_stride + place
     tl.store(out_scales + target + groups * out_scale_stride, factors, mask=groups < SCALES)
-    tl.store(counts + counted, tl.sum(count, axis=0), mask=counted < expert_count)
+    tl.store(counts + counted, count, mask=counted < expert_count)
 
 
 # A program sums WIDTH values of one token with its k loads in flight at once. Reads k rows, writes one.
@@ -148,6 +154,11 @@ def _combine(
         weight = tl.load(weights + token * CHOICES + choice)
         total += tl.load(rows + position * width + columns, mask=inside, other=0.0).to(tl.float32) * weight
     tl.store(out + token * width + columns, total, mask=inside)
+
+
+def chunk_size(choices: int) -> int:
+    """Choices that a program looks at at a time if it reads all."""
+    return next((chunk for chunk in CHUNKS if chunk >= choices), CHUNKS[-1])
 
 
 def expand_masked(
@@ -169,7 +180,7 @@ def expand_masked(
     _place_copies[(copies,)](
         x.values, x.scales, experts, layout.positions, layout.counts, out.values, out.scales, copies, expert_count,
         capacity, x.scales.stride(1), out.scales.stride(-1), choices, width, triton.next_power_of_2(width), groups,
-        triton.next_power_of_2(groups), counted, next((chunk for chunk in CHUNKS if chunk >= copies), CHUNKS[-1]),
+        triton.next_power_of_2(groups), counted, chunk_size(copies),
         num_warps=4, **dependent_launch(device),
     )  # fmt: skip
     return ExpandedQuantized(out, layout)
@@ -179,7 +190,7 @@ def expand_contiguous(
     x: Quantized, experts: torch.Tensor, expert_count: int, alignment: int, rows: int
 ) -> ExpandedQuantized:
     (tokens, choices), width, device = experts.shape, x.values.shape[1], experts.device
-    layout = _contiguous_layout(experts, expert_count, alignment, rows)
+    layout = contiguous_layout(experts, expert_count, alignment, rows)
     out = empty_quantized(rows, width, device=device)
     if tokens:
         _copy_rows[(tokens, triton.cdiv(width, COPIED_WIDTH))](
@@ -190,7 +201,7 @@ def expand_contiguous(
     return ExpandedQuantized(out, layout)
 
 
-def _contiguous_layout(experts: torch.Tensor, expert_count: int, alignment: int, rows: int) -> ContiguousLayout:
+def contiguous_layout(experts: torch.Tensor, expert_count: int, alignment: int, rows: int) -> ContiguousLayout:
     positions = torch.empty_like(experts)
     row_experts = torch.empty(rows, dtype=torch.int32, device=experts.device)
     tile, chunk, chunks = _chunks(experts, expert_count)

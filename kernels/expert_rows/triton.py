@@ -1,0 +1,189 @@
+"""Rows for INT4 experts in Triton."""
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.dependent_launch import dependent_launch, start_next, wait_for_earlier
+from kernels.expert_rows import reference
+from kernels.moe_permute import choose_layout, masked_capacity
+from kernels.moe_permute.layout import ContiguousLayout, Layout, MaskedLayout
+from kernels.moe_permute.triton import chunk_size, count_choices
+from kernels.w4a8_gemm import ScaledRows
+
+LARGEST = tl.constexpr(reference.LARGEST)
+SMALLEST = tl.constexpr(reference.SMALLEST)
+
+
+@triton.jit
+def _scale_of(row, static_scale, STATIC: tl.constexpr):
+    """The expert's scale, or the one that makes the row's largest magnitude e4m3's largest."""
+    if STATIC:
+        return static_scale
+    return tl.div_rn(tl.maximum(tl.max(tl.abs(row), axis=0), SMALLEST), LARGEST)
+
+
+@triton.jit
+def _quantize(row, scale):
+    quantized = tl.div_rn(row, tl.broadcast_to(scale, row.shape))
+    return tl.minimum(tl.maximum(quantized, -LARGEST), LARGEST).to(tl.float8e4nv)
+
+
+@triton.jit
+def _load_parameters(pre_scale, input_scale, columns, inside, PRE_SCALED: tl.constexpr, STATIC: tl.constexpr):
+    """A layer's scales: [columns] by channel, or 1, and the static one."""
+    by_channel = tl.load(pre_scale + columns, mask=inside, other=0.0) if PRE_SCALED else 1.0
+    return by_channel, tl.load(input_scale) if STATIC else 0.0
+
+
+# A program makes one token's copy for one expert and finds the copy's row by itself, as `_place_copies` of moe_permute
+# does. Reads a token and the channels' scales, 2 and 4 bytes a value, from the cache for all copies but one; writes 1.
+@triton.jit(do_not_specialize=["choices"])
+def _place_masked(
+    x, pre_scale, input_scale, experts, positions, counts, values, scales, choices, expert_count, capacity,
+    CHOICES: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr, COUNTED: tl.constexpr, CHUNK: tl.constexpr,
+    PRE_SCALED: tl.constexpr, STATIC: tl.constexpr, DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    start_next(DEPENDENT)
+    copy, columns = tl.program_id(0), tl.arange(0, TILE)
+    inside = columns < WIDTH
+    by_channel, static_scale = _load_parameters(pre_scale, input_scale, columns, inside, PRE_SCALED, STATIC)
+    counted = copy * COUNTED + tl.arange(0, COUNTED)
+    wait_for_earlier(DEPENDENT)
+    own = tl.load(experts + copy).to(tl.int32)
+    token = (copy // CHOICES).to(tl.int64)
+    row = tl.load(x + token * WIDTH + columns, mask=inside, other=0.0).to(tl.float32) * by_channel
+    place, count = count_choices(experts, copy, own, counted, choices, CHUNK, COUNTED)
+    position = (own * capacity + place).to(tl.int64)
+    scale = _scale_of(row, static_scale, STATIC)
+    tl.store(positions + copy, position)
+    tl.store(values + position * WIDTH + columns, _quantize(row, scale), mask=inside)
+    if not STATIC:
+        tl.store(scales + position, scale)
+    tl.store(counts + counted, count, mask=counted < expert_count)
+
+
+# A program quantizes one token and copies it to its k rows. Reads 2 bytes a value once and 4 from the cache, writes k.
+@triton.jit
+def _place_in(
+    x, pre_scale, input_scale, positions, values, scales, CHOICES: tl.constexpr, WIDTH: tl.constexpr,
+    TILE: tl.constexpr, PRE_SCALED: tl.constexpr, STATIC: tl.constexpr, DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    start_next(DEPENDENT)
+    token, columns = tl.program_id(0).to(tl.int64), tl.arange(0, TILE)
+    inside = columns < WIDTH
+    by_channel, static_scale = _load_parameters(pre_scale, input_scale, columns, inside, PRE_SCALED, STATIC)
+    wait_for_earlier(DEPENDENT)
+    row = tl.load(x + token * WIDTH + columns, mask=inside, other=0.0).to(tl.float32) * by_channel
+    scale = _scale_of(row, static_scale, STATIC)
+    quantized = _quantize(row, scale)
+    for choice in tl.static_range(CHOICES):
+        position = tl.load(positions + token * CHOICES + choice)
+        tl.store(values + position * WIDTH + columns, quantized, mask=inside)
+        if not STATIC:
+            tl.store(scales + position, scale)
+
+
+# A program gates and quantizes one row. Reads 4 bytes a value, and 4 of its expert's channels from the cache; writes 1.
+@triton.jit(do_not_specialize=["capacity"])
+def _swiglu(
+    gate_up, positions, row_experts, pre_scale, input_scale, values, scales, capacity,
+    MASKED: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr, PRE_SCALED: tl.constexpr, STATIC: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    start_next(DEPENDENT)
+    columns = tl.arange(0, TILE)
+    inside = columns < WIDTH
+    wait_for_earlier(DEPENDENT)
+    row = tl.load(positions + tl.program_id(0))
+    gate = tl.load(gate_up + row * 2 * WIDTH + columns, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + row * 2 * WIDTH + WIDTH + columns, mask=inside, other=0.0).to(tl.float32)
+    expert = row // capacity if MASKED else tl.load(row_experts + row).to(tl.int64)
+    by_channel, static_scale = _load_parameters(
+        pre_scale + expert * WIDTH if PRE_SCALED else pre_scale, input_scale + expert if STATIC else input_scale,
+        columns, inside, PRE_SCALED, STATIC,
+    )  # fmt: skip
+    inner = gate * tl.sigmoid(gate) * up * by_channel
+    scale = _scale_of(inner, static_scale, STATIC)
+    tl.store(values + row * WIDTH + columns, _quantize(inner, scale), mask=inside)
+    if not STATIC:
+        tl.store(scales + row, scale)
+
+
+def place_rows(
+    x: torch.Tensor,
+    choices: torch.Tensor,
+    expert_count: int,
+    pre_scale: torch.Tensor | None,
+    input_scale: torch.Tensor | None,
+) -> tuple[ScaledRows, Layout]:
+    capacity = masked_capacity(choices, expert_count)
+    if capacity is None:
+        layout = choose_layout(choices, expert_count)
+        return place_in(layout, x, pre_scale, input_scale), layout
+    return _place_in_masked(x, choices, expert_count, capacity, pre_scale, input_scale)
+
+
+def _place_in_masked(
+    x: torch.Tensor,
+    choices: torch.Tensor,
+    expert_count: int,
+    capacity: int,
+    pre_scale: torch.Tensor | None,
+    input_scale: torch.Tensor | None,
+) -> tuple[ScaledRows, Layout]:
+    width, copies = x.shape[1], choices.numel()
+    counts = torch.empty(expert_count, dtype=torch.int32, device=x.device)
+    layout = MaskedLayout(torch.empty_like(choices), counts, capacity)
+    rows = _empty_rows(layout, width, input_scale, x.device)
+    if not copies:
+        counts.zero_()
+        return rows, layout
+    _place_masked[(copies,)](
+        x, pre_scale, input_scale, choices, layout.positions, counts, rows.values, rows.scales, copies, expert_count,
+        capacity, choices.shape[1], width, triton.next_power_of_2(width),
+        triton.next_power_of_2(triton.cdiv(expert_count, copies)), chunk_size(copies), pre_scale is not None,
+        rows.static, num_warps=_warps(width), **dependent_launch(x.device),
+    )  # fmt: skip
+    return rows, layout
+
+
+def place_in(
+    layout: Layout, x: torch.Tensor, pre_scale: torch.Tensor | None, input_scale: torch.Tensor | None
+) -> ScaledRows:
+    """`place_rows` in a layout that exists."""
+    (tokens, width), choices = x.shape, layout.positions.shape[1]
+    rows = _empty_rows(layout, width, input_scale, x.device)
+    if tokens:
+        _place_in[(tokens,)](
+            x, pre_scale, input_scale, layout.positions, rows.values, rows.scales, choices, width,
+            triton.next_power_of_2(width), pre_scale is not None, rows.static, num_warps=_warps(width),
+            **dependent_launch(x.device),
+        )  # fmt: skip
+    return rows
+
+
+def swiglu_rows(
+    gate_up: torch.Tensor, layout: Layout, pre_scale: torch.Tensor | None, input_scale: torch.Tensor | None
+) -> ScaledRows:
+    width, masked = gate_up.shape[-1] // 2, isinstance(layout, MaskedLayout)
+    rows = _empty_rows(layout, width, input_scale, gate_up.device)
+    if layout.positions.numel():
+        _swiglu[(layout.positions.numel(),)](
+            gate_up, layout.positions, layout.row_experts if isinstance(layout, ContiguousLayout) else None, pre_scale,
+            input_scale, rows.values, rows.scales, layout.shape[-1], masked, width, triton.next_power_of_2(width),
+            pre_scale is not None, rows.static, num_warps=_warps(width), **dependent_launch(gate_up.device),
+        )  # fmt: skip
+    return rows
+
+
+def _empty_rows(layout: Layout, width: int, input_scale: torch.Tensor | None, device: torch.device) -> ScaledRows:
+    """Uninitialised but for static scales."""
+    values = torch.empty(*layout.shape, width, dtype=torch.float8_e4m3fn, device=device)
+    if input_scale is not None:
+        return ScaledRows(values, input_scale, static=True)
+    return ScaledRows(values, torch.empty(layout.shape, dtype=torch.float32, device=device), static=False)
+
+
+def _warps(width: int) -> int:
+    return 8 if width > 4096 else 4

@@ -1,0 +1,74 @@
+"""Triton's kernels that make rows for INT4 experts against their definition: on a GPU, elsewhere interpreted."""
+
+import pytest
+import torch
+
+from kernels.expert_rows import reference
+from kernels.moe_permute import choose_layout
+from kernels.moe_permute.layout import ContiguousLayout, Layout, MaskedLayout
+from kernels.w4a8_gemm import ScaledRows
+from tests.support.errors import relative_error
+
+pytest.importorskip("triton")
+
+from kernels.expert_rows import triton
+
+pytestmark = pytest.mark.usefixtures("poisoned")
+
+# Tokens, experts, choices and width: with masked layouts for few tokens, whose widths are no power of two.
+PLACEMENTS = [(0, 4, 2, 128), (1, 6, 3, 2304), (1, 256, 8, 128), (40, 6, 3, 640), (70, 4, 3, 128), (100, 3, 3, 384)]
+
+
+def random_choices(tokens: int, experts: int, choices: int, device: torch.device) -> torch.Tensor:
+    return torch.rand(tokens, experts, device=device).argsort(dim=1)[:, :choices].contiguous()
+
+
+def same_layouts(found: Layout, expected: Layout) -> bool:
+    if isinstance(found, MaskedLayout) and isinstance(expected, MaskedLayout):
+        same = torch.equal(found.counts, expected.counts) and found.capacity == expected.capacity
+    else:
+        assert isinstance(found, ContiguousLayout) and isinstance(expected, ContiguousLayout)
+        same = torch.equal(found.row_experts, expected.row_experts)
+    return same and torch.equal(found.positions, expected.positions)
+
+
+def used_rows(rows: ScaledRows, layout: Layout) -> tuple[torch.Tensor, torch.Tensor]:
+    """Values and scales of the rows that tokens have: others stay poisoned."""
+    used = layout.positions.flatten()
+    return rows.values.float().flatten(0, -2)[used], rows.scales if rows.static else rows.scales.flatten()[used]
+
+
+@pytest.mark.parametrize(("tokens", "experts", "choices", "width"), PLACEMENTS)
+@pytest.mark.parametrize(("pre_scaled", "static"), [(False, False), (True, False), (False, True), (True, True)])
+def test_tokens_are_scaled_and_copied_to_their_experts(
+    tokens: int, experts: int, choices: int, width: int, pre_scaled: bool, static: bool, device: torch.device
+) -> None:
+    x = torch.randn(tokens, width, device=device).bfloat16()
+    pre_scale = torch.rand(width, device=device) + 0.5 if pre_scaled else None
+    # Some values exceed what the static scale can hold.
+    input_scale = torch.full((experts,), 0.005, device=device) if static else None
+    chosen = random_choices(tokens, experts, choices, device)
+    (found, layout), (expected, expected_layout) = (
+        module.place_rows(x, chosen, experts, pre_scale, input_scale) for module in (triton, reference)
+    )
+    assert same_layouts(layout, expected_layout) and found.static == expected.static == static
+    for one, other in zip(used_rows(found, layout), used_rows(expected, layout), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize(("tokens", "experts", "choices", "width"), PLACEMENTS)
+@pytest.mark.parametrize(("pre_scaled", "static"), [(False, False), (True, True)])
+def test_rows_are_gated_and_scaled_by_expert(
+    tokens: int, experts: int, choices: int, width: int, pre_scaled: bool, static: bool, device: torch.device
+) -> None:
+    layout = choose_layout(random_choices(tokens, experts, choices, device), experts)
+    gate_up = torch.randn(*layout.shape, 2 * width, device=device).bfloat16()
+    pre_scale = torch.rand(experts, width, device=device) + 0.5 if pre_scaled else None
+    input_scale = torch.rand(experts, device=device) * 0.01 + 0.005 if static else None
+    (values, scales), (expected, expected_scales) = (
+        used_rows(module.swiglu_rows(gate_up, layout, pre_scale, input_scale), layout) for module in (triton, reference)
+    )
+    assert relative_error(scales, expected_scales) < 1e-6
+    # The gates' last bits differ, and so some values are rounded to e4m3's other neighbour.
+    assert (values != expected).float().mean() < 0.01 if tokens else values.shape == (0, width)
+    assert relative_error(values, expected) < 0.01
