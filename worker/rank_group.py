@@ -81,7 +81,9 @@ class RankGroup:
 
     def submit(self, submit: Submit) -> None:
         self._client(submit.key).submit(submit)
-        self.views[self.rank_of(submit.key)].submitted(submit)
+        # A single rank is not chosen by its work: its outputs need not be counted either.
+        if len(self.ranks) > 1:
+            self.views[self.rank_of(submit.key)].submitted(submit)
 
     def cancel(self, key: int) -> None:
         self._client(key).cancel(key)

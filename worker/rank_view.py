@@ -1,6 +1,8 @@
 """One rank of a worker as its service sees it: what the rank reported last, and what it was given since."""
 
-from engine.protocol.messages import Ready, StepResult, Submit
+from collections.abc import Sequence
+
+from engine.protocol.messages import Output, Ready, StepResult, Submit
 from mesh.domain.workers import TransferCounters, WorkerLoad
 from worker.chains import Chains
 from worker.rank_choice import RankOutlook
@@ -38,7 +40,11 @@ class RankView:
         self.load = result.load
         self.transfers = result.transfers or self.transfers
         self.chains.observe(result.stored_blocks, result.stored_parents, result.removed_blocks)
-        for output in result.outputs:
+        if self._uncomputed_tokens:
+            self._count(result.outputs)
+
+    def _count(self, outputs: Sequence[Output]) -> None:
+        for output in outputs:
             if output.finish is not None or output.refusal is not None:
                 del self._uncomputed_tokens[output.key]
             elif output.cached_tokens is not None:
