@@ -96,11 +96,12 @@ class RecordingLink(PrefillLink):
         return super().call(target, submission, opened)
 
 
-async def test_a_prefill_worker_of_one_rank_pushes_to_the_rank_that_the_ticket_names() -> None:
+@pytest.mark.parametrize("prefill_ranks", [1, 2])
+async def test_prefill_ranks_push_to_the_decode_rank_that_the_ticket_names(prefill_ranks: int) -> None:
     link = RecordingLink()
     async with (
         running_worker(ranks=2, prefill_link=link, engine={"transfer": {}}) as running,
-        running_prefill() as prefill,
+        running_prefill(ranks=prefill_ranks) as prefill,
         gateway_client(running.endpoint) as gateway,
     ):
         streams = [await gateway.submit(prompt_of(300, seed), 20, prefill=prefill.target) for seed in range(6)]
@@ -108,6 +109,7 @@ async def test_a_prefill_worker_of_one_rank_pushes_to_the_rank_that_the_ticket_n
             assert (await gateway.ended(stream_id)).is_exact()
         ranks = running.worker.host.ranks
         received = [view.transfers.received_bytes for view in ranks.views]
+        await eventually(lambda: all(view.transfers.sent_bytes for view in prefill.worker.host.ranks.views))
     assert {ranks.rank_of(opened.key) for opened in link.opened} == {0, 1}
     for opened in link.opened:
         rank = ranks.rank_of(opened.key)

@@ -129,6 +129,7 @@ async def prefill_without_rank(ready: Ready = TRANSFER_READY, **changes: Any) ->
 @dataclass
 class RealPrefill:
     worker: PrefillWorker
+    # The process of its first rank.
     rank: psutil.Process
 
     @property
@@ -140,23 +141,21 @@ class RealPrefill:
 
 
 @asynccontextmanager
-async def running_prefill(**changes: Any) -> AsyncIterator[RealPrefill]:
-    """A prefill worker in this process, its rank in another; asserts at the end that nothing is left in either.
+async def running_prefill(ranks: int = 1, **changes: Any) -> AsyncIterator[RealPrefill]:
+    """A prefill worker in this process, its ranks in others; asserts at the end that nothing is left in any.
 
-    Where the test killed the rank, that every call has ended.
+    If the test killed a rank, it asserts that every call has ended.
     """
     config = prefill_config(**changes)
     async with serving(config) as (servicer, server):
-        before = set(psutil.Process().children())
-        worker = await PrefillWorker.start(config, server.endpoint, Channels())
-        (rank,) = set(psutil.Process().children()) - before
+        host = await RankHost.start(config, WorkerRole.PREFILL, server.endpoint, Channels(), ranks=ranks)
+        worker, rank = PrefillWorker(config, host), psutil.Process(host.ranks.ranks[0].process_id)
         try:
             servicer.open(worker)
             following = asyncio.create_task(worker.run())
             yield RealPrefill(worker, rank)
             await eventually(lambda: worker.live_requests == 0)
             if not following.done():
-                host = worker.host
                 await eventually(lambda: host.report.load.free_blocks == host.ready.total_blocks)
                 await eventually(lambda: not host.report.transfers.open_pushes)
             following.cancel()
