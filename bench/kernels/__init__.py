@@ -1,1 +1,1 @@
-"""Kernels against the ceilings of the device and against vendor packages: `python -m bench.kernels`."""
+"""Compares kernels with the ceilings of the device and with vendor packages: `python -m bench.kernels`."""

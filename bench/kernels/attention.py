@@ -67,7 +67,7 @@ def _decode_call(
     table = torch.randperm(requests * count, device="cuda").to(torch.int32).view(requests, count)
     plan = plan_decode(table, torch.full((requests,), context, dtype=torch.int32, device="cuda"), query_tokens)
     query = random_bfloat16(requests * query_tokens, heads, WIDTH)
-    # A step's schedule is made once for all layers: not part of a layer's time.
+    # Makes the step's schedule, which all layers share: it is not part of a layer's time.
     attend(query, pool, plan)
     return lambda: attend(query, pool, plan)
 
@@ -78,7 +78,7 @@ def _triton_decode(query: torch.Tensor, pool: torch.Tensor, plan: DecodePlan) ->
 
 
 def _load_extension() -> bool:
-    """flash_mla's decode attention over e4m3 pools, which vLLM builds beside its `_flashmla_C`."""
+    """Load flash_mla's decode attention over e4m3 pools, if vLLM's build of it lies beside its `_flashmla_C`."""
     build = os.environ.get(flash_mla.BUILD_VARIABLE)
     if build is None or not (extension := Path(build).with_name(EXTENSION)).exists():
         return False

@@ -1,4 +1,4 @@
-"""DeepSeek-R1's shapes, as published: what kernels are timed at, and what their tests draw their widths from."""
+"""DeepSeek-R1's shapes, as published. Benchmarks of kernels use them, and so do the kernels' tests."""
 
 from kernels.moe_gate import Routing
 

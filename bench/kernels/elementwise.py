@@ -1,4 +1,4 @@
-"""Norms, rotation, the way into the pool, and whole blocks in and out of staging, at DeepSeek-R1's widths."""
+"""Norms, rotation, writes to the pool, and copies of whole blocks to and from staging, at DeepSeek-R1's widths."""
 
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -75,7 +75,7 @@ def _merge_call() -> Callable[[], object]:
 
 
 def _segment(size: int) -> tuple[torch.Tensor, ...]:
-    """A pool twice a segment, staging, the job of copying scattered blocks of all its layers (twice), and sums."""
+    """A pool of two segments, staging, a job that copies scattered blocks of all layers (on host and device), sums."""
     count = size // (BLOCK_TOKENS * WIDTH * 2) // LAYERS
     pool = random_bfloat16(LAYERS, 2 * count, BLOCK_TOKENS * WIDTH).view(torch.int64)
     staging = torch.randint(1 << 60, (LAYERS * count * pool.shape[2],), device="cuda")

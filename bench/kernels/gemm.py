@@ -1,4 +1,4 @@
-"""FP8 linear layers of DeepSeek-R1: ours in Triton, and for few rows in CUDA, beside deep_gemm."""
+"""FP8 linear layers of DeepSeek-R1: our kernels in Triton, and for few rows in CUDA, beside deep_gemm."""
 
 from collections.abc import Callable, Iterator
 

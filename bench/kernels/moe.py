@@ -1,7 +1,7 @@
-"""Experts of DeepSeek-R1 as one of eight ranks holds them, tokens routed uniformly at random.
+"""Experts of DeepSeek-R1 as one of eight ranks holds them, with tokens routed uniformly at random.
 
-Of 256 experts a rank holds 32, and as many tokens' choices reach them as its own tokens have: each chooses 8 of 32, and
-goes to the shared one.
+A rank holds 32 of the 256 experts. On average as many choices reach them as its own tokens make, so here each token
+chooses 8 of the 32, and goes to the shared expert too.
 """
 
 from collections.abc import Callable, Iterator
@@ -42,7 +42,7 @@ def random_expansion(tokens: int, width: int) -> ExpandedQuantized:
 def _products(tokens: int) -> Iterator[Case]:
     layout = random_expansion(tokens, GROUP).layout
     providers = {"triton": ours} | ({"deep_gemm": deep_gemm} if deep_gemm.available() else {})
-    # A masked layout knows its counts, a contiguous one has far more rows than experts.
+    # A masked layout has counts. In a contiguous one every expert has rows, since there are far more rows than experts.
     touched = int((layout.counts > 0).sum()) if isinstance(layout, MaskedLayout) else LOCAL_EXPERTS
     rows = tokens * EXPERTS_PER_TOKEN
     for layer, (outputs, inputs) in EXPERT_LAYERS.items():

@@ -1,4 +1,4 @@
-"""Tokens of DeepSeek-R1 to their experts and back: the gate over 256 experts, copies for a rank's 32, their sum."""
+"""Routing of DeepSeek-R1: the gate over 256 experts, the copies for a rank's 32 experts, and the experts' sum."""
 
 from collections.abc import Callable, Iterator
 from functools import partial

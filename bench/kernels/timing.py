@@ -1,4 +1,4 @@
-"""Time of a device operation without the time of launching it: replays of a captured graph."""
+"""Times a device operation without its launch, by replays of a captured graph."""
 
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -7,7 +7,7 @@ from statistics import median
 
 import torch
 
-# Inputs rotate through several times the second-level cache, which repeated runs over one buffer would measure.
+# Inputs rotate through several times the second-level cache: repeated runs over one buffer would measure the cache.
 ROTATED_BYTES = 512 << 20
 MOST_ROTATIONS = 64
 REPEATS = 15
@@ -18,7 +18,7 @@ WARM_REPLAYS = 3
 class Case:
     """One operation at one shape by one provider, to be timed."""
 
-    # As the table names it: "4096x7168 by 64 tokens".
+    # The name in the table: "4096x7168 by 64 tokens".
     shape: str
     # "deepmesh", "deep_gemm", "torch", ...
     provider: str
@@ -26,14 +26,14 @@ class Case:
     make: Callable[[], Callable[[], object]]
     # The fewest bytes that must be moved: each input read once, each output written once.
     size_bytes: float
-    # 0 where arithmetic is no limit.
+    # 0 if arithmetic is no limit.
     flops: float = 0.0
     # Whether the products may be of FP8 operands.
     fp8: bool = False
 
 
 def time_case(case: Case) -> float:
-    """Median seconds of one call, inputs rotated."""
+    """Median seconds of one call, with rotating inputs."""
     rotations = min(max(int(ROTATED_BYTES // max(case.size_bytes, 1)), 2), MOST_ROTATIONS)
     return time_graph([case.make() for _ in range(rotations)])
 
@@ -41,8 +41,8 @@ def time_case(case: Case) -> float:
 def time_graph(calls: Sequence[Callable[[], object]], repeats: int = REPEATS, after_seconds: float = 0.0) -> float:
     """Median seconds of one of `calls`, which are captured one after another and replayed.
 
-    What is replayed in the first `after_seconds` does not count.
-    They must be capturable: no synchronisation with the host, no copies from pageable memory.
+    Replays in the first `after_seconds` do not count. The calls must be capturable: no synchronisation with the host,
+    no copies from pageable memory.
     """
     graph = _capture(calls)
     for _ in range(WARM_REPLAYS):
@@ -57,7 +57,7 @@ def _capture(calls: Iterable[Callable[[], object]]) -> torch.cuda.CUDAGraph:
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        # Compilation, handles and workspaces come with the first calls, and may not be captured.
+        # The first calls compile and make handles and workspaces, which must not happen in a capture.
         for call in calls:
             call()
     torch.cuda.current_stream().wait_stream(stream)
