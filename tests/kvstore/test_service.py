@@ -58,18 +58,20 @@ class Client:
         request = kvstore_pb2.AttachWorkerRequest(
             worker=worker_wire.identity_message(self.worker), session_id=session_id
         )
-        self.session = await self.stub.AttachWorker(request)
-        return self.session
+        session: kvstore_pb2.AttachWorkerResponse = await self.stub.AttachWorker(request)
+        self.session = session
+        return session
 
     async def offer(self, hashes: Sequence[bytes], parent: bytes = b"") -> kvstore_pb2.OfferResponse:
         session_id = self.session.session_id if self.session else 1
         request = kvstore_pb2.OfferRequest(session_id=session_id, parent_hash=parent, block_hashes=hashes)
-        return await self.stub.Offer(request)
+        response: kvstore_pb2.OfferResponse = await self.stub.Offer(request)
+        return response
 
     async def confirm(self, ticket: landing_pb2.LandingTicket, **options: Any) -> int:
         """How many blocks were stored."""
         request = kvstore_pb2.ConfirmOfferRequest(session_id=self.session.session_id, transfer_id=ticket.transfer_id)
-        response = await self.stub.ConfirmOffer(request, **options)
+        response: kvstore_pb2.ConfirmOfferResponse = await self.stub.ConfirmOffer(request, **options)
         return response.stored_blocks
 
     async def withdraw(self, ticket: landing_pb2.LandingTicket) -> None:
@@ -89,10 +91,13 @@ class Client:
         # The index hears of changes a moment later.
         await asyncio.sleep(0.02)
         namespace = worker_wire.namespace_message(self.worker.kv_namespace)
-        return await self.stub.MatchPrefix(kvstore_pb2.MatchPrefixRequest(kv_namespace=namespace, block_hashes=hashes))
+        request = kvstore_pb2.MatchPrefixRequest(kv_namespace=namespace, block_hashes=hashes)
+        response: kvstore_pb2.MatchPrefixResponse = await self.stub.MatchPrefix(request)
+        return response
 
     async def status(self) -> kvstore_pb2.GetStatusResponse:
-        return await self.stub.GetStatus(kvstore_pb2.GetStatusRequest())
+        response: kvstore_pb2.GetStatusResponse = await self.stub.GetStatus(kvstore_pb2.GetStatusRequest())
+        return response
 
 
 @asynccontextmanager
@@ -115,7 +120,7 @@ async def store_client(config: KvStoreConfig | None = None) -> AsyncIterator[Cli
 
 
 def refusals(error: type[MeshError]) -> float:
-    return KVSTORE_REFUSALS.labels(error.reason)._value.get()
+    return float(KVSTORE_REFUSALS.labels(error.reason)._value.get())
 
 
 async def test_a_renewed_session_stays_the_same() -> None:

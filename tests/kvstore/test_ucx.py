@@ -64,7 +64,8 @@ class Attached:
         return count
 
     async def status(self) -> kvstore_pb2.GetStatusResponse:
-        return await self.stub.GetStatus(kvstore_pb2.GetStatusRequest())
+        response: kvstore_pb2.GetStatusResponse = await self.stub.GetStatus(kvstore_pb2.GetStatusRequest())
+        return response
 
     async def until_quiet(self) -> None:
         """Nothing is open in the store, and nothing is held for anything."""

@@ -22,7 +22,9 @@ orders = st.sampled_from(["layer-major", "block-major"])
 
 
 @given(orders, tiles, st.permutations(range(BLOCKS)), st.integers(0, BLOCKS))
-def test_pieces_are_gathered_layer_by_layer_with_their_digest(order, tile, blocks, count) -> None:
+def test_pieces_are_gathered_layer_by_layer_with_their_digest(
+    order: str, tile: tuple[int, int], blocks: list[int], count: int
+) -> None:
     memory, array = memory_of(order)
     first, layers = tile
     staging = memory.allocate_staging(LAYERS * BLOCKS * 40)
@@ -33,7 +35,9 @@ def test_pieces_are_gathered_layer_by_layer_with_their_digest(order, tile, block
 
 
 @given(orders, tiles, st.permutations(range(BLOCKS)), st.integers(0, BLOCKS))
-def test_what_was_gathered_lands_in_the_named_pieces_alone(order, tile, blocks, count) -> None:
+def test_what_was_gathered_lands_in_the_named_pieces_alone(
+    order: str, tile: tuple[int, int], blocks: list[int], count: int
+) -> None:
     memory, array = memory_of(order)
     first, layers = tile
     before = array.copy()
@@ -46,7 +50,9 @@ def test_what_was_gathered_lands_in_the_named_pieces_alone(order, tile, blocks, 
 
 
 @given(orders, tiles, st.permutations(range(BLOCKS)), st.integers(1, BLOCKS), st.data())
-def test_what_is_not_as_its_digest_says_is_written_nowhere(order, tile, blocks, count, data) -> None:
+def test_what_is_not_as_its_digest_says_is_written_nowhere(
+    order: str, tile: tuple[int, int], blocks: list[int], count: int, data: st.DataObject
+) -> None:
     memory, array = memory_of(order)
     first, layers = tile
     before = array.copy()

@@ -4,6 +4,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -16,6 +17,7 @@ from transfer.host_memory import HostMemory
 from transfer.seal import Kind, seal
 from transfer.tags import LOOKUP_TAG
 from transfer.ticket import SegmentDigest
+from transfer.transport import Transmission
 from transfer.ucx import UcxTransport
 
 HERE = list(range(50))
@@ -117,7 +119,7 @@ def test_a_forged_digest_is_refused_and_the_landing_goes_on() -> None:
         forged = SegmentDigest(0, ticket.segments[0].size_bytes, bytes(16), "tcp")
         for message in (seal(Kind.DIGEST, bytes(32), forged), b"short", bytes(100_000)):
             sending = forger.send(here.address(), ticket.tag, message)
-            _until(lambda sending=sending: forger.progress() or sending.completed)
+            _until(partial(_has_completed, forger, sending))
         _until(lambda: here.agent("counters").refused == {"wrong_mac": 2, "oversized_message": 1})
         forger.close()
         peer.agent("push", ticket, THERE)
@@ -174,6 +176,11 @@ def test_tickets_that_do_not_fit_are_refused_and_counted() -> None:
 
 def _replace(struct: Any) -> Any:
     return lambda **changes: msgspec.structs.replace(struct, **changes)
+
+
+def _has_completed(transport: UcxTransport, sending: Transmission) -> bool:
+    transport.progress()
+    return sending.completed
 
 
 def _until(condition: Callable[[], bool]) -> None:

@@ -1,5 +1,7 @@
 """The receiver over a transport that does its worst: blocks only ever get what was announced."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -95,13 +97,17 @@ class Scene:
 
     def settle(self, now: float = 0.0) -> None:
         """Let UCX and the memory finish all, until nothing is left to do."""
-        while self.receiver.poll(now) or any(not each.completed for each in [*self.transport.receives, *self.copies()]):
+        while self.receiver.poll(now) or not self.is_settled():
             for copy in self.copies():
                 copy.result()
             for receive in self.transport.receives:
                 if not receive.completed:
                     receive.write()
                     receive.finish()
+
+    def is_settled(self) -> bool:
+        completed = [each.completed for each in self.transport.receives] + [each.completed for each in self.copies()]
+        return all(completed)
 
     def only_right_bytes(self) -> bool:
         """Each segment's blocks are as the sender has them, or as they were: unless it landed, or is being copied."""
@@ -128,7 +134,7 @@ actions = st.one_of(
 )
 
 
-def act(scene: Scene, action: str, value, extra) -> None:
+def act(scene: Scene, action: str, value: Any, extra: Any) -> None:
     pending = [receive for receive in scene.transport.receives if not receive.completed]
     if action == "arrive":
         scene.arrive(value, extra)
@@ -150,7 +156,9 @@ def act(scene: Scene, action: str, value, extra) -> None:
 
 @settings(max_examples=400)
 @given(st.sampled_from([HostMemory, SlowMemory]), st.lists(actions, max_size=80))
-def test_in_any_order_blocks_get_verified_bytes_every_slot_comes_back_and_one_ending_comes(memory, steps) -> None:
+def test_in_any_order_blocks_get_verified_bytes_every_slot_comes_back_and_one_ending_comes(
+    memory: type[HostMemory | SlowMemory], steps: list[tuple[str, Any, Any]]
+) -> None:
     scene = Scene(memory)
     for step in steps:
         act(scene, *step)
@@ -234,7 +242,7 @@ def test_a_late_segment_is_nobodys() -> None:
         ("announce", "corrupted", "wrong_digest"),
     ],
 )
-def test_what_is_not_as_announced_ends_the_landing_and_is_counted(what, damage, reason) -> None:
+def test_what_is_not_as_announced_ends_the_landing_and_is_counted(what: str, damage: str, reason: str) -> None:
     scene = Scene()
     scene.arrive(0, damage if what == "arrive" else "none")
     scene.announce(0, damage if what == "announce" else "none")

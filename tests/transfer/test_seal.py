@@ -1,3 +1,4 @@
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,13 +19,13 @@ messages = st.one_of(
 
 
 @given(messages)
-def test_a_sealed_message_opens_as_it_was(kind_and_message) -> None:
+def test_a_sealed_message_opens_as_it_was(kind_and_message: tuple[Kind, msgspec.Struct]) -> None:
     kind, message = kind_and_message
     assert unseal(kind, KEY, seal(kind, KEY, message), type(message)) == message
 
 
 @given(digests, st.data())
-def test_a_message_with_any_bit_flipped_does_not_open(message, data) -> None:
+def test_a_message_with_any_bit_flipped_does_not_open(message: SegmentDigest, data: st.DataObject) -> None:
     sealed = bytearray(seal(Kind.DIGEST, KEY, message))
     bit = data.draw(st.integers(0, len(sealed) * 8 - 1))
     sealed[bit // 8] ^= 1 << bit % 8
@@ -32,7 +33,7 @@ def test_a_message_with_any_bit_flipped_does_not_open(message, data) -> None:
 
 
 @given(st.binary(max_size=100))
-def test_noise_does_not_open(noise) -> None:
+def test_noise_does_not_open(noise: bytes) -> None:
     assert unseal(Kind.LOOKUP, KEY, noise, Lookup) is None
 
 

@@ -1,3 +1,5 @@
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -5,11 +7,14 @@ from hypothesis import strategies as st
 from mesh.errors import ConfigError
 from transfer.segments import Tile, covers_once, plan_layerwise, plan_whole
 
+Plan = Callable[[int, int, int, int], list[Tile]]
 sizes = st.tuples(st.integers(1, 12), st.integers(0, 40), st.integers(1, 50), st.integers(1, 500))
 
 
 @given(sizes, st.sampled_from([plan_whole, plan_layerwise]))
-def test_a_plan_holds_every_layer_of_every_block_once_in_segments_that_fit_a_slot(size, plan) -> None:
+def test_a_plan_holds_every_layer_of_every_block_once_in_segments_that_fit_a_slot(
+    size: tuple[int, int, int, int], plan: Plan
+) -> None:
     layers, blocks, piece_bytes, spare = size
     segment_bytes = piece_bytes + spare
     tiles = plan(layers, blocks, piece_bytes, segment_bytes)
@@ -18,7 +23,7 @@ def test_a_plan_holds_every_layer_of_every_block_once_in_segments_that_fit_a_slo
 
 
 @given(sizes, st.sampled_from([plan_whole, plan_layerwise]))
-def test_early_blocks_come_first(size, plan) -> None:
+def test_early_blocks_come_first(size: tuple[int, int, int, int], plan: Plan) -> None:
     layers, blocks, piece_bytes, spare = size
     tiles = plan(layers, blocks, piece_bytes, piece_bytes + spare)
     assert tiles == sorted(tiles, key=lambda tile: (tile.first_block, tile.first_layer))
@@ -78,5 +83,5 @@ def test_a_slot_smaller_than_a_piece_is_refused() -> None:
         [],
     ],
 )
-def test_tiles_that_miss_repeat_or_leave_the_blocks_do_not_cover_them(tiles) -> None:
+def test_tiles_that_miss_repeat_or_leave_the_blocks_do_not_cover_them(tiles: list[Tile]) -> None:
     assert not covers_once(tiles, 2, 4)

@@ -1,5 +1,7 @@
 """The sender over a transport that completes when the test says so."""
 
+from typing import Any
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -73,9 +75,13 @@ class Scene:
         sealed = [send.buffer for send in self.transport.sends if send.tag == TAG]
         return [unseal(Kind.DIGEST, SECRET, each, SegmentDigest) for each in sealed]
 
+    def is_settled(self) -> bool:
+        completed = [each.completed for each in self.transport.sends] + [each.completed for each in self.copies()]
+        return all(completed)
+
     def settle(self, now: float = 0.0) -> None:
         """Let the memory and UCX finish all, until nothing is left to do."""
-        while self.sender.poll(now) or any(not each.completed for each in [*self.transport.sends, *self.copies()]):
+        while self.sender.poll(now) or not self.is_settled():
             for copy in self.copies():
                 copy.result()
             for send in self.transport.sends:
@@ -94,7 +100,9 @@ actions = st.one_of(
 
 @settings(max_examples=300)
 @given(st.sampled_from([HostMemory, SlowMemory]), st.lists(actions, max_size=80))
-def test_in_any_order_only_computed_segments_go_once_and_every_slot_comes_back(memory, steps) -> None:
+def test_in_any_order_only_computed_segments_go_once_and_every_slot_comes_back(
+    memory: type[HostMemory | SlowMemory], steps: list[tuple[str, Any]]
+) -> None:
     scene = Scene(memory=memory)
     push = scene.outgoing.push
     computed: set[tuple[int, int]] = set()
@@ -114,6 +122,7 @@ def test_in_any_order_only_computed_segments_go_once_and_every_slot_comes_back(m
         went = [segment_of(send.tag, TAG) for send in scene.segments]
         assert len(went) == len(set(went))
         for index in went:
+            assert index is not None
             tile = scene.tiles[index]
             layers = range(tile.first_layer, tile.first_layer + tile.layer_count)
             blocks = range(tile.first_block, tile.first_block + tile.block_count)

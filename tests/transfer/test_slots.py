@@ -9,7 +9,7 @@ actions = st.lists(
 
 
 @given(st.integers(2, 6), actions)
-def test_a_slot_has_one_owner_and_each_comes_back(count, steps) -> None:
+def test_a_slot_has_one_owner_and_each_comes_back(count: int, steps: list[tuple[str, int]]) -> None:
     pool = SlotPool(count)
     held: list[int] = []
     quarantined: list[int] = []

@@ -3,7 +3,7 @@ from mesh.errors import InvalidRequest
 from transfer.segments import plan_whole
 from transfer.tickets import WRONG_SIZE, Geometry, make_ticket, refusal_of
 
-NAMESPACE = KvNamespace("weights", "float32", 1.0, 4, 64, "mla:8+8")
+NAMESPACE = KvNamespace(weights_fingerprint="weights", dtype="float32", layers=4, layout="mla:8+8")
 LAYERS, BLOCKS, PIECE_BYTES = 4, 6, 1000
 LARGEST = LAYERS * BLOCKS * PIECE_BYTES
 TICKET = make_ticket(plan_whole(LAYERS, BLOCKS, PIECE_BYTES, LARGEST), PIECE_BYTES, NAMESPACE, 0, b"address", 0, 10.0)

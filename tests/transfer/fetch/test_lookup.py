@@ -9,7 +9,7 @@ KEY = bytes(range(32))
 
 
 @given(st.integers(0, 2**64 - 1), st.binary())
-def test_a_lookup_message_tells_its_session_and_opens_with_its_key(session_id, hashes) -> None:
+def test_a_lookup_message_tells_its_session_and_opens_with_its_key(session_id: int, hashes: bytes) -> None:
     lookup = Lookup(1, 2, b"address", 3, 4, 5, 6, hashes)
     split = split_lookup_message(lookup_message(session_id, KEY, lookup))
     assert split is not None
@@ -27,5 +27,5 @@ def test_each_lookup_has_its_own_digest_key() -> None:
 
 
 @given(st.lists(st.binary(min_size=16, max_size=16)))
-def test_hashes_split_as_they_were_joined(hashes) -> None:
+def test_hashes_split_as_they_were_joined(hashes: list[bytes]) -> None:
     assert split_hashes(b"".join(hashes)) == hashes

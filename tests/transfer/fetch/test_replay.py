@@ -5,14 +5,14 @@ from transfer.fetch.replay import WINDOW, ReplayWindow
 
 
 @given(st.lists(st.integers(1, 3 * WINDOW), max_size=300))
-def test_no_number_is_accepted_twice(numbers) -> None:
+def test_no_number_is_accepted_twice(numbers: list[int]) -> None:
     window = ReplayWindow()
     taken = [number for number in numbers if window.accept(number)]
     assert len(taken) == len(set(taken))
 
 
 @given(st.permutations(range(1, 200)))
-def test_numbers_that_are_not_far_apart_are_accepted_in_any_order(numbers) -> None:
+def test_numbers_that_are_not_far_apart_are_accepted_in_any_order(numbers: list[int]) -> None:
     window = ReplayWindow()
     assert all(window.accept(number) for number in numbers)
 
