@@ -28,7 +28,7 @@ from mesh.observe import span
 
 # A prompt of more than this is prepared on a thread: the event loop has every other stream to serve.
 LONG_PROMPT = 4096
-# Encoding takes about 100 bytes a character for a while.
+# Encoding needs about 100 bytes a character until it is done.
 HUGE_PROMPT = 100_000
 
 
@@ -55,7 +55,7 @@ ResultT = TypeVar("ResultT")
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A generation in a client's terms. None where the client left the choice to us."""
+    """A generation in a client's terms; None if the client left the choice to us."""
 
     request_id: str
     model: str
@@ -85,7 +85,7 @@ class _Encoded:
 
 
 class Intake:
-    """One long prompt is encoded at a time, so that the memory this takes stays bounded."""
+    """Encodes one long prompt at a time, so that the memory for it stays bounded."""
 
     def __init__(self, catalog: Catalog, limits: LimitsConfig) -> None:
         self._catalog = catalog
@@ -120,7 +120,7 @@ class Intake:
         return Prepared(model, request, transcript, block_hashes)
 
     async def count(self, model: str, prompt: Prompt) -> Sequence[int]:
-        """Token ids of the prompt as `prepare` would take it. Raises as it does."""
+        """Token ids of the prompt, as `prepare` would encode it. Raises as it does."""
         encoded = await self._encode(prompt, self._catalog.resolve(model))
         return encoded.token_ids
 
@@ -142,7 +142,7 @@ class Intake:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     def _size(self, prompt: Prompt) -> int:
-        """Characters or token ids. Raises InvalidRequest where they are too many to be worth encoding."""
+        """Characters or token ids. Raises InvalidRequest if they are too many to be worth encoding."""
         if isinstance(prompt, TokenPrompt):
             return len(prompt.token_ids)
         if isinstance(prompt, TextPrompt):
@@ -181,5 +181,5 @@ def _no_tokenizer(model: str, field: str) -> InvalidRequest:
 
 
 def settled_seed(given: int | None) -> int:
-    """As an unsigned 64-bit key; drawn where the client does not care."""
+    """The seed as an unsigned 64-bit key; a random one if the client gave none."""
     return secrets.randbits(64) if given is None else given % 2**64

@@ -11,7 +11,7 @@ MAX_STOP_CHARACTERS = 256
 
 @dataclass(frozen=True, slots=True)
 class ModelLimits:
-    """What the workers of one model take. `vocabulary_size` is None where they do not say."""
+    """The largest request that a worker of the model accepts. `vocabulary_size` is None if they do not say."""
 
     context_tokens: int
     vocabulary_size: int | None
@@ -20,7 +20,7 @@ class ModelLimits:
 def completion_room(prompt_tokens: int, max_tokens: int | None, limits: ModelLimits) -> int:
     """Tokens to generate at the most; None asks for all that the context leaves.
 
-    Raises ContextExceeded where prompt and completion do not fit, InvalidRequest for a negative or zero `max_tokens`.
+    Raises ContextExceeded if prompt and completion do not fit, InvalidRequest for a negative or zero `max_tokens`.
     """
     if max_tokens is not None and max_tokens < 1:
         raise InvalidRequest(f"max_tokens must be at least 1, not {max_tokens}", field="max_tokens")

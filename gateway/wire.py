@@ -71,7 +71,7 @@ def outcome_request(report: AttemptReport) -> scheduler_pb2.ReportOutcomeRequest
 
 
 def workers(response: scheduler_pb2.WatchWorkersResponse) -> list[Worker]:
-    """Those of a role that this version knows."""
+    """The workers whose role this version knows."""
     return [
         _worker(status, _ROLES[status.identity.role]) for status in response.workers if status.identity.role in _ROLES
     ]

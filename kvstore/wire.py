@@ -1,4 +1,4 @@
-"""Messages of KvStoreService in and out: checked, bounded, and turned into the store's own types."""
+"""The messages of KvStoreService, in and out: checked, bounded, and translated to the store's own types."""
 
 from collections.abc import Sequence
 

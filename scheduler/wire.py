@@ -1,4 +1,4 @@
-"""Messages in and out: checked, bounded, and turned into the scheduler's own types."""
+"""The scheduler's messages, in and out: checked, bounded, and translated to its own types."""
 
 from collections.abc import Mapping, Sequence
 
@@ -79,7 +79,7 @@ def outcome(message: scheduler_pb2.ReportOutcomeRequest) -> Outcome:
 
 
 def block_hashes(hashes: Sequence[bytes], field: str) -> list[bytes]:
-    """Raises InvalidRequest where one is not a block's hash."""
+    """Raises InvalidRequest if one is not the hash of a block."""
     if any(len(block_hash) != HASH_BYTES for block_hash in hashes):
         raise InvalidRequest(f"a block hash is {HASH_BYTES} bytes", field=field)
     return list(hashes)

@@ -18,8 +18,10 @@ class ClientGone(Exception):
 
 
 async def read_body(receive: Receive, limit: int, seconds: float) -> bytes:
-    """The whole body. Raises BodyTooLarge beyond `limit` bytes, holding no more than these; DeadlineExceeded where it
-    takes longer than `seconds`; ClientGone.
+    """The whole body.
+
+    Raises BodyTooLarge beyond `limit` bytes, and never holds more; DeadlineExceeded if it takes longer than `seconds`;
+    ClientGone.
     """
     try:
         async with asyncio.timeout(seconds):

@@ -138,7 +138,7 @@ class Reply:
 
 
 def accepted_request_id(given: str | None) -> str:
-    """The client's id where it is short printable ASCII, as metadata and logs need it; a new one otherwise."""
+    """The client's id if it is short printable ASCII, as metadata and logs need it, or else a new one."""
     if given and len(given) <= MAX_REQUEST_ID_CHARACTERS and given.isascii() and given.isprintable():
         return given
     return new_request_id()

@@ -30,7 +30,7 @@ from mesh.domain.outputs import FinishReason, Logprobs
 _FINISH_REASONS = {
     FinishReason.STOP: "stop",
     FinishReason.LENGTH: "length",
-    # OpenAI has no word for it; its clients take an answer that stopped.
+    # OpenAI has no word for it; its clients accept an answer that stopped.
     FinishReason.CANCELLED: "stop",
 }
 Choices = list[ChatChoice] | list[ChatChunkChoice] | list[CompletionChoice]
@@ -77,7 +77,7 @@ class Format(ABC):
         self._encoder = msgspec.json.Encoder()
 
     def opening(self) -> bytes | None:
-        """The chunk before the first delta, where the form has one."""
+        """The chunk before the first delta, or None if the form has none."""
         return None
 
     def chunk(self, delta: Delta) -> bytes:
@@ -109,7 +109,7 @@ class Format(ABC):
         return list(token_ids) if self._head.with_token_ids else UNSET
 
     def _token(self, token_id: int) -> tuple[str, list[int]]:
-        """A token's text and bytes; its number where the model has no tokenizer."""
+        """A token's text and bytes, or its number if the model has no tokenizer."""
         if self._tokenizer is None:
             return f"token_id:{token_id}", []
         text = self._tokenizer.token_text(token_id)

@@ -55,7 +55,7 @@ class Routes:
         return Response(msgspec.json.encode(ModelList(models)), media_type="application/json")
 
     async def health(self, request: Request) -> Response:
-        """200 while some worker takes requests, 503 otherwise."""
+        """200 while some worker accepts requests, 503 otherwise."""
         if self._gateway.available:
             return JSONResponse({"status": "ok"})
         return JSONResponse({"status": "no worker takes requests"}, status_code=503)

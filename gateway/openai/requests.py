@@ -1,4 +1,4 @@
-"""What OpenAI's clients send, and what of it we take.
+"""The requests of OpenAI's clients.
 
 Decoded straight into these types: a body of 16 MiB is never held as a tree of objects as well.
 """
@@ -27,7 +27,7 @@ class StreamOptions(Struct):
 
 
 class GenerationBody(SamplingFields, kw_only=True):
-    """What both endpoints take. Types are strict: "5" is no number."""
+    """The fields that both endpoints have. Types are strict: "5" is no number."""
 
     model: str = ""
     stream: bool | None = None

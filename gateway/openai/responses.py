@@ -89,7 +89,7 @@ class ResponseBody(Struct):
     created: int
     model: str
     choices: list[ChatChoice] | list[ChatChunkChoice] | list[CompletionChoice]
-    # Null in every chunk but the last where the client asked for usage, absent where it did not.
+    # If the client asked for usage: null in every chunk but the last. Otherwise absent.
     usage: UsageBody | UnsetType | None = UNSET
 
 

@@ -28,8 +28,8 @@ class _Server(uvicorn.Server):
 class HttpServer:
     """`async with HttpServer(config, application, ...) as server:` listens until the block ends.
 
-    Raises ConfigError where the port cannot be listened on. The end of the block waits up to `drain_seconds` for
-    responses that have begun. A connection whose client takes nothing for `stalled_seconds` is closed.
+    Raises ConfigError if the server cannot listen on the port. The end of the block waits up to `drain_seconds` for
+    responses that have begun. A connection whose client reads nothing for `stalled_seconds` is closed.
     """
 
     def __init__(

@@ -35,7 +35,7 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True):
     # Taken from the logit of each token generated so far: once, and once for each time.
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    # Logits of tokens in the prompt or generated are divided by this where positive, else multiplied; 1 changes none.
+    # Positive logits of tokens in the prompt or generated are divided by this, others multiplied; 1 changes none.
     repetition_penalty: float = 1.0
     # Added to the logits of these token ids, after the penalties.
     logit_bias: dict[int, float] = {}

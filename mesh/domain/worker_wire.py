@@ -7,7 +7,7 @@ from mesh.domain.workers import KvNamespace, TransferCounters, WorkerIdentity, W
 from mesh.errors import InvalidRequest
 
 MAX_NAME_CHARACTERS = 256
-# UCX transports, or reasons of refusal, that one process may tell of.
+# The most UCX transports, or reasons of refusal, that one process may report.
 MAX_COUNTED_NAMES = 64
 
 _ROLES: dict[int, WorkerRole] = {
@@ -24,13 +24,13 @@ _STATE_NAMES = {state: workers_pb2.WorkerState.Name(number) for number, state in
 
 
 def check_name(field: str, name: str) -> None:
-    """Raises InvalidRequest where it is empty or too long."""
+    """Raises InvalidRequest if the name is empty or too long."""
     if not 0 < len(name) <= MAX_NAME_CHARACTERS:
         raise InvalidRequest(f"{field} must have 1 to {MAX_NAME_CHARACTERS} characters", field=field)
 
 
 def identity(message: workers_pb2.WorkerIdentity) -> WorkerIdentity:
-    """Raises InvalidRequest where the message does not say who the worker is."""
+    """Raises InvalidRequest if the message does not say who the worker is."""
     for field in ("worker_id", "incarnation", "endpoint", "model"):
         check_name(f"identity.{field}", getattr(message, field))
     for field in ("context_tokens", "total_blocks", "max_requests"):
@@ -79,7 +79,7 @@ def identity_message(worker: WorkerIdentity) -> workers_pb2.WorkerIdentity:
 
 
 def namespace(message: workers_pb2.KvNamespace, field: str = "kv_namespace") -> KvNamespace:
-    """Raises InvalidRequest where the message names no namespace, or blocks of another size."""
+    """Raises InvalidRequest if the message names no namespace, or blocks of another size."""
     if message.block_tokens != BLOCK_TOKENS:
         raise InvalidRequest(f"blocks must be of {BLOCK_TOKENS} tokens", field=f"{field}.block_tokens")
     for part in ("weights_fingerprint", "dtype", "layout"):
@@ -106,12 +106,12 @@ def namespace_message(kv: KvNamespace) -> workers_pb2.KvNamespace:
 
 
 def state(number: int) -> WorkerState:
-    """A state that is not known here takes nothing new."""
+    """A state that this version does not know reads as draining."""
     return _STATES.get(number, WorkerState.DRAINING)
 
 
 def state_name(state: WorkerState) -> str:
-    """As protobuf's constructors take it."""
+    """The name of the enum value, which constructors of messages accept."""
     return _STATE_NAMES[state]
 
 
@@ -144,7 +144,7 @@ def load_message(load: WorkerLoad) -> workers_pb2.WorkerLoad:
 
 
 def transfers(message: workers_pb2.TransferStatus) -> TransferCounters:
-    """Raises InvalidRequest where a map has more entries than a process has to tell."""
+    """Raises InvalidRequest if a map has too many entries."""
     for field in ("received_bytes", "sent_bytes", "refused"):
         if len(getattr(message, field)) > MAX_COUNTED_NAMES:
             raise InvalidRequest(f"transfers.{field} has at most {MAX_COUNTED_NAMES} entries", field=field)

@@ -1,4 +1,4 @@
-"""What a worker says of itself: who it is, what its KV means, how loaded it is, what it transferred.
+"""What a worker reports: who it is, what its KV means, how loaded it is, what it transferred.
 
 Structs of msgspec because they travel in the frames between a service and its rank too.
 """
@@ -53,7 +53,7 @@ class WorkerIdentity(msgspec.Struct, frozen=True):
     vocabulary_size: int | None = None
     # One block of KV, all layers; None if it does not say.
     block_bytes: int | None = None
-    # Of a decode worker: whether prefill workers can push KV to it.
+    # Whether prefill workers can push KV to it, if it is a decode worker.
     receives_kv: bool = True
     # Prompts of at least so many tokens are pushed while later layers are computed, if the other worker agrees; None if
     # this one moves no KV.
@@ -76,7 +76,7 @@ class WorkerLoad(msgspec.Struct, frozen=True):
     mean_output_tokens: float | None = None
     # Requests that decoded in the steps behind decode_step_ms.
     decode_step_requests: float | None = None
-    # Of prompts that were pushed once they were computed.
+    # Rate of pushes that began when the whole prompt was computed.
     push_bytes_per_second: float | None = None
 
 

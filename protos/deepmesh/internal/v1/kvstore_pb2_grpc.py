@@ -71,7 +71,7 @@ class KvStoreServiceServicer:
 
     def AttachWorker(self, request, context):
         """Introduces a worker. The answer holds what its UCX messages need. Repeat before the session expires, which is then
-        renewed, or replaced where the store no longer has it.
+        renewed, or replaced if the store no longer has it.
         FAILED_PRECONDITION: the namespace's block size does not fit the store's slab (NAMESPACE_MISMATCH).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
