@@ -1,4 +1,4 @@
-"""Prompts that prefill workers compute for requests of this one, from the opened landing to the end of the call."""
+"""Remote prefills: prompts that prefill workers compute for this worker, from the opened landing to the call's end."""
 
 import asyncio
 import logging
@@ -19,7 +19,7 @@ _log = logging.getLogger("deepmesh.decode")
 
 
 class LandingRank(Protocol):
-    """What the rank is told of prompts that land. Raises EngineFailed where it has gone."""
+    """The rank that receives the KV. Raises EngineFailed if it has gone."""
 
     def first_token(self, first: FirstToken) -> None: ...
 
@@ -33,14 +33,14 @@ class _RemotePrompt:
 
 
 class PrefillCalls(Protocol):
-    """The way to prefill workers."""
+    """Calls to prefill workers."""
 
     def call(
         self, target: WorkerTarget, submission: Submission, opened: LandingOpened
     ) -> AsyncGenerator[FirstToken, None]:
-        """Have the prompt computed, and pushed into the landing; ends when all of it was pushed.
+        """Have the prompt computed and its KV pushed into the landing; ends when all of it was pushed.
 
-        Raises MeshError where the worker refuses, or is lost. Closing it ends the worker's part.
+        Raises MeshError if the worker refuses or is lost. Closing the generator cancels the call.
         """
         ...
 
@@ -48,8 +48,8 @@ class PrefillCalls(Protocol):
 class Prefills:
     """Keeps one call for each landing.
 
-    `on_lost` gets the rank's key of a request whose prompt does not come, and why: PrefillLost where another prefill
-    worker may do better, a plain MeshError where the call failed through a mistake of this service.
+    `on_lost` gets the rank's key of a request whose prompt does not come, and why: PrefillLost if another prefill
+    worker may do better, a plain MeshError if the call failed through a mistake of this service.
     """
 
     def __init__(
@@ -68,16 +68,16 @@ class Prefills:
 
     @property
     def open_landings(self) -> int:
-        """Those that a request waits for, or may still receive into."""
+        """Landings that a request waits for, or that may still receive KV."""
         return sum(prompt.call is not None for prompt in self._prompts.values())
 
     def expect(self, key: int, submission: Submission) -> None:
-        """A request was submitted whose landing will open, unless the rank computes the prompt after all."""
+        """A request was submitted; its landing will open, unless the rank computes the prompt after all."""
         assert submission.prefill is not None
         self._prompts[key] = _RemotePrompt(submission, submission.prefill)
 
     def on_opened(self, opened: LandingOpened) -> None:
-        """Call the prefill worker. For a request that has ended, the messages crossed."""
+        """Call the prefill worker. Nothing is called for a request that has ended meanwhile."""
         prompt = self._prompts.get(opened.key)
         if prompt is None:
             return
@@ -86,13 +86,13 @@ class Prefills:
         prompt.call.add_done_callback(lambda call: self._end(opened.key, call))
 
     def drop(self, key: int) -> None:
-        """Nobody waits for this prompt any more; one that is not there is left alone."""
+        """End the call of this prompt, if there is one: its request has ended."""
         prompt = self._prompts.pop(key, None)
         if prompt is not None and prompt.call is not None:
             prompt.call.cancel()
 
     def _end(self, key: int, call: asyncio.Task[PrefillLost | None]) -> None:
-        """The call is over. What is raised here would reach nobody, and the request would wait for its deadline."""
+        """The call is over. An error raised here would reach no caller, and the request would wait for its deadline."""
         if call.cancelled():
             DECODE_PREFILLS.labels("cancelled").inc()
             return
@@ -107,7 +107,7 @@ class Prefills:
             self._on_lost(key, lost)
 
     async def _run(self, target: WorkerTarget, submission: Submission, opened: LandingOpened) -> PrefillLost | None:
-        """Returns why the prompt does not come."""
+        """Make the call. Returns why the prompt does not come; None if all of it was pushed."""
         seconds = opened.ticket.deadline_ms / 1000
         try:
             with span("decode.prefill", request_id=submission.request.request_id, worker_id=target.worker_id):
@@ -123,21 +123,21 @@ class Prefills:
         return None
 
     async def _relay(self, first_tokens: AsyncGenerator[FirstToken, None], submission: Submission) -> None:
-        """Tell the rank what the prefill worker says, which is one first token. Raises MeshError."""
+        """Give the rank the one first token that the prefill worker sends. Raises MeshError."""
         resumes = False
         async for first in first_tokens:
             if resumes:
                 raise InvalidRequest("it sent a second first token")
             self._check(first, submission)
             resumes = True
-            # Where our rank has gone every request hears of it.
+            # If the rank has gone, every request ends with that error anyway.
             with suppress(EngineFailed):
                 self._rank.first_token(first)
         if not resumes:
             raise InvalidRequest("it ended without a first token")
 
     def _check(self, first: FirstToken, submission: Submission) -> None:
-        """Raises InvalidRequest for what cannot be the prompt's first token: rank or gateway would choke on it."""
+        """Raises InvalidRequest for a first token that this prompt cannot have: rank or gateway would fail on it."""
         if first.token_id >= self._vocabulary_size:
             raise InvalidRequest(f"it sent token {first.token_id}, and the vocabulary has {self._vocabulary_size}")
         if first.cached_tokens > len(submission.request.token_ids):

@@ -1,4 +1,4 @@
-"""Whether a request may enter at all: the objectives it must be predicted to meet, and how a refusal reads. Pure."""
+"""Whether a request is admitted: the objectives that its prediction must meet, and the error of a refusal. Pure."""
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
@@ -21,15 +21,15 @@ class Objectives:
 
 
 def admit(terms: Iterable[Terms], objectives: Objectives) -> tuple[Terms, ...]:
-    """The terms, with those predicted over an objective rejected too."""
+    """The terms; those whose prediction exceeds an objective are rejected too."""
     return tuple(_judge(term, objectives) for term in terms)
 
 
 def refusal(model: str, terms: Collection[Terms], objectives: Objectives) -> MeshError:
-    """What to tell the caller when no candidate is left.
+    """The error for the caller when no candidate is left.
 
-    ContextExceeded where no worker could ever take it, NamespaceMismatch where no decode worker has a prefill worker
-    that it can use, Overloaded with a delay where waiting helps, else NoWorker.
+    ContextExceeded if no worker could ever take the request, NamespaceMismatch if no decode worker has a prefill worker
+    that it can use, Overloaded with a delay if waiting helps, otherwise NoWorker.
     """
     reasons = "; ".join(f"{term.name}: {term.rejected}" for term in list(terms)[:3])
     if terms and all(term.rejection is Rejection.CONTEXT for term in terms):
@@ -68,10 +68,10 @@ def _judge(term: Terms, objectives: Objectives) -> Terms:
 
 
 def _wait_ms(term: Terms, objectives: Objectives) -> float | None:
-    """Predicted time until this candidate could take the request; None where no wait would change its answer."""
+    """Predicted time until this candidate could take the request; None if waiting would not help."""
     if term.rejection is Rejection.OBJECTIVE and objectives.ttft_ms is not None and term.ttft_ms > objectives.ttft_ms:
         return term.ttft_ms - objectives.ttft_ms
-    # An avoided worker refused this very request: to the caller the mesh is full, not empty.
+    # A worker is avoided because it refused this request: for the caller the mesh is full, not empty.
     if term.rejection in (Rejection.FULL, Rejection.OBJECTIVE, Rejection.AVOIDED):
         return term.drain_ms
     return None

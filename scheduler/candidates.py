@@ -15,9 +15,9 @@ class PlacementRequest:
 
     prompt_tokens: int
     max_tokens: int
-    # Decode and prefill workers alike.
+    # Ids of decode and prefill workers that must not be chosen.
     avoid: frozenset[str] = frozenset()
-    # Of the model's finished requests; None takes what the worker measured.
+    # Mean over the model's finished requests; None means that the worker's own measurement is used.
     mean_output_tokens: float | None = None
 
 
@@ -40,7 +40,7 @@ class Unreported(msgspec.Struct, frozen=True):
 
 
 class MeasurementAges(msgspec.Struct, frozen=True):
-    """Seconds since a worker last found another value of what it measures."""
+    """Seconds since each measurement of a worker last changed."""
 
     prefill: float = 0.0
     step: float = 0.0
@@ -62,7 +62,7 @@ class CandidateWorker(msgspec.Struct, frozen=True):
     """One live worker of the model, and what it holds of this request's prompt."""
 
     worker_id: str
-    # Why it takes no requests at all; None where it does.
+    # Why it takes no requests at all; None if it takes them.
     unusable: str | None
     context_tokens: int
     total_blocks: int
@@ -70,21 +70,21 @@ class CandidateWorker(msgspec.Struct, frozen=True):
     load: WorkerLoad
     namespace: KvNamespace
     unreported: Unreported = Unreported()
-    # Blocks of the prompt that it has, from the root on.
+    # Leading blocks of the prompt that it has.
     cached_blocks: int = 0
-    # Whether its status stream is up. One whose stream broke may be well, and may be dead.
+    # Whether its status stream is up. A worker whose stream broke may be alive or dead.
     connected: bool = True
-    # Of a decode worker: whether it computes prompts too.
+    # Whether a decode worker computes prompts too.
     can_prefill: bool = True
-    # Of a decode worker: whether a prefill worker can push KV to it.
+    # Whether prefill workers can push KV to a decode worker.
     receives_kv: bool = True
-    # One block of KV, all layers.
+    # Bytes of one block of KV, all layers.
     block_bytes: int = 0
-    # Prompts of at least so many tokens it pushes, or has pushed, while later layers compute.
+    # KV of prompts with at least this many tokens is pushed, from it or to it, while later layers compute.
     layerwise_tokens: int = 0
-    # Measured when it fetched from stores; None while unknown.
+    # Rate of its fetches from stores; None while unknown.
     fetch_bytes_per_second: float | None = None
-    # Of its rates and times, those of its load too.
+    # Ages of its measurements, those in `load` too.
     ages: MeasurementAges = MeasurementAges()
     # Filled by `estimates.informed`, from what this worker and the others measured.
     estimate: Pace | None = None
@@ -115,15 +115,16 @@ class PlacementKnobs:
     step_growth: float = 0.02
     # Requests that may wait on a worker for a place in its batch.
     queue_requests: int = 512
-    # From a decode worker's landing to the prefill worker's first chunk, and from the last byte to the next step.
+    # Time from the decode worker's landing to the prefill worker's first chunk, and from the last byte of KV to the
+    # decode worker's next step.
     handover_ms: float = 5.0
     push_bytes_per_second: float = 2e9
-    # Of a push while later layers compute, this share is left over.
+    # Share of a push's time that remains after the computation if layers are pushed while later ones compute.
     layerwise_rest: float = 0.125
-    # A fetch from a store: before its first byte, and its rate.
+    # A fetch from a store: time before its first byte, and its rate.
     fetch_latency_ms: float = 2.0
     fetch_bytes_per_second: float = 1e9
     # Prompt tokens that ride along in decode steps without lengthening them much.
     short_prompt_tokens: int = 64
-    # What a running request's delay weighs against the placed one's own.
+    # Weight of the delay of running requests, relative to the delay of the placed request.
     interference: float = 1.0

@@ -1,4 +1,4 @@
-"""One placement from end to end: the registry's view, the stores' hints, the pure decision, and what is remembered."""
+"""One placement from end to end: asks registry and stores, lets the pure functions decide, and records the decision."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,7 +26,7 @@ class PlacementCall:
     attempt: int
     model: str
     request: PlacementRequest
-    # Of the prompt's full blocks, root first.
+    # Chain hashes of the prompt's full blocks, root first.
     block_hashes: Sequence[bytes] = ()
 
 
@@ -35,15 +35,15 @@ class PlacementAnswer:
     """Where the request goes, and why."""
 
     decode: WorkerIdentity
-    # None where the decode worker computes the prompt.
+    # None if the decode worker computes the prompt.
     prefill: WorkerIdentity | None
     chosen: Terms
     reason: str
-    # Blocks of the prompt, from the root on, by the id of the worker or store that has them.
+    # Number of the prompt's leading blocks that each worker or store holds, by its id.
     cached: Mapping[str, int]
 
 
-# Of a decision, the candidates that are remembered: the best, and those it was close with.
+# How many candidates of a decision are kept, the best first.
 KEPT_CANDIDATES = 16
 # Why a worker in this state takes no request.
 _UNUSABLE = {WorkerState.DRAINING: "it is draining", WorkerState.STALLED: "it makes no progress"}
@@ -52,7 +52,7 @@ _UNUSABLE = {WorkerState.DRAINING: "it is draining", WorkerState.STALLED: "it ma
 class Coordinator:
     """Places requests on the workers of a registry. `wall_clock`: seconds since the epoch, for the log.
 
-    Stores are asked where more than `ignored_blocks` of a prompt are cached by no worker that could compute it.
+    Stores are asked only if more than `ignored_blocks` of a prompt are cached by no worker that could compute it.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Coordinator:
     async def place(self, call: PlacementCall) -> PlacementAnswer:
         """Raises UnknownModel, NoWorker, NamespaceMismatch, ContextExceeded or Overloaded.
 
-        What the candidates led to is remembered.
+        The decision is recorded, refusals too.
         """
         with span("scheduler.place", attempt=call.attempt):
             workers = self._workers(call.model)
@@ -116,7 +116,7 @@ class Coordinator:
         return PlacementAnswer(identities[chosen.worker_id], prefill, chosen, reason, everywhere)
 
     def report(self, request_id: str, attempt: int, outcome: Outcome, output_tokens: int) -> bool:
-        """How a placement ended. False where that was known already, or the placement is forgotten."""
+        """Record how a placement ended. False if that was known already, or the placement is forgotten."""
         decision = self._decisions.settle(request_id, attempt, outcome)
         if decision is None or decision.chosen is None:
             return False
@@ -129,7 +129,7 @@ class Coordinator:
     async def _ask_stores(
         self, call: PlacementCall, workers: Collection[Worker], cached: Mapping[str, int]
     ) -> dict[KvNamespace, StoreTarget]:
-        """What stores hold of the prompt, where that could matter."""
+        """What stores hold of the prompt, by KV namespace; they are asked only if it could matter."""
         chain = call.block_hashes[: reusable_blocks(call.request, len(call.block_hashes))]
         longest: dict[KvNamespace, int] = {}
         for worker in workers:
@@ -165,7 +165,7 @@ class Coordinator:
             load=worker.load,
             namespace=identity.kv_namespace,
             unreported=worker.unreported,
-            # One that came while the stores were asked has nothing yet.
+            # A worker that joined while the stores were asked is not in `cached`.
             cached_blocks=cached.get(identity.worker_id, 0),
             connected=worker.connected,
             can_prefill=identity.can_prefill,

@@ -1,4 +1,4 @@
-"""What placement decided, and how it turned out: the last few thousand decisions."""
+"""The last few thousand placements, with their reasons and how they ended."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ class Decision:
     request_id: str
     attempt: int
     model: str
-    # None where the request was refused.
+    # None if the request was refused.
     chosen: Terms | None
     reason: str
     terms: tuple[Terms, ...]
@@ -43,7 +43,7 @@ class DecisionLog:
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
         self._decisions: deque[Decision] = deque()
-        # Of each placement still in the ring, the latest decision.
+        # The latest decision about each placement that is still in the ring.
         self._by_key: dict[tuple[str, int], Decision] = {}
 
     def add(self, decision: Decision) -> None:
@@ -53,7 +53,7 @@ class DecisionLog:
         self._by_key[decision.request_id, decision.attempt] = decision
 
     def settle(self, request_id: str, attempt: int, outcome: Outcome) -> Decision | None:
-        """Attach an outcome to its decision. None where it had one already, or has left the ring."""
+        """Record the outcome of a decision. None if it has one already, or has left the ring."""
         decision = self._by_key.get((request_id, attempt))
         if decision is None or decision.chosen is None or decision.outcome is not None:
             return None
@@ -61,7 +61,7 @@ class DecisionLog:
         return decision
 
     def newest(self, limit: int, request_id: str | None = None) -> list[Decision]:
-        """At most `limit` decisions, newest first; only those of one request where it is named."""
+        """At most `limit` decisions, newest first; only those of one request if it is named."""
         return list(islice(self._matching(request_id), limit))
 
     def _matching(self, request_id: str | None) -> Iterator[Decision]:

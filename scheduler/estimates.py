@@ -1,10 +1,9 @@
-"""How fast each worker is taken to be: as it measured, and the more as the others did the longer ago that was. Pure.
+"""How fast each worker is estimated to be: its own measurement while fresh, the mean of all workers' as it ages. Pure.
 
-A worker that measured slow once gets less to do, and so nothing to measure by which it could correct that. What it
-measured therefore loses half of its weight every few seconds, in favour of what the workers that do measure find: in
-time it is taken to be like them, is given some work again, and says anew how fast it is. The true difference of a slow
-worker costs a few requests each time. Rates and times span orders of magnitude, so their logarithms are what is
-averaged: then it does not matter which of the two is measured.
+A worker that measured slow once gets less work, and so no occasion to measure again. Its measurement therefore loses
+half of its weight every few seconds, in favour of what the other workers measure. In time it is estimated like them,
+is given some work again, and measures anew. A worker that is truly slow costs a few requests each time. Rates and times
+span orders of magnitude, so the mean is taken of their logarithms: it is then the same for a rate and for its inverse.
 """
 
 from collections.abc import Iterable
@@ -15,12 +14,13 @@ import msgspec
 from mesh.domain.workers import WorkerLoad
 from scheduler.candidates import Candidates, CandidateWorker, Pace, PlacementKnobs
 
-# Long beside the time between two status messages, so that a worker with work to do is believed. Short enough that one
-# thought ten times slower than it is, beside another with twenty requests (1.4 times an idle one's step), is given
-# something after a dozen seconds; one that is truly ten times slower gets one request in a hundred for it.
+# Long compared with the time between two status messages, so that the measurements of a busy worker count in full.
+# Short enough that a worker which seems ten times slower than it is, next to one with twenty requests (whose step takes
+# 1.4 times an idle worker's), gets work after a dozen seconds. A worker that is truly ten times slower gets one request
+# in a hundred because of it.
 HALF_LIFE_SECONDS = 3.0
-# The configured constant counts like one worker that measured so long ago: not beside any fresh measurement, and more
-# than what nobody has found again since.
+# The configured constant counts like a measurement of this age: it hardly matters next to a fresh measurement, and it
+# outweighs measurements that are older.
 CONSTANT_AGE_SECONDS = 60.0
 
 
@@ -58,22 +58,22 @@ def informed(candidates: Candidates, knobs: PlacementKnobs) -> Candidates:
 
 
 class Estimator:
-    """One quantity, from what all workers measured of it, each with its age in seconds; None if it measured nothing."""
+    """Estimates of one quantity from all workers' measurements: (value or None, age in seconds)."""
 
     def __init__(self, measured: Iterable[tuple[float | None, float]], constant: float) -> None:
         known = [(_weight(age_seconds), log(value / constant)) for value, age_seconds in measured if value]
-        # Sums in which the order of workers makes no difference, not even in the last bit.
+        # Exact sums, so that the order of the workers makes no difference, not even in the last bit.
         weights = fsum([_weight(CONSTANT_AGE_SECONDS), *(weight for weight, _ in known)])
-        # What they measured in the mean.
+        # The mean of all measurements.
         self._common = constant * exp(fsum(weight * logarithm for weight, logarithm in known) / weights)
 
     def estimate(self, value: float | None, age_seconds: float) -> float:
-        """Of the worker that measured this; a fresh value is believed, and an old one gives way to the mean."""
+        """For the worker that measured `value`: a fresh value counts in full, and an old one gives way to the mean."""
         return value * (self._common / value) ** (1.0 - _weight(age_seconds)) if value else self._common
 
 
 def _single_step_ms(load: WorkerLoad, knobs: PlacementKnobs) -> float | None:
-    """What was measured, as it would have been with one request in the batch; None if nothing was."""
+    """The measured step time, converted to a batch of one request; None if there is none."""
     if load.decode_step_ms is None:
         return None
     requests = max(1.0, load.decode_step_requests or 0.0)
@@ -81,5 +81,5 @@ def _single_step_ms(load: WorkerLoad, knobs: PlacementKnobs) -> float | None:
 
 
 def _weight(age_seconds: float) -> float:
-    """1 for a fresh measurement."""
+    """1 for a fresh measurement, 0 for an infinitely old one."""
     return float(0.5 ** (age_seconds / HALF_LIFE_SECONDS))

@@ -1,4 +1,4 @@
-"""How long answers are, per model, learned from what gateways report."""
+"""How long answers are, per model, as gateways report it."""
 
 
 class OutputLengths:

@@ -2,11 +2,11 @@
 
 A candidate is a decode worker that computes the prompt itself, or a decode worker with the best prefill worker of the
 same KV namespace. For each, placement predicts the time to the first token: the wait for a place in the batch, the
-prompts queued before this one, the part of the prompt that is cached neither there nor, where fetching is quicker than
-computing, in a store; and for a pair the handover and the push of what the decode worker lacks. Then the time per token
-(the step time, grown by one more request). A prompt computed on a decode worker delays those that decode there, which
-counts against it where a prefill worker could compute it instead; a prompt with few uncached tokens delays nobody. The
-cheapest total time wins, among the workers that are connected if there are any.
+prompts queued before this one, and the part of the prompt that is cached neither on the worker nor, if fetching is
+quicker than computing, in a store; for a pair also the handover and the push of blocks that the decode worker lacks.
+Then it predicts the time per token (the step time with one more request). A prompt computed on a decode worker delays
+the requests that decode there; this counts against it if a prefill worker could compute it instead. A prompt with few
+uncached tokens delays no request. The candidate with the least total time wins; connected workers go before others.
 
 Work is linear in the number of workers: of the prefill workers, only the best can be part of the best pair.
 """
@@ -28,11 +28,11 @@ Verdict: TypeAlias = tuple[Rejection | None, str]
 
 
 class _DecodeShare(msgspec.Struct, frozen=True):
-    """What a decode worker's part of a placement takes, whoever computes the prompt."""
+    """The decode worker's part of a placement, whichever worker computes the prompt."""
 
     candidate: CandidateWorker
     held_blocks: int
-    # Until the request has a place in its batch.
+    # Time until the request has a place in its batch.
     wait_ms: float
     tpot_ms: float
     output_ms: float
@@ -50,12 +50,12 @@ def predict(request: PlacementRequest, candidates: Candidates, knobs: PlacementK
 
 
 def choose(terms: Collection[Terms]) -> Terms | None:
-    """The best of those that were not rejected; None where all were."""
+    """The best terms that were not rejected; None if all were."""
     return min((term for term in terms if term.rejection is None), key=Terms.preference, default=None)
 
 
 def placed_work(request: PlacementRequest, chosen: Terms) -> dict[str, Unreported]:
-    """What each chosen worker will have to carry until it reports it itself."""
+    """The load that the request adds to each chosen worker, to be counted until the worker reports it itself."""
     blocks = _blocks(request.prompt_tokens + 1)
     if chosen.prefill_worker_id is None:
         return {chosen.worker_id: Unreported(1, chosen.uncached_tokens, blocks - chosen.held_blocks)}
@@ -98,17 +98,17 @@ def _terms(
 
 
 def _alone(share: _DecodeShare, found: Source, contested: bool, knobs: PlacementKnobs) -> Terms:
-    """The decode worker computes the prompt. `contested`: there are prefill workers, whom it would delay less."""
+    """Terms of a decode worker that computes the prompt itself. `contested`: there are prefill workers that could."""
     worker = share.candidate
     rate = worker.pace.prefill_tokens_per_second
     queued = worker.load.queued_prefill_tokens + worker.unreported.prefill_tokens
     ttft_ms = share.wait_ms + queued / rate * 1000 + found.ms + share.tpot_ms
     delay_ms = 0.0
     if contested:
-        # The first tokens cost nothing beside the step that they ride along in.
+        # The first tokens are computed in a decode step that runs anyway.
         riding = min(found.uncached_tokens, knobs.short_prompt_tokens)
         ttft_ms -= riding / rate * 1000
-        # An idle worker counts as one that decodes: others come while the prompt is computed.
+        # An idle worker counts as having one request: others arrive while the prompt is computed.
         others = min(max(1, share.requests), worker.max_requests)
         delay_ms = others * (found.uncached_tokens - riding) / rate * 1000
     return _assemble(share, None, found, ttft_ms, knobs.interference * delay_ms, share.verdict)
@@ -125,7 +125,7 @@ def _pair(request: PlacementRequest, share: _DecodeShare, offer: PrefillOffer, k
 
 
 def _without_prefill(request: PlacementRequest, share: _DecodeShare, candidates: Candidates) -> Terms:
-    """Of a worker that cannot compute prompts and has no partner."""
+    """Terms of a decode worker that computes no prompts and has no prefill worker."""
     worker, verdict = share.candidate, share.verdict
     if verdict[0] is None and candidates.prefill:
         verdict = (Rejection.NAMESPACE, _mismatch(worker, candidates.prefill[0]))
@@ -162,7 +162,7 @@ def _assemble(
         ttft_ms=ttft_ms,
         tpot_ms=share.tpot_ms,
         slots_left=share.slots_left,
-        # A place is free once both have one.
+        # A pair takes the request once both workers have room.
         drain_ms=share.drain_ms if offer is None else max(share.drain_ms, offer.queue_ms),
         total_ms=ttft_ms + share.output_ms + delay_ms,
         requests=share.requests,
@@ -196,16 +196,16 @@ def _decode_share(request: PlacementRequest, candidate: CandidateWorker, knobs: 
 
 
 def _room(tokens_each: float, candidate: CandidateWorker, requests: int) -> int:
-    """Requests of that length which fit beside those there are; what is below 0 waits for as many to end."""
+    """How many more requests of that length fit. If negative, so many must end before there is room."""
     load, unreported = candidate.load, candidate.unreported
     by_batch = candidate.max_requests - requests
-    # Waiting requests hold no blocks yet and are taken to be like this one.
+    # Waiting requests hold no blocks yet; they are assumed to be as long as this one.
     by_blocks = (load.free_blocks - unreported.blocks) // _blocks(tokens_each) - load.waiting_requests
     return min(by_batch, by_blocks)
 
 
 def _step_ms(candidate: CandidateWorker, requests: int, knobs: PlacementKnobs) -> float:
-    """A step's length with `requests` in the batch, from that of one request."""
+    """Step time with `requests` in the batch, derived from the step time of one request."""
     batch = min(requests, candidate.max_requests)
     return candidate.pace.decode_step_ms * (1 + knobs.step_growth * batch) / (1 + knobs.step_growth)
 

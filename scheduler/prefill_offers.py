@@ -1,4 +1,4 @@
-"""What the prefill workers have to offer a request: the quickest of each KV namespace. Pure."""
+"""The quickest prefill worker of each KV namespace for a request. Pure."""
 
 from collections.abc import Iterable, Mapping
 
@@ -13,24 +13,24 @@ from scheduler.terms import Rejection
 
 
 class PrefillOffer(msgspec.Struct, frozen=True):
-    """One prefill worker's part of a placement."""
+    """The prefill worker's part of a placement."""
 
     worker_id: str
     source: Source
-    # Predicted: from the call until the prompt is computed.
+    # Predicted time from the call until the prompt is computed.
     ready_ms: float
-    # Predicted: what was queued before it.
+    # Predicted time of the prompts queued before it.
     queue_ms: float
     push_bytes_per_second: float
-    # Of the worker, see CandidateWorker.
+    # The worker's; see CandidateWorker.
     layerwise_tokens: int
     connected: bool
     rejection: Rejection | None
-    # The rejection in words; empty where there is none.
+    # The rejection in words; empty if there is none.
     rejected: str
 
     def preference(self) -> tuple[bool, bool, float, int, str]:
-        """Sorts the best first, as Terms.preference does."""
+        """Sort key, best first, as Terms.preference is."""
         return (
             self.rejection is not None,
             not self.connected,
@@ -46,7 +46,7 @@ def best_offers(
     stores: Mapping[KvNamespace, StoreTarget],
     knobs: PlacementKnobs,
 ) -> dict[KvNamespace, PrefillOffer]:
-    """The best offer of each namespace. It does not depend on the decode worker: both times simply add up."""
+    """The best offer of each namespace, whichever decode worker it is paired with, since the times of both add up."""
     best: dict[KvNamespace, PrefillOffer] = {}
     for worker in workers:
         offered = _offer(request, worker, stores.get(worker.namespace), knobs)

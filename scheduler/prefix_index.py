@@ -1,10 +1,10 @@
-"""Which workers hold which blocks, so that one walk along a chain finds what each of them has of it."""
+"""Which workers hold which blocks: one walk along a chain finds how much of it each worker has."""
 
 from collections.abc import Iterable, Sequence
 
 
 class PrefixIndex:
-    """Workers are small numbers, given by its owner: of each block, the holders are the bits of one integer."""
+    """Maps each block to its holders, as the bits of one integer: bit n is the worker that the owner numbered n."""
 
     def __init__(self) -> None:
         self._holders: dict[bytes, int] = {}
@@ -13,7 +13,7 @@ class PrefixIndex:
         self._holders[block_hash] = self._holders.get(block_hash, 0) | 1 << worker
 
     def remove(self, worker: int, block_hashes: Iterable[bytes]) -> None:
-        """Forget that the worker holds them; unknown ones are ignored."""
+        """The worker no longer holds these blocks; blocks that are not in the index are ignored."""
         for block_hash in block_hashes:
             rest = self._holders.get(block_hash, 0) & ~(1 << worker)
             if rest:
@@ -22,7 +22,7 @@ class PrefixIndex:
                 self._holders.pop(block_hash, None)
 
     def prefixes(self, chain: Sequence[bytes], workers: Iterable[int]) -> dict[int, int]:
-        """How many blocks from the root on each of these workers holds.
+        """How many leading blocks of the chain each of these workers holds.
 
         Linear in the chain plus the workers: the walk goes on with those that held every block so far.
         """

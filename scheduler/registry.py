@@ -1,9 +1,9 @@
-"""The live workers: leases, states, loads and cached blocks, all of it told by the workers' own status streams.
+"""The live workers: leases, states, loads and cached blocks, as the workers' own status streams report them.
 
-A lease lives until it is not renewed in time; the end of a stream alone does not end it, since the worker reattaches.
-Another incarnation of a worker id means that the process that had it is gone, with all that it held. If the stream of
-that process is still open and its lease still renewed, both live, which is a mistake in somebody's configuration: the
-newcomer is refused until the older one's stream breaks or its lease runs out.
+A lease ends if it is not renewed in time. The end of a stream alone does not end it, since the worker reattaches.
+Another incarnation of a worker id means that the earlier process is gone, with all that it held. If that process's
+stream is still open and its lease is renewed, both are alive, which is a mistake in the configuration: the newcomer is
+refused until the older stream breaks or its lease runs out.
 """
 
 import asyncio
@@ -26,10 +26,10 @@ PlacementKey = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class RegistryLimits:
-    """What workers, however many or broken, may make the registry keep."""
+    """Bounds on what the registry keeps, however many workers there are and whatever they report."""
 
     workers: int = 1024
-    # Block hashes over all workers; they are hints, so what is over the limit is forgotten.
+    # Block hashes of all workers together; they are hints, so those over the limit are forgotten.
     cached_blocks: int = 500_000
     # Names of models remembered after their last worker left.
     known_models: int = 1024
@@ -46,13 +46,13 @@ class Lease:
 
 @dataclass(slots=True)
 class Measurement:
-    """A number that a worker tells with every status, and when it was last another one: measured, not repeated."""
+    """A number that a worker reports with every status, and when it last changed: an equal number is an old one."""
 
     # None while the worker does not know it.
     value: float | None = None
     changed_at: float = float("-inf")
 
-    def tell(self, value: float | None, now: float) -> None:
+    def observe(self, value: float | None, now: float) -> None:
         if value != self.value:
             self.value, self.changed_at = value, now
 
@@ -64,12 +64,12 @@ class Worker:
     identity: WorkerIdentity
     lease: Lease
     expires_at: float
-    # Its bit in the index of prefixes.
+    # Its number in the prefix index.
     number: int
     state: WorkerState = WorkerState.SERVING
     load: WorkerLoad = field(default_factory=WorkerLoad)
     transfers: TransferCounters = field(default_factory=TransferCounters)
-    # Of `load` and `transfers`.
+    # Values of `load` and `transfers`, with their ages.
     prefill_rate: Measurement = field(default_factory=Measurement)
     step_time: Measurement = field(default_factory=Measurement)
     fetch_bandwidth: Measurement = field(default_factory=Measurement)
@@ -106,7 +106,7 @@ class Registry:
         limits: RegistryLimits | None = None,
     ) -> None:
         self.lease_seconds = lease_seconds
-        # Grows with every change of membership, or of a worker's state.
+        # Grows whenever a worker joins, leaves, or changes its state.
         self.version = 0
         self._clock = clock
         self._settle_seconds = settle_seconds
@@ -119,7 +119,7 @@ class Registry:
         self._change = asyncio.Event()
 
     def attach(self, identity: WorkerIdentity) -> Lease:
-        """Begin a status stream. Raises LeaseConflict, or Overloaded where the registry is full."""
+        """Begin a status stream. Raises LeaseConflict, or Overloaded if the registry is full."""
         self.expire()
         current = self._workers.get(identity.worker_id)
         if current is None and len(self._workers) >= self._limits.workers:
@@ -140,18 +140,18 @@ class Registry:
     def update(
         self, lease: Lease, state: WorkerState, load: WorkerLoad, transfers: TransferCounters | None = None
     ) -> None:
-        """Renew the lease with what the worker says of itself. Raises LeaseExpired where it has none any more."""
+        """Renew the lease and keep what the worker reports. Raises LeaseExpired if the stream's lease has ended."""
         worker = self._holder(lease)
         self._renew(worker)
         worker.load, worker.transfers = load, transfers or worker.transfers
-        self._follow_measurements(worker)
+        self._observe_measurements(worker)
         worker.settle_placements_before(self._clock() - self._settle_seconds)
         if worker.state is not state:
             worker.state = state
             self._announce()
 
     def record_blocks(self, lease: Lease, snapshot: bool, stored: Iterable[bytes], removed: Collection[bytes]) -> None:
-        """Follow a worker's content-addressed blocks; a snapshot replaces what was known. Raises LeaseExpired."""
+        """Record the blocks that a worker stored and removed; a snapshot replaces all before. Raises LeaseExpired."""
         worker = self._holder(lease)
         before = len(worker.cached)
         if snapshot:
@@ -166,12 +166,12 @@ class Registry:
         self._cached_blocks += len(worker.cached) - before
 
     def cached_prefixes(self, block_hashes: Sequence[bytes], workers: Collection[Worker]) -> dict[str, int]:
-        """How many blocks from the root on each of these workers holds, by worker id."""
+        """How many leading blocks of the chain each of these workers holds, by worker id."""
         lengths = self._prefixes.prefixes(block_hashes, [worker.number for worker in workers])
         return {worker.identity.worker_id: lengths[worker.number] for worker in workers}
 
     def detach(self, lease: Lease) -> None:
-        """A status stream ended: the lease runs on, and the worker may come back, or a new incarnation of it."""
+        """A status stream ended: its lease runs on, and the worker or a new incarnation of it may come back."""
         worker = self._workers.get(lease.worker_id)
         if worker is not None and worker.lease == lease:
             worker.connected = False
@@ -193,11 +193,11 @@ class Registry:
         return [worker for worker in self.workers() if worker.identity.model == model]
 
     def knows_model(self, model: str) -> bool:
-        """Whether a worker ever served it."""
+        """Whether any worker has served it."""
         return model in self._known_models
 
     def measurement_ages(self, worker: Worker) -> MeasurementAges:
-        """How old what the worker measured is by now."""
+        """Ages of the worker's measurements."""
         now = self._clock()
         return MeasurementAges(
             prefill=now - worker.prefill_rate.changed_at,
@@ -211,22 +211,22 @@ class Registry:
         return max(0.0, worker.expires_at - self._clock())
 
     def add_placement(self, worker_id: str, key: PlacementKey, placed: Unreported) -> None:
-        """Count a placement against a worker until its status can be trusted to contain it."""
+        """Count a placement as load of a worker until the worker's own status contains it for certain."""
         self._workers[worker_id].add_placement(key, self._clock(), placed)
 
     def settle_placement(self, worker_id: str, key: PlacementKey) -> None:
-        """A placement ended: it weighs on the worker no longer."""
+        """A placement ended and is no longer load of the worker."""
         if worker_id in self._workers:
             self._workers[worker_id].settle_placement(key)
 
     async def expire_forever(self, period_seconds: float) -> None:
-        """Notice the end of leases while nobody asks."""
+        """Drop workers whose lease ran out, also while no call comes, until cancelled."""
         while True:
             await asyncio.sleep(period_seconds)
             self.expire()
 
     async def changed(self, version: int) -> int:
-        """Wait until the registry's version is another than `version`, and return it."""
+        """Wait until the registry's version differs from `version`, and return it."""
         while self.version == version:
             await self._change.wait()
         return self.version
@@ -271,12 +271,12 @@ class Registry:
     def _renew(self, worker: Worker) -> None:
         worker.expires_at = self._clock() + self.lease_seconds
 
-    def _follow_measurements(self, worker: Worker) -> None:
+    def _observe_measurements(self, worker: Worker) -> None:
         now = self._clock()
-        worker.prefill_rate.tell(worker.load.prefill_tokens_per_second, now)
-        worker.step_time.tell(worker.load.decode_step_ms, now)
-        worker.fetch_bandwidth.tell(worker.transfers.fetch_bytes_per_second, now)
-        worker.push_bandwidth.tell(worker.load.push_bytes_per_second, now)
+        worker.prefill_rate.observe(worker.load.prefill_tokens_per_second, now)
+        worker.step_time.observe(worker.load.decode_step_ms, now)
+        worker.fetch_bandwidth.observe(worker.transfers.fetch_bytes_per_second, now)
+        worker.push_bandwidth.observe(worker.load.push_bytes_per_second, now)
 
     def _announce(self) -> None:
         self.version += 1

@@ -81,7 +81,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         try:
             while True:
                 version = self._registry.version
-                # A watcher that does not read is given no next snapshot, and the one it then gets is the latest.
+                # A watcher that does not read blocks here, and is given the latest snapshot when it reads again.
                 yield wire.watch_response(self._registry, self._stores)
                 await self._registry.changed(version)
         finally:

@@ -1,4 +1,4 @@
-"""How whoever computes a prompt comes by its KV: what it has, what a store brings sooner, and what it computes."""
+"""How a worker that computes a prompt gets its KV: from its own cache, from a store if that is quicker, or computed."""
 
 import msgspec
 
@@ -8,21 +8,21 @@ from scheduler.candidates import CandidateWorker, PlacementKnobs, PlacementReque
 
 
 class Source(msgspec.Struct, frozen=True):
-    """The prompt's KV on one worker, once the worker has come to it."""
+    """Where the prompt's KV comes from on one worker, counted from when the worker starts on the prompt."""
 
-    # None where the worker has as much, or recomputing is faster than fetching.
+    # None if the worker has as many blocks, or computing is faster than fetching.
     store: StoreTarget | None
-    # Found there or in the store.
+    # Blocks found on the worker or in the store.
     cached_blocks: int
     uncached_tokens: int
-    # Predicted: the fetch and the computation.
+    # Predicted time of fetch and computation.
     ms: float
 
 
 def source(
     request: PlacementRequest, candidate: CandidateWorker, store: StoreTarget | None, knobs: PlacementKnobs
 ) -> Source:
-    """The quicker of computing what the candidate lacks and of fetching first what the store has of it.
+    """The quicker of two ways: to compute all that the candidate lacks, or to fetch first what the store has of it.
 
     The candidate is informed (see `estimates`).
     """
@@ -39,7 +39,7 @@ def source(
 
 
 def reusable_blocks(request: PlacementRequest, blocks: int) -> int:
-    """The last token is always computed: its logits give the first new one."""
+    """How many of `blocks` can be used: the last token is always computed, since its logits give the first new one."""
     return min(blocks, max(0, request.prompt_tokens - 1) // BLOCK_TOKENS)
 
 

@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 class StoreLink:
-    """A Store. `run` must be running: a store is asked for matches only while it answers for its status."""
+    """A Store. `run` must be running: a store is asked for matches only while it answers status calls."""
 
     def __init__(self, endpoint: str, config: StoreLinkConfig, channels: Channels) -> None:
         self.endpoint = endpoint

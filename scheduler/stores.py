@@ -1,4 +1,4 @@
-"""The KV stores, as placement knows them: which are there, and what one of them holds of a prompt."""
+"""The KV stores in the scheduler's view: which of them answer, and how much of a prompt one of them holds."""
 
 from collections.abc import Iterator, Sequence
 from typing import Protocol
@@ -11,7 +11,7 @@ from mesh.rendezvous import rendezvous
 
 
 class Tier(msgspec.Struct, frozen=True):
-    """One kind of room in a store."""
+    """One kind of storage in a store, e.g. host memory."""
 
     name: str
     total_blocks: int
@@ -20,7 +20,7 @@ class Tier(msgspec.Struct, frozen=True):
 
 
 class StoreStatus(msgspec.Struct, frozen=True):
-    """What a store said of itself last."""
+    """A store's last status."""
 
     store_id: str
     tiers: tuple[Tier, ...]
@@ -42,7 +42,7 @@ class Store(Protocol):
         ...
 
     async def match(self, namespace: KvNamespace, chain: Sequence[bytes]) -> StoreTarget | None:
-        """Where blocks of the chain are and how many; None where none is known, or no answer came in time."""
+        """How many leading blocks of the chain the store holds; None if none, or if no answer came in time."""
         ...
 
 
@@ -60,7 +60,7 @@ class Stores:
         return any(store.status is not None for store in self._stores)
 
     async def match(self, namespace: KvNamespace, chain: Sequence[bytes]) -> StoreTarget | None:
-        """What the chain's store holds of it. Never raises: it is a hint."""
+        """What the chain's store holds of it. It is a hint, and never raises."""
         answering = {store.status.store_id: store for store in self._stores if store.status is not None}
         store_id = rendezvous(answering, chain[0])
         return None if store_id is None else await answering[store_id].match(namespace, chain)

@@ -13,44 +13,44 @@ class Rejection(Enum):
     UNUSABLE = "unusable"
     AVOIDED = "avoided"
     CONTEXT = "context"
-    # No prefill worker's KV means what the decode worker's does.
+    # No prefill worker has the decode worker's KV namespace.
     NAMESPACE = "namespace"
     FULL = "full"
     OBJECTIVE = "objective"
 
 
 class Terms(msgspec.Struct, frozen=True):
-    """Times are predictions."""
+    """What placing the request on this candidate means. All times are predictions."""
 
-    # Decodes.
+    # The decode worker.
     worker_id: str
-    # Computes the prompt; None where the decode worker does.
+    # The worker that computes the prompt; None if the decode worker does.
     prefill_worker_id: str | None
-    # Asked for the part of the prompt that whoever computes it lacks; None where recomputing is faster.
+    # The store to ask for the part of the prompt that the computing worker lacks; None if computing is faster.
     store: StoreTarget | None
-    # Blocks of the prompt that nobody computes, and those of them that the decode worker has.
+    # Blocks of the prompt that need not be computed, and how many of them the decode worker has.
     cached_blocks: int
     held_blocks: int
     uncached_tokens: int
     ttft_ms: float
     tpot_ms: float
-    # Requests like this one, at mean output length, that the decode worker still has room for.
+    # How many requests like this one, at mean output length, the decode worker still has room for.
     slots_left: int
-    # Until one of its requests ends.
+    # Time until one of its requests ends.
     drain_ms: float
-    # To the last token, and what others lose by it: what is minimised.
+    # Time to the last token, plus the weighted delay of other requests; placement minimises it.
     total_ms: float
-    # Requests that the decode worker has, and was given.
+    # Requests that the decode worker has, with those placed on it that it has not reported yet.
     requests: int
-    # Of its workers, those whose status stream is broken: they may be well, and may be dead.
+    # How many of its workers have a broken status stream: they may be alive or dead.
     disconnected: int
     rejection: Rejection | None = None
-    # The rejection in words; empty where there is none.
+    # The rejection in words; empty if there is none.
     rejected: str = ""
 
     @property
     def name(self) -> str:
-        """The workers, in the order in which the request meets them."""
+        """The workers in the order in which the request reaches them."""
         return self.worker_id if self.prefill_worker_id is None else f"{self.prefill_worker_id} -> {self.worker_id}"
 
     @property
@@ -58,8 +58,8 @@ class Terms(msgspec.Struct, frozen=True):
         return (self.worker_id,) if self.prefill_worker_id is None else (self.worker_id, self.prefill_worker_id)
 
     def preference(self) -> tuple[bool, int, float, int, int, str]:
-        """Sorts the best first: the cheapest of those connected, of equal ones the one with more cached, then the
-        emptier, then the first by name."""
+        """Sort key, best first: connected workers, then the least total time, then the most cached blocks, the fewest
+        requests, and the name."""
         return (
             self.rejection is not None,
             self.disconnected,
