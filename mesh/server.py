@@ -16,6 +16,7 @@ from grpc_reflection.v1alpha import reflection
 from mesh.config import ServerConfig
 from mesh.errors import ConfigError
 from mesh.interceptors import EdgeInterceptor
+from mesh.keepalive import KEEPALIVE
 from mesh.metrics_http import MetricsServer
 from mesh.ports import why_not
 from mesh.signals import until_signal
@@ -130,10 +131,7 @@ def _options(config: ServerConfig) -> list[tuple[str, int]]:
         ("grpc.max_send_message_length", config.max_message_bytes),
         # Two services that shared a port by accident would each get a part of the calls.
         ("grpc.so_reuseport", 0),
-        ("grpc.keepalive_time_ms", 10_000),
-        ("grpc.keepalive_timeout_ms", 5_000),
-        ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.http2.max_pings_without_data", 0),
+        *KEEPALIVE,
         ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ]
 
