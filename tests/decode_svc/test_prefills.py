@@ -10,11 +10,11 @@ from deepmesh.internal.v1 import decode_pb2, targets_pb2
 from deepmesh.v1 import common_pb2
 
 from decode_svc import prefill_link, wire
-from decode_svc.requests import Submission
 from engine.protocol.messages import LandingOpened, Output, Refusal
 from mesh.blocks import BLOCK_TOKENS
 from mesh.config import ServerConfig
 from mesh.domain.outputs import Logprobs
+from mesh.domain.requests import Submission
 from mesh.domain.sampling import Sampling
 from mesh.errors import (
     DeadlineExceeded,
@@ -47,7 +47,7 @@ PROMPT = [number % 100 for number in range(150)]
 
 
 def ended(outcome: str) -> float:
-    return DECODE_PREFILLS.labels(outcome)._value.get()
+    return float(DECODE_PREFILLS.labels(outcome)._value.get())
 
 
 def target(prefill: FakePrefill) -> targets_pb2.WorkerTarget:

@@ -45,7 +45,7 @@ TRANSFER = (1).to_bytes(16, "big")
 
 
 def ended(outcome: str) -> float:
-    return PREFILL_ENDED.labels(outcome)._value.get()
+    return float(PREFILL_ENDED.labels(outcome)._value.get())
 
 
 async def accepted(running: RunningPrefill, caller: PrefillCaller, **fields: Any) -> int:

@@ -17,7 +17,7 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.oracle import oracle_tokens
-from engine.protocol.messages import Failed
+from engine.protocol.messages import Failed, StepResult
 from mesh.config import ObserveConfig
 from mesh.domain.sampling import Sampling
 from mesh.errors import CheckpointError, ConfigError, EngineFailed, MeshError, NamespaceMismatch, RemoteError
@@ -36,10 +36,17 @@ async def rank(**settings: Any) -> AsyncIterator[RankClient]:
         await client.close(grace_seconds=1.0)
 
 
+async def steps(client: RankClient) -> AsyncIterator[StepResult]:
+    """The results of a rank that moves no KV."""
+    async for result in client.results:
+        assert isinstance(result, StepResult)
+        yield result
+
+
 async def read_until_ended(client: RankClient, transcript: Transcript, requests: int) -> None:
     if len(transcript.ends) == requests:
         return
-    async for result in client.results:
+    async for result in steps(client):
         transcript.record(result)
         if len(transcript.ends) == requests:
             return
@@ -89,7 +96,7 @@ async def test_a_cancelled_request_ends() -> None:
     async with rank(oracle={"step_ms": 5.0}) as client:
         client.submit(submit_of(1, prompt_of(10), 100_000))
         transcript = Transcript()
-        transcript.record(await anext(client.results))
+        transcript.record(await anext(steps(client)))
         client.cancel(1)
         await read_until_ended(client, transcript, 1)
         assert transcript.ends[1].finish == "cancelled"
@@ -125,7 +132,7 @@ async def test_unread_results_pause_the_rank_and_nothing_is_lost() -> None:
         await _until_paused(process)
         resident = process.memory_info().rss
         transcript = Transcript()
-        transcript.record(await anext(client.results))
+        transcript.record(await anext(steps(client)))
         assert not transcript.ends
         await read_until_ended(client, transcript, requests)
         assert resident < client.ready.peak_bytes + 40_000_000
@@ -222,7 +229,7 @@ def _environment() -> dict[str, str]:
 async def test_a_rank_traces_its_steps_beside_its_service(tmp_path: Path) -> None:
     client = await RankClient.start(oracle_config(), ObserveConfig(trace_file=tmp_path / "worker.json"))
     client.submit(submit_of(1, [1, 2, 3], max_tokens=2))
-    async for result in client.results:
+    async for result in steps(client):
         if result.outputs and result.outputs[0].finish:
             break
     await client.close()

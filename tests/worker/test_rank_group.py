@@ -13,6 +13,7 @@ import pytest
 from engine.oracle import oracle_tokens
 from engine.protocol.messages import FirstToken, Output, StepResult
 from mesh.blocks import chain_hashes
+from mesh.domain.outputs import FinishReason
 from mesh.domain.workers import WorkerLoad
 from mesh.errors import ConfigError, EngineFailed
 from tests.support.engines import VOCABULARY, Transcript, oracle_config, prompt_of, submit_of
@@ -98,7 +99,7 @@ async def test_prompts_weigh_until_they_are_computed_and_requests_until_they_end
         assert group.ranks.rank_of(group.submit([3] * 10)) == group.ranks.rank_of(short)
         await group.emit(group.ranks.rank_of(long), step(Output(long, 900, [5], cached_tokens=0)))
         assert group.ranks.rank_of(group.submit([4] * 10)) == group.ranks.rank_of(long)
-        await group.emit(group.ranks.rank_of(long), step(Output(long, 901, [5], finish="stop")))
+        await group.emit(group.ranks.rank_of(long), step(Output(long, 901, [5], finish=FinishReason.STOP)))
         assert group.ranks.rank_of(group.submit([5] * 10)) == group.ranks.rank_of(long)
 
 

@@ -161,7 +161,7 @@ async def test_the_worker_has_a_block_as_long_as_one_of_its_ranks_has_it() -> No
 
 async def test_the_end_of_an_offer_goes_to_the_stores_and_all_other_news_to_the_service() -> None:
     async with hosted() as it:
-        others = [PushEnded(OTHER, 1, "tcp"), LandingOpened(1, make_ticket(64), 0)]
+        others: list[TransferNews] = [PushEnded(OTHER, 1, "tcp"), LandingOpened(1, make_ticket(64), 0)]
         it.rank.emit(PushEnded(OFFER, 1, "tcp"), *others)
         await eventually(lambda: it.user.news == others)
         assert len(it.stores.heard) == 2

@@ -112,7 +112,7 @@ async def test_a_scheduler_that_sends_garbage_is_asked_again() -> None:
         yield b"\xff\xff\xff\xff not a message"
 
     def add(servicer: None, server: grpc.aio.Server) -> None:
-        handlers = {"ReportStatus": grpc.stream_stream_rpc_method_handler(garbage)}
+        handlers: dict[str, Any] = {"ReportStatus": grpc.stream_stream_rpc_method_handler(garbage)}
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
 
     async with LinkedWorker(endpoint, "a").running():
