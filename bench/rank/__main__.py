@@ -1,10 +1,10 @@
 """One rank of DeepSeek-R1 with expert parallelism of eight, on one GPU, against the floor of its bytes and FLOPs.
 
-`python -m bench.rank [--shape r1-ep8-rank] [--layers N] [--kv bf16|fp8] [--requests 1 8 32 64 96] [--out DIR]
-[--growth STEPS]`
+`python -m bench.rank [--shape r1-ep8-rank] [--layers N] [--kv bf16|fp8] [--experts fp8|w4a8] [--requests 1 8 32 64 96]
+[--out DIR] [--growth STEPS]`
 
-The real engine over random FP8 weights, each token's experts drawn uniformly at random; communication is left out. DIR
-gets rank.json and rank.png.
+The real engine over random FP8 weights, routed experts in INT4 if asked, each token's experts drawn uniformly at
+random; communication is left out. DIR gets rank.json and rank.png.
 """
 
 import argparse
@@ -18,14 +18,15 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.rank.measure import Decode, RankBench, Report
-from bench.rank.model import SHAPES
+from bench.rank.model import EXPERTS, SHAPES
 from bench.rank.plot import save
 
 LARGEST_GROUPS = 12
 
 
 def decode_table(report: Report) -> Table:
-    table = Table(title=f"{report.shape}, {report.layers} layers, {report.kv} KV, on one {report.device}: decode")
+    form = f"{report.experts} experts, {report.kv} KV"
+    table = Table(title=f"{report.shape}, {report.layers} layers, {form}, on one {report.device}: decode")
     for column in ("requests", "step ms", "tokens/s", "floor ms", "ratio", "sustained floor ms", "ratio", "idle"):
         table.add_column(column, justify="right")
     for row in report.decode:
@@ -59,6 +60,7 @@ def main() -> int:
     parser.add_argument("--shape", choices=sorted(SHAPES), default="r1-ep8-rank")
     parser.add_argument("--layers", type=int, default=61)
     parser.add_argument("--kv", choices=("bf16", "fp8"), default="bf16")
+    parser.add_argument("--experts", choices=sorted(EXPERTS), default="fp8")
     parser.add_argument("--requests", type=int, nargs="+", default=[1, 8, 32, 64, 96])
     parser.add_argument("--steps", type=int, default=40, help="decode steps timed for each number")
     parser.add_argument("--no-prefill", action="store_true", help="leave out the prompts")
@@ -68,7 +70,7 @@ def main() -> int:
     if not torch.cuda.is_available():
         parser.error("a rank is measured on a CUDA device, and there is none here")
     console = Console(width=140)
-    bench = RankBench(arguments.shape, arguments.layers, arguments.kv, arguments.requests)
+    bench = RankBench(arguments.shape, arguments.layers, arguments.kv, arguments.experts, arguments.requests)
     if arguments.growth:
         console.print(bench.growth(arguments.growth))
         return 0

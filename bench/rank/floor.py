@@ -5,8 +5,11 @@ from dataclasses import dataclass
 
 from bench.rank.ceilings import Ceilings
 from engine.model.config import ModelConfig
+from engine.model.quantization import Stored
 
 BF16, FP8 = 2, 1
+# Two weights a byte, and a bfloat16 scale for 128.
+INT4 = 1 / 2 + 2 / 128
 
 
 @dataclass(frozen=True)
@@ -69,9 +72,12 @@ def _experts(config: ModelConfig, rows: int) -> Iterator[Operation]:
     chosen = config.num_experts_per_tok
     # As many as an even choice touches.
     touched = config.n_routed_experts * (1 - (1 - chosen / config.n_routed_experts) ** rows)
+    item_bytes = INT4 if config.quantization.experts is Stored.INT4 else FP8
     pairs, hidden, width = rows * chosen, config.hidden_size, config.moe_intermediate_size
     for name, inputs, outputs in (("gate and up", hidden, 2 * width), ("down", width, hidden)):
-        yield Operation(f"experts {name}", touched * inputs * outputs * FP8, 2 * pairs * inputs * outputs, fp8=True)
+        yield Operation(
+            f"experts {name}", touched * inputs * outputs * item_bytes, 2 * pairs * inputs * outputs, fp8=True
+        )
 
 
 def _product(name: str, rows: int, inputs: int, outputs: int, *, fp8: bool) -> Operation:

@@ -30,7 +30,7 @@ SPARE_TOKENS = 256
 # What kernels are called, by what they are for; the first pattern that matches.
 GROUPS = {
     "attention": r"mla|flash|splitkv|attend|^_?decode|^_join$|^combine$",
-    "experts": r"_masked|_contiguous|GemmType.*(Masked|Contiguous|[Gg]rouped)|GemmType\)[12]",
+    "experts": r"w4a8|_masked|_contiguous|GemmType.*(Masked|Contiguous|[Gg]rouped)|GemmType\)[12]",
     "linear layers": r"fp8_gemm|few_rows|_dense",
     "bf16 products": r"gemm|nvjet|cutlass|cublas|splitK|gemv|_absorb_queries|_expand_values",
     "norms, rotation, quantization": r"norm|quantize|swiglu|_rotate",
@@ -90,6 +90,7 @@ class Report:
     shape: str
     layers: int
     kv: str
+    experts: str
     device: str
     ceilings: Ceilings
     sustained: Ceilings
@@ -103,14 +104,15 @@ class Report:
 class RankBench:
     """One engine with one rank's model. Raises ConfigError, or torch's own error, where the device is too small."""
 
-    def __init__(self, shape: str, layers: int, kv: str, requests: Sequence[int]) -> None:
-        self._shape, self._layers, self._kv, self._most_requests = shape, layers, kv, max(requests)
+    def __init__(self, shape: str, layers: int, kv: str, experts: str, requests: Sequence[int]) -> None:
+        self._shape, self._layers, self._kv, self._experts = shape, layers, kv, experts
+        self._most_requests = max(requests)
         self._ceilings = measure_ceilings(torch.device("cuda"))
         self._sustained = measure_ceilings(torch.device("cuda"), SUSTAINED_SECONDS)
         torch.cuda.empty_cache()
         with tempfile.TemporaryDirectory() as scratch:
             config = EngineConfig(
-                model_dir=write_shape(Path(scratch), shape, layers),
+                model_dir=write_shape(Path(scratch), shape, layers, experts),
                 random_weights=True,
                 kv_dtype="float8_e4m3fn" if kv == "fp8" else "auto",
                 max_requests=max(requests),
@@ -178,6 +180,7 @@ class RankBench:
             shape=self._shape,
             layers=self._layers,
             kv=self._kv,
+            experts=self._experts,
             device=torch.cuda.get_device_name(),
             ceilings=self._ceilings,
             sustained=self._sustained,

@@ -16,6 +16,7 @@ from engine.model.model import Model
 from engine.model.moe import MixtureOfExperts
 from engine.runner.backend import make_model
 from engine.weights.loading import make_allocator
+from tools.quantization_configs import FP8_CONFIG, W4A8_CONFIG
 
 DEEPSEEK_R1: Mapping[str, Any] = MappingProxyType(
     {
@@ -51,7 +52,7 @@ DEEPSEEK_R1: Mapping[str, Any] = MappingProxyType(
             "mscale_all_dim": 1.0,
         },
         "eos_token_id": 1,
-        "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]},
+        "quantization_config": dict(FP8_CONFIG),
     }
 )
 # Of 8 ranks each has an eighth of the tokens, and its experts an eighth of all choices: as many as if each of its own
@@ -61,9 +62,14 @@ SHAPES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 )
 
 
-def write_shape(directory: Path, shape: str, layers: int) -> Path:
+# How config.json says in which form the routed experts are; all else is FP8 in either case.
+EXPERTS: Mapping[str, Mapping[str, Any]] = MappingProxyType({"fp8": FP8_CONFIG, "w4a8": W4A8_CONFIG})
+
+
+def write_shape(directory: Path, shape: str, layers: int, experts: str = "fp8") -> Path:
     """A model directory with the configuration alone."""
-    (directory / "config.json").write_text(json.dumps(dict(SHAPES[shape]) | {"num_hidden_layers": layers}))
+    changes = {"num_hidden_layers": layers, "quantization_config": dict(EXPERTS[experts])}
+    (directory / "config.json").write_text(json.dumps(dict(SHAPES[shape]) | changes))
     return directory
 
 

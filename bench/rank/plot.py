@@ -34,5 +34,6 @@ def save(report: Report, path: Path) -> None:
     for axes in (steps, parts):
         axes.grid(color=GREY, alpha=0.18)
         axes.legend(fontsize=8)
-    figure.suptitle(f"{report.shape}: {report.layers} layers, {report.kv} KV, one {report.device}", fontsize=11)
+    forms = f"{report.experts} experts, {report.kv} KV"
+    figure.suptitle(f"{report.shape}: {report.layers} layers, {forms}, one {report.device}", fontsize=11)
     figure.savefig(path)

@@ -55,7 +55,7 @@ class Reader:
         value = self._values.get(key)
         if value is None:
             return None
-        if not isinstance(value, dict):
+        if not isinstance(value, Mapping):
             raise CheckpointError(f"{self._path}{key} is {value!r}: expected keys and values")
         return Reader(value, f"{self._path}{key}.")
 

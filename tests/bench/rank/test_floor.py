@@ -2,14 +2,14 @@ import pytest
 
 from bench.rank.ceilings import Ceilings
 from bench.rank.floor import decode_floor, decode_operations
-from bench.rank.model import SHAPES
+from bench.rank.model import EXPERTS, SHAPES
 from engine.model.config import ModelConfig, parse_model_config
 
 CEILINGS = Ceilings(bytes_per_second=4.28e12, bf16_flops=783e12, fp8_flops=1483e12)
 
 
-def rank() -> ModelConfig:
-    return parse_model_config(SHAPES["r1-ep8-rank"])
+def rank(experts: str = "fp8") -> ModelConfig:
+    return parse_model_config({**SHAPES["r1-ep8-rank"], "quantization_config": EXPERTS[experts]})
 
 
 @pytest.mark.parametrize(("requests", "milliseconds"), [(32, 25.8), (64, 28.2), (96, 30.6)])
@@ -35,3 +35,11 @@ def test_one_byte_latents_halve_the_bytes_of_attention() -> None:
         for size in (2, 1)
     )
     assert narrow.size_bytes * 2 == wide.size_bytes and narrow.fp8 and not wide.fp8
+
+
+def test_int4_experts_take_about_half_of_the_bytes() -> None:
+    wide, narrow = (decode_operations(rank(experts), 64, context=3500, kv_item_bytes=1) for experts in ("fp8", "w4a8"))
+    assert decode_floor(narrow, CEILINGS) * 1000 == pytest.approx(16.6, abs=0.1)
+    for before, after in zip(wide, narrow, strict=True):
+        share = 0.515625 if before.name.startswith("experts") else 1
+        assert after.size_bytes == pytest.approx(before.size_bytes * share)
