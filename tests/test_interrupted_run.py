@@ -23,7 +23,7 @@ async def test_a_run_of_tests_that_is_told_to_stop_leaves_no_directory_behind(tm
     test, scratch = tmp_path / "test_unending.py", tmp_path / "scratch"
     test.write_text(UNENDING)
     scratch.mkdir()
-    command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-c", ROOT / "pyproject.toml", test]
+    command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-c", str(ROOT / "pyproject.toml"), str(test)]
     environment = {**os.environ, "TMPDIR": str(scratch)}
     run = await asyncio.create_subprocess_exec(*command, cwd=ROOT, env=environment, stdout=asyncio.subprocess.DEVNULL)
     try:

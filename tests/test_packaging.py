@@ -57,7 +57,7 @@ def test_the_three_wheels_serve_in_an_empty_environment(tmp_path: Path) -> None:
     # What they need is taken from this environment, as plain files: an editable installation is not followed.
     paths = next(environment.glob("lib/python*/site-packages")) / "needs.pth"
     paths.write_text(f"{Path(pytest.__file__).parents[1]}\n")
-    command = [environment / "bin/deepmesh", "demo", "--prefill", "0", "--kvstore", "0"]
+    command = [str(environment / "bin/deepmesh"), "demo", "--prefill", "0", "--kvstore", "0"]
     done = subprocess.run(command, cwd=elsewhere, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     assert str(ROOT) not in (elsewhere / "out/demo.log").read_text()

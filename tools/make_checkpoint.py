@@ -106,7 +106,7 @@ def make_checkpoint(
     *,
     dtype: str = "bfloat16",
     seed: int = 0,
-    overrides: dict[str, object] | None = None,
+    overrides: Mapping[str, object] | None = None,
 ) -> None:
     """Write sharded safetensors with their index, config.json, generation_config.json and a tokenizer to `directory`.
 

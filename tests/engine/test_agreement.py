@@ -27,7 +27,7 @@ def recording(backend_type: type[OracleBackend]) -> Any:
 
         def launch(self, batch: Batch, shape: StepShape) -> OracleStep:
             self.launches.append((len(batch.rows), shape))
-            return super().launch(batch, shape)  # type: ignore[no-any-return]
+            return super().launch(batch, shape)
 
     backend = Recording(oracle_config(total_blocks=16))
     backend.launches = []

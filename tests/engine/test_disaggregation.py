@@ -1,6 +1,7 @@
 """A prompt computed by one engine, decoded by another: the oracle's tokens prove that the KV is right."""
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -207,9 +208,13 @@ def test_in_any_order_of_events_tokens_are_right_and_everything_comes_back(
             pair.fetches[key] = fetch
         pair.submit(submit_of(key, prompt, rng.randint(1, 30), remote_prefill=remote, fetch=None if remote else fetch))
         for _ in range(rng.randint(0, 10)):
-            rng.choice(
-                [pair.relay_one, pair.fabric.run_one, lambda: pair.step(pair.decode), lambda: pair.step(pair.prefill)]
-            )()
+            choices: list[Callable[[], object]] = [
+                pair.relay_one,
+                pair.fabric.run_one,
+                lambda: pair.step(pair.decode),
+                lambda: pair.step(pair.prefill),
+            ]
+            rng.choice(choices)()
         if rng.random() < cancel_probability * 3:
             victim = rng.randrange(key + 1)
             cancelled.add(victim)

@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 
 from engine.engine import Engine
@@ -159,7 +161,7 @@ def test_requests_submitted_together_start_with_the_shortest() -> None:
     assert [key for key in transcript.ends if key != 2] == [1, 0, 3]
 
 
-def preempted_run(**settings: object) -> tuple[Transcript, list[list[int]]]:
+def preempted_run(**settings: Any) -> tuple[Transcript, list[list[int]]]:
     """Three requests in a pool that holds two of them when they have grown."""
     engine = oracle_engine(total_blocks=9, **settings)
     prompts = [prompt_of(100, seed=seed) for seed in range(3)]

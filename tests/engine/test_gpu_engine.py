@@ -34,8 +34,14 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def make_backend(checkpoint: Path, **settings: Any) -> tuple[EngineConfig, ModelBackend]:
     # In float32 rounding decides nothing: steps of other shapes draw the same tokens.
-    defaults = {"dtype": "float32", "device": "cuda", "max_step_tokens": 96, "max_requests": 16, "total_blocks": 64}
-    config = EngineConfig(model_dir=checkpoint, **(defaults | settings))
+    defaults: dict[str, Any] = {
+        "dtype": "float32",
+        "device": "cuda",
+        "max_step_tokens": 96,
+        "max_requests": 16,
+        "total_blocks": 64,
+    }
+    config = EngineConfig(model_dir=checkpoint, **{**defaults, **settings})
     devices = torch.cuda.device_count()
     return config, ModelBackend(resolve(config, Hardware(devices, 1 << 30)))
 

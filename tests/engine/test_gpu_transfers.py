@@ -1,6 +1,7 @@
 """KV between ranks that share one GPU, and between a GPU's rank and others: tokens are those of one engine alone."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from mesh.config import ObserveConfig
 from mesh.domain.targets import StoreTarget
 from tests.support.checkpoints import random_prompt, tiny_checkpoint
 from tests.support.engines import submit_of
-from tests.support.rank_pair import rank_pair
+from tests.support.rank_pair import RankPair, rank_pair
 from tests.support.rank_store import RankStore
 from tests.support.ranks import running_rank, until_an_end
 from tests.support.waiting import eventually
@@ -26,8 +27,12 @@ LENGTHS = (1, 64, 65, 300, 700)
 def settings_of(checkpoint: Path, *, device: str = "cuda", **settings: Any) -> EngineConfig:
     # In float32 rounding decides nothing: steps of other shapes draw the same tokens.
     transfer = {"slot_bytes": 1 << 16, "slots": 4, "fetch_seconds": 10.0, **settings.pop("transfer", {})}
-    defaults = {"dtype": "float32", "device": device, "total_blocks": 64, "max_requests": 16}
+    defaults: dict[str, Any] = {"dtype": "float32", "device": device, "total_blocks": 64, "max_requests": 16}
     return EngineConfig(model_dir=checkpoint, transfer=TransferConfig(**transfer), **(defaults | settings))
+
+
+def _ended(pair: RankPair, requests: int) -> bool:
+    return len(pair.transcript.ends) == requests
 
 
 @pytest.mark.parametrize("layerwise_tokens", [128, 1 << 20])
@@ -84,7 +89,7 @@ async def test_long_prompts_are_pushed_while_their_later_layers_compute(tmp_path
     async with rank_pair(settings, settings, observe) as pair:
         for key, length in enumerate((200, 1500)):
             pair.submit(submit_of(key, random_prompt(length, key), 2, remote_prefill=True))
-            await eventually(lambda count=key + 1: len(pair.transcript.ends) == count, seconds=60)
+            await eventually(partial(_ended, pair, key + 1), seconds=60)
     events = json.loads((tmp_path / "prefill.rank.json").read_text())
     _, long_prompt = [event for event in events if event["name"] == "engine.collect"]
     pushes = [event for event in events if event["name"] == "kv.push" and event["args"]["layers"] < 8]

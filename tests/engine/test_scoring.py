@@ -12,9 +12,10 @@ from mesh.blocks import BLOCK_TOKENS
 from mesh.config import load
 from mesh.domain.outputs import Logprobs
 from mesh.domain.sampling import Sampling
+from mesh.domain.workers import KvNamespace
 from mesh.errors import ConfigError
 from tests.support.checkpoints import execute, model_backend, random_prompt, tiny_checkpoint
-from transfer.ticket import KvNamespace
+from transfer.memory import KvMemory
 
 VOCABULARY = 40
 
@@ -33,6 +34,9 @@ class CountingBackend:
     def __init__(self, total_blocks: int) -> None:
         self.total_blocks = total_blocks
         self.most_rows = 0
+
+    def kv_memory(self) -> KvMemory:
+        raise AssertionError("a score moves no KV")
 
     def launch(self, batch: Batch, shape: StepShape) -> "CountedStep":
         owned = [block for row in batch.rows for block in row.block_ids]

@@ -10,7 +10,7 @@ from deepmesh.v1 import common_pb2
 from gateway import wire
 from gateway.config import DispatchConfig
 from gateway.decode_link import DecodeLink
-from mesh.errors import EngineFailed, InvalidRequest, NoWorker, Overloaded, ShuttingDown, WorkerFull
+from mesh.errors import EngineFailed, InvalidRequest, MeshError, NoWorker, Overloaded, ShuttingDown, WorkerFull
 from mesh.failures import from_rpc_error
 from mesh.metrics import GATEWAY_WORKER_LINKS
 from tests.support.fake_decode import FakeDecodeWorker, FakeRequest, oracle_tokens
@@ -18,7 +18,7 @@ from tests.support.gateways import Collected, Mesh, collect, ids_request, limits
 from tests.support.waiting import eventually
 
 PROMPT = [5, 6, 7]
-FAST = {"backoff_seconds": 0.01, "reattach_seconds": 0.02}
+FAST: dict[str, Any] = {"backoff_seconds": 0.01, "reattach_seconds": 0.02}
 
 
 def paced(**fields: Any) -> FakeDecodeWorker:
@@ -169,7 +169,7 @@ async def failure_of(mesh: Mesh) -> Exception:
 
 
 async def test_placing_again_ends_with_overloaded_where_nobody_has_room() -> None:
-    refusals = [WorkerFull("no room") for _ in range(5)]
+    refusals: list[MeshError] = [WorkerFull("no room") for _ in range(5)]
     async with running_mesh(FakeDecodeWorker(refusals=refusals), dispatch=DispatchConfig(attempts=3, **FAST)) as mesh:
         error = await failure_of(mesh)
         assert isinstance(error, Overloaded)

@@ -12,7 +12,8 @@ from mesh.errors import ConfigError, InvalidRequest
 from tests.support.fake_decode import VOCABULARY
 from tests.support.gateways import model_texts
 from tests.support.tokenizers import tokenizer_directory
-from tools.byte_tokenizer import BEGIN, END, MARKERS, build_tokenizer
+from tools.byte_tokenizer import MARKERS, build_tokenizer
+from tools.tokenizer_files import BEGIN, END
 
 LIBRARY = build_tokenizer(VOCABULARY)
 CONTROL_TEXT = [*MARKERS, BEGIN, END]

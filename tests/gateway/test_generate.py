@@ -8,6 +8,7 @@ from typing import Any
 import grpc
 import pytest
 from deepmesh.v1 import common_pb2, gateway_pb2
+from pydantic import SecretStr
 
 from gateway.config import ApiKeyConfig, DispatchConfig, LimitsConfig
 from mesh.errors import InvalidRequest, MeshError, NoWorker, Overloaded
@@ -205,7 +206,7 @@ async def test_a_model_whose_workers_are_gone_no_longer_makes_requests_ambiguous
 
 async def test_invalid_utf8_on_the_wire_is_refused() -> None:
     async with running_mesh() as mesh, grpc.aio.insecure_channel(f"127.0.0.1:{mesh.grpc_port}") as channel:
-        call = channel.unary_stream("/deepmesh.v1.GatewayService/Generate")
+        call: Any = channel.unary_stream("/deepmesh.v1.GatewayService/Generate")
         malformed_text = b"\x12\x04\x0a\x02\xff\xfe"
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await call(malformed_text, timeout=10).read()
@@ -321,7 +322,10 @@ def keyed(mesh: Mesh, key: str | None, request: gateway_pb2.GenerateRequest) -> 
 
 
 async def test_keys_are_required_where_there_are_any_and_separate_the_caches() -> None:
-    keys = (ApiKeyConfig(name="alice", key="alice-secret"), ApiKeyConfig(name="bob", key="bob-secret"))
+    keys = (
+        ApiKeyConfig(name="alice", key=SecretStr("alice-secret")),
+        ApiKeyConfig(name="bob", key=SecretStr("bob-secret")),
+    )
     async with running_mesh(api_keys=keys) as mesh:
         for key in (None, "mallory-secret"):
             assert (await refused(keyed(mesh, key, ids_request()))).code.name == "UNAUTHENTICATED"
@@ -335,8 +339,8 @@ async def test_keys_are_required_where_there_are_any_and_separate_the_caches() -
 
 async def test_a_tenant_over_its_share_is_refused_and_others_are_not() -> None:
     keys = (
-        ApiKeyConfig(name="alice", key="alice-secret", max_concurrent=1),
-        ApiKeyConfig(name="bob", key="bob-secret"),
+        ApiKeyConfig(name="alice", key=SecretStr("alice-secret"), max_concurrent=1),
+        ApiKeyConfig(name="bob", key=SecretStr("bob-secret")),
     )
     async with running_mesh(FakeDecodeWorker(step_seconds=0.01), api_keys=keys) as mesh:
         metadata = (("authorization", "Bearer alice-secret"),)

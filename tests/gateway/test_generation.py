@@ -138,7 +138,11 @@ def test_a_client_that_leaves_too_much_unread_is_interrupted() -> None:
 
 async def test_a_waiting_reader_wakes_for_tokens_and_for_the_end() -> None:
     generation = make_generation()
-    for write in (lambda: generation.receive(3, [0]), lambda: generation.finish(FinishReason.LENGTH)):
+    writes: list[Callable[[], None]] = [
+        lambda: generation.receive(3, [0]),
+        lambda: generation.finish(FinishReason.LENGTH),
+    ]
+    for write in writes:
         reader = asyncio.create_task(generation.readable())
         await asyncio.sleep(0)
         assert generation.awaited

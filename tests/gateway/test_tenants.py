@@ -1,4 +1,5 @@
 import pytest
+from pydantic import SecretStr
 
 from gateway.config import ApiKeyConfig
 from gateway.tenants import Tenants
@@ -6,9 +7,9 @@ from mesh.errors import Overloaded, Unauthenticated
 
 KEYS = Tenants(
     [
-        ApiKeyConfig(name="alice", key="alice-secret", max_concurrent=2),
-        ApiKeyConfig(name="bob", key="bob-secret", cache_salt="shared"),
-        ApiKeyConfig(name="carol", key="carol-secret", cache_salt="shared"),
+        ApiKeyConfig(name="alice", key=SecretStr("alice-secret"), max_concurrent=2),
+        ApiKeyConfig(name="bob", key=SecretStr("bob-secret"), cache_salt="shared"),
+        ApiKeyConfig(name="carol", key=SecretStr("carol-secret"), cache_salt="shared"),
     ]
 )
 

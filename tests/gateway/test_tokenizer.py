@@ -13,7 +13,8 @@ from mesh.errors import ConfigError
 from tests.support.fake_decode import VOCABULARY
 from tests.support.gateways import model_texts
 from tests.support.tokenizers import tokenizer_directory
-from tools.byte_tokenizer import BEGIN, END, MARKERS, build_tokenizer
+from tools.byte_tokenizer import MARKERS, build_tokenizer
+from tools.tokenizer_files import BEGIN, END
 
 LIBRARY = build_tokenizer(VOCABULARY)
 TEXT = st.lists(st.one_of(st.sampled_from([*MARKERS, BEGIN, END, "<", "think>", "｜>"]), st.text(max_size=5))).map(
@@ -61,6 +62,7 @@ def test_token_names_may_come_as_objects(tmp_path: Path) -> None:
 
 def test_special_tokens_are_not_text_but_have_a_name() -> None:
     end = LIBRARY.token_to_id(END)
+    assert end is not None
     assert tokenizer().token_bytes(end) == b""
     assert tokenizer().token_text(end) == END
 

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
@@ -36,7 +37,7 @@ async def mesh(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Proces
         yield running
 
 
-async def run(*command: str | Path, **settings: object) -> str:
+async def run(*command: str | Path, **settings: Any) -> str:
     process = await asyncio.create_subprocess_exec(
         *map(str, command), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, **settings
     )
@@ -66,7 +67,7 @@ async def test_the_openai_package_lists_the_model_and_chats(mesh: ProcessMesh) -
 
 async def test_a_streamed_chat_says_what_the_whole_one_says(mesh: ProcessMesh) -> None:
     async with openai_client(mesh) as client:
-        fixed = {
+        fixed: dict[str, Any] = {
             "model": "tiny",
             "messages": [{"role": "user", "content": QUESTION}],
             "max_tokens": 24,
@@ -77,17 +78,18 @@ async def test_a_streamed_chat_says_what_the_whole_one_says(mesh: ProcessMesh) -
         chunks = [chunk async for chunk in stream]
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
     assert text == whole.choices[0].message.content
+    assert chunks[-1].usage is not None and whole.usage is not None
     assert chunks[-1].usage == whole.usage or chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
 
 
 async def test_a_completion_continues_text_and_token_ids_alike(mesh: ProcessMesh) -> None:
     async with openai_client(mesh) as client:
-        fixed = {"model": "tiny", "max_tokens": 8, "temperature": 0.7, "seed": 11}
+        fixed: dict[str, Any] = {"model": "tiny", "max_tokens": 8, "temperature": 0.7, "seed": 11}
         from_text = await client.completions.create(prompt="abc", logprobs=2, **fixed)
         counted = json.loads(await buf_curl(mesh, "CountTokens", {"prompt": {"text": "abc"}}))
         from_ids = await client.completions.create(prompt=counted["tokenIds"], **fixed)
     assert from_text.choices[0].text == from_ids.choices[0].text
-    assert from_text.choices[0].logprobs is not None
+    assert from_text.choices[0].logprobs is not None and from_text.usage is not None
     assert len(from_text.choices[0].logprobs.token_logprobs or []) == from_text.usage.completion_tokens
 
 

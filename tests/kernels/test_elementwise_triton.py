@@ -83,16 +83,18 @@ def test_latents_and_keys_are_written_to_the_pool(tokens: int, compressed: bool,
     if compressed:
         pool = pool.to(torch.float8_e4m3fn)
     weights = random(QUERY), random(LATENT)
-    rest = (1e-6, rotations(tokens), torch.randperm(2 * BLOCK_TOKENS, device=DEVICE)[:tokens])
+    turns, slots = rotations(tokens), torch.randperm(2 * BLOCK_TOKENS, device=DEVICE)[:tokens]
     scale = 0.25 if compressed else 1.0
     other, other_pool = projected.clone(), pool.clone()
     if quantize:
-        found = kv_write.norm_quantize_and_write(projected, *weights, *rest, pool, scale)
-        expected = kv_write_reference.norm_quantize_and_write(other, *weights, *rest, other_pool, scale)
+        found = kv_write.norm_quantize_and_write(projected, *weights, 1e-6, turns, slots, pool, scale)
+        expected = kv_write_reference.norm_quantize_and_write(other, *weights, 1e-6, turns, slots, other_pool, scale)
         assert same_quantized(found, expected)
     else:
-        normalized = kv_write.norm_and_write(projected, *weights, *rest, pool, scale)
-        assert near(normalized, kv_write_reference.norm_and_write(other, *weights, *rest, other_pool, scale))
+        normalized = kv_write.norm_and_write(projected, *weights, 1e-6, turns, slots, pool, scale)
+        assert near(
+            normalized, kv_write_reference.norm_and_write(other, *weights, 1e-6, turns, slots, other_pool, scale)
+        )
     assert near(projected, other)
     assert torch.equal(pool.float().isnan(), other_pool.float().isnan())
     assert near(pool.float().nan_to_num(), other_pool.float().nan_to_num(), pool.dtype)

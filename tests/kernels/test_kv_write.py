@@ -16,7 +16,9 @@ class Step:
 
     def __init__(self, tokens: int, dtype: torch.dtype = torch.float32) -> None:
         self.projected = torch.randn(tokens, QUERY + WIDTH)
-        self.query_weight, self.latent_weight = torch.randn(QUERY), torch.randn(LATENT)
+        weight, self.latent_weight = torch.randn(QUERY), torch.randn(LATENT)
+        # None if queries have no norm.
+        self.query_weight: torch.Tensor | None = weight
         self.rotations = rotation_table(frequencies(ROPE, 10000.0), 100)[torch.randperm(100)[:tokens]]
         self.slots = torch.randperm(3 * BLOCK_TOKENS)[:tokens]
         self.pool = torch.full((3, BLOCK_TOKENS, WIDTH), float("nan")).to(dtype)
@@ -24,7 +26,7 @@ class Step:
         latents[:, :LATENT] = rms_norm(latents[:, :LATENT].contiguous(), self.latent_weight, 1e-6)
         rotate_(latents[:, None, LATENT:], self.rotations)
         self.expected_latents = latents
-        self.expected_query = rms_norm(self.projected[:, :QUERY].contiguous(), self.query_weight, 1e-6)
+        self.expected_query = rms_norm(self.projected[:, :QUERY].contiguous(), weight, 1e-6)
 
     def write(self, scale: float = 1.0) -> torch.Tensor:
         return norm_and_write(

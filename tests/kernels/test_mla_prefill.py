@@ -29,7 +29,8 @@ def test_each_query_sees_the_prefix_and_what_came_before_it(queries: int, cached
 def test_prompts_of_one_step_do_not_see_each_other() -> None:
     prompts = [prompt(queries, keys) for queries, keys in [(5, 5), (1, 90), (70, 75)]]
     joined = [torch.cat(parts) for parts in zip(*prompts, strict=True)]
-    found, log_sum = mla_prefill(*joined, plan_prefill([5, 1, 70], [5, 90, 75], CPU), scale=SCALE)
+    query, key, value = joined
+    found, log_sum = mla_prefill(query, key, value, plan_prefill([5, 1, 70], [5, 90, 75], CPU), scale=SCALE)
     alone = [mla_prefill(*one, plan_prefill([len(one[0])], [len(one[1])], CPU), scale=SCALE) for one in prompts]
     assert torch.equal(found, torch.cat([out for out, _ in alone]))
     assert torch.equal(log_sum, torch.cat([log_sum for _, log_sum in alone], dim=1))

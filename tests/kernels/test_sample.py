@@ -1,4 +1,5 @@
 from collections import Counter
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ LOGITS = torch.tensor([2.0, 1.0, 0.0, -1.0, 1.5, float("-inf")])
 
 
 def drawn(count: int = 2000, **changes: float) -> Counter[int]:
-    settings = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "seed": 3, **changes}
+    settings: dict[str, Any] = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "seed": 3, **changes}
     draws = [Draw(**settings, position=position) for position in range(count)]
     return Counter(draw(LOGITS.expand(count, -1), draws).tolist())
 
@@ -30,8 +31,8 @@ def drawn(count: int = 2000, **changes: float) -> Counter[int]:
 def test_philox_repeats_its_published_vectors(
     counter: tuple[int, int, int, int], key: tuple[int, int], expected: tuple[int, ...]
 ) -> None:
-    words = [torch.tensor([word]) for word in (*counter, *key)]
-    assert tuple(int(word) for word in philox(tuple(words[:4]), tuple(words[4:]))) == expected
+    a, b, c, d, e, f = (torch.tensor([word]) for word in (*counter, *key))
+    assert tuple(int(word) for word in philox((a, b, c, d), (e, f))) == expected
 
 
 def test_uniform_numbers_differ_by_seed_and_position_and_stay_inside_the_interval() -> None:

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import cast
 
 import pytest
 import torch
@@ -66,7 +67,12 @@ def test_a_bias_is_added_to_its_token_alone() -> None:
 @pytest.mark.parametrize("temperature", [0.7, 2.0])
 def test_min_p_keeps_what_transformers_keeps(min_p: float, temperature: float) -> None:
     logits = torch.randn(1, 40) * 2
-    kept = MinPLogitsWarper(min_p)(torch.tensor([[0]]), logits / temperature).isfinite().nonzero()[:, 1].tolist()
+    kept = (
+        MinPLogitsWarper(min_p)(cast(torch.LongTensor, torch.tensor([[0]])), logits / temperature)
+        .isfinite()
+        .nonzero()[:, 1]
+        .tolist()
+    )
     draws = [Draw(temperature, 0, 1.0, seed=3, position=position, min_p=min_p) for position in range(3000)]
     found = set(draw(logits.expand(3000, -1), draws).tolist())
     assert found <= set(kept) and int(logits.argmax()) in found

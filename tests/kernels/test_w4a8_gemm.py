@@ -83,7 +83,8 @@ def test_each_row_meets_its_experts_weights(tokens: int, contiguous: bool, stati
     dense = (integers.unflatten(-1, (2, 128)).double() * scales.double().unsqueeze(-1)).flatten(-2)
     for row in layout.positions.flatten().tolist():
         if isinstance(layout, ContiguousLayout):
-            expert, at = int(layout.row_experts[row]), (row,)
+            at: tuple[int, ...] = (row,)
+            expert = int(layout.row_experts[row])
         else:
             expert = row // layout.capacity
             at = (expert, row % layout.capacity)

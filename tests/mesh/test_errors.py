@@ -25,7 +25,7 @@ from mesh.errors import (
 )
 from mesh.failures import from_failure, to_failure
 
-RETRIES = {
+RETRIES: dict[Retry, list[type[MeshError]]] = {
     Retry.THIS_CALL: [NoWorker, WorkerLost],
     Retry.HIGHER_UP: [WorkerFull, PrefillLost, StreamReplaced, UnknownRequest, UnknownSession],
     Retry.AFTER_DELAY: [Overloaded],

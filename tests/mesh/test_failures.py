@@ -33,12 +33,13 @@ def rpc_error(code: StatusCode, message: str, details: bytes | None = None) -> g
 
 
 def all_errors() -> list[type[MeshError]]:
-    pending, found = [MeshError], []
+    pending: list[type[MeshError]] = [MeshError]
+    found: list[type[MeshError]] = []
     while pending:
         error = pending.pop()
         pending.extend(error.__subclasses__())
         found.append(error)
-    return [each for each in found if each is not RemoteError]
+    return [each for each in found if not issubclass(each, RemoteError)]
 
 
 def test_every_reason_names_one_class() -> None:

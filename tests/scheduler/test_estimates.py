@@ -45,7 +45,7 @@ def simulated(true_ms: dict[str, float], first_told_ms: dict[str, float], second
         told = {
             name: measured(name, true_ms[name])
             if bursts[-1][name]
-            else measured(name, worker.load.decode_step_ms, worker.ages.step + 1)
+            else measured(name, worker.load.decode_step_ms or 0.0, worker.ages.step + 1)
             for name, worker in told.items()
         }
     return bursts

@@ -1,6 +1,7 @@
 """Cached prefixes weighed by where they are: computed anew, in the worker, in a store."""
 
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 import pytest
@@ -20,7 +21,7 @@ STORE = StoreTarget("store", 9)
 
 
 def found_by(
-    candidate: CandidateWorker, store: StoreTarget | None, request: PlacementRequest | None = None, **knobs: float
+    candidate: CandidateWorker, store: StoreTarget | None, request: PlacementRequest | None = None, **knobs: Any
 ) -> Source:
     """What a worker does that is alone in the mesh, with the constants above or other ones."""
     constants = replace(KNOBS, **knobs)

@@ -71,7 +71,7 @@ def read_tensors(directory: Path) -> dict[str, torch.Tensor]:
     }
 
 
-def rewrite_as_one_file(directory: Path, change: Callable[[dict[str, torch.Tensor]], None] = lambda _: None) -> None:
+def rewrite_as_one_file(directory: Path, change: Callable[[dict[str, torch.Tensor]], object] = lambda _: None) -> None:
     """Replace the shards and their index by a single file, after `change` edited its tensors."""
     tensors = read_tensors(directory)
     change(tensors)

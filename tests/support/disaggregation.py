@@ -3,6 +3,7 @@
 import random
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from engine.batch import Batch, StepShape
@@ -94,7 +95,7 @@ class Pair:
         """Until nothing is left to happen."""
         idle = 0
         while idle < 4:
-            actions = [
+            actions: list[Callable[[], bool]] = [
                 self.relay_one,
                 self.fabric.run_one,
                 lambda: self._turn(self.decode),
@@ -115,11 +116,11 @@ class Pair:
         for output in result.outputs if result else []:
             if output.finish or output.refusal:
                 cancel = Cancel(output.key)
-                self._messages.append(lambda cancel=cancel: self.prefill.cancel(cancel))
+                self._messages.append(partial(self.prefill.cancel, cancel))
         for news in self.decode.transfers.drain_news():
             assert isinstance(news, LandingOpened)
             self.landings[news.ticket.transfer_id] = news.key
-            self._messages.append(lambda news=news: self._prefill(news))
+            self._messages.append(partial(self._prefill, news))
 
     def _prefill(self, opened: LandingOpened) -> None:
         self.prefill.submit(prefill_of(self.submits[opened.key], opened, self.fetches.get(opened.key)))

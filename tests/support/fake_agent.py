@@ -4,6 +4,7 @@ import random
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -164,7 +165,7 @@ class FakeAgent:
         state = self.pushes[transfer_id].state
         while (index := state.next_segment()) is not None:
             state.begin(index)
-            self.fabric.later(lambda index=index: self._deliver(transfer_id, index))
+            self.fabric.later(partial(self._deliver, transfer_id, index))
 
     def _deliver(self, transfer_id: bytes, index: int) -> None:
         outgoing = self.pushes[transfer_id]

@@ -73,7 +73,7 @@ async def rank_pair(
 ) -> AsyncIterator[RankPair]:
     """`observe` is the prefill rank's."""
     clients = [await RankClient.start(decode), await RankClient.start(prefill, observe)]
-    pair = RankPair(*clients)
+    pair = RankPair(clients[0], clients[1])
     followers = [asyncio.create_task(pair.follow_decode()), asyncio.create_task(pair.follow_prefill())]
     try:
         yield pair

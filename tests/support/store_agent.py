@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 
 from kvstore.slab import Geometry
 from mesh.domain.workers import KvNamespace, TransferCounters, WorkerIdentity, WorkerRole
-from transfer.agent import LookupHandler
 from transfer.events import Event, Landed, LandingFailed
+from transfer.fetch.lookup_server import LookupHandler
 from transfer.ticket import Segment, Ticket
 
 

@@ -75,7 +75,8 @@ def test_a_fetch_lands_the_longest_prefix_that_the_store_knows(transports: str |
         assert (here.blocks(range(STORED, BLOCKS)) == untouched).all()
         counters = assert_all_free(here)
         assert (counters.fetches, counters.fetched_blocks) == (3, 3 * STORED)
-        assert counters.fetch_bytes_per_second > 0 and not counters.refused
+        assert counters.fetch_bytes_per_second is not None and counters.fetch_bytes_per_second > 0
+        assert not counters.refused
         assert_nothing_leased(store)
 
 

@@ -24,7 +24,7 @@ GIB = 1 << 30
 def test_a_backend_reports_what_it_serves(tmp_path: Path) -> None:
     backend = model_backend(tiny_checkpoint(tmp_path / "mini"), total_blocks=100)
     assert (backend.model, backend.vocabulary_size, backend.total_blocks) == ("mini", 320, 100)
-    assert (backend.context_tokens, backend.eos_token_ids) == (4096, {1})
+    assert (backend.context_tokens, backend.eos_token_ids) == (4096, frozenset({1}))
     assert (backend.namespace.layers, backend.namespace.dtype) == (3, "float32")
 
 
@@ -145,7 +145,7 @@ def test_the_thread_count_is_applied(tmp_path: Path) -> None:
 
 
 def blocks(**changes: int | None) -> int:
-    defaults = {
+    defaults: dict[str, Any] = {
         "budget_bytes": 8 * GIB,
         "block_bytes": 1 << 20,
         "context_blocks": 64,

@@ -3,11 +3,12 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import openai
 import pytest
+from pydantic import SecretStr
 
 from gateway.config import ApiKeyConfig, DispatchConfig, HttpConfig, LimitsConfig
 from gateway.openai.errors import error_headers, http_status
@@ -17,7 +18,7 @@ from tests.support.gateways import Mesh, model_texts, running_mesh
 from tests.support.waiting import eventually
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-HELLO = [{"role": "user", "content": "hello"}]
+HELLO: Any = [{"role": "user", "content": "hello"}]
 
 
 def spelled(text: str) -> list[int]:
@@ -32,7 +33,11 @@ def answering(text: str, **fields: Any) -> FakeDecodeWorker:
 
 def client(mesh: Mesh, key: str = "unused") -> openai.AsyncOpenAI:
     return openai.AsyncOpenAI(
-        base_url=f"http://127.0.0.1:{mesh.http_port}/v1", api_key=key, max_retries=0, timeout=20, http_client=mesh.http
+        base_url=f"http://127.0.0.1:{mesh.http_port}/v1",
+        api_key=key,
+        max_retries=0,
+        timeout=20,
+        http_client=cast(Any, mesh.http),
     )
 
 
@@ -128,7 +133,14 @@ async def test_token_ids_come_back_where_asked_for_even_without_a_tokenizer() ->
 
 async def test_every_option_reaches_the_worker() -> None:
     async with running_mesh() as mesh:
-        options = {"temperature": 0.5, "top_p": 0.25, "top_k": 7, "seed": -1, "ignore_eos": True, "max_tokens": 3}
+        options: dict[str, Any] = {
+            "temperature": 0.5,
+            "top_p": 0.25,
+            "top_k": 7,
+            "seed": -1,
+            "ignore_eos": True,
+            "max_tokens": 3,
+        }
         options |= {"min_p": 0.125, "presence_penalty": -1, "frequency_penalty": 0.5, "repetition_penalty": 1.5}
         options |= {"logit_bias": {"7": -100, "8": 2.5}}
         for path, prompt in ((CHAT, {"messages": HELLO}), (COMPLETIONS, {"prompt": "hi"})):
@@ -369,7 +381,9 @@ async def test_a_request_over_its_deadline_times_out() -> None:
 
 
 async def test_keys_are_required_where_there_are_any() -> None:
-    async with running_mesh(api_keys=(ApiKeyConfig(name="alice", key="alice-secret", max_concurrent=1),)) as mesh:
+    async with running_mesh(
+        api_keys=(ApiKeyConfig(name="alice", key=SecretStr("alice-secret"), max_concurrent=1),)
+    ) as mesh:
         with pytest.raises(openai.AuthenticationError):
             await client(mesh, "wrong-secret").models.list()
         assert (await mesh.http.post(CHAT, json={"messages": HELLO})).status_code == 401

@@ -71,7 +71,7 @@ def test_what_a_worker_reports_survives_the_wire(load: WorkerLoad, transfers: Tr
 
 def identity_message(**changes: Any) -> workers_pb2.WorkerIdentity:
     kv_namespace = workers_pb2.KvNamespace(weights_fingerprint="f", dtype="d", layers=1, block_tokens=64, layout="l")
-    values = {
+    values: dict[str, Any] = {
         "worker_id": "a",
         "incarnation": "i",
         "role": workers_pb2.WORKER_ROLE_PREFILL,
@@ -82,7 +82,7 @@ def identity_message(**changes: Any) -> workers_pb2.WorkerIdentity:
         "total_blocks": 1,
         "max_requests": 1,
     }
-    return workers_pb2.WorkerIdentity(**values | changes)
+    return workers_pb2.WorkerIdentity(**(values | changes))
 
 
 @pytest.mark.parametrize(
