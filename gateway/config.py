@@ -1,7 +1,7 @@
 """The gateway's configuration."""
 
 from pathlib import Path
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import Field, SecretStr, model_validator
 
@@ -17,6 +17,9 @@ class HttpConfig(Config):
     body_bytes: int = Field(default=16 * 1024 * 1024, ge=1024)
     # How long a request's body may take to arrive.
     body_seconds: float = Field(default=60.0, gt=0)
+    # Fields of a request that we do not know: the request is refused, or they are left out and named in the header
+    # x-deepmesh-ignored-fields of the answer.
+    unknown_fields: Literal["refuse", "ignore"] = "refuse"
 
 
 class ModelConfig(Config):

@@ -74,6 +74,30 @@ class InvalidRequest(MeshError):
         super().__init__(message, metadata={"field": field} if field else None)
 
 
+class UnknownField(InvalidRequest):
+    """The request has a field that no request of its kind has."""
+
+    reason = "UNKNOWN_FIELD"
+
+
+class MissingField(InvalidRequest):
+    """The request lacks a field that it must have."""
+
+    reason = "MISSING_FIELD"
+
+
+class WrongType(InvalidRequest):
+    """A field has a value of another type than it takes."""
+
+    reason = "WRONG_TYPE"
+
+
+class Unsupported(InvalidRequest):
+    """The request asks for something that clients of this API know and that we lack."""
+
+    reason = "UNSUPPORTED"
+
+
 class ContextExceeded(InvalidRequest):
     """Prompt and completion do not fit the model's context."""
 

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from starlette.datastructures import Headers
 from starlette.responses import Response
@@ -14,11 +14,15 @@ from gateway.live import LiveGeneration
 from gateway.openai.body import ClientGone, read_body, while_connected
 from gateway.openai.errors import error_json, error_response
 from gateway.openai.format import Answer, Format, Head
-from gateway.openai.requests import GenerationBody, parse
+from gateway.openai.parsing import parse
+from gateway.openai.requests import GenerationBody
 from gateway.tokenizer import Tokenizer
 from mesh.errors import MeshError
 from mesh.interceptors import MAX_REQUEST_ID_CHARACTERS, REQUEST_ID_KEY
 from mesh.observe import new_request_id, request_id
+
+IGNORED_FIELDS_HEADER = "x-deepmesh-ignored-fields"
+MAX_HEADER_CHARACTERS = 1024
 
 _log = logging.getLogger("deepmesh.gateway")
 
@@ -50,7 +54,12 @@ class Endpoint:
     async def _answer(self, headers: Headers, receive: Receive, reply: "Reply") -> None:
         tenant = self._gateway.tenants.authenticate(headers.get("authorization"))
         http = self._gateway.config.http
-        body = parse(self._body_type, await read_body(receive, http.body_bytes, http.body_seconds))
+        content = await read_body(receive, http.body_bytes, http.body_seconds)
+        parsed = parse(self._body_type, content, ignore_unknown=http.unknown_fields == "ignore")
+        del content
+        body = parsed.body
+        body.refuse()
+        reply.note_ignored(parsed.ignored)
         ask = body.ask(request_id.get() or new_request_id())
         async with while_connected(receive), self._gateway.generate(ask, tenant, "openai") as live:
             # Errors of admission come before the first delta, while there is still a status to send them with.
@@ -101,6 +110,12 @@ class Reply:
         self._receive = receive
         self._send = send
         self._started = False
+        self._headers = {REQUEST_ID_KEY: request_id.get() or ""}
+
+    def note_ignored(self, fields: Sequence[str]) -> None:
+        """Name the fields of the request that were left out in a header of the response."""
+        if fields:
+            self._headers[IGNORED_FIELDS_HEADER] = header_text(", ".join(fields))
 
     async def json(self, body: bytes) -> None:
         await self._respond(Response(body, media_type="application/json"))
@@ -120,7 +135,7 @@ class Reply:
             (b"cache-control", b"no-cache"),
             # Proxies that buffer would hold tokens back.
             (b"x-accel-buffering", b"no"),
-            (REQUEST_ID_KEY.encode(), (request_id.get() or "").encode()),
+            *((name.encode(), value.encode()) for name, value in self._headers.items()),
         ]
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
         if opening is not None:
@@ -133,7 +148,7 @@ class Reply:
         await self._send({"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": False})
 
     async def _respond(self, response: Response) -> None:
-        response.headers[REQUEST_ID_KEY] = request_id.get() or ""
+        response.headers.update(self._headers)
         await response(self._scope, self._receive, self._send)
 
 
@@ -142,3 +157,9 @@ def accepted_request_id(given: str | None) -> str:
     if given and len(given) <= MAX_REQUEST_ID_CHARACTERS and given.isascii() and given.isprintable():
         return given
     return new_request_id()
+
+
+def header_text(text: str) -> str:
+    """Text of a client's as a header may carry it: printable ASCII, and not too much of it."""
+    printable = (character if character.isascii() and character.isprintable() else "?" for character in text)
+    return "".join(printable)[:MAX_HEADER_CHARACTERS]

@@ -16,12 +16,26 @@ from mesh.errors import BodyTooLarge, MeshError, Retry
 STATUSES: Mapping[str, tuple[int, str]] = MappingProxyType(
     {
         "INVALID_ARGUMENT": (400, "invalid_request_error"),
-        "UNAUTHENTICATED": (401, "authentication_error"),
+        "UNAUTHENTICATED": (401, "invalid_request_error"),
         "NOT_FOUND": (404, "invalid_request_error"),
         "RESOURCE_EXHAUSTED": (429, "rate_limit_error"),
         "ABORTED": (503, "server_error"),
         "UNAVAILABLE": (503, "server_error"),
         "DEADLINE_EXCEEDED": (504, "server_error"),
+    }
+)
+# OpenAI's codes by our reasons. Any other reason is its own code, in lower case.
+CODES: Mapping[str, str] = MappingProxyType(
+    {
+        "CONTEXT_EXCEEDED": "context_length_exceeded",
+        "INVALID_REQUEST": "invalid_value",
+        "MISSING_FIELD": "missing_required_parameter",
+        "OVERLOADED": "rate_limit_exceeded",
+        "UNAUTHENTICATED": "invalid_api_key",
+        "UNKNOWN_FIELD": "unknown_parameter",
+        "UNKNOWN_MODEL": "model_not_found",
+        "UNSUPPORTED": "unsupported_parameter",
+        "WRONG_TYPE": "invalid_type",
     }
 )
 DEFAULT_RETRY_AFTER_MS = 1000
@@ -36,7 +50,8 @@ def http_status(error: MeshError) -> int:
 def error_json(error: MeshError) -> bytes:
     _, kind = STATUSES.get(error.code.name, (500, "server_error"))
     param = error.metadata.get("field")
-    return msgspec.json.encode(ErrorBody(ErrorDetail(error.message, kind, error.reason.lower(), param)))
+    code = CODES.get(error.reason, error.reason.lower())
+    return msgspec.json.encode(ErrorBody(ErrorDetail(error.message, kind, code, param)))
 
 
 def error_headers(error: MeshError) -> dict[str, str]:

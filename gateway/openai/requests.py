@@ -3,11 +3,9 @@
 Decoded straight into these types: a body of 16 MiB is never held as a tree of objects as well.
 """
 
-import re
 from abc import abstractmethod
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
-import msgspec
 from msgspec import Struct
 
 from gateway.chat import ChatMessage
@@ -18,12 +16,11 @@ from mesh.errors import InvalidRequest
 # OpenAI's own default.
 DEFAULT_COMPLETION_TOKENS = 16
 
-_WHERE = re.compile(r" - at `\$\.?(?P<name>.*)`$")
-_MISSING = re.compile(r"missing required field `(?P<name>\w+)`")
 
-
-class StreamOptions(Struct):
+class StreamOptions(Struct, forbid_unknown_fields=True):
     include_usage: bool | None = None
+    # OpenAI pads chunks against guesses from their lengths; we do not.
+    include_obfuscation: bool | None = None
 
 
 class GenerationBody(SamplingFields, kw_only=True):
@@ -65,15 +62,29 @@ class GenerationBody(SamplingFields, kw_only=True):
         )
 
 
-class ContentPart(Struct):
+class ContentPart(Struct, forbid_unknown_fields=True):
+    """A part of a message. Only text is taken; the fields of other parts are known so that their type is refused."""
+
     type: str
     text: str = ""
+    file: Any = None
+    image_url: Any = None
+    input_audio: Any = None
+    refusal: Any = None
 
 
-class Message(Struct):
+class Message(Struct, forbid_unknown_fields=True):
+    """An answer may come back as it was given: what else it had beside its content is taken, and not used."""
+
     role: str
     content: str | list[ContentPart] | None = None
     tool_calls: list[Any] | None = None
+    annotations: list[Any] | None = None
+    audio: Any = None
+    function_call: Any = None
+    name: str | None = None
+    reasoning_content: str | None = None
+    refusal: str | None = None
 
     def to_chat(self, index: int) -> ChatMessage:
         if self.tool_calls:
@@ -127,24 +138,3 @@ class CompletionBody(GenerationBody, kw_only=True):
             raise InvalidRequest(f"prompt holds {len(self.prompt)} prompts: send one a request", field="prompt")
         only = self.prompt[0]
         return TextPrompt(only) if isinstance(only, str) else TokenPrompt(cast(list[int], only))
-
-
-BodyT = TypeVar("BodyT", bound=GenerationBody)
-
-
-def parse(kind: type[BodyT], body: bytes) -> BodyT:
-    """Raises InvalidRequest naming the first field that is wrong, for malformed JSON too."""
-    try:
-        parsed = msgspec.json.decode(body, type=kind)
-    except msgspec.ValidationError as error:
-        raise InvalidRequest(str(error), field=_field(str(error))) from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f"the body is not valid JSON: {error}") from error
-    parsed.refuse()
-    return parsed
-
-
-def _field(message: str) -> str | None:
-    """The field that a message of msgspec is about."""
-    names = [match["name"] for pattern in (_WHERE, _MISSING) if (match := pattern.search(message)) is not None]
-    return ".".join(names) or None

@@ -1,14 +1,14 @@
 """How OpenAI's clients ask for tokens to be drawn."""
 
 from gateway.intake import settled_seed
-from gateway.openai.unsupported import Unsupported
+from gateway.openai.unsupported import Refused
 from mesh.domain.sampling import Sampling
 
 # OpenAI's own default.
 DEFAULT_TEMPERATURE = 1.0
 
 
-class SamplingFields(Unsupported, kw_only=True):
+class SamplingFields(Refused, kw_only=True):
     """The part of a body that has `Sampling`'s fields under their own names; None leaves the choice to us."""
 
     temperature: float | None = None

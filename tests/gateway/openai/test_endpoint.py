@@ -222,7 +222,7 @@ BAD_BODIES: dict[str, tuple[str, dict[str, Any], str | None]] = {
     "too many logprobs": (COMPLETIONS, {"prompt": "a", "logprobs": 21}, "top_logprobs"),
     "empty stop": (COMPLETIONS, {"prompt": "a", "stop": ""}, "stop"),
     "too many stops": (COMPLETIONS, {"prompt": "a", "stop": ["a"] * 17}, "stop"),
-    "unknown template option": (CHAT, {"messages": HELLO, "chat_template_kwargs": {"x": 1}}, "chat_template_kwargs"),
+    "unknown template option": (CHAT, {"messages": HELLO, "chat_template_kwargs": {"x": 1}}, "chat_template_kwargs.x"),
     "tools": (CHAT, {"messages": HELLO, "tools": [{"type": "function"}]}, "tools"),
     "several choices": (CHAT, {"messages": HELLO, "n": 2}, "n"),
     "json mode": (CHAT, {"messages": HELLO, "response_format": {"type": "json_object"}}, "response_format"),
@@ -270,15 +270,60 @@ async def test_malformed_bodies_are_refused() -> None:
 async def test_harmless_values_of_unsupported_options_are_taken() -> None:
     async with running_mesh() as mesh:
         body = {"messages": HELLO, "max_tokens": 1, "n": 1, "tools": [], "best_of": 1, "echo": False}
-        answer = await mesh.http.post(CHAT, json={**body, "response_format": {"type": "text"}, "made_up": 1})
+        answer = await mesh.http.post(CHAT, json={**body, "response_format": {"type": "text"}})
         assert answer.status_code == 200
+
+
+async def test_an_unknown_field_is_refused_by_its_name() -> None:
+    async with running_mesh() as mesh:
+        for field in ("max_tokenz", "made_up"):
+            with pytest.raises(openai.BadRequestError, match=field) as caught:
+                await client(mesh).chat.completions.create(model="oracle", messages=HELLO, extra_body={field: 5})
+            assert (caught.value.code, caught.value.param) == ("unknown_parameter", field)
+        assert mesh.scheduler.queries == []
+
+
+async def test_constraints_that_we_lack_are_refused_by_their_name() -> None:
+    async with running_mesh() as mesh:
+        for field, value in {"regex": "a+", "suffix": "b", "prompt_logprobs": 1, "web_search_options": {}}.items():
+            with pytest.raises(openai.BadRequestError, match=field) as caught:
+                await client(mesh).chat.completions.create(model="oracle", messages=HELLO, extra_body={field: value})
+            assert (caught.value.code, caught.value.param) == ("unsupported_parameter", field)
+
+
+async def test_unknown_fields_may_be_ignored_and_are_then_named_in_a_header() -> None:
+    messages = [{"role": "user", "content": [{"type": "text", "text": "a", "mood": 1}]}, {**HELLO[0], "röle\r\nx": 1}]
+    async with running_mesh(http=HttpConfig(unknown_fields="ignore")) as mesh:
+        for stream in (False, True):
+            body = {"messages": messages, "max_tokens": 1, "logit_bias": {"5": 1}, "max_tokenz": 5, "stream": stream}
+            answer = await mesh.http.post(CHAT, json=body)
+            named = answer.headers["x-deepmesh-ignored-fields"]
+            assert sorted(named.split(", ")) == ["max_tokenz", "messages[0].content[0].mood", "messages[1].r?le??x"]
+            assert answer.status_code == 200
+        assert "x-deepmesh-ignored-fields" not in (await mesh.http.post(CHAT, json={"messages": HELLO})).headers
+        many = {f"field{number}": 1 for number in range(100)}
+        assert (await mesh.http.post(CHAT, json={"messages": HELLO, **many})).json()["error"][
+            "code"
+        ] == "unknown_parameter"
+
+
+async def test_error_codes_are_spelled_as_openai_spells_them() -> None:
+    bodies: dict[str, dict[str, Any]] = {
+        "missing_required_parameter": {},
+        "invalid_type": {"messages": HELLO, "temperature": "hot"},
+        "invalid_value": {"messages": HELLO, "temperature": -1},
+        "context_length_exceeded": {"messages": HELLO, "max_tokens": 99999},
+    }
+    async with running_mesh() as mesh:
+        for code, body in bodies.items():
+            assert (await mesh.http.post(CHAT, json=body)).json()["error"]["code"] == code
 
 
 async def test_an_unknown_model_is_not_found() -> None:
     async with running_mesh() as mesh:
         with pytest.raises(openai.NotFoundError) as caught:
             await client(mesh).chat.completions.create(model="gpt-7", messages=HELLO)
-        assert caught.value.code == "unknown_model"
+        assert caught.value.code == "model_not_found"
 
 
 async def test_unknown_paths_and_methods_have_errors_in_the_same_form() -> None:

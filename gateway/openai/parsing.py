@@ -1,0 +1,86 @@
+"""From a body's bytes to one of the request types; what is wrong is named by its field."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from mesh.errors import InvalidRequest, MissingField, UnknownField, WrongType
+
+# Unknown fields that one body may have where they are ignored; each costs another reading of the body.
+MAX_IGNORED_FIELDS = 32
+
+_PLACE = re.compile(r" - at (?:`\w+` in )?`\$\.?(?P<place>.*)`$", re.DOTALL)
+_MISSING = re.compile(r"^Object missing required field `(?P<name>.*?)`(?: - at |$)", re.DOTALL)
+_UNKNOWN = re.compile(r"^Object contains unknown field `(?P<name>.*?)`(?: - at `\$.*`)?$", re.DOTALL)
+_STEP = re.compile(r"\[(?P<index>\d+)\]|(?P<name>[^.\[\]]+)")
+
+BodyT = TypeVar("BodyT", bound=msgspec.Struct)
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed(Generic[BodyT]):
+    body: BodyT
+    # Fields that we do not know, as paths ("messages[0].mood"); empty unless they may be ignored.
+    ignored: Sequence[str]
+
+
+def parse(kind: type[BodyT], content: bytes, *, ignore_unknown: bool = False) -> Parsed[BodyT]:
+    """Decode `content` as `kind`, which must forbid unknown fields.
+
+    Raises InvalidRequest naming the first field that is wrong, for malformed JSON too; UnknownField, MissingField and
+    WrongType are kinds of it. With `ignore_unknown` fields that we do not know are left out instead.
+    """
+    ignored: list[str] = []
+    while True:
+        try:
+            return Parsed(msgspec.json.decode(content, type=kind), ignored)
+        except msgspec.ValidationError as error:
+            unknown = _UNKNOWN.match(str(error))
+            if unknown is None or not ignore_unknown or len(ignored) == MAX_IGNORED_FIELDS:
+                raise _complaint(str(error), kind) from error
+            place, name = _place(str(error)), unknown["name"]
+            content = _without(content, place, name)
+            ignored.append(_join(place, name))
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise InvalidRequest(f"the body is not valid JSON: {error}") from error
+
+
+def _complaint(message: str, kind: type[msgspec.Struct]) -> InvalidRequest:
+    place = _place(message)
+    if (unknown := _UNKNOWN.match(message)) is not None:
+        name = unknown["name"]
+        near = [] if place else get_close_matches(name, kind.__struct_fields__, 1)
+        advice = f"did you mean {near[0]!r}?" if near else "leave it out"
+        field = _join(place, name)
+        return UnknownField(f"unknown field {field!r}: {advice}", field=field)
+    if (missing := _MISSING.match(message)) is not None:
+        field = _join(place, missing["name"])
+        return MissingField(f"the field {field!r} is missing", field=field)
+    if place:
+        wrong = message.partition(" - at ")[0]
+        return WrongType(f"{place}: {wrong[0].lower()}{wrong[1:]}", field=place)
+    return InvalidRequest(message)
+
+
+def _place(message: str) -> str:
+    """The path of the object or value that a message of msgspec is about; empty if it is the body itself."""
+    found = _PLACE.search(message)
+    return "" if found is None else found["place"]
+
+
+def _join(place: str, name: str) -> str:
+    return f"{place}.{name}" if place else name
+
+
+def _without(content: bytes, place: str, name: str) -> bytes:
+    """The same body without one field of the object at `place`."""
+    tree: Any = msgspec.json.decode(content)
+    node = tree
+    for step in _STEP.finditer(place):
+        node = node[int(step["index"])] if step["index"] is not None else node[step["name"]]
+    del node[name]
+    return msgspec.json.encode(tree)
