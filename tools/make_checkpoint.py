@@ -114,7 +114,7 @@ def make_checkpoint(
     "w4a8" (float8 with routed experts in INT4, groups of 128).
     overrides: keys of config.json, any of them. Equal arguments write equal weights.
     Raises ConfigError for an unknown preset or dtype, or a vocabulary too small for the tokenizer; CheckpointError
-    where the overrides make a model that cannot be served.
+    if the overrides make a model that cannot be served.
     """
     config = checkpoint_config(preset, dtype=dtype, overrides=overrides)
     directory.mkdir(parents=True, exist_ok=True)

@@ -7,7 +7,7 @@ from typing import Any
 FP8_CONFIG: Mapping[str, Any] = MappingProxyType(
     {"activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8", "weight_block_size": [128, 128]}
 )
-# INT4 experts; the rest in FP8. Whether activations have static scales, the tensors tell.
+# INT4 experts; the rest in FP8. The tensors decide whether activations have static scales.
 W4A8_CONFIG: Mapping[str, Any] = MappingProxyType(
     {"group_size": 128, "quant_method": "w4afp8", "weight_block_size": [128, 128]}
 )

@@ -10,7 +10,7 @@ from engine.model.formats.plain import PlainFormat
 
 
 class Allocator:
-    """Of one dtype on one device; layers in the model's formats where these take their shapes, else plain."""
+    """One dtype and one device. Layers get the model's formats, or are plain if these do not take their shapes."""
 
     def __init__(self, dtype: torch.dtype, device: torch.device, formats: Formats) -> None:
         self.dtype = dtype

@@ -50,7 +50,7 @@ class ModelConfig:
     # MTP modules; their weights follow the last layer's as layers of their own. They are not computed.
     num_nextn_predict_layers: int
     num_attention_heads: int
-    # None where queries are projected directly.
+    # None if queries are projected directly.
     q_lora_rank: int | None
     kv_lora_rank: int
     qk_nope_head_dim: int
@@ -106,7 +106,7 @@ def read_model_config(model_dir: Path) -> ModelConfig:
     """Parse `config.json` (and `generation_config.json`, whose end-of-sequence ids win; and TensorRT-LLM's files, if
     `config.json` does not say how weights are quantized).
 
-    Raises CheckpointError where it is missing, unreadable or describes another architecture.
+    Raises CheckpointError if it is missing, unreadable or describes another architecture.
     """
     values = read_json(model_dir / "config.json")
     generation = model_dir / "generation_config.json"

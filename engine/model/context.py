@@ -1,4 +1,4 @@
-"""What one forward pass knows of its batch, passed down explicitly."""
+"""What one forward pass knows about its batch, passed down explicitly."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from kernels.mla_prefill import PrefillPlan
 
 
 @dataclass(frozen=True, slots=True)
-class Absorbed:
+class AbsorbedRows:
     """Tokens [first, stop) of the batch that attend in the absorbed form: rows of equal length, one after another."""
 
     first: int
@@ -28,15 +28,15 @@ class PrefixPart:
 
 
 @dataclass(frozen=True, slots=True)
-class Expanded:
+class ExpandedRows:
     """Tokens [first, stop) of the batch that attend in the expanded form: one row, or several without a prefix."""
 
     first: int
     stop: int
     plan: PrefillPlan
-    # [keys] int64: slots of the row and of the cached prefix before it; None where no prefix is cached.
+    # [keys] int64: slots of the row and of the cached prefix before it; None if no prefix is cached.
     known: torch.Tensor | None
-    # Of a prefix too long to expand at once, what lies before.
+    # The earlier parts of a prefix that is too long to expand at once.
     earlier: list[PrefixPart]
 
 
@@ -44,17 +44,17 @@ class Expanded:
 class DeviceState:
     """What outlives a step on the device. Owned by engine.runner."""
 
-    # [positions, qk_rope_head_dim / 2] complex64: of engine.model.model.model_rotations, for every position served.
+    # [positions, qk_rope_head_dim / 2] complex64: of `model_rotations`, for every position served.
     rotations: torch.Tensor
     # [kv layers, blocks, 64, latent] of the model's dtype, or e4m3.
     kv_pool: torch.Tensor
     # A latent is this times what the pool holds.
     kv_scale: float
-    # A block of the pool that no request has.
+    # A block of the pool that belongs to no request.
     padding_block: int
-    # [most rows] int64: by row of the batch launched last, the token that it draws.
+    # [most rows] int64: the token that each row of the last launched batch draws.
     drawn: torch.Tensor
-    # Of the stream that steps run on.
+    # Scratch memory of the stream that runs the steps.
     workspace: Workspace
 
     @property
@@ -72,15 +72,15 @@ class ForwardContext:
     rotations: torch.Tensor
     # [tokens] int64: where each token's latent goes.
     slots: torch.Tensor
-    # Together every token once.
-    absorbed: list[Absorbed]
-    expanded: list[Expanded]
-    # [rows] int64: the tokens whose next token is wanted; None where it is every one's.
+    # Every token is in exactly one of these.
+    absorbed: list[AbsorbedRows]
+    expanded: list[ExpandedRows]
+    # [rows] int64: the tokens whose logits are wanted; None if those of every token are.
     sampled: torch.Tensor | None
     # [kv layers, blocks, 64, latent] of the model's dtype, or e4m3.
     kv_pool: torch.Tensor
     # A latent is this times what the pool holds.
     kv_scale: float
     workspace: Workspace
-    # Tokens behind those of the rows that belong to none: they fill the step up to a size.
+    # Tokens at the end that belong to no row: they pad the step to a size.
     padding: int = 0

@@ -1,6 +1,6 @@
 """Rows of one token each, as one small integer array that goes to the device in one copy.
 
-Slots, context lengths and rotations follow from it there, so that a captured graph needs nothing else to be written.
+Slots, context lengths and rotations are computed from it there, so that a captured graph needs no other input.
 """
 
 from collections.abc import Sequence
@@ -13,9 +13,9 @@ import torch
 from engine.batch import Row
 from mesh.blocks import BLOCK_TOKENS
 
-# Tensors have no None: what stands for no row.
+# Stands for no row, since tensors have no None.
 NO_ROW = -1
-# Token, the row it follows, position.
+# Of each row: token, the row it follows, position.
 FIELDS = 3
 
 
@@ -23,7 +23,7 @@ FIELDS = 3
 class DecodeInputs:
     """Views of the packed array on the device, all int32."""
 
-    # [rows]: read where `follows` is NO_ROW; else the token is what that row of the batch before drew.
+    # [rows]: the input token if `follows` is NO_ROW; else the token is the one that row of the batch before drew.
     given: torch.Tensor
     follows: torch.Tensor
     positions: torch.Tensor
@@ -51,7 +51,7 @@ def packed_size(rows: int, blocks: int) -> int:
 
 
 def pack_decode_rows(rows: Sequence[Row], padded_rows: int, blocks: int, padding_block: int) -> npt.NDArray[np.int32]:
-    """For `padded_rows` rows of up to `blocks` blocks; behind `rows`, each is a token at the start of padding_block."""
+    """`padded_rows` rows of up to `blocks` blocks; those behind `rows` hold one token, in `padding_block`."""
     packed = np.zeros(packed_size(padded_rows, blocks), np.int32)
     given, follows, positions = packed[: FIELDS * padded_rows].reshape(FIELDS, padded_rows)
     table = packed[FIELDS * padded_rows :].reshape(padded_rows, blocks)

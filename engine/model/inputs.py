@@ -9,28 +9,28 @@ import torch
 
 from engine.batch import Row
 from engine.model.config import ModelConfig
-from engine.model.context import Absorbed, DeviceState, Expanded, ForwardContext, PrefixPart
+from engine.model.context import AbsorbedRows, DeviceState, ExpandedRows, ForwardContext, PrefixPart
 from engine.model.decode_inputs import DecodeInputs, pack_decode_rows, unpack_decode_rows
 from kernels.host_copy import to_device
 from kernels.mla_decode import plan_decode
 from kernels.mla_prefill import plan_prefill
 from mesh.blocks import BLOCK_TOKENS
 
-# Keys and values that exist in expanded form at once: at DeepSeek's widths 64 KiB and 80 KiB a token.
+# Tokens whose keys and values are expanded at once: at DeepSeek's widths 64 KiB and 80 KiB a token.
 EXPANDED_TOKENS = 16384
 
 
 def build_context(
     config: ModelConfig, rows: Sequence[Row], state: DeviceState, size: int | None = None
 ) -> ForwardContext:
-    """The leading rows of one token decode together; each other row attends in the form that is cheaper for it.
+    """The leading rows of one token decode together; every other row attends in its cheaper form.
 
     size: the number of tokens to which the step is padded; None pads nothing.
     """
     decoding = sum(1 for _ in takewhile(lambda row: row.end - row.start == 1, rows))
     prompts = rows[decoding:]
     parts: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
-    absorbed: list[Absorbed] = []
+    absorbed: list[AbsorbedRows] = []
     if decoding:
         blocks = max(-(-row.end // BLOCK_TOKENS) for row in rows[:decoding])
         packed = to_device(pack_decode_rows(rows[:decoding], decoding, blocks, state.padding_block), state.device)
@@ -60,7 +60,7 @@ def build_context(
 
 
 def decode_context(inputs: DecodeInputs, state: DeviceState) -> ForwardContext:
-    """Of rows of one token each, all of which want logits, from tensors alone: what a graph captures."""
+    """The context of rows of one token each that all want logits. Made of tensors alone, so a graph can capture it."""
     return ForwardContext(
         token_ids=inputs.token_ids(state.drawn),
         rotations=state.rotations.index_select(0, inputs.positions),
@@ -86,9 +86,9 @@ def absorbed_is_cheaper(config: ModelConfig, *, queries: int, context: int) -> b
     return projection * (context - queries) > wider * queries * context
 
 
-def _absorb_decode(inputs: DecodeInputs) -> Absorbed:
+def _absorb_decode(inputs: DecodeInputs) -> AbsorbedRows:
     plan = plan_decode(inputs.block_table, inputs.lengths())
-    return Absorbed(first=0, stop=plan.rows, plan=plan)
+    return AbsorbedRows(first=0, stop=plan.rows, plan=plan)
 
 
 def _prompt_tensors(rows: Sequence[Row], state: DeviceState) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -100,7 +100,7 @@ def _prompt_tensors(rows: Sequence[Row], state: DeviceState) -> tuple[torch.Tens
 
 
 def _padding_tensors(tokens: int, state: DeviceState) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The same of tokens that belong to no row: all of them in one slot that no request has."""
+    """The same for tokens that belong to no row: all of them share one slot of the padding block."""
     zeros = torch.zeros(tokens, dtype=torch.int64, device=state.device)
     return zeros, zeros.int(), zeros + state.padding_block * BLOCK_TOKENS
 
@@ -121,10 +121,10 @@ def _sampled(rows: Sequence[Row], decoding: int, stops: Sequence[int], state: De
 
 def _attention_of_prompts(
     config: ModelConfig, rows: Sequence[Row], stops: Sequence[int], state: DeviceState
-) -> tuple[list[Absorbed], list[Expanded]]:
-    absorbed: list[Absorbed] = []
-    expanded: list[Expanded] = []
-    # Neighbours without a cached prefix, to be attended to in one call.
+) -> tuple[list[AbsorbedRows], list[ExpandedRows]]:
+    absorbed: list[AbsorbedRows] = []
+    expanded: list[ExpandedRows] = []
+    # Neighbouring rows without a cached prefix: one attention call takes them all.
     fresh: list[tuple[int, int]] = []
 
     def flush() -> None:
@@ -147,20 +147,20 @@ def _attention_of_prompts(
     return absorbed, expanded
 
 
-def _absorb_prompt(row: Row, first: int, stop: int, state: DeviceState) -> Absorbed:
+def _absorb_prompt(row: Row, first: int, stop: int, state: DeviceState) -> AbsorbedRows:
     blocks = np.array(row.block_ids[: -(-row.end // BLOCK_TOKENS)], np.int32)
     lengths = to_device(np.array([row.end], np.int32), state.device)
-    return Absorbed(first, stop, plan_decode(to_device(blocks, state.device).unsqueeze(0), lengths, stop - first))
+    return AbsorbedRows(first, stop, plan_decode(to_device(blocks, state.device).unsqueeze(0), lengths, stop - first))
 
 
-def _expand_fresh(spans: Sequence[tuple[int, int]], state: DeviceState) -> Expanded:
+def _expand_fresh(spans: Sequence[tuple[int, int]], state: DeviceState) -> ExpandedRows:
     lengths = [stop - first for first, stop in spans]
     plan = plan_prefill(lengths, lengths, state.device)
-    return Expanded(first=spans[0][0], stop=spans[-1][1], plan=plan, known=None, earlier=[])
+    return ExpandedRows(first=spans[0][0], stop=spans[-1][1], plan=plan, known=None, earlier=[])
 
 
-def _expand_behind_prefix(row: Row, first: int, stop: int, state: DeviceState) -> Expanded:
-    """The row with as much of its prefix as expands at once, and what lies before that in parts of its own."""
+def _expand_behind_prefix(row: Row, first: int, stop: int, state: DeviceState) -> ExpandedRows:
+    """The row with as much of its prefix as can be expanded at once; the rest of the prefix in earlier parts."""
     queries = stop - first
     begin = min(max(row.end - EXPANDED_TOKENS, 0), row.start)
     plan = plan_prefill([queries], [row.end - begin], state.device)
@@ -172,4 +172,4 @@ def _expand_behind_prefix(row: Row, first: int, stop: int, state: DeviceState) -
         )
         for start, end in pairwise(bounds)
     ]
-    return Expanded(first, stop, plan, known=to_device(_slots(row, begin, row.end), state.device), earlier=earlier)
+    return ExpandedRows(first, stop, plan, known=to_device(_slots(row, begin, row.end), state.device), earlier=earlier)

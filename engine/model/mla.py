@@ -8,7 +8,7 @@ from torch.nn import functional
 from engine.model.activations import Activations, InputForm, to_form
 from engine.model.allocator import Allocator
 from engine.model.config import ModelConfig
-from engine.model.context import Absorbed, Expanded, ForwardContext
+from engine.model.context import AbsorbedRows, ExpandedRows, ForwardContext
 from engine.model.normalized import Normalized
 from engine.model.parameters import NamedParameters, whole
 from kernels.kv_copy import read_latents
@@ -19,7 +19,7 @@ from kernels.mla_prefill.keys import join_keys
 from kernels.mla_projections import absorb_query, expand_values, expand_values_quantized
 from kernels.rope import rotate_
 
-# As published: the inner norms do not follow rms_norm_eps.
+# The published model's inner norms do not use rms_norm_eps.
 INNER_EPSILON = 1e-6
 
 
@@ -37,7 +37,7 @@ class Attention:
         self._query_norm = allocate(config.q_lora_rank) if config.q_lora_rank else None
         self._query = allocate.linear(config.q_lora_rank, (queries,)) if config.q_lora_rank else None
         self._latent_norm = allocate(latent)
-        # Never in FP8: absorbed, it multiplies along its rows as well as along its columns.
+        # Never in FP8: the absorbed form multiplies along its rows as well as along its columns.
         self._expand = allocate(heads * (config.qk_nope_head_dim + config.v_head_dim), latent)
         self._output = allocate.linear(heads * config.v_head_dim, (hidden,))
         # Views of it: [heads, nope, latent] takes queries to the latent, [heads, latent, value] values from it.
@@ -102,7 +102,7 @@ class Attention:
         return query.unflatten(1, (self.config.num_attention_heads, self.config.qk_head_dim))
 
     def _absorbed(
-        self, rows: Absorbed, query: torch.Tensor, pool: torch.Tensor, context: ForwardContext
+        self, rows: AbsorbedRows, query: torch.Tensor, pool: torch.Tensor, context: ForwardContext
     ) -> torch.Tensor:
         """Attended latents [tokens, heads, latent]."""
         config, own = self.config, slice(rows.first, rows.stop)
@@ -116,7 +116,7 @@ class Attention:
         )
 
     def _expanded(
-        self, row: Expanded, query: torch.Tensor, latents: torch.Tensor, pool: torch.Tensor, context: ForwardContext
+        self, row: ExpandedRows, query: torch.Tensor, latents: torch.Tensor, pool: torch.Tensor, context: ForwardContext
     ) -> torch.Tensor:
         own = slice(row.first, row.stop)
         query = query[own]

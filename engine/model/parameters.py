@@ -10,12 +10,12 @@ import torch
 class Parameter:
     """A tensor of the checkpoint, or the part of it that this rank holds, and its place in memory."""
 
-    # As the checkpoint names it.
+    # The tensor's name in the checkpoint.
     name: str
     # Perhaps a part of a fused matrix; of four dimensions where a matrix does not lie in one piece, [parts, rows of a
     # part, parts, columns of a part].
     place: torch.Tensor
-    # Of the whole published tensor.
+    # The shape of the whole published tensor.
     shape: tuple[int, ...]
     # By dimension, the part of the published tensor that belongs to the place.
     slices: tuple[slice, ...]
@@ -39,7 +39,7 @@ def whole(name: str, place: torch.Tensor) -> Parameter:
 
 
 def merged_shape(place: torch.Tensor) -> tuple[int, ...]:
-    """Of the matrix whose parts lie in a place of four dimensions; of other places their own."""
+    """The shape of the matrix whose parts a place of four dimensions holds; the shape itself of other places."""
     if place.dim() < 4:
         return tuple(place.shape)
     return place.shape[:2].numel(), place.shape[2:].numel()

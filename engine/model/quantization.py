@@ -30,9 +30,9 @@ class Quantization:
     linear: Stored = Stored.PLAIN
     # Routed experts.
     experts: Stored = Stored.PLAIN
-    # Of INT4 experts. Whether the checkpoint has scales of their activations, from calibration; its tensors tell.
+    # Whether the checkpoint has scales for the inputs of its INT4 experts, from calibration; its tensors decide.
     static_inputs: bool = False
-    # Whether it has AWQ's scales of their input channels; its tensors tell.
+    # Whether it has AWQ's scales for the channels of these inputs; its tensors decide.
     pre_scaled: bool = False
 
     @property
@@ -40,7 +40,7 @@ class Quantization:
         return self != Quantization()
 
 
-# As published; the tensors of a checkpoint correct it.
+# As most are published; the tensors of a checkpoint correct it.
 INT4_EXPERTS = Quantization(linear=Stored.FP8, experts=Stored.INT4, static_inputs=True)
 
 

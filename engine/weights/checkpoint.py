@@ -49,7 +49,7 @@ def load_weights(
     Places may be views (a part of a fused matrix, or several, as `Parameter` has them). Those on the CPU that are
     contiguous, of the file's dtype and filled from whole rows are read directly; peak memory is the parameters, a strip
     of 16 MiB and what it is converted to, and the largest matrix in parts. unused: prefixes of tensors that may be
-    there and are not read; quiet: show no progress. Raises CheckpointError where a tensor is missing, has the wrong
+    there and are not read; quiet: show no progress. Raises CheckpointError if a tensor is missing, has the wrong
     shape, or is not expected.
     """
     _check_names(shards, {parameter.name for parameter in parameters}, unused)
@@ -173,7 +173,7 @@ def _dequantized_groups(
 
 
 def _strips(shards: Shards, entry: Entry, rows: slice, multiple: int = 1) -> Iterator[tuple[int, torch.Tensor]]:
-    """The rows in strips of at most 16 MiB where `multiple` rows fit, each with its first row's index."""
+    """The rows in strips of at most 16 MiB if `multiple` rows fit, each with its first row's index."""
     row_bytes = _row_bytes(entry)
     height = max(STAGING_BYTES // max(row_bytes, 1) // multiple, 1) * multiple
     staging = torch.empty((min(height, rows.stop - rows.start), *entry.shape[1:]), dtype=DTYPES[entry.dtype])

@@ -13,7 +13,7 @@ BELOW_TWO = 0xBF
 BYTE_RMS = 0.62
 # Root mean square of an integer.
 INTEGER_RMS = 4.18
-# Of an expert's input.
+# The largest magnitude that an expert's input is taken to have.
 LARGEST_INPUT = 8.0
 
 
@@ -48,7 +48,7 @@ def fill_randomly(parameters: Iterable[Parameter], seed: int = 0) -> None:
 
 
 def _fill_integers(place: torch.Tensor, generator: torch.Generator) -> None:
-    """Two of -7 to 7 a byte: 0 where -8 is drawn, which no quantizer writes."""
+    """Two weights of -7 to 7 a byte. A drawn -8, which no quantizer writes, becomes 0."""
     raw = place.view(torch.uint8)
     raw.random_(0, 256, generator=generator)
     for half in (0x0F, 0xF0):

@@ -112,7 +112,7 @@ def weights_fingerprint(model_dir: Path) -> str:
 
 
 def _weight_map(model_dir: Path) -> dict[str, str]:
-    """Tensor name to file name; empty where one file holds everything."""
+    """Tensor name to file name; empty if one file holds everything."""
     path = model_dir / INDEX
     if not path.exists():
         if (model_dir / SINGLE).exists():

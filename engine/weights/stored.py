@@ -26,17 +26,17 @@ def is_int4(entry: Entry) -> bool:
 
 
 def matrix_shape(entry: Entry) -> tuple[int, ...]:
-    """Of the weights that the tensor holds."""
+    """The shape of the matrix of weights that the tensor holds."""
     return (*entry.shape[:-1], entry.shape[-1] * 2) if is_int4(entry) else entry.shape
 
 
 def is_input_scale(name: str) -> bool:
-    """Whether it belongs to the activations of an expert: of no use where these are not quantized."""
+    """Whether it scales an expert's activations: useless if these are not quantized."""
     return bool(_EXPERT_INPUT.search(name))
 
 
 def is_derived(name: str) -> bool:
-    """Whether it says nothing that the configuration does not."""
+    """Whether the configuration determines its values."""
     return bool(_DERIVED.search(name))
 
 
@@ -49,14 +49,14 @@ def companions(shards: Shards, entry: Entry) -> Iterator[str]:
 
 
 def pre_scale_name(weight: str) -> str:
-    """Of AWQ's scale of the input of an expert's matrix: gate and up of all of a layer's experts share one."""
+    """The name of AWQ's scale for a matrix's input; gate and up of all experts of a layer share one."""
     matrix = weight.removesuffix(".weight")
     layer, _, rest = matrix.rpartition(".experts.")
     return f"{matrix}.{PRE_SCALE}" if rest.endswith("down_proj") else f"{layer}.experts.{PRE_SCALE}"
 
 
 def scale_of(shards: Shards, entry: Entry) -> Entry:
-    """Scales of an FP8 or INT4 weight. Raises CheckpointError where they are missing or of another shape."""
+    """Scales of an FP8 or INT4 weight. Raises CheckpointError if they are missing or of another shape."""
     form = "FP8" if is_fp8(entry) else "INT4"
     scale = shards.entries.get(entry.name + SCALE_SUFFIX)
     if scale is None:

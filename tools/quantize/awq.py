@@ -11,7 +11,7 @@ import torch
 from kernels.group_quant import dequantize_groups, quantize_groups
 
 POWERS = tuple(index / 20 for index in range(20))
-# Of an expert: more change the error's estimate little.
+# Rows of one expert that the search looks at: more change the estimate of the error little.
 MOST_ROWS = 512
 
 

@@ -37,7 +37,7 @@ def read_calibration(name: str, model_dir: Path, *, sequences: int, tokens: int,
     """At most `sequences` texts, each cut after `tokens` tokens.
 
     name: "tasks", for solved problems of the evaluation's tasks (none that is held out for tests), or a file: of JSON
-    lines with a "text" each if it is called .jsonl, else one long text. Raises ConfigError where there is no text.
+    lines with a "text" each if it is called .jsonl, else one long text. Raises ConfigError if there is no text.
     """
     path = model_dir / "tokenizer.json"
     if not path.exists():

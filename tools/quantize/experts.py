@@ -1,4 +1,4 @@
-"""A layer's experts in INT4, with what calibration tells of their inputs."""
+"""A layer's experts in INT4, with scales that calibration found for their inputs."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -19,10 +19,10 @@ SMALLEST = 1e-10
 
 @dataclass(frozen=True, slots=True)
 class QuantizedExperts:
-    # To write, by name.
+    # The tensors to write, by name.
     tensors: Mapping[str, torch.Tensor]
     weight_error: Error
-    # Of what the experts make of the calibration tokens, by the rounding of their weights.
+    # Of the experts' outputs for the calibration tokens, caused by the rounding of their weights.
     output_error: Error
     # What the source's experts add to the residual: [tokens, hidden] float32.
     added: torch.Tensor
@@ -112,7 +112,7 @@ def _gate_up_pre_scale(source: Source, prefix: str, routed: Routed, hidden: torc
 
 
 def _down_pre_scale(inner: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
-    """Ones, which is plain rounding, where calibration never reached the expert."""
+    """Ones, which is plain rounding, if calibration never reached the expert."""
     if not len(inner):
         return torch.ones_like(down[0])
     return best_pre_scale(inner.abs().mean(dim=0), [(inner, down)])

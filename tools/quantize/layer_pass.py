@@ -93,7 +93,7 @@ class LayerPass:
         return self._normalized(self._residual, "model.norm.weight")
 
     def save(self) -> None:
-        """For a later run that goes on from here."""
+        """Keep the residual for a later run that goes on from here."""
         partial = self._file.with_suffix(".partial")
         save_file({"residual": self._residual.cpu()}, partial, metadata={"next_layer": str(self.next_layer)})
         partial.rename(self._file)

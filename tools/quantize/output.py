@@ -15,25 +15,25 @@ from safetensors.torch import save_file
 from engine.weights.shards import INDEX, read_header
 from mesh.errors import ConfigError
 
-# In the header of each file.
+# A key in the header of each file.
 METADATA_KEY = "deepmesh.quantize"
-# Not copied from the source: they tell of its own weights.
+# Not copied from the source, because they describe its own weights.
 OF_WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "config.json", INDEX, "hf_quant_config.json", "quant_cfg.json")
 
 
 class UnitReport(msgspec.Struct, frozen=True):
-    """What became of one layer's weights; relative errors, None where nothing was rounded to that form."""
+    """What became of one layer's weights; relative errors, None if nothing was rounded to that form."""
 
     name: str
     size_bytes: int
     int4_error: float | None = None
     fp8_error: float | None = None
-    # Of what the experts make of the calibration texts; None without.
+    # Of the experts' outputs for the calibration texts; None without calibration.
     output_error: float | None = None
 
 
 class _Metadata(msgspec.Struct, frozen=True):
-    # Of the whole run: files of another run are not of this checkpoint.
+    # Of the whole run: a file that another run made does not belong to this checkpoint.
     settings: dict[str, str]
     report: UnitReport
 
@@ -42,11 +42,11 @@ class _Metadata(msgspec.Struct, frozen=True):
 class Output:
     directory: Path
     settings: dict[str, str]
-    # Of the units, in order.
+    # The units' names, in order.
     names: Sequence[str]
 
     def prepare(self) -> None:
-        """Raises ConfigError where the directory holds something else."""
+        """Raises ConfigError if the directory holds something else."""
         self.directory.mkdir(parents=True, exist_ok=True)
         ours = {self._file(name) for name in self.names}
         foreign = [path for path in self.directory.glob("*.safetensors") if path.name not in ours]
@@ -54,7 +54,7 @@ class Output:
             raise ConfigError(f"{self.directory} holds another checkpoint ({foreign[0].name}): name another directory")
 
     def finished(self, name: str) -> UnitReport | None:
-        """The report of a unit that an earlier run has written. Raises ConfigError where that had other settings."""
+        """The report of a unit that an earlier run has written. Raises ConfigError if that had other settings."""
         path = self.directory / self._file(name)
         if not path.exists():
             return None

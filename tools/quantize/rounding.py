@@ -61,7 +61,7 @@ def round_tensor(source: Source, spec: TensorSpec, form: Format) -> Rounded:
         return _round_to_fp8(spec.name, source.matrix(spec.name))
     tensors = dict(source.published(spec.name))
     if not spec.full_precision and source.stored.linear is Stored.PLAIN:
-        # As published beside FP8 weights.
+        # Published FP8 checkpoints hold everything else in bfloat16.
         tensors[spec.name] = tensors[spec.name].bfloat16()
     return Rounded(tensors)
 

@@ -46,8 +46,8 @@ class Options:
 def quantize(options: Options) -> list[UnitReport]:
     """Write the quantized checkpoint to `options.out`, or what an earlier run with the same options left to do.
 
-    Holds one layer of the result in memory. Raises CheckpointError where the model cannot be quantized, ConfigError
-    where the directory holds something else, or options do not go together.
+    Holds one layer of the result in memory. Raises CheckpointError if the model cannot be quantized, ConfigError
+    if the directory holds something else, or options do not go together.
     """
     _check_options(options)
     with open_shards(options.model_dir) as shards:
@@ -65,7 +65,7 @@ def quantize(options: Options) -> list[UnitReport]:
 
 
 def choose_device(name: str) -> torch.device:
-    """name: "auto", or a device. Raises ConfigError for a GPU where there is none."""
+    """name: "auto", or a device. Raises ConfigError for a GPU if there is none."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name not in ("cpu", "cuda"):

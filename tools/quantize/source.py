@@ -36,7 +36,7 @@ class Unit:
 
 
 class Source:
-    """Raises CheckpointError where tensors are missing, of another shape than config.json makes them, or unknown."""
+    """Raises CheckpointError if tensors are missing, of another shape than config.json makes them, or unknown."""
 
     def __init__(self, directory: Path, shards: Shards, device: torch.device) -> None:
         """device: on which weights are computed with."""
@@ -95,7 +95,7 @@ class Source:
 
 
 def _units(config: ModelConfig, shards: Shards) -> Iterator[Unit]:
-    """In the order of computation; MTP modules that the checkpoint lacks are left out."""
+    """Units in the order of computation, without MTP modules that the checkpoint lacks."""
     specs: dict[str, list[TensorSpec]] = {"rest": []}
     for spec in checkpoint_tensors(asdict(config) | {"eos_token_id": 0}, range(0)):
         parts = spec.name.split(".")

@@ -12,7 +12,7 @@ CHAT_TEMPLATE = THINKS_UNLESS_TOLD
 
 @dataclass(frozen=True)
 class Turn:
-    """What the user says, and what is answered. `thinking` is None where the answer comes without."""
+    """What the user says, and what is answered. `thinking` is None if the answer comes without."""
 
     prompt: str
     reply: str

@@ -14,7 +14,7 @@ class Point:
 
     stage: str
     step: int
-    # Of training so far, evaluation and compilation left out.
+    # Seconds of training so far, without evaluation and compilation.
     seconds: float
     next_token_loss: float
     second_token_loss: float

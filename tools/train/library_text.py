@@ -23,7 +23,7 @@ class LibraryEntry:
 
     # Dotted, such as "json.dumps".
     name: str
-    # As it is called, such as "json.dumps(obj, indent)"; the name itself for modules and classes.
+    # How it is called, such as "json.dumps(obj, indent)"; the name itself for modules and classes.
     signature: str
     text: str
 

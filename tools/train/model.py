@@ -129,7 +129,7 @@ class TinyModel(nn.Module):
         )
 
     def gates(self) -> list[Gate]:
-        """In the order of Losses.load."""
+        """The gates in the order of Losses.load."""
         layers = [*self.stack(), self.next_token.layer]
         return [layer.mlp.gate for layer in layers if isinstance(layer.mlp, Experts)]
 

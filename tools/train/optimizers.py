@@ -29,7 +29,7 @@ class Optimizers:
         self.adam = torch.optim.Adam(others, lr=self.rate, betas=(0.9, 0.95), capturable=self.rates.is_cuda)
 
     def set_rates(self, progress: float) -> None:
-        """For this share of the training time."""
+        """Set the rates that hold after this share of the training time."""
         recipe = self.recipe
         factor = recipe.rate_factor(progress)
         balance = recipe.balance_speed if progress < recipe.balance_until else 0.0

@@ -30,7 +30,7 @@ class BatchShape:
 
     @property
     def most_boundaries(self) -> int:
-        """Of the documents, and of the padding cut into pieces no longer than them."""
+        """How many boundaries the documents have, and the padding, which is cut into pieces as long as the longest."""
         return self.documents + -(-self.tokens // self.longest) + 1
 
 

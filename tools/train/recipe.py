@@ -68,7 +68,7 @@ TINY_R1: Mapping[str, Any] = MappingProxyType(
 @dataclass(frozen=True)
 class Stage:
     name: str
-    # Of the training time.
+    # Share of the training time.
     share: float
     mixture: Mixture
     shape: BatchShape
@@ -93,7 +93,7 @@ class Recipe:
     stages: tuple[Stage, ...]
     checkup: Checkup
     seed: int = 0
-    # Of the matrices (Muon), and of everything else (Adam).
+    # Learning rates of the matrices (Muon), and of everything else (Adam).
     matrix_rate: float = 0.02
     matrix_decay: float = 0.01
     rate: float = 0.003

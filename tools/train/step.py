@@ -13,7 +13,7 @@ STEPS_BEFORE_CAPTURE = 3
 
 
 class TrainingStep:
-    """Steps over batches of one shape. Sums what it measures on the device; `take` reads the sums.
+    """Steps over batches of one shape. Sums what it measures on the device; `read_sums` reads and clears the sums.
 
     Launched kernel by kernel, a step of this model would wait for Python half of the time.
     """
@@ -62,7 +62,7 @@ class TrainingStep:
         self.loss_sum += torch.stack((losses.next_token.detach(), losses.second_token.detach()))
         self.load_sum += losses.load
 
-    def take(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def read_sums(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The sums since the last call, on the host; waits for the device."""
         sums = self.loss_sum.to("cpu", copy=True), self.load_sum.to("cpu", copy=True)
         self.loss_sum.zero_()

@@ -170,7 +170,7 @@ class Meter:
 
     def restart(self) -> None:
         """Go on from now, without the time since the last record."""
-        self.step.take()
+        self.step.read_sums()
         self.base_seconds = self.trainer.seconds
         self._begin()
 
@@ -179,7 +179,7 @@ class Meter:
         self.first_step = self.trainer.step
 
     def seconds(self) -> float:
-        """Of training in all."""
+        """Seconds of training in all."""
         return self.base_seconds + time.monotonic() - self.began
 
     def record_if_due(self) -> None:
@@ -192,7 +192,7 @@ class Meter:
         steps = trainer.step - self.first_step
         if not steps:
             return
-        losses, load = self.step.take()
+        losses, load = self.step.read_sums()
         first, second = (losses / steps).tolist()
         imbalance = float((load.amax(1) / load.mean(1)).max())
         rate = steps * self.stage.shape.tokens / (time.monotonic() - self.began)

@@ -13,7 +13,7 @@ from engine.model.quantization import Quantization, Stored
 
 @dataclass(frozen=True, slots=True)
 class Formats:
-    """Where a format does not take a layer's shape, the layer is plain."""
+    """The formats of a model. A layer whose shape its format does not take is plain."""
 
     # Attention, dense feed-forward layers, and shared experts that are computed apart.
     linear: WeightFormat
@@ -32,7 +32,7 @@ def choose_formats(stored: Quantization, dtype: torch.dtype, *, dequantize: bool
     return Formats(
         linear=_format_of(stored.linear, stored),
         experts=_format_of(stored.experts, stored),
-        # One grouped product for all experts is as fast as two, or faster, where all have one format.
+        # One grouped product for all experts is as fast as two, or faster, if all have one format.
         shared_apart=stored.experts is not stored.linear,
         gate_dtype=dtype,
     )

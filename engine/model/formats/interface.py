@@ -50,7 +50,7 @@ class Experts(Protocol):
 
     @property
     def input_form(self) -> InputForm:
-        """Of the tokens that come to be placed."""
+        """The form of the tokens that `forward` takes."""
 
     def parameters(self, prefix: str) -> NamedParameters:
         """prefix: of the mixture, above `experts` and `shared_experts`."""
@@ -67,7 +67,7 @@ class Experts(Protocol):
 
 
 class WeightFormat(Protocol):
-    """Has no state: weights belong to the layers that it makes."""
+    """A format has no state: weights belong to the layers that it makes."""
 
     def takes(self, parts: Sequence[int], inputs: int) -> bool:
         """Whether it can hold a linear layer. parts: rows of the published matrices that one weight joins."""
