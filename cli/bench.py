@@ -27,14 +27,16 @@ def bench(
         ),
     ] = None,
     model: Annotated[str | None, typer.Option(help="By default the first that the endpoint lists.")] = None,
-    api_key: Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY")] = None,
+    api_key: Annotated[
+        str | None, typer.Option(envvar="OPENAI_API_KEY", help="Where the endpoint asks for one.")
+    ] = None,
     requests: Annotated[int | None, typer.Option(help="How many; by default the dataset, or 100.")] = None,
     duration: Annotated[float | None, typer.Option(help="Seconds of arrivals, instead of --requests.")] = None,
     max_concurrency: Annotated[int | None, typer.Option(help="Requests in flight at once.")] = None,
     range_ratio: Annotated[float, typer.Option(help="Spread of isl and osl, in [0, 1).")] = 0.0,
     prefixes: Annotated[int, typer.Option(help="Distinct shared prefixes of the prompts.")] = 0,
     prefix_length: Annotated[int, typer.Option(help="Tokens of each prefix, part of isl.")] = 0,
-    temperature: Annotated[float, typer.Option()] = 0.0,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
     seed: Annotated[int, typer.Option(help="Equal seeds draw equal arrivals and prompts.")] = 0,
     ttft_slo_ms: Annotated[float | None, typer.Option(help="Objective that goodput is judged by.")] = None,
     tpot_slo_ms: Annotated[float | None, typer.Option(help="Objective that goodput is judged by.")] = None,

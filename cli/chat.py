@@ -15,17 +15,26 @@ from cli.terminal import make_console
 from mesh.channel import Channels
 from mesh.errors import InvalidRequest, MeshError
 
+COMMANDS = """/clear  forget the conversation so far
+/help   show this
+Ctrl-C stops an answer, and takes its question back; Ctrl-D ends the chat."""
+
 
 def chat(
     endpoint: GatewayOption = GATEWAY,
     model: Annotated[str, typer.Option(help="Needed only if the mesh serves several.")] = "",
     system: Annotated[str | None, typer.Option(help="A system message.")] = None,
     max_tokens: Annotated[int, typer.Option(min=0, help="Of one answer; 0 is what the context leaves.")] = 1024,
-    temperature: Annotated[float, typer.Option(min=0)] = 0.6,
-    top_p: Annotated[float, typer.Option(min=0, max=1)] = 0.95,
-    api_key: Annotated[str | None, typer.Option(envvar="DEEPMESH_API_KEY")] = None,
+    temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 0.6,
+    top_p: Annotated[float, typer.Option(min=0, max=1, help="Share of the probability that is drawn from.")] = 0.95,
+    api_key: Annotated[
+        str | None, typer.Option(envvar="DEEPMESH_API_KEY", help="Where the gateway asks for one.")
+    ] = None,
 ) -> None:
-    """Talk to a mesh. Ctrl-C stops an answer, Ctrl-D ends; piped input is one message. Reasoning is dimmed."""
+    """Talk to a mesh. Ctrl-C stops an answer, Ctrl-D ends, /help lists commands; piped input is one message.
+
+    Reasoning is dimmed. A question whose answer was stopped leaves the conversation, with what had come of it.
+    """
     sampling = common_pb2.SamplingParams(temperature=temperature, top_p=top_p)
     settings = gateway_pb2.GenerateRequest(model=model, max_tokens=max_tokens, sampling=sampling)
     messages = [{"role": "system", "content": system}] if system else []
@@ -61,6 +70,9 @@ def _converse(conversation: Conversation, runner: asyncio.Runner, console: Conso
             return
         if not text:
             continue
+        if text.startswith("/"):
+            _command(text, conversation, console)
+            continue
         try:
             # The runner turns Ctrl-C into a cancellation of the answer.
             runner.run(conversation.ask(text))
@@ -68,3 +80,13 @@ def _converse(conversation: Conversation, runner: asyncio.Runner, console: Conso
             continue
         except MeshError as error:
             console.print(error.message, style="red", markup=False)
+
+
+def _command(text: str, conversation: Conversation, console: Console) -> None:
+    if text == "/clear":
+        conversation.clear()
+        console.print("the conversation is empty", style="dim")
+    elif text == "/help":
+        console.print(COMMANDS, markup=False)
+    else:
+        console.print(f"{text.split()[0]} is no command: /help lists them", style="red", markup=False)

@@ -7,7 +7,7 @@ from deepmesh.v1 import gateway_pb2, gateway_pb2_grpc
 from rich.console import Console
 
 from cli.answers import Answer, chat_prompt, stream_grpc
-from cli.terminal import show_on
+from cli.terminal import show_on, until_first_text
 from mesh.channel import Channels
 from mesh.errors import DeadlineExceeded, EndpointUnavailable, MeshError, Retry
 
@@ -30,6 +30,8 @@ class Conversation:
         self._metadata = [("authorization", f"Bearer {api_key}")] if api_key else []
         self._settings = settings
         self._messages = messages
+        # What `clear` leaves: the system message.
+        self._lasting = list(messages)
         self._console = console
         self._channels = channels
         self._channel: grpc.aio.Channel | None = None
@@ -50,27 +52,26 @@ class Conversation:
             await self._channel.close()
 
     async def ask(self, text: str) -> None:
-        """Send `text` and print the answer.
-
-        If the answer is cancelled, the text that had come stays in the conversation. If it fails, the question is
-        dropped too.
-        """
+        """Send `text` and print the answer. If it is cancelled or fails, the question leaves the conversation."""
         self._messages.append({"role": "user", "content": text})
         request = gateway_pb2.GenerateRequest()
         request.CopyFrom(self._settings)
         request.prompt.CopyFrom(chat_prompt(self._messages))
         answer = Answer()
         try:
-            await stream_grpc(self._stub, request, answer, show_on(self._console), self._metadata)
-        except MeshError:
+            with until_first_text(self._console, show_on(self._console)) as show:
+                await stream_grpc(self._stub, request, answer, show, self._metadata)
+        except (MeshError, asyncio.CancelledError) as ended:
             self._messages.pop()
-            raise
-        except asyncio.CancelledError:
-            self._console.print(" [stopped]", style="dim", markup=False)
-            self._messages.append({"role": "assistant", "content": answer.text})
+            if isinstance(ended, asyncio.CancelledError):
+                self._console.print(" [stopped]", style="dim", markup=False)
             raise
         self._console.print()
         self._messages.append({"role": "assistant", "content": answer.text})
+
+    def clear(self) -> None:
+        """Forget all turns; a system message stays."""
+        self._messages = list(self._lasting)
 
     @property
     def _stub(self) -> gateway_pb2_grpc.GatewayServiceStub:

@@ -68,7 +68,9 @@ def demo(
     kvstore: Annotated[int, typer.Option(min=0, max=4, help="KV stores.")] = 1,
     max_tokens: Annotated[int, typer.Option(min=2, help="Most tokens of each answer.")] = 256,
     log: Annotated[Path, typer.Option(help="File for the services' own lines.")] = Path("out/demo.log"),
-    settings: Annotated[list[str] | None, typer.Option("--set", metavar="SERVICE.KEY=VALUE")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="SERVICE.KEY=VALUE", help="A setting of the mesh; repeatable.")
+    ] = None,
 ) -> None:
     """Start a mesh on free ports; chat over gRPC, over OpenAI HTTP, a second turn, and after the workers forgot it."""
     console = make_console()

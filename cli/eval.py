@@ -30,12 +30,14 @@ def evaluate(
     seed: Annotated[int, typer.Option(help="Equal seeds ask the same problems.")] = 0,
     max_tokens: Annotated[int | None, typer.Option(help="Tokens of an answer; by default 1024, long 512.")] = None,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
-    top_p: Annotated[float, typer.Option()] = 1.0,
+    top_p: Annotated[float, typer.Option(help="Share of the probability that is drawn from.")] = 1.0,
     perplexity: Annotated[bool, typer.Option(help="Also of held-out text, if the endpoint can.")] = True,
     concurrency: Annotated[int, typer.Option(help="Questions in flight at once.")] = 16,
     timeout: Annotated[float, typer.Option(help="Seconds for one answer, its waiting included.")] = 3600,
     served_model: Annotated[str | None, typer.Option(help="By default the first that the endpoint lists.")] = None,
-    api_key: Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY")] = None,
+    api_key: Annotated[
+        str | None, typer.Option(envvar="OPENAI_API_KEY", help="Where the endpoint asks for one.")
+    ] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="SERVICE.KEY=VALUE", help="A setting of the mesh; repeatable.")
     ] = None,

@@ -4,15 +4,12 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
 
 from deepmesh.internal.v1 import scheduler_pb2, scheduler_pb2_grpc, workers_pb2
 
-from cli.status import read_workers
+from cli.status import Snapshot, read_workers
 from mesh.channel import Channels
 from mesh.errors import NoWorker
-
-Snapshot: TypeAlias = scheduler_pb2.WatchWorkersResponse
 
 # Workers report changes every 50 ms.
 _PAUSE_SECONDS = 0.2

@@ -1,6 +1,8 @@
 """The `deepmesh` command."""
 
+import importlib.metadata
 import sys
+from typing import Annotated
 
 import typer
 from grpc import StatusCode
@@ -14,6 +16,7 @@ from cli.make_checkpoint import make_checkpoint
 from cli.quantize import quantize
 from cli.status import status
 from cli.up import up
+from cli.value_names import Command, Group
 from mesh.errors import MeshError
 from mesh.launch import EXIT_FAILED, EXIT_USELESS_TO_RETRY
 
@@ -25,11 +28,12 @@ commands look there, unless an option or DEEPMESH_GATEWAY, DEEPMESH_SCHEDULER (h
 
 
 def build() -> typer.Typer:
-    app = typer.Typer(help=HELP, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+    app = typer.Typer(cls=Group, no_args_is_help=True, pretty_exceptions_enable=False)
+    app.callback(help=HELP)(_options)
     for command in (up, chat, status, health, bench, demo, quantize):
-        app.command()(command)
-    app.command("make-checkpoint")(make_checkpoint)
-    app.command("eval")(evaluate)
+        app.command(cls=Command)(command)
+    app.command("make-checkpoint", cls=Command)(make_checkpoint)
+    app.command("eval", cls=Command)(evaluate)
     return app
 
 
@@ -41,3 +45,17 @@ def main() -> None:
         sys.stderr.write(f"deepmesh: {error.message}\n")
         final = error.code in (StatusCode.FAILED_PRECONDITION, StatusCode.INVALID_ARGUMENT)
         sys.exit(EXIT_USELESS_TO_RETRY if final else EXIT_FAILED)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"deepmesh {importlib.metadata.version('deepmesh')}")
+        raise typer.Exit
+
+
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Options of the command as a whole."""

@@ -2,50 +2,92 @@
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
-from typing import Annotated
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Annotated, TypeAlias
 
 import grpc
 import typer
 from deepmesh.internal.v1 import scheduler_pb2, scheduler_pb2_grpc, workers_pb2
 from google.protobuf.json_format import MessageToDict
 from rich import box, filesize
-from rich.console import Console
+from rich.console import Console, Group
+from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from cli.endpoints import SCHEDULER, SchedulerOption
 from mesh.channel import Channels
 from mesh.errors import EndpointUnavailable
 
+Snapshot: TypeAlias = scheduler_pb2.WatchWorkersResponse
+
 TIMEOUT_SECONDS = 5.0
+WATCH_SECONDS = 1.0
 
 
 def status(
     scheduler: SchedulerOption = SCHEDULER,
     as_json: Annotated[bool, typer.Option("--json", help="The scheduler's answer as JSON.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Show it anew every second until Ctrl-C.")] = False,
 ) -> None:
     """Show the workers of a mesh, their load, their cache and their transfers, and its KV stores."""
+    if watch:
+        with suppress(KeyboardInterrupt):
+            (_watch_json if as_json else _watch_tables)(scheduler)
+        return
     snapshot = asyncio.run(read_workers(scheduler, Channels()))
     if as_json:
-        fields = MessageToDict(snapshot, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
-        typer.echo(json.dumps({"workers": fields["workers"], "stores": fields["stores"]}, indent=2))
-        return
-    console = Console()
-    console.print(workers_table(snapshot))
-    if any(worker.transfers.total_slots for worker in snapshot.workers):
-        console.print(transfers_table(snapshot))
-    if snapshot.stores:
-        console.print(stores_table(snapshot))
+        _echo_json(snapshot, indent=2)
+    else:
+        Console().print(tables(snapshot))
 
 
-async def read_workers(endpoint: str, channels: Channels) -> scheduler_pb2.WatchWorkersResponse:
+async def _watch(
+    endpoint: str, channels: Channels, show: Callable[[Snapshot], None], fail: Callable[[str], None]
+) -> None:
+    """Show the registry every second, or say why it cannot be read; never returns."""
+    while True:
+        try:
+            show(await read_workers(endpoint, channels))
+        except EndpointUnavailable as error:
+            fail(error.message)
+        await asyncio.sleep(WATCH_SECONDS)
+
+
+def _watch_tables(endpoint: str) -> None:
+    """Each time in place of the last; the last one stays."""
+    with Live(auto_refresh=False) as live:
+        asyncio.run(
+            _watch(
+                endpoint,
+                Channels(),
+                lambda snapshot: live.update(tables(snapshot), refresh=True),
+                lambda message: live.update(Text(message, style="red"), refresh=True),
+            )
+        )
+
+
+def _watch_json(endpoint: str) -> None:
+    """One line each time."""
+    show = partial(_echo_json, indent=None)
+    asyncio.run(_watch(endpoint, Channels(), show, partial(typer.echo, err=True)))
+
+
+def _echo_json(snapshot: Snapshot, indent: int | None) -> None:
+    fields = MessageToDict(snapshot, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
+    typer.echo(json.dumps({"workers": fields["workers"], "stores": fields["stores"]}, indent=indent))
+
+
+async def read_workers(endpoint: str, channels: Channels) -> Snapshot:
     """The registry now. Raises EndpointUnavailable."""
     async with channels.open(endpoint) as channel:
         call = scheduler_pb2_grpc.SchedulerServiceStub(channel).WatchWorkers(
             scheduler_pb2.WatchWorkersRequest(), timeout=TIMEOUT_SECONDS
         )
         try:
-            snapshot: scheduler_pb2.WatchWorkersResponse = await call.read()
+            snapshot: Snapshot = await call.read()
         except grpc.aio.AioRpcError as error:
             raise EndpointUnavailable(f"no scheduler answers at {endpoint}: is deepmesh up running?") from error
         finally:
@@ -53,7 +95,17 @@ async def read_workers(endpoint: str, channels: Channels) -> scheduler_pb2.Watch
     return snapshot
 
 
-def workers_table(snapshot: scheduler_pb2.WatchWorkersResponse) -> Table:
+def tables(snapshot: Snapshot) -> Group:
+    """What a mesh has: workers, transfers where KV moves, stores where there are any."""
+    shown = [workers_table(snapshot)]
+    if any(worker.transfers.total_slots for worker in snapshot.workers):
+        shown.append(transfers_table(snapshot))
+    if snapshot.stores:
+        shown.append(stores_table(snapshot))
+    return Group(*shown)
+
+
+def workers_table(snapshot: Snapshot) -> Table:
     """One row for each worker, its model below its name; fits eighty columns."""
     numbers = ("run", "wait", "to\nprefill", "blocks\nused", "blocks\ncached", "prefill\ntok/s", "step\nms")
     table = _table(("worker", "state"), numbers)
@@ -63,7 +115,7 @@ def workers_table(snapshot: scheduler_pb2.WatchWorkersResponse) -> Table:
     return table
 
 
-def transfers_table(snapshot: scheduler_pb2.WatchWorkersResponse) -> Table:
+def transfers_table(snapshot: Snapshot) -> Table:
     """One row for each process that moves KV: open transfers, and bytes since its start by UCX transport."""
     numbers = ("landings/\npushes/\nfetches", "slots\nfree", "quaran-\ntined", "received", "sent", "refused")
     table = _table(("KV moved by",), numbers)
@@ -82,7 +134,7 @@ def transfers_table(snapshot: scheduler_pb2.WatchWorkersResponse) -> Table:
     return table
 
 
-def stores_table(snapshot: scheduler_pb2.WatchWorkersResponse) -> Table:
+def stores_table(snapshot: Snapshot) -> Table:
     """One row for each tier of a store."""
     table = _table(("KV store", "tier"), ("blocks\nused", "size", "workers", "lookups", "hits"))
     for store in snapshot.stores:

@@ -1,5 +1,8 @@
 """Prints model output on a terminal: exactly its text, with reasoning dimmed."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from rich.console import Console
 
 from cli.answers import Show
@@ -26,3 +29,20 @@ def show_on(console: Console) -> Show:
         console.print(visible, end="", style="dim" if reasoning else None, markup=False)
 
     return show
+
+
+@contextmanager
+def until_first_text(console: Console, show: Show) -> Iterator[Show]:
+    """`show`, with a sign of waiting on a terminal until the first text, or the end of the block."""
+    if not console.is_terminal:
+        yield show
+        return
+    waiting = console.status("waiting for the first token", spinner="dots")
+
+    def show_first(text: str, reasoning: bool) -> None:
+        if text:
+            waiting.stop()
+        show(text, reasoning)
+
+    with waiting:
+        yield show_first

@@ -44,9 +44,15 @@ def launch(
 
 
 def _parse(service: str, arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog=f"python -m {service}")
+    parser = argparse.ArgumentParser(prog=f"python -m {_module() or service}")
     parser.add_argument("--config", type=Path, metavar="PATH", help="YAML file; without it, every default")
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="override one key, e.g. server.port=8002"
     )
     return parser.parse_args(arguments)
+
+
+def _module() -> str:
+    """The name by which `python -m` ran this process: that of a folder with a `__main__`; empty without one."""
+    specification = getattr(sys.modules["__main__"], "__spec__", None)
+    return "" if specification is None else specification.name.removesuffix(".__main__")

@@ -59,7 +59,7 @@ class Terminal:
             asyncio.get_running_loop().remove_reader(self._ours)
 
 
-async def test_ctrl_c_stops_the_answer_and_ctrl_d_ends_the_chat() -> None:
+async def test_ctrl_c_takes_the_question_back_help_lists_commands_and_ctrl_d_ends_the_chat() -> None:
     hang = True
 
     async def before_end() -> None:
@@ -78,6 +78,10 @@ async def test_ctrl_c_stops_the_answer_and_ctrl_d_ends_the_chat() -> None:
             hang = False
             terminal.type(b"second\n")
             await eventually(lambda: terminal.shown.count("›") == 3)
+            terminal.type(b"/help\n")
+            await eventually(lambda: "/clear" in terminal.shown and terminal.shown.count("›") == 4)
+            terminal.type(b"/cleer\n")
+            await eventually(lambda: "/cleer is no command" in terminal.shown)
             terminal.type(CTRL_D)
             assert await asyncio.wait_for(process.wait(), 10) == 0
         finally:
@@ -86,4 +90,4 @@ async def test_ctrl_c_stops_the_answer_and_ctrl_d_ends_the_chat() -> None:
                 await process.wait()
             terminal.close()
     contents = [each.content for each in gateway.requests[1].prompt.chat.messages]
-    assert contents == ["first", "an answer", "second"]
+    assert contents == ["second"]

@@ -1,6 +1,9 @@
 import asyncio
+import importlib.metadata
 import json
 import os
+import re
+import signal
 import socket
 import sys
 from collections.abc import AsyncIterator
@@ -9,7 +12,9 @@ from typing import Any
 
 import pytest
 from deepmesh.internal.v1 import kvstore_pb2, scheduler_pb2, scheduler_pb2_grpc, workers_pb2
+from typer.testing import CliRunner
 
+from cli.main import build
 from mesh.config import ServerConfig
 from mesh.server import MeshServer, Registration
 from tests.support.programs import ROOT, run_program
@@ -184,3 +189,36 @@ async def test_make_checkpoint_refuses_a_malformed_setting(tmp_path: Path, setti
 async def test_bench_names_the_option_that_is_wrong() -> None:
     status, _, err = await deepmesh("bench", "--rate", "-1")
     assert (status, err.startswith("deepmesh: deepmesh bench: rate:")) == (2, True)
+
+
+async def test_the_version_is_that_of_the_distribution() -> None:
+    assert await deepmesh("--version") == (0, f"deepmesh {importlib.metadata.version('deepmesh')}\n", "")
+
+
+@pytest.mark.parametrize(
+    "command", ["", "up", "chat", "status", "bench", "demo", "quantize", "make-checkpoint", "eval"]
+)
+def test_help_names_values_in_words_of_its_own(command: str) -> None:
+    # Arguments are named before their type.
+    out = CliRunner().invoke(build(), [*command.split(), "--help"], env={"COLUMNS": "200"}).output
+    options = out[out.index("Options") :]
+    assert not re.search("<(int|str|bool|float|path)", options)
+
+
+def test_a_shell_completes_the_commands() -> None:
+    words = {"_TYPER_COMPLETE_ARGS": "deepmesh be", "_DEEPMESH_COMPLETE": "complete_zsh"}
+    assert "bench" in CliRunner().invoke(build(), [], env=words, prog_name="deepmesh").output
+
+
+async def test_status_watches_until_ctrl_c() -> None:
+    async with scheduler() as server:
+        process = await asyncio.create_subprocess_exec(
+            *[sys.executable, "-c", DEEPMESH, "status", "--watch", "--json", "--scheduler", server.endpoint],
+            cwd=ROOT,
+            stdout=asyncio.subprocess.PIPE,
+        )
+        assert process.stdout is not None
+        lines = [json.loads(await process.stdout.readline()) for _ in range(2)]
+        process.send_signal(signal.SIGINT)
+        assert await process.wait() == 0
+    assert [line["workers"][0]["identity"]["worker_id"] for line in lines] == ["decode-7", "decode-7"]

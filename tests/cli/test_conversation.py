@@ -92,7 +92,7 @@ async def test_a_failed_turn_is_taken_back() -> None:
     assert said(gateway.requests[1]) == [("user", "second")]
 
 
-async def test_a_stopped_answer_stays_and_its_call_is_cancelled() -> None:
+async def test_a_stopped_question_leaves_the_conversation_and_its_call_is_cancelled() -> None:
     ended, shown = asyncio.Event(), io.StringIO()
     stop = True
 
@@ -116,7 +116,31 @@ async def test_a_stopped_answer_stays_and_its_call_is_cancelled() -> None:
         await talk.ask("go on")
         await talk.close()
     assert "[stopped]" in shown.getvalue()
-    assert said(gateway.requests[1]) == [("user", "Hi"), ("assistant", "Hello there"), ("user", "go on")]
+    assert said(gateway.requests[1]) == [("user", "go on")]
+
+
+async def test_a_cleared_conversation_keeps_its_system_message() -> None:
+    gateway = ScriptedGateway(WORDS)
+    async with gateway.served() as server:
+        talk = conversation(server.endpoint, io.StringIO(), [{"role": "system", "content": "Be brief."}])
+        await talk.connect()
+        await talk.ask("Hi")
+        talk.clear()
+        await talk.ask("And?")
+        await talk.close()
+    assert said(gateway.requests[1]) == [("system", "Be brief."), ("user", "And?")]
+
+
+async def test_a_terminal_shows_that_it_waits_for_the_first_token() -> None:
+    output = io.StringIO()
+    async with ScriptedGateway(WORDS).served() as server:
+        console = Console(file=output, force_terminal=True, highlight=False, soft_wrap=True, emoji=False)
+        talk = Conversation(server.endpoint, None, gateway_pb2.GenerateRequest(), [], console, Channels())
+        await talk.connect()
+        await talk.ask("Hi")
+        await talk.close()
+    assert "waiting for the first token" in output.getvalue().partition("hmm")[0]
+    assert "waiting" not in output.getvalue().partition("hmm")[2]
 
 
 async def test_no_gateway_is_one_clear_error() -> None:

@@ -1,6 +1,10 @@
+import asyncio
+import sys
 from pathlib import Path
 
-from tests.support.programs import run_program
+import pytest
+
+from tests.support.programs import ROOT, run_program
 
 PROGRAM = """
 import logging, sys
@@ -56,3 +60,12 @@ async def test_a_bug_shows_its_traceback() -> None:
     status, _, stderr = await run_program(PROGRAM, "--set", "then=bug")
     assert status == 1
     assert stderr.strip().endswith("ZeroDivisionError")
+
+
+@pytest.mark.parametrize("module", ["scheduler", "kvstore", "decode_svc", "prefill_svc", "gateway"])
+async def test_usage_names_the_module_that_was_run(module: str) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *[sys.executable, "-m", module, "--help"], cwd=ROOT, stdout=asyncio.subprocess.PIPE
+    )
+    out, _ = await process.communicate()
+    assert out.decode().startswith(f"usage: python -m {module} ")
