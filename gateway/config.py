@@ -69,7 +69,10 @@ class DispatchConfig(Config):
     # started (again). A model is known for as long after its last worker lost its lease, so that requests that arrive
     # then wait too. After that it is unknown, or a model without workers if `models` lists it.
     worker_seconds: float = Field(default=10.0, ge=0)
-    # Timeout of one call to the scheduler.
+    # A scheduler that takes longer than this to place a request is done without, from the last snapshot of its
+    # registry, until it answers again.
+    answer_seconds: float = Field(default=0.05, gt=0)
+    # Timeout of a call to the scheduler that nothing can be done without.
     place_seconds: float = Field(default=2.0, gt=0)
     # How long a worker may take for its first answer on a new stream.
     attach_seconds: float = Field(default=5.0, gt=0)

@@ -46,6 +46,7 @@ class Gateway:
             config.scheduler,
             channels,
             self.directory,
+            config.dispatch.answer_seconds,
             config.dispatch.place_seconds,
             self.links.live_streams,
             self._on_change,

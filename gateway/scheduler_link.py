@@ -12,7 +12,7 @@ from gateway import wire
 from gateway.placement import AttemptReport, Placement, PlacementQuery
 from gateway.workers import Directory
 from mesh.channel import Channels
-from mesh.errors import DeadlineExceeded, MeshError, NoWorker, Retry, SchedulerUnavailable
+from mesh.errors import DeadlineExceeded, MeshError, NoWorker, NoWorkerYet, Retry, SchedulerUnavailable
 from mesh.failures import from_rpc_error
 
 REPORTS_KEPT = 1024
@@ -23,13 +23,18 @@ _log = logging.getLogger("deepmesh.gateway")
 
 
 class SchedulerLink:
-    """A Placer. `run` must be running: it keeps `directory` up to date and sends reports."""
+    """A Placer. `run` must be running: it keeps `directory` up to date and sends reports.
+
+    A scheduler that gave no answer is not asked again, as long as the last snapshot serves instead, before it has sent
+    a snapshot: it costs one request `answer_seconds`, and the others nothing.
+    """
 
     def __init__(
         self,
         endpoint: str,
         channels: Channels,
         directory: Directory,
+        answer_seconds: float,
         place_seconds: float,
         live_streams: Callable[[], dict[str, int]],
         on_change: Callable[[], None],
@@ -37,6 +42,7 @@ class SchedulerLink:
     ) -> None:
         self._endpoint = endpoint
         self._directory = directory
+        self._answer_seconds = answer_seconds
         self._place_seconds = place_seconds
         self._live_streams = live_streams
         self._on_change = on_change
@@ -46,13 +52,18 @@ class SchedulerLink:
         # Bounded, the oldest are dropped: a scheduler that is away must not cost memory.
         self._reports: deque[AttemptReport] = deque(maxlen=REPORTS_KEPT)
         self._reported = asyncio.Event()
+        # Why the scheduler gave no answer; None while it answers.
+        self._silence: MeshError | None = None
+        self._silenced = asyncio.Event()
 
     async def place(self, query: PlacementQuery) -> Placement:
+        if self._silence is not None and self._directory.valid(self._clock()):
+            return self._place_alone(query, self._silence)
+        dispensable = self._find_alone(query) is not None
+        seconds = min(self._answer_seconds, self._place_seconds) if dispensable else self._place_seconds
         try:
-            response = await self._stub.Place(wire.place_request(query), timeout=self._place_seconds)
+            response = await self._stub.Place(wire.place_request(query), timeout=seconds)
         except MeshError as error:
-            if not _unreachable(error):
-                raise
             return self._place_alone(query, error)
         return wire.placement(response)
 
@@ -67,19 +78,56 @@ class SchedulerLink:
                 tasks.create_task(self._watch_forever())
                 tasks.create_task(self._send_reports())
                 tasks.create_task(self._expire_forever())
+                tasks.create_task(self._probe_forever())
         finally:
             await self._channel.close()
 
     def _place_alone(self, query: PlacementQuery, cause: MeshError) -> Placement:
-        if not self._directory.valid(self._clock()):
+        """Place from the last snapshot, if that is what `cause` calls for. Raises `cause` itself otherwise."""
+        silent = _unreachable(cause)
+        if silent:
+            self._silence = cause
+            self._silenced.set()
+        if not silent and not isinstance(cause, NoWorkerYet):
+            raise cause
+        # The snapshot may have changed while the scheduler was asked.
+        found = self._find_alone(query)
+        if found is not None:
+            return found
+        if silent and not self._directory.valid(self._clock()):
             raise SchedulerUnavailable(
                 f"the scheduler at {self._endpoint} cannot be reached ({cause.message}): retry later",
                 retry_after_ms=RETRY_AFTER_MS,
             ) from cause
+        raise NoWorker(f"no worker serves {query.model!r} now: retry later", retry_after_ms=RETRY_AFTER_MS) from cause
+
+    def _find_alone(self, query: PlacementQuery) -> Placement | None:
+        """Where the last snapshot has room for the request; None if it has none, or is too old."""
+        if not self._directory.valid(self._clock()):
+            return None
         found = self._directory.least_loaded(query.model, query.avoid, self._live_streams())
-        if found is None:
-            raise NoWorker(f"no worker serves {query.model!r} now: retry later", retry_after_ms=RETRY_AFTER_MS)
-        return Placement(*found)
+        return None if found is None else Placement(*found)
+
+    async def _probe_forever(self) -> None:
+        """Ask a silent scheduler for a snapshot until it sends one: one that was frozen keeps its streams open."""
+        while await self._silenced.wait():
+            if await self._answers():
+                self._heard()
+            else:
+                await asyncio.sleep(RECONNECT_SECONDS)
+
+    async def _answers(self) -> bool:
+        call = self._stub.WatchWorkers(scheduler_pb2.WatchWorkersRequest(), timeout=self._place_seconds)
+        try:
+            return isinstance(await call.read(), scheduler_pb2.WatchWorkersResponse)
+        except grpc.aio.AioRpcError:
+            return False
+        finally:
+            call.cancel()
+
+    def _heard(self) -> None:
+        self._silence = None
+        self._silenced.clear()
 
     async def _watch_forever(self) -> None:
         while True:
@@ -99,6 +147,7 @@ class SchedulerLink:
                 if not snapshots:
                     self._directory.begin_watch(self._clock())
                 snapshots += 1
+                self._heard()
                 lease_seconds = response.lease.ToMilliseconds() / 1000
                 self._directory.update(wire.workers(response), lease_seconds, self._clock())
                 self._on_change()

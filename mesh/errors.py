@@ -198,6 +198,12 @@ class NoWorker(MeshError):
     reason = "NO_WORKER"
 
 
+class NoWorkerYet(NoWorker):
+    """A scheduler that started less than a lease ago finds no worker: it may not know all of them yet."""
+
+    reason = "NO_WORKER_YET"
+
+
 class WorkerLost(MeshError):
     """The worker died and the request could not be continued elsewhere."""
 

@@ -30,7 +30,8 @@ log = logging.getLogger(__name__)
 def compose(config: SchedulerConfig, links: Sequence[StoreLink] = ()) -> tuple[Registry, Registration]:
     """The scheduler's parts, put together: its registry, and its gRPC service."""
     limits = RegistryLimits(workers=config.lease.max_workers, cached_blocks=config.lease.max_cached_blocks)
-    registry = Registry(time.monotonic, config.lease.seconds, config.lease.settle_seconds, limits)
+    gather_seconds = config.lease.seconds if config.lease.gather_seconds is None else config.lease.gather_seconds
+    registry = Registry(time.monotonic, config.lease.seconds, config.lease.settle_seconds, limits, gather_seconds)
     stores, decisions = Stores(links), DecisionLog(config.decisions)
     coordinator = Coordinator(
         registry,

@@ -10,6 +10,9 @@ class LeaseConfig(Config):
     seconds: float = Field(default=10.0, gt=0)
     # A placement is added to a worker's reported load until a status arrives that is later by this much.
     settle_seconds: float = Field(default=0.25, ge=0)
+    # How long after its start a scheduler refuses no request for good, since workers that another scheduler knew may
+    # not have reported yet; by default one lease.
+    gather_seconds: float | None = Field(default=None, ge=0)
     max_workers: int = Field(default=1024, ge=1)
     # Block hashes kept for all workers together, about 100 bytes each. More are forgotten, which loses only hints.
     max_cached_blocks: int = Field(default=500_000, ge=0)

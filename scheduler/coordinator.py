@@ -1,11 +1,12 @@
 """One placement from end to end: asks registry and stores, lets the pure functions decide, and records the decision."""
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from mesh.domain.targets import StoreTarget
 from mesh.domain.workers import KvNamespace, WorkerIdentity, WorkerRole, WorkerState
-from mesh.errors import MeshError, NoWorker, UnknownModel
+from mesh.errors import MeshError, NoWorker, NoWorkerYet, UnknownModel
 from mesh.observe import span
 from scheduler.admission import Objectives, admit, refusal
 from scheduler.candidates import Candidates, CandidateWorker, PlacementKnobs, PlacementRequest
@@ -45,6 +46,8 @@ class PlacementAnswer:
 
 # How many candidates of a decision are kept, the best first.
 KEPT_CANDIDATES = 16
+# Workers report again within about a second after their scheduler was started again.
+MAX_YOUNG_RETRY_MS = 1000
 # Why a worker in this state takes no request.
 _UNUSABLE = {WorkerState.DRAINING: "it is draining", WorkerState.STALLED: "it makes no progress"}
 
@@ -78,14 +81,25 @@ class Coordinator:
     async def place(self, call: PlacementCall) -> PlacementAnswer:
         """Raises UnknownModel, NoWorker, NamespaceMismatch, ContextExceeded or Overloaded.
 
-        The decision is recorded, refusals too.
+        Raises NoWorkerYet instead of any of them while the registry may lack live workers. The decision is recorded,
+        refusals too.
         """
-        with span("scheduler.place", attempt=call.attempt):
-            workers = self._workers(call.model)
-            cached = self._registry.cached_prefixes(call.block_hashes, workers)
-            hints = await self._ask_stores(call, workers, cached) if self._stores.any_answers else {}
-            # Workers come and go while a store is asked.
-            return self._place(call, self._workers(call.model), cached, hints)
+        try:
+            with span("scheduler.place", attempt=call.attempt):
+                workers = self._workers(call.model)
+                cached = self._registry.cached_prefixes(call.block_hashes, workers)
+                hints = await self._ask_stores(call, workers, cached) if self._stores.any_answers else {}
+                # Workers come and go while a store is asked.
+                return self._place(call, self._workers(call.model), cached, hints)
+        except MeshError as refusal_so_far:
+            complete_in = self._registry.complete_in
+            if not complete_in:
+                raise
+            raise NoWorkerYet(
+                f"this scheduler started less than a lease ago and may not know every worker yet "
+                f"({refusal_so_far.message}): retry",
+                retry_after_ms=min(MAX_YOUNG_RETRY_MS, math.ceil(1000 * complete_in)),
+            ) from refusal_so_far
 
     def _place(
         self,

@@ -96,7 +96,10 @@ class Worker:
 
 
 class Registry:
-    """Owns every worker record. `clock` counts seconds and never goes back."""
+    """Owns every worker record. `clock` counts seconds and never goes back.
+
+    For `gather_seconds` after it was made, workers of an earlier scheduler may be alive that it does not know yet.
+    """
 
     def __init__(
         self,
@@ -104,11 +107,13 @@ class Registry:
         lease_seconds: float,
         settle_seconds: float,
         limits: RegistryLimits | None = None,
+        gather_seconds: float = 0.0,
     ) -> None:
         self.lease_seconds = lease_seconds
         # Grows whenever a worker joins, leaves, or changes its state.
         self.version = 0
         self._clock = clock
+        self._complete_at = clock() + gather_seconds
         self._settle_seconds = settle_seconds
         self._limits = limits or RegistryLimits()
         self._workers: dict[str, Worker] = {}
@@ -191,6 +196,11 @@ class Registry:
     def serving_model(self, model: str) -> list[Worker]:
         """The live workers of a model, whatever their state, by id."""
         return [worker for worker in self.workers() if worker.identity.model == model]
+
+    @property
+    def complete_in(self) -> float:
+        """Seconds until every live worker must have reported to this registry; 0 once that time is over."""
+        return max(0.0, self._complete_at - self._clock())
 
     def knows_model(self, model: str) -> bool:
         """Whether any worker has served it."""

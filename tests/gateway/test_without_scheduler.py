@@ -1,10 +1,13 @@
 """Placement from the last snapshot, and its end."""
 
+import asyncio
+import time
+
 import grpc
 import pytest
 
 from gateway.config import DispatchConfig
-from mesh.errors import RemoteError
+from mesh.errors import NoWorkerYet, RemoteError
 from mesh.failures import from_rpc_error
 from tests.support.fake_decode import FakeDecodeWorker, oracle_tokens
 from tests.support.gateways import collect, ids_request, running_mesh
@@ -38,10 +41,40 @@ async def test_live_requests_outlive_the_scheduler() -> None:
 
 
 async def test_a_scheduler_that_hangs_is_done_without() -> None:
-    async with running_mesh(dispatch=DispatchConfig(place_seconds=0.2)) as mesh:
-        mesh.scheduler.place_seconds = 60.0
+    async with running_mesh(dispatch=DispatchConfig(answer_seconds=60.0, place_seconds=0.2)) as mesh:
+        mesh.scheduler.answer_seconds = 60.0
         answer = await collect(mesh, ids_request())
         assert answer.token_ids == oracle_tokens([5, 6, 7], 8)
+
+
+async def test_a_scheduler_that_hangs_costs_one_request_50_ms_and_the_others_nothing() -> None:
+    async with running_mesh(dispatch=DispatchConfig()) as mesh:
+        await collect(mesh, ids_request())
+        mesh.scheduler.answer_seconds = 60.0
+        start = time.monotonic()
+        for _ in range(10):
+            assert (await collect(mesh, ids_request())).token_ids == oracle_tokens([5, 6, 7], 8)
+        assert len(mesh.scheduler.queries) == 2
+        assert time.monotonic() - start < 1.0
+
+
+async def test_a_scheduler_that_answers_again_is_asked_again() -> None:
+    async with running_mesh(dispatch=DispatchConfig(answer_seconds=0.05, place_seconds=0.1)) as mesh:
+        mesh.scheduler.answer_seconds = 60.0
+        await collect(mesh, ids_request())
+        mesh.scheduler.answer_seconds = 0.0
+
+        before = len(mesh.scheduler.queries)
+        async with asyncio.timeout(5):
+            while len(mesh.scheduler.queries) == before:
+                await collect(mesh, ids_request())
+
+
+async def test_a_scheduler_that_does_not_know_its_workers_yet_is_done_without() -> None:
+    async with running_mesh() as mesh:
+        mesh.scheduler.refusals = [NoWorkerYet("none yet", retry_after_ms=1000) for _ in range(3)]
+        for _ in range(3):
+            assert (await collect(mesh, ids_request())).token_ids == oracle_tokens([5, 6, 7], 8)
 
 
 async def test_a_scheduler_that_fails_otherwise_is_believed() -> None:

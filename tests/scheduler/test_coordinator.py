@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from mesh.domain.workers import WorkerRole, WorkerState
-from mesh.errors import NoWorker, Overloaded, UnknownModel
+from mesh.errors import ContextExceeded, NoWorker, NoWorkerYet, Overloaded, UnknownModel
 from scheduler.admission import Objectives
 from scheduler.candidates import PlacementKnobs, Unreported
 from scheduler.coordinator import KEPT_CANDIDATES, Coordinator, PlacementCall
@@ -17,9 +17,9 @@ from tests.support.scheduling import ManualClock, make_identity, make_load, make
 class Scheduling:
     """A coordinator over a registry, in a time of its own."""
 
-    def __init__(self, **knobs: Any) -> None:
+    def __init__(self, gather_seconds: float = 0.0, **knobs: Any) -> None:
         self.clock = ManualClock()
-        self.registry = Registry(self.clock, lease_seconds=10.0, settle_seconds=0.25)
+        self.registry = Registry(self.clock, lease_seconds=10.0, settle_seconds=0.25, gather_seconds=gather_seconds)
         self.decisions = DecisionLog(100)
         self.coordinator = Coordinator(
             self.registry,
@@ -130,3 +130,20 @@ async def test_a_decision_remembers_the_best_of_many_candidates() -> None:
     assert len(terms) == KEPT_CANDIDATES
     assert terms[0].worker_id == chosen == "w02"
     assert all(term.rejection is None for term in terms)
+
+
+async def test_a_young_scheduler_refuses_nothing_for_good() -> None:
+    scheduling = Scheduling(gather_seconds=10.0)
+    with pytest.raises(NoWorkerYet) as none_known:
+        await scheduling.place()
+    assert none_known.value.retry_after_ms == 1000
+    scheduling.add_worker("small")
+    assert await scheduling.place() == "small"
+    scheduling.clock.now += 9.75
+    scheduling.add_worker("small")
+    with pytest.raises(NoWorkerYet) as too_long:
+        await scheduling.place(prompt_tokens=100_000)
+    assert too_long.value.retry_after_ms == 250
+    scheduling.clock.now += 0.25
+    with pytest.raises(ContextExceeded):
+        await scheduling.place(prompt_tokens=100_000)

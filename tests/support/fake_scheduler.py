@@ -25,7 +25,8 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
     refusals: list[MeshError] = field(default_factory=list)
     # Named in every placement.
     store: targets_pb2.StoreTarget | None = None
-    place_seconds: float = 0.0
+    # How long it takes for its first answer to any call but ReportOutcome.
+    answer_seconds: float = 0.0
     queries: list[scheduler_pb2.PlaceRequest] = field(default_factory=list)
     outcomes: list[scheduler_pb2.ReportOutcomeRequest] = field(default_factory=list)
     port: int = 0
@@ -49,7 +50,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
 
     async def Place(self, request: scheduler_pb2.PlaceRequest, context: Any) -> scheduler_pb2.PlaceResponse:
         self.queries.append(request)
-        await asyncio.sleep(self.place_seconds)
+        await asyncio.sleep(self.answer_seconds)
         if self.refusals:
             raise self.refusals.pop(0)
         decodes = self._targets(request, workers_pb2.WORKER_ROLE_DECODE)
@@ -66,6 +67,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         return scheduler_pb2.ReportOutcomeResponse()
 
     async def WatchWorkers(self, request: scheduler_pb2.WatchWorkersRequest, context: Any) -> Any:
+        await asyncio.sleep(self.answer_seconds)
         changed = asyncio.Event()
         self._changed.add(changed)
         try:

@@ -62,7 +62,7 @@ async def running_mesh(
     *workers: FakeDecodeWorker, texts: dict[str, ModelText] | None = None, **settings: Any
 ) -> AsyncIterator[Mesh]:
     """Scheduler, workers (one by default) and gateway; asserts at the end that nothing is left of any request."""
-    settings = {"dispatch": DispatchConfig(backoff_seconds=0.01, reattach_seconds=0.02), **settings}
+    settings = {"dispatch": DispatchConfig(backoff_seconds=0.01, reattach_seconds=0.02, answer_seconds=1.0), **settings}
     workers = workers or (FakeDecodeWorker(),)
     scheduler = FakeScheduler()
     async with AsyncExitStack() as stack:

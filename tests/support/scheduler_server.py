@@ -15,7 +15,8 @@ from scheduler.config import SchedulerConfig
 
 @asynccontextmanager
 async def running_scheduler(**config: Any) -> AsyncIterator[str]:
-    """A scheduler with that configuration; yields its endpoint."""
+    """A scheduler with that configuration; yields its endpoint. By default no scheduler was there before it."""
+    config["lease"] = {"gather_seconds": 0.0, **config.get("lease", {})}
     async with running(SchedulerConfig.model_validate({"server": {"drain_seconds": 0.5}, **config})) as server:
         yield server.endpoint
 

@@ -69,7 +69,9 @@ class SchedulerServiceServicer:
         ABORTED, after which the gateway places again with a higher attempt and the worker in `avoid_worker_ids`.
 
         NOT_FOUND            no worker ever served that model (UNKNOWN_MODEL)
-        UNAVAILABLE          no live worker serves it now (NO_WORKER)
+        UNAVAILABLE          no live worker serves it now (NO_WORKER); or this scheduler started less than a lease ago, does
+        not know every worker yet, and places the request on none of those it knows (NO_WORKER_YET),
+        with RetryInfo
         RESOURCE_EXHAUSTED   its predicted latency is over the objective, or there is no room (OVERLOADED), with RetryInfo
         INVALID_ARGUMENT     the prompt and max_tokens exceed every worker's context (CONTEXT_EXCEEDED)
         FAILED_PRECONDITION  the decode workers compute no prompts, and no prefill worker has their KV namespace
