@@ -64,6 +64,13 @@ class Catalog:
         listed = [ListedModel(name, limits, self._directory.serving(name)) for name, limits in models if limits]
         return [model for model in listed if model.workers]
 
+    def find(self, name: str) -> ListedModel:
+        """One of `listed`. Raises UnknownModel."""
+        found = next((model for model in self.listed() if model.name == name), None)
+        if found is None:
+            raise UnknownModel(f"no worker serves {name!r} now")
+        return found
+
 
 def load_texts(models: Sequence[ModelConfig]) -> dict[str, ModelText]:
     """Tokenizers and templates by served name. Raises ConfigError."""

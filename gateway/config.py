@@ -20,6 +20,8 @@ class HttpConfig(Config):
     # Fields of a request that we do not know: the request is refused, or they are left out and named in the header
     # x-deepmesh-ignored-fields of the answer.
     unknown_fields: Literal["refuse", "ignore"] = "refuse"
+    # Origins (https://example.com, or * for all) whose pages may call the API from a browser; by default none may.
+    cors_origins: tuple[str, ...] = ()
 
 
 class ModelConfig(Config):

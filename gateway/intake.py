@@ -35,6 +35,8 @@ HUGE_PROMPT = 100_000
 @dataclass(frozen=True, slots=True)
 class TextPrompt:
     text: str
+    # Put the model's beginning-of-sequence token before the text, if it wants one.
+    with_beginning: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +105,7 @@ class Intake:
         validate_stop_strings(ask.stop_strings)
         check_stop_token_ids(ask.stop_token_ids, limits.vocabulary_size)
         if ask.stop_strings and text.tokenizer is None:
-            raise _no_tokenizer(model, "stop")
+            raise no_tokenizer(model, "stop")
         with span("gateway.encode"):
             encoded = await self._encode(ask.prompt, model)
             max_tokens = completion_room(len(encoded.token_ids), ask.max_tokens, limits)
@@ -164,19 +166,20 @@ def _token_ids(
         check_token_ids(prompt.token_ids, limits.vocabulary_size, field="prompt")
         return array("I", prompt.token_ids), ReasoningStart.NONE
     if text.tokenizer is None:
-        raise _no_tokenizer(model, "prompt" if isinstance(prompt, TextPrompt) else "messages")
+        raise no_tokenizer(model, "prompt" if isinstance(prompt, TextPrompt) else "messages")
     if isinstance(prompt, TextPrompt):
         if not prompt.text:
             raise InvalidRequest("the prompt is empty: send at least one character", field="prompt")
         validate_text(prompt.text, field="prompt")
-        return array("I", text.tokenizer.encode_prompt(prompt.text)), ReasoningStart.NONE
+        encode = text.tokenizer.encode_prompt if prompt.with_beginning else text.tokenizer.encode
+        return array("I", encode(prompt.text)), ReasoningStart.NONE
     if text.chat is None:
         raise InvalidRequest(f"{model!r} has no chat template: send a raw prompt", field="messages")
     rendered = text.chat.render(prompt.messages, prompt.thinking)
     return array("I", rendered.token_ids), rendered.reasoning
 
 
-def _no_tokenizer(model: str, field: str) -> InvalidRequest:
+def no_tokenizer(model: str, field: str) -> InvalidRequest:
     return InvalidRequest(f"{model!r} is served without a tokenizer: send token ids", field=field)
 
 

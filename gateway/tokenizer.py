@@ -84,6 +84,10 @@ class Tokenizer:
         """A token by itself, for reports of log probabilities; special tokens by name."""
         return self._spelled(token_id).decode(errors="replace")
 
+    def spell(self, token_ids: Sequence[int]) -> str:
+        """The text that encodes to these tokens; special tokens by name."""
+        return b"".join(map(self._spelled, token_ids)).decode(errors="replace")
+
     def _spelled(self, token_id: int) -> bytes:
         control = self._control_text.get(token_id)
         if control is not None:

@@ -1,26 +1,36 @@
 """The OpenAI API over HTTP: its routes."""
 
 import time
+from importlib.metadata import version
 
 import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
+from gateway.catalog import ListedModel
+from gateway.config import HttpConfig
 from gateway.gateway import Gateway
-from gateway.openai.endpoint import Endpoint
+from gateway.openai.body import ClientGone
+from gateway.openai.docs_page import docs_page
+from gateway.openai.endpoint import IGNORED_FIELDS_HEADER, Endpoint
 from gateway.openai.errors import error_response, route_error
 from gateway.openai.format import ChatFormat, CompletionFormat
+from gateway.openai.openapi import document
 from gateway.openai.requests import ChatCompletionBody, CompletionBody
-from gateway.openai.responses import ModelBody, ModelList
+from gateway.openai.responses import Health, ModelBody, ModelList, Version
+from gateway.openai.tokens import TokenRoutes
 from mesh.errors import MeshError
+from mesh.interceptors import REQUEST_ID_KEY
 
 
 def application(gateway: Gateway) -> Starlette:
     """The ASGI application."""
-    routes = Routes(gateway)
+    routes, tokens = Routes(gateway), TokenRoutes(gateway)
     chat = Endpoint(gateway, ChatCompletionBody, ChatFormat)
     completions = Endpoint(gateway, CompletionBody, CompletionFormat)
     return Starlette(
@@ -28,15 +38,41 @@ def application(gateway: Gateway) -> Starlette:
             Route("/v1/chat/completions", chat, methods=["POST"]),
             Route("/v1/completions", completions, methods=["POST"]),
             Route("/v1/models", routes.models),
+            Route("/v1/models/{model:path}", routes.model),
+            Route("/tokenize", tokens.tokenize, methods=["POST"]),
+            Route("/detokenize", tokens.detokenize, methods=["POST"]),
+            Route("/version", routes.version),
             Route("/health", routes.health),
+            Route("/openapi.json", routes.openapi),
+            Route("/docs", routes.docs),
         ],
-        exception_handlers={HTTPException: route_error, MeshError: mesh_error},
+        middleware=_middleware(gateway.config.http),
+        exception_handlers={HTTPException: route_error, MeshError: mesh_error, ClientGone: client_gone},
     )
+
+
+def _middleware(config: HttpConfig) -> list[Middleware]:
+    if not config.cors_origins:
+        return []
+    return [
+        Middleware(
+            CORSMiddleware,
+            allow_origins=config.cors_origins,
+            allow_methods=("GET", "POST"),
+            allow_headers=("*",),
+            expose_headers=(REQUEST_ID_KEY, IGNORED_FIELDS_HEADER, "retry-after"),
+        )
+    ]
 
 
 async def mesh_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, MeshError)
     return error_response(error)
+
+
+async def client_gone(request: Request, error: Exception) -> Response:
+    """Nobody reads it; the status is the one that proxies log for this."""
+    return Response(status_code=499)
 
 
 class Routes:
@@ -45,17 +81,37 @@ class Routes:
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self._started_at = int(time.time())
+        self._document = document()
 
     async def models(self, request: Request) -> Response:
-        self._gateway.tenants.authenticate(request.headers.get("authorization"))
-        models = [
-            ModelBody(model.name, self._started_at, model.limits.context_tokens)
-            for model in self._gateway.catalog.listed()
-        ]
-        return Response(msgspec.json.encode(ModelList(models)), media_type="application/json")
+        self._authenticate(request)
+        return _json(ModelList([self._body(model) for model in self._gateway.catalog.listed()]))
+
+    async def model(self, request: Request) -> Response:
+        self._authenticate(request)
+        return _json(self._body(self._gateway.catalog.find(request.path_params["model"])))
+
+    async def version(self, request: Request) -> Response:
+        return _json(Version(version("deepmesh")))
 
     async def health(self, request: Request) -> Response:
         """200 while some worker accepts requests, 503 otherwise."""
         if self._gateway.available:
-            return JSONResponse({"status": "ok"})
-        return JSONResponse({"status": "no worker takes requests"}, status_code=503)
+            return _json(Health("ok"))
+        return _json(Health("no worker takes requests"), 503)
+
+    async def openapi(self, request: Request) -> Response:
+        return JSONResponse(self._document)
+
+    async def docs(self, request: Request) -> Response:
+        return HTMLResponse(docs_page(self._document))
+
+    def _authenticate(self, request: Request) -> None:
+        self._gateway.tenants.authenticate(request.headers.get("authorization"))
+
+    def _body(self, model: ListedModel) -> ModelBody:
+        return ModelBody(model.name, self._started_at, model.limits.context_tokens)
+
+
+def _json(body: msgspec.Struct, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(body), status, media_type="application/json")

@@ -1,6 +1,6 @@
 """What OpenAI's clients read, field by field."""
 
-from typing import Literal
+from typing import Generic, Literal, TypeVar
 
 from msgspec import UNSET, Struct, UnsetType
 
@@ -81,14 +81,17 @@ class CompletionChoice(Struct):
     token_ids: list[int] | UnsetType = UNSET
 
 
-class ResponseBody(Struct):
+ChoiceT = TypeVar("ChoiceT", ChatChoice, ChatChunkChoice, CompletionChoice)
+
+
+class ResponseBody(Struct, Generic[ChoiceT]):
     """A whole answer, or one chunk of it: they differ in `object` and in their choices."""
 
     id: str
     object: str
     created: int
     model: str
-    choices: list[ChatChoice] | list[ChatChunkChoice] | list[CompletionChoice]
+    choices: list[ChoiceT]
     # If the client asked for usage: null in every chunk but the last. Otherwise absent.
     usage: UsageBody | UnsetType | None = UNSET
 
@@ -104,6 +107,26 @@ class ModelBody(Struct):
 class ModelList(Struct):
     data: list[ModelBody]
     object: Literal["list"] = "list"
+
+
+class Version(Struct):
+    version: str
+
+
+class Health(Struct):
+    status: str
+
+
+class Tokenized(Struct):
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    # Each token by itself, if the client asked for them.
+    token_strs: list[str] | None = None
+
+
+class Detokenized(Struct):
+    prompt: str
 
 
 class ErrorDetail(Struct):

@@ -1,0 +1,75 @@
+"""Text to token ids and back, without generating anything."""
+
+from msgspec import Struct, json
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gateway.gateway import Gateway
+from gateway.intake import ChatPrompt, Prompt, TextPrompt, no_tokenizer
+from gateway.openai.body import read_body
+from gateway.openai.parsing import parse
+from gateway.openai.requests import Message, TemplateOptions
+from gateway.openai.responses import Detokenized, Tokenized
+from gateway.tokenizer import Tokenizer
+from mesh.domain.sampling import check_token_ids
+from mesh.errors import InvalidRequest
+
+
+class TokenizeBody(Struct, forbid_unknown_fields=True):
+    """A raw prompt, or messages for the chat template."""
+
+    model: str = ""
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    chat_template_kwargs: TemplateOptions | None = None
+    # Put the model's beginning-of-sequence token before a raw prompt, as a completion does.
+    add_special_tokens: bool = True
+    return_token_strs: bool = False
+
+    def to_prompt(self) -> Prompt:
+        if (self.prompt is None) == (self.messages is None):
+            raise InvalidRequest("send either prompt or messages", field="prompt")
+        if self.prompt is not None:
+            return TextPrompt(self.prompt, self.add_special_tokens)
+        thinking = self.chat_template_kwargs.thinking if self.chat_template_kwargs is not None else None
+        return ChatPrompt([message.to_chat(index) for index, message in enumerate(self.messages or ())], thinking)
+
+
+class DetokenizeBody(Struct, forbid_unknown_fields=True):
+    tokens: list[int]
+    model: str = ""
+
+
+class TokenRoutes:
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    async def tokenize(self, request: Request) -> Response:
+        body = parse(TokenizeBody, await self._content(request)).body
+        model = self._gateway.catalog.resolve(body.model)
+        token_ids = list(await self._gateway.intake.count(model, body.to_prompt()))
+        spelled = [self._tokenizer(model).token_text(each) for each in token_ids] if body.return_token_strs else None
+        context = self._gateway.catalog.limits(model).context_tokens
+        return _answer(Tokenized(len(token_ids), context, token_ids, spelled))
+
+    async def detokenize(self, request: Request) -> Response:
+        body = parse(DetokenizeBody, await self._content(request)).body
+        model = self._gateway.catalog.resolve(body.model)
+        check_token_ids(body.tokens, self._gateway.catalog.limits(model).vocabulary_size, field="tokens")
+        return _answer(Detokenized(self._tokenizer(model).spell(body.tokens)))
+
+    async def _content(self, request: Request) -> bytes:
+        """The body of a client that may call. Raises Unauthenticated, and what `read_body` raises."""
+        self._gateway.tenants.authenticate(request.headers.get("authorization"))
+        http = self._gateway.config.http
+        return await read_body(request.receive, http.body_bytes, http.body_seconds)
+
+    def _tokenizer(self, model: str) -> Tokenizer:
+        tokenizer = self._gateway.catalog.text(model).tokenizer
+        if tokenizer is None:
+            raise no_tokenizer(model, "tokens")
+        return tokenizer
+
+
+def _answer(body: Struct) -> Response:
+    return Response(json.encode(body), media_type="application/json")
