@@ -29,7 +29,8 @@ class Row(msgspec.Struct, frozen=True):
     """One request's part of a step: compute `token_ids` at positions start, start+1, ...
 
     The KV of positions below `start` is in `block_ids` already, or a batch launched before writes it; the step writes
-    the KV of its own tokens there.
+    the KV of its own tokens there. The last `drafts` tokens are guesses: the row draws a token after the one before
+    them and after each guess, and yields those up to the first that its guess does not equal.
     """
 
     token_ids: Sequence[int]
@@ -37,25 +38,40 @@ class Row(msgspec.Struct, frozen=True):
     # The block of each 64 positions, in order; covers at least [0, end). The engine gives its own array("i"), which
     # numpy and torch read as a buffer, and which it changes later: read it within `launch`.
     block_ids: Sequence[int]
-    # How to draw a token after the last one; None if the prompt goes on in a later step.
+    # How to draw; None if the prompt goes on in a later step.
     sampling: Sampling | None
-    # If set, `token_ids` is empty: the row computes the one token that this row of the batch launched before draws.
+    # If set, `token_ids` is empty: the row computes the last token that this row of the batch launched before yields,
+    # and the first `drafts` of its guesses. `start` is then where it begins if that row yields all that it can; for
+    # each token less it begins one earlier.
     follows: int | None = None
     # If `sampling` counts tokens. The host may not know the last of them, which the row follows.
     history: History | None = None
+    drafts: int = 0
 
     @property
     def tokens(self) -> int:
         """How many tokens the row computes."""
-        return len(self.token_ids) or 1
+        return len(self.token_ids) or 1 + self.drafts
 
     @property
     def end(self) -> int:
-        return self.start + (len(self.token_ids) or 1)
+        return self.start + (len(self.token_ids) or 1 + self.drafts)
+
+    @property
+    def draws(self) -> int:
+        """The most tokens that the row yields."""
+        return 0 if self.sampling is None else 1 + self.drafts
+
+    @property
+    def decodes(self) -> bool:
+        """Whether the row computes one token, and perhaps drafts behind it."""
+        return self.tokens == 1 + self.drafts
 
 
 class Batch(msgspec.Struct, frozen=True):
-    """Rows of one step: those of one token first (decode), then chunks of prompts. Without rows it is a dummy."""
+    """Rows of one step, by their number of tokens: those of one token and its drafts first (decode), then chunks of
+    prompts in any order. Without rows it is a dummy.
+    """
 
     step: int
     rows: Sequence[Row]
@@ -65,10 +81,13 @@ class Batch(msgspec.Struct, frozen=True):
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """The token drawn at position `row.end`, for one row with sampling."""
+    """What one row with sampling yields: the tokens behind `row.end - row.drafts`, one to `row.draws` of them."""
 
-    token_id: int
-    logprobs: Logprobs | None = None
+    token_ids: Sequence[int]
+    # One a token, if they were asked for.
+    logprobs: Sequence[Logprobs] | None = None
+    # Guesses of the tokens that come next.
+    drafts: Sequence[int] = ()
 
 
 class StepShape(msgspec.Struct, frozen=True):
@@ -80,13 +99,15 @@ class StepShape(msgspec.Struct, frozen=True):
     decode_only: bool = True
     # The ranks end before this step.
     stopping: bool = False
+    # How many tokens are guessed behind each that is drawn.
+    drafts: int = 0
 
 
 class Launched(Protocol):
     """A step on its way through a backend."""
 
     def draw(self) -> None:
-        """Draw a token for each row with sampling. To be called once, before the next launch."""
+        """Draw the tokens of each row with sampling. To be called once, before the next launch."""
         ...
 
     def collect(self) -> list[Sample | None]:
@@ -100,14 +121,16 @@ def shape_of(rows: Sequence[Row]) -> StepShape:
     return StepShape(sum(tokens), decode_only=max(tokens, default=1) == 1)
 
 
-def with_known_tokens(rows: Sequence[Row], previous: Sequence[Sample | None]) -> list[Row]:
-    """The rows with the tokens that they follow filled in, from the samples of the batch launched before."""
-    return [row if row.follows is None else _known(row, previous[row.follows]) for row in rows]
+def with_known_tokens(rows: Sequence[Row], previous: Sequence[Row], samples: Sequence[Sample | None]) -> Sequence[Row]:
+    """The rows with the tokens that they follow filled in, from the batch launched before and its samples."""
+    return [row if row.follows is None else _known(row, previous[row.follows], samples[row.follows]) for row in rows]
 
 
-def _known(row: Row, sample: Sample | None) -> Row:
+def _known(row: Row, followed: Row, sample: Sample | None) -> Row:
     assert sample is not None, "a row follows one that draws nothing"
-    return Row([sample.token_id], row.start, row.block_ids, row.sampling)
+    tokens = [*sample.token_ids[-1:], *sample.drafts[: row.drafts]]
+    start = row.start - (followed.draws - len(sample.token_ids))
+    return Row(tokens, start, row.block_ids, row.sampling, drafts=len(tokens) - 1)
 
 
 class Backend(Protocol):

@@ -16,7 +16,7 @@ from mesh.blocks import BLOCK_TOKENS
 
 
 class Schedulable(Protocol):
-    """What the batcher reads of a request. It plans for the most that rows in flight can bring."""
+    """What the batcher reads of a request. It plans for the most that rows in flight can bring, and for all drafts."""
 
     @property
     def arrival(self) -> tuple[int, int]:
@@ -25,6 +25,16 @@ class Schedulable(Protocol):
 
     @property
     def progress(self) -> Progress: ...
+
+    @property
+    def draws(self) -> int:
+        """While it decodes: how many tokens its next row computes, and yields at most."""
+        ...
+
+    @property
+    def needs_block(self) -> bool:
+        """Whether it decodes and its blocks have no room for its next row. One more block is enough."""
+        ...
 
     @property
     def is_pushed(self) -> bool:
@@ -37,7 +47,7 @@ RequestT = TypeVar("RequestT", bound=Schedulable)
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    # At least max_requests, so that every running request fits a step.
+    # At least one for each of max_requests and of its drafts, so that every running request fits a step.
     max_step_tokens: int
     max_requests: int
 
@@ -49,7 +59,8 @@ class Candidate(Generic[RequestT]):
     request: RequestT
     # Blocks of its prefix found in the pool; at least one token is left to compute.
     cached_blocks: Sequence[int]
-    # How many free blocks it would take: new ones for all its tokens, and cached ones that nobody holds.
+    # How many free blocks it would take: new ones for all its tokens and the drafts behind them, and cached ones that
+    # nobody holds.
     free_blocks_taken: int
     # It gets its blocks, and takes part in steps only when its KV has come from elsewhere.
     waits: bool = False
@@ -67,7 +78,7 @@ class StepPlan(Generic[RequestT]):
 
     preempted: list[RequestT]
     admitted: list[Candidate[RequestT]]
-    # Each computes one token.
+    # Each computes one token, and drafts behind it.
     decoding: list[RequestT]
     # Those of `decoding` that need one more block.
     growing: list[RequestT]
@@ -83,14 +94,14 @@ def plan_step(
     limits: Limits,
     suspended: int = 0,
 ) -> StepPlan[RequestT]:
-    """Decide one step: a token for every decoding request, then chunks of prompts, earliest and shortest first.
+    """Decide one step: a row for every decoding request, then chunks of prompts, earliest and shortest first.
 
     Requests in `decoding` have one token left to compute; those in `prompts` have more, and hold blocks for all their
     tokens; `suspended` more requests hold theirs, and wait for KV from elsewhere.
     `waiting` is in order of admission and may be lazy: it is read one request further than requests are admitted.
     `references[block]` says how many requests hold a block.
     """
-    growing = [request for request in decoding if request.progress.computed_at_most >= request.progress.covered]
+    growing = [request for request in decoding if request.needs_block]
     preempted: list[RequestT] = []
     if len(growing) > free_blocks:
         preempted, free_blocks = _preempt(decoding, prompts, free_blocks, references)
@@ -103,7 +114,7 @@ def plan_step(
         decoding = [request for request in decoding if request.arrival not in stalled]
         growing = growing[:free_blocks]
     free_blocks -= len(growing)
-    budget = limits.max_step_tokens - len(decoding)
+    budget = limits.max_step_tokens - sum(request.draws for request in decoding)
     chunks = _chunks(sorted(prompts, key=_order), budget)
     budget -= sum(chunk.tokens for chunk in chunks)
     admitted: list[Candidate[RequestT]] = []
@@ -118,7 +129,7 @@ def plan_step(
 def must_preempt(decoding: Sequence[Schedulable], free_blocks: int) -> bool:
     """Whether `plan_step` would take blocks from one request for another."""
     # Mostly there is a block for each of them.
-    return len(decoding) > free_blocks and sum(request.progress.needs_block for request in decoding) > free_blocks
+    return len(decoding) > free_blocks and sum(request.needs_block for request in decoding) > free_blocks
 
 
 def blocks_for(tokens: int) -> int:
@@ -135,7 +146,7 @@ def _preempt(
 ) -> tuple[list[RequestT], int]:
     """Latest arrivals first, until the others can grow or only the earliest is left. Returns them, and what is free."""
     running = sorted([*decoding, *prompts], key=lambda request: request.arrival)
-    needed = sum(request.progress.needs_block for request in running)
+    needed = sum(request.needs_block for request in running)
     dropped: Counter[int] = Counter()
     victims: list[RequestT] = []
     for victim in reversed(running[1:]):
@@ -144,7 +155,7 @@ def _preempt(
         if victim.is_pushed:
             continue
         victims.append(victim)
-        needed -= victim.progress.needs_block
+        needed -= victim.needs_block
         dropped.update(victim.progress.block_ids)
         # A block shared with a request that stays is not freed.
         free_blocks += sum(dropped[block] == references[block] for block in victim.progress.block_ids)

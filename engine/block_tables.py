@@ -22,9 +22,12 @@ class BlockTables:
         return self._pool.match_prefix(request.full_block_hashes(request.matchable_blocks))
 
     def fill(self, request: Request, cached: Sequence[int]) -> None:
-        """Give a request without blocks one for each of its tokens: `cached`, held already, then new ones."""
-        new_blocks = blocks_for(len(request.progress.token_ids)) - len(cached)
-        request.progress.matched(cached, self._pool.allocate(new_blocks))
+        """Give a request without blocks those of its tokens, `cached`, held already, then new ones."""
+        request.progress.matched(cached, self._pool.allocate(self.lacking(request, cached)))
+
+    def lacking(self, request: Request, cached: Sequence[int]) -> int:
+        """How many blocks a request without any needs beside the cached ones."""
+        return blocks_for(request.reach(len(request.progress.token_ids))) - len(cached)
 
     def grow(self, request: Request) -> None:
         """Add one block, for the tokens that the request generates."""

@@ -10,6 +10,9 @@ from mesh.config import Config
 from mesh.errors import ConfigError
 from transfer.config import TransferConfig
 
+# Beyond so many each step costs more than the last guess brings.
+MOST_DRAFTS = 5
+
 
 class OracleConfig(Config):
     """The engine without a model: each token is a function of the KV it reads, at a set pace."""
@@ -19,10 +22,22 @@ class OracleConfig(Config):
     # Time of one decode step, and the rate of prefill; 0 is as fast as possible.
     step_ms: float = Field(default=0.0, ge=0)
     prefill_tokens_per_second: float = Field(default=0.0, ge=0)
+    # The share of drafts that are right.
+    draft_accuracy: float = Field(default=0.8, ge=0, le=1)
     # Served under this name.
     model: str = "oracle"
     # Tokenizer and chat template, needed to serve text; the engine itself needs none.
     tokenizer_dir: Path | None = None
+
+
+class DraftsConfig(Config):
+    """Tokens are guessed behind each one that is drawn, and verified in the next step (speculative decoding).
+
+    A guess is accepted if it is the token that is drawn in its place, so that tokens do not depend on guesses.
+    """
+
+    # How many; 0 guesses none.
+    next_n: int = Field(default=0, ge=0, le=MOST_DRAFTS)
 
 
 class EngineConfig(Config):
@@ -74,6 +89,7 @@ class EngineConfig(Config):
     # How KV moves between this worker and others; none moves without it.
     transfer: TransferConfig | None = None
     oracle: OracleConfig = OracleConfig()
+    drafts: DraftsConfig = DraftsConfig()
 
     @model_validator(mode="after")
     def _model_has_a_directory(self) -> Self:
@@ -86,6 +102,13 @@ class EngineConfig(Config):
         if self.max_requests > self.max_step_tokens:
             raise ValueError(
                 "engine.max_step_tokens must be at least engine.max_requests: lower one or raise the other"
+            )
+        if self.drafts.next_n and self.backend == "model":
+            raise ValueError("engine.drafts.next_n: only engine.backend=oracle guesses tokens so far")
+        if self.max_requests * (1 + self.drafts.next_n) > self.max_step_tokens:
+            raise ValueError(
+                "engine.max_step_tokens must be at least engine.max_requests * (1 + engine.drafts.next_n):"
+                " each running request computes one token and its drafts in a step"
             )
         return self
 
@@ -110,6 +133,16 @@ class ResolvedEngineConfig:
     decode_graphs: bool
     warm_up: bool
     kv_memory_fraction: float
+
+
+def launches_ahead(config: EngineConfig, asynchronous: bool) -> bool:
+    """Settle `overlap` for a backend whose device computes while the host does other things, or does not.
+
+    A model's drafts come back to the host before the step that verifies them.
+    """
+    if config.overlap == "auto":
+        return asynchronous and not config.drafts.next_n
+    return config.overlap == "on"
 
 
 def resolve(config: EngineConfig, hardware: Hardware) -> ResolvedEngineConfig:

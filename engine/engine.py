@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from engine.agreement import Agreement, OneRank
 from engine.batch import Backend, Row, Sample
 from engine.batcher import Candidate, Limits
-from engine.config import EngineConfig
+from engine.config import EngineConfig, launches_ahead
 from engine.kv_pool import BlockPool
 from engine.load import LoadMeter
 from engine.moves.transfers import Transfers
@@ -64,8 +64,8 @@ class Engine:
         self._request_limits = RequestLimits(self.context_tokens, backend.vocabulary_size)
         self.pool = BlockPool(backend.total_blocks)
         self._meter = LoadMeter()
-        overlap = config.overlap == "on" or (config.overlap == "auto" and backend.asynchronous)
-        self._pipeline = StepPipeline(backend, overlap, clock, self._meter)
+        self._pipeline = StepPipeline(backend, launches_ahead(config, backend.asynchronous), clock, self._meter)
+        self._most_drafts = config.drafts.next_n
         transfer = config.transfer or TransferConfig()
         self.transfers = Transfers(agent, self.pool, backend.namespace.layers, transfer, self._meter)
         limits = Limits(config.max_step_tokens, config.max_requests)
@@ -84,7 +84,8 @@ class Engine:
 
     def submit(self, submit: Submit) -> None:
         assert submit.key not in self._requests
-        request = make_request(submit, self._backend.eos_token_ids, (self._pipeline.steps, self._submitted))
+        arrival = self._pipeline.steps, self._submitted
+        request = make_request(submit, self._backend.eos_token_ids, arrival, self._most_drafts)
         try:
             check(submit, self._request_limits)
             self.transfers.check(submit)
@@ -113,7 +114,9 @@ class Engine:
         if request is None:
             return
         request.cached_tokens, request.store_cached_tokens = message.cached_tokens, message.store_cached_tokens
-        output = next_output(request, Sample(message.token_id, message.logprobs))
+        output = next_output(
+            request, Sample([message.token_id], None if message.logprobs is None else [message.logprobs])
+        )
         request.progress.received(output.token_ids)
         self._report.outputs.append(output)
         if output.finish is None:
@@ -141,7 +144,7 @@ class Engine:
         work = self._plan()
         if on_admitted is not None:
             on_admitted()
-        shape = self._agreement.agree(work.shape(self._stopping))
+        shape = self._agreement.agree(work.shape(self._stopping, self._most_drafts))
         if shape.stopping:
             self.stopped = True
             return None
@@ -207,7 +210,7 @@ class Engine:
     def _commit(self, request: Request, row: Row, sample: Sample | None) -> None:
         progress = request.progress
         if request.ended:
-            progress.committed(row.tokens, sample is not None, ())
+            progress.committed(row.tokens, row.draws, ())
             self._release_ended(request)
             return
         output = None
@@ -215,7 +218,7 @@ class Engine:
             progress.committed(row.tokens, 0, ())
         else:
             output = next_output(request, sample)
-            progress.committed(row.tokens, 1, output.token_ids)
+            progress.committed(row.tokens, row.draws, output.token_ids, sample.drafts)
             self._report.outputs.append(output)
         if progress.computed // BLOCK_TOKENS > progress.registered_blocks:
             self._schedule.register(request)
@@ -223,7 +226,8 @@ class Engine:
             self.transfers.on_computed(request, progress.computed)
         if output is not None and output.finish is not None:
             self._meter.observe_finished(len(progress.token_ids) - request.prompt_tokens)
-            if output.finish is FinishReason.STOP:
+            # Without drafts a request left the steps when the row of its last token was launched.
+            if output.finish is FinishReason.STOP or request.most_drafts:
                 self._schedule.withdraw(request)
             self._close(request)
 

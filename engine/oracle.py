@@ -6,12 +6,15 @@ misplaced or duplicated KV therefore gives other tokens: at once for a wrong blo
 
 At temperature 0 the token depends on nothing else; above 0 on (seed, e) too. All else of sampling (top_p, top_k, min_p,
 penalties, logit_bias) is ignored: a token must say nothing but which KV was read.
+
+Its drafts are the tokens that it would draw, some of them changed. Which ones depends on the position and the token.
 """
 
 import time
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import islice
 from math import log
 from operator import mul
 
@@ -19,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.batch import Batch, Row, Sample, StepShape, with_known_tokens
-from engine.config import EngineConfig
+from engine.config import MOST_DRAFTS, EngineConfig
 from mesh.blocks import BLOCK_TOKENS
 from mesh.domain.outputs import Logprobs
 from mesh.domain.sampling import Sampling
@@ -87,13 +90,15 @@ class OracleBackend:
         self.cells: Words = np.zeros(self.total_blocks * BLOCK_TOKENS, np.uint64)
         self._powers = _powers(BASE, config.max_step_tokens)
         # These scale a chunk's tokens, and weigh a prefix's blocks.
-        longest = max(config.max_step_tokens, self.context_tokens // BLOCK_TOKENS + 1)
+        longest = max(config.max_step_tokens, (self.context_tokens + MOST_DRAFTS) // BLOCK_TOKENS + 1)
         self._inverse_powers = _powers(INVERSE_BASE, longest)
         self._step_seconds = oracle.step_ms / 1000.0
         self._prefill_tokens_per_second = oracle.prefill_tokens_per_second
         self._clock = clock
         self._sleep = sleep
-        # What the batch launched last drew.
+        self._draft_accuracy = oracle.draft_accuracy
+        # The batch launched last, and what it drew.
+        self._rows: Sequence[Row] = []
         self._samples: list[Sample | None] = []
 
     def kv_memory(self) -> HostMemory:
@@ -102,37 +107,39 @@ class OracleBackend:
     def launch(self, batch: Batch, shape: StepShape) -> "OracleStep":
         """Writes the tokens' KV right away; a dummy computes nothing, in no time."""
         started = self._clock()
-        rows = with_known_tokens(batch.rows, self._samples)
-        single = next((index for index, row in enumerate(rows) if len(row.token_ids) > 1), len(rows))
+        rows = with_known_tokens(batch.rows, self._rows, self._samples)
+        decoding = next((index for index, row in enumerate(rows) if not row.decodes), len(rows))
         layout = _Layout(rows)
-        if single:
-            self._write_tokens(rows[:single], layout)
-        for index in range(single, len(rows)):
+        if decoding:
+            self._write_decoding(rows[:decoding], layout)
+        for index in range(decoding, len(rows)):
             self._write_chunk(rows[index], index, layout)
-        return OracleStep(partial(self._draw, rows, layout, started + self._pace(rows, single)))
+        self._rows = batch.rows
+        return OracleStep(partial(self._draw, rows, layout, shape.drafts, started + self._pace(rows, decoding)))
 
-    def _draw(self, rows: Sequence[Row], layout: "_Layout", ends: float) -> list[Sample | None]:
+    def _draw(self, rows: Sequence[Row], layout: "_Layout", drafts: int, ends: float) -> list[Sample | None]:
         """Returns no sooner than the pace allows: at `ends` by the clock."""
-        self._samples = self._draw_samples(rows, layout)
+        self._samples = self._draw_samples(rows, layout, drafts)
         remaining = ends - self._clock()
         if remaining > 0:
             self._sleep(remaining)
         return self._samples
 
-    def _pace(self, rows: Sequence[Row], single: int) -> float:
-        """Seconds this step takes: a decode step if there are rows of one token, and the time of the chunks."""
-        seconds = self._step_seconds if single else 0.0
+    def _pace(self, rows: Sequence[Row], decoding: int) -> float:
+        """Seconds this step takes: a decode step if there are rows that decode, and the time of the chunks."""
+        seconds = self._step_seconds if decoding else 0.0
         if self._prefill_tokens_per_second:
-            seconds += sum(len(row.token_ids) for row in rows[single:]) / self._prefill_tokens_per_second
+            seconds += sum(len(row.token_ids) for row in rows[decoding:]) / self._prefill_tokens_per_second
         return seconds
 
-    def _write_tokens(self, rows: Sequence[Row], layout: "_Layout") -> None:
-        """Write rows of one token, which come first in a batch, all at once."""
-        which = np.arange(len(rows))
-        starts = layout.starts[: len(rows)]
-        previous = self.cells[layout.cells(which, np.maximum(starts - 1, 0))] * (starts > 0)
-        mixed = _mix(np.array([row.token_ids[0] for row in rows], np.uint64))
-        self.cells[layout.cells(which, starts)] = previous * np.uint64(BASE) + mixed
+    def _write_decoding(self, rows: Sequence[Row], layout: "_Layout") -> None:
+        """Write rows of one token and its drafts, which come first in a batch: the first token of all, the second..."""
+        for column in range(max(len(row.token_ids) for row in rows)):
+            which = np.array([index for index, row in enumerate(rows) if len(row.token_ids) > column])
+            positions = layout.starts[which] + column
+            previous = self.cells[layout.cells(which, np.maximum(positions - 1, 0))] * (positions > 0)
+            mixed = _mix(np.array([rows[index].token_ids[column] for index in which], np.uint64))
+            self.cells[layout.cells(which, positions)] = previous * np.uint64(BASE) + mixed
 
     def _write_chunk(self, row: Row, index: int, layout: "_Layout") -> None:
         count = len(row.token_ids)
@@ -142,29 +149,57 @@ class OracleBackend:
             scaled[:1] += self.cells[layout.cells(which, np.array([row.start - 1]))] * np.uint64(BASE)
         self.cells[layout.cells(which, np.arange(row.start, row.end))] = np.cumsum(scaled) * self._powers[:count]
 
-    def _draw_samples(self, rows: Sequence[Row], layout: "_Layout") -> list[Sample | None]:
+    def _draw_samples(self, rows: Sequence[Row], layout: "_Layout", drafts: int) -> list[Sample | None]:
         samples: list[Sample | None] = [None] * len(rows)
-        which = [index for index, row in enumerate(rows) if row.sampling is not None]
-        if not which:
+        drawing = [index for index, row in enumerate(rows) if row.sampling is not None]
+        if not drawing:
             return samples
-        samplings = [row.sampling for row in rows if row.sampling is not None]
-        ends = layout.ends[which]
-        tokens = _draw_tokens(self._read(np.array(which), ends, layout), ends, samplings, self.vocabulary_size)
-        for index, token, sampling in zip(which, tokens, samplings, strict=True):
-            if sampling.top_logprobs is None:
-                samples[index] = Sample(token)
-            else:
-                samples[index] = Sample(token, _logprobs(token, sampling.top_logprobs, self.vocabulary_size))
+        # A row draws after its last token that is no draft, and after each draft.
+        which = [index for index in drawing for _ in range(rows[index].draws)]
+        ends = np.array([rows[index].end - left for index in drawing for left in range(rows[index].drafts, -1, -1)])
+        samplings = [_sampling(rows[index]) for index in which]
+        drawn = iter(_draw_tokens(self._read(np.array(which), ends, layout), ends, samplings, self.vocabulary_size))
+        yielded = {index: _yielded(rows[index], list(islice(drawn, rows[index].draws))) for index in drawing}
+        guesses = self._guess(rows, yielded, drafts, layout)
+        for index, token_ids in yielded.items():
+            logprobs = _logprobs(token_ids, _sampling(rows[index]).top_logprobs, self.vocabulary_size)
+            samples[index] = Sample(token_ids, logprobs, guesses[index])
         return samples
 
-    def _read(self, which: Indices, ends: Indices, layout: "_Layout") -> Words:
-        """The state that each row's token is drawn from: one cell of each full block and the last, weighted."""
+    def _guess(
+        self, rows: Sequence[Row], yielded: Mapping[int, Sequence[int]], drafts: int, layout: "_Layout"
+    ) -> Mapping[int, Sequence[int]]:
+        """By row, the tokens that will be drawn behind the yielded ones, some of them changed."""
+        if not drafts:
+            return dict.fromkeys(yielded, ())
+        which, samplings = np.array(list(yielded)), [_sampling(rows[index]) for index in yielded]
+        # Of the last token of each row; its cell is not written yet.
+        positions = layout.ends[which] + [len(tokens) - 1 - rows[index].drafts for index, tokens in yielded.items()]
+        cells = self.cells[layout.cells(which, positions - 1)]
+        tokens = [tokens[-1] for tokens in yielded.values()]
+        columns = []
+        for _ in range(drafts):
+            cells = cells * np.uint64(BASE) + _mix(np.array(tokens, np.uint64))
+            positions = positions + 1
+            tokens = _draw_tokens(
+                self._read(which, positions, layout, cells), positions, samplings, self.vocabulary_size
+            )
+            columns.append(_change_some(tokens, positions, 1.0 - self._draft_accuracy, self.vocabulary_size))
+        return dict(zip(yielded, zip(*columns, strict=True), strict=True))
+
+    def _read(self, which: Indices, ends: Indices, layout: "_Layout", last_cells: Words | None = None) -> Words:
+        """The state that each row's token is drawn from: one cell of each full block and the last, weighted.
+
+        last_cells: read in place of those of the last tokens, which are not written yet.
+        """
         counts = (ends >> BLOCK_SHIFT) + 1
         last = np.cumsum(counts) - 1
         order = np.arange(last[-1] + 1) - np.repeat(last + 1 - counts, counts)
         positions = (order << BLOCK_SHIFT) + np.repeat(ends & BLOCK_MASK, counts)
-        positions[last] = ends - 1
+        positions[last] = ends - 1 if last_cells is None else 0
         cells = self.cells[layout.cells(np.repeat(which, counts), positions)]
+        if last_cells is not None:
+            cells[last] = last_cells
         return np.add.reduceat(cells * self._inverse_powers[order], last + 1 - counts)
 
 
@@ -235,7 +270,30 @@ def _draw_tokens(states: Words, positions: Indices, samplings: Sequence[Sampling
     return tokens
 
 
-def _logprobs(token_id: int, alternatives: int, vocabulary_size: int) -> Logprobs:
+def _yielded(row: Row, drawn: Sequence[int]) -> Sequence[int]:
+    """The drawn tokens up to the first whose draft was another."""
+    guesses = row.token_ids[len(row.token_ids) - row.drafts :]
+    accepted = next((index for index in range(row.drafts) if guesses[index] != drawn[index]), row.drafts)
+    return drawn[: accepted + 1]
+
+
+def _change_some(tokens: Sequence[int], positions: Indices, share: float, vocabulary_size: int) -> list[int]:
+    """This share of the tokens replaced by others: which ones depends on the token and its position."""
+    values = np.array(tokens, np.uint64)
+    points = (_mix(values ^ _mix(positions.astype(np.uint64))) >> np.uint64(11)) * 2.0**-53
+    changed: list[int] = ((values + (points < share).astype(np.uint64)) % np.uint64(vocabulary_size)).tolist()
+    return changed
+
+
+def _logprobs(token_ids: Sequence[int], alternatives: int | None, vocabulary_size: int) -> list[Logprobs] | None:
     """A fixed distribution: the token drawn has probability 1/2, the ids after it 1/4, 1/8, ..."""
-    top = [(token_id + rank) % vocabulary_size for rank in range(min(alternatives, vocabulary_size))]
-    return Logprobs(-log(2), top, [-log(2) * (rank + 1) for rank in range(len(top))])
+    if alternatives is None:
+        return None
+    count = min(alternatives, vocabulary_size)
+    tops = [[(token_id + rank) % vocabulary_size for rank in range(count)] for token_id in token_ids]
+    return [Logprobs(-log(2), top, [-log(2) * (rank + 1) for rank in range(count)]) for top in tops]
+
+
+def _sampling(row: Row) -> Sampling:
+    assert row.sampling is not None
+    return row.sampling

@@ -1,5 +1,7 @@
 """Outputs of one request."""
 
+from collections.abc import Sequence
+
 from engine.batch import Sample
 from engine.protocol.messages import Output, Refusal
 from engine.request import Request
@@ -8,18 +10,24 @@ from mesh.errors import MeshError
 
 
 def next_output(request: Request, sample: Sample) -> Output:
-    """A drawn token, not committed yet, which may be the request's last."""
-    position, token_id = len(request.progress.token_ids), sample.token_id
-    finish: FinishReason | None = None
-    if token_id in request.stop_token_ids:
-        finish = FinishReason.STOP
-    elif position + 1 == request.limit:
-        finish = FinishReason.LENGTH
-    logprobs = None if sample.logprobs is None else [sample.logprobs]
-    output = Output(request.key, position, [token_id], logprobs, None, finish)
+    """Drawn tokens, not committed yet, up to the one that ends the request, if that is among them."""
+    position = len(request.progress.token_ids)
+    count, finish = _wanted(request, sample.token_ids)
+    logprobs = None if sample.logprobs is None else [*sample.logprobs[:count]]
+    output = Output(request.key, position, [*sample.token_ids[:count]], logprobs, None, finish)
     if position == request.prompt_tokens:
         output.cached_tokens, output.store_cached_tokens = request.cached_tokens, request.store_cached_tokens
     return output
+
+
+def _wanted(request: Request, token_ids: Sequence[int]) -> tuple[int, FinishReason | None]:
+    """How many of the next tokens the request takes, and how it ends with the last of them."""
+    for count, token_id in enumerate(token_ids, start=1):
+        if token_id in request.stop_token_ids:
+            return count, FinishReason.STOP
+    assert len(request.progress.token_ids) + len(token_ids) <= request.limit
+    reached = len(request.progress.token_ids) + len(token_ids) == request.limit
+    return len(token_ids), FinishReason.LENGTH if reached else None
 
 
 def cancelled(request: Request) -> Output:

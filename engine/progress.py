@@ -26,6 +26,7 @@ class Progress:
         computed_at_most: the same with all that rows in flight write.
         rows_in_flight: how many rows of steps that are not collected belong to the request.
         drawing_row: if tokens are in flight, the latest comes from this row of the step launched last.
+        drafts: guesses of the tokens behind `token_ids`, for a row that follows none in flight.
         block_ids: the block table, in order of position, 64 tokens a block; an array, so that backends can read it as a
             buffer. Empty while the request waits.
         covered: tokens that the block table has room for.
@@ -37,6 +38,7 @@ class Progress:
         "computed",
         "computed_at_most",
         "covered",
+        "drafts",
         "drawing_row",
         "registered_blocks",
         "rows_in_flight",
@@ -50,17 +52,13 @@ class Progress:
         self.tokens_at_least = self.tokens_at_most = len(self.token_ids)
         self.rows_in_flight = 0
         self.drawing_row: int | None = None
+        self.drafts: Sequence[int] = ()
         self._forget()
 
     @property
     def left(self) -> int:
         """Tokens to compute before the next one can be drawn: 1 while the request decodes."""
         return self.tokens_at_most - self.computed_at_most
-
-    @property
-    def needs_block(self) -> bool:
-        """Whether the next token computed has no block yet."""
-        return self.computed_at_most >= self.covered
 
     def matched(self, cached: Sequence[int], new: Sequence[int]) -> None:
         """The request holds blocks for all its tokens: `cached` has the KV of the leading ones, `new` is empty."""
@@ -106,8 +104,8 @@ class Progress:
             self.drawing_row = index
         assert self.computed_at_most <= self.covered
 
-    def committed(self, computes: int, draws: int, token_ids: Sequence[int]) -> None:
-        """The earliest row in flight, which was launched with these bounds, has yielded these tokens.
+    def committed(self, computes: int, draws: int, token_ids: Sequence[int], drafts: Sequence[int] = ()) -> None:
+        """The earliest row in flight, which was launched with these bounds, has yielded these tokens and guesses.
 
         Without tokens it drew none, or nobody wants them any more.
         """
@@ -116,6 +114,7 @@ class Progress:
         if not draws:
             return
         self.token_ids += token_ids
+        self.drafts = drafts
         tokens = len(token_ids)
         if tokens != 1:
             self.tokens_at_least += tokens - 1
@@ -132,6 +131,7 @@ class Progress:
 
     def _forget(self) -> None:
         self.block_ids = array("i")
+        self.drafts = ()
         self.covered = 0
         self.computed = self.computed_at_most = 0
         self.registered_blocks = 0

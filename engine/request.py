@@ -25,6 +25,8 @@ class Request:
     # Generation ends with one of these.
     stop_token_ids: frozenset[int]
     sampling: Sampling
+    # The most tokens that are guessed behind each that it draws; 0 if its tokens are drawn one by one.
+    most_drafts: int
     # For the rows that draw; None if `sampling` counts no tokens.
     history: History | None
     # Root of its chain of block hashes.
@@ -55,6 +57,31 @@ class Request:
     def will_end(self) -> bool:
         """Whether it ends with the rows in flight at the latest: no step takes it on again."""
         return self.progress.tokens_at_least >= self.limit
+
+    @property
+    def draws(self) -> int:
+        """While it decodes, the most tokens that its next row yields; 0 if rows in flight may bring its last."""
+        if not self.most_drafts:
+            return 1
+        progress = self.progress
+        in_flight = progress.tokens_at_least > len(progress.token_ids)
+        drafts = self.most_drafts if in_flight else len(progress.drafts)
+        return min(1 + drafts, self.limit - progress.tokens_at_most)
+
+    @property
+    def needs_block(self) -> bool:
+        """While it decodes, whether its next row computes, or guesses behind, a token that has no block yet."""
+        progress = self.progress
+        if not self.most_drafts:
+            return progress.computed_at_most >= progress.covered
+        return progress.left == 1 and self.reach(progress.computed_at_most + self.draws) > progress.covered
+
+    def reach(self, tokens: int) -> int:
+        """How many tokens need room in its blocks when `tokens` of them are computed: drafts behind them count too.
+
+        The last token of a request is never computed.
+        """
+        return max(tokens, min(tokens + self.most_drafts, self.limit - 1))
 
     @property
     def is_pushed(self) -> bool:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 
-from engine.batcher import Candidate, Limits, StepPlan, blocks_for, must_preempt, plan_step
+from engine.batcher import Candidate, Limits, StepPlan, must_preempt, plan_step
 from engine.block_tables import BlockTables
 from engine.kv_pool import BlockPool
 from engine.request import Request
@@ -62,14 +62,16 @@ class Schedule:
 
         `suspended` requests are admitted and wait for KV from elsewhere. An admitted request takes part once `run`.
         """
+        # Rows in flight may bring the last tokens of some: they go on if it turns out that they did not.
+        decoding = [request for request in self._running.decoding if request.draws]
         plan = plan_step(
-            self._running.decoding,
+            decoding,
             self._running.prompts,
             self._candidates(),
             self._pool.free_blocks,
             self._pool.references,
             self._limits,
-            suspended,
+            suspended + len(self._running.decoding) - len(decoding),
         )
         for request in plan.preempted:
             self._preempt(request)
@@ -99,7 +101,7 @@ class Schedule:
     def _candidates(self) -> Iterator[Candidate[Request]]:
         for request in self._waiting:
             cached = self._block_tables.match(request)
-            new_blocks = blocks_for(len(request.progress.token_ids)) - len(cached)
+            new_blocks = self._block_tables.lacking(request, cached)
             waits = self._would_wait(request, len(cached))
             yield Candidate(request, cached, new_blocks + self._pool.free_among(cached), waits)
 

@@ -103,7 +103,8 @@ def _consecutive_blocks(texts: Sequence[Sequence[int]]) -> Iterator[list[int]]:
 
 def _logprob(sample: Sample | None, token_id: int) -> float:
     assert sample is not None and sample.logprobs is not None
-    return sample.logprobs.top_logprobs[sample.logprobs.top_token_ids.index(token_id)]
+    (logprobs,) = sample.logprobs
+    return logprobs.top_logprobs[logprobs.top_token_ids.index(token_id)]
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from engine.request import Request
 
 
 class StepWork(msgspec.Struct, frozen=True):
-    """What one step computes: the next token of `decoding`, then chunks of prompts."""
+    """What one step computes: the next token of `decoding` with its drafts, then chunks of prompts."""
 
     decoding: Sequence[Request] = ()
     chunks: Sequence[Chunk[Request]] = ()
@@ -22,32 +22,45 @@ class StepWork(msgspec.Struct, frozen=True):
     def prompt_tokens(self) -> int:
         return sum(chunk.tokens for chunk in self.chunks)
 
-    def shape(self, stopping: bool) -> StepShape:
-        """What this rank proposes to launch."""
-        decode_only = all(chunk.tokens == 1 for chunk in self.chunks)
-        return StepShape(len(self.decoding) + self.prompt_tokens, decode_only, stopping)
+    def shape(self, stopping: bool, drafts: int) -> StepShape:
+        """What this rank proposes to launch. drafts: how many tokens are guessed behind each that is drawn."""
+        tokens = sum(request.draws for request in self.decoding)
+        decode_only = tokens == len(self.decoding) and all(chunk.tokens == 1 for chunk in self.chunks)
+        return StepShape(tokens + self.prompt_tokens, decode_only, stopping, drafts)
 
     def launch_rows(self) -> tuple[list[Request], list[Row]]:
         """The step's requests and the row of each, which from now on are in flight.
 
         A chunk of one token is computed as a decode row is, so it comes before longer ones.
         """
-        chunks = sorted(self.chunks, key=lambda chunk: chunk.tokens > 1)
-        requests = [*self.decoding, *(chunk.request for chunk in chunks)]
-        rows = [_launch_decode_row(request, index) for index, request in enumerate(self.decoding)]
-        rows += [_launch_chunk_row(chunk, index) for index, chunk in enumerate(chunks, len(rows))]
-        return requests, rows
+        short: list[Request | Chunk[Request]] = [*self.decoding, *(chunk for chunk in self.chunks if chunk.tokens == 1)]
+        work = [*sorted(short, key=_tokens), *(chunk for chunk in self.chunks if chunk.tokens > 1)]
+        requests = [each.request if isinstance(each, Chunk) else each for each in work]
+        return requests, [_launch_row(each, index) for index, each in enumerate(work)]
+
+
+def _tokens(work: Request | Chunk[Request]) -> int:
+    """How many tokens the row computes."""
+    return work.tokens if isinstance(work, Chunk) else work.draws
+
+
+def _launch_row(work: Request | Chunk[Request], index: int) -> Row:
+    return _launch_chunk_row(work, index) if isinstance(work, Chunk) else _launch_decode_row(work, index)
 
 
 def _launch_decode_row(request: Request, index: int) -> Row:
-    """Row `index` of the next step: the request's last token, which may be in flight itself."""
-    progress = request.progress
+    """Row `index` of the next step: the request's last token, which may be in flight itself, and drafts behind it."""
+    progress, draws = request.progress, request.draws
     start, token_ids = progress.computed_at_most, progress.token_ids
+    sampling, history, drafts = request.sampling, request.history, draws - 1
     if progress.tokens_at_least > len(token_ids):
-        row = Row((), start, progress.block_ids, request.sampling, progress.drawing_row, request.history)
+        row = Row((), start, progress.block_ids, sampling, progress.drawing_row, history, drafts)
+    elif drafts:
+        known = [token_ids[-1], *progress.drafts[:drafts]]
+        row = Row(known, start, progress.block_ids, sampling, history=history, drafts=drafts)
     else:
-        row = Row(token_ids[-1:], start, progress.block_ids, request.sampling, history=request.history)
-    progress.launched(1, 1, index)
+        row = Row(token_ids[-1:], start, progress.block_ids, sampling, history=history)
+    progress.launched(draws, draws, index)
     return row
 
 

@@ -35,7 +35,9 @@ def check(submit: Submit, limits: RequestLimits) -> None:
         )
 
 
-def make_request(submit: Submit, eos_token_ids: frozenset[int], arrival: tuple[int, int]) -> Request:
+def make_request(
+    submit: Submit, eos_token_ids: frozenset[int], arrival: tuple[int, int], most_drafts: int = 0
+) -> Request:
     """`eos_token_ids`: the model's own; `arrival`: the arrival batch, and the order within it."""
     request, stop = submit.request, submit.request.stop
     eos = frozenset() if stop.ignore_eos else eos_token_ids
@@ -49,6 +51,7 @@ def make_request(submit: Submit, eos_token_ids: frozenset[int], arrival: tuple[i
         limit=len(request.token_ids) + stop.max_tokens,
         stop_token_ids=eos.union(stop.token_ids),
         sampling=request.sampling,
+        most_drafts=most_drafts,
         history=History(submit.key, given, progress.token_ids) if request.sampling.counts_tokens else None,
         root=root_hash(request.cache_salt),
         arrival=arrival,

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from engine.batcher import blocks_for
 from engine.kv_pool import BlockPool
 from engine.protocol.messages import LandingOpened
 from engine.request import Request
@@ -44,9 +45,9 @@ class Landings:
         return len(self._awaited)
 
     def begin(self, request: Request) -> LandingOpened:
-        """Open a landing for the request's blocks, without those that it found in the pool."""
+        """Open a landing for the blocks of the request's prompt, without those that it found in the pool."""
         held = request.progress.registered_blocks
-        blocks = list(request.progress.block_ids[held:])
+        blocks = list(request.progress.block_ids[held : blocks_for(request.prompt_tokens)])
         self._pool.acquire(blocks)
         ticket = self._agent.open_landing(
             blocks, request.prompt_tokens, request.attempt, self._deadline_seconds, request.sender_slot_bytes

@@ -91,7 +91,10 @@ class PendingSamples:
             index: Logprobs(logprob=chosen, top_token_ids=ids[:count], top_logprobs=values[:count])
             for (index, count), (chosen, ids, values) in zip(self._asked.items(), ordered, strict=True)
         }
-        return [Sample(token_id, by_row.get(index)) for index, token_id in enumerate(token_ids.tolist())]
+        return [
+            Sample([token_id], [by_row[index]] if index in by_row else None)
+            for index, token_id in enumerate(token_ids.tolist())
+        ]
 
 
 def _sampling(row: Row) -> Sampling:

@@ -31,9 +31,10 @@ def prompt(length: int, seed: int = 0) -> list[int]:
     return random.Random(seed).choices(range(VOCABULARY_SIZE), k=length)
 
 
-async def test_hundreds_of_requests_of_two_gateways_get_exactly_their_tokens() -> None:
+@pytest.mark.parametrize("next_n", [0, 3])
+async def test_hundreds_of_requests_of_two_gateways_get_exactly_their_tokens(next_n: int) -> None:
     async with (
-        running_worker() as running,
+        running_worker(engine={"drafts": {"next_n": next_n}}) as running,
         gateway_client(running.endpoint, "a") as first,
         gateway_client(running.endpoint, "b") as second,
     ):

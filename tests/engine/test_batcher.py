@@ -15,6 +15,15 @@ class Request:
     arrival: tuple[int, int]
     progress: Progress
     is_pushed: bool = False
+    # Tokens of its next row, and drafts behind it.
+    draws: int = 1
+    most_drafts: int = 0
+
+    @property
+    def needs_block(self) -> bool:
+        progress = self.progress
+        row = self.draws + self.most_drafts if progress.left == 1 else 0
+        return progress.computed_at_most + row > progress.covered
 
 
 def request_of(arrival: tuple[int, int], tokens: int, computed: int = 0, block_ids: Sequence[int] = ()) -> Request:

@@ -60,6 +60,9 @@ def test_quantized_weights_are_refused_in_float32() -> None:
         (["backend=model"], "model_dir"),
         (["backend=oracle", "max_requests=100", "max_step_tokens=99"], "max_step_tokens must be at least"),
         (["backend=oracle", "max_request=1"], "max_request"),
+        (["backend=oracle", "drafts.next_n=6"], "next_n"),
+        (["backend=oracle", "drafts.next_n=3", "max_step_tokens=255"], r"max_requests \* \(1 \+ engine.drafts.next_n"),
+        (["backend=model", "model_dir=checkpoint", "drafts.next_n=1"], "only engine.backend=oracle guesses"),
     ],
 )
 def test_a_wrong_configuration_names_what_is_wrong(overrides: list[str], problem: str) -> None:

@@ -86,6 +86,16 @@ def test_sampled_tokens_do_not_depend_on_where_the_prompt_was_computed() -> None
     assert served(pair, prompt, sampling=sampling) == oracle_tokens(prompt, 20, VOCABULARY, sampling)
 
 
+@pytest.mark.parametrize("length", [63, 64, 65, 127, 128])
+@pytest.mark.parametrize("next_n", [1, 5])
+def test_a_request_is_decoded_with_drafts_wherever_its_prompt_was_computed(length: int, next_n: int) -> None:
+    pair = make_pair(rng_of(length), decode={"drafts": {"next_n": next_n}})
+    prompt = prompt_of(length)
+    assert served(pair, prompt, 70) == oracle_tokens(prompt, 70, VOCABULARY)
+    assert list(pair.landings.values()) == [1]
+    assert_nothing_moves(pair)
+
+
 @pytest.mark.parametrize("stops", [True, False])
 def test_a_request_that_ends_with_its_first_token_gives_up_its_landing(stops: bool) -> None:
     pair = make_pair(rng_of())
@@ -176,6 +186,7 @@ def fill_store(pair: Pair, prompt: list[int]) -> None:
     layerwise_tokens=st.sampled_from([64, 128, 1 << 30]),
     failure_probability=st.sampled_from([0.0, 0.0, 0.1]),
     cancel_probability=st.sampled_from([0.0, 0.1]),
+    next_n=st.sampled_from([0, 0, 2, 5]),
 )
 def test_in_any_order_of_events_tokens_are_right_and_everything_comes_back(
     seed: int,
@@ -185,15 +196,16 @@ def test_in_any_order_of_events_tokens_are_right_and_everything_comes_back(
     layerwise_tokens: int,
     failure_probability: float,
     cancel_probability: float,
+    next_n: int,
 ) -> None:
     rng = rng_of(seed)
     pair = make_pair(
         rng,
         backend_type,
         max_requests=max_requests,
-        max_step_tokens=rng.choice([64, 200]),
+        max_step_tokens=max(rng.choice([64, 200]), max_requests * (1 + next_n)),
         layerwise_tokens=layerwise_tokens,
-        decode={"total_blocks": total_blocks},
+        decode={"total_blocks": total_blocks, "drafts": {"next_n": next_n}},
         prefill={"total_blocks": rng.randint(5, 24)},
     )
     pair.fabric.failure_probability = failure_probability

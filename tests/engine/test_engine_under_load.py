@@ -102,6 +102,13 @@ def test_two_thousand_requests_get_their_tokens(prefix_cache: bool, ahead: bool)
     check_run(traffic, seed=1, total_blocks=400, max_requests=64, prefix_cache=prefix_cache, ahead=ahead)
 
 
+@pytest.mark.parametrize("ahead", [True, False])
+@pytest.mark.parametrize("next_n", [1, 3])
+def test_drafts_change_no_token_of_two_thousand_requests(next_n: int, ahead: bool) -> None:
+    traffic = Traffic(2000, longest_prompt=300, most_tokens=60, cancel_probability=0.1, stop_tokens=20)
+    check_run(traffic, seed=6, total_blocks=150, max_requests=64, drafts={"next_n": next_n}, ahead=ahead)
+
+
 def test_cancelled_requests_disturb_nobody() -> None:
     traffic = Traffic(1000, longest_prompt=300, most_tokens=60, cancel_probability=0.3)
     check_run(traffic, seed=2, total_blocks=200, max_requests=32)
@@ -140,6 +147,8 @@ def test_shared_prefixes_are_found() -> None:
     ahead=st.booleans(),
     # Most tokens that another rank computes in a step; 0 if there is no other.
     beside=st.sampled_from([0, 1, 100]),
+    next_n=st.integers(0, 5),
+    draft_accuracy=st.sampled_from([0.0, 0.7, 1.0]),
 )
 def test_any_small_engine_serves_any_traffic(
     seed: int,
@@ -150,6 +159,8 @@ def test_any_small_engine_serves_any_traffic(
     stop_tokens: int,
     ahead: bool,
     beside: int,
+    next_n: int,
+    draft_accuracy: float,
 ) -> None:
     others = Others(random.Random(seed).choices([0, beside], k=10_000))
     traffic = Traffic(
@@ -160,7 +171,9 @@ def test_any_small_engine_serves_any_traffic(
         seed,
         total_blocks=total_blocks,
         max_requests=max_requests,
-        max_step_tokens=max_step_tokens,
+        max_step_tokens=max(max_step_tokens, max_requests * (1 + next_n)),
         ahead=ahead,
         others=others,
+        drafts={"next_n": next_n},
+        oracle={"draft_accuracy": draft_accuracy},
     )

@@ -32,7 +32,7 @@ def continue_with(
         (sample,) = execute(backend, Batch(step, [Row(tokens[start:], start, blocks, sampling)]))
         assert sample is not None
         start = len(tokens)
-        tokens.append(sample.token_id)
+        tokens.append(sample.token_ids[0])
     return tokens[len(prompt) :]
 
 
@@ -61,7 +61,7 @@ def test_rows_of_a_batch_do_not_disturb_one_another() -> None:
     tables = [[0, 1], [2, 3], [4, 5, 6]]
     rows = [Row(prompt, 0, table, GREEDY) for prompt, table in zip(prompts, tables, strict=True)]
     samples = execute(backend, Batch(0, rows))
-    assert [[sample.token_id] for sample in samples if sample] == [
+    assert [sample.token_ids for sample in samples if sample] == [
         oracle_tokens(prompt, 1, VOCABULARY) for prompt in prompts
     ]
 
@@ -127,11 +127,11 @@ def test_logprobs_are_a_distribution_led_by_the_token_drawn() -> None:
     row = Row(prompt_of(5), 0, [0], Sampling(top_logprobs=3))
     (sample,) = execute(backend_of(), Batch(0, [row]))
     assert sample is not None
-    assert isinstance(sample.logprobs, Logprobs)
-    assert sample.logprobs.top_token_ids[0] == sample.token_id
-    assert sample.logprobs.logprob == sample.logprobs.top_logprobs[0]
-    assert len(set(sample.logprobs.top_token_ids)) == 3
-    assert np.exp(sample.logprobs.top_logprobs).sum() < 1
+    assert sample.logprobs is not None and isinstance(sample.logprobs[0], Logprobs)
+    assert sample.logprobs[0].top_token_ids[0] == sample.token_ids[0]
+    assert sample.logprobs[0].logprob == sample.logprobs[0].top_logprobs[0]
+    assert len(set(sample.logprobs[0].top_token_ids)) == 3
+    assert np.exp(sample.logprobs[0].top_logprobs).sum() < 1
 
 
 def paced_backend() -> tuple[OracleBackend, list[float]]:

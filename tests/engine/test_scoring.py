@@ -43,7 +43,7 @@ class CountingBackend:
         assert len(set(owned)) == len(owned), "two texts share a block"
         assert all(0 <= block < self.total_blocks for block in owned)
         self.most_rows = max(self.most_rows, len(batch.rows))
-        return CountedStep([Sample(0, self._logprobs(row.token_ids[-1])) for row in batch.rows])
+        return CountedStep([Sample([0], [self._logprobs(row.token_ids[-1])]) for row in batch.rows])
 
     def _logprobs(self, previous: int) -> Logprobs:
         order = sorted(range(VOCABULARY), key=lambda token_id: -((previous + token_id) % 7))
@@ -97,7 +97,7 @@ def prefilled_logprob(backend_dir: Path, text: Sequence[int], position: int) -> 
     backend = model_backend(backend_dir)
     (sample,) = execute(backend, Row(text[:position], 0, range(8), Sampling(top_logprobs=backend.vocabulary_size)))
     assert sample is not None and sample.logprobs is not None
-    return dict(zip(sample.logprobs.top_token_ids, sample.logprobs.top_logprobs, strict=True))[text[position]]
+    return dict(zip(sample.logprobs[0].top_token_ids, sample.logprobs[0].top_logprobs, strict=True))[text[position]]
 
 
 async def test_the_model_scores_a_text_as_its_prefill_would(tmp_path: Path) -> None:

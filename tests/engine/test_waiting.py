@@ -13,6 +13,7 @@ def request(batch: int, position: int) -> Request:
         limit=2,
         stop_token_ids=frozenset(),
         sampling=Sampling(),
+        most_drafts=0,
         history=None,
         root=b"",
         arrival=(batch, position),

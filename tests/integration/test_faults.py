@@ -28,7 +28,8 @@ FAST_LEASES = ("scheduler.lease.seconds=2", "decode.grace_seconds=2", "gateway.l
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def mesh() -> AsyncIterator[ProcessMesh]:
-    settings = oracle_settings(**{"oracle.step_ms": 5})
+    # As fast as a step of 5 ms without drafts.
+    settings = oracle_settings(**{"oracle.step_ms": 12, "drafts.next_n": 2})
     async with process_mesh(workers=2, settings=(*settings, *FAST_LEASES)) as running:
         yield running
 

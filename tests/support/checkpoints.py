@@ -58,7 +58,7 @@ def generate(
     while True:
         (sample,) = samples
         assert sample is not None
-        tokens.append(sample.token_id)
+        tokens.append(sample.token_ids[0])
         if len(tokens) == len(prompt) + count:
             return tokens[len(prompt) :]
         samples = execute(backend, prompt_row(tokens, len(tokens) - 1, len(tokens), blocks))

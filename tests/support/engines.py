@@ -93,12 +93,12 @@ class Others:
         if not self._tokens:
             return proposal
         tokens = self._tokens.pop(0)
-        return StepShape(max(proposal.tokens, tokens), proposal.decode_only and tokens <= 1)
+        return StepShape(max(proposal.tokens, tokens), proposal.decode_only and tokens <= 1, drafts=proposal.drafts)
 
 
 def oracle_engine(*, ahead: bool = False, others: "Others | None" = None, **settings: Any) -> Engine:
     """ahead: steps are launched before the one before is collected; others: ranks that this one keeps step with."""
-    config = oracle_config(**settings)
+    config = oracle_config(**{"overlap": "on" if ahead else "off", **settings})
     backend = DeferredOracle(config) if ahead else OracleBackend(config)
     return Engine(config, backend, time.monotonic, agreement=others)
 

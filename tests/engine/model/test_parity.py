@@ -85,7 +85,8 @@ CONFIGURATIONS = [pytest.param(value, id=name) for name, value in NAMED.items()]
 
 def token_of(sample: Sample | None) -> int:
     assert sample is not None
-    return sample.token_id
+    (token_id,) = sample.token_ids
+    return token_id
 
 
 @pytest.mark.parametrize("overrides", CONFIGURATIONS)
@@ -152,7 +153,7 @@ def test_a_cached_prefix_of_another_request_serves_as_ones_own(checkpoint: Path,
     prompt = shared + random_prompt(50, seed=2)
     (sample,) = execute(backend, prompt_row(prompt, 128, len(prompt), [5, 6, 11]))
     assert sample is not None
-    assert_greedy(oracle, prompt, [sample.token_id])
+    assert_greedy(oracle, prompt, [sample.token_ids[0]])
 
 
 def test_a_mixed_step_draws_for_every_row_what_it_draws_alone(checkpoint: Path, oracle: DeepseekV3ForCausalLM) -> None:
@@ -164,7 +165,7 @@ def test_a_mixed_step_draws_for_every_row_what_it_draws_alone(checkpoint: Path, 
     first = [execute(backend, prompt_row(prompts[index], 0, lengths[index], blocks[index]))[0] for index in (0, 1)]
     assert execute(backend, prompt_row(prompts[2], 0, 70, blocks[2], last=False)) == [None]
     rows = [
-        Row([sample.token_id], lengths[index], blocks[index][: lengths[index] // 64 + 1], GREEDY)
+        Row([sample.token_ids[0]], lengths[index], blocks[index][: lengths[index] // 64 + 1], GREEDY)
         for index, sample in enumerate(first)
         if sample is not None
     ]
@@ -190,7 +191,7 @@ def test_many_requests_in_one_batch_decode_as_they_do_alone(checkpoint: Path, or
         starts = [len(row) for row in tokens]
         for row, sample in zip(tokens, execute(backend, *rows), strict=True):
             assert sample is not None
-            row.append(sample.token_id)
+            row.append(sample.token_ids[0])
     for prompt, row in zip(requests, tokens, strict=True):
         assert_greedy(oracle, prompt, row[len(prompt) :])
 
@@ -201,6 +202,6 @@ def test_logprobs_are_the_oracles(checkpoint: Path, oracle: DeepseekV3ForCausalL
     (sample,) = execute(model_backend(checkpoint), row)
     expected = oracle_logits(oracle, prompt)[-1].log_softmax(0).topk(4)
     assert sample is not None and sample.logprobs is not None
-    assert sample.logprobs.top_token_ids == expected.indices.tolist()
-    assert sample.logprobs.top_logprobs == pytest.approx(expected.values.tolist(), abs=1e-4)
-    assert sample.logprobs.logprob == sample.logprobs.top_logprobs[0]
+    assert sample.logprobs[0].top_token_ids == expected.indices.tolist()
+    assert sample.logprobs[0].top_logprobs == pytest.approx(expected.values.tolist(), abs=1e-4)
+    assert sample.logprobs[0].logprob == sample.logprobs[0].top_logprobs[0]

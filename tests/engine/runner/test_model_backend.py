@@ -90,7 +90,7 @@ def first_logprobs(backend: ModelBackend, prompt: list[int], chunk: int) -> torc
     (sample,) = execute(backend, last)
     assert sample is not None and sample.logprobs is not None
     found = torch.empty(backend.vocabulary_size)
-    found[sample.logprobs.top_token_ids] = torch.tensor(sample.logprobs.top_logprobs)
+    found[sample.logprobs[0].top_token_ids] = torch.tensor(sample.logprobs[0].top_logprobs)
     return found
 
 
@@ -117,8 +117,8 @@ def test_sampling_depends_on_seed_and_position_and_not_on_the_batch(tmp_path: Pa
     backend = model_backend(tiny_checkpoint(tmp_path))
     prompt = random_prompt(20)
     rows = [Row(prompt, 0, [block], Sampling(temperature=2.0, seed=seed)) for block, seed in enumerate([1, 2, 1, 3, 4])]
-    together = [sample.token_id for sample in execute(backend, *rows) if sample is not None]
-    alone = [sample.token_id for row in rows for sample in execute(backend, row) if sample is not None]
+    together = [sample.token_ids[0] for sample in execute(backend, *rows) if sample is not None]
+    alone = [sample.token_ids[0] for row in rows for sample in execute(backend, row) if sample is not None]
     assert together == alone
     assert together[0] == together[2] and len(set(together)) > 1
 

@@ -56,7 +56,7 @@ def test_a_backend_needs_no_checkpoint_for_them(tmp_path: Path) -> None:
     config = EngineConfig(model_dir=write_config(tmp_path), random_weights=True, device="cpu", total_blocks=4)
     backend = ModelBackend(resolve(config, Hardware(cuda_devices=0, free_memory_bytes=1 << 30)))
     (sample,) = execute(backend, Batch(0, [Row([5, 6, 7], 0, [1], Sampling())]))
-    assert sample is not None and 0 <= sample.token_id < backend.vocabulary_size
+    assert sample is not None and 0 <= sample.token_ids[0] < backend.vocabulary_size
 
 
 def test_no_random_integer_is_one_that_quantizers_do_not_write() -> None:

@@ -1,0 +1,101 @@
+"""Requests whose rows yield several tokens, on the oracle backend: the same tokens in fewer steps."""
+
+from typing import Any
+
+import pytest
+
+from engine.config import DraftsConfig, EngineConfig, OracleConfig, launches_ahead
+from engine.engine import Engine
+from engine.oracle import oracle_tokens
+from mesh.domain.sampling import Sampling
+from tests.support.engines import VOCABULARY, Transcript, assert_at_rest, oracle_engine, prompt_of, submit_of
+
+PROMPT = prompt_of(100)
+
+
+def drafting_engine(next_n: int, accuracy: float = 1.0, **settings: Any) -> Engine:
+    return oracle_engine(drafts={"next_n": next_n}, oracle={"draft_accuracy": accuracy}, total_blocks=32, **settings)
+
+
+def run(engine: Engine, max_tokens: int, **settings: Any) -> Transcript:
+    engine.submit(submit_of(1, PROMPT, max_tokens, **settings))
+    transcript = Transcript().run(engine)
+    assert_at_rest(engine)
+    return transcript
+
+
+def yields(transcript: Transcript) -> list[int]:
+    return [len(output.token_ids) for step in transcript.steps for output in step.outputs]
+
+
+@pytest.mark.parametrize("next_n", [1, 3, 5])
+def test_right_drafts_make_each_step_yield_all_of_them(next_n: int) -> None:
+    transcript = run(drafting_engine(next_n), 2 + 6 * (1 + next_n))
+    assert yields(transcript) == [1, *[1 + next_n] * 6, 1]
+
+
+def test_wrong_drafts_bring_one_token_a_step() -> None:
+    assert yields(run(drafting_engine(3, accuracy=0.0), 20)) == [1] * 20
+
+
+def test_tokens_behind_a_wrong_draft_are_not_taken() -> None:
+    transcript = run(drafting_engine(4, accuracy=0.6), 200)
+    assert set(yields(transcript)) == {1, 2, 3, 4, 5}
+    assert transcript.token_ids[1] == oracle_tokens(PROMPT, 200, VOCABULARY)
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+@pytest.mark.parametrize("max_tokens", range(1, 16))
+def test_no_token_follows_the_last_one_wanted(max_tokens: int, ahead: bool) -> None:
+    transcript = run(drafting_engine(4, ahead=ahead), max_tokens)
+    assert transcript.token_ids[1] == oracle_tokens(PROMPT, max_tokens, VOCABULARY)
+    assert transcript.ends[1].finish == "length"
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+@pytest.mark.parametrize("last", range(12))
+def test_a_stop_token_among_accepted_drafts_ends_the_request(last: int, ahead: bool) -> None:
+    expected = oracle_tokens(PROMPT, 12, VOCABULARY)[: last + 1]
+    transcript = run(drafting_engine(4, ahead=ahead), 100, stop_token_ids=expected[-1:])
+    assert transcript.token_ids[1] == expected
+    assert transcript.ends[1].finish == "stop"
+
+
+def test_each_accepted_token_has_its_log_probabilities() -> None:
+    transcript = run(drafting_engine(3), 21, sampling=Sampling(temperature=1.0, seed=4, top_logprobs=2))
+    tokens = transcript.token_ids[1]
+    assert [position.top_token_ids[0] for position in transcript.logprobs[1]] == tokens
+    assert tokens == oracle_tokens(PROMPT, 21, VOCABULARY, Sampling(temperature=1.0, seed=4))
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+@pytest.mark.parametrize("next_n", [1, 5])
+def test_a_request_as_long_as_the_pool_completes(next_n: int, ahead: bool) -> None:
+    engine = oracle_engine(drafts={"next_n": next_n}, total_blocks=3, ahead=ahead)
+    engine.submit(submit_of(1, PROMPT, 92))
+    assert Transcript().run(engine).token_ids[1] == oracle_tokens(PROMPT, 92, VOCABULARY)
+    assert_at_rest(engine)
+
+
+def test_a_step_keeps_within_its_tokens() -> None:
+    engine = oracle_engine(
+        drafts={"next_n": 3}, oracle={"draft_accuracy": 1.0}, max_requests=16, max_step_tokens=64, total_blocks=99
+    )
+    for key in range(16):
+        engine.submit(submit_of(key, prompt_of(20, key), 50))
+    transcript = Transcript().run(engine)
+    assert max(sum(len(output.token_ids) for output in step.outputs) for step in transcript.steps) <= 64
+    assert all(transcript.token_ids[key] == oracle_tokens(prompt_of(20, key), 50, VOCABULARY) for key in range(16))
+
+
+def test_generated_blocks_are_the_chain_of_the_tokens() -> None:
+    plain, drafting = (run(oracle_engine(drafts={"next_n": next_n}), 150) for next_n in (0, 4))
+    stored = [[block for step in transcript.steps for block in step.stored_blocks] for transcript in (plain, drafting)]
+    assert stored[0] == stored[1]
+
+
+def test_steps_are_launched_ahead_with_drafts_only_if_that_is_asked_for() -> None:
+    drafting = EngineConfig(backend="oracle", oracle=OracleConfig(), drafts=DraftsConfig(next_n=1), max_step_tokens=128)
+    assert not launches_ahead(drafting, asynchronous=True)
+    assert launches_ahead(drafting.model_copy(update={"overlap": "on"}), asynchronous=False)
+    assert launches_ahead(EngineConfig(backend="oracle"), asynchronous=True)
