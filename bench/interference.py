@@ -35,11 +35,11 @@ from bench.meshes.processes import pin
 from bench.meshes.timed_generation import TimedGeneration, generate
 
 MESHES = {"pd": 1, "ifb": 0}
-# Until every stream has its first tokens.
+# Wait until every stream has its first tokens.
 SETTLE_SECONDS = 2.0
 QUIET_SECONDS = 3.0
 STREAM_PROMPT_TOKENS = 64
-# More than fit any measurement, and with the prompt less than the context.
+# More tokens than any measurement takes; with the prompt they fit the context.
 STREAM_TOKENS = 16_000
 
 
@@ -129,7 +129,7 @@ async def run(options: Options, log: Path, console: Console) -> dict[str, list[M
     measured: dict[str, list[Measurement]] = {name: [] for name in MESHES}
     for repeat in range(options.repeats):
         for name, prefill in MESHES.items():
-            # Prompts go where the mesh is made to send them, not where they would be answered soonest.
+            # The mesh sends prompts where the comparison wants them, not where they would be answered soonest.
             settings = ("decode.can_prefill=false",) if prefill else ()
             async with model_mesh(log, prefill=prefill, settings=settings) as mesh:
                 measurement = await measure(mesh, options, rng)

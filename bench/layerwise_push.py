@@ -25,7 +25,7 @@ from bench.meshes.model_mesh import FIRST_TOKEN, LAST_TOKEN, model_mesh
 from bench.meshes.timed_generation import generate
 
 LAYERWISE_TOKENS = {"layerwise": 64, "whole": 1 << 20}
-# KV of a prompt that warms both workers up.
+# Tokens of a prompt that warms both workers up.
 WARMUP_TOKENS = 512
 
 

@@ -27,7 +27,7 @@ from bench.meshes.timed_generation import TimedGeneration, generate
 from mesh.blocks import BLOCK_TOKENS
 
 ENDING_TOKENS = 32
-# Offers go out off the token path.
+# Offers leave outside the token path: wait for them.
 OFFER_SECONDS = 1.0
 CASES = ("recomputed", "pool", "store")
 
@@ -47,7 +47,7 @@ class Answer:
 
 async def run(options: Options, log: Path, console: Console) -> dict[str, list[Answer]]:
     rng = random.Random(options.seed)
-    # Room for two such prompts: the next ones push a prefix out.
+    # Room for two such prompts, so that the next ones push a prefix out.
     blocks = 2 * (-(-options.prefix_tokens // BLOCK_TOKENS) + 2)
     settings = [f"{role}.engine.total_blocks={blocks}" for role in ("prefill", "decode")]
     settings.append("decode.can_prefill=false")

@@ -59,7 +59,7 @@ class AnswerLog:
         if len(entries) > 1:
             self._take(entries, settings)
         else:
-            # Nothing was answered, whatever the settings were.
+            # Nothing was answered yet, so the settings do not matter.
             self._file.truncate(0)
             self._write(_Header(dict(settings)))
 

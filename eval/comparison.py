@@ -16,14 +16,14 @@ class Difference:
     group: str
     first: Score
     second: Score
-    # Both were asked the same problems, so that each is compared with itself; else only the shares are.
+    # Whether both were asked the same problems: then each problem is compared with itself, else only shares are.
     paired: bool
-    # Solved by one alone; None where the problems differ.
+    # Problems that only one of them solved; None if they were asked different problems.
     only_first: int | None
     only_second: int | None
-    # That the two are equally good.
+    # Probability of such a difference if the two are equally good.
     p: float
-    # The same, given that so many groups are looked at; that of all questions stands alone.
+    # The same after Holm's correction for the number of groups; all questions together are not corrected.
     family_p: float
 
 

@@ -99,7 +99,7 @@ class Endpoint:
         return self._model
 
     async def chat(self, prompt: str, max_tokens: int, sampling: Sampling) -> Completion:
-        """The whole answer to one user message. Raises InvalidRequest where the endpoint refuses this request,
+        """The whole answer to one user message. Raises InvalidRequest if the endpoint refuses this request,
         EndpointUnavailable where it answers none."""
         body = {
             "model": self._model,
@@ -122,7 +122,7 @@ class Endpoint:
         )
 
     async def text_logprobs(self, text: str) -> list[float] | None:
-        """The natural log of each token's probability after those before it, where the endpoint echoes prompts with
+        """The natural log of each token's probability after those before it, if the endpoint echoes prompts with
         them; None where it does not."""
         body = {"model": self._model, "prompt": text, "max_tokens": 1, "echo": True, "logprobs": 1, "temperature": 0}
         try:

@@ -25,7 +25,7 @@ class Configuration:
     settings: tuple[str, ...] = ()
 
 
-# A technique is one more line. The first is what the others are compared with.
+# A new technique is one more line. The others are compared with the first.
 CONFIGURATIONS = (
     Configuration("bf16", "bf16"),
     Configuration("FP8 weights", "fp8"),

@@ -19,15 +19,15 @@ class EvalOptions(Config):
     # By default the first model that the endpoint lists.
     served_model: str | None = None
     api_key: str | None = Field(default=None, repr=False)
-    # Of that mesh, such as "decode.engine.dtype=bfloat16".
+    # Settings of that mesh, such as "decode.engine.dtype=bfloat16".
     settings: tuple[str, ...] = ()
 
     suite: SuiteName = "short"
-    # Of each short task, and of each long task and length.
+    # Problems of each short task, and of each long task at each length.
     problems: int = Field(default=SHORT_PROBLEMS, ge=1)
     long_problems: int = Field(default=LONG_PROBLEMS, ge=1)
     seed: int = Field(default=0, ge=0)
-    # Of an answer with its reasoning; by default what the suite's solutions take at most.
+    # Tokens of an answer with its reasoning; by default the most that the suite's solutions take.
     max_tokens: int | None = Field(default=None, ge=1)
     # 0 is greedy; above it every question is sampled with a seed of its own.
     temperature: float = Field(default=0.0, ge=0)
@@ -35,7 +35,7 @@ class EvalOptions(Config):
 
     # Questions in flight at once.
     concurrency: int = Field(default=16, ge=1)
-    # Of one answer: a slow endpoint computes all those in flight before the last of them.
+    # Seconds for one answer; a slow endpoint computes all answers in flight before the last of them.
     timeout_s: float = Field(default=3600.0, gt=0)
     # Answers, the mesh's log and the result lie here; by default out/eval/<what>-<suite>.
     out: Path | None = None

@@ -8,7 +8,7 @@ from eval.answers import AnswerLog, DocumentScore
 from eval.endpoint import Endpoint
 
 NOT_OFFERED = "not offered by this endpoint (it does not echo prompts with their log probabilities)"
-# Few texts are longer, and a token at a time these would take longer than all others together.
+# Few texts are longer. Scored token by token, those few would take longer than all others together.
 LONGEST_CHARACTERS = 2000
 
 

@@ -22,7 +22,8 @@ INSTRUCTIONS = (
 EXAMPLES = (0, 0, 1, 2, 4, 6, 10, 16)
 # Characters of a document: log-normal, half of them longer than the median.
 MEDIAN_DOCUMENT, DOCUMENT_SIGMA, LONGEST_DOCUMENT = 5000, 0.8, 24_000
-# Of the requests: the next turn of an earlier conversation, a question about a document, else a new conversation.
+# Shares of the requests that are the next turn of an earlier conversation, or a question about a document; the others
+# begin a conversation.
 FOLLOW_UP_SHARE, DOCUMENT_SHARE = 0.35, 0.15
 LIVE_CONVERSATIONS, MOST_TURNS = 64, 5
 # An answer may take as many tokens as its solution has under a small vocabulary.

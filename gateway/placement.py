@@ -49,7 +49,7 @@ class AttemptReport:
     outcome: Outcome
     output_tokens: int
     cached_tokens: int
-    # Of this attempt, in milliseconds; 0 if it did not get that far.
+    # Milliseconds of this attempt; 0 if it did not get that far.
     time_to_first_token_ms: float
     time_per_output_token_ms: float
 

@@ -52,7 +52,7 @@ class Pace(msgspec.Struct, frozen=True):
     """How fast a worker is taken to be; nothing is 0."""
 
     prefill_tokens_per_second: float
-    # Of a step of one request.
+    # Milliseconds of a step with one request.
     decode_step_ms: float
     push_bytes_per_second: float
     fetch_bytes_per_second: float

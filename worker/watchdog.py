@@ -30,7 +30,7 @@ class Watchdog:
         """Take a reading, so many seconds after the last. Time in which this process did not run must not count."""
         last, self._last = self._last, progress
         if last is None:
-            # Of the time before the first reading nothing is known.
+            # Nothing is known of the time before the first reading.
             last, elapsed_seconds = progress, 0.0
         self._beat_age = _age(self._beat_age, last.beats, progress.beats, elapsed_seconds)
         self._step_loop_age = _age(

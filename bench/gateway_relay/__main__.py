@@ -44,7 +44,7 @@ class Options:
     streams: int
     paced_streams: int
     pace_ms: float
-    # Of each measurement.
+    # Seconds that each measurement takes.
     seconds: float
     repeats: int
 
@@ -59,11 +59,11 @@ class Verdict:
 
     throughput_ratio: float
     message_ratio: float
-    # Of tokens per second of processor time: what other work on the machine disturbs least.
+    # Ratio of tokens per second of processor time, which other work on the machine disturbs least.
     per_core_ratio: float
     relay_added_ms: float
     gateway_added_ms: float
-    # None where the relay added nothing.
+    # None if the relay added nothing.
     added_ratio: float | None
     latency_ratio: float
 

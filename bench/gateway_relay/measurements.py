@@ -10,9 +10,9 @@ from bench.gateway_relay.token_streams import TokenStreams
 from bench.load.summary import Distribution, distribution
 from bench.meshes.processes import CpuMeter
 
-# Until queues between the processes have filled.
+# Wait until the queues between the processes have filled.
 SETTLE_SECONDS = 1.0
-# Steps beside the measured ones, so that every token finds its own.
+# More steps are recorded than are measured, so that every token finds its own.
 MARGIN_SECONDS = 0.5
 
 

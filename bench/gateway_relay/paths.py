@@ -32,7 +32,7 @@ class TokenPath:
     process_ids: Mapping[str, int]
     # Opens the stream that tells when this path's tokens were made.
     steps: Callable[[], AbstractAsyncContextManager[list[float]]]
-    # Whether it tells by arriving, one hop later.
+    # Whether a token's time is known by its arrival, one hop later, and not by its content.
     steps_one_hop_late: bool = False
 
 

@@ -13,7 +13,7 @@ from mesh.errors import EndpointUnavailable
 from mesh.failures import from_rpc_error
 
 PROMPT_TOKENS = 16
-# More than any measurement lasts.
+# Longer than any measurement.
 MAX_TOKENS = 100_000
 # A saturated grpc.aio server accepts one call in each turn of its loop.
 FIRST_TOKENS_SECONDS = 120.0

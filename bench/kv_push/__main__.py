@@ -20,11 +20,11 @@ from transfer.config import TransferConfig
 
 # One block in one layer: 64 tokens of DeepSeek's latent in bf16.
 PIECE_BYTES = 64 * 576 * 2
-# UCX_TLS of each comparison.
+# The value of UCX_TLS in each comparison.
 TRANSPORTS = ("tcp", "posix,self")
 GPU_TRANSPORTS = (None, "cuda_copy,tcp")
 WARM_ROUNDS = 2
-# Before a push or its like: long, or just until the one before is over.
+# Pause before each transfer: a long one, or only until the transfer before it has ended.
 SLEEP_SECONDS = 20e-3
 GAP_SECONDS = 500e-6
 IDLE_SECONDS = 2.0

@@ -25,7 +25,7 @@ from transfer.tuning import tune_for_gpu_transfers
 NAMESPACE = KvNamespace(weights_fingerprint="bench", dtype="bfloat16", layers=0, layout="bench")
 _SESSION_ID = 1
 _SESSION_KEY = bytes(32)
-# An untimed share of lookups first.
+# Share of the lookups that run before the clock starts.
 _WARM_LOOKUPS = 200
 _LOOKUPS_IN_A_ROW = 100
 
@@ -41,16 +41,16 @@ class _End:
         self._poll = select.poll()
         self._poll.register(self.news.fileno(), select.POLLIN)
         self._told: deque[Event] = deque()
-        # When the agent last told something.
+        # When the agent last reported something.
         self.told_at = 0.0
         self.pool = make_pool(gpu, geometry)
         if gpu is not None:
             tune_for_gpu_transfers()
-        # GPUs are workers', and no stores.
+        # A store has its blocks in host memory, so a GPU end serves no lookups.
         lookups = None if gpu else ShortMemory()
         self.agent = TransferAgent(self.pool.memory(), NAMESPACE, config, time.monotonic, self._hear, lookups)
         scattered = np.random.default_rng(1).permutation(geometry.blocks)
-        # Of each request.
+        # Blocks of each request.
         self.blocks: list[list[int]] = scattered.reshape(geometry.requests, -1).tolist()
 
     def cpu_seconds(self) -> float:
@@ -110,7 +110,7 @@ class _ReceivingEnd(_End):
                 self._look_up(number, hashes), grpc.look_up()
             ucx_seconds: list[float] = []
             grpc_seconds: list[float] = []
-            # In turn, but many at a time: a store that is asked often is awake, over either.
+            # The two take turns, many lookups at a time: a store that is asked often is awake for both.
             for _ in range(count // _LOOKUPS_IN_A_ROW):
                 ucx_seconds += [self._look_up(number, hashes) for number in range(_LOOKUPS_IN_A_ROW)]
                 grpc_seconds += [grpc.look_up() for _ in range(_LOOKUPS_IN_A_ROW)]

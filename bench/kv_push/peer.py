@@ -13,7 +13,7 @@ from transfer.ticket import Ticket
 from transfer.tuning import tune_for_gpu_transfers
 
 LANDING_SECONDS = 60.0
-# Says that landings are to be opened for this many blocks.
+# Asks for landings of this many blocks.
 Land = int
 
 
@@ -46,7 +46,7 @@ def run_peer(rank: Connection, gpu: str, geometry: Geometry, namespace: KvNamesp
 def _obey(agent: TransferAgent, message: Ticket | Land, blocks: Sequence[int], rank: Connection) -> None:
     match message:
         case Ticket():
-            # All its pushes may read the same blocks.
+            # All pushes may read the same blocks.
             held = blocks[: max(each.first_block + each.block_count for each in message.segments)]
             agent.push(message, held)
             agent.ready(message.transfer_id, message.namespace.layers, len(held))

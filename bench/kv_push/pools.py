@@ -14,7 +14,7 @@ from transfer.memory import KvMemory
 @dataclass(frozen=True)
 class Geometry:
     layers: int
-    # Of all requests together.
+    # Blocks of all requests together.
     blocks: int
     piece_bytes: int
     requests: int = 1

@@ -26,9 +26,9 @@ from transfer.ticket import Ticket
 from transfer.tuning import tune_for_gpu_transfers
 
 SHAPE = "r1-ep8-rank"
-# Rows beside the running requests': those whose KV has landed take a step or two.
+# Room for more rows than the running requests have: a request whose KV has landed takes a step or two.
 SPARE_ROWS = 4
-# Transfers under way where each follows another.
+# Transfers in flight if each follows another.
 AT_ONCE = 2
 TOKENS = 2500
 WARM_STEPS = 20
@@ -36,9 +36,9 @@ WARM_STEPS = 20
 
 @dataclass
 class Round:
-    # Between tokens.
+    # Seconds between tokens.
     step_seconds: list[float] = field(default_factory=list)
-    # Of each transfer that ended, from its ticket on.
+    # Seconds that each ended transfer took, counted from its ticket.
     transfer_seconds: list[float] = field(default_factory=list)
 
 
@@ -55,7 +55,7 @@ class PushedRank:
             max_requests=requests + SPARE_ROWS,
             graph_rows=(requests + SPARE_ROWS,),
             total_blocks=blocks,
-            # What is measured is run before it is.
+            # Run once before it is measured.
             warm_up="off",
             context_tokens=max(longest, prompt_tokens + BLOCK_TOKENS),
             transfer=transfer,
@@ -71,7 +71,7 @@ class PushedRank:
         self._key = 1 << 40
         self._began: dict[bytes, float] = {}
         self._round = Round()
-        # Asked for, and not ended.
+        # Transfers that were asked for and have not ended.
         self._under_way = 0
 
     def meet(self, peer: Connection) -> None:

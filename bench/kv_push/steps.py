@@ -35,11 +35,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=4, help="of each kind")
     parser.add_argument("--slot-bytes", type=int, default=64 << 20)
     arguments = parser.parse_args()
-    # Before anything asks CUDA, which looks at the variable once.
+    # Set before anything asks CUDA, which reads the variable once.
     os.environ["CUDA_VISIBLE_DEVICES"] = arguments.gpus[0]
     if not find_gpus():
         parser.error(f"a rank that decodes beside transfers is measured on a GPU, and {arguments.gpus[0]} is none here")
-    # Imports torch.
+    # Imported here, because it imports torch.
     from bench.kv_push.rank import PushedRank
 
     transfer = TransferConfig(slot_bytes=arguments.slot_bytes)
@@ -61,7 +61,7 @@ def main() -> None:
             busy: list[float] = []
             moved: list[float] = []
             for number in range(2 * arguments.rounds):
-                # Contexts grow meanwhile: neither kind of round is always the later.
+                # Contexts grow meanwhile, so neither kind of round may always be the later one.
                 if number % 4 in (0, 3):
                     quiet += rank.run(arguments.seconds).step_seconds
                     continue

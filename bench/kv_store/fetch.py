@@ -31,7 +31,7 @@ from transfer.config import TransferConfig
 LAYERS = 8
 PIECE_BYTES = 64 * 576 * 2
 HASH_BYTES = 16
-# UCX_TLS of each comparison.
+# The value of UCX_TLS in each comparison.
 TRANSPORTS = ("tcp", "posix,self")
 
 
@@ -61,7 +61,7 @@ async def compare(config: TransferConfig, blocks: int, rounds: int) -> None:
         with bare_peer(config, size_bytes) as (receiver, start_sender):
             pairs = []
             for _ in range(rounds + 1):
-                # In a thread, so that the session is renewed meanwhile.
+                # It runs in a thread, so that the session is renewed meanwhile.
                 bare = await asyncio.to_thread(receiver.receive, start_sender)
                 fetched = await asyncio.to_thread(worker.fetch, client.attached[0], chain, target)
                 assert fetched.blocks == blocks, fetched

@@ -19,7 +19,7 @@ class RequestRecord:
     # Arrival of each message that carried tokens, and how many it carried.
     message_times_s: list[float] = field(default_factory=list)
     message_tokens: list[int] = field(default_factory=list)
-    # When the last message came, whether or not it carried tokens; None where the request failed.
+    # When the last message came, whether or not it carried tokens; None if the request failed.
     finished_s: float | None = None
     # As the endpoint reports them.
     prompt_tokens: int | None = None

@@ -123,5 +123,5 @@ async def _send(client: LoadClient, job: Job, record: RequestRecord, guard: asyn
 
 
 async def _sleep_until(time_s: float, clock: Clock) -> None:
-    # Also with nothing to wait for: the requests already started must get their turn.
+    # Sleep even if there is nothing to wait for, so that the requests already started can run.
     await asyncio.sleep(max(0.0, time_s - clock()))

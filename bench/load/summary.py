@@ -34,7 +34,7 @@ class Goodput:
 
     requests: int
     requests_per_second: float
-    # Of all requests sent, the failed ones included.
+    # Share of all requests sent, including those that failed.
     share: float
 
 
@@ -52,7 +52,7 @@ class Summary:
     cached_tokens: int
     input_tokens_per_second: float
     output_tokens_per_second: float
-    # None where no request has the quantity.
+    # None if no request has the quantity.
     ttft_ms: Distribution | None
     tpot_ms: Distribution | None
     itl_ms: Distribution | None

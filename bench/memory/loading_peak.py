@@ -14,15 +14,15 @@ from engine.weights.loading import load_model
 
 
 class LoadingPeak(msgspec.Struct, frozen=True):
-    # Resident before, and the highest resident while loading, of the process.
+    # Resident bytes of the process before it loads, and their peak while it loads.
     baseline_bytes: int
     peak_bytes: int
-    # Of the model as it stands in memory.
+    # Bytes of the model in memory.
     parameter_bytes: int
 
 
 def measure(directory: Path, dtype: torch.dtype) -> LoadingPeak:
-    # Makes "highest" mean from here on (proc(5), clear_refs).
+    # The peak counts from here (proc(5), clear_refs).
     Path("/proc/self/clear_refs").write_text("5")
     baseline = _status_bytes("VmRSS")
     model = load_model(directory, dtype, torch.device("cpu"))

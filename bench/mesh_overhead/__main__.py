@@ -49,7 +49,7 @@ POLL_SECONDS = 0.05
 
 @dataclass(frozen=True)
 class Options:
-    # A checkpoint's directory; None is the shape, of so many layers.
+    # A checkpoint's directory; None for the shape with so many layers.
     model: Path | None
     layers: int
     streams: int
@@ -101,7 +101,7 @@ def engine_values(options: Options) -> dict[str, Any]:
         "graph_rows": [options.streams],
         "max_step_tokens": STEP_TOKENS,
         "context_tokens": options.prompt_tokens + options.tokens,
-        # What is measured is run before it is.
+        # Run once before it is measured.
         "warm_up": "off",
     }
     return values if options.model is not None else values | {"random_weights": True}

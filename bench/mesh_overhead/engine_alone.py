@@ -49,7 +49,7 @@ def main(arguments: Sequence[str]) -> int:
     task = msgspec.json.decode(task_path.read_bytes(), type=EngineTask)
     config = EngineConfig.model_validate(task.engine)
     engine = Engine(config, make_backend(config), time.monotonic)
-    # As a rank does.
+    # A rank does the same.
     gc.freeze()
     times_path.write_bytes(msgspec.json.encode(token_times(engine, task.prompts, task.tokens)))
     return 0

@@ -14,7 +14,7 @@ from cli.launcher.supervisor import Supervisor
 from mesh.channel import Channels
 from mesh.ports import free_port
 
-# What prompts are drawn from: byte pairs of the shipped tokenizer, above its special tokens.
+# Prompts are drawn from these ids: byte pairs of the shipped tokenizer, above its special tokens.
 FIRST_TOKEN, LAST_TOKEN = 300, 1500
 
 

@@ -8,7 +8,7 @@ from bench.kernels.timing import time_graph
 
 COPY_BYTES = 4 << 30
 GEMM_SIZE = 8192
-# By then a card at its power limit has lowered its clocks: in a burst products are a sixth faster than afterwards.
+# By then a card at its power limit has lowered its clocks: products in a burst are a sixth faster than afterwards.
 SUSTAINED_SECONDS = 0.5
 
 

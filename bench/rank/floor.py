@@ -14,7 +14,7 @@ INT4 = 1 / 2 + 2 / 128
 
 @dataclass(frozen=True)
 class Operation:
-    """Of all layers together.
+    """The operation in all layers together.
 
     Counted are the bytes of weights and KV, each read once, and of those experts only that rows use; activations are
     not, since a step's fit the second-level cache.
@@ -23,7 +23,7 @@ class Operation:
     name: str
     size_bytes: float
     flops: float
-    # Whether the products may be of FP8 operands.
+    # Whether the product may have FP8 operands.
     fp8: bool
 
     def seconds(self, ceilings: Ceilings) -> float:
@@ -70,7 +70,7 @@ def _experts(config: ModelConfig, rows: int) -> Iterator[Operation]:
     yield _product("gate", rows, config.hidden_size, config.n_routed_experts, fp8=False)
     yield from _feed_forward("shared", config, rows, config.moe_intermediate_size * config.n_shared_experts)
     chosen = config.num_experts_per_tok
-    # As many as an even choice touches.
+    # The number of experts that an even choice touches.
     touched = config.n_routed_experts * (1 - (1 - chosen / config.n_routed_experts) ** rows)
     item_bytes = INT4 if config.quantization.experts is Stored.INT4 else FP8
     pairs, hidden, width = rows * chosen, config.hidden_size, config.moe_intermediate_size

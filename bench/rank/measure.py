@@ -27,7 +27,7 @@ PREFILL_PROMPTS = 19
 TRACED_PROMPTS = 5
 CHURNED_REQUESTS = 32
 SPARE_TOKENS = 256
-# What kernels are called, by what they are for; the first pattern that matches.
+# Patterns of kernel names by what the kernels are for; the first match counts.
 GROUPS = {
     "attention": r"mla|flash|splitkv|attend|^_?decode|^_join$|^combine$",
     "experts": r"w4a8|_masked|_contiguous|GemmType.*(Masked|Contiguous|[Gg]rouped)|GemmType\)[12]",
@@ -46,7 +46,7 @@ class Decode:
     requests: int
     step_ms: float
     floor_ms: float
-    # At rates that the card goes on with, as it does with steps.
+    # Floor at the rates that a card keeps up, as it has to for steps.
     sustained_floor_ms: float
     idle_share: float
     # Microseconds a step, by group of kernels.
@@ -96,7 +96,7 @@ class Report:
     sustained: Ceilings
     load_seconds: float
     decode: list[Decode]
-    # None where it was not measured.
+    # None if it was not measured.
     prefill: Prefill | None
     peak_bytes: int
 
@@ -119,7 +119,7 @@ class RankBench:
                 graph_rows=tuple(requests),
                 max_step_tokens=STEP_TOKENS,
                 context_tokens=CONTEXT + SPARE_TOKENS,
-                # What is measured is run before it is.
+                # Run once before it is measured.
                 warm_up="off",
             )
             resolved = resolve(config, Hardware(torch.cuda.device_count(), 0))
@@ -155,7 +155,7 @@ class RankBench:
     def prefill(self) -> Prefill:
         """Prompts of 3,500 tokens, none of them cached, 16,384 tokens a step."""
         load = self._load
-        # The same once before: what is compiled for these numbers of tokens is not theirs.
+        # Run the same once before, so that compiling for these sizes is not measured.
         load.prefill_seconds(PREFILL_PROMPTS, CONTEXT)
         seconds = load.prefill_seconds(PREFILL_PROMPTS, CONTEXT)
         trace = trace_kernels(lambda: load.prefill_seconds(TRACED_PROMPTS, CONTEXT))

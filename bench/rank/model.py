@@ -55,8 +55,8 @@ DEEPSEEK_R1: Mapping[str, Any] = MappingProxyType(
         "quantization_config": dict(FP8_CONFIG),
     }
 )
-# Of 8 ranks each has an eighth of the tokens, and its experts an eighth of all choices: as many as if each of its own
-# tokens chose among them alone.
+# With 8 ranks, each has an eighth of the tokens and its experts get an eighth of all choices: as many as if each of its
+# own tokens chose among them alone.
 SHAPES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {"r1-ep8-rank": dict(DEEPSEEK_R1) | {"n_routed_experts": 32, "n_group": 1, "topk_group": 1}}
 )
@@ -78,7 +78,7 @@ class UniformLogits:
 
     def __init__(self, layers: int) -> None:
         self._layers = layers
-        # Of each shape: [layers, *shape].
+        # [layers, *shape] for each shape.
         self._drawn: dict[torch.Size, torch.Tensor] = {}
 
     def of_layer(self, layer: int, like: torch.Tensor) -> torch.Tensor:

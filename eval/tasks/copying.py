@@ -10,7 +10,7 @@ from eval.tasks.vocabulary import ADJECTIVES, NOUNS
 
 REPEAT = ("Repeat exactly: {text}", "Copy this text: {text}", "Say the following again, word for word: {text}")
 SECTION = ("Repeat section {name} word for word.", "Copy the text of section {name} exactly.")
-# Of a section with its name, on average.
+# Mean characters of a section with its name.
 SECTION_CHARACTERS = 210
 
 
