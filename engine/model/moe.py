@@ -57,8 +57,8 @@ class MixtureOfExperts:
         return out
 
     def _sums(self, hidden: Normalized, workspace: Workspace) -> torch.Tensor:
-        sums = combine(self.routed(hidden))
-        return sums if self._shared is None else sums.add_(self._shared.forward(hidden, workspace))
+        shared = None if self._shared is None else self._shared.forward(hidden, workspace)
+        return combine(self.routed(hidden), shared)
 
     def routed(self, hidden: Normalized) -> ExpertOutputs:
         """What the experts that each token chose make of it, and shared ones that are computed with them."""
