@@ -20,7 +20,7 @@ from gateway.placement import Placement
 from mesh.channel import Channels
 from mesh.domain import wire as domain_wire
 from mesh.domain.targets import WorkerTarget
-from mesh.errors import InvalidRequest, MeshError, ShuttingDown, WorkerLost
+from mesh.errors import InvalidRequest, MeshError, Retry, ShuttingDown, WorkerLost
 from mesh.failures import from_failure, from_rpc_error
 from mesh.metrics import GATEWAY_WORKER_LINKS
 
@@ -65,7 +65,8 @@ class DecodeLink:
 
     A broken stream loses nothing: the link reattaches for as long as the worker's grace lasts and names the next
     position of each request. Requests are lost (they fail with WorkerLost) when that time is over, when another
-    incarnation answers, or when the registry drops the worker (`lose`). A link that has no request when its stream
+    incarnation answers, or when the registry drops the worker (`lose`). A refused stream proves no
+    death, since a proxy may refuse for a live worker, but requests may move then. A link without requests whose stream
     breaks closes. A request that cannot be encoded fails alone.
     """
 
@@ -171,7 +172,10 @@ class DecodeLink:
         except TimeoutError:
             _log.debug("no welcome in time", extra={"fields": {"worker": self.target.worker_id}})
         except grpc.aio.AioRpcError as error:
-            self._explain(from_rpc_error(error), logging.DEBUG)
+            refusal = from_rpc_error(error)
+            self._explain(refusal, logging.DEBUG)
+            if refusal.retry is Retry.THIS_CALL:
+                self._doubt()
         finally:
             call.cancel()
             self._enter(LinkState.CONNECTING)
@@ -213,6 +217,11 @@ class DecodeLink:
                 self._dispatch(response.frame)
         except grpc.aio.AioRpcError as error:
             self._explain(from_rpc_error(error), logging.INFO)
+
+    def _doubt(self) -> None:
+        """The worker's address refuses the stream. Others may take its requests; those that none takes stay."""
+        for request in self._requests.values():
+            request.generation.doubt()
 
     def _explain(self, error: MeshError, level: int) -> None:
         # The worker will not take the next stream either; anything else may have been the connection's fault.

@@ -45,7 +45,7 @@ class Delta:
 
 
 class Generation:
-    """Written by the worker's link (`receive`, `finish`, `fail`), read by its client's task (`readable`, `drain`).
+    """Written by the worker's link (`receive`, `finish`, `fail`, `doubt`), read by its client's task.
 
     `interrupt` makes that task stop whatever it waits for.
 
@@ -71,6 +71,7 @@ class Generation:
         self._read = 0
         self._reason: FinishReason | None = None
         self._failure: MeshError | None = None
+        self._doubted = False
         self._waiter: asyncio.Future[None] | None = None
 
     @property
@@ -128,6 +129,21 @@ class Generation:
             self.give_up(SlowClient(f"the client left more than {self._unread_limit} tokens unread: read faster"))
         self._wake()
 
+    @property
+    def ended(self) -> bool:
+        """Whether its worker said how it ended."""
+        return self._reason is not None
+
+    def begin_attempt(self) -> None:
+        """Another worker is about to be asked: what became of the attempt before it no longer matters."""
+        self._failure, self._doubted = None, False
+
+    def doubt(self) -> None:
+        """The attempt's worker cannot be reached, though it may be alive: LiveGeneration looks for another."""
+        if self._reason is None:
+            self._doubted = True
+            self._wake()
+
     def finish(self, reason: FinishReason) -> None:
         """The worker ended the generation, and all of its tokens were received."""
         if self._reason is None and self._failure is None:
@@ -146,8 +162,9 @@ class Generation:
         self._interrupt()
 
     async def readable(self) -> None:
-        """Return once there are tokens to read, or an end."""
-        if self._read < len(self._received) or self._reason is not None or self._failure is not None:
+        """Return once there are tokens to read, an end, or a doubt."""
+        ended = self._reason is not None or self._failure is not None
+        if ended or self._doubted or self._read < len(self._received):
             return
         self._waiter = asyncio.get_running_loop().create_future()
         try:
@@ -161,6 +178,11 @@ class Generation:
             return None
         failure, self._failure = self._failure, None
         return failure
+
+    def pop_doubt(self) -> bool:
+        """Whether the worker could not be reached since this was last asked."""
+        doubted, self._doubted = self._doubted, False
+        return doubted
 
     def drain(self) -> Delta:
         """Everything unread. The last delta has `finish`; nothing may be drained after it."""

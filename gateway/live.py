@@ -73,6 +73,8 @@ class LiveGeneration:
         self._config = config
         self._clock = clock
         self._attempts = 0
+        # Those of them that were made because a worker could not be reached.
+        self._moves = 0
         self._attempt: Attempt | None = None
         self._avoid: set[str] = set()
         # Until this time the request is placed again, however often its workers are lost or missing; None before the
@@ -89,6 +91,9 @@ class LiveGeneration:
         """The next delta; the one with `finish` is the last. Raises the MeshError that ends the generation."""
         while True:
             await self.generation.readable()
+            if self.generation.pop_doubt():
+                await self._move()
+                continue
             failure = self.generation.pop_failure()
             if failure is not None:
                 await self._continue_elsewhere(failure)
@@ -131,6 +136,34 @@ class LiveGeneration:
         self._avoid.add(failure.metadata.get("worker_id", attempt.worker_id))
         await self._place(failure)
 
+    async def _move(self) -> None:
+        """Continue on another worker than the one that cannot be reached, if there is one.
+
+        The old attempt is cancelled: nothing that its worker still sends reaches the generation.
+        """
+        attempt = self._attempt
+        if attempt is None or self.generation.ended:
+            return
+        if self.generation.remaining_tokens <= 0:
+            self.generation.finish(FinishReason.LENGTH)
+            return
+        self._avoid.add(attempt.worker_id)
+        self._attempts += 1
+        self._moves += 1
+        try:
+            with span("gateway.place", attempt=self._attempts):
+                placement = await self._placer.place(self._query())
+        except MeshError:
+            # Nobody else takes it: the worker may be back before its grace is over, as may be one avoided before it.
+            self._avoid = {attempt.worker_id}
+            return
+        if self.generation.ended or self.generation.remaining_tokens <= 0:
+            return
+        GATEWAY_REPLACEMENTS.labels(Outcome.LOST.value).inc()
+        self._end_attempt(Outcome.LOST)
+        self.generation.begin_attempt()
+        self._submit(placement)
+
     def _be_patient(self) -> None:
         self._patient_until = self._clock() + self._config.worker_seconds
 
@@ -168,9 +201,9 @@ class LiveGeneration:
         awaited = attempt_outcome(cause) is Outcome.LOST and self._clock() < self._patient_until
         if not awaited and isinstance(cause, NoWorker):
             raise cause
-        if not awaited and self._attempts >= self._config.attempts:
+        if not awaited and self._attempts - self._moves >= self._config.attempts:
             raise exhausted(cause, self._attempts)
-        pause = self._config.backoff_seconds * 2 ** min(self._attempts - 1, 16)
+        pause = self._config.backoff_seconds * 2 ** min(self._attempts - self._moves - 1, 16)
         await asyncio.sleep(min(pause, LONGEST_PAUSE_SECONDS))
 
     def _query(self) -> PlacementQuery:

@@ -1,6 +1,7 @@
 """Broken streams, lost workers, workers without room: no token lost, repeated or retracted."""
 
 import asyncio
+import time
 from typing import Any
 
 import grpc
@@ -112,12 +113,56 @@ async def test_usage_does_not_depend_on_how_many_workers_it_took() -> None:
         assert (usage.prompt_tokens, usage.completion_tokens) == (3, 60)
 
 
+async def test_requests_move_at_once_from_a_worker_that_refuses_connections() -> None:
+    dying, other = paced(grace_ms=60_000), paced(worker_id="decode-1")
+    async with running_mesh(dying, other) as mesh:
+        answers = [start(mesh, 100) for _ in range(10)]
+        await under_way(dying)
+        killed_at = time.monotonic()
+        await dying.stop()
+        for answer in answers:
+            assert (await answer).token_ids == oracle_tokens(PROMPT, 100)
+        assert time.monotonic() - killed_at < 2
+        assert len(other.submissions) == 10
+        # Its lease has not ended: it is placed on, refuses, and costs nothing either.
+        assert (await start(mesh, 20)).token_ids == oracle_tokens(PROMPT, 20)
+        assert mesh.scheduler.queries[-1].attempt == 2
+
+
+async def test_a_worker_that_was_left_alive_is_fenced() -> None:
+    behind_a_proxy, other = paced(grace_ms=60_000), paced(worker_id="decode-1")
+    async with running_mesh(behind_a_proxy, other) as mesh:
+        answer = start(mesh)
+        await under_way(behind_a_proxy)
+        behind_a_proxy.unreachable = True
+        behind_a_proxy.break_streams()
+        await under_way(other)
+        behind_a_proxy.unreachable = False
+        later = start(mesh)
+        assert (await answer).token_ids == (await later).token_ids == oracle_tokens(PROMPT, 60)
+        assert not behind_a_proxy.hellos[-1].resume
+        assert len(other.submissions) == 1
+
+
+async def test_a_refused_request_that_nobody_else_takes_stays_with_its_worker() -> None:
+    dispatch = DispatchConfig(attempts=1, **FAST)
+    async with running_mesh(paced(grace_ms=60_000), dispatch=dispatch) as mesh:
+        answer = start(mesh)
+        await under_way(mesh.worker)
+        mesh.worker.unreachable = True
+        mesh.worker.break_streams()
+        await eventually(lambda: len(mesh.scheduler.queries) >= 3)
+        mesh.worker.unreachable = False
+        assert (await answer).token_ids == oracle_tokens(PROMPT, 60)
+        assert len(mesh.worker.submissions) == 1
+
+
 async def test_requests_move_when_the_grace_is_over() -> None:
     dying, other = paced(grace_ms=200), paced(worker_id="decode-1")
     async with running_mesh(dying, other) as mesh:
         answer = start(mesh)
         await under_way(dying)
-        dying.unreachable = True
+        dying.silent = True
         dying.break_streams()
         assert (await answer).token_ids == oracle_tokens(PROMPT, 60)
         assert list(mesh.scheduler.queries[-1].avoid_worker_ids) == ["decode-0"]

@@ -95,6 +95,16 @@ class FakeDecodeWorker(decode_pb2_grpc.DecodeServiceServicer):
         self._step = 0
         # New streams are refused while it is set.
         self.unreachable = False
+        # New streams are never welcomed while it is set.
+        self.silent = False
+        self._server: MeshServer | None = None
+
+    async def stop(self) -> None:
+        """Listen no more; what there was is cut off."""
+        assert self._server is not None
+        self.unreachable = True
+        self.break_streams()
+        await self._server.__aexit__(None, None, None)
 
     def identity(self) -> workers_pb2.WorkerIdentity:
         return workers_pb2.WorkerIdentity(
@@ -133,12 +143,18 @@ class FakeDecodeWorker(decode_pb2_grpc.DecodeServiceServicer):
         self.break_streams()
 
     @property
+    def reachable(self) -> bool:
+        return not self.unreachable and not self.silent
+
+    @property
     def live_requests(self) -> int:
         return sum(request.live for request in self.requests.values())
 
     async def Attach(self, requests: Any, context: Any) -> None:
         if self.unreachable:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "unreachable")
+        if self.silent:
+            await asyncio.Event().wait()
         task = asyncio.current_task()
         assert task is not None
         self._calls.add(task)
@@ -265,7 +281,7 @@ class StartedWorker:
 
     async def __aenter__(self) -> FakeDecodeWorker:
         await self._server.__aenter__()
-        self._worker.port = self._server.port
+        self._worker.port, self._worker._server = self._server.port, self._server
         return self._worker
 
     async def __aexit__(self, *error: Any) -> None:

@@ -54,7 +54,7 @@ class Mesh:
         """Wait until nothing is left of any request, anywhere."""
         await eventually(lambda: self.gateway.dispatcher.live_generations == 0)
         await eventually(lambda: not any(self.gateway.links.live_streams().values()))
-        await eventually(lambda: all(not worker.requests for worker in self.workers if not worker.unreachable))
+        await eventually(lambda: all(not worker.requests for worker in self.workers if worker.reachable))
 
 
 @asynccontextmanager
