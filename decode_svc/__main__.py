@@ -8,20 +8,24 @@ from decode_svc.config import DecodeConfig
 from decode_svc.prefill_link import PrefillLink
 from decode_svc.service import DecodeServicer
 from decode_svc.worker import DecodeWorker
-from mesh.channel import Channels
+from mesh.channel import service_channels
+from mesh.identity import Role
 from mesh.launch import launch
 from mesh.server import MeshServer, Registration
+from mesh.tls import server_tls
 from worker.serving import serve_worker
 
 SERVICE = "deepmesh.internal.v1.DecodeService"
+SERVES = {"Attach": (Role.GATEWAY,)}
 
 
 async def serve(config: DecodeConfig) -> None:
     """Run a worker until a signal. Raises EngineFailed if one of its ranks dies before."""
-    channels = Channels()
+    channels = service_channels(config.security.tls)
     servicer, prefill_link = DecodeServicer(), PrefillLink(channels)
     add = decode_pb2_grpc.add_DecodeServiceServicer_to_server
-    async with MeshServer(config.server, "decode", [Registration(add, servicer, SERVICE, ("Attach",))]) as server:
+    registration = Registration(add, servicer, SERVICE, ("Attach",), SERVES)
+    async with MeshServer(config.server, "decode", [registration], server_tls(config.security.tls)) as server:
         worker = await DecodeWorker.start(config, server.endpoint, prefill_link, channels)
         try:
             servicer.open(worker)

@@ -17,6 +17,7 @@ from mesh.domain.requests import Submission
 from mesh.domain.targets import WorkerTarget
 from mesh.errors import InvalidRequest
 from mesh.failures import from_rpc_error
+from mesh.identity import Role
 
 # Idle channels that are kept: in time many workers are gone for good.
 MAX_IDLE_CHANNELS = 64
@@ -69,7 +70,7 @@ class PrefillLink:
     def _channel(self, endpoint: str) -> Iterator[grpc.aio.Channel]:
         kept = self._channels.get(endpoint)
         if kept is None:
-            kept = self._channels[endpoint] = _Channel(self._open(endpoint))
+            kept = self._channels[endpoint] = _Channel(self._open(endpoint, Role.PREFILL))
         self._channels.move_to_end(endpoint)
         kept.calls += 1
         try:

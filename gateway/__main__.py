@@ -11,9 +11,10 @@ from gateway.gateway import Gateway
 from gateway.openai.http import application
 from gateway.openai.server import HttpServer
 from gateway.service import GatewayService
-from mesh.channel import Channels
+from mesh.channel import service_channels
 from mesh.launch import launch
 from mesh.server import MeshServer, Registration
+from mesh.tls import for_clients
 
 SERVICE_NAME = gateway_pb2.DESCRIPTOR.services_by_name["GatewayService"].full_name
 
@@ -21,7 +22,8 @@ _log = logging.getLogger("deepmesh.gateway")
 
 
 async def main(config: GatewayConfig) -> None:
-    async with Gateway(config, load_texts(config.models), Channels()) as gateway:
+    tls = for_clients(config.public_tls.certificate, config.public_tls.key) if config.public_tls else None
+    async with Gateway(config, load_texts(config.models), service_channels(config.security.tls)) as gateway:
         registration = Registration(
             gateway_pb2_grpc.add_GatewayServiceServicer_to_server, GatewayService(gateway), SERVICE_NAME
         )
@@ -31,7 +33,7 @@ async def main(config: GatewayConfig) -> None:
             drain_seconds=config.server.drain_seconds,
             stalled_seconds=config.limits.stalled_seconds,
         )
-        async with MeshServer(config.server, "gateway", [registration]) as server, http:
+        async with MeshServer(config.server, "gateway", [registration], tls) as server, http:
             _log.info("listening", extra={"fields": {"grpc_port": server.port, "http_port": http.port}})
             await gateway.until(server.until_signal(), server.ready, server.drain)
             await server.drain()

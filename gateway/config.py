@@ -82,7 +82,16 @@ class DispatchConfig(Config):
     reattach_seconds: float = Field(default=0.1, gt=0)
 
 
+class PublicTlsConfig(Config):
+    """PEM files that gRPC's clients are shown. Clients need no certificate; they have API keys."""
+
+    certificate: Path
+    key: Path
+
+
 class GatewayConfig(ServiceConfig):
+    # TLS of server.port; None is plaintext, for loopback or behind a proxy that ends TLS.
+    public_tls: PublicTlsConfig | None = None
     http: HttpConfig = HttpConfig()
     # Identifies this gateway to workers, across its restarts; by default the host's name and server.port.
     gateway_id: str | None = None
@@ -93,6 +102,11 @@ class GatewayConfig(ServiceConfig):
     api_keys: tuple[ApiKeyConfig, ...] = ()
     limits: LimitsConfig = LimitsConfig()
     dispatch: DispatchConfig = DispatchConfig()
+
+    @property
+    def internal_addresses(self) -> tuple[str, ...]:
+        # What it listens on is for clients.
+        return (self.scheduler,)
 
     @model_validator(mode="after")
     def _names_are_unique(self) -> Self:

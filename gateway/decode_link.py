@@ -22,6 +22,7 @@ from mesh.domain import wire as domain_wire
 from mesh.domain.targets import WorkerTarget
 from mesh.errors import InvalidRequest, MeshError, Retry, ShuttingDown, WorkerLost
 from mesh.failures import from_failure, from_rpc_error
+from mesh.identity import Role
 from mesh.metrics import GATEWAY_WORKER_LINKS
 
 AttachCall: TypeAlias = "grpc.aio.StreamStreamCall[decode_pb2.AttachRequest, decode_pb2.AttachResponse]"
@@ -146,7 +147,7 @@ class DecodeLink:
 
     async def _run(self) -> None:
         broken_at, delay = self._clock(), self._config.reattach_seconds
-        async with self._channels.open(self.target.endpoint) as channel:
+        async with self._channels.open(self.target.endpoint, Role.DECODE) as channel:
             stub = decode_pb2_grpc.DecodeServiceStub(channel)
             while self.open:
                 if await self._attach(stub, broken_at + self._grace_seconds):

@@ -14,6 +14,7 @@ from gateway.workers import Directory
 from mesh.channel import Channels
 from mesh.errors import DeadlineExceeded, MeshError, NoWorker, NoWorkerYet, Retry, SchedulerUnavailable
 from mesh.failures import from_rpc_error
+from mesh.identity import Role
 
 REPORTS_KEPT = 1024
 RECONNECT_SECONDS = 0.5
@@ -47,7 +48,7 @@ class SchedulerLink:
         self._live_streams = live_streams
         self._on_change = on_change
         self._clock = clock
-        self._channel = channels.open(endpoint)
+        self._channel = channels.open(endpoint, Role.SCHEDULER)
         self._stub = scheduler_pb2_grpc.SchedulerServiceStub(self._channel)
         # Bounded, the oldest are dropped: a scheduler that is away must not cost memory.
         self._reports: deque[AttemptReport] = deque(maxlen=REPORTS_KEPT)

@@ -20,8 +20,10 @@ from kvstore.service import KvStoreServicer, OpenStore
 from kvstore.slab import Geometry, OpenAgent
 from mesh.domain.workers import KvNamespace
 from mesh.errors import IndexUnavailable
+from mesh.identity import Role
 from mesh.launch import launch
 from mesh.server import MeshServer, Registration
+from mesh.tls import server_tls
 from transfer.agent import TransferAgent
 from transfer.config import TransferConfig
 from transfer.fetch.lookup_server import LookupHandler
@@ -29,6 +31,15 @@ from transfer.host_memory import HostMemory
 from transfer.ucx_log import UcxLog
 
 SERVICE = "deepmesh.internal.v1.KvStoreService"
+WORKERS = (Role.PREFILL, Role.DECODE)
+SERVES = {
+    "AttachWorker": WORKERS,
+    "Offer": WORKERS,
+    "ConfirmOffer": WORKERS,
+    "WithdrawOffer": WORKERS,
+    "MatchPrefix": (Role.SCHEDULER,),
+    "GetStatus": (Role.SCHEDULER, Role.OPERATOR),
+}
 log = logging.getLogger(__name__)
 
 
@@ -62,7 +73,8 @@ async def running_store(config: KvStoreConfig, open_agent: OpenAgent) -> AsyncIt
     """A store that is ready, until the block ends."""
     servicer, epoch = KvStoreServicer(), uuid.uuid4().hex
     add = kvstore_pb2_grpc.add_KvStoreServiceServicer_to_server
-    async with MeshServer(config.server, "kvstore", [Registration(add, servicer, SERVICE)]) as server:
+    registration = Registration(add, servicer, SERVICE, serves=SERVES)
+    async with MeshServer(config.server, "kvstore", [registration], server_tls(config.security.tls)) as server:
         store_id = config.store_id or server.endpoint
         index = open_index(config, store_id, epoch)
         center = Center(config, index, open_agent, time.monotonic)

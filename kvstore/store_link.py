@@ -14,6 +14,7 @@ from mesh.channel import Channels
 from mesh.domain import worker_wire
 from mesh.domain.workers import WorkerIdentity
 from mesh.errors import MeshError
+from mesh.identity import Role
 from transfer.ticket import StoreSession
 
 log = logging.getLogger(__name__)
@@ -44,7 +45,7 @@ class StoreLink:
 
     async def run(self) -> None:
         """Until cancelled."""
-        async with self._channels.open(self._endpoint) as channel, asyncio.TaskGroup() as group:
+        async with self._channels.open(self._endpoint, Role.KVSTORE) as channel, asyncio.TaskGroup() as group:
             stub = kvstore_pb2_grpc.KvStoreServiceStub(channel)
             for _ in range(CONCURRENT_OFFERS):
                 group.create_task(self.offers.run(stub))

@@ -1,9 +1,15 @@
 """Channels to other services of the mesh."""
 
+from functools import partial
+
 import grpc
 
+from mesh.config import TlsConfig
+from mesh.identity import Role
 from mesh.interceptors import CallInterceptor
 from mesh.keepalive import KEEPALIVE
+from mesh.renewed_channel import RenewedChannel
+from mesh.tls import CertificateFiles, server_name
 
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 OPTIONS = (
@@ -28,12 +34,53 @@ class Channels:
     def __init__(self, credentials: grpc.ChannelCredentials | None = None) -> None:
         self._credentials = credentials
 
-    def open(self, endpoint: str) -> grpc.aio.Channel:
+    def open(self, endpoint: str, role: Role | None = None) -> grpc.aio.Channel:
         """A channel to `endpoint` ("host:port") that connects at the first call and reconnects by itself, within 2 s.
 
-        Unary calls carry the request id and raise MeshError; see `mesh.interceptors.CallInterceptor` for streams.
+        `role` is what must answer there, where services have certificates. Unary calls carry the request id and raise
+        MeshError; see `mesh.interceptors.CallInterceptor` for streams.
         """
-        interceptors = [CallInterceptor()]
-        if self._credentials is None:
-            return grpc.aio.insecure_channel(endpoint, options=OPTIONS, interceptors=interceptors)
-        return grpc.aio.secure_channel(endpoint, self._credentials, options=OPTIONS, interceptors=interceptors)
+        return _open(endpoint, self._credentials)
+
+
+class MutualTlsChannels(Channels):
+    """Channels that show this service's certificate, and answer to a role's: one that is renewed serves the next call.
+
+    Raises ConfigError if the files cannot be read.
+    """
+
+    def __init__(self, config: TlsConfig) -> None:
+        super().__init__()
+        self._files = CertificateFiles.of(config)
+        # Of the files as they were last read.
+        self._version = 0
+        self._current = self._files.pem.channel_credentials()
+
+    def open(self, endpoint: str, role: Role | None = None) -> grpc.aio.Channel:
+        return RenewedChannel(partial(self._connect, endpoint, role), self._read_again)
+
+    def _connect(self, endpoint: str, role: Role | None) -> grpc.aio.Channel:
+        name = () if role is None else (("grpc.ssl_target_name_override", server_name(role)),)
+        return _open(endpoint, self._current, name)
+
+    def _read_again(self) -> int:
+        """The version of the certificates, one higher after each change."""
+        pem = self._files.read_again()
+        if pem is not None:
+            self._current = pem.channel_credentials()
+            self._version += 1
+        return self._version
+
+
+def service_channels(config: TlsConfig | None) -> Channels:
+    """The channels of a service with these certificates; None is plaintext. Raises ConfigError."""
+    return Channels() if config is None else MutualTlsChannels(config)
+
+
+def _open(
+    endpoint: str, credentials: grpc.ChannelCredentials | None, more: tuple[tuple[str, str], ...] = ()
+) -> grpc.aio.Channel:
+    interceptors, options = [CallInterceptor()], (*OPTIONS, *more)
+    if credentials is None:
+        return grpc.aio.insecure_channel(endpoint, options=options, interceptors=interceptors)
+    return grpc.aio.secure_channel(endpoint, credentials, options=options, interceptors=interceptors)

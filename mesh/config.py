@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, Self, TypeVar, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from mesh.addresses import is_loopback
 from mesh.errors import ConfigError
 
 
@@ -27,6 +28,8 @@ class ServerConfig(Config):
     advertise: str | None = None
     # Port of Prometheus' /metrics over HTTP; None serves no metrics, 0 picks a free port.
     metrics_port: int | None = Field(default=None, ge=0, le=65535)
+    # Port of gRPC health alone, in plaintext: probes bring no certificate. None serves it with all else.
+    health_port: int | None = Field(default=None, ge=0, le=65535)
     # Largest gRPC message that is received or sent.
     max_message_bytes: int = Field(default=16 * 1024 * 1024, ge=1024)
     # How long a stopping service waits for its requests to end.
@@ -41,11 +44,52 @@ class ObserveConfig(Config):
     trace_file: Path | None = None
 
 
+class TlsConfig(Config):
+    """PEM files of a service. They are read again when they change."""
+
+    certificate: Path
+    key: Path
+    # The CAs that sign the certificates of the others.
+    ca: Path
+
+
+class SecurityConfig(Config):
+    """How services authenticate one another (docs/security.md)."""
+
+    # Mutual TLS: every call between services is encrypted, and both sides show a certificate that names them.
+    tls: TlsConfig | None = None
+    # Plaintext off loopback: for a service mesh that does mTLS of its own, or a network that nobody else is in.
+    plaintext: bool = False
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> Self:
+        if self.tls is not None and self.plaintext:
+            raise ValueError("tls and plaintext exclude each other")
+        return self
+
+
 class ServiceConfig(Config):
     """Base of a service's configuration."""
 
     server: ServerConfig = ServerConfig()
     observe: ObserveConfig = ObserveConfig()
+    security: SecurityConfig = SecurityConfig()
+
+    @property
+    def internal_addresses(self) -> tuple[str, ...]:
+        """Hosts, or host:port, of calls between services: where this one listens for them, and whom it calls."""
+        return (self.server.host,)
+
+    @model_validator(mode="after")
+    def _is_protected_off_loopback(self) -> Self:
+        exposed = [address for address in self.internal_addresses if not is_loopback(address)]
+        if exposed and self.security.tls is None and not self.security.plaintext:
+            raise ValueError(
+                f"{', '.join(exposed)} is not loopback: services must have certificates there (security.tls; "
+                "deepmesh certs makes them for development), or security.plaintext=true where the network is "
+                "protected by other means, such as a service mesh with its own mTLS"
+            )
+        return self
 
 
 ConfigT = TypeVar("ConfigT", bound=Config)

@@ -117,6 +117,13 @@ class Unauthenticated(MeshError):
     reason = "UNAUTHENTICATED"
 
 
+class PermissionDenied(MeshError):
+    """The caller's certificate allows no such call, or says that it is another than it claims to be."""
+
+    code = StatusCode.PERMISSION_DENIED
+    reason = "PERMISSION_DENIED"
+
+
 class UnknownModel(MeshError):
     """No worker ever served that model."""
 

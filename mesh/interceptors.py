@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
@@ -19,11 +19,14 @@ from grpc import StatusCode
 
 from mesh.errors import InvalidRequest, MeshError, ShuttingDown
 from mesh.failures import MAX_MESSAGE_CHARACTERS, STATUS_DETAILS_KEY, from_rpc_error, to_status
+from mesh.identity import Role, caller, check_role, identity_of
 from mesh.metrics import RPC_HANDLED, RPC_SECONDS, RPC_STARTED
 from mesh.observe import new_request_id, request_id
 
 REQUEST_ID_KEY = "x-request-id"
 MAX_REQUEST_ID_CHARACTERS = 128
+# Health and reflection.
+GRPC_OWN = "/grpc."
 
 _log = logging.getLogger("deepmesh.rpc")
 
@@ -34,11 +37,14 @@ class EdgeInterceptor(grpc.aio.ServerInterceptor):
     """Server side, for handlers written with async def (plain, async generators, or writing to the context).
 
     `endless` names methods ("/package.Service/Method") whose calls end only with their client: a stopping server ends
-    them with SHUTTING_DOWN, after it has waited for the others.
+    them with SHUTTING_DOWN, after it has waited for the others. `serves` gives the roles that may call each method,
+    where callers have certificates; other methods serve nobody, except gRPC's own (health, reflection), which serve
+    all. None asks for no role.
     """
 
-    def __init__(self, endless: Collection[str] = ()) -> None:
+    def __init__(self, endless: Collection[str] = (), serves: Mapping[str, Collection[Role]] | None = None) -> None:
         self._endless = frozenset(endless)
+        self._serves = serves
         self._finite_calls: set[asyncio.Task[Any]] = set()
         self._endless_calls: set[asyncio.Task[Any]] = set()
         self._ended: set[asyncio.Task[Any]] = set()
@@ -97,6 +103,14 @@ class EdgeInterceptor(grpc.aio.ServerInterceptor):
 
         return call
 
+    def _admit(self, method: str, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        """Set `caller` to who calls. Raises PermissionDenied if the method does not serve their role."""
+        if self._serves is None:
+            return
+        caller.set(identity_of(context.auth_context()))
+        if not method.startswith(GRPC_OWN):
+            check_role(method, self._serves.get(method, ()))
+
     @asynccontextmanager
     async def _edge(self, method: str, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
         RPC_STARTED.labels(method).inc()
@@ -107,6 +121,7 @@ class EdgeInterceptor(grpc.aio.ServerInterceptor):
         calls = self._endless_calls if method in self._endless else self._finite_calls
         calls.add(task)
         try:
+            self._admit(method, context)
             yield
         except asyncio.CancelledError:
             code = StatusCode.CANCELLED

@@ -3,8 +3,8 @@
 import asyncio
 import logging
 import socket
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
@@ -15,11 +15,13 @@ from grpc_reflection.v1alpha import reflection
 
 from mesh.config import ServerConfig
 from mesh.errors import ConfigError
+from mesh.identity import Role
 from mesh.interceptors import EdgeInterceptor
 from mesh.keepalive import KEEPALIVE
 from mesh.metrics_http import MetricsServer
 from mesh.ports import why_not
 from mesh.signals import until_signal
+from mesh.tls import ServerTls
 
 ANY_ADDRESS = ("0.0.0.0", "::", "[::]")
 
@@ -36,13 +38,15 @@ class Registration:
     """One gRPC service: `Registration(add_XServicer_to_server, servicer, "deepmesh.v1.XService")`.
 
     `endless` names the methods whose calls end only with their client ("WatchWorkers"): a stopping server waits for
-    the others and then ends these with SHUTTING_DOWN.
+    the others and then ends these with SHUTTING_DOWN. `serves` gives the roles that may call each method; under
+    mutual TLS a method that it does not name may be called by nobody.
     """
 
     add: Callable[[Any, grpc.aio.Server], None]
     servicer: Any
     service_name: str
     endless: Collection[str] = ()
+    serves: Mapping[str, Collection[Role]] = field(default_factory=dict)
 
 
 class MeshServer:
@@ -51,20 +55,27 @@ class MeshServer:
     Health answers for `liveness` (SERVING from the start), `readiness` and "" (SERVING between `ready` and `drain`).
     The end of the block drains, waits up to `drain_seconds` for calls, and stops. Raises ConfigError if a port
     cannot be listened on.
+
+    Without `tls` it speaks plaintext and asks nobody who they are.
     """
 
-    def __init__(self, config: ServerConfig, name: str, registrations: Sequence[Registration]) -> None:
+    def __init__(
+        self, config: ServerConfig, name: str, registrations: Sequence[Registration], tls: ServerTls | None = None
+    ) -> None:
         self.port = 0
         self.metrics_port: int | None = None
+        self.health_port: int | None = None
+        self._tls = tls
         self._config = config
         self._name = name
         self._health = HealthServicer()
         endless = [f"/{each.service_name}/{method}" for each in registrations for method in each.endless]
         watch = f"/{health_pb2.DESCRIPTOR.services_by_name['Health'].full_name}/Watch"
         info = f"/{reflection.SERVICE_NAME}/ServerReflectionInfo"
-        self._edge = EdgeInterceptor([*endless, watch, info])
+        self._edge = EdgeInterceptor([*endless, watch, info], _served(registrations) if tls and tls.mutual else None)
         self._server = grpc.aio.server(interceptors=[self._edge], options=_options(config))
         self._register(registrations)
+        self._probed: grpc.aio.Server | None = None
         self._metrics: MetricsServer | None = None
 
     @property
@@ -77,7 +88,8 @@ class MeshServer:
         return self._config.advertise or f"{host}:{self.port}"
 
     async def __aenter__(self) -> Self:
-        self.port = _listen(self._server, self._name, self._config.host, self._config.port)
+        credentials = self._tls.credentials if self._tls else None
+        self.port = _listen(self._server, self._name, "port", self._config, credentials)
         if self._config.metrics_port is not None:
             self._metrics = MetricsServer(self._name, self._config.host, self._config.metrics_port)
             self.metrics_port = self._metrics.port
@@ -85,6 +97,7 @@ class MeshServer:
             _log.info("serving metrics", extra={"fields": {"url": url}})
         await self._health.set(LIVENESS, _SERVING)
         await self._set_readiness(_NOT_SERVING)
+        await self._serve_probes()
         await self._server.start()
         return self
 
@@ -97,6 +110,8 @@ class MeshServer:
         stopped = asyncio.create_task(self._server.stop(grace))
         await self._edge.finish_calls(grace)
         await stopped
+        if self._probed is not None:
+            await self._probed.stop(0)
         if self._metrics is not None:
             self._metrics.stop()
 
@@ -111,6 +126,15 @@ class MeshServer:
     async def until_signal(self) -> None:
         """Return at the first SIGTERM or SIGINT. A second one kills the process."""
         await until_signal()
+
+    async def _serve_probes(self) -> None:
+        """Health on a plaintext port of its own."""
+        if self._config.health_port is None:
+            return
+        self._probed = grpc.aio.server(options=_options(self._config))
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._probed)
+        self.health_port = _listen(self._probed, self._name, "health_port", self._config, None)
+        await self._probed.start()
 
     async def _set_readiness(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
         await self._health.set(READINESS, status)
@@ -136,11 +160,23 @@ def _options(config: ServerConfig) -> list[tuple[str, int]]:
     ]
 
 
-def _listen(server: grpc.aio.Server, name: str, host: str, port: int) -> int:
+def _served(registrations: Sequence[Registration]) -> dict[str, Collection[Role]]:
+    """The roles that each method serves, by "/package.Service/Method"."""
+    return {f"/{each.service_name}/{method}": roles for each in registrations for method, roles in each.serves.items()}
+
+
+def _listen(
+    server: grpc.aio.Server, name: str, key: str, config: ServerConfig, credentials: grpc.ServerCredentials | None
+) -> int:
+    """Listen on the port that the configuration has under `key`; returns the port."""
+    host, port = config.host, getattr(config, key)
+    address = f"{host}:{port}"
     try:
-        return server.add_insecure_port(f"{host}:{port}")
+        if credentials is None:
+            return server.add_insecure_port(address)
+        return server.add_secure_port(address, credentials)
     except RuntimeError as error:
         why = why_not(host, port) or str(error)
         raise ConfigError(
-            f"{name} cannot listen on {host}:{port} ({why}): stop what uses it or choose another server.port"
+            f"{name} cannot listen on {address} ({why}): stop what uses it or choose another server.{key}"
         ) from error

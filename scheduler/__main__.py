@@ -9,9 +9,11 @@ from contextlib import asynccontextmanager
 
 from deepmesh.internal.v1 import scheduler_pb2_grpc
 
-from mesh.channel import Channels
+from mesh.channel import service_channels
+from mesh.identity import Role
 from mesh.launch import launch
 from mesh.server import MeshServer, Registration
+from mesh.tls import server_tls
 from scheduler.admission import Objectives
 from scheduler.candidates import PlacementKnobs
 from scheduler.config import SchedulerConfig
@@ -24,6 +26,14 @@ from scheduler.store_link import StoreLink
 from scheduler.stores import Stores
 
 SERVICE = "deepmesh.internal.v1.SchedulerService"
+SERVES = {
+    "Place": (Role.GATEWAY,),
+    "ReportOutcome": (Role.GATEWAY,),
+    "ReportStatus": (Role.PREFILL, Role.DECODE),
+    # Decode workers take no prefill worker from a request that is not in the registry.
+    "WatchWorkers": (Role.GATEWAY, Role.DECODE, Role.OPERATOR),
+    "ListDecisions": (Role.OPERATOR,),
+}
 log = logging.getLogger(__name__)
 
 
@@ -46,16 +56,16 @@ def compose(config: SchedulerConfig, links: Sequence[StoreLink] = ()) -> tuple[R
     servicer = SchedulerServicer(registry, stores, coordinator, decisions, config.max_watchers)
     endless = ("ReportStatus", "WatchWorkers")
     add = scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server
-    return registry, Registration(add, servicer, SERVICE, endless)
+    return registry, Registration(add, servicer, SERVICE, endless, SERVES)
 
 
 @asynccontextmanager
 async def running(config: SchedulerConfig) -> AsyncIterator[MeshServer]:
     """A scheduler that is ready, for the length of the block."""
-    channels = Channels()
+    channels, tls = service_channels(config.security.tls), server_tls(config.security.tls)
     links = [StoreLink(endpoint, config.store_link, channels) for endpoint in config.stores]
     registry, registration = compose(config, links)
-    async with MeshServer(config.server, "scheduler", [registration]) as server:
+    async with MeshServer(config.server, "scheduler", [registration], tls) as server:
         tasks = [asyncio.create_task(registry.expire_forever(config.lease.seconds / 20))]
         tasks += [asyncio.create_task(link.run()) for link in links]
         await server.ready()

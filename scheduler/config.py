@@ -70,3 +70,7 @@ class SchedulerConfig(ServiceConfig):
     decisions: int = Field(default=2000, ge=1)
     # Gateways that may watch the registry at once.
     max_watchers: int = Field(default=1024, ge=1)
+
+    @property
+    def internal_addresses(self) -> tuple[str, ...]:
+        return (self.server.host, *self.stores)

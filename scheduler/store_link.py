@@ -11,6 +11,7 @@ from mesh.domain import worker_wire
 from mesh.domain.targets import StoreTarget
 from mesh.domain.workers import KvNamespace
 from mesh.errors import MeshError
+from mesh.identity import Role
 from scheduler.config import StoreLinkConfig
 from scheduler.stores import StoreStatus, Tier
 
@@ -27,7 +28,7 @@ class StoreLink:
         self.endpoint = endpoint
         self.status: StoreStatus | None = None
         self._config = config
-        self._channel = channels.open(endpoint)
+        self._channel = channels.open(endpoint, Role.KVSTORE)
         self._stub = kvstore_pb2_grpc.KvStoreServiceStub(self._channel)
 
     async def run(self) -> None:

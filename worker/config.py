@@ -21,6 +21,10 @@ class WorkerConfig(ServiceConfig):
     stores: tuple[str, ...] = ()
 
     @property
+    def internal_addresses(self) -> tuple[str, ...]:
+        return (self.server.host, self.scheduler, *self.stores)
+
+    @property
     def rank_engine(self) -> EngineConfig:
         """What the ranks are told: UCX listens on the network device that gRPC listens on. Raises ConfigError."""
         transfer = self.engine.transfer

@@ -13,6 +13,7 @@ from mesh.channel import Channels
 from mesh.domain.workers import WorkerIdentity, WorkerState
 from mesh.errors import MeshError, SchedulerUnavailable
 from mesh.failures import from_rpc_error
+from mesh.identity import Role
 from worker import wire
 from worker.status_report import StatusReport
 
@@ -45,7 +46,7 @@ class StatusLink:
 
     async def run(self) -> None:
         """Report until cancelled."""
-        async with self._channels.open(self._endpoint) as channel:
+        async with self._channels.open(self._endpoint, Role.SCHEDULER) as channel:
             stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
             while True:
                 try:

@@ -87,7 +87,7 @@ async def test_a_killed_worker_leaves_no_rank() -> None:
         (("colour=red",), "colour"),
         (("engine.backend=model",), "engine.model_dir is required"),
         (("can_prefill=false",), "engine.transfer is required"),
-        (("stores=[a:1]",), "engine.transfer is required"),
+        (("stores=[localhost:1]",), "engine.transfer is required"),
     ],
 )
 async def test_a_worker_that_can_never_start_says_why_in_its_last_line(

@@ -110,3 +110,17 @@ def test_a_port_out_of_range_is_refused(port: int) -> None:
 
 def test_services_listen_on_loopback_unless_told_otherwise() -> None:
     assert ServerConfig().host == "127.0.0.1"
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "scheduler"])
+def test_off_loopback_a_service_needs_certificates_or_an_explicit_setting(host: str) -> None:
+    with pytest.raises(ConfigError, match=r"is not loopback: services must have certificates there"):
+        load(ServiceConfig, None, [f"server.host='{host}'"])
+    assert load(ServiceConfig, None, [f"server.host='{host}'", "security.plaintext=true"]).security.plaintext
+    files = "security.tls={certificate: c.pem, key: k.pem, ca: ca.pem}"
+    assert load(ServiceConfig, None, [f"server.host='{host}'", files]).security.tls is not None
+
+
+def test_plaintext_and_certificates_exclude_each_other() -> None:
+    with pytest.raises(ConfigError, match="exclude each other"):
+        load(ServiceConfig, None, ["security={plaintext: true, tls: {certificate: c, key: k, ca: ca}}"])

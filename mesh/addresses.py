@@ -1,0 +1,23 @@
+"""Addresses of services: host:port."""
+
+import ipaddress
+
+LOCALHOST = "localhost"
+
+
+def host_of(address: str) -> str:
+    """The host of "host:port", of "[::1]:port", or of an address without a port."""
+    if address.startswith("["):
+        return address[1:].partition("]")[0]
+    host, colon, _ = address.partition(":")
+    # More than one colon, and no brackets: an IPv6 address without a port.
+    return address if colon and address.count(":") > 1 else host
+
+
+def is_loopback(address: str) -> bool:
+    """Whether only this machine can reach the address. A name other than localhost counts as reachable by others."""
+    host = host_of(address)
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == LOCALHOST

@@ -1,0 +1,85 @@
+"""Who calls: the role and the name that a certificate gives, and what a caller may claim to be.
+
+A certificate names one service by its URI, spiffe://deepmesh/ROLE/NAME. The name is a worker's id, a gateway's id or a
+store's id, with what is no letter, digit, "-", "." or "_" written as %XX.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
+from enum import Enum
+from typing import Self
+from urllib.parse import quote, unquote
+
+from mesh.errors import PermissionDenied
+
+TRUST_DOMAIN = "spiffe://deepmesh/"
+# What gRPC calls the URIs of a certificate.
+_ALTERNATIVE_NAME = "x509_subject_alternative_name"
+
+
+class Role(Enum):
+    """What a service of the mesh is, as its certificate says."""
+
+    GATEWAY = "gateway"
+    SCHEDULER = "scheduler"
+    PREFILL = "prefill"
+    DECODE = "decode"
+    KVSTORE = "kvstore"
+    # A person with the command line, who may look and not act.
+    OPERATOR = "operator"
+
+
+_ROLES = frozenset(role.value for role in Role)
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    role: Role
+    name: str
+
+    @property
+    def uri(self) -> str:
+        return f"{TRUST_DOMAIN}{self.role.value}/{quote(self.name, safe='')}"
+
+    @classmethod
+    def parse(cls, uri: str) -> Self | None:
+        """None if the URI names no service of the mesh."""
+        role, slash, name = uri.removeprefix(TRUST_DOMAIN).partition("/")
+        if not uri.startswith(TRUST_DOMAIN) or not slash or role not in _ROLES or not name or "/" in name:
+            return None
+        return cls(Role(role), unquote(name))
+
+    def __str__(self) -> str:
+        return f"{self.role.value} {self.name!r}"
+
+
+# Who made the call that is being served; None on a server that does not ask for certificates.
+caller: ContextVar[Identity | None] = ContextVar("caller", default=None)
+
+
+def identity_of(auth_context: Mapping[str, Iterable[bytes]]) -> Identity:
+    """The identity in a peer's verified certificate. Raises PermissionDenied if it has none, or more than one."""
+    names = [name.decode(errors="replace") for name in auth_context.get(_ALTERNATIVE_NAME, ())]
+    found = [identity for name in names if (identity := Identity.parse(name)) is not None]
+    if len(found) != 1:
+        raise PermissionDenied(f"the certificate must name one service, as {TRUST_DOMAIN}ROLE/NAME, and not {names}")
+    return found[0]
+
+
+def check_role(method: str, roles: Collection[Role]) -> None:
+    """Raises PermissionDenied if the caller, where it is known, has none of these roles."""
+    identity = caller.get()
+    if identity is not None and identity.role not in roles:
+        allowed = " and ".join(sorted(role.value for role in roles)) or "nobody"
+        raise PermissionDenied(f"{identity} may not call {method}, which serves {allowed}")
+
+
+def check_claim(what: str, name: str, role: Role | None = None) -> None:
+    """Raises PermissionDenied if the caller, where it is known, is another than it claims: "worker_id", "decode-1"."""
+    identity = caller.get()
+    if identity is None:
+        return
+    if identity.name != name or role not in (None, identity.role):
+        claimed = f"{role.value} {name!r}" if role else repr(name)
+        raise PermissionDenied(f"{identity} claims to be {claimed}: {what} must be what its certificate says")

@@ -1,0 +1,65 @@
+"""A certificate opens only the methods of its role, in the tables that the services are composed with."""
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+import grpc
+import pytest
+from deepmesh.internal.v1 import decode_pb2, kvstore_pb2, prefill_pb2, scheduler_pb2, scheduler_pb2_grpc
+
+import decode_svc.__main__ as decode
+import kvstore.__main__ as kvstore
+import prefill_svc.__main__ as prefill
+import scheduler.__main__ as scheduler
+from mesh.errors import PermissionDenied
+from mesh.failures import from_rpc_error
+from mesh.identity import Role
+from tests.support.certificates import certified, channels_as
+from tests.support.scheduler_server import running_scheduler
+
+FILES = (scheduler_pb2, decode_pb2, prefill_pb2, kvstore_pb2)
+TABLES: Mapping[str, Mapping[str, Collection[Role]]] = {
+    scheduler.SERVICE: scheduler.SERVES,
+    decode.SERVICE: decode.SERVES,
+    prefill.SERVICE: prefill.SERVES,
+    kvstore.SERVICE: kvstore.SERVES,
+}
+
+
+def test_every_method_between_services_names_the_roles_that_it_serves() -> None:
+    methods = {
+        service.full_name: {method.name for method in service.methods}
+        for file in FILES
+        for service in file.DESCRIPTOR.services_by_name.values()
+    }
+    assert {service: set(table) for service, table in TABLES.items()} == methods
+    assert all(roles for table in TABLES.values() for roles in table.values())
+
+
+def test_only_gateways_submit_and_only_decode_workers_have_prompts_computed() -> None:
+    assert set(decode.SERVES["Attach"]) == {Role.GATEWAY}
+    assert set(prefill.SERVES["Prefill"]) == {Role.DECODE}
+
+
+@pytest.mark.parametrize("role", [Role.GATEWAY, Role.OPERATOR, Role.KVSTORE, Role.SCHEDULER])
+async def test_only_workers_report_status(tmp_path: Path, role: Role) -> None:
+    tls = certified(tmp_path, Role.SCHEDULER, "scheduler").model_dump()
+    async with (
+        running_scheduler(security={"tls": tls}) as endpoint,
+        channels_as(tmp_path, role, "x").open(endpoint, Role.SCHEDULER) as channel,
+    ):
+        call = scheduler_pb2_grpc.SchedulerServiceStub(channel).ReportStatus(timeout=5)
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await call.read()
+    assert isinstance(from_rpc_error(raised.value), PermissionDenied)
+
+
+async def test_a_worker_places_nothing(tmp_path: Path) -> None:
+    tls = certified(tmp_path, Role.SCHEDULER, "scheduler").model_dump()
+    async with (
+        running_scheduler(security={"tls": tls}) as endpoint,
+        channels_as(tmp_path, Role.DECODE, "d").open(endpoint, Role.SCHEDULER) as channel,
+    ):
+        stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
+        with pytest.raises(PermissionDenied):
+            await stub.Place(scheduler_pb2.PlaceRequest(model="m"), timeout=5)
