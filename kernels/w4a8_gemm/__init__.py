@@ -9,9 +9,10 @@ import torch
 from kernels.moe_permute.layout import Layout
 from kernels.w4a8_gemm import reference
 from kernels.w4a8_gemm.activations import ScaledRows
+from kernels.w4a8_gemm.profile import profiled
 from kernels.w4a8_gemm.weight import Int4Experts, int4_experts, pack_tiles, unpack_tiles
 
-__all__ = ["Int4Experts", "ScaledRows", "int4_experts", "pack_tiles", "unpack_tiles", "w4a8_grouped_gemm"]
+__all__ = ["Int4Experts", "ScaledRows", "int4_experts", "pack_tiles", "profiled", "unpack_tiles", "w4a8_grouped_gemm"]
 
 
 def w4a8_grouped_gemm(x: ScaledRows, weight: Int4Experts, layout: Layout) -> torch.Tensor:

@@ -1,7 +1,6 @@
 """Our product for Hopper: `cuda/w4a8.cu`."""
 
 import ctypes
-from dataclasses import dataclass
 from functools import cache
 from math import prod
 from pathlib import Path
@@ -12,33 +11,12 @@ from kernels.hopper import is_hopper
 from kernels.moe_permute.layout import ContiguousLayout, Layout
 from kernels.nvrtc import encode_rows, load_kernel
 from kernels.w4a8_gemm.activations import ScaledRows
+from kernels.w4a8_gemm.tiling import TILINGS, Tiling
 from kernels.w4a8_gemm.weight import GROUP, TILE_OUTPUTS, Int4Experts
 
 SOURCE = Path(__file__).parent / "cuda" / "w4a8.cu"
 # Of the source.
 MOST_EXPERTS, WARPGROUP = 512, 128
-
-
-@dataclass(frozen=True, slots=True)
-class Tiling:
-    """How a product is cut: `Shape` in the source."""
-
-    # Of a tile.
-    rows: int
-    # Each of them multiplies `parts` times 64 outputs; one more copies.
-    warpgroups: int
-    parts: int
-
-
-# The last one is for any number of rows.
-TILINGS = (
-    Tiling(16, 4, 1),
-    Tiling(32, 4, 1),
-    Tiling(48, 4, 1),
-    Tiling(64, 4, 1),
-    Tiling(96, 2, 2),
-    Tiling(128, 2, 2),
-)
 
 
 class Arguments(ctypes.Structure):
@@ -67,13 +45,13 @@ def takes(weight: Int4Experts) -> bool:
 
 
 def w4a8_grouped_gemm(x: ScaledRows, weight: Int4Experts, layout: Layout, tiling: Tiling | None = None) -> torch.Tensor:
-    """For what it `takes`. tiling: None chooses by the expected rows of an expert."""
+    """For what it `takes`. tiling: by default the weight's for the expected rows of an expert."""
     experts, outputs, inputs = weight.shape
     device = x.values.device
     out = torch.empty(*layout.shape, outputs, dtype=torch.bfloat16, device=device)
     if not out.numel():
         return out
-    tiling = tiling or choose_tiling(layout)
+    tiling = tiling or choose_tiling(weight, layout)
     contiguous = isinstance(layout, ContiguousLayout)
     # A tile of a contiguous layout belongs to one expert.
     assert not contiguous or TILINGS[-1].rows % tiling.rows == 0
@@ -92,12 +70,10 @@ def w4a8_grouped_gemm(x: ScaledRows, weight: Int4Experts, layout: Layout, tiling
     return out
 
 
-def choose_tiling(layout: Layout) -> Tiling:
-    """Tiles that hold most experts' rows, where choices are even: a second tile decodes the weights again."""
+def choose_tiling(weight: Int4Experts, layout: Layout) -> Tiling:
     if isinstance(layout, ContiguousLayout):
         return TILINGS[-1]
-    most = min(layout.expected_rows + 1.5 * layout.expected_rows**0.5, layout.capacity)
-    return next((tiling for tiling in TILINGS if tiling.rows >= most), TILINGS[-1])
+    return weight.tilings.choose(layout.expected_rows, layout.capacity)
 
 
 def _rows_of_experts(layout: Layout) -> torch.Tensor:

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 import torch
 
+from kernels.w4a8_gemm.tiling import H200, TilingTable
+
 # Inputs that share a scale.
 GROUP = 128
 # Outputs and bytes of a tile, which holds one group of inputs: two weights a byte, then a bfloat16 scale an output.
@@ -26,6 +28,8 @@ class Int4Experts:
     tiles: torch.Tensor
     # Whether any weight is -8, which takes longer to decode. Scales of absmax / 7 leave none.
     has_minimum: bool
+    # For the product on Hopper.
+    tilings: TilingTable = H200
 
     @property
     def shape(self) -> tuple[int, int, int]:

@@ -1,13 +1,14 @@
 """INT4 experts on Hopper against their definition."""
 
+from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
 
 from kernels.moe_permute.layout import PADDING, ContiguousLayout, Layout, MaskedLayout
-from kernels.w4a8_gemm import Int4Experts, ScaledRows, int4_experts, pack_tiles, reference, warpgroups
-from kernels.w4a8_gemm.warpgroups import TILINGS, Tiling, choose_tiling
+from kernels.w4a8_gemm import Int4Experts, ScaledRows, int4_experts, pack_tiles, profiled, reference, warpgroups
+from kernels.w4a8_gemm.tiling import TILINGS, Tiling
 from tests.support.errors import relative_error
 from tests.support.hopper import on_hopper
 
@@ -29,17 +30,6 @@ def random_experts(experts: int, outputs: int, inputs: int, lowest: int = -7) ->
 def random_rows(layout: Layout, experts: int, inputs: int, static: bool) -> ScaledRows:
     values = torch.randn(*layout.shape, inputs, device="cuda").to(torch.float8_e4m3fn)
     return ScaledRows(values, torch.rand(experts if static else layout.shape, device="cuda") + 0.1, static)
-
-
-@pytest.mark.parametrize(
-    ("rows", "expected"), [(1, 16), (16, 32), (32, 48), (40, 64), (64, 96), (96, 128), (4096, 128)]
-)
-def test_a_tile_holds_most_experts_rows(rows: int, expected: int) -> None:
-    assert choose_tiling(masked([rows] * 4, 8192, rows)).rows == expected
-
-
-def test_a_tile_holds_no_more_than_an_expert_can_have() -> None:
-    assert choose_tiling(masked([60] * 4, 64, 60)).rows == 64
 
 
 @pytest.mark.gpu
@@ -104,6 +94,18 @@ def test_any_number_of_experts(experts: int) -> None:
     used = torch.arange(64, device="cuda") < counts.unsqueeze(1)
     found, expected = (module.w4a8_grouped_gemm(x, weight, layout, *more) for module, more in both(None))
     assert relative_error(found[used], expected[used]) < 5e-3
+
+
+@pytest.mark.gpu
+@on_hopper
+def test_profiled_weights_multiply_as_before(tmp_path: Path) -> None:
+    weight, layout = random_experts(4, 256, 512), masked([3, 0, 64, 20], 64)
+    layout = MaskedLayout(layout.positions, layout.counts.cuda(), 64)
+    x = random_rows(layout, 4, 512, static=True)
+    again = profiled(weight, tmp_path)
+    assert profiled(weight, tmp_path).tilings == again.tilings and len(list(tmp_path.iterdir())) == 1
+    found, expected = (warpgroups.w4a8_grouped_gemm(x, each, layout) for each in (again, weight))
+    assert torch.equal(found[2], expected[2])
 
 
 def both(tiling: Tiling | None) -> tuple[tuple[ModuleType, tuple[Tiling, ...]], ...]:

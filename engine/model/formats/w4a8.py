@@ -16,7 +16,7 @@ from engine.model.formats.places import ExpertTensor, expert_parameters
 from engine.model.parameters import NamedParameters, whole
 from kernels.expert_rows import place_rows, swiglu_rows
 from kernels.group_quant import GROUP
-from kernels.w4a8_gemm import Int4Experts, int4_experts, pack_tiles, w4a8_grouped_gemm
+from kernels.w4a8_gemm import Int4Experts, int4_experts, pack_tiles, profiled, w4a8_grouped_gemm
 from kernels.w4a8_gemm.weight import TILE_BYTES, TILE_OUTPUTS, WEIGHT_BYTES
 
 
@@ -110,4 +110,4 @@ class _Matrices:
         for tiles, values, scales in zip(self._tiles, self.values, self.scales, strict=True):
             matrix = values.flatten(2).flatten(0, 1).contiguous()
             tiles.copy_(pack_tiles(matrix, scales.flatten(2).flatten(0, 1).contiguous()))
-        self._packed = int4_experts(self._tiles)
+        self._packed = profiled(int4_experts(self._tiles))

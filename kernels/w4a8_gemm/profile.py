@@ -1,0 +1,143 @@
+"""The fastest tilings of a product, measured on the card when weights are loaded and kept on disk."""
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from statistics import median
+from tempfile import NamedTemporaryFile
+
+import torch
+
+from kernels.moe_permute.layout import MaskedLayout
+from kernels.w4a8_gemm.activations import ScaledRows
+from kernels.w4a8_gemm.tiling import TILINGS, Tiling, TilingTable
+from kernels.w4a8_gemm.weight import Int4Experts
+
+# Expected rows at which tilings are compared, and how often each is timed.
+ROWS = (8, 12, 16, 24, 32, 40, 48, 56, 64, 80, 96)
+REPEATS = 7
+CHOICES = 8
+
+# Seconds that a tiling takes for an expected number of rows.
+Measure = Callable[[int, Tiling], float]
+
+
+def profiled(weight: Int4Experts, folder: Path | None = None) -> Int4Experts:
+    """`weight` with the fastest tilings on its card.
+
+    They are measured, for about a second, if `folder` (by default deepmesh in the user's cache) has none of this shape,
+    card and package version. Weights that the product on Hopper does not take stay as they are.
+    """
+    if not weight.tiles.is_cuda:
+        return weight
+    from kernels.w4a8_gemm import warpgroups
+
+    if not warpgroups.takes(weight):
+        return weight
+    file = (folder or default_folder()) / f"w4a8-{_key(weight.tiles.device, warpgroups.SOURCE.parent)}.json"
+    table = find_or_measure(file, "x".join(map(str, weight.shape)), lambda *case: _measure(weight, *case))
+    return replace(weight, tilings=table)
+
+
+def default_folder() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "deepmesh"
+
+
+def find_or_measure(file: Path, shape: str, measure: Measure) -> TilingTable:
+    """The shape's table in the file; if it has none, a new one, which is added to it."""
+    tables = _read(file)
+    if shape not in tables:
+        tables[shape] = list(measure_table(measure).most_rows)
+        _write(file, tables)
+    return TilingTable(tuple(tables[shape]))
+
+
+def measure_table(measure: Measure) -> TilingTable:
+    """The fastest tiling at each of `ROWS`; between two of them, the one for more rows."""
+    fastest = [_fastest(rows, measure) for rows in ROWS]
+    # Noise must not give more rows a smaller tile.
+    fastest = [max(fastest[: index + 1]) for index in range(len(fastest))]
+    most = [max((rows for rows, best in zip(ROWS, fastest, strict=True) if best <= at), default=0) for at in _ALL]
+    return TilingTable(tuple(most[:-1]))
+
+
+_ALL = range(len(TILINGS))
+
+
+def _fastest(rows: int, measure: Measure) -> int:
+    """Index of the tiling. Tiles of less than half of the rows, or of more than four times as many, never are."""
+    sensible = [at for at in _ALL if rows <= 2 * TILINGS[at].rows and TILINGS[at].rows <= max(4 * rows, 32)]
+    return min(sensible, key=lambda at: measure(rows, TILINGS[at]))
+
+
+def _measure(weight: Int4Experts, rows: int, tiling: Tiling) -> float:
+    """Median seconds, for tokens that choose their experts at random: the same ones for every tiling."""
+    from kernels.w4a8_gemm import warpgroups
+
+    experts, _, inputs = weight.shape
+    device, choices = weight.tiles.device, min(CHOICES, experts)
+    tokens = -(-rows * experts // choices)
+    generator = torch.Generator(device).manual_seed(rows)
+    chosen = torch.rand(tokens, experts, device=device, generator=generator).argsort(dim=1)[:, :choices]
+    counts = torch.bincount(chosen.flatten(), minlength=experts).int()
+    layout = MaskedLayout(chosen, counts, -(-int(counts.max()) // 64) * 64)
+    values = torch.randn(*layout.shape, inputs, device=device, generator=generator).to(torch.float8_e4m3fn)
+    x = ScaledRows(values, torch.ones(experts, device=device), static=True)
+    return _median_seconds(lambda: warpgroups.w4a8_grouped_gemm(x, weight, layout, tiling))
+
+
+def _median_seconds(call: Callable[[], object]) -> float:
+    # The first call compiles.
+    call()
+    return median(_seconds(call) for _ in range(REPEATS))
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    # A second launch hides the first one's overhead on the host.
+    call()
+    start.record()
+    call()
+    stop.record()
+    stop.synchronize()
+    return float(start.elapsed_time(stop)) / 1000
+
+
+def _key(device: torch.device, sources: Path) -> str:
+    """Of package version, sources and card."""
+    card = torch.cuda.get_device_properties(device)
+    told: Sequence[bytes] = [
+        f"{_version()} {card.name} {card.multi_processor_count}".encode(),
+        *(path.read_bytes() for path in sorted(sources.iterdir())),
+    ]
+    return hashlib.sha256(b"\0".join(told)).hexdigest()[:16]
+
+
+def _version() -> str:
+    try:
+        return version("deepmesh")
+    except PackageNotFoundError:
+        # It runs from a checkout; the sources are part of the key anyway.
+        return "none"
+
+
+def _read(file: Path) -> dict[str, list[int]]:
+    try:
+        found: dict[str, list[int]] = json.loads(file.read_text())
+    except (OSError, json.JSONDecodeError):
+        return {}
+    return found
+
+
+def _write(file: Path, tables: dict[str, list[int]]) -> None:
+    """Other ranks may read meanwhile: they see the file before or after. A folder that takes no files keeps nothing."""
+    with suppress(OSError):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with NamedTemporaryFile("w", dir=file.parent, suffix=".json", delete=False) as written:
+            json.dump(tables, written)
+        Path(written.name).replace(file)

@@ -1,0 +1,46 @@
+"""How the product on Hopper is cut, by the rows that an expert expects."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """`Shape` in the CUDA source."""
+
+    # Of a tile.
+    rows: int
+    # Each of them multiplies `parts` times 64 outputs; one more copies.
+    warpgroups: int
+    parts: int
+
+
+# The last one is for any number of rows.
+TILINGS = (
+    Tiling(16, 4, 1),
+    Tiling(32, 4, 1),
+    Tiling(48, 4, 1),
+    Tiling(64, 4, 1),
+    Tiling(96, 2, 2),
+    Tiling(128, 2, 2),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TilingTable:
+    # The most expected rows for which a tiling of `TILINGS` is taken, ascending; more rows take the last tiling.
+    most_rows: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        assert len(self.most_rows) == len(TILINGS) - 1 and list(self.most_rows) == sorted(self.most_rows)
+
+    def choose(self, expected_rows: int, capacity: int) -> Tiling:
+        """capacity: the most rows that an expert can have; a larger tile would hold nothing more."""
+        for most, tiling in zip(self.most_rows, TILINGS, strict=False):
+            if expected_rows <= most or tiling.rows >= capacity:
+                return tiling
+        return TILINGS[-1]
+
+
+# Measured on an H200 with random choices of experts. Tiles hold most experts' rows: a second tile would decode the
+# weights again.
+H200 = TilingTable((11, 24, 38, 53, 82))
