@@ -28,7 +28,9 @@ template <int ROWS, int WARPGROUPS, int PARTS>
 struct Shape {
   static constexpr int OUTPUT_TILES = WARPGROUPS * PARTS, CONSUMERS = WARPGROUPS * WARPGROUP, THREADS = CONSUMERS + WARPGROUP;
   static constexpr int X_BYTES = ROWS * GROUP_INPUTS;
-  static constexpr int REST_BYTES = 1024 + CONSUMERS / 32 * 512 + MOST_EXPERTS * 4 + ROWS * 4;
+  // Rows that a warp stores together.
+  static constexpr int STORED = ROWS > 64 ? ROWS / 2 : ROWS;
+  static constexpr int REST_BYTES = 1024 + CONSUMERS / 32 * STORED * 32 + MOST_EXPERTS * 4 + ROWS * 4;
   static constexpr int FIT = (SHARED_BYTES - REST_BYTES) / (X_BYTES + OUTPUT_TILES * TILE_BYTES + ROWS * 4 + 32);
   static constexpr int STAGES = FIT < 12 ? FIT : 12;
   static constexpr int FEW_REGISTERS = WARPGROUPS == 2 ? 40 : 32, REGISTERS = WARPGROUPS == 2 ? 232 : 112;
@@ -39,7 +41,8 @@ struct Shared {
   using Of = Shape<ROWS, WARPGROUPS, PARTS>;
   u8 x[Of::STAGES][Of::X_BYTES];
   u8 weight[Of::STAGES][Of::OUTPUT_TILES][TILE_BYTES];
-  uint4 rows[Of::CONSUMERS / 32][32];
+  // 16 outputs a row for each warp.
+  uint4 rows[Of::CONSUMERS / 32][Of::STORED * 2];
   u64 full[Of::STAGES], empty[Of::STAGES];
   // The first producer writes a tile here before the tile's first stage. It is at most STAGES tiles ahead of a consumer that
   // still stores one.
@@ -59,6 +62,11 @@ __device__ __forceinline__ uint4 load_shared(const void* from) {
   asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(found.x), "=r"(found.y), "=r"(found.z), "=r"(found.w) : "r"(shared_address(from)));
   return found;
+}
+
+__device__ __forceinline__ void store_global(void* to, uint4 value) {
+  asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};"
+               ::"l"(to), "r"(value.x), "r"(value.y), "r"(value.z), "r"(value.w) : "memory");
 }
 
 __device__ __forceinline__ void store_transposed(u32 address, u32 first, u32 second, u32 third, u32 fourth) {
@@ -174,35 +182,52 @@ struct Product {
     }
   }
 
-  // A warp's 16 outputs of 16 rows at a time: transposed in its own shared memory, then 32 bytes of each row.
+  // Sums of 16 rows, scaled, to bf16 and transposed: a row's 16 outputs next to each other.
+  __device__ __forceinline__ static void stage_rows(uint4* staged, const float* total, const float2* scales) {
+    int lane = threadIdx.x % 32;
+    u32 packed[4];
+#pragma unroll
+    for (int k = 0; k < 2; k++) {
+      packed[k * 2] = pack_bf16(total[k * 4] * scales[k].x, total[k * 4 + 1] * scales[k].y);
+      packed[k * 2 + 1] = pack_bf16(total[k * 4 + 2] * scales[k].x, total[k * 4 + 3] * scales[k].y);
+    }
+    // Lanes l / 8 point to the rows of matrices: rows 0 to 7 or 8 to 15, outputs 0 to 7 or 8 to 15.
+    u32 address = shared_address(staged) + (lane / 16 * 8 + lane % 8) * 32 + lane / 8 % 2 * 16;
+    store_transposed(address, packed[0], packed[1], packed[2], packed[3]);
+  }
+
+  // A warp's 16 outputs of STORED rows, 32 bytes each. Each step is made for all of them before the next: 16 rows after 16
+  // rows would wait for shared memory and for registers each time.
+  __device__ __forceinline__ void store_rows(const float* total, const float2* from, unsigned short* out, long long width,
+                                             int rows) const {
+    int lane = threadIdx.x % 32;
+    uint4* staged = shared.rows[threadIdx.x / 32];
+    float2 scales[Of::STORED / 8];
+    uint4 found[Of::STORED / 16];
+#pragma unroll
+    for (int j = 0; j < Of::STORED / 8; j++) scales[j] = from[j * 4];
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < Of::STORED / 16; i++) stage_rows(staged + i * 32, total + i * 8, scales + i * 2);
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < Of::STORED / 16; i++) found[i] = staged[i * 32 + lane];
+#pragma unroll
+    for (int i = 0; i < Of::STORED / 16; i++, out += 16 * width)
+      if (i * 16 + lane / 2 < rows) store_global(out, found[i]);
+  }
+
   __device__ __forceinline__ void store(int slot, int part, const float (&total)[ROWS / 2]) const {
     Tile tile = shared.tiles[slot];
     const float2* scales = reinterpret_cast<const float2*>(shared.scales[slot]) + threadIdx.x % 4;
     int lane = threadIdx.x % 32, output_tile = tile.first_output_tile + warpgroup * PARTS + part;
     int rows = output_tile < given.output_tiles ? tile.rows : 0;
-    uint4* staged = shared.rows[threadIdx.x / 32];
-    // Lanes l / 8 point to the rows of four matrices: rows 0 to 7 or 8 to 15, outputs 0 to 7 or 8 to 15.
-    u32 address = shared_address(staged) + (lane / 16 * 8 + lane % 8) * 32 + lane / 8 % 2 * 16;
     long long width = (long long)given.output_tiles * TILE_OUTPUTS;
     unsigned short* out = given.out + (tile.first_row + lane / 2) * width + output_tile * TILE_OUTPUTS +
                           threadIdx.x % WARPGROUP / 32 * 16 + lane % 2 * 8;
 #pragma unroll
-    for (int j = 0; j < ROWS / 8; j += 2) {
-      if (j * 8 >= rows) continue;
-      u32 packed[4];
-#pragma unroll
-      for (int k = 0; k < 2; k++) {
-        float2 scale = scales[(j + k) * 4];
-        const float* at = &total[(j + k) * 4];
-        packed[k * 2] = pack_bf16(at[0] * scale.x, at[1] * scale.y);
-        packed[k * 2 + 1] = pack_bf16(at[2] * scale.x, at[3] * scale.y);
-      }
-      __syncwarp();
-      store_transposed(address, packed[0], packed[1], packed[2], packed[3]);
-      __syncwarp();
-      uint4 found = staged[lane];
-      if (j * 8 + lane / 2 < rows) *reinterpret_cast<uint4*>(out + j * 8 * width) = found;
-    }
+    for (int first = 0; first < ROWS; first += Of::STORED)
+      store_rows(total + first / 2, scales + first / 2, out + first * width, width, rows - first);
   }
 
   __device__ __forceinline__ void consume() const {
