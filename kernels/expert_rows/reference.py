@@ -38,7 +38,9 @@ def swiglu_rows(
 
 def _quantize(rows: torch.Tensor, layout: Layout, input_scale: torch.Tensor | None) -> ScaledRows:
     if input_scale is None:
-        scales = rows.abs().amax(dim=-1).clamp(min=SMALLEST) / LARGEST
+        largest = rows.abs().amax(dim=-1).clamp(min=SMALLEST)
+        # Dividing by a number, torch multiplies by its reciprocal on a GPU, which rounds differently.
+        scales = largest / torch.full_like(largest, LARGEST)
         divisors = scales.unsqueeze(-1)
     else:
         scales, divisors = input_scale, _of_rows(input_scale.unsqueeze(1), layout)
