@@ -7,15 +7,18 @@ from kernels.group_quant import reference
 GROUP = reference.GROUP
 
 
-def quantize_groups(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Round to the nearest integer so that each group's largest magnitude becomes 7.
+def quantize_groups(weight: torch.Tensor, importance: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Round to the nearest of -7 to 7 times each group's scale.
 
-    weight: [outputs, inputs], any float dtype, inputs a multiple of 128. Returns (packed [outputs, inputs / 2] int8,
-    the first weight in the low half, scales [outputs, inputs / 128] float32 that bfloat16 can hold), with weight ~
-    integers * scales. A group of zeros has scale 1. Backend: the reference.
+    weight: [outputs, inputs], any float dtype, inputs a multiple of 128; importance: [inputs] float32. Without it, each
+    group's largest magnitude becomes 7; with it, the share of 0.7 to 1 of the largest does for which the sum of the
+    squared errors times the importance of their inputs is least. Returns (packed [outputs, inputs / 2] int8, the first
+    weight in the low half, scales [outputs, inputs / 128] float32 that bfloat16 can hold), with weight ~ integers *
+    scales. A group of zeros has scale 1. Backend: the reference.
     """
     assert weight.dim() == 2 and weight.is_floating_point() and weight.shape[1] % GROUP == 0
-    return reference.quantize_groups(weight)
+    assert importance is None or importance.shape == weight.shape[1:]
+    return reference.quantize_groups(weight, importance)
 
 
 def dequantize_groups(packed: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:

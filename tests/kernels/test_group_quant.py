@@ -27,3 +27,26 @@ def test_kernels_read_what_was_quantized() -> None:
     integers, kept = unpack_tiles(pack_tiles(packed, scales))
     assert torch.equal(kept.float(), scales)
     assert torch.equal(integers.float() * scales.repeat_interleave(128, 1), dequantize_groups(packed, scales))
+
+
+def test_clipping_lowers_the_error_that_counts() -> None:
+    weight, importance = torch.randn(64, 256), torch.rand(256).pow(6)
+
+    def weighted_error(packed: torch.Tensor, scales: torch.Tensor) -> float:
+        return float(((dequantize_groups(packed, scales) - weight).square() * importance).sum())
+
+    plain, clipped = quantize_groups(weight), quantize_groups(weight, importance)
+    assert weighted_error(*clipped) < 0.9 * weighted_error(*plain)
+    assert (clipped[1] <= plain[1]).all()
+
+
+@pytest.mark.parametrize("clipped", [False, True])
+def test_the_integer_that_takes_longer_to_decode_is_never_written(clipped: bool) -> None:
+    weight = torch.cat([-torch.rand(32, 128), torch.randn(32, 128)])
+    packed, _ = quantize_groups(weight, torch.rand(128) if clipped else None)
+    assert not any(bool(((packed >> shift) & 15).eq(8).any()) for shift in (0, 4))
+
+
+def test_zeros_are_not_clipped() -> None:
+    packed, scales = quantize_groups(torch.zeros(2, 128), torch.ones(128))
+    assert not packed.any() and torch.equal(scales, torch.ones(2, 1))

@@ -1,7 +1,8 @@
 """AWQ (Lin et al., "AWQ: Activation-aware Weight Quantization", 2024): which channels of an input are worth more bits.
 
 A channel's weights are multiplied by a power of its mean magnitude before they are rounded, and its activations are
-divided by it. The power is searched for, by the error of the outputs on calibration data; 0 is plain rounding.
+divided by it. The power is searched for, by the error of the outputs on calibration data; 0 is plain rounding. Then
+the largest weights of a group are clipped as far as that lowers the error, each input weighted by its mean square.
 """
 
 from collections.abc import Iterable, Sequence

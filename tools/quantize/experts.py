@@ -77,9 +77,9 @@ def _quantize(source: Source, name: str, rows: torch.Tensor, pre_scale: torch.Te
     if awq:
         down_pre_scale = _down_pre_scale(inner, down)
         tensors[f"{name}.down_proj.{PRE_SCALE}"] = down_pre_scale.cpu()
-    rounded_gate = round_to_int4(gate, pre_scale)
-    rounded_up = round_to_int4(up, pre_scale)
-    rounded_down = round_to_int4(down, down_pre_scale)
+    rounded_gate = round_to_int4(gate, pre_scale, _importance(rows, pre_scale))
+    rounded_up = round_to_int4(up, pre_scale, _importance(rows, pre_scale))
+    rounded_down = round_to_int4(down, down_pre_scale, _importance(inner, down_pre_scale))
     for matrix, rounded in (("gate", rounded_gate), ("up", rounded_up), ("down", rounded_down)):
         tensors |= rounded.tensors(f"{name}.{matrix}_proj.weight")
     found = _gated(rows, rounded_gate.stands_for, rounded_up.stands_for) @ rounded_down.stands_for.t()
@@ -116,6 +116,13 @@ def _down_pre_scale(inner: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
     if not len(inner):
         return torch.ones_like(down[0])
     return best_pre_scale(inner.abs().mean(dim=0), [(inner, down)])
+
+
+def _importance(rows: torch.Tensor, pre_scale: torch.Tensor | None) -> torch.Tensor | None:
+    """Mean square of each channel, as AWQ clips by it; None without AWQ, or if calibration never reached the expert."""
+    if pre_scale is None or not len(rows):
+        return None
+    return (rows * pre_scale).square().mean(dim=0)
 
 
 def _gated(rows: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:

@@ -66,9 +66,13 @@ def round_tensor(source: Source, spec: TensorSpec, form: Format) -> Rounded:
     return Rounded(tensors)
 
 
-def round_to_int4(weight: torch.Tensor, pre_scale: torch.Tensor | None = None) -> Int4:
-    """weight: [outputs, inputs] float32; pre_scale: [inputs], by which its input's channels will be multiplied."""
-    packed, scales = quantize_groups(weight if pre_scale is None else weight / pre_scale)
+def round_to_int4(
+    weight: torch.Tensor, pre_scale: torch.Tensor | None = None, importance: torch.Tensor | None = None
+) -> Int4:
+    """weight: [outputs, inputs] float32; pre_scale: [inputs], by which its input's channels will be multiplied;
+    importance: [inputs], as `quantize_groups` takes it.
+    """
+    packed, scales = quantize_groups(weight if pre_scale is None else weight / pre_scale, importance)
     found = dequantize_groups(packed, scales)
     return Int4(packed, scales, found if pre_scale is None else found.mul_(pre_scale))
 
