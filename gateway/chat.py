@@ -26,6 +26,26 @@ class ChatMessage:
 
 
 @dataclass(frozen=True, slots=True)
+class TemplateOptions:
+    """Variables of the template, which it may use or not; None leaves one undefined."""
+
+    # Whether models that can do both are to reason.
+    thinking: bool | None = None
+    reasoning_effort: str | None = None
+
+    def variables(self) -> dict[str, Any]:
+        named = {
+            "thinking": self.thinking,
+            "enable_thinking": self.thinking,
+            "reasoning_effort": self.reasoning_effort,
+        }
+        return {name: value for name, value in named.items() if value is not None}
+
+
+DEFAULT_OPTIONS = TemplateOptions()
+
+
+@dataclass(frozen=True, slots=True)
 class RenderedChat:
     token_ids: list[int]
     reasoning: ReasoningStart
@@ -49,25 +69,22 @@ class ChatTemplate:
             raise ConfigError(f"the chat template does not parse: line {error.lineno}: {error.message}") from error
         self._tokenizer = tokenizer
 
-    def render(self, messages: Sequence[ChatMessage], thinking: bool | None = None) -> RenderedChat:
-        """The prompt that asks the model for the next message. Raises InvalidRequest if the template refuses.
-
-        `thinking`, if set, is a variable of the template: it tells models that can do both whether to reason.
-        """
+    def render(self, messages: Sequence[ChatMessage], options: TemplateOptions = DEFAULT_OPTIONS) -> RenderedChat:
+        """The prompt that asks the model for the next message. Raises InvalidRequest if the template refuses."""
         _validate(messages)
         shield = ControlTextShield(self._tokenizer.control_starts, [message.content for message in messages])
         shielded = [
             {"role": message.role, "content": shield.apply(message.content, own_words=message.role == "assistant")}
             for message in messages
         ]
-        text = self._run(shielded, {} if thinking is None else {"thinking": thinking})
+        text = self._run(shielded, options.variables())
         opened = text.rstrip().endswith(THINK_OPEN)
         return RenderedChat(
             token_ids=shield.encode(text, self._tokenizer),
             reasoning=ReasoningStart.OPEN if opened else ReasoningStart.POSSIBLE,
         )
 
-    def _run(self, messages: list[dict[str, str]], variables: dict[str, bool]) -> str:
+    def _run(self, messages: list[dict[str, str]], variables: dict[str, Any]) -> str:
         try:
             return self._template.render(
                 messages=messages,

@@ -8,7 +8,7 @@ from gateway.config import DispatchConfig, LimitsConfig
 from gateway.generation import Generation
 from gateway.intake import Prepared
 from gateway.live import RETRY_AFTER_MS, Links, LiveGeneration
-from gateway.placement import Placer
+from gateway.placement import Placement, Placer
 from mesh.errors import DeadlineExceeded, MeshError, Overloaded, SlowClient
 from mesh.metrics import (
     GATEWAY_CACHED_TOKENS,
@@ -40,10 +40,13 @@ class Dispatcher:
         return len(self._live)
 
     @asynccontextmanager
-    async def open(self, prepared: Prepared, deadline: float, api: str) -> AsyncIterator[LiveGeneration]:
+    async def open(
+        self, prepared: Prepared, deadline: float, api: str, placement: Placement | None = None
+    ) -> AsyncIterator[LiveGeneration]:
         """Place the request and give it to the block, whose end, however it comes, frees everything.
 
-        `deadline` is on the event loop's clock, in seconds.
+        `deadline` is on the event loop's clock, in seconds. With a `placement` the scheduler is asked only if that
+        one fails.
 
         Raises Overloaded if the gateway is full, DeadlineExceeded at the request's deadline, SlowClient if the block
         does not read tokens fast enough, and what placement raises.
@@ -51,7 +54,7 @@ class Dispatcher:
         outcome = "cancelled"
         try:
             with span("gateway.generate", model=prepared.model, prompt_tokens=len(prepared.request.token_ids)):
-                async with self._bounded(prepared, deadline) as live:
+                async with self._bounded(prepared, deadline, placement) as live:
                     yield live
                 outcome = "finished" if live.finished else outcome
         except MeshError as error:
@@ -61,7 +64,9 @@ class Dispatcher:
             GATEWAY_REQUESTS.labels(prepared.model, api, outcome).inc()
 
     @asynccontextmanager
-    async def _bounded(self, prepared: Prepared, deadline: float) -> AsyncIterator[LiveGeneration]:
+    async def _bounded(
+        self, prepared: Prepared, deadline: float, placement: Placement | None
+    ) -> AsyncIterator[LiveGeneration]:
         if len(self._live) >= self._limits.live_generations:
             raise Overloaded(
                 f"the gateway has {len(self._live)} live generations: retry later", retry_after_ms=RETRY_AFTER_MS
@@ -78,7 +83,7 @@ class Dispatcher:
         self._live.add(live)
         try:
             async with scope:
-                await live.begin()
+                await live.begin(placement)
                 yield live
         except TimeoutError:
             if not scope.expired():

@@ -88,11 +88,22 @@ class Gateway:
         with tenant.admitted():
             try:
                 async with asyncio.timeout_at(deadline):
-                    prepared = await self.intake.prepare(ask, tenant.cache_salt)
+                    prepared = await self.intake.prepare(ask, tenant.chain_root(ask.cache_salt))
             except TimeoutError:
                 raise DeadlineExceeded("the request's deadline passed before its prompt was encoded") from None
             async with self.dispatcher.open(prepared, deadline, api) as generation:
                 yield generation
+
+    @asynccontextmanager
+    async def generate_sibling(
+        self, leader: LiveGeneration, number: int, tenant: Tenant, api: str
+    ) -> AsyncIterator[LiveGeneration]:
+        """Another answer to the leader's prompt, by the same workers, which have computed it. Raises as `generate`."""
+        generation = leader.generation
+        sibling = generation.prepared.sibling(number)
+        with tenant.admitted():
+            async with self.dispatcher.open(sibling, generation.deadline, api, leader.placement) as live:
+                yield live
 
     async def until(
         self, stop: Awaitable[None], ready: Callable[[], Awaitable[None]], unready: Callable[[], Awaitable[None]]

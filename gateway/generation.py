@@ -53,6 +53,7 @@ class Generation:
     """
 
     def __init__(self, prepared: Prepared, deadline: float, unread_limit: int, interrupt: Callable[[], None]) -> None:
+        self.prepared = prepared
         self.model = prepared.model
         self.request = prepared.request
         # On the event loop's clock, in seconds.
@@ -62,7 +63,8 @@ class Generation:
         self.slow: SlowClient | None = None
         # How often the client's task has come for tokens; it stands still for a stuck client.
         self.reads = 0
-        self._transcript = prepared.transcript
+        self._transcript = prepared.new_transcript()
+        self._echo = prepared.echo
         self._unread_limit = unread_limit
         self._interrupt = interrupt
         self._prompt_tokens = len(prepared.request.token_ids)
@@ -195,9 +197,10 @@ class Generation:
         if passage.match is not None:
             del token_ids[passage.tokens :], logprobs[passage.tokens :]
         self._read += len(token_ids)
-        delta = Delta(token_ids, passage.content, passage.reasoning, logprobs)
+        delta = Delta(token_ids, self._echo + passage.content, passage.reasoning, logprobs)
+        self._echo = ""
         if passage.match is not None:
-            delta.finish = Finish(FinishReason.STOP, self._usage(), stop_string=passage.match.string)
+            delta.finish = Finish(FinishReason.STOP, self.usage, stop_string=passage.match.string)
         elif self._reason is not None:
             self._close(delta, self._reason, stop_token_id)
         return delta
@@ -207,9 +210,11 @@ class Generation:
         delta.content += passage.content
         delta.reasoning += passage.reasoning
         string = passage.match.string if passage.match is not None else None
-        delta.finish = Finish(reason, self._usage(), stop_string=string, stop_token_id=stop_token_id)
+        delta.finish = Finish(reason, self.usage, stop_string=string, stop_token_id=stop_token_id)
 
-    def _usage(self) -> Usage:
+    @property
+    def usage(self) -> Usage:
+        """Counts of the tokens that were drained."""
         return Usage(self._prompt_tokens, self._read, self.cached_tokens, self._transcript.reasoning_tokens)
 
     def _wake(self) -> None:

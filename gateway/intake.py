@@ -5,20 +5,26 @@ import secrets
 from array import array
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeVar
 
+from msgspec import structs
+
 from gateway.catalog import Catalog, ModelText
-from gateway.chat import ChatMessage
+from gateway.chat import DEFAULT_OPTIONS, ChatMessage, TemplateOptions
 from gateway.config import LimitsConfig
 from gateway.memory import release_freed_memory
 from gateway.reasoning import ReasoningStart
 from gateway.requests import (
     ModelLimits,
     completion_room,
+    truncated,
+    validate_cache_salt,
     validate_stop_strings,
     validate_text,
 )
+from gateway.tokenizer import Tokenizer
 from gateway.transcript import Transcript, no_text
 from mesh.blocks import chain_hashes
 from mesh.domain.requests import TokenRequest
@@ -42,8 +48,7 @@ class TextPrompt:
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
     messages: Sequence[ChatMessage]
-    # For the template; None leaves it to that.
-    thinking: bool | None = None
+    options: TemplateOptions = DEFAULT_OPTIONS
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +72,14 @@ class Ask:
     stop_strings: tuple[str, ...]
     stop_token_ids: tuple[int, ...]
     ignore_eos: bool
+    # The text ends with the stop string that ended it.
+    include_stop_string: bool = False
+    # Keep this many of the prompt's last tokens; -1 keeps as many as the context has room for.
+    truncate_prompt_tokens: int | None = None
+    # Share cached prefixes only with the tenant's requests that have the same one.
+    cache_salt: str | None = None
+    # The text begins with the prompt's.
+    echo: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +88,21 @@ class Prepared:
 
     model: str
     request: TokenRequest
-    transcript: Transcript
+    new_transcript: Callable[[], Transcript]
     # Chain hashes of the prompt's full blocks, root first.
     block_hashes: Sequence[bytes]
+    # What comes before the answer's text.
+    echo: str = ""
+
+    def sibling(self, number: int) -> "Prepared":
+        """The same for another answer to the prompt, with random numbers of its own."""
+        sampling = self.request.sampling
+        request = structs.replace(
+            self.request,
+            request_id=f"{self.request.request_id}-{number}",
+            sampling=structs.replace(sampling, seed=settled_seed(sampling.seed + number)),
+        )
+        return replace(self, request=request)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,22 +129,32 @@ class Intake:
         check_sampling(ask.sampling, limits.vocabulary_size)
         validate_stop_strings(ask.stop_strings)
         check_stop_token_ids(ask.stop_token_ids, limits.vocabulary_size)
+        if ask.cache_salt is not None:
+            validate_cache_salt(ask.cache_salt)
         if ask.stop_strings and text.tokenizer is None:
             raise no_tokenizer(model, "stop")
         with span("gateway.encode"):
             encoded = await self._encode(ask.prompt, model)
-            max_tokens = completion_room(len(encoded.token_ids), ask.max_tokens, limits)
-            block_hashes = await self._run(len(encoded.token_ids), lambda: chain_hashes(encoded.token_ids, cache_salt))
+            token_ids = truncated(encoded.token_ids, ask.truncate_prompt_tokens, ask.max_tokens, limits)
+            max_tokens = completion_room(len(token_ids), ask.max_tokens, limits)
+            block_hashes = await self._run(len(token_ids), lambda: chain_hashes(token_ids, cache_salt))
         request = TokenRequest(
             request_id=ask.request_id,
-            token_ids=encoded.token_ids,
+            token_ids=token_ids,
             sampling=ask.sampling,
             stop=StopConditions(max_tokens, ask.stop_token_ids, ask.ignore_eos),
             cache_salt=cache_salt,
         )
         token_bytes = text.tokenizer.token_bytes if text.tokenizer is not None else no_text
-        transcript = Transcript(token_bytes, ask.stop_strings, encoded.reasoning)
-        return Prepared(model, request, transcript, block_hashes)
+        new_transcript = partial(
+            Transcript,
+            token_bytes,
+            ask.stop_strings,
+            encoded.reasoning,
+            include_stop_string=ask.include_stop_string,
+        )
+        echo = _echo(ask.prompt, encoded.token_ids, token_ids, text.tokenizer) if ask.echo else ""
+        return Prepared(model, request, new_transcript, block_hashes, echo)
 
     async def count(self, model: str, prompt: Prompt) -> Sequence[int]:
         """Token ids of the prompt, as `prepare` would encode it. Raises as it does."""
@@ -175,8 +210,17 @@ def _token_ids(
         return array("I", encode(prompt.text)), ReasoningStart.NONE
     if text.chat is None:
         raise InvalidRequest(f"{model!r} has no chat template: send a raw prompt", field="messages")
-    rendered = text.chat.render(prompt.messages, prompt.thinking)
+    rendered = text.chat.render(prompt.messages, prompt.options)
     return array("I", rendered.token_ids), rendered.reasoning
+
+
+def _echo(prompt: Prompt, encoded: Sequence[int], kept: Sequence[int], tokenizer: Tokenizer | None) -> str:
+    """The text of the prompt, or of what was kept of it; as its client wrote it, if that is all of it."""
+    if isinstance(prompt, TextPrompt) and len(kept) == len(encoded):
+        return prompt.text
+    if tokenizer is None:
+        raise InvalidRequest("a prompt of token ids has no text without a tokenizer", field="echo")
+    return tokenizer.spell(kept)
 
 
 def no_tokenizer(model: str, field: str) -> InvalidRequest:

@@ -67,6 +67,8 @@ class LiveGeneration:
         self.finished = False
         self.began_at = clock()
         self.first_token_at: float | None = None
+        # Where the request was last submitted.
+        self.placement: Placement | None = None
         self._block_hashes = block_hashes
         self._placer = placer
         self._links = links
@@ -83,9 +85,22 @@ class LiveGeneration:
         self._reads_seen = 0
         self._moved_at = self.began_at
 
-    async def begin(self) -> None:
-        """Place the request for the first time. Raises the scheduler's refusal; NoWorker only after waiting for one."""
-        await self._place(None)
+    @property
+    def prompt_arrived(self) -> bool:
+        """Whether the prompt's KV is where the tokens come from: the first token may overtake what is pushed there."""
+        pushed = self.placement is not None and self.placement.prefill is not None
+        return self.generation.received_tokens > int(pushed)
+
+    async def begin(self, placement: Placement | None = None) -> None:
+        """Submit the request as `placement` says, or where the scheduler places it.
+
+        Raises the scheduler's refusal; NoWorker only after waiting for one.
+        """
+        if placement is None:
+            await self._place(None)
+        else:
+            self._attempts += 1
+            self._submit(placement)
 
     async def next(self) -> Delta:
         """The next delta; the one with `finish` is the last. Raises the MeshError that ends the generation."""
@@ -219,6 +234,7 @@ class LiveGeneration:
         )
 
     def _submit(self, placement: Placement) -> None:
+        self.placement = placement
         self._attempt = Attempt(
             number=self._attempts,
             worker_id=placement.decode.worker_id,

@@ -7,6 +7,7 @@ from mesh.errors import ContextExceeded, InvalidRequest
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 256
+MAX_CACHE_SALT_CHARACTERS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,30 @@ def completion_room(prompt_tokens: int, max_tokens: int | None, limits: ModelLim
             field="max_tokens",
         )
     return room if max_tokens is None else max_tokens
+
+
+def truncated(token_ids: Sequence[int], keep: int | None, max_tokens: int | None, limits: ModelLimits) -> Sequence[int]:
+    """The last `keep` tokens; None keeps all, -1 those that leave room for `max_tokens` more in the context.
+
+    Raises InvalidRequest for another `keep` below 1.
+    """
+    if keep is None:
+        return token_ids
+    if keep == -1:
+        keep = max(1, limits.context_tokens - (max_tokens or 1))
+    if keep < 1:
+        raise InvalidRequest(
+            f"truncate_prompt_tokens must be -1 or at least 1, not {keep}", field="truncate_prompt_tokens"
+        )
+    return token_ids[-keep:]
+
+
+def validate_cache_salt(cache_salt: str) -> None:
+    """Raises InvalidRequest for an empty, overlong or malformed one."""
+    if not 0 < len(cache_salt) <= MAX_CACHE_SALT_CHARACTERS:
+        allowed = f"between 1 and {MAX_CACHE_SALT_CHARACTERS} characters"
+        raise InvalidRequest(f"cache_salt must have {allowed}, not {len(cache_salt)}", field="cache_salt")
+    validate_text(cache_salt, field="cache_salt")
 
 
 def validate_stop_strings(strings: Sequence[str]) -> None:

@@ -6,7 +6,7 @@ import grpc
 from deepmesh.v1 import common_pb2, gateway_pb2, gateway_pb2_grpc
 from msgspec.structs import replace
 
-from gateway.chat import ChatMessage
+from gateway.chat import ChatMessage, TemplateOptions
 from gateway.gateway import Gateway
 from gateway.generation import Delta, Finish, Generation
 from gateway.intake import Ask, ChatPrompt, Prompt, TextPrompt, TokenPrompt, settled_seed
@@ -86,7 +86,7 @@ def _prompt(prompt: gateway_pb2.Prompt) -> Prompt:
         case "chat":
             chat = prompt.chat
             messages = [ChatMessage(message.role, message.content) for message in chat.messages]
-            return ChatPrompt(messages, chat.thinking if chat.HasField("thinking") else None)
+            return ChatPrompt(messages, TemplateOptions(chat.thinking if chat.HasField("thinking") else None))
         case "token_ids":
             return TokenPrompt(prompt.token_ids.ids)
     raise InvalidRequest("the prompt is empty: set text, chat or token_ids", field="prompt")

@@ -20,6 +20,15 @@ class Tenant:
         self.live = 0
         self._max_concurrent = max_concurrent
 
+    def chain_root(self, cache_salt: str | None) -> bytes:
+        """The root of the hash chains of a request with this `cache_salt` of the client's own.
+
+        It is keyed with the tenant's secret, so that no client can name another tenant's blocks.
+        """
+        if cache_salt is None:
+            return self.cache_salt
+        return hmac.digest(self.cache_salt, cache_salt.encode(), "sha256")
+
     @contextmanager
     def admitted(self) -> Iterator[None]:
         """Count one generation while the block lasts. Raises Overloaded if the tenant has its share already."""

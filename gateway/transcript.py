@@ -28,11 +28,18 @@ class Transcript:
     """Turns tokens into text as they arrive; the result does not depend on how they were grouped."""
 
     def __init__(
-        self, token_bytes: Callable[[int], bytes], stop_strings: Sequence[str], reasoning: ReasoningStart
+        self,
+        token_bytes: Callable[[int], bytes],
+        stop_strings: Sequence[str],
+        reasoning: ReasoningStart,
+        *,
+        include_stop_string: bool = False,
     ) -> None:
+        """include_stop_string: the text ends with the stop string that ended it, instead of before it."""
         self.reasoning_tokens = 0
         self._detokenizer = Detokenizer(token_bytes)
         self._stops = StopStrings(stop_strings) if stop_strings else None
+        self._include_stop_string = include_stop_string
         self._splitter = ReasoningSplitter(reasoning)
 
     def push(self, token_ids: Sequence[int]) -> Passage:
@@ -67,6 +74,8 @@ class Transcript:
     def _extend(self, passage: Passage, text: str) -> None:
         if self._stops is not None:
             text, passage.match = self._stops.push(text)
+            if passage.match is not None and self._include_stop_string:
+                text += passage.match.string
         self._split(passage, text)
 
     def _split(self, passage: Passage, text: str) -> None:

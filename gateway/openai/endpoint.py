@@ -8,9 +8,8 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from gateway.choices import Choices, Piece, open_choices
 from gateway.gateway import Gateway
-from gateway.generation import Delta
-from gateway.live import LiveGeneration
 from gateway.openai.body import ClientGone, read_body, while_connected
 from gateway.openai.errors import error_json, error_response
 from gateway.openai.format import Answer, Format, Head
@@ -60,46 +59,53 @@ class Endpoint:
         body = parsed.body
         body.refuse()
         reply.note_ignored(parsed.ignored)
-        ask = body.ask(request_id.get() or new_request_id())
-        async with while_connected(receive), self._gateway.generate(ask, tenant, "openai") as live:
+        asks = body.asks(request_id.get() or new_request_id())
+        choices_per_prompt = body.choices_per_prompt
+        form = self._format(body, self._gateway.catalog.resolve(body.model))
+        opened = open_choices(self._gateway, asks, choices_per_prompt, tenant, "openai")
+        async with while_connected(receive), opened as choices:
             # Errors of admission come before the first delta, while there is still a status to send them with.
-            first = await live.next()
-            form = self._format(body, live)
-            if body.streams:
-                await self._stream(form, live, first, reply, body.streams_usage)
-            else:
-                await self._whole(form, live, first, reply)
+            first = await choices.next()
+            answer = self._stream if body.streams else self._whole
+            await answer(form, choices, len(asks) * choices_per_prompt, first, reply)
 
-    def _format(self, body: GenerationBody, live: LiveGeneration) -> Format:
-        generation = live.generation
+    def _format(self, body: GenerationBody, model: str) -> Format:
         head = Head(
-            id=generation.request.request_id,
+            id=request_id.get() or new_request_id(),
             created=int(time.time()),
-            model=generation.model,
+            model=model,
             with_token_ids=bool(body.return_token_ids),
             with_usage=body.streams_usage,
+            with_continuous_usage=body.streams and body.streams_usage_continuously,
+            choices_per_prompt=body.choices_per_prompt,
         )
-        return self._format_type(head, self._gateway.catalog.text(generation.model).tokenizer)
+        return self._format_type(head, self._gateway.catalog.text(model).tokenizer)
 
-    async def _stream(self, form: Format, live: LiveGeneration, first: Delta, reply: "Reply", with_usage: bool) -> None:
-        await reply.start_events(form.opening())
-        delta = first
+    async def _stream(self, form: Format, choices: Choices, count: int, first: Piece, reply: "Reply") -> None:
+        await reply.start_events()
+        for index in range(count):
+            if (opening := form.opening(index)) is not None:
+                await reply.event(opening)
+        piece = first
         while True:
-            await reply.event(form.chunk(delta))
-            if delta.finish is not None:
+            await reply.event(form.chunk(piece))
+            count -= piece.delta.finish is not None
+            if not count:
                 break
-            delta = await live.next()
-        if with_usage:
-            await reply.event(form.usage_chunk(delta.finish.usage))
+            piece = await choices.next()
+        if (usage := form.usage_chunk()) is not None:
+            await reply.event(usage)
         await reply.end_events()
 
-    async def _whole(self, form: Format, live: LiveGeneration, first: Delta, reply: "Reply") -> None:
-        answer, delta = Answer(), first
-        answer.add(delta)
-        while delta.finish is None:
-            delta = await live.next()
-            answer.add(delta)
-        await reply.json(form.whole(answer, delta.finish))
+    async def _whole(self, form: Format, choices: Choices, count: int, first: Piece, reply: "Reply") -> None:
+        answers, piece = [Answer() for _ in range(count)], first
+        while True:
+            answers[piece.index].add(piece.delta)
+            count -= piece.delta.finish is not None
+            if not count:
+                break
+            piece = await choices.next()
+        await reply.json(form.whole(answers))
 
 
 class Reply:
@@ -128,7 +134,7 @@ class Reply:
         else:
             await self._respond(error_response(error))
 
-    async def start_events(self, opening: bytes | None) -> None:
+    async def start_events(self) -> None:
         self._started = True
         headers = [
             (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -138,8 +144,6 @@ class Reply:
             *((name.encode(), value.encode()) for name, value in self._headers.items()),
         ]
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
-        if opening is not None:
-            await self.event(opening)
 
     async def event(self, data: bytes) -> None:
         await self._send({"type": "http.response.body", "body": b"data: " + data + b"\n\n", "more_body": True})

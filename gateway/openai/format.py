@@ -1,6 +1,7 @@
 """Deltas in the forms of OpenAI's two endpoints."""
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -8,7 +9,8 @@ from typing import ClassVar
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from gateway.generation import Delta, Finish, Usage
+from gateway.choices import Piece
+from gateway.generation import Delta, Finish
 from gateway.openai.responses import (
     ChatChoice,
     ChatChunkChoice,
@@ -16,14 +18,13 @@ from gateway.openai.responses import (
     ChatLogprobs,
     ChatMessageBody,
     CompletionChoice,
-    CompletionDetails,
     CompletionLogprobs,
-    PromptDetails,
     ResponseBody,
     TokenLogprob,
     TopLogprob,
     UsageBody,
 )
+from gateway.openai.usage import UsageTally
 from gateway.tokenizer import Tokenizer
 from mesh.domain.outputs import FinishReason, Logprobs
 
@@ -46,6 +47,9 @@ class Head:
     model: str
     with_token_ids: bool
     with_usage: bool
+    # Every chunk has the usage so far.
+    with_continuous_usage: bool
+    choices_per_prompt: int
 
 
 @dataclass(slots=True)
@@ -56,8 +60,10 @@ class Answer:
     reasoning: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[Logprobs] = field(default_factory=list)
+    finish: Finish | None = None
 
     def add(self, delta: Delta) -> None:
+        self.finish = delta.finish
         self.content.append(delta.content)
         self.reasoning.append(delta.reasoning)
         self.token_ids.extend(delta.token_ids)
@@ -75,28 +81,38 @@ class Format(ABC):
         self._head = head
         self._tokenizer = tokenizer
         self._encoder = msgspec.json.Encoder()
+        self._usage = UsageTally(head.choices_per_prompt)
 
-    def opening(self) -> bytes | None:
-        """The chunk before the first delta, or None if the form has none."""
+    def opening(self, index: int) -> bytes | None:
+        """The chunk of a choice before its first delta, or None if the form has none."""
         return None
 
-    def chunk(self, delta: Delta) -> bytes:
-        return self._chunk(self._delta_choices(delta))
+    def chunk(self, piece: Piece) -> bytes:
+        self._usage.note(piece.index, piece.usage)
+        return self._chunk(self._delta_choices(piece.index, piece.delta))
 
-    def usage_chunk(self, usage: Usage) -> bytes:
+    def usage_chunk(self) -> bytes | None:
         """The chunk after the last delta, for clients that ask for usage."""
-        return self._body(self.CHUNK, [], usage_body(usage))
+        if not self._head.with_usage:
+            return None
+        return self._body(self.CHUNK, [], self._usage.total())
 
-    def whole(self, answer: Answer, finish: Finish) -> bytes:
-        return self._body(self.WHOLE, self._whole_choices(answer, finish), usage_body(finish.usage))
+    def whole(self, answers: Sequence[Answer]) -> bytes:
+        """All choices, each of which has ended."""
+        for index, answer in enumerate(answers):
+            assert answer.finish is not None
+            self._usage.note(index, answer.finish.usage)
+        return self._body(self.WHOLE, self._whole_choices(answers), self._usage.total())
 
     @abstractmethod
-    def _delta_choices(self, delta: Delta) -> Choices: ...
+    def _delta_choices(self, index: int, delta: Delta) -> Choices: ...
 
     @abstractmethod
-    def _whole_choices(self, answer: Answer, finish: Finish) -> Choices: ...
+    def _whole_choices(self, answers: Sequence[Answer]) -> Choices: ...
 
     def _chunk(self, choices: Choices) -> bytes:
+        if self._head.with_continuous_usage:
+            return self._body(self.CHUNK, choices, self._usage.total())
         return self._body(self.CHUNK, choices, None if self._head.with_usage else UNSET)
 
     def _body(self, kind: str, choices: Choices, usage: UsageBody | UnsetType | None) -> bytes:
@@ -121,27 +137,30 @@ class ChatFormat(Format):
     CHUNK = "chat.completion.chunk"
     PREFIX = "chatcmpl"
 
-    def opening(self) -> bytes | None:
-        return self._chunk([ChatChunkChoice(ChatDelta(role="assistant", content=""))])
+    def opening(self, index: int) -> bytes | None:
+        return self._chunk([ChatChunkChoice(ChatDelta(role="assistant", content=""), index=index)])
 
-    def _delta_choices(self, delta: Delta) -> list[ChatChunkChoice]:
+    def _delta_choices(self, index: int, delta: Delta) -> list[ChatChunkChoice]:
         return [
             ChatChunkChoice(
                 ChatDelta(content=delta.content or UNSET, reasoning_content=delta.reasoning or UNSET),
                 self._logprobs(delta.token_ids, delta.logprobs),
-                _FINISH_REASONS[delta.finish.reason] if delta.finish is not None else None,
+                finish_reason(delta.finish),
+                index,
                 token_ids=self._token_ids(delta.token_ids),
             )
         ]
 
-    def _whole_choices(self, answer: Answer, finish: Finish) -> list[ChatChoice]:
+    def _whole_choices(self, answers: Sequence[Answer]) -> list[ChatChoice]:
         return [
             ChatChoice(
                 ChatMessageBody("".join(answer.content), "".join(answer.reasoning) or None),
                 self._logprobs(answer.token_ids, answer.logprobs),
-                _FINISH_REASONS[finish.reason],
+                finish_reason(answer.finish),
+                index,
                 token_ids=self._token_ids(answer.token_ids),
             )
+            for index, answer in enumerate(answers)
         ]
 
     def _logprobs(self, token_ids: Sequence[int], entries: Sequence[Logprobs]) -> ChatLogprobs | None:
@@ -166,40 +185,39 @@ class CompletionFormat(Format):
 
     def __init__(self, head: Head, tokenizer: Tokenizer | None) -> None:
         super().__init__(head, tokenizer)
-        # Characters of the tokens reported so far.
-        self._offset = 0
+        # By choice, characters of the tokens reported so far.
+        self._offsets: Counter[int] = Counter()
 
-    def _delta_choices(self, delta: Delta) -> list[CompletionChoice]:
-        reason = _FINISH_REASONS[delta.finish.reason] if delta.finish is not None else None
-        return [self._choice(delta.content, delta.token_ids, delta.logprobs, reason)]
+    def _delta_choices(self, index: int, delta: Delta) -> list[CompletionChoice]:
+        logprobs = self._logprobs(index, delta.token_ids, delta.logprobs)
+        token_ids = self._token_ids(delta.token_ids)
+        return [CompletionChoice(delta.content, logprobs, finish_reason(delta.finish), index, token_ids)]
 
-    def _whole_choices(self, answer: Answer, finish: Finish) -> list[CompletionChoice]:
-        text = "".join(answer.content)
-        return [self._choice(text, answer.token_ids, answer.logprobs, _FINISH_REASONS[finish.reason])]
+    def _whole_choices(self, answers: Sequence[Answer]) -> list[CompletionChoice]:
+        return [
+            CompletionChoice(
+                "".join(answer.content),
+                self._logprobs(index, answer.token_ids, answer.logprobs),
+                finish_reason(answer.finish),
+                index,
+                self._token_ids(answer.token_ids),
+            )
+            for index, answer in enumerate(answers)
+        ]
 
-    def _choice(
-        self, text: str, token_ids: Sequence[int], entries: Sequence[Logprobs], reason: str | None
-    ) -> CompletionChoice:
-        logprobs = self._logprobs(token_ids, entries) if entries else None
-        return CompletionChoice(text, logprobs, reason, token_ids=self._token_ids(token_ids))
-
-    def _logprobs(self, token_ids: Sequence[int], entries: Sequence[Logprobs]) -> CompletionLogprobs:
+    def _logprobs(self, index: int, token_ids: Sequence[int], entries: Sequence[Logprobs]) -> CompletionLogprobs | None:
+        if not entries:
+            return None
         report = CompletionLogprobs([], [], [], [])
         for token_id, entry in zip(token_ids, entries, strict=True):
             text, _ = self._token(token_id)
             report.tokens.append(text)
             report.token_logprobs.append(entry.logprob)
             report.top_logprobs.append({self._token(other)[0]: logprob for other, logprob in entry.top})
-            report.text_offset.append(self._offset)
-            self._offset += len(text)
+            report.text_offset.append(self._offsets[index])
+            self._offsets[index] += len(text)
         return report
 
 
-def usage_body(usage: Usage) -> UsageBody:
-    return UsageBody(
-        prompt_tokens=usage.prompt_tokens,
-        completion_tokens=usage.completion_tokens,
-        total_tokens=usage.prompt_tokens + usage.completion_tokens,
-        prompt_tokens_details=PromptDetails(usage.cached_tokens),
-        completion_tokens_details=CompletionDetails(usage.reasoning_tokens),
-    )
+def finish_reason(finish: Finish | None) -> str | None:
+    return None if finish is None else _FINISH_REASONS[finish.reason]

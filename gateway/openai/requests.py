@@ -4,21 +4,26 @@ Decoded straight into these types: a body of 16 MiB is never held as a tree of o
 """
 
 from abc import abstractmethod
-from typing import Any, cast
+from dataclasses import replace
+from typing import Any, Literal, cast
 
 from msgspec import Struct
 
-from gateway.chat import ChatMessage
+from gateway.chat import ChatMessage, TemplateOptions
 from gateway.intake import Ask, ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from gateway.openai.sampling import SamplingFields
-from mesh.errors import InvalidRequest
+from mesh.errors import InvalidRequest, Unsupported
 
 # OpenAI's own default.
 DEFAULT_COMPLETION_TOKENS = 16
+# Answers that one request may ask for.
+MAX_CHOICES = 128
 
 
 class StreamOptions(Struct, forbid_unknown_fields=True):
     include_usage: bool | None = None
+    # Report in every chunk how many tokens there are so far.
+    continuous_usage_stats: bool | None = None
     # OpenAI pads chunks against guesses from their lengths; we do not.
     include_obfuscation: bool | None = None
 
@@ -35,6 +40,13 @@ class GenerationBody(SamplingFields, kw_only=True):
     ignore_eos: bool | None = None
     # Report token ids beside the text.
     return_token_ids: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    # Answers to each prompt; they share its computation.
+    n: int | None = None
+    # Keep this many of the prompt's last tokens; -1 keeps as many as the context has room for.
+    truncate_prompt_tokens: int | None = None
+    # Share cached prefixes only with requests that have the same one.
+    cache_salt: str | None = None
 
     @property
     def streams(self) -> bool:
@@ -44,9 +56,26 @@ class GenerationBody(SamplingFields, kw_only=True):
     def streams_usage(self) -> bool:
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
+    @property
+    def streams_usage_continuously(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
+
+    @property
+    def choices_per_prompt(self) -> int:
+        return 1 if self.n is None else self.n
+
+    def asks(self, request_id: str) -> list[Ask]:
+        """The same in the gateway's terms, for each prompt. Raises InvalidRequest."""
+        if self.choices_per_prompt < 1:
+            raise InvalidRequest(f"n must be at least 1, not {self.n}", field="n")
+        asks = self._asks(request_id)
+        if len(asks) * self.choices_per_prompt > MAX_CHOICES:
+            asked = f"{len(asks)} prompts with n={self.choices_per_prompt}"
+            raise InvalidRequest(f"{asked} are more than {MAX_CHOICES} answers: ask for fewer", field="n")
+        return asks
+
     @abstractmethod
-    def ask(self, request_id: str) -> Ask:
-        """The same in the gateway's terms. Raises InvalidRequest."""
+    def _asks(self, request_id: str) -> list[Ask]: ...
 
     def _ask(self, request_id: str, prompt: Prompt, top_logprobs: int | None, max_tokens: int | None) -> Ask:
         stop = [self.stop] if isinstance(self.stop, str) else self.stop
@@ -59,6 +88,9 @@ class GenerationBody(SamplingFields, kw_only=True):
             stop_strings=tuple(stop or ()),
             stop_token_ids=tuple(self.stop_token_ids or ()),
             ignore_eos=bool(self.ignore_eos),
+            include_stop_string=bool(self.include_stop_str_in_output),
+            truncate_prompt_tokens=self.truncate_prompt_tokens,
+            cache_salt=self.cache_salt,
         )
 
 
@@ -98,43 +130,71 @@ class Message(Struct, forbid_unknown_fields=True):
         return ChatMessage(role, "".join(part.text for part in parts))
 
 
-class TemplateOptions(Struct, forbid_unknown_fields=True):
+class TemplateFields(Struct, forbid_unknown_fields=True):
+    """`thinking` is DeepSeek's name of it, `enable_thinking` Qwen's."""
+
     thinking: bool | None = None
+    enable_thinking: bool | None = None
+
+    def settled(self) -> bool | None:
+        given = {self.thinking, self.enable_thinking} - {None}
+        if len(given) > 1:
+            field = "chat_template_kwargs.enable_thinking"
+            raise InvalidRequest("thinking and enable_thinking contradict each other: send one", field=field)
+        return next(iter(given), None)
+
+
+def template_options(fields: TemplateFields | None, reasoning_effort: str | None = None) -> TemplateOptions:
+    """An effort of "none" turns reasoning off and any other on, unless the template's own fields say otherwise."""
+    thinking = None if fields is None else fields.settled()
+    if thinking is None and reasoning_effort is not None:
+        thinking = reasoning_effort != "none"
+    return TemplateOptions(thinking, reasoning_effort)
 
 
 class ChatCompletionBody(GenerationBody, kw_only=True):
     messages: list[Message]
-    chat_template_kwargs: TemplateOptions | None = None
+    chat_template_kwargs: TemplateFields | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
 
-    def ask(self, request_id: str) -> Ask:
+    def _asks(self, request_id: str) -> list[Ask]:
         if self.top_logprobs is not None and not self.logprobs:
             raise InvalidRequest("top_logprobs needs logprobs: true", field="top_logprobs")
-        thinking = self.chat_template_kwargs.thinking if self.chat_template_kwargs is not None else None
-        prompt = ChatPrompt([message.to_chat(index) for index, message in enumerate(self.messages)], thinking)
+        options = template_options(self.chat_template_kwargs, self.reasoning_effort)
+        prompt = ChatPrompt([message.to_chat(index) for index, message in enumerate(self.messages)], options)
         top_logprobs = (self.top_logprobs or 0) if self.logprobs else None
         max_tokens = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
-        return self._ask(request_id, prompt, top_logprobs, max_tokens)
+        return [self._ask(request_id, prompt, top_logprobs, max_tokens)]
 
 
 class CompletionBody(GenerationBody, kw_only=True):
-    # Text, token ids, or a list of one of either.
+    # Text, token ids, or a list of either.
     prompt: str | list[int | str | list[int]]
     logprobs: int | None = None
+    # The text begins with the prompt's.
+    echo: bool | None = None
 
-    def ask(self, request_id: str) -> Ask:
+    def _asks(self, request_id: str) -> list[Ask]:
+        if self.echo and self.logprobs is not None:
+            raise Unsupported("echo with logprobs is not supported: leave one out", field="echo")
         max_tokens = DEFAULT_COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens
-        return self._ask(request_id, self._one_prompt(), self.logprobs, max_tokens)
+        asks = [
+            self._ask(f"{request_id}.{index}" if index else request_id, prompt, self.logprobs, max_tokens)
+            for index, prompt in enumerate(self._prompts())
+        ]
+        return [replace(ask, echo=bool(self.echo)) for ask in asks]
 
-    def _one_prompt(self) -> Prompt:
+    def _prompts(self) -> list[Prompt]:
         if isinstance(self.prompt, str):
-            return TextPrompt(self.prompt)
+            return [TextPrompt(self.prompt)]
         kinds = set(map(type, self.prompt))
         if kinds <= {int}:
-            return TokenPrompt(cast(list[int], self.prompt))
-        if len(self.prompt) > 1:
-            raise InvalidRequest(f"prompt holds {len(self.prompt)} prompts: send one a request", field="prompt")
-        only = self.prompt[0]
-        return TextPrompt(only) if isinstance(only, str) else TokenPrompt(cast(list[int], only))
+            return [TokenPrompt(cast(list[int], self.prompt))]
+        if len(kinds) > 1:
+            raise InvalidRequest("prompt mixes texts and token ids: send one kind", field="prompt")
+        return [
+            TextPrompt(each) if isinstance(each, str) else TokenPrompt(cast(list[int], each)) for each in self.prompt
+        ]

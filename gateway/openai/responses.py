@@ -60,7 +60,7 @@ class ChatDelta(Struct):
 class ChatChoice(Struct):
     message: ChatMessageBody
     logprobs: ChatLogprobs | None
-    finish_reason: str
+    finish_reason: str | None
     index: int = 0
     token_ids: list[int] | UnsetType = UNSET
 

@@ -8,7 +8,7 @@ from gateway.gateway import Gateway
 from gateway.intake import ChatPrompt, Prompt, TextPrompt, no_tokenizer
 from gateway.openai.body import read_body
 from gateway.openai.parsing import parse
-from gateway.openai.requests import Message, TemplateOptions
+from gateway.openai.requests import Message, TemplateFields, template_options
 from gateway.openai.responses import Detokenized, Tokenized
 from gateway.tokenizer import Tokenizer
 from mesh.domain.sampling import check_token_ids
@@ -21,7 +21,7 @@ class TokenizeBody(Struct, forbid_unknown_fields=True):
     model: str = ""
     prompt: str | None = None
     messages: list[Message] | None = None
-    chat_template_kwargs: TemplateOptions | None = None
+    chat_template_kwargs: TemplateFields | None = None
     # Put the model's beginning-of-sequence token before a raw prompt, as a completion does.
     add_special_tokens: bool = True
     return_token_strs: bool = False
@@ -31,8 +31,8 @@ class TokenizeBody(Struct, forbid_unknown_fields=True):
             raise InvalidRequest("send either prompt or messages", field="prompt")
         if self.prompt is not None:
             return TextPrompt(self.prompt, self.add_special_tokens)
-        thinking = self.chat_template_kwargs.thinking if self.chat_template_kwargs is not None else None
-        return ChatPrompt([message.to_chat(index) for index, message in enumerate(self.messages or ())], thinking)
+        messages = [message.to_chat(index) for index, message in enumerate(self.messages or ())]
+        return ChatPrompt(messages, template_options(self.chat_template_kwargs))
 
 
 class DetokenizeBody(Struct, forbid_unknown_fields=True):

@@ -1,7 +1,7 @@
 """What OpenAI's clients may send that changes nothing here, or that we refuse."""
 
 from collections.abc import Mapping
-from types import MappingProxyType
+from functools import cache
 from typing import Annotated, Any, get_type_hints
 
 from msgspec import Meta, Struct
@@ -45,7 +45,6 @@ class Refused(Accepted, kw_only=True):
     length_penalty: Annotated[Any, harmless(None, 1)] = None
     min_tokens: Annotated[Any, harmless(None, 0)] = None
     modalities: Annotated[Any, harmless(None, ["text"])] = None
-    n: Annotated[Any, harmless(None, 1)] = None
     parallel_tool_calls: Annotated[Any, harmless(None, True, False)] = None
     prediction: Annotated[Any, harmless(None)] = None
     priority: Annotated[Any, harmless(None, 0)] = None
@@ -65,21 +64,18 @@ class Refused(Accepted, kw_only=True):
 
     def refuse(self) -> None:
         """Raises Unsupported naming the first one that asks for something."""
-        for name, values in _HARMLESS.items():
+        for name, values in _harmless_values(type(self)).items():
             if getattr(self, name) not in values:
                 raise Unsupported(f"{name} is not supported: leave it out", field=name)
 
 
-def _values(hint: Any) -> list[object]:
-    (mark,) = hint.__metadata__
-    values: list[object] = mark.extra_json_schema["enum"]
-    return values
-
-
-_HARMLESS: Mapping[str, list[object]] = MappingProxyType(
-    {
-        name: _values(hint)
-        for name, hint in get_type_hints(Refused, include_extras=True).items()
-        if name in Refused.__struct_fields__ and name not in Accepted.__struct_fields__
+@cache
+def _harmless_values(kind: type[Refused]) -> Mapping[str, list[object]]:
+    """By field; a subclass that supports a feature has a field of its own under that name."""
+    hints = get_type_hints(kind, include_extras=True)
+    marks = ((name, getattr(hint, "__metadata__", (None,))[0]) for name, hint in hints.items())
+    return {
+        name: mark.extra_json_schema["enum"]
+        for name, mark in marks
+        if isinstance(mark, Meta) and mark.extra_json_schema is not None
     }
-)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.chat import ChatMessage, ChatTemplate, find_chat_template
+from gateway.chat import ChatMessage, ChatTemplate, TemplateOptions, find_chat_template
 from gateway.control_text import STAND_INS
 from gateway.reasoning import ReasoningStart
 from gateway.tokenizer import Tokenizer, load_tokenizer
@@ -88,7 +88,10 @@ def test_an_assistants_turn_cannot_end_itself() -> None:
 
 
 def test_a_template_that_opens_the_block_makes_the_answer_begin_with_reasoning() -> None:
-    assert own_template().render([ChatMessage("user", "q")], thinking=True).reasoning is ReasoningStart.OPEN
+    assert (
+        own_template().render([ChatMessage("user", "q")], TemplateOptions(thinking=True)).reasoning
+        is ReasoningStart.OPEN
+    )
     assert own_template().render([ChatMessage("user", "q")]).reasoning is ReasoningStart.POSSIBLE
     deepseek_r1 = template("{{ messages[0].content }}<｜Assistant｜><think>\n")
     assert deepseek_r1.render([ChatMessage("user", "q")]).reasoning is ReasoningStart.OPEN

@@ -24,7 +24,7 @@ def make_generation(
 ) -> Generation:
     request = TokenRequest("r", PROMPT, Sampling(), StopConditions(fields.pop("max_tokens", 50)))
     transcript = Transcript(LETTERS.__getitem__, stops, ReasoningStart.NONE)
-    return Generation(Prepared("m", request, transcript, []), 1e9, unread_limit, interrupt)
+    return Generation(Prepared("m", request, lambda: transcript, []), 1e9, unread_limit, interrupt)
 
 
 def test_tokens_that_were_not_read_share_one_delta() -> None:

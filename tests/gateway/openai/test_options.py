@@ -1,0 +1,185 @@
+"""What a request may ask for beside sampling: several choices and prompts, echoes, salts, reasoning, usage."""
+
+import hmac
+from typing import Any, cast
+
+import openai
+import pytest
+
+from gateway.config import ApiKeyConfig
+from mesh.errors import Overloaded, WorkerFull
+from tests.support.fake_decode import FakeDecodeWorker, scripted
+from tests.support.gateways import Mesh, model_texts, prefill_identity, running_mesh
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+HELLO: Any = [{"role": "user", "content": "hello"}]
+
+
+def spelled(text: str) -> list[int]:
+    tokenizer = model_texts()["oracle"].tokenizer
+    assert tokenizer is not None
+    return tokenizer.encode(text)
+
+
+def answering(text: str, **fields: Any) -> FakeDecodeWorker:
+    return FakeDecodeWorker(next_token=scripted(spelled(text)), eos_token_id=1, **fields)
+
+
+def client(mesh: Mesh) -> openai.AsyncOpenAI:
+    url = f"http://127.0.0.1:{mesh.http_port}/v1"
+    return openai.AsyncOpenAI(base_url=url, api_key="unused", max_retries=0, http_client=cast(Any, mesh.http))
+
+
+async def test_n_choices_have_random_numbers_of_their_own_and_share_one_placement() -> None:
+    async with running_mesh(answering("so<｜end▁of▁sentence｜>")) as mesh:
+        answer = await client(mesh).chat.completions.create(model="oracle", messages=HELLO, n=3, seed=5)
+        assert [(each.index, each.message.content) for each in answer.choices] == [(0, "so"), (1, "so"), (2, "so")]
+        submissions = mesh.worker.submissions
+        assert sorted(each.sampling.seed for each in submissions) == [5, 6, 7]
+        assert len({each.request_id for each in submissions}) == 3
+        assert len(mesh.scheduler.queries) == 1
+        assert answer.usage is not None
+        assert answer.usage.prompt_tokens == len(submissions[0].token_ids)
+        assert answer.usage.completion_tokens == 3 * len(spelled("so<｜end▁of▁sentence｜>"))
+
+
+@pytest.mark.parametrize("pushed", [False, True])
+async def test_siblings_wait_until_the_prompts_kv_is_where_they_go(pushed: bool) -> None:
+    class Watched(FakeDecodeWorker):
+        def _submit(self, submission: Any) -> None:
+            generated.append(max((request.generated for request in self.requests.values()), default=0))
+            super()._submit(submission)
+
+    generated: list[int] = []
+    async with running_mesh(Watched(step_seconds=0.01)) as mesh:
+        if pushed:
+            mesh.scheduler.add(prefill_identity())
+        await mesh.http.post(COMPLETIONS, json={"prompt": "hi", "n": 2, "max_tokens": 20})
+        assert generated[1] >= (2 if pushed else 1)
+        assert mesh.worker.submissions[1].HasField("prefill") == pushed
+
+
+async def test_a_sibling_that_finds_no_room_is_placed_anew() -> None:
+    class Full(FakeDecodeWorker):
+        def _submit(self, submission: Any) -> None:
+            if len(self.submissions) == 1:
+                self.refusals = [WorkerFull("full")]
+            super()._submit(submission)
+
+    async with running_mesh(Full(), FakeDecodeWorker(worker_id="decode-1")) as mesh:
+        answer = await mesh.http.post(COMPLETIONS, json={"prompt": "hi", "n": 2, "max_tokens": 20})
+        assert [choice["finish_reason"] for choice in answer.json()["choices"]] == ["length", "length"]
+        assert len(mesh.workers[1].submissions) == 1
+
+
+async def test_choices_stream_side_by_side() -> None:
+    async with running_mesh(answering("héllo🤖", step_seconds=0.002)) as mesh:
+        stream = await client(mesh).chat.completions.create(
+            model="oracle",
+            messages=HELLO,
+            n=3,
+            max_tokens=len(spelled("héllo🤖")),
+            stream=True,
+            stream_options=cast(Any, {"include_usage": True, "continuous_usage_stats": True}),
+        )
+        chunks = [chunk async for chunk in stream]
+        texts = ["", "", ""]
+        for chunk in chunks[:-1]:
+            texts[chunk.choices[0].index] += chunk.choices[0].delta.content or ""
+        assert texts == ["héllo🤖"] * 3
+        counts = [chunk.usage.completion_tokens for chunk in chunks if chunk.usage is not None]
+        assert len(counts) == len(chunks)
+        assert counts == sorted(counts)
+        assert counts[-1] == 3 * len(spelled("héllo🤖"))
+
+
+async def test_an_error_of_one_choice_ends_them_all() -> None:
+    class FailsSecond(FakeDecodeWorker):
+        def generate(self, request: Any) -> None:
+            if len(self.submissions) == 3 and request.submission is self.submissions[1]:
+                request.failure = Overloaded("out of blocks")
+            else:
+                super().generate(request)
+
+    async with running_mesh(FailsSecond(step_seconds=0.005)) as mesh:
+        for stream in (False, True):
+            body = {"messages": HELLO, "n": 3, "max_tokens": 3000, "stream": stream}
+            answer = await mesh.http.post(CHAT, json=body)
+            assert answer.text.count("out of blocks") == 1
+            await mesh.drained()
+            mesh.worker.submissions.clear()
+
+
+async def test_several_prompts_are_answered_in_their_order() -> None:
+    async with running_mesh() as mesh:
+        for prompts in (["a", "bc"], [spelled("a"), spelled("bc")]):
+            answer = await client(mesh).completions.create(
+                model="oracle", prompt=cast(Any, prompts), n=2, max_tokens=3, echo=True
+            )
+            texts = [choice.text for choice in answer.choices]
+            assert [text[:2] == "bc" for text in texts] == [False, False, True, True]
+            assert texts[0][0] == texts[1][0] == "a"
+            assert answer.usage is not None
+            assert answer.usage.prompt_tokens == 3 + (2 if isinstance(prompts[0], str) else 0)
+            assert answer.usage.completion_tokens == 12
+
+
+async def test_a_prompt_is_echoed_before_its_answer_whole_and_streamed() -> None:
+    async with running_mesh(answering("there")) as mesh:
+        for stream in (False, True):
+            body = {"prompt": "hi ", "max_tokens": 5, "echo": True, "stream": stream, "stop": "hi"}
+            answer = await mesh.http.post(COMPLETIONS, json=body)
+            assert answer.text.count('"text":"hi ') == 1
+        whole = await client(mesh).completions.create(model="oracle", prompt="hi ", max_tokens=5, echo=True)
+        assert whole.choices[0].text == "hi there"
+
+
+async def test_the_stop_string_may_stay_in_the_text() -> None:
+    async with running_mesh(answering("one STOP two", step_seconds=0.005)) as mesh:
+        answer = await client(mesh).chat.completions.create(
+            model="oracle", messages=HELLO, stop=["STOP"], extra_body={"include_stop_str_in_output": True}
+        )
+        assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == ("one STOP", "stop")
+
+
+async def test_a_long_prompt_is_cut_from_its_front_where_that_is_asked_for() -> None:
+    async with running_mesh(FakeDecodeWorker(context_tokens=50)) as mesh:
+        long = {"prompt": "x" * 100 + "end", "max_tokens": 8}
+        assert (await mesh.http.post(COMPLETIONS, json=long)).status_code == 400
+        for keep, kept in ((3, 3), (-1, 42)):
+            answer = await mesh.http.post(COMPLETIONS, json={**long, "truncate_prompt_tokens": keep, "echo": True})
+            assert answer.status_code == 200
+            submitted = list(mesh.worker.submissions[-1].token_ids)
+            assert (len(submitted), submitted[-3:]) == (kept, spelled("end"))
+            assert answer.json()["choices"][0]["text"].startswith("x" * (kept - 3) + "end")
+
+
+async def test_a_cache_salt_is_keyed_with_the_tenants_and_never_replaces_it() -> None:
+    keys = tuple(ApiKeyConfig.model_validate({"name": name, "key": f"{name}-secret"}) for name in ("alice", "carol"))
+    async with running_mesh(api_keys=keys) as mesh:
+        roots = {}
+        for name in ("alice", "carol"):
+            for salt in (None, "alice", "s"):
+                headers = {"authorization": f"Bearer {name}-secret"}
+                body = {"messages": HELLO, "max_tokens": 1, "cache_salt": salt}
+                assert (await mesh.http.post(CHAT, json=body, headers=headers)).status_code == 200
+                roots[name, salt] = mesh.worker.submissions[-1].cache_salt
+        assert len(set(roots.values())) == 6
+        assert roots["alice", "s"] == hmac.digest(roots["alice", None], b"s", "sha256")
+
+
+@pytest.mark.parametrize(
+    ("fields", "opened"),
+    [
+        ({"reasoning_effort": "high"}, True),
+        ({"reasoning_effort": "none"}, False),
+        ({"chat_template_kwargs": {"enable_thinking": True}}, True),
+        ({"chat_template_kwargs": {"enable_thinking": False}, "reasoning_effort": "high"}, False),
+    ],
+)
+async def test_reasoning_is_switched_by_either_name(fields: dict[str, Any], opened: bool) -> None:
+    async with running_mesh() as mesh:
+        answer = await mesh.http.post(CHAT, json={"messages": HELLO, "max_tokens": 1, **fields})
+        assert answer.status_code == 200
+        think = spelled("<think>")[0]
+        assert (think in mesh.worker.submissions[0].token_ids) == opened
