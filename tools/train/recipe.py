@@ -112,14 +112,6 @@ class Recipe:
             return progress / self.warm_up
         return min(1.0, max(0.0, (1 - progress) / (1 - self.decay_from)))
 
-    def stage_at(self, progress: float) -> Stage:
-        end = 0.0
-        for stage in self.stages:
-            end += stage.share
-            if progress < end:
-                return stage
-        return self.stages[-1]
-
 
 SHORT_CONTEXTS = Stage("short", 0.5, Mixture(0.06, (200, 900)), BatchShape(65536, 1024, 512))
 LONG_CONTEXTS = Stage("long", 0.35, Mixture(0.03, (1000, 15_500)), BatchShape(65536, 16384, 256))
