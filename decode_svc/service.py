@@ -14,6 +14,7 @@ from decode_svc.session import Attachment
 from decode_svc.worker import DecodeWorker
 from mesh.domain import wire as domain_wire
 from mesh.errors import InvalidRequest, NoWorker
+from mesh.identity import check_claim
 
 HELLO_SECONDS = 10.0
 
@@ -36,6 +37,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
         if worker is None:
             raise NoWorker("this worker is still loading its model: retry")
         hello = await _hello(request_iterator)
+        check_claim("hello.gateway_id", hello.gateway_id)
         attachment = worker.sessions.attach(hello.gateway_id, hello.gateway_incarnation, wire.resume_points(hello))
         reader = asyncio.create_task(_read(worker, attachment, request_iterator))
         try:

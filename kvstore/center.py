@@ -64,6 +64,10 @@ class Center:
         slab.agent.open_session(session.session_id, session.key)
         return Attachment(session, slab.agent.address, self._sessions.lease_seconds)
 
+    def worker_of(self, session_id: int) -> str:
+        """The id of the worker whose session it is. Raises UnknownSession."""
+        return self._sessions.get(session_id).worker_id
+
     async def match(self, namespace: KvNamespace, hashes: Sequence[bytes]) -> Location | None:
         """Which store holds the longest prefix of the chain: a hint."""
         with span("kvstore.match", blocks=len(hashes)):

@@ -14,6 +14,7 @@ from kvstore import wire
 from kvstore.center import Center
 from mesh.domain import worker_wire
 from mesh.errors import EndpointUnavailable, MeshError
+from mesh.identity import check_claim, check_worker
 from mesh.metrics import KVSTORE_REFUSALS
 
 Context = grpc.aio.ServicerContext[object, object]
@@ -56,8 +57,9 @@ class KvStoreServicer(kvstore_pb2_grpc.KvStoreServiceServicer):
         self, request: kvstore_pb2.AttachWorkerRequest, context: Context
     ) -> kvstore_pb2.AttachWorkerResponse:
         with counted_refusals():
-            store = self._store
-            attachment = store.center.attach(worker_wire.identity(request.worker), request.rank, request.session_id)
+            store, worker = self._store, worker_wire.identity(request.worker)
+            check_worker(worker.worker_id, worker.role)
+            attachment = store.center.attach(worker, request.rank, request.session_id)
             return wire.attach_response(attachment, store.store_id, store.epoch)
 
     async def MatchPrefix(
@@ -72,22 +74,31 @@ class KvStoreServicer(kvstore_pb2_grpc.KvStoreServiceServicer):
         with counted_refusals():
             parent_hash = wire.parent(request.parent_hash)
             hashes = wire.chain(request.block_hashes, "block_hashes")
-            return wire.offer_response(self._store.center.offer(request.session_id, parent_hash, hashes))
+            return wire.offer_response(
+                self._center_of(request.session_id).offer(request.session_id, parent_hash, hashes)
+            )
 
     async def ConfirmOffer(
         self, request: kvstore_pb2.ConfirmOfferRequest, context: Context
     ) -> kvstore_pb2.ConfirmOfferResponse:
         with counted_refusals():
-            stored_blocks = await self._store.center.confirm(request.session_id, request.transfer_id)
+            center = self._center_of(request.session_id)
+            stored_blocks = await center.confirm(request.session_id, request.transfer_id)
             return kvstore_pb2.ConfirmOfferResponse(stored_blocks=stored_blocks)
 
     async def WithdrawOffer(
         self, request: kvstore_pb2.WithdrawOfferRequest, context: Context
     ) -> kvstore_pb2.WithdrawOfferResponse:
         with counted_refusals():
-            self._store.center.withdraw(request.session_id, request.transfer_id)
+            self._center_of(request.session_id).withdraw(request.session_id, request.transfer_id)
             return kvstore_pb2.WithdrawOfferResponse()
 
     async def GetStatus(self, request: kvstore_pb2.GetStatusRequest, context: Context) -> kvstore_pb2.GetStatusResponse:
         store = self._store
         return wire.status_response(store.center.status(), store.store_id, store.epoch)
+
+    def _center_of(self, session_id: int) -> Center:
+        """The center, for a session that is the caller's. Raises UnknownSession, PermissionDenied."""
+        center = self._store.center
+        check_claim("the session's worker", center.worker_of(session_id))
+        return center

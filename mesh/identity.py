@@ -11,6 +11,7 @@ from enum import Enum
 from typing import Self
 from urllib.parse import quote, unquote
 
+from mesh.domain.workers import WorkerRole
 from mesh.errors import PermissionDenied
 
 TRUST_DOMAIN = "spiffe://deepmesh/"
@@ -75,11 +76,16 @@ def check_role(method: str, roles: Collection[Role]) -> None:
         raise PermissionDenied(f"{identity} may not call {method}, which serves {allowed}")
 
 
-def check_claim(what: str, name: str, role: Role | None = None) -> None:
-    """Raises PermissionDenied if the caller, where it is known, is another than it claims: "worker_id", "decode-1"."""
+def check_claim(what: str, name: str) -> None:
+    """Raises PermissionDenied if the caller, where it is known, has another name than it claims ("worker_id")."""
     identity = caller.get()
-    if identity is None:
-        return
-    if identity.name != name or role not in (None, identity.role):
-        claimed = f"{role.value} {name!r}" if role else repr(name)
-        raise PermissionDenied(f"{identity} claims to be {claimed}: {what} must be what its certificate says")
+    if identity is not None and identity.name != name:
+        raise PermissionDenied(f"{identity} claims that {what} is {name!r}: it must be the name in its certificate")
+
+
+def check_worker(worker_id: str, role: WorkerRole) -> None:
+    """Raises PermissionDenied if the caller, where it is known, is another worker, or has the other role."""
+    check_claim("worker_id", worker_id)
+    identity = caller.get()
+    if identity is not None and identity.role.value != role.value:
+        raise PermissionDenied(f"{identity} claims the role {role.value}: it must be the role in its certificate")

@@ -11,6 +11,7 @@ from deepmesh.internal.v1 import scheduler_pb2, scheduler_pb2_grpc
 
 from mesh.domain import worker_wire
 from mesh.errors import InvalidRequest, MeshError, Overloaded
+from mesh.identity import check_worker
 from mesh.metrics import SCHEDULER_DECISION_SECONDS, SCHEDULER_PLACEMENTS, SCHEDULER_REFUSALS
 from scheduler import wire
 from scheduler.coordinator import Coordinator
@@ -97,7 +98,9 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
     def _attach(self, request: scheduler_pb2.ReportStatusRequest) -> Lease:
         if not request.HasField("identity"):
             raise InvalidRequest("the first message of a status stream must carry identity", field="identity")
-        return self._registry.attach(worker_wire.identity(request.identity))
+        identity = worker_wire.identity(request.identity)
+        check_worker(identity.worker_id, identity.role)
+        return self._registry.attach(identity)
 
     def _apply(self, lease: Lease, request: scheduler_pb2.ReportStatusRequest) -> None:
         self._registry.update(

@@ -24,9 +24,11 @@ _STATE_NAMES = {state: workers_pb2.WorkerState.Name(number) for number, state in
 
 
 def check_name(field: str, name: str) -> None:
-    """Raises InvalidRequest if the name is empty or too long."""
+    """Raises InvalidRequest if the name is empty or too long, or could not stand in a line of a log."""
     if not 0 < len(name) <= MAX_NAME_CHARACTERS:
         raise InvalidRequest(f"{field} must have 1 to {MAX_NAME_CHARACTERS} characters", field=field)
+    if not name.isprintable():
+        raise InvalidRequest(f"{field} must have printable characters only", field=field)
 
 
 def identity(message: workers_pb2.WorkerIdentity) -> WorkerIdentity:

@@ -10,7 +10,7 @@ import grpc
 from deepmesh.internal.v1 import decode_pb2, decode_pb2_grpc
 from deepmesh.v1 import common_pb2
 
-from decode_svc.__main__ import SERVICE
+from decode_svc.__main__ import SERVES, SERVICE
 from decode_svc.config import DecodeConfig
 from decode_svc.prefill_link import PrefillLink
 from decode_svc.service import DecodeServicer
@@ -23,6 +23,7 @@ from mesh.domain.workers import WorkerRole
 from mesh.errors import MeshError
 from mesh.failures import from_failure, from_rpc_error
 from mesh.server import MeshServer, Registration
+from mesh.tls import server_tls
 from tests.support.addresses import NOWHERE
 from tests.support.fake_rank import TRANSFER_READY, FakeRankClient
 from tests.support.waiting import eventually
@@ -67,7 +68,8 @@ class RunningWorker:
 async def serving(config: DecodeConfig) -> AsyncIterator[tuple[DecodeServicer, MeshServer]]:
     servicer = DecodeServicer()
     add = decode_pb2_grpc.add_DecodeServiceServicer_to_server
-    async with MeshServer(config.server, "decode", [Registration(add, servicer, SERVICE, ("Attach",))]) as server:
+    registration = Registration(add, servicer, SERVICE, ("Attach",), SERVES)
+    async with MeshServer(config.server, "decode", [registration], server_tls(config.security.tls)) as server:
         yield servicer, server
 
 

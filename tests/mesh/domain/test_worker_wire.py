@@ -11,7 +11,8 @@ from mesh.errors import InvalidRequest
 from worker import wire
 from worker.status_report import StatusReport
 
-names = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=20)
+# A name stands in lines of logs: no control characters, no separators.
+names = st.text(st.characters(codec="utf-8", exclude_categories=("C", "Z")), min_size=1, max_size=20)
 counts = st.integers(0, 2**32 - 1)
 positive = st.integers(1, 2**32 - 1)
 sizes = st.integers(0, 2**63)
