@@ -1,4 +1,4 @@
-# make demo | make test | make lint | make soak | make check-NAME | make dist | make protos | make check-protos | make sanitize
+# make demo | make test | make lint | make soak | make check-NAME | make dist | make docs | make protos | make check-protos | make sanitize
 # PYTHON: an interpreter 3.11 or newer.  TORCH: what to install where that interpreter has no usable torch,
 # e.g. TORCH="torch --index-url https://download.pytorch.org/whl/cpu" for the small CPU build.
 PYTHON ?= $(firstword $(foreach p,python3 python3.13 python3.12 python3.11,$(shell command -v $(p) >/dev/null && $(p) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $(p))))
@@ -9,7 +9,7 @@ SOURCES := mesh worker cli gateway scheduler prefill_svc decode_svc kvstore engi
 
 SANITIZER := compute-sanitizer --report-api-errors no --error-exitcode 1
 
-.PHONY: demo test dist soak lint protos check-protos sanitize clean
+.PHONY: demo test dist soak lint docs protos check-protos sanitize clean
 
 demo: .venv/installed
 	$(BIN)/deepmesh demo
@@ -37,6 +37,10 @@ lint: .venv/installed-dev
 
 protos: .venv/installed-dev
 	cd protos && ../$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. deepmesh/v1/*.proto deepmesh/internal/v1/*.proto
+
+# The pages that are written from the code.
+docs: .venv/installed
+	$(BIN)/deepmesh config --markdown > docs/configuration.md
 
 # Against the last release, or the last commit where there is none yet, or AGAINST=a commit.
 check-protos: AGAINST ?= $(shell git describe --tags --abbrev=0 2>/dev/null || git rev-parse HEAD)

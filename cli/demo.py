@@ -24,6 +24,7 @@ from cli.launcher.serving import until_served
 from cli.launcher.shipped_model import shipped_model
 from cli.launcher.supervisor import Supervisor
 from cli.make_checkpoint import make_checkpoint
+from cli.settings.check import check_settings
 from cli.status import bytes_by_transport
 from cli.terminal import make_console, show_on
 from mesh.channel import Channels
@@ -81,6 +82,7 @@ def demo(
     stores = tuple(free_port() for _ in range(kvstore))
     asked = (*QUICK_SETTINGS, *(settings or ()))
     plan = MeshPlan(model, decode, free_port(), free_port(), free_port(), asked, prefill, stores, find_gpus())
+    check_settings(compose(plan))
     check_plan(plan)
     asyncio.run(_until_signal_or_done(plan, max_tokens, log, console))
 

@@ -10,6 +10,7 @@ from grpc import StatusCode
 from cli.bench import bench
 from cli.certs import certs
 from cli.chat import chat
+from cli.config import config
 from cli.demo import demo
 from cli.eval import evaluate
 from cli.health import health
@@ -31,7 +32,7 @@ commands look there, unless an option or DEEPMESH_GATEWAY, DEEPMESH_SCHEDULER (h
 def build() -> typer.Typer:
     app = typer.Typer(cls=Group, no_args_is_help=True, pretty_exceptions_enable=False)
     app.callback(help=HELP)(_options)
-    for command in (up, chat, status, health, bench, demo, quantize, certs):
+    for command in (up, chat, status, health, config, bench, demo, quantize, certs):
         app.command(cls=Command)(command)
     app.command("make-checkpoint", cls=Command)(make_checkpoint)
     app.command("eval", cls=Command)(evaluate)

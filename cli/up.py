@@ -23,6 +23,7 @@ from cli.launcher.preflight import check_plan
 from cli.launcher.serving import until_served
 from cli.launcher.shipped_model import shipped_model
 from cli.launcher.supervisor import NAME, Supervisor
+from cli.settings.check import check_settings
 from mesh.channel import Channels
 from mesh.ports import free_port
 from mesh.signals import until_signal
@@ -63,6 +64,7 @@ def up(
     stores = tuple(free_port() for _ in range(kvstore))
     plan = MeshPlan(model, decode, http_port, grpc_port, scheduler_port, asked, prefill, stores, find_gpus())
     specs = compose(plan)
+    check_settings(specs)
     check_plan(plan)
     asyncio.run(_run(plan, specs))
 

@@ -11,19 +11,21 @@ from worker.config import WorkerConfig
 class QueueConfig(Config):
     """What waits here at the most; what is over it is placed on another worker."""
 
-    # Requests beyond those that run at once.
     waiting_requests: int = Field(default=1024, ge=0)
-    # Prompts accepted and not computed; one request may exceed it alone.
+    """Requests beyond those that run at once."""
     queued_prefill_tokens: int = Field(default=1_000_000, ge=1)
-    # Output that one gateway has not acknowledged; 4 bytes a token, more with log probabilities.
+    """Prompts accepted and not computed; one request may exceed it alone."""
     kept_tokens: int = Field(default=8_000_000, ge=1)
+    """Output that one gateway has not acknowledged; 4 bytes a token, more with log probabilities."""
 
 
 class DecodeConfig(WorkerConfig):
-    # Whether it computes prompts that no prefill worker was chosen for.
+    """A decode worker: requests from acceptance to their last token."""
+
     can_prefill: bool = True
-    # How long requests outlive a broken stream.
+    """Whether it computes prompts that no prefill worker was chosen for."""
     grace_seconds: float = Field(default=10.0, ge=0)
+    """How long requests outlive a broken stream."""
     queue: QueueConfig = QueueConfig()
 
     @model_validator(mode="after")

@@ -18,16 +18,19 @@ class OracleConfig(Config):
     """The engine without a model: each token is a function of the KV it reads, at a set pace."""
 
     vocabulary_size: int = Field(default=1000, ge=2)
+    """Token ids are below this."""
     context_tokens: int = Field(default=131072, ge=64)
-    # Time of one decode step, and the rate of prefill; 0 is as fast as possible.
+    """Longest prompt and answer together."""
     step_ms: float = Field(default=0.0, ge=0)
+    """Milliseconds of one decode step; 0 is as fast as possible."""
     prefill_tokens_per_second: float = Field(default=0.0, ge=0)
-    # The share of drafts that are right.
+    """Rate at which prompts are computed; 0 is as fast as possible."""
     draft_accuracy: float = Field(default=0.8, ge=0, le=1)
-    # Served under this name.
+    """The share of drafts that are right."""
     model: str = "oracle"
-    # Tokenizer and chat template, needed to serve text; the engine itself needs none.
+    """Served under this name."""
     tokenizer_dir: Path | None = None
+    """Tokenizer and chat template, needed to serve text; the engine itself needs none."""
 
 
 class DraftsConfig(Config):
@@ -36,58 +39,68 @@ class DraftsConfig(Config):
     A guess is accepted if it is the token that is drawn in its place, so that tokens do not depend on guesses.
     """
 
-    # How many; 0 guesses none.
     next_n: int = Field(default=0, ge=0, le=MOST_DRAFTS)
+    """How many; 0 guesses none."""
 
 
 class EngineConfig(Config):
+    """What a worker computes with."""
+
     backend: Literal["model", "oracle"] = "model"
-    # A Hugging Face checkpoint of the DeepSeek V3 architecture.
+    """"oracle" needs no checkpoint: see engine.oracle."""
     model_dir: Path | None = None
-    # Served under this name; by default the directory's.
+    """A Hugging Face checkpoint of the DeepSeek V3 architecture."""
     model_name: str | None = None
+    """Served under this name; by default the directory's."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    """"auto" is the first GPU that the process sees, or the CPU where there is none."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    # How the KV pool stores latents: as the model computes, or in one byte.
+    """Of the computation; "auto" is bfloat16 on a GPU and float32 on a CPU."""
     kv_dtype: Literal["auto", "float8_e4m3fn"] = "auto"
-    # A latent is this times what a pool of one-byte numbers holds.
+    """How the KV pool stores latents: as the model computes, or in one byte."""
     kv_scale: float = Field(default=1.0, gt=0)
-    # Quantized weights are multiplied as they are, by activations that are quantized on the way, or brought to `dtype`
-    # when they are loaded; "auto" keeps them on a GPU.
+    """A latent is this times what a pool of one-byte numbers holds."""
     weights: Literal["auto", "quantized", "dequantized"] = "auto"
-    # Workers that declare the same name share KV although their checkpoints differ, as those of one model in FP8 and in
-    # INT4 do; by default a digest of the checkpoint stands in its place. The KV's dtype, layers, layout and scale must
-    # be equal in any case.
+    """Quantized weights are multiplied as they are, by activations that are quantized on the way, or brought to `dtype`
+    when they are loaded; "auto" keeps them on a GPU.
+    """
     kv_namespace: str | None = Field(default=None, min_length=1)
-    # Draw weights at random, for measurements; only config.json is read from model_dir.
+    """Workers that declare the same name share KV although their checkpoints differ, as those of one model in FP8 and
+    in INT4 do; by default a digest of the checkpoint stands in its place. The KV's dtype, layers, layout and scale must
+    be equal in any case.
+    """
     random_weights: bool = False
-    # Decode steps run as captured graphs; "auto" on a GPU.
+    """Draw weights at random, for measurements; only config.json is read from model_dir."""
     decode_graphs: Literal["auto", "off"] = "auto"
-    # Rows of these graphs; by default a few dozen sizes up to max_requests.
+    """Decode steps run as captured graphs; "auto" on a GPU."""
     graph_rows: tuple[int, ...] | None = Field(default=None, min_length=1)
-    # Run each size of step before serving, so that no request waits for what is compiled at first use; "auto" on a GPU.
+    """Rows of these graphs; by default a few dozen sizes up to max_requests."""
     warm_up: Literal["auto", "off"] = "auto"
-    # Compute threads on CPU; by default torch's choice.
+    """Run each size of step before serving, so that no request waits for what is compiled at first use; "auto" on a
+    GPU.
+    """
     threads: int | None = Field(default=None, ge=1)
-    # Requests that run at once.
+    """Compute threads on CPU; by default torch's choice."""
     max_requests: int = Field(default=64, ge=1)
-    # Tokens computed in one step: one of each running request first, then chunks of prompts.
+    """Requests that run at once."""
     max_step_tokens: int = Field(default=2048, ge=64)
-    # Blocks of 64 tokens in the KV pool; by default what memory allows.
+    """Tokens computed in one step: one of each running request first, then chunks of prompts."""
     total_blocks: int | None = Field(default=None, ge=2)
-    # Share of the memory that nothing else needs which the KV pool may take; by default 0.25 on CPU, 0.95 on a GPU.
+    """Blocks of 64 tokens in the KV pool; by default what memory allows."""
     kv_memory_fraction: float | None = Field(default=None, gt=0, le=0.95)
-    # Share of the GPU's whole memory for this worker, weights included, if others compute there too.
+    """Share of the memory that nothing else needs which the KV pool may take; by default 0.25 on CPU, 0.95 on a GPU."""
     memory_share: float = Field(default=1.0, gt=0, le=1)
-    # Caps the model's own context.
+    """Share of the GPU's whole memory for this worker, weights included, if others compute there too."""
     context_tokens: int | None = Field(default=None, ge=1)
-    # Launch a step before the one before it is read, so that the device never waits for the host; "auto" if the device
-    # computes while the host does other things.
+    """Caps the model's own context."""
     overlap: Literal["auto", "on", "off"] = "auto"
-    # Reuse blocks of equal prefixes.
+    """Launch a step before the one before it is read, so that the device never waits for the host; "auto" if the device
+    computes while the host does other things.
+    """
     prefix_cache: bool = True
-    # How KV moves between this worker and others; none moves without it.
+    """Reuse blocks of equal prefixes."""
     transfer: TransferConfig | None = None
+    """How KV moves between this worker and others; none moves without it."""
     oracle: OracleConfig = OracleConfig()
     drafts: DraftsConfig = DraftsConfig()
 

@@ -9,28 +9,31 @@ from mesh.config import Config, ServiceConfig
 
 
 class HttpConfig(Config):
-    """Where the OpenAI API listens; 0 picks a free port."""
+    """The OpenAI API over HTTP."""
 
     host: str = "127.0.0.1"
+    """Address to listen on: 0.0.0.0 is every one of the machine."""
     port: int = Field(default=0, ge=0, le=65535)
-    # Largest request body.
+    """0 picks a free port."""
     body_bytes: int = Field(default=16 * 1024 * 1024, ge=1024)
-    # How long a request's body may take to arrive.
+    """Largest request body."""
     body_seconds: float = Field(default=60.0, gt=0)
-    # Fields of a request that we do not know: the request is refused, or they are left out and named in the header
-    # x-deepmesh-ignored-fields of the answer.
+    """How long a request's body may take to arrive."""
     unknown_fields: Literal["refuse", "ignore"] = "refuse"
-    # Origins (https://example.com, or * for all) whose pages may call the API from a browser; by default none may.
+    """Fields of a request that we do not know: the request is refused, or they are left out and named in the header
+    x-deepmesh-ignored-fields of the answer.
+    """
     cors_origins: tuple[str, ...] = ()
+    """Origins (https://example.com, or * for all) whose pages may call the API from a browser; by default none may."""
 
 
 class ModelConfig(Config):
     """Tokenizer and chat template of one model. A model without an entry here takes and gives token ids only."""
 
-    # Directory with tokenizer.json and tokenizer_config.json, such as a checkpoint's.
     tokenizer_dir: Path
-    # The model's name as its workers give it; by default the directory's name.
+    """Directory with tokenizer.json and tokenizer_config.json, such as a checkpoint's."""
     name: str | None = None
+    """The model's name as its workers give it; by default the directory's name."""
 
     @property
     def served_name(self) -> str:
@@ -40,66 +43,77 @@ class ModelConfig(Config):
 class ApiKeyConfig(Config):
     """One API key, and the tenant that holds it."""
 
-    # Names the tenant in logs and metrics.
     name: str = Field(min_length=1)
+    """Names the tenant in logs and metrics."""
     key: SecretStr = Field(min_length=8)
-    # Keys with the same salt share cached prefixes; by default a key shares them with no other.
+    """What clients send: "Authorization: Bearer KEY"."""
     cache_salt: str | None = None
-    # Generations that the key may have at once; by default only the gateway's own limit holds.
+    """Keys with the same salt share cached prefixes; by default a key shares them with no other."""
     max_concurrent: int | None = Field(default=None, ge=1)
+    """Generations that the key may have at once; by default only the gateway's own limit holds."""
 
 
 class LimitsConfig(Config):
-    # Generations that may be live at once.
+    """What one request may ask for, and how long its client may take."""
+
     live_generations: int = Field(default=4096, ge=1)
-    # Characters of a raw or rendered prompt, before it is tokenized.
+    """Generations that may be live at once."""
     prompt_characters: int = Field(default=1_000_000, ge=1)
-    # Tokens that a client may leave unread before its generation is cancelled.
+    """Characters of a raw or rendered prompt, before it is tokenized."""
     unread_tokens: int = Field(default=4096, ge=1)
-    # A client that reads nothing for this long is given up.
+    """Tokens that a client may leave unread before its generation is cancelled."""
     stalled_seconds: float = Field(default=60.0, gt=0)
-    # Longest time that a generation may take, whatever deadline its client sets.
+    """A client that reads nothing for this long is given up."""
     generation_seconds: float = Field(default=3600.0, gt=0)
+    """Longest time that a generation may take, whatever deadline its client sets."""
 
 
 class DispatchConfig(Config):
-    # How often a request is placed: at first, and again after a worker was lost or had no room.
+    """How a request finds its worker, and another one if that is lost."""
+
     attempts: int = Field(default=5, ge=1)
-    # Pause before the second attempt; doubled for each further one.
+    """How often a request is placed: at first, and again after a worker was lost or had no room."""
     backoff_seconds: float = Field(default=0.05, gt=0)
-    # How long a request whose workers are lost, or that finds none, is placed again, however often: a worker is being
-    # started (again). A model is known for as long after its last worker lost its lease, so that requests that arrive
-    # then wait too. After that it is unknown, or a model without workers if `models` lists it.
+    """Pause before the second attempt; doubled for each further one."""
     worker_seconds: float = Field(default=10.0, ge=0)
-    # A scheduler that takes longer than this to place a request is done without, from the last snapshot of its
-    # registry, until it answers again.
+    """How long a request whose workers are lost, or that finds none, is placed again, however often: a worker is being
+    started (again). A model is known for as long after its last worker lost its lease, so that requests that arrive
+    then wait too. After that it is unknown, or a model without workers if `models` lists it.
+    """
     answer_seconds: float = Field(default=0.05, gt=0)
-    # Timeout of a call to the scheduler that nothing can be done without.
+    """A scheduler that takes longer than this to place a request is done without, from the last snapshot of its
+    registry, until it answers again.
+    """
     place_seconds: float = Field(default=2.0, gt=0)
-    # How long a worker may take for its first answer on a new stream.
+    """Timeout of a call to the scheduler that nothing can be done without."""
     attach_seconds: float = Field(default=5.0, gt=0)
-    # Pause before a broken stream is opened again; doubled for each failure, up to ten times this.
+    """How long a worker may take for its first answer on a new stream."""
     reattach_seconds: float = Field(default=0.1, gt=0)
+    """Pause before a broken stream is opened again; doubled for each failure, up to ten times this."""
 
 
 class PublicTlsConfig(Config):
     """PEM files that gRPC's clients are shown. Clients need no certificate; they have API keys."""
 
     certificate: Path
+    """Shown to clients; it names the host that they call."""
     key: Path
+    """The certificate's private key."""
 
 
 class GatewayConfig(ServiceConfig):
-    # TLS of server.port; None is plaintext, for loopback or behind a proxy that ends TLS.
+    """The gateway: clients' requests over gRPC and OpenAI HTTP."""
+
     public_tls: PublicTlsConfig | None = None
+    """TLS of server.port; None is plaintext, for loopback or behind a proxy that ends TLS."""
     http: HttpConfig = HttpConfig()
-    # Identifies this gateway to workers, across its restarts; by default the host's name and server.port.
     gateway_id: str | None = None
-    # host:port of the scheduler; there is no default, as for workers.
+    """Identifies this gateway to workers, across its restarts; by default the host's name and server.port."""
     scheduler: str
+    """host:port of the scheduler; there is no default, as for workers."""
     models: tuple[ModelConfig, ...] = ()
-    # If there are any, every call needs one.
     api_keys: tuple[ApiKeyConfig, ...] = ()
+    """If there are any, every call needs one."""
     limits: LimitsConfig = LimitsConfig()
     dispatch: DispatchConfig = DispatchConfig()
 

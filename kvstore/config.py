@@ -7,23 +7,28 @@ from transfer.config import TransferConfig
 
 
 class IndexConfig(Config):
-    # redis://host:port/database, shared by several stores. None: the index is in this process.
+    """Who holds which blocks, for hints to placement."""
+
     redis_url: str | None = None
-    # Longest wait for Redis. A lookup that gets no answer finds nothing.
+    """redis://host:port/database, shared by several stores; null keeps the index in this process."""
     timeout_seconds: float = Field(default=0.1, gt=0)
-    # A store that died is believed to hold its blocks for so long.
+    """Longest wait for Redis. A lookup that gets no answer finds nothing."""
     lease_seconds: float = Field(default=10.0, ge=0.5)
+    """A store that died is believed to hold its blocks for so long."""
 
 
 class KvStoreConfig(ServiceConfig):
-    # Unique in the mesh and stable across restarts; by default host:port.
+    """A KV store: blocks beyond the workers."""
+
     store_id: str | None = Field(default=None, min_length=1, max_length=256)
-    # Memory for KV blocks. The machine gives it as they fill.
+    """Unique in the mesh and stable across restarts; by default host:port."""
     memory_bytes: int = Field(default=1 << 30, ge=1 << 16)
-    # A worker that does not renew its session for this long is detached.
+    """Memory for KV blocks. The machine gives it as they fill."""
     session_seconds: float = Field(default=10.0, gt=0)
+    """A worker that does not renew its session for this long is detached."""
     max_sessions: int = Field(default=1024, ge=1)
-    # How long a worker may take to push what it offered.
+    """Workers that may be attached at once."""
     offer_seconds: float = Field(default=30.0, gt=0)
+    """How long a worker may take to push what it offered."""
     index: IndexConfig = IndexConfig()
     transfer: TransferConfig = TransferConfig()

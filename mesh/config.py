@@ -2,64 +2,72 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar, get_args
+from typing import Any, Literal, Self, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from mesh.addresses import is_loopback
+from mesh.config_keys import did_you_mean, keys_of, model_in
 from mesh.errors import ConfigError
 
 
 class Config(BaseModel):
     """Base of every configuration model: frozen, with unknown keys refused and defaults validated."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, protected_namespaces=())
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", validate_default=True, protected_namespaces=(), use_attribute_docstrings=True
+    )
 
 
 class ServerConfig(Config):
     """Where a service listens."""
 
     host: str = "127.0.0.1"
-    # 0 picks a free port.
+    """Address to listen on: 0.0.0.0 is every one of the machine."""
     port: int = Field(default=0, ge=0, le=65535)
-    # host:port at which others reach this service; by default its host (the machine's name if host is every address)
-    # and the port that it listens on.
+    """0 picks a free port."""
     advertise: str | None = None
-    # Port of Prometheus' /metrics over HTTP; None serves no metrics, 0 picks a free port.
+    """host:port at which others reach this service; by default its host (the machine's name if host is every address)
+    and the port that it listens on.
+    """
     metrics_port: int | None = Field(default=None, ge=0, le=65535)
-    # Port of gRPC health alone, in plaintext: probes bring no certificate. None serves it with all else.
+    """Port of Prometheus' /metrics over HTTP; null serves no metrics, 0 picks a free port."""
     health_port: int | None = Field(default=None, ge=0, le=65535)
-    # Largest gRPC message that is received or sent.
+    """Port of gRPC health alone, in plaintext: probes bring no certificate; null serves it with all else."""
     max_message_bytes: int = Field(default=16 * 1024 * 1024, ge=1024)
-    # How long a stopping service waits for its requests to end.
+    """Largest gRPC message that is received or sent."""
     drain_seconds: float = Field(default=10.0, ge=0)
+    """How long a stopping service waits for its requests to end."""
 
 
 class ObserveConfig(Config):
     """Logs and traces of a service."""
 
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
-    # File for Chrome trace events of every span (Perfetto opens it); "%p" in its name becomes the process id.
+    """Least severe messages that are logged; DEBUG has every span."""
     trace_file: Path | None = None
+    """File for Chrome trace events of every span (Perfetto opens it); "%p" in its name becomes the process id."""
 
 
 class TlsConfig(Config):
     """PEM files of a service. They are read again when they change."""
 
     certificate: Path
+    """Shown to the others; it names this service."""
     key: Path
-    # The CAs that sign the certificates of the others.
+    """The certificate's private key."""
     ca: Path
+    """The CAs that sign the certificates of the others."""
 
 
 class SecurityConfig(Config):
     """How services authenticate one another (docs/security.md)."""
 
-    # Mutual TLS: every call between services is encrypted, and both sides show a certificate that names them.
     tls: TlsConfig | None = None
-    # Plaintext off loopback: for a service mesh that does mTLS of its own, or a network that nobody else is in.
+    """Mutual TLS: every call between services is encrypted, and both sides show a certificate that names them."""
     plaintext: bool = False
+    """Plaintext off loopback: for a service mesh that does mTLS of its own, or a network that nobody else is in."""
 
     @model_validator(mode="after")
     def _one_of_them(self) -> Self:
@@ -95,15 +103,17 @@ class ServiceConfig(Config):
 ConfigT = TypeVar("ConfigT", bound=Config)
 
 
-def load(model: type[ConfigT], path: Path | None = None, overrides: Sequence[str] = ()) -> ConfigT:
+def load(
+    model: type[ConfigT], path: Path | None = None, overrides: Sequence[str] = (), origin: str = "configuration"
+) -> ConfigT:
     """Read `path` (YAML; absent means all defaults), apply `overrides` ("engine.max_requests=8"), validate.
 
-    Raises ConfigError naming every offending key.
+    Raises ConfigError naming every offending key, and the path, or `origin` without one.
     """
     values = _read(path) if path is not None else {}
     for override in overrides:
         _apply(values, override)
-    return validate(model, values, str(path or "configuration"))
+    return validate(model, values, str(path or origin))
 
 
 def validate(model: type[ConfigT], values: Mapping[str, Any], origin: str) -> ConfigT:
@@ -116,23 +126,19 @@ def validate(model: type[ConfigT], values: Mapping[str, Any], origin: str) -> Co
 
 
 def _in_words(model: type[BaseModel], location: tuple[int | str, ...], kind: str, message: str) -> str:
-    key = ".".join(map(str, location)) or "configuration"
+    key = ".".join(map(str, location))
     if kind != "extra_forbidden":
-        return f"{key}: {message}"
+        # Our own validators name the keys that do not go together.
+        return f"{key}: {message}" if key else message.removeprefix("Value error, ")
+    known = [each.path for each in keys_of(model)]
     *parents, _ = location
     for parent in parents:
         # A number names an entry of a list of models.
         if isinstance(parent, str):
-            model = _model_in(model.model_fields[parent].annotation) or model
+            model = model_in(model.model_fields[parent].annotation) or model
     where = f"of {'.'.join(map(str, parents))} " if parents else ""
-    return f"unknown key {key}: the keys {where}are {', '.join(sorted(model.model_fields))}"
-
-
-def _model_in(annotation: Any) -> type[BaseModel] | None:
-    """The model that values of this type are, or hold."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    return next((found for part in get_args(annotation) if (found := _model_in(part))), None)
+    meant = did_you_mean(key, known)
+    return f"unknown key {key}{meant}: the keys {where}are {', '.join(sorted(model.model_fields))}"
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -11,13 +11,15 @@ from worker.config import WorkerConfig
 class QueueConfig(Config):
     """What waits here at the most; what is over it is placed on another worker."""
 
-    # Prompts beyond those that run at once.
     waiting_prompts: int = Field(default=256, ge=0)
-    # Tokens accepted and not computed; one prompt may exceed it alone.
+    """Prompts beyond those that run at once."""
     queued_tokens: int = Field(default=1_000_000, ge=1)
+    """Tokens accepted and not computed; one prompt may exceed it alone."""
 
 
 class PrefillConfig(WorkerConfig):
+    """A prefill worker: prompts, whose KV it pushes to decode workers."""
+
     queue: QueueConfig = QueueConfig()
 
     @model_validator(mode="after")

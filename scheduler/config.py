@@ -6,70 +6,86 @@ from mesh.config import Config, ServiceConfig
 
 
 class LeaseConfig(Config):
-    # A worker that reports nothing for this long is lost; workers report at least three times as often.
+    """How long workers are believed to live, and what is remembered of them."""
+
     seconds: float = Field(default=10.0, gt=0)
-    # A placement is added to a worker's reported load until a status arrives that is later by this much.
+    """A worker that reports nothing for this long is lost; workers report at least three times as often."""
     settle_seconds: float = Field(default=0.25, ge=0)
-    # How long after its start a scheduler refuses no request for good, since workers that another scheduler knew may
-    # not have reported yet; by default one lease.
+    """A placement is added to a worker's reported load until a status arrives that is later by this much."""
     gather_seconds: float | None = Field(default=None, ge=0)
+    """How long after its start a scheduler refuses no request for good, since workers that another scheduler knew may
+    not have reported yet; by default one lease.
+    """
     max_workers: int = Field(default=1024, ge=1)
-    # Block hashes kept for all workers together, about 100 bytes each. More are forgotten, which loses only hints.
+    """Workers that may be registered at once."""
     max_cached_blocks: int = Field(default=500_000, ge=0)
+    """Block hashes kept for all workers together, about 100 bytes each. More are forgotten, which loses only hints."""
 
 
 class PlacementConfig(Config):
     """Constants of the prediction, and what it assumes while workers have not measured."""
 
     prefill_tokens_per_second: float = Field(default=5000.0, gt=0)
+    """Rate at which a worker computes prompts, while it has not measured its own."""
     decode_step_ms: float = Field(default=20.0, gt=0)
+    """Time of a step with one request, while a worker has not measured its own."""
     mean_output_tokens: float = Field(default=256.0, gt=0)
-    # How much one more request lengthens a step, relative to a step of one request.
+    """Length of an answer, while none has ended."""
     step_growth: float = Field(default=0.02, ge=0)
-    # Requests that may wait on one worker for a place in its batch; 0 refuses what cannot start at once.
+    """How much one more request lengthens a step, relative to a step of one request."""
     queue_requests: int = Field(default=512, ge=0)
-    # Cost of having a prompt computed by another worker: the calls, and the push of its KV while no prefill worker has
-    # measured one.
+    """Requests that may wait on one worker for a place in its batch; 0 refuses what cannot start at once."""
     handover_ms: float = Field(default=5.0, ge=0)
+    """Cost of having a prompt computed by another worker: the calls, and the push of its KV while no prefill worker has
+    measured one.
+    """
     push_bytes_per_second: float = Field(default=2e9, gt=0)
-    # Share of a push's time that remains after the computation if layers are pushed while later ones compute.
+    """Rate of a push of KV to a decode worker, while no prefill worker has measured one."""
     layerwise_rest: float = Field(default=0.125, ge=0, le=1)
-    # A fetch from a KV store, while a worker has not measured one.
+    """Share of a push's time that remains after the computation if layers are pushed while later ones compute."""
     fetch_latency_ms: float = Field(default=2.0, ge=0)
+    """Latency of a fetch from a KV store, while a worker has not measured one."""
     fetch_bytes_per_second: float = Field(default=1e9, gt=0)
-    # Prompts with at most this many uncached tokens delay no request on a decode worker.
+    """Rate of a fetch from a KV store, while a worker has not measured one."""
     short_prompt_tokens: int = Field(default=64, ge=0)
-    # Weight of the delay of requests that decode while a prompt is computed, relative to the prompt's own delay.
+    """Prompts with at most this many uncached tokens delay no request on a decode worker."""
     interference: float = Field(default=1.0, ge=0)
+    """Weight of the delay of requests that decode while a prompt is computed, relative to the prompt's own delay."""
 
 
 class StoreLinkConfig(Config):
     """How KV stores are asked what they hold; without an answer in time placement has no hint."""
 
     match_ms: float = Field(default=20.0, gt=0)
-    # They are not asked if at most this many blocks of a prompt are cached by no worker.
+    """Longest wait for an answer."""
     ignored_blocks: int = Field(default=1, ge=0)
+    """They are not asked if at most this many blocks of a prompt are cached by no worker."""
     poll_seconds: float = Field(default=1.0, gt=0)
+    """Pause between two questions for a store's status."""
 
 
 class ObjectivesConfig(Config):
     """Latency beyond which a request is refused; absent demands nothing."""
 
     ttft_ms: float | None = Field(default=None, gt=0)
+    """Predicted milliseconds to the first token."""
     tpot_ms: float | None = Field(default=None, gt=0)
+    """Predicted milliseconds per token after the first."""
 
 
 class SchedulerConfig(ServiceConfig):
+    """The scheduler: where requests go."""
+
     lease: LeaseConfig = LeaseConfig()
     placement: PlacementConfig = PlacementConfig()
     objectives: ObjectivesConfig = ObjectivesConfig()
-    # host:port of the KV stores; workers must be given the same.
     stores: tuple[str, ...] = ()
+    """host:port of the KV stores; workers must be given the same."""
     store_link: StoreLinkConfig = StoreLinkConfig()
-    # Decisions kept for ListDecisions.
     decisions: int = Field(default=2000, ge=1)
-    # Gateways that may watch the registry at once.
+    """Decisions kept for ListDecisions."""
     max_watchers: int = Field(default=1024, ge=1)
+    """Gateways that may watch the registry at once."""
 
     @property
     def internal_addresses(self) -> tuple[str, ...]:

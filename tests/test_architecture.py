@@ -25,11 +25,13 @@ MAY_IMPORT = {
     "prefill_svc": {"worker", "engine", "transfer", "mesh", PROTOS},
     "decode_svc": {"worker", "engine", "transfer", "mesh", PROTOS},
     "cli/launcher": {"mesh", PROTOS},
+    # Keys of every service, checked and described before one starts.
+    "cli/settings": {"cli/launcher", "gateway", "scheduler", "prefill_svc", "decode_svc", "kvstore", "mesh"},
     "tools": {"engine", "kernels", "mesh", "eval"},
     "eval": {"cli/launcher", "mesh", PROTOS},
     "bench": {"cli/launcher", "tools", "worker", "engine", "kernels", "transfer", "kvstore", "mesh", "eval", PROTOS},
     # A command composes what others make.
-    "cli": {"cli/launcher", "bench", "tools", "eval", "mesh", PROTOS},
+    "cli": {"cli/launcher", "cli/settings", "bench", "tools", "eval", "mesh", PROTOS},
 }
 # Torch is imported here, and in the lazy rooms inside functions only: a rank on the oracle backend does without it.
 TORCH_ROOMS = ("kernels", "tools", "bench", "engine/model", "engine/runner", "engine/weights")

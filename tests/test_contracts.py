@@ -1,4 +1,4 @@
-"""The committed stubs are what the .proto files say, and the contracts change only in compatible ways."""
+"""The committed stubs and pages are what they are made from, and the contracts change only in compatible ways."""
 
 import filecmp
 import shutil
@@ -8,6 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from cli.settings.page import configuration_page
+from cli.settings.services import MODELS
+from mesh.config_keys import keys_of
+
+DOCS = Path(__file__).parent.parent / "docs"
 PROTOS = Path(__file__).parent.parent / "protos"
 BUF = Path(sys.executable).parent / "buf"
 PUBLIC = "deepmesh/v1/common.proto"
@@ -25,6 +30,16 @@ def test_the_committed_stubs_are_those_of_the_proto_files(tmp_path: Path) -> Non
     assert generated == committed, "run `make protos`"
     stale = [str(path) for path in generated if not filecmp.cmp(tmp_path / path, PROTOS / path, shallow=False)]
     assert not stale, "run `make protos`"
+
+
+def test_the_committed_page_of_the_configuration_is_that_of_the_models() -> None:
+    assert (DOCS / "configuration.md").read_text() == configuration_page(), "run `make docs`"
+
+
+@pytest.mark.parametrize("service", MODELS)
+def test_every_key_of_the_configuration_has_a_meaning(service: str) -> None:
+    """As a docstring below the field; a section has it from its model."""
+    assert [key.path for key in keys_of(MODELS[service]) if not key.meaning] == []
 
 
 def test_buf_finds_nothing_to_lint() -> None:

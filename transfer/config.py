@@ -9,18 +9,24 @@ from transfer.network import devices_of
 
 
 class TransferConfig(Config):
-    # Size of a staging slot, which holds one segment.
+    """How KV moves between processes."""
+
     slot_bytes: int = Field(default=8 << 20, ge=1 << 16, le=64 << 20)
+    """Size of a staging slot, which holds one segment."""
     slots: int = Field(default=8, ge=2)
-    # Prompts of at least so many tokens are pushed per layer group, while later layers are computed.
+    """Staging slots: segments that can be on their way at once."""
     layerwise_tokens: int = Field(default=2048, ge=64)
+    """Prompts of at least so many tokens are pushed per layer group, while later layers are computed."""
     landing_seconds: float = Field(default=60.0, gt=0)
+    """How long KV of one request or offer may take to arrive."""
     fetch_seconds: float = Field(default=5.0, gt=0)
-    # UCX transports to choose from, e.g. "tcp" or "posix,self", in UCX's own syntax; None leaves it to UCX.
+    """How long a fetch from a KV store may take."""
     transports: str | None = None
-    # Network devices that UCX may use and listen on, e.g. "eth0" or "eth0,mlx5_0:1", or "all". None: the one with the
-    # address of server.host.
+    """UCX transports to choose from, e.g. "tcp" or "posix,self", in UCX's own syntax; null leaves it to UCX."""
     devices: str | None = None
+    """Network devices that UCX may use and listen on, e.g. "eth0" or "eth0,mlx5_0:1", or "all". null: the one with the
+    address of server.host.
+    """
 
     def listening_on(self, host: str) -> Self:
         """With the network device of this address, unless the configuration names devices. Raises ConfigError."""

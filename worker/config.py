@@ -10,15 +10,16 @@ class WorkerConfig(ServiceConfig):
     """What a worker computes with, and how it takes part in the mesh."""
 
     engine: EngineConfig
-    # host:port of the scheduler. There is no default: a worker must never join a mesh that it was not told of. While
-    # the scheduler is away the worker serves those who know it.
     scheduler: str
-    # Unique in the mesh and stable across restarts; by default host:port.
+    """host:port of the scheduler. There is no default: a worker must never join a mesh that it was not told of. While
+    the scheduler is away the worker serves those who know it.
+    """
     worker_id: str | None = Field(default=None, min_length=1, max_length=256)
-    # Least time between two reports to the scheduler.
+    """Unique in the mesh and stable across restarts; by default host:port."""
     status_interval_seconds: float = Field(default=0.05, gt=0)
-    # host:port of the KV stores; the scheduler is told the same.
+    """Least time between two reports to the scheduler."""
     stores: tuple[str, ...] = ()
+    """host:port of the KV stores; the scheduler is told the same."""
 
     @property
     def internal_addresses(self) -> tuple[str, ...]:

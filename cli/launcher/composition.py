@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cli.launcher.gpus import Gpu, assign
+from mesh.config_keys import did_you_mean
 from mesh.errors import ConfigError
 
 HOST = "127.0.0.1"
@@ -130,7 +131,10 @@ def split_settings(settings: Sequence[str]) -> dict[str, list[str]]:
     for setting in settings:
         service, dot, rest = setting.partition(".")
         if service not in split or not dot or "=" not in rest:
-            raise ConfigError(f"--set {setting}: expected SERVICE.KEY=VALUE, the service being {', '.join(split)}")
+            meant = did_you_mean(service, split)
+            raise ConfigError(
+                f"--set {setting}: expected SERVICE.KEY=VALUE, the service being {', '.join(split)}{meant}"
+            )
         split[service].append(rest)
     return split
 

@@ -14,6 +14,8 @@ import pytest
 from deepmesh.internal.v1 import kvstore_pb2, scheduler_pb2, scheduler_pb2_grpc, workers_pb2
 from typer.testing import CliRunner
 
+from cli.config import Service
+from cli.launcher.composition import MODULES
 from cli.main import build
 from mesh.config import ServerConfig
 from mesh.server import MeshServer, Registration
@@ -164,6 +166,36 @@ async def test_up_refuses_a_model_that_is_not_there(tmp_path: Path) -> None:
 async def test_up_refuses_a_setting_of_no_service() -> None:
     status, _, err = await deepmesh("up", "--set", "engine.max_requests=8")
     assert (status, "expected SERVICE.KEY=VALUE" in err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("setting", "reason"),
+    [
+        (
+            "decode.engine.max_request=8",
+            "decode-0: unknown key engine.max_request (did you mean engine.max_requests?): ",
+        ),
+        ("gateway.limit.prompt_characters=8", "gateway: unknown key limit (did you mean limits?): "),
+        ("prefill.engine.transfer=null", "prefill-0: engine.transfer is required"),
+        ("scheduler.lease.seconds=0", "scheduler: lease.seconds: Input should be greater than 0"),
+        ("decoed.engine.max_requests=8", "--set decoed.engine.max_requests=8: expected SERVICE.KEY=VALUE"),
+    ],
+)
+async def test_up_refuses_a_wrong_setting_before_it_starts_anything(setting: str, reason: str) -> None:
+    arguments = ("--prefill", "1", "--set", "decode.engine.backend=oracle", "--set", "prefill.engine.backend=oracle")
+    status, out, err = await deepmesh("up", *arguments, "--set", setting)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith(f"deepmesh: {reason}")
+
+
+def test_config_prints_the_keys_of_one_service() -> None:
+    out = CliRunner().invoke(build(), ["config", "decode"]).output
+    assert "engine.max_requests  integer >= 1, default 64\n    Requests that run at once.\n" in out
+    assert "lease.seconds" not in out
+
+
+def test_config_has_every_service_that_up_starts() -> None:
+    assert [each.value for each in Service] == list(MODULES)
 
 
 async def test_make_checkpoint_writes_one_that_up_accepts(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import psutil
-import pytest
 from deepmesh.v1 import common_pb2, gateway_pb2, gateway_pb2_grpc
 
 from cli.answers import Answer, stream_grpc
@@ -139,19 +138,12 @@ async def test_a_killed_worker_is_started_again_and_serves() -> None:
         assert (await generate(mesh.gateway, [1, 2, 3], 5)).completion_tokens == 5
 
 
-@pytest.mark.parametrize(
-    ("setting", "reason"),
-    [
-        ("decode.engine.max_request=8", "unknown key engine.max_request: the keys of engine are backend, "),
-        ("gateway.http.host=192.0.2.1", "gateway cannot listen on 192.0.2.1"),
-    ],
-)
-async def test_a_service_that_cannot_start_ends_the_mesh_with_its_reason(setting: str, reason: str) -> None:
-    async with up(*ORACLE, "--set", setting) as mesh:
+async def test_a_service_that_cannot_start_ends_the_mesh_with_its_reason() -> None:
+    async with up(*ORACLE, "--set", "gateway.http.host=192.0.2.1") as mesh:
         assert await asyncio.wait_for(mesh.process.wait(), 60) == 1
         await mesh.reading
         assert mesh.lines[-1].startswith("deepmesh: ")
-        assert reason in mesh.lines[-1]
+        assert "gateway cannot listen on 192.0.2.1" in mesh.lines[-1]
 
 
 async def test_the_demo_moves_kv_reuses_the_prefix_and_finds_it_in_the_store_after_a_restart(tmp_path: Path) -> None:

@@ -68,9 +68,13 @@ def test_a_wrong_override_is_named(overrides: list[str], named: str) -> None:
     ("override", "words"),
     [
         ("colour=red", "unknown key colour: the keys are inner, perhaps, several, words"),
-        ("inner.sise=2", "unknown key inner.sise: the keys of inner are name, size"),
-        ("perhaps.sise=2", "unknown key perhaps.sise: the keys of perhaps are name, size"),
-        ("several=[{}, {sise: 2}]", "unknown key several.1.sise: the keys of several.1 are name, size"),
+        ("inner.sise=2", "unknown key inner.sise (did you mean inner.size?): the keys of inner are name, size"),
+        ("perhaps.sise=2", "unknown key perhaps.sise (did you mean perhaps.size?): the keys of perhaps are name, size"),
+        (
+            "several=[{}, {sise: 2}]",
+            "unknown key several.1.sise (did you mean several[].size?): the keys of several.1 are name, size",
+        ),
+        ("size=2", "unknown key size (did you mean inner.size?): the keys are inner, perhaps, several, words"),
     ],
 )
 def test_an_unknown_key_is_named_with_those_that_there_are(override: str, words: str) -> None:

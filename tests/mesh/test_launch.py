@@ -44,7 +44,8 @@ async def test_the_file_and_the_overrides_reach_the_service(tmp_path: Path) -> N
 async def test_an_unknown_key_is_one_line_and_status_2() -> None:
     status, _, stderr = await run_program(PROGRAM, "--set", "sever.port=1")
     keys = "observe, security, server, then"
-    assert (status, stderr) == (2, f"probe: configuration: unknown key sever: the keys are {keys}\n")
+    meant = "did you mean server?"
+    assert (status, stderr) == (2, f"probe: configuration: unknown key sever ({meant}): the keys are {keys}\n")
 
 
 async def test_an_error_that_starting_again_cannot_help_is_status_2() -> None:

@@ -1,0 +1,21 @@
+"""The configuration model of each service that `deepmesh up` starts."""
+
+from collections.abc import Mapping
+
+from cli.launcher.composition import MODULES
+from decode_svc.config import DecodeConfig
+from gateway.config import GatewayConfig
+from kvstore.config import KvStoreConfig
+from mesh.config import ServiceConfig
+from prefill_svc.config import PrefillConfig
+from scheduler.config import SchedulerConfig
+
+# By the service's name in `--set SERVICE.KEY=VALUE`.
+MODELS: Mapping[str, type[ServiceConfig]] = {
+    "scheduler": SchedulerConfig,
+    "kvstore": KvStoreConfig,
+    "prefill": PrefillConfig,
+    "decode": DecodeConfig,
+    "gateway": GatewayConfig,
+}
+assert MODELS.keys() == MODULES.keys()

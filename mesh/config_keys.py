@@ -1,0 +1,93 @@
+"""The keys of a configuration model, in words, and the key that somebody may have meant."""
+
+import json
+import types
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel, SecretStr
+from pydantic.fields import FieldInfo
+
+_TYPES = {int: "integer", float: "number", bool: "true or false", str: "text", SecretStr: "text", Path: "path"}
+_OR_NULL = " or null"
+_BOUNDS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
+# How alike two keys must be, as difflib measures it, for one to be offered in place of the other.
+_ALIKE = 0.75
+
+
+@dataclass(frozen=True)
+class Key:
+    """One key of a configuration file. `path` has dots, and "[]" behind what is a list: "models[].name"."""
+
+    path: str
+    # Its type and bounds, and its default, in words.
+    kind: str
+    default: str
+    meaning: str
+    # The model of the keys below it; None for a single value.
+    section: type[BaseModel] | None = None
+
+
+def keys_of(model: type[BaseModel], prefix: str = "") -> Iterator[Key]:
+    """Every key of `model`: sections, each directly before its own keys, and values."""
+    for name, field in model.model_fields.items():
+        section = model_in(field.annotation)
+        meaning = field.description or (section.__doc__ if section is not None else None) or ""
+        path = f"{prefix}{name}"
+        yield Key(path, _kind(field), _default(field, section), " ".join(meaning.split()), section)
+        if section is not None:
+            yield from keys_of(section, f"{path}{'[]' if _is_list(field.annotation) else ''}.")
+
+
+def model_in(annotation: Any) -> type[BaseModel] | None:
+    """The model that values of this type are, or hold."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((found for part in get_args(annotation) if (found := model_in(part))), None)
+
+
+def did_you_mean(given: str, known: Iterable[str]) -> str:
+    """ " (did you mean KEY?)" for the known key that `given` is most like; empty if none is."""
+    known = list(known)
+    leaf = given.rpartition(".")[2]
+    same_leaf = [key for key in known if key.rpartition(".")[2] == leaf]
+    found = same_leaf or get_close_matches(given, known, 1, _ALIKE)
+    return f" (did you mean {found[0]}?)" if found else ""
+
+
+def _kind(field: FieldInfo) -> str:
+    bounds = [
+        f"{sign} {getattr(each, name)}"
+        for each in field.metadata
+        for name, sign in _BOUNDS.items()
+        if getattr(each, name, None) is not None
+    ]
+    kind, null, _ = _type_name(field.annotation).partition(_OR_NULL)
+    return " ".join([kind, " and ".join(bounds)]).rstrip() + (", or null" if null else "")
+
+
+def _type_name(annotation: Any) -> str:
+    if get_origin(annotation) is Literal:
+        return " | ".join(str(each) for each in get_args(annotation))
+    if _is_list(annotation):
+        return f"list of {_type_name(get_args(annotation)[0])}"
+    if get_origin(annotation) in (Union, types.UnionType):
+        return " or ".join("null" if part is types.NoneType else _type_name(part) for part in get_args(annotation))
+    return _TYPES.get(annotation, "keys")
+
+
+def _default(field: FieldInfo, section: type[BaseModel] | None) -> str:
+    if field.is_required():
+        return "required"
+    default = field.get_default(call_default_factory=True)
+    if section is not None and isinstance(default, section):
+        # Those of its keys.
+        return ""
+    return json.dumps(default, default=str)
+
+
+def _is_list(annotation: Any) -> bool:
+    return get_origin(annotation) in (tuple, list)

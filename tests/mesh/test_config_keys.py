@@ -1,0 +1,70 @@
+from pathlib import Path
+from typing import Literal
+
+import pytest
+from pydantic import Field, SecretStr
+
+from mesh.config import Config
+from mesh.config_keys import did_you_mean, keys_of
+
+
+class Inner(Config):
+    """What is inside."""
+
+    share: float = Field(default=0.5, gt=0, le=1)
+    """Of the memory,
+    that is free.
+    """
+
+
+class Outer(Config):
+    name: str
+    """Unique."""
+    mode: Literal["fast", "slow"] = "fast"
+    folder: Path | None = None
+    token: SecretStr | None = None
+    port: int | None = Field(default=None, ge=0)
+    inner: Inner = Inner()
+    perhaps: Inner | None = None
+    several: tuple[Inner, ...] = ()
+
+
+KEYS = {key.path: key for key in keys_of(Outer)}
+
+
+def test_a_section_comes_before_its_keys_and_a_list_has_brackets() -> None:
+    paths = list(KEYS)
+    assert paths[5:7] == ["inner", "inner.share"]
+    assert paths[9:] == ["several", "several[].share"]
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "default"),
+    [
+        ("name", "text", "required"),
+        ("mode", "fast | slow", '"fast"'),
+        ("folder", "path, or null", "null"),
+        ("token", "text, or null", "null"),
+        ("port", "integer >= 0, or null", "null"),
+        ("inner", "keys", ""),
+        ("inner.share", "number > 0 and <= 1", "0.5"),
+        ("perhaps", "keys, or null", "null"),
+        ("several", "list of keys", "[]"),
+    ],
+)
+def test_a_key_has_type_and_default_in_words(path: str, kind: str, default: str) -> None:
+    assert (KEYS[path].kind, KEYS[path].default) == (kind, default)
+
+
+def test_a_meaning_is_the_docstring_of_the_field_or_of_its_section() -> None:
+    assert KEYS["name"].meaning == "Unique."
+    assert KEYS["inner.share"].meaning == "Of the memory, that is free."
+    assert KEYS["inner"].meaning == "What is inside."
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [("inner.shore", "inner.share"), ("share", "inner.share"), ("nmae", "name"), ("inner.colour", ""), ("x", "")],
+)
+def test_the_key_that_was_meant_is_offered_if_one_is_alike(given: str, meant: str) -> None:
+    assert did_you_mean(given, KEYS) == (f" (did you mean {meant}?)" if meant else "")
