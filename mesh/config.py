@@ -104,13 +104,20 @@ ConfigT = TypeVar("ConfigT", bound=Config)
 
 
 def load(
-    model: type[ConfigT], path: Path | None = None, overrides: Sequence[str] = (), origin: str = "configuration"
+    model: type[ConfigT],
+    path: Path | None = None,
+    overrides: Sequence[str] = (),
+    origin: str = "configuration",
+    overlays: Sequence[Path] = (),
 ) -> ConfigT:
-    """Read `path` (YAML; absent means all defaults), apply `overrides` ("engine.max_requests=8"), validate.
+    """Read `path` (YAML; absent means all defaults), lay the files `overlays` over it, apply `overrides`
+    ("engine.max_requests=8"), validate.
 
     Raises ConfigError naming every offending key, and the path, or `origin` without one.
     """
     values = _read(path) if path is not None else {}
+    for overlay in overlays:
+        _lay_over(values, _read(overlay))
     for override in overrides:
         _apply(values, override)
     return validate(model, values, str(path or origin))
@@ -151,6 +158,16 @@ def _read(path: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise ConfigError(f"{path}: expected keys and values at the top level")
     return values
+
+
+def _lay_over(values: dict[str, Any], others: Mapping[str, Any]) -> None:
+    """Set what `others` has, key by key; a list or a single value replaces the one before."""
+    for key, value in others.items():
+        current = values.get(key)
+        if isinstance(current, dict) and isinstance(value, dict):
+            _lay_over(current, value)
+        else:
+            values[key] = value
 
 
 def _apply(values: dict[str, Any], override: str) -> None:

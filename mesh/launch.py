@@ -32,7 +32,8 @@ def launch(
     """
     options = _parse(service, arguments)
     try:
-        config = load(config_model, options.config, options.set)
+        first, *overlays = options.config or [None]
+        config = load(config_model, first, options.set, overlays=overlays)
         configure(service, config.observe)
         uvloop.run(main(config))
     except MeshError as error:
@@ -45,7 +46,13 @@ def launch(
 
 def _parse(service: str, arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog=f"python -m {_module() or service}")
-    parser.add_argument("--config", type=Path, metavar="PATH", help="YAML file; without it, every default")
+    parser.add_argument(
+        "--config",
+        action="append",
+        type=Path,
+        metavar="PATH",
+        help="YAML file; without it, every default. Given again, each file is laid over those before",
+    )
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="override one key, e.g. server.port=8002"
     )

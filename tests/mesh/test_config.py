@@ -35,6 +35,13 @@ def test_a_file_and_overrides_compose(tmp_path: Path) -> None:
     assert config == Outer(inner=Inner(size=5, name="from file"), words=("a", "b"))
 
 
+def test_a_file_laid_over_another_replaces_its_keys_and_keeps_the_rest(tmp_path: Path) -> None:
+    path, overlay = written(tmp_path, "inner: {size: 3, name: public}\nwords: [a, b]\n"), tmp_path / "secret.yaml"
+    overlay.write_text("inner: {name: secret}\nwords: [c]\nperhaps: {size: 2}\n")
+    expected = Outer(inner=Inner(size=3, name="secret"), words=("c",), perhaps=Inner(size=2))
+    assert load(Outer, path, overlays=[overlay]) == expected
+
+
 def test_an_empty_file_gives_the_defaults(tmp_path: Path) -> None:
     assert load(Outer, written(tmp_path, "")) == Outer()
 

@@ -41,6 +41,13 @@ async def test_the_file_and_the_overrides_reach_the_service(tmp_path: Path) -> N
     assert "from the file" in (await run_program(PROGRAM, "--config", str(path), "--set", "observe.log_level=INFO"))[2]
 
 
+async def test_a_second_file_is_laid_over_the_first(tmp_path: Path) -> None:
+    path, secret = tmp_path / "probe.yaml", tmp_path / "secret.yaml"
+    path.write_text("then: from the file\nobserve: {log_level: INFO}\n")
+    secret.write_text("then: from the secret\n")
+    assert "from the secret" in (await run_program(PROGRAM, "--config", str(path), "--config", str(secret)))[2]
+
+
 async def test_an_unknown_key_is_one_line_and_status_2() -> None:
     status, _, stderr = await run_program(PROGRAM, "--set", "sever.port=1")
     keys = "observe, security, server, then"
