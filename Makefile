@@ -1,15 +1,16 @@
-# make demo | make test | make lint | make soak | make check-NAME | make dist | make docs | make protos | make check-protos | make sanitize
+# make demo | make test | make lint | make soak | make check-NAME | make deploy-check | make dist | make docs | make protos
+# | make check-protos | make chart-schema | make sanitize
 # PYTHON: an interpreter 3.11 or newer.  TORCH: what to install where that interpreter has no usable torch,
 # e.g. TORCH="torch --index-url https://download.pytorch.org/whl/cpu" for the small CPU build.
 PYTHON ?= $(firstword $(foreach p,python3 python3.13 python3.12 python3.11,$(shell command -v $(p) >/dev/null && $(p) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $(p))))
 TORCH ?= torch==2.13.0
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
-SOURCES := mesh worker cli gateway scheduler prefill_svc decode_svc kvstore engine kernels transfer tools eval bench tests
+SOURCES := mesh worker cli gateway scheduler prefill_svc decode_svc kvstore engine kernels transfer tools eval bench deploy tests
 
 SANITIZER := compute-sanitizer --report-api-errors no --error-exitcode 1
 
-.PHONY: demo test dist soak lint docs protos check-protos sanitize clean
+.PHONY: demo test dist soak lint docs protos check-protos chart-schema deploy-check sanitize clean
 
 demo: .venv/installed
 	$(BIN)/deepmesh demo
@@ -24,6 +25,13 @@ soak: .venv/installed-dev
 # Three wheels that serve anywhere: deepmesh, its contracts, and tiny-r1.
 dist: .venv/installed
 	$(BIN)/pip wheel --quiet --no-deps --wheel-dir dist ./protos ./models .
+
+# The chart, linted, rendered and compared with Kubernetes' schemas; needs node for helm and for the schemas of custom resources.
+deploy-check: .venv/installed-deploy deploy/check/node_modules check-deploy
+
+# The services' configuration keys, in the schema of the chart's values.
+chart-schema: .venv/installed-dev
+	$(BIN)/python deploy/helm/schema.py
 
 # The tests marked check("NAME"), which are too long for `make test`.
 check-%: .venv/installed-dev
@@ -70,6 +78,14 @@ sanitize: .venv/installed-dev
 .venv/installed-dev: .venv/installed
 	@echo "installing what the tests need"
 	@$(PIP) -e ./protos -e ./models -e '.[dev]'
+	@touch $@
+
+.venv/installed-deploy: .venv/installed-dev
+	@$(PIP) -e ./protos -e ./models -e '.[dev,deploy]'
+	@touch $@
+
+deploy/check/node_modules: deploy/check/package.json
+	npm install --prefix deploy/check --no-audit --no-fund --no-package-lock
 	@touch $@
 
 clean:

@@ -1,0 +1,102 @@
+{{/* Labels by which pods are selected: of a service of this release, given {root, role}. */}}
+{{- define "deepmesh.selector" -}}
+app.kubernetes.io/name: deepmesh
+app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
+app.kubernetes.io/component: {{ .role }}
+{{- end }}
+
+{{- define "deepmesh.metadata" -}}
+name: {{ .root.Release.Name }}-{{ .role }}
+labels:
+  {{- include "deepmesh.selector" . | nindent 2 }}
+  app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+  app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+  helm.sh/chart: {{ .root.Chart.Name }}-{{ .root.Chart.Version }}
+{{- end }}
+
+{{/* host:port of every KV store, as YAML. */}}
+{{- define "deepmesh.stores" -}}
+stores:
+{{- range $i := until (int .Values.kvstore.replicas) }}
+- {{ $.Release.Name }}-kvstore-{{ $i }}.{{ $.Release.Name }}-kvstore:8030
+{{- else }} []
+{{- end }}
+{{- end }}
+
+{{/* What each service is told beside `config`, as YAML. */}}
+{{- define "deepmesh.config.server" -}}
+server: { host: 0.0.0.0, port: {{ .port }}, metrics_port: 9000, health_port: 9001, drain_seconds: {{ .drainSeconds }} }
+{{- if .root.Values.security.issuer.name }}
+security:
+  tls: { certificate: /etc/deepmesh-tls/tls.crt, key: /etc/deepmesh-tls/tls.key, ca: /etc/deepmesh-tls/ca.crt }
+{{- else }}
+security: { plaintext: true }
+{{- end }}
+{{- end }}
+
+{{- define "deepmesh.config.scheduler" -}}
+{{ include "deepmesh.config.server" (dict "root" . "port" 8002 "drainSeconds" .Values.scheduler.drainSeconds) }}
+{{ include "deepmesh.stores" . }}
+{{- end }}
+
+{{- define "deepmesh.config.gateway" -}}
+{{ include "deepmesh.config.server" (dict "root" . "port" 8001 "drainSeconds" .Values.gateway.drainSeconds) }}
+http: { host: 0.0.0.0, port: 8000 }
+scheduler: {{ .Release.Name }}-scheduler:8002
+models: [{ tokenizer_dir: {{ .Values.model.directory | quote }} }]
+{{- end }}
+
+{{- define "deepmesh.config.worker" -}}
+{{ include "deepmesh.config.server" (dict "root" .root "port" .port "drainSeconds" .values.drainSeconds) }}
+scheduler: {{ .root.Release.Name }}-scheduler:8002
+{{ include "deepmesh.stores" .root }}
+engine:
+  model_dir: {{ .root.Values.model.directory | quote }}
+  device: {{ if gt (int .values.gpus) 0 }}cuda{{ else }}cpu{{ end }}
+  transfer: {}
+{{- end }}
+
+{{- define "deepmesh.config.prefill" -}}
+{{ include "deepmesh.config.worker" (dict "root" . "port" 8020 "values" .Values.prefill) }}
+{{- end }}
+
+{{- define "deepmesh.config.decode" -}}
+{{ include "deepmesh.config.worker" (dict "root" . "port" 8010 "values" .Values.decode) }}
+{{- end }}
+
+{{- define "deepmesh.config.kvstore" -}}
+{{ include "deepmesh.config.server" (dict "root" . "port" 8030 "drainSeconds" .Values.kvstore.drainSeconds) }}
+{{- if .Values.redis.enabled }}
+index: { redis_url: "redis://{{ .Release.Name }}-redis:6379/0" }
+{{- else if .Values.redis.url }}
+index: { redis_url: {{ .Values.redis.url | quote }} }
+{{- end }}
+{{- end }}
+
+{{/* The whole configuration file of a service, given {root, role}. */}}
+{{- define "deepmesh.config" -}}
+{{- $own := include (printf "deepmesh.config.%s" .role) .root | fromYaml -}}
+{{- mergeOverwrite $own (deepCopy (index .root.Values .role).config) | toYaml -}}
+{{- end }}
+
+{{/* What a sidecar leaves alone: UCX has no protocol that it could speak. */}}
+{{- define "deepmesh.sidecar" -}}
+{{- if eq .root.Values.serviceMesh "istio" }}
+traffic.sidecar.istio.io/includeInboundPorts: {{ .inbound | quote }}
+traffic.sidecar.istio.io/includeOutboundIPRanges: ""
+traffic.sidecar.istio.io/includeOutboundPorts: "8002,8010,8020,8030"
+{{- else if eq .root.Values.serviceMesh "linkerd" }}
+{{- $ucx := .root.Values.networkPolicies.ucxPorts }}
+config.linkerd.io/skip-inbound-ports: "{{ $ucx.from }}-{{ $ucx.to }},9000-9001"
+config.linkerd.io/skip-outbound-ports: "{{ $ucx.from }}-{{ $ucx.to }}"
+{{- end }}
+{{- end }}
+
+{{/* The pods of some services, as peers of a NetworkPolicy, given {root, roles}. */}}
+{{- define "deepmesh.peers" -}}
+{{- range $role := .roles }}
+- podSelector:
+    matchLabels:
+      {{- include "deepmesh.selector" (dict "root" $.root "role" $role) | nindent 6 }}
+{{- end }}
+{{- end }}

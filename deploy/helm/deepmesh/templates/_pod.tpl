@@ -1,0 +1,182 @@
+{{/*
+A pod of one service, given {root, role, module, ports: {name: number}, id: the key of its name}. Probes ask a port of their
+own, since they bring no certificate: readiness falls as soon as a pod stops, liveness stays until its requests have ended.
+*/}}
+{{- define "deepmesh.pod" -}}
+{{- $values := index .root.Values .role }}
+{{- $gpus := int (default 0 $values.gpus) }}
+{{- $preStop := int (default 0 $values.preStopSeconds) }}
+{{- $worker := has .role (list "prefill" "decode") }}
+{{- $model := and (has .role (list "gateway" "prefill" "decode")) .root.Values.model.volume }}
+metadata:
+  labels:
+    {{- include "deepmesh.selector" . | nindent 4 }}
+  annotations:
+    # A changed configuration starts new pods.
+    checksum/config: {{ include "deepmesh.config" . | sha256sum }}
+    kubectl.kubernetes.io/default-container: {{ .role }}
+    {{- with include "deepmesh.sidecar" (dict "root" .root "inbound" (values .ports | sortAlpha | join ",")) }}
+    {{- . | nindent 4 }}
+    {{- end }}
+    {{- with $values.podAnnotations }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+spec:
+  automountServiceAccountToken: false
+  enableServiceLinks: false
+  # What a stopping pod may need: the pause before it stops, its requests, and its end.
+  terminationGracePeriodSeconds: {{ add $preStop (int $values.drainSeconds) 15 }}
+  securityContext:
+    runAsNonRoot: true
+    runAsUser: 10001
+    runAsGroup: 10001
+    fsGroup: 10001
+    fsGroupChangePolicy: OnRootMismatch
+    seccompProfile: { type: RuntimeDefault }
+  {{- with .root.Values.imagePullSecrets }}
+  imagePullSecrets:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- with $values.runtimeClassName }}
+  runtimeClassName: {{ . }}
+  {{- end }}
+  {{- with $values.priorityClassName }}
+  priorityClassName: {{ . }}
+  {{- end }}
+  {{- with $values.nodeSelector }}
+  nodeSelector:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- with $values.tolerations }}
+  tolerations:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- with $values.affinity }}
+  affinity:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  topologySpreadConstraints:
+    {{- if $values.topologySpreadConstraints }}
+    {{- toYaml $values.topologySpreadConstraints | nindent 4 }}
+    {{- else }}
+    {{- $selector := include "deepmesh.selector" . }}
+    {{- range list "kubernetes.io/hostname" "topology.kubernetes.io/zone" }}
+    - maxSkew: 1
+      topologyKey: {{ . }}
+      whenUnsatisfiable: ScheduleAnyway
+      labelSelector:
+        matchLabels:
+          {{- $selector | nindent 10 }}
+    {{- end }}
+    {{- end }}
+  containers:
+    - name: {{ .role }}
+      image: "{{ .root.Values.image.repository }}:{{ .root.Values.image.tag | default .root.Chart.AppVersion }}"
+      imagePullPolicy: {{ .root.Values.image.pullPolicy }}
+      args:
+        - {{ .module }}
+        - --config=/etc/deepmesh/config.yaml
+        {{- if $values.configSecret }}
+        - --config=/etc/deepmesh-secret/config.yaml
+        {{- end }}
+        # Others reach a pod by its address: its name is known to nobody.
+        - --set=server.advertise=$(POD_IP):{{ .ports.grpc }}
+        {{- with .id }}
+        # A certificate names the pod, and its service must have the same name.
+        - --set={{ . }}=$(POD_NAME)
+        {{- end }}
+      env:
+        - name: POD_IP
+          valueFrom: { fieldRef: { fieldPath: status.podIP } }
+        - name: POD_NAME
+          valueFrom: { fieldRef: { fieldPath: metadata.name } }
+      ports:
+        {{- range $name, $port := .ports }}
+        - { name: {{ $name }}, containerPort: {{ $port }} }
+        {{- end }}
+        - { name: metrics, containerPort: 9000 }
+        - { name: health, containerPort: 9001 }
+      startupProbe:
+        grpc: { port: 9001, service: liveness }
+        periodSeconds: 2
+        timeoutSeconds: 5
+        failureThreshold: {{ div (add (int (default 120 $values.startupSeconds)) 1) 2 }}
+      readinessProbe:
+        grpc: { port: 9001, service: readiness }
+        periodSeconds: 2
+        timeoutSeconds: 5
+        failureThreshold: 2
+      livenessProbe:
+        grpc: { port: 9001, service: liveness }
+        periodSeconds: 10
+        timeoutSeconds: 5
+        failureThreshold: 3
+      {{- if $preStop }}
+      lifecycle:
+        # The pod leaves its Services now; load balancers hear of it a little later.
+        preStop: { sleep: { seconds: {{ $preStop }} } }
+      {{- end }}
+      {{- $resources := deepCopy $values.resources }}
+      {{- if $gpus }}
+      {{- $resources = mergeOverwrite $resources (dict "limits" (dict "nvidia.com/gpu" $gpus)) }}
+      {{- end }}
+      resources:
+        {{- toYaml $resources | nindent 8 }}
+      securityContext:
+        allowPrivilegeEscalation: false
+        readOnlyRootFilesystem: true
+        capabilities: { drop: [ALL] }
+      volumeMounts:
+        - { name: config, mountPath: /etc/deepmesh, readOnly: true }
+        - { name: tmp, mountPath: /tmp }
+        {{- if .root.Values.security.issuer.name }}
+        - { name: certificate, mountPath: /etc/deepmesh-tls, readOnly: true }
+        {{- end }}
+        {{- if $values.configSecret }}
+        - { name: secret, mountPath: /etc/deepmesh-secret, readOnly: true }
+        {{- end }}
+        {{- if $model }}
+        - { name: models, mountPath: /models, readOnly: true }
+        {{- end }}
+        {{- if $worker }}
+        - { name: cache, mountPath: /var/cache/deepmesh }
+        - { name: shared-memory, mountPath: /dev/shm }
+        {{- end }}
+  volumes:
+    - name: config
+      configMap: { name: {{ .root.Release.Name }}-{{ .role }} }
+    - name: tmp
+      emptyDir: { sizeLimit: 1Gi }
+    {{- $role := .role }}
+    {{- with .root.Values.security.issuer }}
+    {{- if .name }}
+    # Made for this pod by cert-manager's CSI driver, and renewed while the pod lives.
+    - name: certificate
+      csi:
+        driver: csi.cert-manager.io
+        readOnly: true
+        volumeAttributes:
+          csi.cert-manager.io/issuer-name: {{ .name | quote }}
+          csi.cert-manager.io/issuer-kind: {{ .kind | quote }}
+          csi.cert-manager.io/issuer-group: {{ .group | quote }}
+          csi.cert-manager.io/uri-sans: "spiffe://deepmesh/{{ $role }}/${POD_NAME}"
+          csi.cert-manager.io/dns-names: {{ $role }}.deepmesh.internal
+          csi.cert-manager.io/key-usages: digital signature,key encipherment,server auth,client auth
+          csi.cert-manager.io/fs-group: "10001"
+    {{- end }}
+    {{- end }}
+    {{- if $values.configSecret }}
+    - name: secret
+      secret: { secretName: {{ $values.configSecret }}, defaultMode: 0440 }
+    {{- end }}
+    {{- if $model }}
+    - name: models
+      {{- toYaml $model | nindent 6 }}
+    {{- end }}
+    {{- if $worker }}
+    - name: cache
+      {{- toYaml ($values.cacheVolume | default (dict "emptyDir" dict)) | nindent 6 }}
+    - name: shared-memory
+      emptyDir: { medium: Memory, sizeLimit: {{ $values.sharedMemory }} }
+    {{- end }}
+{{- end }}

@@ -1,0 +1,60 @@
+"""Writes the keys of the services' own configuration into the schema of the chart's values: `make chart-schema`."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from decode_svc.config import DecodeConfig
+from gateway.config import GatewayConfig
+from kvstore.config import KvStoreConfig
+from mesh.config import Config
+from prefill_svc.config import PrefillConfig
+from scheduler.config import SchedulerConfig
+
+SCHEMA = Path(__file__).parent / "deepmesh/values.schema.json"
+CONFIGS: tuple[type[Config], ...] = (SchedulerConfig, GatewayConfig, PrefillConfig, DecodeConfig, KvStoreConfig)
+# The chart's own: other objects of the chart must agree with them.
+SET_BY_CHART = ("scheduler", "stores", "security", "gateway_id", "store_id", "worker_id")
+SERVER_SET_BY_CHART = ("host", "port", "advertise", "metrics_port", "health_port", "drain_seconds")
+# Words about a key, and what the chart's part of a configuration may leave out.
+_LEFT_OUT = ("title", "description", "default", "required")
+
+
+def schema() -> dict[str, Any]:
+    """The schema as committed, with each service's keys as they are now."""
+    kept: dict[str, Any] = json.loads(SCHEMA.read_text())
+    definitions: dict[str, Any] = {}
+    for config in CONFIGS:
+        ours = _partial(config.model_json_schema(ref_template=f"#/$defs/{config.__name__}.{{model}}"))
+        for name, inner in ours.pop("$defs", {}).items():
+            definitions[f"{config.__name__}.{name}"] = inner
+        _drop(ours, SET_BY_CHART)
+        _drop(definitions[f"{config.__name__}.ServerConfig"], SERVER_SET_BY_CHART)
+        definitions[config.__name__] = ours
+    return {**kept, "$defs": dict(sorted(definitions.items()))}
+
+
+def text() -> str:
+    return json.dumps(schema(), indent=2) + "\n"
+
+
+def _drop(model: dict[str, Any], keys: tuple[str, ...]) -> None:
+    for key in keys:
+        model["properties"].pop(key, None)
+
+
+def _partial(model: Any, names_of_keys: bool = False) -> Any:
+    """A schema without its words and required keys. `names_of_keys`: the mapping's keys are names, not a schema's."""
+    if isinstance(model, list):
+        return [_partial(each) for each in model]
+    if not isinstance(model, dict):
+        return model
+    return {
+        key: _partial(value, key in ("properties", "$defs") and not names_of_keys)
+        for key, value in model.items()
+        if names_of_keys or key not in _LEFT_OUT
+    }
+
+
+if __name__ == "__main__":
+    SCHEMA.write_text(text())

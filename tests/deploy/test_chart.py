@@ -1,0 +1,212 @@
+"""The chart, checked without a cluster. `make deploy-check` installs the tools and runs this."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from decode_svc.config import DecodeConfig
+from deploy.helm import schema
+from gateway.config import GatewayConfig
+from kvstore.config import KvStoreConfig
+from mesh.config import Config, load
+from mesh.identity import Identity, Role
+from mesh.tls import server_name
+from prefill_svc.config import PrefillConfig
+from scheduler.config import SchedulerConfig
+from tests.support.chart import (
+    CHART,
+    KUBERNETES,
+    SIZES,
+    Resource,
+    lint,
+    named,
+    of_size,
+    pods,
+    refused_custom_resources,
+    rendered,
+)
+
+POD = "mesh-service-0"
+pytestmark = pytest.mark.check("deploy")
+CONFIGS: dict[str, type[Config]] = {
+    "scheduler": SchedulerConfig,
+    "gateway": GatewayConfig,
+    "prefill": PrefillConfig,
+    "decode": DecodeConfig,
+    "kvstore": KvStoreConfig,
+}
+
+
+def is_custom(resource: Resource) -> bool:
+    group = resource["apiVersion"].partition("/")[0]
+    return "." in group and not (group.endswith(".k8s.io") and "gateway" not in group)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_each_size_is_linted_without_a_complaint(size: str) -> None:
+    done = lint("--values", str(CHART / size))
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_each_size_is_what_kubernetes_takes(size: str) -> None:
+    kubernetes = pytest.importorskip("kubernetes_validate", reason="make deploy-check installs it")
+    for resource in of_size(size):
+        if not is_custom(resource):
+            kubernetes.validate(resource, KUBERNETES, strict=True)
+
+
+def test_custom_resources_are_what_their_controllers_take() -> None:
+    custom = [each for each in of_size("values-4p8d.yaml") if is_custom(each)]
+    assert {each["kind"] for each in custom} == {"ServiceMonitor", "HTTPRoute", "GRPCRoute"}
+    assert refused_custom_resources(custom) == ""
+    wrong = {**custom[0], "spec": {"hostnames": 7}}
+    assert refused_custom_resources([wrong]).startswith(f"{wrong['kind']} mesh-gateway: ")
+
+
+@pytest.mark.parametrize(
+    ("value", "named_in_words"),
+    [
+        ("decode.replicas=-1", "decode.replicas"),
+        ("gatway.replicas=3", "gatway"),
+        ("image.pullPolicy=Sometimes", "image.pullPolicy"),
+        ("decode.config.engine.max_requests=0", "decode.config.engine.max_requests"),
+        ("decode.config.engine.max_request=8", "max_request"),
+        ("gateway.config.server.port=80", "port"),
+        ("kvstore.config.memory_bytes=lots", "kvstore.config.memory_bytes"),
+        ("prefill.resources.limits.memory=4GiB", "prefill.resources.limits.memory"),
+        ("routes.http.enabled=true", "routes.http.parentRefs"),
+        ("redis.url=localhost:6379", "redis.url"),
+    ],
+)
+def test_a_wrong_value_fails_the_lint_by_its_name(value: str, named_in_words: str) -> None:
+    done = lint("--set", value)
+    assert done.returncode != 0
+    assert named_in_words in done.stdout
+
+
+def test_every_value_has_a_schema_and_a_default() -> None:
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    document = json.loads((CHART / "values.schema.json").read_text())
+
+    def missing(part: dict[str, Any], keys: dict[str, Any], path: str) -> list[str]:
+        part = document["definitions"][part["$ref"].rpartition("/")[2]] if "$ref" in part else part
+        own = part.get("properties", {})
+        found = [f"{path}{key}" for key in set(own) ^ set(keys)]
+        for key in set(own) & set(keys) - {"config", "resources"}:
+            if isinstance(keys[key], dict) and keys[key]:
+                found += missing(own[key], keys[key], f"{path}{key}.")
+        return found
+
+    # Helm's own, for charts that contain this one.
+    assert missing(document, values, "") == ["global"]
+
+
+def test_the_schema_has_the_keys_that_the_services_have() -> None:
+    assert schema.SCHEMA.read_text() == schema.text(), "run `make chart-schema`"
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("service", CONFIGS)
+def test_each_service_starts_with_its_configuration(size: str, service: str, tmp_path: Path) -> None:
+    config = started(of_size(size), service, tmp_path).model_dump()
+    assert config["server"]["advertise"].startswith("10.0.0.7:")
+    assert config["security"]["plaintext"]
+
+
+def started(resources: list[Resource], service: str, directory: Path) -> Config:
+    """The configuration that a pod of this service would load."""
+    path = directory / "config.yaml"
+    path.write_text(named(resources, "ConfigMap", service)["data"]["config.yaml"])
+    arguments = pods(resources)[service]["containers"][0]["args"]
+    settings = [each.removeprefix("--set=") for each in arguments if each.startswith("--set=")]
+    settings = [each.replace("$(POD_IP)", "10.0.0.7").replace("$(POD_NAME)", POD) for each in settings]
+    return load(CONFIGS[service], path, settings)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_pods_write_nowhere_and_have_no_rights(size: str) -> None:
+    for pod in pods(of_size(size)).values():
+        assert pod["securityContext"]["runAsNonRoot"]
+        assert pod["automountServiceAccountToken"] is False
+        for container in pod["containers"]:
+            assert container["securityContext"]["readOnlyRootFilesystem"]
+            assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+            assert "memory" in container["resources"]["limits"]
+
+
+@pytest.mark.parametrize("service", CONFIGS)
+def test_a_pod_is_given_the_time_that_its_requests_are(service: str) -> None:
+    resources = of_size("values-4p8d.yaml")
+    config = yaml.safe_load(named(resources, "ConfigMap", service)["data"]["config.yaml"])
+    pod = pods(resources)[service]
+    container = pod["containers"][0]
+    pause = container.get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
+    assert pod["terminationGracePeriodSeconds"] > pause + config["server"]["drain_seconds"]
+    assert container["readinessProbe"]["grpc"] == {"port": config["server"]["health_port"], "service": "readiness"}
+    assert container["livenessProbe"]["grpc"] == {"port": config["server"]["health_port"], "service": "liveness"}
+
+
+def test_only_gateways_call_a_decode_worker_and_only_holders_of_kv_reach_its_ucx() -> None:
+    policy = named(of_size("values.yaml"), "NetworkPolicy", "decode")
+    allowed: dict[Any, set[str]] = {
+        rule["ports"][0]["port"]: {
+            peer["podSelector"]["matchLabels"]["app.kubernetes.io/component"]
+            for peer in rule["from"]
+            if "podSelector" in peer
+        }
+        for rule in policy["spec"]["ingress"]
+    }
+    assert allowed == {"metrics": set(), "grpc": {"gateway"}, 32768: {"prefill", "kvstore"}}
+
+
+def test_a_worker_asks_for_the_gpus_that_it_computes_on() -> None:
+    resources = of_size("values-one-node.yaml")
+    decode = pods(resources)["decode"]["containers"][0]
+    assert decode["resources"]["limits"] == {"memory": "192Gi", "nvidia.com/gpu": 1}
+    config = yaml.safe_load(named(resources, "ConfigMap", "decode")["data"]["config.yaml"])
+    assert config["engine"]["device"] == "cuda"
+
+
+def test_a_secret_is_laid_over_the_configuration() -> None:
+    pod = pods(rendered("--set", "gateway.configSecret=api-keys"))["gateway"]
+    files = [each for each in pod["containers"][0]["args"] if each.startswith("--config=")]
+    assert files == ["--config=/etc/deepmesh/config.yaml", "--config=/etc/deepmesh-secret/config.yaml"]
+    assert {"name": "secret", "secret": {"secretName": "api-keys", "defaultMode": 0o440}} in pod["volumes"]
+
+
+@pytest.mark.parametrize("service", CONFIGS)
+def test_an_issuer_gives_each_pod_a_certificate_of_its_role_and_name(service: str, tmp_path: Path) -> None:
+    resources = rendered("--set", "security.issuer.name=deepmesh-ca")
+    config = started(resources, service, tmp_path).model_dump()
+    volume = next(each for each in pods(resources)[service]["volumes"] if each["name"] == "certificate")
+    mount = {each["name"]: each["mountPath"] for each in pods(resources)[service]["containers"][0]["volumeMounts"]}
+    attributes = volume["csi"]["volumeAttributes"]
+    assert attributes["csi.cert-manager.io/dns-names"] == server_name(Role(service))
+    uri = attributes["csi.cert-manager.io/uri-sans"].replace("${POD_NAME}", POD)
+    assert Identity.parse(uri) == Identity(Role(service), POD)
+    # A scheduler claims no name.
+    claims = [key for key in ("gateway_id", "worker_id", "store_id") if key in config]
+    assert [config[key] for key in claims] == [POD] * (service != "scheduler")
+    assert {path.parent for path in config["security"]["tls"].values()} == {Path(mount["certificate"])}
+
+
+@pytest.mark.parametrize(
+    ("mesh", "annotation", "value"),
+    [
+        ("istio", "traffic.sidecar.istio.io/includeInboundPorts", "8010"),
+        ("linkerd", "config.linkerd.io/skip-inbound-ports", "32768-60999,9000-9001"),
+    ],
+)
+def test_a_sidecar_leaves_ucx_alone(mesh: str, annotation: str, value: str) -> None:
+    deployment = named(rendered("--set", f"serviceMesh={mesh}"), "Deployment", "decode")
+    assert deployment["spec"]["template"]["metadata"]["annotations"][annotation] == value
+
+
+def test_without_stores_there_is_neither_redis_nor_a_store() -> None:
+    resources = rendered("--set", "kvstore.replicas=0")
+    assert not {"kvstore", "redis"} & set(pods(resources))
+    assert yaml.safe_load(named(resources, "ConfigMap", "decode")["data"]["config.yaml"])["stores"] == []
