@@ -37,6 +37,8 @@ class ServerConfig(Config):
     """Port of gRPC health alone, in plaintext: probes bring no certificate; null serves it with all else."""
     max_message_bytes: int = Field(default=16 * 1024 * 1024, ge=1024)
     """Largest gRPC message that is received or sent."""
+    max_calls: int = Field(default=8192, ge=1)
+    """Calls that may be in progress at once; more are refused with a delay after which to call again."""
     drain_seconds: float = Field(default=10.0, ge=0)
     """How long a stopping service waits for its requests to end."""
 

@@ -17,14 +17,15 @@ import grpc
 from google.protobuf.message import DecodeError
 from grpc import StatusCode
 
-from mesh.errors import InvalidRequest, MeshError, ShuttingDown
+from mesh.errors import InvalidRequest, MeshError, Overloaded, ShuttingDown
 from mesh.failures import MAX_MESSAGE_CHARACTERS, STATUS_DETAILS_KEY, from_rpc_error, to_status
 from mesh.identity import Role, caller, check_role, identity_of
-from mesh.metrics import RPC_HANDLED, RPC_SECONDS, RPC_STARTED
+from mesh.metrics import RPC_HANDLED, RPC_SECONDS, RPC_SHED, RPC_STARTED
 from mesh.observe import new_request_id, request_id
 
 REQUEST_ID_KEY = "x-request-id"
 MAX_REQUEST_ID_CHARACTERS = 128
+SHED_RETRY_MS = 1000
 # Health and reflection.
 GRPC_OWN = "/grpc."
 
@@ -36,13 +37,20 @@ Behavior = Callable[[Any, Any], Any]
 class EdgeInterceptor(grpc.aio.ServerInterceptor):
     """Server side, for handlers written with async def (plain, async generators, or writing to the context).
 
+    Calls beyond `max_calls` are refused with Overloaded, except gRPC's own (health, reflection).
     `endless` names methods ("/package.Service/Method") whose calls end only with their client: a stopping server ends
     them with SHUTTING_DOWN, after it has waited for the others. `serves` gives the roles that may call each method,
     where callers have certificates; other methods serve nobody, except gRPC's own (health, reflection), which serve
     all. None asks for no role.
     """
 
-    def __init__(self, endless: Collection[str] = (), serves: Mapping[str, Collection[Role]] | None = None) -> None:
+    def __init__(
+        self,
+        max_calls: int,
+        endless: Collection[str] = (),
+        serves: Mapping[str, Collection[Role]] | None = None,
+    ) -> None:
+        self._max_calls = max_calls
         self._endless = frozenset(endless)
         self._serves = serves
         self._finite_calls: set[asyncio.Task[Any]] = set()
@@ -84,6 +92,7 @@ class EdgeInterceptor(grpc.aio.ServerInterceptor):
     def _unary(self, method: str, behavior: Behavior) -> Behavior:
         async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
             async with self._edge(method, context):
+                self._check_room(method)
                 return await behavior(request, context)
 
         return call
@@ -93,6 +102,7 @@ class EdgeInterceptor(grpc.aio.ServerInterceptor):
         # over the same messages. It is closed here so that its cleanup runs before the call ends.
         async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
             async with self._edge(method, context):
+                self._check_room(method)
                 result = behavior(request, context)
                 if not hasattr(result, "__aiter__"):
                     await result
@@ -110,6 +120,15 @@ class EdgeInterceptor(grpc.aio.ServerInterceptor):
         caller.set(identity_of(context.auth_context()))
         if not method.startswith(GRPC_OWN):
             check_role(method, self._serves.get(method, ()))
+
+    def _check_room(self, method: str) -> None:
+        """Raises Overloaded if the call, which is counted already, is one too many."""
+        if method in self._endless or method.startswith(GRPC_OWN) or len(self._finite_calls) <= self._max_calls:
+            return
+        RPC_SHED.labels(method).inc()
+        raise Overloaded(
+            f"this service has {self._max_calls} calls in progress: retry later", retry_after_ms=SHED_RETRY_MS
+        )
 
     @asynccontextmanager
     async def _edge(self, method: str, context: grpc.aio.ServicerContext[Any, Any]) -> Any:

@@ -10,6 +10,7 @@ SPAN_SECONDS = Histogram("deepmesh_span_seconds", "Time in a span", ["name"], bu
 # Every gRPC server.
 RPC_STARTED = Counter("deepmesh_rpc_started_total", "Calls begun", ["method"])
 RPC_HANDLED = Counter("deepmesh_rpc_handled_total", "Calls ended", ["method", "code"])
+RPC_SHED = Counter("deepmesh_rpc_shed_total", "Calls refused because a server had too many", ["method"])
 RPC_SECONDS = Histogram("deepmesh_rpc_seconds", "Time from a call's begin to its end", ["method"], buckets=_SECONDS)
 
 # Gateway.

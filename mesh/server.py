@@ -25,6 +25,9 @@ from mesh.tls import ServerTls
 
 ANY_ADDRESS = ("0.0.0.0", "::", "[::]")
 
+# Calls of which no handler knows yet: as long as it takes to refuse them.
+MAX_PENDING_CALLS = 1_000_000
+
 _log = logging.getLogger("deepmesh.server")
 
 LIVENESS = "liveness"
@@ -72,7 +75,8 @@ class MeshServer:
         endless = [f"/{each.service_name}/{method}" for each in registrations for method in each.endless]
         watch = f"/{health_pb2.DESCRIPTOR.services_by_name['Health'].full_name}/Watch"
         info = f"/{reflection.SERVICE_NAME}/ServerReflectionInfo"
-        self._edge = EdgeInterceptor([*endless, watch, info], _served(registrations) if tls and tls.mutual else None)
+        serves = _served(registrations) if tls and tls.mutual else None
+        self._edge = EdgeInterceptor(config.max_calls, [*endless, watch, info], serves)
         self._server = grpc.aio.server(interceptors=[self._edge], options=_options(config))
         self._register(registrations)
         self._probed: grpc.aio.Server | None = None
@@ -153,6 +157,10 @@ def _options(config: ServerConfig) -> list[tuple[str, int]]:
     return [
         ("grpc.max_receive_message_length", config.max_message_bytes),
         ("grpc.max_send_message_length", config.max_message_bytes),
+        # gRPC cancels calls that wait for a handler beyond 1,000, without a word. Here every call gets one, and the
+        # edge refuses those that are too many.
+        ("grpc.server.max_pending_requests", MAX_PENDING_CALLS),
+        ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING_CALLS),
         # Two services that shared a port by accident would each get a part of the calls.
         ("grpc.so_reuseport", 0),
         *KEEPALIVE,

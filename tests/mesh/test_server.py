@@ -13,10 +13,12 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from mesh.channel import Channels
 from mesh.config import ServerConfig
-from mesh.errors import ConfigError, MeshError, ShuttingDown
+from mesh.errors import ConfigError, MeshError, Overloaded, ShuttingDown
 from mesh.failures import from_rpc_error
+from mesh.metrics import RPC_SHED
 from mesh.server import MeshServer
 from tests.support.raw_service import SERVICE, raw_method, raw_registration
+from tests.support.waiting import eventually
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -98,6 +100,33 @@ async def test_a_message_over_the_limit_is_refused() -> None:
         with pytest.raises(MeshError) as raised:
             await raw_method(channel, "unary_unary")(b"x" * 3000)
     assert raised.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+async def test_every_call_of_a_burst_is_answered_or_told_when_to_come_again() -> None:
+    room = asyncio.Event()
+
+    async def slow(request: bytes, context: Any) -> bytes:
+        await room.wait()
+        return b"done"
+
+    async def answer_of(channel: grpc.aio.Channel) -> bytes | MeshError:
+        try:
+            return bytes(await raw_method(channel, "unary_unary")(b""))
+        except MeshError as error:
+            return error
+
+    before = RPC_SHED.labels(f"/{SERVICE}/unary_unary")._value.get()
+    server = MeshServer(ServerConfig(max_calls=100), "test", [raw_registration(unary_unary=slow)])
+    async with server, Channels().open(server.endpoint) as channel:
+        calls = [asyncio.create_task(answer_of(channel)) for _ in range(1200)]
+        await eventually(lambda: sum(call.done() for call in calls) == 1100)
+        assert await health(channel, "liveness") == SERVING
+        room.set()
+        answers = await asyncio.gather(*calls)
+    shed = [answer for answer in answers if isinstance(answer, Overloaded)]
+    assert (answers.count(b"done"), len(shed)) == (100, 1100)
+    assert {error.retry_after_ms for error in shed} == {1000}
+    assert RPC_SHED.labels(f"/{SERVICE}/unary_unary")._value.get() == before + 1100
 
 
 async def test_a_stopping_server_lets_calls_end() -> None:
