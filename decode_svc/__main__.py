@@ -1,11 +1,15 @@
 """`python -m decode_svc --config configs/decode.yaml`"""
 
+import asyncio
 import sys
+import time
 
 from deepmesh.internal.v1 import decode_pb2_grpc
 
 from decode_svc.config import DecodeConfig
 from decode_svc.prefill_link import PrefillLink
+from decode_svc.registered import RegisteredPrefills
+from decode_svc.registry_link import RegistryLink
 from decode_svc.service import DecodeServicer
 from decode_svc.worker import DecodeWorker
 from mesh.channel import service_channels
@@ -22,15 +26,18 @@ SERVES = {"Attach": (Role.GATEWAY,)}
 async def serve(config: DecodeConfig) -> None:
     """Run a worker until a signal. Raises EngineFailed if one of its ranks dies before."""
     channels = service_channels(config.security.tls)
-    servicer, prefill_link = DecodeServicer(), PrefillLink(channels)
+    registered = RegisteredPrefills(time.monotonic)
+    servicer, prefill_link = DecodeServicer(), PrefillLink(channels, registered)
     add = decode_pb2_grpc.add_DecodeServiceServicer_to_server
     registration = Registration(add, servicer, SERVICE, ("Attach",), SERVES)
     async with MeshServer(config.server, "decode", [registration], server_tls(config.security.tls)) as server:
         worker = await DecodeWorker.start(config, server.endpoint, prefill_link, channels)
+        watching = asyncio.create_task(RegistryLink(config.scheduler, channels, registered).run())
         try:
             servicer.open(worker)
             await serve_worker(worker, server, config, channels)
         finally:
+            watching.cancel()
             await prefill_link.close()
             await worker.host.close()
 

@@ -5,7 +5,7 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
 from deepmesh.internal.v1 import prefill_pb2_grpc
@@ -29,9 +29,18 @@ class _Channel:
     calls: int = 0
 
 
+class Registered(Protocol):
+    """Which prefill workers there are."""
+
+    async def check(self, target: WorkerTarget) -> None:
+        """Raises PermissionDenied for any other."""
+        ...
+
+
 class PrefillLink:
-    def __init__(self, channels: Channels) -> None:
+    def __init__(self, channels: Channels, registered: Registered) -> None:
         self._open = channels.open
+        self._registered = registered
         # By endpoint, the least recently used first.
         self._channels: OrderedDict[str, _Channel] = OrderedDict()
         self._closing: set[asyncio.Task[None]] = set()
@@ -49,6 +58,7 @@ class PrefillLink:
         self, target: WorkerTarget, submission: Submission, opened: LandingOpened
     ) -> AsyncGenerator[FirstToken, None]:
         """See `decode_svc.prefills.PrefillCalls`."""
+        await self._registered.check(target)
         request = wire.prefill_request(submission, opened)
         with self._channel(target.endpoint) as channel:
             # The caller enforces the landing's deadline; this timeout tells the prefill worker of it.

@@ -85,7 +85,7 @@ class SchedulerConfig(ServiceConfig):
     decisions: int = Field(default=2000, ge=1)
     """Decisions kept for ListDecisions."""
     max_watchers: int = Field(default=1024, ge=1)
-    """Gateways that may watch the registry at once."""
+    """Gateways and decode workers that may watch the registry at once."""
 
     @property
     def internal_addresses(self) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from mesh.domain.requests import Submission
 from mesh.domain.targets import WorkerTarget
 from mesh.domain.workers import WorkerState
 from mesh.errors import EngineFailed
-from tests.support.decode_server import RunningWorker, gateway_client, running_worker
+from tests.support.decode_server import AnyTarget, RunningWorker, gateway_client, running_worker
 from tests.support.prefilling import running_prefill
 from tests.support.waiting import eventually
 from worker import rank_group
@@ -86,7 +86,7 @@ class RecordingLink(PrefillLink):
     """Keeps the landings that prefill workers are told of."""
 
     def __init__(self) -> None:
-        super().__init__(Channels())
+        super().__init__(Channels(), AnyTarget())
         self.opened: list[LandingOpened] = []
 
     def call(

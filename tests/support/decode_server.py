@@ -19,6 +19,7 @@ from engine.oracle import oracle_tokens
 from engine.protocol.messages import Ready
 from mesh.channel import Channels
 from mesh.domain.sampling import Sampling
+from mesh.domain.targets import WorkerTarget
 from mesh.domain.workers import WorkerRole
 from mesh.errors import MeshError
 from mesh.failures import from_failure, from_rpc_error
@@ -46,6 +47,13 @@ def decode_config(**changes: Any) -> DecodeConfig:
         **changes,
     }
     return DecodeConfig.model_validate(values)
+
+
+class AnyTarget:
+    """A registry that knows every prefill worker that a test names."""
+
+    async def check(self, target: WorkerTarget) -> None:
+        pass
 
 
 @dataclass
@@ -81,7 +89,7 @@ async def running_worker(
 
     Where the test killed a rank, that every request has ended.
     """
-    config, prefill_link = decode_config(**changes), prefill_link or PrefillLink(Channels())
+    config, prefill_link = decode_config(**changes), prefill_link or PrefillLink(Channels(), AnyTarget())
     async with serving(config) as (servicer, server):
         host = await RankHost.start(config, WorkerRole.DECODE, server.endpoint, Channels(), config.can_prefill, ranks)
         worker = DecodeWorker(config, host, prefill_link)
@@ -102,9 +110,12 @@ async def running_worker(
 
 
 @asynccontextmanager
-async def decode_without_rank(ready: Ready = TRANSFER_READY, **changes: Any) -> AsyncIterator[RunningWorker]:
+async def decode_without_rank(
+    ready: Ready = TRANSFER_READY, prefill_link: PrefillLink | None = None, **changes: Any
+) -> AsyncIterator[RunningWorker]:
     """A decode worker whose rank does what the test says; asserts at the end that it keeps no request."""
-    config, rank, link = decode_config(**changes), FakeRankClient(ready), PrefillLink(Channels())
+    config, rank = decode_config(**changes), FakeRankClient(ready)
+    link = prefill_link or PrefillLink(Channels(), AnyTarget())
     ranks = RankGroup([rank])  # type: ignore[list-item]
     async with serving(config) as (servicer, server):
         host = RankHost.of(ranks, config, WorkerRole.DECODE, server.endpoint, Channels(), config.can_prefill)
