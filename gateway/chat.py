@@ -6,23 +6,20 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import msgspec
-from jinja2 import TemplateError, TemplateSyntaxError
+from jinja2 import TemplateError, TemplateSyntaxError, meta
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from gateway.control_text import ControlTextShield
-from gateway.reasoning import THINK_OPEN, ReasoningStart
+from gateway.reasoning import THINK_CLOSE, THINK_OPEN, ReasoningStart
 from gateway.requests import validate_text
 from gateway.tokenizer import Tokenizer
+from gateway.tool_format import opening
+from gateway.tool_parser import ToolReading
+from gateway.tools import Toolbox, check_toolbox
+from gateway.turns import ChatMessage, TemplateSkills, Turns
 from mesh.errors import ConfigError, InvalidRequest
 
 ROLES = ("system", "user", "assistant", "tool")
 TEMPLATE_FILE = "chat_template.jinja"
-
-
-@dataclass(frozen=True, slots=True)
-class ChatMessage:
-    role: str
-    content: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +46,8 @@ DEFAULT_OPTIONS = TemplateOptions()
 class RenderedChat:
     token_ids: list[int]
     reasoning: ReasoningStart
+    # None if the answer calls no tools.
+    tools: ToolReading | None = None
 
 
 class ChatTemplate:
@@ -65,29 +64,42 @@ class ChatTemplate:
         environment.filters["tojson"] = _to_json
         try:
             self._template = environment.from_string(source)
+            self._skills = TemplateSkills.of(source, meta.find_undeclared_variables(environment.parse(source)))
         except TemplateSyntaxError as error:
             raise ConfigError(f"the chat template does not parse: line {error.lineno}: {error.message}") from error
         self._tokenizer = tokenizer
 
-    def render(self, messages: Sequence[ChatMessage], options: TemplateOptions = DEFAULT_OPTIONS) -> RenderedChat:
-        """The prompt that asks the model for the next message. Raises InvalidRequest if the template refuses."""
+    def render(
+        self,
+        messages: Sequence[ChatMessage],
+        options: TemplateOptions = DEFAULT_OPTIONS,
+        toolbox: Toolbox | None = None,
+    ) -> RenderedChat:
+        """The prompt that asks the model for the next message. Raises InvalidRequest if the template refuses.
+
+        If a tool must be called, the prompt ends inside the call: the model goes on with the arguments, or the name.
+        """
         _validate(messages)
-        shield = ControlTextShield(self._tokenizer.control_starts, [message.content for message in messages])
-        shielded = [
-            {"role": message.role, "content": shield.apply(message.content, own_words=message.role == "assistant")}
-            for message in messages
-        ]
-        text = self._run(shielded, options.variables())
+        if toolbox is not None:
+            check_toolbox(toolbox)
+        turns = Turns(messages, toolbox, self._skills, self._tokenizer.control_starts)
+        text = self._run({**turns.variables(), **options.variables()})
         opened = text.rstrip().endswith(THINK_OPEN)
+        reasoning = ReasoningStart.OPEN if opened else ReasoningStart.POSSIBLE
+        begun = ""
+        if toolbox is not None and (toolbox.required or toolbox.named is not None):
+            begun = opening(self._skills.form, toolbox.forced_name)
+            text += f"\n{THINK_CLOSE}\n\n{begun}" if opened else begun
+            reasoning = ReasoningStart.NONE
         return RenderedChat(
-            token_ids=shield.encode(text, self._tokenizer),
-            reasoning=ReasoningStart.OPEN if opened else ReasoningStart.POSSIBLE,
+            token_ids=turns.shield.encode(text, self._tokenizer),
+            reasoning=reasoning,
+            tools=None if toolbox is None else ToolReading(self._skills.form, toolbox.parallel, begun),
         )
 
-    def _run(self, messages: list[dict[str, str]], variables: dict[str, Any]) -> str:
+    def _run(self, variables: dict[str, Any]) -> str:
         try:
             return self._template.render(
-                messages=messages,
                 add_generation_prompt=True,
                 bos_token=self._tokenizer.beginning or "",
                 eos_token=self._tokenizer.end or "",
@@ -118,6 +130,10 @@ def _validate(messages: Sequence[ChatMessage]) -> None:
             roles = ", ".join(ROLES)
             raise InvalidRequest(f"unknown role {message.role!r}: use one of {roles}", field=f"{field}.role")
         validate_text(message.content, field=f"{field}.content")
+        for number, call in enumerate(message.tool_calls):
+            validate_text(call.name + call.arguments, field=f"{field}.tool_calls[{number}].function")
+        if message.tool_calls and message.role != "assistant":
+            raise InvalidRequest("only an assistant calls tools", field=f"{field}.tool_calls")
 
 
 def _refuse(message: str) -> NoReturn:

@@ -3,11 +3,12 @@
 import asyncio
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
 from gateway.intake import Prepared
+from gateway.tools import ToolCallDelta
 from gateway.transcript import Passage
 from mesh.domain.outputs import FinishReason, Logprobs
 from mesh.domain.requests import TokenRequest
@@ -29,6 +30,8 @@ class Finish:
     # What ended the text, if a string or token did.
     stop_string: str | None = None
     stop_token_id: int | None = None
+    # The answer called tools.
+    called_tools: bool = False
 
 
 @dataclass(slots=True)
@@ -40,6 +43,8 @@ class Delta:
     reasoning: str
     # One entry for each token if the client asked for them, otherwise empty.
     logprobs: Sequence[Logprobs] = ()
+    # Pieces of calls of tools.
+    calls: list[ToolCallDelta] = field(default_factory=list)
     # Set in the last delta of a generation that did not fail.
     finish: Finish | None = None
 
@@ -197,10 +202,10 @@ class Generation:
         if passage.match is not None:
             del token_ids[passage.tokens :], logprobs[passage.tokens :]
         self._read += len(token_ids)
-        delta = Delta(token_ids, self._echo + passage.content, passage.reasoning, logprobs)
+        delta = Delta(token_ids, self._echo + passage.content, passage.reasoning, logprobs, passage.calls)
         self._echo = ""
         if passage.match is not None:
-            delta.finish = Finish(FinishReason.STOP, self.usage, stop_string=passage.match.string)
+            delta.finish = self._finish(FinishReason.STOP, passage.match.string)
         elif self._reason is not None:
             self._close(delta, self._reason, stop_token_id)
         return delta
@@ -209,8 +214,12 @@ class Generation:
         passage: Passage = self._transcript.finish()
         delta.content += passage.content
         delta.reasoning += passage.reasoning
+        delta.calls += passage.calls
         string = passage.match.string if passage.match is not None else None
-        delta.finish = Finish(reason, self.usage, stop_string=string, stop_token_id=stop_token_id)
+        delta.finish = self._finish(reason, string, stop_token_id)
+
+    def _finish(self, reason: FinishReason, stop_string: str | None, stop_token_id: int | None = None) -> Finish:
+        return Finish(reason, self.usage, stop_string, stop_token_id, self._transcript.calls > 0)
 
     @property
     def usage(self) -> Usage:

@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
-from msgspec import structs
+from msgspec import json, structs
 
 from gateway.catalog import Catalog, ModelText
-from gateway.chat import DEFAULT_OPTIONS, ChatMessage, TemplateOptions
+from gateway.chat import DEFAULT_OPTIONS, TemplateOptions
 from gateway.config import LimitsConfig
 from gateway.memory import release_freed_memory
 from gateway.reasoning import ReasoningStart
@@ -25,7 +25,10 @@ from gateway.requests import (
     validate_text,
 )
 from gateway.tokenizer import Tokenizer
+from gateway.tool_parser import ToolReading
+from gateway.tools import Toolbox
 from gateway.transcript import Transcript, no_text
+from gateway.turns import ChatMessage
 from mesh.blocks import chain_hashes
 from mesh.domain.requests import TokenRequest
 from mesh.domain.sampling import Sampling, StopConditions, check_sampling, check_stop_token_ids, check_token_ids
@@ -49,6 +52,15 @@ class TextPrompt:
 class ChatPrompt:
     messages: Sequence[ChatMessage]
     options: TemplateOptions = DEFAULT_OPTIONS
+    # What the model may call.
+    toolbox: Toolbox | None = None
+
+    @property
+    def characters(self) -> int:
+        """How much text there is for the template."""
+        tools = self.toolbox.tools if self.toolbox is not None else ()
+        size = sum(len(text) for message in self.messages for text in message.texts)
+        return size + sum(len(tool.description) + len(json.encode(tool.parameters)) for tool in tools)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +120,8 @@ class Prepared:
 @dataclass(frozen=True, slots=True)
 class _Encoded:
     token_ids: Sequence[int]
-    reasoning: ReasoningStart
+    reasoning: ReasoningStart = ReasoningStart.NONE
+    tools: ToolReading | None = None
 
 
 class Intake:
@@ -152,6 +165,7 @@ class Intake:
             ask.stop_strings,
             encoded.reasoning,
             include_stop_string=ask.include_stop_string,
+            tools=encoded.tools,
         )
         echo = _echo(ask.prompt, encoded.token_ids, token_ids, text.tokenizer) if ask.echo else ""
         return Prepared(model, request, new_transcript, block_hashes, echo)
@@ -166,7 +180,7 @@ class Intake:
         size = self._size(prompt)
 
         def encode() -> _Encoded:
-            encoded = _Encoded(*_token_ids(prompt, model, text, limits))
+            encoded = _encoded(prompt, model, text, limits)
             if size > HUGE_PROMPT:
                 release_freed_memory()
             return encoded
@@ -185,21 +199,19 @@ class Intake:
         if isinstance(prompt, TextPrompt):
             size, field = len(prompt.text), "prompt"
         else:
-            size, field = sum(len(message.content) for message in prompt.messages), "messages"
+            size, field = prompt.characters, "messages"
         if size > self._limits.prompt_characters:
             limit = self._limits.prompt_characters
             raise InvalidRequest(f"the prompt has {size} characters, the limit is {limit}", field=field)
         return size
 
 
-def _token_ids(
-    prompt: Prompt, model: str, text: ModelText, limits: ModelLimits
-) -> tuple[Sequence[int], ReasoningStart]:
+def _encoded(prompt: Prompt, model: str, text: ModelText, limits: ModelLimits) -> _Encoded:
     if isinstance(prompt, TokenPrompt):
         if not prompt.token_ids:
             raise InvalidRequest("the prompt is empty: send at least one token id", field="prompt")
         check_token_ids(prompt.token_ids, limits.vocabulary_size, field="prompt")
-        return array("I", prompt.token_ids), ReasoningStart.NONE
+        return _Encoded(array("I", prompt.token_ids))
     if text.tokenizer is None:
         raise no_tokenizer(model, "prompt" if isinstance(prompt, TextPrompt) else "messages")
     if isinstance(prompt, TextPrompt):
@@ -207,11 +219,11 @@ def _token_ids(
             raise InvalidRequest("the prompt is empty: send at least one character", field="prompt")
         validate_text(prompt.text, field="prompt")
         encode = text.tokenizer.encode_prompt if prompt.with_beginning else text.tokenizer.encode
-        return array("I", encode(prompt.text)), ReasoningStart.NONE
+        return _Encoded(array("I", encode(prompt.text)))
     if text.chat is None:
         raise InvalidRequest(f"{model!r} has no chat template: send a raw prompt", field="messages")
-    rendered = text.chat.render(prompt.messages, prompt.options)
-    return array("I", rendered.token_ids), rendered.reasoning
+    rendered = text.chat.render(prompt.messages, prompt.options, prompt.toolbox)
+    return _Encoded(array("I", rendered.token_ids), rendered.reasoning, rendered.tools)
 
 
 def _echo(prompt: Prompt, encoded: Sequence[int], kept: Sequence[int], tokenizer: Tokenizer | None) -> str:

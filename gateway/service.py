@@ -6,11 +6,12 @@ import grpc
 from deepmesh.v1 import common_pb2, gateway_pb2, gateway_pb2_grpc
 from msgspec.structs import replace
 
-from gateway.chat import ChatMessage, TemplateOptions
+from gateway.chat import TemplateOptions
 from gateway.gateway import Gateway
 from gateway.generation import Delta, Finish, Generation
 from gateway.intake import Ask, ChatPrompt, Prompt, TextPrompt, TokenPrompt, settled_seed
 from gateway.tenants import Tenant
+from gateway.turns import ChatMessage
 from mesh.domain import wire
 from mesh.errors import InvalidRequest
 from mesh.observe import new_request_id, request_id

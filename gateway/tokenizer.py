@@ -9,10 +9,14 @@ import msgspec
 from tokenizers import Tokenizer as VocabularyTokenizer
 
 from gateway.reasoning import THINK_CLOSE, THINK_OPEN
+from gateway.tool_format import MARKERS
 from mesh.errors import ConfigError
 
 TOKENIZER_FILE = "tokenizer.json"
 SETTINGS_FILE = "tokenizer_config.json"
+
+# Special tokens that are part of an answer's text, since it is split at them.
+SHOWN = frozenset((THINK_OPEN, THINK_CLOSE)) | MARKERS
 
 
 class _AddedToken(msgspec.Struct):
@@ -32,7 +36,7 @@ class Tokenizer:
         self._vocabulary = vocabulary
         self._control = {token.content: token.id for token in added}
         self._control_text = {token.id: token.content for token in added}
-        self._hidden = {token.id for token in added if token.special and token.content not in (THINK_OPEN, THINK_CLOSE)}
+        self._hidden = {token.id for token in added if token.special and token.content not in SHOWN}
         # Without control tokens this is a pattern that matches nowhere.
         self._splitter = re.compile(f"({_prefix_pattern(list(self._control)) or '(?!)'})")
         self._bytes_of_character = _bytes_of_character()

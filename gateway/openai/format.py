@@ -24,8 +24,10 @@ from gateway.openai.responses import (
     TopLogprob,
     UsageBody,
 )
+from gateway.openai.tools import call_deltas, whole_calls
 from gateway.openai.usage import UsageTally
 from gateway.tokenizer import Tokenizer
+from gateway.tools import ToolCallDelta
 from mesh.domain.outputs import FinishReason, Logprobs
 
 _FINISH_REASONS = {
@@ -60,6 +62,7 @@ class Answer:
     reasoning: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[Logprobs] = field(default_factory=list)
+    calls: list[ToolCallDelta] = field(default_factory=list)
     finish: Finish | None = None
 
     def add(self, delta: Delta) -> None:
@@ -68,6 +71,7 @@ class Answer:
         self.reasoning.append(delta.reasoning)
         self.token_ids.extend(delta.token_ids)
         self.logprobs.extend(delta.logprobs)
+        self.calls.extend(delta.calls)
 
 
 class Format(ABC):
@@ -143,7 +147,11 @@ class ChatFormat(Format):
     def _delta_choices(self, index: int, delta: Delta) -> list[ChatChunkChoice]:
         return [
             ChatChunkChoice(
-                ChatDelta(content=delta.content or UNSET, reasoning_content=delta.reasoning or UNSET),
+                ChatDelta(
+                    content=delta.content or UNSET,
+                    reasoning_content=delta.reasoning or UNSET,
+                    tool_calls=call_deltas(delta.calls) or UNSET,
+                ),
                 self._logprobs(delta.token_ids, delta.logprobs),
                 finish_reason(delta.finish),
                 index,
@@ -154,7 +162,7 @@ class ChatFormat(Format):
     def _whole_choices(self, answers: Sequence[Answer]) -> list[ChatChoice]:
         return [
             ChatChoice(
-                ChatMessageBody("".join(answer.content), "".join(answer.reasoning) or None),
+                self._message(answer),
                 self._logprobs(answer.token_ids, answer.logprobs),
                 finish_reason(answer.finish),
                 index,
@@ -162,6 +170,11 @@ class ChatFormat(Format):
             )
             for index, answer in enumerate(answers)
         ]
+
+    def _message(self, answer: Answer) -> ChatMessageBody:
+        content, calls = "".join(answer.content), whole_calls(answer.calls)
+        reasoning = "".join(answer.reasoning) or None
+        return ChatMessageBody(None if calls and not content else content, reasoning, calls or UNSET)
 
     def _logprobs(self, token_ids: Sequence[int], entries: Sequence[Logprobs]) -> ChatLogprobs | None:
         if not entries:
@@ -220,4 +233,6 @@ class CompletionFormat(Format):
 
 
 def finish_reason(finish: Finish | None) -> str | None:
+    if finish is not None and finish.called_tools and finish.reason is FinishReason.STOP:
+        return "tool_calls"
     return None if finish is None else _FINISH_REASONS[finish.reason]

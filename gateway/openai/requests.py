@@ -9,9 +9,11 @@ from typing import Any, Literal, cast
 
 from msgspec import Struct
 
-from gateway.chat import ChatMessage, TemplateOptions
+from gateway.chat import TemplateOptions
 from gateway.intake import Ask, ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from gateway.openai.sampling import SamplingFields
+from gateway.openai.tools import CallBody, ToolBody, ToolChoice, toolbox
+from gateway.turns import ChatMessage
 from mesh.errors import InvalidRequest, Unsupported
 
 # OpenAI's own default.
@@ -106,11 +108,12 @@ class ContentPart(Struct, forbid_unknown_fields=True):
 
 
 class Message(Struct, forbid_unknown_fields=True):
-    """An answer may come back as it was given: what else it had beside its content is taken, and not used."""
+    """An answer may come back as it was given: fields that hold nothing for the model are taken, and not used."""
 
     role: str
     content: str | list[ContentPart] | None = None
-    tool_calls: list[Any] | None = None
+    tool_calls: list[CallBody] | None = None
+    tool_call_id: str | None = None
     annotations: list[Any] | None = None
     audio: Any = None
     function_call: Any = None
@@ -119,15 +122,17 @@ class Message(Struct, forbid_unknown_fields=True):
     refusal: str | None = None
 
     def to_chat(self, index: int) -> ChatMessage:
-        if self.tool_calls:
-            raise InvalidRequest("tool calls are not supported", field=f"messages[{index}].tool_calls")
+        for name in ("audio", "function_call"):
+            if getattr(self, name) is not None:
+                raise Unsupported(f"{name} is not supported: leave it out", field=f"messages[{index}].{name}")
         parts = self.content if isinstance(self.content, list) else [ContentPart("text", self.content or "")]
         for part in parts:
             if part.type != "text":
                 field = f"messages[{index}].content"
                 raise InvalidRequest(f"content of type {part.type!r} is not supported: send text", field=field)
         role = "system" if self.role == "developer" else self.role
-        return ChatMessage(role, "".join(part.text for part in parts))
+        calls = [call.to_call() for call in self.tool_calls or ()]
+        return ChatMessage(role, "".join(part.text for part in parts), calls, self.tool_call_id)
 
 
 class TemplateFields(Struct, forbid_unknown_fields=True):
@@ -157,6 +162,9 @@ class ChatCompletionBody(GenerationBody, kw_only=True):
     chat_template_kwargs: TemplateFields | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     max_completion_tokens: int | None = None
+    tools: list[ToolBody] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
 
@@ -164,7 +172,8 @@ class ChatCompletionBody(GenerationBody, kw_only=True):
         if self.top_logprobs is not None and not self.logprobs:
             raise InvalidRequest("top_logprobs needs logprobs: true", field="top_logprobs")
         options = template_options(self.chat_template_kwargs, self.reasoning_effort)
-        prompt = ChatPrompt([message.to_chat(index) for index, message in enumerate(self.messages)], options)
+        messages = [message.to_chat(index) for index, message in enumerate(self.messages)]
+        prompt = ChatPrompt(messages, options, toolbox(self.tools, self.tool_choice, self.parallel_tool_calls))
         top_logprobs = (self.top_logprobs or 0) if self.logprobs else None
         max_tokens = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
         return [self._ask(request_id, prompt, top_logprobs, max_tokens)]

@@ -4,6 +4,8 @@ from typing import Generic, Literal, TypeVar
 
 from msgspec import UNSET, Struct, UnsetType
 
+from gateway.openai.tools import CallBody, CallDelta
+
 
 class PromptDetails(Struct):
     cached_tokens: int
@@ -46,8 +48,10 @@ class CompletionLogprobs(Struct):
 
 
 class ChatMessageBody(Struct):
-    content: str
+    # None if the answer is calls of tools alone.
+    content: str | None
     reasoning_content: str | None = None
+    tool_calls: list[CallBody] | UnsetType = UNSET
     role: Literal["assistant"] = "assistant"
 
 
@@ -55,6 +59,7 @@ class ChatDelta(Struct):
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[CallDelta] | UnsetType = UNSET
 
 
 class ChatChoice(Struct):

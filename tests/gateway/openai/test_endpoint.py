@@ -223,7 +223,7 @@ BAD_BODIES: dict[str, tuple[str, dict[str, Any], str | None]] = {
     "empty stop": (COMPLETIONS, {"prompt": "a", "stop": ""}, "stop"),
     "too many stops": (COMPLETIONS, {"prompt": "a", "stop": ["a"] * 17}, "stop"),
     "unknown template option": (CHAT, {"messages": HELLO, "chat_template_kwargs": {"x": 1}}, "chat_template_kwargs.x"),
-    "tools": (CHAT, {"messages": HELLO, "tools": [{"type": "function"}]}, "tools"),
+    "tools of a completion": (COMPLETIONS, {"prompt": "a", "tools": [{"type": "function"}]}, "tools"),
     "no choices": (CHAT, {"messages": HELLO, "n": 0}, "n"),
     "best of several": (CHAT, {"messages": HELLO, "best_of": 2}, "best_of"),
     "empty cache salt": (CHAT, {"messages": HELLO, "cache_salt": ""}, "cache_salt"),
@@ -243,7 +243,7 @@ BAD_BODIES: dict[str, tuple[str, dict[str, Any], str | None]] = {
     "bias of an unknown token": (CHAT, {"messages": HELLO, "logit_bias": {"999999": 1}}, "logit_bias"),
     "echo with logprobs": (COMPLETIONS, {"prompt": "a", "echo": True, "logprobs": 1}, "echo"),
     "echo of a chat": (CHAT, {"messages": HELLO, "echo": True}, "echo"),
-    "tool calls": (CHAT, {"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls"),
+    "tool calls": (CHAT, {"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls[0].id"),
 }
 
 

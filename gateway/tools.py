@@ -1,0 +1,86 @@
+"""Functions that a client offers to the model, and the model's calls of them."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gateway.requests import validate_text
+from mesh.errors import InvalidRequest
+
+MAX_TOOLS = 128
+MAX_DESCRIPTION_CHARACTERS = 65536
+
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    name: str
+    description: str
+    # JSON schema of the arguments, as JSON would be read.
+    parameters: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Toolbox:
+    """The tools of one request, of which the model may call some."""
+
+    tools: Sequence[Tool]
+    # The model must call a tool instead of answering.
+    required: bool = False
+    # The model must call this one.
+    named: str | None = None
+    # The model may call several at once.
+    parallel: bool = True
+
+    @property
+    def forced_name(self) -> str | None:
+        """The tool that the model must call, if there is no other choice."""
+        if self.named is None and self.required and len(self.tools) == 1:
+            return self.tools[0].name
+        return self.named
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call that the model made earlier, as its client sends it back."""
+
+    id: str
+    name: str
+    # JSON, as the model wrote it.
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallDelta:
+    """A piece of a call. The first piece of each has its id and name, the others bring more of its arguments."""
+
+    # Which call of the answer it is.
+    index: int
+    arguments: str = ""
+    id: str | None = None
+    name: str | None = None
+
+
+def check_toolbox(toolbox: Toolbox) -> None:
+    """Raises InvalidRequest naming the first field that is wrong."""
+    if not toolbox.tools:
+        raise InvalidRequest("tools is empty: send at least one, or leave tool_choice out", field="tools")
+    if len(toolbox.tools) > MAX_TOOLS:
+        raise InvalidRequest(f"there are {len(toolbox.tools)} tools, the limit is {MAX_TOOLS}", field="tools")
+    names: set[str] = set()
+    for index, tool in enumerate(toolbox.tools):
+        field = f"tools[{index}].function"
+        if not _NAME.fullmatch(tool.name):
+            allowed = "1 to 64 letters, digits, underscores and dashes"
+            raise InvalidRequest(f"a tool's name must have {allowed}, not {tool.name!r}", field=f"{field}.name")
+        if tool.name in names:
+            raise InvalidRequest(f"two tools are named {tool.name!r}", field=f"{field}.name")
+        if len(tool.description) > MAX_DESCRIPTION_CHARACTERS:
+            limit = MAX_DESCRIPTION_CHARACTERS
+            raise InvalidRequest(f"a description is longer than {limit} characters", field=f"{field}.description")
+        validate_text(tool.description, field=f"{field}.description")
+        names.add(tool.name)
+    if toolbox.named is not None and toolbox.named not in names:
+        raise InvalidRequest(f"tool_choice names {toolbox.named!r}, which is not among tools", field="tool_choice")

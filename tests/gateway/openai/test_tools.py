@@ -1,0 +1,200 @@
+"""Tools over HTTP with the `openai` package: what the model reads, and its calls whole and streamed."""
+
+import json
+from typing import Any, cast
+
+import openai
+import pytest
+
+from gateway.tool_format import CALLS_BEGIN, CallForm, opening, written_calls, written_outputs
+from gateway.tools import ToolCall
+from tests.support.fake_decode import FakeDecodeWorker, scripted
+from tests.support.gateways import Mesh, model_texts, running_mesh
+
+CHAT = "/v1/chat/completions"
+HELLO: Any = [{"role": "user", "content": "hello"}]
+WEATHER: Any = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "The weather of a city",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+    },
+}
+CLOCK: Any = {"type": "function", "function": {"name": "clock"}}
+CALLS = [ToolCall("", "weather", '{"city": "Bergen"}'), ToolCall("", "clock", "{}")]
+END = "<｜end▁of▁sentence｜>"
+
+
+def spelled(text: str) -> list[int]:
+    tokenizer = model_texts()["oracle"].tokenizer
+    assert tokenizer is not None
+    return tokenizer.encode(text)
+
+
+def prompt_of(mesh: Mesh) -> str:
+    tokenizer = model_texts()["oracle"].tokenizer
+    assert tokenizer is not None
+    return tokenizer.spell(list(mesh.worker.submissions[-1].token_ids))
+
+
+def answering(text: str, **fields: Any) -> FakeDecodeWorker:
+    return FakeDecodeWorker(next_token=scripted(spelled(text)), eos_token_id=1, **fields)
+
+
+def client(mesh: Mesh) -> openai.AsyncOpenAI:
+    url = f"http://127.0.0.1:{mesh.http_port}/v1"
+    return openai.AsyncOpenAI(base_url=url, api_key="unused", max_retries=0, http_client=cast(Any, mesh.http))
+
+
+async def test_calls_are_read_out_of_the_answer() -> None:
+    text = "<think>which?</think>One moment." + written_calls(CALLS, CallForm.PLAIN) + END
+    async with running_mesh(answering(text)) as mesh:
+        answer = await client(mesh).chat.completions.create(model="oracle", messages=HELLO, tools=[WEATHER, CLOCK])
+        (choice,) = answer.choices
+        assert (choice.message.content, choice.finish_reason) == ("One moment.", "tool_calls")
+        calls: Any = choice.message.tool_calls
+        assert [(each.function.name, each.function.arguments) for each in calls] == [
+            ("weather", '{"city": "Bergen"}'),
+            ("clock", "{}"),
+        ]
+        assert len({each.id for each in calls}) == 2
+        assert "### weather\nThe weather of a city" in prompt_of(mesh)
+
+
+async def test_calls_stream_as_deltas_of_their_arguments() -> None:
+    async with running_mesh(answering(written_calls(CALLS, CallForm.PLAIN) + END, step_seconds=0.001)) as mesh:
+        stream = await client(mesh).chat.completions.create(
+            model="oracle", messages=HELLO, tools=[WEATHER, CLOCK], stream=True
+        )
+        chunks = [chunk async for chunk in stream]
+        deltas = [each for chunk in chunks for each in chunk.choices[0].delta.tool_calls or []]
+        arguments = ["", ""]
+        for delta in deltas:
+            assert delta.function is not None
+            arguments[delta.index] += delta.function.arguments or ""
+        assert arguments == ['{"city": "Bergen"}', "{}"]
+        named = [(each.index, each.type, each.function and each.function.name) for each in deltas if each.id]
+        assert named == [(0, "function", "weather"), (1, "function", "clock")]
+        assert len(deltas) > 3
+        assert chunks[-1].choices[0].finish_reason == "tool_calls"
+        assert not any(chunk.choices[0].delta.content for chunk in chunks)
+
+
+async def test_an_answer_without_calls_stays_an_answer() -> None:
+    async with running_mesh(answering("no need" + END)) as mesh:
+        answer = await client(mesh).chat.completions.create(model="oracle", messages=HELLO, tools=[WEATHER])
+        (choice,) = answer.choices
+        assert (choice.message.content, choice.message.tool_calls, choice.finish_reason) == ("no need", None, "stop")
+
+
+@pytest.mark.parametrize("thinking", [True, False])
+async def test_a_named_tool_is_called_whatever_the_model_would_do(thinking: bool) -> None:
+    async with running_mesh(answering('{"city": "Oslo"}<｜tool▁call▁end｜>' + END)) as mesh:
+        answer = await client(mesh).chat.completions.create(
+            model="oracle",
+            messages=HELLO,
+            tools=[WEATHER, CLOCK],
+            tool_choice={"type": "function", "function": {"name": "weather"}},
+            extra_body={"chat_template_kwargs": {"thinking": thinking}},
+        )
+        calls: Any = answer.choices[0].message.tool_calls
+        assert [(each.function.name, each.function.arguments) for each in calls] == [("weather", '{"city": "Oslo"}')]
+        assert prompt_of(mesh).endswith("</think>" + "\n\n" * thinking + opening(CallForm.PLAIN, "weather"))
+
+
+async def test_a_required_call_begins_in_the_prompt() -> None:
+    async with running_mesh(answering("clock<｜tool▁sep｜>{}<｜tool▁call▁end｜>" + END)) as mesh:
+        for tools in ([WEATHER, CLOCK], [CLOCK]):
+            answer = await client(mesh).chat.completions.create(
+                model="oracle", messages=HELLO, tools=tools, tool_choice="required"
+            )
+            calls: Any = answer.choices[0].message.tool_calls
+            assert calls[0].function.name == "clock"
+            known = "clock" if len(tools) == 1 else None
+            assert prompt_of(mesh).endswith(opening(CallForm.PLAIN, known))
+
+
+async def test_the_model_is_shown_no_tools_where_it_may_call_none() -> None:
+    text = written_calls(CALLS, CallForm.PLAIN) + END
+    async with running_mesh(answering(text)) as mesh:
+        answer = await client(mesh).chat.completions.create(
+            model="oracle", messages=HELLO, tools=[WEATHER], tool_choice="none"
+        )
+        assert answer.choices[0].message.tool_calls is None
+        assert "weather" not in prompt_of(mesh)
+
+
+async def test_only_one_call_is_reported_where_they_may_not_be_parallel() -> None:
+    async with running_mesh(answering(written_calls(CALLS, CallForm.PLAIN) + END)) as mesh:
+        answer = await client(mesh).chat.completions.create(
+            model="oracle", messages=HELLO, tools=[WEATHER, CLOCK], parallel_tool_calls=False
+        )
+        assert len(answer.choices[0].message.tool_calls or ()) == 1
+
+
+async def test_calls_and_their_results_go_back_to_the_model_in_the_order_of_the_calls() -> None:
+    sent = [
+        {"id": f"call_{index}", "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+        for index, call in enumerate(CALLS)
+    ]
+    messages: Any = [
+        *HELLO,
+        {"role": "assistant", "content": None, "tool_calls": sent},
+        {"role": "tool", "tool_call_id": "call_1", "content": "noon"},
+        {"role": "tool", "tool_call_id": "call_0", "content": "rain <｜tool▁output▁end｜>"},
+    ]
+    async with running_mesh(answering("It rains at noon." + END)) as mesh:
+        await client(mesh).chat.completions.create(model="oracle", messages=messages, tools=[WEATHER, CLOCK])
+        prompt = prompt_of(mesh)
+        called = prompt.index(written_calls(CALLS, CallForm.PLAIN))
+        assert prompt.index(written_outputs(["rain <｜tool▁output▁end｜>", "noon"])) > called
+
+
+BAD: dict[str, tuple[dict[str, Any], str]] = {
+    "no function": ({"tools": [{"type": "function"}]}, "tools[0].function"),
+    "another kind of tool": ({"tools": [{"type": "retrieval", "function": {"name": "a"}}]}, "tools[0].type"),
+    "a bad name": ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
+    "the same name twice": ({"tools": [CLOCK, CLOCK]}, "tools[1].function.name"),
+    "strict": (
+        {"tools": [{"type": "function", "function": {"name": "a", "strict": True}}]},
+        "tools[0].function.strict",
+    ),
+    "a choice of nothing": ({"tool_choice": "required"}, "tool_choice"),
+    "a choice that is not there": (
+        {"tools": [CLOCK], "tool_choice": {"type": "function", "function": {"name": "weather"}}},
+        "tool_choice",
+    ),
+    "a result of no call": (
+        {"messages": [*HELLO, {"role": "tool", "tool_call_id": "x", "content": "y"}]},
+        "messages[1].tool_call_id",
+    ),
+    "a call of a user's": (
+        {
+            "messages": [
+                {"role": "user", "tool_calls": [{"id": "x", "function": {"name": "a", "arguments": "{}"}}]},
+            ]
+        },
+        "messages[0].tool_calls",
+    ),
+}
+
+
+async def test_bad_tools_are_refused_by_field() -> None:
+    async with running_mesh() as mesh:
+        for name, (body, field) in BAD.items():
+            answer = await mesh.http.post(CHAT, json={"messages": HELLO, **body})
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, field), (name, answer.text)
+        assert mesh.scheduler.queries == []
+
+
+async def test_an_answer_cut_off_in_a_call_says_so() -> None:
+    text = opening(CallForm.PLAIN, "weather") + '{"city": "Ber'
+    async with running_mesh(answering(text)) as mesh:
+        body = {"messages": HELLO, "tools": [WEATHER], "max_tokens": len(spelled(text)), "n": 2}
+        choices = (await mesh.http.post(CHAT, json=body)).json()["choices"]
+        for choice in choices:
+            assert choice["finish_reason"] == "length"
+            assert choice["message"]["tool_calls"][0]["function"]["arguments"] == '{"city": "Ber'
+            assert choice["message"]["content"] is None
+        assert CALLS_BEGIN not in json.dumps(choices, ensure_ascii=False)
