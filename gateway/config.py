@@ -19,6 +19,14 @@ class HttpConfig(Config):
     """Largest request body."""
     body_seconds: float = Field(default=60.0, gt=0)
     """How long a request's body may take to arrive."""
+    header_seconds: float = Field(default=10.0, gt=0)
+    """How long a request's headers may take to arrive, from the connection's begin or from their first byte."""
+    keep_alive_seconds: int = Field(default=75, ge=1)
+    """How long a connection is kept after an answer; longer than clients keep theirs, so that they close and not we."""
+    connections: int | None = Field(default=None, ge=1)
+    """Connections at the most: another takes the place of the one that asked for nothing for longest, or is answered
+    503. By default three quarters of the files that the process may open.
+    """
     unknown_fields: Literal["refuse", "ignore"] = "refuse"
     """Fields of a request that we do not know: the request is refused, or they are left out and named in the header
     x-deepmesh-ignored-fields of the answer.

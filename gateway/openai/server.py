@@ -11,11 +11,10 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from gateway.config import HttpConfig
+from gateway.openai.connections import ConnectionLimits, LimitedConfig, connections_that_fit
 from mesh.errors import ConfigError
 
 BACKLOG = 2048
-# Longer than clients keep idle connections, so that they and not we close them.
-KEEP_ALIVE_SECONDS = 75
 
 
 class _Server(uvicorn.Server):
@@ -39,16 +38,16 @@ class HttpServer:
         self._config = config
         self._stalled_seconds = stalled_seconds
         self._server = _Server(
-            uvicorn.Config(
+            LimitedConfig(
                 application,
-                http="httptools",
+                ConnectionLimits(config.connections or connections_that_fit(), config.header_seconds),
                 ws="none",
                 lifespan="off",
                 access_log=False,
                 log_config=None,
                 log_level="warning",
                 server_header=False,
-                timeout_keep_alive=KEEP_ALIVE_SECONDS,
+                timeout_keep_alive=config.keep_alive_seconds,
                 timeout_graceful_shutdown=max(1, round(drain_seconds)),
             )
         )

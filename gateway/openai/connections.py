@@ -1,0 +1,109 @@
+"""Connections of HTTP clients: how many there may be, and how long one may take to ask for something."""
+
+import asyncio
+import resource
+from dataclasses import dataclass
+from typing import Any
+
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from mesh.metrics import GATEWAY_HTTP_CLOSED
+
+BUSY = b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\nretry-after: 1\r\nconnection: close\r\n\r\n"
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    connections: int
+    # From the connection's begin, or from a request's first byte, to the end of its headers.
+    header_seconds: float
+
+
+class LimitedConfig(uvicorn.Config):
+    """A configuration of uvicorn for connections within limits."""
+
+    def __init__(self, application: ASGIApp, limits: ConnectionLimits, **settings: Any) -> None:
+        super().__init__(application, http=LimitedConnection, **settings)
+        self.limits = limits
+
+
+class LimitedConnection(HttpToolsProtocol):
+    """Closes itself if headers take too long.
+
+    A connection beyond the limit takes the place of the one that has been without a request for longest; if all have
+    one, it is told to come again.
+    """
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        assert isinstance(config, LimitedConfig)
+        self._limits = config.limits
+        self._header_timer: asyncio.TimerHandle | None = None
+        self._idle_since = self.loop.time()
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request is being answered."""
+        return self.cycle is None or self.cycle.response_complete
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._await_headers()
+        if len(self.connections) > self._limits.connections:
+            self._make_room()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_awaiting_headers()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self.idle and self._header_timer is None:
+            self._await_headers()
+        super().data_received(data)
+
+    def on_headers_complete(self) -> None:
+        self._stop_awaiting_headers()
+        super().on_headers_complete()
+
+    def on_response_complete(self) -> None:
+        self._idle_since = self.loop.time()
+        super().on_response_complete()
+
+    def _await_headers(self) -> None:
+        self._header_timer = self.loop.call_later(self._limits.header_seconds, self._close, "headers")
+
+    def _stop_awaiting_headers(self) -> None:
+        if self._header_timer is not None:
+            self._header_timer.cancel()
+            self._header_timer = None
+
+    def _make_room(self) -> None:
+        others = [each for each in self.connections if isinstance(each, LimitedConnection) and each is not self]
+        alive = [each for each in others if not each.transport.is_closing()]
+        if len(alive) < self._limits.connections:
+            return
+        idle = [each for each in alive if each.idle]
+        if idle:
+            min(idle, key=lambda each: each._idle_since)._close("idle")
+        else:
+            self.transport.write(BUSY)
+            self._close("busy")
+
+    def _close(self, why: str) -> None:
+        GATEWAY_HTTP_CLOSED.labels(why).inc()
+        self.transport.close()
+
+
+def connections_that_fit() -> int:
+    """Three quarters of the files that the process may open: the rest is for gRPC and for logs."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return max(1, files * 3 // 4)
