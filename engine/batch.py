@@ -47,6 +47,10 @@ class Row(msgspec.Struct, frozen=True):
     # If `sampling` counts tokens. The host may not know the last of them, which the row follows.
     history: History | None = None
     drafts: int = 0
+    # The first tokens, none or one, lie in a block that others read: their KV is there, and is not written again.
+    shared: int = 0
+    # The token behind the last, if the row draws none.
+    next_token: int | None = None
 
     @property
     def tokens(self) -> int:
@@ -143,6 +147,8 @@ class Backend(Protocol):
     total_blocks: int
     # One block of KV, all layers.
     block_bytes: int
+    # Layers of the KV that drafts alone need.
+    draft_layers: int
     eos_token_ids: frozenset[int]
     # Whether the device computes while the host does other things.
     asynchronous: bool

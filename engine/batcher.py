@@ -64,6 +64,8 @@ class Candidate(Generic[RequestT]):
     free_blocks_taken: int
     # It gets its blocks, and takes part in steps only when its KV has come from elsewhere.
     waits: bool = False
+    # Tokens of the cached blocks that are computed again.
+    computed_again: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,4 +206,7 @@ def _admitted_chunks(admitted: Iterable[Candidate[RequestT]], budget: int) -> li
 
 def _step_tokens(candidate: Candidate[RequestT]) -> int:
     """What is left to compute, if it takes part in the step."""
-    return 0 if candidate.waits else candidate.request.progress.left - len(candidate.cached_blocks) * BLOCK_TOKENS
+    if candidate.waits:
+        return 0
+    cached = len(candidate.cached_blocks) * BLOCK_TOKENS
+    return candidate.request.progress.left - cached + candidate.computed_again

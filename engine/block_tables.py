@@ -36,7 +36,8 @@ class BlockTables:
     def register(self, request: Request) -> None:
         """Make the request's full blocks known to others, if they may share them."""
         progress = request.progress
-        full_blocks = progress.computed // BLOCK_TOKENS
+        # What others share may lie behind what is computed: a token that is computed again.
+        full_blocks = max(progress.computed // BLOCK_TOKENS, progress.registered_blocks)
         if self._prefix_cache:
             hashes = request.full_block_hashes(full_blocks)
             for index in range(progress.registered_blocks, full_blocks):

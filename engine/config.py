@@ -116,8 +116,8 @@ class EngineConfig(Config):
             raise ValueError(
                 "engine.max_step_tokens must be at least engine.max_requests: lower one or raise the other"
             )
-        if self.drafts.next_n and self.backend == "model":
-            raise ValueError("engine.drafts.next_n: only engine.backend=oracle guesses tokens so far")
+        if self.drafts.next_n and self.backend == "model" and self.overlap == "on":
+            raise ValueError("engine.overlap=on and engine.drafts.next_n exclude each other: leave overlap to auto")
         if self.max_requests * (1 + self.drafts.next_n) > self.max_step_tokens:
             raise ValueError(
                 "engine.max_step_tokens must be at least engine.max_requests * (1 + engine.drafts.next_n):"
@@ -183,7 +183,8 @@ def resolve(config: EngineConfig, hardware: Hardware) -> ResolvedEngineConfig:
         dtype=dtype,
         kv_dtype=dtype if config.kv_dtype == "auto" else config.kv_dtype,
         weights=weights,
-        decode_graphs=device == "cuda" and config.decode_graphs == "auto",
+        # Steps with drafts are not captured.
+        decode_graphs=device == "cuda" and config.decode_graphs == "auto" and not config.drafts.next_n,
         warm_up=device == "cuda" and config.warm_up == "auto",
         kv_memory_fraction=config.kv_memory_fraction or (0.95 if device == "cuda" else 0.25),
     )

@@ -66,6 +66,8 @@ class Engine:
         self._meter = LoadMeter()
         self._pipeline = StepPipeline(backend, launches_ahead(config, backend.asynchronous), clock, self._meter)
         self._most_drafts = config.drafts.next_n
+        # Guesses of the backend begin with what it knows of a token only while it computes that.
+        self._rewind = int(backend.draft_layers > 0)
         transfer = config.transfer or TransferConfig()
         self.transfers = Transfers(agent, self.pool, backend.namespace.layers, transfer, self._meter)
         limits = Limits(config.max_step_tokens, config.max_requests)
@@ -85,7 +87,7 @@ class Engine:
     def submit(self, submit: Submit) -> None:
         assert submit.key not in self._requests
         arrival = self._pipeline.steps, self._submitted
-        request = make_request(submit, self._backend.eos_token_ids, arrival, self._most_drafts)
+        request = make_request(submit, self._backend.eos_token_ids, arrival, self._most_drafts, self._rewind)
         try:
             check(submit, self._request_limits)
             self.transfers.check(submit)
@@ -192,7 +194,7 @@ class Engine:
     def _admit(self, candidate: Candidate[Request]) -> None:
         request = candidate.request
         if request.cached_tokens is None:
-            request.cached_tokens = request.progress.computed
+            request.cached_tokens = len(candidate.cached_blocks) * BLOCK_TOKENS
         try:
             self.transfers.begin(request, candidate.waits)
         except (InvalidRequest, NamespaceMismatch) as error:

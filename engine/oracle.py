@@ -70,6 +70,7 @@ class OracleBackend:
 
     eos_token_ids: frozenset[int] = frozenset()
     asynchronous = False
+    draft_layers = 0
 
     def __init__(
         self,

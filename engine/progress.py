@@ -22,7 +22,9 @@ class Progress:
     Attributes:
         token_ids: the prompt, then what was generated.
         tokens_at_least, tokens_at_most: `token_ids`, and those that rows in flight yield.
-        computed: leading tokens whose KV is written, by collected steps or by transfers.
+        rewind: of KV that no row of this request computed, so many tokens are computed again, if drafts need what is
+            known of a token only while it is computed; 0 or 1.
+        computed: leading tokens whose KV is written, by collected steps or by transfers, without those computed again.
         computed_at_most: the same with all that rows in flight write.
         rows_in_flight: how many rows of steps that are not collected belong to the request.
         drawing_row: if tokens are in flight, the latest comes from this row of the step launched last.
@@ -41,14 +43,16 @@ class Progress:
         "drafts",
         "drawing_row",
         "registered_blocks",
+        "rewind",
         "rows_in_flight",
         "token_ids",
         "tokens_at_least",
         "tokens_at_most",
     )
 
-    def __init__(self, token_ids: Sequence[int]) -> None:
+    def __init__(self, token_ids: Sequence[int], rewind: int = 0) -> None:
         self.token_ids = list(token_ids)
+        self.rewind = rewind
         self.tokens_at_least = self.tokens_at_most = len(self.token_ids)
         self.rows_in_flight = 0
         self.drawing_row: int | None = None
@@ -66,7 +70,7 @@ class Progress:
         self.grown(cached)
         self.grown(new)
         self.registered_blocks = len(cached)
-        self.computed = self.computed_at_most = len(cached) * BLOCK_TOKENS
+        self.computed = self.computed_at_most = max(len(cached) * BLOCK_TOKENS - self.rewind, 0)
         assert self.computed < len(self.token_ids) <= self.covered
 
     def grown(self, blocks: Sequence[int]) -> None:
@@ -76,14 +80,14 @@ class Progress:
 
     def registered(self, blocks: int) -> None:
         """Others can find the first `blocks` blocks, which are full."""
-        assert blocks * BLOCK_TOKENS <= self.computed
+        assert blocks * BLOCK_TOKENS <= self.computed + self.rewind
         self.registered_blocks = blocks
 
     def landed(self, tokens: int) -> None:
         """Transfers have written the KV of the first `tokens` tokens."""
         assert not self.rows_in_flight
         assert self.computed <= tokens <= min(len(self.token_ids), self.covered)
-        self.computed = self.computed_at_most = tokens
+        self.computed = self.computed_at_most = max(tokens - self.rewind, 0)
 
     def received(self, token_ids: Sequence[int]) -> None:
         """Another worker drew the next tokens."""

@@ -103,7 +103,8 @@ class Schedule:
             cached = self._block_tables.match(request)
             new_blocks = self._block_tables.lacking(request, cached)
             waits = self._would_wait(request, len(cached))
-            yield Candidate(request, cached, new_blocks + self._pool.free_among(cached), waits)
+            again = request.progress.rewind if cached else 0
+            yield Candidate(request, cached, new_blocks + self._pool.free_among(cached), waits, again)
 
     def _preempt(self, request: Request) -> None:
         self._running.remove(request)

@@ -7,6 +7,7 @@ import msgspec
 from engine.batch import Row, StepShape
 from engine.batcher import Chunk
 from engine.request import Request
+from mesh.blocks import BLOCK_TOKENS
 
 
 class StepWork(msgspec.Struct, frozen=True):
@@ -65,12 +66,23 @@ def _launch_decode_row(request: Request, index: int) -> Row:
 
 
 def _launch_chunk_row(chunk: Chunk[Request], index: int) -> Row:
-    """Row `index` of the next step: a chunk of a prompt. A token is drawn behind the last chunk."""
+    """Row `index` of the next step: a chunk of a prompt. A token is drawn behind the last chunk.
+
+    It may begin with a token of a block that others read, computed again.
+    """
     request, progress = chunk.request, chunk.request.progress
     start = progress.computed_at_most
     end = start + chunk.tokens
     draws = end == progress.tokens_at_most
     sampling, history = (request.sampling, request.history) if draws else (None, None)
-    row = Row(progress.token_ids[start:end], start, progress.block_ids, sampling, history=history)
+    row = Row(
+        progress.token_ids[start:end],
+        start,
+        progress.block_ids,
+        sampling,
+        history=history,
+        shared=max(progress.registered_blocks * BLOCK_TOKENS - start, 0),
+        next_token=None if draws else progress.token_ids[end],
+    )
     progress.launched(chunk.tokens, int(draws), index)
     return row

@@ -36,12 +36,15 @@ def check(submit: Submit, limits: RequestLimits) -> None:
 
 
 def make_request(
-    submit: Submit, eos_token_ids: frozenset[int], arrival: tuple[int, int], most_drafts: int = 0
+    submit: Submit, eos_token_ids: frozenset[int], arrival: tuple[int, int], most_drafts: int = 0, rewind: int = 0
 ) -> Request:
-    """`eos_token_ids`: the model's own; `arrival`: the arrival batch, and the order within it."""
+    """From a checked Submit.
+
+    eos_token_ids: the model's own; arrival: the arrival batch, and the order within it; rewind: see Progress.
+    """
     request, stop = submit.request, submit.request.stop
     eos = frozenset() if stop.ignore_eos else eos_token_ids
-    progress = Progress(request.token_ids)
+    progress = Progress(request.token_ids, rewind)
     given = len(request.token_ids) if request.prompt_tokens is None else request.prompt_tokens
     return Request(
         key=submit.key,

@@ -47,7 +47,7 @@ class ModelConfig:
     vocab_size: int
     hidden_size: int
     num_hidden_layers: int
-    # MTP modules; their weights follow the last layer's as layers of their own. They are not computed.
+    # MTP modules; their weights follow the last layer's as layers of their own.
     num_nextn_predict_layers: int
     num_attention_heads: int
     # None if queries are projected directly.
@@ -72,6 +72,8 @@ class ModelConfig:
     yarn: Yarn | None
     eos_token_ids: frozenset[int]
     quantization: Quantization
+    # How many MTP modules are computed.
+    draft_layers: int = 0
 
     @property
     def qk_head_dim(self) -> int:
@@ -85,12 +87,12 @@ class ModelConfig:
     @property
     def kv_layers(self) -> int:
         """Layers that write KV: those that are computed."""
-        return self.num_hidden_layers
+        return self.num_hidden_layers + self.draft_layers
 
     @property
     def unused_layers(self) -> range:
         """Layers of the checkpoint that are not computed."""
-        return range(self.num_hidden_layers, self.num_hidden_layers + self.num_nextn_predict_layers)
+        return range(self.kv_layers, self.num_hidden_layers + self.num_nextn_predict_layers)
 
     @property
     def softmax_scale(self) -> float:
@@ -98,8 +100,8 @@ class ModelConfig:
         return scale * self.yarn.softmax_scale if self.yarn else scale
 
     def is_dense(self, layer: int) -> bool:
-        """Whether a layer has one feed-forward instead of experts."""
-        return layer < self.first_k_dense_replace
+        """Whether a layer has one feed-forward instead of experts; MTP modules always have experts."""
+        return layer < min(self.first_k_dense_replace, self.num_hidden_layers)
 
 
 def read_model_config(model_dir: Path) -> ModelConfig:

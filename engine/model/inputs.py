@@ -1,7 +1,7 @@
 """From a step's plain rows to the tensors of one forward pass. Nothing here waits for the device."""
 
 from collections.abc import Sequence
-from itertools import accumulate, pairwise, takewhile
+from itertools import accumulate, groupby, pairwise, takewhile
 
 import numpy as np
 import numpy.typing as npt
@@ -23,11 +23,12 @@ EXPANDED_TOKENS = 16384
 def build_context(
     config: ModelConfig, rows: Sequence[Row], state: DeviceState, size: int | None = None
 ) -> ForwardContext:
-    """The leading rows of one token decode together; every other row attends in its cheaper form.
+    """The leading rows of one token decode together, so do neighbours with equally many drafts; every other row attends
+    in its cheaper form.
 
     size: the number of tokens to which the step is padded; None pads nothing.
     """
-    decoding = sum(1 for _ in takewhile(lambda row: row.end - row.start == 1, rows))
+    decoding = sum(1 for _ in takewhile(lambda row: row.end - row.start == 1 and not row.shared, rows))
     prompts = rows[decoding:]
     parts: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
     absorbed: list[AbsorbedRows] = []
@@ -95,7 +96,7 @@ def _prompt_tensors(rows: Sequence[Row], state: DeviceState) -> tuple[torch.Tens
     """Tokens int64, positions int32 and slots int64 of all tokens of these rows."""
     token_ids = np.concatenate([np.asarray(row.token_ids, np.int64) for row in rows])
     positions = np.concatenate([np.arange(row.start, row.end, dtype=np.int32) for row in rows])
-    slots = np.concatenate([_slots(row, row.start, row.end) for row in rows])
+    slots = np.concatenate([_written_slots(row, state.padding_block) for row in rows])
     return to_device(token_ids, state.device), to_device(positions, state.device), to_device(slots, state.device)
 
 
@@ -103,6 +104,13 @@ def _padding_tensors(tokens: int, state: DeviceState) -> tuple[torch.Tensor, tor
     """The same for tokens that belong to no row: all of them share one slot of the padding block."""
     zeros = torch.zeros(tokens, dtype=torch.int64, device=state.device)
     return zeros, zeros.int(), zeros + state.padding_block * BLOCK_TOKENS
+
+
+def _written_slots(row: Row, padding_block: int) -> npt.NDArray[np.int64]:
+    """The pool slot that each token's KV goes to: those in shared blocks keep theirs."""
+    slots = _slots(row, row.start, row.end)
+    slots[: row.shared] = padding_block * BLOCK_TOKENS
+    return slots
 
 
 def _slots(row: Row, start: int, stop: int) -> npt.NDArray[np.int64]:
@@ -120,6 +128,25 @@ def _sampled(rows: Sequence[Row], decoding: int, stops: Sequence[int], state: De
 
 
 def _attention_of_prompts(
+    config: ModelConfig, rows: Sequence[Row], stops: Sequence[int], state: DeviceState
+) -> tuple[list[AbsorbedRows], list[ExpandedRows]]:
+    absorbed: list[AbsorbedRows] = []
+    expanded: list[ExpandedRows] = []
+    done = 0
+    for drafts, neighbours in groupby(rows, key=lambda row: row.drafts):
+        group = list(neighbours)
+        spans = stops[done : done + len(group) + 1]
+        done += len(group)
+        if drafts:
+            absorbed.append(_absorb_drafts(group, spans[0], spans[-1], state))
+            continue
+        more_absorbed, more_expanded = _attention_without_drafts(config, group, spans, state)
+        absorbed += more_absorbed
+        expanded += more_expanded
+    return absorbed, expanded
+
+
+def _attention_without_drafts(
     config: ModelConfig, rows: Sequence[Row], stops: Sequence[int], state: DeviceState
 ) -> tuple[list[AbsorbedRows], list[ExpandedRows]]:
     absorbed: list[AbsorbedRows] = []
@@ -145,6 +172,16 @@ def _attention_of_prompts(
             expanded.append(_expand_behind_prefix(row, first, stop, state))
     flush()
     return absorbed, expanded
+
+
+def _absorb_drafts(rows: Sequence[Row], first: int, stop: int, state: DeviceState) -> AbsorbedRows:
+    """Rows of equally many tokens."""
+    table = np.zeros((len(rows), max(-(-row.end // BLOCK_TOKENS) for row in rows)), np.int32)
+    for index, row in enumerate(rows):
+        count = -(-row.end // BLOCK_TOKENS)
+        table[index, :count] = row.block_ids[:count]
+    lengths = to_device(np.array([row.end for row in rows], np.int32), state.device)
+    return AbsorbedRows(first, stop, plan_decode(to_device(table, state.device), lengths, rows[0].tokens))
 
 
 def _absorb_prompt(row: Row, first: int, stop: int, state: DeviceState) -> AbsorbedRows:

@@ -189,9 +189,9 @@ class Transfers:
             self._arrived.append((request, None))
 
     def _note_fetched(self, request: Request, tokens: int) -> None:
-        progress = request.progress
-        progress.landed(progress.computed + tokens)
-        request.cached_tokens = progress.computed
+        found = request.progress.registered_blocks * BLOCK_TOKENS + tokens
+        request.progress.landed(found)
+        request.cached_tokens = found
         request.store_cached_tokens = tokens
-        self._pushes.on_computed(request, progress.computed)
+        self._pushes.on_computed(request, found)
         self._arrived.append((request, None))

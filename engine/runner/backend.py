@@ -4,15 +4,17 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import torch
 
-from engine.batch import Batch, Row, Sample, StepShape, execute
+from engine.batch import Batch, Launched, Row, Sample, StepShape, execute, shape_of
 from engine.config import EngineConfig, ResolvedEngineConfig
 from engine.model.context import DeviceState
 from engine.model.inputs import build_context
 from engine.model.model import Model
 from engine.model.state import make_state
+from engine.runner.drafting import Drafter, DraftingStep
 from engine.runner.graphs import DecodeGraphs, default_sizes
 from engine.runner.memory_plan import CPU_POOL_BYTES, affordable_blocks, free_bytes, transfer_bytes
 from engine.runner.profiling import graph_bytes, workspace_bytes
@@ -54,8 +56,11 @@ class ModelBackend:
         self.total_blocks = config.total_blocks or self._affordable_blocks(resolved, longest)
         # A request that does not fit the pool alone would never end.
         self.context_tokens = min(longest, self.total_blocks * BLOCK_TOKENS)
-        self.state = _make_state(self._model, resolved, self.total_blocks, self.context_tokens)
+        positions = self.context_tokens + most_draft_positions(config)
+        self.state = _make_state(self._model, resolved, self.total_blocks, positions)
         self._sampler = Sampler(config.max_requests, model_config.vocab_size, self._model.device)
+        self.draft_layers = model_config.draft_layers
+        self._drafter = Drafter(self._model, self.state, self._sampler, self._size)
         self._graphs = None
         if resolved.decode_graphs:
             sizes = config.graph_rows or default_sizes(config.max_requests)
@@ -76,7 +81,7 @@ class ModelBackend:
         if self.asynchronous:
             self._sizes = step_sizes(min(config.max_step_tokens, config.max_requests * self.context_tokens))
             if resolved.warm_up:
-                self._warm_up(self._sizes, config.max_requests)
+                self._warm_up(self._sizes, config.max_requests, config.drafts.next_n)
         _log.info("model ready", extra={"fields": _summary(resolved, self.total_blocks)})
 
     def kv_memory(self) -> KvMemory:
@@ -89,10 +94,15 @@ class ModelBackend:
         return HostMemory(pool.view(torch.uint8).numpy().reshape(*pool.shape[:2], -1))
 
     @torch.inference_mode()
-    def launch(self, batch: Batch, shape: StepShape) -> "LaunchedStep":
+    def launch(self, batch: Batch, shape: StepShape) -> Launched:
         """Queue the batch's tokens and the writes of their KV; without rows, padding alone."""
         rows = batch.rows
         events = StepEvents(batch.on_layers) if self.asynchronous else None
+        if self.draft_layers:
+            on_layers = batch.on_layers if events is None else events.layer_hook
+            context = build_context(self._model.config, rows, self.state, self._size(shape.tokens))
+            hidden = self._model.hidden_states(context, on_layers)
+            return DraftingStep(self._drafter, rows, shape.drafts, hidden, on_layers, events)
         drawing = [index for index, row in enumerate(rows) if row.sampling is not None]
         if self._graphs is not None and self._graphs.fit(shape):
             logits = self._graphs.run(rows, shape.tokens)
@@ -106,14 +116,17 @@ class ModelBackend:
 
     def _size(self, tokens: int) -> int:
         """To how many tokens a step is padded."""
-        return tokens if self._sizes is None else padded_size(tokens, self._sizes)
+        # A draft layer may compute more tokens than a step has, one of each new prompt.
+        if self._sizes is None or tokens > self._sizes[-1]:
+            return tokens
+        return padded_size(tokens, self._sizes)
 
-    def _warm_up(self, sizes: Sequence[int], max_requests: int) -> None:
+    def _warm_up(self, sizes: Sequence[int], max_requests: int, drafts: int) -> None:
         with span("engine.warm_up"):
             for rows in warm_up_steps(sizes, self.context_tokens, max_requests, self.state.padding_block):
-                execute(self, Batch(0, rows))
+                execute(self, Batch(0, rows), msgspec.structs.replace(shape_of(rows), drafts=drafts))
             for decode_only in (True, False):
-                execute(self, Batch(0, ()), StepShape(sizes[0], decode_only))
+                execute(self, Batch(0, ()), StepShape(sizes[0], decode_only, drafts=drafts))
 
     def _indices(self, rows: Sequence[int]) -> torch.Tensor:
         return to_device(np.array(rows, np.int64), self.state.device)
@@ -197,16 +210,17 @@ def make_model(resolved: ResolvedEngineConfig) -> Model:
     assert config.model_dir is not None
     make = random_model if config.random_weights else load_model
     device, dtype = torch.device(resolved.device), getattr(torch, resolved.dtype)
-    return make(config.model_dir, dtype, device, resolved.weights)
+    return make(config.model_dir, dtype, device, resolved.weights, drafts=config.drafts.next_n > 0)
 
 
 def reserved_bytes(model: Model, resolved: ResolvedEngineConfig, longest: int) -> int:
     """Memory that steps, graphs and transfers need beside weights and pool; steps and graphs are run to find out."""
     config = resolved.config
     transfers = transfer_bytes(config.transfer)
-    state = _make_state(model, resolved, 1, longest)
+    state = _make_state(model, resolved, 1, longest + most_draft_positions(config))
     with torch.inference_mode():
-        workspace = workspace_bytes(model, state, config.max_step_tokens, config.max_requests, longest)
+        decoding = config.max_requests * (1 + config.drafts.next_n)
+        workspace = workspace_bytes(model, state, config.max_step_tokens, decoding, longest)
         if not resolved.decode_graphs:
             return workspace + transfers
         rows = max(config.graph_rows or [config.max_requests])
@@ -224,6 +238,11 @@ def _make_state(model: Model, resolved: ResolvedEngineConfig, blocks: int, posit
         kv_dtype=getattr(torch, resolved.kv_dtype),
         kv_scale=resolved.config.kv_scale if resolved.kv_dtype == "float8_e4m3fn" else 1.0,
     )
+
+
+def most_draft_positions(config: EngineConfig) -> int:
+    """How far drafts may be guessed behind the last token of a context."""
+    return 1 + config.drafts.next_n if config.drafts.next_n else 0
 
 
 def _blocks_of(tokens: int) -> int:

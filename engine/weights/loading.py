@@ -10,22 +10,32 @@ from engine.model.allocator import Allocator
 from engine.model.config import ModelConfig, read_model_config
 from engine.model.formats.choice import choose_formats
 from engine.model.model import Model
+from engine.model.mtp import SHARED_WITH_MODEL
 from engine.model.quantization import Quantization, Stored
 from engine.weights.checkpoint import load_weights
 from engine.weights.random_weights import fill_randomly
 from engine.weights.shards import Shards, open_shards
 from engine.weights.stored import PRE_SCALE, is_input_scale
+from mesh.errors import CheckpointError
 
+# What to do about a model without what drafts need.
+NO_DRAFTS = "set engine.drafts.next_n=0, or serve a checkpoint that has one"
 # How quantized weights are kept: as they are published, or in the model's dtype.
 KeptWeights = Literal["quantized", "dequantized"]
 
 
 def load_model(
-    model_dir: Path, dtype: torch.dtype, device: torch.device, weights: KeptWeights = "dequantized"
+    model_dir: Path,
+    dtype: torch.dtype,
+    device: torch.device,
+    weights: KeptWeights = "dequantized",
+    *,
+    drafts: bool = False,
 ) -> Model:
-    """Read a checkpoint into a new model of `dtype`. Raises CheckpointError."""
-    config = read_model_config(model_dir)
+    """Read a checkpoint into a new model of `dtype`, if asked with the module that drafts. Raises CheckpointError."""
+    config = _with_drafts(read_model_config(model_dir), drafts)
     with open_shards(model_dir) as shards:
+        _check_draft_module(config, shards)
         config = replace(config, quantization=settle(config.quantization, shards))
         model = Model(config, make_allocator(config, dtype, device, weights))
         load_weights(shards, list(model.parameters()), unused=_prefixes(config))
@@ -34,10 +44,15 @@ def load_model(
 
 
 def random_model(
-    model_dir: Path, dtype: torch.dtype, device: torch.device, weights: KeptWeights = "dequantized"
+    model_dir: Path,
+    dtype: torch.dtype,
+    device: torch.device,
+    weights: KeptWeights = "dequantized",
+    *,
+    drafts: bool = False,
 ) -> Model:
     """The model that `config.json` describes, with weights drawn on the device. Raises CheckpointError."""
-    config = read_model_config(model_dir)
+    config = _with_drafts(read_model_config(model_dir), drafts)
     model = Model(config, make_allocator(config, dtype, device, weights))
     fill_randomly(model.parameters())
     model.finish()
@@ -60,6 +75,20 @@ def make_allocator(config: ModelConfig, dtype: torch.dtype, device: torch.device
     return Allocator(dtype, device, formats)
 
 
+def _with_drafts(config: ModelConfig, drafts: bool) -> ModelConfig:
+    if drafts and not config.num_nextn_predict_layers:
+        raise CheckpointError(f"config.json describes no MTP module (num_nextn_predict_layers is 0): {NO_DRAFTS}")
+    return replace(config, draft_layers=int(drafts))
+
+
+def _check_draft_module(config: ModelConfig, shards: Shards) -> None:
+    prefix = f"model.layers.{config.num_hidden_layers}."
+    if config.draft_layers and not any(name.startswith(prefix) for name in shards.entries):
+        raise CheckpointError(f"the checkpoint holds no MTP module ({prefix}*): {NO_DRAFTS}")
+
+
 def _prefixes(config: ModelConfig) -> tuple[str, ...]:
-    """How the names of tensors begin that belong to layers which are not computed."""
-    return tuple(f"model.layers.{layer}." for layer in config.unused_layers)
+    """How the names of tensors begin that are not read: of layers that are not computed, and copies of shared ones."""
+    drafting = range(config.num_hidden_layers, config.kv_layers)
+    copies = [f"model.layers.{layer}.{name}" for layer in drafting for name in SHARED_WITH_MODEL]
+    return (*copies, *(f"model.layers.{layer}." for layer in config.unused_layers))

@@ -62,7 +62,7 @@ def test_quantized_weights_are_refused_in_float32() -> None:
         (["backend=oracle", "max_request=1"], "max_request"),
         (["backend=oracle", "drafts.next_n=6"], "next_n"),
         (["backend=oracle", "drafts.next_n=3", "max_step_tokens=255"], r"max_requests \* \(1 \+ engine.drafts.next_n"),
-        (["backend=model", "model_dir=checkpoint", "drafts.next_n=1"], "only engine.backend=oracle guesses"),
+        (["model_dir=checkpoint", "drafts.next_n=1", "overlap='on'"], "leave overlap to auto"),
     ],
 )
 def test_a_wrong_configuration_names_what_is_wrong(overrides: list[str], problem: str) -> None:

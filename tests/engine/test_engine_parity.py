@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import DeepseekV3ForCausalLM
 
-from engine.config import EngineConfig
+from engine.config import DraftsConfig, EngineConfig
 from engine.engine import Engine
 from engine.protocol.messages import Submit
 from mesh.domain.sampling import Sampling
@@ -27,13 +27,19 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_checkpoint(tmp_path_factory.mktemp("checkpoint"))
 
 
+@pytest.fixture(params=[0, 2])
+def next_n(request: pytest.FixtureRequest) -> int:
+    return int(request.param)
+
+
 @pytest.fixture(scope="module")
 def reference(checkpoint: Path) -> DeepseekV3ForCausalLM:
     return DeepseekV3ForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
 
 
-def engine_over(checkpoint: Path, **settings: Any) -> Engine:
-    settings = {"max_step_tokens": 96, "max_requests": 16, "total_blocks": 64, **settings}
+def engine_over(checkpoint: Path, next_n: int = 0, **settings: Any) -> Engine:
+    drafts = DraftsConfig(next_n=next_n)
+    settings = {"max_step_tokens": 96, "max_requests": 16, "total_blocks": 64, "drafts": drafts, **settings}
     config = EngineConfig(model_dir=checkpoint, **settings)
     return Engine(config, model_backend(checkpoint, **settings), time.monotonic)
 
@@ -74,9 +80,9 @@ def assert_as_transformers(
     assert decided > 0.9 * sum(len(tokens) for tokens in token_ids.values())
 
 
-def test_prompts_batched_and_chunked_match(checkpoint: Path, reference: DeepseekV3ForCausalLM) -> None:
+def test_prompts_batched_and_chunked_match(checkpoint: Path, reference: DeepseekV3ForCausalLM, next_n: int) -> None:
     submits = greedy_submits()
-    transcript = run(engine_over(checkpoint), submits)
+    transcript = run(engine_over(checkpoint, next_n), submits)
     assert_as_transformers(reference, submits, transcript.token_ids)
 
 
@@ -88,8 +94,10 @@ def test_requests_alone_match_and_equal_the_batched_ones(checkpoint: Path, refer
     assert alone == run(engine_over(checkpoint), submits).token_ids
 
 
-def test_a_second_turn_over_cached_blocks_matches(checkpoint: Path, reference: DeepseekV3ForCausalLM) -> None:
-    engine = engine_over(checkpoint, total_blocks=128)
+def test_a_second_turn_over_cached_blocks_matches(
+    checkpoint: Path, reference: DeepseekV3ForCausalLM, next_n: int
+) -> None:
+    engine = engine_over(checkpoint, next_n, total_blocks=128)
     first = run(engine, greedy_submits())
     second = [
         submit_of(key, [*submit.request.token_ids, *first.token_ids[key], *random_prompt(5)], 30, ignore_eos=True)
@@ -102,8 +110,8 @@ def test_a_second_turn_over_cached_blocks_matches(checkpoint: Path, reference: D
     assert_as_transformers(reference, second, transcript.token_ids)
 
 
-def preempting_run(checkpoint: Path, submits: list[Submit]) -> Transcript:
-    engine = engine_over(checkpoint, total_blocks=9)
+def preempting_run(checkpoint: Path, submits: list[Submit], next_n: int = 0) -> Transcript:
+    engine = engine_over(checkpoint, next_n, total_blocks=9)
     for submit in submits:
         engine.submit(submit)
     transcript = Transcript()
@@ -117,7 +125,7 @@ def preempting_run(checkpoint: Path, submits: list[Submit]) -> Transcript:
     return transcript
 
 
-def test_preempted_requests_match(checkpoint: Path, reference: DeepseekV3ForCausalLM) -> None:
+def test_preempted_requests_match(checkpoint: Path, reference: DeepseekV3ForCausalLM, next_n: int) -> None:
     submits = growing_submits(temperature=0.0)
     transcript = preempting_run(checkpoint, submits)
     assert_as_transformers(reference, submits, transcript.token_ids)
@@ -129,6 +137,7 @@ def test_sampled_tokens_are_the_same_alone_batched_and_preempted(checkpoint: Pat
     engine = engine_over(checkpoint)
     assert {submit.key: run(engine, [submit]).token_ids[submit.key] for submit in submits} == batched
     assert preempting_run(checkpoint, submits).token_ids == batched
+    assert preempting_run(checkpoint, submits, next_n=2).token_ids == batched
 
 
 def test_another_seed_gives_other_tokens(checkpoint: Path) -> None:

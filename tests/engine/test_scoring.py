@@ -30,6 +30,7 @@ class CountingBackend:
     block_bytes = 64
     eos_token_ids: frozenset[int] = frozenset()
     asynchronous = False
+    draft_layers = 0
 
     def __init__(self, total_blocks: int) -> None:
         self.total_blocks = total_blocks

@@ -1,0 +1,52 @@
+"""The module that guesses tokens: one decoder layer behind the model (DeepSeek-V3, 2024, section 2.2)."""
+
+import torch
+
+from engine.model.allocator import Allocator
+from engine.model.config import ModelConfig
+from engine.model.context import ForwardContext
+from engine.model.layers import DecoderLayer
+from engine.model.parameters import NamedParameters, whole
+from kernels.linear import linear
+from kernels.norm import add_rms_norm, rms_norm
+
+# Checkpoints hold copies of the model's own embedding and head.
+SHARED_WITH_MODEL = ("embed_tokens.weight", "shared_head.head.weight")
+
+
+class MtpModule:
+    """Guesses the token behind a token from that token's embedding and the hidden state of the token before it.
+
+    The KV of (hidden state i, token i + 1) lies at position i + 1, so that a block depends on its own tokens and those
+    before it alone. Nothing comes before the first token: its hidden state is zeros.
+    """
+
+    def __init__(self, config: ModelConfig, index: int, allocate: Allocator) -> None:
+        """index: of its layer, in the KV pool and in the checkpoint."""
+        hidden = config.hidden_size
+        self._epsilon = config.rms_norm_eps
+        self._embedding_norm = allocate(hidden)
+        self._hidden_norm = allocate(hidden)
+        self._merge = allocate(hidden, 2 * hidden)
+        self.layer = DecoderLayer(config, index, allocate)
+        self._norm = allocate(hidden)
+
+    def parameters(self, prefix: str) -> NamedParameters:
+        yield whole(f"{prefix}.enorm.weight", self._embedding_norm)
+        yield whole(f"{prefix}.hnorm.weight", self._hidden_norm)
+        yield whole(f"{prefix}.eh_proj.weight", self._merge)
+        yield from self.layer.parameters(prefix)
+        yield whole(f"{prefix}.shared_head.norm.weight", self._norm)
+
+    def forward(self, embedded: torch.Tensor, hidden: torch.Tensor, context: ForwardContext) -> torch.Tensor:
+        """embedded: the tokens; hidden: states before them, after a last norm. All [tokens, hidden], the result too,
+        which is after the module's own last norm.
+        """
+        normalized = (
+            rms_norm(embedded, self._embedding_norm, self._epsilon),
+            rms_norm(hidden, self._hidden_norm, self._epsilon),
+        )
+        merged = linear(torch.cat(normalized, dim=1), self._merge)
+        residual = torch.zeros_like(merged)
+        delta = self.layer.forward(merged, residual, context)
+        return add_rms_norm(delta, residual, self._norm, self._epsilon)
