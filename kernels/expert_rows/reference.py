@@ -44,7 +44,7 @@ def _quantize(rows: torch.Tensor, layout: Layout, input_scale: torch.Tensor | No
         divisors = scales.unsqueeze(-1)
     else:
         scales, divisors = input_scale, _of_rows(input_scale.unsqueeze(1), layout)
-    values = (rows / divisors).clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn)
+    values = (rows * divisors.reciprocal()).clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn)
     return ScaledRows(values, scales, static=input_scale is not None)
 
 

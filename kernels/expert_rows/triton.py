@@ -1,5 +1,7 @@
 """Rows for INT4 experts in Triton."""
 
+from math import prod
+
 import torch
 import triton
 import triton.language as tl
@@ -8,11 +10,15 @@ from kernels.dependent_launch import dependent_launch, start_next, wait_for_earl
 from kernels.expert_rows import reference
 from kernels.moe_permute import choose_layout, masked_capacity
 from kernels.moe_permute.layout import ContiguousLayout, Layout, MaskedLayout
-from kernels.moe_permute.triton import chunk_size, count_choices
+from kernels.moe_permute.triton import chunk_size
 from kernels.w4a8_gemm import ScaledRows
 
 LARGEST = tl.constexpr(reference.LARGEST)
 SMALLEST = tl.constexpr(reference.SMALLEST)
+# Choices that a program looks at at a time: for more of them it would not have the registers.
+MOST_CHUNK = 512
+# Up to this many copies rows are cut into smaller parts, for as many programs as the card has room for.
+FEW_COPIES = 1024
 
 
 @triton.jit
@@ -25,7 +31,7 @@ def _scale_of(row, static_scale, STATIC: tl.constexpr):
 
 @triton.jit
 def _quantize(row, scale):
-    quantized = tl.div_rn(row, tl.broadcast_to(scale, row.shape))
+    quantized = row * tl.div_rn(1.0, scale)
     return tl.minimum(tl.maximum(quantized, -LARGEST), LARGEST).to(tl.float8e4nv)
 
 
@@ -36,41 +42,67 @@ def _load_parameters(pre_scale, input_scale, columns, inside, PRE_SCALED: tl.con
     return by_channel, tl.load(input_scale) if STATIC else 0.0
 
 
-# A program makes one token's copy for one expert and finds the copy's row by itself, as `_place_copies` of moe_permute
-# does. Reads a token and the channels' scales, 2 and 4 bytes a value, from the cache for all copies but one; writes 1.
+@triton.jit
+def _find_places(
+    experts, own, counted, first, expert_count, choices,
+    CHUNK: tl.constexpr, CHOSEN: tl.constexpr, COUNTED: tl.constexpr,
+):  # fmt: skip
+    """How many choices before `first` chose each of `own` [CHOSEN], and how many of all each of `counted` [COUNTED]."""
+    before = tl.zeros([CHUNK, CHOSEN], tl.int32)
+    count = tl.zeros([CHUNK, COUNTED], tl.int32)
+    # Most programs count no expert.
+    stop = tl.where(tl.min(counted, axis=0) < expert_count, choices, first)
+    for start in range(0, stop, CHUNK):
+        index = start + tl.arange(0, CHUNK)
+        others = tl.load(experts + index, mask=index < choices, other=-1).to(tl.int32)
+        before += ((others[:, None] == own[None, :]) & (index < first)[:, None]).to(tl.int32)
+        count += (others[:, None] == counted[None, :]).to(tl.int32)
+    return tl.sum(before, axis=0), tl.sum(count, axis=0)
+
+
+# A program quantizes PART values of a token and copies them to the token's k rows. It finds these by itself: they are
+# behind those of the same experts' earlier choices, which it reads, 8 bytes each, from the cache. Reads 2 bytes a value
+# and 4 of its channel, writes k.
 @triton.jit(do_not_specialize=["choices"])
 def _place_masked(
     x, pre_scale, input_scale, experts, positions, counts, values, scales, choices, expert_count, capacity,
-    CHOICES: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr, COUNTED: tl.constexpr, CHUNK: tl.constexpr,
-    PRE_SCALED: tl.constexpr, STATIC: tl.constexpr, DEPENDENT: tl.constexpr,
+    CHOICES: tl.constexpr, CHOSEN: tl.constexpr, WIDTH: tl.constexpr, PART: tl.constexpr, COUNTED: tl.constexpr,
+    CHUNK: tl.constexpr, PRE_SCALED: tl.constexpr, STATIC: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     start_next(DEPENDENT)
-    copy, columns = tl.program_id(0), tl.arange(0, TILE)
-    inside = columns < WIDTH
+    token, part = tl.program_id(0), tl.program_id(1)
+    columns, choice = part * PART + tl.arange(0, PART), tl.arange(0, CHOSEN)
+    inside, chosen = columns < WIDTH, choice < CHOICES
     by_channel, static_scale = _load_parameters(pre_scale, input_scale, columns, inside, PRE_SCALED, STATIC)
-    counted = copy * COUNTED + tl.arange(0, COUNTED)
+    counted = (token * tl.num_programs(1) + part) * COUNTED + tl.arange(0, COUNTED)
+    first = token * CHOICES
     wait_for_earlier(DEPENDENT)
-    own = tl.load(experts + copy).to(tl.int32)
-    token = (copy // CHOICES).to(tl.int64)
-    row = tl.load(x + token * WIDTH + columns, mask=inside, other=0.0).to(tl.float32) * by_channel
-    place, count = count_choices(experts, copy, own, counted, choices, CHUNK, COUNTED)
-    position = (own * capacity + place).to(tl.int64)
-    scale = _scale_of(row, static_scale, STATIC)
-    tl.store(positions + copy, position)
-    tl.store(values + position * WIDTH + columns, _quantize(row, scale), mask=inside)
-    if not STATIC:
-        tl.store(scales + position, scale)
+    # No choice is -2.
+    own = tl.load(experts + first + choice, mask=chosen, other=-2).to(tl.int32)
+    row = tl.load(x + token.to(tl.int64) * WIDTH + columns, mask=inside, other=0.0).to(tl.float32) * by_channel
+    places, count = _find_places(experts, own, counted, first, expert_count, choices, CHUNK, CHOSEN, COUNTED)
+    found = own * capacity + places
+    # The token's first program stores them.
+    tl.store(positions + first + choice, found.to(tl.int64), mask=part * CHOSEN + choice < CHOICES)
     tl.store(counts + counted, count, mask=counted < expert_count)
+    scale = _scale_of(row, static_scale, STATIC)
+    quantized = _quantize(row, scale)
+    for each in tl.static_range(CHOICES):
+        position = tl.sum(tl.where(choice == each, found, 0), axis=0).to(tl.int64)
+        tl.store(values + position * WIDTH + columns, quantized, mask=inside)
+        if not STATIC:
+            tl.store(scales + position, scale)
 
 
-# A program quantizes one token and copies it to its k rows. Reads 2 bytes a value once and 4 from the cache, writes k.
+# A program quantizes PART values of a token and copies them to its k rows. Reads 2 bytes a value once and 4 from the
+# cache, writes k.
 @triton.jit
 def _place_in(
     x, pre_scale, input_scale, positions, values, scales, CHOICES: tl.constexpr, WIDTH: tl.constexpr,
-    TILE: tl.constexpr, PRE_SCALED: tl.constexpr, STATIC: tl.constexpr, DEPENDENT: tl.constexpr,
+    PART: tl.constexpr, PRE_SCALED: tl.constexpr, STATIC: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     start_next(DEPENDENT)
-    token, columns = tl.program_id(0).to(tl.int64), tl.arange(0, TILE)
+    token, columns = tl.program_id(0).to(tl.int64), tl.program_id(1) * PART + tl.arange(0, PART)
     inside = columns < WIDTH
     by_channel, static_scale = _load_parameters(pre_scale, input_scale, columns, inside, PRE_SCALED, STATIC)
     wait_for_earlier(DEPENDENT)
@@ -84,15 +116,16 @@ def _place_in(
             tl.store(scales + position, scale)
 
 
-# A program gates and quantizes one row. Reads 4 bytes a value, and 4 of its expert's channels from the cache; writes 1.
+# A program gates and quantizes PART values of a row. Reads 4 bytes a value, and 4 of its expert's channel from the
+# cache; writes 1.
 @triton.jit(do_not_specialize=["capacity"])
 def _swiglu(
     gate_up, positions, row_experts, pre_scale, input_scale, values, scales, capacity,
-    MASKED: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr, PRE_SCALED: tl.constexpr, STATIC: tl.constexpr,
+    MASKED: tl.constexpr, WIDTH: tl.constexpr, PART: tl.constexpr, PRE_SCALED: tl.constexpr, STATIC: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     start_next(DEPENDENT)
-    columns = tl.arange(0, TILE)
+    columns = tl.program_id(1) * PART + tl.arange(0, PART)
     inside = columns < WIDTH
     wait_for_earlier(DEPENDENT)
     row = tl.load(positions + tl.program_id(0))
@@ -139,11 +172,13 @@ def _place_in_masked(
     if not copies:
         counts.zero_()
         return rows, layout
-    _place_masked[(copies,)](
+    part = _part(width, rows.static, copies)
+    grid = (len(choices), triton.cdiv(width, part))
+    _place_masked[grid](
         x, pre_scale, input_scale, choices, layout.positions, counts, rows.values, rows.scales, copies, expert_count,
-        capacity, choices.shape[1], width, triton.next_power_of_2(width),
-        triton.next_power_of_2(triton.cdiv(expert_count, copies)), chunk_size(copies), pre_scale is not None,
-        rows.static, num_warps=_warps(width), **dependent_launch(x.device),
+        capacity, choices.shape[1], triton.next_power_of_2(choices.shape[1]), width, part,
+        triton.next_power_of_2(triton.cdiv(expert_count, prod(grid))), min(chunk_size(copies), MOST_CHUNK),
+        pre_scale is not None, rows.static, num_warps=_warps(part), **dependent_launch(x.device),
     )  # fmt: skip
     return rows, layout
 
@@ -154,11 +189,11 @@ def place_in(
     """`place_rows` in a layout that exists."""
     (tokens, width), choices = x.shape, layout.positions.shape[1]
     rows = _empty_rows(layout, width, input_scale, x.device)
+    part = _part(width, rows.static, layout.positions.numel())
     if tokens:
-        _place_in[(tokens,)](
-            x, pre_scale, input_scale, layout.positions, rows.values, rows.scales, choices, width,
-            triton.next_power_of_2(width), pre_scale is not None, rows.static, num_warps=_warps(width),
-            **dependent_launch(x.device),
+        _place_in[(tokens, triton.cdiv(width, part))](
+            x, pre_scale, input_scale, layout.positions, rows.values, rows.scales, choices, width, part,
+            pre_scale is not None, rows.static, num_warps=_warps(part), **dependent_launch(x.device),
         )  # fmt: skip
     return rows
 
@@ -168,11 +203,13 @@ def swiglu_rows(
 ) -> ScaledRows:
     width, masked = gate_up.shape[-1] // 2, isinstance(layout, MaskedLayout)
     rows = _empty_rows(layout, width, input_scale, gate_up.device)
-    if layout.positions.numel():
-        _swiglu[(layout.positions.numel(),)](
+    copies = layout.positions.numel()
+    part = _part(width, rows.static, copies)
+    if copies:
+        _swiglu[(copies, triton.cdiv(width, part))](
             gate_up, layout.positions, layout.row_experts if isinstance(layout, ContiguousLayout) else None, pre_scale,
-            input_scale, rows.values, rows.scales, layout.shape[-1], masked, width, triton.next_power_of_2(width),
-            pre_scale is not None, rows.static, num_warps=_warps(width), **dependent_launch(gate_up.device),
+            input_scale, rows.values, rows.scales, layout.shape[-1], masked, width, part, pre_scale is not None,
+            rows.static, num_warps=_warps(part), **dependent_launch(gate_up.device),
         )  # fmt: skip
     return rows
 
@@ -183,6 +220,12 @@ def _empty_rows(layout: Layout, width: int, input_scale: torch.Tensor | None, de
     if input_scale is not None:
         return ScaledRows(values, input_scale, static=True)
     return ScaledRows(values, torch.empty(layout.shape, dtype=torch.float32, device=device), static=False)
+
+
+def _part(width: int, static: bool, copies: int) -> int:
+    """Values of a row that one program quantizes: all, if their largest decides the scale."""
+    whole: int = triton.next_power_of_2(width)
+    return min(whole, 1024 if copies <= FEW_COPIES else 2048) if static else whole
 
 
 def _warps(width: int) -> int:

@@ -16,7 +16,9 @@ from kernels.expert_rows import triton
 pytestmark = pytest.mark.usefixtures("poisoned")
 
 # Tokens, experts, choices and width: with masked layouts for few tokens, whose widths are no power of two.
+# The last two have rows in several parts and more choices than a program looks at at a time.
 PLACEMENTS = [(0, 4, 2, 128), (1, 6, 3, 2304), (1, 256, 8, 128), (40, 6, 3, 640), (70, 4, 3, 128), (100, 3, 3, 384)]
+PLACEMENTS += [(3, 6, 2, 1152), (65, 12, 8, 128)]
 
 
 def random_choices(tokens: int, experts: int, choices: int, device: torch.device) -> torch.Tensor:
