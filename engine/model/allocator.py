@@ -7,6 +7,7 @@ import torch
 from engine.model.formats.choice import Formats
 from engine.model.formats.interface import Experts, ExpertShape, Linear
 from engine.model.formats.plain import PlainFormat
+from engine.model.side_stream import SideStream
 
 
 class Allocator:
@@ -16,6 +17,8 @@ class Allocator:
         self.dtype = dtype
         self.device = device
         self.formats = formats
+        # Of all layers.
+        self.side_stream = SideStream(device)
 
     def __call__(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype or self.dtype, device=self.device)

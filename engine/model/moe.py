@@ -1,6 +1,7 @@
 """Mixture of experts (DeepSeek-V3, 2024, section 2.1.2): shared ones for every token, routed ones by choice."""
 
 from collections.abc import Set
+from dataclasses import replace
 
 import torch
 
@@ -18,6 +19,9 @@ from kernels.norm import Delta
 
 # Tokens whose copies for the experts exist at once: at DeepSeek's widths, nine a token, about 2.3 GB of workspace.
 CHUNK_TOKENS = 8192
+# Up to this many tokens the gate and the placement of rows wait for memory and for each other, not for multiprocessors:
+# shared experts that are a layer of their own run beside them.
+BESIDE_TOKENS = 256
 
 
 class MixtureOfExperts:
@@ -29,6 +33,7 @@ class MixtureOfExperts:
         self.gate = Gate(config, allocate, joined)
         self._experts = allocate.experts(ExpertShape(config.n_routed_experts, joined, hidden, width))
         self._shared = None if joined else FeedForward(hidden, shared * width, allocate)
+        self._side_stream = allocate.side_stream
 
     def parameters(self, prefix: str) -> NamedParameters:
         yield from self.gate.parameters(f"{prefix}.gate")
@@ -49,16 +54,24 @@ class MixtureOfExperts:
     def forward(self, hidden: Normalized, workspace: Workspace) -> Delta:
         """[tokens, hidden] to [tokens, hidden]; sums may be left to whoever adds them to the residual."""
         if hidden.tokens <= CHUNK_TOKENS:
-            return self.routed(hidden) if self._shared is None else self._sums(hidden, workspace)
+            return self._outputs(hidden, workspace)
         out = torch.empty_like(hidden.plain)
         for start in range(0, hidden.tokens, CHUNK_TOKENS):
             chunk = slice(start, min(start + CHUNK_TOKENS, hidden.tokens))
-            out[chunk] = self._sums(hidden.rows(chunk), workspace)
+            out[chunk] = combine(self._outputs(hidden.rows(chunk), workspace))
         return out
 
-    def _sums(self, hidden: Normalized, workspace: Workspace) -> torch.Tensor:
-        shared = None if self._shared is None else self._shared.forward(hidden, workspace)
-        return combine(self.routed(hidden), shared)
+    def _outputs(self, hidden: Normalized, workspace: Workspace) -> ExpertOutputs:
+        if self._shared is None:
+            return self.routed(hidden)
+        if not hidden.plain.is_cuda or hidden.tokens > BESIDE_TOKENS:
+            shared = self._shared.forward(hidden, workspace)
+            return replace(self.routed(hidden), shared=shared)
+        with self._side_stream.beside() as own_workspace:
+            shared = self._shared.forward(hidden, own_workspace)
+        routed = self.routed(hidden)
+        self._side_stream.join()
+        return replace(routed, shared=shared)
 
     def routed(self, hidden: Normalized) -> ExpertOutputs:
         """What the experts that each token chose make of it, and shared ones that are computed with them."""

@@ -97,13 +97,9 @@ def expand_masked(x: Quantized, experts: torch.Tensor, expert_count: int, shared
     return expanded
 
 
-def combine(outputs: ExpertOutputs, others: torch.Tensor | None = None) -> torch.Tensor:
-    """Add up the outputs by weight, in float32: [tokens, width] of the rows' dtype.
-
-    others: [tokens, width] contiguous, added as well, such as the outputs of shared experts.
-    """
-    assert others is None or (others.shape == outputs.shape and others.is_contiguous())
-    combined: torch.Tensor = _backend(outputs.rows).combine(outputs, others)
+def combine(outputs: ExpertOutputs) -> torch.Tensor:
+    """Add up the outputs by weight, and the shared ones, in float32: [tokens, width] of the rows' dtype."""
+    combined: torch.Tensor = _backend(outputs.rows).combine(outputs)
     return combined
 
 

@@ -7,7 +7,7 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class ExpertOutputs:
-    """A sum for each token, not computed yet: its experts' rows, each times its weight."""
+    """A sum for each token, not computed yet: its experts' rows, each times its weight, and a shared one."""
 
     # [..., width] contiguous; the leading dimensions are those of the layout.
     rows: torch.Tensor
@@ -15,10 +15,15 @@ class ExpertOutputs:
     positions: torch.Tensor
     # [tokens, k] float32.
     weights: torch.Tensor
+    # [tokens, width] of the rows' dtype, contiguous: added as well, by shared experts that are a layer of their own.
+    shared: torch.Tensor | None = None
 
     def __post_init__(self) -> None:
         assert self.positions.shape == self.weights.shape and self.rows.is_contiguous()
         assert self.positions.is_contiguous() and self.weights.is_contiguous() and self.weights.dtype == torch.float32
+        if self.shared is not None:
+            assert self.shared.shape == self.shape and self.shared.is_contiguous()
+            assert self.shared.dtype == self.rows.dtype
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -27,4 +32,5 @@ class ExpertOutputs:
 
     def __getitem__(self, tokens: torch.Tensor) -> "ExpertOutputs":
         """Select tokens by int64 indices, as if this were the tensor of sums."""
-        return ExpertOutputs(self.rows, self.positions[tokens], self.weights[tokens])
+        shared = None if self.shared is None else self.shared[tokens]
+        return ExpertOutputs(self.rows, self.positions[tokens], self.weights[tokens], shared)

@@ -74,10 +74,10 @@ def _copy(x: Quantized, layout: Layout) -> ExpandedQuantized:
     return ExpandedQuantized(out, layout)
 
 
-def combine(outputs: ExpertOutputs, others: torch.Tensor | None = None) -> torch.Tensor:
+def combine(outputs: ExpertOutputs) -> torch.Tensor:
     rows = outputs.rows.flatten(0, -2)
     out = functional.embedding_bag(outputs.positions, rows.float(), per_sample_weights=outputs.weights, mode="sum")
-    return (out if others is None else out + others).to(rows.dtype)
+    return (out if outputs.shared is None else out + outputs.shared).to(rows.dtype)
 
 
 def _counts(chosen: torch.Tensor, expert_count: int) -> torch.Tensor:

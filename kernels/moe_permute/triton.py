@@ -138,12 +138,12 @@ def _place_copies(
     tl.store(counts + counted, count, mask=counted < expert_count)
 
 
-# A program sums WIDTH values of one token with its k loads in flight at once. Reads k rows, writes one.
+# A program sums WIDTH values of one token with its loads in flight at once. Reads k rows and a shared one, writes one.
 @triton.jit
 def _combine(
-    rows, positions, weights, others, out, width,
-    CHOICES: tl.constexpr, WIDTH: tl.constexpr, HAS_OTHERS: tl.constexpr, DEPENDENT: tl.constexpr,
-):  # fmt: skip  # fmt: skip
+    rows, positions, weights, shared, out, width,
+    CHOICES: tl.constexpr, WIDTH: tl.constexpr, SHARED: tl.constexpr, DEPENDENT: tl.constexpr,
+):  # fmt: skip
     start_next(DEPENDENT)
     wait_for_earlier(DEPENDENT)
     token = tl.program_id(0).to(tl.int64)
@@ -154,8 +154,8 @@ def _combine(
         position = tl.load(positions + token * CHOICES + choice)
         weight = tl.load(weights + token * CHOICES + choice)
         total += tl.load(rows + position * width + columns, mask=inside, other=0.0).to(tl.float32) * weight
-    if HAS_OTHERS:
-        total += tl.load(others + token * width + columns, mask=inside, other=0.0).to(tl.float32)
+    if SHARED:
+        total += tl.load(shared + token * width + columns, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + token * width + columns, total, mask=inside)
 
 
@@ -231,13 +231,13 @@ def _chunk_counts(experts: torch.Tensor, tile: int, chunk: int, chunks: int) -> 
     return counts
 
 
-def combine(outputs: ExpertOutputs, others: torch.Tensor | None = None) -> torch.Tensor:
+def combine(outputs: ExpertOutputs) -> torch.Tensor:
     rows, (tokens, choices) = outputs.rows, outputs.positions.shape
     width = rows.shape[-1]
     out = rows.new_empty(tokens, width)
     if tokens:
         _combine[(tokens, triton.cdiv(width, SUMMED_WIDTH))](
-            rows, outputs.positions, outputs.weights, others, out, width, choices, SUMMED_WIDTH, others is not None,
-            num_warps=4, **dependent_launch(rows.device),
+            rows, outputs.positions, outputs.weights, outputs.shared, out, width, choices, SUMMED_WIDTH,
+            outputs.shared is not None, num_warps=4, **dependent_launch(rows.device),
         )  # fmt: skip
     return out

@@ -12,8 +12,8 @@ from kernels.nvrtc import load_kernel
 
 SOURCE = Path(__file__).parent / "cuda" / "few_rows.cu"
 MOST_ROWS = 256
-# Supported numbers of rows of a sum: 8 chosen experts and a shared one. 0 means one row, which is no sum.
-CHOICES = (0, 9)
+# Supported numbers of weighted rows of a sum, of chosen experts and a shared one. 0 means one row, which is no sum.
+CHOICES = (0, 8, 9)
 # CTAs of a row, values of a thread, and the most threads of a CTA.
 CTAS, VALUES, MOST_THREADS = 4, 8, 256
 
@@ -25,6 +25,7 @@ class Arguments(ctypes.Structure):
         ("x", ctypes.c_void_p),
         ("positions", ctypes.c_void_p),
         ("sum_weights", ctypes.c_void_p),
+        ("shared", ctypes.c_void_p),
         ("residual", ctypes.c_void_p),
         ("weight", ctypes.c_void_p),
         ("out", ctypes.c_void_p),
@@ -63,6 +64,7 @@ def add_rms_norm(
     if isinstance(delta, ExpertOutputs):
         arguments.x, arguments.positions = delta.rows.data_ptr(), delta.positions.data_ptr()
         arguments.sum_weights = delta.weights.data_ptr()
+        arguments.shared = None if delta.shared is None else delta.shared.data_ptr()
     else:
         arguments.x, arguments.row_stride = delta.data_ptr(), delta.stride(0)
     if quantized is not None:

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.nn import functional
@@ -34,9 +36,9 @@ def test_combining_sums_a_tokens_experts_by_weight(tokens: int) -> None:
     rows = torch.empty_like(expanded.rows)
     rows[expanded.positions] = x.unsqueeze(1) * factors[experts].unsqueeze(2)
     expected = x * (weights * factors[experts]).sum(1, keepdim=True)
-    outputs, others = ExpertOutputs(rows, expanded.positions, weights), torch.randn(tokens, 6)
+    outputs, shared = ExpertOutputs(rows, expanded.positions, weights), torch.randn(tokens, 6)
     assert torch.allclose(combine(outputs), expected, atol=1e-5)
-    assert torch.allclose(combine(outputs, others), expected + others, atol=1e-5)
+    assert torch.allclose(combine(replace(outputs, shared=shared)), expected + shared, atol=1e-5)
 
 
 @pytest.mark.parametrize("rows", [0, 1, 9])

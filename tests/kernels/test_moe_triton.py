@@ -114,13 +114,13 @@ def test_tokens_are_copied_to_contiguous_layouts(
 
 @pytest.mark.parametrize("tokens", [0, 1, 20])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("with_others", [False, True])
+@pytest.mark.parametrize("with_shared", [False, True])
 def test_experts_outputs_are_added_up_by_weight(
-    tokens: int, dtype: torch.dtype, with_others: bool, device: torch.device
+    tokens: int, dtype: torch.dtype, with_shared: bool, device: torch.device
 ) -> None:
     positions, weights = random_choice(tokens, 70, 3, device), torch.randn(tokens, 3, device=device)
     rows = torch.randn(70, 1200, device=device).to(dtype)
-    outputs = ExpertOutputs(rows, positions, weights)
-    others = torch.randn(tokens, 1200, device=device).to(dtype) if with_others else None
-    found, expected = (module.combine(outputs, others) for module in (triton_moe_permute, moe_permute))
+    shared = torch.randn(tokens, 1200, device=device).to(dtype) if with_shared else None
+    outputs = ExpertOutputs(rows, positions, weights, shared)
+    found, expected = (module.combine(outputs) for module in (triton_moe_permute, moe_permute))
     assert relative_error(found, expected) < (1e-6 if dtype == torch.float32 else 5e-3)

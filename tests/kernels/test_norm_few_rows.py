@@ -21,10 +21,13 @@ def random(*shape: int, device: str = "cuda") -> torch.Tensor:
     return torch.randn(*shape, device=device).bfloat16()
 
 
-def random_outputs(rows: int, width: int, choices: int = 9, device: str = "cuda") -> ExpertOutputs:
+def random_outputs(
+    rows: int, width: int, choices: int = 9, device: str = "cuda", *, shared: bool = False
+) -> ExpertOutputs:
     positions = torch.randint(6 * 40, (rows, choices), device=device)
     weights = torch.randn(rows, choices, device=device)
-    return ExpertOutputs(random(6, 40, width, device=device), positions, weights)
+    apart = random(rows, width, device=device) if shared else None
+    return ExpertOutputs(random(6, 40, width, device=device), positions, weights, apart)
 
 
 def assert_as_defined(delta: torch.Tensor | ExpertOutputs, residual: torch.Tensor, weight: torch.Tensor) -> None:
@@ -55,8 +58,9 @@ def test_a_layers_output_is_added_and_normalized(rows: int, width: int) -> None:
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("width", [1024, HIDDEN])
-def test_experts_outputs_are_added_up_and_normalized(rows: int, width: int) -> None:
-    assert_as_defined(random_outputs(rows, width), random(rows, width), random(width))
+@pytest.mark.parametrize(("choices", "shared"), [(9, False), (8, False), (8, True)])
+def test_experts_outputs_are_added_up_and_normalized(rows: int, width: int, choices: int, shared: bool) -> None:
+    assert_as_defined(random_outputs(rows, width, choices, shared=shared), random(rows, width), random(width))
 
 
 @pytest.mark.gpu
@@ -70,8 +74,9 @@ def test_other_types_and_widths_are_not_taken() -> None:
     assert not few_rows.takes(random_outputs(4, 1024, choices=6), residual)
 
 
-def test_experts_outputs_are_added_up_before_the_norm_on_a_cpu() -> None:
-    outputs, weight = random_outputs(3, 128, device="cpu"), random(128, device="cpu")
+@pytest.mark.parametrize("shared", [False, True])
+def test_experts_outputs_are_added_up_before_the_norm_on_a_cpu(shared: bool) -> None:
+    outputs, weight = random_outputs(3, 128, device="cpu", shared=shared), random(128, device="cpu")
     residual = random(3, 128, device="cpu")
     total, expected_total = residual.clone(), residual.clone()
     expected = add_rms_norm(combine(outputs), expected_total, weight, EPSILON)

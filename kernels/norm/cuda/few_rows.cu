@@ -15,6 +15,8 @@ struct Arguments {
   const uint4* x;
   const long long* positions;
   const float* sum_weights;
+  // Rows of shared experts that are a layer of their own, added to the sums as they are. Null if there are none.
+  const uint4* shared;
   uint4* residual;
   const uint4* weight;
   uint4* out;
@@ -74,9 +76,11 @@ __device__ __forceinline__ Values delta(const Arguments& given, long long row, i
     int width = given.width / VALUES;
 #pragma unroll
     for (int i = 0; i < CHOICES; i++) found[i] = load(given.x + given.positions[row * CHOICES + i] * width + at);
+    uint4 shared = given.shared ? load(given.shared + row * width + at) : uint4{};
     Values sum = {};
 #pragma unroll
     for (int i = 0; i < CHOICES; i++) sum.add(Values::of(found[i]), given.sum_weights[row * CHOICES + i]);
+    sum.add(Values::of(shared), 1.0f);
     return Values::of(sum.packed());
   }
 }
@@ -120,4 +124,5 @@ __device__ __forceinline__ void norm(const Arguments& given) {
 }
 
 extern "C" __global__ void __launch_bounds__(MOST_THREADS, 2) norm_0(const __grid_constant__ Arguments given) { norm<0>(given); }
+extern "C" __global__ void __launch_bounds__(MOST_THREADS, 2) norm_8(const __grid_constant__ Arguments given) { norm<8>(given); }
 extern "C" __global__ void __launch_bounds__(MOST_THREADS, 2) norm_9(const __grid_constant__ Arguments given) { norm<9>(given); }

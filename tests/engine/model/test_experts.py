@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from engine.model import moe
 from engine.model.allocator import Allocator
 from engine.model.config import ModelConfig, parse_model_config
 from engine.model.formats.choice import choose_formats
@@ -27,9 +28,11 @@ def config_with(shared: int, dtype: str) -> ModelConfig:
     return parse_model_config(checkpoint_config("tiny", dtype=dtype, overrides=overrides))
 
 
-def mixture_of(config: ModelConfig, dtype: torch.dtype, *, shared_apart: bool) -> MixtureOfExperts:
+def mixture_of(
+    config: ModelConfig, dtype: torch.dtype, *, shared_apart: bool, device: torch.device = CPU
+) -> MixtureOfExperts:
     formats = choose_formats(config.quantization, dtype, dequantize=False)
-    return MixtureOfExperts(config, Allocator(dtype, CPU, replace(formats, shared_apart=shared_apart)))
+    return MixtureOfExperts(config, Allocator(dtype, device, replace(formats, shared_apart=shared_apart)))
 
 
 def fill(target: NamedParameters, source: NamedParameters) -> None:
@@ -57,6 +60,35 @@ def test_shared_experts_add_the_same_joined_and_apart(tokens: int, shared: int, 
     hidden, workspace = Normalized(plain, quantize(plain) if fp8 else None), make_workspace(CPU)
     together, separate = joined.forward(hidden, workspace), apart.forward(hidden, workspace)
     assert relative_error(summed(together), summed(separate)) < (1e-2 if fp8 else 1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("tokens", [1, 50])
+def test_shared_experts_on_a_side_stream_add_the_same(tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, device = config_with(1, "float8"), torch.device("cuda")
+    mixture = mixture_of(config, torch.bfloat16, shared_apart=True, device=device)
+    fill_randomly(mixture.parameters("mlp"))
+    plain = torch.empty(tokens, config.hidden_size, dtype=torch.bfloat16, device=device)
+    workspace = make_workspace(device)
+
+    def forward() -> torch.Tensor:
+        return summed(mixture.forward(Normalized(plain, quantize(plain)), workspace))
+
+    plain.normal_()
+    # Compiles what is captured below.
+    forward()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = forward()
+    for _ in range(20):
+        plain.normal_()
+        graph.replay()
+        beside = forward()
+        with monkeypatch.context() as patch:
+            patch.setattr(moe, "BESIDE_TOKENS", 0)
+            assert torch.equal(captured, forward())
+        assert torch.equal(captured, beside)
 
 
 def test_experts_of_one_format_are_computed_together() -> None:
