@@ -153,4 +153,5 @@ def _entry(name: str, path: Path, data: int, fields: dict[str, Any]) -> Entry:
         raise CheckpointError(f"{path}: {name} has dtype {dtype}; supported are {', '.join(ITEM_BYTES)}")
     if end - begin != math.prod(shape) * ITEM_BYTES[dtype]:
         raise CheckpointError(f"{path}: {name} has {end - begin} bytes, which do not fit {dtype} {list(shape)}")
-    return Entry(name=name, path=path, dtype=dtype, shape=shape, offset=data + begin, size_bytes=end - begin)
+    # Tools differ in whether a lone number has a dimension.
+    return Entry(name, path, dtype, shape or (1,), offset=data + begin, size_bytes=end - begin)

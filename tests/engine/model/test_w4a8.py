@@ -117,6 +117,19 @@ def test_a_token_is_quantized_once_by_the_largest_scale_of_gate_and_up(tmp_path:
     assert torch.equal(one, outputs_of(experts_of(directory), hidden, choices))
 
 
+def test_scales_may_be_stored_without_a_dimension(tmp_path: Path) -> None:
+    directory = int4_checkpoint(tmp_path, static=True, num_hidden_layers=2)
+    hidden, choices = torch.randn(4, 256), torch.arange(8).view(4, 2)
+    before = outputs_of(experts_of(directory), hidden, choices)
+
+    def drop_dimension(tensors: dict[str, torch.Tensor]) -> None:
+        for name in [name for name in tensors if name.endswith("input_scale")]:
+            tensors[name] = tensors[name].squeeze()
+
+    rewrite_as_one_file(directory, drop_dimension)
+    assert torch.equal(outputs_of(experts_of(directory), hidden, choices), before)
+
+
 def test_widths_that_groups_do_not_take_are_dequantized() -> None:
     formats = choose_formats(Quantization(Stored.FP8, Stored.INT4), torch.bfloat16, dequantize=False)
     allocate = Allocator(torch.bfloat16, CPU, formats)
