@@ -98,7 +98,8 @@ async def stream_http(client: OpenAIClient, body: Mapping[str, Any], answer: Ans
 
 def chat_prompt(messages: Sequence[Mapping[str, str]]) -> gateway_pb2.Prompt:
     """A gRPC prompt of messages in OpenAI's form."""
-    return gateway_pb2.Prompt(chat=gateway_pb2.Chat(messages=[gateway_pb2.ChatMessage(**each) for each in messages]))
+    turns = [gateway_pb2.ChatMessage(role=each["role"], content=each["content"]) for each in messages]
+    return gateway_pb2.Prompt(chat=gateway_pb2.Chat(messages=turns))
 
 
 def _copy_usage(answer: Answer, usage: Any) -> None:

@@ -6,12 +6,12 @@ import grpc
 from deepmesh.v1 import common_pb2, gateway_pb2, gateway_pb2_grpc
 from msgspec.structs import replace
 
+from gateway import tool_wire
 from gateway.chat import TemplateOptions
 from gateway.gateway import Gateway
 from gateway.generation import Delta, Finish, Generation
 from gateway.intake import Ask, ChatPrompt, Prompt, TextPrompt, TokenPrompt, settled_seed
 from gateway.tenants import Tenant
-from gateway.turns import ChatMessage
 from mesh.domain import wire
 from mesh.errors import InvalidRequest
 from mesh.observe import new_request_id, request_id
@@ -33,7 +33,7 @@ class GatewayService(gateway_pb2_grpc.GatewayServiceServicer):
             while finish is None:
                 delta = await live.next()
                 finish = delta.finish
-                if delta.token_ids or delta.content or delta.reasoning:
+                if delta.token_ids or delta.content or delta.reasoning or delta.calls:
                     await context.write(_delta(delta, with_ids))
             await context.write(_finished(finish))
 
@@ -86,8 +86,9 @@ def _prompt(prompt: gateway_pb2.Prompt) -> Prompt:
             return TextPrompt(prompt.text)
         case "chat":
             chat = prompt.chat
-            messages = [ChatMessage(message.role, message.content) for message in chat.messages]
-            return ChatPrompt(messages, TemplateOptions(chat.thinking if chat.HasField("thinking") else None))
+            messages = [tool_wire.chat_message(message) for message in chat.messages]
+            options = TemplateOptions(chat.thinking if chat.HasField("thinking") else None)
+            return ChatPrompt(messages, options, tool_wire.toolbox(chat))
         case "token_ids":
             return TokenPrompt(prompt.token_ids.ids)
     raise InvalidRequest("the prompt is empty: set text, chat or token_ids", field="prompt")
@@ -109,6 +110,7 @@ def _delta(delta: Delta, with_ids: bool) -> gateway_pb2.GenerateResponse:
             token_ids=delta.token_ids if with_ids else None,
             logprobs=[wire.logprobs_message(each) for each in delta.logprobs],
             token_count=len(delta.token_ids),
+            tool_calls=tool_wire.call_deltas(delta.calls),
         )
     )
 
@@ -120,6 +122,7 @@ def _finished(finish: Finish) -> gateway_pb2.GenerateResponse:
             finish_reason=wire.finish_reason_number(finish.reason),
             stop_string=finish.stop_string,
             stop_token_id=finish.stop_token_id,
+            called_tools=finish.called_tools,
             usage=common_pb2.Usage(
                 prompt_tokens=usage.prompt_tokens,
                 completion_tokens=usage.completion_tokens,

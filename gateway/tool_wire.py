@@ -1,0 +1,46 @@
+"""Tools, their calls and results in the protos that clients send and read."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+from deepmesh.v1 import gateway_pb2
+
+from gateway.tools import Tool, Toolbox, ToolCall, ToolCallDelta
+from gateway.turns import ChatMessage
+from mesh.errors import InvalidRequest
+
+
+def toolbox(chat: gateway_pb2.Chat) -> Toolbox | None:
+    """What the model may call; None if it may call nothing. `check_toolbox` has yet to judge it."""
+    mode, named = chat.tool_choice.mode, chat.tool_choice.name or None
+    required = mode == gateway_pb2.TOOL_CHOICE_MODE_REQUIRED
+    if not chat.tools:
+        if required or named is not None:
+            raise InvalidRequest("tool_choice needs tools: send them, or leave it out", field="chat.tool_choice")
+        return None
+    tools = [_tool(tool, index) for index, tool in enumerate(chat.tools)]
+    if mode == gateway_pb2.TOOL_CHOICE_MODE_NONE and named is None:
+        return None
+    return Toolbox(tools, required=required, named=named, parallel=not chat.single_tool_call)
+
+
+def chat_message(message: gateway_pb2.ChatMessage) -> ChatMessage:
+    calls = [ToolCall(call.id, call.name, call.arguments_json) for call in message.tool_calls]
+    return ChatMessage(message.role, message.content, calls, message.tool_call_id or None)
+
+
+def call_deltas(deltas: Iterable[ToolCallDelta]) -> list[gateway_pb2.ToolCallDelta]:
+    return [
+        gateway_pb2.ToolCallDelta(index=delta.index, id=delta.id, name=delta.name, arguments_json=delta.arguments)
+        for delta in deltas
+    ]
+
+
+def _tool(tool: gateway_pb2.Tool, index: int) -> Tool:
+    try:
+        parameters = msgspec.json.decode(tool.parameters_json or "{}", type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError) as error:
+        field = f"tools[{index}].parameters_json"
+        raise InvalidRequest(f"{field} is not a JSON object: {error}", field=field) from error
+    return Tool(tool.name, tool.description, parameters)

@@ -1,0 +1,99 @@
+"""Tools over gRPC."""
+
+from typing import Any
+
+import grpc
+import pytest
+from deepmesh.v1 import gateway_pb2
+
+from gateway.tool_format import CallForm, opening, written_calls, written_outputs
+from gateway.tools import ToolCall
+from tests.support.fake_decode import FakeDecodeWorker, scripted
+from tests.support.gateways import Mesh, collect, model_texts, running_mesh
+
+CALLS = [ToolCall("", "weather", '{"city": "Bergen"}'), ToolCall("", "clock", "{}")]
+TOOLS = [
+    gateway_pb2.Tool(name="weather", description="The weather of a city", parameters_json='{"type": "object"}'),
+    gateway_pb2.Tool(name="clock"),
+]
+USER = gateway_pb2.ChatMessage(role="user", content="hello")
+END = "<｜end▁of▁sentence｜>"
+
+
+def spelled(text: str) -> list[int]:
+    tokenizer = model_texts()["oracle"].tokenizer
+    assert tokenizer is not None
+    return tokenizer.encode(text)
+
+
+def prompt_of(mesh: Mesh) -> str:
+    tokenizer = model_texts()["oracle"].tokenizer
+    assert tokenizer is not None
+    return tokenizer.spell(list(mesh.worker.submissions[-1].token_ids))
+
+
+def answering(text: str) -> FakeDecodeWorker:
+    return FakeDecodeWorker(next_token=scripted(spelled(text)), eos_token_id=1)
+
+
+def request(*messages: gateway_pb2.ChatMessage, **fields: Any) -> gateway_pb2.GenerateRequest:
+    chat = gateway_pb2.Chat(**{"messages": messages or (USER,), "tools": TOOLS, **fields})
+    return gateway_pb2.GenerateRequest(prompt=gateway_pb2.Prompt(chat=chat), max_tokens=500)
+
+
+async def test_calls_come_apart_from_the_text() -> None:
+    async with running_mesh(answering("One moment." + written_calls(CALLS, CallForm.PLAIN) + END)) as mesh:
+        answer = await collect(mesh, request())
+        assert (answer.text, answer.finished.called_tools) == ("One moment.", True)
+        pieces = [piece for delta in answer.deltas for piece in delta.tool_calls]
+        assert [(piece.index, piece.name) for piece in pieces if piece.id] == [(0, "weather"), (1, "clock")]
+        arguments = ["".join(piece.arguments_json for piece in pieces if piece.index == index) for index in (0, 1)]
+        assert arguments == [call.arguments for call in CALLS]
+        single = await collect(mesh, request(single_tool_call=True))
+        assert {piece.index for delta in single.deltas for piece in delta.tool_calls} == {0}
+
+
+async def test_a_choice_forces_a_call_or_hides_the_tools() -> None:
+    async with running_mesh(answering('{"city": "Oslo"}<｜tool▁call▁end｜>' + END)) as mesh:
+        named = gateway_pb2.ToolChoice(name="weather")
+        answer = await collect(mesh, request(tool_choice=named))
+        assert prompt_of(mesh).endswith(opening(CallForm.PLAIN, "weather"))
+        assert answer.deltas[0].tool_calls[0].name == "weather"
+        required = gateway_pb2.ToolChoice(mode=gateway_pb2.TOOL_CHOICE_MODE_REQUIRED)
+        await collect(mesh, request(tool_choice=required))
+        assert prompt_of(mesh).endswith(opening(CallForm.PLAIN, None))
+        none = gateway_pb2.ToolChoice(mode=gateway_pb2.TOOL_CHOICE_MODE_NONE)
+        hidden = await collect(mesh, request(tool_choice=none))
+        assert "weather" not in prompt_of(mesh)
+        assert not hidden.finished.called_tools
+
+
+async def test_calls_and_results_go_back_to_the_model() -> None:
+    made = [gateway_pb2.ToolCall(id=call.name, name=call.name, arguments_json=call.arguments) for call in CALLS]
+    turns = [
+        USER,
+        gateway_pb2.ChatMessage(role="assistant", tool_calls=made),
+        gateway_pb2.ChatMessage(role="tool", content="noon", tool_call_id="clock"),
+        gateway_pb2.ChatMessage(role="tool", content="rain", tool_call_id="weather"),
+    ]
+    async with running_mesh(answering("fine" + END)) as mesh:
+        await collect(mesh, request(*turns))
+        assert written_calls(CALLS, CallForm.PLAIN) in prompt_of(mesh)
+        assert written_outputs(["rain", "noon"]) in prompt_of(mesh)
+
+
+@pytest.mark.parametrize(
+    ("fields", "complaint"),
+    [
+        ({"tools": [gateway_pb2.Tool(name="a", parameters_json="[1]")]}, "parameters_json"),
+        ({"tools": [gateway_pb2.Tool(name="a", parameters_json="{")]}, "parameters_json"),
+        ({"tools": [gateway_pb2.Tool(name="a b")]}, "name"),
+        ({"tools": [], "tool_choice": gateway_pb2.ToolChoice(name="a")}, "tool_choice"),
+        ({"tool_choice": gateway_pb2.ToolChoice(name="a")}, "tool_choice"),
+    ],
+)
+async def test_bad_tools_are_refused(fields: dict[str, Any], complaint: str) -> None:
+    async with running_mesh() as mesh:
+        with pytest.raises(grpc.aio.AioRpcError, match=complaint) as caught:
+            await collect(mesh, request(**fields))
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
