@@ -72,7 +72,9 @@ class EdgeInterceptor(grpc.aio.ServerInterceptor):
         kind = _HANDLERS[handler.request_streaming, handler.response_streaming]
         behavior: Behavior = getattr(handler, kind)
         deserializer = handler.request_deserializer
-        if not handler.request_streaming and deserializer is not None:
+        if deserializer is not None and handler.request_streaming:
+            deserializer = _checking(deserializer)
+        elif deserializer is not None:
             behavior, deserializer = _refusing(behavior), _forgiving(deserializer)
         wrapped = self._streaming(method, behavior) if handler.response_streaming else self._unary(method, behavior)
         make = getattr(grpc, f"{kind}_rpc_method_handler")
@@ -154,6 +156,9 @@ class EdgeInterceptor(grpc.aio.ServerInterceptor):
         except MeshError as error:
             code = error.code
             await _abort(context, error)
+        except grpc.aio.InternalError:
+            code = StatusCode.CANCELLED
+            raise _over() from None
         except Exception:  # noqa: BLE001 - the edge: whatever a handler raises ends here and is logged
             code = StatusCode.INTERNAL
             _log.exception("unexpected error in %s", method)
@@ -200,6 +205,18 @@ _HANDLERS = {
 }
 
 
+def _checking(deserializer: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    """`deserializer`, which raises InvalidRequest where a stream's handler reads a message that cannot be read."""
+
+    def deserialize(data: bytes) -> Any:
+        try:
+            return deserializer(data)
+        except DecodeError as error:
+            raise InvalidRequest(f"the message is malformed: {error}") from error
+
+    return deserialize
+
+
 def _forgiving(deserializer: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
     """`deserializer`, which returns an InvalidRequest for a message that cannot be read: gRPC would answer UNKNOWN."""
 
@@ -239,7 +256,16 @@ def _accepted_id(given: str | bytes | None) -> str:
 
 
 async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: MeshError) -> None:
+    """End the call with `error`. Raises AbortError, or CancelledError if its client did not wait for that."""
     if context.done():
-        return
+        raise _over()
     details = ((STATUS_DETAILS_KEY, to_status(error).SerializeToString()),)
-    await context.abort(error.code, error.message[:MAX_MESSAGE_CHARACTERS], details)
+    try:
+        await context.abort(error.code, error.message[:MAX_MESSAGE_CHARACTERS], details)
+    except grpc.aio.InternalError:
+        raise _over() from None
+
+
+def _over() -> asyncio.CancelledError:
+    """What gRPC takes as the end of a call whose deadline passed, or whose client left, while we wrote to it."""
+    return asyncio.CancelledError("the call is over")

@@ -22,6 +22,8 @@ from mesh.observe import new_request_id, request_id
 
 IGNORED_FIELDS_HEADER = "x-deepmesh-ignored-fields"
 MAX_HEADER_CHARACTERS = 1024
+# In UTF-8: they stand only in strings.
+LINE_ENDS = tuple((character.encode(), b"\\u%04x" % ord(character)) for character in "\u0085\u2028\u2029")
 
 _log = logging.getLogger("deepmesh.gateway")
 
@@ -146,7 +148,8 @@ class Reply:
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
 
     async def event(self, data: bytes) -> None:
-        await self._send({"type": "http.response.body", "body": b"data: " + data + b"\n\n", "more_body": True})
+        body = b"data: " + on_one_line(data) + b"\n\n"
+        await self._send({"type": "http.response.body", "body": body, "more_body": True})
 
     async def end_events(self) -> None:
         await self._send({"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": False})
@@ -154,6 +157,13 @@ class Reply:
     async def _respond(self, response: Response) -> None:
         response.headers.update(self._headers)
         await response(self._scope, self._receive, self._send)
+
+
+def on_one_line(data: bytes) -> bytes:
+    """JSON in which the characters that many clients take for the end of a line are escaped."""
+    for character, escaped in LINE_ENDS:
+        data = data.replace(character, escaped)
+    return data
 
 
 def accepted_request_id(given: str | None) -> str:

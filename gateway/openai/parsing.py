@@ -77,8 +77,11 @@ def _join(place: str, name: str) -> str:
 
 
 def _without(content: bytes, place: str, name: str) -> bytes:
-    """The same body without one field of the object at `place`."""
-    tree: Any = msgspec.json.decode(content)
+    """The same body without one field of the object at `place`. Raises InvalidRequest if it is nested too deep."""
+    try:
+        tree: Any = msgspec.json.decode(content)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise InvalidRequest(f"the body is not valid JSON: {error}") from error
     node = tree
     for step in _STEP.finditer(place):
         node = node[int(step["index"])] if step["index"] is not None else node[step["name"]]

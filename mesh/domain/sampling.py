@@ -97,10 +97,10 @@ def check_token_ids(token_ids: Sequence[int], vocabulary_size: int | None, *, fi
         return
     lowest, highest = min(token_ids), max(token_ids)
     if lowest < 0:
-        raise InvalidRequest(f"{field} holds {lowest}: token ids are not negative", field=field)
+        raise InvalidRequest(f"{field} holds {_shown(lowest)}: token ids are not negative", field=field)
     size = vocabulary_size or LARGEST_VOCABULARY
     if highest >= size:
-        raise InvalidRequest(f"{field} holds {highest}: the model's token ids are below {size}", field=field)
+        raise InvalidRequest(f"{field} holds {_shown(highest)}: the model's token ids are below {size}", field=field)
 
 
 def _check_logit_bias(logit_bias: Mapping[int, float], vocabulary_size: int | None) -> None:
@@ -112,8 +112,15 @@ def _check_logit_bias(logit_bias: Mapping[int, float], vocabulary_size: int | No
     for token_id, bias in logit_bias.items():
         if not abs(bias) <= MAX_LOGIT_BIAS:
             allowed = f"between -{MAX_LOGIT_BIAS:g} and {MAX_LOGIT_BIAS:g}"
-            raise InvalidRequest(f"logit_bias of token {token_id} must be {allowed}, not {bias:g}", field="logit_bias")
+            raise InvalidRequest(
+                f"logit_bias of token {token_id} must be {allowed}, not {_shown(bias)}", field="logit_bias"
+            )
 
 
 def _out_of_range(field: str, value: float, allowed: str) -> InvalidRequest:
-    return InvalidRequest(f"{field} must be {allowed}, not {value:g}", field=field)
+    return InvalidRequest(f"{field} must be {allowed}, not {_shown(value)}", field=field)
+
+
+def _shown(value: float) -> str:
+    """For messages: an integer that a client sent may have any number of digits."""
+    return "a number beyond 1e15" if abs(value) > 1e15 else str(value) if isinstance(value, int) else f"{value:g}"

@@ -5,16 +5,17 @@ from typing import Any
 
 import grpc
 import pytest
+from google.protobuf.message import DecodeError
 from grpc import StatusCode
 
 from mesh.channel import Channels
 from mesh.config import ServerConfig
-from mesh.errors import ContextExceeded, MeshError, Overloaded
+from mesh.errors import ContextExceeded, InvalidRequest, MeshError, Overloaded
 from mesh.failures import from_rpc_error
-from mesh.interceptors import REQUEST_ID_KEY, request_metadata
+from mesh.interceptors import REQUEST_ID_KEY, EdgeInterceptor, request_metadata
 from mesh.metrics import RPC_HANDLED
 from mesh.observe import request_id
-from mesh.server import MeshServer
+from mesh.server import MeshServer, Registration
 from tests.support.raw_service import SERVICE, raw_method, raw_registration
 
 KINDS = ["unary_unary", "unary_stream", "stream_unary", "stream_stream"]
@@ -92,6 +93,56 @@ async def test_a_call_that_succeeds_passes_unchanged(kind: str) -> None:
         Channels().open(server.endpoint) as channel,
     ):
         assert await call(channel, kind) == [b"all good"]
+
+
+@pytest.mark.parametrize("kind", ["stream_unary", "stream_stream"])
+async def test_a_malformed_message_of_a_stream_is_refused_without_a_traceback(
+    kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def read_all(requests: AsyncIterator[Any], context: Any) -> bytes:
+        return b"".join([request async for request in requests])
+
+    async def echo(requests: AsyncIterator[Any], context: Any) -> AsyncIterator[bytes]:
+        async for request in requests:
+            yield request
+
+    def parse(data: bytes) -> bytes:
+        raise DecodeError("Error parsing message")
+
+    make = getattr(grpc, f"{kind}_rpc_method_handler")
+    behavior = make(read_all if kind == "stream_unary" else echo, request_deserializer=parse)
+
+    def add(servicer: None, server: grpc.aio.Server) -> None:
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {kind: behavior}),))
+
+    server = MeshServer(ServerConfig(), "test", [Registration(add, None, SERVICE)])
+    async with server, Channels().open(server.endpoint) as channel:
+        got = await error_of(channel, kind)
+    assert isinstance(got, InvalidRequest)
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+class LeavingClient:
+    """The context of a call that ends while its error is being written."""
+
+    def done(self) -> bool:
+        return False
+
+    async def abort(self, *arguments: Any) -> None:
+        raise grpc.aio.InternalError("Failed execute_batch")
+
+
+async def test_a_client_that_leaves_while_its_error_is_written_is_no_error_of_ours(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def refuse(request: bytes, context: Any) -> bytes:
+        raise Overloaded("full")
+
+    call = EdgeInterceptor(max_calls=10)._unary("/test/method", refuse)
+    # gRPC ends a call that raises this without a word.
+    with pytest.raises(asyncio.CancelledError):
+        await call(b"", LeavingClient())
+    assert not caplog.records
 
 
 async def test_messages_sent_before_an_error_still_arrive() -> None:

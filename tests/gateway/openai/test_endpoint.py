@@ -267,6 +267,12 @@ MALFORMED = {
     "not a number": b'{"prompt": "a", "temperature": NaN}',
     "infinite": b'{"prompt": "a", "temperature": 1e999}',
     "deep": b'{"prompt": ' + b"[" * 100_000,
+    "nested": b'{"prompt": "a", "stop": ' + b"[" * 1100 + b"]" * 1100 + b"}",
+    "long top_k": b'{"prompt": "a", "top_k": ' + b"9" * 400 + b"}",
+    "long logprobs": b'{"prompt": "a", "logprobs": ' + b"9" * 400 + b"}",
+    "long token": b'{"prompt": [' + b"9" * 5000 + b"]}",
+    "long max_tokens": b'{"prompt": "a", "max_tokens": ' + b"9" * 5000 + b"}",
+    "long temperature": b'{"prompt": "a", "temperature": ' + b"9" * 5000 + b"}",
 }
 
 
@@ -275,6 +281,23 @@ async def test_malformed_bodies_are_refused() -> None:
         for name, body in MALFORMED.items():
             answer = await mesh.http.post(COMPLETIONS, content=body)
             assert (answer.status_code, answer.json()["error"]["type"]) == (400, "invalid_request_error"), name
+
+
+async def test_an_ignored_field_may_not_be_nested_without_end() -> None:
+    body = b'{"prompt": "a", "mood": ' + b"[" * 1100 + b"]" * 1100 + b"}"
+    async with running_mesh(http=HttpConfig(unknown_fields="ignore")) as mesh:
+        answer = await mesh.http.post(COMPLETIONS, content=body)
+        assert (answer.status_code, answer.json()["error"]["type"]) == (400, "invalid_request_error")
+
+
+async def test_characters_that_clients_take_for_line_ends_are_escaped_in_events() -> None:
+    text = "a\u2028b\u0085c\u2029d"
+    async with running_mesh(answering(f"{text}<｜end▁of▁sentence｜>")) as mesh:
+        answer = await mesh.http.post(CHAT, json={"messages": HELLO, "stream": True})
+        events = [line.removeprefix("data: ") for line in answer.text.splitlines() if line]
+        assert events.pop() == "[DONE]"
+        deltas = [json.loads(event)["choices"][0]["delta"] for event in events]
+        assert "".join(delta.get("content") or "" for delta in deltas) == text
 
 
 async def test_harmless_values_of_unsupported_options_are_taken() -> None:
