@@ -17,6 +17,8 @@ from mesh.server import MeshServer, Registration
 from mesh.tls import for_clients
 
 SERVICE_NAME = gateway_pb2.DESCRIPTOR.services_by_name["GatewayService"].full_name
+# Answers have ended when the servers stop: how long their last bytes may take.
+LAST_WORDS_SECONDS = 2.0
 
 _log = logging.getLogger("deepmesh.gateway")
 
@@ -30,13 +32,13 @@ async def main(config: GatewayConfig) -> None:
         http = HttpServer(
             config.http,
             application(gateway),
-            drain_seconds=config.server.drain_seconds,
+            drain_seconds=LAST_WORDS_SECONDS,
             stalled_seconds=config.limits.stalled_seconds,
         )
         async with MeshServer(config.server, "gateway", [registration], tls) as server, http:
             _log.info("listening", extra={"fields": {"grpc_port": server.port, "http_port": http.port}})
             await gateway.until(server.until_signal(), server.ready, server.drain)
-            await server.drain()
+            await gateway.leave(server.drain)
 
 
 if __name__ == "__main__":

@@ -122,6 +122,10 @@ class GatewayConfig(ServiceConfig):
     models: tuple[ModelConfig, ...] = ()
     api_keys: tuple[ApiKeyConfig, ...] = ()
     """If there are any, every call needs one."""
+    balancer_seconds: float = Field(default=2.0, ge=0)
+    """How long a stopping gateway that is not ready any more takes requests all the same, so that balancers and
+    probes see it first. After that requests have `server.drain_seconds` to end.
+    """
     limits: LimitsConfig = LimitsConfig()
     dispatch: DispatchConfig = DispatchConfig()
 

@@ -2,14 +2,14 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 from gateway.config import DispatchConfig, LimitsConfig
 from gateway.generation import Generation
 from gateway.intake import Prepared
 from gateway.live import RETRY_AFTER_MS, Links, LiveGeneration
 from gateway.placement import Placement, Placer
-from mesh.errors import DeadlineExceeded, MeshError, Overloaded, SlowClient
+from mesh.errors import DeadlineExceeded, MeshError, Overloaded, ShuttingDown, SlowClient
 from mesh.metrics import (
     GATEWAY_CACHED_TOKENS,
     GATEWAY_LIVE_GENERATIONS,
@@ -23,6 +23,8 @@ from mesh.metrics import (
 from mesh.observe import span
 
 SWEEP_SECONDS = 1.0
+# How long generations that were ended may take to tell their clients.
+LAST_WORDS_SECONDS = 1.0
 
 
 class Dispatcher:
@@ -34,6 +36,10 @@ class Dispatcher:
         self._dispatch = dispatch
         self._limits = limits
         self._live: set[LiveGeneration] = set()
+        self._stopping = False
+        # Set while no generation is live.
+        self._idle = asyncio.Event()
+        self._idle.set()
 
     @property
     def live_generations(self) -> int:
@@ -67,6 +73,8 @@ class Dispatcher:
     async def _bounded(
         self, prepared: Prepared, deadline: float, placement: Placement | None
     ) -> AsyncIterator[LiveGeneration]:
+        if self._stopping:
+            raise ShuttingDown("the gateway is stopping: ask again", retry_after_ms=RETRY_AFTER_MS)
         if len(self._live) >= self._limits.live_generations:
             raise Overloaded(
                 f"the gateway has {len(self._live)} live generations: retry later", retry_after_ms=RETRY_AFTER_MS
@@ -81,6 +89,7 @@ class Dispatcher:
         generation = Generation(prepared, deadline, self._limits.unread_tokens, interrupt)
         live = LiveGeneration(generation, prepared.block_hashes, self._placer, self._links, self._dispatch, loop.time)
         self._live.add(live)
+        self._idle.clear()
         try:
             async with scope:
                 await live.begin(placement)
@@ -88,11 +97,30 @@ class Dispatcher:
         except TimeoutError:
             if not scope.expired():
                 raise
-            raise generation.slow or DeadlineExceeded("the request's deadline passed") from None
+            raise generation.given_up or DeadlineExceeded("the request's deadline passed") from None
         finally:
             self._live.discard(live)
+            if not self._live:
+                self._idle.set()
             live.close()
             _observe(live, loop.time())
+
+    async def drain(self, seconds: float) -> None:
+        """Take nothing new, give live generations that time to end, then end them with ShuttingDown."""
+        self._stopping = True
+        await self._until_idle(seconds)
+        for live in self._live:
+            live.generation.give_up(
+                ShuttingDown(
+                    "the gateway is stopping before the answer is complete: ask again", retry_after_ms=RETRY_AFTER_MS
+                )
+            )
+        await self._until_idle(LAST_WORDS_SECONDS)
+
+    async def _until_idle(self, seconds: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._idle.wait()
 
     async def sweep(self) -> None:
         """End the generations of clients that stopped reading, and set the gauges, until cancelled."""

@@ -42,6 +42,7 @@ class Gateway:
         self.intake = Intake(self.catalog, config.limits)
         self.links = DecodeLinks(_identity(config), config.dispatch, channels, clock)
         self._changed = asyncio.Event()
+        self._leaving = False
         self._scheduler = SchedulerLink(
             config.scheduler,
             channels,
@@ -71,8 +72,8 @@ class Gateway:
 
     @property
     def available(self) -> bool:
-        """Whether some worker takes requests, according to the last snapshot."""
-        return self.directory.any_serving and self.directory.valid(self._clock())
+        """Whether some worker takes requests, according to the last snapshot, and this gateway does not leave."""
+        return not self._leaving and self.directory.any_serving and self.directory.valid(self._clock())
 
     @asynccontextmanager
     async def generate(
@@ -117,6 +118,13 @@ class Gateway:
         finally:
             for task in tasks:
                 task.cancel()
+
+    async def leave(self, unready: Callable[[], Awaitable[None]]) -> None:
+        """Stop in order: readiness falls, balancers get time to see it, requests time to end; the rest are ended."""
+        self._leaving = True
+        await unready()
+        await asyncio.sleep(self.config.balancer_seconds)
+        await self.dispatcher.drain(self.config.server.drain_seconds)
 
     async def _track_readiness(
         self, ready: Callable[[], Awaitable[None]], unready: Callable[[], Awaitable[None]]

@@ -65,7 +65,7 @@ class Generation:
         self.deadline = deadline
         self.cached_tokens = 0
         # Why the client was given up; None while it is served.
-        self.slow: SlowClient | None = None
+        self.given_up: MeshError | None = None
         # How often the client's task has come for tokens; it stands still for a stuck client.
         self.reads = 0
         self._transcript = prepared.new_transcript()
@@ -163,9 +163,9 @@ class Generation:
             self._failure = failure
             self._wake()
 
-    def give_up(self, reason: SlowClient) -> None:
-        """Give up a client that does not read: its task may be stuck in a write, and is interrupted."""
-        self.slow = self.slow or reason
+    def give_up(self, reason: MeshError) -> None:
+        """End the generation for its client, whose task is interrupted: it may be stuck in a write."""
+        self.given_up = self.given_up or reason
         self._interrupt()
 
     async def readable(self) -> None:

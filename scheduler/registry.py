@@ -175,6 +175,12 @@ class Registry:
         lengths = self._prefixes.prefixes(block_hashes, [worker.number for worker in workers])
         return {worker.identity.worker_id: lengths[worker.number] for worker in workers}
 
+    def leave(self, lease: Lease) -> None:
+        """The worker ends in order: forget it now and not with its lease. Raises LeaseExpired."""
+        worker = self._holder(lease)
+        log.info("worker left", extra={"fields": {"id": lease.worker_id}})
+        self._remove(worker)
+
     def detach(self, lease: Lease) -> None:
         """A status stream ended: its lease runs on, and the worker or a new incarnation of it may come back."""
         worker = self._workers.get(lease.worker_id)

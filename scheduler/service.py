@@ -114,3 +114,5 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             stored = wire.block_hashes(events.stored, "kv_events.stored")
             removed = wire.block_hashes(events.removed, "kv_events.removed")
             self._registry.record_blocks(lease, events.snapshot, stored, removed)
+        if request.leaving:
+            self._registry.leave(lease)

@@ -45,6 +45,7 @@ async def serve_worker(worker: Worker, server: MeshServer, config: WorkerConfig,
     await server.drain()
     await worker.drain(config.server.drain_seconds)
     await link.drain_reported(FAREWELL_SECONDS)
+    await link.leave(FAREWELL_SECONDS)
     reporting.cancel()
     if running.done():
         # Raises what ended the worker, if that was not the signal.

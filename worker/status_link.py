@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from contextlib import suppress
-from typing import Any, NoReturn
+from typing import Any
 
 import grpc
 from deepmesh.internal.v1 import scheduler_pb2, scheduler_pb2_grpc
@@ -43,12 +43,13 @@ class StatusLink:
         self._backoff = Backoff(log)
         self._connected = False
         self._draining_reported = asyncio.Event()
+        self._left = asyncio.Event()
 
     async def run(self) -> None:
-        """Report until cancelled."""
+        """Report until cancelled, or until the worker has left."""
         async with self._channels.open(self._endpoint, Role.SCHEDULER) as channel:
             stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
-            while True:
+            while not self._left.is_set():
                 try:
                     await self._report_on(stub.ReportStatus())
                 except MeshError as error:
@@ -63,8 +64,17 @@ class StatusLink:
             async with asyncio.timeout(seconds):
                 await self._draining_reported.wait()
 
-    async def _report_on(self, call: Any) -> NoReturn:
-        """Report on one stream until it breaks; each message is answered before the next."""
+    async def leave(self, seconds: float) -> None:
+        """Return when the scheduler, if there is one, has forgotten this worker, or after that time."""
+        if not self._connected:
+            return
+        self._report.leave()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._left.wait()
+
+    async def _report_on(self, call: Any) -> None:
+        """Report on one stream until it breaks, or the worker has left; each message is answered before the next."""
         # So that a broken stream is noticed at once, and not at the next heartbeat.
         call.add_done_callback(lambda _: self._report.wake())
         try:
@@ -72,7 +82,7 @@ class StatusLink:
             log.info("reporting to the scheduler at %s", self._endpoint)
             self._connected = True
             self._backoff.succeeded()
-            while True:
+            while not self._left.is_set():
                 await asyncio.sleep(self._interval_seconds)
                 await self._report.wait(lease_seconds / HEARTBEATS_A_LEASE - self._interval_seconds)
                 lease_seconds = await self._send(call, first=False)
@@ -96,5 +106,7 @@ class StatusLink:
             raise SchedulerUnavailable("the scheduler ended the stream, or sent a malformed message")
         if report.state is WorkerState.DRAINING:
             self._draining_reported.set()
+        if report.leaving:
+            self._left.set()
         lease_seconds: float = response.lease.ToNanoseconds() / 1e9
         return lease_seconds

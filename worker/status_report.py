@@ -23,6 +23,8 @@ class Report:
     snapshot: bool
     stored: list[bytes]
     removed: list[bytes]
+    # Nothing comes after it.
+    leaving: bool = False
 
 
 class StatusReport:
@@ -37,6 +39,7 @@ class StatusReport:
         # Net changes since the last report: whether the block is there now.
         self._changes: dict[bytes, bool] = {}
         self._changed = asyncio.Event()
+        self._leaving = False
 
     @property
     def load(self) -> WorkerLoad:
@@ -63,6 +66,11 @@ class StatusReport:
     def drain(self) -> None:
         """The worker takes nothing new from now on."""
         self._set_state(WorkerState.DRAINING)
+
+    def leave(self) -> None:
+        """The worker has no request left and ends: the next report is its last."""
+        self._leaving = True
+        self._changed.set()
 
     def set_stalled(self, stalled: bool) -> None:
         """Whether a rank makes no progress: the worker takes nothing new meanwhile."""
@@ -93,7 +101,7 @@ class StatusReport:
             self._changed.clear()
         stored = [block_hash for block_hash, present in reported.items() if present]
         removed = [block_hash for block_hash, present in reported.items() if not present]
-        return Report(self._state, self._load, self._transfers, snapshot, stored, removed)
+        return Report(self._state, self._load, self._transfers, snapshot, stored, removed, self._leaving)
 
     def _set_state(self, state: WorkerState) -> None:
         if state is not self._state:

@@ -14,6 +14,7 @@ def status_message(report: Report, sender: WorkerIdentity | None) -> scheduler_p
         state=worker_wire.state_name(report.state),
         load=worker_wire.load_message(report.load),
         transfers=worker_wire.transfers_message(report.transfers),
+        leaving=report.leaving,
     )
     if report.snapshot or report.stored or report.removed:
         events = scheduler_pb2.KvEvents(snapshot=report.snapshot, stored=report.stored, removed=report.removed)

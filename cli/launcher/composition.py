@@ -191,7 +191,9 @@ def _stores_setting(plan: MeshPlan) -> list[str]:
 
 
 def _gateway_settings(plan: MeshPlan) -> list[str]:
-    settings = [f"http.port={plan.http_port}", f"scheduler={HOST}:{plan.scheduler_port}"]
+    # Nobody balances over this gateway, and who stops the mesh does not wait for answers.
+    stopping = ["balancer_seconds=0", "server.drain_seconds=1"]
+    settings = [f"http.port={plan.http_port}", f"scheduler={HOST}:{plan.scheduler_port}", *stopping]
     if plan.model_dir is not None:
         # JSON is YAML, and quotes any character that a path may have.
         settings.append("models=" + json.dumps([{"tokenizer_dir": str(plan.model_dir.resolve())}]))

@@ -16,7 +16,7 @@ from gateway.openai.format import Answer, Format, Head
 from gateway.openai.parsing import parse
 from gateway.openai.requests import GenerationBody
 from gateway.tokenizer import Tokenizer
-from mesh.errors import MeshError
+from mesh.errors import MeshError, ShuttingDown
 from mesh.interceptors import MAX_REQUEST_ID_CHARACTERS, REQUEST_ID_KEY
 from mesh.observe import new_request_id, request_id
 
@@ -132,6 +132,10 @@ class Reply:
         """The error as the response, or as the last event of one that has begun."""
         if self._started:
             await self.event(error_json(error))
+            if isinstance(error, ShuttingDown):
+                # Clients that know only this for an end must not take it for a broken connection.
+                await self.end_events()
+                return
             await self._send({"type": "http.response.body", "body": b"", "more_body": False})
         else:
             await self._respond(error_response(error))

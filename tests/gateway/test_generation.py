@@ -133,7 +133,7 @@ def test_a_client_that_leaves_too_much_unread_is_interrupted() -> None:
     assert not interruptions
     generation.receive(6, [3])
     assert interruptions == [True]
-    assert isinstance(generation.slow, SlowClient)
+    assert isinstance(generation.given_up, SlowClient)
 
 
 async def test_a_waiting_reader_wakes_for_tokens_and_for_the_end() -> None:

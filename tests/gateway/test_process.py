@@ -1,6 +1,7 @@
 """The gateway as a process of its own: `python -m gateway`."""
 
 import asyncio
+import json
 import re
 import socket
 import sys
@@ -63,10 +64,10 @@ async def readiness(channel: grpc.aio.Channel) -> int:
     return int((await health_pb2_grpc.HealthStub(channel).Check(request, timeout=5)).status)
 
 
-async def until_serving(channel: grpc.aio.Channel) -> None:
+async def until_health(channel: grpc.aio.Channel, status: int) -> None:
     request = health_pb2.HealthCheckRequest(service="readiness")
     async for response in health_pb2_grpc.HealthStub(channel).Watch(request, timeout=10):
-        if response.status == health_pb2.HealthCheckResponse.SERVING:
+        if response.status == status:
             return
 
 
@@ -82,7 +83,7 @@ async def test_it_is_ready_once_a_worker_is_known_answers_and_stops_on_a_signal(
                 assert await readiness(channel) == health_pb2.HealthCheckResponse.NOT_SERVING
                 assert (await http.get(f"{base}/health")).status_code == 503
                 scheduler.add(worker.identity())
-                await until_serving(channel)
+                await until_health(channel, health_pb2.HealthCheckResponse.SERVING)
                 stub = gateway_pb2_grpc.GatewayServiceStub(channel)
                 messages = [message async for message in stub.Generate(ids_request(), timeout=10)]
                 assert messages[-1].finished.usage.completion_tokens == 8
@@ -97,6 +98,35 @@ async def test_it_is_ready_once_a_worker_is_known_answers_and_stops_on_a_signal(
                 assert psutil.Process(process.pid).memory_info().rss < 150e6
             process.terminate()
             assert await asyncio.wait_for(process.wait(), 15) == 0
+
+
+async def test_a_signal_lets_readiness_fall_first_and_then_ends_streams_with_an_error_and_done() -> None:
+    scheduler, worker = FakeScheduler(), FakeDecodeWorker(step_seconds=0.02)
+    models = f'models=[{{"tokenizer_dir": "{tokenizer_directory()}", "name": "oracle"}}]'
+    body = {"model": "oracle", "prompt": "abc", "max_tokens": 3000, "stream": True}
+    async with scheduler.server() as server, worker.started():
+        scheduler.add(worker.identity())
+        stop = ("balancer_seconds=0.5", "server.drain_seconds=0.3")
+        async with (
+            running_gateway(f"scheduler=127.0.0.1:{server.port}", models, *stop) as (process, grpc_port, http_port),
+            grpc.aio.insecure_channel(f"127.0.0.1:{grpc_port}") as channel,
+            httpx.AsyncClient(base_url=f"http://127.0.0.1:{http_port}") as http,
+        ):
+            await until_health(channel, health_pb2.HealthCheckResponse.SERVING)
+            async with http.stream("POST", "/v1/completions", json=body) as response:
+                lines = response.aiter_lines()
+                await anext(lines)
+                process.terminate()
+                await until_health(channel, health_pb2.HealthCheckResponse.NOT_SERVING)
+                # A balancer that has not seen it yet is served.
+                assert (await http.get("/health")).status_code == 503
+                assert (await http.post("/v1/completions", json={**body, "max_tokens": 3})).status_code == 200
+                events = [line async for line in lines if line]
+            assert json.loads(events[-2].removeprefix("data: "))["error"]["code"] == "shutting_down"
+            assert events[-1] == "data: [DONE]"
+            assert await asyncio.wait_for(process.wait(), 5) == 0
+            assert process.stderr is not None
+            assert b"Traceback" not in await process.stderr.read()
 
 
 async def test_a_taken_http_port_is_one_clear_line_and_a_status() -> None:

@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
+import pytest
 from deepmesh.internal.v1 import scheduler_pb2, workers_pb2
 
 from mesh.blocks import chain_hashes
@@ -139,10 +140,25 @@ async def test_draining_is_reported_before_the_worker_goes() -> None:
         assert [status.state for status in await seen(endpoint)] == [workers_pb2.WORKER_STATE_DRAINING]
 
 
+async def test_a_worker_that_ends_in_order_is_forgotten_at_once_and_not_lost(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with running_scheduler(lease={"seconds": 30}) as endpoint, LinkedWorker(endpoint, "a").running() as worker:
+        await until_seen(endpoint, bool)
+        worker.report.drain()
+        await worker.link.leave(5)
+        assert not await seen(endpoint)
+        # It does not come back either.
+        await asyncio.sleep(0.1)
+        assert not await seen(endpoint)
+    assert not [record for record in caplog.records if "lost" in record.message]
+
+
 async def test_a_worker_without_a_scheduler_waits_for_nobody_when_it_goes() -> None:
     async with LinkedWorker(f"127.0.0.1:{free_port()}", "a").running() as worker:
         await asyncio.sleep(0.05)
         await asyncio.wait_for(worker.link.drain_reported(60), 1)
+        await asyncio.wait_for(worker.link.leave(60), 1)
 
 
 async def test_a_placement_finds_the_blocks_that_a_request_left() -> None:

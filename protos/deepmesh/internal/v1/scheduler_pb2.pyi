@@ -98,18 +98,20 @@ class ReportOutcomeResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class ReportStatusRequest(_message.Message):
-    __slots__ = ("identity", "state", "load", "kv_events", "transfers")
+    __slots__ = ("identity", "state", "load", "kv_events", "transfers", "leaving")
     IDENTITY_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     KV_EVENTS_FIELD_NUMBER: _ClassVar[int]
     TRANSFERS_FIELD_NUMBER: _ClassVar[int]
+    LEAVING_FIELD_NUMBER: _ClassVar[int]
     identity: _workers_pb2.WorkerIdentity
     state: _workers_pb2.WorkerState
     load: _workers_pb2.WorkerLoad
     kv_events: KvEvents
     transfers: _workers_pb2.TransferStatus
-    def __init__(self, identity: _Optional[_Union[_workers_pb2.WorkerIdentity, _Mapping]] = ..., state: _Optional[_Union[_workers_pb2.WorkerState, str]] = ..., load: _Optional[_Union[_workers_pb2.WorkerLoad, _Mapping]] = ..., kv_events: _Optional[_Union[KvEvents, _Mapping]] = ..., transfers: _Optional[_Union[_workers_pb2.TransferStatus, _Mapping]] = ...) -> None: ...
+    leaving: bool
+    def __init__(self, identity: _Optional[_Union[_workers_pb2.WorkerIdentity, _Mapping]] = ..., state: _Optional[_Union[_workers_pb2.WorkerState, str]] = ..., load: _Optional[_Union[_workers_pb2.WorkerLoad, _Mapping]] = ..., kv_events: _Optional[_Union[KvEvents, _Mapping]] = ..., transfers: _Optional[_Union[_workers_pb2.TransferStatus, _Mapping]] = ..., leaving: _Optional[bool] = ...) -> None: ...
 
 class KvEvents(_message.Message):
     __slots__ = ("snapshot", "stored", "removed")
