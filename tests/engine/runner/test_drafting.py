@@ -91,6 +91,19 @@ def test_a_second_turn_with_drafts_goes_on_behind_shared_blocks(shipped: dict[in
     assert turns[3][1] == {0: 64, 1: 64, 2: 128}
 
 
+@pytest.mark.parametrize("next_n", [0, 1])
+def test_a_continuation_on_a_worker_with_fewer_drafts_or_none_has_the_same_tokens(
+    shipped: dict[int, ModelBackend], undisturbed: Transcript, next_n: int
+) -> None:
+    delivered = served(engine_over(shipped[3], 3), PROMPTS, SAMPLINGS, 25).token_ids
+    engine = engine_over(shipped[next_n], next_n)
+    for key, (prompt, sampling) in enumerate(zip(PROMPTS, SAMPLINGS, strict=True)):
+        rest = {"sampling": sampling, "prompt_tokens": len(prompt), "ignore_eos": True}
+        engine.submit(submit_of(key, [*prompt, *delivered[key]], TOKENS - 25, **rest))
+    continued = Transcript().run(engine).token_ids
+    assert {key: [*delivered[key], *continued[key]] for key in continued} == undisturbed.token_ids
+
+
 def draft_latents(backend: ModelBackend, blocks: list[int]) -> torch.Tensor:
     """What the draft layer keeps of these blocks: [tokens, latent]."""
     return backend.state.kv_pool[-1, blocks].flatten(0, 1).clone()

@@ -1,0 +1,96 @@
+"""Prompts computed by one worker and decoded with drafts by another, over real checkpoints in fp32."""
+
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine.config import DraftsConfig, EngineConfig
+from engine.engine import Engine
+from engine.protocol.messages import LandingOpened
+from engine.runner.backend import ModelBackend
+from mesh.domain.sampling import Sampling
+from mesh.errors import NamespaceMismatch
+from tests.support.checkpoints import model_backend, random_prompt, tiny_checkpoint
+from tests.support.disaggregation import Pair, assert_nothing_moves
+from tests.support.engines import Transcript, submit_of
+from tests.support.fake_agent import Fabric, FakeAgent
+from tests.support.remote_prompts import prefill_of
+from transfer.config import TransferConfig
+
+LENGTHS = (63, 64, 65, 150)
+SAMPLINGS = [Sampling(), Sampling(temperature=0.8, seed=3), Sampling(), Sampling(repetition_penalty=1.2)]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint(tmp_path_factory.mktemp("checkpoint"))
+
+
+def settings_of(next_n: int) -> dict[str, Any]:
+    return {"max_step_tokens": 96, "max_requests": 8, "total_blocks": 32, "drafts": DraftsConfig(next_n=next_n)}
+
+
+def moving(checkpoint: Path, fabric: Fabric, next_n: int, layerwise_tokens: int) -> tuple[Engine, ModelBackend]:
+    backend = model_backend(checkpoint, **settings_of(next_n))
+    transfer = TransferConfig(layerwise_tokens=layerwise_tokens)
+    config = EngineConfig(model_dir=checkpoint, transfer=transfer, **settings_of(next_n))
+    agent: Any = FakeAgent(backend.kv_memory(), backend.namespace, fabric, layerwise_tokens)
+    return Engine(config, backend, time.monotonic, agent), backend
+
+
+def undisturbed(checkpoint: Path) -> dict[int, list[int]]:
+    engine = Engine(
+        EngineConfig(model_dir=checkpoint, **settings_of(0)),
+        model_backend(checkpoint, **settings_of(0)),
+        time.monotonic,
+    )
+    for submit in submits():
+        engine.submit(submit)
+    return Transcript().run(engine).token_ids
+
+
+def submits(**settings: Any) -> list[Any]:
+    pairs = zip(LENGTHS, SAMPLINGS, strict=True)
+    return [
+        submit_of(key, random_prompt(length, key), 30, sampling=sampling, ignore_eos=True, **settings)
+        for key, (length, sampling) in enumerate(pairs)
+    ]
+
+
+@pytest.mark.parametrize("layerwise_tokens", [64, 1 << 30])
+def test_landed_prompts_are_decoded_to_the_same_tokens_with_drafts(checkpoint: Path, layerwise_tokens: int) -> None:
+    fabric = Fabric(random.Random(1))
+    decode, receiving = moving(checkpoint, fabric, 2, layerwise_tokens)
+    prefill, sending = moving(checkpoint, fabric, 1, layerwise_tokens)
+    pair = Pair(fabric, decode, prefill)
+    for submit in submits(remote_prefill=True):
+        pair.submit(submit)
+    pair.run(random.Random(2))
+    assert pair.transcript.token_ids == undisturbed(checkpoint)
+    assert len(pair.landings) == len(LENGTHS)
+    assert_nothing_moves(pair)
+    # The draft layer's KV of the longest prompt is what the prefill worker computed.
+    whole = [block for step in pair.prefilled.steps for block in step.stored_blocks]
+    for block in whole:
+        (sent,), (landed,) = (engine.pool.match_prefix([block]) for engine in (prefill, decode))
+        assert torch.equal(receiving.state.kv_pool[-1, landed], sending.state.kv_pool[-1, sent])
+
+
+def test_a_worker_without_drafts_cannot_push_to_one_with_them(checkpoint: Path) -> None:
+    fabric = Fabric(random.Random(1))
+    decode, _ = moving(checkpoint, fabric, 2, 1 << 30)
+    prefill, _ = moving(checkpoint, fabric, 0, 1 << 30)
+    (submit, *_) = submits(remote_prefill=True)
+    decode.submit(submit)
+    decode.step()
+    (opened,) = decode.transfers.drain_news()
+    assert isinstance(opened, LandingOpened)
+    prefill.submit(prefill_of(submit, opened, None))
+    result = prefill.step()
+    assert result is not None
+    (output,) = result.outputs
+    assert output.refusal is not None and output.refusal.reason == NamespaceMismatch.reason
