@@ -221,6 +221,8 @@ class Engine:
         else:
             output = next_output(request, sample)
             progress.committed(row.tokens, row.draws, output.token_ids, sample.drafts)
+            if row.drafts:
+                self._report.add_drafts(row.drafts, len(sample.token_ids) - 1)
             self._report.outputs.append(output)
         if progress.computed // BLOCK_TOKENS > progress.registered_blocks:
             self._schedule.register(request)

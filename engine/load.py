@@ -43,12 +43,14 @@ class LoadMeter:
         self._output_tokens = _SmoothedRatio()
         self._push_bytes_per_second = _SmoothedRatio()
 
-    def observe_step(self, seconds: float, decoding: int, prompt_tokens: int) -> None:
+    def observe_step(self, seconds: float, decoding: int, prompt_tokens: int, accepted_drafts: int = 0) -> None:
+        """A step in which `decoding` requests drew a token each, and behind them `accepted_drafts` tokens in all."""
         decay = max(STEP_DECAY, 1.0 - seconds / STEP_MEMORY_SECONDS)
         if prompt_tokens:
             self._prefill_tokens_per_second.observe(prompt_tokens, seconds, decay)
         if decoding:
-            self._decode_step_ms.observe(seconds * 1000.0, 1.0, decay)
+            # A step counts as many times as it brought each request a token.
+            self._decode_step_ms.observe(seconds * 1000.0, 1.0 + accepted_drafts / decoding, decay)
             self._decode_step_requests.observe(decoding, 1.0, decay)
 
     def observe_finished(self, output_tokens: int) -> None:

@@ -23,6 +23,8 @@ class InFlightStep(msgspec.Struct, frozen=True):
     launched: Launched
     # Seconds of the engine's clock.
     started: float
+    # How many tokens were guessed behind each that was drawn.
+    drafts: int
 
 
 class StepPipeline:
@@ -61,7 +63,7 @@ class StepPipeline:
         with span("engine.step", step=step, decoding=len(work.decoding), prompts=len(work.chunks)):
             launched = self._backend.launch(Batch(step, rows, on_layers), shape)
             launched.draw()
-        return InFlightStep(work, requests, rows, launched, started)
+        return InFlightStep(work, requests, rows, launched, started, shape.drafts)
 
     def due(self, launched: InFlightStep | None) -> InFlightStep | None:
         """The step to collect now: the one just launched, or with overlap the one before it."""
@@ -77,6 +79,7 @@ class StepPipeline:
         now = self._clock()
         # A step launched ahead began when the one before it ended.
         seconds = now - max(step.started, self._collected_at)
-        self._meter.observe_step(seconds, len(step.work.decoding), step.work.prompt_tokens)
+        accepted = sum(len(sample.token_ids) - 1 for sample in samples if sample is not None) if step.drafts else 0
+        self._meter.observe_step(seconds, len(step.work.decoding), step.work.prompt_tokens, accepted)
         self._collected_at = now
         return zip(step.requests, step.rows, samples, strict=True)

@@ -2,9 +2,10 @@
 
 from collections.abc import Callable
 
+from engine.config import MOST_DRAFTS
 from engine.kv_pool import BlockPool
 from engine.moves.transfers import Transfers
-from engine.protocol.messages import Output, StepResult
+from engine.protocol.messages import DraftCounts, Output, StepResult
 from mesh.domain.workers import WorkerLoad
 
 
@@ -21,11 +22,20 @@ class Report:
         self._transfers = transfers
         self.outputs: list[Output] = []
         self.load_changed = False
+        self._drafts: DraftCounts | None = None
 
     @property
     def pending(self) -> bool:
         """Whether `drain` would report anything without another step."""
         return bool(self.outputs) or self.load_changed or self._transfers.changed
+
+    def add_drafts(self, verified: int, accepted: int) -> None:
+        """A row verified so many drafts, of which the first ones were accepted."""
+        if self._drafts is None:
+            self._drafts = DraftCounts([0] * MOST_DRAFTS, [0] * MOST_DRAFTS)
+        for position in range(verified):
+            self._drafts.verified[position] += 1
+            self._drafts.accepted[position] += position < accepted
 
     def drain(self, step: int, load: Callable[[], WorkerLoad]) -> StepResult | None:
         """Outputs, blocks that came or went, and counters of transfers; None if there is nothing of them."""
@@ -34,4 +44,5 @@ class Report:
         if not (outputs or blocks.stored or blocks.removed or counters or self.load_changed):
             return None
         self.load_changed = False
-        return StepResult(step, outputs, load(), blocks.stored, blocks.parents, blocks.removed, transfers=counters)
+        drafts, self._drafts = self._drafts, None
+        return StepResult(step, outputs, load(), blocks.stored, blocks.parents, blocks.removed, counters, drafts)

@@ -53,6 +53,11 @@ ENGINE_BLOCKS_TOTAL = Gauge("deepmesh_engine_blocks_total", "Blocks in the KV po
 ENGINE_RUNNING = Gauge("deepmesh_engine_running_requests", "Requests in the running batch")
 ENGINE_WAITING = Gauge("deepmesh_engine_waiting_requests", "Requests waiting for room")
 ENGINE_QUEUED_PREFILL_TOKENS = Gauge("deepmesh_engine_queued_prefill_tokens", "Prompt tokens not computed yet")
+ENGINE_DRAFTS = Counter(
+    "deepmesh_engine_drafts_total",
+    "Drafts verified, by their place behind a drawn token (1 is next to it); rows bring 1 + accepted tokens",
+    ["place", "outcome"],
+)
 ENGINE_STORE_CACHED_TOKENS = Counter(
     "deepmesh_engine_store_cached_tokens_total", "Prompt tokens of requests that came from a KV store"
 )

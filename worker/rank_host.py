@@ -7,7 +7,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Protocol, Self
 
-from engine.protocol.messages import Ready, StepResult, TransferNews
+from engine.protocol.messages import DraftCounts, Ready, StepResult, TransferNews
 from kvstore.client import StoreClient
 from kvstore.store_user import StoreUser
 from mesh import metrics
@@ -140,6 +140,8 @@ class RankHost:
     def _observe(self, rank: int, result: StepResult) -> None:
         metrics.ENGINE_STEPS.inc()
         metrics.ENGINE_STORE_CACHED_TOKENS.inc(sum(output.store_cached_tokens or 0 for output in result.outputs))
+        if result.drafts is not None:
+            _count_drafts(result.drafts)
         # The worker has a block as long as one of its ranks has it.
         others = [view.chains for index, view in enumerate(self.ranks.views) if index != rank]
         stored = [block for block in result.stored_blocks if not any(block in chains for chains in others)]
@@ -174,6 +176,13 @@ class RankHost:
             metrics.TRANSFER_BYTES.labels("sent", transport).set(size_bytes)
         for reason, count in transfers.refused.items():
             metrics.TRANSFER_REFUSED.labels(reason).set(count)
+
+
+def _count_drafts(drafts: DraftCounts) -> None:
+    for place, (verified, accepted) in enumerate(zip(drafts.verified, drafts.accepted, strict=True), start=1):
+        if verified:
+            metrics.ENGINE_DRAFTS.labels(place, "accepted").inc(accepted)
+            metrics.ENGINE_DRAFTS.labels(place, "rejected").inc(verified - accepted)
 
 
 async def wait_for(event: asyncio.Event, seconds: float) -> None:

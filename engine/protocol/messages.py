@@ -134,6 +134,14 @@ class Output(msgspec.Struct, array_like=True):
     store_cached_tokens: int | None = None
 
 
+class DraftCounts(msgspec.Struct, array_like=True):
+    """Drafts that steps verified. The first of each list is the draft right behind a drawn token."""
+
+    verified: list[int]
+    # A draft behind a wrong one is not accepted.
+    accepted: list[int]
+
+
 class LandingOpened(msgspec.Struct, tag="landing_opened"):
     """The request's blocks are reserved: send the prompt to the prefill worker, with this ticket."""
 
@@ -152,6 +160,8 @@ class StepResult(msgspec.Struct, tag="step"):
     stored_parents: list[bytes] = []
     removed_blocks: list[bytes] = []
     transfers: TransferCounters | None = None
+    # Since the last result; None if no draft was verified.
+    drafts: DraftCounts | None = None
 
 
 ToRank = Start | Submit | Cancel | Stop | FirstToken | AttachStore | DetachStore | PushOffer

@@ -72,6 +72,7 @@ class WorkerLoad(msgspec.Struct, frozen=True):
     # Blocks that no live request holds; cached content in them may still be reused.
     free_blocks: int = 0
     prefill_tokens_per_second: float | None = None
+    # Time of one token of a request: of a step, or with drafts of the share of a step that each token takes.
     decode_step_ms: float | None = None
     mean_output_tokens: float | None = None
     # Requests that decoded in the steps behind decode_step_ms.

@@ -6,9 +6,18 @@ import pytest
 
 from engine.config import DraftsConfig, EngineConfig, OracleConfig, launches_ahead
 from engine.engine import Engine
-from engine.oracle import oracle_tokens
+from engine.oracle import OracleBackend, oracle_tokens
 from mesh.domain.sampling import Sampling
-from tests.support.engines import VOCABULARY, Transcript, assert_at_rest, oracle_engine, prompt_of, submit_of
+from tests.support.engines import (
+    VOCABULARY,
+    Transcript,
+    assert_at_rest,
+    oracle_config,
+    oracle_engine,
+    prompt_of,
+    submit_of,
+)
+from tests.support.scheduling import ManualClock
 
 PROMPT = prompt_of(100)
 
@@ -86,6 +95,24 @@ def test_a_step_keeps_within_its_tokens() -> None:
     transcript = Transcript().run(engine)
     assert max(sum(len(output.token_ids) for output in step.outputs) for step in transcript.steps) <= 64
     assert all(transcript.token_ids[key] == oracle_tokens(prompt_of(20, key), 50, VOCABULARY) for key in range(16))
+
+
+def test_verified_and_accepted_drafts_are_reported_by_place() -> None:
+    results = run(drafting_engine(2), 2 + 5 * 3).steps
+    counts = [result.drafts for result in results if result.drafts is not None]
+    assert [sum(column) for column in zip(*(each.verified for each in counts), strict=True)] == [5, 5, 0, 0, 0]
+    assert [sum(column) for column in zip(*(each.accepted for each in counts), strict=True)] == [5, 5, 0, 0, 0]
+    wrong = run(drafting_engine(2, accuracy=0.0), 10).steps
+    assert all(not any(result.drafts.accepted) for result in wrong if result.drafts is not None)
+
+
+def test_a_tokens_time_is_that_of_its_share_of_a_step() -> None:
+    clock = ManualClock()
+    config = oracle_config(drafts={"next_n": 3}, oracle={"draft_accuracy": 1.0, "step_ms": 40.0}, total_blocks=32)
+    backend = OracleBackend(config, clock, lambda seconds: setattr(clock, "now", clock.now + seconds))
+    engine = Engine(config, backend, clock)
+    transcript = run(engine, 1 + 4 * 20)
+    assert transcript.steps[-1].load.decode_step_ms == pytest.approx(10.0)
 
 
 def test_generated_blocks_are_the_chain_of_the_tokens() -> None:

@@ -5,9 +5,11 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+import msgspec
 import psutil
 
-from engine.protocol.messages import LandingOpened, StepResult, TransferNews
+from engine.protocol.messages import DraftCounts, LandingOpened, StepResult, TransferNews
+from mesh import metrics
 from mesh.channel import Channels
 from mesh.domain.workers import TransferCounters, WorkerLoad, WorkerRole
 from mesh.errors import EngineFailed
@@ -103,6 +105,19 @@ async def test_a_step_reaches_the_service_and_the_report() -> None:
         await eventually(lambda: it.user.steps == [result])
         report = it.host.report.next_report(snapshot=False)
         assert (report.load.free_blocks, report.transfers.fetches, report.stored) == (7, 3, hashes(1, 2))
+
+
+async def test_drafts_are_counted_by_place_and_outcome() -> None:
+    def counted(place: int, outcome: str) -> float:
+        return metrics.ENGINE_DRAFTS.labels(place, outcome)._value.get()
+
+    before = [counted(place, outcome) for place in (1, 2) for outcome in ("accepted", "rejected")]
+    async with hosted() as it:
+        result = msgspec.structs.replace(step([], []), drafts=DraftCounts([5, 4, 0], [3, 1, 0]))
+        it.rank.emit(result)
+        await eventually(lambda: it.user.steps == [result])
+    after = [counted(place, outcome) for place in (1, 2) for outcome in ("accepted", "rejected")]
+    assert [now - then for now, then in zip(after, before, strict=True)] == [3, 2, 1, 3]
 
 
 async def test_blocks_that_fill_are_offered_with_their_whole_chain() -> None:

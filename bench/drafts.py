@@ -1,0 +1,149 @@
+"""What drafts bring on this machine's CPU: tokens a second by the number of drafts, and how many are accepted.
+
+    python -m bench.drafts
+    python -m bench.drafts --requests 4 --next-n 0,1,2,3,4,5
+
+The engine alone decodes the shipped model's answers to held-out problems, greedily, so many requests at a time. Beside
+tokens a second it counts tokens a second of processor time, which other load on the machine disturbs less. Tokens that
+differ from those without drafts are counted: only near ties of the logits may differ.
+"""
+
+import argparse
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+from rich.console import Console
+from rich.table import Table
+from tokenizers import Tokenizer
+
+from cli.launcher.shipped_model import shipped_model
+from engine.config import MOST_DRAFTS, DraftsConfig, EngineConfig, Hardware, resolve
+from engine.engine import Engine
+from engine.protocol.messages import StepResult, Submit
+from engine.runner.backend import ModelBackend
+from eval.tasks import SHORT_TASKS, draw
+from mesh.domain.requests import TokenRequest
+from mesh.domain.sampling import Sampling, StopConditions
+from tools.tokenizer_files import BEGIN
+from tools.train.chat import ASSISTANT, THINK, USER
+
+MAX_TOKENS = 300
+TOTAL_BLOCKS = 128
+
+
+@dataclass(frozen=True)
+class Run:
+    """All answers with one number of drafts. Seconds of prompts count too."""
+
+    answers: list[list[int]]
+    seconds: float
+    processor_seconds: float
+    # By place behind a drawn token: drafts verified and accepted.
+    verified: list[int]
+    accepted: list[int]
+
+    @property
+    def tokens(self) -> int:
+        return sum(map(len, self.answers))
+
+    def tokens_a_row(self) -> float:
+        rows = self.tokens - sum(self.accepted)
+        return self.tokens / rows
+
+
+def held_out_prompts(directory: Path, problems: int, seed: int) -> list[list[int]]:
+    """Problems of every short task in turn, as the model was taught to be asked."""
+    random, tokenizer = Random(seed), Tokenizer.from_file(str(directory / "tokenizer.json"))
+    tasks = list(SHORT_TASKS.values())
+    texts = [draw(tasks[index % len(tasks)], random, held_out=True).prompt for index in range(problems)]
+    asked = [f"{BEGIN}{USER}{text}{ASSISTANT}{THINK}" for text in texts]
+    return [tokenizer.encode(text, add_special_tokens=False).ids for text in asked]
+
+
+def measure(directory: Path, prompts: Sequence[list[int]], next_n: int, requests: int, threads: int) -> Run:
+    """Answer all prompts, `requests` at a time."""
+    config = EngineConfig(
+        model_dir=directory,
+        device="cpu",
+        threads=threads,
+        total_blocks=TOTAL_BLOCKS,
+        prefix_cache=False,
+        drafts=DraftsConfig(next_n=next_n),
+    )
+    backend = ModelBackend(resolve(config, Hardware(cuda_devices=0, free_memory_bytes=0)))
+    engine = Engine(config, backend, time.monotonic)
+    _answer(engine, [prompts[0]])
+    results: list[StepResult] = []
+    answers: list[list[int]] = []
+    started, processor = time.monotonic(), time.process_time()
+    for first in range(0, len(prompts), requests):
+        found, steps = _answer(engine, prompts[first : first + requests])
+        answers += found
+        results += steps
+    seconds, processor_seconds = time.monotonic() - started, time.process_time() - processor
+    counts = [result.drafts for result in results if result.drafts is not None]
+    return Run(
+        answers,
+        seconds,
+        processor_seconds,
+        [sum(each.verified[place] for each in counts) for place in range(MOST_DRAFTS)],
+        [sum(each.accepted[place] for each in counts) for place in range(MOST_DRAFTS)],
+    )
+
+
+def _answer(engine: Engine, prompts: Sequence[list[int]]) -> tuple[list[list[int]], list[StepResult]]:
+    stop = StopConditions(MAX_TOKENS)
+    for key, prompt in enumerate(prompts):
+        engine.submit(Submit(key, TokenRequest(f"request-{key}", prompt, Sampling(), stop)))
+    answers: list[list[int]] = [[] for _ in prompts]
+    results = []
+    while engine.has_work():
+        if (result := engine.step()) is not None:
+            results.append(result)
+            for output in result.outputs:
+                answers[output.key] += output.token_ids
+    return answers, results
+
+
+def report(runs: dict[int, Run], console: Console) -> None:
+    table = Table("drafts", "tokens/s", "ratio", "tokens/CPU s", "ratio", "tokens a row", "accepted by place", "differ")
+    first = next(iter(runs.values()))
+    for next_n, run in runs.items():
+        rate, processor_rate = run.tokens / run.seconds, run.tokens / run.processor_seconds
+        places = [f"{yes / of:.0%}" for yes, of in zip(run.accepted, run.verified, strict=True) if of]
+        differ = sum(one != other for one, other in zip(run.answers, first.answers, strict=True))
+        table.add_row(
+            str(next_n),
+            f"{rate:.0f}",
+            f"{rate / (first.tokens / first.seconds):.2f}",
+            f"{processor_rate:.0f}",
+            f"{processor_rate / (first.tokens / first.processor_seconds):.2f}",
+            f"{run.tokens_a_row():.2f}",
+            " ".join(places),
+            str(differ),
+        )
+    console.print(table)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--next-n", default="0,1,2,3", help="numbers of drafts, the first is compared with")
+    parser.add_argument("--problems", type=int, default=28)
+    parser.add_argument("--requests", type=int, default=1, help="how many are answered at a time")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    directory = shipped_model()
+    prompts = held_out_prompts(directory, options.problems, options.seed)
+    runs = {
+        next_n: measure(directory, prompts, next_n, options.requests, options.threads)
+        for next_n in map(int, options.next_n.split(","))
+    }
+    report(runs, Console())
+
+
+if __name__ == "__main__":
+    main()
