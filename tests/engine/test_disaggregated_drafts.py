@@ -12,7 +12,9 @@ from engine.config import DraftsConfig, EngineConfig
 from engine.engine import Engine
 from engine.protocol.messages import LandingOpened
 from engine.runner.backend import ModelBackend
+from mesh.blocks import chain_hashes
 from mesh.domain.sampling import Sampling
+from mesh.domain.targets import StoreTarget
 from mesh.errors import NamespaceMismatch
 from tests.support.checkpoints import model_backend, random_prompt, tiny_checkpoint
 from tests.support.disaggregation import Pair, assert_nothing_moves
@@ -94,3 +96,25 @@ def test_a_worker_without_drafts_cannot_push_to_one_with_them(checkpoint: Path) 
     assert result is not None
     (output,) = result.outputs
     assert output.refusal is not None and output.refusal.reason == NamespaceMismatch.reason
+
+
+@pytest.mark.parametrize(("held", "fetched"), [(0, 1), (1, 2)])
+def test_a_prefix_from_the_store_is_decoded_to_the_same_tokens_with_drafts(
+    checkpoint: Path, held: int, fetched: int
+) -> None:
+    fabric, prompt = Fabric(random.Random(1)), random_prompt(200, 1)
+    first, stored = moving(checkpoint, fabric, 2, 1 << 30)
+    first.submit(submit_of(1, prompt, 30, ignore_eos=True))
+    expected = Transcript().run(first).token_ids
+    for content in chain_hashes(prompt):
+        layers = stored.state.kv_pool[:, first.pool.match_prefix([content])]
+        fabric.stored[content] = layers.contiguous().view(torch.uint8).numpy().tobytes()
+    second, _ = moving(checkpoint, fabric, 2, 1 << 30)
+    second.submit(submit_of(0, prompt[: 64 * held + 1], 1))
+    Transcript().run(second)
+    second.submit(submit_of(1, prompt, 30, ignore_eos=True, fetch=StoreTarget("store", held + fetched)))
+    transcript = Transcript()
+    while second.has_work() or fabric.run_one():
+        second.poll_transfers()
+        transcript.record(second.step())
+    assert (transcript.token_ids, transcript.cached_tokens) == (expected, {1: 64 * (held + fetched)})

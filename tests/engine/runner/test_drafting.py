@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from cli.launcher.shipped_model import shipped_model
-from engine.batch import Row
+from engine.batch import Batch, Row, StepShape, execute
 from engine.config import DraftsConfig, EngineConfig
 from engine.engine import Engine
 from engine.runner.backend import ModelBackend
@@ -160,6 +160,16 @@ def test_a_model_without_an_mtp_module_drafts_nothing(tmp_path: Path) -> None:
 def drop(tensors: dict[str, torch.Tensor], prefix: str) -> None:
     for name in [name for name in tensors if name.startswith(prefix)]:
         del tensors[name]
+
+
+@pytest.mark.parametrize("shape", [StepShape(1, drafts=2), StepShape(40, decode_only=False, drafts=2)])
+def test_a_dummy_step_with_drafts_writes_to_no_block_of_a_request(tmp_path: Path, shape: StepShape) -> None:
+    backend = drafting_backend(tiny_checkpoint(tmp_path), 2)
+    with torch.inference_mode():
+        backend.state.kv_pool.fill_(0.5)
+    assert execute(backend, Batch(0, ()), shape) == []
+    written = (backend.state.kv_pool != 0.5).flatten(2).any(dim=2).any(dim=0)
+    assert written.nonzero().flatten().tolist() == [backend.state.padding_block]
 
 
 def test_embedding_and_head_are_kept_once_and_the_draft_layer_has_kv_of_its_own(tmp_path: Path) -> None:
