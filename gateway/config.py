@@ -57,6 +57,10 @@ class ApiKeyConfig(Config):
     """What clients send: "Authorization: Bearer KEY"."""
     cache_salt: str | None = None
     """Keys with the same salt share cached prefixes; by default a key shares them with no other."""
+    requests_per_minute: int | None = Field(default=None, ge=1)
+    """Requests that the key may make in a minute, all at once or spread; by default any number."""
+    tokens_per_minute: int | None = Field(default=None, ge=1)
+    """Tokens of prompts and answers in a minute. An answer that exceeds them is completed, and paid off by waiting."""
     max_concurrent: int | None = Field(default=None, ge=1)
     """Generations that the key may have at once; by default only the gateway's own limit holds."""
 

@@ -16,6 +16,7 @@ from gateway.decode_links import DecodeLinks
 from gateway.dispatcher import Dispatcher
 from gateway.intake import Ask, Intake
 from gateway.live import LiveGeneration
+from gateway.quotas import Quotas
 from gateway.scheduler_link import SchedulerLink
 from gateway.tenants import Tenant, Tenants
 from gateway.workers import Directory
@@ -37,6 +38,7 @@ class Gateway:
         clock = asyncio.get_running_loop().time
         self.config = config
         self.tenants = Tenants(config.api_keys)
+        self._quotas = Quotas(config.api_keys)
         self.directory = Directory(config.dispatch.worker_seconds)
         self.catalog = Catalog(texts, self.directory)
         self.intake = Intake(self.catalog, config.limits)
@@ -87,13 +89,15 @@ class Gateway:
         longest = self.config.limits.generation_seconds
         deadline = self._clock() + (longest if timeout_seconds is None else min(longest, timeout_seconds))
         with tenant.admitted():
+            self._quotas.admit(tenant.name, self._clock())
             try:
                 async with asyncio.timeout_at(deadline):
                     prepared = await self.intake.prepare(ask, tenant.chain_root(ask.cache_salt))
             except TimeoutError:
                 raise DeadlineExceeded("the request's deadline passed before its prompt was encoded") from None
-            async with self.dispatcher.open(prepared, deadline, api) as generation:
-                yield generation
+            self._quotas.charge(tenant.name, len(prepared.request.token_ids), self._clock())
+            async with self.dispatcher.open(prepared, deadline, api) as live, self._charged(live, tenant):
+                yield live
 
     @asynccontextmanager
     async def generate_sibling(
@@ -103,8 +107,20 @@ class Gateway:
         generation = leader.generation
         sibling = generation.prepared.sibling(number)
         with tenant.admitted():
-            async with self.dispatcher.open(sibling, generation.deadline, api, leader.placement) as live:
+            placement = leader.placement
+            async with (
+                self.dispatcher.open(sibling, generation.deadline, api, placement) as live,
+                self._charged(live, tenant),
+            ):
                 yield live
+
+    @asynccontextmanager
+    async def _charged(self, live: LiveGeneration, tenant: Tenant) -> AsyncIterator[None]:
+        """Count the tokens of the answer, however it ends."""
+        try:
+            yield
+        finally:
+            self._quotas.charge(tenant.name, live.generation.received_tokens, self._clock())
 
     async def until(
         self, stop: Awaitable[None], ready: Callable[[], Awaitable[None]], unready: Callable[[], Awaitable[None]]

@@ -1,0 +1,58 @@
+"""How many requests and tokens a tenant may ask for in a minute. Pure: time is passed in, in seconds."""
+
+import math
+from collections.abc import Sequence
+
+from gateway.config import ApiKeyConfig
+from mesh.errors import Overloaded
+
+MINUTE_SECONDS = 60.0
+
+
+class Allowance:
+    """So much a minute, which may be used all at once. What is used beyond it is owed, and made up for by waiting."""
+
+    def __init__(self, per_minute: int) -> None:
+        self._per_minute = per_minute
+        self._left = float(per_minute)
+        self._filled_at: float | None = None
+
+    def wait_seconds(self, now: float) -> float:
+        """How long until one may be used; 0 if it may be used now."""
+        self._fill(now)
+        return max(0.0, (1 - self._left) * MINUTE_SECONDS / self._per_minute)
+
+    def use(self, amount: int, now: float) -> None:
+        self._fill(now)
+        self._left -= amount
+
+    def _fill(self, now: float) -> None:
+        if self._filled_at is not None:
+            gained = (now - self._filled_at) * self._per_minute / MINUTE_SECONDS
+            self._left = min(float(self._per_minute), self._left + gained)
+        self._filled_at = now
+
+
+class Quotas:
+    """The allowances of all tenants, by the name of their key; others have no bounds here."""
+
+    def __init__(self, keys: Sequence[ApiKeyConfig]) -> None:
+        self._requests = {key.name: Allowance(each) for key in keys if (each := key.requests_per_minute) is not None}
+        self._tokens = {key.name: Allowance(each) for key in keys if (each := key.tokens_per_minute) is not None}
+
+    def admit(self, tenant: str, now: float) -> None:
+        """Count one request. Raises Overloaded, with the time to wait, if the tenant has used up an allowance."""
+        for allowances, unit in ((self._requests, "requests"), (self._tokens, "tokens")):
+            wait = allowances[tenant].wait_seconds(now) if tenant in allowances else 0.0
+            if wait > 0:
+                raise Overloaded(
+                    f"API key {tenant!r} has used its {unit} of this minute: retry in {wait:.1f} s",
+                    retry_after_ms=math.ceil(1000 * wait),
+                )
+        if tenant in self._requests:
+            self._requests[tenant].use(1, now)
+
+    def charge(self, tenant: str, tokens: int, now: float) -> None:
+        """Count tokens of a prompt or of an answer: they are known when the request was admitted, or is over."""
+        if tenant in self._tokens:
+            self._tokens[tenant].use(tokens, now)
