@@ -8,16 +8,19 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 import pytest_asyncio
 
+from mesh.ports import free_port
 from tests.support.checkpoints import tiny_checkpoint
 from tests.support.process_mesh import ProcessMesh, process_mesh
 
 ROOT = Path(__file__).parent.parent.parent
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 QUESTION = "Say something."
+METRICS_PORT = "gateway.server.metrics_port"
 
 STUB_CLIENT = """
 import sys
@@ -33,7 +36,8 @@ print(answer[-1].finished.usage.completion_tokens)
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def mesh(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ProcessMesh]:
     model = tiny_checkpoint(tmp_path_factory.mktemp("model") / "tiny")
-    async with process_mesh(model, settings=("decode.engine.threads=1",)) as running:
+    settings = ("decode.engine.threads=1", f"{METRICS_PORT}={free_port()}")
+    async with process_mesh(model, settings=settings) as running:
         yield running
 
 
@@ -121,3 +125,37 @@ async def test_a_client_with_nothing_but_the_stubs_generates(mesh: ProcessMesh, 
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     output = await run(python, "-c", STUB_CLIENT, mesh.grpc_endpoint, cwd=tmp_path, env=environment)
     assert output.strip() == "5"
+
+
+async def cached_tokens(mesh: ProcessMesh) -> float:
+    """Prompt tokens found in a cache so far, by all requests."""
+    port = dict(setting.split("=") for setting in mesh.plan.settings)[METRICS_PORT]
+    async with httpx.AsyncClient(trust_env=False) as http:
+        text = (await http.get(f"http://127.0.0.1:{port}/metrics")).text
+    name = "deepmesh_gateway_cached_tokens_total"
+    return sum(float(line.split()[1]) for line in text.splitlines() if line.startswith(name + "{"))
+
+
+async def test_the_answers_to_one_prompt_share_its_computation(mesh: ProcessMesh) -> None:
+    before = await cached_tokens(mesh)
+    async with openai_client(mesh) as client:
+        answer = await client.completions.create(
+            model="tiny", prompt=list(range(5, 205)), n=4, max_tokens=4, seed=1, extra_body={"ignore_eos": True}
+        )
+    assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
+    # The prompt has three full blocks; the first answer computed them.
+    assert await cached_tokens(mesh) - before == 3 * 192
+
+
+async def test_a_model_calls_the_tool_that_it_must(mesh: ProcessMesh) -> None:
+    async with openai_client(mesh) as client:
+        answer = await client.chat.completions.create(
+            model="tiny",
+            messages=[{"role": "user", "content": QUESTION}],
+            tools=[{"type": "function", "function": {"name": "weather", "description": "of a city"}}],
+            tool_choice="required",
+            max_tokens=8,
+            extra_body={"ignore_eos": True},
+        )
+    calls: Any = answer.choices[0].message.tool_calls
+    assert [call.function.name for call in calls] == ["weather"]
