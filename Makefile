@@ -49,6 +49,7 @@ protos: .venv/installed-dev
 # The pages that are written from the code.
 docs: .venv/installed
 	$(BIN)/deepmesh config --markdown > docs/configuration.md
+	$(BIN)/python -m tools.metrics_page > docs/metrics.md
 
 # Against the last release, or the last commit where there is none yet, or AGAINST=a commit.
 check-protos: AGAINST ?= $(shell git describe --tags --abbrev=0 2>/dev/null || git rev-parse HEAD)

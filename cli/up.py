@@ -11,6 +11,7 @@ from cli.launcher.composition import (
     GRPC_PORT,
     HOST,
     HTTP_PORT,
+    METRICS_PORT,
     SCHEDULER_PORT,
     MeshPlan,
     ServiceSpec,
@@ -19,11 +20,12 @@ from cli.launcher.composition import (
 )
 from cli.launcher.gpus import find_gpus
 from cli.launcher.log_lines import LinePrinter
-from cli.launcher.preflight import check_plan
+from cli.launcher.preflight import check_metrics_ports, check_plan
 from cli.launcher.serving import until_served
 from cli.launcher.shipped_model import shipped_model
 from cli.launcher.supervisor import NAME, Supervisor
-from cli.settings.check import check_settings
+from cli.settings.check import check_settings, gateway_config
+from mesh.addresses import is_loopback
 from mesh.channel import Channels
 from mesh.ports import free_port
 from mesh.signals import until_signal
@@ -44,6 +46,18 @@ def up(
     http_port: Annotated[int, typer.Option(min=1, max=65535, help="OpenAI HTTP.")] = HTTP_PORT,
     grpc_port: Annotated[int, typer.Option(min=1, max=65535, help="The gateway's gRPC.")] = GRPC_PORT,
     scheduler_port: Annotated[int, typer.Option(min=1, max=65535, help="For deepmesh status.")] = SCHEDULER_PORT,
+    metrics_port: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            max=65000,
+            help="The gateway's Prometheus metrics; the scheduler's are 1, stores' 10, prefill workers' 100 and decode "
+            "workers' 200 after it. 0 takes free ports.",
+        ),
+    ] = METRICS_PORT,
+    host: Annotated[
+        str, typer.Option(metavar="HOST", help="Address for clients, over HTTP and gRPC; 0.0.0.0 is every one.")
+    ] = HOST,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="SERVICE.KEY=VALUE", help="E.g. decode.engine.max_requests=8; repeatable."),
@@ -62,19 +76,35 @@ def up(
     if model is None and not all(f"{role}.{WITHOUT_MODEL}" in asked for role in roles):
         model = shipped_model()
     stores = tuple(free_port() for _ in range(kvstore))
-    plan = MeshPlan(model, decode, http_port, grpc_port, scheduler_port, asked, prefill, stores, find_gpus())
+    plan = MeshPlan(
+        model,
+        decode,
+        http_port,
+        grpc_port,
+        scheduler_port,
+        asked,
+        prefill,
+        stores,
+        find_gpus(),
+        host,
+        metrics_port or None,
+    )
     specs = compose(plan)
-    check_settings(specs)
+    api_keys = gateway_config(check_settings(specs)).api_keys
     check_plan(plan)
-    asyncio.run(_run(plan, specs))
+    check_metrics_ports(specs)
+    asyncio.run(_run(plan, specs, api_keys[0].key.get_secret_value() if api_keys else None))
 
 
-async def _run(plan: MeshPlan, specs: Sequence[ServiceSpec]) -> None:
+async def _run(plan: MeshPlan, specs: Sequence[ServiceSpec], api_key: str | None) -> None:
     printer = LinePrinter(max(len(spec.name) for spec in specs))
     printer(NAME, f"starting {device_list(specs)}")
+    if plan.metrics_port is not None:
+        ports = "  ".join(f"{spec.name} {spec.metrics_port}" for spec in specs)
+        printer(NAME, f"metrics: http://{HOST}:PORT/metrics, the ports being {ports}")
     channels = Channels()
     supervisor = Supervisor(specs, printer, channels)
-    serving = asyncio.create_task(_serve(supervisor, plan, printer, channels))
+    serving = asyncio.create_task(_serve(supervisor, plan, printer, channels, api_key))
     stopping = asyncio.create_task(until_signal())
     try:
         await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -88,8 +118,14 @@ async def _run(plan: MeshPlan, specs: Sequence[ServiceSpec]) -> None:
         stopping.cancel()
 
 
-async def _serve(supervisor: Supervisor, plan: MeshPlan, printer: LinePrinter, channels: Channels) -> None:
+async def _serve(
+    supervisor: Supervisor, plan: MeshPlan, printer: LinePrinter, channels: Channels, api_key: str | None
+) -> None:
     await supervisor.start()
-    await until_served(f"{HOST}:{plan.grpc_port}", plan.decode_workers, channels)
-    printer(NAME, f"ready: OpenAI http://{HOST}:{plan.http_port}/v1  gRPC {HOST}:{plan.grpc_port}  Ctrl-C stops")
+    await until_served(f"{plan.gateway_host}:{plan.grpc_port}", plan.decode_workers, channels, api_key=api_key)
+    if api_key is None and not is_loopback(plan.host):
+        printer(NAME, f"{plan.host} is open to others, who need no key: --set 'gateway.api_keys=[...]' asks for one")
+    printer(
+        NAME, f"ready: OpenAI http://{plan.host}:{plan.http_port}/v1  gRPC {plan.host}:{plan.grpc_port}  Ctrl-C stops"
+    )
     await supervisor.until_failure()

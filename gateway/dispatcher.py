@@ -12,9 +12,13 @@ from gateway.placement import Placement, Placer
 from mesh.errors import DeadlineExceeded, MeshError, Overloaded, ShuttingDown, SlowClient
 from mesh.metrics import (
     GATEWAY_CACHED_TOKENS,
+    GATEWAY_END_TO_END_SECONDS,
     GATEWAY_LIVE_GENERATIONS,
     GATEWAY_OUTPUT_TOKENS,
     GATEWAY_PROMPT_TOKENS,
+    GATEWAY_QUEUE_SECONDS,
+    GATEWAY_REQUEST_OUTPUT_TOKENS,
+    GATEWAY_REQUEST_PROMPT_TOKENS,
     GATEWAY_REQUESTS,
     GATEWAY_TPOT_SECONDS,
     GATEWAY_TTFT_SECONDS,
@@ -142,6 +146,12 @@ def _observe(live: LiveGeneration, now: float) -> None:
     GATEWAY_PROMPT_TOKENS.labels(model).inc(len(generation.request.token_ids))
     GATEWAY_CACHED_TOKENS.labels(model).inc(generation.cached_tokens)
     GATEWAY_OUTPUT_TOKENS.labels(model).inc(tokens)
+    GATEWAY_REQUEST_PROMPT_TOKENS.labels(model).observe(len(generation.request.token_ids))
+    if live.placed_at is not None:
+        GATEWAY_QUEUE_SECONDS.labels(model).observe(live.placed_at - live.began_at)
+    if live.finished:
+        GATEWAY_END_TO_END_SECONDS.labels(model).observe(now - live.began_at)
+        GATEWAY_REQUEST_OUTPUT_TOKENS.labels(model).observe(tokens)
     if live.first_token_at is not None:
         GATEWAY_TTFT_SECONDS.labels(model).observe(live.first_token_at - live.began_at)
         if tokens > 1:

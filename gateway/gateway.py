@@ -4,8 +4,8 @@ import asyncio
 import logging
 import secrets
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from types import TracebackType
 from typing import Self
 
@@ -21,7 +21,8 @@ from gateway.scheduler_link import SchedulerLink
 from gateway.tenants import Tenant, Tenants
 from gateway.workers import Directory
 from mesh.channel import Channels
-from mesh.errors import DeadlineExceeded
+from mesh.errors import DeadlineExceeded, MeshError
+from mesh.metrics import GATEWAY_ACCEPTED, GATEWAY_REFUSALS
 
 READINESS_SECONDS = 1.0
 
@@ -88,7 +89,7 @@ class Gateway:
         """
         longest = self.config.limits.generation_seconds
         deadline = self._clock() + (longest if timeout_seconds is None else min(longest, timeout_seconds))
-        with tenant.admitted():
+        with _counted(tenant, api) as accept, tenant.admitted():
             self._quotas.admit(tenant.name, self._clock())
             try:
                 async with asyncio.timeout_at(deadline):
@@ -97,6 +98,7 @@ class Gateway:
                 raise DeadlineExceeded("the request's deadline passed before its prompt was encoded") from None
             self._quotas.charge(tenant.name, len(prepared.request.token_ids), self._clock())
             async with self.dispatcher.open(prepared, deadline, api) as live, self._charged(live, tenant):
+                accept()
                 yield live
 
     @asynccontextmanager
@@ -161,6 +163,24 @@ class Gateway:
     def _on_change(self) -> None:
         self.links.retain(self.directory.incarnations())
         self._changed.set()
+
+
+@contextmanager
+def _counted(tenant: Tenant, api: str) -> Iterator[Callable[[], None]]:
+    """Counts a generation that the block accepts by calling what it is given, or the reason why it does not."""
+    accepted = False
+
+    def accept() -> None:
+        nonlocal accepted
+        accepted = True
+        GATEWAY_ACCEPTED.labels(tenant.name, api).inc()
+
+    try:
+        yield accept
+    except MeshError as error:
+        if not accepted:
+            GATEWAY_REFUSALS.labels(tenant.name, api, error.reason.lower()).inc()
+        raise
 
 
 def _identity(config: GatewayConfig) -> GatewayIdentity:

@@ -1,6 +1,7 @@
 """One live request: its token log, its text, and what its client has not read yet."""
 
 import asyncio
+import time
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from gateway.transcript import Passage
 from mesh.domain.outputs import FinishReason, Logprobs
 from mesh.domain.requests import TokenRequest
 from mesh.errors import MeshError, SlowClient
+from mesh.metrics import GATEWAY_ITL_SECONDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,8 @@ class Generation:
         self._failure: MeshError | None = None
         self._doubted = False
         self._waiter: asyncio.Future[None] | None = None
+        self._gaps = GATEWAY_ITL_SECONDS.labels(prepared.model)
+        self._received_at: float | None = None
 
     @property
     def next_position(self) -> int:
@@ -129,6 +133,8 @@ class Generation:
             token_ids, logprobs = token_ids[-ahead:], logprobs[-ahead:]
         if cached_tokens is not None and not self._received:
             self.cached_tokens = cached_tokens
+        if token_ids:
+            self._note_arrival()
         self._received.extend(token_ids)
         if logprobs:
             self._logprobs.extend(logprobs)
@@ -150,6 +156,12 @@ class Generation:
         if self._reason is None:
             self._doubted = True
             self._wake()
+
+    def _note_arrival(self) -> None:
+        now = time.monotonic()
+        if self._received_at is not None:
+            self._gaps.observe(now - self._received_at)
+        self._received_at = now
 
     def finish(self, reason: FinishReason) -> None:
         """The worker ended the generation, and all of its tokens were received."""

@@ -67,6 +67,8 @@ class LiveGeneration:
         self.finished = False
         self.began_at = clock()
         self.first_token_at: float | None = None
+        # When it was first given to a worker.
+        self.placed_at: float | None = None
         # Where the request was last submitted.
         self.placement: Placement | None = None
         self._block_hashes = block_hashes
@@ -235,6 +237,7 @@ class LiveGeneration:
 
     def _submit(self, placement: Placement) -> None:
         self.placement = placement
+        self.placed_at = self.placed_at or self._clock()
         self._attempt = Attempt(
             number=self._attempts,
             worker_id=placement.decode.worker_id,

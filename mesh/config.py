@@ -33,6 +33,8 @@ class ServerConfig(Config):
     """
     metrics_port: int | None = Field(default=None, ge=0, le=65535)
     """Port of Prometheus' /metrics over HTTP; null serves no metrics, 0 picks a free port."""
+    metrics_host: str | None = None
+    """Address of that port, which asks for no key; by default server.host."""
     health_port: int | None = Field(default=None, ge=0, le=65535)
     """Port of gRPC health alone, in plaintext: probes bring no certificate; null serves it with all else."""
     max_message_bytes: int = Field(default=16 * 1024 * 1024, ge=1024)

@@ -2,6 +2,19 @@
 
 from prometheus_client import Counter, Gauge, Histogram
 
+from mesh.metric_aliases import Aliases
+from mesh.quick_histogram import QuickHistogram
+
+# Fine around 20 ms, where objectives for the time per token lie.
+_TOKEN_SECONDS = (
+    *(0.001, 0.002, 0.003, 0.004, 0.005, 0.006, 0.008, 0.01, 0.012, 0.014, 0.016, 0.018, 0.02, 0.022, 0.024, 0.026),
+    *(0.028, 0.03, 0.035, 0.04, 0.045, 0.05, 0.06, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5, 5.0),
+)
+_REQUEST_SECONDS = (
+    *(0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0),
+    *(7.5, 10.0, 15.0, 20.0, 30.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 3840.0),
+)
+_TOKENS = tuple(float(digit * 10**power) for power in range(6) for digit in (1, 2, 5))
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _MICROSECONDS_UP = (1e-5, 1e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0)
 
@@ -20,13 +33,36 @@ GATEWAY_PROMPT_TOKENS = Counter("deepmesh_gateway_prompt_tokens_total", "Prompt 
 GATEWAY_CACHED_TOKENS = Counter("deepmesh_gateway_cached_tokens_total", "Prompt tokens found in a cache", ["model"])
 GATEWAY_OUTPUT_TOKENS = Counter("deepmesh_gateway_output_tokens_total", "Tokens generated", ["model"])
 GATEWAY_TTFT_SECONDS = Histogram(
-    "deepmesh_gateway_time_to_first_token_seconds", "Arrival to first token", ["model"], buckets=_SECONDS
+    "deepmesh_gateway_time_to_first_token_seconds", "Arrival to first token", ["model"], buckets=_REQUEST_SECONDS
 )
+GATEWAY_END_TO_END_SECONDS = Histogram(
+    "deepmesh_gateway_end_to_end_seconds", "Arrival to the end of the answer", ["model"], buckets=_REQUEST_SECONDS
+)
+GATEWAY_QUEUE_SECONDS = Histogram(
+    "deepmesh_gateway_queue_seconds", "Arrival to the placement on a worker", ["model"], buckets=_REQUEST_SECONDS
+)
+GATEWAY_ITL_SECONDS = QuickHistogram(
+    "deepmesh_gateway_inter_token_latency_seconds",
+    "Every gap between two arrivals of tokens of one request",
+    "model",
+    _TOKEN_SECONDS,
+)
+GATEWAY_REQUEST_PROMPT_TOKENS = Histogram(
+    "deepmesh_gateway_request_prompt_tokens", "Length of prompts", ["model"], buckets=_TOKENS
+)
+GATEWAY_REQUEST_OUTPUT_TOKENS = Histogram(
+    "deepmesh_gateway_request_output_tokens", "Length of answers", ["model"], buckets=_TOKENS
+)
+GATEWAY_ACCEPTED = Counter("deepmesh_gateway_accepted_total", "Generations placed on a worker", ["tenant", "api"])
+GATEWAY_REFUSALS = Counter(
+    "deepmesh_gateway_refusals_total", "Generations refused before they began", ["tenant", "api", "reason"]
+)
+HTTP_RESPONSES = Counter("deepmesh_http_responses_total", "HTTP responses begun", ["path", "status"])
 GATEWAY_TPOT_SECONDS = Histogram(
     "deepmesh_gateway_time_per_output_token_seconds",
     "Mean time per token after the first, per request",
     ["model"],
-    buckets=_SECONDS,
+    buckets=_TOKEN_SECONDS,
 )
 GATEWAY_LIVE_GENERATIONS = Gauge("deepmesh_gateway_live_generations", "Generations not ended yet")
 GATEWAY_UNREAD_TOKENS = Gauge("deepmesh_gateway_unread_tokens", "Tokens received that clients have not read")
@@ -49,7 +85,7 @@ DECODE_OUTPUT_TOKENS = Counter("deepmesh_decode_output_tokens_total", "Tokens ge
 DECODE_CACHED_TOKENS = Counter("deepmesh_decode_cached_tokens_total", "Prompt tokens found in the cache")
 ENGINE_STEPS = Counter("deepmesh_engine_steps_total", "Steps of the engine")
 ENGINE_BLOCKS_FREE = Gauge("deepmesh_engine_blocks_free", "Blocks that no live request holds")
-ENGINE_BLOCKS_TOTAL = Gauge("deepmesh_engine_blocks_total", "Blocks in the KV pool")
+ENGINE_BLOCKS_TOTAL = Gauge("deepmesh_engine_blocks", "Blocks in the KV pool")
 ENGINE_RUNNING = Gauge("deepmesh_engine_running_requests", "Requests in the running batch")
 ENGINE_WAITING = Gauge("deepmesh_engine_waiting_requests", "Requests waiting for room")
 ENGINE_QUEUED_PREFILL_TOKENS = Gauge("deepmesh_engine_queued_prefill_tokens", "Prompt tokens not computed yet")
@@ -64,10 +100,8 @@ ENGINE_STORE_CACHED_TOKENS = Counter(
 TRANSFER_OPEN = Gauge("deepmesh_transfer_open", "KV transfers that have not ended", ["kind"])
 TRANSFER_SLOTS_FREE = Gauge("deepmesh_transfer_slots_free", "Staging slots that no transfer holds")
 TRANSFER_SLOTS_QUARANTINED = Gauge("deepmesh_transfer_slots_quarantined", "Staging slots that late bytes may reach")
-TRANSFER_BYTES = Gauge("deepmesh_transfer_bytes", "KV moved since the start", ["direction", "transport"])
-TRANSFER_REFUSED = Gauge(
-    "deepmesh_transfer_refused", "Tickets, segments and messages refused since the start", ["reason"]
-)
+TRANSFER_BYTES = Counter("deepmesh_transfer_bytes_total", "KV moved", ["direction", "transport"])
+TRANSFER_REFUSED = Counter("deepmesh_transfer_refused_total", "Tickets, segments and messages refused", ["reason"])
 DECODE_PREFILLS = Counter("deepmesh_decode_prefills_total", "Prompts computed elsewhere, by their end", ["outcome"])
 
 # Prefill worker.
@@ -79,7 +113,7 @@ PREFILL_ENDED = Counter("deepmesh_prefill_ended_total", "Prefill calls by how th
 
 # KV store.
 KVSTORE_BLOCKS_USED = Gauge("deepmesh_kvstore_blocks_used", "Blocks with content")
-KVSTORE_BLOCKS_TOTAL = Gauge("deepmesh_kvstore_blocks_total", "Blocks in the slab")
+KVSTORE_BLOCKS_TOTAL = Gauge("deepmesh_kvstore_blocks", "Blocks in the slab")
 KVSTORE_SESSIONS = Gauge("deepmesh_kvstore_sessions", "Workers attached")
 KVSTORE_LOOKUPS = Counter("deepmesh_kvstore_lookups_total", "Lookups over UCX", ["outcome"])
 KVSTORE_MATCHED_BLOCKS = Counter("deepmesh_kvstore_matched_blocks_total", "Blocks that lookups found")
@@ -92,3 +126,19 @@ KVSTORE_INDEX_REBUILDS = Counter("deepmesh_kvstore_index_rebuilds_total", "Times
 
 # A worker's client of the KV stores.
 STORE_OFFERS = Counter("deepmesh_store_offers_total", "Chains offered to KV stores, by their end", ["outcome"])
+
+# vLLM's names for these.
+Aliases(
+    (
+        GATEWAY_TTFT_SECONDS,
+        GATEWAY_ITL_SECONDS,
+        GATEWAY_TPOT_SECONDS,
+        GATEWAY_END_TO_END_SECONDS,
+        GATEWAY_REQUEST_PROMPT_TOKENS,
+        GATEWAY_REQUEST_OUTPUT_TOKENS,
+        GATEWAY_PROMPT_TOKENS,
+        GATEWAY_OUTPUT_TOKENS,
+        ENGINE_RUNNING,
+        ENGINE_WAITING,
+    )
+)

@@ -95,9 +95,10 @@ class MeshServer:
         credentials = self._tls.credentials if self._tls else None
         self.port = _listen(self._server, self._name, "port", self._config, credentials)
         if self._config.metrics_port is not None:
-            self._metrics = MetricsServer(self._name, self._config.host, self._config.metrics_port)
+            metrics_host = self._config.metrics_host or self._config.host
+            self._metrics = MetricsServer(self._name, metrics_host, self._config.metrics_port)
             self.metrics_port = self._metrics.port
-            url = f"http://{self._config.host}:{self.metrics_port}/metrics"
+            url = f"http://{metrics_host}:{self.metrics_port}/metrics"
             _log.info("serving metrics", extra={"fields": {"url": url}})
         await self._health.set(LIVENESS, _SERVING)
         await self._set_readiness(_NOT_SERVING)

@@ -11,6 +11,7 @@ import pytest
 from cli.settings.page import configuration_page
 from cli.settings.services import MODELS
 from mesh.config_keys import keys_of
+from tools.metrics_page import metrics_page
 
 DOCS = Path(__file__).parent.parent / "docs"
 PROTOS = Path(__file__).parent.parent / "protos"
@@ -34,6 +35,10 @@ def test_the_committed_stubs_are_those_of_the_proto_files(tmp_path: Path) -> Non
 
 def test_the_committed_page_of_the_configuration_is_that_of_the_models() -> None:
     assert (DOCS / "configuration.md").read_text() == configuration_page(), "run `make docs`"
+
+
+def test_the_committed_page_of_the_metrics_is_that_of_their_definitions() -> None:
+    assert (DOCS / "metrics.md").read_text() == metrics_page(), "run `make docs`"
 
 
 @pytest.mark.parametrize("service", MODELS)

@@ -7,6 +7,8 @@ from contextlib import suppress
 from functools import partial
 from typing import Protocol, Self
 
+from prometheus_client import Counter
+
 from engine.protocol.messages import DraftCounts, Ready, StepResult, TransferNews
 from kvstore.client import StoreClient
 from kvstore.store_user import StoreUser
@@ -53,6 +55,8 @@ class RankHost:
         self.ranks = ranks
         self.report = StatusReport(ranks.ready.total_blocks)
         self.draining = False
+        self._moved = ReportedTotal(metrics.TRANSFER_BYTES)
+        self._refused = ReportedTotal(metrics.TRANSFER_REFUSED)
         self.stores = [
             RankStores(client, view.chains, partial(connect, rank))
             for rank, (client, view) in enumerate(zip(ranks.ranks, ranks.views, strict=True))
@@ -171,11 +175,25 @@ class RankHost:
         metrics.TRANSFER_SLOTS_FREE.set(transfers.free_slots)
         metrics.TRANSFER_SLOTS_QUARANTINED.set(transfers.quarantined_slots)
         for transport, size_bytes in transfers.received_bytes.items():
-            metrics.TRANSFER_BYTES.labels("received", transport).set(size_bytes)
+            self._moved.report(size_bytes, "received", transport)
         for transport, size_bytes in transfers.sent_bytes.items():
-            metrics.TRANSFER_BYTES.labels("sent", transport).set(size_bytes)
+            self._moved.report(size_bytes, "sent", transport)
         for reason, count in transfers.refused.items():
-            metrics.TRANSFER_REFUSED.labels(reason).set(count)
+            self._refused.report(count, reason)
+
+
+class ReportedTotal:
+    """A counter whose value is reported whole: what it has grown by is added."""
+
+    def __init__(self, counter: Counter) -> None:
+        self._counter = counter
+        self._last: dict[tuple[str, ...], int] = {}
+
+    def report(self, total: int, *labels: str) -> None:
+        # A total that is less than the one before it was counted anew, by a process that took the place of another.
+        grown = total - self._last.get(labels, 0)
+        self._counter.labels(*labels).inc(grown if grown >= 0 else total)
+        self._last[labels] = total
 
 
 def _count_drafts(drafts: DraftCounts) -> None:

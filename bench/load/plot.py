@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from bench.load.report import Report
 from bench.load.summary import throughput_over_time
@@ -66,6 +67,8 @@ def _throughput(axes: Axes, report: Report) -> None:
     times, counts = _in_flight(report)
     in_flight.step(times, counts, where="post", color=ORANGE, linewidth=1.2)
     in_flight.set_ylabel("requests in flight", color=ORANGE)
+    # There are no half requests.
+    in_flight.yaxis.set_major_locator(MaxNLocator(integer=True))
     in_flight.set_ylim(0, max(counts) * 1.25)
     in_flight.tick_params(axis="y", colors=ORANGE)
     in_flight.spines[["top", "left"]].set_visible(False)

@@ -25,6 +25,8 @@ class Report:
     options: LoadOptions
     summary: Summary
     records: list[RequestRecord]
+    # Whether the run was stopped before its last arrival, or while requests were in flight.
+    interrupted: bool = False
 
 
 def save(report: Report, path: Path) -> None:
@@ -77,6 +79,8 @@ def _totals(report: Report) -> list[tuple[str, str]]:
         ("output tokens/s", f"{summary.output_tokens_per_second:.1f}"),
         ("cached tokens", f"{summary.cached_tokens} of {summary.input_tokens}"),
     ]
+    if report.interrupted:
+        totals.append(("stopped early", "as asked"))
     if summary.held_back:
         totals.append(("held back", f"{summary.held_back} (max concurrency {options.max_concurrency})"))
     if options.ttft_slo_ms is not None or options.tpot_slo_ms is not None:

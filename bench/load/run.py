@@ -2,6 +2,8 @@
 
 import asyncio
 import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
@@ -10,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import uvloop
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from bench.load import arrivals, plot, report, workload
 from bench.load.client import Clock, LoadClient, Target
@@ -23,6 +26,12 @@ from bench.load.workload import Job
 from mesh.channel import Channels
 
 DEFAULT_VOCABULARY = 1000
+# Called with how many requests were sent, how many of them have ended, and how many there will be.
+Shown = Callable[[int, int, int], None]
+
+
+def _show_nothing(sent: int, ended: int, total: int) -> None:
+    """For runs that nobody watches."""
 
 
 @dataclass(frozen=True)
@@ -36,10 +45,12 @@ class Plan:
 def main(options: LoadOptions, console: Console | None = None) -> Report:
     """Run, save the JSON and the plot, and print the table last: what `deepmesh bench` does.
 
+    Ctrl-C ends the run, and what was measured until then is saved and printed.
+
     Raises ConfigError for a bad dataset, EndpointUnavailable, UnknownModel.
     """
     console = console or Console()
-    result = run_load(options)
+    result = run_load(options, console)
     path = options.output or Path("out") / f"load-{datetime.now():%Y%m%d-%H%M%S}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     report.save(result, path)
@@ -49,25 +60,56 @@ def main(options: LoadOptions, console: Console | None = None) -> Report:
     return result
 
 
-def run_load(options: LoadOptions) -> Report:
-    """Run one load on an event loop of its own and return what was measured."""
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(load(options))
+def run_load(options: LoadOptions, console: Console | None = None) -> Report:
+    """Run one load on an event loop of its own and return what was measured, until Ctrl-C if that comes first.
+
+    console: where progress is shown, if it is a terminal.
+    """
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner, _shown_on(console) as shown:
+        # The runner turns Ctrl-C into a cancellation.
+        return runner.run(load(options, shown, keep_when_cancelled=True))
 
 
-async def load(options: LoadOptions) -> Report:
-    """The same, on the loop that runs."""
+async def load(options: LoadOptions, shown: Shown = _show_nothing, *, keep_when_cancelled: bool = False) -> Report:
+    """The same, on the loop that runs.
+
+    keep_when_cancelled: whether a cancellation ends the run as if it had been planned so.
+    """
     client: LoadClient = GrpcClient(options, Channels()) if options.grpc else OpenAILoadClient(options)
     try:
         target = await client.discover()
         counted = plan(options, target)
         await _warm_up(client, options, target)
         started_at = datetime.now(UTC).isoformat(timespec="seconds")
-        records = await _run(client, counted, options.max_concurrency)
+        records = _records(counted)
+        try:
+            await _run(client, counted.jobs, records, options.max_concurrency, shown)
+            interrupted = False
+        except asyncio.CancelledError:
+            if not keep_when_cancelled:
+                raise
+            interrupted = True
+            records = _as_far_as_sent(records)
     finally:
         await client.close()
     objectives = Objectives(ttft_ms=options.ttft_slo_ms, tpot_ms=options.tpot_slo_ms)
-    return Report(started_at, target.model, options, summarize(records, objectives), records)
+    return Report(started_at, target.model, options, summarize(records, objectives), records, interrupted)
+
+
+@contextmanager
+def _shown_on(console: Console | None) -> Iterator[Shown]:
+    """Shows a bar of the answers on a terminal."""
+    if console is None or not console.is_terminal:
+        yield _show_nothing
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("connecting, warming up", total=None)
+
+        def show(sent: int, ended: int, total: int) -> None:
+            progress.update(task, description=f"{sent - ended} in flight, answered", completed=ended, total=total)
+
+        yield show
 
 
 def plan(options: LoadOptions, target: Target, *, seed_offset: int = 0) -> Plan:
@@ -99,21 +141,48 @@ async def _warm_up(client: LoadClient, options: LoadOptions, target: Target) -> 
         await client.send(job, RequestRecord(index, 0.0, job.max_tokens), time.perf_counter)
 
 
-async def _run(client: LoadClient, counted: Plan, max_concurrency: int | None) -> list[RequestRecord]:
-    guard = asyncio.Semaphore(max_concurrency or len(counted.jobs))
+def _records(counted: Plan) -> list[RequestRecord]:
     schedule = enumerate(zip(counted.jobs, counted.times_s, strict=True))
-    records = [RequestRecord(index, time_s, job.max_tokens) for index, (job, time_s) in schedule]
+    return [RequestRecord(index, time_s, job.max_tokens) for index, (job, time_s) in schedule]
+
+
+def _as_far_as_sent(records: Sequence[RequestRecord]) -> list[RequestRecord]:
+    """Those that were sent before the run was stopped; what was still in flight then has failed.
+
+    Raises CancelledError if there are none.
+    """
+    sent = [record for record in records if record.woken_s is not None]
+    if not sent:
+        raise asyncio.CancelledError
+    for record in sent:
+        if record.finished_s is None and record.error is None:
+            record.fail("interrupted", "the run was stopped")
+    return sent
+
+
+async def _run(
+    client: LoadClient, jobs: Sequence[Job], records: Sequence[RequestRecord], max_concurrency: int | None, shown: Shown
+) -> None:
+    """Send every job at its time, and write what becomes of it to its record."""
+    guard = asyncio.Semaphore(max_concurrency or len(jobs))
     start = time.perf_counter()
+    sent = ended = 0
 
     def clock() -> float:
         return time.perf_counter() - start
 
+    def note_end(task: asyncio.Task[None]) -> None:
+        nonlocal ended
+        ended += 1
+        shown(sent, ended, len(jobs))
+
     async with asyncio.TaskGroup() as tasks:
-        for job, record in zip(counted.jobs, records, strict=True):
+        for job, record in zip(jobs, records, strict=True):
             await _sleep_until(record.scheduled_s, clock)
             record.woken_s = clock()
-            tasks.create_task(_send(client, job, record, guard, clock))
-    return records
+            sent += 1
+            shown(sent, ended, len(jobs))
+            tasks.create_task(_send(client, job, record, guard, clock)).add_done_callback(note_end)
 
 
 async def _send(client: LoadClient, job: Job, record: RequestRecord, guard: asyncio.Semaphore, clock: Clock) -> None:

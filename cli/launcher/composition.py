@@ -4,7 +4,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cli.launcher.gpus import Gpu, assign
@@ -15,6 +15,9 @@ HOST = "127.0.0.1"
 HTTP_PORT = 8000
 GRPC_PORT = 8001
 SCHEDULER_PORT = 8002
+METRICS_PORT = 9001
+# Of a service's first metrics port, after the gateway's.
+METRICS_OFFSETS: Mapping[str, int] = {"gateway": 0, "scheduler": 1, "kvstore": 10, "prefill": 100, "decode": 200}
 # Prefix of a key on the command line -> module that runs it.
 MODULES: Mapping[str, str] = {
     "scheduler": "scheduler",
@@ -47,6 +50,10 @@ class ServiceSpec:
     optional: bool = False
     # The GPU that it computes on; None is the CPU.
     gpu: Gpu | None = None
+    # 0 takes a free one at every start, which the service logs.
+    metrics_port: int = 0
+    # Where it is reached from this machine.
+    host: str = HOST
 
     @property
     def environment(self) -> dict[str, str]:
@@ -55,8 +62,7 @@ class ServiceSpec:
 
     def command(self, port: int) -> list[str]:
         """The command line that serves on `port`."""
-        # Metrics take any free port; the service logs it.
-        settings = (f"server.port={port}", "server.metrics_port=0", *self.settings)
+        settings = (f"server.port={port}", f"server.metrics_port={self.metrics_port}", *self.settings)
         return [sys.executable, "-P", "-m", self.module, *(part for each in settings for part in ("--set", each))]
 
 
@@ -78,11 +84,20 @@ class MeshPlan:
     store_ports: tuple[int, ...] = ()
     # Names of this machine's GPUs.
     gpus: tuple[str, ...] = ()
+    # Address on which the gateway listens for clients; everything else is on loopback.
+    host: str = HOST
+    # The gateway's; the others have theirs after it (METRICS_OFFSETS). None takes free ones.
+    metrics_port: int | None = None
 
     @property
     def workers(self) -> int:
         """Number of decode and prefill workers."""
         return self.decode_workers + self.prefill_workers
+
+    @property
+    def gateway_host(self) -> str:
+        """Where the gateway is reached from this machine: "every address" cannot be called."""
+        return HOST if self.host in ("0.0.0.0", "::") else self.host
 
     @property
     def store_endpoints(self) -> list[str]:
@@ -107,13 +122,14 @@ def compose(plan: MeshPlan, cpu_count: int | None = None) -> list[ServiceSpec]:
             _worker(service, name, gpu, (*common, *_own_settings(plan, gpu), *asked[service])) for name, gpu in devices
         ]
 
-    return [
+    specs = [
         ServiceSpec("scheduler", MODULES["scheduler"], plan.scheduler_port, scheduler, READY_SECONDS),
         *(_store(number, port, asked["kvstore"]) for number, port in enumerate(plan.store_ports)),
         *workers("prefill", plan.prefill_workers),
         *workers("decode", plan.decode_workers),
-        ServiceSpec("gateway", MODULES["gateway"], plan.grpc_port, gateway, READY_SECONDS),
+        ServiceSpec("gateway", MODULES["gateway"], plan.grpc_port, gateway, READY_SECONDS, host=plan.gateway_host),
     ]
+    return [replace(spec, metrics_port=_metrics_port(plan, spec.name)) for spec in specs]
 
 
 def device_list(specs: Sequence[ServiceSpec]) -> str:
@@ -137,6 +153,12 @@ def split_settings(settings: Sequence[str]) -> dict[str, list[str]]:
             )
         split[service].append(rest)
     return split
+
+
+def _metrics_port(plan: MeshPlan, name: str) -> int:
+    """0 if any will do."""
+    service, _, number = name.partition("-")
+    return 0 if plan.metrics_port is None else plan.metrics_port + METRICS_OFFSETS[service] + int(number or 0)
 
 
 def _device(gpu: Gpu | None) -> str:
@@ -194,6 +216,8 @@ def _gateway_settings(plan: MeshPlan) -> list[str]:
     # Nobody balances over this gateway, and who stops the mesh does not wait for answers.
     stopping = ["balancer_seconds=0", "server.drain_seconds=1"]
     settings = [f"http.port={plan.http_port}", f"scheduler={HOST}:{plan.scheduler_port}", *stopping]
+    if plan.host != HOST:
+        settings += [f"http.host={plan.host}", f"server.host={plan.host}", f"server.metrics_host={HOST}"]
     if plan.model_dir is not None:
         # JSON is YAML, and quotes any character that a path may have.
         settings.append("models=" + json.dumps([{"tokenizer_dir": str(plan.model_dir.resolve())}]))

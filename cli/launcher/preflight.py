@@ -1,11 +1,11 @@
 """Checks that are made before any process starts."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from cli.launcher.composition import HOST, MeshPlan
+from cli.launcher.composition import HOST, MeshPlan, ServiceSpec
 from mesh.errors import CheckpointError, ConfigError
 from mesh.ports import why_not
 
@@ -19,7 +19,20 @@ def check_plan(plan: MeshPlan) -> None:
     if plan.model_dir is not None:
         check_model_dir(plan.model_dir)
     check_transfers(plan)
-    check_ports({"--http-port": plan.http_port, "--grpc-port": plan.grpc_port, "--scheduler-port": plan.scheduler_port})
+    check_ports({"--http-port": plan.http_port, "--grpc-port": plan.grpc_port}, plan.host)
+    check_ports({"--scheduler-port": plan.scheduler_port})
+    if plan.scheduler_port in (plan.http_port, plan.grpc_port):
+        raise ConfigError("--http-port, --grpc-port, --scheduler-port: give three different ports")
+
+
+def check_metrics_ports(specs: Sequence[ServiceSpec]) -> None:
+    """Raises ConfigError for a fixed port that is taken."""
+    for spec in specs:
+        if spec.metrics_port and (why := why_not(HOST, spec.metrics_port)) is not None:
+            raise ConfigError(
+                f"cannot serve the metrics of {spec.name} on {HOST}:{spec.metrics_port} ({why}): "
+                "choose other ports with --metrics-port, or 0 for free ones"
+            )
 
 
 def check_transfers(plan: MeshPlan) -> None:
@@ -28,13 +41,13 @@ def check_transfers(plan: MeshPlan) -> None:
         raise ConfigError(f"--prefill and --kvstore need the package {TRANSPORT}: install deepmesh's requirements")
 
 
-def check_ports(ports: dict[str, int]) -> None:
+def check_ports(ports: dict[str, int], host: str = HOST) -> None:
     """`ports` by the flag that chooses each."""
     if len(set(ports.values())) < len(ports):
-        raise ConfigError(f"{', '.join(ports)}: give three different ports")
+        raise ConfigError(f"{', '.join(ports)}: give different ports")
     for flag, port in ports.items():
-        if (why := why_not(HOST, port)) is not None:
-            raise ConfigError(f"cannot listen on {HOST}:{port} ({why}): choose another with {flag}")
+        if (why := why_not(host, port)) is not None:
+            raise ConfigError(f"cannot listen on {host}:{port} ({why}): choose another with {flag}")
 
 
 def check_model_dir(directory: Path) -> None:

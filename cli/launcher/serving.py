@@ -11,15 +11,16 @@ _POLL_SECONDS = 0.05
 
 
 async def until_served(
-    gateway: str, workers: int, channels: Channels, timeout_seconds: float = 30.0
+    gateway: str, workers: int, channels: Channels, timeout_seconds: float = 30.0, api_key: str | None = None
 ) -> list[gateway_pb2.Model]:
     """The models that the gateway at `gateway` lists, once `workers` serve them. Raises NoWorker, or its own errors."""
+    metadata = (("authorization", f"Bearer {api_key}"),) if api_key else ()
     async with channels.open(gateway) as channel:
         stub = gateway_pb2_grpc.GatewayServiceStub(channel)
         try:
             async with asyncio.timeout(timeout_seconds):
                 while True:
-                    response = await stub.ListModels(gateway_pb2.ListModelsRequest(), timeout=10)
+                    response = await stub.ListModels(gateway_pb2.ListModelsRequest(), timeout=10, metadata=metadata)
                     if sum(model.workers for model in response.models) >= workers:
                         return list(response.models)
                     await asyncio.sleep(_POLL_SECONDS)

@@ -8,7 +8,7 @@ from itertools import groupby
 from pathlib import Path
 
 import mesh
-from cli.launcher.composition import HOST, ServiceSpec
+from cli.launcher.composition import ServiceSpec
 from cli.launcher.process import Child, describe_status
 from cli.launcher.restart import RestartPolicy
 from mesh.channel import Channels
@@ -16,6 +16,8 @@ from mesh.errors import ProcessFailed
 from mesh.ports import free_port
 
 STOP_GRACE_SECONDS = 15.0
+# Between two lines that name what is not ready yet.
+WAITING_SECONDS = 10.0
 NAME = "mesh"
 
 
@@ -33,6 +35,7 @@ class Supervisor:
         channels: Channels,
         policy: RestartPolicy | None = None,
         clock: Callable[[], float] = time.monotonic,
+        waiting_seconds: float = WAITING_SECONDS,
     ) -> None:
         self._specs = specs
         self._on_line = on_line
@@ -40,6 +43,8 @@ class Supervisor:
         self._policy = policy or RestartPolicy()
         self._clock = clock
         self._children: dict[str, Child] = {}
+        self._ready: set[str] = set()
+        self._waiting_seconds = waiting_seconds
         self._keepers: dict[asyncio.Task[None], ServiceSpec] = {}
 
     @property
@@ -50,14 +55,16 @@ class Supervisor:
     async def start(self) -> None:
         """Start the first service, then all others together. Raises ProcessFailed if one does not get ready."""
         first, *others = self._specs
-        await self._start(first)
-        starts = [asyncio.create_task(self._start(spec)) for spec in others]
+        waiting = asyncio.create_task(self._report_waiting())
+        starts: list[asyncio.Task[None]] = []
         try:
+            await self._start(first)
+            starts = [asyncio.create_task(self._start(spec)) for spec in others]
             await asyncio.gather(*starts)
         finally:
-            for each in starts:
+            for each in (waiting, *starts):
                 each.cancel()
-            await asyncio.gather(*starts, return_exceptions=True)
+            await asyncio.gather(waiting, *starts, return_exceptions=True)
 
     async def until_failure(self) -> None:
         """Restart what dies; raises ProcessFailed once the mesh cannot go on."""
@@ -91,12 +98,22 @@ class Supervisor:
             children = [self._children[spec.name] for spec in group if spec.name in self._children]
             await asyncio.gather(*(child.stop(STOP_GRACE_SECONDS) for child in children))
 
+    async def _report_waiting(self) -> None:
+        """Name what is not ready yet, every few seconds, until cancelled."""
+        began_at = self._clock()
+        while True:
+            await asyncio.sleep(self._waiting_seconds)
+            names = [spec.name for spec in self._specs if spec.name in self._children and spec.name not in self._ready]
+            self._on_line(NAME, f"waiting for {', '.join(names)} since {self._clock() - began_at:.0f} s")
+
     async def _start(self, spec: ServiceSpec) -> None:
-        port = spec.port or free_port(HOST)
+        port = spec.port or free_port(spec.host)
         child = Child(spec.name, spec.command(port), self._on_line, {**_environment(), **spec.environment})
         self._children[spec.name] = child
+        self._ready.discard(spec.name)
         await child.start()
-        await child.wait_ready(f"{HOST}:{port}", self._channels, spec.ready_seconds)
+        await child.wait_ready(f"{spec.host}:{port}", self._channels, spec.ready_seconds)
+        self._ready.add(spec.name)
 
     async def _keep(self, spec: ServiceSpec) -> None:
         ends = 0

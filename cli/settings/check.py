@@ -1,14 +1,21 @@
 """Finds wrong settings before any process starts."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from cli.launcher.composition import MODULES, ServiceSpec
 from cli.settings.services import MODELS
-from mesh.config import load
+from gateway.config import GatewayConfig
+from mesh.config import ServiceConfig, load
 
 
-def check_settings(specs: Sequence[ServiceSpec]) -> None:
-    """Raises ConfigError for the first service whose settings it would not start with."""
+def gateway_config(configs: Mapping[str, ServiceConfig]) -> GatewayConfig:
+    """The one of `check_settings`' result that is the gateway's."""
+    config = configs["gateway"]
+    assert isinstance(config, GatewayConfig)
+    return config
+
+
+def check_settings(specs: Sequence[ServiceSpec]) -> dict[str, ServiceConfig]:
+    """Each service's configuration, by its name. Raises ConfigError for the first that would not start with it."""
     services = {module: service for service, module in MODULES.items()}
-    for spec in specs:
-        load(MODELS[services[spec.module]], None, spec.settings, origin=spec.name)
+    return {spec.name: load(MODELS[services[spec.module]], None, spec.settings, origin=spec.name) for spec in specs}

@@ -28,6 +28,7 @@ from kernels.host_copy import to_device
 from mesh.blocks import BLOCK_TOKENS
 from mesh.domain.workers import KvNamespace
 from mesh.observe import span
+from mesh.progress import ProgressLog
 from transfer.host_memory import HostMemory
 from transfer.memory import KvMemory
 
@@ -123,8 +124,11 @@ class ModelBackend:
 
     def _warm_up(self, sizes: Sequence[int], max_requests: int, drafts: int) -> None:
         with span("engine.warm_up"):
-            for rows in warm_up_steps(sizes, self.context_tokens, max_requests, self.state.padding_block):
+            steps = list(warm_up_steps(sizes, self.context_tokens, max_requests, self.state.padding_block))
+            progress = ProgressLog("warming up: compiling what steps need", len(steps))
+            for rows in steps:
                 execute(self, Batch(0, rows), msgspec.structs.replace(shape_of(rows), drafts=drafts))
+                progress.advance()
             for decode_only in (True, False):
                 execute(self, Batch(0, ()), StepShape(sizes[0], decode_only, drafts=drafts))
 

@@ -24,6 +24,7 @@ from engine.weights.stored import (
 from kernels.block_quant import BLOCK, dequantize_blocks
 from kernels.group_quant import dequantize_groups
 from mesh.errors import CheckpointError
+from mesh.progress import ProgressLog
 
 DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
     {
@@ -57,12 +58,16 @@ def load_weights(
         entry = shards.entries[parameter.name]
         _check(shards, entry, parameter)
     ordered = sorted(parameters, key=lambda each: (shards.entries[each.name].path, shards.entries[each.name].offset))
+    total_bytes = sum(shards.entries[each.name].size_bytes for each in ordered)
+    logged = ProgressLog("loading weights", total_bytes)
     with _progress(quiet) as progress:
-        task = progress.add_task("loading weights", total=sum(shards.entries[each.name].size_bytes for each in ordered))
+        task = progress.add_task("loading weights", total=total_bytes)
         for parameter in ordered:
             entry = shards.entries[parameter.name]
             _load(shards, entry, parameter)
             progress.advance(task, entry.size_bytes)
+            if not quiet:
+                logged.advance(entry.size_bytes)
 
 
 def read_matrix(shards: Shards, name: str, device: torch.device) -> torch.Tensor:

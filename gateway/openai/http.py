@@ -16,6 +16,7 @@ from gateway.catalog import ListedModel
 from gateway.config import HttpConfig
 from gateway.gateway import Gateway
 from gateway.openai.body import ClientGone
+from gateway.openai.counted import CountedResponses
 from gateway.openai.docs_page import docs_page
 from gateway.openai.endpoint import IGNORED_FIELDS_HEADER, Endpoint
 from gateway.openai.errors import error_response, route_error
@@ -52,16 +53,18 @@ def application(gateway: Gateway) -> Starlette:
 
 
 def _middleware(config: HttpConfig) -> list[Middleware]:
+    counting = Middleware(CountedResponses)
     if not config.cors_origins:
-        return []
+        return [counting]
     return [
+        counting,
         Middleware(
             CORSMiddleware,
             allow_origins=config.cors_origins,
             allow_methods=("GET", "POST"),
             allow_headers=("*",),
             expose_headers=(REQUEST_ID_KEY, IGNORED_FIELDS_HEADER, "retry-after"),
-        )
+        ),
     ]
 
 

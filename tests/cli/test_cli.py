@@ -168,24 +168,10 @@ async def test_up_refuses_a_setting_of_no_service() -> None:
     assert (status, "expected SERVICE.KEY=VALUE" in err) == (2, True)
 
 
-@pytest.mark.parametrize(
-    ("setting", "reason"),
-    [
-        (
-            "decode.engine.max_request=8",
-            "decode-0: unknown key engine.max_request (did you mean engine.max_requests?): ",
-        ),
-        ("gateway.limit.prompt_characters=8", "gateway: unknown key limit (did you mean limits?): "),
-        ("prefill.engine.transfer=null", "prefill-0: engine.transfer is required"),
-        ("scheduler.lease.seconds=0", "scheduler: lease.seconds: Input should be greater than 0"),
-        ("decoed.engine.max_requests=8", "--set decoed.engine.max_requests=8: expected SERVICE.KEY=VALUE"),
-    ],
-)
-async def test_up_refuses_a_wrong_setting_before_it_starts_anything(setting: str, reason: str) -> None:
-    arguments = ("--prefill", "1", "--set", "decode.engine.backend=oracle", "--set", "prefill.engine.backend=oracle")
-    status, out, err = await deepmesh("up", *arguments, "--set", setting)
+async def test_up_refuses_a_wrong_setting_before_it_starts_anything() -> None:
+    status, out, err = await deepmesh("up", "--set", "decode.engine.max_request=8")
     assert (status, out, err.count("\n")) == (2, "", 1)
-    assert err.startswith(f"deepmesh: {reason}")
+    assert err.startswith("deepmesh: decode-0: unknown key engine.max_request (did you mean engine.max_requests?): ")
 
 
 def test_config_prints_the_keys_of_one_service() -> None:

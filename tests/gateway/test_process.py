@@ -90,11 +90,18 @@ async def test_it_is_ready_once_a_worker_is_known_answers_and_stops_on_a_signal(
                 body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
                 answer = await http.post(f"{base}/v1/chat/completions", json=body)
                 assert answer.json()["usage"]["completion_tokens"] == 3
+                body["max_tokens"] = 10**7
+                assert (await http.post(f"{base}/v1/chat/completions", json=body)).status_code == 400
                 figures = await http.get(f"http://127.0.0.1:{metrics}/metrics")
-                assert (
-                    'deepmesh_gateway_requests_total{api="openai",model="oracle",outcome="finished"} 1.0'
-                    in figures.text
-                )
+                for series in (
+                    'deepmesh_gateway_requests_total{api="openai",model="oracle",outcome="finished"} 1.0',
+                    'deepmesh_gateway_accepted_total{api="openai",tenant="everyone"} 1.0',
+                    'deepmesh_http_responses_total{path="/v1/chat/completions",status="200"} 1.0',
+                    'deepmesh_gateway_refusals_total{api="openai",reason="context_exceeded",tenant="everyone"} 1.0',
+                    'vllm:e2e_request_latency_seconds_count{model_name="oracle"} 2.0',
+                    'vllm:generation_tokens_total{model_name="oracle"} 11.0',
+                ):
+                    assert series in figures.text, series
                 assert psutil.Process(process.pid).memory_info().rss < 150e6
             process.terminate()
             assert await asyncio.wait_for(process.wait(), 15) == 0

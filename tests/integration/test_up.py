@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import httpx
 import psutil
 from deepmesh.v1 import common_pb2, gateway_pb2, gateway_pb2_grpc
 
@@ -60,7 +61,7 @@ async def up(*arguments: str, decode: int = 1) -> AsyncIterator[Running]:
     http_port, grpc_port, scheduler_port = free_port(), free_port(), free_port()
     ports = ("--http-port", str(http_port), "--grpc-port", str(grpc_port), "--scheduler-port", str(scheduler_port))
     process = await asyncio.create_subprocess_exec(
-        *[sys.executable, "-c", DEEPMESH, "up", *ports, "--decode", str(decode), *arguments],
+        *[sys.executable, "-c", DEEPMESH, "up", *ports, "--metrics-port", "0", "--decode", str(decode), *arguments],
         cwd=ROOT,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
@@ -106,6 +107,17 @@ async def test_a_mesh_answers_shows_its_workers_and_stops_on_ctrl_c_without_a_tr
         mesh.process.send_signal(signal.SIGINT)
         assert await asyncio.wait_for(mesh.process.wait(), 30) == 0
         assert none_lives(everything)
+
+
+async def test_a_mesh_on_every_address_with_keys_says_it_is_ready_and_serves_metrics_on_fixed_ports() -> None:
+    metrics_port = free_port()
+    keys = ("--set", "gateway.api_keys=[{name: alice, key: secret-of-alice}]")
+    async with up(*ORACLE, *keys, "--host", "0.0.0.0", "--metrics-port", str(metrics_port)) as mesh:
+        await mesh.until_said("ready: OpenAI http://0.0.0.0:")
+        assert mesh.said(f"gateway {metrics_port}") and mesh.said(f"decode-0 {metrics_port + 200}")
+        async with httpx.AsyncClient() as client:
+            for port in (metrics_port, metrics_port + 1, metrics_port + 200):
+                assert (await client.get(f"http://127.0.0.1:{port}/metrics")).status_code == 200
 
 
 async def test_a_mesh_that_is_killed_leaves_no_process() -> None:

@@ -1,5 +1,6 @@
 """`python -m tests.support.probe_service`: does nothing but be ready, or fail as its configuration says."""
 
+import asyncio
 import os
 import sys
 from pathlib import Path
@@ -15,6 +16,8 @@ class ProbeConfig(ServiceConfig):
     fail: str | None = None
     # As `fail`, but only while this file is there.
     fail_while: Path | None = None
+    # Seconds after which it is ready.
+    ready_after: float = 0.0
     # Appended to at every start: the process id.
     log: Path | None = None
 
@@ -28,6 +31,7 @@ async def serve(config: ProbeConfig) -> None:
     if config.fail == "later" or (config.fail_while is not None and config.fail_while.exists()):
         raise NoWorker("not now: try again")
     async with MeshServer(config.server, "probe", []) as server:
+        await asyncio.sleep(config.ready_after)
         await server.ready()
         await server.until_signal()
 

@@ -1,7 +1,9 @@
 import asyncio
 import io
 import json
+import signal
 import socket
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -20,8 +22,10 @@ from starlette.routing import Route
 
 from bench.load import run as load
 from bench.load.options import LoadOptions
-from bench.load.report import Report
+from bench.load.report import Report, table
 from mesh.errors import EndpointUnavailable, UnknownModel
+from tests.support.programs import ROOT
+from tests.support.waiting import eventually
 
 TOKEN_SECONDS = 0.002
 
@@ -234,3 +238,52 @@ async def test_a_run_leaves_a_table_a_plot_and_json_with_every_record(tmp_path: 
     assert "secret" not in path.read_text()
     assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
     assert "goodput" in printed.getvalue()
+
+
+async def test_a_stopped_run_keeps_what_was_measured() -> None:
+    async with serving_grpc(TinyGateway()) as endpoint:
+        chosen = options(grpc=endpoint, rate=50.0, requests=1000)
+        answered = asyncio.Event()
+
+        def show(sent: int, ended: int, total: int) -> None:
+            assert total == 1000
+            if ended >= 3:
+                answered.set()
+
+        run = asyncio.create_task(load.load(chosen, show, keep_when_cancelled=True))
+        await answered.wait()
+        run.cancel()
+        report = await run
+    assert report.interrupted
+    assert 3 <= report.summary.completed <= report.summary.requests < 1000
+    assert set(report.summary.errors) <= {"interrupted"}
+    printed = io.StringIO()
+    Console(file=printed, width=200).print(table(report))
+    assert "stopped early" in printed.getvalue()
+
+
+async def test_a_run_that_is_cancelled_by_its_caller_ends() -> None:
+    async with serving_grpc(TinyGateway()) as endpoint:
+        run = asyncio.create_task(load.load(options(grpc=endpoint, rate=50.0, requests=1000)))
+        await asyncio.sleep(0.2)
+        run.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await run
+
+
+async def test_ctrl_c_leaves_a_report(tmp_path: Path) -> None:
+    path, program = tmp_path / "report.json", "import sys; from cli.main import main; sys.argv[0] = 'deepmesh'; main()"
+    gateway = TinyGateway()
+    async with serving_grpc(gateway) as endpoint:
+        arguments = ("bench", "--endpoint", endpoint, "--rate", "50", "--requests", "10000", "--output", str(path))
+        process = await asyncio.create_subprocess_exec(
+            *[sys.executable, "-c", program, *arguments, "--isl", "8", "--osl", "2"],
+            cwd=ROOT,
+            stdout=asyncio.subprocess.PIPE,
+        )
+        await eventually(lambda: len(gateway.requests) > 10, 30)
+        process.send_signal(signal.SIGINT)
+        out, _ = await process.communicate()
+    assert process.returncode == 0
+    assert "stopped early" in out.decode()
+    assert json.loads(path.read_text())["interrupted"] is True

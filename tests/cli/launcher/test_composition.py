@@ -136,3 +136,26 @@ def test_a_setting_of_ours_beats_the_port_of_a_command() -> None:
     command = ServiceSpec("s", "scheduler", None, ("a=1", "server.port=9"), 1.0).command(5)
     assert command[1:4] == ["-P", "-m", "scheduler"]
     assert command.index("server.port=5") < command.index("a=1") < command.index("server.port=9")
+
+
+def test_metrics_have_fixed_ports_that_do_not_depend_on_the_number_of_workers() -> None:
+    few = by_name(MeshPlan(None, metrics_port=9001))
+    many = by_name(MeshPlan(None, decode_workers=64, prefill_workers=64, store_ports=(4010, 4011), metrics_port=9001))
+    names = ("gateway", "scheduler", "kvstore-1", "prefill-3", "decode-0")
+    assert [many[name].metrics_port for name in names] == [9001, 9002, 9012, 9104, 9201]
+    assert all(many[name].metrics_port == spec.metrics_port for name, spec in few.items())
+    assert len({spec.metrics_port for spec in many.values()}) == len(many)
+    assert "server.metrics_port=9201" in many["decode-0"].command(5)
+
+
+def test_metrics_take_free_ports_by_default() -> None:
+    assert {spec.metrics_port for spec in compose(MeshPlan(None))} == {0}
+
+
+def test_only_the_gateway_listens_for_others_and_its_metrics_do_not() -> None:
+    specs = by_name(MeshPlan(None, host="0.0.0.0"))
+    keys = ("http.host", "server.host", "server.metrics_host")
+    assert [last_value(specs["gateway"], key) for key in keys] == ["0.0.0.0", "0.0.0.0", "127.0.0.1"]
+    assert last_value(specs["scheduler"], "server.host") is last_value(specs["decode-0"], "server.host") is None
+    assert specs["gateway"].host == "127.0.0.1"
+    assert by_name(MeshPlan(None, host="192.0.2.7"))["gateway"].host == "192.0.2.7"

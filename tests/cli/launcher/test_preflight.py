@@ -5,8 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from cli.launcher.composition import MeshPlan
-from cli.launcher.preflight import INDEX, TRANSPORT, check_model_dir, check_ports, check_transfers
+from cli.launcher.composition import MeshPlan, compose
+from cli.launcher.preflight import (
+    INDEX,
+    TRANSPORT,
+    check_metrics_ports,
+    check_model_dir,
+    check_ports,
+    check_transfers,
+)
 from mesh.errors import CheckpointError, ConfigError
 from mesh.ports import free_port
 
@@ -70,6 +77,14 @@ def test_a_taken_port_names_itself_and_its_flag() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=rf"127\.0\.0\.1:{port} \(address already in use\).*--grpc-port"):
             check_ports({"--http-port": free_port(), "--grpc-port": port})
+
+
+def test_a_taken_metrics_port_names_the_service_and_the_flag() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        plan = MeshPlan(None, metrics_port=taken.getsockname()[1] - 1)
+        with pytest.raises(ConfigError, match=r"metrics of scheduler on 127\.0\.0\.1:\d+ .*--metrics-port"):
+            check_metrics_ports(compose(plan))
+        check_metrics_ports(compose(MeshPlan(None)))
 
 
 def test_one_port_for_two_services_is_refused() -> None:

@@ -38,6 +38,21 @@ def said(lines: list[str], text: str) -> Callable[[], bool]:
     return lambda: any(text in line for line in lines)
 
 
+async def test_what_is_not_ready_for_long_is_named() -> None:
+    lines: list[str] = []
+    supervisor = Supervisor(
+        [probe("one"), probe("two", "ready_after=1.0")],
+        lambda name, line: lines.append(line),
+        Channels(),
+        waiting_seconds=0.2,
+    )
+    try:
+        await supervisor.start()
+    finally:
+        await supervisor.stop()
+    assert any(line.startswith("waiting for two since ") for line in lines)
+
+
 async def test_stopping_leaves_no_process() -> None:
     async with supervised(probe("one"), probe("two")) as (supervisor, _):
         await supervisor.start()

@@ -1,0 +1,32 @@
+import pytest
+
+from cli.launcher.composition import MeshPlan, compose
+from cli.settings.check import check_settings, gateway_config
+from mesh.errors import ConfigError
+
+ORACLE = ("decode.engine.backend=oracle", "prefill.engine.backend=oracle")
+
+
+def plan(*settings: str) -> MeshPlan:
+    return MeshPlan(None, prefill_workers=1, settings=(*ORACLE, *settings))
+
+
+@pytest.mark.parametrize(
+    ("setting", "reason"),
+    [
+        ("gateway.limit.prompt_characters=8", "gateway: unknown key limit (did you mean limits?): "),
+        ("prefill.engine.transfer=null", "prefill-0: engine.transfer is required"),
+        ("scheduler.lease.seconds=0", "scheduler: lease.seconds: Input should be greater than 0"),
+        ("decoed.engine.max_requests=8", "--set decoed.engine.max_requests=8: expected SERVICE.KEY=VALUE"),
+    ],
+)
+def test_a_wrong_setting_is_named_with_the_service(setting: str, reason: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        check_settings(compose(plan(setting)))
+    assert raised.value.message.startswith(reason)
+
+
+def test_right_settings_give_every_service_its_configuration() -> None:
+    configs = check_settings(compose(plan("gateway.api_keys=[{name: alice, key: secret-of-alice}]")))
+    assert list(configs) == ["scheduler", "prefill-0", "decode-0", "gateway"]
+    assert gateway_config(configs).api_keys[0].name == "alice"
