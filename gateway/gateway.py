@@ -4,11 +4,12 @@ import asyncio
 import logging
 import secrets
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Self
 
+from gateway.account import Account
 from gateway.catalog import Catalog, ModelText
 from gateway.config import GatewayConfig
 from gateway.decode_link import GatewayIdentity
@@ -21,8 +22,7 @@ from gateway.scheduler_link import SchedulerLink
 from gateway.tenants import Tenant, Tenants
 from gateway.workers import Directory
 from mesh.channel import Channels
-from mesh.errors import DeadlineExceeded, MeshError
-from mesh.metrics import GATEWAY_ACCEPTED, GATEWAY_REFUSALS
+from mesh.errors import DeadlineExceeded
 
 READINESS_SECONDS = 1.0
 
@@ -89,7 +89,7 @@ class Gateway:
         """
         longest = self.config.limits.generation_seconds
         deadline = self._clock() + (longest if timeout_seconds is None else min(longest, timeout_seconds))
-        with _counted(tenant, api) as accept, tenant.admitted():
+        with Account(tenant, api, self._clock) as account, tenant.admitted():
             self._quotas.admit(tenant.name, self._clock())
             try:
                 async with asyncio.timeout_at(deadline):
@@ -98,8 +98,7 @@ class Gateway:
                 raise DeadlineExceeded("the request's deadline passed before its prompt was encoded") from None
             self._quotas.charge(tenant.name, len(prepared.request.token_ids), self._clock())
             async with self.dispatcher.open(prepared, deadline, api) as live, self._charged(live, tenant):
-                accept()
-                yield live
+                yield account.accept(live)
 
     @asynccontextmanager
     async def generate_sibling(
@@ -108,13 +107,13 @@ class Gateway:
         """Another answer to the leader's prompt, by the same workers, which have computed it. Raises as `generate`."""
         generation = leader.generation
         sibling = generation.prepared.sibling(number)
-        with tenant.admitted():
+        with Account(tenant, api, self._clock) as account, tenant.admitted():
             placement = leader.placement
             async with (
                 self.dispatcher.open(sibling, generation.deadline, api, placement) as live,
                 self._charged(live, tenant),
             ):
-                yield live
+                yield account.accept(live)
 
     @asynccontextmanager
     async def _charged(self, live: LiveGeneration, tenant: Tenant) -> AsyncIterator[None]:
@@ -163,24 +162,6 @@ class Gateway:
     def _on_change(self) -> None:
         self.links.retain(self.directory.incarnations())
         self._changed.set()
-
-
-@contextmanager
-def _counted(tenant: Tenant, api: str) -> Iterator[Callable[[], None]]:
-    """Counts a generation that the block accepts by calling what it is given, or the reason why it does not."""
-    accepted = False
-
-    def accept() -> None:
-        nonlocal accepted
-        accepted = True
-        GATEWAY_ACCEPTED.labels(tenant.name, api).inc()
-
-    try:
-        yield accept
-    except MeshError as error:
-        if not accepted:
-            GATEWAY_REFUSALS.labels(tenant.name, api, error.reason.lower()).inc()
-        raise
 
 
 def _identity(config: GatewayConfig) -> GatewayIdentity:

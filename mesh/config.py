@@ -50,6 +50,10 @@ class ObserveConfig(Config):
 
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     """Least severe messages that are logged; DEBUG has every span."""
+    log_format: Literal["text", "json"] = "text"
+    """Lines to read, or one JSON object a line, with date and zone."""
+    access_log: bool = False
+    """Log every generation at its end: tenant, API, model, outcome, lengths and times, and nothing of its content."""
     trace_file: Path | None = None
     """File for Chrome trace events of every span (Perfetto opens it); "%p" in its name becomes the process id."""
 

@@ -1,4 +1,4 @@
-"""Logs of one line, spans, and the request id that goes with a request everywhere.
+"""Logs of one line or one JSON object, spans, and the request id that goes with a request everywhere.
 
 A trace file is Chrome's JSON array of trace events with one event a line: open it in https://ui.perfetto.dev, or read
 it with json once the service has stopped. Times are the machine's monotonic clock, so that files of several processes
@@ -12,6 +12,7 @@ import secrets
 import threading
 import time
 from contextvars import ContextVar
+from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from types import TracebackType
@@ -30,6 +31,8 @@ _TRACE_BUFFER_EVENTS = 256
 # Loggers instead of globals of our own: the standard library keeps one table of them per process.
 _span_log = logging.getLogger("deepmesh.span")
 _trace_log = logging.getLogger("deepmesh.trace")
+# One line for each generation, if that is asked for.
+access_log = logging.getLogger("deepmesh.access")
 
 
 def new_request_id() -> str:
@@ -48,7 +51,10 @@ def configure(service: str, config: ObserveConfig) -> None:
         _trace_log.setLevel(logging.INFO)
         _trace_log.propagate = False
     handler = logging.StreamHandler()
-    handler.setFormatter(LineFormatter(service))
+    handler.setFormatter(JsonFormatter(service) if config.log_format == "json" else LineFormatter(service))
+    # At DEBUG it has a line for every event of its loop.
+    logging.getLogger("grpc").setLevel(logging.INFO)
+    access_log.setLevel(logging.INFO if config.access_log else logging.CRITICAL)
     logging.basicConfig(level=config.log_level, handlers=[handler], force=True)
 
 
@@ -61,12 +67,38 @@ class LineFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
-        fields: dict[str, Any] = dict(getattr(record, "fields", {}))
-        if (current := request_id.get()) is not None:
-            fields.setdefault("request_id", current)
-        pairs = "".join(f" {key}={value}" for key, value in fields.items())
+        pairs = "".join(f" {key}={value}" for key, value in _fields(record).items())
         line = f"{clock}.{int(record.msecs):03d} {record.levelname:<5} {self._service:<10} {record.getMessage()}{pairs}"
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+
+
+class JsonFormatter(logging.Formatter):
+    """One object a line: time (ISO 8601, UTC), level, service, logger, message, and the fields beside them."""
+
+    def __init__(self, service: str) -> None:
+        super().__init__()
+        self._service = service
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            **_fields(record),
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "service": self._service,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str, ensure_ascii=False)
+
+
+def _fields(record: logging.LogRecord) -> dict[str, Any]:
+    """The record's own fields, and the request being served."""
+    fields: dict[str, Any] = dict(getattr(record, "fields", {}))
+    if (current := request_id.get()) is not None:
+        fields.setdefault("request_id", current)
+    return fields
 
 
 class span:

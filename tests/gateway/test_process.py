@@ -76,7 +76,12 @@ async def test_it_is_ready_once_a_worker_is_known_answers_and_stops_on_a_signal(
     models = f'models=[{{"tokenizer_dir": "{tokenizer_directory()}", "name": "oracle"}}]'
     async with scheduler.server() as server, worker.started():
         metrics = free_port()
-        settings = (f"scheduler=127.0.0.1:{server.port}", models, f"server.metrics_port={metrics}")
+        settings = (
+            f"scheduler=127.0.0.1:{server.port}",
+            models,
+            f"server.metrics_port={metrics}",
+            "observe.access_log=true",
+        )
         async with running_gateway(*settings) as (process, grpc_port, http_port), httpx.AsyncClient() as http:
             async with grpc.aio.insecure_channel(f"127.0.0.1:{grpc_port}") as channel:
                 base = f"http://127.0.0.1:{http_port}"
@@ -105,6 +110,10 @@ async def test_it_is_ready_once_a_worker_is_known_answers_and_stops_on_a_signal(
                 assert psutil.Process(process.pid).memory_info().rss < 150e6
             process.terminate()
             assert await asyncio.wait_for(process.wait(), 15) == 0
+            assert process.stderr is not None
+            lines = (await process.stderr.read()).decode()
+            assert "generation tenant=everyone api=openai outcome=finished request_id=" in lines
+            assert "generation tenant=everyone api=openai outcome=context_exceeded ms=" in lines
 
 
 async def test_a_signal_lets_readiness_fall_first_and_then_ends_streams_with_an_error_and_done() -> None:

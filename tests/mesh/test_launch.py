@@ -1,4 +1,5 @@
 import asyncio
+import json
 import sys
 from pathlib import Path
 
@@ -16,6 +17,8 @@ class ProbeConfig(ServiceConfig):
     then: str = "end"
 
 async def main(config):
+    logging.getLogger("grpc._cython.cygrpc").debug("polled")
+    logging.getLogger("probe").debug("details")
     logging.getLogger("probe").info("serving", extra={"fields": {"then": config.then}})
     if config.then == "fail":
         raise NoWorker("no worker serves it: start one")
@@ -46,6 +49,16 @@ async def test_a_second_file_is_laid_over_the_first(tmp_path: Path) -> None:
     path.write_text("then: from the file\nobserve: {log_level: INFO}\n")
     secret.write_text("then: from the secret\n")
     assert "from the secret" in (await run_program(PROGRAM, "--config", str(path), "--config", str(secret)))[2]
+
+
+async def test_debug_has_our_own_details_and_not_those_of_grpc() -> None:
+    _, _, stderr = await run_program(PROGRAM, "--set", "observe.log_level=DEBUG")
+    assert "details" in stderr and "polled" not in stderr
+
+
+async def test_logs_are_json_by_one_setting() -> None:
+    _, _, stderr = await run_program(PROGRAM, "--set", "observe.log_format=json")
+    assert json.loads(stderr)["message"] == "serving"
 
 
 async def test_an_unknown_key_is_one_line_and_status_2() -> None:

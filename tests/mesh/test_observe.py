@@ -10,7 +10,7 @@ import pytest
 from mesh.config import ObserveConfig
 from mesh.errors import ConfigError
 from mesh.metrics import SPAN_SECONDS
-from mesh.observe import LineFormatter, TraceHandler, configure, request_id, span
+from mesh.observe import JsonFormatter, LineFormatter, TraceHandler, configure, request_id, span
 
 
 @contextmanager
@@ -76,6 +76,30 @@ def test_a_log_line_of_an_exception_shows_its_traceback() -> None:
     except ValueError as error:
         text = line("failed", logging.ERROR, exc_info=(ValueError, error, error.__traceback__))
     assert text.splitlines()[-1] == "ValueError: broken"
+
+
+def test_a_json_line_has_date_and_fields_and_its_exception_inside() -> None:
+    try:
+        raise ValueError("broken\nin two")
+    except ValueError as error:
+        record = logging.LogRecord(
+            "deepmesh", logging.ERROR, __file__, 1, "failed", None, (ValueError, error, error.__traceback__)
+        )
+    record.__dict__["fields"] = {"worker": "decode-0", "path": Path("a")}
+    record.created = 1_700_000_000.25
+    text = JsonFormatter("scheduler").format(record)
+    assert "\n" not in text
+    fields = json.loads(text)
+    assert fields.pop("exception").endswith("ValueError: broken\nin two")
+    assert fields == {
+        "worker": "decode-0",
+        "path": "a",
+        "time": "2023-11-14T22:13:20.250+00:00",
+        "level": "ERROR",
+        "service": "scheduler",
+        "logger": "deepmesh",
+        "message": "failed",
+    }
 
 
 def test_a_span_counts_into_its_histogram() -> None:
