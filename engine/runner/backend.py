@@ -22,8 +22,8 @@ from engine.runner.sampler import PendingSamples, Sampler
 from engine.runner.step_events import StepEvents
 from engine.runner.step_sizes import padded_size, step_sizes
 from engine.runner.warm_up import warm_up_steps
+from engine.weights.fingerprint import weights_fingerprint
 from engine.weights.loading import load_model, random_model
-from engine.weights.shards import weights_fingerprint
 from kernels.host_copy import to_device
 from mesh.blocks import BLOCK_TOKENS
 from mesh.domain.workers import KvNamespace

@@ -4,7 +4,6 @@ The safetensors package maps files into memory, and mapped pages count as reside
 loads. Plain reads into the parameters' own memory do not.
 """
 
-import hashlib
 import json
 import math
 import struct
@@ -23,7 +22,6 @@ INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 ITEM_BYTES: Mapping[str, int] = MappingProxyType({"F32": 4, "BF16": 2, "F16": 2, "F8_E4M3": 1, "I8": 1})
 LENGTH_BYTES = 8
-FINGERPRINT_SAMPLE_BYTES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,23 +90,6 @@ def open_shards(model_dir: Path) -> Shards:
         if name not in entries or entries[name].path.name != file_name:
             raise CheckpointError(f"{model_dir / file_name} does not hold {name}, which {INDEX} places there")
     return Shards(entries)
-
-
-def weights_fingerprint(model_dir: Path) -> str:
-    """A digest of what the model computes: its configuration, and each tensor's name, dtype, shape and some bytes.
-
-    Cheap, so that it can be taken at every start; equal for equal checkpoints, wherever they lie and however sharded.
-    """
-    digest = hashlib.blake2b(digest_size=16)
-    digest.update(json.dumps(read_json(model_dir / "config.json"), sort_keys=True).encode())
-    with open_shards(model_dir) as shards:
-        for name in sorted(shards.entries):
-            entry = shards.entries[name]
-            digest.update(f"\n{name} {entry.dtype} {entry.shape} ".encode())
-            sample = bytearray(min(FINGERPRINT_SAMPLE_BYTES, entry.size_bytes))
-            shards.read(entry, (entry.size_bytes - len(sample)) // 2, memoryview(sample))
-            digest.update(sample)
-    return digest.hexdigest()
 
 
 def _weight_map(model_dir: Path) -> dict[str, str]:

@@ -13,7 +13,8 @@ from engine.model.parameters import NamedParameters
 from engine.model.quantization import Quantization, Stored
 from engine.model.reader import read_json
 from engine.weights.checkpoint import load_weights, read_matrix, read_stored
-from engine.weights.shards import Shards, weights_fingerprint
+from engine.weights.fingerprint import weights_fingerprint
+from engine.weights.shards import Shards
 from engine.weights.stored import SCALE_SUFFIX, is_derived, matrix_shape, scale_of
 from mesh.errors import CheckpointError
 from tools.checkpoint_tensors import TensorSpec, checkpoint_tensors

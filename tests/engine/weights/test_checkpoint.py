@@ -12,7 +12,7 @@ from engine.model.parameters import Parameter, merged_shape
 from engine.model.state import make_state
 from engine.weights.checkpoint import load_weights
 from engine.weights.loading import load_model
-from engine.weights.shards import open_shards, weights_fingerprint
+from engine.weights.shards import open_shards
 from mesh.errors import CheckpointError
 from tests.support.checkpoints import edit_config, read_tensors, rewrite_as_one_file, tiny_checkpoint
 from tools.make_checkpoint import make_checkpoint
@@ -172,15 +172,6 @@ def test_a_directory_without_weights_is_refused(tmp_path: Path) -> None:
         path.unlink()
     with pytest.raises(CheckpointError, match="it holds no weights"):
         loaded(tmp_path)
-
-
-def test_the_fingerprint_depends_on_weights_and_configuration_but_not_on_the_files(tmp_path: Path) -> None:
-    fingerprint = weights_fingerprint(tiny_checkpoint(tmp_path / "a"))
-    assert weights_fingerprint(tiny_checkpoint(tmp_path / "other", seed=1)) != fingerprint
-    rewrite_as_one_file(tmp_path / "a")
-    assert weights_fingerprint(tmp_path / "a") == fingerprint
-    edit_config(tmp_path / "a", routed_scaling_factor=1.5)
-    assert weights_fingerprint(tmp_path / "a") != fingerprint
 
 
 def loaded_into(directory: Path, name: str, place: torch.Tensor, *slices: slice) -> torch.Tensor:
