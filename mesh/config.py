@@ -187,7 +187,24 @@ def _apply(values: dict[str, Any], override: str) -> None:
         values = values.setdefault(parent, {})
         if not isinstance(values, dict):
             raise ConfigError(f"override {override!r}: {parent} holds a value, not keys")
+    values[leaf] = _value(override, text)
+
+
+def _value(override: str, text: str) -> Any:
+    """A value in YAML, or in the file after an @, with which no YAML begins."""
+    if text.startswith("@"):
+        return _in_file(Path(text[1:]))
     try:
-        values[leaf] = yaml.safe_load(text)
+        return yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise ConfigError(f"override {override!r}: {error}") from error
+
+
+def _in_file(path: Path) -> Any:
+    """A value that stays off command lines: a secret, which no message may quote."""
+    try:
+        return yaml.safe_load(path.read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read {path}: {error}") from error
+    except yaml.YAMLError:
+        raise ConfigError(f"{path} holds no YAML") from None

@@ -1,18 +1,22 @@
 """How every service's `__main__` starts: arguments, configuration, logs, event loop, and errors as one line."""
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
 import uvloop
 from grpc import StatusCode
 
 from mesh.config import ServiceConfig, load
-from mesh.errors import MeshError
+from mesh.errors import ConfigError, MeshError
 from mesh.observe import configure
 
+# Overrides as a JSON list of KEY=VALUE, in effect before those of the command line.
+SETTINGS_VARIABLE = "DEEPMESH_SETTINGS"
 EXIT_FAILED = 1
 # Starting again cannot help: the configuration or the checkpoint is wrong.
 EXIT_USELESS_TO_RETRY = 2
@@ -33,7 +37,7 @@ def launch(
     options = _parse(service, arguments)
     try:
         first, *overlays = options.config or [None]
-        config = load(config_model, first, options.set, overlays=overlays)
+        config = load(config_model, first, (*_settings_of_environment(), *options.set), overlays=overlays)
         configure(service, config.observe)
         uvloop.run(main(config))
     except MeshError as error:
@@ -42,6 +46,15 @@ def launch(
     except KeyboardInterrupt:
         return 128 + 2
     return 0
+
+
+def _settings_of_environment() -> list[str]:
+    """What others must not read on a command line. It is removed, so that processes started from here lack it."""
+    text = os.environ.pop(SETTINGS_VARIABLE, "[]")
+    try:
+        return msgspec.json.decode(text, type=list[str])
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"{SETTINGS_VARIABLE} must be a JSON list of KEY=VALUE") from error
 
 
 def _parse(service: str, arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -91,3 +91,12 @@ async def test_usage_names_the_module_that_was_run(module: str) -> None:
     )
     out, _ = await process.communicate()
     assert out.decode().startswith(f"usage: python -m {module} ")
+
+
+async def test_settings_of_the_environment_give_way_to_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DEEPMESH_SETTINGS", '["then=secret"]')
+    assert "then=secret" in (await run_program(PROGRAM))[2]
+    assert "then=shown" in (await run_program(PROGRAM, "--set", "then=shown"))[2]
+    monkeypatch.setenv("DEEPMESH_SETTINGS", "then=secret")
+    status, _, stderr = await run_program(PROGRAM)
+    assert (status, stderr) == (2, "probe: DEEPMESH_SETTINGS must be a JSON list of KEY=VALUE\n")
