@@ -1,10 +1,14 @@
 """Endpoints that the commands use: the ports of `deepmesh up`, unless an option or the environment names others."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from cli.launcher.composition import GRPC_PORT, HOST, SCHEDULER_PORT
+from mesh.channel import Channels, MutualTlsChannels
+from mesh.config import TlsConfig
+from mesh.tls import CA_FILE, CERTIFICATE_FILE, KEY_FILE
 
 GATEWAY = f"{HOST}:{GRPC_PORT}"
 SCHEDULER = f"{HOST}:{SCHEDULER_PORT}"
@@ -15,3 +19,20 @@ GatewayOption = Annotated[
 SchedulerOption = Annotated[
     str, typer.Option("--scheduler", envvar="DEEPMESH_SCHEDULER", metavar="HOST:PORT", help="The scheduler.")
 ]
+CertificatesOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--certificates",
+        envvar="DEEPMESH_CERTIFICATES",
+        metavar="DIR",
+        help="An operator's, where services want certificates: a folder of deepmesh certs.",
+    ),
+]
+
+
+def operator_channels(directory: Path | None) -> Channels:
+    """Channels with the certificate in this folder; plaintext without one. Raises ConfigError."""
+    if directory is None:
+        return Channels()
+    files = [directory / name for name in (CERTIFICATE_FILE, KEY_FILE, CA_FILE)]
+    return MutualTlsChannels(TlsConfig(certificate=files[0], key=files[1], ca=files[2]))

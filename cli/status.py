@@ -17,9 +17,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from cli.endpoints import SCHEDULER, SchedulerOption
+from cli.endpoints import SCHEDULER, CertificatesOption, SchedulerOption, operator_channels
 from mesh.channel import Channels
 from mesh.errors import EndpointUnavailable
+from mesh.identity import Role
 
 Snapshot: TypeAlias = scheduler_pb2.WatchWorkersResponse
 
@@ -29,15 +30,17 @@ WATCH_SECONDS = 1.0
 
 def status(
     scheduler: SchedulerOption = SCHEDULER,
+    certificates: CertificatesOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="The scheduler's answer as JSON.")] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Show it anew every second until Ctrl-C.")] = False,
 ) -> None:
     """Show the workers of a mesh, their load, their cache and their transfers, and its KV stores."""
+    channels = operator_channels(certificates)
     if watch:
         with suppress(KeyboardInterrupt):
-            (_watch_json if as_json else _watch_tables)(scheduler)
+            (_watch_json if as_json else _watch_tables)(scheduler, channels)
         return
-    snapshot = asyncio.run(read_workers(scheduler, Channels()))
+    snapshot = asyncio.run(read_workers(scheduler, channels))
     if as_json:
         _echo_json(snapshot, indent=2)
     else:
@@ -56,23 +59,23 @@ async def _watch(
         await asyncio.sleep(WATCH_SECONDS)
 
 
-def _watch_tables(endpoint: str) -> None:
+def _watch_tables(endpoint: str, channels: Channels) -> None:
     """Each time in place of the last; the last one stays."""
     with Live(auto_refresh=False) as live:
         asyncio.run(
             _watch(
                 endpoint,
-                Channels(),
+                channels,
                 lambda snapshot: live.update(tables(snapshot), refresh=True),
                 lambda message: live.update(Text(message, style="red"), refresh=True),
             )
         )
 
 
-def _watch_json(endpoint: str) -> None:
+def _watch_json(endpoint: str, channels: Channels) -> None:
     """One line each time."""
     show = partial(_echo_json, indent=None)
-    asyncio.run(_watch(endpoint, Channels(), show, partial(typer.echo, err=True)))
+    asyncio.run(_watch(endpoint, channels, show, partial(typer.echo, err=True)))
 
 
 def _echo_json(snapshot: Snapshot, indent: int | None) -> None:
@@ -82,7 +85,7 @@ def _echo_json(snapshot: Snapshot, indent: int | None) -> None:
 
 async def read_workers(endpoint: str, channels: Channels) -> Snapshot:
     """The registry now. Raises EndpointUnavailable."""
-    async with channels.open(endpoint) as channel:
+    async with channels.open(endpoint, Role.SCHEDULER) as channel:
         call = scheduler_pb2_grpc.SchedulerServiceStub(channel).WatchWorkers(
             scheduler_pb2.WatchWorkersRequest(), timeout=TIMEOUT_SECONDS
         )

@@ -26,7 +26,9 @@ if _version_not_supported:
 
 
 class DecodeServiceStub:
-    """Missing associated documentation comment in .proto file."""
+    """Where services have certificates, every method answers PERMISSION_DENIED to a caller whose certificate has a role that the
+    method does not serve, or another name than the `gateway_id` that it claims.
+    """
 
     def __init__(self, channel):
         """Constructor.
@@ -42,7 +44,9 @@ class DecodeServiceStub:
 
 
 class DecodeServiceServicer:
-    """Missing associated documentation comment in .proto file."""
+    """Where services have certificates, every method answers PERMISSION_DENIED to a caller whose certificate has a role that the
+    method does not serve, or another name than the `gateway_id` that it claims.
+    """
 
     def Attach(self, request_iterator, context):
         """The one multiplexed stream between a gateway and this worker. The gateway sends `hello` first and gets `welcome`; from
@@ -79,7 +83,9 @@ def add_DecodeServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class DecodeService:
-    """Missing associated documentation comment in .proto file."""
+    """Where services have certificates, every method answers PERMISSION_DENIED to a caller whose certificate has a role that the
+    method does not serve, or another name than the `gateway_id` that it claims.
+    """
 
     @staticmethod
     def Attach(request_iterator,

@@ -26,7 +26,9 @@ if _version_not_supported:
 
 
 class KvStoreServiceStub:
-    """Missing associated documentation comment in .proto file."""
+    """Where services have certificates, every method answers PERMISSION_DENIED to a caller whose certificate has a role that the
+    method does not serve, or another name than the worker that it claims to be, or whose session it names.
+    """
 
     def __init__(self, channel):
         """Constructor.
@@ -67,7 +69,9 @@ class KvStoreServiceStub:
 
 
 class KvStoreServiceServicer:
-    """Missing associated documentation comment in .proto file."""
+    """Where services have certificates, every method answers PERMISSION_DENIED to a caller whose certificate has a role that the
+    method does not serve, or another name than the worker that it claims to be, or whose session it names.
+    """
 
     def AttachWorker(self, request, context):
         """Introduces a worker. The answer holds what its UCX messages need. Repeat before the session expires, which is then
@@ -158,7 +162,9 @@ def add_KvStoreServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class KvStoreService:
-    """Missing associated documentation comment in .proto file."""
+    """Where services have certificates, every method answers PERMISSION_DENIED to a caller whose certificate has a role that the
+    method does not serve, or another name than the worker that it claims to be, or whose session it names.
+    """
 
     @staticmethod
     def AttachWorker(request,

@@ -26,7 +26,9 @@ if _version_not_supported:
 
 
 class PrefillServiceStub:
-    """Missing associated documentation comment in .proto file."""
+    """Where services have certificates, every method answers PERMISSION_DENIED to a caller whose certificate has a role that the
+    method does not serve.
+    """
 
     def __init__(self, channel):
         """Constructor.
@@ -42,7 +44,9 @@ class PrefillServiceStub:
 
 
 class PrefillServiceServicer:
-    """Missing associated documentation comment in .proto file."""
+    """Where services have certificates, every method answers PERMISSION_DENIED to a caller whose certificate has a role that the
+    method does not serve.
+    """
 
     def Prefill(self, request, context):
         """Answers `accepted`, `first_token` as soon as it is known, and `done` when all of the KV was pushed. Cancelling the call
@@ -76,7 +80,9 @@ def add_PrefillServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class PrefillService:
-    """Missing associated documentation comment in .proto file."""
+    """Where services have certificates, every method answers PERMISSION_DENIED to a caller whose certificate has a role that the
+    method does not serve.
+    """
 
     @staticmethod
     def Prefill(request,

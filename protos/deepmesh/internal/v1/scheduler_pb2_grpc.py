@@ -26,7 +26,9 @@ if _version_not_supported:
 
 
 class SchedulerServiceStub:
-    """Missing associated documentation comment in .proto file."""
+    """Where services have certificates, every method answers PERMISSION_DENIED to a caller whose certificate has a role that the
+    method does not serve, or another name than the `worker_id` that it claims.
+    """
 
     def __init__(self, channel):
         """Constructor.
@@ -62,7 +64,9 @@ class SchedulerServiceStub:
 
 
 class SchedulerServiceServicer:
-    """Missing associated documentation comment in .proto file."""
+    """Where services have certificates, every method answers PERMISSION_DENIED to a caller whose certificate has a role that the
+    method does not serve, or another name than the `worker_id` that it claims.
+    """
 
     def Place(self, request, context):
         """Chooses workers for one request. A hint, not a reservation: the decode worker's own admission decides, and may answer
@@ -152,7 +156,9 @@ def add_SchedulerServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class SchedulerService:
-    """Missing associated documentation comment in .proto file."""
+    """Where services have certificates, every method answers PERMISSION_DENIED to a caller whose certificate has a role that the
+    method does not serve, or another name than the `worker_id` that it claims.
+    """
 
     @staticmethod
     def Place(request,
