@@ -1,7 +1,9 @@
 """`deepmesh up`: a mesh in the foreground."""
 
 import asyncio
+import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -24,9 +26,10 @@ from cli.launcher.preflight import check_metrics_ports, check_plan
 from cli.launcher.serving import until_served
 from cli.launcher.shipped_model import shipped_model
 from cli.launcher.supervisor import NAME, Supervisor
-from cli.settings.check import check_settings, gateway_config
+from cli.settings.check import GatewayKeys, check_settings, gateway_config, gateway_keys
 from mesh.addresses import is_loopback
 from mesh.channel import Channels
+from mesh.errors import Unauthenticated
 from mesh.ports import free_port
 from mesh.signals import until_signal
 
@@ -90,13 +93,13 @@ def up(
         metrics_port or None,
     )
     specs = compose(plan)
-    api_keys = gateway_config(check_settings(specs)).api_keys
+    keys = gateway_keys(gateway_config(check_settings(specs)))
     check_plan(plan)
     check_metrics_ports(specs)
-    asyncio.run(_run(plan, specs, api_keys[0].key.get_secret_value() if api_keys else None))
+    asyncio.run(_run(plan, specs, keys))
 
 
-async def _run(plan: MeshPlan, specs: Sequence[ServiceSpec], api_key: str | None) -> None:
+async def _run(plan: MeshPlan, specs: Sequence[ServiceSpec], keys: GatewayKeys) -> None:
     printer = LinePrinter(max(len(spec.name) for spec in specs))
     printer(NAME, f"starting {device_list(specs)}")
     if plan.metrics_port is not None:
@@ -104,7 +107,7 @@ async def _run(plan: MeshPlan, specs: Sequence[ServiceSpec], api_key: str | None
         printer(NAME, f"metrics: http://{HOST}:PORT/metrics, the ports being {ports}")
     channels = Channels()
     supervisor = Supervisor(specs, printer, channels)
-    serving = asyncio.create_task(_serve(supervisor, plan, printer, channels, api_key))
+    serving = asyncio.create_task(_serve(supervisor, plan, printer, channels, keys))
     stopping = asyncio.create_task(until_signal())
     try:
         await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -119,11 +122,14 @@ async def _run(plan: MeshPlan, specs: Sequence[ServiceSpec], api_key: str | None
 
 
 async def _serve(
-    supervisor: Supervisor, plan: MeshPlan, printer: LinePrinter, channels: Channels, api_key: str | None
+    supervisor: Supervisor, plan: MeshPlan, printer: LinePrinter, channels: Channels, keys: GatewayKeys
 ) -> None:
     await supervisor.start()
-    await until_served(f"{plan.gateway_host}:{plan.grpc_port}", plan.decode_workers, channels, api_key=api_key)
-    if api_key is None and not is_loopback(plan.host):
+    api_key = os.environ.get("DEEPMESH_API_KEY") or keys.written
+    # A gateway that wants a key which nobody told us serves as well; we only cannot ask it for its workers.
+    with suppress(Unauthenticated):
+        await until_served(f"{plan.gateway_host}:{plan.grpc_port}", plan.decode_workers, channels, api_key=api_key)
+    if not keys.wanted and not is_loopback(plan.host):
         printer(NAME, f"{plan.host} is open to others, who need no key: --set 'gateway.api_keys=[...]' asks for one")
     printer(
         NAME, f"ready: OpenAI http://{plan.host}:{plan.http_port}/v1  gRPC {plan.host}:{plan.grpc_port}  Ctrl-C stops"

@@ -1,5 +1,6 @@
 """The gateway's configuration."""
 
+from hashlib import sha256
 from pathlib import Path
 from typing import Literal, Self
 
@@ -53,7 +54,10 @@ class ApiKeyConfig(Config):
 
     name: str = Field(min_length=1)
     """Names the tenant in logs and metrics."""
-    key: SecretStr = Field(min_length=8)
+    key: SecretStr | None = Field(default=None, min_length=8)
+    """What its holder sends. Where others may read the configuration, give key_sha256 instead."""
+    key_sha256: str | None = Field(default=None, pattern="^[0-9a-f]{64}$")
+    """The key's SHA-256 in hexadecimal, as sha256sum prints it. A key must be random: openssl rand -hex 32."""
     """What clients send: "Authorization: Bearer KEY"."""
     cache_salt: str | None = None
     """Keys with the same salt share cached prefixes; by default a key shares them with no other."""
@@ -63,6 +67,20 @@ class ApiKeyConfig(Config):
     """Tokens of prompts and answers in a minute. An answer that exceeds them is completed, and paid off by waiting."""
     max_concurrent: int | None = Field(default=None, ge=1)
     """Generations that the key may have at once; by default only the gateway's own limit holds."""
+
+    @property
+    def digest(self) -> bytes:
+        """SHA-256 of the key."""
+        if self.key is not None:
+            return sha256(self.key.get_secret_value().encode()).digest()
+        assert self.key_sha256 is not None
+        return bytes.fromhex(self.key_sha256)
+
+    @model_validator(mode="after")
+    def _one_form(self) -> Self:
+        if (self.key is None) == (self.key_sha256 is None):
+            raise ValueError(f"{self.name}: give either key or key_sha256")
+        return self
 
 
 class LimitsConfig(Config):
@@ -143,7 +161,7 @@ class GatewayConfig(ServiceConfig):
         for kind, names in (
             ("models", [model.served_name for model in self.models]),
             ("api_keys", [key.name for key in self.api_keys]),
-            ("api_keys.key", [key.key.get_secret_value() for key in self.api_keys]),
+            ("api_keys.key", [key.digest for key in self.api_keys]),
         ):
             if len(set(names)) < len(names):
                 raise ValueError(f"{kind}: two entries are the same")

@@ -3,6 +3,7 @@
 import hmac
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from hashlib import sha256
 
 from gateway.config import ApiKeyConfig
 from mesh.errors import Overloaded, Unauthenticated
@@ -49,7 +50,7 @@ class Tenants:
         self._everyone = Tenant("everyone", b"", None)
         self._by_key = [
             (
-                key.key.get_secret_value().encode(),
+                key.digest,
                 Tenant(key.name, (key.name if key.cache_salt is None else key.cache_salt).encode(), key.max_concurrent),
             )
             for key in keys
@@ -62,7 +63,7 @@ class Tenants:
         scheme, _, credential = (authorization or "").partition(" ")
         if scheme.lower() != SCHEME or not credential:
             raise Unauthenticated("an API key is required: send 'Authorization: Bearer KEY'")
-        given = credential.strip().encode()
+        given = sha256(credential.strip().encode()).digest()
         # Every key is compared, in constant time each, so that timing reveals nothing.
         found = [tenant for key, tenant in self._by_key if hmac.compare_digest(key, given)]
         if not found:

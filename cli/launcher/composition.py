@@ -10,6 +10,7 @@ from pathlib import Path
 from cli.launcher.gpus import Gpu, assign
 from mesh.config_keys import did_you_mean
 from mesh.errors import ConfigError
+from mesh.launch import SETTINGS_VARIABLE
 
 HOST = "127.0.0.1"
 HTTP_PORT = 8000
@@ -27,6 +28,8 @@ MODULES: Mapping[str, str] = {
     "gateway": "gateway",
 }
 WORKER_MODULES = (MODULES["prefill"], MODULES["decode"])
+# What a setting with a secret has in its key or value.
+SECRETS = ("api_keys", "redis_url")
 # Large, because the host's cost of a segment in GPU memory does not depend on its size.
 GPU_SLOT_BYTES = 64 << 20
 # For services that load no checkpoint; workers have no limit.
@@ -58,12 +61,15 @@ class ServiceSpec:
     @property
     def environment(self) -> dict[str, str]:
         """Variables that its environment has beside the supervisor's."""
-        return {} if self.gpu is None else self.gpu.environment
+        secret = [each for each in self.settings if _is_secret(each)]
+        settings = {SETTINGS_VARIABLE: json.dumps(secret)} if secret else {}
+        return settings if self.gpu is None else {**settings, **self.gpu.environment}
 
     def command(self, port: int) -> list[str]:
-        """The command line that serves on `port`."""
+        """The command line that serves on `port`. Other users of the machine can read it, and so it has no secrets."""
         settings = (f"server.port={port}", f"server.metrics_port={self.metrics_port}", *self.settings)
-        return [sys.executable, "-P", "-m", self.module, *(part for each in settings for part in ("--set", each))]
+        shown = [each for each in settings if not _is_secret(each)]
+        return [sys.executable, "-P", "-m", self.module, *(part for each in shown for part in ("--set", each))]
 
 
 @dataclass(frozen=True)
@@ -153,6 +159,10 @@ def split_settings(settings: Sequence[str]) -> dict[str, list[str]]:
             )
         split[service].append(rest)
     return split
+
+
+def _is_secret(setting: str) -> bool:
+    return any(word in setting for word in SECRETS)
 
 
 def _metrics_port(plan: MeshPlan, name: str) -> int:
