@@ -44,7 +44,7 @@ lint: .venv/installed-dev
 	cd protos && ../$(BIN)/buf lint
 
 protos: .venv/installed-dev
-	cd protos && ../$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. deepmesh/v1/*.proto deepmesh/internal/v1/*.proto
+	cd protos && ../$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. deepmesh/v1/*.proto deepmesh/internal/v1/*.proto deepmesh/keda/*.proto
 
 # The pages that are written from the code.
 docs: .venv/installed

@@ -10,8 +10,10 @@ import typer
 from mesh.errors import ConfigError
 from mesh.identity import Identity, Role
 
-# What `deepmesh up` names its services, and one operator.
+# What `deepmesh up` names its services.
 USUAL = ("gateway/gateway", "scheduler/scheduler", "prefill/prefill-0", "decode/decode-0", "kvstore/kvstore-0")
+# Who calls services and is none.
+OTHERS = ("operator/operator", "autoscaler/autoscaler")
 LOCAL_HOSTS = ("localhost", "127.0.0.1")
 
 
@@ -35,7 +37,7 @@ def certs(
     # Only this command needs it.
     from cli.authority import Authority
 
-    identities = [_identity(each) for each in name or (*USUAL, f"{Role.OPERATOR.value}/operator")]
+    identities = [_identity(each) for each in name or (*USUAL, *OTHERS)]
     authority = Authority.in_directory(out, days)
     for identity in identities:
         directory = out / identity.role.value / quote(identity.name, safe="")

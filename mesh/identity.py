@@ -27,6 +27,8 @@ class Role(Enum):
     PREFILL = "prefill"
     DECODE = "decode"
     KVSTORE = "kvstore"
+    # What starts and stops workers by the scheduler's word.
+    AUTOSCALER = "autoscaler"
     # A person with the command line, who may look and not act.
     OPERATOR = "operator"
 

@@ -73,6 +73,9 @@ GATEWAY_REPLACEMENTS = Counter("deepmesh_gateway_replacements_total", "Requests 
 SCHEDULER_PLACEMENTS = Counter("deepmesh_scheduler_placements_total", "Placements by how they ended", ["outcome"])
 SCHEDULER_REFUSALS = Counter("deepmesh_scheduler_refusals_total", "Place calls refused", ["reason"])
 SCHEDULER_WORKERS = Gauge("deepmesh_scheduler_workers", "Workers with a live lease", ["role"])
+SCHEDULER_WANTED_REPLICAS = Gauge(
+    "deepmesh_scheduler_wanted_replicas", "Workers that the load asks for", ["model", "role"]
+)
 SCHEDULER_DECISION_SECONDS = Histogram(
     "deepmesh_scheduler_decision_seconds", "Time to decide one placement", buckets=_MICROSECONDS_UP
 )

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from deepmesh.internal.v1 import scheduler_pb2_grpc
+from deepmesh.keda import externalscaler_pb2_grpc
 
 from mesh.channel import service_channels
 from mesh.identity import Role
@@ -15,12 +16,17 @@ from mesh.launch import launch
 from mesh.server import MeshServer, Registration
 from mesh.tls import server_tls
 from scheduler.admission import Objectives
+from scheduler.arrivals import Arrivals
+from scheduler.autoscaler_service import AutoscalerServicer
 from scheduler.candidates import PlacementKnobs
 from scheduler.config import SchedulerConfig
 from scheduler.coordinator import Coordinator
 from scheduler.decisions import DecisionLog
 from scheduler.lengths import OutputLengths
+from scheduler.needs import Assumed
 from scheduler.registry import Registry, RegistryLimits
+from scheduler.scaler import Scaler
+from scheduler.scaling import ScalingKnobs
 from scheduler.service import SchedulerServicer
 from scheduler.store_link import StoreLink
 from scheduler.stores import Stores
@@ -33,30 +39,52 @@ SERVES = {
     # Decode workers take no prefill worker from a request that is not in the registry.
     "WatchWorkers": (Role.GATEWAY, Role.DECODE, Role.OPERATOR),
     "ListDecisions": (Role.OPERATOR,),
+    "GetScaling": (Role.OPERATOR, Role.AUTOSCALER),
 }
+AUTOSCALER_SERVICE = "externalscaler.ExternalScaler"
+AUTOSCALER_SERVES = dict.fromkeys(("IsActive", "StreamIsActive", "GetMetricSpec", "GetMetrics"), (Role.AUTOSCALER,))
 log = logging.getLogger(__name__)
 
 
-def compose(config: SchedulerConfig, links: Sequence[StoreLink] = ()) -> tuple[Registry, Registration]:
-    """The scheduler's parts, put together: its registry, and its gRPC service."""
+def compose(config: SchedulerConfig, links: Sequence[StoreLink] = ()) -> tuple[Registry, Scaler, list[Registration]]:
+    """The scheduler's parts, put together: its registry, its word on scaling, and its gRPC services."""
     limits = RegistryLimits(workers=config.lease.max_workers, cached_blocks=config.lease.max_cached_blocks)
     gather_seconds = config.lease.seconds if config.lease.gather_seconds is None else config.lease.gather_seconds
     registry = Registry(time.monotonic, config.lease.seconds, config.lease.settle_seconds, limits, gather_seconds)
     stores, decisions = Stores(links), DecisionLog(config.decisions)
+    placement = PlacementKnobs(**config.placement.model_dump())
+    objectives = Objectives(**config.objectives.model_dump())
     coordinator = Coordinator(
         registry,
         stores,
         config.store_link.ignored_blocks,
         decisions,
         OutputLengths(),
-        PlacementKnobs(**config.placement.model_dump()),
-        Objectives(**config.objectives.model_dump()),
+        placement,
+        objectives,
         time.time,
     )
-    servicer = SchedulerServicer(registry, stores, coordinator, decisions, config.max_watchers)
+    scaling = config.scaling
+    scaler = Scaler(
+        registry,
+        coordinator,
+        Arrivals(time.monotonic, scaling.arrivals_seconds),
+        placement,
+        objectives,
+        ScalingKnobs(scaling.target_use, scaling.slack, scaling.scale_in_seconds, scaling.max_replicas),
+        Assumed(scaling.requests_per_replica),
+        time.monotonic,
+    )
+    servicer = SchedulerServicer(registry, stores, coordinator, decisions, scaler, config.max_watchers)
     endless = ("ReportStatus", "WatchWorkers")
     add = scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server
-    return registry, Registration(add, servicer, SERVICE, endless, SERVES)
+    autoscaler = AutoscalerServicer(scaler, scaling.period_seconds)
+    add_autoscaler = externalscaler_pb2_grpc.add_ExternalScalerServicer_to_server
+    registrations = [
+        Registration(add, servicer, SERVICE, endless, SERVES),
+        Registration(add_autoscaler, autoscaler, AUTOSCALER_SERVICE, ("StreamIsActive",), AUTOSCALER_SERVES),
+    ]
+    return registry, scaler, registrations
 
 
 @asynccontextmanager
@@ -64,10 +92,11 @@ async def running(config: SchedulerConfig) -> AsyncIterator[MeshServer]:
     """A scheduler that is ready, for the length of the block."""
     channels, tls = service_channels(config.security.tls), server_tls(config.security.tls)
     links = [StoreLink(endpoint, config.store_link, channels) for endpoint in config.stores]
-    registry, registration = compose(config, links)
-    async with MeshServer(config.server, "scheduler", [registration], tls) as server:
+    registry, scaler, registrations = compose(config, links)
+    async with MeshServer(config.server, "scheduler", registrations, tls) as server:
         tasks = [asyncio.create_task(registry.expire_forever(config.lease.seconds / 20))]
         tasks += [asyncio.create_task(link.run()) for link in links]
+        tasks += [asyncio.create_task(scaler.run(config.scaling.period_seconds))]
         await server.ready()
         yield server
         for task in tasks:

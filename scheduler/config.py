@@ -73,12 +73,32 @@ class ObjectivesConfig(Config):
     """Predicted milliseconds per token after the first."""
 
 
+class ScalingConfig(Config):
+    """How many workers of each role the scheduler asks for."""
+
+    target_use: float = Field(default=0.75, gt=0, le=1)
+    """Share of its slots, or of its rate of prompt tokens, that a worker should use; above it more are asked for."""
+    slack: float = Field(default=0.15, ge=0, lt=1)
+    """Fewer workers are asked for only if their use would then be below the target by this share of it."""
+    scale_in_seconds: float = Field(default=300.0, ge=0)
+    """For how long fewer workers must be enough."""
+    max_replicas: int = Field(default=1024, ge=1)
+    """Most workers of a role that are asked for."""
+    arrivals_seconds: float = Field(default=30.0, gt=0)
+    """Time over which the rate of arriving requests is averaged."""
+    requests_per_replica: float = Field(default=32.0, ge=1)
+    """Requests that a decode worker is taken to serve at once while none lives."""
+    period_seconds: float = Field(default=1.0, gt=0)
+    """Pause between two decisions."""
+
+
 class SchedulerConfig(ServiceConfig):
     """The scheduler: where requests go."""
 
     lease: LeaseConfig = LeaseConfig()
     placement: PlacementConfig = PlacementConfig()
     objectives: ObjectivesConfig = ObjectivesConfig()
+    scaling: ScalingConfig = ScalingConfig()
     stores: tuple[str, ...] = ()
     """host:port of the KV stores; workers must be given the same."""
     store_link: StoreLinkConfig = StoreLinkConfig()

@@ -140,6 +140,18 @@ class Coordinator:
             self._lengths.observe(decision.model, output_tokens)
         return True
 
+    def candidates(self, model: str) -> Candidates:
+        """The live workers of a model, with what they hold of no prompt."""
+        workers = self._registry.serving_model(model)
+        return Candidates(
+            [self._candidate(worker, {}) for worker in workers if worker.identity.role is WorkerRole.DECODE],
+            [self._candidate(worker, {}) for worker in workers if worker.identity.role is WorkerRole.PREFILL],
+        )
+
+    def mean_output_tokens(self, model: str) -> float | None:
+        """Of the model's finished requests; None while there is none."""
+        return self._lengths.mean(model)
+
     async def _ask_stores(
         self, call: PlacementCall, workers: Collection[Worker], cached: Mapping[str, int]
     ) -> dict[KvNamespace, StoreTarget]:

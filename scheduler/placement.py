@@ -177,8 +177,8 @@ def _decode_share(request: PlacementRequest, candidate: CandidateWorker, knobs: 
     mean_output_tokens = request.mean_output_tokens or load.mean_output_tokens or knobs.mean_output_tokens
     output_tokens = min(float(request.max_tokens), mean_output_tokens)
     requests = load.running_requests + load.waiting_requests + candidate.unreported.requests
-    room = _room(request.prompt_tokens + output_tokens, candidate, requests)
-    tpot_ms = _step_ms(candidate, requests + 1, knobs)
+    room = slots_left(request.prompt_tokens + output_tokens, candidate, requests)
+    tpot_ms = step_ms(candidate, requests + 1, knobs)
     output_ms = output_tokens * tpot_ms
     drain_ms = output_ms / min(max(requests, 1), candidate.max_requests)
     ahead = max(0, 1 - room)
@@ -195,7 +195,7 @@ def _decode_share(request: PlacementRequest, candidate: CandidateWorker, knobs: 
     )
 
 
-def _room(tokens_each: float, candidate: CandidateWorker, requests: int) -> int:
+def slots_left(tokens_each: float, candidate: CandidateWorker, requests: int) -> int:
     """How many more requests of that length fit. If negative, so many must end before there is room."""
     load, unreported = candidate.load, candidate.unreported
     by_batch = candidate.max_requests - requests
@@ -204,7 +204,7 @@ def _room(tokens_each: float, candidate: CandidateWorker, requests: int) -> int:
     return min(by_batch, by_blocks)
 
 
-def _step_ms(candidate: CandidateWorker, requests: int, knobs: PlacementKnobs) -> float:
+def step_ms(candidate: CandidateWorker, requests: int, knobs: PlacementKnobs) -> float:
     """Step time with `requests` in the batch, derived from the step time of one request."""
     batch = min(requests, candidate.max_requests)
     return candidate.pace.decode_step_ms * (1 + knobs.step_growth * batch) / (1 + knobs.step_growth)

@@ -10,15 +10,18 @@ import grpc
 from deepmesh.internal.v1 import scheduler_pb2, scheduler_pb2_grpc
 
 from mesh.domain import worker_wire
-from mesh.errors import InvalidRequest, MeshError, Overloaded
+from mesh.errors import InvalidRequest, MeshError, Overloaded, Retry
 from mesh.identity import check_worker
 from mesh.metrics import SCHEDULER_DECISION_SECONDS, SCHEDULER_PLACEMENTS, SCHEDULER_REFUSALS
 from scheduler import wire
-from scheduler.coordinator import Coordinator
+from scheduler.coordinator import Coordinator, PlacementAnswer, PlacementCall
 from scheduler.decisions import DecisionLog
 from scheduler.registry import Lease, Registry
+from scheduler.scaler import Scaler
 from scheduler.stores import Stores
 
+# Gateways count a request's attempts from here.
+FIRST_ATTEMPT = 1
 Context = grpc.aio.ServicerContext[object, object]
 
 
@@ -29,19 +32,21 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         stores: Stores,
         coordinator: Coordinator,
         decisions: DecisionLog,
+        scaler: Scaler,
         max_watchers: int,
     ) -> None:
         self._registry = registry
         self._stores = stores
         self._coordinator = coordinator
         self._decisions = decisions
+        self._scaler = scaler
         self._max_watchers = max_watchers
         self._watchers = 0
 
     async def Place(self, request: scheduler_pb2.PlaceRequest, context: Context) -> scheduler_pb2.PlaceResponse:
         start = time.perf_counter()
         try:
-            answer = await self._coordinator.place(wire.placement_call(request))
+            answer = await self._place(wire.placement_call(request))
         except MeshError as error:
             SCHEDULER_REFUSALS.labels(error.reason).inc()
             raise
@@ -94,6 +99,29 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         limit = min(request.limit or wire.DEFAULT_LISTED_DECISIONS, wire.MAX_LISTED_DECISIONS)
         kept = self._decisions.newest(limit, request.request_id or None)
         return scheduler_pb2.ListDecisionsResponse(decisions=[wire.decision(decision) for decision in kept])
+
+    async def GetScaling(
+        self, request: scheduler_pb2.GetScalingRequest, context: Context
+    ) -> scheduler_pb2.GetScalingResponse:
+        roles = [
+            wire.role_scaling(model, role, self._scaler.serving(model, role), wanted)
+            for (model, role), wanted in self._scaler.decided().items()
+        ]
+        return scheduler_pb2.GetScalingResponse(roles=roles)
+
+    async def _place(self, call: PlacementCall) -> PlacementAnswer:
+        """A placement, counted as a request that arrived; one that is placed again arrived before."""
+        again = call.attempt > FIRST_ATTEMPT
+        prompt_tokens = call.request.prompt_tokens
+        try:
+            answer = await self._coordinator.place(call)
+        except MeshError as error:
+            if not again and error.retry is not Retry.NEVER:
+                self._scaler.arrivals.refused(call.model, prompt_tokens)
+            raise
+        if not again:
+            self._scaler.arrivals.placed(call.model, prompt_tokens, answer.chosen.uncached_tokens)
+        return answer
 
     def _attach(self, request: scheduler_pb2.ReportStatusRequest) -> Lease:
         if not request.HasField("identity"):

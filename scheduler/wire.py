@@ -7,12 +7,13 @@ from deepmesh.internal.v1 import kvstore_pb2, scheduler_pb2, targets_pb2
 
 from mesh.blocks import BLOCK_TOKENS, HASH_BYTES
 from mesh.domain import wire, worker_wire
-from mesh.domain.workers import WorkerIdentity
+from mesh.domain.workers import WorkerIdentity, WorkerRole
 from mesh.errors import InvalidRequest
 from scheduler.candidates import PlacementRequest
 from scheduler.coordinator import PlacementAnswer, PlacementCall
 from scheduler.decisions import Decision, Outcome
 from scheduler.registry import Registry, Worker
+from scheduler.scaling import WantedReplicas
 from scheduler.stores import Store, Stores
 from scheduler.terms import Terms
 
@@ -105,6 +106,16 @@ def decision(kept: Decision) -> scheduler_pb2.Decision:
     )
     message.time.FromNanoseconds(int(kept.time * 1e9))
     return message
+
+
+def role_scaling(model: str, role: WorkerRole, serving: int, wanted: WantedReplicas) -> scheduler_pb2.RoleScaling:
+    return scheduler_pb2.RoleScaling(
+        model=model,
+        role=worker_wire.role_name(role),
+        serving_replicas=serving,
+        wanted_replicas=wanted.replicas,
+        reason=wanted.reason,
+    )
 
 
 def _target(worker: WorkerIdentity) -> targets_pb2.WorkerTarget:

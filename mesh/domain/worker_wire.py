@@ -112,6 +112,10 @@ def state(number: int) -> WorkerState:
     return _STATES.get(number, WorkerState.DRAINING)
 
 
+def role_name(role: WorkerRole) -> str:
+    return _ROLE_NAMES[role]
+
+
 def state_name(state: WorkerState) -> str:
     """The name of the enum value, which constructors of messages accept."""
     return _STATE_NAMES[state]

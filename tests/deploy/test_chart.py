@@ -61,10 +61,10 @@ def test_each_size_is_what_kubernetes_takes(size: str) -> None:
 
 def test_custom_resources_are_what_their_controllers_take() -> None:
     custom = [each for each in of_size("values-4p8d.yaml") if is_custom(each)]
-    assert {each["kind"] for each in custom} == {"ServiceMonitor", "HTTPRoute", "GRPCRoute"}
+    assert {each["kind"] for each in custom} == {"ServiceMonitor", "HTTPRoute", "GRPCRoute", "ScaledObject"}
     assert refused_custom_resources(custom) == ""
-    wrong = {**custom[0], "spec": {"hostnames": 7}}
-    assert refused_custom_resources([wrong]).startswith(f"{wrong['kind']} mesh-gateway: ")
+    wrong = {**named(custom, "GRPCRoute", "gateway"), "spec": {"hostnames": 7}}
+    assert refused_custom_resources([wrong]).startswith("GRPCRoute mesh-gateway: ")
 
 
 @pytest.mark.parametrize(
@@ -171,6 +171,17 @@ def test_a_worker_asks_for_the_gpus_that_it_computes_on() -> None:
     assert config["engine"]["device"] == "cuda"
 
 
+def test_keda_asks_the_scheduler_how_many_workers_are_wanted() -> None:
+    resources = of_size("values-4p8d.yaml")
+    scaled = named(resources, "ScaledObject", "decode")["spec"]
+    assert "replicas" not in named(resources, "Deployment", "decode")["spec"]
+    (trigger,) = scaled["triggers"]
+    assert trigger["metadata"] == {"scalerAddress": "mesh-scheduler.default.svc:8002", "role": "decode"}
+    rules = named(resources, "NetworkPolicy", "scheduler")["spec"]["ingress"]
+    peers = [peer for rule in rules for peer in rule["from"] if rule["ports"] == [{"port": "grpc", "protocol": "TCP"}]]
+    assert {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "keda"}}} in peers
+
+
 def test_a_secret_is_laid_over_the_configuration() -> None:
     pod = pods(rendered("--set", "gateway.configSecret=api-keys"))["gateway"]
     files = [each for each in pod["containers"][0]["args"] if each.startswith("--config=")]
@@ -185,7 +196,7 @@ def test_an_issuer_gives_each_pod_a_certificate_of_its_role_and_name(service: st
     volume = next(each for each in pods(resources)[service]["volumes"] if each["name"] == "certificate")
     mount = {each["name"]: each["mountPath"] for each in pods(resources)[service]["containers"][0]["volumeMounts"]}
     attributes = volume["csi"]["volumeAttributes"]
-    assert attributes["csi.cert-manager.io/dns-names"] == server_name(Role(service))
+    assert server_name(Role(service)) in attributes["csi.cert-manager.io/dns-names"].split(",")
     uri = attributes["csi.cert-manager.io/uri-sans"].replace("${POD_NAME}", POD)
     assert Identity.parse(uri) == Identity(Role(service), POD)
     # A scheduler claims no name.

@@ -100,3 +100,9 @@ config.linkerd.io/skip-outbound-ports: "{{ $ucx.from }}-{{ $ucx.to }}"
       {{- include "deepmesh.selector" (dict "root" $.root "role" $role) | nindent 6 }}
 {{- end }}
 {{- end }}
+
+{{/* DNS names in a pod's certificate: services look for the role, and KEDA for the host that it calls. */}}
+{{- define "deepmesh.names" -}}
+{{ .role }}.deepmesh.internal
+{{- if eq .role "scheduler" }},{{ .root.Release.Name }}-scheduler.{{ .root.Release.Namespace }}.svc{{ end }}
+{{- end }}

@@ -148,6 +148,7 @@ spec:
     - name: tmp
       emptyDir: { sizeLimit: 1Gi }
     {{- $role := .role }}
+    {{- $root := .root }}
     {{- with .root.Values.security.issuer }}
     {{- if .name }}
     # Made for this pod by cert-manager's CSI driver, and renewed while the pod lives.
@@ -160,7 +161,7 @@ spec:
           csi.cert-manager.io/issuer-kind: {{ .kind | quote }}
           csi.cert-manager.io/issuer-group: {{ .group | quote }}
           csi.cert-manager.io/uri-sans: "spiffe://deepmesh/{{ $role }}/${POD_NAME}"
-          csi.cert-manager.io/dns-names: {{ $role }}.deepmesh.internal
+          csi.cert-manager.io/dns-names: {{ include "deepmesh.names" (dict "root" $root "role" $role) }}
           csi.cert-manager.io/key-usages: digital signature,key encipherment,server auth,client auth
           csi.cert-manager.io/fs-group: "10001"
     {{- end }}

@@ -228,3 +228,27 @@ class Candidate(_message.Message):
     prefill_worker_id: str
     store_id: str
     def __init__(self, worker_id: _Optional[str] = ..., cached_blocks: _Optional[int] = ..., predicted_ttft_ms: _Optional[float] = ..., predicted_tpot_ms: _Optional[float] = ..., slots_left: _Optional[int] = ..., rejected: _Optional[str] = ..., prefill_worker_id: _Optional[str] = ..., store_id: _Optional[str] = ...) -> None: ...
+
+class GetScalingRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetScalingResponse(_message.Message):
+    __slots__ = ("roles",)
+    ROLES_FIELD_NUMBER: _ClassVar[int]
+    roles: _containers.RepeatedCompositeFieldContainer[RoleScaling]
+    def __init__(self, roles: _Optional[_Iterable[_Union[RoleScaling, _Mapping]]] = ...) -> None: ...
+
+class RoleScaling(_message.Message):
+    __slots__ = ("model", "role", "serving_replicas", "wanted_replicas", "reason")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    SERVING_REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    WANTED_REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    role: _workers_pb2.WorkerRole
+    serving_replicas: int
+    wanted_replicas: int
+    reason: str
+    def __init__(self, model: _Optional[str] = ..., role: _Optional[_Union[_workers_pb2.WorkerRole, str]] = ..., serving_replicas: _Optional[int] = ..., wanted_replicas: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...

@@ -61,6 +61,11 @@ class SchedulerServiceStub:
                 request_serializer=deepmesh_dot_internal_dot_v1_dot_scheduler__pb2.ListDecisionsRequest.SerializeToString,
                 response_deserializer=deepmesh_dot_internal_dot_v1_dot_scheduler__pb2.ListDecisionsResponse.FromString,
                 _registered_method=True)
+        self.GetScaling = channel.unary_unary(
+                '/deepmesh.internal.v1.SchedulerService/GetScaling',
+                request_serializer=deepmesh_dot_internal_dot_v1_dot_scheduler__pb2.GetScalingRequest.SerializeToString,
+                response_deserializer=deepmesh_dot_internal_dot_v1_dot_scheduler__pb2.GetScalingResponse.FromString,
+                _registered_method=True)
 
 
 class SchedulerServiceServicer:
@@ -119,6 +124,13 @@ class SchedulerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetScaling(self, request, context):
+        """Workers that the load asks for, by model and role. Idempotent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SchedulerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -146,6 +158,11 @@ def add_SchedulerServiceServicer_to_server(servicer, server):
                     servicer.ListDecisions,
                     request_deserializer=deepmesh_dot_internal_dot_v1_dot_scheduler__pb2.ListDecisionsRequest.FromString,
                     response_serializer=deepmesh_dot_internal_dot_v1_dot_scheduler__pb2.ListDecisionsResponse.SerializeToString,
+            ),
+            'GetScaling': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetScaling,
+                    request_deserializer=deepmesh_dot_internal_dot_v1_dot_scheduler__pb2.GetScalingRequest.FromString,
+                    response_serializer=deepmesh_dot_internal_dot_v1_dot_scheduler__pb2.GetScalingResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -285,6 +302,33 @@ class SchedulerService:
             '/deepmesh.internal.v1.SchedulerService/ListDecisions',
             deepmesh_dot_internal_dot_v1_dot_scheduler__pb2.ListDecisionsRequest.SerializeToString,
             deepmesh_dot_internal_dot_v1_dot_scheduler__pb2.ListDecisionsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetScaling(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/deepmesh.internal.v1.SchedulerService/GetScaling',
+            deepmesh_dot_internal_dot_v1_dot_scheduler__pb2.GetScalingRequest.SerializeToString,
+            deepmesh_dot_internal_dot_v1_dot_scheduler__pb2.GetScalingResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,0 +1,94 @@
+"""What each role has to do, in units of what one of its workers can do within the objectives. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from mesh.domain.workers import WorkerRole
+from scheduler.admission import Objectives
+from scheduler.arrivals import Demand
+from scheduler.candidates import Candidates, CandidateWorker, PlacementKnobs
+from scheduler.estimates import informed
+from scheduler.placement import slots_left, step_ms
+from scheduler.scaling import Need
+
+# Prompts that wait are to be computed within this share of the objective for the first token, or of a second where
+# there is none: the rest is for the prompt itself and its KV's way.
+WAITING_SHARE = 0.5
+DEFAULT_TTFT_MS = 1000.0
+# Refusals per second below which the last of them is minutes past.
+FORGOTTEN = 1e-4
+
+
+@dataclass(frozen=True, slots=True)
+class Assumed:
+    """What stands in for a worker's room while no worker of the model lives."""
+
+    requests_per_replica: float = 32.0
+
+
+def needs(
+    candidates: Candidates,
+    demand: Demand,
+    mean_output_tokens: float | None,
+    knobs: PlacementKnobs,
+    objectives: Objectives,
+    assumed: Assumed,
+) -> dict[WorkerRole, list[Need]]:
+    """By role. Decode workers compute the prompts where there is no prefill worker, so they have both needs then."""
+    candidates = informed(candidates, knobs)
+    prefill = [worker for worker in candidates.prefill if worker.unusable is None]
+    decode = [worker for worker in candidates.decode if worker.unusable is None]
+    prompts = _prompts(prefill or decode, demand, knobs, objectives)
+    output = mean_output_tokens or knobs.mean_output_tokens
+    generations = _generations(decode, demand, output, knobs, objectives, assumed)
+    return {
+        WorkerRole.PREFILL: [prompts],
+        WorkerRole.DECODE: [generations] if prefill else [generations, prompts],
+    }
+
+
+def _prompts(workers: Sequence[CandidateWorker], demand: Demand, knobs: PlacementKnobs, objectives: Objectives) -> Need:
+    queued = sum(worker.load.queued_prefill_tokens + worker.unreported.prefill_tokens for worker in workers)
+    seconds = (objectives.ttft_ms or DEFAULT_TTFT_MS) * WAITING_SHARE / 1000
+    rates = [worker.pace.prefill_tokens_per_second for worker in workers]
+    per_second = fmean(rates) if rates else knobs.prefill_tokens_per_second
+    # A queue of up to this is the use that a worker is meant to have.
+    excess = max(0.0, queued - per_second * seconds * len(workers))
+    return Need(demand.prompt_tokens + excess / seconds, per_second, "prompt tokens/s")
+
+
+def _generations(
+    workers: Sequence[CandidateWorker],
+    demand: Demand,
+    output_tokens: float,
+    knobs: PlacementKnobs,
+    objectives: Objectives,
+    assumed: Assumed,
+) -> Need:
+    tokens_each = demand.mean_prompt_tokens + output_tokens
+    capacities = [_capacity(worker, tokens_each, knobs, objectives) for worker in workers]
+    per_replica = fmean(capacities) if capacities else assumed.requests_per_replica
+    steps = [step_ms(worker, int(per_replica), knobs) for worker in workers]
+    seconds_each = output_tokens * (fmean(steps) if steps else knobs.decode_step_ms) / 1000
+    # A request that was refused would stay for as long as the others do.
+    refused = demand.refused_requests * seconds_each
+    if not workers and demand.refused_requests > FORGOTTEN:
+        # Somebody waits for a first worker, however short the answer.
+        refused = max(1.0, refused)
+    return Need(sum(map(_requests, workers)) + refused, per_replica, "requests at mean output length")
+
+
+def _capacity(worker: CandidateWorker, tokens_each: float, knobs: PlacementKnobs, objectives: Objectives) -> float:
+    """Requests that the worker serves at once within its memory and the objective for a token's time, at least one."""
+    requests = _requests(worker)
+    slots = requests + slots_left(tokens_each, worker, requests)
+    if objectives.tpot_ms is not None:
+        growth = knobs.step_growth
+        single = worker.pace.decode_step_ms / (1 + growth)
+        slots = min(slots, int((objectives.tpot_ms / single - 1) / growth) if growth else slots)
+    return float(max(1, slots))
+
+
+def _requests(worker: CandidateWorker) -> int:
+    return worker.load.running_requests + worker.load.waiting_requests + worker.unreported.requests

@@ -1,0 +1,79 @@
+"""How many replicas a role should have. Pure: what there is to do comes in, replicas and a reason go out.
+
+More replicas are wanted at once; fewer only after fewer would have done for a while, and not fewer than were needed at
+any time of it. Between the two lies a band in which the number stays, so that a load that varies within the band
+changes nothing.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from math import ceil
+
+# Less than this share of a replica is what is left of an average that dies out, and no load.
+NOTHING = 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """Work of one kind that a role has, and how much of it one replica can do; both in the same unit."""
+
+    amount: float
+    per_replica: float
+    # In words: what is counted.
+    what: str
+
+    @property
+    def replicas(self) -> float:
+        """Replicas that do this work with nothing to spare."""
+        return self.amount / self.per_replica
+
+    def __str__(self) -> str:
+        return f"{self.amount:.4g} {self.what}, {self.per_replica:.4g} a replica"
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingKnobs:
+    """When to have more replicas, or fewer."""
+
+    # Share of what a replica can do that it should have to do: the rest is for bursts, until more replicas are up.
+    target_use: float = 0.75
+    # Fewer replicas are wanted only if their use would be below the target by this share of it.
+    slack: float = 0.15
+    # For how long fewer must do.
+    scale_in_seconds: float = 300.0
+    max_replicas: int = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class WantedReplicas:
+    """The decision about one role; each is made from the one before."""
+
+    replicas: int
+    # What decided, in words.
+    reason: str = "nothing to do"
+    # Since when fewer would do; None if they would not.
+    fewer_since: float | None = None
+    # The most that were needed since then.
+    most_since: int = 0
+
+
+def decide(before: WantedReplicas, needs: Collection[Need], now: float, knobs: ScalingKnobs) -> WantedReplicas:
+    """What is wanted at `now` (seconds, never going back)."""
+    binding = max(needs, key=lambda need: need.replicas, default=None)
+    load = 0.0 if binding is None else binding.replicas
+    reason = "nothing to do" if binding is None or load <= NOTHING else str(binding)
+    more = _replicas(load / knobs.target_use, knobs)
+    if more > before.replicas:
+        return WantedReplicas(more, reason)
+    fewer = _replicas(load / (knobs.target_use * (1 - knobs.slack)), knobs)
+    if fewer >= before.replicas:
+        return WantedReplicas(before.replicas, reason)
+    since = now if before.fewer_since is None else before.fewer_since
+    most = max(fewer, before.most_since)
+    if now - since >= knobs.scale_in_seconds:
+        return WantedReplicas(most, reason)
+    return WantedReplicas(before.replicas, reason, since, most)
+
+
+def _replicas(load: float, knobs: ScalingKnobs) -> int:
+    return min(knobs.max_replicas, ceil(max(0.0, load - NOTHING)))
