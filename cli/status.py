@@ -51,12 +51,13 @@ async def _watch(
     endpoint: str, channels: Channels, show: Callable[[Snapshot], None], fail: Callable[[str], None]
 ) -> None:
     """Show the registry every second, or say why it cannot be read; never returns."""
-    while True:
-        try:
-            show(await read_workers(endpoint, channels))
-        except EndpointUnavailable as error:
-            fail(error.message)
-        await asyncio.sleep(WATCH_SECONDS)
+    async with channels.open(endpoint, Role.SCHEDULER) as channel:
+        while True:
+            try:
+                show(await _read(channel, endpoint))
+            except EndpointUnavailable as error:
+                fail(error.message)
+            await asyncio.sleep(WATCH_SECONDS)
 
 
 def _watch_tables(endpoint: str, channels: Channels) -> None:
@@ -86,15 +87,19 @@ def _echo_json(snapshot: Snapshot, indent: int | None) -> None:
 async def read_workers(endpoint: str, channels: Channels) -> Snapshot:
     """The registry now. Raises EndpointUnavailable."""
     async with channels.open(endpoint, Role.SCHEDULER) as channel:
-        call = scheduler_pb2_grpc.SchedulerServiceStub(channel).WatchWorkers(
-            scheduler_pb2.WatchWorkersRequest(), timeout=TIMEOUT_SECONDS
-        )
-        try:
-            snapshot: Snapshot = await call.read()
-        except grpc.aio.AioRpcError as error:
-            raise EndpointUnavailable(f"no scheduler answers at {endpoint}: is deepmesh up running?") from error
-        finally:
-            call.cancel()
+        return await _read(channel, endpoint)
+
+
+async def _read(channel: grpc.aio.Channel, endpoint: str) -> Snapshot:
+    call = scheduler_pb2_grpc.SchedulerServiceStub(channel).WatchWorkers(
+        scheduler_pb2.WatchWorkersRequest(), timeout=TIMEOUT_SECONDS
+    )
+    try:
+        snapshot: Snapshot = await call.read()
+    except grpc.aio.AioRpcError as error:
+        raise EndpointUnavailable(f"no scheduler answers at {endpoint}: is deepmesh up running?") from error
+    finally:
+        call.cancel()
     return snapshot
 
 
