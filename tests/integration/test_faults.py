@@ -92,17 +92,20 @@ async def test_a_frozen_rank_is_ended_and_costs_no_token_of_its_requests(mesh: P
     await mesh.drained()
 
 
-async def test_a_restarted_scheduler_learns_of_the_workers_and_streams_go_on(mesh: ProcessMesh) -> None:
-    answer = asyncio.create_task(assert_right(mesh, [[7, 8, 9]], 400))
-    await asyncio.sleep(0.3)
-    kill(mesh, "scheduler")
-    # No scheduler: the gateway places from its last snapshot.
-    await assert_serving(mesh)
-    back = asyncio.create_task(mesh.whole())
-    while not back.done():
+async def test_a_restarted_scheduler_learns_of_the_workers_and_streams_go_on() -> None:
+    # The gateway's snapshot lasts for one lease, and a restart on a busy machine takes seconds.
+    settings = (*oracle_settings(**{"oracle.step_ms": 5}), "scheduler.lease.seconds=30")
+    async with process_mesh(workers=1, settings=settings) as mesh:
+        answer = asyncio.create_task(assert_right(mesh, [[7, 8, 9]], 400))
+        await asyncio.sleep(0.3)
+        kill(mesh, "scheduler")
+        # No scheduler: the gateway places from its last snapshot.
         await assert_serving(mesh)
-    await back
-    await answer
+        back = asyncio.create_task(mesh.whole())
+        while not back.done():
+            await assert_serving(mesh)
+        await back
+        await answer
 
 
 async def test_a_deadline_of_one_millisecond_leaves_nothing_behind(mesh: ProcessMesh) -> None:
