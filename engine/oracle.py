@@ -174,7 +174,7 @@ class OracleBackend:
         if not drafts:
             return dict.fromkeys(yielded, ())
         which, samplings = np.array(list(yielded)), [_sampling(rows[index]) for index in yielded]
-        # Of the last token of each row; its cell is not written yet.
+        # Position of the last token of each row; its cell is not written yet.
         positions = layout.ends[which] + [len(tokens) - 1 - rows[index].drafts for index, tokens in yielded.items()]
         cells = self.cells[layout.cells(which, positions - 1)]
         tokens = [tokens[-1] for tokens in yielded.values()]

@@ -22,7 +22,7 @@ class Piece:
 
     index: int
     delta: Delta
-    # Of this choice, so far.
+    # What this choice has used so far.
     usage: Usage
 
 

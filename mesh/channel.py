@@ -52,7 +52,7 @@ class MutualTlsChannels(Channels):
     def __init__(self, config: TlsConfig) -> None:
         super().__init__()
         self._files = CertificateFiles.of(config)
-        # Of the files as they were last read.
+        # Version of the files as they were last read.
         self._version = 0
         self._current = self._files.pem.channel_credentials()
 

@@ -11,7 +11,7 @@ MAX_MODELS = 1024
 class Demand:
     """What clients ask of a model; rates per second."""
 
-    # Of prompts, without what is cached.
+    # Prompt tokens that are not cached.
     prompt_tokens: float = 0.0
     # Requests that found no worker or no room.
     refused_requests: float = 0.0

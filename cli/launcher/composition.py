@@ -17,7 +17,7 @@ HTTP_PORT = 8000
 GRPC_PORT = 8001
 SCHEDULER_PORT = 8002
 METRICS_PORT = 9001
-# Of a service's first metrics port, after the gateway's.
+# How far a service's first metrics port lies behind the gateway's.
 METRICS_OFFSETS: Mapping[str, int] = {"gateway": 0, "scheduler": 1, "kvstore": 10, "prefill": 100, "decode": 200}
 # Prefix of a key on the command line -> module that runs it.
 MODULES: Mapping[str, str] = {

@@ -17,7 +17,7 @@ class Allocator:
         self.dtype = dtype
         self.device = device
         self.formats = formats
-        # Of all layers.
+        # All layers share it.
         self.side_stream = SideStream(device)
 
     def __call__(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:

@@ -15,7 +15,7 @@ from mesh.blocks import BLOCK_TOKENS
 
 # Stands for no row, since tensors have no None.
 NO_ROW = -1
-# Of each row: token, the row it follows, position.
+# Each row has a token, the row it follows, and a position.
 FIELDS = 3
 
 

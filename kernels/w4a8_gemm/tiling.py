@@ -7,7 +7,7 @@ from dataclasses import dataclass
 class Tiling:
     """`Shape` in the CUDA source."""
 
-    # Of a tile.
+    # Rows of a tile.
     rows: int
     # Each of them multiplies `parts` times 64 outputs; one more copies.
     warpgroups: int

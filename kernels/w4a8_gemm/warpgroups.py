@@ -15,7 +15,7 @@ from kernels.w4a8_gemm.tiling import TILINGS, Tiling
 from kernels.w4a8_gemm.weight import GROUP, TILE_OUTPUTS, Int4Experts
 
 SOURCE = Path(__file__).parent / "cuda" / "w4a8.cu"
-# Of the source.
+# The CUDA source has the same constants.
 MOST_EXPERTS, WARPGROUP = 512, 128
 
 

@@ -22,7 +22,7 @@ class QuantizedExperts:
     # The tensors to write, by name.
     tensors: Mapping[str, torch.Tensor]
     weight_error: Error
-    # Of the experts' outputs for the calibration tokens, caused by the rounding of their weights.
+    # Error of the experts' outputs for the calibration tokens, caused by the rounding of their weights.
     output_error: Error
     # What the source's experts add to the residual: [tokens, hidden] float32.
     added: torch.Tensor

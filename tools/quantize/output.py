@@ -28,12 +28,12 @@ class UnitReport(msgspec.Struct, frozen=True):
     size_bytes: int
     int4_error: float | None = None
     fp8_error: float | None = None
-    # Of the experts' outputs for the calibration texts; None without calibration.
+    # Error of the experts' outputs for the calibration texts; None without calibration.
     output_error: float | None = None
 
 
 class _Metadata(msgspec.Struct, frozen=True):
-    # Of the whole run: a file that another run made does not belong to this checkpoint.
+    # Settings of the whole run: a file that another run made does not belong to this checkpoint.
     settings: dict[str, str]
     report: UnitReport
 
