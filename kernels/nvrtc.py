@@ -106,14 +106,15 @@ def compile_source(source: Path, target: str) -> Compiled:
     program = _check(nvrtc.nvrtcCreateProgram(source.read_bytes(), source.name.encode(), 0, [], []))
     options = [option.encode() for option in (f"--gpu-architecture={target}", "--std=c++17", f"-I{source.parent}")]
     (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
-    log = b" " * _check(nvrtc.nvrtcGetProgramLogSize(program))
+    # NVRTC writes into what it is given. A bytes object of one byte is shared by the whole interpreter.
+    log = bytearray(_check(nvrtc.nvrtcGetProgramLogSize(program)))
     _check(nvrtc.nvrtcGetProgramLog(program, log))
     remarks = log.decode().strip("\0 \n")
     if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
         raise RuntimeError(f"{source.name} does not compile for {target}: {remarks}")
-    code = b" " * _check(nvrtc.nvrtcGetCUBINSize(program))
+    code = bytearray(_check(nvrtc.nvrtcGetCUBINSize(program)))
     _check(nvrtc.nvrtcGetCUBIN(program, code))
-    return Compiled(code, remarks)
+    return Compiled(bytes(code), remarks)
 
 
 # Large enough for all weights and activations of a step; the next step has them at the same addresses.

@@ -101,3 +101,10 @@ def test_kernels_state_their_dynamic_shared_memory(source: Path, folder: Path) -
     kernels = set(re.findall(rb"\.text\.(\w+)", code))
     stating = {kernel for kernel in kernels if kernel + b"_shared_bytes" in code}
     assert kernels and stating == (kernels if "extern __shared__" in source.read_text() else set())
+
+
+def test_compiling_leaves_the_interpreters_bytes_alone(source: Path, folder: Path) -> None:
+    compile_with_launchers(source, folder)
+    # Python has one object for each bytes of length one: an empty log, written over such an object, made every
+    # space that came alone from a socket a zero byte.
+    assert all(bytes([value])[0] == value for value in range(256))
