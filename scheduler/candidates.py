@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from mesh.costs import CostModel
 from mesh.domain.targets import StoreTarget
 from mesh.domain.workers import KvNamespace, WorkerLoad
 
@@ -108,22 +109,13 @@ class Candidates:
 class PlacementKnobs:
     """Constants of the prediction, and what stands in for a measurement while there is none."""
 
-    prefill_tokens_per_second: float = 5000.0
-    decode_step_ms: float = 20.0
+    # How times grow with the work, and the times themselves while a worker has not measured its own.
+    costs: CostModel = field(default_factory=CostModel)
     mean_output_tokens: float = 256.0
-    # How much one more request lengthens a step, relative to a step of one request.
-    step_growth: float = 0.02
     # Requests that may wait on a worker for a place in its batch.
     queue_requests: int = 512
-    # Time from the decode worker's landing to the prefill worker's first chunk, and from the last byte of KV to the
-    # decode worker's next step.
-    handover_ms: float = 5.0
-    push_bytes_per_second: float = 2e9
     # Share of a push's time that remains after the computation if layers are pushed while later ones compute.
     layerwise_rest: float = 0.125
-    # A fetch from a store: time before its first byte, and its rate.
-    fetch_latency_ms: float = 2.0
-    fetch_bytes_per_second: float = 1e9
     # Prompt tokens that ride along in decode steps without lengthening them much.
     short_prompt_tokens: int = 64
     # Weight of the delay of running requests, relative to the delay of the placed request.

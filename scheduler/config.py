@@ -1,5 +1,7 @@
 """Configuration of the scheduler."""
 
+from pathlib import Path
+
 from pydantic import Field
 
 from mesh.config import Config, ServiceConfig
@@ -25,28 +27,18 @@ class LeaseConfig(Config):
 class PlacementConfig(Config):
     """Constants of the prediction, and what it assumes while workers have not measured."""
 
-    prefill_tokens_per_second: float = Field(default=5000.0, gt=0)
-    """Rate at which a worker computes prompts, while it has not measured its own."""
-    decode_step_ms: float = Field(default=20.0, gt=0)
-    """Time of a step with one request, while a worker has not measured its own."""
+    costs: Path | None = None
+    """Cost file of the workers, made by `deepmesh calibrate`: how the time of a step grows with its requests, and what
+    prompts, pushes and fetches take while a worker has not measured its own.
+    """
     mean_output_tokens: float = Field(default=256.0, gt=0)
     """Length of an answer, while none has ended."""
-    step_growth: float = Field(default=0.02, ge=0)
-    """How much one more request lengthens a step, relative to a step of one request."""
     queue_requests: int = Field(default=512, ge=0)
     """Requests that may wait on one worker for a place in its batch; 0 refuses what cannot start at once."""
-    handover_ms: float = Field(default=5.0, ge=0)
-    """Cost of having a prompt computed by another worker: the calls, and the push of its KV while no prefill worker has
-    measured one.
-    """
-    push_bytes_per_second: float = Field(default=2e9, gt=0)
-    """Rate of a push of KV to a decode worker, while no prefill worker has measured one."""
+    handover_ms: float | None = Field(default=None, ge=0)
+    """Time of the calls where another worker computes the prompt; by default the cost file's."""
     layerwise_rest: float = Field(default=0.125, ge=0, le=1)
     """Share of a push's time that remains after the computation if layers are pushed while later ones compute."""
-    fetch_latency_ms: float = Field(default=2.0, ge=0)
-    """Latency of a fetch from a KV store, while a worker has not measured one."""
-    fetch_bytes_per_second: float = Field(default=1e9, gt=0)
-    """Rate of a fetch from a KV store, while a worker has not measured one."""
     short_prompt_tokens: int = Field(default=64, ge=0)
     """Prompts with at most this many uncached tokens delay no request on a decode worker."""
     interference: float = Field(default=1.0, ge=0)

@@ -11,6 +11,7 @@ from math import exp, fsum, log
 
 import msgspec
 
+from mesh.costs import CostModel
 from mesh.domain.workers import WorkerLoad
 from scheduler.candidates import Candidates, CandidateWorker, Pace, PlacementKnobs
 
@@ -26,25 +27,26 @@ CONSTANT_AGE_SECONDS = 60.0
 
 def informed(candidates: Candidates, knobs: PlacementKnobs) -> Candidates:
     """The candidates with an estimate beside their measurements."""
-    workers = (*candidates.decode, *candidates.prefill)
+    workers, costs = (*candidates.decode, *candidates.prefill), knobs.costs
     prefill = Estimator(
-        ((each.load.prefill_tokens_per_second, each.ages.prefill) for each in workers), knobs.prefill_tokens_per_second
+        ((each.load.prefill_tokens_per_second, each.ages.prefill) for each in workers),
+        costs.prefill_tokens_per_second,
     )
     step = Estimator(
-        ((_single_step_ms(each.load, knobs), each.ages.step) for each in candidates.decode), knobs.decode_step_ms
+        ((_single_step_ms(each.load, costs), each.ages.step) for each in candidates.decode), costs.decode_ms(1)
     )
     fetch = Estimator(
-        ((each.fetch_bytes_per_second, each.ages.fetch) for each in workers), knobs.fetch_bytes_per_second
+        ((each.fetch_bytes_per_second, each.ages.fetch) for each in workers), costs.fetch_bytes_per_second
     )
     push = Estimator(
-        ((each.load.push_bytes_per_second, each.ages.push) for each in candidates.prefill), knobs.push_bytes_per_second
+        ((each.load.push_bytes_per_second, each.ages.push) for each in candidates.prefill), costs.push_bytes_per_second
     )
 
     def estimated(worker: CandidateWorker) -> CandidateWorker:
         load, ages = worker.load, worker.ages
         pace = Pace(
             prefill_tokens_per_second=prefill.estimate(load.prefill_tokens_per_second, ages.prefill),
-            decode_step_ms=step.estimate(_single_step_ms(load, knobs), ages.step),
+            decode_step_ms=step.estimate(_single_step_ms(load, costs), ages.step),
             push_bytes_per_second=push.estimate(load.push_bytes_per_second, ages.push),
             fetch_bytes_per_second=fetch.estimate(worker.fetch_bytes_per_second, ages.fetch),
         )
@@ -72,12 +74,12 @@ class Estimator:
         return value * (self._common / value) ** (1.0 - _weight(age_seconds)) if value else self._common
 
 
-def _single_step_ms(load: WorkerLoad, knobs: PlacementKnobs) -> float | None:
+def _single_step_ms(load: WorkerLoad, costs: CostModel) -> float | None:
     """The measured step time, converted to a batch of one request; None if there is none."""
     if load.decode_step_ms is None:
         return None
     requests = max(1.0, load.decode_step_requests or 0.0)
-    return load.decode_step_ms * (1 + knobs.step_growth) / (1 + knobs.step_growth * requests)
+    return load.decode_step_ms * costs.decode_ms(1) / costs.decode_ms(requests)
 
 
 def _weight(age_seconds: float) -> float:

@@ -52,7 +52,7 @@ def _prompts(workers: Sequence[CandidateWorker], demand: Demand, knobs: Placemen
     queued = sum(worker.load.queued_prefill_tokens + worker.unreported.prefill_tokens for worker in workers)
     seconds = (objectives.ttft_ms or DEFAULT_TTFT_MS) * WAITING_SHARE / 1000
     rates = [worker.pace.prefill_tokens_per_second for worker in workers]
-    per_second = fmean(rates) if rates else knobs.prefill_tokens_per_second
+    per_second = fmean(rates) if rates else knobs.costs.prefill_tokens_per_second
     # A queue of up to this is the use that a worker is meant to have.
     excess = max(0.0, queued - per_second * seconds * len(workers))
     return Need(demand.prompt_tokens + excess / seconds, per_second, "prompt tokens/s")
@@ -70,7 +70,7 @@ def _generations(
     capacities = [_capacity(worker, tokens_each, knobs, objectives) for worker in workers]
     per_replica = fmean(capacities) if capacities else assumed.requests_per_replica
     steps = [step_ms(worker, int(per_replica), knobs) for worker in workers]
-    seconds_each = output_tokens * (fmean(steps) if steps else knobs.decode_step_ms) / 1000
+    seconds_each = output_tokens * (fmean(steps) if steps else knobs.costs.decode_ms(1)) / 1000
     # A request that was refused would stay for as long as the others do.
     refused = demand.refused_requests * seconds_each
     if not workers and demand.refused_requests > FORGOTTEN:
@@ -84,9 +84,9 @@ def _capacity(worker: CandidateWorker, tokens_each: float, knobs: PlacementKnobs
     requests = _requests(worker)
     slots = requests + slots_left(tokens_each, worker, requests)
     if objectives.tpot_ms is not None:
-        growth = knobs.step_growth
-        single = worker.pace.decode_step_ms / (1 + growth)
-        slots = min(slots, int((objectives.tpot_ms / single - 1) / growth) if growth else slots)
+        # The worker's pace, relative to the model's.
+        slowness = worker.pace.decode_step_ms / knobs.costs.decode_ms(1)
+        slots = min(slots, knobs.costs.requests_within(objectives.tpot_ms / slowness, max(1, slots)))
     return float(max(1, slots))
 
 

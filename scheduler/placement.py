@@ -102,7 +102,7 @@ def _alone(share: _DecodeShare, found: Source, contested: bool, knobs: Placement
     worker = share.candidate
     rate = worker.pace.prefill_tokens_per_second
     queued = worker.load.queued_prefill_tokens + worker.unreported.prefill_tokens
-    ttft_ms = share.wait_ms + queued / rate * 1000 + found.ms + share.tpot_ms
+    ttft_ms = knobs.costs.request_ms + share.wait_ms + queued / rate * 1000 + found.ms + share.tpot_ms
     delay_ms = 0.0
     if contested:
         # The first tokens are computed in a decode step that runs anyway.
@@ -119,7 +119,8 @@ def _pair(request: PlacementRequest, share: _DecodeShare, offer: PrefillOffer, k
     push_ms = size_bytes / offer.push_bytes_per_second * 1000
     if request.prompt_tokens >= max(share.candidate.layerwise_tokens, offer.layerwise_tokens):
         push_ms = max(push_ms - offer.source.ms, push_ms * knobs.layerwise_rest)
-    ttft_ms = share.wait_ms + offer.ready_ms + knobs.handover_ms + push_ms + share.tpot_ms
+    calls_ms = knobs.costs.request_ms + knobs.costs.handover_ms
+    ttft_ms = share.wait_ms + offer.ready_ms + calls_ms + push_ms + share.tpot_ms
     verdict = share.verdict if share.verdict[0] is not None else (offer.rejection, offer.rejected)
     return _assemble(share, offer, offer.source, ttft_ms, 0.0, verdict)
 
@@ -207,7 +208,7 @@ def slots_left(tokens_each: float, candidate: CandidateWorker, requests: int) ->
 def step_ms(candidate: CandidateWorker, requests: int, knobs: PlacementKnobs) -> float:
     """Step time with `requests` in the batch, derived from the step time of one request."""
     batch = min(requests, candidate.max_requests)
-    return candidate.pace.decode_step_ms * (1 + knobs.step_growth * batch) / (1 + knobs.step_growth)
+    return candidate.pace.decode_step_ms * knobs.costs.decode_ms(batch) / knobs.costs.decode_ms(1)
 
 
 def _reject(request: PlacementRequest, candidate: CandidateWorker, ahead: int, knobs: PlacementKnobs) -> Verdict:

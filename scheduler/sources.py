@@ -31,7 +31,8 @@ def source(
     computed = _computed(request, own, rate)
     if store is None or (more := reusable_blocks(request, store.blocks) - own) <= 0:
         return computed
-    fetch_ms = knobs.fetch_latency_ms + more * candidate.block_bytes / candidate.pace.fetch_bytes_per_second * 1000
+    transfer_ms = more * candidate.block_bytes / candidate.pace.fetch_bytes_per_second * 1000
+    fetch_ms = knobs.costs.fetch_latency_ms + transfer_ms
     rest = _computed(request, own + more, rate)
     if fetch_ms + rest.ms >= computed.ms:
         return computed

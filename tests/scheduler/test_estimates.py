@@ -97,7 +97,7 @@ def test_what_one_worker_measured_and_nobody_finds_again_is_forgotten_within_min
 
     assert bandwidth(0.0) == 1e6
     assert bandwidth(CONSTANT_AGE_SECONDS / 2) == pytest.approx(1e6, rel=0.15)
-    assert bandwidth(2 * CONSTANT_AGE_SECONDS) == pytest.approx(KNOBS.fetch_bytes_per_second, rel=0.01)
+    assert bandwidth(2 * CONSTANT_AGE_SECONDS) == pytest.approx(KNOBS.costs.fetch_bytes_per_second, rel=0.01)
 
 
 def test_prefill_and_decode_workers_inform_each_other_of_the_rate_of_prompts() -> None:

@@ -25,7 +25,7 @@ DEMAND = Demand(prompt_tokens=1500.0, mean_prompt_tokens=512.0)
 def needed(
     candidates: Candidates, demand: Demand = DEMAND, objectives: Objectives | None = None
 ) -> dict[WorkerRole, list[Need]]:
-    knobs = PlacementKnobs(step_growth=0.02)
+    knobs = PlacementKnobs()
     return needs(candidates, demand, 128.0, knobs, objectives or Objectives(), Assumed(32.0))
 
 

@@ -7,12 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mesh.costs import CostModel
 from scheduler.candidates import CandidateWorker, PlacementKnobs, PlacementRequest
 from scheduler.placement import choose, explain, placed_work
 from scheduler.terms import Rejection, Terms
 from tests.support.scheduling import make_candidate, make_load, make_request, predict_alone
 
 KNOBS = PlacementKnobs(queue_requests=4)
+# Steps take as long with many requests as with one.
+STEADY = CostModel(decode_steps=((1.0, 20.0),))
 
 
 def place(request: PlacementRequest, candidates: list[CandidateWorker]) -> Terms | None:
@@ -65,7 +68,7 @@ def test_the_last_token_of_a_wholly_cached_prompt_is_still_computed() -> None:
 
 def test_the_first_token_is_predicted_from_queue_prompt_and_step() -> None:
     load = make_load(queued_prefill_tokens=360, prefill_tokens_per_second=1000.0, decode_step_ms=10.0)
-    terms = predict_alone(make_request(prompt_tokens=640), [make_candidate(load=load)], replace(KNOBS, step_growth=0.0))
+    terms = predict_alone(make_request(prompt_tokens=640), [make_candidate(load=load)], replace(KNOBS, costs=STEADY))
     assert terms[0].ttft_ms == 1000.0 + 10.0
     assert terms[0].tpot_ms == 10.0
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mesh.costs import CostModel
 from mesh.domain.targets import StoreTarget
 from scheduler.candidates import Candidates, CandidateWorker, PlacementKnobs, PlacementRequest
 from scheduler.estimates import informed
@@ -16,15 +17,15 @@ from scheduler.sources import Source, source
 from tests.support.scheduling import NAMESPACE, make_candidate, make_load, make_request
 
 # A candidate computes a block in 64 ms; a block is 1 MB.
-KNOBS = PlacementKnobs(fetch_latency_ms=2.0, fetch_bytes_per_second=1e9)
+KNOBS = PlacementKnobs()
 STORE = StoreTarget("store", 9)
 
 
 def found_by(
-    candidate: CandidateWorker, store: StoreTarget | None, request: PlacementRequest | None = None, **knobs: Any
+    candidate: CandidateWorker, store: StoreTarget | None, request: PlacementRequest | None = None, **costs: Any
 ) -> Source:
     """What a worker does that is alone in the mesh, with the constants above or other ones."""
-    constants = replace(KNOBS, **knobs)
+    constants = replace(KNOBS, costs=CostModel(**costs))
     (estimated,) = informed(Candidates([candidate]), constants).decode
     return source(request or make_request(), estimated, store, constants)
 
@@ -44,7 +45,7 @@ def test_a_store_that_has_no_more_is_not_asked() -> None:
 @pytest.mark.parametrize(("bytes_per_second", "chosen"), [(1e9, True), (15.7e6, True), (15.5e6, False), (1e3, False)])
 def test_a_store_slower_than_recomputing_is_not_chosen(bytes_per_second: float, chosen: bool) -> None:
     # 1 MB at 15.6 MB/s takes as long as 64 tokens at 1000/s.
-    knobs = PlacementKnobs(fetch_latency_ms=0.0, fetch_bytes_per_second=bytes_per_second)
+    knobs = PlacementKnobs(costs=CostModel(fetch_latency_ms=0.0, fetch_bytes_per_second=bytes_per_second))
     decode = make_candidate("d")
     best = choose(predict(make_request(), Candidates([decode], [], {NAMESPACE: STORE}), knobs))
     assert best is not None

@@ -1,0 +1,77 @@
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mesh.cost_file import load_costs, save_costs
+from mesh.costs import CostFile, CostModel
+from mesh.errors import ConfigError
+
+STEPS = CostModel(decode_steps=((1.0, 12.0), (8.0, 24.0), (64.0, 34.0)))
+
+
+def test_a_measured_step_takes_what_was_measured() -> None:
+    assert [STEPS.decode_ms(requests) for requests in (1, 8, 64)] == [12.0, 24.0, 34.0]
+
+
+def test_between_two_measured_steps_time_is_linear() -> None:
+    assert STEPS.decode_ms(36) == pytest.approx(29.0)
+
+
+def test_behind_the_last_measured_step_time_goes_on_growing() -> None:
+    assert STEPS.decode_ms(120) == pytest.approx(44.0)
+
+
+def test_one_measured_step_stands_for_all() -> None:
+    assert CostModel(decode_steps=((4.0, 9.0),)).decode_ms(400) == 9.0
+
+
+@given(st.floats(1, 60), st.integers(1, 200))
+def test_the_requests_within_a_time_are_the_most_that_keep_it(ms: float, most: int) -> None:
+    requests = STEPS.requests_within(ms, most)
+    assert requests == sum(STEPS.decode_ms(count) <= ms for count in range(1, most + 1))
+
+
+def test_context_beyond_what_was_measured_lengthens_a_step() -> None:
+    costs = msgspec.structs.replace(STEPS, decode_context_tokens=1000.0, decode_context_ms=2.0)
+    assert costs.step_ms(8, 8000, 0.0) == 24.0
+    assert costs.step_ms(8, 1_008_000, 0.0) == pytest.approx(26.0)
+
+
+def test_tokens_late_in_a_prompt_take_longer() -> None:
+    costs = CostModel(prefill_tokens_per_second=1000.0, prefill_pairs_ms=1.0)
+    assert costs.prefill_ms(1000, 0) == pytest.approx(1000.5)
+    assert costs.prefill_ms(1000, 1000) == pytest.approx(1001.5)
+
+
+def test_a_cost_file_comes_back_as_it_was_saved(tmp_path: Path) -> None:
+    file = CostFile(STEPS, device="a card", layout="ep8", error=0.02)
+    save_costs(file, tmp_path / "costs.json")
+    assert load_costs(tmp_path / "costs.json") == file
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("{", "truncated"),
+        ('{"costs": {"decode_stepz": []}}', "unknown field `decode_stepz`"),
+        ('{"costs": {"decode_steps": []}}', "at least one point"),
+        ('{"costs": {"decode_steps": [[8, 2], [1, 1]]}}', "ascending"),
+        ('{"costs": {"prefill_tokens_per_second": 0}}', "above 0"),
+        ('{"costs": {"prefill_tokens_per_second": "many"}}', "Expected `float`"),
+    ],
+)
+def test_a_broken_cost_file_is_one_sentence(tmp_path: Path, content: str, told: str) -> None:
+    path = tmp_path / "costs.json"
+    path.write_text(content)
+    with pytest.raises(ConfigError) as refused:
+        load_costs(path)
+    assert told in refused.value.message and str(path) in refused.value.message
+    assert "\n" not in refused.value.message
+
+
+def test_a_missing_cost_file_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"absent\.json: No such file"):
+        load_costs(Path("absent.json"))
