@@ -7,6 +7,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).parent.parent
 PIN = re.compile(r"^([\w.-]+)==([^;\s]+)")
@@ -39,6 +40,14 @@ def test_every_file_that_a_package_reads_is_shipped_with_it() -> None:
         if path.suffix in (".cu", ".cuh", ".h", ".typed", ".json", ".yaml", ".html") and path.is_file()
     }
     assert read <= shipped
+
+
+def test_packages_chart_and_changelog_name_the_same_version() -> None:
+    projects = [ROOT / "pyproject.toml", ROOT / "protos/pyproject.toml", ROOT / "models/pyproject.toml"]
+    versions = {tomllib.loads(path.read_text())["project"]["version"] for path in projects}
+    chart = yaml.safe_load((ROOT / "deploy/helm/deepmesh/Chart.yaml").read_text())
+    (newest, *_) = re.findall(r"^## ([\d.]+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert versions == {chart["version"]} == {chart["appVersion"]} == {newest}
 
 
 def folder(package: str) -> Path:

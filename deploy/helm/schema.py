@@ -15,7 +15,7 @@ SCHEMA = Path(__file__).parent / "deepmesh/values.schema.json"
 CONFIGS: tuple[type[Config], ...] = (SchedulerConfig, GatewayConfig, PrefillConfig, DecodeConfig, KvStoreConfig)
 # The chart's own: other objects of the chart must agree with them.
 SET_BY_CHART = ("scheduler", "stores", "security", "gateway_id", "store_id", "worker_id")
-SERVER_SET_BY_CHART = ("host", "port", "advertise", "metrics_port", "health_port", "drain_seconds")
+SERVER_SET_BY_CHART = ("host", "port", "advertise", "metrics_host", "metrics_port", "health_port", "drain_seconds")
 # Words about a key, and what the chart's part of a configuration may leave out.
 _LEFT_OUT = ("title", "description", "default", "required")
 
