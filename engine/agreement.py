@@ -1,5 +1,6 @@
 """How the ranks of a worker come to launch steps of one shape."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from engine.batch import StepShape
@@ -7,6 +8,11 @@ from engine.batch import StepShape
 
 class Agreement(Protocol):
     """Asked once for each step, by every rank, in the same order."""
+
+    @property
+    def due(self) -> bool:
+        """Whether another rank waits for this one's proposal, so that it has to step even without work."""
+        ...
 
     def agree(self, proposal: StepShape) -> StepShape:
         """What all ranks launch next, given what this one has to compute. No smaller than the proposal."""
@@ -16,5 +22,17 @@ class Agreement(Protocol):
 class OneRank:
     """A worker of one rank does as it proposes."""
 
+    due = False
+
     def agree(self, proposal: StepShape) -> StepShape:
         return proposal
+
+
+def agreed(proposals: Sequence[StepShape]) -> StepShape:
+    """The least shape that holds what every rank proposes. They stop together, once all want to."""
+    return StepShape(
+        tokens=max(each.tokens for each in proposals),
+        decode_only=all(each.decode_only for each in proposals),
+        stopping=all(each.stopping for each in proposals),
+        drafts=max(each.drafts for each in proposals),
+    )

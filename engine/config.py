@@ -6,6 +6,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from engine.parallel.config import ParallelConfig
 from mesh.config import Config
 from mesh.errors import ConfigError
 from transfer.config import TransferConfig
@@ -101,6 +102,7 @@ class EngineConfig(Config):
     """Reuse blocks of equal prefixes."""
     transfer: TransferConfig | None = None
     """How KV moves between this worker and others; none moves without it."""
+    parallel: ParallelConfig = ParallelConfig()
     oracle: OracleConfig = OracleConfig()
     drafts: DraftsConfig = DraftsConfig()
 

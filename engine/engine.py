@@ -82,7 +82,8 @@ class Engine:
     def has_work(self) -> bool:
         """Whether a step would do or report anything before the next message, or event of the agent."""
         can_go_on = len(self._requests) > self.transfers.awaited and not self._blocked
-        return bool(can_go_on or self._pipeline.in_flight or self._report.pending or self._stopping)
+        own_work = can_go_on or self._pipeline.in_flight or self._report.pending or self._stopping
+        return bool(own_work or self._agreement.due)
 
     def submit(self, submit: Submit) -> None:
         assert submit.key not in self._requests

@@ -307,6 +307,12 @@ class EngineFailed(MeshError):
     reason = "ENGINE_FAILED"
 
 
+class RankLost(EngineFailed):
+    """A rank waited for another one of its worker, which has ended or hangs."""
+
+    reason = "RANK_LOST"
+
+
 class RemoteError(MeshError):
     """An error of another process that has no class here: its code and reason are kept as they came, and the code says
     what may be tried again.

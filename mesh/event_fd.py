@@ -9,14 +9,15 @@ class EventFd:
     It is readable from `set` until the next `clear`.
     """
 
-    def __init__(self) -> None:
-        self._descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+    def __init__(self, descriptor: int | None = None) -> None:
+        """descriptor: of an eventfd that does not block, made by another process; by default a new one."""
+        self._descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) if descriptor is None else descriptor
 
     def fileno(self) -> int:
         return self._descriptor
 
     def set(self) -> None:
-        """From any thread."""
+        """From any thread, or another process."""
         os.eventfd_write(self._descriptor, 1)
 
     def clear(self) -> bool:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Self
 
 from engine.config import EngineConfig
+from engine.parallel.peers import GroupDescriptors
 from engine.protocol.frames import RECEIVE_BYTES, FrameDecoder, FrameEncoder
 from engine.protocol.messages import (
     AttachStore,
@@ -77,9 +78,11 @@ class RankClient:
         observe: ObserveConfig | None = None,
         rank: int = 0,
         name: str = "the engine process",
+        group: GroupDescriptors | None = None,
     ) -> Self:
         """Start the worker's rank of that number, which logs and traces as `observe` says; return when it has loaded.
 
+        group: what it shares with the other ranks, if there are any; to be closed when `start` has returned.
         Raises CheckpointError or ConfigError where starting again cannot help, EngineFailed otherwise.
         """
         ours, theirs = socket.socketpair()
@@ -89,7 +92,7 @@ class RankClient:
             undo.callback(writer.close)
             pulse, descriptor = Pulse.create()
             try:
-                process = await _spawn(config, theirs.fileno(), descriptor)
+                process = await _spawn(config, rank, [theirs.fileno(), descriptor], group)
             finally:
                 os.close(descriptor)
             undo.pop_all()
@@ -97,7 +100,7 @@ class RankClient:
         started = False
         try:
             settings = _rank_settings(observe or ObserveConfig(), rank)
-            client._send(Start(config.model_dump_json().encode(), settings.model_dump_json().encode(), rank))
+            client._send(Start(config.model_dump_json().encode(), settings.model_dump_json().encode()))
             client.ready = await client._until_ready()
             started = True
         finally:
@@ -191,16 +194,19 @@ def rank_environment(config: EngineConfig) -> dict[str, str]:
     return environment
 
 
-async def _spawn(config: EngineConfig, connection: int, pulse: int) -> asyncio.subprocess.Process:
-    """Start a rank with these two descriptors."""
+async def _spawn(
+    config: EngineConfig, rank: int, own: Sequence[int], group: GroupDescriptors | None
+) -> asyncio.subprocess.Process:
+    """Start a rank. own: the descriptors of its connection and its pulse."""
+    descriptors = [*own, *(() if group is None else (group.memory, *group.wakeups))]
     tethered = [sys.executable, "-I", "-S", str(Path(tether.__file__)), str(os.getpid())]
     # The rank follows our own rule for sys.path, so that it imports the code that this process runs.
     path_rule = ["-P"] if sys.flags.safe_path else []
     return await asyncio.create_subprocess_exec(
         *tethered,
-        *[sys.executable, *path_rule, "-m", "engine.rank", str(connection), str(pulse)],
+        *[sys.executable, *path_rule, "-m", "engine.rank", str(rank), *map(str, descriptors)],
         stdin=asyncio.subprocess.DEVNULL,
-        pass_fds=(connection, pulse),
+        pass_fds=descriptors,
         env=rank_environment(config),
     )
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Self
 
 from engine.config import EngineConfig
+from engine.parallel.peers import GroupDescriptors
 from engine.protocol.messages import FirstToken, StepResult, Submit, TransferNews
 from mesh.config import ObserveConfig
 from mesh.domain.workers import TransferCounters, WorkerLoad
@@ -44,10 +45,15 @@ class RankGroup:
         self._failure: EngineFailed | None = None
 
     @classmethod
-    async def start(cls, config: EngineConfig, observe: ObserveConfig | None = None, ranks: int = 1) -> Self:
-        """Start so many ranks and return when all have loaded. Raises what RankClient.start raises, and leaves none."""
+    async def start(cls, config: EngineConfig, observe: ObserveConfig | None = None) -> Self:
+        """Start the worker's ranks and return when all have loaded. Raises what RankClient.start raises, and leaves
+        none.
+        """
+        ranks = config.parallel.world
+        shared = GroupDescriptors.create(ranks) if ranks > 1 else None
         starts = [
-            asyncio.create_task(RankClient.start(config, observe, rank, _name(rank, ranks))) for rank in range(ranks)
+            asyncio.create_task(RankClient.start(config, observe, rank, _name(rank, ranks), shared))
+            for rank in range(ranks)
         ]
         started = False
         try:
@@ -57,6 +63,8 @@ class RankGroup:
         finally:
             if not started:
                 await _undo(starts)
+            if shared is not None:
+                shared.close()
 
     @property
     def load(self) -> WorkerLoad:

@@ -70,13 +70,12 @@ class RankHost:
         endpoint: str,
         channels: Channels,
         can_prefill: bool = True,
-        ranks: int = 1,
     ) -> Self:
-        """Start so many ranks and return when they have loaded. Raises what RankClient.start raises.
+        """Start the ranks and return when they have loaded. Raises what RankClient.start raises.
 
         `endpoint` is host:port of the worker's services; `channels` lead to the stores.
         """
-        group = await RankGroup.start(config.rank_engine, config.observe, ranks)
+        group = await RankGroup.start(config.rank_engine, config.observe)
         return cls.of(group, config, role, endpoint, channels, can_prefill)
 
     @classmethod

@@ -22,8 +22,6 @@ class Start(msgspec.Struct, tag="start"):
     config: bytes
     # A mesh.config.ObserveConfig as JSON.
     observe: bytes
-    # The rank's number among those of its worker; landings name it.
-    rank: int = 0
 
 
 class PushTarget(msgspec.Struct, frozen=True, array_like=True):

@@ -1,10 +1,12 @@
-"""A rank: the process that holds one engine. `python -m engine.rank SOCKET_FD PULSE_FD`, started by worker.rank_client.
+"""A rank: the process that holds one engine. `python -m engine.rank RANK SOCKET_FD PULSE_FD [MEMORY_FD WAKEUP_FD...]`.
 
-It ends when its service sends Stop, closes the socket or dies. It ignores terminal signals: the service handles them,
-and may have requests to finish first.
+worker.rank_client starts it; a rank beside others is also given what they share (engine.parallel.peers). It ends when
+its service sends Stop, closes the socket or dies. It ignores terminal signals: the service handles them, and may have
+requests to finish first.
 """
 
 import gc
+import logging
 import signal
 import socket
 import sys
@@ -12,9 +14,13 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from engine.agreement import OneRank
 from engine.batch import Backend
 from engine.config import EngineConfig
 from engine.engine import Engine
+from engine.parallel.layout import Layout, Place
+from engine.parallel.lockstep import Lockstep
+from engine.parallel.peers import GroupDescriptors, Peers
 from engine.protocol.messages import Failed, Ready, Start
 from engine.protocol.pulse import Pulse
 from engine.rank.backends import make_backend
@@ -22,7 +28,7 @@ from engine.rank.heartbeat import Heartbeat, longest_step_seconds
 from engine.rank.link import RankLink
 from engine.rank.loop import RankLoop
 from mesh.config import ObserveConfig
-from mesh.errors import EngineFailed, MeshError
+from mesh.errors import EngineFailed, MeshError, RankLost
 from mesh.event_fd import EventFd
 from mesh.observe import configure, span
 from transfer.ucx_log import UcxLog
@@ -30,13 +36,19 @@ from transfer.ucx_log import UcxLog
 if TYPE_CHECKING:
     from transfer.agent import TransferAgent
 
+_log = logging.getLogger("deepmesh.engine")
+# The service ends the ranks that are left when one has gone. If they ended by themselves, it might name one of them.
+LOST_SECONDS = 10.0
+
 
 def main(arguments: list[str]) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    wakeup = EventFd()
-    link = RankLink(socket.socket(fileno=int(arguments[0])), wakeup)
-    pulse = Pulse(int(arguments[1]))
+    rank, connection, pulse_descriptor, *shared = map(int, arguments)
+    group = GroupDescriptors(shared[0], shared[1:]) if shared else None
+    wakeup = EventFd(None if group is None else group.wakeups[rank])
+    link = RankLink(socket.socket(fileno=connection), wakeup)
+    pulse = Pulse(pulse_descriptor)
     starts = link.receive(wait=True)
     if not starts:
         return 0
@@ -44,10 +56,22 @@ def main(arguments: list[str]) -> int:
     assert isinstance(start, Start)
     configure("rank", ObserveConfig.model_validate_json(start.observe))
     config = EngineConfig.model_validate_json(start.config)
+    peers = None if group is None else Peers(Place(Layout.of(config.parallel), rank), group)
+    try:
+        return _run(config, rank, peers, link, pulse, wakeup)
+    except RankLost as error:
+        _log.error("this rank waits to be ended", extra={"fields": {"cause": error.message}})
+        time.sleep(LOST_SECONDS)
+        return 1
+
+
+def _run(config: EngineConfig, rank: int, peers: Peers | None, link: RankLink, pulse: Pulse, wakeup: EventFd) -> int:
     try:
         with span("engine.load", backend=config.backend):
-            backend = make_backend(config)
-            agent = _make_agent(config, backend, wakeup, start.rank)
+            backend = make_backend(config, peers)
+            agent = _make_agent(config, backend, wakeup, rank)
+    except RankLost:
+        raise
     except MeshError as error:
         _report(link, Failed(error.reason, error.message))
         return 1
@@ -56,7 +80,8 @@ def main(arguments: list[str]) -> int:
         raise
     if agent is not None:
         UcxLog()
-    engine = Engine(config, backend, time.monotonic, agent)
+    agreement = OneRank() if peers is None else Lockstep(peers.steps, peers.wake)
+    engine = Engine(config, backend, time.monotonic, agent, agreement)
     link.send(_ready(config, backend, engine, agent))
     # Objects made by loading live as long as the process: garbage collections need not visit them.
     gc.freeze()

@@ -5,10 +5,17 @@ import psutil
 from engine.batch import Backend
 from engine.config import EngineConfig, Hardware, resolve
 from engine.oracle import OracleBackend
+from engine.parallel.peers import Peers
+from mesh.errors import ConfigError
 
 
-def make_backend(config: EngineConfig) -> Backend:
-    """The backend that `config` asks for, ready to execute. Raises CheckpointError, ConfigError."""
+def make_backend(config: EngineConfig, peers: Peers | None = None) -> Backend:
+    """The backend that `config` asks for, ready to execute. peers: the worker's other ranks, if there are any.
+
+    Raises CheckpointError, ConfigError, RankLost.
+    """
+    if config.parallel.tp > 1:
+        raise ConfigError("engine.parallel.tp: no model is divided by attention heads yet, set it to 1")
     if config.backend == "oracle":
         return OracleBackend(config)
     # Imported only here: without torch an oracle rank starts fast and small.

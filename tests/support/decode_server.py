@@ -89,9 +89,10 @@ async def running_worker(
 
     Where the test killed a rank, that every request has ended.
     """
+    changes["engine"] = {"parallel": {"dp": ranks}, **changes.get("engine", {})}
     config, prefill_link = decode_config(**changes), prefill_link or PrefillLink(Channels(), AnyTarget())
     async with serving(config) as (servicer, server):
-        host = await RankHost.start(config, WorkerRole.DECODE, server.endpoint, Channels(), config.can_prefill, ranks)
+        host = await RankHost.start(config, WorkerRole.DECODE, server.endpoint, Channels(), config.can_prefill)
         worker = DecodeWorker(config, host, prefill_link)
         running = RunningWorker(worker, server.endpoint, prefill_link)
         try:

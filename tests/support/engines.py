@@ -84,6 +84,8 @@ class LayeredBatch(DeferredBatch):
 class Others:
     """Ranks that compute these numbers of tokens, a step each; then they do as this rank proposes."""
 
+    due = False
+
     def __init__(self, tokens: Sequence[int]) -> None:
         self.proposals: list[StepShape] = []
         self._tokens = list(tokens)

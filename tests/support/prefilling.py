@@ -146,9 +146,10 @@ async def running_prefill(ranks: int = 1, **changes: Any) -> AsyncIterator[RealP
 
     If the test killed a rank, it asserts that every call has ended.
     """
+    changes["engine"] = {"parallel": {"dp": ranks}, **changes.get("engine", {})}
     config = prefill_config(**changes)
     async with serving(config) as (servicer, server):
-        host = await RankHost.start(config, WorkerRole.PREFILL, server.endpoint, Channels(), ranks=ranks)
+        host = await RankHost.start(config, WorkerRole.PREFILL, server.endpoint, Channels())
         worker, rank = PrefillWorker(config, host), psutil.Process(host.ranks.ranks[0].process_id)
         try:
             servicer.open(worker)

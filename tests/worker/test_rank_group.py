@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from engine.oracle import oracle_tokens
+from engine.parallel.config import ParallelConfig
 from engine.protocol.messages import FirstToken, Output, StepResult
 from mesh.blocks import chain_hashes
 from mesh.domain.outputs import FinishReason
@@ -130,7 +131,7 @@ async def test_the_end_of_one_rank_ends_the_others_with_one_reason() -> None:
 
 @asynccontextmanager
 async def real_group(ranks: int) -> AsyncIterator[RankGroup]:
-    group = await RankGroup.start(oracle_config(total_blocks=200, max_requests=16), ranks=ranks)
+    group = await RankGroup.start(oracle_config(total_blocks=200, max_requests=16, parallel=ParallelConfig(dp=ranks)))
     try:
         yield group
     finally:
@@ -207,13 +208,15 @@ async def test_a_long_step_of_a_rank_is_no_stall(monkeypatch: pytest.MonkeyPatch
 async def test_ranks_that_cannot_start_say_why_and_leave_no_process() -> None:
     before = children()
     with pytest.raises(ConfigError, match="UCX"):
-        await RankGroup.start(oracle_config(transfer=TransferConfig(transports="nonsense")), ranks=2)
+        await RankGroup.start(
+            oracle_config(transfer=TransferConfig(transports="nonsense"), parallel=ParallelConfig(dp=2))
+        )
     await eventually(lambda: children() <= before)
 
 
 async def test_a_start_that_is_given_up_leaves_no_process() -> None:
     before = children()
-    starting = asyncio.create_task(RankGroup.start(oracle_config(), ranks=2))
+    starting = asyncio.create_task(RankGroup.start(oracle_config(parallel=ParallelConfig(dp=2))))
     await eventually(lambda: len(children() - before) == 2)
     starting.cancel()
     with pytest.raises(asyncio.CancelledError):

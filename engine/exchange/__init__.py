@@ -1,0 +1,1 @@
+"""Tensors between the ranks of a worker."""

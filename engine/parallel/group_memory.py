@@ -1,0 +1,46 @@
+"""Host memory that the ranks of a worker share, and how one of them learns that another has ended."""
+
+import fcntl
+import mmap
+import os
+import struct
+
+# struct flock with 64-bit offsets: type, whence, start, length, process.
+_FLOCK = struct.Struct("hhqqi4x")
+# The memory begins with a byte for each rank.
+HEADER_BYTES = mmap.PAGESIZE
+_JOINED = 1
+
+
+def create_memory(size_bytes: int) -> int:
+    """A descriptor of new memory, all zeros; pages that nobody touches take none."""
+    descriptor = os.memfd_create("ranks")
+    os.ftruncate(descriptor, size_bytes)
+    return descriptor
+
+
+class GroupMemory:
+    """One rank's map of the memory. Every rank locks a byte of it, which the kernel unlocks when its process ends."""
+
+    def __init__(self, descriptor: int, rank: int) -> None:
+        """descriptor: of `create_memory`; it may be closed then."""
+        # The lock belongs to this opening of the file alone, which no child inherits.
+        self._file = os.open(f"/proc/self/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
+        self.map = mmap.mmap(self._file, os.fstat(self._file).st_size)
+        fcntl.fcntl(self._file, fcntl.F_OFD_SETLK, _lock_of(rank))
+        self.map[rank] = _JOINED
+
+    def has_ended(self, rank: int) -> bool:
+        """Whether a rank that was there has closed its memory, or died."""
+        if self.map[rank] != _JOINED:
+            return False
+        found, *_ = _FLOCK.unpack(fcntl.fcntl(self._file, fcntl.F_OFD_GETLK, _lock_of(rank)))
+        return bool(found == fcntl.F_UNLCK)
+
+    def close(self) -> None:
+        """Leave: nobody need wait for this rank. What is mapped stays mapped as long as somebody reads it."""
+        os.close(self._file)
+
+
+def _lock_of(rank: int) -> bytes:
+    return _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, rank, 1, 0)

@@ -1,0 +1,95 @@
+"""Which rank holds what. Pure."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from engine.parallel.config import ParallelConfig
+from mesh.errors import ConfigError
+
+
+class Group(Enum):
+    """Ranks that a rank exchanges tensors with, itself included."""
+
+    # All ranks of the worker, which together hold the routed experts.
+    WORLD = "world"
+    # The ranks that compute its requests with it: neighbours, the first of which leads.
+    TP = "tp"
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How many ways each kind of weight is divided. Rank = DP index * tp + TP index."""
+
+    tp: int = 1
+    dp: int = 1
+    # Divides tp * dp.
+    ep: int = 1
+
+    @classmethod
+    def of(cls, config: ParallelConfig) -> "Layout":
+        return cls(config.tp, config.dp, config.ep or config.world)
+
+    @property
+    def world(self) -> int:
+        """Number of ranks."""
+        return self.tp * self.dp
+
+    @property
+    def width_parts(self) -> int:
+        """Into how many parts the width of a routed expert is divided."""
+        return self.world // self.ep
+
+    def check_model(self, *, heads: int, experts: int, expert_width: int) -> None:
+        """Raises ConfigError if a model of these numbers cannot be divided so."""
+        if heads % self.tp:
+            raise ConfigError(f"engine.parallel.tp={self.tp} does not divide the model's {heads} attention heads")
+        if experts % self.ep:
+            raise ConfigError(f"engine.parallel.ep={self.ep} does not divide the model's {experts} routed experts")
+        if expert_width % self.width_parts:
+            raise ConfigError(
+                f"engine.parallel.ep={self.ep} on {self.world} ranks cuts an expert's width of {expert_width} into"
+                f" {self.width_parts} parts, which are not equal"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One rank in its worker's layout."""
+
+    layout: Layout = Layout()
+    rank: int = 0
+
+    def __post_init__(self) -> None:
+        assert 0 <= self.rank < self.layout.world
+
+    @property
+    def tp_index(self) -> int:
+        """Which of its TP group's shares of heads, of dense layers and of the vocabulary it holds."""
+        return self.rank % self.layout.tp
+
+    @property
+    def dp_index(self) -> int:
+        """Whose requests it computes."""
+        return self.rank // self.layout.tp
+
+    @property
+    def leads(self) -> bool:
+        """Whether it batches requests; the others of its TP group follow it."""
+        return self.tp_index == 0
+
+    @property
+    def expert_part(self) -> int:
+        """Which of the `ep` parts of the experts it holds; neighbours share a part."""
+        return self.rank // self.layout.width_parts
+
+    @property
+    def width_part(self) -> int:
+        """Which part of the width of its experts it holds."""
+        return self.rank % self.layout.width_parts
+
+    def members(self, group: Group) -> range:
+        """The ranks of the group, in order."""
+        if group is Group.WORLD:
+            return range(self.layout.world)
+        first = self.dp_index * self.layout.tp
+        return range(first, first + self.layout.tp)

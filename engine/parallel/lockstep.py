@@ -1,0 +1,42 @@
+"""Agreement of ranks over host memory: no collective of the device, and no time of it."""
+
+from collections.abc import Callable
+
+import msgspec
+
+from engine.agreement import agreed
+from engine.batch import StepShape
+from engine.parallel.meeting import Meeting
+
+_LENGTH_BYTES = 4
+
+
+class Lockstep:
+    """engine.agreement.Agreement. A proposal is a struct of its own length, so that it may get more fields."""
+
+    def __init__(self, meeting: Meeting, wake: Callable[[], None]) -> None:
+        """wake: the other ranks, which may sleep while they have nothing to compute."""
+        self._meeting = meeting
+        self._wake = wake
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder = msgspec.msgpack.Decoder(StepShape)
+
+    @property
+    def due(self) -> bool:
+        return self._meeting.due
+
+    def agree(self, proposal: StepShape) -> StepShape:
+        """Raises RankLost."""
+        encoded = self._encoder.encode(proposal)
+        slot = self._meeting.slot
+        slot[:_LENGTH_BYTES] = len(encoded).to_bytes(_LENGTH_BYTES)
+        slot[_LENGTH_BYTES : _LENGTH_BYTES + len(encoded)] = encoded
+        self._meeting.arrive()
+        self._wake()
+        self._meeting.wait()
+        return agreed([self._read(rank) for rank in self._meeting.members])
+
+    def _read(self, rank: int) -> StepShape:
+        written = self._meeting.written(rank)
+        length = int.from_bytes(written[:_LENGTH_BYTES])
+        return self._decoder.decode(written[_LENGTH_BYTES : _LENGTH_BYTES + length])

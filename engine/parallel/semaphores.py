@@ -1,0 +1,55 @@
+"""POSIX semaphores in memory that processes share: to sleep until another process posts."""
+
+import ctypes
+import errno
+import mmap
+import time
+
+# Each has cache lines of its own; glibc's takes 32 bytes.
+SEMAPHORE_BYTES = 128
+
+
+class _Timespec(ctypes.Structure):
+    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
+
+
+class Semaphores:
+    """`count` of them, from `offset` of the map on."""
+
+    def __init__(self, memory: mmap.mmap, offset: int, count: int) -> None:
+        # Keeps the memory mapped.
+        self._base = ctypes.c_char.from_buffer(memory, offset)
+        first = ctypes.addressof(self._base)
+        self._addresses = [ctypes.c_void_p(first + index * SEMAPHORE_BYTES) for index in range(count)]
+        self._libc = ctypes.CDLL(None, use_errno=True)
+
+    def create(self) -> None:
+        """Called once, by the process that makes the memory."""
+        for address in self._addresses:
+            self._check(self._libc.sem_init(address, 1, 0))
+
+    def post(self, index: int) -> None:
+        """Also makes what this process has written before visible to the process that takes the post."""
+        self._check(self._libc.sem_post(self._addresses[index]))
+
+    def is_posted(self, index: int) -> bool:
+        value = ctypes.c_int()
+        self._check(self._libc.sem_getvalue(self._addresses[index], ctypes.byref(value)))
+        return value.value > 0
+
+    def take(self, index: int, seconds: float) -> bool:
+        """Take one post; sleep until there is one, and return False after about so many seconds without."""
+        address = self._addresses[index]
+        if self._libc.sem_trywait(address) == 0:
+            return True
+        nanoseconds = time.time_ns() + int(seconds * 1e9)
+        until = _Timespec(*divmod(nanoseconds, 10**9))
+        if self._libc.sem_timedwait(address, ctypes.byref(until)) == 0:
+            return True
+        if ctypes.get_errno() not in (errno.ETIMEDOUT, errno.EINTR):
+            self._check(-1)
+        return False
+
+    def _check(self, status: int) -> None:
+        if status != 0:
+            raise OSError(ctypes.get_errno(), "semaphore")
