@@ -26,6 +26,8 @@ from mesh.observe import new_request_id, request_id
 REQUEST_ID_KEY = "x-request-id"
 MAX_REQUEST_ID_CHARACTERS = 128
 SHED_RETRY_MS = 1000
+# How long a stopping server waits for a client that does not read what an endless call wrote.
+ENDING_SECONDS = 2.0
 # Health and reflection.
 GRPC_OWN = "/grpc."
 
@@ -56,6 +58,9 @@ class EdgeInterceptor(grpc.aio.ServerInterceptor):
         self._finite_calls: set[asyncio.Task[Any]] = set()
         self._endless_calls: set[asyncio.Task[Any]] = set()
         self._ended: set[asyncio.Task[Any]] = set()
+        # Calls in the middle of a write. It must not be cancelled: gRPC could then send the call no status, and would
+        # keep it open.
+        self._writing: set[asyncio.Task[Any]] = set()
 
     async def intercept_service(
         self,
@@ -85,11 +90,11 @@ class EdgeInterceptor(grpc.aio.ServerInterceptor):
         """Wait for finite calls up to `seconds`, then end the endless ones."""
         if self._finite_calls:
             await asyncio.wait(self._finite_calls, timeout=seconds)
-        for task in self._endless_calls:
-            self._ended.add(task)
+        self._ended |= self._endless_calls
+        for task in self._endless_calls - self._writing:
             task.cancel()
         if self._endless_calls:
-            await asyncio.wait(self._endless_calls, timeout=1.0)
+            await asyncio.wait(self._endless_calls, timeout=ENDING_SECONDS)
 
     def _unary(self, method: str, behavior: Behavior) -> Behavior:
         async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
@@ -109,9 +114,15 @@ class EdgeInterceptor(grpc.aio.ServerInterceptor):
                 if not hasattr(result, "__aiter__"):
                     await result
                     return
+                task = asyncio.current_task()
+                assert task is not None
                 async with aclosing(result) as responses:
                     async for response in responses:
+                        self._writing.add(task)
                         await context.write(response)
+                        self._writing.discard(task)
+                        if task in self._ended:
+                            raise _stopping()
 
         return call
 
@@ -149,7 +160,7 @@ class EdgeInterceptor(grpc.aio.ServerInterceptor):
             if task not in self._ended:
                 raise
             code = StatusCode.UNAVAILABLE
-            await _abort(context, ShuttingDown("the service is stopping: call again"))
+            await _abort(context, _stopping())
         except grpc.aio.AbortError:
             code = context.code()
             raise
@@ -166,6 +177,7 @@ class EdgeInterceptor(grpc.aio.ServerInterceptor):
         finally:
             calls.discard(task)
             self._ended.discard(task)
+            self._writing.discard(task)
             RPC_HANDLED.labels(method, code.name).inc()
             RPC_SECONDS.labels(method).observe(time.perf_counter() - start)
 
@@ -264,6 +276,10 @@ async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: MeshError) 
         await context.abort(error.code, error.message[:MAX_MESSAGE_CHARACTERS], details)
     except grpc.aio.InternalError:
         raise _over() from None
+
+
+def _stopping() -> ShuttingDown:
+    return ShuttingDown("the service is stopping: call again")
 
 
 def _over() -> asyncio.CancelledError:

@@ -28,6 +28,9 @@ ANY_ADDRESS = ("0.0.0.0", "::", "[::]")
 # Calls of which no handler knows yet: as long as it takes to refuse them.
 MAX_PENDING_CALLS = 1_000_000
 
+# How long a stopping server takes to send what calls have written, once they have ended.
+FLUSH_SECONDS = 1.0
+
 _log = logging.getLogger("deepmesh.server")
 
 LIVENESS = "liveness"
@@ -114,6 +117,8 @@ class MeshServer:
         # From here on new calls are refused, while those in flight may end.
         stopped = asyncio.create_task(self._server.stop(grace))
         await self._edge.finish_calls(grace)
+        # What is left are calls whose clients do not read: they do not get the grace of the others.
+        await self._server.stop(FLUSH_SECONDS)
         await stopped
         if self._probed is not None:
             await self._probed.stop(0)

@@ -3,6 +3,7 @@ import os
 import signal
 import socket
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
@@ -11,6 +12,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from mesh import interceptors
 from mesh.channel import Channels
 from mesh.config import ServerConfig
 from mesh.errors import ConfigError, MeshError, Overloaded, ShuttingDown
@@ -176,6 +178,41 @@ async def test_a_stopping_server_ends_endless_calls_as_shutting_down() -> None:
         with pytest.raises(grpc.aio.AioRpcError) as raised:
             await call.read()
     assert isinstance(from_rpc_error(raised.value), ShuttingDown)
+
+
+@asynccontextmanager
+async def call_in_the_middle_of_a_write(message: bytes) -> AsyncIterator[tuple[MeshServer, Any]]:
+    """A server and an endless call of it, whose message waits until the client reads."""
+    writes = asyncio.Event()
+
+    async def watch(request: bytes, context: Any) -> AsyncIterator[bytes]:
+        writes.set()
+        yield message
+        await asyncio.sleep(60)
+
+    registration = raw_registration(("unary_stream",), unary_stream=watch)
+    server = MeshServer(ServerConfig(drain_seconds=30), "test", [registration])
+    async with open_channel_to(server) as channel:
+        call = raw_method(channel, "unary_stream")(b"")
+        await writes.wait()
+        yield server, call
+
+
+async def test_a_stopping_server_lets_an_endless_call_end_its_write() -> None:
+    message = bytes(1_000_000)
+    async with call_in_the_middle_of_a_write(message) as (server, call):
+        stopping = asyncio.create_task(server.__aexit__(None, None, None))
+        assert await call.read() == message
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await call.read()
+        await asyncio.wait_for(stopping, 5)
+    assert isinstance(from_rpc_error(raised.value), ShuttingDown)
+
+
+async def test_a_client_that_does_not_read_holds_no_stopping_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interceptors, "ENDING_SECONDS", 0.1)
+    async with call_in_the_middle_of_a_write(bytes(1_000_000)) as (server, _):
+        await asyncio.wait_for(server.__aexit__(None, None, None), 10)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
