@@ -3,7 +3,8 @@
 import asyncio
 import os
 import signal
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import contextmanager
 
 import pytest
 
@@ -18,6 +19,7 @@ from tests.support.decode_server import AnyTarget, RunningWorker, gateway_client
 from tests.support.prefilling import running_prefill
 from tests.support.waiting import eventually
 from worker import rank_group
+from worker.rank_group import RankGroup
 
 
 def prompt_of(length: int, seed: int) -> list[int]:
@@ -96,25 +98,53 @@ class RecordingLink(PrefillLink):
         return super().call(target, submission, opened)
 
 
+@contextmanager
+def frozen(ranks: RankGroup) -> Iterator[None]:
+    """The ranks' processes do not run in this block."""
+    for rank in ranks.ranks:
+        os.kill(rank.process_id, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for rank in ranks.ranks:
+            os.kill(rank.process_id, signal.SIGCONT)
+
+
 @pytest.mark.parametrize("prefill_ranks", [1, 2])
-async def test_prefill_ranks_push_to_the_decode_rank_that_the_ticket_names(prefill_ranks: int) -> None:
+async def test_prefill_ranks_push_to_the_decode_rank_that_the_ticket_names(
+    prefill_ranks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rank_group, "END_SECONDS", 60)
     link = RecordingLink()
     async with (
         running_worker(ranks=2, prefill_link=link, engine={"transfer": {}}) as running,
         running_prefill(ranks=prefill_ranks) as prefill,
         gateway_client(running.endpoint) as gateway,
     ):
-        streams = [await gateway.submit(prompt_of(300, seed), 20, prefill=prefill.target) for seed in range(6)]
+        # No prompt ends before the last is given to a rank: so each rank has the least work once.
+        with frozen(prefill.worker.host.ranks):
+            streams = [await gateway.submit(prompt_of(300, seed), 20, prefill=prefill.target) for seed in range(6)]
+            await eventually(lambda: prefill.worker.live_requests == 6)
         for stream_id in streams:
             assert (await gateway.ended(stream_id)).is_exact()
         ranks = running.worker.host.ranks
-        received = [view.transfers.received_bytes for view in ranks.views]
         await eventually(lambda: all(view.transfers.sent_bytes for view in prefill.worker.host.ranks.views))
+        await eventually(lambda: received_bytes(ranks) == landed_bytes(ranks, link.opened))
     assert {ranks.rank_of(opened.key) for opened in link.opened} == {0, 1}
     for opened in link.opened:
         rank = ranks.rank_of(opened.key)
         places = {(segment.destination_rank, segment.worker_address) for segment in opened.ticket.segments}
         assert places == {(rank, ranks.ranks[rank].ready.transfer_address)}
-    for rank, by_transport in enumerate(received):
-        landed = [opened.ticket.size_bytes for opened in link.opened if ranks.rank_of(opened.key) == rank]
-        assert sum(by_transport.values()) == sum(landed)
+
+
+def received_bytes(ranks: RankGroup) -> list[int]:
+    """What each rank says that it received."""
+    return [sum(view.transfers.received_bytes.values()) for view in ranks.views]
+
+
+def landed_bytes(ranks: RankGroup, landings: Sequence[LandingOpened]) -> list[int]:
+    """What each rank's landings hold."""
+    landed = [0] * len(ranks.ranks)
+    for opened in landings:
+        landed[ranks.rank_of(opened.key)] += opened.ticket.size_bytes
+    return landed
