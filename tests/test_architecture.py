@@ -39,7 +39,7 @@ LAZY_TORCH_ROOMS = ("engine/rank",)
 SERVICES = ("gateway", "scheduler", "prefill_svc", "decode_svc", "kvstore")
 # What services share of their domain.
 SHARED = ("engine", "transfer", "worker")
-# Of these, what speaks gRPC; the rest is domain.
+# The files that speak gRPC; the rest is domain.
 EDGES = ("__main__.py", "service.py", "wire.py", "_link.py")
 
 

@@ -61,7 +61,7 @@ class RunningWorker:
     worker: DecodeWorker
     endpoint: str
     prefill_link: PrefillLink
-    # Of a worker without a real one.
+    # The fake in place of a real rank, if the worker has one.
     rank: FakeRankClient | None = None
 
     async def until_empty(self) -> None:

@@ -11,7 +11,7 @@ from mesh.errors import EngineFailed
 from tests.support.decoding import READY, FakeRank
 from transfer.ticket import StoreSession, Ticket
 
-# Of a rank that takes part in transfers.
+# What a rank that takes part in transfers says when it is ready.
 TRANSFER_READY = msgspec.structs.replace(READY, transfer_address=b"address of the rank")
 
 

@@ -17,7 +17,7 @@ from mesh.channel import Channels
 from mesh.ports import free_port
 from tests.support.tokenizers import tokenizer_directory
 
-# Of oracle workers.
+# Oracle workers have this many token ids.
 VOCABULARY = 512
 # Processes that share two cores may be late by more than what a scheduler is otherwise given.
 BUSY_MACHINE = "gateway.dispatch.answer_seconds=1"
@@ -75,7 +75,7 @@ class ProcessMesh:
 
 
 def _is_alive(worker: scheduler_pb2.WorkerStatus) -> bool:
-    # Of leases of two seconds and more, renewed three times in their length.
+    # Leases last two seconds and more, and are renewed three times in their length.
     return worker.lease_remaining.ToMilliseconds() > 1000
 
 

@@ -74,7 +74,7 @@ class Side:
         shape = (LAYERS, BLOCKS, setup.piece_bytes)
         self.array = np.random.default_rng(setup.seed).integers(0, 256, shape, np.uint8)
         self.lookups = setup.lookups
-        # Of one on a GPU: [layers, blocks, piece_bytes].
+        # A pool on a GPU: [layers, blocks, piece_bytes].
         self._pool: Any = None
         memory = HostMemory(self.array) if setup.gpu is None else self._on_gpu(setup.gpu)
         self._agent = TransferAgent(memory, setup.namespace, setup.config, time.monotonic, lambda: None, setup.lookups)

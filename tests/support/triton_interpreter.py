@@ -16,7 +16,7 @@ _DTYPES = {
     "fp8e4nv": torch.float8_e4m3fn,
     "fp8e5": torch.float8_e5m2,
 }
-# Of numpy, which has no bfloat16 and no floats of one byte.
+# Types of numpy, which has no bfloat16 and no floats of one byte.
 _BITS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 

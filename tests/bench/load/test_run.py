@@ -134,7 +134,7 @@ async def test_a_gateway_is_measured_over_grpc() -> None:
     assert (summary.input_tokens, summary.output_tokens, summary.cached_tokens) == (240, 100, 60)
     assert summary.tpot_ms is not None
     assert summary.tpot_ms.max > 0
-    # Of five tokens the last comes four pauses after the first; a busy machine may only bring the first one late.
+    # The last of five tokens comes four pauses after the first; a busy machine may only bring the first one late.
     assert all(record.message_times_s[-1] - record.scheduled_s >= 4 * TOKEN_SECONDS for record in report.records)
     assert summary.itl_ms is not None
     assert {len(request.prompt.token_ids.ids) for request in gateway.requests} == {12}
@@ -149,7 +149,7 @@ async def test_an_openai_endpoint_is_measured_over_http() -> None:
     assert (summary.input_tokens, summary.output_tokens) == (180, 100)
     assert summary.tpot_ms is not None
     assert summary.tpot_ms.max > 0
-    # Of five tokens the last comes four pauses after the first; a busy machine may only bring the first one late.
+    # The last of five tokens comes four pauses after the first; a busy machine may only bring the first one late.
     assert all(record.message_times_s[-1] - record.scheduled_s >= 4 * TOKEN_SECONDS for record in report.records)
     call, body = endpoint.bodies[0]
     assert (call, body["model"], body["ignore_eos"], len(body["prompt"])) == ("completions", "tiny", True, 12)

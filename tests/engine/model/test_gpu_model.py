@@ -22,7 +22,7 @@ WIDE = {
     "intermediate_size": 256,
     "moe_intermediate_size": 128,
 }
-# Of DeepSeek's own widths per head: the kernels made for them.
+# DeepSeek's own widths per head, which have kernels made for them.
 PUBLISHED_HEADS = WIDE | {
     "kv_lora_rank": 512,
     "qk_nope_head_dim": 128,
