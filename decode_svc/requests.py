@@ -27,6 +27,8 @@ class OutputSlice(NamedTuple):
     # Beside the first token: prompt tokens that were found in a cache.
     cached_tokens: int | None
     terminal: Terminal | None
+    # Some tokens, these or before, were accepted in place of others that were drawn.
+    relaxed: bool = False
 
 
 @dataclass(slots=True)
@@ -46,6 +48,8 @@ class Request:
     logprobs: list[Logprobs] = field(default_factory=list)
     cached_tokens: int | None = None
     terminal: Terminal | None = None
+    # Some tokens were accepted in place of others that were drawn.
+    relaxed: bool = False
     # Names the request between service and rank; None if no rank has it (any more). Written by LiveRequests.
     key: int | None = None
     # How many tokens frames of the current stream hold, and whether they hold the end.
@@ -75,6 +79,7 @@ class Request:
             self.logprobs.extend(output.logprobs)
         if output.cached_tokens is not None:
             self.cached_tokens = output.cached_tokens
+        self.relaxed |= output.relaxed
 
     def rewind(self, position: int) -> bool:
         """Send again from `position` on. False if the history has no such position."""
@@ -99,6 +104,7 @@ class Request:
             self.logprobs[start:end],
             self.cached_tokens if start == 0 < end else None,
             terminal,
+            self.relaxed,
         )
 
 

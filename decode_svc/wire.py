@@ -42,7 +42,7 @@ def step_frame(frame: Frame) -> decode_pb2.AttachResponse:
         message.first_position = output.first_position
         message.token_ids.extend(output.token_ids)
         # Few outputs have any of these; most have one token and nothing else.
-        if output.logprobs or output.cached_tokens is not None or output.terminal is not None:
+        if output.logprobs or output.cached_tokens is not None or output.terminal is not None or output.relaxed:
             _add_rest(message, output)
     return response
 
@@ -81,3 +81,4 @@ def _add_rest(message: decode_pb2.RequestOutput, output: OutputSlice) -> None:
         message.finished = wire.finish_reason_number(output.terminal)
     elif output.terminal is not None:
         message.failure.CopyFrom(to_failure(output.terminal))
+    message.relaxed = output.relaxed

@@ -8,6 +8,7 @@ from typing import Protocol
 
 import msgspec
 
+from engine.thinking import ThinkTokens
 from mesh.domain.outputs import Logprobs
 from mesh.domain.sampling import Sampling
 from mesh.domain.workers import KvNamespace
@@ -51,6 +52,9 @@ class Row(msgspec.Struct, frozen=True):
     shared: int = 0
     # The token behind the last, if the row draws none.
     next_token: int | None = None
+    # Whether the token behind the last known one is a thought, if drafts that are thoughts may be accepted relaxedly;
+    # None if drafts are accepted strictly.
+    thinking: bool | None = None
 
     @property
     def tokens(self) -> int:
@@ -92,6 +96,8 @@ class Sample(msgspec.Struct, frozen=True):
     logprobs: Sequence[Logprobs] | None = None
     # Guesses of the tokens that come next.
     drafts: Sequence[int] = ()
+    # How many of the tokens were accepted in place of others that were drawn.
+    relaxed: int = 0
 
 
 class StepShape(msgspec.Struct, frozen=True):
@@ -149,6 +155,8 @@ class Backend(Protocol):
     block_bytes: int
     # Layers of the KV that drafts alone need.
     draft_layers: int
+    # The tokens that tell when the model thinks; None if drafts are accepted strictly.
+    think_tokens: ThinkTokens | None
     eos_token_ids: frozenset[int]
     # Whether the device computes while the host does other things.
     asynchronous: bool

@@ -35,13 +35,22 @@ class OracleConfig(Config):
 
 
 class DraftsConfig(Config):
-    """Tokens are guessed behind each one that is drawn, and verified in the next step (speculative decoding).
-
-    A guess is accepted if it is the token that is drawn in its place, so that tokens do not depend on guesses.
+    """Tokens are guessed behind each one that is drawn, and verified in the next step (speculative decoding): see
+    docs/drafts.md.
     """
 
     next_n: int = Field(default=0, ge=0, le=MOST_DRAFTS)
     """How many; 0 guesses none."""
+    acceptance: Literal["strict", "relaxed"] = "strict"
+    """"strict" accepts a guess if it is the token that is drawn in its place, so that tokens do not depend on guesses.
+    "relaxed" accepts, while the model thinks (between `<think>` and `</think>`), every guess near the likeliest token:
+    more tokens a step, from another distribution. Requests with penalties, a bias or a seed of their own are served
+    strictly unless they ask otherwise.
+    """
+    top_n: int = Field(default=10, ge=1)
+    """Relaxed: a guess is accepted only if it is among so many likeliest tokens."""
+    delta: float = Field(default=0.6, ge=0, le=1)
+    """Relaxed: a guess is accepted only if its probability, at temperature 1, is at most this below the likeliest's."""
 
 
 class EngineConfig(Config):
@@ -110,6 +119,8 @@ class EngineConfig(Config):
     def _model_has_a_directory(self) -> Self:
         if self.backend == "model" and self.model_dir is None:
             raise ValueError("engine.model_dir is required for backend 'model'")
+        if self.backend == "oracle" and self.drafts.acceptance == "relaxed":
+            raise ValueError("engine.drafts.acceptance=relaxed needs a model: the oracle's tokens must be exact")
         return self
 
     @model_validator(mode="after")

@@ -23,7 +23,7 @@ from engine.report import Report
 from engine.request import Request
 from engine.schedule import Schedule
 from engine.step_work import StepWork
-from engine.submission import RequestLimits, check, make_request
+from engine.submission import Drafting, RequestLimits, check, make_request
 from mesh.blocks import BLOCK_TOKENS
 from mesh.domain.outputs import FinishReason
 from mesh.domain.workers import WorkerLoad
@@ -65,9 +65,8 @@ class Engine:
         self.pool = BlockPool(backend.total_blocks)
         self._meter = LoadMeter()
         self._pipeline = StepPipeline(backend, launches_ahead(config, backend.asynchronous), clock, self._meter)
-        self._most_drafts = config.drafts.next_n
         # Guesses of the backend begin with what it knows of a token only while it computes that.
-        self._rewind = int(backend.draft_layers > 0)
+        self._drafting = Drafting(config.drafts.next_n, int(backend.draft_layers > 0), backend.think_tokens)
         transfer = config.transfer or TransferConfig()
         self.transfers = Transfers(agent, self.pool, backend.namespace.layers, transfer, self._meter)
         limits = Limits(config.max_step_tokens, config.max_requests)
@@ -88,7 +87,7 @@ class Engine:
     def submit(self, submit: Submit) -> None:
         assert submit.key not in self._requests
         arrival = self._pipeline.steps, self._submitted
-        request = make_request(submit, self._backend.eos_token_ids, arrival, self._most_drafts, self._rewind)
+        request = make_request(submit, self._backend.eos_token_ids, arrival, self._drafting)
         try:
             check(submit, self._request_limits)
             self.transfers.check(submit)
@@ -147,7 +146,7 @@ class Engine:
         work = self._plan()
         if on_admitted is not None:
             on_admitted()
-        shape = self._agreement.agree(work.shape(self._stopping, self._most_drafts))
+        shape = self._agreement.agree(work.shape(self._stopping, self._drafting.most))
         if shape.stopping:
             self.stopped = True
             return None
@@ -222,8 +221,8 @@ class Engine:
         else:
             output = next_output(request, sample)
             progress.committed(row.tokens, row.draws, output.token_ids, sample.drafts)
-            if row.drafts:
-                self._report.add_drafts(row.drafts, len(sample.token_ids) - 1)
+            if request.most_drafts and row.decodes:
+                self._report.add_drafts(row.drafts, sample)
             self._report.outputs.append(output)
         if progress.computed // BLOCK_TOKENS > progress.registered_blocks:
             self._schedule.register(request)

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from engine.batch import Batch, Row, Sample, StepShape, with_known_tokens
 from engine.config import MOST_DRAFTS, EngineConfig
+from engine.thinking import ThinkTokens
 from mesh.blocks import BLOCK_TOKENS
 from mesh.domain.outputs import Logprobs
 from mesh.domain.sampling import Sampling
@@ -71,6 +72,7 @@ class OracleBackend:
     eos_token_ids: frozenset[int] = frozenset()
     asynchronous = False
     draft_layers = 0
+    think_tokens: ThinkTokens | None = None
 
     def __init__(
         self,

@@ -15,6 +15,7 @@ def next_output(request: Request, sample: Sample) -> Output:
     count, finish = _wanted(request, sample.token_ids)
     logprobs = None if sample.logprobs is None else [*sample.logprobs[:count]]
     output = Output(request.key, position, [*sample.token_ids[:count]], logprobs, None, finish)
+    output.relaxed = sample.relaxed > 0
     if position == request.prompt_tokens:
         output.cached_tokens, output.store_cached_tokens = request.cached_tokens, request.store_cached_tokens
     return output

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from engine.batch import Sample
 from engine.config import MOST_DRAFTS
 from engine.kv_pool import BlockPool
 from engine.moves.transfers import Transfers
@@ -29,13 +30,15 @@ class Report:
         """Whether `drain` would report anything without another step."""
         return bool(self.outputs) or self.load_changed or self._transfers.changed
 
-    def add_drafts(self, verified: int, accepted: int) -> None:
-        """A row verified so many drafts, of which the first ones were accepted."""
+    def add_drafts(self, verified: int, sample: Sample) -> None:
+        """The row of a decoding request verified so many drafts, and yielded this."""
         if self._drafts is None:
-            self._drafts = DraftCounts([0] * MOST_DRAFTS, [0] * MOST_DRAFTS)
+            self._drafts = DraftCounts([0] * MOST_DRAFTS, [0] * MOST_DRAFTS, yields=[0] * (1 + MOST_DRAFTS))
+        self._drafts.yields[len(sample.token_ids) - 1] += 1
         for position in range(verified):
             self._drafts.verified[position] += 1
-            self._drafts.accepted[position] += position < accepted
+            self._drafts.accepted[position] += position < len(sample.token_ids) - 1
+        self._drafts.relaxed += sample.relaxed
 
     def drain(self, step: int, load: Callable[[], WorkerLoad]) -> StepResult | None:
         """Outputs, blocks that came or went, and counters of transfers; None if there is nothing of them."""

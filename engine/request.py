@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from engine.batch import History
 from engine.progress import Progress
 from engine.protocol.messages import PushTarget
+from engine.thinking import ThinkingPhase
 from mesh.blocks import BLOCK_TOKENS, block_hash
 from mesh.domain.sampling import Sampling
 from mesh.domain.targets import StoreTarget
@@ -27,6 +28,8 @@ class Request:
     sampling: Sampling
     # The most tokens that are guessed behind each that it draws; 0 if its tokens are drawn one by one.
     most_drafts: int
+    # Whether it thinks, if its drafts are accepted relaxedly then; None if always strictly.
+    phase: ThinkingPhase | None
     # For the rows that draw; None if `sampling` counts no tokens.
     history: History | None
     # Root of its chain of block hashes.
@@ -82,6 +85,11 @@ class Request:
         The last token of a request is never computed.
         """
         return max(tokens, min(tokens + self.most_drafts, self.limit - 1))
+
+    @property
+    def thinking(self) -> bool | None:
+        """For a row behind all tokens: see Row."""
+        return None if self.phase is None else self.phase.behind(self.progress.token_ids)
 
     @property
     def is_pushed(self) -> bool:

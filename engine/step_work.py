@@ -58,7 +58,8 @@ def _launch_decode_row(request: Request, index: int) -> Row:
         row = Row((), start, progress.block_ids, sampling, progress.drawing_row, history, drafts)
     elif drafts:
         known = [token_ids[-1], *progress.drafts[:drafts]]
-        row = Row(known, start, progress.block_ids, sampling, history=history, drafts=drafts)
+        thinking = request.thinking
+        row = Row(known, start, progress.block_ids, sampling, history=history, drafts=drafts, thinking=thinking)
     else:
         row = Row(token_ids[-1:], start, progress.block_ids, sampling, history=history)
     progress.launched(draws, draws, index)

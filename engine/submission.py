@@ -6,7 +6,9 @@ from engine.batch import History
 from engine.progress import Progress
 from engine.protocol.messages import Submit
 from engine.request import Request
+from engine.thinking import ThinkingPhase, ThinkTokens
 from mesh.blocks import root_hash
+from mesh.domain.sampling import DraftUse
 from mesh.errors import ContextExceeded, InvalidRequest
 
 
@@ -35,16 +37,32 @@ def check(submit: Submit, limits: RequestLimits) -> None:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Drafting:
+    """How an engine drafts."""
+
+    # Tokens guessed behind each that is drawn, at most.
+    most: int = 0
+    # See Progress.
+    rewind: int = 0
+    # None if drafts are accepted strictly.
+    think_tokens: ThinkTokens | None = None
+
+
+NO_DRAFTS = Drafting()
+
+
 def make_request(
-    submit: Submit, eos_token_ids: frozenset[int], arrival: tuple[int, int], most_drafts: int = 0, rewind: int = 0
+    submit: Submit, eos_token_ids: frozenset[int], arrival: tuple[int, int], drafting: Drafting = NO_DRAFTS
 ) -> Request:
     """From a checked Submit.
 
-    eos_token_ids: the model's own; arrival: the arrival batch, and the order within it; rewind: see Progress.
+    eos_token_ids: the model's own; arrival: the arrival batch, and the order within it.
     """
     request, stop = submit.request, submit.request.stop
     eos = frozenset() if stop.ignore_eos else eos_token_ids
-    progress = Progress(request.token_ids, rewind)
+    progress = Progress(request.token_ids, drafting.rewind)
+    wanted = request.sampling.drafts
     given = len(request.token_ids) if request.prompt_tokens is None else request.prompt_tokens
     return Request(
         key=submit.key,
@@ -54,7 +72,8 @@ def make_request(
         limit=len(request.token_ids) + stop.max_tokens,
         stop_token_ids=eos.union(stop.token_ids),
         sampling=request.sampling,
-        most_drafts=most_drafts,
+        most_drafts=0 if wanted == DraftUse.OFF else drafting.most,
+        phase=ThinkingPhase(drafting.think_tokens) if drafting.think_tokens and wanted == DraftUse.RELAXED else None,
         history=History(submit.key, given, progress.token_ids) if request.sampling.counts_tokens else None,
         root=root_hash(request.cache_salt),
         arrival=arrival,

@@ -278,6 +278,7 @@ class DecodeLink:
                     output.token_ids,
                     [domain_wire.logprobs(each) for each in output.logprobs],
                     output.cached_tokens if output.HasField("cached_tokens") else None,
+                    output.relaxed,
                 )
             if output.WhichOneof("terminal") is not None:
                 self._end(output, request)

@@ -34,6 +34,8 @@ class Finish:
     stop_token_id: int | None = None
     # The answer called tools.
     called_tools: bool = False
+    # Some tokens were accepted in place of others that the seed gives.
+    relaxed: bool = False
 
 
 @dataclass(slots=True)
@@ -66,6 +68,8 @@ class Generation:
         # On the event loop's clock, in seconds.
         self.deadline = deadline
         self.cached_tokens = 0
+        # Some tokens were accepted in place of others that the seed gives.
+        self.relaxed = False
         # Why the client was given up; None while it is served.
         self.given_up: MeshError | None = None
         # How often the client's task has come for tokens; it stands still for a stuck client.
@@ -123,6 +127,7 @@ class Generation:
         token_ids: Sequence[int],
         logprobs: Sequence[Logprobs] = (),
         cached_tokens: int | None = None,
+        relaxed: bool = False,
     ) -> None:
         """Append tokens; those already received are dropped. A gap is a bug of ours and fails the generation."""
         ahead = first_position - self._prompt_tokens - len(self._received)
@@ -133,6 +138,7 @@ class Generation:
             token_ids, logprobs = token_ids[-ahead:], logprobs[-ahead:]
         if cached_tokens is not None and not self._received:
             self.cached_tokens = cached_tokens
+        self.relaxed |= relaxed
         if token_ids:
             self._note_arrival()
         self._received.extend(token_ids)
@@ -231,7 +237,7 @@ class Generation:
         delta.finish = self._finish(reason, string, stop_token_id)
 
     def _finish(self, reason: FinishReason, stop_string: str | None, stop_token_id: int | None = None) -> Finish:
-        return Finish(reason, self.usage, stop_string, stop_token_id, self._transcript.calls > 0)
+        return Finish(reason, self.usage, stop_string, stop_token_id, self._transcript.calls > 0, self.relaxed)
 
     @property
     def usage(self) -> Usage:

@@ -31,7 +31,14 @@ from gateway.transcript import Transcript, no_text
 from gateway.turns import ChatMessage
 from mesh.blocks import chain_hashes
 from mesh.domain.requests import TokenRequest
-from mesh.domain.sampling import Sampling, StopConditions, check_sampling, check_stop_token_ids, check_token_ids
+from mesh.domain.sampling import (
+    Sampling,
+    StopConditions,
+    check_sampling,
+    check_stop_token_ids,
+    check_token_ids,
+    settled_draft_use,
+)
 from mesh.errors import InvalidRequest
 from mesh.observe import span
 
@@ -237,6 +244,12 @@ def _echo(prompt: Prompt, encoded: Sequence[int], kept: Sequence[int], tokenizer
 
 def no_tokenizer(model: str, field: str) -> InvalidRequest:
     return InvalidRequest(f"{model!r} is served without a tokenizer: send token ids", field=field)
+
+
+def settled(sampling: Sampling, seed: int | None) -> Sampling:
+    """With what the client left to us: the seed, and how drafts may be used. seed: None if the client gave none."""
+    drafts = settled_draft_use(sampling, seeded=seed is not None)
+    return structs.replace(sampling, seed=settled_seed(seed), drafts=drafts)
 
 
 def settled_seed(given: int | None) -> int:

@@ -4,13 +4,12 @@ from typing import TypeAlias
 
 import grpc
 from deepmesh.v1 import common_pb2, gateway_pb2, gateway_pb2_grpc
-from msgspec.structs import replace
 
 from gateway import tool_wire
 from gateway.chat import TemplateOptions
 from gateway.gateway import Gateway
 from gateway.generation import Delta, Finish, Generation
-from gateway.intake import Ask, ChatPrompt, Prompt, TextPrompt, TokenPrompt, settled_seed
+from gateway.intake import Ask, ChatPrompt, Prompt, TextPrompt, TokenPrompt, settled
 from gateway.tenants import Tenant
 from mesh.domain import wire
 from mesh.errors import InvalidRequest
@@ -67,12 +66,11 @@ class GatewayService(gateway_pb2_grpc.GatewayServiceServicer):
 
 def _ask(request: gateway_pb2.GenerateRequest) -> Ask:
     given = request.sampling
-    seed = settled_seed(given.seed if given.HasField("seed") else None)
     return Ask(
         request_id=request_id.get() or new_request_id(),
         model=request.model,
         prompt=_prompt(request.prompt),
-        sampling=replace(wire.sampling(given), seed=seed),
+        sampling=settled(wire.sampling(given), given.seed if given.HasField("seed") else None),
         max_tokens=request.max_tokens or None,
         stop_strings=tuple(request.stop),
         stop_token_ids=tuple(request.stop_token_ids),
@@ -123,6 +121,7 @@ def _finished(finish: Finish) -> gateway_pb2.GenerateResponse:
             stop_string=finish.stop_string,
             stop_token_id=finish.stop_token_id,
             called_tools=finish.called_tools,
+            relaxed=finish.relaxed,
             usage=common_pb2.Usage(
                 prompt_tokens=usage.prompt_tokens,
                 completion_tokens=usage.completion_tokens,

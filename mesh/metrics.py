@@ -97,6 +97,14 @@ ENGINE_DRAFTS = Counter(
     "Drafts verified, by their place behind a drawn token (1 is next to it); rows bring 1 + accepted tokens",
     ["place", "outcome"],
 )
+ENGINE_DRAFT_ROWS = Counter(
+    "deepmesh_engine_draft_rows_total",
+    "Rows of requests that decode with drafts, by the tokens that each yielded: their mean is the tokens a step",
+    ["tokens"],
+)
+ENGINE_RELAXED_TOKENS = Counter(
+    "deepmesh_engine_relaxed_tokens_total", "Drafts accepted in place of other tokens that were drawn"
+)
 ENGINE_STORE_CACHED_TOKENS = Counter(
     "deepmesh_engine_store_cached_tokens_total", "Prompt tokens of requests that came from a KV store"
 )

@@ -200,6 +200,9 @@ def _count_drafts(drafts: DraftCounts) -> None:
         if verified:
             metrics.ENGINE_DRAFTS.labels(place, "accepted").inc(accepted)
             metrics.ENGINE_DRAFTS.labels(place, "rejected").inc(verified - accepted)
+    for tokens, rows in enumerate(drafts.yields, start=1):
+        metrics.ENGINE_DRAFT_ROWS.labels(tokens).inc(rows)
+    metrics.ENGINE_RELAXED_TOKENS.inc(drafts.relaxed)
 
 
 async def wait_for(event: asyncio.Event, seconds: float) -> None:

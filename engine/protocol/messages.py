@@ -130,6 +130,8 @@ class Output(msgspec.Struct, array_like=True):
     refusal: Refusal | None = None
     # With cached_tokens: how many of them came from a store.
     store_cached_tokens: int | None = None
+    # Some of token_ids were accepted in place of others that were drawn: the seed alone does not give them.
+    relaxed: bool = False
 
 
 class DraftCounts(msgspec.Struct, array_like=True):
@@ -138,6 +140,10 @@ class DraftCounts(msgspec.Struct, array_like=True):
     verified: list[int]
     # A draft behind a wrong one is not accepted.
     accepted: list[int]
+    # Of those accepted, how many were others than the tokens drawn in their places.
+    relaxed: int = 0
+    # Rows of decoding requests that yielded one token, two, ...
+    yields: list[int] = []
 
 
 class LandingOpened(msgspec.Struct, tag="landing_opened"):

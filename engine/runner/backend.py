@@ -18,10 +18,12 @@ from engine.runner.drafting import Drafter, DraftingStep
 from engine.runner.graphs import DecodeGraphs, default_sizes
 from engine.runner.memory_plan import CPU_POOL_BYTES, affordable_blocks, free_bytes, transfer_bytes
 from engine.runner.profiling import graph_bytes, workspace_bytes
+from engine.runner.relaxation import RelaxationRule
 from engine.runner.sampler import PendingSamples, Sampler
 from engine.runner.step_events import StepEvents
 from engine.runner.step_sizes import padded_size, step_sizes
 from engine.runner.warm_up import warm_up_steps
+from engine.thinking import read_think_tokens
 from engine.weights.fingerprint import weights_fingerprint
 from engine.weights.loading import load_model, random_model
 from kernels.host_copy import to_device
@@ -61,7 +63,11 @@ class ModelBackend:
         self.state = _make_state(self._model, resolved, self.total_blocks, positions)
         self._sampler = Sampler(config.max_requests, model_config.vocab_size, self._model.device)
         self.draft_layers = model_config.draft_layers
-        self._drafter = Drafter(self._model, self.state, self._sampler, self._size)
+        self.think_tokens = read_think_tokens(config.model_dir) if _relaxes(config) else None
+        rule = None
+        if self.think_tokens is not None:
+            rule = RelaxationRule(self.think_tokens, config.drafts.top_n, config.drafts.delta)
+        self._drafter = Drafter(self._model, self.state, self._sampler, self._size, rule)
         self._graphs = None
         if resolved.decode_graphs:
             sizes = config.graph_rows or default_sizes(config.max_requests)
@@ -193,6 +199,10 @@ class LaunchedStep:
             for index, sample in zip(self._drawing, self._pending.read(), strict=True):
                 samples[index] = sample
         return samples
+
+
+def _relaxes(config: EngineConfig) -> bool:
+    return config.drafts.next_n > 0 and config.drafts.acceptance == "relaxed"
 
 
 def _kv_meaning(config: EngineConfig, model_dir: Path) -> str:

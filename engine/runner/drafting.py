@@ -1,7 +1,8 @@
 """A step that verifies drafts and guesses the next ones with the model's MTP module, run once a guess (Eagle).
 
 Its rows draw behind their last known token and behind each draft. A draft is accepted if it is the token drawn in its
-place, so tokens are those that are drawn without drafts. How many were accepted is known on the device first.
+place, so tokens are those that are drawn without drafts; `engine.runner.relaxation` may take it for that. How many were
+accepted is known on the device first.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,7 +17,8 @@ from engine.model.decode_inputs import NO_ROW, DecodeInputs
 from engine.model.inputs import build_context, decode_context
 from engine.model.model import Model
 from engine.runner.draft_plan import DraftRows, Draws, plan_draft_rows, plan_draws
-from engine.runner.sampler import PendingSamples, Sampler
+from engine.runner.relaxation import Relaxation, RelaxationRule
+from engine.runner.sampler import PendingSamples, Replace, Sampler, keep
 from engine.runner.step_events import StepEvents
 from kernels.host_copy import HostCopies, to_device
 from kernels.sample import greedy
@@ -35,6 +37,8 @@ class Drafter:
     sampler: Sampler
     # To how many tokens a forward pass is padded.
     size: Callable[[int], int]
+    # None if drafts are accepted strictly.
+    rule: RelaxationRule | None = None
 
 
 class DraftingStep:
@@ -60,6 +64,7 @@ class DraftingStep:
         self._events = events
         self._draws = plan_draws(rows)
         self._draft_rows = plan_draft_rows(rows, self._draws, drafter.state.padding_block)
+        self._relaxation = _relaxation(drafter, rows, self._draws)
         self._samples: PendingSamples | None = None
         self._copies: HostCopies | None = None
 
@@ -72,7 +77,7 @@ class DraftingStep:
         token_ids = accepted = torch.zeros(0, dtype=torch.int64, device=hidden.device)
         if draws.drawing:
             logits = drafter.model.logits(hidden[_indices(draws.tokens, hidden.device)])
-            token_ids = _draw(drafter, logits, draws)
+            token_ids = _draw(drafter, logits, draws, self._relaxation)
             accepted = count_accepted(token_ids, draws.first, draws.drafts)
             self._samples = PendingSamples(logits, token_ids, draws.rows)
         states = _compute_draft_layer(drafter, self._draft_rows, hidden, token_ids)
@@ -80,7 +85,8 @@ class DraftingStep:
             self._on_layers(drafter.model.config.kv_layers)
         if draws.drawing:
             guesses = _guess(drafter, self._draft_rows, states, accepted, self._drafts)
-            self._copies = HostCopies((accepted, guesses))
+            taken = () if self._relaxation is None else (self._relaxation.taken,)
+            self._copies = HostCopies((accepted, guesses, *taken))
         if self._events is not None:
             self._events.enqueued()
 
@@ -93,9 +99,10 @@ class DraftingStep:
         if self._copies is None or self._samples is None:
             return samples
         draws, drawn = self._draws, self._samples.read()
-        accepted, guesses = (tensor.tolist() for tensor in self._copies.read())
+        accepted, guesses, *taken = (tensor.tolist() for tensor in self._copies.read())
         for index, first, count, guessed in zip(draws.drawing, draws.first, accepted, guesses, strict=True):
-            samples[index] = _joined(drawn[first : first + count + 1], guessed)
+            relaxed = sum(taken[0][first : first + count]) if taken else 0
+            samples[index] = _joined(drawn[first : first + count + 1], guessed, relaxed)
         return samples
 
 
@@ -116,7 +123,15 @@ def count_accepted(token_ids: torch.Tensor, first: Sequence[int], drafts: Sequen
     return equal.long().cumprod(1).sum(1)
 
 
-def _draw(drafter: Drafter, logits: torch.Tensor, draws: Draws) -> torch.Tensor:
+def _relaxation(drafter: Drafter, rows: Sequence[Row], draws: Draws) -> Relaxation | None:
+    """None if no row of the step asks for it."""
+    drawing = [rows[index] for index in draws.drawing]
+    if drafter.rule is None or all(row.thinking is None for row in drawing):
+        return None
+    return Relaxation(drafter.rule, drawing, draws, drafter.state.device)
+
+
+def _draw(drafter: Drafter, logits: torch.Tensor, draws: Draws, relaxation: Relaxation | None) -> torch.Tensor:
     """A token for each draw: [draws] int64. logits: [draws, vocabulary].
 
     Draws of a row that counts tokens follow one another, since each depends on the token before; the others are drawn
@@ -133,12 +148,20 @@ def _draw(drafter: Drafter, logits: torch.Tensor, draws: Draws) -> torch.Tensor:
                 rounds.append([])
             rounds[number].append(first + draw)
     if len(rounds) == 1:
-        return sampler.draw(logits, draws.rows, drawn)
+        return sampler.draw(logits, draws.rows, drawn, _replace(relaxation, range(len(draws.rows))))
     token_ids = torch.empty(len(draws.rows), dtype=torch.int64, device=logits.device)
     for chosen in rounds:
         indices = _indices(chosen, logits.device)
-        token_ids[indices] = sampler.draw(logits[indices], [draws.rows[index] for index in chosen], drawn)
+        rows = [draws.rows[index] for index in chosen]
+        token_ids[indices] = sampler.draw(logits[indices], rows, drawn, _replace(relaxation, chosen))
     return token_ids
+
+
+def _replace(relaxation: Relaxation | None, draws: Sequence[int]) -> Replace:
+    """For the sampler, which is given these draws and names them by their order."""
+    if relaxation is None:
+        return keep
+    return lambda logits, token_ids, rows: relaxation.apply(logits, token_ids, [draws[row] for row in rows])
 
 
 def _compute_draft_layer(
@@ -198,11 +221,11 @@ def _block_table(plan: DraftRows, padding_block: int, drafts: int, device: torch
     return to_device(table, device)
 
 
-def _joined(samples: Sequence[Sample], drafts: Sequence[int]) -> Sample:
+def _joined(samples: Sequence[Sample], drafts: Sequence[int], relaxed: int) -> Sample:
     """One sample of the accepted tokens, each of which comes as a sample of its own."""
     token_ids = [token_id for sample in samples for token_id in sample.token_ids]
     logprobs = [each for sample in samples for each in sample.logprobs or ()]
-    return Sample(token_ids, logprobs or None, drafts)
+    return Sample(token_ids, logprobs or None, drafts, relaxed)
 
 
 def _indices(values: Sequence[int], device: torch.device) -> torch.Tensor:

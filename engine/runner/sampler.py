@@ -1,6 +1,7 @@
 """From a step's logits to its samples: drawn on the device, read later by the host."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -12,6 +13,15 @@ from kernels.sample import Draw, add_bias, draw, greedy, logprobs
 from mesh.domain.outputs import Logprobs
 from mesh.domain.sampling import Sampling
 
+# What may take another token for a drawn one: from the logits that rows were drawn from, their tokens, and the rows'
+# indices in what was given to `draw`, to tokens.
+Replace: TypeAlias = Callable[[torch.Tensor, torch.Tensor, Sequence[int]], torch.Tensor]
+
+
+def keep(logits: torch.Tensor, token_ids: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
+    """A Replace that replaces nothing."""
+    return token_ids
+
 
 class Sampler:
     """Draws tokens, and keeps the counts that penalties need. Called in the order of the steps."""
@@ -20,26 +30,36 @@ class Sampler:
         """requests: the most rows of a step."""
         self._counts = TokenCounts(requests, vocabulary_size, device)
 
-    def draw(self, logits: torch.Tensor, rows: Sequence[Row], drawn: torch.Tensor) -> torch.Tensor:
+    def draw(
+        self, logits: torch.Tensor, rows: Sequence[Row], drawn: torch.Tensor, replace: Replace = keep
+    ) -> torch.Tensor:
         """One token per row, all of which have `sampling`: [rows] int64 on the device.
 
         logits: [rows, vocabulary], which stay as they are; drawn: [most rows] int64, the tokens that rows may follow.
         """
         changed = [index for index, row in enumerate(rows) if _sampling(row).changes_logits]
         if not changed:
-            return draw_tokens(logits, rows)
+            return replace(logits, draw_tokens(logits, rows), range(len(rows)))
         token_ids = torch.empty(len(rows), dtype=torch.int64, device=logits.device)
         plain = [index for index, row in enumerate(rows) if not _sampling(row).changes_logits]
         if plain:
             chosen = _indices(plain, logits.device)
-            token_ids[chosen] = draw_tokens(logits[chosen], [rows[index] for index in plain])
+            found = draw_tokens(logits[chosen], [rows[index] for index in plain])
+            token_ids[chosen] = replace(logits[chosen], found, plain)
         # Rows that count tokens come first.
         changed.sort(key=lambda index: not _sampling(rows[index]).counts_tokens)
         chosen = _indices(changed, logits.device)
-        token_ids[chosen] = self._draw_changed(logits[chosen].float(), [rows[index] for index in changed], drawn)
+        token_ids[chosen] = self._draw_changed(
+            logits[chosen].float(),
+            [rows[index] for index in changed],
+            drawn,
+            lambda logits, found, rows: replace(logits, found, [changed[row] for row in rows]),
+        )
         return token_ids
 
-    def _draw_changed(self, logits: torch.Tensor, rows: Sequence[Row], drawn: torch.Tensor) -> torch.Tensor:
+    def _draw_changed(
+        self, logits: torch.Tensor, rows: Sequence[Row], drawn: torch.Tensor, replace: Replace
+    ) -> torch.Tensor:
         """The same of rows that change their logits [rows, vocabulary] float32, which are overwritten."""
         counting = [row for row in rows if _sampling(row).counts_tokens]
         if counting:
@@ -51,7 +71,7 @@ class Sampler:
         ]
         if biases:
             add_bias(logits, biases)
-        token_ids = draw_tokens(logits, rows)
+        token_ids = replace(logits, draw_tokens(logits, rows), range(len(rows)))
         if counting:
             self._counts.count(counting, token_ids[: len(counting)])
         return token_ids

@@ -156,6 +156,7 @@ class ChatFormat(Format):
                 finish_reason(delta.finish),
                 index,
                 token_ids=self._token_ids(delta.token_ids),
+                relaxed=relaxed(delta.finish),
             )
         ]
 
@@ -167,6 +168,7 @@ class ChatFormat(Format):
                 finish_reason(answer.finish),
                 index,
                 token_ids=self._token_ids(answer.token_ids),
+                relaxed=relaxed(answer.finish),
             )
             for index, answer in enumerate(answers)
         ]
@@ -204,7 +206,8 @@ class CompletionFormat(Format):
     def _delta_choices(self, index: int, delta: Delta) -> list[CompletionChoice]:
         logprobs = self._logprobs(index, delta.token_ids, delta.logprobs)
         token_ids = self._token_ids(delta.token_ids)
-        return [CompletionChoice(delta.content, logprobs, finish_reason(delta.finish), index, token_ids)]
+        finish = delta.finish
+        return [CompletionChoice(delta.content, logprobs, finish_reason(finish), index, token_ids, relaxed(finish))]
 
     def _whole_choices(self, answers: Sequence[Answer]) -> list[CompletionChoice]:
         return [
@@ -214,6 +217,7 @@ class CompletionFormat(Format):
                 finish_reason(answer.finish),
                 index,
                 self._token_ids(answer.token_ids),
+                relaxed(answer.finish),
             )
             for index, answer in enumerate(answers)
         ]
@@ -236,3 +240,7 @@ def finish_reason(finish: Finish | None) -> str | None:
     if finish is not None and finish.called_tools and finish.reason is FinishReason.STOP:
         return "tool_calls"
     return None if finish is None else _FINISH_REASONS[finish.reason]
+
+
+def relaxed(finish: Finish | None) -> bool | UnsetType:
+    return True if finish is not None and finish.relaxed else UNSET

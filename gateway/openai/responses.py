@@ -68,6 +68,8 @@ class ChatChoice(Struct):
     finish_reason: str | None
     index: int = 0
     token_ids: list[int] | UnsetType = UNSET
+    # With finish_reason, if drafts were taken in place of tokens that the seed gives: it is best effort then.
+    relaxed: bool | UnsetType = UNSET
 
 
 class ChatChunkChoice(Struct):
@@ -76,6 +78,8 @@ class ChatChunkChoice(Struct):
     finish_reason: str | None = None
     index: int = 0
     token_ids: list[int] | UnsetType = UNSET
+    # With finish_reason, if drafts were taken in place of tokens that the seed gives: it is best effort then.
+    relaxed: bool | UnsetType = UNSET
 
 
 class CompletionChoice(Struct):
@@ -84,6 +88,8 @@ class CompletionChoice(Struct):
     finish_reason: str | None = None
     index: int = 0
     token_ids: list[int] | UnsetType = UNSET
+    # With finish_reason, if drafts were taken in place of tokens that the seed gives: it is best effort then.
+    relaxed: bool | UnsetType = UNSET
 
 
 ChoiceT = TypeVar("ChoiceT", ChatChoice, ChatChunkChoice, CompletionChoice)

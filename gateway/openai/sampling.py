@@ -1,8 +1,10 @@
 """How OpenAI's clients ask for tokens to be drawn."""
 
-from gateway.intake import settled_seed
+from typing import Literal
+
+from gateway.intake import settled
 from gateway.openai.unsupported import Refused
-from mesh.domain.sampling import Sampling
+from mesh.domain.sampling import DraftUse, Sampling
 
 # OpenAI's own default.
 DEFAULT_TEMPERATURE = 1.0
@@ -22,6 +24,8 @@ class SamplingFields(Refused, kw_only=True):
     repetition_penalty: float | None = None
     # By token id, which JSON writes as text.
     logit_bias: dict[int, float] | None = None
+    # What the worker may do with tokens that it guesses: see docs/drafts.md.
+    drafts: Literal["off", "strict", "relaxed"] | None = None
 
     def sampling(self, top_logprobs: int | None) -> Sampling:
         """`check_sampling` has yet to judge it."""
@@ -29,4 +33,6 @@ class SamplingFields(Refused, kw_only=True):
         given = {"temperature": DEFAULT_TEMPERATURE, **{name: value for name, value in named if value is not None}}
         if self.top_k == -1:
             del given["top_k"]
-        return Sampling(**{**given, "seed": settled_seed(self.seed), "top_logprobs": top_logprobs})
+        given.pop("seed", None)
+        given["drafts"] = DraftUse.UNSPECIFIED if self.drafts is None else DraftUse[self.drafts.upper()]
+        return settled(Sampling(**{**given, "top_logprobs": top_logprobs}), self.seed)

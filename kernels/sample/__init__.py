@@ -8,7 +8,18 @@ from kernels.sample import reference
 from kernels.sample.draws import Draw, Draws, pack_draws
 from kernels.sample.penalties import Penalties, Penalty, add_bias, count_drawn, count_tokens
 
-__all__ = ["Draw", "Penalty", "add_bias", "count_drawn", "count_tokens", "draw", "greedy", "logprobs", "penalize"]
+__all__ = [
+    "Draw",
+    "Penalty",
+    "add_bias",
+    "count_drawn",
+    "count_tokens",
+    "draw",
+    "greedy",
+    "is_candidate",
+    "logprobs",
+    "penalize",
+]
 
 
 def greedy(logits: torch.Tensor) -> torch.Tensor:
@@ -66,3 +77,13 @@ def logprobs(logits: torch.Tensor, token_ids: torch.Tensor, count: int) -> tuple
     """
     assert token_ids.shape == logits.shape[:1] and 0 <= count <= logits.shape[1]
     return reference.logprobs(logits, token_ids, count)
+
+
+def is_candidate(logits: torch.Tensor, token_ids: torch.Tensor, top_n: int, delta: float) -> torch.Tensor:
+    """Whether each row's token is among the `top_n` most likely ones, and at most `delta` less likely than the first.
+
+    Probabilities are those at temperature 1; of equally likely tokens all count as the first of them. logits:
+    [rows, vocabulary]; token_ids: [rows] int64. Returns [rows] bool. Backend: the reference.
+    """
+    assert token_ids.shape == logits.shape[:1]
+    return reference.is_candidate(logits, token_ids, top_n, delta)

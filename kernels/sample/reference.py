@@ -46,6 +46,13 @@ def logprobs(logits: torch.Tensor, token_ids: torch.Tensor, count: int) -> tuple
     return every.gather(1, token_ids.unsqueeze(1)).squeeze(1), best.indices, best.values
 
 
+def is_candidate(logits: torch.Tensor, token_ids: torch.Tensor, top_n: int, delta: float) -> torch.Tensor:
+    probabilities = torch.softmax(logits.float(), dim=1)
+    own = probabilities.gather(1, token_ids.unsqueeze(1))
+    rank = (probabilities > own).sum(1)
+    return (rank < top_n) & (own.squeeze(1) >= probabilities.amax(1) - delta)
+
+
 def penalize(logits: torch.Tensor, counts: torch.Tensor, penalties: Penalties) -> None:
     found = counts[penalties.slot]
     generated = found & (IN_PROMPT - 1)

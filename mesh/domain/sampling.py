@@ -1,6 +1,7 @@
 """How tokens are drawn and when that ends, and what of both is accepted: the gateway and the workers ask here."""
 
 from collections.abc import Mapping, Sequence
+from enum import IntEnum
 
 import msgspec
 
@@ -18,6 +19,19 @@ MAX_LOGIT_BIAS = 100.0
 MAX_STOP_TOKEN_IDS = 256
 # Token ids travel in 32 bits.
 LARGEST_VOCABULARY = 2**32
+
+
+class DraftUse(IntEnum):
+    """What a request wants of drafts; its worker may have none, or only accept them strictly. Numbers of the wire."""
+
+    # Settled by the gateway (`settled_draft_use`); workers read it as STRICT.
+    UNSPECIFIED = 0
+    # Tokens are drawn one by one.
+    OFF = 1
+    # Tokens are those that are drawn without drafts.
+    STRICT = 2
+    # While the model thinks, a worker may take drafts that are only near the likeliest token.
+    RELAXED = 3
 
 
 class Sampling(msgspec.Struct, frozen=True, array_like=True):
@@ -39,6 +53,8 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True):
     repetition_penalty: float = 1.0
     # Added to the logits of these token ids, after the penalties.
     logit_bias: dict[int, float] = {}
+    # A plain number, so that one that this version does not know can be refused.
+    drafts: int = DraftUse.UNSPECIFIED
 
     @property
     def counts_tokens(self) -> bool:
@@ -58,6 +74,16 @@ class StopConditions(msgspec.Struct, frozen=True, array_like=True):
     # Generation ends with the first of these. The engine adds the model's own end-of-sequence ids unless ignore_eos.
     token_ids: Sequence[int] = ()
     ignore_eos: bool = False
+
+
+def settled_draft_use(sampling: Sampling, seeded: bool) -> int:
+    """What a request wants of drafts; if it does not say, nothing that penalties, a bias or its seed would suffer by.
+
+    seeded: the client gave the seed.
+    """
+    if sampling.drafts != DraftUse.UNSPECIFIED:
+        return sampling.drafts
+    return DraftUse.STRICT if seeded or sampling.changes_logits else DraftUse.RELAXED
 
 
 def check_sampling(sampling: Sampling, vocabulary_size: int | None) -> None:
@@ -81,6 +107,8 @@ def check_sampling(sampling: Sampling, vocabulary_size: int | None) -> None:
     if not 0 < sampling.repetition_penalty <= MAX_REPETITION_PENALTY:
         allowed = f"above 0 and at most {MAX_REPETITION_PENALTY:g} (1 changes nothing)"
         raise _out_of_range("repetition_penalty", sampling.repetition_penalty, allowed)
+    if sampling.drafts not in list(DraftUse):
+        raise _out_of_range("drafts", sampling.drafts, "a DraftUse that this version knows")
     _check_logit_bias(sampling.logit_bias, vocabulary_size)
 
 

@@ -3,6 +3,7 @@ import pytest
 from decode_svc.requests import prefill_lost
 from decode_svc.session import FRAME_TOKENS, Attachment
 from decode_svc.sessions import SessionLimits, Sessions
+from decode_svc.wire import step_frame
 from engine.protocol.messages import Output, Refusal
 from mesh.domain.outputs import FinishReason, Logprobs
 from mesh.domain.sampling import Sampling
@@ -383,3 +384,18 @@ async def test_a_lost_prefill_ends_the_request_and_names_the_worker() -> None:
         assert error.metadata == {"worker_id": "prefill-1"}
     sessions.lose_prompt(0, prefill_lost(PREFILL, "again"))
     assert rank.cancelled == [0]
+
+
+async def test_frames_say_from_a_relaxed_token_on_that_the_answer_is_relaxed() -> None:
+    sessions, rank, _ = make_sessions()
+    attachment = attach(sessions)
+    sessions.submit(attachment, make_submission(1))
+    said = []
+    for relaxed in (False, True, False):
+        output = rank.output(0)
+        output.relaxed = relaxed
+        sessions.on_step(rank.step(output))
+        frame = await attachment.next_frame()
+        assert frame is not None
+        said += [message.relaxed for message in step_frame(frame).frame.outputs]
+    assert said == [False, True, True]

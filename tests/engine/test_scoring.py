@@ -8,6 +8,7 @@ import pytest
 
 from engine.batch import Batch, Row, Sample, StepShape
 from engine.scoring import ScoringConfig, main, token_logprobs
+from engine.thinking import ThinkTokens
 from mesh.blocks import BLOCK_TOKENS
 from mesh.config import load
 from mesh.domain.outputs import Logprobs
@@ -31,6 +32,7 @@ class CountingBackend:
     eos_token_ids: frozenset[int] = frozenset()
     asynchronous = False
     draft_layers = 0
+    think_tokens: ThinkTokens | None = None
 
     def __init__(self, total_blocks: int) -> None:
         self.total_blocks = total_blocks

@@ -14,6 +14,7 @@ def request(batch: int, position: int) -> Request:
         stop_token_ids=frozenset(),
         sampling=Sampling(),
         most_drafts=0,
+        phase=None,
         history=None,
         root=b"",
         arrival=(batch, position),

@@ -96,6 +96,7 @@ async def test_sampling_reaches_the_worker() -> None:
             frequency_penalty=1.5,
             repetition_penalty=1.25,
             logit_bias={7: -100.0, 8: 2.5},
+            drafts=common_pb2.DRAFT_USE_OFF,
         )
         answer = await collect(mesh, ids_request(sampling=sampling, stop_token_ids=[3], ignore_eos=True))
         submission = mesh.worker.submissions[0]

@@ -158,3 +158,12 @@ async def test_a_reader_that_is_cancelled_waits_no_more() -> None:
         await asyncio.wait_for(generation.readable(), 0.01)
     generation.receive(3, [0])
     assert not generation.awaited
+
+
+def test_an_answer_some_of_whose_tokens_were_relaxed_says_so() -> None:
+    generation = make_generation()
+    generation.receive(3, [0], relaxed=True)
+    generation.receive(4, [1])
+    generation.finish(FinishReason.STOP)
+    finish = generation.drain().finish
+    assert finish is not None and finish.relaxed

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 import torch
 
-from kernels.sample import Draw, draw, greedy, logprobs
+from kernels.sample import Draw, draw, greedy, is_candidate, logprobs
 from kernels.sample.philox import philox, uniform
 
 LOGITS = torch.tensor([2.0, 1.0, 0.0, -1.0, 1.5, float("-inf")])
@@ -95,3 +95,22 @@ def test_no_alternatives_may_be_asked() -> None:
 
 def test_no_rows_draw_nothing() -> None:
     assert draw(torch.empty(0, 5), []).shape == greedy(torch.empty(0, 5)).shape == (0,)
+
+
+@pytest.mark.parametrize(
+    ("top_n", "delta", "expected"),
+    [
+        (4, 1.0, [True, True, True, True]),
+        (2, 1.0, [True, True, False, False]),
+        (4, 0.21, [True, True, False, False]),
+        (1, 1.0, [True, False, False, False]),
+        (4, 0.0, [True, False, False, False]),
+    ],
+)
+def test_candidates_are_among_the_likeliest_and_near_the_first(top_n: int, delta: float, expected: list[bool]) -> None:
+    logits = torch.tensor([0.5, 0.3, 0.15, 0.05]).log().expand(4, 4)
+    assert is_candidate(logits, torch.arange(4), top_n, delta).tolist() == expected
+
+
+def test_equally_likely_tokens_are_candidates_together() -> None:
+    assert is_candidate(torch.zeros(3, 3), torch.arange(3), 1, 0.0).all()

@@ -76,6 +76,8 @@ class FakeDecodeWorker(decode_pb2_grpc.DecodeServiceServicer):
     # (index of the token in the whole answer of this submission, all tokens so far) -> token id.
     next_token: Callable[[int, Sequence[int]], int] = lambda index, tokens: oracle_token(tokens)
     eos_token_id: int | None = None
+    # What its frames say of their answers.
+    relaxed: bool = False
     # Given to submissions instead of work, one each.
     refusals: list[MeshError] = field(default_factory=list)
     # No token is written while it is clear.
@@ -256,6 +258,7 @@ class FakeDecodeWorker(decode_pb2_grpc.DecodeServiceServicer):
             token_ids=tokens,
             cached_tokens=request.prompt_tokens // 64 * 64 if request.sent == request.prompt_tokens else None,
             finished=request.finished if ended else None,
+            relaxed=self.relaxed,
             failure=to_failure(request.failure) if ended and request.failure is not None else None,
         )
         if request.submission.sampling.HasField("top_logprobs"):

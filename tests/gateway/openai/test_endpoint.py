@@ -8,13 +8,14 @@ from typing import Any, cast
 import httpx
 import openai
 import pytest
+from deepmesh.v1 import common_pb2
 from pydantic import SecretStr
 
 from gateway.config import ApiKeyConfig, DispatchConfig, HttpConfig, LimitsConfig
 from gateway.openai.errors import error_headers, http_status
 from mesh.errors import EngineFailed, NoWorker, Overloaded
 from tests.support.fake_decode import FakeDecodeWorker, oracle_tokens, scripted
-from tests.support.gateways import Mesh, model_texts, running_mesh
+from tests.support.gateways import Mesh, collect, ids_request, model_texts, running_mesh
 from tests.support.waiting import eventually
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -142,7 +143,7 @@ async def test_every_option_reaches_the_worker() -> None:
             "max_tokens": 3,
         }
         options |= {"min_p": 0.125, "presence_penalty": -1, "frequency_penalty": 0.5, "repetition_penalty": 1.5}
-        options |= {"logit_bias": {"7": -100, "8": 2.5}}
+        options |= {"logit_bias": {"7": -100, "8": 2.5}, "drafts": "relaxed"}
         for path, prompt in ((CHAT, {"messages": HELLO}), (COMPLETIONS, {"prompt": "hi"})):
             await mesh.http.post(path, json={**prompt, **options, "stop": "zzz", "stop_token_ids": [9]})
             submission = mesh.worker.submissions[-1]
@@ -150,9 +151,19 @@ async def test_every_option_reaches_the_worker() -> None:
             assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.5, 0.25, 7)
             assert (sampling.min_p, sampling.repetition_penalty) == (0.125, 1.5)
             assert (sampling.presence_penalty, sampling.frequency_penalty) == (-1.0, 0.5)
-            assert dict(sampling.logit_bias) == {7: -100.0, 8: 2.5}
+            assert (dict(sampling.logit_bias), sampling.drafts) == ({7: -100.0, 8: 2.5}, common_pb2.DRAFT_USE_RELAXED)
             assert (sampling.seed, submission.stop.ignore_eos) == (2**64 - 1, True)
             assert (submission.stop.max_tokens, list(submission.stop.token_ids)) == (3, [9])
+
+
+@pytest.mark.parametrize("relaxed", [True, False])
+async def test_an_answer_says_if_its_seed_is_best_effort(relaxed: bool) -> None:
+    async with running_mesh(FakeDecodeWorker(relaxed=relaxed)) as mesh:
+        for path, prompt in ((CHAT, {"messages": HELLO}), (COMPLETIONS, {"prompt": "hi"})):
+            answer = await mesh.http.post(path, json={**prompt, "max_tokens": 4})
+            assert answer.json()["choices"][0].get("relaxed", False) is relaxed
+        last = await collect(mesh, ids_request())
+        assert last.finished.relaxed is relaxed
 
 
 async def test_the_defaults_are_openais() -> None:

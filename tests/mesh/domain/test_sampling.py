@@ -3,7 +3,14 @@ from typing import Any
 
 import pytest
 
-from mesh.domain.sampling import Sampling, check_sampling, check_stop_token_ids, check_token_ids
+from mesh.domain.sampling import (
+    DraftUse,
+    Sampling,
+    check_sampling,
+    check_stop_token_ids,
+    check_token_ids,
+    settled_draft_use,
+)
 from mesh.errors import InvalidRequest
 
 
@@ -18,6 +25,7 @@ from mesh.errors import InvalidRequest
         *[("presence_penalty", value) for value in (-2.1, 2.1, math.nan)],
         *[("frequency_penalty", value) for value in (-2.1, 2.1, math.inf)],
         *[("repetition_penalty", value) for value in (0.0, -1.0, 100.5, math.nan)],
+        *[("drafts", value) for value in (-1, 4)],
     ],
 )
 def test_sampling_out_of_range_is_refused_by_name(field: str, value: float) -> None:
@@ -76,3 +84,21 @@ def test_a_bad_logit_bias_is_refused(logit_bias: dict[int, float], said: str) ->
     with pytest.raises(InvalidRequest, match=said) as caught:
         check_sampling(Sampling(logit_bias=logit_bias), 50)
     assert caught.value.metadata["field"] == "logit_bias"
+
+
+@pytest.mark.parametrize(
+    ("changes", "seeded", "expected"),
+    [
+        ({}, False, DraftUse.RELAXED),
+        ({}, True, DraftUse.STRICT),
+        ({"presence_penalty": 0.5}, False, DraftUse.STRICT),
+        ({"repetition_penalty": 1.1}, False, DraftUse.STRICT),
+        ({"logit_bias": {1: 2.0}}, False, DraftUse.STRICT),
+        ({"drafts": DraftUse.OFF}, False, DraftUse.OFF),
+        ({"drafts": DraftUse.RELAXED, "presence_penalty": 0.5}, True, DraftUse.RELAXED),
+    ],
+)
+def test_relaxed_drafts_are_for_requests_that_would_not_suffer_by_them_or_ask_for_them(
+    changes: dict[str, Any], seeded: bool, expected: DraftUse
+) -> None:
+    assert settled_draft_use(Sampling(**changes), seeded) is expected

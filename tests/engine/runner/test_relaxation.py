@@ -1,0 +1,147 @@
+"""Drafts that are accepted though other tokens were drawn: when, for whom, and what is said of it."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from cli.launcher.shipped_model import shipped_model
+from engine.batch import History, Row
+from engine.config import DraftsConfig, EngineConfig
+from engine.engine import Engine
+from engine.runner.backend import ModelBackend
+from engine.runner.relaxation import thoughts
+from engine.runner.sampler import Sampler
+from engine.thinking import ThinkTokens, read_think_tokens
+from mesh.domain.sampling import DraftUse, Sampling
+from mesh.errors import CheckpointError
+from tests.support.checkpoints import model_backend, random_prompt, tiny_checkpoint
+from tests.support.engines import Transcript, assert_at_rest, submit_of
+
+TOKENS = 40
+# So hot that most tokens differ from the likeliest ones, which is what the module guesses.
+HOT: dict[str, Any] = {"temperature": 1.5, "seed": 3}
+THINK = ThinkTokens(open=5, close=6)
+
+
+def settings_of(**drafts: Any) -> dict[str, Any]:
+    return {"max_step_tokens": 96, "max_requests": 8, "drafts": DraftsConfig(**{"next_n": 2, **drafts})}
+
+
+def relaxed_backend(**drafts: Any) -> ModelBackend:
+    return model_backend(shipped_model(), **settings_of(acceptance="relaxed", **drafts))
+
+
+def served(backend: ModelBackend, *samplings: Sampling, thinking: bool = True) -> Transcript:
+    """Each request has the same prompt, whose last token opens the thinking or closes it."""
+    config = EngineConfig(model_dir=Path("checkpoint"), total_blocks=backend.total_blocks, **settings_of())
+    engine = Engine(config, backend, time.monotonic)
+    prompt = [*random_prompt(50), THINK.open if thinking else THINK.close]
+    for key, sampling in enumerate(samplings):
+        engine.submit(submit_of(key, prompt, TOKENS, sampling=sampling, ignore_eos=True))
+    transcript = Transcript().run(engine)
+    assert_at_rest(engine)
+    return transcript
+
+
+def relaxed_outputs(transcript: Transcript) -> set[int]:
+    """The requests some of whose tokens were accepted relaxedly."""
+    return {output.key for step in transcript.steps for output in step.outputs if output.relaxed}
+
+
+def relaxed_tokens(transcript: Transcript) -> int:
+    return sum(step.drafts.relaxed for step in transcript.steps if step.drafts is not None)
+
+
+@pytest.fixture(scope="module")
+def anything_goes() -> ModelBackend:
+    """Accepts every draft while the model thinks."""
+    return relaxed_backend(top_n=10_000, delta=1.0)
+
+
+@pytest.fixture(scope="module")
+def undisturbed() -> list[int]:
+    return served(model_backend(shipped_model(), **settings_of()), Sampling(**HOT)).token_ids[0]
+
+
+def test_a_thinking_request_takes_drafts_that_were_not_drawn(
+    anything_goes: ModelBackend, undisturbed: list[int]
+) -> None:
+    found = served(anything_goes, Sampling(**HOT, drafts=DraftUse.RELAXED))
+    assert found.token_ids[0] != undisturbed
+    assert relaxed_outputs(found) == {0} and relaxed_tokens(found) > 0
+    # All drafts are accepted until the thinking ends.
+    first = [len(output.token_ids) for step in found.steps for output in step.outputs][:4]
+    assert first == [1, 3, 3, 3]
+
+
+@pytest.mark.parametrize("use", [DraftUse.UNSPECIFIED, DraftUse.OFF, DraftUse.STRICT])
+def test_a_request_that_asks_for_no_relaxed_drafts_has_the_tokens_that_are_drawn(
+    anything_goes: ModelBackend, undisturbed: list[int], use: DraftUse
+) -> None:
+    found = served(anything_goes, Sampling(**HOT, drafts=use), Sampling(**HOT, drafts=DraftUse.RELAXED))
+    assert found.token_ids[0] == undisturbed
+    assert relaxed_outputs(found) == {1}
+
+
+def test_a_request_that_turns_drafts_off_has_one_token_a_step(anything_goes: ModelBackend) -> None:
+    found = served(anything_goes, Sampling(drafts=DraftUse.OFF))
+    assert {len(output.token_ids) for step in found.steps for output in step.outputs} == {1}
+
+
+def test_an_answer_behind_the_thinking_has_the_tokens_that_are_drawn(anything_goes: ModelBackend) -> None:
+    expected = served(anything_goes, Sampling(**HOT), thinking=False).token_ids[0]
+    assert THINK.open not in expected
+    found = served(anything_goes, Sampling(**HOT, drafts=DraftUse.RELAXED), thinking=False)
+    assert found.token_ids[0] == expected
+    assert not relaxed_outputs(found)
+
+
+def test_drafts_far_from_the_likeliest_token_are_not_taken(undisturbed: list[int]) -> None:
+    found = served(relaxed_backend(top_n=1, delta=0.0), Sampling(**HOT, drafts=DraftUse.RELAXED))
+    assert found.token_ids[0] == undisturbed
+
+
+def test_relaxed_drafts_that_change_no_greedy_token_change_none() -> None:
+    """The likeliest token is what a greedy request draws."""
+    strict = served(model_backend(shipped_model(), **settings_of()), Sampling()).token_ids
+    found = served(relaxed_backend(top_n=1, delta=0.0), Sampling(drafts=DraftUse.RELAXED))
+    assert found.token_ids == strict and not relaxed_outputs(found)
+
+
+def test_penalties_count_the_token_that_was_taken() -> None:
+    """Token 2 in place of token 1, which would be the less likely of the two next if it had been counted."""
+    logits, given = torch.tensor([[0.0, 2.0, 1.5, 0.0]]), [3, 3]
+    sampler, drawn = Sampler(1, 4, logits.device), torch.zeros(1, dtype=torch.int64)
+    sampling = Sampling(presence_penalty=1.0)
+
+    def row(tokens: list[int]) -> Row:
+        return Row(tokens[-1:], len(tokens) - 1, [0], sampling, history=History(1, len(given), tokens))
+
+    taken = sampler.draw(logits, [row(given)], drawn, lambda logits, token_ids, rows: torch.full_like(token_ids, 2))
+    assert taken.tolist() == [2]
+    assert sampler.draw(logits, [row([*given, 2])], drawn).tolist() == [1]
+
+
+def test_each_draft_is_a_thought_by_what_comes_before_it() -> None:
+    drafts = torch.tensor([[9, 9, 9], [9, THINK.close, 9], [THINK.open, 9, THINK.close], [THINK.close, THINK.open, 9]])
+    before = torch.tensor([True, True, False, True])
+    assert thoughts(drafts, before, THINK).tolist() == [
+        [True, True, True],
+        [True, True, False],
+        [False, True, True],
+        [True, False, True],
+    ]
+
+
+def test_relaxed_acceptance_of_a_checkpoint_without_think_tokens_is_refused(tmp_path: Path) -> None:
+    directory = tiny_checkpoint(tmp_path)
+    (directory / "tokenizer.json").unlink(missing_ok=True)
+    with pytest.raises(CheckpointError, match="<think>"):
+        model_backend(directory, **settings_of(acceptance="relaxed"))
+
+
+def test_the_shipped_model_has_the_tokens_that_these_tests_use() -> None:
+    assert read_think_tokens(shipped_model()) == THINK
