@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from decode_svc.sessions import Backlog
 from engine.protocol.messages import Ready
+from mesh.domain.constraints import check_constraint
 from mesh.domain.requests import Submission
 from mesh.domain.sampling import check_sampling, check_stop_token_ids
 from mesh.errors import InvalidRequest, PlaceAgain, WorkerFull
@@ -31,6 +32,8 @@ def check(submission: Submission, ready: Ready, can_prefill: bool) -> None:
     check_prompt(submission.request.token_ids, submission.request.stop.max_tokens, ready)
     check_stop_token_ids(submission.request.stop.token_ids, ready.vocabulary_size)
     check_sampling(submission.request.sampling, ready.vocabulary_size)
+    if submission.request.constraint is not None:
+        check_constraint(submission.request.constraint, ready.vocabulary_size)
     if submission.prefill is None and not can_prefill:
         raise PlaceAgain("this worker computes no prompts: place the request with a prefill worker")
     if submission.prefill is None:

@@ -49,6 +49,7 @@ def step_frame(frame: Frame) -> decode_pb2.AttachResponse:
 
 def prefill_request(submission: Submission, opened: LandingOpened) -> prefill_pb2.PrefillRequest:
     store = None if submission.store is None else wire.store_target_message(submission.store)
+    constraint = submission.request.constraint
     return prefill_pb2.PrefillRequest(
         request_id=submission.request.request_id,
         attempt=submission.request.attempt,
@@ -59,6 +60,7 @@ def prefill_request(submission: Submission, opened: LandingOpened) -> prefill_pb
         held_blocks=opened.held_blocks,
         prompt_tokens=submission.request.prompt_tokens,
         store=store,
+        constraint=None if constraint is None else wire.constraint_message(constraint),
     )
 
 

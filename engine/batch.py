@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from engine.thinking import ThinkTokens
 from mesh.domain.outputs import Logprobs
@@ -24,6 +26,17 @@ class History(msgspec.Struct, frozen=True):
     prompt_tokens: int
     # Those that the host knows: the engine's own list, to be read within the step.
     token_ids: Sequence[int]
+
+
+class TokenMask(Protocol):
+    """Which tokens a row may draw."""
+
+    def wait(self) -> npt.NDArray[np.uint8] | None:
+        """A bit for each token id, the lowest first, set where the row may draw it; None if it may draw any.
+
+        To be asked in `draw`, once all tokens before are known; it may take until the mask is made.
+        """
+        ...
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -55,6 +68,8 @@ class Row(msgspec.Struct, frozen=True):
     # Whether the token behind the last known one is a thought, if drafts that are thoughts may be accepted relaxedly;
     # None if drafts are accepted strictly.
     thinking: bool | None = None
+    # If only some tokens may be drawn: the row then has no drafts.
+    mask: TokenMask | None = None
 
     @property
     def tokens(self) -> int:
@@ -117,7 +132,10 @@ class Launched(Protocol):
     """A step on its way through a backend."""
 
     def draw(self) -> None:
-        """Draw the tokens of each row with sampling. To be called once, before the next launch."""
+        """Draw the tokens of each row with sampling. To be called once, before the next launch.
+
+        If a row has a mask, and follows a row of the batch launched before, that batch is collected before this call.
+        """
         ...
 
     def collect(self) -> list[Sample | None]:

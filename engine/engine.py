@@ -13,6 +13,7 @@ from engine.agreement import Agreement, OneRank
 from engine.batch import Backend, Row, Sample
 from engine.batcher import Candidate, Limits
 from engine.config import EngineConfig, launches_ahead
+from engine.constraints.constraints import Constraints
 from engine.kv_pool import BlockPool
 from engine.load import LoadMeter
 from engine.moves.transfers import Transfers
@@ -27,7 +28,7 @@ from engine.submission import Drafting, RequestLimits, check, make_request
 from mesh.blocks import BLOCK_TOKENS
 from mesh.domain.outputs import FinishReason
 from mesh.domain.workers import WorkerLoad
-from mesh.errors import InvalidRequest, MeshError, NamespaceMismatch
+from mesh.errors import InvalidConstraint, InvalidRequest, MeshError, NamespaceMismatch
 from transfer.config import TransferConfig
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ class Engine:
     Every submitted request ends in exactly one Output with `finish` or `refusal`, and holds no block after it; its
     transfers may hold some until the agent has ended them. What is submitted between two steps is one arrival batch.
     `clock` gives seconds and only measures load. Without an `agent` no KV comes from elsewhere. `agreement` is how this
-    rank keeps step with the worker's others.
+    rank keeps step with the worker's others. Without `constraints` requests that have one are refused.
 
     Attributes:
         transfers: handles the messages that concern transfers alone, and has news of them for the service.
@@ -56,9 +57,11 @@ class Engine:
         clock: Callable[[], float],
         agent: "TransferAgent | None" = None,
         agreement: Agreement | None = None,
+        constraints: Constraints | None = None,
     ) -> None:
         self._backend = backend
         self._agreement = agreement or OneRank()
+        self._constraints = constraints
         # A request longer than the pool could never finish.
         self.context_tokens = min(backend.context_tokens, backend.total_blocks * BLOCK_TOKENS)
         self._request_limits = RequestLimits(self.context_tokens, backend.vocabulary_size)
@@ -80,7 +83,9 @@ class Engine:
 
     def has_work(self) -> bool:
         """Whether a step would do or report anything before the next message, or event of the agent."""
-        can_go_on = len(self._requests) > self.transfers.awaited and not self._blocked
+        if self._constraints is not None and self._constraints.ready:
+            return True
+        can_go_on = len(self._requests) > self.transfers.awaited + self._compiling and not self._blocked
         own_work = can_go_on or self._pipeline.in_flight or self._report.pending or self._stopping
         return bool(own_work or self._agreement.due)
 
@@ -90,6 +95,7 @@ class Engine:
         request = make_request(submit, self._backend.eos_token_ids, arrival, self._drafting)
         try:
             check(submit, self._request_limits)
+            self._check_constraint(submit)
             self.transfers.check(submit)
             self.transfers.expect(request)
         except InvalidRequest as error:
@@ -97,8 +103,13 @@ class Engine:
             return
         self._submitted += 1
         self._requests[submit.key] = request
-        self._blocked = False
-        self._schedule.enqueue(request)
+        constraint = submit.request.constraint
+        if constraint is not None and self._constraints is not None:
+            given = submit.request.prompt_tokens
+            delivered = [] if given is None else request.progress.token_ids[given:]
+            self._constraints.begin(request, constraint, delivered)
+            return
+        self._enqueue(request)
 
     def cancel(self, cancel: Cancel) -> None:
         """End a request now, and its push. One that has ended already is left alone: the two messages crossed."""
@@ -120,6 +131,8 @@ class Engine:
             request, Sample([message.token_id], None if message.logprobs is None else [message.logprobs])
         )
         request.progress.received(output.token_ids)
+        if request.masks is not None:
+            request.masks.follow(output.token_ids)
         self._report.outputs.append(output)
         if output.finish is None:
             self.transfers.on_first_token(request)
@@ -142,6 +155,7 @@ class Engine:
         None if there is nothing to report: no token, no end, no block that came or went, no change of transfers.
         `on_admitted` is called before anything is computed: landings that were opened need not wait for it.
         """
+        self._enqueue_compiled()
         self._resume_arrived()
         work = self._plan()
         if on_admitted is not None:
@@ -157,6 +171,7 @@ class Engine:
         if finished is not None:
             for request, row, sample in self._pipeline.collect(finished):
                 self._commit(request, row, sample)
+        self._pipeline.draw_rest()
         return self._report.drain(self._pipeline.steps, self.load)
 
     def load(self) -> WorkerLoad:
@@ -166,6 +181,28 @@ class Engine:
             queued_prefill_tokens=self._schedule.queued_prefill_tokens,
             free_blocks=self.pool.free_blocks,
         )
+
+    @property
+    def _compiling(self) -> int:
+        """Requests that wait for their grammar."""
+        return 0 if self._constraints is None else self._constraints.pending
+
+    def _check_constraint(self, submit: Submit) -> None:
+        """Raises InvalidRequest."""
+        if submit.request.constraint is not None and self._constraints is None:
+            raise InvalidConstraint("this worker constrains no answers: its checkpoint has no tokenizer")
+
+    def _enqueue(self, request: Request) -> None:
+        self._blocked = False
+        self._schedule.enqueue(request)
+
+    def _enqueue_compiled(self) -> None:
+        """Queue requests whose grammars are compiled, and end those whose are none."""
+        for request, error in self._constraints.drain() if self._compiling and self._constraints is not None else ():
+            if error is not None and not request.ended:
+                self._refuse(request, error)
+            elif not request.ended:
+                self._enqueue(request)
 
     def _resume_arrived(self) -> None:
         """Run requests whose KV has come from elsewhere, and end those whose KV is not coming."""
@@ -206,7 +243,7 @@ class Engine:
 
     def _note_blocked(self, launched: InFlightStep | None, finished: InFlightStep | None) -> None:
         self._blocked = not any(step is not None and step.work for step in (launched, finished))
-        may_wait = self.transfers.open or self.transfers.awaited or self._stopping
+        may_wait = self.transfers.open or self.transfers.awaited or self._compiling or self._stopping
         assert not self._blocked or may_wait or not self._requests, "work that no step takes on"
 
     def _commit(self, request: Request, row: Row, sample: Sample | None) -> None:
@@ -214,6 +251,11 @@ class Engine:
         if request.ended:
             progress.committed(row.tokens, row.draws, ())
             self._release_ended(request)
+            return
+        if request.masks is not None and request.masks.failure is not None:
+            progress.committed(row.tokens, row.draws, ())
+            self._schedule.withdraw(request)
+            self._refuse(request, request.masks.failure)
             return
         output = None
         if sample is None:
@@ -224,6 +266,8 @@ class Engine:
             if request.most_drafts and row.decodes:
                 self._report.add_drafts(row.drafts, sample)
             self._report.outputs.append(output)
+            if request.masks is not None and output.finish is None:
+                request.masks.follow(output.token_ids)
         if progress.computed // BLOCK_TOKENS > progress.registered_blocks:
             self._schedule.register(request)
         if request.push is not None:

@@ -42,6 +42,8 @@ class StepPipeline:
         self._meter = meter
         self.steps = 0
         self.in_flight: InFlightStep | None = None
+        # Launched, and to be drawn once the step before it is collected.
+        self._undrawn: Launched | None = None
         self._collected_at = 0.0
 
     @property
@@ -62,7 +64,10 @@ class StepPipeline:
         started = self._clock()
         with span("engine.step", step=step, decoding=len(work.decoding), prompts=len(work.chunks)):
             launched = self._backend.launch(Batch(step, rows, on_layers), shape)
-            launched.draw()
+            if any(row.mask is not None and row.follows is not None for row in rows):
+                self._undrawn = launched
+            else:
+                launched.draw()
         return InFlightStep(work, requests, rows, launched, started, shape.drafts)
 
     def due(self, launched: InFlightStep | None) -> InFlightStep | None:
@@ -71,6 +76,13 @@ class StepPipeline:
             return launched
         due, self.in_flight = self.in_flight, launched
         return due
+
+    def draw_rest(self) -> None:
+        """Draw what waited for the tokens of the step before, which are collected: its masks depend on them."""
+        undrawn, self._undrawn = self._undrawn, None
+        if undrawn is not None:
+            with span("engine.draw"):
+                undrawn.draw()
 
     def collect(self, step: InFlightStep) -> Iterator[tuple[Request, Row, Sample | None]]:
         """Wait for the step. What each row brought to its request."""

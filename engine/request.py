@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from engine.batch import History
+from engine.constraints.masks import AnswerMasks
 from engine.progress import Progress
 from engine.protocol.messages import PushTarget
 from engine.thinking import ThinkingPhase
@@ -49,6 +50,8 @@ class Request:
     fetch: StoreTarget | None = None
     # Where its KV goes; None if it stays here.
     push: PushTarget | None = None
+    # What its next token may be; None if it may be any.
+    masks: AnswerMasks | None = None
     # Hashes of the leading full blocks, computed as far as they were needed.
     _hashes: list[bytes] = field(default_factory=list)
 

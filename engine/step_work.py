@@ -53,15 +53,15 @@ def _launch_decode_row(request: Request, index: int) -> Row:
     """Row `index` of the next step: the request's last token, which may be in flight itself, and drafts behind it."""
     progress, draws = request.progress, request.draws
     start, token_ids = progress.computed_at_most, progress.token_ids
-    sampling, history, drafts = request.sampling, request.history, draws - 1
+    sampling, history, drafts, masks = request.sampling, request.history, draws - 1, request.masks
     if progress.tokens_at_least > len(token_ids):
-        row = Row((), start, progress.block_ids, sampling, progress.drawing_row, history, drafts)
+        row = Row((), start, progress.block_ids, sampling, progress.drawing_row, history, drafts, mask=masks)
     elif drafts:
         known = [token_ids[-1], *progress.drafts[:drafts]]
         thinking = request.thinking
         row = Row(known, start, progress.block_ids, sampling, history=history, drafts=drafts, thinking=thinking)
     else:
-        row = Row(token_ids[-1:], start, progress.block_ids, sampling, history=history)
+        row = Row(token_ids[-1:], start, progress.block_ids, sampling, history=history, mask=masks)
     progress.launched(draws, draws, index)
     return row
 
@@ -84,6 +84,7 @@ def _launch_chunk_row(chunk: Chunk[Request], index: int) -> Row:
         history=history,
         shared=max(progress.registered_blocks * BLOCK_TOKENS - start, 0),
         next_token=None if draws else progress.token_ids[end],
+        mask=request.masks if draws else None,
     )
     progress.launched(chunk.tokens, int(draws), index)
     return row

@@ -62,7 +62,8 @@ def make_request(
     request, stop = submit.request, submit.request.stop
     eos = frozenset() if stop.ignore_eos else eos_token_ids
     progress = Progress(request.token_ids, drafting.rewind)
-    wanted = request.sampling.drafts
+    # What a grammar allows behind a draft is known only once the draft is accepted.
+    wanted = request.sampling.drafts if request.constraint is None else DraftUse.OFF
     given = len(request.token_ids) if request.prompt_tokens is None else request.prompt_tokens
     return Request(
         key=submit.key,

@@ -98,6 +98,12 @@ class Unsupported(InvalidRequest):
     reason = "UNSUPPORTED"
 
 
+class InvalidConstraint(InvalidRequest):
+    """The answer cannot be constrained as the request asks: it is no grammar, or one that takes too long."""
+
+    reason = "INVALID_CONSTRAINT"
+
+
 class ContextExceeded(InvalidRequest):
     """Prompt and completion do not fit the model's context."""
 

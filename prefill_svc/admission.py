@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from engine.protocol.messages import Ready
 from mesh.blocks import BLOCK_TOKENS
+from mesh.domain.constraints import check_constraint
 from mesh.domain.sampling import check_sampling
 from mesh.errors import InvalidRequest, WorkerFull
 from prefill_svc.jobs import Backlog
@@ -34,6 +35,8 @@ def check(prompt: Prompt, ready: Ready, transfer: TransferConfig) -> None:
     check_salt(prompt.request.cache_salt)
     check_prompt(prompt.request.token_ids, 1, ready)
     check_sampling(prompt.request.sampling, ready.vocabulary_size)
+    if prompt.request.constraint is not None:
+        check_constraint(prompt.request.constraint, ready.vocabulary_size)
     blocks = -(-len(prompt.request.token_ids) // BLOCK_TOKENS) - prompt.held_blocks
     if blocks < 1:
         raise InvalidRequest(

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from engine.agreement import OneRank
 from engine.batch import Backend
 from engine.config import EngineConfig
+from engine.constraints.constraints import load_constraints
 from engine.engine import Engine
 from engine.parallel.layout import Layout, Place
 from engine.parallel.lockstep import Lockstep
@@ -70,6 +71,7 @@ def _run(config: EngineConfig, rank: int, peers: Peers | None, link: RankLink, p
         with span("engine.load", backend=config.backend):
             backend = make_backend(config, peers)
             agent = _make_agent(config, backend, wakeup, rank)
+            constraints = load_constraints(config, backend.vocabulary_size, backend.eos_token_ids, wakeup.set)
     except RankLost:
         raise
     except MeshError as error:
@@ -81,7 +83,7 @@ def _run(config: EngineConfig, rank: int, peers: Peers | None, link: RankLink, p
     if agent is not None:
         UcxLog()
     agreement = OneRank() if peers is None else Lockstep(peers.steps, peers.wake)
-    engine = Engine(config, backend, time.monotonic, agent, agreement)
+    engine = Engine(config, backend, time.monotonic, agent, agreement, constraints)
     link.send(_ready(config, backend, engine, agent))
     # Objects made by loading live as long as the process: garbage collections need not visit them.
     gc.freeze()

@@ -4,12 +4,13 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from engine.batch import Row, Sample
 from engine.runner.token_counts import TokenCounts
 from kernels.host_copy import HostCopies, to_device
-from kernels.sample import Draw, add_bias, draw, greedy, logprobs
+from kernels.sample import Draw, add_bias, draw, forbid, greedy, logprobs
 from mesh.domain.outputs import Logprobs
 from mesh.domain.sampling import Sampling
 
@@ -37,11 +38,12 @@ class Sampler:
 
         logits: [rows, vocabulary], which stay as they are; drawn: [most rows] int64, the tokens that rows may follow.
         """
-        changed = [index for index, row in enumerate(rows) if _sampling(row).changes_logits]
+        masks = {index: bits for index, row in enumerate(rows) if (bits := _mask(row)) is not None}
+        changed = [index for index, row in enumerate(rows) if _sampling(row).changes_logits or index in masks]
         if not changed:
             return replace(logits, draw_tokens(logits, rows), range(len(rows)))
         token_ids = torch.empty(len(rows), dtype=torch.int64, device=logits.device)
-        plain = [index for index, row in enumerate(rows) if not _sampling(row).changes_logits]
+        plain = sorted({*range(len(rows))}.difference(changed))
         if plain:
             chosen = _indices(plain, logits.device)
             found = draw_tokens(logits[chosen], [rows[index] for index in plain])
@@ -52,15 +54,24 @@ class Sampler:
         token_ids[chosen] = self._draw_changed(
             logits[chosen].float(),
             [rows[index] for index in changed],
+            [masks.get(index) for index in changed],
             drawn,
             lambda logits, found, rows: replace(logits, found, [changed[row] for row in rows]),
         )
         return token_ids
 
     def _draw_changed(
-        self, logits: torch.Tensor, rows: Sequence[Row], drawn: torch.Tensor, replace: Replace
+        self,
+        logits: torch.Tensor,
+        rows: Sequence[Row],
+        allowed: Sequence[npt.NDArray[np.uint8] | None],
+        drawn: torch.Tensor,
+        replace: Replace,
     ) -> torch.Tensor:
-        """The same of rows that change their logits [rows, vocabulary] float32, which are overwritten."""
+        """The same of rows that change their logits [rows, vocabulary] float32, which are overwritten.
+
+        allowed: each row's mask, if it has one.
+        """
         counting = [row for row in rows if _sampling(row).counts_tokens]
         if counting:
             self._counts.penalize(logits[: len(counting)], counting, drawn)
@@ -71,6 +82,9 @@ class Sampler:
         ]
         if biases:
             add_bias(logits, biases)
+        masks = {index: bits for index, bits in enumerate(allowed) if bits is not None}
+        if masks:
+            forbid(logits, list(masks), np.stack(list(masks.values())))
         token_ids = replace(logits, draw_tokens(logits, rows), range(len(rows)))
         if counting:
             self._counts.count(counting, token_ids[: len(counting)])
@@ -120,6 +134,10 @@ class PendingSamples:
 def _sampling(row: Row) -> Sampling:
     assert row.sampling is not None
     return row.sampling
+
+
+def _mask(row: Row) -> npt.NDArray[np.uint8] | None:
+    return None if row.mask is None else row.mask.wait()
 
 
 def _draw(row: Row) -> Draw:

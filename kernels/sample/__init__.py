@@ -6,6 +6,7 @@ import torch
 
 from kernels.sample import reference
 from kernels.sample.draws import Draw, Draws, pack_draws
+from kernels.sample.masks import forbid
 from kernels.sample.penalties import Penalties, Penalty, add_bias, count_drawn, count_tokens
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "count_drawn",
     "count_tokens",
     "draw",
+    "forbid",
     "greedy",
     "is_candidate",
     "logprobs",

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from mesh.domain.constraints import Constraint
 from mesh.domain.sampling import Sampling, StopConditions
 from mesh.domain.targets import StoreTarget, WorkerTarget
 
@@ -23,6 +24,8 @@ class TokenRequest(msgspec.Struct, frozen=True):
     attempt: int = 0
     # How many of token_ids are the client's prompt; None if all are.
     prompt_tokens: int | None = None
+    # What the answer must be; None allows everything.
+    constraint: Constraint | None = None
 
 
 class Submission(msgspec.Struct, frozen=True):

@@ -1,9 +1,10 @@
 """Requests, outputs and targets in the protos: the one translation, both ways."""
 
 import msgspec
-from deepmesh.internal.v1 import decode_pb2, targets_pb2
+from deepmesh.internal.v1 import constraint_pb2, decode_pb2, targets_pb2
 from deepmesh.v1 import common_pb2
 
+from mesh.domain.constraints import Constraint
 from mesh.domain.outputs import FinishReason, Logprobs
 from mesh.domain.requests import Submission, TokenRequest
 from mesh.domain.sampling import Sampling, StopConditions
@@ -32,6 +33,7 @@ def submission(message: decode_pb2.Submission) -> Submission:
             cache_salt=message.cache_salt,
             attempt=message.attempt,
             prompt_tokens=message.prompt_tokens if message.HasField("prompt_tokens") else None,
+            constraint=constraint(message.constraint) if message.HasField("constraint") else None,
         ),
         deadline_ms=message.deadline_ms or None,
         prefill=worker_target(message.prefill) if message.HasField("prefill") else None,
@@ -55,7 +57,22 @@ def submission_message(submission: Submission) -> decode_pb2.Submission:
         deadline_ms=submission.deadline_ms,
         prefill=None if submission.prefill is None else worker_target_message(submission.prefill),
         store=None if submission.store is None else store_target_message(submission.store),
+        constraint=None if request.constraint is None else constraint_message(request.constraint),
     )
+
+
+def constraint(message: constraint_pb2.Constraint) -> Constraint:
+    """The message as it is; `check_constraint` judges it."""
+    return Constraint(
+        message.grammar,
+        message.free_until if message.HasField("free_until") else None,
+        message.opened_by if message.HasField("opened_by") else None,
+        message.may_end_free,
+    )
+
+
+def constraint_message(constraint: Constraint) -> constraint_pb2.Constraint:
+    return constraint_pb2.Constraint(**msgspec.structs.asdict(constraint))
 
 
 def sampling(message: common_pb2.SamplingParams) -> Sampling:

@@ -120,6 +120,7 @@ def submit_of(key: int, token_ids: Sequence[int], max_tokens: int, **settings: A
         cache_salt=settings.pop("cache_salt", b""),
         attempt=settings.pop("attempt", 0),
         prompt_tokens=settings.pop("prompt_tokens", None),
+        constraint=settings.pop("constraint", None),
     )
     return Submit(key, request, **settings)
 

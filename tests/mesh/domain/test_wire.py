@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mesh.domain import wire
+from mesh.domain.constraints import Constraint
 from mesh.domain.outputs import FinishReason, Logprobs
 from mesh.domain.requests import Submission, TokenRequest
 from mesh.domain.sampling import Sampling, StopConditions
@@ -74,6 +75,7 @@ def test_a_submission_survives_the_wire(prefill: WorkerTarget | None, store: Sto
         cache_salt=b"salt",
         attempt=2,
         prompt_tokens=2,
+        constraint=Constraint("start: /a+/", 0, 5, may_end_free=True),
     )
     submission = Submission(9, request, 1500, prefill, store)
     sent = wire.submission_message(submission).SerializeToString()

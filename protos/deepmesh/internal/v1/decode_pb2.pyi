@@ -1,3 +1,4 @@
+from deepmesh.internal.v1 import constraint_pb2 as _constraint_pb2
 from deepmesh.internal.v1 import failure_pb2 as _failure_pb2
 from deepmesh.internal.v1 import targets_pb2 as _targets_pb2
 from deepmesh.internal.v1 import workers_pb2 as _workers_pb2
@@ -41,7 +42,7 @@ class ResumePoint(_message.Message):
     def __init__(self, stream_id: _Optional[int] = ..., next_position: _Optional[int] = ...) -> None: ...
 
 class Submission(_message.Message):
-    __slots__ = ("stream_id", "request_id", "attempt", "token_ids", "sampling", "stop", "cache_salt", "deadline_ms", "prefill", "store", "prompt_tokens")
+    __slots__ = ("stream_id", "request_id", "attempt", "token_ids", "sampling", "stop", "cache_salt", "deadline_ms", "prefill", "store", "prompt_tokens", "constraint")
     STREAM_ID_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
@@ -53,6 +54,7 @@ class Submission(_message.Message):
     PREFILL_FIELD_NUMBER: _ClassVar[int]
     STORE_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CONSTRAINT_FIELD_NUMBER: _ClassVar[int]
     stream_id: int
     request_id: str
     attempt: int
@@ -64,7 +66,8 @@ class Submission(_message.Message):
     prefill: _targets_pb2.WorkerTarget
     store: _targets_pb2.StoreTarget
     prompt_tokens: int
-    def __init__(self, stream_id: _Optional[int] = ..., request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., stop: _Optional[_Union[StopConditions, _Mapping]] = ..., cache_salt: _Optional[bytes] = ..., deadline_ms: _Optional[int] = ..., prefill: _Optional[_Union[_targets_pb2.WorkerTarget, _Mapping]] = ..., store: _Optional[_Union[_targets_pb2.StoreTarget, _Mapping]] = ..., prompt_tokens: _Optional[int] = ...) -> None: ...
+    constraint: _constraint_pb2.Constraint
+    def __init__(self, stream_id: _Optional[int] = ..., request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., stop: _Optional[_Union[StopConditions, _Mapping]] = ..., cache_salt: _Optional[bytes] = ..., deadline_ms: _Optional[int] = ..., prefill: _Optional[_Union[_targets_pb2.WorkerTarget, _Mapping]] = ..., store: _Optional[_Union[_targets_pb2.StoreTarget, _Mapping]] = ..., prompt_tokens: _Optional[int] = ..., constraint: _Optional[_Union[_constraint_pb2.Constraint, _Mapping]] = ...) -> None: ...
 
 class StopConditions(_message.Message):
     __slots__ = ("max_tokens", "token_ids", "ignore_eos")

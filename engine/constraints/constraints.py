@@ -1,0 +1,104 @@
+"""Compiles the grammars of a rank's requests and makes their masks, on two threads of its own.
+
+A grammar is compiled before its request is queued, so that no step waits for it. Its library leaves the interpreter to
+other threads while it works.
+"""
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from llguidance import LLMatcher, LLTokenizer
+
+from engine.config import EngineConfig
+from engine.constraints.answer import ConstrainedAnswer
+from engine.constraints.masks import AnswerMasks
+from engine.request import Request
+from mesh.domain.constraints import Constraint
+from mesh.errors import InvalidConstraint
+from mesh.grammars import compile_grammar, load_grammar_tokenizer
+from mesh.observe import span
+
+TOKENIZER_FILE = "tokenizer.json"
+# Compiled grammars that are kept: clients send the same ones again.
+KEPT_GRAMMARS = 64
+
+_log = logging.getLogger("deepmesh.engine")
+
+
+class Constraints:
+    """`wake` is called from another thread whenever a request's grammar is compiled."""
+
+    def __init__(
+        self, tokenizer: LLTokenizer, vocabulary_size: int, eos_token_ids: frozenset[int], wake: Callable[[], None]
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._vocabulary_size = vocabulary_size
+        self._eos_token_ids = eos_token_ids
+        self._wake = wake
+        self._compiler = ThreadPoolExecutor(1, thread_name_prefix="grammars")
+        self._masker = ThreadPoolExecutor(1, thread_name_prefix="masks")
+        # The compiling thread's own, the least recently used first.
+        self._grammars: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._begun: list[tuple[Request, Future[ConstrainedAnswer]]] = []
+
+    @property
+    def pending(self) -> int:
+        """Requests that were begun and not drained."""
+        return len(self._begun)
+
+    @property
+    def ready(self) -> bool:
+        """Whether `drain` has something."""
+        return any(compiled.done() for _, compiled in self._begun)
+
+    def begin(self, request: Request, constraint: Constraint, delivered: Sequence[int]) -> None:
+        """Compile the request's grammar, and follow it through the tokens that another worker delivered."""
+        compiled = self._compiler.submit(self._compile, constraint, delivered)
+        compiled.add_done_callback(lambda _: self._wake())
+        self._begun.append((request, compiled))
+
+    def drain(self) -> list[tuple[Request, InvalidConstraint | None]]:
+        """The requests that have their masks since the last call, or why they get none."""
+        done = [(request, compiled) for request, compiled in self._begun if compiled.done()]
+        self._begun = [(request, compiled) for request, compiled in self._begun if not compiled.done()]
+        return [(request, self._settle(request, compiled)) for request, compiled in done]
+
+    def _settle(self, request: Request, compiled: Future[ConstrainedAnswer]) -> InvalidConstraint | None:
+        try:
+            request.masks = AnswerMasks(compiled.result(), self._masker)
+        except InvalidConstraint as error:
+            return error
+        return None
+
+    def _compile(self, constraint: Constraint, delivered: Sequence[int]) -> ConstrainedAnswer:
+        with span("engine.compile_grammar"):
+            answer = ConstrainedAnswer(
+                constraint, self._matcher(constraint.grammar), self._vocabulary_size, self._eos_token_ids
+            )
+            answer.advance(delivered)
+        return answer
+
+    def _matcher(self, grammar: str) -> LLMatcher:
+        compiled = self._grammars.pop(grammar, None) or compile_grammar(self._tokenizer, grammar)
+        self._grammars[grammar] = compiled
+        if len(self._grammars) > KEPT_GRAMMARS:
+            self._grammars.popitem(last=False)
+        return compiled.deep_copy()
+
+
+def load_constraints(
+    config: EngineConfig, vocabulary_size: int, eos_token_ids: frozenset[int], wake: Callable[[], None]
+) -> Constraints | None:
+    """None if the rank has no tokenizer: it then refuses constrained requests."""
+    path = None if config.model_dir is None else config.model_dir / TOKENIZER_FILE
+    if config.backend != "model" or path is None or not path.is_file():
+        return None
+    try:
+        with span("engine.load_tokenizer"):
+            tokenizer = load_grammar_tokenizer(path, vocabulary_size, eos_token_ids)
+    except ValueError as error:
+        _log.warning("no constrained answers: the tokenizer is none that grammars know", extra={"error": str(error)})
+        return None
+    return Constraints(tokenizer, vocabulary_size, eos_token_ids, wake)

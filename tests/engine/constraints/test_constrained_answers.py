@@ -1,0 +1,182 @@
+"""Constrained answers of a model with random weights, which without a constraint writes no JSON."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.protocol.messages import Cancel, Submit
+from mesh.domain.constraints import Constraint
+from mesh.domain.outputs import FinishReason
+from mesh.domain.sampling import Sampling
+from tests.support.checkpoints import random_prompt, tiny_checkpoint
+from tests.support.constrained import ConstrainedEngine, Texts
+from tests.support.engines import Transcript, assert_at_rest, submit_of
+
+TOKENS = 120
+FREE_TOKENS = 60
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "tags": {"type": "array", "items": {"enum": ["red", "green"]}, "maxItems": 3},
+        "age": {"type": "integer", "minimum": 0, "maximum": 130},
+    },
+    "required": ["name", "tags", "age"],
+    "additionalProperties": False,
+    "x-guidance": {"whitespace_flexible": False},
+}
+JSON = Constraint(f"start: %json {json.dumps(SCHEMA)}")
+SAMPLINGS = [
+    Sampling(),
+    Sampling(temperature=1.0, seed=1),
+    Sampling(temperature=1.3, seed=2, top_k=30, frequency_penalty=0.5),
+    Sampling(temperature=0.8, seed=3, top_logprobs=2, min_p=0.01),
+]
+MODES: dict[str, dict[str, Any]] = {
+    "a step ahead": {"overlap": "on"},
+    "preempted": {"overlap": "on", "total_blocks": 9},
+    "with drafts": {"drafts": {"next_n": 2}},
+}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint(tmp_path_factory.mktemp("checkpoint"))
+
+
+@pytest.fixture(scope="module")
+def texts(checkpoint: Path) -> Texts:
+    return Texts(checkpoint)
+
+
+def constrained(key: int, constraint: Constraint = JSON, **settings: Any) -> Submit:
+    sampling = settings.pop("sampling", SAMPLINGS[key % len(SAMPLINGS)])
+    prompt = settings.pop("prompt", random_prompt(60 + key, seed=key))
+    return submit_of(
+        key, prompt, settings.pop("max_tokens", TOKENS), sampling=sampling, constraint=constraint, **settings
+    )
+
+
+def free(key: int) -> Submit:
+    return submit_of(key, random_prompt(150, seed=key), FREE_TOKENS, ignore_eos=True)
+
+
+def valid(text: str) -> bool:
+    answer = json.loads(text)
+    return (
+        list(answer) == ["name", "tags", "age"]
+        and len(answer["name"]) <= 12
+        and set(answer["tags"]) <= {"red", "green"}
+        and 0 <= answer["age"] <= 130
+    )
+
+
+def run(checkpoint: Path, *submits: Submit, **settings: Any) -> Transcript:
+    constrained_engine = ConstrainedEngine(checkpoint, **settings)
+    transcript = constrained_engine.run(*submits)
+    assert_at_rest(constrained_engine.engine)
+    return transcript
+
+
+@pytest.fixture(scope="module")
+def whole(checkpoint: Path) -> Transcript:
+    """Four constrained answers and two free ones, step by step."""
+    return run(checkpoint, *map(constrained, range(4)), free(4), free(5), overlap="off")
+
+
+def test_every_answer_is_valid_among_free_ones(texts: Texts, whole: Transcript) -> None:
+    for key in range(4):
+        assert whole.ends[key].finish is FinishReason.STOP
+        assert valid(texts.of(whole.token_ids[key]))
+    assert len(whole.token_ids[4]) == len(whole.token_ids[5]) == FREE_TOKENS
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_tokens_are_the_same_however_the_steps_are_run(checkpoint: Path, whole: Transcript, mode: str) -> None:
+    transcript = run(checkpoint, *map(constrained, range(4)), free(4), free(5), **MODES[mode])
+    assert transcript.token_ids == whole.token_ids
+
+
+def test_another_worker_goes_on_where_the_first_was_lost(checkpoint: Path, whole: Transcript) -> None:
+    delivered = {key: whole.token_ids[key][: 1 + 6 * key] for key in range(4)}
+    rest = [
+        constrained(
+            key,
+            prompt=[*random_prompt(60 + key, seed=key), *tokens],
+            prompt_tokens=60 + key,
+            max_tokens=TOKENS - len(tokens),
+        )
+        for key, tokens in delivered.items()
+    ]
+    continued = run(checkpoint, *rest).token_ids
+    assert all([*delivered[key], *continued[key]] == whole.token_ids[key] for key in range(4))
+
+
+def test_reasoning_is_free_and_the_answer_behind_it_is_constrained(checkpoint: Path, texts: Texts) -> None:
+    (close,) = texts.ids("</think>")
+    constraint = Constraint(JSON.grammar, free_until=close)
+    # Without this the random model would hardly close its thoughts.
+    samplings = [Sampling(temperature=1.0, seed=seed, logit_bias={close: 9.0}) for seed in range(4)]
+    submits = [constrained(key, constraint, sampling=sampling) for key, sampling in enumerate(samplings)]
+    answers = run(checkpoint, *submits).token_ids.values()
+    thoughts = [answer.index(close) for answer in answers]
+    assert max(thoughts) > 0
+    assert all(valid(texts.of(answer[thought + 1 :])) for answer, thought in zip(answers, thoughts, strict=True))
+
+
+def test_an_answer_cannot_end_in_its_thoughts(checkpoint: Path, texts: Texts) -> None:
+    (close,) = texts.ids("</think>")
+    eager = Sampling(logit_bias={1: 100.0})
+    transcript = run(checkpoint, constrained(0, Constraint(JSON.grammar, free_until=close), sampling=eager))
+    assert transcript.ends[0].finish is FinishReason.LENGTH
+    assert 1 not in transcript.token_ids[0]
+
+
+@pytest.mark.parametrize("opens", [True, False])
+def test_the_first_token_decides_whether_there_are_thoughts(checkpoint: Path, texts: Texts, opens: bool) -> None:
+    (opening,), (close,) = texts.ids("<think>"), texts.ids("</think>")
+    constraint = Constraint('start: "yes" | "no"', free_until=close, opened_by=opening)
+    bias = {opening: 100.0, close: 99.0} if opens else {opening: -100.0}
+    sampling = Sampling(temperature=1.0, seed=4, logit_bias=bias)
+    tokens = run(checkpoint, constrained(0, constraint, sampling=sampling)).token_ids[0]
+    assert (tokens[0] == opening) == opens
+    answer = tokens[tokens.index(close) + 1 :] if opens else tokens
+    assert texts.of(answer) in ("yes", "no")
+
+
+@pytest.mark.parametrize("grammar", [r"start: /[0-9]{3}-[a-f]{2}/", 'start: "a" start "b" | "c"'])
+def test_expressions_and_grammars_constrain_as_well(checkpoint: Path, texts: Texts, grammar: str) -> None:
+    sampling = Sampling(temperature=1.0, seed=5)
+    answer = texts.of(run(checkpoint, constrained(0, Constraint(grammar), sampling=sampling)).token_ids[0])
+    assert re.fullmatch(r"[0-9]{3}-[a-f]{2}|(a*)c(b*)", answer)
+
+
+def test_a_grammar_that_is_none_refuses_its_request_alone(checkpoint: Path) -> None:
+    transcript = run(checkpoint, constrained(0, Constraint("start: nothing")), free(1))
+    refusal = transcript.ends[0].refusal
+    assert refusal is not None and refusal.reason == "INVALID_CONSTRAINT"
+    assert len(transcript.token_ids[1]) == FREE_TOKENS
+
+
+@pytest.mark.parametrize("overlap", ["on", "off"])
+def test_a_mask_that_takes_too_long_ends_its_answer_alone(checkpoint: Path, texts: Texts, overlap: str) -> None:
+    # With every "a" there are more ways to go on.
+    grammar = Constraint("start: /(.*a.{0,300}){40}b.{500}/")
+    sampling = Sampling(logit_bias=dict.fromkeys(texts.ids("a"), 100.0))
+    transcript = run(checkpoint, constrained(0, grammar, sampling=sampling), free(1), overlap=overlap)
+    refusal = transcript.ends[0].refusal
+    assert refusal is not None and refusal.reason == "INVALID_CONSTRAINT"
+    assert "cannot be followed" in refusal.message
+    assert len(transcript.token_ids[1]) == FREE_TOKENS
+
+
+def test_a_request_may_be_cancelled_while_its_grammar_is_compiled(checkpoint: Path) -> None:
+    constrained_engine = ConstrainedEngine(checkpoint)
+    constrained_engine.engine.submit(constrained(0))
+    constrained_engine.engine.cancel(Cancel(0))
+    transcript = Transcript().run(constrained_engine.engine)
+    assert transcript.ends[0].finish is FinishReason.CANCELLED
+    assert_at_rest(constrained_engine.engine)
