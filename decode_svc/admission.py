@@ -54,12 +54,15 @@ def check(submission: Submission, ready: Ready, can_prefill: bool) -> None:
 
 
 def admit(submission: Submission, backlog: Backlog, max_requests: int, limits: QueueLimits) -> None:
-    """Raises WorkerFull if the request has to go elsewhere; `max_requests` run at once."""
+    """Raises WorkerFull if the request has to go elsewhere; `max_requests` run at once.
+
+    Those who wait count as far as they are served before it.
+    """
     waiting = backlog.live_requests - max_requests
-    if waiting >= limits.waiting_requests:
+    if waiting * backlog.ahead >= limits.waiting_requests:
         raise WorkerFull(f"{waiting} requests wait on this worker already: place this one on another")
     queued = backlog.queued_prefill_tokens
-    if queued and queued + submission.own_prefill_tokens > limits.queued_prefill_tokens:
+    if queued and queued * backlog.ahead + submission.own_prefill_tokens > limits.queued_prefill_tokens:
         raise WorkerFull(f"{queued} prompt tokens wait on this worker already: place this request on another")
     if backlog.kept_tokens > limits.kept_tokens:
         raise WorkerFull(f"the gateway has not acknowledged {backlog.kept_tokens} tokens of output: acknowledge them")

@@ -10,6 +10,7 @@ from decode_svc.requests import Request, submit_of
 from decode_svc.session import Session
 from engine.protocol.messages import Submit
 from mesh.domain.requests import Submission
+from mesh.domain.shares import Census
 from mesh.errors import EngineFailed
 
 
@@ -60,6 +61,7 @@ class LiveRequests:
         self._prompts = prompts
         self._clock = clock
         self._by_key: dict[int, Live] = {}
+        self.census = Census()
 
     def __len__(self) -> int:
         return len(self._by_key)
@@ -71,6 +73,7 @@ class LiveRequests:
         )
         self._ranks.submit(submit_of(submission, key))
         request.key = key
+        self.census.add(request.share)
         deadline = None if submission.deadline_ms is None else self._clock() + submission.deadline_ms / 1000
         self._by_key[key] = Live(session, request, deadline)
         self.idle.clear()
@@ -106,6 +109,7 @@ class LiveRequests:
         if request.key is None:
             return
         del self._by_key[request.key]
+        self.census.remove(request.share)
         self._prompts.drop(request.key)
         request.key = None
         if not request.token_ids:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from engine.protocol.messages import Output, Submit
 from mesh.domain.outputs import FinishReason, Logprobs
 from mesh.domain.requests import Submission
+from mesh.domain.shares import ONE_TENANT, Share
 from mesh.domain.targets import WorkerTarget
 from mesh.errors import MeshError, PrefillLost, rebuild
 
@@ -40,6 +41,7 @@ class Request:
     prompt_tokens: int
     # Prompt tokens that this worker computes.
     own_prefill_tokens: int = 0
+    share: Share = ONE_TENANT
     # The worker that computes the prompt, if this one does not.
     prefill: WorkerTarget | None = None
     # What it takes to keep and send one token of the request, relative to a token without log probabilities.
@@ -129,6 +131,7 @@ def make_request(submission: Submission) -> Request:
         attempt=submission.request.attempt,
         prompt_tokens=len(submission.request.token_ids),
         own_prefill_tokens=submission.own_prefill_tokens,
+        share=submission.request.share,
         prefill=submission.prefill,
         token_weight=weight,
     )

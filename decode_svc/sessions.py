@@ -14,6 +14,7 @@ from decode_svc.requests import Request, Terminal, make_request, terminal_of
 from decode_svc.session import Attachment, Session
 from engine.protocol.messages import Output, StepResult
 from mesh.domain.requests import Submission
+from mesh.domain.shares import Share
 from mesh.errors import DeadlineExceeded, EngineFailed, MeshError, Overloaded, UnknownRequest
 
 
@@ -35,6 +36,8 @@ class Backlog:
     queued_prefill_tokens: int
     # Output kept for the gateway that submits, in plain tokens.
     kept_tokens: int
+    # Which part of those who wait are served before one more request of the same tenant.
+    ahead: float = 1.0
 
 
 class Sessions:
@@ -76,8 +79,10 @@ class Sessions:
     def attached_gateways(self) -> int:
         return sum(session.attachment is not None for session in self._sessions.values())
 
-    def backlog(self, attachment: Attachment) -> Backlog:
-        return Backlog(len(self._live), self._live.queued_prefill_tokens, attachment.session.kept_tokens)
+    def backlog(self, attachment: Attachment, share: Share) -> Backlog:
+        live = self._live
+        ahead = live.census.ahead(share)
+        return Backlog(len(live), live.queued_prefill_tokens, attachment.session.kept_tokens, ahead)
 
     def attach(self, gateway_id: str, incarnation: str, resume: Mapping[int, int]) -> Attachment:
         """Begin a stream. `resume` gives, by stream id, the position of the first token that the gateway lacks.

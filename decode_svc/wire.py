@@ -59,6 +59,7 @@ def prefill_request(submission: Submission, opened: LandingOpened) -> prefill_pb
         ticket=transfer_wire.ticket_message(opened.ticket),
         held_blocks=opened.held_blocks,
         prompt_tokens=submission.request.prompt_tokens,
+        share=wire.share_message(submission.request.share),
         store=store,
         constraint=None if constraint is None else wire.constraint_message(constraint),
     )

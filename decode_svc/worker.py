@@ -66,7 +66,12 @@ class DecodeWorker:
         try:
             self.host.check_takes_new()
             check(submission, self.host.ready, self.host.identity.can_prefill)
-            admit(submission, self.sessions.backlog(attachment), self.host.ready.max_requests, self._limits)
+            admit(
+                submission,
+                self.sessions.backlog(attachment, submission.request.share),
+                self.host.ready.max_requests,
+                self._limits,
+            )
         except (InvalidRequest, PlaceAgain) as error:
             self.sessions.refuse(attachment, submission, error)
         else:

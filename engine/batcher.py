@@ -3,16 +3,21 @@
 The earliest running request is never preempted and always advances, and nobody overtakes the head of the queue: so
 every request that fits the pool alone completes. Blocks that transfers hold can make the earliest one wait, until one
 of them ends.
+
+Among several tenants the one that was served least goes first, with its prompts as with its waiting requests, and a
+tenant that holds more than its part gives way to one that holds less: see `giving_way`.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from typing import Generic, Protocol, TypeVar
 
 from engine.progress import Progress
+from engine.standing import ALONE, Standing
 from mesh.blocks import BLOCK_TOKENS
+from mesh.domain.shares import Share
 
 
 class Schedulable(Protocol):
@@ -22,6 +27,9 @@ class Schedulable(Protocol):
     def arrival(self) -> tuple[int, int]:
         """The arrival batch, and the order within it."""
         ...
+
+    @property
+    def share(self) -> Share: ...
 
     @property
     def progress(self) -> Progress: ...
@@ -95,6 +103,7 @@ def plan_step(
     references: Sequence[int],
     limits: Limits,
     suspended: int = 0,
+    standing: Standing = ALONE,
 ) -> StepPlan[RequestT]:
     """Decide one step: a row for every decoding request, then chunks of prompts, earliest and shortest first.
 
@@ -117,15 +126,61 @@ def plan_step(
         growing = growing[:free_blocks]
     free_blocks -= len(growing)
     budget = limits.max_step_tokens - sum(request.draws for request in decoding)
-    chunks = _chunks(sorted(prompts, key=_order), budget)
-    budget -= sum(chunk.tokens for chunk in chunks)
     admitted: list[Candidate[RequestT]] = []
     # What preemption freed is for those who still run; a waiting request would take it at once and be preempted again.
     if not preempted:
         running = len(decoding) + len(prompts) + suspended
-        admitted = _admit(islice(waiting, limits.max_requests - running), running, free_blocks, budget)
-        chunks += _admitted_chunks(admitted, budget)
+        head: list[Candidate[RequestT]] = []
+        if standing is not ALONE:
+            head = list(islice(waiting := iter(waiting), 1))
+            preempted = giving_way(head, [*decoding, *prompts], suspended, free_blocks, references, limits, standing)
+        if preempted:
+            # The others find their way into what is left of the freed blocks in the next step.
+            admitted = head
+            decoding, prompts, growing = (_without(preempted, each) for each in (decoding, prompts, growing))
+            budget = limits.max_step_tokens - sum(request.draws for request in decoding)
+        else:
+            queue = islice(chain(head, waiting), max(0, limits.max_requests - running))
+            admitted = _admit(queue, running, free_blocks, _Budget(prompts, budget, standing))
+    chunks = _chunks(prompts, admitted, budget, standing)
     return StepPlan(preempted, admitted, list(decoding), growing, chunks)
+
+
+def giving_way(
+    head: Sequence[Candidate[RequestT]],
+    running: Sequence[RequestT],
+    suspended: int,
+    free_blocks: int,
+    references: Sequence[int],
+    limits: Limits,
+    standing: Standing,
+) -> list[RequestT]:
+    """Running requests to preempt so that the head of the queue (none, or one) is admitted; none if that cannot be.
+
+    A tenant gives way to another that has fewer requests, over their weights, even once it has given: so each comes to
+    its part, and nobody takes back what it gave. Of the tenant that holds most the latest arrival goes first.
+    """
+    if not head:
+        return []
+    wanted, victims = head[0], list[RequestT]()
+    share, left = wanted.request.share, sorted(running, key=lambda request: request.arrival)
+    held = Counter({request.share.tenant: standing.of(request.share.tenant)[1] for request in left})
+    own, dropped, kept = (standing.of(share.tenant)[1] + 1) / share.weight, Counter[int](), set(wanted.cached_blocks)
+    while not _fits(wanted, len(left) + suspended, free_blocks, limits):
+        yielding = [
+            request
+            for request in left[1:]
+            if not request.is_pushed and (held[request.share.tenant] - 1) / request.share.weight >= own
+        ]
+        if not yielding:
+            return []
+        victim = max(yielding, key=lambda each: (held[each.share.tenant] / each.share.weight, each.arrival))
+        victims.append(victim)
+        left.remove(victim)
+        held[victim.share.tenant] -= 1
+        dropped.update(victim.progress.block_ids)
+        free_blocks += sum(dropped[each] == references[each] and each not in kept for each in victim.progress.block_ids)
+    return victims
 
 
 def must_preempt(decoding: Sequence[Schedulable], free_blocks: int) -> bool:
@@ -138,9 +193,19 @@ def blocks_for(tokens: int) -> int:
     return -(-tokens // BLOCK_TOKENS)
 
 
-def _order(request: Schedulable) -> tuple[int, int, int]:
+def _fits(candidate: Candidate[RequestT], running: int, free_blocks: int, limits: Limits) -> bool:
+    """Whether it has a slot and blocks, and leaves every running request one block to grow by."""
+    return running < limits.max_requests and candidate.free_blocks_taken + running <= free_blocks
+
+
+def _without(gone: Iterable[RequestT], requests: Iterable[RequestT]) -> list[RequestT]:
+    arrivals = {request.arrival for request in gone}
+    return [request for request in requests if request.arrival not in arrivals]
+
+
+def _order(request: Schedulable) -> tuple[int, int, int, int]:
     batch, position = request.arrival
-    return batch, request.progress.left, position
+    return request.share.priority, batch, request.progress.left, position
 
 
 def _preempt(
@@ -164,19 +229,52 @@ def _preempt(
     return victims, free_blocks
 
 
-def _chunks(prompts: Sequence[RequestT], budget: int) -> list[Chunk[RequestT]]:
+def _level(request: Schedulable, standing: Standing) -> tuple[float, int]:
+    """What its tenant has had, and holds: less goes first."""
+    return standing.of(request.share.tenant)
+
+
+def _chunks(
+    prompts: Sequence[RequestT], admitted: Iterable[Candidate[RequestT]], budget: int, standing: Standing
+) -> list[Chunk[RequestT]]:
+    """Prompts by their tenants, running ones before admitted ones; admitted ones in their order."""
+    work = [(_level(prompt, standing), prompt, prompt.progress.left) for prompt in sorted(prompts, key=_order)]
+    level = (0.0, 0)
+    for candidate in admitted:
+        level = max(level, _level(candidate.request, standing))
+        work.append((level, candidate.request, _step_tokens(candidate)))
+    if standing is not ALONE:
+        work.sort(key=lambda each: each[0])
     chunks = []
-    for request in prompts:
-        tokens = min(budget, request.progress.left)
-        if not tokens:
-            break
-        chunks.append(Chunk(request, tokens))
+    for _, request, left in work:
+        tokens = min(budget, left)
+        if tokens:
+            chunks.append(Chunk(request, tokens))
         budget -= tokens
     return chunks
 
 
+class _Budget:
+    """Tokens that a step has for waiting requests, as they are admitted in order."""
+
+    def __init__(self, prompts: Iterable[Schedulable], tokens: int, standing: Standing) -> None:
+        self._left = tokens
+        self._standing = standing
+        # Running prompts that go before any request not asked about yet.
+        self._prompts = sorted(((_level(each, standing), each.progress.left) for each in prompts), reverse=True)
+
+    def left(self, request: Schedulable) -> int:
+        """What those that go before this request leave it."""
+        while self._prompts and self._prompts[-1][0] <= _level(request, self._standing):
+            self._left -= self._prompts.pop()[1]
+        return self._left
+
+    def take(self, tokens: int) -> None:
+        self._left -= tokens
+
+
 def _admit(
-    waiting: Iterable[Candidate[RequestT]], running: int, free_blocks: int, budget: int
+    waiting: Iterable[Candidate[RequestT]], running: int, free_blocks: int, budget: _Budget
 ) -> list[Candidate[RequestT]]:
     """Take from the queue's head while slots, blocks and tokens last.
 
@@ -185,23 +283,13 @@ def _admit(
     admitted = []
     for candidate in waiting:
         tokens = _step_tokens(candidate)
-        if (tokens and budget <= 0) or candidate.free_blocks_taken + running > free_blocks:
+        if (tokens and budget.left(candidate.request) <= 0) or candidate.free_blocks_taken + running > free_blocks:
             break
         admitted.append(candidate)
         running += 1
         free_blocks -= candidate.free_blocks_taken
-        budget -= tokens
+        budget.take(tokens)
     return admitted
-
-
-def _admitted_chunks(admitted: Iterable[Candidate[RequestT]], budget: int) -> list[Chunk[RequestT]]:
-    chunks = []
-    for candidate in admitted:
-        tokens = min(budget, _step_tokens(candidate))
-        if tokens:
-            chunks.append(Chunk(candidate.request, tokens))
-        budget -= tokens
-    return chunks
 
 
 def _step_tokens(candidate: Candidate[RequestT]) -> int:

@@ -219,7 +219,7 @@ class Engine:
         """The next step's work, empty if no request can go on before the step in flight is collected."""
         if self._stopping:
             return StepWork()
-        if self._pipeline.rows_in_flight and self._schedule.must_preempt():
+        if self._pipeline.rows_in_flight and self._schedule.must_preempt(self.transfers.awaited):
             # A preempted request starts again from its tokens, and the last one is not known yet.
             return StepWork()
         plan = self._schedule.plan(self.transfers.awaited)

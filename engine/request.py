@@ -9,6 +9,7 @@ from engine.protocol.messages import PushTarget
 from engine.thinking import ThinkingPhase
 from mesh.blocks import BLOCK_TOKENS, block_hash
 from mesh.domain.sampling import Sampling
+from mesh.domain.shares import ONE_TENANT, Share
 from mesh.domain.targets import StoreTarget
 
 
@@ -37,6 +38,7 @@ class Request:
     root: bytes
     # Arrival batch, and order within it.
     arrival: tuple[int, int]
+    share: Share = ONE_TENANT
     # It has had its last output; its blocks are given back once no step in flight writes to them.
     ended: bool = False
     # Prompt tokens found in a cache when the request was first admitted, here or by the prefill worker; None before.

@@ -1,15 +1,21 @@
 """Who waits, who takes part in steps, and who holds which blocks."""
 
 from collections.abc import Callable, Iterator
+from itertools import islice
 
-from engine.batcher import Candidate, Limits, StepPlan, must_preempt, plan_step
+from engine.batcher import Candidate, Limits, StepPlan, giving_way, must_preempt, plan_step
 from engine.block_tables import BlockTables
 from engine.kv_pool import BlockPool
 from engine.request import Request
 from engine.running import Running
+from engine.standing import ALONE, Standing
 from engine.step_work import StepWork
+from engine.tenants import Tenants
 from engine.waiting import WaitingQueue
 from mesh.blocks import BLOCK_TOKENS
+
+# What a token of an answer counts, in tokens of a prompt: about what it takes of a GPU, and what providers ask for it.
+OUTPUT_WEIGHT = 4
 
 
 class Schedule:
@@ -28,6 +34,7 @@ class Schedule:
         self._block_tables = BlockTables(pool, prefix_cache)
         self._waiting = WaitingQueue()
         self._running = Running()
+        self._tenants = Tenants()
 
     @property
     def waiting(self) -> int:
@@ -39,6 +46,7 @@ class Schedule:
         return self._waiting.tokens + self._running.prompt_tokens
 
     def enqueue(self, request: Request) -> None:
+        self._tenants.enter(request.key, request.share)
         cached = len(self._block_tables.match(request)) * BLOCK_TOKENS
         self._waiting.add(request, 0 if request.remote_prefill else len(request.progress.token_ids) - cached)
 
@@ -53,9 +61,9 @@ class Schedule:
         else:
             self._running.remove(request)
 
-    def must_preempt(self) -> bool:
-        """Whether the next plan would take blocks from a running request."""
-        return must_preempt(self._running.decoding, self._pool.free_blocks)
+    def must_preempt(self, suspended: int) -> bool:
+        """Whether the next plan would take blocks, or its place, from a running request."""
+        return must_preempt(self._running.decoding, self._pool.free_blocks) or self._must_give_way(suspended)
 
     def plan(self, suspended: int) -> StepPlan[Request]:
         """The next step, with blocks and queues brought to where its rows can be computed.
@@ -67,11 +75,12 @@ class Schedule:
         plan = plan_step(
             decoding,
             self._running.prompts,
-            self._candidates(),
+            self._candidates(self._tenants.standing),
             self._pool.free_blocks,
             self._pool.references,
             self._limits,
             suspended + len(self._running.decoding) - len(decoding),
+            self._tenants.standing,
         )
         for request in plan.preempted:
             self._preempt(request)
@@ -82,11 +91,14 @@ class Schedule:
             self._block_tables.grow(request)
         for candidate in plan.admitted:
             self._waiting.remove(candidate.request)
+            self._tenants.admit(candidate.request.key)
             self._block_tables.fill(candidate.request, candidate.cached_blocks)
         return plan
 
     def launched(self, work: StepWork) -> None:
         """Rows of this work are in flight: some requests begin to decode, and some end with their row."""
+        self._tenants.serve((request.key, OUTPUT_WEIGHT * request.draws) for request in work.decoding)
+        self._tenants.serve((chunk.request.key, chunk.tokens) for chunk in work.chunks)
         if work.chunks or any(request.progress.tokens_at_least >= request.limit for request in work.decoding):
             self._running.sort()
 
@@ -95,11 +107,21 @@ class Schedule:
         self._block_tables.register(request)
 
     def release(self, request: Request) -> None:
-        """Take the request's blocks back."""
+        """Take the blocks of a request that ended back."""
         self._block_tables.release(request)
+        self._tenants.leave(request.key)
 
-    def _candidates(self) -> Iterator[Candidate[Request]]:
-        for request in self._waiting:
+    def _must_give_way(self, suspended: int) -> bool:
+        standing = self._tenants.standing
+        if standing is ALONE or not self._waiting:
+            return False
+        head = list(islice(self._candidates(standing), 1))
+        running = [*self._running.decoding, *self._running.prompts]
+        pool = self._pool
+        return bool(giving_way(head, running, suspended, pool.free_blocks, pool.references, self._limits, standing))
+
+    def _candidates(self, standing: Standing) -> Iterator[Candidate[Request]]:
+        for request in self._waiting.in_order(standing):
             cached = self._block_tables.match(request)
             new_blocks = self._block_tables.lacking(request, cached)
             waits = self._would_wait(request, len(cached))
@@ -109,4 +131,5 @@ class Schedule:
     def _preempt(self, request: Request) -> None:
         self._running.remove(request)
         self._block_tables.release(request)
+        self._tenants.give_back(request.key)
         self.enqueue(request)

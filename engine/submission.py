@@ -78,6 +78,7 @@ def make_request(
         history=History(submit.key, given, progress.token_ids) if request.sampling.counts_tokens else None,
         root=root_hash(request.cache_salt),
         arrival=arrival,
+        share=request.share,
         remote_prefill=submit.remote_prefill,
         sender_slot_bytes=submit.sender_slot_bytes,
         attempt=request.attempt,

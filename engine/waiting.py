@@ -2,37 +2,63 @@
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator
+from heapq import heapify, heappop, heapreplace
 
 from engine.request import Request
+from engine.standing import ALONE, Standing
+
+_Entry = tuple[int, int, int, int, Request]
 
 
 class WaitingQueue:
-    """Ordered by arrival batch, then by tokens to compute (as estimated on entry), then by arrival."""
+    """A tenant's requests are ordered by priority, then by arrival batch, by tokens to compute (as estimated on
+    entry), and by arrival.
+    """
 
     def __init__(self) -> None:
-        # `arrival` is unique, so the first three elements decide every comparison.
-        self._entries: list[tuple[int, int, int, Request]] = []
-        self._entry_by_key: dict[int, tuple[int, int, int, Request]] = {}
+        # By tenant. `arrival` is unique, so the first four elements decide every comparison.
+        self._entries: dict[str, list[_Entry]] = {}
+        self._entry_by_key: dict[int, _Entry] = {}
         # Sum of the estimates.
         self.tokens = 0
 
     def __len__(self) -> int:
-        return len(self._entries)
-
-    def __iter__(self) -> Iterator[Request]:
-        return (request for _, _, _, request in self._entries)
+        return len(self._entry_by_key)
 
     def __contains__(self, request: Request) -> bool:
         return request.key in self._entry_by_key
 
+    def in_order(self, standing: Standing) -> Iterator[Request]:
+        """The tenant that was served least goes first, then the one that holds least. What a request that went is about
+        to be given counts for those behind it.
+        """
+        if standing is ALONE:
+            return (entry[-1] for entries in self._entries.values() for entry in entries)
+        return self._interleaved(standing)
+
     def add(self, request: Request, uncached_tokens: int) -> None:
         batch, position = request.arrival
-        entry = (batch, uncached_tokens, position, request)
-        insort(self._entries, entry)
+        entry = (request.share.priority, batch, uncached_tokens, position, request)
+        insort(self._entries.setdefault(request.share.tenant, []), entry)
         self._entry_by_key[request.key] = entry
         self.tokens += uncached_tokens
 
     def remove(self, request: Request) -> None:
         entry = self._entry_by_key.pop(request.key)
-        del self._entries[bisect_left(self._entries, entry)]
-        self.tokens -= entry[1]
+        entries = self._entries[request.share.tenant]
+        del entries[bisect_left(entries, entry)]
+        if not entries:
+            del self._entries[request.share.tenant]
+        self.tokens -= entry[2]
+
+    def _interleaved(self, standing: Standing) -> Iterator[Request]:
+        heads = [(*standing.of(tenant), tenant, 0) for tenant in self._entries]
+        heapify(heads)
+        while heads:
+            served, held, tenant, index = heads[0]
+            _, _, tokens, _, request = self._entries[tenant][index]
+            yield request
+            if index + 1 < len(self._entries[tenant]):
+                heapreplace(heads, (served + (tokens + 1) / request.share.weight, held + 1, tenant, index + 1))
+            else:
+                heappop(heads)

@@ -7,6 +7,7 @@ from typing import Literal, Self
 from pydantic import Field, SecretStr, model_validator
 
 from mesh.config import Config, ServiceConfig
+from mesh.domain.shares import MAX_WEIGHT, MIN_WEIGHT
 
 
 class HttpConfig(Config):
@@ -61,6 +62,8 @@ class ApiKeyConfig(Config):
     """What clients send: "Authorization: Bearer KEY"."""
     cache_salt: str | None = None
     """Keys with the same salt share cached prefixes; by default a key shares them with no other."""
+    weight: float = Field(default=1.0, ge=MIN_WEIGHT, le=MAX_WEIGHT)
+    """The key's part of a full mesh, relative to other keys'. A key that is alone may use all of it."""
     requests_per_minute: int | None = Field(default=None, ge=1)
     """Requests that the key may make in a minute, all at once or spread; by default any number."""
     tokens_per_minute: int | None = Field(default=None, ge=1)

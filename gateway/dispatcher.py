@@ -9,6 +9,7 @@ from gateway.generation import Generation
 from gateway.intake import Prepared
 from gateway.live import RETRY_AFTER_MS, Links, LiveGeneration
 from gateway.placement import Placement, Placer
+from mesh.domain.shares import Census
 from mesh.errors import DeadlineExceeded, MeshError, Overloaded, ShuttingDown, SlowClient
 from mesh.metrics import (
     GATEWAY_CACHED_TOKENS,
@@ -40,6 +41,7 @@ class Dispatcher:
         self._dispatch = dispatch
         self._limits = limits
         self._live: set[LiveGeneration] = set()
+        self._census = Census()
         self._stopping = False
         # Set while no generation is live.
         self._idle = asyncio.Event()
@@ -79,7 +81,8 @@ class Dispatcher:
     ) -> AsyncIterator[LiveGeneration]:
         if self._stopping:
             raise ShuttingDown("the gateway is stopping: ask again", retry_after_ms=RETRY_AFTER_MS)
-        if len(self._live) >= self._limits.live_generations:
+        share = prepared.request.share
+        if len(self._live) * self._census.ahead(share) >= self._limits.live_generations:
             raise Overloaded(
                 f"the gateway has {len(self._live)} live generations: retry later", retry_after_ms=RETRY_AFTER_MS
             )
@@ -93,6 +96,7 @@ class Dispatcher:
         generation = Generation(prepared, deadline, self._limits.unread_tokens, interrupt)
         live = LiveGeneration(generation, prepared.block_hashes, self._placer, self._links, self._dispatch, loop.time)
         self._live.add(live)
+        self._census.add(share)
         self._idle.clear()
         try:
             async with scope:
@@ -104,6 +108,7 @@ class Dispatcher:
             raise generation.given_up or DeadlineExceeded("the request's deadline passed") from None
         finally:
             self._live.discard(live)
+            self._census.remove(share)
             if not self._live:
                 self._idle.set()
             live.close()

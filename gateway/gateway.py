@@ -93,7 +93,9 @@ class Gateway:
             self._quotas.admit(tenant.name, self._clock())
             try:
                 async with asyncio.timeout_at(deadline):
-                    prepared = await self.intake.prepare(ask, tenant.chain_root(ask.cache_salt))
+                    prepared = await self.intake.prepare(
+                        ask, tenant.chain_root(ask.cache_salt), tenant.share(ask.priority)
+                    )
             except TimeoutError:
                 raise DeadlineExceeded("the request's deadline passed before its prompt was encoded") from None
             self._quotas.charge(tenant.name, len(prepared.request.token_ids), self._clock())

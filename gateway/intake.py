@@ -21,6 +21,7 @@ from gateway.requests import (
     completion_room,
     truncated,
     validate_cache_salt,
+    validate_priority,
     validate_stop_strings,
     validate_text,
 )
@@ -39,6 +40,7 @@ from mesh.domain.sampling import (
     check_token_ids,
     settled_draft_use,
 )
+from mesh.domain.shares import Share
 from mesh.errors import InvalidRequest
 from mesh.observe import span
 
@@ -99,6 +101,8 @@ class Ask:
     cache_salt: str | None = None
     # The text begins with the prompt's.
     echo: bool = False
+    # Among its tenant's requests the lowest goes first.
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,13 +146,14 @@ class Intake:
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    async def prepare(self, ask: Ask, cache_salt: bytes) -> Prepared:
+    async def prepare(self, ask: Ask, cache_salt: bytes, share: Share) -> Prepared:
         """Raises InvalidRequest (naming the field), ContextExceeded, UnknownModel or NoWorker."""
         model = self._catalog.resolve(ask.model)
         limits, text = self._catalog.limits(model), self._catalog.text(model)
         check_sampling(ask.sampling, limits.vocabulary_size)
         validate_stop_strings(ask.stop_strings)
         check_stop_token_ids(ask.stop_token_ids, limits.vocabulary_size)
+        validate_priority(ask.priority)
         if ask.cache_salt is not None:
             validate_cache_salt(ask.cache_salt)
         if ask.stop_strings and text.tokenizer is None:
@@ -164,6 +169,7 @@ class Intake:
             sampling=ask.sampling,
             stop=StopConditions(max_tokens, ask.stop_token_ids, ask.ignore_eos),
             cache_salt=cache_salt,
+            share=share,
         )
         token_bytes = text.tokenizer.token_bytes if text.tokenizer is not None else no_text
         new_transcript = partial(

@@ -233,6 +233,7 @@ class LiveGeneration:
             max_tokens=self.generation.remaining_tokens,
             block_hashes=self._block_hashes,
             avoid=frozenset(self._avoid),
+            share=request.share,
         )
 
     def _submit(self, placement: Placement) -> None:

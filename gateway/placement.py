@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
+from mesh.domain.shares import ONE_TENANT, Share
 from mesh.domain.targets import StoreTarget, WorkerTarget
 
 
@@ -19,6 +20,7 @@ class PlacementQuery:
     # Chain hashes of the prompt's full blocks, root first.
     block_hashes: Sequence[bytes]
     avoid: Collection[str]
+    share: Share = ONE_TENANT
 
 
 @dataclass(frozen=True, slots=True)

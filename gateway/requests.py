@@ -65,6 +65,12 @@ def validate_cache_salt(cache_salt: str) -> None:
     validate_text(cache_salt, field="cache_salt")
 
 
+def validate_priority(priority: int) -> None:
+    """Raises InvalidRequest for one that does not fit 32 bits."""
+    if not -(2**31) <= priority < 2**31:
+        raise InvalidRequest(f"priority {priority} is no 32-bit integer", field="priority")
+
+
 def validate_stop_strings(strings: Sequence[str]) -> None:
     """Raises InvalidRequest for too many of them, and for empty, overlong or malformed ones."""
     if len(strings) > MAX_STOP_STRINGS:

@@ -75,6 +75,7 @@ def _ask(request: gateway_pb2.GenerateRequest) -> Ask:
         stop_strings=tuple(request.stop),
         stop_token_ids=tuple(request.stop_token_ids),
         ignore_eos=request.ignore_eos,
+        priority=request.priority,
     )
 
 

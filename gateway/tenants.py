@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from hashlib import sha256
 
 from gateway.config import ApiKeyConfig
+from mesh.domain.shares import Share
 from mesh.errors import Overloaded, Unauthenticated
 
 SCHEME = "bearer"
@@ -15,11 +16,16 @@ RETRY_AFTER_MS = 1000
 class Tenant:
     """The holder of one key, or everyone if there are no keys."""
 
-    def __init__(self, name: str, cache_salt: bytes, max_concurrent: int | None) -> None:
+    def __init__(self, name: str, cache_salt: bytes, max_concurrent: int | None, weight: float = 1.0) -> None:
         self.name = name
         self.cache_salt = cache_salt
+        self.weight = weight
         self.live = 0
         self._max_concurrent = max_concurrent
+
+    def share(self, priority: int) -> Share:
+        """A request's claim to what tenants share."""
+        return Share(self.name, self.weight, priority)
 
     def chain_root(self, cache_salt: str | None) -> bytes:
         """The root of the hash chains of a request with this `cache_salt` of the client's own.
@@ -51,7 +57,12 @@ class Tenants:
         self._by_key = [
             (
                 key.digest,
-                Tenant(key.name, (key.name if key.cache_salt is None else key.cache_salt).encode(), key.max_concurrent),
+                Tenant(
+                    key.name,
+                    (key.name if key.cache_salt is None else key.cache_salt).encode(),
+                    key.max_concurrent,
+                    key.weight,
+                ),
             )
             for key in keys
         ]

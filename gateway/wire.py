@@ -48,6 +48,7 @@ def place_request(query: PlacementQuery) -> scheduler_pb2.PlaceRequest:
         max_tokens=query.max_tokens,
         block_hashes=query.block_hashes,
         avoid_worker_ids=sorted(query.avoid),
+        share=wire.share_message(query.share),
     )
 
 

@@ -46,12 +46,15 @@ def check(prompt: Prompt, ready: Ready, transfer: TransferConfig) -> None:
 
 
 def admit(prompt: Prompt, backlog: Backlog, max_requests: int, limits: QueueLimits) -> None:
-    """Raises WorkerFull if the prompt has to go elsewhere; `max_requests` run at once."""
+    """Raises WorkerFull if the prompt has to go elsewhere; `max_requests` run at once.
+
+    Those who wait count as far as they are served before it.
+    """
     waiting = backlog.live_prompts - max_requests
-    if waiting >= limits.waiting_prompts:
+    if waiting * backlog.ahead >= limits.waiting_prompts:
         raise WorkerFull(f"{waiting} prompts wait on this worker already: place this one on another")
     queued = backlog.queued_tokens
-    if queued and queued + len(prompt.request.token_ids) > limits.queued_tokens:
+    if queued and queued * backlog.ahead + len(prompt.request.token_ids) > limits.queued_tokens:
         raise WorkerFull(f"{queued} prompt tokens wait on this worker already: place this prompt on another")
 
 

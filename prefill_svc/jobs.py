@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from engine.protocol.messages import StepResult, Submit
+from mesh.domain.shares import Census, Share
 from mesh.errors import DeadlineExceeded, EngineFailed, InvalidRequest, MeshError
 from prefill_svc.prompts import Job, Prompt
 from transfer.events import PushEnded
@@ -31,6 +32,8 @@ class Backlog:
     live_prompts: int
     # Tokens of prompts without a first token.
     queued_tokens: int
+    # Which part of those who wait are served before one more prompt of the same tenant.
+    ahead: float = 1.0
 
 
 class Jobs:
@@ -45,13 +48,14 @@ class Jobs:
         self._by_key: dict[int, Job] = {}
         self._by_transfer: dict[bytes, Job] = {}
         self._queued_tokens = 0
+        self._census = Census()
 
     @property
     def live_prompts(self) -> int:
         return len(self._by_key)
 
-    def backlog(self) -> Backlog:
-        return Backlog(len(self._by_key), self._queued_tokens)
+    def backlog(self, share: Share) -> Backlog:
+        return Backlog(len(self._by_key), self._queued_tokens, self._census.ahead(share))
 
     def submit(self, prompt: Prompt) -> Job:
         """Submit a prompt to a rank. Whatever comes of it, call `end`.
@@ -65,12 +69,14 @@ class Jobs:
         job = Job(key, prompt, self._clock() + prompt.ticket.deadline_ms / 1000)
         self._by_key[key] = self._by_transfer[job.transfer_id] = job
         self._queued_tokens += len(prompt.request.token_ids)
+        self._census.add(prompt.request.share)
         self.idle.clear()
         return job
 
     def end(self, job: Job) -> None:
         """The prompt's call is over: stop what its rank still does for it."""
         del self._by_key[job.key], self._by_transfer[job.transfer_id]
+        self._census.remove(job.prompt.request.share)
         if not job.has_first_token:
             self._queued_tokens -= len(job.prompt.request.token_ids)
         if not self._by_key:

@@ -22,6 +22,7 @@ def prompt(message: prefill_pb2.PrefillRequest) -> Prompt:
             attempt=message.attempt,
             prompt_tokens=message.prompt_tokens if message.HasField("prompt_tokens") else None,
             constraint=wire.constraint(message.constraint) if message.HasField("constraint") else None,
+            share=wire.share(message.share),
         ),
         ticket=transfer_wire.ticket(message.ticket),
         held_blocks=message.held_blocks,

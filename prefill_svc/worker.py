@@ -51,7 +51,7 @@ class PrefillWorker:
         with span("prefill.submit", request_id=prompt.request.request_id, attempt=prompt.request.attempt):
             self.host.check_takes_new()
             check(prompt, self.host.ready, self._transfer)
-            admit(prompt, self.jobs.backlog(), self.host.ready.max_requests, self._limits)
+            admit(prompt, self.jobs.backlog(prompt.request.share), self.host.ready.max_requests, self._limits)
             job = self.jobs.submit(prompt)
         metrics.PREFILL_PROMPT_TOKENS.inc(len(prompt.request.token_ids))
         return job

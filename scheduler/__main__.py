@@ -33,6 +33,7 @@ from scheduler.scaling import ScalingKnobs
 from scheduler.service import SchedulerServicer
 from scheduler.store_link import StoreLink
 from scheduler.stores import Stores
+from scheduler.tenants import PlacedRequests
 
 SERVICE = "deepmesh.internal.v1.SchedulerService"
 SERVES = {
@@ -61,6 +62,7 @@ def compose(config: SchedulerConfig, links: Sequence[StoreLink] = ()) -> tuple[R
         registry,
         stores,
         config.store_link.ignored_blocks,
+        PlacedRequests(time.monotonic),
         decisions,
         OutputLengths(),
         placement,

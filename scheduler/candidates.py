@@ -20,6 +20,8 @@ class PlacementRequest:
     avoid: frozenset[str] = frozenset()
     # Mean over the model's finished requests; None means that the worker's own measurement is used.
     mean_output_tokens: float | None = None
+    # Which part of those who wait are served before it: tenants are served by turns.
+    ahead: float = 1.0
 
 
 class Unreported(msgspec.Struct, frozen=True):

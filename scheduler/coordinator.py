@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from mesh.domain.shares import ONE_TENANT, Share
 from mesh.domain.targets import StoreTarget
 from mesh.domain.workers import KvNamespace, WorkerIdentity, WorkerRole, WorkerState
 from mesh.errors import MeshError, NoWorker, NoWorkerYet, UnknownModel
@@ -16,6 +17,7 @@ from scheduler.placement import choose, explain, placed_work, predict
 from scheduler.registry import Registry, Worker
 from scheduler.sources import reusable_blocks
 from scheduler.stores import Stores
+from scheduler.tenants import PlacedRequests
 from scheduler.terms import Terms
 
 
@@ -29,6 +31,7 @@ class PlacementCall:
     request: PlacementRequest
     # Chain hashes of the prompt's full blocks, root first.
     block_hashes: Sequence[bytes] = ()
+    share: Share = ONE_TENANT
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,7 @@ class Coordinator:
         registry: Registry,
         stores: Stores,
         ignored_blocks: int,
+        placed: PlacedRequests,
         decisions: DecisionLog,
         lengths: OutputLengths,
         knobs: PlacementKnobs,
@@ -72,6 +76,7 @@ class Coordinator:
         self._registry = registry
         self._stores = stores
         self._ignored_blocks = ignored_blocks
+        self._placed = placed
         self._decisions = decisions
         self._lengths = lengths
         self._knobs = knobs
@@ -113,7 +118,9 @@ class Coordinator:
             [self._candidate(worker, cached) for worker in workers if worker.identity.role is WorkerRole.PREFILL],
             hints,
         )
-        request = replace(call.request, mean_output_tokens=self._lengths.mean(call.model))
+        request = replace(
+            call.request, mean_output_tokens=self._lengths.mean(call.model), ahead=self._placed.ahead(call.share)
+        )
         terms = admit(predict(request, candidates, self._knobs), self._objectives)
         chosen = choose(terms)
         if chosen is None:
@@ -122,6 +129,7 @@ class Coordinator:
             raise error
         reason = explain(request, chosen, terms)
         self._remember(call, chosen, reason, terms)
+        self._placed.add((call.request_id, call.attempt), call.share)
         for worker_id, work in placed_work(request, chosen).items():
             self._registry.add_placement(worker_id, (call.request_id, call.attempt), work)
         identities = {worker.identity.worker_id: worker.identity for worker in workers}
@@ -131,6 +139,7 @@ class Coordinator:
 
     def report(self, request_id: str, attempt: int, outcome: Outcome, output_tokens: int) -> bool:
         """Record how a placement ended. False if that was known already, or the placement is forgotten."""
+        self._placed.end((request_id, attempt))
         decision = self._decisions.settle(request_id, attempt, outcome)
         if decision is None or decision.chosen is None:
             return False

@@ -32,6 +32,8 @@ class _DecodeShare(msgspec.Struct, frozen=True):
 
     candidate: CandidateWorker
     held_blocks: int
+    # Which part of those who wait are served before the request.
+    ahead: float
     # Time until the request has a place in its batch.
     wait_ms: float
     tpot_ms: float
@@ -101,7 +103,7 @@ def _alone(share: _DecodeShare, found: Source, contested: bool, knobs: Placement
     """Terms of a decode worker that computes the prompt itself. `contested`: there are prefill workers that could."""
     worker = share.candidate
     rate = worker.pace.prefill_tokens_per_second
-    queued = worker.load.queued_prefill_tokens + worker.unreported.prefill_tokens
+    queued = share.ahead * (worker.load.queued_prefill_tokens + worker.unreported.prefill_tokens)
     ttft_ms = knobs.costs.request_ms + share.wait_ms + queued / rate * 1000 + found.ms + share.tpot_ms
     delay_ms = 0.0
     if contested:
@@ -182,17 +184,18 @@ def _decode_share(request: PlacementRequest, candidate: CandidateWorker, knobs: 
     tpot_ms = step_ms(candidate, requests + 1, knobs)
     output_ms = output_tokens * tpot_ms
     drain_ms = output_ms / min(max(requests, 1), candidate.max_requests)
-    ahead = max(0, 1 - room)
+    before = request.ahead * max(0, 1 - room)
     return _DecodeShare(
         candidate=candidate,
+        ahead=request.ahead,
         held_blocks=reusable_blocks(request, candidate.cached_blocks),
-        wait_ms=ahead * drain_ms,
+        wait_ms=before * drain_ms,
         tpot_ms=tpot_ms,
         output_ms=output_ms,
         drain_ms=drain_ms,
         slots_left=max(0, room),
         requests=requests,
-        verdict=_reject(request, candidate, ahead, knobs),
+        verdict=_reject(request, candidate, before, knobs),
     )
 
 
@@ -211,7 +214,7 @@ def step_ms(candidate: CandidateWorker, requests: int, knobs: PlacementKnobs) ->
     return candidate.pace.decode_step_ms * knobs.costs.decode_ms(batch) / knobs.costs.decode_ms(1)
 
 
-def _reject(request: PlacementRequest, candidate: CandidateWorker, ahead: int, knobs: PlacementKnobs) -> Verdict:
+def _reject(request: PlacementRequest, candidate: CandidateWorker, before: float, knobs: PlacementKnobs) -> Verdict:
     tokens = request.prompt_tokens + request.max_tokens
     context = min(candidate.context_tokens, candidate.total_blocks * BLOCK_TOKENS)
     if tokens > context:
@@ -220,7 +223,7 @@ def _reject(request: PlacementRequest, candidate: CandidateWorker, ahead: int, k
         return Rejection.UNUSABLE, candidate.unusable
     if candidate.worker_id in request.avoid:
         return Rejection.AVOIDED, "the gateway asked to avoid it"
-    if ahead > knobs.queue_requests:
+    if before > knobs.queue_requests:
         return Rejection.FULL, f"no slot, and its queue is full ({knobs.queue_requests} requests)"
     return None, ""
 

@@ -60,7 +60,7 @@ def _offer(
     request: PlacementRequest, worker: CandidateWorker, store: StoreTarget | None, knobs: PlacementKnobs
 ) -> PrefillOffer:
     found = source(request, worker, store, knobs)
-    queued = worker.load.queued_prefill_tokens + worker.unreported.prefill_tokens
+    queued = request.ahead * (worker.load.queued_prefill_tokens + worker.unreported.prefill_tokens)
     queue_ms = queued / worker.pace.prefill_tokens_per_second * 1000
     rejection, rejected = _reject(request, worker, knobs)
     return PrefillOffer(
@@ -85,6 +85,6 @@ def _reject(request: PlacementRequest, worker: CandidateWorker, knobs: Placement
     if name in request.avoid:
         return Rejection.AVOIDED, f"the gateway asked to avoid {name}"
     requests = worker.load.running_requests + worker.load.waiting_requests + worker.unreported.requests
-    if requests >= worker.max_requests + knobs.queue_requests:
+    if request.ahead * (requests - worker.max_requests) >= knobs.queue_requests:
         return Rejection.FULL, f"the queue of {name} is full ({knobs.queue_requests} requests)"
     return None, ""

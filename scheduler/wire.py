@@ -52,7 +52,7 @@ def placement_call(message: scheduler_pb2.PlaceRequest) -> PlacementCall:
         )
     request = PlacementRequest(message.prompt_tokens, message.max_tokens, frozenset(message.avoid_worker_ids))
     hashes = block_hashes(message.block_hashes, "block_hashes")
-    return PlacementCall(message.request_id, message.attempt, message.model, request, hashes)
+    return PlacementCall(message.request_id, message.attempt, message.model, request, hashes, wire.share(message.share))
 
 
 def place_response(answer: PlacementAnswer) -> scheduler_pb2.PlaceResponse:

@@ -49,6 +49,8 @@ class GenerationBody(SamplingFields, kw_only=True):
     truncate_prompt_tokens: int | None = None
     # Share cached prefixes only with requests that have the same one.
     cache_salt: str | None = None
+    # Among the requests of the same API key the lowest goes first.
+    priority: int | None = None
 
     @property
     def streams(self) -> bool:
@@ -93,6 +95,7 @@ class GenerationBody(SamplingFields, kw_only=True):
             include_stop_string=bool(self.include_stop_str_in_output),
             truncate_prompt_tokens=self.truncate_prompt_tokens,
             cache_salt=self.cache_salt,
+            priority=self.priority or 0,
         )
 
 

@@ -47,7 +47,6 @@ class Refused(Accepted, kw_only=True):
     modalities: Annotated[Any, harmless(None, ["text"])] = None
     parallel_tool_calls: Annotated[Any, harmless(None, True, False)] = None
     prediction: Annotated[Any, harmless(None)] = None
-    priority: Annotated[Any, harmless(None, 0)] = None
     prompt_logprobs: Annotated[Any, harmless(None)] = None
     regex: Annotated[Any, harmless(None)] = None
     response_format: Annotated[Any, harmless(None, {"type": "text"})] = None

@@ -6,6 +6,7 @@ import msgspec
 
 from mesh.domain.constraints import Constraint
 from mesh.domain.sampling import Sampling, StopConditions
+from mesh.domain.shares import ONE_TENANT, Share
 from mesh.domain.targets import StoreTarget, WorkerTarget
 
 
@@ -26,6 +27,8 @@ class TokenRequest(msgspec.Struct, frozen=True):
     prompt_tokens: int | None = None
     # What the answer must be; None allows everything.
     constraint: Constraint | None = None
+    # Whose it is.
+    share: Share = ONE_TENANT
 
 
 class Submission(msgspec.Struct, frozen=True):

@@ -1,13 +1,14 @@
 """Requests, outputs and targets in the protos: the one translation, both ways."""
 
 import msgspec
-from deepmesh.internal.v1 import constraint_pb2, decode_pb2, targets_pb2
+from deepmesh.internal.v1 import constraint_pb2, decode_pb2, share_pb2, targets_pb2
 from deepmesh.v1 import common_pb2
 
 from mesh.domain.constraints import Constraint
 from mesh.domain.outputs import FinishReason, Logprobs
 from mesh.domain.requests import Submission, TokenRequest
 from mesh.domain.sampling import Sampling, StopConditions
+from mesh.domain.shares import MAX_WEIGHT, MIN_WEIGHT, ONE_TENANT, Share
 from mesh.domain.targets import StoreTarget, WorkerTarget
 
 # As near as a 32-bit float comes to "only the most likely token" without being 0, which the wire reads as 1.
@@ -34,6 +35,7 @@ def submission(message: decode_pb2.Submission) -> Submission:
             attempt=message.attempt,
             prompt_tokens=message.prompt_tokens if message.HasField("prompt_tokens") else None,
             constraint=constraint(message.constraint) if message.HasField("constraint") else None,
+            share=share(message.share),
         ),
         deadline_ms=message.deadline_ms or None,
         prefill=worker_target(message.prefill) if message.HasField("prefill") else None,
@@ -54,6 +56,7 @@ def submission_message(submission: Submission) -> decode_pb2.Submission:
             max_tokens=stop.max_tokens, token_ids=stop.token_ids, ignore_eos=stop.ignore_eos
         ),
         cache_salt=request.cache_salt,
+        share=share_message(request.share),
         deadline_ms=submission.deadline_ms,
         prefill=None if submission.prefill is None else worker_target_message(submission.prefill),
         store=None if submission.store is None else store_target_message(submission.store),
@@ -73,6 +76,17 @@ def constraint(message: constraint_pb2.Constraint) -> Constraint:
 
 def constraint_message(constraint: Constraint) -> constraint_pb2.Constraint:
     return constraint_pb2.Constraint(**msgspec.structs.asdict(constraint))
+
+
+def share(message: share_pb2.Share) -> Share:
+    """An absent one has `Share`'s defaults."""
+    # A weight that is no number, or none, would end fair order for everyone.
+    weight = message.weight if MIN_WEIGHT <= message.weight <= MAX_WEIGHT else ONE_TENANT.weight
+    return Share(message.tenant, weight, message.priority)
+
+
+def share_message(share: Share) -> share_pb2.Share:
+    return share_pb2.Share(tenant=share.tenant, weight=share.weight, priority=share.priority)
 
 
 def sampling(message: common_pb2.SamplingParams) -> Sampling:

@@ -63,7 +63,7 @@ def test_a_request_over_the_pool_is_over_the_context() -> None:
         check(make_submission(token_ids=[1] * 120, max_tokens=9), small, can_prefill=True)
 
 
-def backlog(**changes: int) -> Backlog:
+def backlog(**changes: Any) -> Backlog:
     return Backlog(**{"live_requests": 0, "queued_prefill_tokens": 0, "kept_tokens": 0, **changes})
 
 
@@ -74,11 +74,13 @@ def backlog(**changes: int) -> Backlog:
         ({"live_requests": 6}, True),
         ({"queued_prefill_tokens": 97}, False),
         ({"queued_prefill_tokens": 98}, True),
+        ({"live_requests": 60, "ahead": 0.01}, False),
+        ({"queued_prefill_tokens": 10_000, "ahead": 0.009}, False),
         ({"kept_tokens": 1000}, False),
         ({"kept_tokens": 1001}, True),
     ],
 )
-def test_a_request_is_placed_elsewhere_beyond_each_limit(held: dict[str, int], refused: bool) -> None:
+def test_a_request_is_placed_elsewhere_beyond_each_limit(held: dict[str, float], refused: bool) -> None:
     if not refused:
         admit(make_submission(), backlog(**held), 4, LIMITS)
         return

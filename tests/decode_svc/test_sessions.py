@@ -7,6 +7,7 @@ from decode_svc.wire import step_frame
 from engine.protocol.messages import Output, Refusal
 from mesh.domain.outputs import FinishReason, Logprobs
 from mesh.domain.sampling import Sampling
+from mesh.domain.shares import Share
 from mesh.errors import (
     ContextExceeded,
     DeadlineExceeded,
@@ -101,7 +102,7 @@ async def test_a_token_with_log_probabilities_weighs_more_in_a_frame() -> None:
     count = 2000
     logprobs = [Logprobs(-1.0, list(range(20)), [-1.0] * 20)] * count
     sessions.on_step(rank.step(rank.output(0, count, logprobs=logprobs)))
-    assert sessions.backlog(attachment).kept_tokens == 42 * count
+    assert sessions.backlog(attachment, Share()).kept_tokens == 42 * count
     frame = await attachment.next_frame()
     assert frame is not None
     assert len(frame.outputs[0].token_ids) == len(frame.outputs[0].logprobs) == FRAME_TOKENS // 42
@@ -320,11 +321,11 @@ def test_the_backlog_counts_prompts_without_a_first_token() -> None:
     attachment = attach(sessions)
     for stream_id in (1, 2, 3):
         sessions.submit(attachment, make_submission(stream_id, token_ids=[1] * 10 * stream_id))
-    assert sessions.backlog(attachment).queued_prefill_tokens == 60
+    assert sessions.backlog(attachment, Share()).queued_prefill_tokens == 60
     sessions.on_step(rank.step(rank.output(0), rank.output(1, 0, "cancelled")))
-    assert sessions.backlog(attachment).queued_prefill_tokens == 30
+    assert sessions.backlog(attachment, Share()).queued_prefill_tokens == 30
     sessions.on_step(rank.step(rank.output(2), rank.output(0)))
-    assert sessions.backlog(attachment).queued_prefill_tokens == 0
+    assert sessions.backlog(attachment, Share()).queued_prefill_tokens == 0
 
 
 def test_a_stream_id_is_not_used_twice() -> None:
@@ -359,7 +360,7 @@ async def test_a_prompt_computed_elsewhere_is_expected_until_its_request_ends() 
     submission = make_submission(prefill=PREFILL)
     sessions.submit(attachment, submission)
     assert (rank.submitted[0].remote_prefill, prompts.expected) == (True, {0: submission})
-    assert sessions.backlog(attachment).queued_prefill_tokens == 0
+    assert sessions.backlog(attachment, Share()).queued_prefill_tokens == 0
     sessions.on_step(rank.step(rank.output(0)))
     assert prompts.expected
     sessions.on_step(rank.step(rank.output(0, finish=FinishReason.LENGTH)))

@@ -7,6 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from decode_svc.requests import prefill_lost
 from decode_svc.session import Attachment
 from decode_svc.sessions import Sessions
+from mesh.domain.shares import ONE_TENANT
 from mesh.domain.targets import WorkerTarget
 from mesh.errors import EngineFailed, WorkerFull
 from tests.support.decoding import PREFILL, FakePrompts, FakeRank, make_submission
@@ -203,7 +204,7 @@ class AnyOrder(RuleBasedStateMachine):
             assert all(received.ended for received in gateway.requests.values())
             self.acknowledge(name)
             assert gateway.attachment is not None
-            backlog = self.sessions.backlog(gateway.attachment)
+            backlog = self.sessions.backlog(gateway.attachment, ONE_TENANT)
             assert (backlog.live_requests, backlog.queued_prefill_tokens, backlog.kept_tokens) == (0, 0, 0)
         assert self.sessions.kept_requests == 0
         assert not self.prompts.expected

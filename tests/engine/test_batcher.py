@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from engine.batcher import Candidate, Limits, StepPlan, blocks_for, plan_step
 from engine.progress import Progress
+from mesh.domain.shares import ONE_TENANT, Share
 
 LIMITS = Limits(max_step_tokens=256, max_requests=8)
 
@@ -15,6 +16,7 @@ class Request:
     arrival: tuple[int, int]
     progress: Progress
     is_pushed: bool = False
+    share: Share = ONE_TENANT
     # Tokens of its next row, and drafts behind it.
     draws: int = 1
     most_drafts: int = 0

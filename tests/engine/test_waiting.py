@@ -1,5 +1,6 @@
 from engine.progress import Progress
 from engine.request import Request
+from engine.standing import ALONE
 from engine.waiting import WaitingQueue
 from mesh.domain.sampling import Sampling
 
@@ -26,7 +27,7 @@ def test_earlier_arrival_batches_go_first() -> None:
     late, early = request(2, 0), request(1, 1)
     queue.add(late, 1)
     queue.add(early, 1000)
-    assert list(queue) == [early, late]
+    assert list(queue.in_order(ALONE)) == [early, late]
 
 
 def test_within_an_arrival_batch_the_shortest_goes_first_and_then_the_first_come() -> None:
@@ -34,7 +35,7 @@ def test_within_an_arrival_batch_the_shortest_goes_first_and_then_the_first_come
     long, second, first = request(1, 0), request(1, 2), request(1, 1)
     for entry, tokens in ((long, 50), (second, 10), (first, 10)):
         queue.add(entry, tokens)
-    assert list(queue) == [first, second, long]
+    assert list(queue.in_order(ALONE)) == [first, second, long]
 
 
 def test_a_removed_request_is_gone_with_its_tokens() -> None:
@@ -44,5 +45,5 @@ def test_a_removed_request_is_gone_with_its_tokens() -> None:
     queue.add(goes, 20)
     queue.remove(goes)
     assert goes not in queue
-    assert list(queue) == [stays]
+    assert list(queue.in_order(ALONE)) == [stays]
     assert queue.tokens == 10

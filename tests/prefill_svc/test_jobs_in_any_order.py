@@ -10,6 +10,7 @@ from engine.protocol.messages import FirstToken, Output, Refusal
 from mesh.domain.outputs import FinishReason
 from mesh.domain.requests import TokenRequest
 from mesh.domain.sampling import Sampling, StopConditions
+from mesh.domain.shares import Share
 from mesh.errors import EngineFailed, InvalidRequest, MeshError
 from prefill_svc.jobs import Jobs
 from prefill_svc.prompts import Job, Prompt
@@ -113,7 +114,7 @@ class AnyOrder(RuleBasedStateMachine):
     @invariant()
     def what_is_queued_has_no_first_token(self) -> None:
         waiting = [call.job for call in self.calls if not call.job.has_first_token]
-        backlog = self.jobs.backlog()
+        backlog = self.jobs.backlog(Share())
         assert backlog.queued_tokens == sum(len(job.prompt.request.token_ids) for job in waiting)
         assert backlog.live_prompts == self.jobs.live_prompts == len(self.calls)
         assert self.jobs.idle.is_set() == (not self.calls)

@@ -2,6 +2,7 @@ from typing import Any
 
 import pytest
 
+from mesh.domain.shares import Share
 from mesh.domain.workers import WorkerRole, WorkerState
 from mesh.errors import ContextExceeded, NoWorker, NoWorkerYet, Overloaded, UnknownModel
 from scheduler.admission import Objectives
@@ -11,6 +12,7 @@ from scheduler.decisions import DecisionLog, Outcome
 from scheduler.lengths import OutputLengths
 from scheduler.registry import Registry
 from scheduler.stores import Stores
+from scheduler.tenants import PlacedRequests
 from tests.support.scheduling import ManualClock, make_identity, make_load, make_request
 
 
@@ -25,6 +27,7 @@ class Scheduling:
             self.registry,
             Stores(),
             1,
+            PlacedRequests(self.clock),
             self.decisions,
             OutputLengths(),
             PlacementKnobs(**knobs),
@@ -37,7 +40,8 @@ class Scheduling:
         self.registry.update(lease, WorkerState.SERVING, make_load())
 
     async def place(self, request_id: str = "r", attempt: int = 0, **request: Any) -> str:
-        call = PlacementCall(request_id, attempt, "oracle", make_request(**request))
+        share = request.pop("share", Share())
+        call = PlacementCall(request_id, attempt, "oracle", make_request(**request), share=share)
         return (await self.coordinator.place(call)).decode.worker_id
 
 
@@ -48,6 +52,17 @@ async def test_a_placement_weighs_on_its_worker_until_its_outcome() -> None:
     assert [await scheduling.place("r1"), await scheduling.place("r2")] == ["a", "b"]
     assert scheduling.coordinator.report("r1", 0, Outcome.CANCELLED, 0)
     assert await scheduling.place("r3") == "a"
+
+
+async def test_a_tenant_with_few_requests_is_not_refused_for_anothers_many() -> None:
+    scheduling = Scheduling(queue_requests=20)
+    scheduling.add_worker("a")
+    with pytest.raises(Overloaded):
+        for number in range(1000):
+            await scheduling.place(f"r{number}", share=Share("busy"))
+    assert await scheduling.place("other", share=Share("quiet")) == "a"
+    with pytest.raises(Overloaded):
+        await scheduling.place("more", share=Share("busy"))
 
 
 async def test_an_outcome_counts_once() -> None:

@@ -15,6 +15,7 @@ from deepmesh.v1 import common_pb2
 from engine.protocol.messages import Ready
 from mesh.blocks import BLOCK_TOKENS
 from mesh.channel import Channels
+from mesh.domain.shares import ONE_TENANT
 from mesh.domain.workers import KvNamespace, WorkerRole
 from mesh.errors import MeshError
 from mesh.failures import from_rpc_error
@@ -120,7 +121,7 @@ async def prefill_without_rank(ready: Ready = TRANSFER_READY, **changes: Any) ->
         following = asyncio.create_task(worker.run())
         yield RunningPrefill(worker, server.endpoint, rank, clock)
         await eventually(lambda: worker.live_requests == 0)
-        backlog = worker.jobs.backlog()
+        backlog = worker.jobs.backlog(ONE_TENANT)
         assert (backlog.live_prompts, backlog.queued_tokens, worker.jobs.idle.is_set()) == (0, 0, True)
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)

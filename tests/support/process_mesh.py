@@ -115,6 +115,7 @@ async def process_mesh(
     stores: int = 0,
     settings: tuple[str, ...] = (),
     on_line: Callable[[str, str], None] | None = None,
+    api_key: str | None = None,
 ) -> AsyncIterator[ProcessMesh]:
     """A mesh that is whole; what dies is started again. Asserts at the end that nothing is held anywhere."""
     store_ports = tuple(free_port() for _ in range(stores))
@@ -129,7 +130,7 @@ async def process_mesh(
     try:
         await supervisor.start()
         keeping = asyncio.create_task(supervisor.until_failure())
-        await until_served(f"{HOST}:{plan.grpc_port}", workers, Channels())
+        await until_served(f"{HOST}:{plan.grpc_port}", workers, Channels(), api_key=api_key)
         async with (
             grpc.aio.insecure_channel(f"{HOST}:{plan.grpc_port}") as gateway,
             grpc.aio.insecure_channel(f"{HOST}:{plan.scheduler_port}") as scheduler,

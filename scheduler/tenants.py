@@ -1,0 +1,38 @@
+"""The requests that this scheduler placed and that have not ended, by tenant."""
+
+from collections import OrderedDict
+from collections.abc import Callable
+
+from mesh.domain.shares import Census, Share
+
+# The outcome of a request whose gateway died is never reported.
+MAX_SECONDS = 600.0
+MAX_REQUESTS = 100_000
+
+
+class PlacedRequests:
+    """`clock` counts seconds and never goes back."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._census = Census()
+        # By request id and attempt, the one placed longest ago first.
+        self._placed: OrderedDict[tuple[str, int], tuple[float, Share]] = OrderedDict()
+
+    def ahead(self, share: Share) -> float:
+        """Which part of those who wait are served before one more request of this tenant."""
+        oldest = self._clock() - MAX_SECONDS
+        while self._placed and (len(self._placed) > MAX_REQUESTS or next(iter(self._placed.values()))[0] < oldest):
+            self.end(next(iter(self._placed)))
+        return self._census.ahead(share)
+
+    def add(self, placement: tuple[str, int], share: Share) -> None:
+        self.end(placement)
+        self._placed[placement] = (self._clock(), share)
+        self._census.add(share)
+
+    def end(self, placement: tuple[str, int]) -> None:
+        """The attempt has ended. One that is not there is left alone."""
+        placed = self._placed.pop(placement, None)
+        if placed is not None:
+            self._census.remove(placed[1])
