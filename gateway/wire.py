@@ -8,6 +8,7 @@ from gateway.workers import Worker
 from mesh.domain import wire
 from mesh.domain.requests import Submission
 from mesh.domain.targets import WorkerTarget
+from mesh.domain.worker_wire import reported_namespace
 from mesh.domain.workers import WorkerRole
 
 LARGEST_DEADLINE_MS = 2**32 - 1
@@ -84,7 +85,7 @@ def _worker(status: scheduler_pb2.WorkerStatus, role: WorkerRole) -> Worker:
         target=WorkerTarget(identity.worker_id, identity.incarnation, identity.endpoint, identity.slot_bytes or None),
         role=role,
         model=identity.model,
-        kv_namespace=identity.kv_namespace.SerializeToString(deterministic=True),
+        kv_namespace=reported_namespace(identity.kv_namespace),
         can_prefill=identity.can_prefill,
         serving=status.state == workers_pb2.WORKER_STATE_SERVING,
         context_tokens=identity.context_tokens,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from gateway.requests import ModelLimits
 from mesh.domain.targets import WorkerTarget
-from mesh.domain.workers import WorkerRole
+from mesh.domain.workers import KvNamespace, WorkerRole
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,8 +15,8 @@ class Worker:
     target: WorkerTarget
     role: WorkerRole
     model: str
-    # KV may move between workers for which this is equal.
-    kv_namespace: bytes
+    # KV may move to workers whose namespace this one provides.
+    kv_namespace: KvNamespace
     can_prefill: bool
     # Neither draining nor stopping.
     serving: bool
@@ -136,7 +136,9 @@ class Directory:
         for decode in filter(_decodes, usable):
             if decode.can_prefill:
                 return decode.target, None
-            partners = [each for each in usable if not _decodes(each) and each.kv_namespace == decode.kv_namespace]
+            partners = [
+                each for each in usable if not _decodes(each) and each.kv_namespace.provides(decode.kv_namespace)
+            ]
             if partners:
                 return decode.target, partners[0].target
         return None

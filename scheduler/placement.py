@@ -20,7 +20,7 @@ from mesh.blocks import BLOCK_TOKENS
 from mesh.domain.workers import KvNamespace
 from scheduler.candidates import Candidates, CandidateWorker, PlacementKnobs, PlacementRequest, Unreported
 from scheduler.estimates import informed
-from scheduler.prefill_offers import PrefillOffer, best_offers
+from scheduler.prefill_offers import PrefillOffer, best_offers, offer_to
 from scheduler.sources import Source, reusable_blocks, source
 from scheduler.terms import Rejection, Terms
 
@@ -92,7 +92,7 @@ def _terms(
     if worker.can_prefill:
         found = source(request, worker, candidates.stores.get(worker.namespace), knobs)
         yield _alone(share, found, bool(candidates.prefill), knobs)
-    offer = offers.get(worker.namespace) if worker.receives_kv else None
+    offer = offer_to(worker.namespace, offers) if worker.receives_kv else None
     if offer is not None:
         yield _pair(request, share, offer, knobs)
     elif not worker.can_prefill:

@@ -56,6 +56,12 @@ def best_offers(
     return best
 
 
+def offer_to(namespace: KvNamespace, offers: Mapping[KvNamespace, PrefillOffer]) -> PrefillOffer | None:
+    """The best offer of KV that a decode worker of this namespace can take; None if there is none."""
+    fitting = [offer for offered, offer in offers.items() if offered.provides(namespace)]
+    return min(fitting, key=PrefillOffer.preference, default=None)
+
+
 def _offer(
     request: PlacementRequest, worker: CandidateWorker, store: StoreTarget | None, knobs: PlacementKnobs
 ) -> PrefillOffer:

@@ -62,7 +62,7 @@ def make_ticket(
 
 def refusal_of(ticket: Ticket, blocks: int, namespace: KvNamespace, geometry: Geometry) -> Refusal | None:
     """Why so many blocks cannot be pushed with this ticket; None if they can."""
-    if ticket.namespace != namespace:
+    if not namespace.provides(ticket.namespace):
         message = f"the landing is for KV of {ticket.namespace}, this worker's is {namespace}"
         return Refusal(OTHER_NAMESPACE, NamespaceMismatch(message))
     if ticket.deadline_ms <= 0:
@@ -75,8 +75,9 @@ def refusal_of(ticket: Ticket, blocks: int, namespace: KvNamespace, geometry: Ge
     for index, segment in enumerate(ticket.segments):
         if not _is_sound(segment, index, geometry):
             return _refuse(WRONG_SIZE, f"segment {index} of the ticket is not one that this worker can send")
-    if not covers_once([tile_of(segment) for segment in ticket.segments], geometry.layers, blocks):
-        return _refuse(WRONG_SIZE, f"the ticket's segments are not {geometry.layers} layers of {blocks} blocks")
+    layers = ticket.namespace.layers
+    if not covers_once([tile_of(segment) for segment in ticket.segments], layers, blocks):
+        return _refuse(WRONG_SIZE, f"the ticket's segments are not {layers} layers of {blocks} blocks")
     largest = max((segment.size_bytes for segment in ticket.segments), default=0)
     if largest > geometry.slot_bytes:
         slots = f"transfer.slot_bytes of this worker is {geometry.slot_bytes}: raise it to {largest} or more"

@@ -82,6 +82,7 @@ class ModelBackend:
             layers=model_config.kv_layers,
             layout=f"latent {model_config.kv_lora_rank}, interleaved rope {model_config.qk_rope_head_dim}",
             scale=self.state.kv_scale,
+            draft_layers=model_config.draft_layers,
         )
         # None if steps are as large as their rows are: on a CPU a size costs nothing at first.
         self._sizes = None

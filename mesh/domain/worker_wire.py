@@ -86,6 +86,13 @@ def namespace(message: workers_pb2.KvNamespace, field: str = "kv_namespace") -> 
         raise InvalidRequest(f"blocks must be of {BLOCK_TOKENS} tokens", field=f"{field}.block_tokens")
     for part in ("weights_fingerprint", "dtype", "layout"):
         check_name(f"{field}.{part}", getattr(message, part))
+    if message.draft_layers >= max(message.layers, 1):
+        raise InvalidRequest("a block has more layers than those of drafts", field=f"{field}.draft_layers")
+    return reported_namespace(message)
+
+
+def reported_namespace(message: workers_pb2.KvNamespace) -> KvNamespace:
+    """Of a message that a service of ours has checked."""
     return KvNamespace(
         weights_fingerprint=message.weights_fingerprint,
         dtype=message.dtype,
@@ -93,6 +100,7 @@ def namespace(message: workers_pb2.KvNamespace, field: str = "kv_namespace") -> 
         layout=message.layout,
         scale=message.scale,
         block_tokens=message.block_tokens,
+        draft_layers=message.draft_layers,
     )
 
 
@@ -104,6 +112,7 @@ def namespace_message(kv: KvNamespace) -> workers_pb2.KvNamespace:
         layers=kv.layers,
         block_tokens=kv.block_tokens,
         layout=kv.layout,
+        draft_layers=kv.draft_layers,
     )
 
 

@@ -24,15 +24,25 @@ class WorkerRole(Enum):
 
 
 class KvNamespace(msgspec.Struct, frozen=True):
-    """What cached KV bytes mean; blocks may move only between equal namespaces."""
+    """What cached KV bytes mean; blocks may move only to a namespace that this one `provides`."""
 
     # Digest of the weights that made the KV.
     weights_fingerprint: str
     dtype: str
+    # All, those of drafts included.
     layers: int
     layout: str
     scale: float = 1.0
     block_tokens: int = BLOCK_TOKENS
+    # The last of `layers`, which only workers with drafts have and need.
+    draft_layers: int = 0
+
+    def provides(self, other: "KvNamespace") -> bool:
+        """Whether blocks of this namespace hold what those of the other do: as their first layers, if it has fewer."""
+        return other.draft_layers in (0, self.draft_layers) and self._without_drafts() == other._without_drafts()
+
+    def _without_drafts(self) -> "KvNamespace":
+        return msgspec.structs.replace(self, layers=self.layers - self.draft_layers, draft_layers=0)
 
 
 class WorkerIdentity(msgspec.Struct, frozen=True):

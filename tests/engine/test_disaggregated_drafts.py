@@ -82,6 +82,23 @@ def test_landed_prompts_are_decoded_to_the_same_tokens_with_drafts(checkpoint: P
         assert torch.equal(receiving.state.kv_pool[-1, landed], sending.state.kv_pool[-1, sent])
 
 
+@pytest.mark.parametrize("layerwise_tokens", [64, 1 << 30])
+def test_a_worker_with_drafts_pushes_to_one_without_what_that_has_layers_for(
+    checkpoint: Path, layerwise_tokens: int
+) -> None:
+    fabric = Fabric(random.Random(1))
+    decode, receiving = moving(checkpoint, fabric, 0, layerwise_tokens)
+    prefill, sending = moving(checkpoint, fabric, 2, layerwise_tokens)
+    pair = Pair(fabric, decode, prefill)
+    for submit in submits(remote_prefill=True):
+        pair.submit(submit)
+    pair.run(random.Random(2))
+    assert pair.transcript.token_ids == undisturbed(checkpoint)
+    assert len(pair.landings) == len(LENGTHS)
+    assert_nothing_moves(pair)
+    assert receiving.state.kv_pool.shape[0] == sending.state.kv_pool.shape[0] - 1
+
+
 def test_a_worker_without_drafts_cannot_push_to_one_with_them(checkpoint: Path) -> None:
     fabric = Fabric(random.Random(1))
     decode, _ = moving(checkpoint, fabric, 2, 1 << 30)

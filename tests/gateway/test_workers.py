@@ -1,12 +1,18 @@
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from gateway.requests import ModelLimits
 from gateway.workers import Directory, Worker
 from mesh.domain.targets import WorkerTarget
 from mesh.domain.workers import WorkerRole
+from tests.support.scheduling import NAMESPACE
 
 MODEL_SECONDS = 5.0
+
+
+OTHER = msgspec.structs.replace(NAMESPACE, dtype="float8_e4m3fn")
 
 
 def make_worker(name: str = "a", incarnation: str = "1", **changes: Any) -> Worker:
@@ -14,7 +20,7 @@ def make_worker(name: str = "a", incarnation: str = "1", **changes: Any) -> Work
         "target": WorkerTarget(name, incarnation, f"{name}:1"),
         "role": WorkerRole.DECODE,
         "model": "m",
-        "kv_namespace": b"n",
+        "kv_namespace": NAMESPACE,
         "can_prefill": True,
         "serving": True,
         "context_tokens": 100,
@@ -124,10 +130,10 @@ def test_a_decode_worker_that_computes_no_prompts_gets_the_least_loaded_prefill_
 def test_a_decode_worker_without_a_prefill_worker_of_its_kv_gives_way() -> None:
     alone, paired = (
         make_worker("d0", can_prefill=False),
-        make_worker("d1", can_prefill=False, kv_namespace=b"o", requests=5),
+        make_worker("d1", can_prefill=False, kv_namespace=OTHER, requests=5),
     )
-    assert least_loaded(watched(alone, paired, make_prefill("p", kv_namespace=b"o"))) == ("d1", "p")
-    assert least_loaded(watched(alone, make_prefill("p", kv_namespace=b"o"))) is None
+    assert least_loaded(watched(alone, paired, make_prefill("p", kv_namespace=OTHER))) == ("d1", "p")
+    assert least_loaded(watched(alone, make_prefill("p", kv_namespace=OTHER))) is None
 
 
 def test_a_model_with_prefill_workers_alone_is_not_served() -> None:
@@ -199,3 +205,11 @@ def test_only_serving_workers_count_as_serving() -> None:
     assert directory.any_serving
     directory.update([make_worker("a", serving=False)], 10.0, 1.0)
     assert not directory.any_serving
+
+
+def test_without_a_scheduler_drafts_layers_stay_behind_and_are_never_missing() -> None:
+    drafting = msgspec.structs.replace(NAMESPACE, layers=NAMESPACE.layers + 1, draft_layers=1)
+    decode = make_worker("d", can_prefill=False)
+    assert least_loaded(watched(decode, make_prefill("p", kv_namespace=drafting))) == ("d", "p")
+    decode = make_worker("d", can_prefill=False, kv_namespace=drafting)
+    assert least_loaded(watched(decode, make_prefill("p"))) is None

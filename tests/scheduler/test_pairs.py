@@ -152,6 +152,17 @@ def test_workers_of_two_namespaces_are_never_paired() -> None:
     assert ("d0", "p") not in paired
 
 
+def test_a_prefill_worker_with_drafts_serves_decode_workers_without_them_and_not_the_reverse() -> None:
+    drafting = msgspec.structs.replace(NAMESPACE, layers=NAMESPACE.layers + 1, draft_layers=1)
+    plain = make_candidate("d", can_prefill=False)
+    assert pair_of(Candidates([plain], [make_prefill(namespace=drafting)])) == ("d", "p")
+    decode = make_candidate("d", can_prefill=False, namespace=drafting)
+    terms = predict(make_request(), Candidates([decode], [make_prefill()]), KNOBS)
+    error = refusal("oracle", terms, Objectives())
+    assert isinstance(error, NamespaceMismatch)
+    assert "draft_layers 1 against 0" in error.message
+
+
 def test_a_mesh_in_which_no_pair_fits_says_what_differs() -> None:
     candidates = Candidates([make_candidate("d", can_prefill=False)], [make_prefill(namespace=OTHER)])
     terms = predict(make_request(), candidates, KNOBS)

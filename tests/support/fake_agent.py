@@ -121,9 +121,9 @@ class FakeAgent:
         self.fabric.later(lambda: self._fail(transfer_id, "it was cancelled"))
 
     def push(self, ticket: Ticket, blocks: Sequence[int]) -> None:
-        if ticket.namespace != self.namespace:
+        if not self.namespace.provides(ticket.namespace):
             raise NamespaceMismatch("the landing is for other KV")
-        if ticket.size_bytes != len(blocks) * self.memory.layers * self.memory.piece_bytes:
+        if ticket.size_bytes != len(blocks) * ticket.namespace.layers * self.memory.piece_bytes:
             raise InvalidRequest("the ticket does not fit the blocks", field="ticket")
         assert ticket.transfer_id not in self.pushes
         state = PushState([tile_of(segment) for segment in ticket.segments], deadline=0.0)

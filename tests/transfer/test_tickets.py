@@ -1,7 +1,9 @@
+import msgspec
+
 from mesh.domain.workers import KvNamespace
-from mesh.errors import InvalidRequest
+from mesh.errors import InvalidRequest, NamespaceMismatch
 from transfer.segments import plan_whole
-from transfer.tickets import WRONG_SIZE, Geometry, make_ticket, refusal_of
+from transfer.tickets import OTHER_NAMESPACE, WRONG_SIZE, Geometry, make_ticket, refusal_of
 
 NAMESPACE = KvNamespace(weights_fingerprint="weights", dtype="float32", layers=4, layout="mla:8+8")
 LAYERS, BLOCKS, PIECE_BYTES = 4, 6, 1000
@@ -23,3 +25,25 @@ def test_segments_larger_than_the_slots_are_refused_with_the_setting_to_raise() 
     assert refusal is not None
     assert (refusal.reason, type(refusal.error)) == (WRONG_SIZE, InvalidRequest)
     assert "transfer.slot_bytes of this worker is 23999: raise it to 24000 or more" in refusal.error.message
+
+
+DRAFTING = msgspec.structs.replace(NAMESPACE, layers=LAYERS + 1, draft_layers=1)
+
+
+def test_a_landing_without_drafts_layers_takes_the_others() -> None:
+    assert refusal_of(TICKET, BLOCKS, DRAFTING, Geometry(LAYERS + 1, PIECE_BYTES, LARGEST)) is None
+
+
+def test_a_landing_with_drafts_layers_is_refused_where_there_are_none() -> None:
+    tiles = plan_whole(LAYERS + 1, BLOCKS, PIECE_BYTES, 2 * LARGEST)
+    ticket = make_ticket(tiles, PIECE_BYTES, DRAFTING, 0, b"address", 0, 10.0)
+    refusal = refusal_of(ticket, BLOCKS, NAMESPACE, Geometry(LAYERS, PIECE_BYTES, 2 * LARGEST))
+    assert refusal is not None
+    assert (refusal.reason, type(refusal.error)) == (OTHER_NAMESPACE, NamespaceMismatch)
+
+
+def test_a_landing_of_other_layers_than_its_namespace_has_is_refused() -> None:
+    tiles = plan_whole(LAYERS + 1, BLOCKS, PIECE_BYTES, 2 * LARGEST)
+    ticket = make_ticket(tiles, PIECE_BYTES, NAMESPACE, 0, b"address", 0, 10.0)
+    refusal = refusal_of(ticket, BLOCKS, DRAFTING, Geometry(LAYERS + 1, PIECE_BYTES, 2 * LARGEST))
+    assert refusal is not None and refusal.reason == WRONG_SIZE

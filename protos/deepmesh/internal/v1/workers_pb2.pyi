@@ -28,20 +28,22 @@ WORKER_STATE_DRAINING: WorkerState
 WORKER_STATE_STALLED: WorkerState
 
 class KvNamespace(_message.Message):
-    __slots__ = ("weights_fingerprint", "dtype", "scale", "layers", "block_tokens", "layout")
+    __slots__ = ("weights_fingerprint", "dtype", "scale", "layers", "block_tokens", "layout", "draft_layers")
     WEIGHTS_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     SCALE_FIELD_NUMBER: _ClassVar[int]
     LAYERS_FIELD_NUMBER: _ClassVar[int]
     BLOCK_TOKENS_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_LAYERS_FIELD_NUMBER: _ClassVar[int]
     weights_fingerprint: str
     dtype: str
     scale: float
     layers: int
     block_tokens: int
     layout: str
-    def __init__(self, weights_fingerprint: _Optional[str] = ..., dtype: _Optional[str] = ..., scale: _Optional[float] = ..., layers: _Optional[int] = ..., block_tokens: _Optional[int] = ..., layout: _Optional[str] = ...) -> None: ...
+    draft_layers: int
+    def __init__(self, weights_fingerprint: _Optional[str] = ..., dtype: _Optional[str] = ..., scale: _Optional[float] = ..., layers: _Optional[int] = ..., block_tokens: _Optional[int] = ..., layout: _Optional[str] = ..., draft_layers: _Optional[int] = ...) -> None: ...
 
 class WorkerIdentity(_message.Message):
     __slots__ = ("worker_id", "incarnation", "role", "endpoint", "model", "kv_namespace", "context_tokens", "total_blocks", "max_requests", "can_prefill", "vocabulary_size", "block_bytes", "receives_kv", "layerwise_tokens", "slot_bytes")
