@@ -4,19 +4,30 @@ from collections.abc import Sequence
 
 import torch
 
+from engine.exchange.alone import Alone
+from engine.exchange.interface import Exchange
 from engine.model.formats.choice import Formats
 from engine.model.formats.interface import Experts, ExpertShape, Linear
 from engine.model.formats.plain import PlainFormat
 from engine.model.side_stream import SideStream
+from engine.model.tensor_group import TensorGroup
 
 
 class Allocator:
-    """One dtype and one device. Layers get the model's formats, or are plain if these do not take their shapes."""
+    """One dtype and one device. Layers get the model's formats, or are plain if these do not take their shapes.
 
-    def __init__(self, dtype: torch.dtype, device: torch.device, formats: Formats) -> None:
+    Attributes:
+        group: the ranks that compute the same tokens, each with its share of the model; all layers have it.
+    """
+
+    def __init__(
+        self, dtype: torch.dtype, device: torch.device, formats: Formats, exchange: Exchange | None = None
+    ) -> None:
+        """exchange: with the worker's other ranks, if there are any."""
         self.dtype = dtype
         self.device = device
         self.formats = formats
+        self.group = TensorGroup(exchange or Alone())
         # All layers share it.
         self.side_stream = SideStream(device)
 

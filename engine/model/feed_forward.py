@@ -7,19 +7,25 @@ import torch
 from engine.model.activations import Activations, InputForm
 from engine.model.allocator import Allocator
 from engine.model.normalized import Normalized
-from engine.model.parameters import NamedParameters
+from engine.model.parameters import NamedParameters, cut
+from engine.model.share import Share
 from kernels.fp8_gemm import Workspace
 from kernels.swiglu import swiglu, swiglu_quantize
 
 
 class FeedForward:
-    def __init__(self, hidden: int, intermediate: int, allocate: Allocator) -> None:
-        self._gate_up = allocate.linear(hidden, (intermediate, intermediate))
-        self._down = allocate.linear(intermediate, (hidden,))
+    """A share of the layer's width gives outputs that are parts of a sum."""
+
+    def __init__(self, hidden: int, intermediate: int, allocate: Allocator, share: Share | None = None) -> None:
+        """share: by default the whole width."""
+        self._share = share or Share()
+        width = self._share.size(intermediate)
+        self._gate_up = allocate.linear(hidden, (width, width))
+        self._down = allocate.linear(width, (hidden,))
 
     def parameters(self, prefix: str) -> NamedParameters:
-        yield from self._gate_up.parameters(f"{prefix}.gate_proj", f"{prefix}.up_proj")
-        yield from self._down.parameters(f"{prefix}.down_proj")
+        yield from cut(self._gate_up.parameters(f"{prefix}.gate_proj", f"{prefix}.up_proj"), 0, self._share)
+        yield from cut(self._down.parameters(f"{prefix}.down_proj"), 1, self._share)
 
     def finish(self) -> None:
         """Called once, when all parameters are filled: multiplied as they are."""

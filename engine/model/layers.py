@@ -1,29 +1,36 @@
 """Decoder layers."""
 
+from collections.abc import Set
+
 import torch
 
+from engine.model.activations import InputForm
 from engine.model.allocator import Allocator
 from engine.model.config import ModelConfig
 from engine.model.context import ForwardContext
 from engine.model.feed_forward import FeedForward
 from engine.model.mla import Attention
 from engine.model.moe import MixtureOfExperts
-from engine.model.normalized import add_and_normalize
+from engine.model.normalized import Normalized, add_and_normalize, add_normalize_and_gather
 from engine.model.parameters import NamedParameters, whole
 from kernels.norm import Delta
 
 
 class DecoderLayer:
-    """Attention, then a dense feed-forward layer or experts, each behind a norm and added to the residual."""
+    """Attention, then a dense feed-forward layer or experts, each behind a norm and added to the residual.
+
+    Attention and dense layers see all rows of the ranks of a TP group; the residual and experts see this rank's.
+    """
 
     def __init__(self, config: ModelConfig, index: int, allocate: Allocator) -> None:
         self.epsilon = config.rms_norm_eps
+        self._group = allocate.group
         self.input_norm = allocate(config.hidden_size)
         self.attention = Attention(config, index, allocate)
         self.middle_norm = allocate(config.hidden_size)
         self.feed_forward: FeedForward | MixtureOfExperts
         if config.is_dense(index):
-            self.feed_forward = FeedForward(config.hidden_size, config.intermediate_size, allocate)
+            self.feed_forward = FeedForward(config.hidden_size, config.intermediate_size, allocate, self._group.share)
         else:
             self.feed_forward = MixtureOfExperts(config, allocate)
 
@@ -34,8 +41,23 @@ class DecoderLayer:
         yield from self.feed_forward.parameters(f"{prefix}.mlp")
 
     def forward(self, delta: Delta, residual: torch.Tensor, context: ForwardContext) -> Delta:
-        """Adds the layer before's `delta` to `residual` in place; returns this one's. Both [tokens, hidden]."""
-        hidden = add_and_normalize(delta, residual, self.input_norm, self.epsilon, self.attention.input_forms)
-        attended = self.attention.forward(hidden, context)
-        hidden = add_and_normalize(attended, residual, self.middle_norm, self.epsilon, self.feed_forward.input_forms)
-        return self.feed_forward.forward(hidden, context.workspace)
+        """Adds the layer before's `delta` to `residual` in place; returns this one's. Both [own rows, hidden]."""
+        hidden = self._all_rows(delta, residual, self.input_norm, self.attention.input_forms, context)
+        attended = self._group.sum(self.attention.forward(hidden, context))
+        forms = self.feed_forward.input_forms
+        if isinstance(self.feed_forward, MixtureOfExperts):
+            hidden = add_and_normalize(attended, residual, self.middle_norm, self.epsilon, forms)
+            return self.feed_forward.forward(hidden, context.workspace)
+        hidden = self._all_rows(attended, residual, self.middle_norm, forms, context)
+        return self._group.sum(self.feed_forward.forward(hidden, context.workspace))
+
+    def _all_rows(
+        self,
+        delta: Delta,
+        residual: torch.Tensor,
+        weight: torch.Tensor,
+        forms: Set[InputForm],
+        context: ForwardContext,
+    ) -> Normalized:
+        tokens = len(context.token_ids)
+        return add_normalize_and_gather(delta, residual, weight, self.epsilon, forms, self._group, tokens)

@@ -10,7 +10,7 @@ from engine.model.allocator import Allocator
 from engine.model.config import ModelConfig
 from engine.model.context import AbsorbedRows, ExpandedRows, ForwardContext
 from engine.model.normalized import Normalized
-from engine.model.parameters import NamedParameters, whole
+from engine.model.parameters import NamedParameters, cut, whole
 from kernels.kv_copy import read_latents
 from kernels.kv_write import norm_and_write, norm_quantize_and_write
 from kernels.mla_decode import mla_decode
@@ -24,12 +24,17 @@ INNER_EPSILON = 1e-6
 
 
 class Attention:
-    """One layer's attention. Its latents live in layer `index` of the pool: normalized latent, then rotated key."""
+    """One layer's attention, or the share of its heads that this rank has: then outputs are parts of a sum.
+
+    Its latents live in layer `index` of the pool: normalized latent, then rotated key. Every rank writes them all.
+    """
 
     def __init__(self, config: ModelConfig, index: int, allocate: Allocator) -> None:
         self.config = config
         self.index = index
-        heads, hidden, latent = config.num_attention_heads, config.hidden_size, config.kv_lora_rank
+        self._share = allocate.group.share
+        heads = self._heads = self._share.size(config.num_attention_heads)
+        hidden, latent = config.hidden_size, config.kv_lora_rank
         queries = heads * config.qk_head_dim
         self._input_width = config.q_lora_rank or queries
         # The queries' first projection and the latent's, which read the same input.
@@ -46,16 +51,17 @@ class Attention:
         self._absorb_value = by_head[:, config.qk_nope_head_dim :].transpose(1, 2)
 
     def parameters(self, prefix: str) -> NamedParameters:
-        latent = f"{prefix}.kv_a_proj_with_mqa"
+        query, latent = f"{prefix}.q_proj", f"{prefix}.kv_a_proj_with_mqa"
         if self._query is None or self._query_norm is None:
-            yield from self._input.parameters(f"{prefix}.q_proj", latent)
+            for each in self._input.parameters(query, latent):
+                yield from cut([each], 0, self._share) if each.name.startswith(query) else [each]
         else:
             yield from self._input.parameters(f"{prefix}.q_a_proj", latent)
             yield whole(f"{prefix}.q_a_layernorm.weight", self._query_norm)
-            yield from self._query.parameters(f"{prefix}.q_b_proj")
+            yield from cut(self._query.parameters(f"{prefix}.q_b_proj"), 0, self._share)
         yield whole(f"{prefix}.kv_a_layernorm.weight", self._latent_norm)
-        yield whole(f"{prefix}.kv_b_proj.weight", self._expand)
-        yield from self._output.parameters(f"{prefix}.o_proj")
+        yield from cut([whole(f"{prefix}.kv_b_proj.weight", self._expand)], 0, self._share)
+        yield from cut(self._output.parameters(f"{prefix}.o_proj"), 1, self._share)
 
     @property
     def input_forms(self) -> Set[InputForm]:
@@ -99,7 +105,7 @@ class Attention:
             quantized = self._query.input_form is InputForm.FP8_GROUPS
             normalize = norm_quantize_and_write if quantized else norm_and_write
             query = self._query.forward(normalize(projected, self._query_norm, *rest), context.workspace)
-        return query.unflatten(1, (self.config.num_attention_heads, self.config.qk_head_dim))
+        return query.unflatten(1, (self._heads, self.config.qk_head_dim))
 
     def _absorbed(
         self, rows: AbsorbedRows, query: torch.Tensor, pool: torch.Tensor, context: ForwardContext
@@ -136,7 +142,7 @@ class Attention:
         """query: [queries, heads, nope + rope], rotated; latents: [keys, latent + rope]. Returns like mla_prefill."""
         config = self.config
         expanded = functional.linear(latents[:, : config.kv_lora_rank], self._expand)
-        expanded = expanded.unflatten(1, (config.num_attention_heads, -1))
+        expanded = expanded.unflatten(1, (self._heads, -1))
         nope, value = expanded.split([config.qk_nope_head_dim, config.v_head_dim], dim=2)
         key = join_keys(nope, latents[:, config.kv_lora_rank :])
         return mla_prefill(query, key, value, plan, scale=config.softmax_scale)

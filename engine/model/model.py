@@ -10,7 +10,7 @@ from engine.model.config import ModelConfig
 from engine.model.context import ForwardContext
 from engine.model.layers import DecoderLayer
 from engine.model.mtp import MtpModule
-from engine.model.parameters import NamedParameters, whole
+from engine.model.parameters import NamedParameters, cut, whole
 from kernels.linear import linear
 from kernels.norm import Delta, add_rms_norm
 from kernels.rope import frequencies, rotation_table, yarn_frequencies
@@ -23,18 +23,23 @@ class Model:
         self.config = config
         self.dtype = allocate.dtype
         self.device = allocate.device
-        self.embedding = allocate(config.vocab_size, config.hidden_size)
+        self.group = allocate.group
+        # This rank's share of the vocabulary.
+        self._tokens = self.group.share.of(config.vocab_size)
+        own_tokens = self.group.share.size(config.vocab_size)
+        self.embedding = allocate(own_tokens, config.hidden_size)
         self.layers = [DecoderLayer(config, index, allocate) for index in range(config.num_hidden_layers)]
         self.norm = allocate(config.hidden_size)
-        self.head = allocate(config.vocab_size, config.hidden_size)
+        self.head = allocate(own_tokens, config.hidden_size)
         self.mtp = MtpModule(config, config.num_hidden_layers, allocate) if config.draft_layers else None
 
     def parameters(self) -> NamedParameters:
-        yield whole("model.embed_tokens.weight", self.embedding)
+        share = self.group.share
+        yield from cut([whole("model.embed_tokens.weight", self.embedding)], 0, share)
         for index, layer in enumerate(self.layers):
             yield from layer.parameters(f"model.layers.{index}")
         yield whole("model.norm.weight", self.norm)
-        yield whole("lm_head.weight", self.head)
+        yield from cut([whole("lm_head.weight", self.head)], 0, share)
         if self.mtp is not None:
             yield from self.mtp.parameters(f"model.layers.{len(self.layers)}")
 
@@ -48,6 +53,9 @@ class Model:
 
         `on_layers` is called when n layers are computed, or on a GPU enqueued.
         """
+        if self.group.divides:
+            hidden = self.hidden_states(context, on_layers)
+            return self.logits(hidden if context.sampled is None else hidden[context.sampled])
         delta, residual = self._computed(context, on_layers)
         if context.sampled is not None:
             delta, residual = delta[context.sampled], residual[context.sampled]
@@ -58,11 +66,12 @@ class Model:
 
         `on_layers` as in `forward`.
         """
-        return add_rms_norm(*self._computed(context, on_layers), self.norm, self.config.rms_norm_eps)
+        own = add_rms_norm(*self._computed(context, on_layers), self.norm, self.config.rms_norm_eps)
+        return self.group.gather(own, len(context.token_ids))
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[rows, vocabulary] from hidden states after the last norm: [rows, hidden]."""
-        return linear(hidden, self.head)
+        return self.group.join_columns(linear(hidden, self.head))
 
     def draft(self, hidden: torch.Tensor, context: ForwardContext) -> torch.Tensor:
         """Write the draft layer's KV; return the hidden states whose logits guess tokens, [tokens, hidden].
@@ -71,17 +80,26 @@ class Model:
         from `draft` itself.
         """
         assert self.mtp is not None
-        return self.mtp.forward(functional.embedding(context.token_ids, self.embedding), hidden, context)
+        own = self.mtp.forward(self._embedded(context.token_ids), self.group.own(hidden), context)
+        return self.group.gather(own, len(context.token_ids))
 
     def _computed(self, context: ForwardContext, on_layers: Callable[[int], None] | None) -> tuple[Delta, torch.Tensor]:
-        """All layers: what the last one adds to the residual, and that. Both [tokens, hidden]."""
-        residual = torch.zeros(len(context.token_ids), self.config.hidden_size, dtype=self.dtype, device=self.device)
-        delta: Delta = functional.embedding(context.token_ids, self.embedding)
+        """All layers: what the last one adds to the residual, and that. Both [own rows, hidden]."""
+        delta: Delta = self._embedded(context.token_ids)
+        residual = torch.zeros(delta.shape, dtype=self.dtype, device=self.device)
         for count, layer in enumerate(self.layers, start=1):
             delta = layer.forward(delta, residual, context)
             if on_layers is not None:
                 on_layers(count)
         return delta, residual
+
+    def _embedded(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """The embeddings of this rank's rows: [own rows, hidden]. token_ids: [tokens] int64, of all rows."""
+        if not self.group.divides:
+            return functional.embedding(token_ids, self.embedding)
+        foreign = (token_ids < self._tokens.start) | (token_ids >= self._tokens.stop)
+        known = functional.embedding((token_ids - self._tokens.start).masked_fill(foreign, 0), self.embedding)
+        return self.group.sum(known.masked_fill(foreign.unsqueeze(1), 0))
 
 
 def model_rotations(config: ModelConfig, positions: int, device: torch.device) -> torch.Tensor:

@@ -39,7 +39,7 @@ class MtpModule:
         yield whole(f"{prefix}.shared_head.norm.weight", self._norm)
 
     def forward(self, embedded: torch.Tensor, hidden: torch.Tensor, context: ForwardContext) -> torch.Tensor:
-        """embedded: the tokens; hidden: states before them, after a last norm. All [tokens, hidden], the result too,
+        """embedded: the tokens; hidden: states before them, after a last norm. All [own rows, hidden], the result too,
         which is after the module's own last norm.
         """
         normalized = (

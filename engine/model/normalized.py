@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.model.activations import Activations, InputForm
+from engine.model.tensor_group import TensorGroup
 from kernels.act_quant import Quantized, quantize
 from kernels.norm import Delta, add_rms_norm, add_rms_norm_quantized
 
@@ -44,3 +45,19 @@ def add_and_normalize(
     if InputForm.FP8_GROUPS in forms:
         return Normalized(*add_rms_norm_quantized(delta, residual, weight, epsilon))
     return Normalized(add_rms_norm(delta, residual, weight, epsilon), None)
+
+
+def add_normalize_and_gather(
+    delta: Delta,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    epsilon: float,
+    forms: Set[InputForm],
+    group: TensorGroup,
+    tokens: int,
+) -> Normalized:
+    """`add_and_normalize` of this rank's rows, and all `tokens` rows of its group."""
+    if not group.divides:
+        return add_and_normalize(delta, residual, weight, epsilon, forms)
+    plain = group.gather(add_rms_norm(delta, residual, weight, epsilon), tokens)
+    return Normalized(plain, quantize(plain) if InputForm.FP8_GROUPS in forms else None)

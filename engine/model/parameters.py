@@ -1,9 +1,11 @@
 """Which part of which published tensor goes where."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 
 import torch
+
+from engine.model.share import Share
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,17 @@ def whole(name: str, place: torch.Tensor) -> Parameter:
     """A published tensor that this rank holds whole."""
     shape = merged_shape(place)
     return Parameter(name, place, shape, tuple(slice(0, size) for size in shape))
+
+
+def cut(parameters: Iterable[Parameter], dimension: int, share: Share) -> NamedParameters:
+    """The same places as parts: along the dimension each is this rank's share of its published tensor."""
+    for each in parameters:
+        size, part = each.shape[dimension], each.slices[dimension]
+        first = share.index * size
+        shape, slices = list(each.shape), list(each.slices)
+        shape[dimension] = size * share.count
+        slices[dimension] = slice(first + part.start, first + part.stop)
+        yield replace(each, shape=tuple(shape), slices=tuple(slices))
 
 
 def merged_shape(place: torch.Tensor) -> tuple[int, ...]:

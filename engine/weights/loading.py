@@ -6,12 +6,14 @@ from typing import Literal
 
 import torch
 
+from engine.exchange.interface import Exchange
 from engine.model.allocator import Allocator
 from engine.model.config import ModelConfig, read_model_config
 from engine.model.formats.choice import choose_formats
 from engine.model.model import Model
 from engine.model.mtp import SHARED_WITH_MODEL
 from engine.model.quantization import Quantization, Stored
+from engine.model.share import check_division
 from engine.weights.checkpoint import load_weights
 from engine.weights.random_weights import fill_randomly
 from engine.weights.shards import Shards, open_shards
@@ -31,13 +33,18 @@ def load_model(
     weights: KeptWeights = "dequantized",
     *,
     drafts: bool = False,
+    exchange: Exchange | None = None,
 ) -> Model:
-    """Read a checkpoint into a new model of `dtype`, if asked with the module that drafts. Raises CheckpointError."""
+    """Read a checkpoint into a new model of `dtype`, if asked with the module that drafts.
+
+    exchange: with the worker's other ranks, of whose model this is a share. Raises CheckpointError, and ConfigError if
+    the ranks of a TP group cannot divide it.
+    """
     config = _with_drafts(read_model_config(model_dir), drafts)
     with open_shards(model_dir) as shards:
         _check_draft_module(config, shards)
         config = replace(config, quantization=settle(config.quantization, shards))
-        model = Model(config, make_allocator(config, dtype, device, weights))
+        model = Model(config, make_allocator(config, dtype, device, weights, exchange))
         load_weights(shards, list(model.parameters()), unused=_prefixes(config))
     model.finish()
     return model
@@ -50,10 +57,11 @@ def random_model(
     weights: KeptWeights = "dequantized",
     *,
     drafts: bool = False,
+    exchange: Exchange | None = None,
 ) -> Model:
     """The model that `config.json` describes, with weights drawn on the device. Raises CheckpointError."""
     config = _with_drafts(read_model_config(model_dir), drafts)
-    model = Model(config, make_allocator(config, dtype, device, weights))
+    model = Model(config, make_allocator(config, dtype, device, weights, exchange))
     fill_randomly(model.parameters())
     model.finish()
     return model
@@ -70,9 +78,19 @@ def settle(quantization: Quantization, shards: Shards) -> Quantization:
     )
 
 
-def make_allocator(config: ModelConfig, dtype: torch.dtype, device: torch.device, weights: KeptWeights) -> Allocator:
+def make_allocator(
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    weights: KeptWeights,
+    exchange: Exchange | None = None,
+) -> Allocator:
+    """Raises ConfigError if the ranks of a TP group cannot divide the model."""
     formats = choose_formats(config.quantization, dtype, dequantize=weights == "dequantized")
-    return Allocator(dtype, device, formats)
+    allocate = Allocator(dtype, device, formats, exchange)
+    fp8_blocks = weights == "quantized" and config.quantization.linear is Stored.FP8
+    check_division(config, allocate.group.share.count, fp8_blocks=fp8_blocks)
+    return allocate
 
 
 def _with_drafts(config: ModelConfig, drafts: bool) -> ModelConfig:

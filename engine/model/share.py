@@ -1,0 +1,54 @@
+"""The equal parts into which the ranks of a TP group divide a model's heads, dense layers and vocabulary."""
+
+from dataclasses import dataclass
+
+from engine.model.config import ModelConfig
+from engine.model.quantization import WEIGHT_BLOCK
+from mesh.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """One of `count` parts, by default the whole."""
+
+    index: int = 0
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        assert 0 <= self.index < self.count
+
+    def size(self, whole: int) -> int:
+        """The size of each part."""
+        assert whole % self.count == 0, "check_division lets no such model through"
+        return whole // self.count
+
+    def of(self, whole: int) -> slice:
+        """Where this part lies in the whole."""
+        size = self.size(whole)
+        return slice(self.index * size, (self.index + 1) * size)
+
+
+def check_division(config: ModelConfig, count: int, *, fp8_blocks: bool) -> None:
+    """Raises ConfigError if a model does not divide into `count` parts.
+
+    fp8_blocks: linear layers keep their FP8 weights, so that parts consist of whole blocks of them.
+    """
+    heads, dense = config.num_attention_heads, config.intermediate_size
+    has_dense = config.is_dense(0)
+    divided = {f"{heads} attention heads": heads, f"vocabulary of {config.vocab_size}": config.vocab_size}
+    if has_dense:
+        divided[f"dense layers' width of {dense}"] = dense
+    for name, size in divided.items():
+        if size % count:
+            raise ConfigError(f"engine.parallel.tp={count} does not divide the model's {name}")
+    if not fp8_blocks or count == 1:
+        return
+    cut = {"queries": heads * config.qk_head_dim, "attention's output": heads * config.v_head_dim}
+    if has_dense:
+        cut["dense layers"] = dense
+    for name, size in cut.items():
+        if size // count % WEIGHT_BLOCK:
+            raise ConfigError(
+                f"engine.parallel.tp={count} cuts the FP8 weights of the {name} ({size} wide) within a block of"
+                f" {WEIGHT_BLOCK}x{WEIGHT_BLOCK}: choose a smaller tp, or set engine.weights=dequantized"
+            )

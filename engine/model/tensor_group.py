@@ -1,0 +1,71 @@
+"""The ranks that compute the same tokens together (tensor parallelism, Megatron-LM, 2021, with divided rows as in
+"Reducing Activation Recomputation in Large Transformer Models", 2022).
+
+Each rank has a share of the heads, of the dense layers' width and of the vocabulary. Between these layers, where the
+residual is added and experts are chosen, each has a share of the rows: no row is normalized or sent to an expert twice.
+"""
+
+import torch
+from torch.nn import functional
+
+from engine.exchange.interface import Exchange
+from engine.model.share import Share
+from engine.parallel.layout import Group
+
+
+class TensorGroup:
+    """Every rank of the group makes the same calls in the same order.
+
+    Attributes:
+        share: this rank's.
+        divides: there is more than one rank.
+        leads: this is the first rank.
+    """
+
+    def __init__(self, exchange: Exchange) -> None:
+        place = exchange.place
+        self._exchange = exchange
+        self.share = Share(place.tp_index, place.layout.tp)
+        self.divides = self.share.count > 1
+        self.leads = place.leads
+
+    def own_rows(self, tokens: int) -> int:
+        """How many rows each rank has of so many; the last ones may be padding."""
+        return -(-tokens // self.share.count)
+
+    def own(self, rows: torch.Tensor) -> torch.Tensor:
+        """This rank's of the rows that all ranks have: [tokens, width] becomes [own rows, width]."""
+        if not self.divides:
+            return rows
+        padded = self._padded(rows)
+        return padded[self.share.of(len(padded))]
+
+    def sum(self, parts: torch.Tensor) -> torch.Tensor:
+        """This rank's rows of the sum of all ranks' parts: [tokens, width] becomes [own rows, width].
+
+        Every rank adds in the order of the ranks, so that the sums do not depend on who has a row.
+        """
+        return self._exchange.reduce_scatter(self._padded(parts), Group.TP) if self.divides else parts
+
+    def gather(self, own: torch.Tensor, tokens: int) -> torch.Tensor:
+        """All ranks' rows: [own rows, width] becomes [tokens, width]."""
+        return self._exchange.all_gather(own, Group.TP)[:tokens] if self.divides else own
+
+    def join_columns(self, part: torch.Tensor) -> torch.Tensor:
+        """All ranks' columns of the same rows: [rows, width] becomes [rows, ranks * width]."""
+        if not self.divides:
+            return part
+        joined = self._exchange.all_gather(part, Group.TP).view(self.share.count, *part.shape)
+        return joined.transpose(0, 1).flatten(1)
+
+    def from_first(self, values: torch.Tensor) -> torch.Tensor:
+        """The first rank's values; the others give tensors of the same shape and dtype."""
+        return self._exchange.broadcast(values, Group.TP, 0) if self.divides else values
+
+    def least(self, count: int) -> int:
+        """The least of all ranks' counts."""
+        return int(self._exchange.all_gather(torch.tensor([count]), Group.TP).min())
+
+    def _padded(self, rows: torch.Tensor) -> torch.Tensor:
+        missing = self.own_rows(len(rows)) * self.share.count - len(rows)
+        return functional.pad(rows, (0, 0, 0, missing)) if missing else rows

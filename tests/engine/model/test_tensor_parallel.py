@@ -1,0 +1,149 @@
+"""A model divided over the ranks of a TP group against the same model whole."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine.batch import Row
+from engine.exchange.host import HostExchange
+from engine.model.inputs import build_context
+from engine.model.model import Model
+from engine.model.parameters import Parameter, merged_shape
+from engine.model.share import check_division
+from engine.model.state import make_state
+from engine.parallel.layout import Layout
+from engine.parallel.peers import Peers
+from engine.weights.loading import KeptWeights, load_model
+from mesh.errors import ConfigError
+from tests.support.checkpoints import GREEDY, random_prompt, tiny_checkpoint
+from tests.support.errors import relative_error
+from tests.support.rank_threads import on_each_rank
+
+CPU = torch.device("cpu")
+BLOCKS = 4
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint(tmp_path_factory.mktemp("checkpoint"))
+
+
+@pytest.fixture(scope="module")
+def fp8_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two heads' queries, and two heads' values, are whole blocks of 128."""
+    return tiny_checkpoint(
+        tmp_path_factory.mktemp("fp8"),
+        dtype="float8",
+        qk_nope_head_dim=32,
+        qk_rope_head_dim=32,
+        v_head_dim=64,
+        intermediate_size=256,
+    )
+
+
+@torch.inference_mode()
+def computed(model: Model, prompt: list[int], chunks: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits of every token of a prompt that is computed in chunks, and the KV pool behind them."""
+    state = make_state(model.config, CPU, blocks=BLOCKS, positions=len(prompt), rows=1, kv_dtype=model.dtype)
+    logits, start = [], 0
+    for size in chunks:
+        row = Row(prompt[start : start + size], start, range(BLOCKS), GREEDY)
+        logits.append(model.forward(dataclasses.replace(build_context(model.config, [row], state), sampled=None)))
+        start += size
+    return torch.cat(logits), state.kv_pool
+
+
+@pytest.mark.parametrize("tp", [2, 4])
+def test_every_rank_of_a_tp_group_computes_the_logits_of_one_rank(checkpoint: Path, tp: int) -> None:
+    # A prompt, chunks behind it with fewer rows than ranks, and rows that do not divide.
+    prompt, chunks = random_prompt(110), [65, 1, 2, 3, 39]
+    expected, _ = computed(load_model(checkpoint, torch.float32, CPU), prompt, chunks)
+
+    def compute(peers: Peers) -> torch.Tensor:
+        return computed(load_model(checkpoint, torch.float32, CPU, exchange=HostExchange(peers)), prompt, chunks)[0]
+
+    for logits in on_each_rank(Layout(tp=tp, ep=tp), compute):
+        assert relative_error(logits, expected) < 1e-5
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_latents_of_a_tp_group_are_equal_bit_by_bit(checkpoint: Path, dtype: torch.dtype) -> None:
+    prompt = random_prompt(110)
+
+    def compute(peers: Peers) -> torch.Tensor:
+        return computed(load_model(checkpoint, dtype, CPU, exchange=HostExchange(peers)), prompt, [97, 1, 1, 11])[1]
+
+    first, *others = on_each_rank(Layout(tp=4, ep=4), compute)
+    assert first.abs().sum() > 0
+    assert all(torch.equal(first, each) for each in others)
+
+
+@pytest.mark.parametrize("tp", [2, 4])
+def test_the_ranks_of_a_tp_group_hold_their_shares_of_the_weights(checkpoint: Path, tp: int) -> None:
+    assert_shares(checkpoint, torch.float32, "dequantized", tp)
+
+
+@pytest.mark.parametrize("weights", ["dequantized", "quantized"])
+def test_shares_of_fp8_weights_consist_of_their_blocks(fp8_checkpoint: Path, weights: KeptWeights) -> None:
+    assert_shares(fp8_checkpoint, torch.bfloat16, weights, 2)
+
+
+def test_a_group_over_fp8_weights_is_as_exact_as_one_rank(fp8_checkpoint: Path) -> None:
+    prompt, chunks = random_prompt(70), [69, 1]
+    exact, _ = computed(load_model(fp8_checkpoint, torch.float32, CPU), prompt, chunks)
+    alone, _ = computed(load_model(fp8_checkpoint, torch.bfloat16, CPU, "quantized"), prompt, chunks)
+
+    def compute(peers: Peers) -> torch.Tensor:
+        model = load_model(fp8_checkpoint, torch.bfloat16, CPU, "quantized", exchange=HostExchange(peers))
+        return computed(model, prompt, chunks)[0]
+
+    for logits in on_each_rank(Layout(tp=2, ep=2), compute):
+        assert relative_error(logits, exact) < 1.2 * relative_error(alone, exact)
+
+
+def assert_shares(directory: Path, dtype: torch.dtype, weights: KeptWeights, tp: int) -> None:
+    """Every place holds the part of the whole model's tensor that it claims; most ranks' parts differ."""
+    expected = {each.name: each for each in load_model(directory, dtype, CPU, weights).parameters()}
+
+    def load(peers: Peers) -> list[Parameter]:
+        return list(load_model(directory, dtype, CPU, weights, exchange=HostExchange(peers)).parameters())
+
+    cut = 0
+    for rank in on_each_rank(Layout(tp=tp, ep=tp), load):
+        assert {each.name for each in rank} == expected.keys()
+        for each in rank:
+            assert each.shape == expected[each.name].shape
+            assert torch.equal(matrix(each).float(), matrix(expected[each.name]).float()[each.slices])
+            cut += each.part_shape != each.shape
+    # Of each layer the queries, keys and values, and the output; gate, up and down of the dense one; vocabulary twice.
+    assert cut >= tp * (3 * 3 + 3 + 2)
+
+
+def matrix(parameter: Parameter) -> torch.Tensor:
+    return parameter.place.reshape(merged_shape(parameter.place))
+
+
+@pytest.mark.parametrize(
+    ("tp", "overrides", "cause"),
+    [
+        (3, {}, "does not divide the model's 4 attention heads"),
+        (4, {"vocab_size": 322}, "does not divide the model's vocabulary of 322"),
+        (4, {"intermediate_size": 98}, "does not divide the model's dense layers' width of 98"),
+    ],
+)
+def test_a_model_that_does_not_divide_is_refused(
+    tmp_path: Path, tp: int, overrides: dict[str, Any], cause: str
+) -> None:
+    config = load_model(tiny_checkpoint(tmp_path, **overrides), torch.float32, CPU).config
+    with pytest.raises(ConfigError, match=f"engine.parallel.tp={tp} {cause}"):
+        check_division(config, tp, fp8_blocks=False)
+
+
+def test_a_cut_within_a_block_of_fp8_weights_is_refused(fp8_checkpoint: Path) -> None:
+    config = load_model(fp8_checkpoint, torch.bfloat16, CPU).config
+    check_division(config, 4, fp8_blocks=False)
+    with pytest.raises(ConfigError, match="cuts the FP8 weights of the queries"):
+        check_division(config, 4, fp8_blocks=True)
