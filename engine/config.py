@@ -174,14 +174,18 @@ def launches_ahead(config: EngineConfig, asynchronous: bool) -> bool:
 def resolve(config: EngineConfig, hardware: Hardware) -> ResolvedEngineConfig:
     """Settle "auto": a GPU if there is one, with bfloat16; else the CPU with float32 (exact, and faster there).
 
-    Raises ConfigError if a GPU is asked for and there is none, or if quantized weights are to be multiplied in
-    another dtype than bfloat16.
+    Raises ConfigError if a GPU is asked for and there is none, if several ranks are to compute on GPUs, or if quantized
+    weights are to be multiplied in another dtype than bfloat16.
     """
     device = config.device
     if device == "auto":
         device = "cuda" if hardware.cuda_devices else "cpu"
     if device == "cuda" and not hardware.cuda_devices:
         raise ConfigError("engine.device=cuda, and torch finds no GPU: install its CUDA build, or leave device to auto")
+    if device == "cuda" and config.parallel.world > 1:
+        raise ConfigError(
+            "engine.parallel: ranks exchange tensors on CPUs so far: set tp and dp to 1, or engine.device=cpu"
+        )
     dtype = config.dtype
     if dtype == "auto":
         dtype = "bfloat16" if device == "cuda" else "float32"

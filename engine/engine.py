@@ -62,9 +62,7 @@ class Engine:
         self._backend = backend
         self._agreement = agreement or OneRank()
         self._constraints = constraints
-        # A request longer than the pool could never finish.
-        self.context_tokens = min(backend.context_tokens, backend.total_blocks * BLOCK_TOKENS)
-        self._request_limits = RequestLimits(self.context_tokens, backend.vocabulary_size)
+        self._request_limits = RequestLimits(longest_context(backend), backend.vocabulary_size)
         self.pool = BlockPool(backend.total_blocks)
         self._meter = LoadMeter()
         self._pipeline = StepPipeline(backend, launches_ahead(config, backend.asynchronous), clock, self._meter)
@@ -297,3 +295,8 @@ class Engine:
     def _release_ended(self, request: Request) -> None:
         if not request.progress.rows_in_flight:
             self._schedule.release(request)
+
+
+def longest_context(backend: Backend) -> int:
+    """Tokens of the longest request. One that is longer than the pool could never finish."""
+    return min(backend.context_tokens, backend.total_blocks * BLOCK_TOKENS)

@@ -29,14 +29,17 @@ class RankGroup:
     Every method that sends raises EngineFailed once a rank has gone.
 
     Attributes:
-        ranks: the clients, by rank.
-        views: what is known of each rank, by rank.
+        ranks: clients of the ranks that take requests, the first of each TP group.
+        views: what is known of each of them.
         ready: what the ranks reported when they had loaded, merged.
         stalled: a rank has made no progress for a while; see `worker.watchdog`.
     """
 
-    def __init__(self, ranks: Sequence[RankClient]) -> None:
-        self.ranks = ranks
+    def __init__(self, processes: Sequence[RankClient], tp: int = 1) -> None:
+        """processes: all ranks of the worker, in order; tp: how many neighbours compute a request together."""
+        self._processes = processes
+        self._tp = tp
+        self.ranks = ranks = processes[::tp]
         self.views = [RankView(rank.ready) for rank in ranks]
         self.ready = merge_ready([rank.ready for rank in ranks])
         self.stalled = False
@@ -57,7 +60,7 @@ class RankGroup:
         ]
         started = False
         try:
-            group = cls(await asyncio.gather(*starts))
+            group = cls(await asyncio.gather(*starts), config.parallel.tp)
             started = True
             return group
         finally:
@@ -105,7 +108,7 @@ class RankGroup:
         When a rank has gone, or makes no progress, kill all and return why. Call it once, and promptly: a rank whose
         results are not read pauses after some MB.
         """
-        tasks = [asyncio.create_task(self._read(rank, on_message)) for rank in range(len(self.ranks))]
+        tasks = [asyncio.create_task(self._read(number, on_message)) for number in range(len(self._processes))]
         tasks.append(asyncio.create_task(self._watch()))
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -114,13 +117,13 @@ class RankGroup:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-        for rank in self.ranks:
-            rank.kill()
+        for process in self._processes:
+            process.kill()
         return self._failure
 
     async def close(self, grace_seconds: float = STOP_GRACE_SECONDS) -> None:
         """Stop all ranks, by force after the grace; may be called twice. Requests in them are lost."""
-        await asyncio.gather(*(rank.close(grace_seconds) for rank in self.ranks))
+        await asyncio.gather(*(process.close(grace_seconds) for process in self._processes))
 
     def _choose(self, token_ids: Sequence[int], cache_salt: bytes, computes_prompt: bool) -> int:
         if len(self.ranks) == 1:
@@ -134,9 +137,10 @@ class RankGroup:
             raise EngineFailed(self._failure.message)
         return self.ranks[self.rank_of(key)]
 
-    async def _read(self, rank: int, on_message: Callable[[int, RankMessage], None]) -> EngineFailed:
-        """Read a rank's messages until it has gone; returns why it has."""
-        client, view = self.ranks[rank], self.views[rank]
+    async def _read(self, number: int, on_message: Callable[[int, RankMessage], None]) -> EngineFailed:
+        """Read a process's messages until it has gone; returns why it has. Those that follow another have none."""
+        client, rank = self._processes[number], number // self._tp
+        view = self.views[rank]
         try:
             async for message in client.results:
                 if isinstance(message, StepResult):
@@ -149,7 +153,7 @@ class RankGroup:
 
     async def _watch(self) -> EngineFailed:
         """Watch the heartbeats; returns why, once a rank hangs."""
-        watchdogs = [Watchdog() for _ in self.ranks]
+        watchdogs = [Watchdog() for _ in self._processes]
         last = time.monotonic()
         while True:
             await asyncio.sleep(WATCH_SECONDS)
@@ -157,13 +161,14 @@ class RankGroup:
             # If this process was stopped meanwhile, the ranks may have been, too: that time proves nothing.
             elapsed, last = min(now - last, 4 * WATCH_SECONDS), now
             stalls = [
-                watchdog.observe(rank.progress(), elapsed) for watchdog, rank in zip(watchdogs, self.ranks, strict=True)
+                watchdog.observe(process.progress(), elapsed)
+                for watchdog, process in zip(watchdogs, self._processes, strict=True)
             ]
             longest = max(stall.seconds for stall in stalls)
             self.stalled = longest >= STALLED_SECONDS
             if longest >= END_SECONDS:
-                rank = next(rank for rank, stall in enumerate(stalls) if stall.seconds == longest)
-                name, cause = self.ranks[rank].name, stalls[rank].cause
+                number = next(number for number, stall in enumerate(stalls) if stall.seconds == longest)
+                name, cause = self._processes[number].name, stalls[number].cause
                 return EngineFailed(f"{name} has made no progress for {END_SECONDS:g} s: {cause}")
 
 

@@ -18,13 +18,14 @@ from engine.agreement import OneRank
 from engine.batch import Backend
 from engine.config import EngineConfig
 from engine.constraints.constraints import load_constraints
-from engine.engine import Engine
+from engine.engine import Engine, longest_context
 from engine.parallel.layout import Layout, Place
 from engine.parallel.lockstep import Lockstep
 from engine.parallel.peers import GroupDescriptors, Peers
 from engine.protocol.messages import Failed, Ready, Start
 from engine.protocol.pulse import Pulse
 from engine.rank.backends import make_backend
+from engine.rank.follower import FollowerLoop
 from engine.rank.heartbeat import Heartbeat, longest_step_seconds
 from engine.rank.link import RankLink
 from engine.rank.loop import RankLoop
@@ -70,7 +71,9 @@ def _run(config: EngineConfig, rank: int, peers: Peers | None, link: RankLink, p
     try:
         with span("engine.load", backend=config.backend):
             backend = make_backend(config, peers)
-            agent = _make_agent(config, backend, wakeup, rank)
+            leads = peers is None or peers.place.leads
+            # Only the first rank of a TP group moves KV; the others get what has landed there.
+            agent = _make_agent(config, backend, wakeup, rank) if leads else None
             constraints = load_constraints(config, backend.vocabulary_size, backend.eos_token_ids, wakeup.set)
     except RankLost:
         raise
@@ -83,13 +86,18 @@ def _run(config: EngineConfig, rank: int, peers: Peers | None, link: RankLink, p
     if agent is not None:
         UcxLog()
     agreement = OneRank() if peers is None else Lockstep(peers.steps, peers.wake)
-    engine = Engine(config, backend, time.monotonic, agent, agreement, constraints)
-    link.send(_ready(config, backend, engine, agent))
+    heartbeat = Heartbeat(pulse, agent, longest_step_seconds(config, on_gpu=backend.asynchronous))
+    loop: RankLoop | FollowerLoop
+    if leads:
+        engine = Engine(config, backend, time.monotonic, agent, agreement, constraints)
+        loop = RankLoop(link, engine, heartbeat)
+    else:
+        loop = FollowerLoop(link, backend, agreement, heartbeat)
+    link.send(_ready(config, backend, agent))
     # Objects made by loading live as long as the process: garbage collections need not visit them.
     gc.freeze()
-    heartbeat = Heartbeat(pulse, agent, longest_step_seconds(config, on_gpu=backend.asynchronous))
     heartbeat.start()
-    RankLoop(link, engine, heartbeat).run()
+    loop.run()
     heartbeat.close()
     if agent is not None:
         agent.close()
@@ -109,11 +117,11 @@ def _make_agent(config: EngineConfig, backend: Backend, wakeup: EventFd, rank: i
     return TransferAgent(memory, backend.namespace, config.transfer, time.monotonic, wakeup.set, rank=rank)
 
 
-def _ready(config: EngineConfig, backend: Backend, engine: Engine, agent: "TransferAgent | None") -> Ready:
+def _ready(config: EngineConfig, backend: Backend, agent: "TransferAgent | None") -> Ready:
     return Ready(
         model=backend.model,
         namespace=backend.namespace,
-        context_tokens=engine.context_tokens,
+        context_tokens=longest_context(backend),
         vocabulary_size=backend.vocabulary_size,
         total_blocks=backend.total_blocks,
         block_bytes=backend.block_bytes,

@@ -6,7 +6,6 @@ from engine.batch import Backend
 from engine.config import EngineConfig, Hardware, resolve
 from engine.oracle import OracleBackend
 from engine.parallel.peers import Peers
-from mesh.errors import ConfigError
 
 
 def make_backend(config: EngineConfig, peers: Peers | None = None) -> Backend:
@@ -14,14 +13,14 @@ def make_backend(config: EngineConfig, peers: Peers | None = None) -> Backend:
 
     Raises CheckpointError, ConfigError, RankLost.
     """
-    if config.parallel.tp > 1:
-        raise ConfigError("engine.parallel.tp: no model is divided by attention heads yet, set it to 1")
     if config.backend == "oracle":
         return OracleBackend(config)
     # Imported only here: without torch an oracle rank starts fast and small.
     import torch
 
+    from engine.exchange.host import HostExchange
     from engine.runner.backend import ModelBackend
 
     hardware = Hardware(torch.cuda.device_count(), psutil.virtual_memory().available)
-    return ModelBackend(resolve(config, hardware))
+    exchange = None if peers is None else HostExchange(peers)
+    return ModelBackend(resolve(config, hardware), exchange=exchange)

@@ -10,11 +10,13 @@ import torch
 
 from engine.batch import Batch, Launched, Row, Sample, StepShape, execute, shape_of
 from engine.config import EngineConfig, ResolvedEngineConfig
+from engine.exchange.interface import Exchange
 from engine.model.context import DeviceState
 from engine.model.inputs import build_context
 from engine.model.model import Model
 from engine.model.state import make_state
 from engine.runner.drafting import Drafter, DraftingStep
+from engine.runner.following import Following
 from engine.runner.graphs import DecodeGraphs, default_sizes
 from engine.runner.memory_plan import CPU_POOL_BYTES, affordable_blocks, free_bytes, transfer_bytes
 from engine.runner.profiling import graph_bytes, workspace_bytes
@@ -43,25 +45,31 @@ class ModelBackend:
     Raises CheckpointError if the checkpoint cannot be served, ConfigError if its KV pool does not fit.
     """
 
-    def __init__(self, resolved: ResolvedEngineConfig, model: Model | None = None) -> None:
-        """model: by default the one that `resolved` describes."""
+    def __init__(
+        self, resolved: ResolvedEngineConfig, model: Model | None = None, exchange: Exchange | None = None
+    ) -> None:
+        """model: by default the one that `resolved` describes; exchange: with the worker's other ranks, if there are
+        any.
+        """
         config = resolved.config
         assert config.model_dir is not None
         if config.threads is not None:
             torch.set_num_threads(config.threads)
         self.asynchronous = resolved.device == "cuda"
-        self._model = model or make_model(resolved)
+        self._model = model or make_model(resolved, exchange)
         model_config = self._model.config
         longest = model_config.max_position_embeddings
         if config.context_tokens is not None:
             longest = min(longest, config.context_tokens)
         self.block_bytes = _block_bytes(self._model, resolved)
-        self.total_blocks = config.total_blocks or self._affordable_blocks(resolved, longest)
+        # Blocks of a TP group's ranks hold the same KV.
+        self.total_blocks = self._model.group.least(config.total_blocks or self._affordable_blocks(resolved, longest))
         # A request that does not fit the pool alone would never end.
         self.context_tokens = min(longest, self.total_blocks * BLOCK_TOKENS)
         positions = self.context_tokens + most_draft_positions(config)
         self.state = _make_state(self._model, resolved, self.total_blocks, positions)
-        self._sampler = Sampler(config.max_requests, model_config.vocab_size, self._model.device)
+        self._following = Following(exchange, self.state.kv_pool) if exchange and self._model.group.divides else None
+        self._sampler = Sampler(config.max_requests, model_config.vocab_size, self._model.device, self._model.group)
         self.draft_layers = model_config.draft_layers
         self.think_tokens = read_think_tokens(config.model_dir) if _relaxes(config) else None
         rule = None
@@ -98,12 +106,16 @@ class ModelBackend:
             # Imported only here: it needs CUDA's bindings.
             from engine.runner.device_memory import DeviceMemory
 
-            return DeviceMemory(pool)
-        return HostMemory(pool.view(torch.uint8).numpy().reshape(*pool.shape[:2], -1))
+            memory: KvMemory = DeviceMemory(pool)
+        else:
+            memory = HostMemory(pool.view(torch.uint8).numpy().reshape(*pool.shape[:2], -1))
+        return memory if self._following is None else self._following.watched(memory)
 
     @torch.inference_mode()
     def launch(self, batch: Batch, shape: StepShape) -> Launched:
         """Queue the batch's tokens and the writes of their KV; without rows, padding alone."""
+        if self._following is not None:
+            batch = self._following.next_batch(batch)
         rows = batch.rows
         events = StepEvents(batch.on_layers) if self.asynchronous else None
         if self.draft_layers:
@@ -219,13 +231,13 @@ def _summary(resolved: ResolvedEngineConfig, blocks: int) -> dict[str, object]:
     return {"device": device, "dtype": resolved.dtype, "kv_dtype": resolved.kv_dtype, "kv_blocks": blocks}
 
 
-def make_model(resolved: ResolvedEngineConfig) -> Model:
-    """Raises CheckpointError."""
+def make_model(resolved: ResolvedEngineConfig, exchange: Exchange | None = None) -> Model:
+    """exchange: with the worker's other ranks, if there are any. Raises CheckpointError, ConfigError."""
     config = resolved.config
     assert config.model_dir is not None
     make = random_model if config.random_weights else load_model
     device, dtype = torch.device(resolved.device), getattr(torch, resolved.dtype)
-    return make(config.model_dir, dtype, device, resolved.weights, drafts=config.drafts.next_n > 0)
+    return make(config.model_dir, dtype, device, resolved.weights, drafts=config.drafts.next_n > 0, exchange=exchange)
 
 
 def reserved_bytes(model: Model, resolved: ResolvedEngineConfig, longest: int) -> int:

@@ -23,7 +23,7 @@ def workspace_bytes(model: Model, state: DeviceState, step_tokens: int, max_requ
     """
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
-    sampler = Sampler(max_requests, model.config.vocab_size, model.device)
+    sampler = Sampler(max_requests, model.config.vocab_size, model.device, model.group)
     for rows in (_prompts(step_tokens, longest), _decoding(max_requests, longest)):
         logits = model.forward(build_context(model.config, rows, state))
         sampler.draw(logits, [row for row in rows if row.sampling is not None], state.drawn)

@@ -8,6 +8,7 @@ import numpy.typing as npt
 import torch
 
 from engine.batch import Row, Sample
+from engine.model.tensor_group import TensorGroup
 from engine.runner.token_counts import TokenCounts
 from kernels.host_copy import HostCopies, to_device
 from kernels.sample import Draw, add_bias, draw, forbid, greedy, logprobs
@@ -25,11 +26,14 @@ def keep(logits: torch.Tensor, token_ids: torch.Tensor, rows: Sequence[int]) -> 
 
 
 class Sampler:
-    """Draws tokens, and keeps the counts that penalties need. Called in the order of the steps."""
+    """Draws tokens, and keeps the counts that penalties need. Called in the order of the steps, on every rank of a TP
+    group.
+    """
 
-    def __init__(self, requests: int, vocabulary_size: int, device: torch.device) -> None:
-        """requests: the most rows of a step."""
+    def __init__(self, requests: int, vocabulary_size: int, device: torch.device, group: TensorGroup) -> None:
+        """requests: the most rows of a step; group: its first rank draws for all."""
         self._counts = TokenCounts(requests, vocabulary_size, device)
+        self._group = group
 
     def draw(
         self, logits: torch.Tensor, rows: Sequence[Row], drawn: torch.Tensor, replace: Replace = keep
@@ -38,6 +42,13 @@ class Sampler:
 
         logits: [rows, vocabulary], which stay as they are; drawn: [most rows] int64, the tokens that rows may follow.
         """
+        if self._group.leads:
+            token_ids = self._draw(logits, rows, drawn, replace)
+        else:
+            token_ids = torch.empty(len(rows), dtype=torch.int64, device=logits.device)
+        return self._group.from_first(token_ids)
+
+    def _draw(self, logits: torch.Tensor, rows: Sequence[Row], drawn: torch.Tensor, replace: Replace) -> torch.Tensor:
         masks = {index: bits for index, row in enumerate(rows) if (bits := _mask(row)) is not None}
         changed = [index for index, row in enumerate(rows) if _sampling(row).changes_logits or index in masks]
         if not changed:

@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 
 from engine.config import EngineConfig, Hardware, resolve
+from engine.parallel.config import ParallelConfig
 from mesh.config import load
 from mesh.errors import ConfigError
 
@@ -24,6 +25,13 @@ def test_what_is_set_is_kept() -> None:
 def test_a_gpu_that_is_not_there_is_refused_in_words() -> None:
     with pytest.raises(ConfigError, match="torch finds no GPU"):
         resolve(EngineConfig(model_dir=Path("checkpoint"), device="cuda"), CPU)
+
+
+def test_several_ranks_on_gpus_are_refused_in_words() -> None:
+    config = EngineConfig(model_dir=Path("checkpoint"), parallel=ParallelConfig(tp=2))
+    assert resolve(config, CPU).device == "cpu"
+    with pytest.raises(ConfigError, match="ranks exchange tensors on CPUs so far"):
+        resolve(config, GPU)
 
 
 @pytest.mark.parametrize(("kv_dtype", "expected"), [("auto", "bfloat16"), ("float8_e4m3fn", "float8_e4m3fn")])

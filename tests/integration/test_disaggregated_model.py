@@ -43,11 +43,34 @@ def reference(checkpoint: Path) -> DeepseekV3ForCausalLM:
     return DeepseekV3ForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=[64, 8192], ids=["layerwise", "whole"])
+def layout(role: str, tp: int = 1, dp: int = 1) -> tuple[str, ...]:
+    return f"{role}.engine.parallel.tp={tp}", f"{role}.engine.parallel.dp={dp}"
+
+
+def pushed_in_layers(least_tokens: int) -> tuple[str, ...]:
+    return tuple(f"{role}.engine.transfer.layerwise_tokens={least_tokens}" for role in ("decode", "prefill"))
+
+
+# Workers push layer by layer or whole, are one rank or several, and both sides are cut alike or not.
+MESHES = {
+    "layerwise": pushed_in_layers(64),
+    "whole, DP2 to TP2": (*pushed_in_layers(8192), *layout("prefill", dp=2), *layout("decode", tp=2)),
+    "layerwise, TP2 to one rank": (*pushed_in_layers(64), *layout("prefill", tp=2)),
+    "layerwise, TP2 to TP2xDP2": (*pushed_in_layers(64), *layout("prefill", tp=2), *layout("decode", tp=2, dp=2)),
+}
+# The others run with `make check-layouts`.
+ALWAYS = ("layerwise", "whole, DP2 to TP2")
+
+
+@pytest_asyncio.fixture(
+    scope="module",
+    loop_scope="module",
+    params=[pytest.param(each, marks=() if each in ALWAYS else pytest.mark.check("layouts")) for each in MESHES],
+)
 async def mesh(checkpoint: Path, request: pytest.FixtureRequest) -> AsyncIterator[ProcessMesh]:
     """1P1D and a store; every prompt is computed by the prefill worker."""
-    layerwise = (f"{role}.engine.transfer.layerwise_tokens={request.param}" for role in ("decode", "prefill"))
-    async with process_mesh(checkpoint, prefill=1, stores=1, settings=(*SETTINGS, *layerwise)) as running:
+    settings = (*SETTINGS, *MESHES[request.param])
+    async with process_mesh(checkpoint, prefill=1, stores=1, settings=settings) as running:
         yield running
 
 

@@ -11,6 +11,8 @@ from cli.launcher.shipped_model import shipped_model
 from engine.batch import History, Row
 from engine.config import DraftsConfig, EngineConfig
 from engine.engine import Engine
+from engine.exchange.alone import Alone
+from engine.model.tensor_group import TensorGroup
 from engine.runner.backend import ModelBackend
 from engine.runner.relaxation import thoughts
 from engine.runner.sampler import Sampler
@@ -114,7 +116,7 @@ def test_relaxed_drafts_that_change_no_greedy_token_change_none() -> None:
 def test_penalties_count_the_token_that_was_taken() -> None:
     """Token 2 in place of token 1, which would be the less likely of the two next if it had been counted."""
     logits, given = torch.tensor([[0.0, 2.0, 1.5, 0.0]]), [3, 3]
-    sampler, drawn = Sampler(1, 4, logits.device), torch.zeros(1, dtype=torch.int64)
+    sampler, drawn = Sampler(1, 4, logits.device, TensorGroup(Alone())), torch.zeros(1, dtype=torch.int64)
     sampling = Sampling(presence_penalty=1.0)
 
     def row(tokens: list[int]) -> Row:

@@ -1,0 +1,125 @@
+"""How the ranks of a TP group compute the same batches over the same KV: the others follow the first.
+
+Only the first has an engine and moves KV. What lands in its pool is copied to the others before a batch can read it.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import torch
+
+from engine.batch import Batch, Row
+from engine.exchange.interface import Exchange
+from engine.parallel.layout import Group
+from transfer.memory import KvMemory, Pending
+
+_FIRST = 0
+
+
+class LandedKv(msgspec.Struct, frozen=True, array_like=True):
+    """Pieces of the pool that were written from outside."""
+
+    first_layer: int
+    layer_count: int
+    blocks: Sequence[int]
+
+
+class FirstBatch(msgspec.Struct, frozen=True, array_like=True):
+    """What the first rank tells the others at each launch."""
+
+    step: int
+    # Without histories and masks: only the first rank draws.
+    rows: Sequence[Row]
+    landed: Sequence[LandedKv]
+
+
+class Following:
+    """One rank's end. Every rank of the group calls `next_batch` once for each launch."""
+
+    def __init__(self, exchange: Exchange, kv_pool: torch.Tensor) -> None:
+        """kv_pool: [kv layers, blocks, 64, latent], of which all ranks of the group have as many blocks."""
+        self._exchange = exchange
+        self._kv_pool = kv_pool
+        self._leads = exchange.place.leads
+        self._landings: deque[tuple[LandedKv, Pending[bool]]] = deque()
+        self._encoder = msgspec.msgpack.Encoder(enc_hook=list)
+        self._decoder = msgspec.msgpack.Decoder(FirstBatch)
+
+    def watched(self, memory: KvMemory) -> KvMemory:
+        """The first rank's pool as transfers see it: what they write is copied to the other ranks."""
+        return _WatchedMemory(memory, self._landings)
+
+    def next_batch(self, batch: Batch) -> Batch:
+        """The first rank's batch, on every rank; theirs are dummies. Copies what has landed before it."""
+        if self._leads:
+            first = FirstBatch(batch.step, [_to_compute(row) for row in batch.rows], self._drain_landed())
+            self._broadcast_bytes(self._encoder.encode(first))
+        else:
+            first = self._decoder.decode(self._broadcast_bytes(b""))
+            batch = Batch(first.step, first.rows)
+        for landed in first.landed:
+            self._copy(landed)
+        return batch
+
+    def _drain_landed(self) -> list[LandedKv]:
+        """What is complete; the engine learns of it no earlier. Pieces that are not come with a later batch."""
+        landed = []
+        for _ in range(len(self._landings)):
+            piece, pending = self._landings.popleft()
+            if pending.completed:
+                landed.append(piece)
+            else:
+                self._landings.append((piece, pending))
+        return landed
+
+    def _copy(self, landed: LandedKv) -> None:
+        layers = slice(landed.first_layer, landed.first_layer + landed.layer_count)
+        blocks = torch.tensor(landed.blocks, dtype=torch.int64, device=self._kv_pool.device)
+        pieces = self._exchange.broadcast(self._kv_pool[layers, blocks].view(torch.uint8), Group.TP, _FIRST)
+        if not self._leads:
+            self._kv_pool[layers, blocks] = pieces.view(self._kv_pool.dtype)
+
+    def _broadcast_bytes(self, data: bytes) -> bytes:
+        """The first rank's data, on every rank."""
+        size = int(self._exchange.broadcast(torch.tensor([len(data)]), Group.TP, _FIRST))
+        given = torch.frombuffer(bytearray(data or size), dtype=torch.uint8)
+        return self._exchange.broadcast(given, Group.TP, _FIRST).numpy().tobytes()
+
+
+def _to_compute(row: Row) -> Row:
+    """The row without what only its draw needs."""
+    drawn_by_more = row.history is not None or row.mask is not None
+    return msgspec.structs.replace(row, history=None, mask=None) if drawn_by_more else row
+
+
+class _WatchedMemory:
+    """A KvMemory that notes what is written to it. `land` is called by the transfer thread, all else is read before."""
+
+    def __init__(self, memory: KvMemory, landings: deque[tuple[LandedKv, Pending[bool]]]) -> None:
+        self._memory = memory
+        self._landings = landings
+        self.layers, self.blocks, self.piece_bytes = memory.layers, memory.blocks, memory.piece_bytes
+        self.is_on_gpu = memory.is_on_gpu
+
+    def allocate_staging(self, size_bytes: int) -> Any:
+        return self._memory.allocate_staging(size_bytes)
+
+    def enter_thread(self) -> None:
+        self._memory.enter_thread()
+
+    def prepare(self, key: bytes) -> None:
+        self._memory.prepare(key)
+
+    def gather(
+        self, first_layer: int, layer_count: int, blocks: Sequence[int], staging: Any, key: bytes
+    ) -> Pending[bytes]:
+        return self._memory.gather(first_layer, layer_count, blocks, staging, key)
+
+    def land(
+        self, first_layer: int, layer_count: int, blocks: Sequence[int], staging: Any, key: bytes, digest: bytes
+    ) -> Pending[bool]:
+        pending = self._memory.land(first_layer, layer_count, blocks, staging, key, digest)
+        self._landings.append((LandedKv(first_layer, layer_count, list(blocks)), pending))
+        return pending

@@ -1,0 +1,96 @@
+"""The ranks of a TP group compute the first rank's batches over KV that is equal to its."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from engine.batch import Batch, History, Row, Sample, StepShape, execute, shape_of
+from engine.config import EngineConfig, Hardware, resolve
+from engine.exchange.host import HostExchange
+from engine.parallel.layout import Layout
+from engine.parallel.peers import Peers
+from engine.runner.backend import ModelBackend
+from mesh.domain.sampling import Sampling
+from tests.support.checkpoints import GREEDY, model_backend, prompt_row, random_prompt, tiny_checkpoint
+from tests.support.rank_threads import on_each_rank
+from transfer.digest import segment_digest
+
+TP2 = Layout(tp=2, ep=2)
+KEY = bytes(16)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint(tmp_path_factory.mktemp("checkpoint"))
+
+
+def backend_of(directory: Path, peers: Peers, total_blocks: int = 8) -> ModelBackend:
+    config = EngineConfig(model_dir=directory, device="cpu", total_blocks=total_blocks)
+    return ModelBackend(resolve(config, Hardware(0, 1 << 30)), exchange=HostExchange(peers))
+
+
+def run(directory: Path, peers: Peers, steps: Sequence[Sequence[Row]]) -> list[list[Sample | None]]:
+    """The steps on the first rank, and dummies of their shapes on the others."""
+    backend = backend_of(directory, peers)
+    batches = [Batch(number, rows if peers.place.leads else ()) for number, rows in enumerate(steps)]
+    return [execute(backend, batch, shape_of(rows)) for batch, rows in zip(batches, steps, strict=True)]
+
+
+def steps_of(prompt: list[int], sampling: Sampling) -> list[list[Row]]:
+    """A prompt in two chunks, and a token that follows what is drawn behind it."""
+    history = History(key=1, prompt_tokens=len(prompt), token_ids=prompt) if sampling.counts_tokens else None
+    last = Row(prompt[65:], 65, range(2), sampling, history=history)
+    return [
+        [prompt_row(prompt, 0, 65, range(2), last=False)],
+        [last],
+        [Row((), len(prompt), range(2), sampling, follows=0, history=history)],
+    ]
+
+
+@pytest.mark.parametrize(
+    "sampling", [GREEDY, Sampling(temperature=1.0, top_p=0.9, seed=3), Sampling(temperature=1.0, frequency_penalty=1.0)]
+)
+def test_every_rank_has_the_tokens_that_the_first_draws(checkpoint: Path, sampling: Sampling) -> None:
+    steps = steps_of(random_prompt(100), sampling)
+    alone = model_backend(checkpoint)
+    expected = [execute(alone, Batch(number, rows), shape_of(rows)) for number, rows in enumerate(steps)]
+    for samples in on_each_rank(TP2, lambda peers: run(checkpoint, peers, steps)):
+        assert samples == expected
+
+
+def test_kv_that_lands_in_the_first_ranks_pool_is_in_all_pools_when_a_batch_reads_it(checkpoint: Path) -> None:
+    prompt = random_prompt(70)
+
+    def compute(peers: Peers) -> torch.Tensor:
+        backend = backend_of(checkpoint, peers)
+        if peers.place.leads:
+            memory = backend.kv_memory()
+            staging = memory.allocate_staging(1 << 20)
+            staging[:] = np.random.default_rng(0).integers(0, 60, len(staging), np.uint8)
+            size_bytes = memory.layers * 2 * memory.piece_bytes
+            digest = segment_digest(staging, size_bytes, KEY)
+            assert memory.land(0, memory.layers, [3, 5], staging, KEY, digest).result()
+        rows = [prompt_row(prompt, 64, 70, [3, 1])]
+        execute(backend, Batch(0, rows if peers.place.leads else ()), shape_of(rows))
+        return backend.state.kv_pool
+
+    first, second = on_each_rank(TP2, compute)
+    assert first[:, [3, 5]].abs().sum() > 0
+    assert torch.equal(first, second)
+
+
+def test_pools_have_as_many_blocks_as_the_smallest_of_their_group(checkpoint: Path) -> None:
+    def make(peers: Peers) -> int:
+        return backend_of(checkpoint, peers, total_blocks=8 - peers.place.rank).total_blocks
+
+    assert on_each_rank(TP2, make) == [7, 7]
+
+
+def test_a_dummy_of_the_first_rank_is_one_on_every_rank(checkpoint: Path) -> None:
+    def compute(peers: Peers) -> list[Sample | None]:
+        return execute(backend_of(checkpoint, peers), Batch(0, ()), StepShape(3))
+
+    assert on_each_rank(TP2, compute) == [[], []]

@@ -1,0 +1,103 @@
+"""A model divided over ranks in every way against the same model on one rank and transformers, in float32."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import DeepseekV3ForCausalLM
+
+from engine.config import DraftsConfig, EngineConfig
+from engine.engine import Engine
+from engine.parallel.config import ParallelConfig
+from engine.protocol.messages import Cancel, Submit
+from mesh.domain.outputs import FinishReason
+from mesh.domain.sampling import Sampling
+from tests.support.checkpoints import random_prompt, tiny_checkpoint
+from tests.support.engines import Transcript, submit_of
+from tests.support.layouts import run_layout
+from tests.support.oracle_model import assert_greedy, load_oracle
+
+# On both sides of the block's 64 tokens and of chunks of 96; one prompt begins as another does.
+LENGTHS = (1, 63, 65, 130, 200)
+PROMPTS = [*(random_prompt(length, seed=length) for length in LENGTHS), [*random_prompt(200, seed=200), 9, 9, 9]]
+# tp and dp.
+LAYOUTS = [(2, 1), (1, 2), (2, 2), (4, 1), (1, 4)]
+# The others run with `make check-layouts`.
+SOME_LAYOUTS = [
+    pytest.param(*each, marks=() if each in ((2, 1), (2, 2)) else pytest.mark.check("layouts")) for each in LAYOUTS
+]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint(tmp_path_factory.mktemp("checkpoint"))
+
+
+@pytest.fixture(scope="module")
+def reference(checkpoint: Path) -> DeepseekV3ForCausalLM:
+    return load_oracle(checkpoint)
+
+
+def config_of(checkpoint: Path, tp: int = 1, dp: int = 1, ep: int | None = None, **settings: Any) -> EngineConfig:
+    settings = {"max_step_tokens": 96, "max_requests": 8, "total_blocks": 64, "threads": 1, **settings}
+    parallel = ParallelConfig(tp=tp, dp=dp, ep=ep)
+    return EngineConfig(model_dir=checkpoint, device="cpu", parallel=parallel, **settings)
+
+
+def submits_of(prompts: list[list[int]], tokens: int, temperature: float = 0.0) -> list[Submit]:
+    return [
+        submit_of(key, prompt, tokens, sampling=Sampling(temperature=temperature, seed=key), ignore_eos=True)
+        for key, prompt in enumerate(prompts)
+    ]
+
+
+@pytest.mark.parametrize(("tp", "dp"), SOME_LAYOUTS)
+@pytest.mark.parametrize("next_n", [0, 2])
+def test_greedy_tokens_are_those_of_transformers(
+    checkpoint: Path, reference: DeepseekV3ForCausalLM, tp: int, dp: int, next_n: int
+) -> None:
+    transcript = run_layout(config_of(checkpoint, tp, dp, drafts=DraftsConfig(next_n=next_n)), submits_of(PROMPTS, 12))
+    assert transcript.ends.keys() == set(range(len(PROMPTS)))
+    for key, prompt in enumerate(PROMPTS):
+        assert_greedy(reference, prompt, transcript.token_ids[key])
+
+
+@pytest.mark.parametrize(("tp", "dp"), SOME_LAYOUTS)
+def test_seeded_tokens_are_those_of_one_rank_when_requests_are_preempted_and_cancelled(
+    checkpoint: Path, tp: int, dp: int
+) -> None:
+    # Each begins in one block and grows into a second.
+    submits = submits_of([random_prompt(length, seed=length) for length in range(52, 60)], 16, temperature=0.8)
+    expected = run_layout(config_of(checkpoint), submits).token_ids
+    preempted = set[Engine]()
+
+    def between_steps(engine: Engine, transcript: Transcript) -> None:
+        if 0 in transcript.token_ids and 0 not in transcript.ends:
+            engine.cancel(Cancel(0))
+        if engine.load().running_requests < len(transcript.token_ids) - len(transcript.ends):
+            preempted.add(engine)
+
+    found = run_layout(config_of(checkpoint, tp, dp, total_blocks=3), submits, between_steps)
+    assert len(preempted) == dp
+    assert found.ends[0].finish is FinishReason.CANCELLED
+    assert found.token_ids[0] == expected[0][: len(found.token_ids[0])]
+    assert all(found.token_ids[key] == expected[key] for key in range(1, len(submits)))
+
+
+@pytest.mark.parametrize(("tp", "dp"), SOME_LAYOUTS)
+def test_a_second_turn_over_cached_blocks_gets_the_tokens_of_transformers(
+    checkpoint: Path, reference: DeepseekV3ForCausalLM, tp: int, dp: int
+) -> None:
+    second: dict[int, list[int]] = {}
+
+    def between_steps(engine: Engine, transcript: Transcript) -> None:
+        for key in transcript.ends.keys() & set(range(len(PROMPTS))):
+            if 100 + key not in second:
+                second[100 + key] = [*PROMPTS[key], *transcript.token_ids[key], 9]
+                engine.submit(submit_of(100 + key, second[100 + key], 8, ignore_eos=True))
+
+    transcript = run_layout(config_of(checkpoint, tp, dp), submits_of(PROMPTS, 2), between_steps)
+    assert transcript.ends.keys() >= second.keys()
+    for key, prompt in second.items():
+        assert transcript.cached_tokens[key] == (len(prompt) - 2) // 64 * 64
+        assert_greedy(reference, prompt, transcript.token_ids[key])

@@ -1,0 +1,72 @@
+"""Workers of several ranks as threads of the test, each rank with its engine or behind that of its TP group."""
+
+import socket
+import time
+from collections.abc import Callable, Sequence
+
+from engine.agreement import Agreement
+from engine.config import EngineConfig, Hardware, resolve
+from engine.engine import Engine
+from engine.exchange.host import HostExchange
+from engine.parallel.layout import Layout
+from engine.parallel.lockstep import Lockstep
+from engine.parallel.peers import Peers
+from engine.protocol.frames import FrameEncoder
+from engine.protocol.messages import Stop, Submit
+from engine.protocol.pulse import Pulse
+from engine.rank.follower import FollowerLoop
+from engine.rank.heartbeat import Heartbeat
+from engine.rank.link import RankLink
+from engine.runner.backend import ModelBackend
+from tests.support.engines import Transcript
+from tests.support.rank_threads import on_each_rank
+
+# What a rank does between two steps.
+BetweenSteps = Callable[[Engine, Transcript], None]
+
+
+def run_layout(
+    config: EngineConfig, submits: Sequence[Submit], between_steps: BetweenSteps = lambda engine, transcript: None
+) -> Transcript:
+    """What the requests get that are submitted to a worker of this layout at once, the DP ranks in turn."""
+    layout = Layout.of(config.parallel)
+    transcripts = on_each_rank(layout, lambda peers: _run_rank(config, peers, submits, between_steps), 60.0)
+    merged = Transcript()
+    for transcript in transcripts:
+        merged.token_ids |= transcript.token_ids
+        merged.cached_tokens |= transcript.cached_tokens
+        merged.logprobs |= transcript.logprobs
+        merged.ends |= transcript.ends
+    return merged
+
+
+def _run_rank(config: EngineConfig, peers: Peers, submits: Sequence[Submit], between_steps: BetweenSteps) -> Transcript:
+    backend = ModelBackend(resolve(config, Hardware(0, 1 << 30)), exchange=HostExchange(peers))
+    agreement, place = Lockstep(peers.steps, peers.wake), peers.place
+    if not place.leads:
+        _follow(backend, agreement, peers)
+        return Transcript()
+    engine = Engine(config, backend, time.monotonic, agreement=agreement)
+    for submit in submits:
+        if submit.key % place.layout.dp == place.dp_index:
+            engine.submit(submit)
+    transcript = Transcript()
+    while engine.has_work():
+        transcript.record(engine.step())
+        between_steps(engine, transcript)
+    engine.stop()
+    while not engine.stopped:
+        # Others may have work: then these are dummies.
+        engine.step()
+    assert not any(engine.pool.references)
+    return transcript
+
+
+def _follow(backend: ModelBackend, agreement: Agreement, peers: Peers) -> None:
+    """Until all engines have stopped."""
+    ours, theirs = socket.socketpair()
+    pulse, _ = Pulse.create()
+    with ours, theirs:
+        ours.sendall(FrameEncoder().encode(Stop()))
+        link = RankLink(theirs, peers.wakeup)
+        FollowerLoop(link, backend, agreement, Heartbeat(pulse, None, 60.0)).run()
