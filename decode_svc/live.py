@@ -6,12 +6,16 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
+from msgspec.structs import replace
+
 from decode_svc.requests import Request, submit_of
 from decode_svc.session import Session
 from engine.protocol.messages import Submit
 from mesh.domain.requests import Submission
 from mesh.domain.shares import Census
 from mesh.errors import EngineFailed
+from mesh.observe import span
+from mesh.tracing import TraceContext
 
 
 class Ranks(Protocol):
@@ -46,6 +50,8 @@ class Live:
     request: Request
     # In seconds of the clock; None if it has no deadline.
     deadline: float | None
+    # From its acceptance to its end.
+    life: span
 
 
 class LiveRequests:
@@ -68,6 +74,7 @@ class LiveRequests:
 
     def submit(self, session: Session, request: Request, submission: Submission) -> None:
         """Submit a request to a rank. Raises EngineFailed if a rank has gone."""
+        life, submission = _begin(submission)
         key = self._ranks.new_key(
             submission.request.token_ids, submission.request.cache_salt, submission.prefill is None
         )
@@ -75,7 +82,7 @@ class LiveRequests:
         request.key = key
         self.census.add(request.share)
         deadline = None if submission.deadline_ms is None else self._clock() + submission.deadline_ms / 1000
-        self._by_key[key] = Live(session, request, deadline)
+        self._by_key[key] = Live(session, request, deadline, life)
         self.idle.clear()
         self.queued_prefill_tokens += request.own_prefill_tokens
         if submission.prefill is not None:
@@ -108,11 +115,21 @@ class LiveRequests:
         """Forget a request; further output of its rank for it is dropped."""
         if request.key is None:
             return
-        del self._by_key[request.key]
         self.census.remove(request.share)
+        self._by_key.pop(request.key).life.end(output_tokens=len(request.token_ids))
         self._prompts.drop(request.key)
         request.key = None
         if not request.token_ids:
             self.queued_prefill_tokens -= request.own_prefill_tokens
         if not self._by_key:
             self.idle.set()
+
+
+def _begin(submission: Submission) -> tuple[span, Submission]:
+    """The span of a request's life here, and the submission whose parts stand under it."""
+    request = submission.request
+    life = span("decode.request", request_id=request.request_id, attempt=request.attempt)
+    life.begin(TraceContext.parse(request.traceparent))
+    if life.context is None:
+        return life, submission
+    return life, replace(submission, request=replace(request, traceparent=life.context.traceparent))

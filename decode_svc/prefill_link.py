@@ -18,6 +18,7 @@ from mesh.domain.targets import WorkerTarget
 from mesh.errors import InvalidRequest
 from mesh.failures import from_rpc_error
 from mesh.identity import Role
+from mesh.interceptors import request_metadata
 
 # Idle channels that are kept: in time many workers are gone for good.
 MAX_IDLE_CHANNELS = 64
@@ -63,7 +64,8 @@ class PrefillLink:
         with self._channel(target.endpoint) as channel:
             # The caller enforces the landing's deadline; this timeout tells the prefill worker of it.
             seconds = opened.ticket.deadline_ms / 1000
-            call: Any = prefill_pb2_grpc.PrefillServiceStub(channel).Prefill(request, timeout=seconds)
+            stub = prefill_pb2_grpc.PrefillServiceStub(channel)
+            call: Any = stub.Prefill(request, timeout=seconds, metadata=request_metadata())
             try:
                 while (response := await call.read()) is not grpc.aio.EOF:
                     # gRPC gives None for a message that it cannot parse.

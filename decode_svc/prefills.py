@@ -13,7 +13,8 @@ from mesh.domain.requests import Submission
 from mesh.domain.targets import WorkerTarget
 from mesh.errors import EngineFailed, InvalidRequest, MeshError, PrefillLost
 from mesh.metrics import DECODE_PREFILLS
-from mesh.observe import span
+from mesh.observe import request_id, span
+from mesh.tracing import TraceContext, trace_context
 
 _log = logging.getLogger("deepmesh.decode")
 
@@ -108,9 +109,12 @@ class Prefills:
 
     async def _run(self, target: WorkerTarget, submission: Submission, opened: LandingOpened) -> PrefillLost | None:
         """Make the call. Returns why the prompt does not come; None if all of it was pushed."""
+        # A task of its own, begun by a message of the rank.
+        request_id.set(submission.request.request_id)
+        trace_context.set(TraceContext.parse(submission.request.traceparent))
         seconds = opened.ticket.deadline_ms / 1000
         try:
-            with span("decode.prefill", request_id=submission.request.request_id, worker_id=target.worker_id):
+            with span("decode.prefill", worker_id=target.worker_id):
                 async with (
                     asyncio.timeout(seconds),
                     aclosing(self._calls.call(target, submission, opened)) as first_tokens,

@@ -192,6 +192,7 @@ class Engine:
 
     def _enqueue(self, request: Request) -> None:
         self._blocked = False
+        request.stages.enter("engine.queue", prompt_tokens=request.prompt_tokens)
         self._schedule.enqueue(request)
 
     def _enqueue_compiled(self) -> None:
@@ -211,7 +212,12 @@ class Engine:
                 self._refuse(request, error)
                 continue
             self._schedule.register(request)
-            self._schedule.run(request)
+            self._run(request)
+
+    def _run(self, request: Request) -> None:
+        """Take the request into the steps: what it needs of others is here."""
+        request.stages.enter("engine.decode" if request.has_first_token else "engine.prompt")
+        self._schedule.run(request)
 
     def _plan(self) -> StepWork:
         """The next step's work, empty if no request can go on before the step in flight is collected."""
@@ -230,6 +236,8 @@ class Engine:
         request = candidate.request
         if request.cached_tokens is None:
             request.cached_tokens = len(candidate.cached_blocks) * BLOCK_TOKENS
+        if candidate.waits:
+            request.stages.enter("engine.await_kv")
         try:
             self.transfers.begin(request, candidate.waits)
         except (InvalidRequest, NamespaceMismatch) as error:
@@ -237,7 +245,7 @@ class Engine:
             self._refuse(request, error)
             return
         if not candidate.waits:
-            self._schedule.run(request)
+            self._run(request)
 
     def _note_blocked(self, launched: InFlightStep | None, finished: InFlightStep | None) -> None:
         self._blocked = not any(step is not None and step.work for step in (launched, finished))
@@ -259,6 +267,8 @@ class Engine:
         if sample is None:
             progress.committed(row.tokens, 0, ())
         else:
+            if not (request.has_first_token or request.is_pushed):
+                request.stages.enter("engine.decode")
             output = next_output(request, sample)
             progress.committed(row.tokens, row.draws, output.token_ids, sample.drafts)
             if request.most_drafts and row.decodes:
@@ -288,6 +298,7 @@ class Engine:
             _log.debug("request ended", extra={"fields": fields})
         del self._requests[request.key]
         request.ended = True
+        request.stages.end()
         self._blocked = False
         self.transfers.give_up(request)
         self._release_ended(request)

@@ -6,6 +6,7 @@ from engine.batch import History
 from engine.constraints.masks import AnswerMasks
 from engine.progress import Progress
 from engine.protocol.messages import PushTarget
+from engine.stages import Stages
 from engine.thinking import ThinkingPhase
 from mesh.blocks import BLOCK_TOKENS, block_hash
 from mesh.domain.sampling import Sampling
@@ -54,6 +55,7 @@ class Request:
     push: PushTarget | None = None
     # What its next token may be; None if it may be any.
     masks: AnswerMasks | None = None
+    stages: Stages = field(default_factory=lambda: Stages(None))
     # Hashes of the leading full blocks, computed as far as they were needed.
     _hashes: list[bytes] = field(default_factory=list)
 

@@ -6,6 +6,7 @@ from engine.batch import History
 from engine.progress import Progress
 from engine.protocol.messages import Submit
 from engine.request import Request
+from engine.stages import Stages
 from engine.thinking import ThinkingPhase, ThinkTokens
 from mesh.blocks import root_hash
 from mesh.domain.sampling import DraftUse
@@ -84,4 +85,5 @@ def make_request(
         attempt=request.attempt,
         fetch=submit.fetch,
         push=submit.push,
+        stages=Stages(request.traceparent),
     )

@@ -23,6 +23,8 @@ from gateway.tenants import Tenant, Tenants
 from gateway.workers import Directory
 from mesh.channel import Channels
 from mesh.errors import DeadlineExceeded
+from mesh.observe import span
+from mesh.tracing import Sampler
 
 READINESS_SECONDS = 1.0
 
@@ -40,6 +42,7 @@ class Gateway:
         self.config = config
         self.tenants = Tenants(config.api_keys)
         self._quotas = Quotas(config.api_keys)
+        self.sampler = Sampler(config.observe.trace_share if config.observe.otlp_endpoint else 0.0)
         self.directory = Directory(config.dispatch.worker_seconds)
         self.catalog = Catalog(texts, self.directory)
         self.intake = Intake(self.catalog, config.limits)
@@ -89,7 +92,8 @@ class Gateway:
         """
         longest = self.config.limits.generation_seconds
         deadline = self._clock() + (longest if timeout_seconds is None else min(longest, timeout_seconds))
-        with Account(tenant, api, self._clock) as account, tenant.admitted():
+        ask_span = span("gateway.request", tenant=tenant.name, api=api)
+        with ask_span, Account(tenant, api, self._clock) as account, tenant.admitted():
             self._quotas.admit(tenant.name, self._clock())
             try:
                 async with asyncio.timeout_at(deadline):
@@ -109,7 +113,8 @@ class Gateway:
         """Another answer to the leader's prompt, by the same workers, which have computed it. Raises as `generate`."""
         generation = leader.generation
         sibling = generation.prepared.sibling(number)
-        with Account(tenant, api, self._clock) as account, tenant.admitted():
+        ask_span = span("gateway.request", tenant=tenant.name, api=api, sibling=number)
+        with ask_span, Account(tenant, api, self._clock) as account, tenant.admitted():
             placement = leader.placement
             async with (
                 self.dispatcher.open(sibling, generation.deadline, api, placement) as live,

@@ -15,6 +15,7 @@ from mesh.domain.outputs import FinishReason, Logprobs
 from mesh.domain.requests import TokenRequest
 from mesh.errors import MeshError, SlowClient
 from mesh.metrics import GATEWAY_ITL_SECONDS
+from mesh.tracing import current_traceparent
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,8 @@ class Generation:
         self.given_up: MeshError | None = None
         # How often the client's task has come for tokens; it stands still for a stuck client.
         self.reads = 0
+        # What its workers' spans stand under.
+        self._traceparent = current_traceparent()
         self._transcript = prepared.new_transcript()
         self._echo = prepared.echo
         self._unread_limit = unread_limit
@@ -119,6 +122,7 @@ class Generation:
             stop=replace(self.request.stop, max_tokens=self.remaining_tokens),
             attempt=attempt,
             prompt_tokens=self._prompt_tokens,
+            traceparent=self._traceparent,
         )
 
     def receive(

@@ -23,6 +23,7 @@ class GatewayService(gateway_pb2_grpc.GatewayServiceServicer):
         self._gateway = gateway
 
     async def Generate(self, request: gateway_pb2.GenerateRequest, context: Context) -> None:
+        self._gateway.sampler.begin()
         tenant = self._tenant(context)
         ask = _ask(request)
         with_ids = request.return_token_ids

@@ -56,6 +56,14 @@ class ObserveConfig(Config):
     """Log every generation at its end: tenant, API, model, outcome, lengths and times, and nothing of its content."""
     trace_file: Path | None = None
     """File for Chrome trace events of every span (Perfetto opens it); "%p" in its name becomes the process id."""
+    otlp_endpoint: str | None = Field(default=None, pattern=r"^https?://[^/]+$")
+    """OpenTelemetry collector that gets the spans of requests, by OTLP over gRPC: "http://127.0.0.1:4317"; it needs
+    the extra `deepmesh[otlp]`.
+    """
+    trace_share: float = Field(default=1.0, ge=0, le=1)
+    """Share of the requests for which a gateway with otlp_endpoint begins a trace, where the client has not decided (by
+    its traceparent).
+    """
 
 
 class TlsConfig(Config):

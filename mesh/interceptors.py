@@ -22,6 +22,7 @@ from mesh.failures import MAX_MESSAGE_CHARACTERS, STATUS_DETAILS_KEY, from_rpc_e
 from mesh.identity import Role, caller, check_role, identity_of
 from mesh.metrics import RPC_HANDLED, RPC_SECONDS, RPC_SHED, RPC_STARTED
 from mesh.observe import new_request_id, request_id
+from mesh.tracing import TRACEPARENT_KEY, TraceContext, current_traceparent, trace_context
 
 REQUEST_ID_KEY = "x-request-id"
 MAX_REQUEST_ID_CHARACTERS = 128
@@ -74,6 +75,7 @@ class EdgeInterceptor(grpc.aio.ServerInterceptor):
         metadata = dict(handler_call_details.invocation_metadata or ())
         # The call runs in this context, whichever tasks its handler creates.
         request_id.set(_accepted_id(metadata.get(REQUEST_ID_KEY)))
+        trace_context.set(TraceContext.parse(metadata.get(TRACEPARENT_KEY)))
         kind = _HANDLERS[handler.request_streaming, handler.response_streaming]
         behavior: Behavior = getattr(handler, kind)
         deserializer = handler.request_deserializer
@@ -183,7 +185,7 @@ class EdgeInterceptor(grpc.aio.ServerInterceptor):
 
 
 class CallInterceptor(grpc.aio.UnaryUnaryClientInterceptor):
-    """Client side, for unary calls: passes the request id on, and raises MeshError instead of gRPC's AioRpcError.
+    """Client side, for unary calls: passes on the request id and the span, and raises MeshError for gRPC's errors.
 
     For streams gRPC would put a generator between every message and its reader. They are given
     `metadata=request_metadata()` instead, and their errors are translated with `mesh.failures.from_rpc_error`.
@@ -195,7 +197,7 @@ class CallInterceptor(grpc.aio.UnaryUnaryClientInterceptor):
         client_call_details: grpc.aio.ClientCallDetails,
         request: Any,
     ) -> grpc.aio.UnaryUnaryCall[Any, Any]:
-        call = await continuation(_with_request_id(client_call_details), request)
+        call = await continuation(_with_request(client_call_details), request)
         try:
             await call
         except grpc.aio.AioRpcError as error:
@@ -204,9 +206,9 @@ class CallInterceptor(grpc.aio.UnaryUnaryClientInterceptor):
 
 
 def request_metadata() -> tuple[tuple[str, str], ...]:
-    """The current request id as metadata of an outgoing call; empty outside requests."""
-    current = request_id.get()
-    return () if current is None else ((REQUEST_ID_KEY, current),)
+    """The current request id and span as metadata of an outgoing call; empty outside requests."""
+    named = ((REQUEST_ID_KEY, request_id.get()), (TRACEPARENT_KEY, current_traceparent()))
+    return tuple((key, value) for key, value in named if value is not None)
 
 
 _HANDLERS = {
@@ -250,10 +252,10 @@ def _refusing(behavior: Behavior) -> Behavior:
     return call
 
 
-def _with_request_id(details: grpc.aio.ClientCallDetails) -> grpc.aio.ClientCallDetails:
+def _with_request(details: grpc.aio.ClientCallDetails) -> grpc.aio.ClientCallDetails:
     metadata = grpc.aio.Metadata(*(details.metadata or ()))
-    if metadata.get(REQUEST_ID_KEY) is None:
-        for key, value in request_metadata():
+    for key, value in request_metadata():
+        if metadata.get(key) is None:
             metadata.add(key, value)
     return grpc.aio.ClientCallDetails(
         details.method, details.timeout, metadata, details.credentials, details.wait_for_ready

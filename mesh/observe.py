@@ -1,33 +1,28 @@
-"""Logs of one line or one JSON object, spans, and the request id that goes with a request everywhere.
-
-A trace file is Chrome's JSON array of trace events with one event a line: open it in https://ui.perfetto.dev, or read
-it with json once the service has stopped. Times are the machine's monotonic clock, so that files of several processes
-of one machine line up.
-"""
+"""Logs of one line or one JSON object, spans, and the request id that goes with a request everywhere."""
 
 import json
 import logging
 import os
 import secrets
-import threading
 import time
+from collections.abc import Iterator
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from functools import cache
-from pathlib import Path
 from types import TracebackType
-from typing import Any, TextIO
+from typing import Any, Self
 
 from prometheus_client import Histogram
 
 from mesh.config import ObserveConfig
 from mesh.errors import ConfigError
 from mesh.metrics import SPAN_SECONDS
+from mesh.trace_file import TraceFile
+from mesh.tracing import SpanEvent, TraceContext, trace_context
 
 # The id of the request being served, the same from the edge to the last worker; None outside requests.
 request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
 
-_TRACE_BUFFER_EVENTS = 256
 # Loggers instead of globals of our own: the standard library keeps one table of them per process.
 _span_log = logging.getLogger("deepmesh.span")
 _trace_log = logging.getLogger("deepmesh.trace")
@@ -40,14 +35,12 @@ def new_request_id() -> str:
 
 
 def configure(service: str, config: ObserveConfig) -> None:
-    """Send this process's logs to stderr, and its spans to `config.trace_file` where set. Call it once, at the start.
+    """Send this process's logs to stderr, and its spans where `config` says. Call it once, at the start.
 
-    Raises ConfigError if the trace file cannot be written.
+    Raises ConfigError if the trace file cannot be written, or if OpenTelemetry's packages are not installed.
     """
-    if config.trace_file is not None:
-        path = config.trace_file
-        trace = TraceHandler(service, path.with_name(path.name.replace("%p", str(os.getpid()))))
-        _trace_log.addHandler(trace)
+    for spans in _span_handlers(service, config):
+        _trace_log.addHandler(spans)
         _trace_log.setLevel(logging.INFO)
         _trace_log.propagate = False
     handler = logging.StreamHandler()
@@ -56,6 +49,21 @@ def configure(service: str, config: ObserveConfig) -> None:
     logging.getLogger("grpc").setLevel(logging.INFO)
     access_log.setLevel(logging.INFO if config.access_log else logging.CRITICAL)
     logging.basicConfig(level=config.log_level, handlers=[handler], force=True)
+
+
+def _span_handlers(service: str, config: ObserveConfig) -> Iterator[logging.Handler]:
+    """Whoever writes spans out."""
+    if config.trace_file is not None:
+        path = config.trace_file
+        yield TraceFile(service, path.with_name(path.name.replace("%p", str(os.getpid()))))
+    if config.otlp_endpoint is not None:
+        try:
+            from mesh.otlp import OtlpSpans
+        except ImportError as error:
+            raise ConfigError(
+                "observe.otlp_endpoint needs OpenTelemetry's packages: pip install 'deepmesh[otlp]'"
+            ) from error
+        yield OtlpSpans(service, config.otlp_endpoint)
 
 
 class LineFormatter(logging.Formatter):
@@ -104,78 +112,56 @@ def _fields(record: logging.LogRecord) -> dict[str, Any]:
 class span:
     """Times a piece of work, as in `with span("kv.push", size_bytes=n):`, in plain and in async code.
 
-    Feeds the histogram `deepmesh_span_seconds{name}`, the debug log and the trace. `name` is one of a fixed few.
+    Feeds the histogram `deepmesh_span_seconds{name}`, the debug log and the trace. `name` is one of a fixed few. Work
+    that begins in one call and ends in another has `begin` and `end` instead of the block.
+
+    Attributes:
+        context: what the parts of this work are traced under; None outside traces.
     """
 
-    __slots__ = ("_attributes", "_name", "_start_ns")
+    __slots__ = ("_attributes", "_name", "_parent", "_start_ns", "context")
 
     def __init__(self, name: str, **attributes: object) -> None:
         self._name = name
         self._attributes = attributes
 
-    def __enter__(self) -> None:
+    def begin(self, parent: TraceContext | None) -> Self:
+        """Start the clock."""
+        self._parent = parent
+        self.context = None if parent is None else parent.child()
         self._start_ns = time.perf_counter_ns()
+        return self
+
+    def end(self, **attributes: object) -> None:
+        """Stop the clock. `attributes` are what is known only now."""
+        elapsed_ns = time.perf_counter_ns() - self._start_ns
+        _histogram(self._name).observe(elapsed_ns * 1e-9)
+        if attributes:
+            self._attributes |= attributes
+        if _span_log.isEnabledFor(logging.DEBUG):
+            _span_log.debug(self._name, extra={"fields": {**self._attributes, "ms": round(elapsed_ns * 1e-6, 3)}})
+        if _trace_log.handlers:
+            event = SpanEvent(
+                self._start_ns, elapsed_ns, self._attributes, request_id.get(), self.context, self._parent
+            )
+            _trace_log.info(self._name, extra={"event": event})
+
+    def __enter__(self) -> None:
+        self.begin(trace_context.get())
+        if self.context is not None:
+            trace_context.set(self.context)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        elapsed_ns = time.perf_counter_ns() - self._start_ns
-        _histogram(self._name).observe(elapsed_ns * 1e-9)
-        if _span_log.isEnabledFor(logging.DEBUG):
-            fields = {**self._attributes, "ms": round(elapsed_ns * 1e-6, 3)}
-            if kind is not None:
-                fields["error"] = kind.__name__
-            _span_log.debug(self._name, extra={"fields": fields})
-        if _trace_log.handlers:
-            event = (self._start_ns, elapsed_ns, self._attributes, request_id.get())
-            _trace_log.info(self._name, extra={"event": event})
+        if self.context is not None:
+            trace_context.set(self._parent)
+        if kind is None:
+            self.end()
+        else:
+            self.end(error=kind.__name__)
 
 
 @cache
 def _histogram(name: str) -> Histogram:
     return SPAN_SECONDS.labels(name)
-
-
-class TraceHandler(logging.Handler):
-    """Writes spans as complete events ("ph": "X"), a few hundred at a time."""
-
-    def __init__(self, service: str, path: Path) -> None:
-        super().__init__()
-        try:
-            self._file: TextIO = path.open("w")
-        except OSError as error:
-            raise ConfigError(f"observe.trace_file: cannot write {path}: {error.strerror}") from error
-        self._process_id = os.getpid()
-        name = {"name": "process_name", "ph": "M", "pid": self._process_id, "args": {"name": service}}
-        self._file.write("[\n" + json.dumps(name))
-        self._buffer: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        start_ns, elapsed_ns, attributes, current_request = record.__dict__["event"]
-        arguments = attributes if current_request is None else {"request_id": current_request, **attributes}
-        event = {
-            "name": record.msg,
-            "ph": "X",
-            "ts": start_ns / 1000,
-            "dur": elapsed_ns / 1000,
-            "pid": self._process_id,
-            "tid": threading.get_native_id(),
-            "args": arguments,
-        }
-        self._buffer.append(",\n" + json.dumps(event, default=str))
-        if len(self._buffer) >= _TRACE_BUFFER_EVENTS:
-            self.flush()
-
-    def flush(self) -> None:
-        with self.lock or threading.Lock():
-            if not self._file.closed:
-                self._file.write("".join(self._buffer))
-                self._file.flush()
-                self._buffer.clear()
-
-    def close(self) -> None:
-        self.flush()
-        if not self._file.closed:
-            self._file.write("\n]\n")
-            self._file.close()
-        super().close()

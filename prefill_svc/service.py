@@ -10,6 +10,8 @@ from deepmesh.internal.v1 import prefill_pb2, prefill_pb2_grpc
 
 from mesh.errors import MeshError, NoWorker
 from mesh.metrics import PREFILL_ENDED, PREFILL_PUSHED_BYTES
+from mesh.observe import span
+from mesh.tracing import current_traceparent
 from prefill_svc import wire
 from prefill_svc.worker import PrefillWorker
 from transfer.events import PushEnded
@@ -34,16 +36,17 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):
             raise NoWorker("this worker is still loading its model: retry")
         outcome = "cancelled"
         try:
-            job = worker.submit(wire.prompt(request))
-            try:
-                yield wire.accepted(worker.predicted_seconds(job.prompt))
-                while not isinstance(event := await job.next_event(), PushEnded):
+            with span("prefill.prompt", attempt=request.attempt, prompt_tokens=len(request.token_ids)):
+                job = worker.submit(wire.prompt(request, current_traceparent()))
+                try:
+                    yield wire.accepted(worker.predicted_seconds(job.prompt))
+                    while not isinstance(event := await job.next_event(), PushEnded):
+                        yield wire.response(event)
+                    PREFILL_PUSHED_BYTES.labels(event.transport).inc(event.size_bytes)
                     yield wire.response(event)
-                PREFILL_PUSHED_BYTES.labels(event.transport).inc(event.size_bytes)
-                yield wire.response(event)
-                outcome = "done"
-            finally:
-                worker.jobs.end(job)
+                    outcome = "done"
+                finally:
+                    worker.jobs.end(job)
         except MeshError as error:
             outcome = error.reason
             raise

@@ -10,8 +10,8 @@ from prefill_svc.prompts import Event, Prompt
 from transfer import wire as transfer_wire
 
 
-def prompt(message: prefill_pb2.PrefillRequest) -> Prompt:
-    """The message as it is; admission judges it. Raises InvalidRequest for a ticket that is none."""
+def prompt(message: prefill_pb2.PrefillRequest, traceparent: str | None = None) -> Prompt:
+    """The message as it is, in this span; admission judges it. Raises InvalidRequest for a ticket that is none."""
     return Prompt(
         request=TokenRequest(
             request_id=message.request_id,
@@ -23,6 +23,7 @@ def prompt(message: prefill_pb2.PrefillRequest) -> Prompt:
             prompt_tokens=message.prompt_tokens if message.HasField("prompt_tokens") else None,
             constraint=wire.constraint(message.constraint) if message.HasField("constraint") else None,
             share=wire.share(message.share),
+            traceparent=traceparent,
         ),
         ticket=transfer_wire.ticket(message.ticket),
         held_blocks=message.held_blocks,

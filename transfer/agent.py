@@ -7,6 +7,7 @@ from functools import partial
 
 from mesh.domain.workers import KvNamespace, TransferCounters
 from mesh.errors import InvalidRequest
+from mesh.tracing import TraceContext
 from transfer.config import TransferConfig
 from transfer.events import Event
 from transfer.exchange import Exchange
@@ -142,13 +143,20 @@ class TransferAgent:
         """Forget the session. Its open fetches end with what has landed."""
         self._thread.post(partial(self._exchange.fetcher.detach, store_id))
 
-    def fetch(self, fetch_id: int, store_id: str, hashes: Sequence[bytes], blocks: Sequence[int]) -> None:
+    def fetch(
+        self,
+        fetch_id: int,
+        store_id: str,
+        hashes: Sequence[bytes],
+        blocks: Sequence[int],
+        span: TraceContext | None = None,
+    ) -> None:
         """Look up these hashes of a chain, and land what matches in `blocks` (as many as hashes).
 
-        Fetched follows within the configured deadline.
+        Fetched follows within the configured deadline. `span` is what asks, for the store's traces.
         """
         assert len(hashes) == len(blocks)
-        self._thread.post(partial(self._exchange.fetcher.fetch, fetch_id, store_id, hashes, blocks))
+        self._thread.post(partial(self._exchange.fetcher.fetch, fetch_id, store_id, hashes, blocks, span))
 
     def open_session(self, session_id: int, session_key: bytes) -> None:
         """As the store: answer the lookups of this session."""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from engine.kv_pool import BlockPool
 from engine.request import Request
+from mesh.observe import span
 from transfer.events import Fetched
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 class _Fetch:
     request: Request
     blocks: Sequence[int]
+    move: span
 
 
 class Fetches:
@@ -44,9 +46,11 @@ class Fetches:
         blocks = list(request.progress.block_ids[held:end])
         self._pool.acquire(blocks)
         fetch_id, self._begun = self._begun, self._begun + 1
-        self._open[fetch_id] = _Fetch(request, blocks)
+        move = span("engine.fetch", store_id=request.fetch.store_id, blocks=len(blocks)).begin(request.stages.context)
+        self._open[fetch_id] = _Fetch(request, blocks, move)
         self._awaited[request.key] = fetch_id
-        self._agent.fetch(fetch_id, request.fetch.store_id, request.full_block_hashes(end)[held:], blocks)
+        hashes = request.full_block_hashes(end)[held:]
+        self._agent.fetch(fetch_id, request.fetch.store_id, hashes, blocks, move.context)
 
     def give_up(self, request_key: int) -> None:
         """The request has ended and waits no longer. The fetch goes on."""
@@ -56,6 +60,7 @@ class Fetches:
         """The request that waited for this fetch, unless it has ended."""
         fetch = self._open.pop(event.fetch_id)
         self._pool.release(fetch.blocks)
+        fetch.move.end(fetched_blocks=event.blocks)
         request = fetch.request
         if self._awaited.get(request.key) != event.fetch_id:
             return None

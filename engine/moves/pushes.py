@@ -9,6 +9,7 @@ from engine.load import LoadMeter
 from engine.request import Request
 from mesh.blocks import BLOCK_TOKENS
 from mesh.errors import InvalidRequest, NamespaceMismatch
+from mesh.observe import span
 from transfer.events import PushEnded
 from transfer.ticket import Ticket
 
@@ -21,8 +22,9 @@ class _OpenPush:
     ticket: Ticket
     # None if the blocks are offered to a store.
     request: Request | None = None
-    # None until the request is admitted.
+    # Both None until the request is admitted.
     blocks: Sequence[int] | None = None
+    move: span | None = None
 
 
 class Pushes:
@@ -112,7 +114,8 @@ class Pushes:
 
     def on_ended(self, ended: PushEnded) -> None:
         push = self._open.pop(ended.transfer_id)
-        assert push.blocks is not None
+        assert push.blocks is not None and push.move is not None
+        push.move.end(size_bytes=ended.size_bytes, transport=ended.transport)
         self._pool.release(push.blocks)
         # Offers do not count: a store takes segments at its leisure, a decode worker does not.
         if push.request is not None and ended.seconds:
@@ -124,6 +127,8 @@ class Pushes:
         self._agent.push(push.ticket, blocks)
         self._pool.acquire(blocks)
         push.blocks = blocks
+        under = None if push.request is None else push.request.stages.context
+        push.move = span("engine.push", blocks=len(blocks)).begin(under)
         self._open[push.ticket.transfer_id] = push
 
     def _is_layerwise(self, request: Request) -> bool:

@@ -19,6 +19,7 @@ from gateway.tokenizer import Tokenizer
 from mesh.errors import MeshError, ShuttingDown
 from mesh.interceptors import MAX_REQUEST_ID_CHARACTERS, REQUEST_ID_KEY
 from mesh.observe import new_request_id, request_id
+from mesh.tracing import TRACEPARENT_KEY, TraceContext, trace_context
 
 IGNORED_FIELDS_HEADER = "x-deepmesh-ignored-fields"
 MAX_HEADER_CHARACTERS = 1024
@@ -44,6 +45,8 @@ class Endpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
         request_id.set(accepted_request_id(headers.get(REQUEST_ID_KEY)))
+        trace_context.set(TraceContext.parse(headers.get(TRACEPARENT_KEY)))
+        self._gateway.sampler.begin()
         reply = Reply(scope, receive, send)
         try:
             await self._answer(headers, receive, reply)

@@ -29,6 +29,8 @@ class TokenRequest(msgspec.Struct, frozen=True):
     constraint: Constraint | None = None
     # Whose it is.
     share: Share = ONE_TENANT
+    # The span that asks for it (`mesh.tracing`); None outside traces.
+    traceparent: str | None = None
 
 
 class Submission(msgspec.Struct, frozen=True):

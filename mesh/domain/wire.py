@@ -36,6 +36,7 @@ def submission(message: decode_pb2.Submission) -> Submission:
             prompt_tokens=message.prompt_tokens if message.HasField("prompt_tokens") else None,
             constraint=constraint(message.constraint) if message.HasField("constraint") else None,
             share=share(message.share),
+            traceparent=message.traceparent or None,
         ),
         deadline_ms=message.deadline_ms or None,
         prefill=worker_target(message.prefill) if message.HasField("prefill") else None,
@@ -61,6 +62,7 @@ def submission_message(submission: Submission) -> decode_pb2.Submission:
         prefill=None if submission.prefill is None else worker_target_message(submission.prefill),
         store=None if submission.store is None else store_target_message(submission.store),
         constraint=None if request.constraint is None else constraint_message(request.constraint),
+        traceparent=request.traceparent,
     )
 
 

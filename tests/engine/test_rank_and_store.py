@@ -3,10 +3,13 @@
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
+from msgspec.structs import replace
+
 from engine.oracle import oracle_tokens
 from mesh.blocks import chain_hashes
 from mesh.domain.targets import StoreTarget
 from tests.support.engines import VOCABULARY, Transcript, oracle_config, prompt_of, submit_of
+from tests.support.kept_spans import kept_spans
 from tests.support.rank_store import RankStore
 from tests.support.ranks import running_rank, until_an_end
 from tests.support.waiting import eventually
@@ -46,6 +49,24 @@ async def test_what_one_rank_offers_another_fetches() -> None:
             assert transcript.cached_tokens[1] == 64 * BLOCKS
             # The sender hears of it after the receiver.
             await eventually(lambda: store.agent.counters().open_pushes == 0)
+        finally:
+            store.agent.close()
+
+
+async def test_the_store_answers_a_fetch_under_the_span_of_the_request_that_asks() -> None:
+    traceparent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+    async with rank() as client:
+        store = store_of(client, known=0)
+        try:
+            client.attach_store(store.session(1))
+            submit = submit_of(1, PROMPT, 1, fetch=StoreTarget("store", BLOCKS))
+            submit.request = replace(submit.request, traceparent=traceparent)
+            with kept_spans() as spans:
+                client.submit(submit)
+                await until_an_end(client)
+                parent = spans["kvstore.fetch"].parent
+            assert parent is not None and parent.trace_id == 0x4BF92F3577B34DA6A3CE929D0E0E4736
+            assert parent.span_id != 0x00F067AA0BA902B7
         finally:
             store.agent.close()
 

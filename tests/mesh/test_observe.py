@@ -10,13 +10,15 @@ import pytest
 from mesh.config import ObserveConfig
 from mesh.errors import ConfigError
 from mesh.metrics import SPAN_SECONDS
-from mesh.observe import JsonFormatter, LineFormatter, TraceHandler, configure, request_id, span
+from mesh.observe import JsonFormatter, LineFormatter, configure, request_id, span
+from mesh.trace_file import TraceFile
+from mesh.tracing import SpanEvent
 
 
 @contextmanager
 def traced_to(path: Path, service: str = "decode") -> Iterator[None]:
     """Spans go to `path` inside the block, as `configure` would have it."""
-    log, handler = logging.getLogger("deepmesh.trace"), TraceHandler(service, path)
+    log, handler = logging.getLogger("deepmesh.trace"), TraceFile(service, path)
     log.addHandler(handler)
     log.setLevel(logging.INFO)
     try:
@@ -161,8 +163,8 @@ def test_a_traced_span_carries_the_request_id(tmp_path: Path) -> None:
 
 
 def test_an_unfinished_trace_is_valid_but_for_its_last_bracket(tmp_path: Path) -> None:
-    handler = TraceHandler("gateway", tmp_path / "trace.json")
-    handler.emit(logging.makeLogRecord({"msg": "work", "event": (1000, 2000, {}, None)}))
+    handler = TraceFile("gateway", tmp_path / "trace.json")
+    handler.emit(logging.makeLogRecord({"msg": "work", "event": SpanEvent(1000, 2000, {}, None, None, None)}))
     handler.flush()
     assert len(json.loads((tmp_path / "trace.json").read_text() + "]")) == 2
     handler.close()

@@ -11,6 +11,7 @@ import numpy as np
 
 from mesh.domain.workers import KvNamespace, TransferCounters
 from mesh.errors import InvalidRequest, NamespaceMismatch
+from mesh.tracing import TraceContext
 from transfer.digest import segment_digest
 from transfer.events import Event, Fetched, Landed, LandingFailed, PushEnded
 from transfer.memory import KvMemory
@@ -147,7 +148,14 @@ class FakeAgent:
     def detach_store(self, store_id: str) -> None:
         self.sessions.pop(store_id, None)
 
-    def fetch(self, fetch_id: int, store_id: str, hashes: Sequence[bytes], blocks: Sequence[int]) -> None:
+    def fetch(
+        self,
+        fetch_id: int,
+        store_id: str,
+        hashes: Sequence[bytes],
+        blocks: Sequence[int],
+        span: TraceContext | None = None,
+    ) -> None:
         assert len(hashes) == len(blocks)
         self.fetches.add(fetch_id)
         self.fabric.later(lambda: self._answer(fetch_id, list(hashes), list(blocks)))

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from mesh.tracing import TraceContext
 from transfer.config import TransferConfig
 from transfer.events import Fetched
 from transfer.fetch.lookup import MAX_ANSWER_BYTES, Answer, Lookup, fetch_key, lookup_message
@@ -105,7 +106,14 @@ class Fetcher:
         for fetch in [fetch for fetch in self._open.values() if fetch.session is session]:
             self._give_up(fetch, CANCELLED, "the store was detached")
 
-    def fetch(self, fetch_id: int, store_id: str, hashes: Sequence[bytes], blocks: Sequence[int]) -> None:
+    def fetch(
+        self,
+        fetch_id: int,
+        store_id: str,
+        hashes: Sequence[bytes],
+        blocks: Sequence[int],
+        span: TraceContext | None = None,
+    ) -> None:
         """See `TransferAgent.fetch`."""
         self.fetches += 1
         session = self._sessions.get(store_id)
@@ -124,7 +132,7 @@ class Fetcher:
             deadline=now + self._seconds,
         )
         self._open[fetch.answer_tag] = fetch
-        self._ask(fetch, b"".join(hashes))
+        self._ask(fetch, b"".join(hashes), span)
 
     def accept(self, arrival: Arrival) -> bool:
         """Receive an answer. False if its tag belongs to no open fetch."""
@@ -142,7 +150,7 @@ class Fetcher:
             elif not self._transport.is_reachable(fetch.session.store.worker_address):
                 self._give_up(fetch, SENDER_LOST, "the store is gone")
 
-    def _ask(self, fetch: _Fetch, hashes: bytes) -> None:
+    def _ask(self, fetch: _Fetch, hashes: bytes, span: TraceContext | None) -> None:
         lookup = Lookup(
             sequence=fetch.sequence,
             deadline_ms=int(self._seconds * 1000),
@@ -152,6 +160,7 @@ class Fetcher:
             layers=self._memory.layers,
             piece_bytes=self._memory.piece_bytes,
             hashes=hashes,
+            traceparent="" if span is None else span.traceparent,
         )
         store = fetch.session.store
         message = lookup_message(store.session_id, store.session_key, lookup)

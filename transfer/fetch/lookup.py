@@ -37,6 +37,8 @@ class Lookup(msgspec.Struct, frozen=True, array_like=True):
     piece_bytes: int
     # HASH_BYTES each, in chain order.
     hashes: bytes
+    # The span that asks (`mesh.tracing`); empty outside traces.
+    traceparent: str = ""
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True):

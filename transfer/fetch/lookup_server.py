@@ -6,6 +6,8 @@ from functools import partial
 from typing import Protocol
 
 from mesh.blocks import HASH_BYTES
+from mesh.observe import span
+from mesh.tracing import TraceContext
 from transfer.config import TransferConfig
 from transfer.fetch.lookup import (
     MAX_HASHES,
@@ -116,9 +118,11 @@ class LookupServer:
             self._refused.add(REPLAYED_MESSAGE)
         elif not self._fits(lookup):
             self._refused.add(WRONG_SIZE)
-            self._answer(session, lookup, [])
+            self._answer(session, lookup, [], span("kvstore.fetch").begin(TraceContext.parse(lookup.traceparent)))
         else:
-            self._answer(session, lookup, self._handler.match(session.session_id, split_hashes(lookup.hashes)))
+            life = span("kvstore.fetch").begin(TraceContext.parse(lookup.traceparent))
+            blocks = self._handler.match(session.session_id, split_hashes(lookup.hashes))
+            self._answer(session, lookup, blocks, life)
 
     def _fits(self, lookup: Lookup) -> bool:
         return (
@@ -130,12 +134,13 @@ class LookupServer:
             and are_landing_tags(landing_tag_after(lookup.answer_tag), lookup.layers * len(lookup.hashes) // HASH_BYTES)
         )
 
-    def _answer(self, session: _Session, lookup: Lookup, blocks: list[int]) -> None:
+    def _answer(self, session: _Session, lookup: Lookup, blocks: list[int], life: span) -> None:
         segment_bytes = min(self._segment_bytes, lookup.segment_bytes)
         answer = Answer(lookup.sequence, len(blocks), segment_bytes)
         sealed = seal(Kind.ANSWER, session.key, answer)
         self._mailbox.send(lookup.worker_address, lookup.answer_tag, sealed)
         if not blocks:
+            life.end(blocks=0)
             return
         tiles = plan_whole(self._memory.layers, len(blocks), self._memory.piece_bytes, segment_bytes)
         push = PushState(tiles, self._clock() + min(lookup.deadline_ms / 1000, self._seconds))
@@ -147,11 +152,12 @@ class LookupServer:
             tag=landing_tag_after(lookup.answer_tag),
             secret=fetch_key(session.key, lookup.sequence),
             blocks=blocks,
-            ended=partial(self._ended, session, lookup),
+            ended=partial(self._ended, session, lookup, life),
         )
         self._open[session.session_id, lookup.sequence] = outgoing
         self._sender.open(outgoing)
 
-    def _ended(self, session: _Session, lookup: Lookup, outgoing: Outgoing) -> None:
+    def _ended(self, session: _Session, lookup: Lookup, life: span, outgoing: Outgoing) -> None:
+        life.end(blocks=len(outgoing.blocks), sent_bytes=outgoing.sent_bytes)
         del self._open[session.session_id, lookup.sequence]
         self._handler.release(session.session_id, outgoing.blocks)

@@ -43,7 +43,7 @@ class ResumePoint(_message.Message):
     def __init__(self, stream_id: _Optional[int] = ..., next_position: _Optional[int] = ...) -> None: ...
 
 class Submission(_message.Message):
-    __slots__ = ("stream_id", "request_id", "attempt", "token_ids", "sampling", "stop", "cache_salt", "deadline_ms", "prefill", "store", "prompt_tokens", "constraint", "share")
+    __slots__ = ("stream_id", "request_id", "attempt", "token_ids", "sampling", "stop", "cache_salt", "deadline_ms", "prefill", "store", "prompt_tokens", "constraint", "share", "traceparent")
     STREAM_ID_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
@@ -57,6 +57,7 @@ class Submission(_message.Message):
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CONSTRAINT_FIELD_NUMBER: _ClassVar[int]
     SHARE_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     stream_id: int
     request_id: str
     attempt: int
@@ -70,7 +71,8 @@ class Submission(_message.Message):
     prompt_tokens: int
     constraint: _constraint_pb2.Constraint
     share: _share_pb2.Share
-    def __init__(self, stream_id: _Optional[int] = ..., request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., stop: _Optional[_Union[StopConditions, _Mapping]] = ..., cache_salt: _Optional[bytes] = ..., deadline_ms: _Optional[int] = ..., prefill: _Optional[_Union[_targets_pb2.WorkerTarget, _Mapping]] = ..., store: _Optional[_Union[_targets_pb2.StoreTarget, _Mapping]] = ..., prompt_tokens: _Optional[int] = ..., constraint: _Optional[_Union[_constraint_pb2.Constraint, _Mapping]] = ..., share: _Optional[_Union[_share_pb2.Share, _Mapping]] = ...) -> None: ...
+    traceparent: str
+    def __init__(self, stream_id: _Optional[int] = ..., request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., stop: _Optional[_Union[StopConditions, _Mapping]] = ..., cache_salt: _Optional[bytes] = ..., deadline_ms: _Optional[int] = ..., prefill: _Optional[_Union[_targets_pb2.WorkerTarget, _Mapping]] = ..., store: _Optional[_Union[_targets_pb2.StoreTarget, _Mapping]] = ..., prompt_tokens: _Optional[int] = ..., constraint: _Optional[_Union[_constraint_pb2.Constraint, _Mapping]] = ..., share: _Optional[_Union[_share_pb2.Share, _Mapping]] = ..., traceparent: _Optional[str] = ...) -> None: ...
 
 class StopConditions(_message.Message):
     __slots__ = ("max_tokens", "token_ids", "ignore_eos")

@@ -1,0 +1,1 @@
+"""One request of a disaggregated mesh as an OpenTelemetry collector sees it."""
