@@ -114,12 +114,14 @@ def tables(snapshot: Snapshot) -> Group:
 
 
 def workers_table(snapshot: Snapshot) -> Table:
-    """One row for each worker, its model below its name; fits eighty columns."""
+    """One row for each worker, its model below its name, and one for each rank of several; fits eighty columns."""
     numbers = ("run", "wait", "to\nprefill", "blocks\nused", "blocks\ncached", "prefill\ntok/s", "step\nms")
     table = _table(("worker", "state"), numbers)
     table.title = None if snapshot.workers else "no workers"
     for worker in snapshot.workers:
         table.add_row(*_row(worker))
+        for number, rank in enumerate(worker.ranks):
+            table.add_row(*_rank_row(number, rank, worker.identity))
     return table
 
 
@@ -170,17 +172,24 @@ def bytes_by_transport(sizes: Mapping[str, int]) -> str:
 
 
 def _row(worker: scheduler_pb2.WorkerStatus) -> tuple[str, ...]:
-    identity, load = worker.identity, worker.load
-    used = identity.total_blocks - load.free_blocks
+    identity = worker.identity
     state = workers_pb2.WorkerState.Name(worker.state).removeprefix("WORKER_STATE_").lower()
+    figures = _figures(worker.load, identity.max_requests, identity.total_blocks, worker.cached_blocks)
+    return f"{identity.worker_id}\n{identity.model}", state, *figures
+
+
+def _rank_row(number: int, rank: workers_pb2.RankStatus, worker: workers_pb2.WorkerIdentity) -> tuple[str, ...]:
+    requests, blocks = worker.max_requests // worker.ranks, worker.total_blocks // worker.ranks
+    return f"  rank {number}", "", *_figures(rank.load, requests, blocks, rank.cached_blocks)
+
+
+def _figures(load: workers_pb2.WorkerLoad, most_requests: int, blocks: int, cached_blocks: int) -> tuple[str, ...]:
     return (
-        f"{identity.worker_id}\n{identity.model}",
-        state,
-        f"{load.running_requests}/{identity.max_requests}",
+        f"{load.running_requests}/{most_requests}",
         str(load.waiting_requests),
         f"{load.queued_prefill_tokens:,}",
-        f"{used:,}/{identity.total_blocks:,}",
-        f"{worker.cached_blocks:,}",
+        f"{blocks - load.free_blocks:,}/{blocks:,}",
+        f"{cached_blocks:,}",
         f"{load.prefill_tokens_per_second:,.0f}",
         f"{load.decode_step_ms:.1f}",
     )

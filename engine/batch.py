@@ -178,6 +178,8 @@ class Backend(Protocol):
     eos_token_ids: frozenset[int]
     # Whether the device computes while the host does other things.
     asynchronous: bool
+    # What computes: a card's name, "CPU" or "oracle".
+    device_name: str
 
     def kv_memory(self) -> KvMemory:
         """The KV pool as transfers see it."""

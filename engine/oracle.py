@@ -71,6 +71,7 @@ class OracleBackend:
 
     eos_token_ids: frozenset[int] = frozenset()
     asynchronous = False
+    device_name = "oracle"
     draft_layers = 0
     think_tokens: ThinkTokens | None = None
 

@@ -108,6 +108,13 @@ ENGINE_RELAXED_TOKENS = Counter(
 ENGINE_STORE_CACHED_TOKENS = Counter(
     "deepmesh_engine_store_cached_tokens_total", "Prompt tokens of requests that came from a KV store"
 )
+# Each DP rank's part of the engine's figures.
+RANK_BLOCKS_FREE = Gauge("deepmesh_rank_blocks_free", "Blocks of a rank that no live request holds", ["rank"])
+RANK_RUNNING = Gauge("deepmesh_rank_running_requests", "Requests in a rank's running batch", ["rank"])
+RANK_WAITING = Gauge("deepmesh_rank_waiting_requests", "Requests waiting for room on a rank", ["rank"])
+RANK_QUEUED_PREFILL_TOKENS = Gauge(
+    "deepmesh_rank_queued_prefill_tokens", "Prompt tokens that a rank has not computed yet", ["rank"]
+)
 TRANSFER_OPEN = Gauge("deepmesh_transfer_open", "KV transfers that have not ended", ["kind"])
 TRANSFER_SLOTS_FREE = Gauge("deepmesh_transfer_slots_free", "Staging slots that no transfer holds")
 TRANSFER_SLOTS_QUARANTINED = Gauge("deepmesh_transfer_slots_quarantined", "Staging slots that late bytes may reach")

@@ -62,7 +62,7 @@ class Pace(msgspec.Struct, frozen=True):
 
 
 class CandidateWorker(msgspec.Struct, frozen=True):
-    """One live worker of the model, and what it holds of this request's prompt."""
+    """One live worker of the model, or one of its DP ranks, and what it holds of this request's prompt."""
 
     worker_id: str
     # Why it takes no requests at all; None if it takes them.
@@ -89,6 +89,12 @@ class CandidateWorker(msgspec.Struct, frozen=True):
     fetch_bytes_per_second: float | None = None
     # Ages of its measurements, those in `load` too.
     ages: MeasurementAges = MeasurementAges()
+    # Which of the worker's ranks it is; None if it is the whole worker.
+    rank: int | None = None
+    # Requests on the worker's other ranks: a prompt delays them too, since the ranks step together.
+    requests_beside: int = 0
+    # See `WorkerIdentity`.
+    worker_class: str = ""
     # Filled by `estimates.informed`, from what this worker and the others measured.
     estimate: Pace | None = None
 

@@ -1,8 +1,10 @@
 """One placement from end to end: asks registry and stores, lets the pure functions decide, and records the decision."""
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+
+import msgspec
 
 from mesh.domain.shares import ONE_TENANT, Share
 from mesh.domain.targets import StoreTarget
@@ -110,14 +112,13 @@ class Coordinator:
         self,
         call: PlacementCall,
         workers: Collection[Worker],
-        cached: Mapping[str, int],
+        cached: Mapping[str, Sequence[int]],
         hints: Mapping[KvNamespace, StoreTarget],
     ) -> PlacementAnswer:
-        candidates = Candidates(
-            [self._candidate(worker, cached) for worker in workers if worker.identity.role is WorkerRole.DECODE],
-            [self._candidate(worker, cached) for worker in workers if worker.identity.role is WorkerRole.PREFILL],
-            hints,
-        )
+        ranks: dict[WorkerRole, list[CandidateWorker]] = {role: [] for role in WorkerRole}
+        for worker in workers:
+            ranks[worker.identity.role] += self._ranks(worker, cached)
+        candidates = Candidates(ranks[WorkerRole.DECODE], ranks[WorkerRole.PREFILL], hints)
         request = replace(
             call.request, mean_output_tokens=self._lengths.mean(call.model), ahead=self._placed.ahead(call.share)
         )
@@ -130,11 +131,12 @@ class Coordinator:
         reason = explain(request, chosen, terms)
         self._remember(call, chosen, reason, terms)
         self._placed.add((call.request_id, call.attempt), call.share)
-        for worker_id, work in placed_work(request, chosen).items():
-            self._registry.add_placement(worker_id, (call.request_id, call.attempt), work)
+        for (worker_id, rank), work in placed_work(request, chosen).items():
+            self._registry.add_placement(worker_id, rank, (call.request_id, call.attempt), work)
         identities = {worker.identity.worker_id: worker.identity for worker in workers}
         prefill = None if chosen.prefill_worker_id is None else identities[chosen.prefill_worker_id]
-        everywhere = {**cached, **{hint.store_id: hint.blocks for hint in hints.values()}}
+        by_worker = {worker_id: max(blocks) for worker_id, blocks in cached.items()}
+        everywhere = {**by_worker, **{hint.store_id: hint.blocks for hint in hints.values()}}
         return PlacementAnswer(identities[chosen.worker_id], prefill, chosen, reason, everywhere)
 
     def report(self, request_id: str, attempt: int, outcome: Outcome, output_tokens: int) -> bool:
@@ -150,11 +152,11 @@ class Coordinator:
         return True
 
     def candidates(self, model: str) -> Candidates:
-        """The live workers of a model, with what they hold of no prompt."""
+        """The live workers of a model, each as a whole, with what they hold of no prompt."""
         workers = self._registry.serving_model(model)
         return Candidates(
-            [self._candidate(worker, {}) for worker in workers if worker.identity.role is WorkerRole.DECODE],
-            [self._candidate(worker, {}) for worker in workers if worker.identity.role is WorkerRole.PREFILL],
+            [self._whole(worker) for worker in workers if worker.identity.role is WorkerRole.DECODE],
+            [self._whole(worker) for worker in workers if worker.identity.role is WorkerRole.PREFILL],
         )
 
     def mean_output_tokens(self, model: str) -> float | None:
@@ -162,14 +164,14 @@ class Coordinator:
         return self._lengths.mean(model)
 
     async def _ask_stores(
-        self, call: PlacementCall, workers: Collection[Worker], cached: Mapping[str, int]
+        self, call: PlacementCall, workers: Collection[Worker], cached: Mapping[str, Sequence[int]]
     ) -> dict[KvNamespace, StoreTarget]:
         """What stores hold of the prompt, by KV namespace; they are asked only if it could matter."""
         chain = call.block_hashes[: reusable_blocks(call.request, len(call.block_hashes))]
         longest: dict[KvNamespace, int] = {}
         for worker in workers:
             if worker.identity.role is WorkerRole.PREFILL or worker.identity.can_prefill:
-                namespace, blocks = worker.identity.kv_namespace, cached[worker.identity.worker_id]
+                namespace, blocks = worker.identity.kv_namespace, max(cached[worker.identity.worker_id])
                 longest[namespace] = max(longest.get(namespace, 0), blocks)
         hints = {
             namespace: await self._stores.match(namespace, chain)
@@ -189,7 +191,28 @@ class Coordinator:
             error = UnknownModel(f"no worker ever served model {model!r}: see ListModels for those there are")
         raise error
 
-    def _candidate(self, worker: Worker, cached: Mapping[str, int]) -> CandidateWorker:
+    def _ranks(self, worker: Worker, cached: Mapping[str, Sequence[int]]) -> Iterator[CandidateWorker]:
+        """Each rank of the worker as a candidate of its own, with its part of the worker's room."""
+        whole, identity = self._whole(worker), worker.identity
+        # A worker that joined while the stores were asked is not in `cached`.
+        prefixes = cached.get(identity.worker_id) or [0] * identity.ranks
+        requests = sum(rank.requests for rank in worker.ranks)
+        for index, rank in enumerate(worker.ranks):
+            yield msgspec.structs.replace(
+                whole,
+                rank=index if identity.ranks > 1 else None,
+                total_blocks=identity.total_blocks // identity.ranks,
+                max_requests=identity.max_requests // identity.ranks,
+                load=rank.load,
+                unreported=rank.unreported,
+                cached_blocks=prefixes[index],
+                requests_beside=requests - rank.requests,
+                fetch_bytes_per_second=rank.status.transfers.fetch_bytes_per_second,
+                ages=self._registry.measurement_ages(rank),
+            )
+
+    def _whole(self, worker: Worker) -> CandidateWorker:
+        """The worker with all its ranks."""
         identity = worker.identity
         return CandidateWorker(
             worker_id=identity.worker_id,
@@ -200,8 +223,6 @@ class Coordinator:
             load=worker.load,
             namespace=identity.kv_namespace,
             unreported=worker.unreported,
-            # A worker that joined while the stores were asked is not in `cached`.
-            cached_blocks=cached.get(identity.worker_id, 0),
             connected=worker.connected,
             can_prefill=identity.can_prefill,
             receives_kv=identity.receives_kv,
@@ -209,7 +230,8 @@ class Coordinator:
             block_bytes=identity.block_bytes or 0,
             layerwise_tokens=identity.layerwise_tokens or 0,
             fetch_bytes_per_second=worker.transfers.fetch_bytes_per_second,
-            ages=self._registry.measurement_ages(worker),
+            ages=self._registry.measurement_ages(worker.ranks[0]),
+            worker_class=identity.worker_class,
         )
 
     def _remember(self, call: PlacementCall, chosen: Terms | None, reason: str, terms: tuple[Terms, ...]) -> None:

@@ -1,12 +1,14 @@
 """How fast each worker is estimated to be: its own measurement while fresh, the mean of all workers' as it ages. Pure.
 
 A worker that measured slow once gets less work, and so no occasion to measure again. Its measurement therefore loses
-half of its weight every few seconds, in favour of what the other workers measure. In time it is estimated like them,
-is given some work again, and measures anew. A worker that is truly slow costs a few requests each time. Rates and times
-span orders of magnitude, so the mean is taken of their logarithms: it is then the same for a rate and for its inverse.
+half of its weight every few seconds, in favour of what the others of its class measure: workers with the same card and
+the same layout. In time it is estimated like them, is given some work again, and measures anew. A worker that is truly
+slower than its class costs a few requests each time; a slower class does so once a minute at most. A class that has
+measured nothing is taken to be like the others. Rates and times span orders of magnitude, so the mean is taken of their
+logarithms: it is then the same for a rate and for its inverse.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from math import exp, fsum, log
 
 import msgspec
@@ -28,27 +30,17 @@ CONSTANT_AGE_SECONDS = 60.0
 def informed(candidates: Candidates, knobs: PlacementKnobs) -> Candidates:
     """The candidates with an estimate beside their measurements."""
     workers, costs = (*candidates.decode, *candidates.prefill), knobs.costs
-    prefill = Estimator(
-        ((each.load.prefill_tokens_per_second, each.ages.prefill) for each in workers),
-        costs.prefill_tokens_per_second,
-    )
-    step = Estimator(
-        ((_single_step_ms(each.load, costs), each.ages.step) for each in candidates.decode), costs.decode_ms(1)
-    )
-    fetch = Estimator(
-        ((each.fetch_bytes_per_second, each.ages.fetch) for each in workers), costs.fetch_bytes_per_second
-    )
-    push = Estimator(
-        ((each.load.push_bytes_per_second, each.ages.push) for each in candidates.prefill), costs.push_bytes_per_second
-    )
+    prefill = Estimator(map(_prefill_rate, workers), costs.prefill_tokens_per_second)
+    step = Estimator((_step_time(each, costs) for each in candidates.decode), costs.decode_ms(1))
+    fetch = Estimator(map(_fetch_rate, workers), costs.fetch_bytes_per_second)
+    push = Estimator(map(_push_rate, candidates.prefill), costs.push_bytes_per_second)
 
     def estimated(worker: CandidateWorker) -> CandidateWorker:
-        load, ages = worker.load, worker.ages
         pace = Pace(
-            prefill_tokens_per_second=prefill.estimate(load.prefill_tokens_per_second, ages.prefill),
-            decode_step_ms=step.estimate(_single_step_ms(load, costs), ages.step),
-            push_bytes_per_second=push.estimate(load.push_bytes_per_second, ages.push),
-            fetch_bytes_per_second=fetch.estimate(worker.fetch_bytes_per_second, ages.fetch),
+            prefill_tokens_per_second=prefill.estimate(_prefill_rate(worker)),
+            decode_step_ms=step.estimate(_step_time(worker, costs)),
+            push_bytes_per_second=push.estimate(_push_rate(worker)),
+            fetch_bytes_per_second=fetch.estimate(_fetch_rate(worker)),
         )
         return msgspec.structs.replace(worker, estimate=pace)
 
@@ -59,19 +51,56 @@ def informed(candidates: Candidates, knobs: PlacementKnobs) -> Candidates:
     )
 
 
+class Measured(msgspec.Struct, frozen=True):
+    """What one worker measured of a quantity."""
+
+    worker_class: str
+    # None if it has not.
+    value: float | None
+    age_seconds: float
+
+
 class Estimator:
-    """Estimates of one quantity from all workers' measurements: (value or None, age in seconds)."""
+    """Estimates of one quantity from what all workers measured."""
 
-    def __init__(self, measured: Iterable[tuple[float | None, float]], constant: float) -> None:
-        known = [(_weight(age_seconds), log(value / constant)) for value, age_seconds in measured if value]
-        # Exact sums, so that the order of the workers makes no difference, not even in the last bit.
-        weights = fsum([_weight(CONSTANT_AGE_SECONDS), *(weight for weight, _ in known)])
-        # The mean of all measurements.
-        self._common = constant * exp(fsum(weight * logarithm for weight, logarithm in known) / weights)
+    def __init__(self, measured: Iterable[Measured], constant: float) -> None:
+        known: dict[str, list[Measured]] = {}
+        for each in measured:
+            if each.value:
+                known.setdefault(each.worker_class, []).append(each)
+        self._everyone = _mean([each for classmates in known.values() for each in classmates], constant)
+        self._classes = {name: _mean(classmates, self._everyone) for name, classmates in known.items()}
 
-    def estimate(self, value: float | None, age_seconds: float) -> float:
-        """For the worker that measured `value`: a fresh value counts in full, and an old one gives way to the mean."""
-        return value * (self._common / value) ** (1.0 - _weight(age_seconds)) if value else self._common
+    def estimate(self, measured: Measured) -> float:
+        """For the worker that measured this: a fresh value counts in full, and an old one gives way to the mean."""
+        common, value = self._classes.get(measured.worker_class, self._everyone), measured.value
+        return value * (common / value) ** (1.0 - _weight(measured.age_seconds)) if value else common
+
+
+def _mean(measured: Sequence[Measured], constant: float) -> float:
+    """Of measurements that have a value, and of a constant that counts little."""
+    weights = [_weight(each.age_seconds) for each in measured]
+    logarithms = [log(each.value / constant) for each in measured if each.value]
+    # Exact sums, so that the order of the workers makes no difference, not even in the last bit.
+    total = fsum([_weight(CONSTANT_AGE_SECONDS), *weights])
+    return constant * exp(fsum(weight * each for weight, each in zip(weights, logarithms, strict=True)) / total)
+
+
+def _prefill_rate(worker: CandidateWorker) -> Measured:
+    return Measured(worker.worker_class, worker.load.prefill_tokens_per_second, worker.ages.prefill)
+
+
+def _step_time(worker: CandidateWorker, costs: CostModel) -> Measured:
+    """Of a batch of one request."""
+    return Measured(worker.worker_class, _single_step_ms(worker.load, costs), worker.ages.step)
+
+
+def _fetch_rate(worker: CandidateWorker) -> Measured:
+    return Measured(worker.worker_class, worker.fetch_bytes_per_second, worker.ages.fetch)
+
+
+def _push_rate(worker: CandidateWorker) -> Measured:
+    return Measured(worker.worker_class, worker.load.push_bytes_per_second, worker.ages.push)
 
 
 def _single_step_ms(load: WorkerLoad, costs: CostModel) -> float | None:

@@ -1,12 +1,13 @@
 """Where a request goes: a pure function of the request, the candidates and a few constants.
 
 A candidate is a decode worker that computes the prompt itself, or a decode worker with the best prefill worker of the
-same KV namespace. For each, placement predicts the time to the first token: the wait for a place in the batch, the
-prompts queued before this one, and the part of the prompt that is cached neither on the worker nor, if fetching is
-quicker than computing, in a store; for a pair also the handover and the push of blocks that the decode worker lacks.
-Then it predicts the time per token (the step time with one more request). A prompt computed on a decode worker delays
-the requests that decode there; this counts against it if a prefill worker could compute it instead. A prompt with few
-uncached tokens delays no request. The candidate with the least total time wins; connected workers go before others.
+same KV namespace. Of a worker with several DP ranks each is a candidate: it has its own queue, room and prefixes.
+For each, placement predicts the time to the first token: the wait for a place in the batch, the prompts queued before
+this one, and the part of the prompt that is cached neither on the worker nor, if fetching is quicker than computing, in
+a store; for a pair also the handover and the push of blocks that the decode worker lacks. Then it predicts the time
+per token (the step time with one more request). A prompt computed on a decode worker delays the requests that decode
+there; this counts against it if a prefill worker could compute it instead. A prompt with few uncached tokens delays no
+request. The candidate with the least total time wins; connected workers go before others.
 
 Work is linear in the number of workers: of the prefill workers, only the best can be part of the best pair.
 """
@@ -56,14 +57,14 @@ def choose(terms: Collection[Terms]) -> Terms | None:
     return min((term for term in terms if term.rejection is None), key=Terms.preference, default=None)
 
 
-def placed_work(request: PlacementRequest, chosen: Terms) -> dict[str, Unreported]:
-    """The load that the request adds to each chosen worker, to be counted until the worker reports it itself."""
-    blocks = _blocks(request.prompt_tokens + 1)
+def placed_work(request: PlacementRequest, chosen: Terms) -> dict[tuple[str, int], Unreported]:
+    """The load that the request adds to each chosen worker's rank, to be counted until the worker reports it itself."""
+    blocks, decode = _blocks(request.prompt_tokens + 1), (chosen.worker_id, chosen.rank or 0)
     if chosen.prefill_worker_id is None:
-        return {chosen.worker_id: Unreported(1, chosen.uncached_tokens, blocks - chosen.held_blocks)}
+        return {decode: Unreported(1, chosen.uncached_tokens, blocks - chosen.held_blocks)}
     return {
-        chosen.worker_id: Unreported(1, 0, blocks - chosen.held_blocks),
-        chosen.prefill_worker_id: Unreported(1, chosen.uncached_tokens, blocks),
+        decode: Unreported(1, 0, blocks - chosen.held_blocks),
+        (chosen.prefill_worker_id, chosen.prefill_rank or 0): Unreported(1, chosen.uncached_tokens, blocks),
     }
 
 
@@ -111,7 +112,7 @@ def _alone(share: _DecodeShare, found: Source, contested: bool, knobs: Placement
         riding = min(found.uncached_tokens, knobs.short_prompt_tokens)
         ttft_ms -= riding / rate * 1000
         # An idle worker counts as having one request: others arrive while the prompt is computed.
-        others = min(max(1, share.requests), worker.max_requests)
+        others = min(max(1, share.requests), worker.max_requests) + worker.requests_beside
         delay_ms = others * (found.uncached_tokens - riding) / rate * 1000
     return _assemble(share, None, found, ttft_ms, knobs.interference * delay_ms, share.verdict)
 
@@ -172,6 +173,8 @@ def _assemble(
         disconnected=(not share.candidate.connected) + (offer is not None and not offer.connected),
         rejection=rejection,
         rejected=rejected,
+        rank=share.candidate.rank,
+        prefill_rank=None if offer is None else offer.rank,
     )
 
 

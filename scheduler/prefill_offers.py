@@ -28,8 +28,10 @@ class PrefillOffer(msgspec.Struct, frozen=True):
     rejection: Rejection | None
     # The rejection in words; empty if there is none.
     rejected: str
+    # Which of the worker's ranks; None if it has one.
+    rank: int | None
 
-    def preference(self) -> tuple[bool, bool, float, int, str]:
+    def preference(self) -> tuple[bool, bool, float, int, str, int]:
         """Sort key, best first, as Terms.preference is."""
         return (
             self.rejection is not None,
@@ -37,6 +39,7 @@ class PrefillOffer(msgspec.Struct, frozen=True):
             self.ready_ms,
             -self.source.cached_blocks,
             self.worker_id,
+            self.rank or 0,
         )
 
 
@@ -79,6 +82,7 @@ def _offer(
         connected=worker.connected,
         rejection=rejection,
         rejected=rejected,
+        rank=worker.rank,
     )
 
 

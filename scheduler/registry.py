@@ -9,19 +9,18 @@ refused until the older stream breaks or its lease runs out.
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, islice, repeat
 
-from mesh.domain.workers import TransferCounters, WorkerIdentity, WorkerLoad, WorkerRole, WorkerState
-from mesh.errors import LeaseConflict, LeaseExpired, Overloaded
+from mesh.domain.workers import RankStatus, TransferCounters, WorkerIdentity, WorkerLoad, WorkerRole, WorkerState
+from mesh.errors import InvalidRequest, LeaseConflict, LeaseExpired, Overloaded
 from mesh.metrics import SCHEDULER_WORKERS
 from scheduler.candidates import MeasurementAges, Unreported
 from scheduler.prefix_index import PrefixIndex
+from scheduler.ranks import PlacementKey, Rank
 
 log = logging.getLogger(__name__)
-
-PlacementKey = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,54 +44,29 @@ class Lease:
 
 
 @dataclass(slots=True)
-class Measurement:
-    """A number that a worker reports with every status, and when it last changed: an equal number is an old one."""
-
-    # None while the worker does not know it.
-    value: float | None = None
-    changed_at: float = float("-inf")
-
-    def observe(self, value: float | None, now: float) -> None:
-        if value != self.value:
-            self.value, self.changed_at = value, now
-
-
-@dataclass(slots=True)
 class Worker:
     """One live worker. Written by the registry alone."""
 
     identity: WorkerIdentity
     lease: Lease
     expires_at: float
-    # Its number in the prefix index.
-    number: int
+    ranks: list[Rank]
     state: WorkerState = WorkerState.SERVING
+    # Of all ranks together.
     load: WorkerLoad = field(default_factory=WorkerLoad)
     transfers: TransferCounters = field(default_factory=TransferCounters)
-    # Values of `load` and `transfers`, with their ages.
-    prefill_rate: Measurement = field(default_factory=Measurement)
-    step_time: Measurement = field(default_factory=Measurement)
-    fetch_bandwidth: Measurement = field(default_factory=Measurement)
-    push_bandwidth: Measurement = field(default_factory=Measurement)
     connected: bool = True
-    cached: set[bytes] = field(default_factory=set)
-    # Placements that the last status may not have counted yet, and when they were made.
-    placed: dict[PlacementKey, tuple[float, Unreported]] = field(default_factory=dict)
-    # The sum of `placed`.
-    unreported: Unreported = field(default_factory=Unreported)
+    # By block: the ranks that hold it, as bits.
+    cached: dict[bytes, int] = field(default_factory=dict)
 
-    def add_placement(self, key: PlacementKey, now: float, placed: Unreported) -> None:
-        self.settle_placement(key)
-        self.placed[key] = (now, placed)
-        self.unreported += placed
+    @property
+    def unreported(self) -> Unreported:
+        """What was placed on it and the last status may not have counted yet."""
+        return sum((rank.unreported for rank in self.ranks), Unreported())
 
-    def settle_placement(self, key: PlacementKey) -> None:
-        if key in self.placed:
-            self.unreported -= self.placed.pop(key)[1]
-
-    def settle_placements_before(self, time: float) -> None:
-        for key in [key for key, (placed_at, _) in self.placed.items() if placed_at <= time]:
-            self.settle_placement(key)
+    def held_by(self, holders: int) -> Iterator[Rank]:
+        """The ranks that these bits name; bits beyond them name none."""
+        return (rank for index, rank in enumerate(self.ranks) if holders >> index & 1)
 
 
 class Registry:
@@ -143,37 +117,66 @@ class Registry:
         return lease
 
     def update(
-        self, lease: Lease, state: WorkerState, load: WorkerLoad, transfers: TransferCounters | None = None
+        self,
+        lease: Lease,
+        state: WorkerState,
+        load: WorkerLoad,
+        transfers: TransferCounters | None = None,
+        ranks: Sequence[RankStatus] = (),
     ) -> None:
-        """Renew the lease and keep what the worker reports. Raises LeaseExpired if the stream's lease has ended."""
+        """Renew the lease and keep what the worker reports; ranks: each, if it has several.
+
+        Raises LeaseExpired if the stream's lease has ended, InvalidRequest if it does not report each of its ranks.
+        """
         worker = self._holder(lease)
+        if len(ranks) != (worker.identity.ranks if worker.identity.ranks > 1 else 0):
+            raise InvalidRequest(
+                f"the worker has {worker.identity.ranks} ranks, and reports {len(ranks)}", field="ranks"
+            )
         self._renew(worker)
         worker.load, worker.transfers = load, transfers or worker.transfers
-        self._observe_measurements(worker)
-        worker.settle_placements_before(self._clock() - self._settle_seconds)
+        statuses = ranks or [RankStatus(load, worker.transfers, len(worker.cached))]
+        now = self._clock()
+        for rank, status in zip(worker.ranks, statuses, strict=True):
+            rank.observe(status, now)
+            rank.settle_placements_before(now - self._settle_seconds)
         if worker.state is not state:
             worker.state = state
             self._announce()
 
-    def record_blocks(self, lease: Lease, snapshot: bool, stored: Iterable[bytes], removed: Collection[bytes]) -> None:
-        """Record the blocks that a worker stored and removed; a snapshot replaces all before. Raises LeaseExpired."""
+    def record_blocks(
+        self,
+        lease: Lease,
+        snapshot: bool,
+        stored: Sequence[bytes],
+        removed: Collection[bytes],
+        holders: Sequence[int] = (),
+    ) -> None:
+        """Record the blocks that a worker stored and removed; a snapshot replaces all before. Raises LeaseExpired.
+
+        holders: if the worker has several ranks, those that hold each of `stored`, as bits.
+        """
         worker = self._holder(lease)
         before = len(worker.cached)
         if snapshot:
             self._forget_blocks(worker, list(worker.cached))
         self._forget_blocks(worker, removed)
         room = min(self._limits.cached_blocks - self._cached_blocks + before, worker.identity.total_blocks)
-        for block_hash in stored:
-            if len(worker.cached) >= room:
+        for block_hash, ranks in zip(stored, holders or repeat(1, len(stored)), strict=True):
+            if block_hash in worker.cached:
+                self._forget_blocks(worker, [block_hash])
+            elif len(worker.cached) >= room:
                 break
-            worker.cached.add(block_hash)
-            self._prefixes.add(worker.number, block_hash)
+            worker.cached[block_hash] = ranks
+            for rank in worker.held_by(ranks):
+                self._prefixes.add(rank.number, block_hash)
         self._cached_blocks += len(worker.cached) - before
 
-    def cached_prefixes(self, block_hashes: Sequence[bytes], workers: Collection[Worker]) -> dict[str, int]:
-        """How many leading blocks of the chain each of these workers holds, by worker id."""
-        lengths = self._prefixes.prefixes(block_hashes, [worker.number for worker in workers])
-        return {worker.identity.worker_id: lengths[worker.number] for worker in workers}
+    def cached_prefixes(self, block_hashes: Sequence[bytes], workers: Collection[Worker]) -> dict[str, list[int]]:
+        """How many leading blocks of the chain each rank of these workers holds, by worker id."""
+        numbers = [rank.number for worker in workers for rank in worker.ranks]
+        lengths = self._prefixes.prefixes(block_hashes, numbers)
+        return {worker.identity.worker_id: [lengths[rank.number] for rank in worker.ranks] for worker in workers}
 
     def leave(self, lease: Lease) -> None:
         """The worker ends in order: forget it now and not with its lease. Raises LeaseExpired."""
@@ -212,28 +215,23 @@ class Registry:
         """Whether any worker has served it."""
         return model in self._known_models
 
-    def measurement_ages(self, worker: Worker) -> MeasurementAges:
-        """Ages of the worker's measurements."""
-        now = self._clock()
-        return MeasurementAges(
-            prefill=now - worker.prefill_rate.changed_at,
-            step=now - worker.step_time.changed_at,
-            fetch=now - worker.fetch_bandwidth.changed_at,
-            push=now - worker.push_bandwidth.changed_at,
-        )
+    def measurement_ages(self, rank: Rank) -> MeasurementAges:
+        """Ages of the rank's measurements."""
+        return rank.ages(self._clock())
 
     def lease_remaining(self, worker: Worker) -> float:
         """Seconds until the worker's lease ends."""
         return max(0.0, worker.expires_at - self._clock())
 
-    def add_placement(self, worker_id: str, key: PlacementKey, placed: Unreported) -> None:
-        """Count a placement as load of a worker until the worker's own status contains it for certain."""
-        self._workers[worker_id].add_placement(key, self._clock(), placed)
+    def add_placement(self, worker_id: str, rank: int, key: PlacementKey, placed: Unreported) -> None:
+        """Count a placement as load of a rank until the worker's own status contains it for certain."""
+        self._workers[worker_id].ranks[rank].add_placement(key, self._clock(), placed)
 
     def settle_placement(self, worker_id: str, key: PlacementKey) -> None:
         """A placement ended and is no longer load of the worker."""
         if worker_id in self._workers:
-            self._workers[worker_id].settle_placement(key)
+            for rank in self._workers[worker_id].ranks:
+                rank.settle_placement(key)
 
     async def expire_forever(self, period_seconds: float) -> None:
         """Drop workers whose lease ran out, also while no call comes, until cancelled."""
@@ -264,9 +262,10 @@ class Registry:
         return worker
 
     def _add(self, identity: WorkerIdentity, lease: Lease) -> None:
-        taken = {worker.number for worker in self._workers.values()}
-        number = next(number for number in count() if number not in taken)
-        self._workers[identity.worker_id] = Worker(identity, lease, self._clock() + self.lease_seconds, number)
+        taken = {rank.number for worker in self._workers.values() for rank in worker.ranks}
+        free = (number for number in count() if number not in taken)
+        ranks = [Rank(number) for number in islice(free, identity.ranks)]
+        self._workers[identity.worker_id] = Worker(identity, lease, self._clock() + self.lease_seconds, ranks)
         self._known_models.pop(identity.model, None)
         self._known_models[identity.model] = None
         if len(self._known_models) > self._limits.known_models:
@@ -277,22 +276,17 @@ class Registry:
     def _remove(self, worker: Worker) -> None:
         del self._workers[worker.lease.worker_id]
         self._cached_blocks -= len(worker.cached)
-        self._prefixes.remove(worker.number, worker.cached)
+        for rank in worker.ranks:
+            self._prefixes.remove(rank.number, worker.cached)
         self._announce()
 
     def _forget_blocks(self, worker: Worker, block_hashes: Collection[bytes]) -> None:
-        worker.cached.difference_update(block_hashes)
-        self._prefixes.remove(worker.number, block_hashes)
+        for block_hash in block_hashes:
+            for rank in worker.held_by(worker.cached.pop(block_hash, 0)):
+                self._prefixes.remove(rank.number, [block_hash])
 
     def _renew(self, worker: Worker) -> None:
         worker.expires_at = self._clock() + self.lease_seconds
-
-    def _observe_measurements(self, worker: Worker) -> None:
-        now = self._clock()
-        worker.prefill_rate.observe(worker.load.prefill_tokens_per_second, now)
-        worker.step_time.observe(worker.load.decode_step_ms, now)
-        worker.fetch_bandwidth.observe(worker.transfers.fetch_bytes_per_second, now)
-        worker.push_bandwidth.observe(worker.load.push_bytes_per_second, now)
 
     def _announce(self) -> None:
         self.version += 1

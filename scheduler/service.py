@@ -136,11 +136,14 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             worker_wire.state(request.state),
             worker_wire.load(request.load),
             worker_wire.transfers(request.transfers),
+            [worker_wire.rank(rank) for rank in request.ranks],
         )
         if request.HasField("kv_events"):
             events = request.kv_events
             stored = wire.block_hashes(events.stored, "kv_events.stored")
             removed = wire.block_hashes(events.removed, "kv_events.removed")
-            self._registry.record_blocks(lease, events.snapshot, stored, removed)
+            if events.holders and len(events.holders) != len(stored):
+                raise InvalidRequest("holders are one for each of stored", field="kv_events.holders")
+            self._registry.record_blocks(lease, events.snapshot, stored, removed, events.holders)
         if request.leaving:
             self._registry.leave(lease)

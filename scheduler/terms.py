@@ -47,11 +47,17 @@ class Terms(msgspec.Struct, frozen=True):
     rejection: Rejection | None = None
     # The rejection in words; empty if there is none.
     rejected: str = ""
+    # Which ranks of the decode and of the prefill worker; None if it has one.
+    rank: int | None = None
+    prefill_rank: int | None = None
 
     @property
     def name(self) -> str:
         """The workers in the order in which the request reaches them."""
-        return self.worker_id if self.prefill_worker_id is None else f"{self.prefill_worker_id} -> {self.worker_id}"
+        decode = _named(self.worker_id, self.rank)
+        if self.prefill_worker_id is None:
+            return decode
+        return f"{_named(self.prefill_worker_id, self.prefill_rank)} -> {decode}"
 
     @property
     def worker_ids(self) -> tuple[str, ...]:
@@ -68,3 +74,7 @@ class Terms(msgspec.Struct, frozen=True):
             self.requests,
             self.name,
         )
+
+
+def _named(worker_id: str, rank: int | None) -> str:
+    return worker_id if rank is None else f"{worker_id} rank {rank}"

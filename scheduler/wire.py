@@ -145,6 +145,7 @@ def _candidate(term: Terms, chosen: Terms | None) -> scheduler_pb2.Candidate:
         predicted_tpot_ms=term.tpot_ms,
         slots_left=term.slots_left,
         rejected=rejected,
+        rank=term.rank,
     )
 
 
@@ -171,5 +172,7 @@ def _status(worker: Worker, registry: Registry) -> scheduler_pb2.WorkerStatus:
         cached_blocks=len(worker.cached),
         transfers=worker_wire.transfers_message(worker.transfers),
     )
+    if len(worker.ranks) > 1:
+        status.ranks.extend(worker_wire.rank_message(rank.status) for rank in worker.ranks)
     status.lease_remaining.FromMilliseconds(int(registry.lease_remaining(worker) * 1000))
     return status

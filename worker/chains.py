@@ -16,6 +16,9 @@ class Chains:
             self._parents.pop(block_hash, None)
         self._parents.update(zip(stored, parents, strict=True))
 
+    def __len__(self) -> int:
+        return len(self._parents)
+
     def __contains__(self, block_hash: object) -> bool:
         return block_hash in self._parents
 

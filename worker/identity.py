@@ -1,5 +1,6 @@
 """Who a worker is, once its rank has loaded."""
 
+from engine.parallel.layout import Layout
 from engine.protocol.messages import Ready
 from mesh.domain.workers import WorkerIdentity, WorkerRole
 from transfer.config import TransferConfig
@@ -13,11 +14,14 @@ def worker_identity(
     endpoint: str,
     transfer: TransferConfig | None,
     can_prefill: bool = True,
+    layout: Layout | None = None,
 ) -> WorkerIdentity:
     """`transfer` is the rank's, None where no KV comes or goes.
 
-    `incarnation` is new at every start; `endpoint` is host:port of the worker's gRPC services.
+    `incarnation` is new at every start; `endpoint` is host:port of the worker's gRPC services; `layout` is
+    that of its ranks, by default of one.
     """
+    layout = layout or Layout()
     return WorkerIdentity(
         worker_id=worker_id,
         incarnation=incarnation,
@@ -34,4 +38,6 @@ def worker_identity(
         receives_kv=ready.transfer_address is not None,
         layerwise_tokens=transfer.layerwise_tokens if transfer else None,
         slot_bytes=transfer.slot_bytes if transfer else None,
+        ranks=layout.dp,
+        worker_class=f"{ready.device_name}, tp {layout.tp}, dp {layout.dp}, ep {layout.ep}",
     )

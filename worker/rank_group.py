@@ -9,7 +9,7 @@ from engine.config import EngineConfig
 from engine.parallel.peers import GroupDescriptors
 from engine.protocol.messages import FirstToken, StepResult, Submit, TransferNews
 from mesh.config import ObserveConfig
-from mesh.domain.workers import TransferCounters, WorkerLoad
+from mesh.domain.workers import RankStatus, TransferCounters, WorkerLoad
 from mesh.errors import EngineFailed
 from worker.merging import merge_loads, merge_ready, merge_transfers
 from worker.rank_choice import cached_blocks, choose_rank
@@ -76,6 +76,11 @@ class RankGroup:
     @property
     def transfers(self) -> TransferCounters:
         return merge_transfers([view.transfers for view in self.views])
+
+    @property
+    def statuses(self) -> list[RankStatus]:
+        """What each rank has to report; none of a single one, which is the worker."""
+        return [view.status for view in self.views] if len(self.views) > 1 else []
 
     def new_key(self, token_ids: Sequence[int], cache_salt: bytes, computes_prompt: bool) -> int:
         """Name a request that is submitted next; the key belongs to the rank that suits the request best.

@@ -9,6 +9,7 @@ from typing import Protocol, Self
 
 from prometheus_client import Counter
 
+from engine.parallel.layout import Layout
 from engine.protocol.messages import DraftCounts, Ready, StepResult, TransferNews
 from kvstore.client import StoreClient
 from kvstore.store_user import StoreUser
@@ -53,7 +54,7 @@ class RankHost:
         """`connect` makes a rank's client of the stores."""
         self.identity = identity
         self.ranks = ranks
-        self.report = StatusReport(ranks.ready.total_blocks)
+        self.report = StatusReport(ranks.ready.total_blocks, ranks.statuses)
         self.draining = False
         self._moved = ReportedTotal(metrics.TRANSFER_BYTES)
         self._refused = ReportedTotal(metrics.TRANSFER_REFUSED)
@@ -97,6 +98,7 @@ class RankHost:
             endpoint,
             config.engine.transfer,
             can_prefill,
+            Layout.of(config.engine.parallel),
         )
         return cls(identity, ranks, lambda rank, user: StoreClient(config.stores, identity, user, channels, rank))
 
@@ -145,11 +147,10 @@ class RankHost:
         metrics.ENGINE_STORE_CACHED_TOKENS.inc(sum(output.store_cached_tokens or 0 for output in result.outputs))
         if result.drafts is not None:
             _count_drafts(result.drafts)
-        # The worker has a block as long as one of its ranks has it.
-        others = [view.chains for index, view in enumerate(self.ranks.views) if index != rank]
-        stored = [block for block in result.stored_blocks if not any(block in chains for chains in others)]
-        removed = [block for block in result.removed_blocks if not any(block in chains for chains in others)]
-        self.report.observe(self.ranks.load, stored, removed, self.ranks.transfers)
+        ranks = self.ranks
+        self.report.observe(
+            ranks.load, result.stored_blocks, result.removed_blocks, ranks.transfers, rank, ranks.statuses
+        )
         self.stores[rank].offer_stored(result.stored_blocks)
 
     async def _tick(self, user: RankUser) -> None:
@@ -168,6 +169,11 @@ class RankHost:
         metrics.ENGINE_RUNNING.set(load.running_requests)
         metrics.ENGINE_WAITING.set(load.waiting_requests)
         metrics.ENGINE_QUEUED_PREFILL_TOKENS.set(load.queued_prefill_tokens)
+        for rank, view in enumerate(self.ranks.views):
+            metrics.RANK_BLOCKS_FREE.labels(rank).set(view.load.free_blocks)
+            metrics.RANK_RUNNING.labels(rank).set(view.load.running_requests)
+            metrics.RANK_WAITING.labels(rank).set(view.load.waiting_requests)
+            metrics.RANK_QUEUED_PREFILL_TOKENS.labels(rank).set(view.load.queued_prefill_tokens)
         metrics.TRANSFER_OPEN.labels("landing").set(transfers.open_landings)
         metrics.TRANSFER_OPEN.labels("push").set(transfers.open_pushes)
         metrics.TRANSFER_OPEN.labels("fetch").set(transfers.open_fetches)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from engine.protocol.messages import Output, Ready, StepResult, Submit
-from mesh.domain.workers import TransferCounters, WorkerLoad
+from mesh.domain.workers import RankStatus, TransferCounters, WorkerLoad
 from worker.chains import Chains
 from worker.rank_choice import RankOutlook
 
@@ -23,6 +23,10 @@ class RankView:
         self.chains = Chains()
         # By key of each live request: prompt tokens that the rank has yet to compute for it.
         self._uncomputed_tokens: dict[int, int] = {}
+
+    @property
+    def status(self) -> RankStatus:
+        return RankStatus(self.load, self.transfers, len(self.chains))
 
     def outlook(self, cached_blocks: int) -> RankOutlook:
         """What a new request would find here; the rank holds so many leading blocks of its prompt."""

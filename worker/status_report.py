@@ -1,12 +1,12 @@
 """What a worker reports to the scheduler: its state, its load, and the blocks that came and went since the last one."""
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 
-from mesh.domain.workers import TransferCounters, WorkerLoad, WorkerState
+from mesh.domain.workers import RankStatus, TransferCounters, WorkerLoad, WorkerState
 
 # Hashes in one message: 16 bytes each, far below the message limit.
 MESSAGE_HASHES = 50_000
@@ -23,6 +23,10 @@ class Report:
     snapshot: bool
     stored: list[bytes]
     removed: list[bytes]
+    # If the worker has several ranks: one for each of `stored`, in which bit n says that rank n holds it, and what each
+    # rank reports.
+    holders: list[int]
+    ranks: Sequence[RankStatus]
     # Nothing comes after it.
     leaving: bool = False
 
@@ -30,14 +34,16 @@ class Report:
 class StatusReport:
     """Collects changes; `next_report` gives what changed since it was last called."""
 
-    def __init__(self, total_blocks: int) -> None:
+    def __init__(self, total_blocks: int, ranks: Sequence[RankStatus] = ()) -> None:
+        """ranks: what each has to report at first, if there are several."""
         self._load = WorkerLoad(free_blocks=total_blocks)
         self._transfers = TransferCounters()
+        self._ranks = ranks
         self._state = WorkerState.SERVING
-        # The worker's reusable blocks, in the order in which they came.
-        self._blocks: dict[bytes, None] = {}
-        # Net changes since the last report: whether the block is there now.
-        self._changes: dict[bytes, bool] = {}
+        # By reusable block, in the order in which they came: the ranks that hold it, as bits.
+        self._holders: dict[bytes, int] = {}
+        # Net changes since the last report: who held the block then.
+        self._changes: dict[bytes, int] = {}
         self._changed = asyncio.Event()
         self._leaving = False
 
@@ -55,12 +61,20 @@ class StatusReport:
         stored: Iterable[bytes],
         removed: Iterable[bytes],
         transfers: TransferCounters | None = None,
+        rank: int = 0,
+        ranks: Sequence[RankStatus] = (),
     ) -> None:
-        """Note what a step changed: `removed` left before `stored` came. Without `transfers` they are as before."""
+        """Note what a rank's step changed: blocks that were `removed` left it before `stored` came.
+
+        load, transfers: of all ranks; without `transfers` they are as before. ranks: each, if there are several.
+        """
         self._load = load
         self._transfers = transfers or self._transfers
-        self._remove(removed)
-        self._store(stored)
+        self._ranks = ranks
+        for block_hash in removed:
+            self._hold(block_hash, self._holders.get(block_hash, 0) & ~(1 << rank))
+        for block_hash in stored:
+            self._hold(block_hash, self._holders.get(block_hash, 0) | 1 << rank)
         self._changed.set()
 
     def drain(self) -> None:
@@ -93,34 +107,38 @@ class StatusReport:
         With `snapshot` all blocks are reported again, for a scheduler that knows nothing of this worker.
         """
         if snapshot:
-            self._changes = dict.fromkeys(self._blocks, True)
+            self._changes = dict.fromkeys(self._holders, 0)
         reported = dict(islice(self._changes.items(), MESSAGE_HASHES))
         for block_hash in reported:
             del self._changes[block_hash]
         if not self._changes:
             self._changed.clear()
-        stored = [block_hash for block_hash, present in reported.items() if present]
-        removed = [block_hash for block_hash, present in reported.items() if not present]
-        return Report(self._state, self._load, self._transfers, snapshot, stored, removed, self._leaving)
+        stored = [block_hash for block_hash in reported if block_hash in self._holders]
+        removed = [block_hash for block_hash in reported if block_hash not in self._holders]
+        holders = [self._holders[block_hash] for block_hash in stored] if self._ranks else []
+        return Report(
+            state=self._state,
+            load=self._load,
+            transfers=self._transfers,
+            snapshot=snapshot,
+            stored=stored,
+            removed=removed,
+            holders=holders,
+            ranks=self._ranks,
+            leaving=self._leaving,
+        )
 
     def _set_state(self, state: WorkerState) -> None:
         if state is not self._state:
             self._state = state
             self._changed.set()
 
-    def _store(self, block_hashes: Iterable[bytes]) -> None:
-        for block_hash in block_hashes:
-            self._blocks[block_hash] = None
-            self._change(block_hash, True)
-
-    def _remove(self, block_hashes: Iterable[bytes]) -> None:
-        for block_hash in block_hashes:
-            self._blocks.pop(block_hash, None)
-            self._change(block_hash, False)
-
-    def _change(self, block_hash: bytes, present: bool) -> None:
-        # A block that came and went between two reports is not reported, and must not pile up without a scheduler.
-        if self._changes.get(block_hash, present) is present:
-            self._changes[block_hash] = present
+    def _hold(self, block_hash: bytes, holders: int) -> None:
+        before = self._holders.get(block_hash, 0)
+        if holders:
+            self._holders[block_hash] = holders
         else:
+            self._holders.pop(block_hash, None)
+        # A block that came and went between two reports is not reported, and must not pile up without a scheduler.
+        if self._changes.setdefault(block_hash, before) == holders:
             del self._changes[block_hash]

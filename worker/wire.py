@@ -15,8 +15,11 @@ def status_message(report: Report, sender: WorkerIdentity | None) -> scheduler_p
         load=worker_wire.load_message(report.load),
         transfers=worker_wire.transfers_message(report.transfers),
         leaving=report.leaving,
+        ranks=[worker_wire.rank_message(rank) for rank in report.ranks],
     )
     if report.snapshot or report.stored or report.removed:
-        events = scheduler_pb2.KvEvents(snapshot=report.snapshot, stored=report.stored, removed=report.removed)
+        events = scheduler_pb2.KvEvents(
+            snapshot=report.snapshot, stored=report.stored, removed=report.removed, holders=report.holders
+        )
         message.kv_events.CopyFrom(events)
     return message

@@ -95,6 +95,8 @@ class Ready(msgspec.Struct, tag="ready"):
     peak_bytes: int
     # UCX worker address; None without transfers.
     transfer_address: bytes | None = None
+    # What computes: a card's name, "CPU" or "oracle".
+    device_name: str = ""
 
 
 class Failed(msgspec.Struct, tag="failed"):

@@ -128,6 +128,7 @@ def _ready(config: EngineConfig, backend: Backend, agent: "TransferAgent | None"
         max_requests=config.max_requests,
         peak_bytes=_peak_resident_bytes(),
         transfer_address=None if agent is None else agent.address,
+        device_name=backend.device_name,
     )
 
 

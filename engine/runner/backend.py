@@ -56,6 +56,7 @@ class ModelBackend:
         if config.threads is not None:
             torch.set_num_threads(config.threads)
         self.asynchronous = resolved.device == "cuda"
+        self.device_name = torch.cuda.get_device_name() if self.asynchronous else "CPU"
         self._model = model or make_model(resolved, exchange)
         model_config = self._model.config
         longest = model_config.max_position_embeddings
@@ -98,7 +99,7 @@ class ModelBackend:
             self._sizes = step_sizes(min(config.max_step_tokens, config.max_requests * self.context_tokens))
             if resolved.warm_up:
                 self._warm_up(self._sizes, config.max_requests, config.drafts.next_n)
-        _log.info("model ready", extra={"fields": _summary(resolved, self.total_blocks)})
+        _log.info("model ready", extra={"fields": _summary(resolved, self.device_name, self.total_blocks)})
 
     def kv_memory(self) -> KvMemory:
         pool = self.state.kv_pool
@@ -225,9 +226,8 @@ def _kv_meaning(config: EngineConfig, model_dir: Path) -> str:
     return "random" if config.random_weights else weights_fingerprint(model_dir)
 
 
-def _summary(resolved: ResolvedEngineConfig, blocks: int) -> dict[str, object]:
+def _summary(resolved: ResolvedEngineConfig, device: str, blocks: int) -> dict[str, object]:
     """What an operator wants to know of a worker that starts."""
-    device = torch.cuda.get_device_name() if resolved.device == "cuda" else "CPU"
     return {"device": device, "dtype": resolved.dtype, "kv_dtype": resolved.kv_dtype, "kv_blocks": blocks}
 
 

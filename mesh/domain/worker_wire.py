@@ -3,12 +3,22 @@
 from deepmesh.internal.v1 import workers_pb2
 
 from mesh.blocks import BLOCK_TOKENS
-from mesh.domain.workers import KvNamespace, TransferCounters, WorkerIdentity, WorkerLoad, WorkerRole, WorkerState
+from mesh.domain.workers import (
+    KvNamespace,
+    RankStatus,
+    TransferCounters,
+    WorkerIdentity,
+    WorkerLoad,
+    WorkerRole,
+    WorkerState,
+)
 from mesh.errors import InvalidRequest
 
 MAX_NAME_CHARACTERS = 256
 # The most UCX transports, or reasons of refusal, that one process may report.
 MAX_COUNTED_NAMES = 64
+# The bits of what says which ranks hold a block.
+MAX_RANKS = 64
 
 _ROLES: dict[int, WorkerRole] = {
     workers_pb2.WORKER_ROLE_PREFILL: WorkerRole.PREFILL,
@@ -38,6 +48,10 @@ def identity(message: workers_pb2.WorkerIdentity) -> WorkerIdentity:
     for field in ("context_tokens", "total_blocks", "max_requests"):
         if getattr(message, field) < 1:
             raise InvalidRequest(f"identity.{field} must be at least 1", field=f"identity.{field}")
+    if message.ranks > MAX_RANKS:
+        raise InvalidRequest(f"identity.ranks must be at most {MAX_RANKS}", field="identity.ranks")
+    if message.worker_class:
+        check_name("identity.worker_class", message.worker_class)
     role = _ROLES.get(message.role)
     if role is None:
         raise InvalidRequest("identity.role must be PREFILL or DECODE", field="identity.role")
@@ -57,6 +71,8 @@ def identity(message: workers_pb2.WorkerIdentity) -> WorkerIdentity:
         receives_kv=message.receives_kv,
         layerwise_tokens=message.layerwise_tokens or None,
         slot_bytes=message.slot_bytes or None,
+        ranks=message.ranks or 1,
+        worker_class=message.worker_class,
     )
 
 
@@ -77,6 +93,8 @@ def identity_message(worker: WorkerIdentity) -> workers_pb2.WorkerIdentity:
         receives_kv=worker.receives_kv,
         layerwise_tokens=worker.layerwise_tokens,
         slot_bytes=worker.slot_bytes,
+        ranks=worker.ranks,
+        worker_class=worker.worker_class,
     )
 
 
@@ -193,6 +211,19 @@ def transfers_message(counters: TransferCounters) -> workers_pb2.TransferStatus:
         fetches=counters.fetches,
         fetched_blocks=counters.fetched_blocks,
         fetch_bytes_per_second=counters.fetch_bytes_per_second,
+    )
+
+
+def rank(message: workers_pb2.RankStatus) -> RankStatus:
+    """Raises InvalidRequest if a map has too many entries."""
+    return RankStatus(load(message.load), transfers(message.transfers), message.cached_blocks)
+
+
+def rank_message(rank: RankStatus) -> workers_pb2.RankStatus:
+    return workers_pb2.RankStatus(
+        load=load_message(rank.load),
+        transfers=transfers_message(rank.transfers),
+        cached_blocks=rank.cached_blocks,
     )
 
 

@@ -70,6 +70,12 @@ class WorkerIdentity(msgspec.Struct, frozen=True):
     layerwise_tokens: int | None = None
     # The largest segment of KV that it sends or receives; None if it moves no KV.
     slot_bytes: int | None = None
+    # DP ranks: groups of its processes that batch requests each for itself. Each has an equal part of `total_blocks`
+    # and of `max_requests`, and a request lies on one.
+    ranks: int = 1
+    # What it computes with, and how it is divided; empty if it does not say. Workers of one class are taken to be
+    # equally fast until they have measured themselves.
+    worker_class: str = ""
 
 
 class WorkerLoad(msgspec.Struct, frozen=True):
@@ -109,3 +115,12 @@ class TransferCounters(msgspec.Struct, frozen=True):
     fetched_blocks: int = 0
     # Smoothed, of fetches that brought blocks; None while unknown.
     fetch_bytes_per_second: float | None = None
+
+
+class RankStatus(msgspec.Struct, frozen=True):
+    """What one DP rank of a worker reports."""
+
+    load: WorkerLoad
+    transfers: TransferCounters
+    # Content-addressed blocks that it holds.
+    cached_blocks: int

@@ -31,6 +31,7 @@ class CountingBackend:
     block_bytes = 64
     eos_token_ids: frozenset[int] = frozenset()
     asynchronous = False
+    device_name = "counting"
     draft_layers = 0
     think_tokens: ThinkTokens | None = None
 

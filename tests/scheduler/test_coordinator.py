@@ -1,16 +1,18 @@
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
+from mesh.blocks import chain_hashes
 from mesh.domain.shares import Share
-from mesh.domain.workers import WorkerRole, WorkerState
+from mesh.domain.workers import RankStatus, TransferCounters, WorkerLoad, WorkerRole, WorkerState
 from mesh.errors import ContextExceeded, NoWorker, NoWorkerYet, Overloaded, UnknownModel
 from scheduler.admission import Objectives
 from scheduler.candidates import PlacementKnobs, Unreported
 from scheduler.coordinator import KEPT_CANDIDATES, Coordinator, PlacementCall
 from scheduler.decisions import DecisionLog, Outcome
 from scheduler.lengths import OutputLengths
-from scheduler.registry import Registry
+from scheduler.registry import Lease, Registry
 from scheduler.stores import Stores
 from scheduler.tenants import PlacedRequests
 from tests.support.scheduling import ManualClock, make_identity, make_load, make_request
@@ -35,14 +37,26 @@ class Scheduling:
             self.clock,
         )
 
-    def add_worker(self, worker_id: str, **identity: Any) -> None:
-        lease = self.registry.attach(make_identity(worker_id, **identity))
-        self.registry.update(lease, WorkerState.SERVING, make_load())
+    def add_worker(self, worker_id: str, ranks: Sequence[WorkerLoad] = (), **identity: Any) -> Lease:
+        """ranks: what each of its ranks reports, if it has several."""
+        lease = self.registry.attach(make_identity(worker_id, ranks=len(ranks) or 1, **identity))
+        statuses = [RankStatus(load, TransferCounters(), 0) for load in ranks]
+        self.registry.update(lease, WorkerState.SERVING, make_load(), ranks=statuses)
+        return lease
 
-    async def place(self, request_id: str = "r", attempt: int = 0, **request: Any) -> str:
+    async def place(
+        self, request_id: str = "r", attempt: int = 0, block_hashes: Sequence[bytes] = (), **request: Any
+    ) -> str:
         share = request.pop("share", Share())
-        call = PlacementCall(request_id, attempt, "oracle", make_request(**request), share=share)
+        call = PlacementCall(request_id, attempt, "oracle", make_request(**request), block_hashes, share)
         return (await self.coordinator.place(call)).decode.worker_id
+
+    @property
+    def chosen_rank(self) -> int | None:
+        """Of the last decision."""
+        chosen = self.decisions.newest(1)[0].chosen
+        assert chosen is not None
+        return chosen.rank
 
 
 async def test_a_placement_weighs_on_its_worker_until_its_outcome() -> None:
@@ -162,3 +176,50 @@ async def test_a_young_scheduler_refuses_nothing_for_good() -> None:
     scheduling.clock.now += 0.25
     with pytest.raises(ContextExceeded):
         await scheduling.place(prompt_tokens=100_000)
+
+
+async def test_a_worker_of_several_ranks_is_as_quick_as_its_best_rank() -> None:
+    scheduling = Scheduling()
+    busy, idle = make_load(queued_prefill_tokens=8000), make_load()
+    scheduling.add_worker("several", [busy, busy, idle, busy])
+    lease = scheduling.add_worker("one")
+    scheduling.registry.update(lease, WorkerState.SERVING, make_load(queued_prefill_tokens=1000))
+    assert (await scheduling.place(), scheduling.chosen_rank) == ("several", 2)
+
+
+async def test_a_prompt_goes_to_the_rank_that_has_its_prefix() -> None:
+    scheduling = Scheduling()
+    lease = scheduling.add_worker("a", [make_load()] * 3)
+    hashes = chain_hashes(range(640))
+    scheduling.registry.record_blocks(lease, True, hashes, [], [0b111] * 2 + [0b010] * 8)
+    await scheduling.place(block_hashes=hashes)
+    assert scheduling.chosen_rank == 1
+    scheduling.registry.record_blocks(lease, False, hashes[1:], [], [0b100] * 9)
+    await scheduling.place(block_hashes=hashes)
+    assert scheduling.chosen_rank == 2
+
+
+async def test_a_burst_spreads_over_the_ranks_of_a_worker() -> None:
+    scheduling = Scheduling()
+    scheduling.add_worker("a", [make_load()] * 4)
+    for number in range(8):
+        await scheduling.place(f"r{number}")
+    (worker,) = scheduling.registry.workers()
+    assert [rank.unreported.requests for rank in worker.ranks] == [2, 2, 2, 2]
+    scheduling.coordinator.report("r5", 0, Outcome.FINISHED, 5)
+    assert sorted(rank.unreported.requests for rank in worker.ranks) == [1, 2, 2, 2]
+
+
+async def test_a_rank_has_room_for_its_part_of_the_worker_s_requests_alone() -> None:
+    scheduling = Scheduling(queue_requests=0)
+    scheduling.add_worker("a", [make_load(2), make_load(1), make_load(2), make_load(2)], max_requests=8)
+    assert (await scheduling.place("r1"), scheduling.chosen_rank) == ("a", 1)
+    with pytest.raises(Overloaded):
+        await scheduling.place("r2")
+
+
+async def test_autoscaling_counts_workers_and_not_their_ranks() -> None:
+    scheduling = Scheduling()
+    scheduling.add_worker("a", [make_load()] * 4)
+    (worker,) = scheduling.coordinator.candidates("oracle").decode
+    assert (worker.rank, worker.max_requests) == (None, 8)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler.candidates import Candidates, CandidateWorker, MeasurementAges, PlacementKnobs
-from scheduler.estimates import CONSTANT_AGE_SECONDS, HALF_LIFE_SECONDS, Estimator, informed
+from scheduler.estimates import CONSTANT_AGE_SECONDS, HALF_LIFE_SECONDS, Estimator, Measured, informed
 from scheduler.placement import choose, placed_work
 from tests.support.scheduling import make_candidate, make_load, make_request, predict_alone
 
@@ -23,6 +23,10 @@ def measured(worker_id: str, step_ms: float, age_seconds: float = 0.0) -> Candid
     return make_candidate(worker_id, max_requests=64, load=load, ages=MeasurementAges(step=age_seconds))
 
 
+def of(value: float | None, age_seconds: float = 0.0, worker_class: str = "a") -> Measured:
+    return Measured(worker_class, value, age_seconds)
+
+
 def placed(workers: dict[str, CandidateWorker], count: int) -> Counter[str]:
     """How many of a burst each worker is given."""
     given: Counter[str] = Counter()
@@ -31,7 +35,7 @@ def placed(workers: dict[str, CandidateWorker], count: int) -> Counter[str]:
         assert chosen is not None
         given[chosen.worker_id] += 1
         worker = workers[chosen.worker_id]
-        unreported = worker.unreported + placed_work(REQUEST, chosen)[chosen.worker_id]
+        unreported = worker.unreported + placed_work(REQUEST, chosen)[chosen.worker_id, 0]
         workers = {**workers, worker.worker_id: msgspec.structs.replace(worker, unreported=unreported)}
     return given
 
@@ -69,23 +73,23 @@ def test_a_truly_slow_worker_is_tried_now_and_then_and_gets_far_fewer() -> None:
 
 
 def test_a_fresh_measurement_is_believed_whatever_the_others_found() -> None:
-    assert Estimator([(10.0, 0.0), (1000.0, 0.0)], 20.0).estimate(1000.0, 0.0) == 1000.0
+    assert Estimator([of(10.0), of(1000.0)], 20.0).estimate(of(1000.0)) == 1000.0
 
 
 def test_an_old_measurement_gives_way_to_what_the_others_find() -> None:
-    estimator = Estimator([(10.0, 0.0), (1000.0, HALF_LIFE_SECONDS)], 20.0)
+    estimator = Estimator([of(10.0), of(1000.0, HALF_LIFE_SECONDS)], 20.0)
     # The others are 10 and, half as much, 1000; half-way from there to 1000, in logarithms.
     common = (10.0 * 10.0 * 1000.0) ** (1 / 3)
-    assert estimator.estimate(1000.0, HALF_LIFE_SECONDS) == pytest.approx((1000.0 * common) ** 0.5, rel=1e-3)
-    assert estimator.estimate(1000.0, LONG_AGO) == pytest.approx(common, rel=1e-3)
+    assert estimator.estimate(of(1000.0, HALF_LIFE_SECONDS)) == pytest.approx((1000.0 * common) ** 0.5, rel=1e-3)
+    assert estimator.estimate(of(1000.0, LONG_AGO)) == pytest.approx(common, rel=1e-3)
 
 
 def test_a_worker_that_measured_nothing_is_like_those_that_did() -> None:
-    assert Estimator([(10.0, 0.0), (40.0, 0.0), (0.0, 0.0)], 1.0).estimate(0.0, 0.0) == pytest.approx(20.0, rel=1e-3)
+    assert Estimator([of(10.0), of(40.0), of(None)], 1.0).estimate(of(None)) == pytest.approx(20.0, rel=1e-3)
 
 
 def test_while_nobody_has_measured_the_constant_holds() -> None:
-    assert Estimator([(0.0, 0.0)], 20.0).estimate(0.0, 0.0) == 20.0
+    assert Estimator([of(None)], 20.0).estimate(of(None)) == 20.0
 
 
 def test_what_one_worker_measured_and_nobody_finds_again_is_forgotten_within_minutes() -> None:
@@ -108,16 +112,29 @@ def test_prefill_and_decode_workers_inform_each_other_of_the_rate_of_prompts() -
     assert estimated.decode[0].pace.prefill_tokens_per_second == pytest.approx(800.0, rel=1e-3)
 
 
+def test_a_worker_that_measured_nothing_is_like_those_of_its_class() -> None:
+    estimator = Estimator([of(10.0, 0.0, "fast"), of(30.0, 0.0, "slow")], 1.0)
+    assert estimator.estimate(of(None, 0.0, "fast")) == pytest.approx(10.0, rel=1e-3)
+    assert estimator.estimate(of(None, 0.0, "slow")) == pytest.approx(30.0, rel=1e-3)
+    # And one of a class of which nothing is known, like all.
+    assert estimator.estimate(of(None, 0.0, "new")) == pytest.approx(300.0**0.5, rel=1e-3)
+
+
+def test_an_old_measurement_of_a_slower_class_stays() -> None:
+    estimator = Estimator([of(10.0, 0.0, "fast"), of(30.0, 10 * HALF_LIFE_SECONDS, "slow")], 20.0)
+    assert estimator.estimate(of(30.0, 10 * HALF_LIFE_SECONDS, "slow")) == pytest.approx(30.0, rel=0.01)
+
+
 values = st.floats(1e-3, 1e12)
-ages = st.floats(0, 1e6)
+measurements = st.builds(Measured, st.sampled_from("abc"), values, st.floats(0, 1e6))
 
 
-@given(st.lists(st.tuples(values, ages), min_size=1, max_size=6), values)
+@given(st.lists(measurements, min_size=1, max_size=6), values)
 def test_an_estimate_lies_between_what_was_measured_and_the_constant(
-    measurements: list[tuple[float, float]], constant: float
+    measurements: list[Measured], constant: float
 ) -> None:
     estimator = Estimator(measurements, constant)
-    known = [constant, *(value for value, _ in measurements)]
-    for value, age_seconds in [*measurements, (0.0, 0.0)]:
-        estimate = estimator.estimate(value, age_seconds)
+    known = [constant, *(each.value for each in measurements if each.value)]
+    for each in [*measurements, of(None)]:
+        estimate = estimator.estimate(each)
         assert min(known) * (1 - 1e-9) <= estimate <= max(known) * (1 + 1e-9)

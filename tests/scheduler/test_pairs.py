@@ -66,6 +66,11 @@ def test_a_prompt_is_computed_where_it_delays_fewest_when_prefill_is_busy() -> N
     assert pair_of(Candidates([full], [busy])) == ("d", "p")
 
 
+def test_a_prompt_delays_the_requests_of_the_worker_s_other_ranks_too() -> None:
+    busy = make_prefill(load=make_load(queued_prefill_tokens=2000))
+    assert pair_of(Candidates([make_candidate("d", rank=0, requests_beside=7)], [busy])) == ("d", "p")
+
+
 def test_what_decodes_elsewhere_is_not_delayed_by_a_prompt() -> None:
     candidates = [make_candidate("a", load=make_load(running_requests=7)), make_candidate("b")]
     assert pair_of(Candidates(candidates, [make_prefill(unusable="it is draining")])) == ("b", None)
@@ -219,7 +224,7 @@ def test_a_pair_predicted_over_the_objective_is_refused() -> None:
 def test_both_workers_of_a_pair_carry_their_part_until_they_report_it() -> None:
     candidates = Candidates([make_candidate("d", cached_blocks=2)], [make_prefill()])
     work = placed_work(make_request(), chosen_of(candidates))
-    assert work == {"d": Unreported(1, 0, 9), "p": Unreported(1, 640, 11)}
+    assert work == {("d", 0): Unreported(1, 0, 9), ("p", 0): Unreported(1, 640, 11)}
 
 
 def test_the_reason_names_both_workers_and_the_store() -> None:

@@ -40,7 +40,7 @@ def spread(
         counts[chosen.worker_id] += 1
         taken = by_id[chosen.worker_id]
         by_id[chosen.worker_id] = msgspec.structs.replace(
-            taken, unreported=taken.unreported + placed_work(request, chosen)[chosen.worker_id]
+            taken, unreported=taken.unreported + placed_work(request, chosen)[chosen.worker_id, 0]
         )
     return counts
 

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mesh.domain.workers import TransferCounters, WorkerState
-from mesh.errors import LeaseConflict, LeaseExpired, Overloaded
+from mesh.domain.workers import RankStatus, TransferCounters, WorkerLoad, WorkerState
+from mesh.errors import InvalidRequest, LeaseConflict, LeaseExpired, Overloaded
 from scheduler.candidates import MeasurementAges, Unreported
 from scheduler.registry import Registry, RegistryLimits
 from tests.support.scheduling import ManualClock, make_identity, make_load
@@ -61,9 +61,9 @@ def test_a_worker_that_comes_back_keeps_its_blocks_until_its_snapshot() -> None:
     registry.record_blocks(lease, True, hashes(1, 2), [])
     registry.detach(lease)
     again = registry.attach(make_identity("a"))
-    assert registry.workers()[0].cached == set(hashes(1, 2))
+    assert set(registry.workers()[0].cached) == set(hashes(1, 2))
     registry.record_blocks(again, True, hashes(3), [])
-    assert registry.workers()[0].cached == set(hashes(3))
+    assert set(registry.workers()[0].cached) == set(hashes(3))
 
 
 def test_a_restarted_worker_takes_over_at_once_and_holds_nothing() -> None:
@@ -73,7 +73,7 @@ def test_a_restarted_worker_takes_over_at_once_and_holds_nothing() -> None:
     registry.detach(lease)
     registry.attach(make_identity("a", incarnation="second"))
     assert live(registry) == [("a", "second")]
-    assert registry.workers()[0].cached == set()
+    assert set(registry.workers()[0].cached) == set()
 
 
 def test_a_second_live_process_of_one_id_is_refused() -> None:
@@ -171,7 +171,7 @@ def test_the_room_of_a_lost_worker_is_given_back() -> None:
     registry.record_blocks(registry.attach(make_identity("a")), True, hashes(1, 2), [])
     clock.now += LEASE
     registry.record_blocks(registry.attach(make_identity("b")), True, hashes(3, 4), [])
-    assert registry.workers()[0].cached == set(hashes(3, 4))
+    assert set(registry.workers()[0].cached) == set(hashes(3, 4))
 
 
 def test_a_worker_cannot_claim_more_blocks_than_it_has() -> None:
@@ -185,7 +185,7 @@ def test_a_cached_prefix_ends_at_the_first_missing_block() -> None:
     registry, _ = make_registry()
     registry.record_blocks(registry.attach(make_identity("a")), True, hashes(1, 2, 4), [])
     for chain, blocks in ((hashes(1, 2, 3, 4), 2), (hashes(3, 1), 0), (hashes(1, 2), 2)):
-        assert registry.cached_prefixes(chain, registry.workers()) == {"a": blocks}
+        assert registry.cached_prefixes(chain, registry.workers()) == {"a": [blocks]}
 
 
 def test_a_prefix_is_forgotten_with_its_worker_whoever_comes_after_it() -> None:
@@ -193,7 +193,7 @@ def test_a_prefix_is_forgotten_with_its_worker_whoever_comes_after_it() -> None:
     registry.record_blocks(registry.attach(make_identity("a")), True, hashes(1, 2), [])
     clock.now += LEASE
     registry.attach(make_identity("b"))
-    assert registry.cached_prefixes(hashes(1, 2), registry.workers()) == {"b": 0}
+    assert registry.cached_prefixes(hashes(1, 2), registry.workers()) == {"b": [0]}
 
 
 def test_a_measurement_ages_from_its_last_change_however_often_it_is_told() -> None:
@@ -204,7 +204,7 @@ def test_a_measurement_ages_from_its_last_change_however_often_it_is_told() -> N
         clock.now += seconds
         load = make_load(prefill_tokens_per_second=rate, decode_step_ms=step_ms, push_bytes_per_second=push)
         registry.update(lease, WorkerState.SERVING, load, TransferCounters(fetch_bytes_per_second=bandwidth))
-        return registry.measurement_ages(registry.workers()[0])
+        return registry.measurement_ages(registry.workers()[0].ranks[0])
 
     assert ages_after(1, 1000.0, 10.0, 1e6) == MeasurementAges(0, 0, 0, 0)
     assert ages_after(9, 1000.0, 10.0, 1e6) == MeasurementAges(9, 9, 9, 9)
@@ -213,13 +213,13 @@ def test_a_measurement_ages_from_its_last_change_however_often_it_is_told() -> N
     assert ages_after(9, 1001.0, 11.0, 2e6) == MeasurementAges(18, 9, 0, 36)
     assert ages_after(9, 1001.0, 11.0, 2e6, push=2e9) == MeasurementAges(27, 18, 9, 0)
     clock.now += 5
-    assert registry.measurement_ages(registry.workers()[0]) == MeasurementAges(32, 23, 14, 5)
+    assert registry.measurement_ages(registry.workers()[0].ranks[0]) == MeasurementAges(32, 23, 14, 5)
 
 
 def test_a_placement_counts_until_a_status_had_time_to_contain_it() -> None:
     registry, clock = make_registry()
     lease = registry.attach(make_identity("a"))
-    registry.add_placement("a", ("r", 0), Unreported(1, 640, 11))
+    registry.add_placement("a", 0, ("r", 0), Unreported(1, 640, 11))
     clock.now += SETTLE / 2
     registry.update(lease, WorkerState.SERVING, make_load())
     assert registry.workers()[0].unreported == Unreported(1, 640, 11)
@@ -232,9 +232,9 @@ def test_a_placement_counts_until_a_status_had_time_to_contain_it() -> None:
 def test_a_placement_that_ended_counts_no_longer() -> None:
     registry, _ = make_registry()
     registry.attach(make_identity("a"))
-    registry.add_placement("a", ("r", 0), Unreported(1, 640, 11))
-    registry.add_placement("a", ("r", 1), Unreported(1, 64, 2))
-    registry.add_placement("a", ("r", 1), Unreported(1, 64, 2))
+    registry.add_placement("a", 0, ("r", 0), Unreported(1, 640, 11))
+    registry.add_placement("a", 0, ("r", 1), Unreported(1, 64, 2))
+    registry.add_placement("a", 0, ("r", 1), Unreported(1, 64, 2))
     for worker_id in ("a", "a", "gone"):
         registry.settle_placement(worker_id, ("r", 0))
     assert registry.workers()[0].unreported == Unreported(1, 64, 2)
@@ -255,14 +255,33 @@ def test_blocks_follow_the_events_and_their_count_never_drifts(
     for name, snapshot, stored, removed in events:
         registry.record_blocks(leases[name], snapshot, hashes(*stored), hashes(*removed))
         expected[name] = ((set() if snapshot else expected[name]) - removed) | stored
-    assert {w.identity.worker_id: w.cached for w in registry.workers()} == {
+    assert {w.identity.worker_id: set(w.cached) for w in registry.workers()} == {
         name: set(hashes(*numbers)) for name, numbers in expected.items()
     }
     assert registry.cached_prefixes(hashes(*range(10)), registry.workers()) == {
-        name: next(number for number in range(11) if number not in numbers) for name, numbers in expected.items()
+        name: [next(number for number in range(11) if number not in numbers)] for name, numbers in expected.items()
     }
     clock.now += LEASE
     registry.expire()
     lease = registry.attach(make_identity("c"))
     registry.record_blocks(lease, True, hashes(*range(100, 130)), [])
     assert len(registry.workers()[0].cached) == 20
+
+
+def test_a_worker_has_to_report_each_of_its_ranks() -> None:
+    registry, _ = make_registry()
+    lease = registry.attach(make_identity("a", ranks=2))
+    with pytest.raises(InvalidRequest, match="has 2 ranks, and reports 1"):
+        registry.update(lease, WorkerState.SERVING, make_load(), ranks=[RankStatus(make_load(), TransferCounters(), 0)])
+    assert registry.workers()[0].load == WorkerLoad()
+
+
+def test_a_block_that_moved_to_another_rank_is_cached_there_alone() -> None:
+    registry, _ = make_registry()
+    lease = registry.attach(make_identity("a", ranks=2))
+    for holders in (0b01, 0b11, 0b10):
+        registry.record_blocks(lease, False, hashes(1), [], [holders])
+        assert registry.cached_prefixes(hashes(1), registry.workers()) == {"a": [holders & 1, holders >> 1]}
+    assert len(registry.workers()[0].cached) == 1
+    registry.record_blocks(lease, False, [], hashes(1))
+    assert registry.cached_prefixes(hashes(1), registry.workers()) == {"a": [0, 0]}

@@ -42,6 +42,7 @@ def identity_message(worker_id: str = "decode-1", **changes: Any) -> workers_pb2
         "max_requests": 8,
         "can_prefill": True,
         "receives_kv": True,
+        "ranks": 1,
         **changes,
     }
     return workers_pb2.WorkerIdentity(**values)

@@ -149,7 +149,7 @@ async def test_a_store_that_comes_is_offered_what_the_rank_has() -> None:
         assert len(it.stores.offers) == 1
 
 
-async def test_the_worker_has_a_block_as_long_as_one_of_its_ranks_has_it() -> None:
+async def test_a_worker_reports_which_of_its_ranks_hold_a_block() -> None:
     ranks, user = [FakeRankClient(), FakeRankClient()], RecordingUser()
     stores = [FakeStores(["store-1"]), FakeStores(["store-1"])]
     group = RankGroup(ranks)  # type: ignore[arg-type]
@@ -166,8 +166,14 @@ async def test_the_worker_has_a_block_as_long_as_one_of_its_ranks_has_it() -> No
         count = len(user.steps) + 1
         await eventually(lambda count=count: len(user.steps) == count)  # type: ignore[misc]
         report = host.report.next_report(snapshot=False)
-        told.append((report.stored, report.removed))
-    assert told == [(hashes(1), []), (hashes(2), []), ([], []), ([], hashes(2, 1))]
+        told.append((report.stored, report.holders, report.removed))
+    assert told == [
+        (hashes(1), [0b01], []),
+        (hashes(1, 2), [0b11, 0b10], []),
+        (hashes(1), [0b10], []),
+        ([], [], hashes(2, 1)),
+    ]
+    assert [status.cached_blocks for status in report.ranks] == [0, 0]
     # Each rank offers what its own pool has.
     assert [store.offers for store in stores] == [[hashes(1)], [hashes(1, 2)]]
     ranks[0].die()

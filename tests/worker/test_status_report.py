@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mesh.domain.workers import TransferCounters, WorkerLoad, WorkerState
+from mesh.domain.workers import RankStatus, TransferCounters, WorkerLoad, WorkerState
 from worker import status_report as report_module
 from worker.status_report import StatusReport
 
@@ -106,27 +106,34 @@ async def test_waiting_ends_with_its_time() -> None:
     await asyncio.wait_for(status.wait(0.01), 5)
 
 
+BLOCKS, RANKS = st.sets(st.integers(0, 9)), 3
 steps = st.lists(
-    st.tuples(st.sets(st.integers(0, 9)), st.sets(st.integers(0, 9)), st.sampled_from(["", "take", "snapshot"])),
-    max_size=30,
+    st.tuples(st.integers(0, RANKS - 1), BLOCKS, BLOCKS, st.sampled_from(["", "take", "snapshot"])), max_size=30
 )
 
 
 @given(steps)
-def test_a_scheduler_that_reads_every_report_knows_exactly_the_rank_s_blocks(
-    events: list[tuple[set[int], set[int], str]],
+def test_a_scheduler_that_reads_every_report_knows_exactly_the_blocks_of_each_rank(
+    events: list[tuple[int, set[int], set[int], str]],
 ) -> None:
-    status, rank, scheduler = StatusReport(100), set[bytes](), set[bytes]()
-    for stored, removed, then in [*events, (set[int](), set[int](), "take")]:
+    statuses = [RankStatus(LOAD, TransferCounters(), 0)] * RANKS
+    status, ranks = StatusReport(100, statuses), [set[bytes]() for _ in range(RANKS)]
+    scheduler: dict[bytes, int] = {}
+    for number, stored, removed, then in [*events, (0, set[int](), set[int](), "take")]:
+        rank = ranks[number]
         # As the rank tells it: what it stores was not there, what it removes was.
         came, went = set(hashes(*stored)) - rank, set(hashes(*removed)) & rank
-        observe(status, list(came), list(went))
-        rank = (rank - went) | came
+        status.observe(LOAD, list(came), list(went), rank=number, ranks=statuses)
+        ranks[number] = (rank - went) | came
         if then:
             told = status.next_report(snapshot=then == "snapshot")
-            scheduler = set() if told.snapshot else scheduler - set(told.removed)
-            scheduler |= set(told.stored)
-    assert scheduler == rank
+            scheduler = {} if told.snapshot else scheduler
+            for block in told.removed:
+                scheduler.pop(block, None)
+            scheduler.update(zip(told.stored, told.holders, strict=True))
+    for number, rank in enumerate(ranks):
+        assert {block for block, holders in scheduler.items() if holders >> number & 1} == rank
+    assert all(scheduler.values())
 
 
 def test_transfers_stay_as_last_reported() -> None:

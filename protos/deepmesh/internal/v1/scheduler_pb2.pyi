@@ -101,30 +101,34 @@ class ReportOutcomeResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class ReportStatusRequest(_message.Message):
-    __slots__ = ("identity", "state", "load", "kv_events", "transfers", "leaving")
+    __slots__ = ("identity", "state", "load", "kv_events", "transfers", "leaving", "ranks")
     IDENTITY_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     KV_EVENTS_FIELD_NUMBER: _ClassVar[int]
     TRANSFERS_FIELD_NUMBER: _ClassVar[int]
     LEAVING_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
     identity: _workers_pb2.WorkerIdentity
     state: _workers_pb2.WorkerState
     load: _workers_pb2.WorkerLoad
     kv_events: KvEvents
     transfers: _workers_pb2.TransferStatus
     leaving: bool
-    def __init__(self, identity: _Optional[_Union[_workers_pb2.WorkerIdentity, _Mapping]] = ..., state: _Optional[_Union[_workers_pb2.WorkerState, str]] = ..., load: _Optional[_Union[_workers_pb2.WorkerLoad, _Mapping]] = ..., kv_events: _Optional[_Union[KvEvents, _Mapping]] = ..., transfers: _Optional[_Union[_workers_pb2.TransferStatus, _Mapping]] = ..., leaving: _Optional[bool] = ...) -> None: ...
+    ranks: _containers.RepeatedCompositeFieldContainer[_workers_pb2.RankStatus]
+    def __init__(self, identity: _Optional[_Union[_workers_pb2.WorkerIdentity, _Mapping]] = ..., state: _Optional[_Union[_workers_pb2.WorkerState, str]] = ..., load: _Optional[_Union[_workers_pb2.WorkerLoad, _Mapping]] = ..., kv_events: _Optional[_Union[KvEvents, _Mapping]] = ..., transfers: _Optional[_Union[_workers_pb2.TransferStatus, _Mapping]] = ..., leaving: _Optional[bool] = ..., ranks: _Optional[_Iterable[_Union[_workers_pb2.RankStatus, _Mapping]]] = ...) -> None: ...
 
 class KvEvents(_message.Message):
-    __slots__ = ("snapshot", "stored", "removed")
+    __slots__ = ("snapshot", "stored", "removed", "holders")
     SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     STORED_FIELD_NUMBER: _ClassVar[int]
     REMOVED_FIELD_NUMBER: _ClassVar[int]
+    HOLDERS_FIELD_NUMBER: _ClassVar[int]
     snapshot: bool
     stored: _containers.RepeatedScalarFieldContainer[bytes]
     removed: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, snapshot: _Optional[bool] = ..., stored: _Optional[_Iterable[bytes]] = ..., removed: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    holders: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, snapshot: _Optional[bool] = ..., stored: _Optional[_Iterable[bytes]] = ..., removed: _Optional[_Iterable[bytes]] = ..., holders: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ReportStatusResponse(_message.Message):
     __slots__ = ("lease",)
@@ -165,20 +169,22 @@ class StoreStatus(_message.Message):
     def __init__(self, endpoint: _Optional[str] = ..., store_id: _Optional[str] = ..., tiers: _Optional[_Iterable[_Union[_kvstore_pb2.TierStatus, _Mapping]]] = ..., lookups: _Optional[int] = ..., hits: _Optional[int] = ..., transfers: _Optional[_Union[_workers_pb2.TransferStatus, _Mapping]] = ..., attached_workers: _Optional[int] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("identity", "state", "load", "cached_blocks", "lease_remaining", "transfers")
+    __slots__ = ("identity", "state", "load", "cached_blocks", "lease_remaining", "transfers", "ranks")
     IDENTITY_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     CACHED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     LEASE_REMAINING_FIELD_NUMBER: _ClassVar[int]
     TRANSFERS_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
     identity: _workers_pb2.WorkerIdentity
     state: _workers_pb2.WorkerState
     load: _workers_pb2.WorkerLoad
     cached_blocks: int
     lease_remaining: _duration_pb2.Duration
     transfers: _workers_pb2.TransferStatus
-    def __init__(self, identity: _Optional[_Union[_workers_pb2.WorkerIdentity, _Mapping]] = ..., state: _Optional[_Union[_workers_pb2.WorkerState, str]] = ..., load: _Optional[_Union[_workers_pb2.WorkerLoad, _Mapping]] = ..., cached_blocks: _Optional[int] = ..., lease_remaining: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., transfers: _Optional[_Union[_workers_pb2.TransferStatus, _Mapping]] = ...) -> None: ...
+    ranks: _containers.RepeatedCompositeFieldContainer[_workers_pb2.RankStatus]
+    def __init__(self, identity: _Optional[_Union[_workers_pb2.WorkerIdentity, _Mapping]] = ..., state: _Optional[_Union[_workers_pb2.WorkerState, str]] = ..., load: _Optional[_Union[_workers_pb2.WorkerLoad, _Mapping]] = ..., cached_blocks: _Optional[int] = ..., lease_remaining: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., transfers: _Optional[_Union[_workers_pb2.TransferStatus, _Mapping]] = ..., ranks: _Optional[_Iterable[_Union[_workers_pb2.RankStatus, _Mapping]]] = ...) -> None: ...
 
 class ListDecisionsRequest(_message.Message):
     __slots__ = ("limit", "request_id")
@@ -213,7 +219,7 @@ class Decision(_message.Message):
     def __init__(self, time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., worker_id: _Optional[str] = ..., reason: _Optional[str] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., outcome: _Optional[_Union[PlacementOutcome, str]] = ...) -> None: ...
 
 class Candidate(_message.Message):
-    __slots__ = ("worker_id", "cached_blocks", "predicted_ttft_ms", "predicted_tpot_ms", "slots_left", "rejected", "prefill_worker_id", "store_id")
+    __slots__ = ("worker_id", "cached_blocks", "predicted_ttft_ms", "predicted_tpot_ms", "slots_left", "rejected", "prefill_worker_id", "store_id", "rank")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     CACHED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     PREDICTED_TTFT_MS_FIELD_NUMBER: _ClassVar[int]
@@ -222,6 +228,7 @@ class Candidate(_message.Message):
     REJECTED_FIELD_NUMBER: _ClassVar[int]
     PREFILL_WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     STORE_ID_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     cached_blocks: int
     predicted_ttft_ms: float
@@ -230,7 +237,8 @@ class Candidate(_message.Message):
     rejected: str
     prefill_worker_id: str
     store_id: str
-    def __init__(self, worker_id: _Optional[str] = ..., cached_blocks: _Optional[int] = ..., predicted_ttft_ms: _Optional[float] = ..., predicted_tpot_ms: _Optional[float] = ..., slots_left: _Optional[int] = ..., rejected: _Optional[str] = ..., prefill_worker_id: _Optional[str] = ..., store_id: _Optional[str] = ...) -> None: ...
+    rank: int
+    def __init__(self, worker_id: _Optional[str] = ..., cached_blocks: _Optional[int] = ..., predicted_ttft_ms: _Optional[float] = ..., predicted_tpot_ms: _Optional[float] = ..., slots_left: _Optional[int] = ..., rejected: _Optional[str] = ..., prefill_worker_id: _Optional[str] = ..., store_id: _Optional[str] = ..., rank: _Optional[int] = ...) -> None: ...
 
 class GetScalingRequest(_message.Message):
     __slots__ = ()

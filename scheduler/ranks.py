@@ -1,0 +1,76 @@
+"""One DP rank of a live worker, as the registry keeps it: its load, how old that is, and what was placed since."""
+
+from dataclasses import dataclass, field
+
+from mesh.domain.workers import RankStatus, TransferCounters, WorkerLoad
+from scheduler.candidates import MeasurementAges, Unreported
+
+PlacementKey = tuple[str, int]
+
+
+@dataclass(slots=True)
+class Measurement:
+    """A number that comes with every status, and when it last changed: an equal number is an old one."""
+
+    # None while the rank does not know it.
+    value: float | None = None
+    changed_at: float = float("-inf")
+
+    def observe(self, value: float | None, now: float) -> None:
+        if value != self.value:
+            self.value, self.changed_at = value, now
+
+
+@dataclass(slots=True)
+class Rank:
+    """Written by the registry alone. Most workers have one."""
+
+    # Its number in the prefix index.
+    number: int
+    status: RankStatus = field(default_factory=lambda: RankStatus(WorkerLoad(), TransferCounters(), 0))
+    # Placements that the last status may not have counted yet, and when they were made.
+    placed: dict[PlacementKey, tuple[float, Unreported]] = field(default_factory=dict)
+    # The sum of `placed`.
+    unreported: Unreported = field(default_factory=Unreported)
+    # Values of `load` and `transfers`, with their ages.
+    _prefill_rate: Measurement = field(default_factory=Measurement)
+    _step_time: Measurement = field(default_factory=Measurement)
+    _fetch_bandwidth: Measurement = field(default_factory=Measurement)
+    _push_bandwidth: Measurement = field(default_factory=Measurement)
+
+    @property
+    def requests(self) -> int:
+        """Those that it has, and those placed on it since."""
+        return self.load.running_requests + self.load.waiting_requests + self.unreported.requests
+
+    @property
+    def load(self) -> WorkerLoad:
+        return self.status.load
+
+    def observe(self, status: RankStatus, now: float) -> None:
+        self.status = status
+        self._prefill_rate.observe(status.load.prefill_tokens_per_second, now)
+        self._step_time.observe(status.load.decode_step_ms, now)
+        self._fetch_bandwidth.observe(status.transfers.fetch_bytes_per_second, now)
+        self._push_bandwidth.observe(status.load.push_bytes_per_second, now)
+
+    def ages(self, now: float) -> MeasurementAges:
+        return MeasurementAges(
+            prefill=now - self._prefill_rate.changed_at,
+            step=now - self._step_time.changed_at,
+            fetch=now - self._fetch_bandwidth.changed_at,
+            push=now - self._push_bandwidth.changed_at,
+        )
+
+    def add_placement(self, key: PlacementKey, now: float, placed: Unreported) -> None:
+        self.settle_placement(key)
+        self.placed[key] = (now, placed)
+        self.unreported += placed
+
+    def settle_placement(self, key: PlacementKey) -> None:
+        if key in self.placed:
+            self.unreported -= self.placed.pop(key)[1]
+
+    def settle_placements_before(self, time: float) -> None:
+        for key in [key for key, (placed_at, _) in self.placed.items() if placed_at <= time]:
+            self.settle_placement(key)

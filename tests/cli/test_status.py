@@ -1,0 +1,22 @@
+from io import StringIO
+
+from deepmesh.internal.v1 import scheduler_pb2, workers_pb2
+from rich.console import Console
+
+from cli.status import workers_table
+
+
+def test_each_rank_of_several_has_a_row_below_its_worker() -> None:
+    identity = workers_pb2.WorkerIdentity(worker_id="d", model="oracle", max_requests=8, total_blocks=200, ranks=2)
+    ranks = [
+        workers_pb2.RankStatus(load=workers_pb2.WorkerLoad(running_requests=count, free_blocks=100 - count))
+        for count in (3, 1)
+    ]
+    load = workers_pb2.WorkerLoad(running_requests=4, free_blocks=196)
+    worker = scheduler_pb2.WorkerStatus(identity=identity, load=load, ranks=ranks)
+    shown = StringIO()
+    Console(width=80, file=shown).print(workers_table(scheduler_pb2.WatchWorkersResponse(workers=[worker])))
+    rows = [line.split() for line in shown.getvalue().splitlines()]
+    assert ["d", "unspecified", "4/8", "0", "0", "4/200", "0", "0", "0.0"] in rows
+    assert ["rank", "0", "3/4", "0", "0", "3/100", "0", "0", "0.0"] in rows
+    assert ["rank", "1", "1/4", "0", "0", "1/100", "0", "0", "0.0"] in rows
