@@ -11,11 +11,13 @@ from typing import TypeVar
 
 from msgspec import json, structs
 
+from gateway.answer_forms import AnswerForm
 from gateway.catalog import Catalog, ModelText
 from gateway.chat import DEFAULT_OPTIONS, TemplateOptions
 from gateway.config import LimitsConfig
+from gateway.constraints import UNSHAPED, AnswerShape, check_room, constraint_for
+from gateway.grammar_checks import GrammarChecks
 from gateway.memory import release_freed_memory
-from gateway.reasoning import ReasoningStart
 from gateway.requests import (
     ModelLimits,
     completion_room,
@@ -26,11 +28,11 @@ from gateway.requests import (
     validate_text,
 )
 from gateway.tokenizer import Tokenizer
-from gateway.tool_parser import ToolReading
 from gateway.tools import Toolbox
 from gateway.transcript import Transcript, no_text
 from gateway.turns import ChatMessage
 from mesh.blocks import chain_hashes
+from mesh.domain.constraints import Constraint
 from mesh.domain.requests import TokenRequest
 from mesh.domain.sampling import (
     Sampling,
@@ -103,6 +105,8 @@ class Ask:
     echo: bool = False
     # Among its tenant's requests the lowest goes first.
     priority: int = 0
+    # What the answer must be, behind its reasoning.
+    form: AnswerForm | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +135,7 @@ class Prepared:
 @dataclass(frozen=True, slots=True)
 class _Encoded:
     token_ids: Sequence[int]
-    reasoning: ReasoningStart = ReasoningStart.NONE
-    tools: ToolReading | None = None
+    shape: AnswerShape = UNSHAPED
 
 
 class Intake:
@@ -142,9 +145,11 @@ class Intake:
         self._catalog = catalog
         self._limits = limits
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="intake")
+        self._grammars = GrammarChecks()
 
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
+        self._grammars.close()
 
     async def prepare(self, ask: Ask, cache_salt: bytes, share: Share) -> Prepared:
         """Raises InvalidRequest (naming the field), ContextExceeded, UnknownModel or NoWorker."""
@@ -170,15 +175,16 @@ class Intake:
             stop=StopConditions(max_tokens, ask.stop_token_ids, ask.ignore_eos),
             cache_salt=cache_salt,
             share=share,
+            constraint=await self._constraint(ask.form, encoded.shape, max_tokens, text.tokenizer),
         )
         token_bytes = text.tokenizer.token_bytes if text.tokenizer is not None else no_text
         new_transcript = partial(
             Transcript,
             token_bytes,
             ask.stop_strings,
-            encoded.reasoning,
+            encoded.shape.reasoning,
             include_stop_string=ask.include_stop_string,
-            tools=encoded.tools,
+            tools=encoded.shape.calls,
         )
         echo = _echo(ask.prompt, encoded.token_ids, token_ids, text.tokenizer) if ask.echo else ""
         return Prepared(model, request, new_transcript, block_hashes, echo)
@@ -187,6 +193,17 @@ class Intake:
         """Token ids of the prompt, as `prepare` would encode it. Raises as it does."""
         encoded = await self._encode(prompt, self._catalog.resolve(model))
         return encoded.token_ids
+
+    async def _constraint(
+        self, form: AnswerForm | None, shape: AnswerShape, max_tokens: int, tokenizer: Tokenizer | None
+    ) -> Constraint | None:
+        """Raises InvalidConstraint naming the field."""
+        constraint = constraint_for(form, shape, tokenizer)
+        if form is not None:
+            check_room(form, max_tokens, tokenizer)
+        if constraint is not None:
+            await self._grammars.check(constraint.grammar, "tools" if form is None else form.field)
+        return constraint
 
     async def _encode(self, prompt: Prompt, model: str) -> _Encoded:
         limits, text = self._catalog.limits(model), self._catalog.text(model)
@@ -236,7 +253,8 @@ def _encoded(prompt: Prompt, model: str, text: ModelText, limits: ModelLimits) -
     if text.chat is None:
         raise InvalidRequest(f"{model!r} has no chat template: send a raw prompt", field="messages")
     rendered = text.chat.render(prompt.messages, prompt.options, prompt.toolbox)
-    return _Encoded(array("I", rendered.token_ids), rendered.reasoning, rendered.tools)
+    shape = AnswerShape(rendered.reasoning, prompt.toolbox, rendered.tools)
+    return _Encoded(array("I", rendered.token_ids), shape)
 
 
 def _echo(prompt: Prompt, encoded: Sequence[int], kept: Sequence[int], tokenizer: Tokenizer | None) -> str:

@@ -5,7 +5,7 @@ from typing import TypeAlias
 import grpc
 from deepmesh.v1 import common_pb2, gateway_pb2, gateway_pb2_grpc
 
-from gateway import tool_wire
+from gateway import form_wire, tool_wire
 from gateway.chat import TemplateOptions
 from gateway.gateway import Gateway
 from gateway.generation import Delta, Finish, Generation
@@ -77,6 +77,7 @@ def _ask(request: gateway_pb2.GenerateRequest) -> Ask:
         stop_token_ids=tuple(request.stop_token_ids),
         ignore_eos=request.ignore_eos,
         priority=request.priority,
+        form=form_wire.answer_form(request.form) if request.HasField("form") else None,
     )
 
 

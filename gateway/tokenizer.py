@@ -92,6 +92,10 @@ class Tokenizer:
         """The text that encodes to these tokens; special tokens by name."""
         return b"".join(map(self._spelled, token_ids)).decode(errors="replace")
 
+    def control_id(self, text: str) -> int | None:
+        """The control token of this text; None if the model has none."""
+        return self._control.get(text)
+
     def _spelled(self, token_id: int) -> bytes:
         control = self._control_text.get(token_id)
         if control is not None:

@@ -43,4 +43,4 @@ def _tool(tool: gateway_pb2.Tool, index: int) -> Tool:
     except (msgspec.DecodeError, RecursionError) as error:
         field = f"tools[{index}].parameters_json"
         raise InvalidRequest(f"{field} is not a JSON object: {error}", field=field) from error
-    return Tool(tool.name, tool.description, parameters)
+    return Tool(tool.name, tool.description, parameters, tool.strict)

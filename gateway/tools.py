@@ -20,6 +20,8 @@ class Tool:
     description: str
     # JSON schema of the arguments, as JSON would be read.
     parameters: dict[str, Any]
+    # Refuse a schema of which a part cannot be enforced, and hold the model to it whenever it calls the tool.
+    strict: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,7 +100,7 @@ class Turns:
         return {"role": message.role, "content": content or None, "tool_calls": functions}
 
     def _shielded_tool(self, tool: Tool) -> Tool:
-        return Tool(tool.name, self._disguised(tool.description), self._disguised_tree(tool.parameters))
+        return Tool(tool.name, self._disguised(tool.description), self._disguised_tree(tool.parameters), tool.strict)
 
     def _disguised_tree(self, value: Any) -> Any:
         if isinstance(value, str):

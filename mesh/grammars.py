@@ -1,5 +1,6 @@
 """Compiles grammars, within bounds of time and memory that hold for every grammar a client may write."""
 
+import re
 from pathlib import Path
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -7,6 +8,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from mesh.errors import InvalidConstraint
 
 MAX_COMPLAINT_CHARACTERS = 300
+_PLACE = re.compile(r"^(at )?\d+\(\d+\): ")
 
 
 def limits() -> LLParserLimits:
@@ -33,7 +35,7 @@ def compile_grammar(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
     """A matcher at the grammar's begin. Other threads run meanwhile. Raises InvalidConstraint."""
     matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=limits())
     if matcher.is_error():
-        raise InvalidConstraint(f"the constraint cannot be compiled: {first_line(matcher.get_error())}")
+        raise InvalidConstraint(f"the constraint cannot be compiled: {complaint(matcher.get_error())}")
     return matcher
 
 
@@ -41,10 +43,11 @@ def check_grammar(grammar: str) -> None:
     """Raises InvalidConstraint for what no vocabulary makes a grammar; other threads run meanwhile."""
     wrong, messages = LLMatcher.validate_grammar_with_warnings(grammar, None, limits=limits())
     if wrong:
-        raise InvalidConstraint(f"the constraint cannot be compiled: {first_line(messages[0])}")
+        raise InvalidConstraint(f"the constraint cannot be compiled: {complaint(messages[0])}")
 
 
-def first_line(error: str) -> str:
-    """What is wrong, in a line: the library adds the place in a grammar that the client did not write."""
-    line = next((line for line in error.splitlines() if line.strip()), error)
-    return line.strip()[:MAX_COMPLAINT_CHARACTERS]
+def complaint(error: str) -> str:
+    """What is wrong, in a line: the library adds the place, in a grammar that the client did not write."""
+    lines = [line.strip() for line in error.splitlines() if line.strip()] or [error]
+    causes = [line for line in lines[1:] if line.startswith("error: ")]
+    return _PLACE.sub("", " ".join((lines[0], *causes[:1])))[:MAX_COMPLAINT_CHARACTERS]

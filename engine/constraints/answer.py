@@ -8,7 +8,7 @@ from llguidance import LLMatcher
 
 from mesh.domain.constraints import Constraint
 from mesh.errors import InvalidConstraint
-from mesh.grammars import first_line
+from mesh.grammars import complaint
 
 # A bit for each token id, the lowest first, up to the vocabulary's last byte.
 Bits = npt.NDArray[np.uint8]
@@ -57,7 +57,7 @@ class ConstrainedAnswer:
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            raise InvalidConstraint(f"the constraint cannot be followed: {first_line(self._matcher.get_error())}")
+            raise InvalidConstraint(f"the constraint cannot be followed: {complaint(self._matcher.get_error())}")
 
 
 def _all_but(vocabulary_size: int, token_ids: frozenset[int]) -> Bits:

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from gateway.chat import TemplateOptions
 from gateway.intake import Ask, ChatPrompt, Prompt, TextPrompt, TokenPrompt
-from gateway.openai.sampling import SamplingFields
+from gateway.openai.constraints import ConstraintFields
 from gateway.openai.tools import CallBody, ToolBody, ToolChoice, toolbox
 from gateway.turns import ChatMessage
 from mesh.errors import InvalidRequest, Unsupported
@@ -30,7 +30,7 @@ class StreamOptions(Struct, forbid_unknown_fields=True):
     include_obfuscation: bool | None = None
 
 
-class GenerationBody(SamplingFields, kw_only=True):
+class GenerationBody(ConstraintFields, kw_only=True):
     """The fields that both endpoints have. Types are strict: "5" is no number."""
 
     model: str = ""
@@ -96,6 +96,7 @@ class GenerationBody(SamplingFields, kw_only=True):
             truncate_prompt_tokens=self.truncate_prompt_tokens,
             cache_salt=self.cache_salt,
             priority=self.priority or 0,
+            form=self.form(),
         )
 
 

@@ -5,7 +5,7 @@ from typing import Any, Literal
 from msgspec import UNSET, Struct, UnsetType
 
 from gateway.tools import Tool, Toolbox, ToolCall, ToolCallDelta
-from mesh.errors import InvalidRequest, Unsupported
+from mesh.errors import InvalidRequest
 
 
 class FunctionBody(Struct, forbid_unknown_fields=True):
@@ -20,11 +20,9 @@ class ToolBody(Struct, forbid_unknown_fields=True):
     function: FunctionBody
     type: Literal["function"] = "function"
 
-    def to_tool(self, index: int) -> Tool:
-        if self.function.strict:
-            field = f"tools[{index}].function.strict"
-            raise Unsupported("strict is not supported: arguments are not constrained to their schema", field=field)
-        return Tool(self.function.name, self.function.description or "", self.function.parameters or {})
+    def to_tool(self) -> Tool:
+        function = self.function
+        return Tool(function.name, function.description or "", function.parameters or {}, bool(function.strict))
 
 
 class ChosenFunction(Struct, forbid_unknown_fields=True):
@@ -76,7 +74,7 @@ def toolbox(tools: list[ToolBody] | None, choice: ToolChoice | None, parallel: b
         if choice not in (None, "none", "auto"):
             raise InvalidRequest("tool_choice needs tools: send them, or leave it out", field="tool_choice")
         return None
-    offered = [tool.to_tool(index) for index, tool in enumerate(tools)]
+    offered = [tool.to_tool() for tool in tools]
     if choice == "none":
         return None
     named = choice.function.name if isinstance(choice, NamedChoice) else None

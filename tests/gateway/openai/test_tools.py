@@ -156,9 +156,9 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "another kind of tool": ({"tools": [{"type": "retrieval", "function": {"name": "a"}}]}, "tools[0].type"),
     "a bad name": ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
     "the same name twice": ({"tools": [CLOCK, CLOCK]}, "tools[1].function.name"),
-    "strict": (
+    "strict without tokens that begin a call": (
         {"tools": [{"type": "function", "function": {"name": "a", "strict": True}}]},
-        "tools[0].function.strict",
+        "tools",
     ),
     "a choice of nothing": ({"tool_choice": "required"}, "tool_choice"),
     "a choice that is not there": (

@@ -1,0 +1,82 @@
+"""What a client may ask an answer to be, and how Lark says so: the right side of a rule, or a grammar of its own."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import msgspec
+from llguidance import regex_to_lark
+from llguidance.gbnf_to_lark import any_to_lark
+
+from mesh.errors import InvalidConstraint
+
+MAX_CHOICES = 1000
+# Between the parts of JSON: a space, or a new line and its indent. Without a bound a model that has lost its way fills
+# the answer with it.
+WHITESPACE = r" |\n {0,16}"
+ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
+
+
+@dataclass(frozen=True, slots=True)
+class JsonForm:
+    schema: Mapping[str, Any]
+    # What its client calls it, for errors; so in the other forms.
+    field: str
+    # Parts of the schema that cannot be enforced are left out.
+    lenient: bool = False
+
+    def rule(self) -> str:
+        return json_rule(self.schema, self.lenient)
+
+
+@dataclass(frozen=True, slots=True)
+class RegexForm:
+    pattern: str
+    field: str
+
+    def rule(self) -> str:
+        if not self.pattern or "\0" in self.pattern:
+            raise InvalidConstraint("the regular expression is empty or holds a zero byte")
+        return f"/{regex_to_lark(self.pattern)}/"
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceForm:
+    texts: Sequence[str]
+    field: str
+
+    def rule(self) -> str:
+        if not self.texts or not all(self.texts):
+            raise InvalidConstraint("the choices are none, or one is empty: send at least one text")
+        if len(self.texts) > MAX_CHOICES:
+            raise InvalidConstraint(f"there are {len(self.texts)} choices, the limit is {MAX_CHOICES}")
+        return " | ".join(map(literal, self.texts))
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarForm:
+    """Lark, or llama.cpp's GBNF."""
+
+    text: str
+    field: str
+
+    def grammar(self) -> str:
+        try:
+            return any_to_lark(self.text)
+        # Its reader of GBNF raises what its own expressions do.
+        except (ValueError, LookupError, RecursionError, AttributeError) as error:
+            raise InvalidConstraint(f"the grammar cannot be read: {error}") from error
+
+
+AnswerForm: TypeAlias = JsonForm | RegexForm | ChoiceForm | GrammarForm
+
+
+def json_rule(schema: Mapping[str, Any], lenient: bool) -> str:
+    options = {"whitespace_pattern": WHITESPACE, "lenient": lenient}
+    return "%json " + msgspec.json.encode({**schema, "x-guidance": options}).decode()
+
+
+def literal(text: str) -> str:
+    """Text as Lark quotes it, which is as JSON does."""
+    return json.dumps(text, ensure_ascii=False)

@@ -1,0 +1,102 @@
+"""From what a client asks an answer to be to the constraint that a worker gets."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gateway.answer_forms import AnswerForm, ChoiceForm, GrammarForm
+from gateway.reasoning import THINK_CLOSE, THINK_OPEN, ReasoningStart
+from gateway.tokenizer import Tokenizer
+from gateway.tool_format import CALLS_BEGIN
+from gateway.tool_grammar import ToolGrammar
+from gateway.tool_parser import ToolReading
+from gateway.tools import Toolbox
+from mesh.domain.constraints import Constraint
+from mesh.errors import InvalidConstraint
+
+TOOLS_FIELD = "tools"
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerShape:
+    """What of a prompt decides how its answer is read, and what it may be."""
+
+    reasoning: ReasoningStart = ReasoningStart.NONE
+    toolbox: Toolbox | None = None
+    # None if the answer calls no tools.
+    calls: ToolReading | None = None
+
+
+UNSHAPED = AnswerShape()
+
+
+def constraint_for(form: AnswerForm | None, shape: AnswerShape, tokenizer: Tokenizer | None) -> Constraint | None:
+    """None if the answer may be anything. Raises InvalidConstraint naming the field."""
+    try:
+        if shape.toolbox is not None and shape.calls is not None:
+            tools = ToolGrammar(shape.toolbox, shape.calls.form, _control(tokenizer))
+            if shape.calls.opening:
+                return Constraint(f"start: {tools.begun()}\n{tools.rules()}")
+            if form is None:
+                return _strict_calls(shape.toolbox, tools)
+            return _answer(form, shape.reasoning, tokenizer, tools)
+        return None if form is None else _answer(form, shape.reasoning, tokenizer, None)
+    except InvalidConstraint as error:
+        raise InvalidConstraint(error.message, field=TOOLS_FIELD if form is None else form.field) from error
+
+
+def check_room(form: AnswerForm, max_tokens: int, tokenizer: Tokenizer | None) -> None:
+    """Raises InvalidConstraint if no answer of this form fits."""
+    if tokenizer is None or not isinstance(form, ChoiceForm):
+        return
+    shortest = min(len(tokenizer.encode(text)) for text in form.texts)
+    if shortest > max_tokens:
+        raise InvalidConstraint(
+            f"the shortest of the choices has {shortest} tokens, and max_tokens is {max_tokens}: allow more",
+            field="max_tokens",
+        )
+
+
+def _strict_calls(toolbox: Toolbox, tools: ToolGrammar) -> Constraint | None:
+    """The model writes what it likes; once it begins to call, the calls are right."""
+    if not any(tool.strict for tool in toolbox.tools):
+        return None
+    begin = tools.control(CALLS_BEGIN)
+    if begin is None:
+        raise InvalidConstraint(
+            "strict needs a model with control tokens for calls, or tool_choice required or by name: leave it out"
+        )
+    return Constraint(f"start: {tools.unbegun()}\n{tools.rules()}", free_until=begin, may_end_free=True)
+
+
+def _answer(
+    form: AnswerForm, reasoning: ReasoningStart, tokenizer: Tokenizer | None, tools: ToolGrammar | None
+) -> Constraint:
+    close = opening = None
+    if reasoning is not ReasoningStart.NONE:
+        control = _control(tokenizer)
+        close, opening = control(THINK_CLOSE), control(THINK_OPEN)
+        if close is None and reasoning is ReasoningStart.OPEN:
+            raise InvalidConstraint("this model's reasoning does not end with a token of its own: turn thinking off")
+    opened = reasoning is ReasoningStart.OPEN
+    grammar = _grammar(form, opened, tools)
+    if opened:
+        return Constraint(grammar, free_until=close)
+    if close is None or opening is None:
+        return Constraint(grammar)
+    return Constraint(grammar, free_until=close, opened_by=opening)
+
+
+def _grammar(form: AnswerForm, opened: bool, tools: ToolGrammar | None) -> str:
+    """opened: the answer follows reasoning, and perhaps line breaks that belong to neither."""
+    if isinstance(form, GrammarForm):
+        return form.grammar()
+    lines = [f"start: {'lead ' if opened else ''}{'answer' if tools is None else '(answer | calls)'}"]
+    lines += [f"answer: {form.rule()}", *(["lead: /\\n{0,2}/"] if opened else [])]
+    if tools is not None:
+        lines += [f"calls: {tools.marker(CALLS_BEGIN)} {tools.unbegun()}", tools.rules()]
+    return "\n".join(lines)
+
+
+def _control(tokenizer: Tokenizer | None) -> Callable[[str], int | None]:
+    """The id of a control token by its text; None where the model has none of the kind."""
+    return (lambda text: None) if tokenizer is None else tokenizer.control_id

@@ -1,0 +1,99 @@
+"""How OpenAI's clients, and vLLM's and SGLang's, ask for answers of a form."""
+
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct, field
+
+from gateway.answer_forms import ANY_OBJECT, AnswerForm, ChoiceForm, GrammarForm, JsonForm, RegexForm
+from gateway.openai.sampling import SamplingFields
+from mesh.errors import InvalidConstraint, InvalidRequest, MissingField
+
+
+class JsonSchemaFormat(Struct, forbid_unknown_fields=True):
+    name: str
+    schema: dict[str, Any] | None = None
+    description: str | None = None
+    # Refuse a schema of which a part cannot be enforced, rather than leave that part out.
+    strict: bool | None = None
+
+
+class ResponseFormat(Struct, forbid_unknown_fields=True):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFormat | None = None
+
+    def form(self) -> AnswerForm | None:
+        name = "response_format"
+        if self.type == "text":
+            return None
+        if self.type == "json_object":
+            return JsonForm(ANY_OBJECT, name)
+        if self.json_schema is None:
+            raise MissingField(f"{name} of type json_schema lacks its json_schema", field=f"{name}.json_schema")
+        schema = ANY_OBJECT if self.json_schema.schema is None else self.json_schema.schema
+        return JsonForm(schema, f"{name}.json_schema.schema", lenient=not self.json_schema.strict)
+
+
+class StructuredOutputs(Struct, forbid_unknown_fields=True):
+    json_schema: dict[str, Any] | str | None = field(default=None, name="json")
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+
+
+class ConstraintFields(SamplingFields, kw_only=True):
+    """One of these at the most."""
+
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    # SGLang's names.
+    regex: str | None = None
+    ebnf: str | None = None
+
+    def form(self) -> AnswerForm | None:
+        """Raises InvalidRequest."""
+        forms = list(self._forms())
+        if len(forms) > 1:
+            names = " and ".join(form.field for form in forms)
+            raise InvalidRequest(f"{names} exclude each other: send one", field=forms[1].field)
+        return forms[0] if forms else None
+
+    def _forms(self) -> Iterator[AnswerForm]:
+        if self.response_format is not None and (asked := self.response_format.form()) is not None:
+            yield asked
+        outputs = self.structured_outputs or StructuredOutputs()
+        for name, schema in (("structured_outputs.json", outputs.json_schema), ("guided_json", self.guided_json)):
+            if schema is not None:
+                yield JsonForm(_schema(schema, name), name)
+        if outputs.json_object:
+            yield JsonForm(ANY_OBJECT, "structured_outputs.json_object")
+        patterns = {
+            "structured_outputs.regex": outputs.regex,
+            "guided_regex": self.guided_regex,
+            "regex": self.regex,
+        }
+        yield from (RegexForm(pattern, name) for name, pattern in patterns.items() if pattern is not None)
+        choices = {"structured_outputs.choice": outputs.choice, "guided_choice": self.guided_choice}
+        yield from (ChoiceForm(texts, name) for name, texts in choices.items() if texts is not None)
+        grammars = {
+            "structured_outputs.grammar": outputs.grammar,
+            "guided_grammar": self.guided_grammar,
+            "ebnf": self.ebnf,
+        }
+        yield from (GrammarForm(text, name) for name, text in grammars.items() if text is not None)
+
+
+def _schema(given: dict[str, Any] | str, name: str) -> dict[str, Any]:
+    """vLLM's clients may send the schema as text."""
+    if isinstance(given, dict):
+        return given
+    try:
+        return msgspec.json.decode(given, type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise InvalidConstraint(f"{name} is not a JSON object: {error}", field=name) from error

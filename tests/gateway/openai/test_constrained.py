@@ -1,0 +1,94 @@
+"""Answers of a form in OpenAI's words: what a worker is sent, and what is refused."""
+
+from typing import Any
+
+import pytest
+
+from tests.support.gateways import running_mesh
+
+CHAT = "/v1/chat/completions"
+HELLO = [{"role": "user", "content": "hello"}]
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+
+ASKED: dict[str, dict[str, Any]] = {
+    "json schema": {
+        "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA, "strict": True}}
+    },
+    "json object": {"response_format": {"type": "json_object"}},
+    "structured json": {"structured_outputs": {"json": SCHEMA}},
+    "structured object": {"structured_outputs": {"json_object": True}},
+    "structured regex": {"structured_outputs": {"regex": "a+"}},
+    "structured choice": {"structured_outputs": {"choice": ["a", "b"]}},
+    "structured grammar": {"structured_outputs": {"grammar": 'start: "a"'}},
+    "guided json": {"guided_json": '{"type": "object"}'},
+    "guided regex": {"guided_regex": "a+"},
+    "guided choice": {"guided_choice": ["a", "b"]},
+    "guided grammar": {"guided_grammar": 'root ::= "a"'},
+    "regex": {"regex": "a+"},
+    "ebnf": {"ebnf": 'root ::= "a"'},
+    "a named tool": {
+        "tools": [{"type": "function", "function": {"name": "weather", "parameters": SCHEMA}}],
+        "tool_choice": {"type": "function", "function": {"name": "weather"}},
+    },
+    "a required tool": {
+        "tools": [{"type": "function", "function": {"name": "weather", "parameters": SCHEMA, "strict": True}}],
+        "tool_choice": "required",
+    },
+}
+
+REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
+    "a type that is none": ({"guided_json": {"type": "strin"}}, "guided_json", "strin"),
+    "a keyword that cannot be enforced": (
+        {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "a", "schema": {"not": {}}, "strict": True},
+            }
+        },
+        "response_format.json_schema.schema",
+        "not",
+    ),
+    "no schema": ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "lacks"),
+    "a schema that is no object": ({"guided_json": "[1]"}, "guided_json", "object"),
+    "look-around": ({"guided_regex": "(?=a)b"}, "guided_regex", "look-around"),
+    "a grammar that is none": ({"guided_grammar": "start: nothing"}, "guided_grammar", "nothing"),
+    "too large": ({"guided_json": {"enum": [f"{n:040}" for n in range(9000)]}}, "guided_json", "limit"),
+    "two at once": ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice", "exclude"),
+    "choices that do not fit": ({"guided_choice": ["a" * 50], "max_tokens": 9}, "max_tokens", "50 tokens"),
+    "a strict tool's schema": (
+        {
+            "tools": [{"type": "function", "function": {"name": "w", "parameters": {"not": {}}, "strict": True}}],
+            "tool_choice": "required",
+        },
+        "tools",
+        "not",
+    ),
+}
+
+
+async def test_what_is_asked_for_reaches_the_worker_as_a_grammar() -> None:
+    async with running_mesh() as mesh:
+        for name, fields in ASKED.items():
+            answer = await mesh.http.post(CHAT, json={"messages": HELLO, "max_tokens": 2, **fields})
+            assert answer.status_code == 200, (name, answer.text)
+            assert mesh.worker.submissions[-1].constraint.grammar, name
+        await mesh.http.post(CHAT, json={"messages": HELLO, "max_tokens": 2, "response_format": {"type": "text"}})
+        assert not mesh.worker.submissions[-1].HasField("constraint")
+
+
+async def test_what_cannot_be_constrained_is_refused_by_field_and_never_reaches_the_mesh() -> None:
+    async with running_mesh() as mesh:
+        for name, (fields, param, words) in REFUSED.items():
+            answer = await mesh.http.post(CHAT, json={"messages": HELLO, **fields})
+            error = answer.json()["error"]
+            assert (answer.status_code, error["param"]) == (400, param), (name, error)
+            assert words in error["message"], (name, error)
+        assert mesh.scheduler.queries == []
+
+
+@pytest.mark.parametrize("field", ["structured_outputs", "response_format"])
+async def test_an_unknown_field_of_a_constraint_is_refused_by_name(field: str) -> None:
+    async with running_mesh() as mesh:
+        answer = await mesh.http.post(CHAT, json={"messages": HELLO, field: {"type": "text", "mood": 1}})
+        assert answer.status_code == 400
+        assert answer.json()["error"]["code"] == "unknown_parameter"

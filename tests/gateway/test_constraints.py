@@ -1,0 +1,169 @@
+"""What answers of a form are allowed to be, as a worker would follow them."""
+
+import json
+from typing import Any
+
+import pytest
+from llguidance import LLTokenizer
+
+from gateway.answer_forms import ANY_OBJECT, AnswerForm, ChoiceForm, GrammarForm, JsonForm, RegexForm
+from gateway.catalog import ModelText
+from gateway.constraints import AnswerShape, check_room, constraint_for
+from gateway.reasoning import THINK_CLOSE, THINK_OPEN, ReasoningStart
+from gateway.tokenizer import Tokenizer
+from gateway.tool_format import CALL_BEGIN, CALL_END, CALLS_BEGIN, CALLS_END, SEPARATOR, CallForm, opening
+from gateway.tool_parser import ToolReading
+from gateway.tools import Tool, Toolbox
+from mesh.domain.constraints import Constraint
+from mesh.errors import InvalidConstraint
+from mesh.grammars import check_grammar, compile_grammar, load_grammar_tokenizer
+from tests.support.fake_decode import VOCABULARY
+from tests.support.gateways import MODEL, model_texts
+from tests.support.tokenizers import tokenizer_directory
+
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Paris", "Rome"]}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+WEATHER = Tool("weather", "", SCHEMA)
+CLOCK = Tool("clock", "", {})
+PARIS = '{"city": "Paris"}'
+
+
+@pytest.fixture(scope="module")
+def text() -> ModelText:
+    return model_texts()[MODEL]
+
+
+@pytest.fixture(scope="module")
+def vocabulary() -> LLTokenizer:
+    return load_grammar_tokenizer(tokenizer_directory() / "tokenizer.json", VOCABULARY, frozenset([1]))
+
+
+def tokenizer_of(text: ModelText) -> Tokenizer:
+    assert text.tokenizer is not None
+    return text.tokenizer
+
+
+def allows(constraint: Constraint | None, answer: str, text: ModelText, vocabulary: LLTokenizer) -> bool:
+    """Whether this is a whole answer."""
+    assert constraint is not None
+    check_grammar(constraint.grammar)
+    matcher = compile_grammar(vocabulary, constraint.grammar)
+    token_ids = tokenizer_of(text).encode(answer)
+    return bool(matcher.try_consume_tokens(token_ids) == len(token_ids) and matcher.is_accepting())
+
+
+FORMS: dict[str, tuple[AnswerForm, list[str], list[str]]] = {
+    "schema": (JsonForm(SCHEMA, ""), [PARIS, '{\n  "city": "Rome"\n}'], ['{"city": "Oslo"}', "{}", f"{PARIS} "]),
+    "object": (JsonForm(ANY_OBJECT, ""), ["{}", '{"a": [1, null]}'], ["[]", "1", "{"]),
+    "expression": (RegexForm(r"\d{2}/[a-z]+", ""), ["12/é".replace("é", "e")], ["1/a", "12/", "12/aB"]),
+    "choices": (ChoiceForm(('say "no"', "yes\n"), ""), ['say "no"', "yes\n"], ["yes", "say no"]),
+    "lark": (GrammarForm('start: "a" start | "b"', ""), ["b", "aab"], ["a", "ba"]),
+    "gbnf": (GrammarForm('root ::= "a" root | "b"', ""), ["b", "aab"], ["a", "ba"]),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_each_form_allows_its_answers_alone(name: str, text: ModelText, vocabulary: LLTokenizer) -> None:
+    form, right, wrong = FORMS[name]
+    constraint = constraint_for(form, AnswerShape(), text.tokenizer)
+    assert constraint is not None and constraint.free_until is None
+    assert all(allows(constraint, answer, text, vocabulary) for answer in right)
+    assert not any(allows(constraint, answer, text, vocabulary) for answer in wrong)
+
+
+def test_reasoning_is_free_up_to_its_end_and_line_breaks_may_follow(text: ModelText, vocabulary: LLTokenizer) -> None:
+    tokenizer = tokenizer_of(text)
+    constraint = constraint_for(ChoiceForm(("yes",), ""), AnswerShape(ReasoningStart.OPEN), tokenizer)
+    assert constraint is not None
+    assert (constraint.free_until, constraint.opened_by) == (tokenizer.control_id(THINK_CLOSE), None)
+    assert not constraint.may_end_free
+    assert all(allows(constraint, answer, text, vocabulary) for answer in ("yes", "\n\nyes"))
+    assert not allows(constraint, "\n\n\nyes", text, vocabulary)
+
+
+def test_reasoning_that_the_model_may_open_is_told_by_the_first_token(text: ModelText) -> None:
+    tokenizer = tokenizer_of(text)
+    constraint = constraint_for(ChoiceForm(("yes",), ""), AnswerShape(ReasoningStart.POSSIBLE), tokenizer)
+    assert constraint is not None
+    assert constraint.opened_by == tokenizer.control_id(THINK_OPEN)
+    assert constraint.free_until == tokenizer.control_id(THINK_CLOSE)
+
+
+def shape(toolbox: Toolbox, form: CallForm, begun: bool) -> AnswerShape:
+    head = opening(form, toolbox.forced_name) if begun else ""
+    return AnswerShape(ReasoningStart.NONE, toolbox, ToolReading(form, toolbox.parallel, head))
+
+
+def call(name: str, arguments: str) -> str:
+    return f"{CALL_BEGIN}{name}{SEPARATOR}{arguments}{CALL_END}"
+
+
+def test_a_required_call_has_a_name_and_arguments_that_exist(text: ModelText, vocabulary: LLTokenizer) -> None:
+    constraint = constraint_for(
+        None, shape(Toolbox([WEATHER, CLOCK], required=True), CallForm.PLAIN, begun=True), text.tokenizer
+    )
+    first = f"weather{SEPARATOR}{PARIS}{CALL_END}"
+    assert allows(constraint, f"{first}{CALLS_END}", text, vocabulary)
+    assert allows(constraint, f"{first}\n{call('clock', '{}')}{CALLS_END}", text, vocabulary)
+    assert not allows(constraint, f"rain{SEPARATOR}{PARIS}{CALL_END}{CALLS_END}", text, vocabulary)
+    assert not allows(constraint, f"weather{SEPARATOR}{{}}{CALL_END}{CALLS_END}", text, vocabulary)
+
+
+@pytest.mark.parametrize("form", CallForm)
+def test_a_named_tool_is_called_once(form: CallForm, text: ModelText, vocabulary: LLTokenizer) -> None:
+    toolbox = Toolbox([WEATHER, CLOCK], named="weather")
+    constraint = constraint_for(None, shape(toolbox, form, begun=True), text.tokenizer)
+    close = "\n```" if form is CallForm.FENCED else ""
+    assert allows(constraint, f"{PARIS}{close}{CALL_END}{CALLS_END}", text, vocabulary)
+    again = call("weather", PARIS) if form is CallForm.PLAIN else CALL_BEGIN
+    assert not allows(constraint, f"{PARIS}{close}{CALL_END}{again}{CALLS_END}", text, vocabulary)
+
+
+def test_an_answer_of_a_form_may_call_tools_instead(text: ModelText, vocabulary: LLTokenizer) -> None:
+    toolbox = Toolbox([WEATHER])
+    constraint = constraint_for(ChoiceForm(("yes",), ""), shape(toolbox, CallForm.PLAIN, begun=False), text.tokenizer)
+    assert allows(constraint, "yes", text, vocabulary)
+    assert allows(constraint, f"{CALLS_BEGIN}{call('weather', PARIS)}{CALLS_END}", text, vocabulary)
+    assert not allows(constraint, f"yes{CALLS_BEGIN}{call('weather', PARIS)}{CALLS_END}", text, vocabulary)
+
+
+def test_tools_that_are_not_strict_leave_an_answer_free(text: ModelText) -> None:
+    assert constraint_for(None, shape(Toolbox([WEATHER]), CallForm.PLAIN, begun=False), text.tokenizer) is None
+
+
+def test_a_part_of_a_schema_that_cannot_be_enforced_is_left_out_unless_it_is_strict(
+    text: ModelText, vocabulary: LLTokenizer
+) -> None:
+    schema = {**SCHEMA, "not": {"type": "string"}}
+    lenient = constraint_for(JsonForm(schema, "", lenient=True), AnswerShape(), text.tokenizer)
+    strict = constraint_for(JsonForm(schema, ""), AnswerShape(), text.tokenizer)
+    assert lenient is not None and strict is not None
+    assert allows(lenient, PARIS, text, vocabulary)
+    with pytest.raises(InvalidConstraint, match="not"):
+        check_grammar(strict.grammar)
+
+
+@pytest.mark.parametrize("form", [RegexForm("", "f"), ChoiceForm((), "f"), ChoiceForm(("a", ""), "f")])
+def test_a_form_without_answers_is_refused_by_its_field(form: AnswerForm, text: ModelText) -> None:
+    with pytest.raises(InvalidConstraint) as caught:
+        constraint_for(form, AnswerShape(), text.tokenizer)
+    assert caught.value.metadata["field"] == "f"
+
+
+def test_choices_that_do_not_fit_are_refused(text: ModelText) -> None:
+    form = ChoiceForm(("abcd", "abcdefgh"), "f")
+    check_room(form, 4, text.tokenizer)
+    with pytest.raises(InvalidConstraint, match="4 tokens"):
+        check_room(form, 3, text.tokenizer)
+
+
+def test_a_schema_that_would_take_too_long_is_refused_in_bounded_time() -> None:
+    wide: list[dict[str, Any]] = [
+        {"anyOf": [{"properties": {f"a{n}": {}}}, {"properties": {f"b{n}": {}}}]} for n in range(24)
+    ]
+    with pytest.raises(InvalidConstraint, match="too large"):
+        check_grammar("start: %json " + json.dumps({"allOf": wide}))
