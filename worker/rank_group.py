@@ -29,7 +29,8 @@ class RankGroup:
     Every method that sends raises EngineFailed once a rank has gone.
 
     Attributes:
-        ranks: clients of the ranks that take requests, the first of each TP group.
+        processes: clients of all ranks, in order.
+        ranks: those of the ranks that take requests, the first of each TP group.
         views: what is known of each of them.
         ready: what the ranks reported when they had loaded, merged.
         stalled: a rank has made no progress for a while; see `worker.watchdog`.
@@ -37,7 +38,7 @@ class RankGroup:
 
     def __init__(self, processes: Sequence[RankClient], tp: int = 1) -> None:
         """processes: all ranks of the worker, in order; tp: how many neighbours compute a request together."""
-        self._processes = processes
+        self.processes = processes
         self._tp = tp
         self.ranks = ranks = processes[::tp]
         self.views = [RankView(rank.ready) for rank in ranks]
@@ -113,7 +114,7 @@ class RankGroup:
         When a rank has gone, or makes no progress, kill all and return why. Call it once, and promptly: a rank whose
         results are not read pauses after some MB.
         """
-        tasks = [asyncio.create_task(self._read(number, on_message)) for number in range(len(self._processes))]
+        tasks = [asyncio.create_task(self._read(number, on_message)) for number in range(len(self.processes))]
         tasks.append(asyncio.create_task(self._watch()))
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -122,13 +123,13 @@ class RankGroup:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-        for process in self._processes:
+        for process in self.processes:
             process.kill()
         return self._failure
 
     async def close(self, grace_seconds: float = STOP_GRACE_SECONDS) -> None:
         """Stop all ranks, by force after the grace; may be called twice. Requests in them are lost."""
-        await asyncio.gather(*(process.close(grace_seconds) for process in self._processes))
+        await asyncio.gather(*(process.close(grace_seconds) for process in self.processes))
 
     def _choose(self, token_ids: Sequence[int], cache_salt: bytes, computes_prompt: bool) -> int:
         if len(self.ranks) == 1:
@@ -144,7 +145,7 @@ class RankGroup:
 
     async def _read(self, number: int, on_message: Callable[[int, RankMessage], None]) -> EngineFailed:
         """Read a process's messages until it has gone; returns why it has. Those that follow another have none."""
-        client, rank = self._processes[number], number // self._tp
+        client, rank = self.processes[number], number // self._tp
         view = self.views[rank]
         try:
             async for message in client.results:
@@ -158,7 +159,7 @@ class RankGroup:
 
     async def _watch(self) -> EngineFailed:
         """Watch the heartbeats; returns why, once a rank hangs."""
-        watchdogs = [Watchdog() for _ in self._processes]
+        watchdogs = [Watchdog() for _ in self.processes]
         last = time.monotonic()
         while True:
             await asyncio.sleep(WATCH_SECONDS)
@@ -167,13 +168,13 @@ class RankGroup:
             elapsed, last = min(now - last, 4 * WATCH_SECONDS), now
             stalls = [
                 watchdog.observe(process.progress(), elapsed)
-                for watchdog, process in zip(watchdogs, self._processes, strict=True)
+                for watchdog, process in zip(watchdogs, self.processes, strict=True)
             ]
             longest = max(stall.seconds for stall in stalls)
             self.stalled = longest >= STALLED_SECONDS
             if longest >= END_SECONDS:
                 number = next(number for number, stall in enumerate(stalls) if stall.seconds == longest)
-                name, cause = self._processes[number].name, stalls[number].cause
+                name, cause = self.processes[number].name, stalls[number].cause
                 return EngineFailed(f"{name} has made no progress for {END_SECONDS:g} s: {cause}")
 
 

@@ -58,16 +58,16 @@ def load_weights(
         entry = shards.entries[parameter.name]
         _check(shards, entry, parameter)
     ordered = sorted(parameters, key=lambda each: (shards.entries[each.name].path, shards.entries[each.name].offset))
-    total_bytes = sum(shards.entries[each.name].size_bytes for each in ordered)
+    read_bytes = [_read_bytes(shards.entries[each.name], each) for each in ordered]
+    total_bytes = sum(read_bytes)
     logged = ProgressLog("loading weights", total_bytes)
     with _progress(quiet) as progress:
         task = progress.add_task("loading weights", total=total_bytes)
-        for parameter in ordered:
-            entry = shards.entries[parameter.name]
-            _load(shards, entry, parameter)
-            progress.advance(task, entry.size_bytes)
+        for parameter, size_bytes in zip(ordered, read_bytes, strict=True):
+            _load(shards, shards.entries[parameter.name], parameter)
+            progress.advance(task, size_bytes)
             if not quiet:
-                logged.advance(entry.size_bytes)
+                logged.advance(size_bytes)
 
 
 def read_matrix(shards: Shards, name: str, device: torch.device) -> torch.Tensor:
@@ -133,6 +133,11 @@ def _load(shards: Shards, entry: Entry, parameter: Parameter) -> None:
         for first, strip in _converted(shards, entry, rows, place):
             start, stop = max(first, rows.start), min(first + len(strip), rows.stop)
             place[start - rows.start : stop - rows.start].copy_(strip[(slice(start - first, stop - first), *columns)])
+
+
+def _read_bytes(entry: Entry, parameter: Parameter) -> int:
+    """Whole rows are read, and of these the columns that the place has."""
+    return _row_bytes(entry) * parameter.part_shape[0]
 
 
 def _is_read_directly(entry: Entry, parameter: Parameter) -> bool:

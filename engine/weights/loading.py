@@ -45,7 +45,9 @@ def load_model(
         _check_draft_module(config, shards)
         config = replace(config, quantization=settle(config.quantization, shards))
         model = Model(config, make_allocator(config, dtype, device, weights, exchange))
-        load_weights(shards, list(model.parameters()), unused=_prefixes(config))
+        # The ranks of a worker read shares of one size at one time: the first speaks for all.
+        quiet = exchange is not None and exchange.place.rank > 0
+        load_weights(shards, list(model.parameters()), unused=_prefixes(config), quiet=quiet)
     model.finish()
     return model
 

@@ -65,6 +65,27 @@ async def test_one_killed_rank_ends_the_worker_and_every_request_is_told_why() -
         assert running.worker.host.report.next_report(snapshot=True).state is WorkerState.DRAINING
 
 
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+async def test_a_tp_group_that_loses_a_rank_while_prompts_land_tells_every_request(
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rank_group, "END_SECONDS", 1.0)
+    engine = {"parallel": {"tp": 2}, "transfer": {}}
+    async with (
+        running_worker(engine=engine) as running,
+        running_prefill(engine={"oracle": {"prefill_tokens_per_second": 300}}) as prefill,
+        gateway_client(running.endpoint) as gateway,
+    ):
+        ranks = running.worker.host.ranks
+        streams = [await gateway.submit(prompt_of(300, seed), 20, prefill=prefill.target) for seed in range(3)]
+        await eventually(lambda: ranks.transfers.open_landings > 0)
+        os.kill(ranks.processes[1].process_id, number)
+        errors = [(await gateway.ended(stream_id)).error for stream_id in streams]
+        assert [type(error) for error in errors] == [EngineFailed] * 3
+        assert len({str(error) for error in errors}) == 1 and "rank 1 of 2" in str(errors[0])
+        await asyncio.gather(*(asyncio.shield(process.closed) for process in ranks.processes))
+
+
 async def test_a_frozen_rank_is_reported_and_then_ends_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rank_group, "STALLED_SECONDS", 0.5)
     monkeypatch.setattr(rank_group, "END_SECONDS", 1.5)

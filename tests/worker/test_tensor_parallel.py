@@ -52,12 +52,12 @@ def ranks_of_this_process() -> set[psutil.Process]:
 
 async def test_requests_go_to_the_first_rank_of_each_tp_group() -> None:
     config = oracle_config(parallel=ParallelConfig(tp=2, dp=2), total_blocks=100, max_requests=8)
-    before = ranks_of_this_process()
     async with running(config) as (group, transcript):
-        assert len(ranks_of_this_process() - before) == 4
-        assert (len(group.ranks), group.ready.total_blocks, group.ready.max_requests) == (2, 200, 16)
+        assert (len(group.processes), len(group.ranks)) == (4, 2)
+        assert (group.ready.total_blocks, group.ready.max_requests) == (200, 16)
         prompts = {submit(group, prompt, 20): prompt for prompt in (prompt_of(100, seed) for seed in range(6))}
         await eventually(lambda: transcript.ends.keys() == prompts.keys())
+    assert [await process.closed for process in group.processes] == [0] * 4
     for key, prompt in prompts.items():
         assert transcript.token_ids[key] == oracle_tokens(prompt, 20, VOCABULARY)
 
@@ -78,11 +78,10 @@ async def test_the_death_of_a_rank_that_follows_ends_the_worker_with_one_reason(
     before = ranks_of_this_process()
     group = await RankGroup.start(oracle_config(parallel=ParallelConfig(tp=2), oracle={"step_ms": step_ms}))
     ending = asyncio.create_task(group.run(lambda rank, message: None))
-    follower = max(ranks_of_this_process() - before, key=lambda process: process.pid)
     if step_ms:
         submit(group, [1], 50)
         await eventually(lambda: bool(group.ranks[0].progress().step_loop_passes % 2))
-    os.kill(follower.pid, signal.SIGKILL)
+    os.kill(group.processes[1].process_id, signal.SIGKILL)
     failure = await asyncio.wait_for(ending, 5.0)
     assert failure.message == "rank 1 of 2 ended with status -9"
     await group.close(grace_seconds=0)
@@ -94,8 +93,7 @@ async def test_a_frozen_rank_that_follows_ends_the_worker_with_one_reason(monkey
     before = ranks_of_this_process()
     group = await RankGroup.start(oracle_config(parallel=ParallelConfig(tp=2)))
     ending = asyncio.create_task(group.run(lambda rank, message: None))
-    follower = max(ranks_of_this_process() - before, key=lambda process: process.pid)
-    follower.suspend()
+    os.kill(group.processes[1].process_id, signal.SIGSTOP)
     failure = await asyncio.wait_for(ending, 5.0)
     assert failure.message == "rank 1 of 2 has made no progress for 1 s: its process does not run"
     await group.close(grace_seconds=0)

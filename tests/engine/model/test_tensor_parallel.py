@@ -17,6 +17,7 @@ from engine.model.state import make_state
 from engine.parallel.layout import Layout
 from engine.parallel.peers import Peers
 from engine.weights.loading import KeptWeights, load_model
+from engine.weights.shards import Entry, Shards
 from mesh.errors import ConfigError
 from tests.support.checkpoints import GREEDY, random_prompt, tiny_checkpoint
 from tests.support.errors import relative_error
@@ -102,6 +103,23 @@ def test_a_group_over_fp8_weights_is_as_exact_as_one_rank(fp8_checkpoint: Path) 
 
     for logits in on_each_rank(Layout(tp=2, ep=2), compute):
         assert relative_error(logits, exact) < 1.2 * relative_error(alone, exact)
+
+
+def test_a_rank_reads_the_rows_of_its_share_alone(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[tuple[str, int]] = []
+
+    def count(shards: Shards, entry: Entry, start: int, target: memoryview) -> None:
+        read.append((entry.name, len(target)))
+
+    monkeypatch.setattr(Shards, "read", count)
+    load_model(checkpoint, torch.float32, CPU)
+    whole = dict(read)
+    read.clear()
+    on_each_rank(
+        Layout(tp=2, ep=2), lambda peers: load_model(checkpoint, torch.float32, CPU, exchange=HostExchange(peers))
+    )
+    for name in ("model.embed_tokens.weight", "lm_head.weight", "model.layers.0.self_attn.kv_b_proj.weight"):
+        assert [size for found, size in read if found == name] == [whole[name] // 2] * 2
 
 
 def assert_shares(directory: Path, dtype: torch.dtype, weights: KeptWeights, tp: int) -> None:
