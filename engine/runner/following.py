@@ -41,7 +41,8 @@ class Following:
     def __init__(self, exchange: Exchange, kv_pool: torch.Tensor) -> None:
         """kv_pool: [kv layers, blocks, 64, latent], of which all ranks of the group have as many blocks."""
         self._exchange = exchange
-        self._kv_pool = kv_pool
+        # As bytes: not every operation takes numbers of one byte.
+        self._kv_pool = kv_pool.view(torch.uint8)
         self._leads = exchange.place.leads
         self._landings: deque[tuple[LandedKv, Pending[bool]]] = deque()
         self._encoder = msgspec.msgpack.Encoder(enc_hook=list)
@@ -77,9 +78,9 @@ class Following:
     def _copy(self, landed: LandedKv) -> None:
         layers = slice(landed.first_layer, landed.first_layer + landed.layer_count)
         blocks = torch.tensor(landed.blocks, dtype=torch.int64, device=self._kv_pool.device)
-        pieces = self._exchange.broadcast(self._kv_pool[layers, blocks].view(torch.uint8), Group.TP, _FIRST)
+        pieces = self._exchange.broadcast(self._kv_pool[layers, blocks], Group.TP, _FIRST)
         if not self._leads:
-            self._kv_pool[layers, blocks] = pieces.view(self._kv_pool.dtype)
+            self._kv_pool[layers, blocks] = pieces
 
     def _broadcast_bytes(self, data: bytes) -> bytes:
         """The first rank's data, on every rank."""

@@ -42,7 +42,7 @@ async def forget(mesh: ProcessMesh, *names: str) -> None:
     """Have workers started again, with empty pools."""
     before = {worker.identity.incarnation for worker in await mesh.workers()}
     kill(mesh, *names)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while True:
             now = {worker.identity.worker_id: worker.identity.incarnation for worker in await mesh.workers()}
             if all(name in now and now[name] not in before for name in names):

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,8 +28,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_checkpoint(tmp_path_factory.mktemp("checkpoint"))
 
 
-def backend_of(directory: Path, peers: Peers, total_blocks: int = 8) -> ModelBackend:
-    config = EngineConfig(model_dir=directory, device="cpu", total_blocks=total_blocks)
+def backend_of(directory: Path, peers: Peers, **settings: Any) -> ModelBackend:
+    config = EngineConfig(**{"model_dir": directory, "device": "cpu", "total_blocks": 8, **settings})
     return ModelBackend(resolve(config, Hardware(0, 1 << 30)), exchange=HostExchange(peers))
 
 
@@ -61,11 +62,14 @@ def test_every_rank_has_the_tokens_that_the_first_draws(checkpoint: Path, sampli
         assert samples == expected
 
 
-def test_kv_that_lands_in_the_first_ranks_pool_is_in_all_pools_when_a_batch_reads_it(checkpoint: Path) -> None:
+@pytest.mark.parametrize("kv_dtype", ["auto", "float8_e4m3fn"])
+def test_kv_that_lands_in_the_first_ranks_pool_is_in_all_pools_when_a_batch_reads_it(
+    checkpoint: Path, kv_dtype: str
+) -> None:
     prompt = random_prompt(70)
 
     def compute(peers: Peers) -> torch.Tensor:
-        backend = backend_of(checkpoint, peers)
+        backend = backend_of(checkpoint, peers, kv_dtype=kv_dtype)
         if peers.place.leads:
             memory = backend.kv_memory()
             staging = memory.allocate_staging(1 << 20)
@@ -75,7 +79,7 @@ def test_kv_that_lands_in_the_first_ranks_pool_is_in_all_pools_when_a_batch_read
             assert memory.land(0, memory.layers, [3, 5], staging, KEY, digest).result()
         rows = [prompt_row(prompt, 64, 70, [3, 1])]
         execute(backend, Batch(0, rows if peers.place.leads else ()), shape_of(rows))
-        return backend.state.kv_pool
+        return backend.state.kv_pool.float()
 
     first, second = on_each_rank(TP2, compute)
     assert first[:, [3, 5]].abs().sum() > 0
