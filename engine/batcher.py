@@ -4,6 +4,9 @@ The earliest running request is never preempted and always advances, and nobody 
 every request that fits the pool alone completes. Blocks that transfers hold can make the earliest one wait, until one
 of them ends.
 
+A waiting request whose next block is being computed for another is passed over meanwhile: it finds the block in the
+pool once that step is collected.
+
 Among several tenants the one that was served least goes first, with its prompts as with its waiting requests, and a
 tenant that holds more than its part gives way to one that holds less: see `giving_way`.
 """
@@ -14,25 +17,18 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Generic, Protocol, TypeVar
 
-from engine.progress import Progress
 from engine.standing import ALONE, Standing
+from engine.under_way import BlocksUnderWay, Computed
 from mesh.blocks import BLOCK_TOKENS
-from mesh.domain.shares import Share
 
 
-class Schedulable(Protocol):
+class Schedulable(Computed, Protocol):
     """What the batcher reads of a request. It plans for the most that rows in flight can bring, and for all drafts."""
 
     @property
     def arrival(self) -> tuple[int, int]:
         """The arrival batch, and the order within it."""
         ...
-
-    @property
-    def share(self) -> Share: ...
-
-    @property
-    def progress(self) -> Progress: ...
 
     @property
     def draws(self) -> int:
@@ -51,6 +47,9 @@ class Schedulable(Protocol):
 
 
 RequestT = TypeVar("RequestT", bound=Schedulable)
+
+# So many waiting requests are passed over in a step at most: each costs a look into the pool.
+MOST_PASSED_OVER = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +73,8 @@ class Candidate(Generic[RequestT]):
     waits: bool = False
     # Tokens of the cached blocks that are computed again.
     computed_again: int = 0
+    # Once it is computed, the first block that is not cached could be shared.
+    shares_next: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +142,8 @@ def plan_step(
             budget = limits.max_step_tokens - sum(request.draws for request in decoding)
         else:
             queue = islice(chain(head, waiting), max(0, limits.max_requests - running))
-            admitted = _admit(queue, running, free_blocks, _Budget(prompts, budget, standing))
+            under_way = BlocksUnderWay(decoding, prompts, standing)
+            admitted = _admit(queue, running, free_blocks, _Budget(prompts, budget, standing), under_way)
     chunks = _chunks(prompts, admitted, budget, standing)
     return StepPlan(preempted, admitted, list(decoding), growing, chunks)
 
@@ -274,18 +276,30 @@ class _Budget:
 
 
 def _admit(
-    waiting: Iterable[Candidate[RequestT]], running: int, free_blocks: int, budget: _Budget
+    waiting: Iterable[Candidate[RequestT]],
+    running: int,
+    free_blocks: int,
+    budget: _Budget,
+    under_way: BlocksUnderWay,
 ) -> list[Candidate[RequestT]]:
     """Take from the queue's head while slots, blocks and tokens last.
 
     Leaves every running request one block to grow by, or the newest would be preempted right away.
     """
     admitted = []
+    passed_over = 0
     for candidate in waiting:
         tokens = _step_tokens(candidate)
-        if (tokens and budget.left(candidate.request) <= 0) or candidate.free_blocks_taken + running > free_blocks:
+        if (tokens and budget.left(candidate.request) <= 0) or passed_over == MOST_PASSED_OVER:
+            break
+        if candidate.shares_next and under_way.has(candidate.request, len(candidate.cached_blocks)):
+            passed_over += 1
+            continue
+        if candidate.free_blocks_taken + running > free_blocks:
             break
         admitted.append(candidate)
+        if tokens:
+            under_way.admit(candidate.request)
         running += 1
         free_blocks -= candidate.free_blocks_taken
         budget.take(tokens)

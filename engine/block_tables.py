@@ -21,6 +21,10 @@ class BlockTables:
             return []
         return self._pool.match_prefix(request.full_block_hashes(request.matchable_blocks))
 
+    def could_share(self, request: Request, cached: Sequence[int]) -> bool:
+        """Whether the request could take the block behind the cached ones from the pool too, were it there."""
+        return self._prefix_cache and len(cached) < request.matchable_blocks
+
     def fill(self, request: Request, cached: Sequence[int]) -> None:
         """Give a request without blocks those of its tokens, `cached`, held already, then new ones."""
         request.progress.matched(cached, self._pool.allocate(self.lacking(request, cached)))

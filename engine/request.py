@@ -107,6 +107,11 @@ class Request:
         """Leading full blocks that may come from a cache. The last token is always computed, for its logits."""
         return (len(self.progress.token_ids) - 1) // BLOCK_TOKENS
 
+    def content(self, index: int) -> bytes | None:
+        """Hash of the block of that index; None if it is not full."""
+        full_blocks = len(self.progress.token_ids) // BLOCK_TOKENS
+        return self.full_block_hashes(index + 1)[index] if index < full_blocks else None
+
     def full_block_hashes(self, blocks: int) -> list[bytes]:
         """Hashes of the first `blocks` blocks, which must be full."""
         hashes = self._hashes

@@ -126,7 +126,8 @@ class Schedule:
             new_blocks = self._block_tables.lacking(request, cached)
             waits = self._would_wait(request, len(cached))
             again = request.progress.rewind if cached else 0
-            yield Candidate(request, cached, new_blocks + self._pool.free_among(cached), waits, again)
+            shares_next = not waits and self._block_tables.could_share(request, cached)
+            yield Candidate(request, cached, new_blocks + self._pool.free_among(cached), waits, again, shares_next)
 
     def _preempt(self, request: Request) -> None:
         self._running.remove(request)

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.batcher import Candidate, Limits, StepPlan, blocks_for, plan_step
+from engine.batcher import MOST_PASSED_OVER, Candidate, Limits, StepPlan, blocks_for, plan_step
 from engine.progress import Progress
 from mesh.domain.shares import ONE_TENANT, Share
 
@@ -20,6 +20,11 @@ class Request:
     # Tokens of its next row, and drafts behind it.
     draws: int = 1
     most_drafts: int = 0
+    # Hashes of its full blocks.
+    contents: Sequence[bytes] = ()
+
+    def content(self, index: int) -> bytes | None:
+        return self.contents[index] if index < len(self.contents) else None
 
     @property
     def needs_block(self) -> bool:
@@ -92,6 +97,58 @@ def test_of_running_prompts_the_earlier_arrival_goes_first_and_then_the_shorter(
 
 def test_a_cached_prefix_is_not_computed() -> None:
     assert chunks_of(plan(waiting=[candidate(0, 200, cached_blocks=3)])) == [(0, 8)]
+
+
+def alike(candidate: Candidate[Request], contents: Sequence[bytes]) -> Candidate[Request]:
+    """The candidate with a prompt of these blocks."""
+    candidate.request.contents = contents
+    return replace(candidate, shares_next=True)
+
+
+def test_a_prompt_waits_for_blocks_that_an_equal_one_computes_in_this_step() -> None:
+    first, second, other = (
+        alike(candidate(arrival, 100), [content]) for arrival, content in enumerate([b"a", b"a", b"b"])
+    )
+    step = plan(waiting=[first, second, other])
+    assert step.admitted == [first, other]
+
+
+def test_a_prompt_waits_while_chunks_of_an_equal_one_go_on() -> None:
+    long = running(0, 600, 256, range(10))
+    long.contents = contents = [bytes([index]) for index in range(9)]
+    limits = Limits(max_step_tokens=400, max_requests=8)
+    assert (
+        plan(prompts=[long], waiting=[alike(candidate(1, 600, cached_blocks=4), contents)], limits=limits).admitted
+        == []
+    )
+    # Its next block is another's.
+    unlike = alike(candidate(1, 600, cached_blocks=4), [*contents[:4], b"x"])
+    assert plan(prompts=[long], waiting=[unlike], limits=limits).admitted == [unlike]
+
+
+def test_a_prompt_waits_for_blocks_of_a_step_in_flight() -> None:
+    earlier = running(0, 129, 0, range(3))
+    earlier.contents = contents = [b"a", b"b"]
+    earlier.progress.launched(128, 0, 0)
+    waiting = alike(candidate(1, 129), contents)
+    assert plan([earlier], waiting=[waiting]).admitted == []
+    earlier.progress.committed(128, 0, ())
+    earlier.progress.registered(2)
+    cached = alike(candidate(1, 129, cached_blocks=2), contents)
+    assert plan([earlier], waiting=[cached]).admitted == [cached]
+
+
+def test_few_are_passed_over_in_a_step() -> None:
+    read = []
+
+    def queue() -> Iterator[Candidate[Request]]:
+        for arrival in range(1000):
+            read.append(arrival)
+            yield alike(candidate(arrival, 100), [b"a"])
+
+    assert len(plan(waiting=queue(), limits=Limits(10_000, 1000), free_blocks=10_000).admitted) == 1
+    # It is read one request further.
+    assert len(read) == 1 + MOST_PASSED_OVER + 1
 
 
 def test_nobody_overtakes_a_waiting_request_that_does_not_fit() -> None:

@@ -97,6 +97,34 @@ def test_a_repeated_prompt_finds_its_full_blocks_but_computes_its_last_token() -
         assert again.token_ids[2] == oracle_tokens(prompt, 5, VOCABULARY)
 
 
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("step_tokens", [96, 160, 4096])
+def test_equal_prompts_that_arrive_together_are_computed_once(step_tokens: int, ahead: bool) -> None:
+    engine = oracle_engine(total_blocks=64, max_step_tokens=step_tokens, ahead=ahead)
+    shared = prompt_of(320)
+    prompts = {key: [*shared, *prompt_of(20, seed=key)] for key in range(4)}
+    for key, prompt in prompts.items():
+        engine.submit(submit_of(key, prompt, 5))
+    transcript = Transcript().run(engine)
+    assert sorted(transcript.cached_tokens.values()) == [0, 320, 320, 320]
+    assert transcript.token_ids == {key: oracle_tokens(prompt, 5, VOCABULARY) for key, prompt in prompts.items()}
+    assert_at_rest(engine)
+
+
+def test_a_prompt_goes_on_if_the_one_that_computes_its_blocks_is_cancelled() -> None:
+    engine = oracle_engine(total_blocks=64, max_step_tokens=100)
+    prompt = prompt_of(320)
+    for key in (1, 2):
+        engine.submit(submit_of(key, prompt, 5))
+    transcript = Transcript()
+    transcript.record(engine.step())
+    engine.cancel(Cancel(1))
+    transcript.run(engine)
+    assert transcript.token_ids[2] == oracle_tokens(prompt, 5, VOCABULARY)
+    assert transcript.cached_tokens[2] == 64
+    assert_at_rest(engine)
+
+
 def test_generated_tokens_are_found_by_the_next_turn() -> None:
     engine = oracle_engine(total_blocks=16)
     prompt = prompt_of(40)
