@@ -35,4 +35,6 @@ def agreed(proposals: Sequence[StepShape]) -> StepShape:
         decode_only=all(each.decode_only for each in proposals),
         stopping=all(each.stopping for each in proposals),
         drafts=max(each.drafts for each in proposals),
+        drawing=max(each.drawing for each in proposals),
+        beginning=max(each.beginning for each in proposals),
     )

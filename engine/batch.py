@@ -126,6 +126,10 @@ class StepShape(msgspec.Struct, frozen=True):
     stopping: bool = False
     # How many tokens are guessed behind each that is drawn.
     drafts: int = 0
+    # The most rows of any rank that draw, and thus guess.
+    drawing: int = 0
+    # The most prompts that any rank begins: a draft layer computes one token more of each.
+    beginning: int = 0
 
 
 class Launched(Protocol):
@@ -146,7 +150,12 @@ class Launched(Protocol):
 def shape_of(rows: Sequence[Row]) -> StepShape:
     """The shape of a step that this rank computes alone."""
     tokens = [row.tokens for row in rows]
-    return StepShape(sum(tokens), decode_only=max(tokens, default=1) == 1)
+    return StepShape(
+        sum(tokens),
+        decode_only=max(tokens, default=1) == 1,
+        drawing=sum(row.sampling is not None for row in rows),
+        beginning=sum(row.start == 0 for row in rows),
+    )
 
 
 def with_known_tokens(rows: Sequence[Row], previous: Sequence[Row], samples: Sequence[Sample | None]) -> Sequence[Row]:

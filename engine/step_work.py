@@ -27,7 +27,14 @@ class StepWork(msgspec.Struct, frozen=True):
         """What this rank proposes to launch. drafts: how many tokens are guessed behind each that is drawn."""
         tokens = sum(request.draws for request in self.decoding)
         decode_only = tokens == len(self.decoding) and all(chunk.tokens == 1 for chunk in self.chunks)
-        return StepShape(tokens + self.prompt_tokens, decode_only, stopping, drafts)
+        return StepShape(
+            tokens + self.prompt_tokens,
+            decode_only,
+            stopping,
+            drafts,
+            drawing=len(self.decoding) + sum(_ends(chunk) for chunk in self.chunks),
+            beginning=sum(not chunk.request.progress.computed_at_most for chunk in self.chunks),
+        )
 
     def launch_rows(self) -> tuple[list[Request], list[Row]]:
         """The step's requests and the row of each, which from now on are in flight.
@@ -43,6 +50,11 @@ class StepWork(msgspec.Struct, frozen=True):
 def _tokens(work: Request | Chunk[Request]) -> int:
     """How many tokens the row computes."""
     return work.tokens if isinstance(work, Chunk) else work.draws
+
+
+def _ends(chunk: Chunk[Request]) -> bool:
+    """Whether it is the last of its prompt, behind which a token is drawn. Asked before it is launched."""
+    return chunk.tokens == chunk.request.progress.left
 
 
 def _launch_row(work: Request | Chunk[Request], index: int) -> Row:
@@ -74,7 +86,7 @@ def _launch_chunk_row(chunk: Chunk[Request], index: int) -> Row:
     request, progress = chunk.request, chunk.request.progress
     start = progress.computed_at_most
     end = start + chunk.tokens
-    draws = end == progress.tokens_at_most
+    draws = _ends(chunk)
     sampling, history = (request.sampling, request.history) if draws else (None, None)
     row = Row(
         progress.token_ids[start:end],

@@ -6,6 +6,7 @@ import torch
 
 from engine.exchange.alone import Alone
 from engine.exchange.interface import Exchange
+from engine.model.expert_group import ExpertGroup
 from engine.model.formats.choice import Formats
 from engine.model.formats.interface import Experts, ExpertShape, Linear
 from engine.model.formats.plain import PlainFormat
@@ -18,6 +19,7 @@ class Allocator:
 
     Attributes:
         group: the ranks that compute the same tokens, each with its share of the model; all layers have it.
+        expert_group: the ranks that hold the routed experts together; all mixtures have it.
     """
 
     def __init__(
@@ -27,7 +29,9 @@ class Allocator:
         self.dtype = dtype
         self.device = device
         self.formats = formats
-        self.group = TensorGroup(exchange or Alone())
+        exchange = exchange or Alone()
+        self.group = TensorGroup(exchange)
+        self.expert_group = ExpertGroup(exchange)
         # All layers share it.
         self.side_stream = SideStream(device)
 

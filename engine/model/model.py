@@ -24,6 +24,7 @@ class Model:
         self.dtype = allocate.dtype
         self.device = allocate.device
         self.group = allocate.group
+        self.expert_group = allocate.expert_group
         # This rank's share of the vocabulary.
         self._tokens = self.group.share.of(config.vocab_size)
         own_tokens = self.group.share.size(config.vocab_size)

@@ -1,9 +1,12 @@
-"""The equal parts into which the ranks of a TP group divide a model's heads, dense layers and vocabulary."""
+"""The equal parts into which ranks divide a model: those of a TP group its heads, dense layers and vocabulary, all of a
+worker its routed experts.
+"""
 
 from dataclasses import dataclass
 
 from engine.model.config import ModelConfig
 from engine.model.quantization import WEIGHT_BLOCK
+from engine.parallel.layout import Layout
 from mesh.errors import ConfigError
 
 
@@ -52,3 +55,23 @@ def check_division(config: ModelConfig, count: int, *, fp8_blocks: bool) -> None
                 f"engine.parallel.tp={count} cuts the FP8 weights of the {name} ({size} wide) within a block of"
                 f" {WEIGHT_BLOCK}x{WEIGHT_BLOCK}: choose a smaller tp, or set engine.weights=dequantized"
             )
+
+
+def check_experts(config: ModelConfig, layout: Layout, *, blocks: bool) -> None:
+    """Raises ConfigError if a model's experts do not divide so.
+
+    blocks: they keep their quantized weights, so that parts of their width consist of whole blocks or groups of them.
+    """
+    ep, parts, width = layout.ep, layout.width_parts, config.moe_intermediate_size
+    if config.n_routed_experts % ep:
+        raise ConfigError(
+            f"engine.parallel.ep={ep} does not divide the model's {config.n_routed_experts} routed experts"
+        )
+    cuts = f"engine.parallel.ep={ep} on {layout.world} ranks cuts the experts' width of {width} into {parts} parts"
+    if width % parts:
+        raise ConfigError(f"{cuts}, which cannot be equal: choose a larger ep")
+    if blocks and parts > 1 and width // parts % WEIGHT_BLOCK:
+        raise ConfigError(
+            f"{cuts}, within a block of {WEIGHT_BLOCK} quantized weights: choose a larger ep, or set"
+            " engine.weights=dequantized"
+        )

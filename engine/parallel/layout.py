@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from enum import Enum
 
 from engine.parallel.config import ParallelConfig
-from mesh.errors import ConfigError
 
 
 class Group(Enum):
@@ -38,18 +37,6 @@ class Layout:
     def width_parts(self) -> int:
         """Into how many parts the width of a routed expert is divided."""
         return self.world // self.ep
-
-    def check_model(self, *, heads: int, experts: int, expert_width: int) -> None:
-        """Raises ConfigError if a model of these numbers cannot be divided so."""
-        if heads % self.tp:
-            raise ConfigError(f"engine.parallel.tp={self.tp} does not divide the model's {heads} attention heads")
-        if experts % self.ep:
-            raise ConfigError(f"engine.parallel.ep={self.ep} does not divide the model's {experts} routed experts")
-        if expert_width % self.width_parts:
-            raise ConfigError(
-                f"engine.parallel.ep={self.ep} on {self.world} ranks cuts an expert's width of {expert_width} into"
-                f" {self.width_parts} parts, which are not equal"
-            )
 
 
 @dataclass(frozen=True, slots=True)

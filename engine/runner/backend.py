@@ -123,7 +123,7 @@ class ModelBackend:
             on_layers = batch.on_layers if events is None else events.layer_hook
             context = build_context(self._model.config, rows, self.state, self._size(shape.tokens))
             hidden = self._model.hidden_states(context, on_layers)
-            return DraftingStep(self._drafter, rows, shape.drafts, hidden, on_layers, events)
+            return DraftingStep(self._drafter, rows, shape, hidden, on_layers, events)
         drawing = [index for index, row in enumerate(rows) if row.sampling is not None]
         if self._graphs is not None and self._graphs.fit(shape):
             logits = self._graphs.run(rows, shape.tokens)

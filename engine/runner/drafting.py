@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch.nn import functional
 
-from engine.batch import Row, Sample
+from engine.batch import Row, Sample, StepShape
 from engine.model.context import DeviceState, ForwardContext
 from engine.model.decode_inputs import NO_ROW, DecodeInputs
 from engine.model.inputs import build_context, decode_context
@@ -48,17 +49,17 @@ class DraftingStep:
         self,
         drafter: Drafter,
         rows: Sequence[Row],
-        drafts: int,
+        shape: StepShape,
         hidden: torch.Tensor,
         on_layers: Callable[[int], None] | None,
         events: StepEvents | None,
     ) -> None:
-        """drafts: how many tokens to guess; hidden: [tokens or more, hidden], of the rows' tokens; on_layers: to call
-        when the draft layer is computed too; events: None on a CPU.
+        """shape: what ranks agreed on; hidden: [tokens or more, hidden], of the rows' tokens; on_layers: to call when
+        the draft layer is computed too; events: None on a CPU.
         """
         self._drafter = drafter
         self._rows = len(rows)
-        self._drafts = drafts
+        self._shape = shape
         self._hidden: torch.Tensor | None = hidden
         self._on_layers = on_layers
         self._events = events
@@ -80,11 +81,14 @@ class DraftingStep:
             token_ids = _draw(drafter, logits, draws, self._relaxation)
             accepted = count_accepted(token_ids, draws.first, draws.drafts)
             self._samples = PendingSamples(logits, token_ids, draws.rows)
-        states = _compute_draft_layer(drafter, self._draft_rows, hidden, token_ids)
+        shape = self._shape
+        size = drafter.size(shape.tokens + shape.beginning)
+        states = _compute_draft_layer(drafter, self._draft_rows, hidden, token_ids, size)
         if self._on_layers is not None:
             self._on_layers(drafter.model.config.kv_layers)
-        if draws.drawing:
-            guesses = _guess(drafter, self._draft_rows, states, accepted, self._drafts)
+        if shape.drawing:
+            # Ranks guess together, whichever of them draw.
+            guesses = _guess(drafter, self._draft_rows, states, accepted, shape)
             taken = () if self._relaxation is None else (self._relaxation.taken,)
             self._copies = HostCopies((accepted, guesses, *taken))
         if self._events is not None:
@@ -165,11 +169,10 @@ def _replace(relaxation: Relaxation | None, draws: Sequence[int]) -> Replace:
 
 
 def _compute_draft_layer(
-    drafter: Drafter, plan: DraftRows, hidden: torch.Tensor, token_ids: torch.Tensor
+    drafter: Drafter, plan: DraftRows, hidden: torch.Tensor, token_ids: torch.Tensor, size: int
 ) -> torch.Tensor:
-    """Write the draft layer's KV of all rows. Returns its hidden states: [tokens or more, hidden]."""
+    """Write the draft layer's KV of all rows. Returns its hidden states: [size, hidden]."""
     model, state, device = drafter.model, drafter.state, hidden.device
-    size = drafter.size(max(plan.tokens, len(hidden)))
     context = build_context(model.config, plan.rows, state, size)
     if plan.drawn:
         places, drawn = (_indices(each, device) for each in zip(*plan.drawn, strict=True))
@@ -183,22 +186,25 @@ def _compute_draft_layer(
 
 
 def _guess(
-    drafter: Drafter, plan: DraftRows, states: torch.Tensor, accepted: torch.Tensor, drafts: int
+    drafter: Drafter, plan: DraftRows, states: torch.Tensor, accepted: torch.Tensor, shape: StepShape
 ) -> torch.Tensor:
     """The tokens that may follow each row's last accepted one: [rows, drafts] int64.
 
     Guess by guess the module reads its own hidden state and guess. states: [tokens, hidden]; accepted: [rows] int64.
+    Rows are padded to as many as any rank has.
     """
-    model, device = drafter.model, states.device
-    table = _block_table(plan, drafter.state.padding_block, drafts, device)
-    positions = _indices(plan.positions, device) + accepted
-    hidden = states[_indices(plan.first_drawn, device) + accepted]
+    model, device, rows = drafter.model, states.device, len(accepted)
+    padding = [0] * (shape.drawing - rows)
+    accepted = functional.pad(accepted, (0, len(padding)))
+    table = _block_table(plan, drafter.state.padding_block, shape, device)
+    positions = _indices([*plan.positions, *padding], device) + accepted
+    hidden = states[_indices([*plan.first_drawn, *padding], device) + accepted]
     guesses: list[torch.Tensor] = []
-    for number in range(drafts):
+    for number in range(shape.drafts):
         if number:
             hidden = model.draft(hidden, _next_context(drafter, guesses[-1], positions + number, table))
         guesses.append(greedy(model.logits(hidden)))
-    return torch.stack(guesses, dim=1) if guesses else accepted.new_zeros(len(accepted), 0)
+    return torch.stack(guesses, dim=1)[:rows] if guesses else accepted.new_zeros(rows, 0)
 
 
 def _next_context(
@@ -209,13 +215,13 @@ def _next_context(
     return decode_context(DecodeInputs(token_ids.int(), follows, positions.int(), table), drafter.state)
 
 
-def _block_table(plan: DraftRows, padding_block: int, drafts: int, device: torch.device) -> torch.Tensor:
+def _block_table(plan: DraftRows, padding_block: int, shape: StepShape, device: torch.device) -> torch.Tensor:
     """[rows, blocks] int32, with room for all guesses; what has no block goes to the padding block."""
     # The last of the drawn tokens, and then all guesses but one, which nothing follows.
-    last = max(row.end for row in plan.rows) - 1 + drafts
+    last = max((row.end for row in plan.rows), default=1) - 1 + shape.drafts
     width = last // BLOCK_TOKENS + 1
-    table = np.full((len(plan.tables), width), padding_block, np.int32)
-    for row, blocks in zip(table, plan.tables, strict=True):
+    table = np.full((shape.drawing, width), padding_block, np.int32)
+    for row, blocks in zip(table, plan.tables, strict=False):
         count = min(len(blocks), width)
         row[:count] = blocks[:count]
     return to_device(table, device)

@@ -42,7 +42,12 @@ KEPT: Mapping[torch.dtype, str] = MappingProxyType({torch.float8_e4m3fn: "FP8", 
 
 
 def load_weights(
-    shards: Shards, parameters: Sequence[Parameter], unused: tuple[str, ...] = (), *, quiet: bool = False
+    shards: Shards,
+    parameters: Sequence[Parameter],
+    unused: tuple[str, ...] = (),
+    *,
+    elsewhere: Set[str] = frozenset(),
+    quiet: bool = False,
 ) -> None:
     """Fill every place from the tensor of its name, converting to its dtype; FP8 blocks and INT4 groups are
     dequantized, unless the place has their form.
@@ -50,10 +55,10 @@ def load_weights(
     Places may be views (a part of a fused matrix, or several, as `Parameter` has them). Those on the CPU that are
     contiguous, of the file's dtype and filled from whole rows are read directly; peak memory is the parameters, a strip
     of 16 MiB and what it is converted to, and the largest matrix in parts. unused: prefixes of tensors that may be
-    there and are not read; quiet: show no progress. Raises CheckpointError if a tensor is missing, has the wrong
-    shape, or is not expected.
+    there and are not read; elsewhere: names of tensors that other ranks read, and that must be there; quiet: show no
+    progress. Raises CheckpointError if a tensor is missing, has the wrong shape, or is not expected.
     """
-    _check_names(shards, {parameter.name for parameter in parameters}, unused)
+    _check_names(shards, {parameter.name for parameter in parameters} | elsewhere, unused)
     for parameter in parameters:
         entry = shards.entries[parameter.name]
         _check(shards, entry, parameter)

@@ -1,5 +1,6 @@
 """From a checkpoint's directory to a model that computes."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -12,8 +13,9 @@ from engine.model.config import ModelConfig, read_model_config
 from engine.model.formats.choice import choose_formats
 from engine.model.model import Model
 from engine.model.mtp import SHARED_WITH_MODEL
+from engine.model.parameters import Parameter
 from engine.model.quantization import Quantization, Stored
-from engine.model.share import check_division
+from engine.model.share import check_division, check_experts
 from engine.weights.checkpoint import load_weights
 from engine.weights.random_weights import fill_randomly
 from engine.weights.shards import Shards, open_shards
@@ -38,16 +40,18 @@ def load_model(
     """Read a checkpoint into a new model of `dtype`, if asked with the module that drafts.
 
     exchange: with the worker's other ranks, of whose model this is a share. Raises CheckpointError, and ConfigError if
-    the ranks of a TP group cannot divide it.
+    the ranks cannot divide it.
     """
     config = _with_drafts(read_model_config(model_dir), drafts)
     with open_shards(model_dir) as shards:
         _check_draft_module(config, shards)
         config = replace(config, quantization=settle(config.quantization, shards))
         model = Model(config, make_allocator(config, dtype, device, weights, exchange))
+        parameters = list(model.parameters())
         # The ranks of a worker read shares of one size at one time: the first speaks for all.
         quiet = exchange is not None and exchange.place.rank > 0
-        load_weights(shards, list(model.parameters()), unused=_prefixes(config), quiet=quiet)
+        elsewhere = _on_other_ranks(parameters, model)
+        load_weights(shards, parameters, unused=_prefixes(config), elsewhere=elsewhere, quiet=quiet)
     model.finish()
     return model
 
@@ -87,11 +91,15 @@ def make_allocator(
     weights: KeptWeights,
     exchange: Exchange | None = None,
 ) -> Allocator:
-    """Raises ConfigError if the ranks of a TP group cannot divide the model."""
+    """Raises ConfigError if the ranks cannot divide the model."""
     formats = choose_formats(config.quantization, dtype, dequantize=weights == "dequantized")
     allocate = Allocator(dtype, device, formats, exchange)
-    fp8_blocks = weights == "quantized" and config.quantization.linear is Stored.FP8
+    quantized = weights == "quantized"
+    fp8_blocks = quantized and config.quantization.linear is Stored.FP8
     check_division(config, allocate.group.share.count, fp8_blocks=fp8_blocks)
+    if exchange is not None:
+        blocks = quantized and config.quantization.experts is not Stored.PLAIN
+        check_experts(config, exchange.place.layout, blocks=blocks)
     return allocate
 
 
@@ -112,3 +120,12 @@ def _prefixes(config: ModelConfig) -> tuple[str, ...]:
     drafting = range(config.num_hidden_layers, config.kv_layers)
     copies = [f"model.layers.{layer}.{name}" for layer in drafting for name in SHARED_WITH_MODEL]
     return (*copies, *(f"model.layers.{layer}." for layer in config.unused_layers))
+
+
+def _on_other_ranks(parameters: Sequence[Parameter], model: Model) -> set[str]:
+    """The names of routed experts' tensors that this rank does not hold: they are as those of its first expert."""
+    held = model.expert_group.share.of(model.config.n_routed_experts)
+    first = f".experts.{held.start}."
+    others = [expert for expert in range(model.config.n_routed_experts) if not held.start <= expert < held.stop]
+    names = [parameter.name for parameter in parameters if first in parameter.name]
+    return {name.replace(first, f".experts.{expert}.") for name in names for expert in others}

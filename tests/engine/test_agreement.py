@@ -71,7 +71,10 @@ def test_a_rank_proposes_what_it_has_to_compute(backend: Any) -> None:
     for key in range(2):
         engine.submit(submit_of(key, prompt_of(40, seed=key), 2))
     Transcript().run(engine)
-    assert others.proposals[:2] == [StepShape(80, False), StepShape(2, True)]
+    assert others.proposals[:2] == [
+        StepShape(80, False, drawing=2, beginning=2),
+        StepShape(2, True, drawing=2),
+    ]
     assert [shape for _, shape in backend.launches] == others.proposals[:2]
 
 

@@ -20,11 +20,12 @@ from tests.support.oracle_model import assert_greedy, load_oracle
 # On both sides of the block's 64 tokens and of chunks of 96; one prompt begins as another does.
 LENGTHS = (1, 63, 65, 130, 200)
 PROMPTS = [*(random_prompt(length, seed=length) for length in LENGTHS), [*random_prompt(200, seed=200), 9, 9, 9]]
-# tp and dp.
-LAYOUTS = [(2, 1), (1, 2), (2, 2), (4, 1), (1, 4)]
+# tp, dp and ep.
+LAYOUTS = [(2, 1, 1), (2, 1, 2), (4, 1, 2), (1, 2, 1), (1, 2, 2), (1, 4, 1), (1, 4, 2), (1, 4, 4), (2, 2, 2), (2, 2, 4)]
 # The others run with `make check-layouts`.
 SOME_LAYOUTS = [
-    pytest.param(*each, marks=() if each in ((2, 1), (2, 2)) else pytest.mark.check("layouts")) for each in LAYOUTS
+    pytest.param(each, marks=() if each in ((2, 1, 1), (1, 2, 2), (2, 2, 2)) else pytest.mark.check("layouts"))
+    for each in LAYOUTS
 ]
 
 
@@ -51,20 +52,20 @@ def submits_of(prompts: list[list[int]], tokens: int, temperature: float = 0.0) 
     ]
 
 
-@pytest.mark.parametrize(("tp", "dp"), SOME_LAYOUTS)
+@pytest.mark.parametrize("layout", SOME_LAYOUTS)
 @pytest.mark.parametrize("next_n", [0, 2])
 def test_greedy_tokens_are_those_of_transformers(
-    checkpoint: Path, reference: DeepseekV3ForCausalLM, tp: int, dp: int, next_n: int
+    checkpoint: Path, reference: DeepseekV3ForCausalLM, layout: tuple[int, int, int], next_n: int
 ) -> None:
-    transcript = run_layout(config_of(checkpoint, tp, dp, drafts=DraftsConfig(next_n=next_n)), submits_of(PROMPTS, 12))
+    transcript = run_layout(config_of(checkpoint, *layout, drafts=DraftsConfig(next_n=next_n)), submits_of(PROMPTS, 12))
     assert transcript.ends.keys() == set(range(len(PROMPTS)))
     for key, prompt in enumerate(PROMPTS):
         assert_greedy(reference, prompt, transcript.token_ids[key])
 
 
-@pytest.mark.parametrize(("tp", "dp"), SOME_LAYOUTS)
+@pytest.mark.parametrize("layout", SOME_LAYOUTS)
 def test_seeded_tokens_are_those_of_one_rank_when_requests_are_preempted_and_cancelled(
-    checkpoint: Path, tp: int, dp: int
+    checkpoint: Path, layout: tuple[int, int, int]
 ) -> None:
     # Each begins in one block and grows into a second.
     submits = submits_of([random_prompt(length, seed=length) for length in range(50, 62)], 16, temperature=0.8)
@@ -77,16 +78,16 @@ def test_seeded_tokens_are_those_of_one_rank_when_requests_are_preempted_and_can
         if engine.load().running_requests < len(transcript.token_ids) - len(transcript.ends):
             preempted.add(engine)
 
-    found = run_layout(config_of(checkpoint, tp, dp, total_blocks=3), submits, between_steps)
-    assert len(preempted) == dp
+    found = run_layout(config_of(checkpoint, *layout, total_blocks=3), submits, between_steps)
+    assert len(preempted) == layout[1]
     assert found.ends[0].finish is FinishReason.CANCELLED
     assert found.token_ids[0] == expected[0][: len(found.token_ids[0])]
     assert all(found.token_ids[key] == expected[key] for key in range(1, len(submits)))
 
 
-@pytest.mark.parametrize(("tp", "dp"), SOME_LAYOUTS)
+@pytest.mark.parametrize("layout", SOME_LAYOUTS)
 def test_a_second_turn_over_cached_blocks_gets_the_tokens_of_transformers(
-    checkpoint: Path, reference: DeepseekV3ForCausalLM, tp: int, dp: int
+    checkpoint: Path, reference: DeepseekV3ForCausalLM, layout: tuple[int, int, int]
 ) -> None:
     second: dict[int, list[int]] = {}
 
@@ -96,7 +97,7 @@ def test_a_second_turn_over_cached_blocks_gets_the_tokens_of_transformers(
                 second[100 + key] = [*PROMPTS[key], *transcript.token_ids[key], 9]
                 engine.submit(submit_of(100 + key, second[100 + key], 8, ignore_eos=True))
 
-    transcript = run_layout(config_of(checkpoint, tp, dp), submits_of(PROMPTS, 2), between_steps)
+    transcript = run_layout(config_of(checkpoint, *layout), submits_of(PROMPTS, 2), between_steps)
     assert transcript.ends.keys() >= second.keys()
     for key, prompt in second.items():
         assert transcript.cached_tokens[key] == (len(prompt) - 2) // 64 * 64

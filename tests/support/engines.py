@@ -95,7 +95,8 @@ class Others:
         if not self._tokens:
             return proposal
         tokens = self._tokens.pop(0)
-        return StepShape(max(proposal.tokens, tokens), proposal.decode_only and tokens <= 1, drafts=proposal.drafts)
+        tokens, decode_only = max(proposal.tokens, tokens), proposal.decode_only and tokens <= 1
+        return msgspec.structs.replace(proposal, tokens=tokens, decode_only=decode_only, stopping=False)
 
 
 def oracle_engine(*, ahead: bool = False, others: "Others | None" = None, **settings: Any) -> Engine:

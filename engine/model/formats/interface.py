@@ -1,13 +1,14 @@
 """What layers need of a weight format: it allocates weights, says where published tensors go, and multiplies."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 
 from engine.model.activations import Activations, InputForm
 from engine.model.parameters import NamedParameters
+from engine.model.share import Share
 from kernels.fp8_gemm import Workspace
 
 
@@ -24,7 +25,12 @@ class ExpertShape:
     routed: int
     shared: int
     hidden: int
+    # Or of the part of the width that this rank has of routed experts; then none is shared.
     width: int
+    # The number of the first routed one in the checkpoint.
+    first: int = 0
+    # Which part of the published width it is.
+    width_share: Share = field(default_factory=Share)
 
     @property
     def count(self) -> int:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.model.formats.interface import ExpertShape
-from engine.model.parameters import NamedParameters, joined_columns, joined_rows, whole
+from engine.model.parameters import NamedParameters, cut, joined_columns, joined_rows, whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +46,10 @@ def expert_parameters(tensors: Iterable[ExpertTensor], prefix: str, shape: Exper
     for each in tensors:
         gate, up = each.gate_up.chunk(2, dim=1)
         for expert in range(shape.routed):
-            name = f"{prefix}.experts.{expert}"
-            yield whole(f"{name}.gate_proj.{each.suffix}", gate[expert])
-            yield whole(f"{name}.up_proj.{each.suffix}", up[expert])
-            yield whole(f"{name}.down_proj.{each.suffix}", each.down[expert])
+            name = f"{prefix}.experts.{shape.first + expert}"
+            for matrix, place, dimension in (("gate", gate, 0), ("up", up, 0), ("down", each.down, 1)):
+                parameter = whole(f"{name}.{matrix}_proj.{each.suffix}", place[expert])
+                yield from cut([parameter], dimension, shape.width_share)
         if shape.shared:
             name = f"{prefix}.shared_experts"
             yield whole(f"{name}.gate_proj.{each.suffix}", joined_rows(gate[shape.routed :]))

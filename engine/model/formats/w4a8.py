@@ -13,7 +13,7 @@ import torch
 from engine.model.activations import Activations, InputForm
 from engine.model.formats.interface import ExpertShape, Linear, NewTensor
 from engine.model.formats.places import ExpertTensor, expert_parameters
-from engine.model.parameters import NamedParameters, whole
+from engine.model.parameters import NamedParameters, cut, whole
 from kernels.expert_rows import place_rows, swiglu_rows
 from kernels.group_quant import GROUP
 from kernels.w4a8_gemm import Int4Experts, int4_experts, pack_tiles, profiled, w4a8_grouped_gemm
@@ -61,13 +61,14 @@ class W4A8Experts:
         scales = ExpertTensor("weight_scale_inv", self._gate_up.scales, self._down.scales)
         yield from expert_parameters([values, scales], prefix, self._shape)
         if self._input_scales is not None:
-            for expert, each in enumerate(self._input_scales):
+            for expert, each in enumerate(self._input_scales, start=self._shape.first):
                 for index in range(3):
                     yield whole(f"{prefix}.experts.{expert}.w{index + 1}.input_scale", each[index : index + 1])
         if self._gate_up_pre_scale is not None and self._down_pre_scale is not None:
             yield whole(f"{prefix}.experts.pre_quant_scale", self._gate_up_pre_scale)
-            for expert, scale in enumerate(self._down_pre_scale):
-                yield whole(f"{prefix}.experts.{expert}.down_proj.pre_quant_scale", scale)
+            for expert, scale in enumerate(self._down_pre_scale, start=self._shape.first):
+                parameter = whole(f"{prefix}.experts.{expert}.down_proj.pre_quant_scale", scale)
+                yield from cut([parameter], 0, self._shape.width_share)
 
     def finish(self) -> None:
         self._gate_up.finish()

@@ -130,8 +130,9 @@ def assert_shares(directory: Path, dtype: torch.dtype, weights: KeptWeights, tp:
         return list(load_model(directory, dtype, CPU, weights, exchange=HostExchange(peers)).parameters())
 
     cut = 0
-    for rank in on_each_rank(Layout(tp=tp, ep=tp), load):
-        assert {each.name for each in rank} == expected.keys()
+    ranks = on_each_rank(Layout(tp=tp, ep=tp), load)
+    assert {each.name for rank in ranks for each in rank} == expected.keys()
+    for rank in ranks:
         for each in rank:
             assert each.shape == expected[each.name].shape
             assert torch.equal(matrix(each).float(), matrix(expected[each.name]).float()[each.slices])

@@ -5,7 +5,6 @@ from pydantic import ValidationError
 
 from engine.parallel.config import ParallelConfig
 from engine.parallel.layout import Group, Layout, Place
-from mesh.errors import ConfigError
 
 
 def places(layout: Layout) -> list[Place]:
@@ -45,20 +44,3 @@ def test_ranks_together_hold_every_part_of_every_expert_once(ep: int, held: list
 def test_ep_that_does_not_divide_the_ranks_is_refused() -> None:
     with pytest.raises(ValidationError, match=r"engine.parallel.ep=3 does not divide the 4 ranks \(tp \* dp\)"):
         ParallelConfig(tp=2, dp=2, ep=3)
-
-
-@pytest.mark.parametrize(
-    ("layout", "message"),
-    [
-        (Layout(tp=3, ep=1), "engine.parallel.tp=3 does not divide the model's 16 attention heads"),
-        (Layout(dp=3, ep=3), "engine.parallel.ep=3 does not divide the model's 64 routed experts"),
-        (
-            Layout(dp=3, ep=1),
-            "engine.parallel.ep=1 on 3 ranks cuts an expert's width of 128 into 3 parts, which are not equal",
-        ),
-    ],
-)
-def test_a_model_that_does_not_divide_is_refused_with_one_sentence(layout: Layout, message: str) -> None:
-    with pytest.raises(ConfigError) as refused:
-        layout.check_model(heads=16, experts=64, expert_width=128)
-    assert refused.value.message == message
