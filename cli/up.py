@@ -46,6 +46,13 @@ def up(
         int, typer.Option(min=0, max=64, help="Prefill workers; with none, decode workers compute prompts.")
     ] = 0,
     kvstore: Annotated[int, typer.Option(min=0, max=16, help="KV stores: caches beyond the workers.")] = 0,
+    gpus_per_worker: Annotated[
+        int | None,
+        typer.Option(min=1, max=64, help="Ranks of each worker, on GPUs one each; their layout depends on the role."),
+    ] = None,
+    tp: Annotated[int | None, typer.Option(min=1, help="Ranks that compute a request together.")] = None,
+    dp: Annotated[int | None, typer.Option(min=1, help="Groups of ranks with requests of their own.")] = None,
+    ep: Annotated[int | None, typer.Option(min=1, help="Parts of the routed experts; by default one a rank.")] = None,
     http_port: Annotated[int, typer.Option(min=1, max=65535, help="OpenAI HTTP.")] = HTTP_PORT,
     grpc_port: Annotated[int, typer.Option(min=1, max=65535, help="The gateway's gRPC.")] = GRPC_PORT,
     scheduler_port: Annotated[int, typer.Option(min=1, max=65535, help="For deepmesh status.")] = SCHEDULER_PORT,
@@ -68,7 +75,7 @@ def up(
 ) -> None:
     """Run a mesh in the foreground: a scheduler, KV stores, prefill and decode workers, a gateway. Ctrl-C stops it.
 
-    GPUs go to the decode workers, one each, then to the prefill workers; more workers than GPUs share them, and their
+    GPUs go to the decode workers, one a rank, then to the prefill workers; more ranks than GPUs share them, and their
     memory. CUDA_VISIBLE_DEVICES names those to use; --set decode.engine.device=cpu leaves them to others.
 
     A process that dies is started again after 0.5 s, then after ever longer. The mesh stops when one cannot be kept
@@ -79,6 +86,7 @@ def up(
     if model is None and not all(f"{role}.{WITHOUT_MODEL}" in asked for role in roles):
         model = shipped_model()
     stores = tuple(free_port() for _ in range(kvstore))
+    parallel = {"ranks": gpus_per_worker, "tp": tp, "dp": dp, "ep": ep}
     plan = MeshPlan(
         model,
         decode,
@@ -91,6 +99,7 @@ def up(
         find_gpus(),
         host,
         metrics_port or None,
+        {key: value for key, value in parallel.items() if value is not None},
     )
     specs = compose(plan)
     keys = gateway_keys(gateway_config(check_settings(specs)))

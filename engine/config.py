@@ -1,5 +1,6 @@
 """The engine's configuration, and the pure function that settles every "auto" in it."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Self
@@ -90,7 +91,7 @@ class EngineConfig(Config):
     GPU.
     """
     threads: int | None = Field(default=None, ge=1)
-    """Compute threads on CPU; by default torch's choice."""
+    """Compute threads of a rank on CPU; by default torch's choice, which several ranks divide."""
     max_requests: int = Field(default=64, ge=1)
     """Requests that run at once."""
     max_step_tokens: int = Field(default=2048, ge=64)
@@ -114,6 +115,13 @@ class EngineConfig(Config):
     parallel: ParallelConfig = ParallelConfig()
     oracle: OracleConfig = OracleConfig()
     drafts: DraftsConfig = DraftsConfig()
+
+    @property
+    def rank_threads(self) -> int | None:
+        """Compute threads of a rank on CPU; None leaves the choice to torch."""
+        if self.threads is None and self.parallel.world > 1:
+            return max(1, len(os.sched_getaffinity(0)) // self.parallel.world)
+        return self.threads
 
     @model_validator(mode="after")
     def _model_has_a_directory(self) -> Self:

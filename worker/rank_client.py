@@ -188,9 +188,9 @@ def rank_environment(config: EngineConfig) -> dict[str, str]:
     # with one other process on two cores, steps took 30 times as long. Asleep it costs a step 5 to 10%.
     # numpy's own threads have nothing to multiply here, and spin at the start.
     environment = {"OMP_WAIT_POLICY": "PASSIVE", "OPENBLAS_NUM_THREADS": "1", **os.environ}
-    if config.threads is not None:
+    if config.rank_threads is not None:
         # Read once, when the libraries load.
-        environment |= {"OMP_NUM_THREADS": str(config.threads), "MKL_NUM_THREADS": str(config.threads)}
+        environment |= {"OMP_NUM_THREADS": str(config.rank_threads), "MKL_NUM_THREADS": str(config.rank_threads)}
     return environment
 
 

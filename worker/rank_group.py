@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Self
 
 from engine.config import EngineConfig
+from engine.parallel.layout import Layout
 from engine.parallel.peers import GroupDescriptors
 from engine.protocol.messages import FirstToken, StepResult, Submit, TransferNews
 from mesh.config import ObserveConfig
@@ -53,7 +54,8 @@ class RankGroup:
         """Start the worker's ranks and return when all have loaded. Raises what RankClient.start raises, and leaves
         none.
         """
-        ranks = config.parallel.world
+        layout = Layout.of(config.parallel)
+        ranks = layout.world
         shared = GroupDescriptors.create(ranks) if ranks > 1 else None
         starts = [
             asyncio.create_task(RankClient.start(config, observe, rank, _name(rank, ranks), shared))
@@ -61,7 +63,7 @@ class RankGroup:
         ]
         started = False
         try:
-            group = cls(await asyncio.gather(*starts), config.parallel.tp)
+            group = cls(await asyncio.gather(*starts), layout.tp)
             started = True
             return group
         finally:

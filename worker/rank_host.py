@@ -1,6 +1,7 @@
 """A worker's ranks as its service keeps them: what the scheduler, the KV stores and the metrics learn of them."""
 
 import asyncio
+import logging
 import uuid
 from collections.abc import Callable
 from contextlib import suppress
@@ -9,6 +10,7 @@ from typing import Protocol, Self
 
 from prometheus_client import Counter
 
+from engine.layout_choice import choose_parallel
 from engine.parallel.layout import Layout
 from engine.protocol.messages import DraftCounts, Ready, StepResult, TransferNews
 from kvstore.client import StoreClient
@@ -23,6 +25,8 @@ from worker.identity import worker_identity
 from worker.rank_group import RankGroup, RankMessage
 from worker.rank_stores import RankStores, Stores
 from worker.status_report import StatusReport
+
+_log = logging.getLogger("deepmesh.worker")
 
 # How often figures are set, and deadlines looked at.
 TICK_SECONDS = 0.02
@@ -76,6 +80,12 @@ class RankHost:
 
         `endpoint` is host:port of the worker's services; `channels` lead to the stores.
         """
+        parallel, why = choose_parallel(config.engine, role)
+        config = config.model_copy(update={"engine": config.engine.model_copy(update={"parallel": parallel})})
+        if parallel.world > 1:
+            _log.info(
+                "ranks divide the model", extra={"fields": {**parallel.model_dump(exclude_none=True), "why": why}}
+            )
         group = await RankGroup.start(config.rank_engine, config.observe)
         return cls.of(group, config, role, endpoint, channels, can_prefill)
 

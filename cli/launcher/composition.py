@@ -4,7 +4,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from cli.launcher.gpus import Gpu, assign
@@ -28,6 +28,9 @@ MODULES: Mapping[str, str] = {
     "gateway": "gateway",
 }
 WORKER_MODULES = (MODULES["prefill"], MODULES["decode"])
+# The keys that say how many ranks a worker has.
+PARALLEL = "engine.parallel"
+PARALLEL_KEYS = ("ranks", "tp", "dp")
 # What a setting with a secret has in its key or value.
 SECRETS = ("api_keys", "redis_url")
 # Large, because the host's cost of a segment in GPU memory does not depend on its size.
@@ -94,6 +97,8 @@ class MeshPlan:
     host: str = HOST
     # The gateway's; the others have theirs after it (METRICS_OFFSETS). None takes free ones.
     metrics_port: int | None = None
+    # Of engine.parallel, for workers of both roles: ranks, tp, dp, ep.
+    parallel: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def workers(self) -> int:
@@ -113,14 +118,14 @@ class MeshPlan:
 def compose(plan: MeshPlan, cpu_count: int | None = None) -> list[ServiceSpec]:
     """The processes of a mesh, in the order in which they start. Raises ConfigError for a setting of no service.
 
-    GPUs go to decode workers first, then to prefill workers, one each; with more workers than GPUs they are shared.
+    GPUs go to decode workers first, then to prefill workers, one a rank; if there are too few they are shared.
     """
     asked = split_settings(plan.settings)
     gpus = _assign_gpus(plan, asked)
     stores = _stores_setting(plan)
     scheduler = (*stores, *asked["scheduler"])
     gateway = (*_gateway_settings(plan), *asked["gateway"])
-    common = (*_worker_settings(plan, cpu_count or os.cpu_count() or 1), *stores)
+    common = (*_worker_settings(plan, asked, cpu_count or os.cpu_count() or 1), *stores)
 
     def workers(service: str, count: int) -> list[ServiceSpec]:
         devices = [(name, gpus.get(name)) for name in _names(service, count)]
@@ -174,7 +179,8 @@ def _metrics_port(plan: MeshPlan, name: str) -> int:
 def _device(gpu: Gpu | None) -> str:
     if gpu is None:
         return "the CPU"
-    return f"GPU {gpu.name}" + (f" (1/{gpu.workers} of it)" if gpu.workers > 1 else "")
+    names = f"GPU {gpu.name}" if gpu.ranks == 1 else f"GPUs {', '.join(gpu.own)}"
+    return names + (f" (1/{gpu.workers} of it)" if gpu.workers > 1 else "")
 
 
 def _names(service: str, workers: int) -> list[str]:
@@ -184,8 +190,19 @@ def _names(service: str, workers: int) -> list[str]:
 def _assign_gpus(plan: MeshPlan, asked: Mapping[str, Sequence[str]]) -> dict[str, Gpu]:
     """The GPU of each worker that has one, by the worker's name."""
     workers = {"decode": plan.decode_workers, "prefill": plan.prefill_workers}
-    takers = [_names(service, count) for service, count in workers.items() if _takes_gpu(asked[service])]
-    return assign([name for names in takers for name in names], plan.gpus)
+    takers = [service for service in workers if _takes_gpu(asked[service])]
+    ranks = {name: _ranks(plan, asked[service]) for service in takers for name in _names(service, workers[service])}
+    return assign(ranks, plan.gpus)
+
+
+def _ranks(plan: MeshPlan, settings: Sequence[str]) -> int:
+    """How many ranks a worker with these settings has."""
+    asked = dict(setting.split("=", 1) for setting in settings)
+    values = {key: str(value) for key, value in plan.parallel.items()}
+    values |= {key: asked[full] for key in PARALLEL_KEYS if (full := f"{PARALLEL}.{key}") in asked}
+    # What is no number is refused with the other settings.
+    sizes = {key: int(value) for key, value in values.items() if value.isdigit()}
+    return sizes.get("ranks") or sizes.get("tp", 1) * sizes.get("dp", 1)
 
 
 def _takes_gpu(settings: Sequence[str]) -> bool:
@@ -234,13 +251,17 @@ def _gateway_settings(plan: MeshPlan) -> list[str]:
     return settings
 
 
-def _worker_settings(plan: MeshPlan, cpu_count: int) -> list[str]:
+def _worker_settings(plan: MeshPlan, asked: Mapping[str, Sequence[str]], cpu_count: int) -> list[str]:
     settings = [f"scheduler={HOST}:{plan.scheduler_port}"]
     if plan.model_dir is not None:
         settings.append("engine.model_dir=" + json.dumps(str(plan.model_dir.resolve())))
+    settings += [f"{PARALLEL}.{key}={value}" for key, value in plan.parallel.items()]
     if plan.workers > 1:
         # Otherwise each worker would take every core.
-        settings.append(f"engine.threads={max(1, cpu_count // plan.workers)}")
+        ranks = plan.decode_workers * _ranks(plan, asked["decode"]) + plan.prefill_workers * _ranks(
+            plan, asked["prefill"]
+        )
+        settings.append(f"engine.threads={max(1, cpu_count // ranks)}")
     return settings
 
 

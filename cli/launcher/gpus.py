@@ -2,8 +2,11 @@
 
 import ctypes
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+
+from mesh.errors import ConfigError
 
 VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 _DRIVER = "libcuda.so.1"
@@ -12,13 +15,19 @@ _SUCCESS = 0
 
 @dataclass(frozen=True)
 class Gpu:
-    """A worker's GPU. Names are those that CUDA_VISIBLE_DEVICES takes: an index or a UUID."""
+    """A worker's GPU, or its first. Names are those that CUDA_VISIBLE_DEVICES takes: an index or a UUID."""
 
     name: str
     # The others of the mesh, which stay visible behind it: a process may have to see the GPU whose memory it maps.
     others: tuple[str, ...] = ()
     # How many workers share it.
     workers: int = 1
+    # One a rank: the worker's others are the first of `others`.
+    ranks: int = 1
+
+    @property
+    def own(self) -> tuple[str, ...]:
+        return (self.name, *self.others[: self.ranks - 1])
 
     @property
     def environment(self) -> dict[str, str]:
@@ -37,16 +46,22 @@ def name_gpus(count: int, visible: str | None) -> tuple[str, ...]:
     return tuple(names)[:count]
 
 
-def assign(workers: Sequence[str], gpus: Sequence[str]) -> dict[str, Gpu]:
-    """Give the workers the GPUs in turn, beginning again with the first GPU after the last; empty without GPUs."""
+def assign(workers: Mapping[str, int], gpus: Sequence[str]) -> dict[str, Gpu]:
+    """Give each worker a GPU for each of its ranks, beginning again with the first after the last; empty without GPUs.
+
+    workers: the number of ranks by the worker's name. Raises ConfigError if one has more ranks than there are GPUs.
+    """
     if not gpus:
         return {}
-    sharing = [len(range(index, len(workers), len(gpus))) for index in range(len(gpus))]
+    starts = list(accumulate(workers.values(), initial=0))
+    sharing = [len(range(index, starts[-1], len(gpus))) for index in range(len(gpus))]
     assigned = {}
-    for number, worker in enumerate(workers):
-        index = number % len(gpus)
-        others = (*gpus[index + 1 :], *gpus[:index])
-        assigned[worker] = Gpu(gpus[index], others, sharing[index])
+    for start, (worker, ranks) in zip(starts, workers.items(), strict=False):
+        if ranks > len(gpus):
+            raise ConfigError(f"{worker} has {ranks} ranks, each on a GPU of its own, and there are {len(gpus)} GPUs")
+        order = [(start + place) % len(gpus) for place in range(len(gpus))]
+        first, *others = (gpus[index] for index in order)
+        assigned[worker] = Gpu(first, tuple(others), max(sharing[index] for index in order[:ranks]), ranks)
     return assigned
 
 

@@ -10,9 +10,13 @@ from mesh.config import Config
 class ParallelConfig(Config):
     """A worker has tp * dp ranks, each a process of its own."""
 
-    tp: int = Field(default=1, ge=1)
+    ranks: int | None = Field(default=None, ge=1)
+    """How many; by default tp * dp. If neither of these is set, the worker's role chooses: ranks that decode batch
+    requests of their own (dp), ranks of a prefill worker compute each prompt together (tp).
+    """
+    tp: int | None = Field(default=None, ge=1)
     """Ranks that compute a request together, each with some of the attention heads (tensor parallelism)."""
-    dp: int = Field(default=1, ge=1)
+    dp: int | None = Field(default=None, ge=1)
     """Groups of tp ranks; each has requests and a KV pool of its own (data parallelism of attention)."""
     ep: int | None = Field(default=None, ge=1)
     """Parts into which the routed experts are divided (expert parallelism); ranks / ep ranks share a part, each with
@@ -22,10 +26,16 @@ class ParallelConfig(Config):
     @property
     def world(self) -> int:
         """Number of ranks."""
-        return self.tp * self.dp
+        return self.ranks or (self.tp or 1) * (self.dp or 1)
 
     @model_validator(mode="after")
-    def _experts_are_divided_evenly(self) -> Self:
+    def _ranks_are_divided_evenly(self) -> Self:
+        said = (self.tp or 1) * (self.dp or 1)
+        both = self.tp is not None and self.dp is not None
+        if self.world % said or (both and self.world != said):
+            sizes = {"tp": self.tp, "dp": self.dp}
+            named = " and ".join(f"{name}={size}" for name, size in sizes.items() if size is not None)
+            raise ValueError(f"engine.parallel.ranks={self.ranks} does not fit engine.parallel's {named}")
         if self.ep is not None and self.world % self.ep:
             raise ValueError(f"engine.parallel.ep={self.ep} does not divide the {self.world} ranks (tp * dp)")
         return self

@@ -26,7 +26,10 @@ class Layout:
 
     @classmethod
     def of(cls, config: ParallelConfig) -> "Layout":
-        return cls(config.tp, config.dp, config.ep or config.world)
+        """What is not set is chosen as for a worker that decodes."""
+        world = config.world
+        tp = config.tp or world // (config.dp or world)
+        return cls(tp, world // tp, config.ep or world)
 
     @property
     def world(self) -> int:

@@ -53,8 +53,8 @@ class ModelBackend:
         """
         config = resolved.config
         assert config.model_dir is not None
-        if config.threads is not None:
-            torch.set_num_threads(config.threads)
+        if config.rank_threads is not None:
+            torch.set_num_threads(config.rank_threads)
         self.asynchronous = resolved.device == "cuda"
         self.device_name = torch.cuda.get_device_name() if self.asynchronous else "CPU"
         self._model = model or make_model(resolved, exchange)
@@ -160,7 +160,8 @@ class ModelBackend:
         reserved = 0 if on_cpu else reserved_bytes(self._model, resolved, longest)
         left = max(free_bytes(self._model.device, resolved.config.memory_share) - reserved, 0)
         return affordable_blocks(
-            budget_bytes=int(left * resolved.kv_memory_fraction),
+            # Ranks on a CPU share its memory.
+            budget_bytes=int(left * resolved.kv_memory_fraction) // (resolved.config.parallel.world if on_cpu else 1),
             block_bytes=self.block_bytes,
             context_blocks=_blocks_of(longest),
             max_requests=resolved.config.max_requests,

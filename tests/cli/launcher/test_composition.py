@@ -115,6 +115,26 @@ def test_a_worker_that_is_to_compute_elsewhere_takes_no_gpu(setting: str) -> Non
     assert device_list(list(specs.values())) == "prefill-0 on GPU 0, decode-0 on the CPU"
 
 
+def test_the_workers_of_both_roles_are_divided_as_the_plan_says_unless_their_settings_do() -> None:
+    plan = MeshPlan(
+        None,
+        prefill_workers=1,
+        settings=("prefill.engine.parallel.tp=2",),
+        gpus=("0", "1", "2", "3"),
+        parallel={"ranks": 2, "ep": 1},
+    )
+    specs = by_name(plan)
+    for name in ("decode-0", "prefill-0"):
+        assert {"engine.parallel.ranks=2", "engine.parallel.ep=1"} <= set(specs[name].settings)
+    assert specs["prefill-0"].settings[-1] == "engine.parallel.tp=2"
+    assert device_list(list(specs.values())) == "prefill-0 on GPUs 2, 3, decode-0 on GPUs 0, 1"
+
+
+def test_ranks_share_the_cores() -> None:
+    plan = MeshPlan(None, decode_workers=2, settings=("decode.engine.parallel.dp=2",))
+    assert "engine.threads=2" in by_name(plan)["decode-0"].settings
+
+
 def test_a_single_worker_may_take_every_core() -> None:
     assert last_value(by_name(MeshPlan(None))["decode-0"], "engine.threads") is None
 

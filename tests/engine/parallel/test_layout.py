@@ -44,3 +44,15 @@ def test_ranks_together_hold_every_part_of_every_expert_once(ep: int, held: list
 def test_ep_that_does_not_divide_the_ranks_is_refused() -> None:
     with pytest.raises(ValidationError, match=r"engine.parallel.ep=3 does not divide the 4 ranks \(tp \* dp\)"):
         ParallelConfig(tp=2, dp=2, ep=3)
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"ranks": 4, "tp": 3}, "engine.parallel.ranks=4 does not fit engine.parallel's tp=3"),
+        ({"ranks": 8, "tp": 2, "dp": 2}, "engine.parallel.ranks=8 does not fit engine.parallel's tp=2 and dp=2"),
+    ],
+)
+def test_groups_that_do_not_make_up_the_ranks_are_refused(asked: dict[str, int], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        ParallelConfig(**asked)

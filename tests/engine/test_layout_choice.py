@@ -1,0 +1,44 @@
+"""The layout of ranks whose number alone is configured."""
+
+from pathlib import Path
+
+import pytest
+
+from engine.config import EngineConfig
+from engine.layout_choice import choose_parallel, choose_tp
+from engine.parallel.config import ParallelConfig
+from mesh.domain.workers import WorkerRole
+from tests.support.checkpoints import tiny_checkpoint
+from tests.support.engines import oracle_config
+
+
+def test_ranks_that_decode_batch_requests_of_their_own() -> None:
+    chosen, why = choose_parallel(oracle_config(parallel=ParallelConfig(ranks=4)), WorkerRole.DECODE)
+    assert chosen == ParallelConfig(tp=1, dp=4, ep=4)
+    assert "batch requests of their own" in why
+
+
+def test_ranks_of_a_prefill_worker_compute_a_prompt_together() -> None:
+    chosen, why = choose_parallel(oracle_config(parallel=ParallelConfig(ranks=4, ep=2)), WorkerRole.PREFILL)
+    assert chosen == ParallelConfig(tp=4, dp=1, ep=2)
+    assert "compute a prompt together" in why
+
+
+def test_as_many_compute_a_prompt_together_as_divide_the_model(tmp_path: Path) -> None:
+    # Four heads, and a vocabulary that two divide, four do not.
+    config = EngineConfig(model_dir=tiny_checkpoint(tmp_path, vocab_size=322), parallel=ParallelConfig(ranks=4))
+    assert choose_parallel(config, WorkerRole.PREFILL)[0] == ParallelConfig(tp=2, dp=2, ep=4)
+
+
+def test_a_model_that_no_number_of_ranks_divides_is_computed_whole_on_each() -> None:
+    tp, why = choose_tp(3, WorkerRole.PREFILL, lambda tp: tp == 1)
+    assert tp == 1 and "divides the model's heads" in why
+
+
+@pytest.mark.parametrize("role", [WorkerRole.DECODE, WorkerRole.PREFILL])
+@pytest.mark.parametrize("asked", [{}, {"tp": 2}, {"dp": 2}, {"ranks": 4, "tp": 2}, {"tp": 2, "dp": 3, "ep": 1}])
+def test_what_is_configured_stays(role: WorkerRole, asked: dict[str, int]) -> None:
+    chosen, why = choose_parallel(oracle_config(parallel=ParallelConfig(**asked)), role)
+    assert why == "as configured"
+    assert chosen.model_dump().items() >= (asked.items() - {("ranks", 4)})
+    assert chosen.world == ParallelConfig(**asked).world
