@@ -3,8 +3,6 @@
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import psutil
@@ -13,37 +11,14 @@ import pytest
 from engine.config import EngineConfig
 from engine.oracle import oracle_tokens
 from engine.parallel.config import ParallelConfig
-from engine.protocol.messages import StepResult
 from mesh.errors import ConfigError
 from tests.support.checkpoints import random_prompt, tiny_checkpoint
-from tests.support.engines import VOCABULARY, Transcript, oracle_config, prompt_of, submit_of
+from tests.support.engines import VOCABULARY, oracle_config, prompt_of
 from tests.support.oracle_model import assert_greedy, load_oracle
+from tests.support.running_group import running_group, submit_to
 from tests.support.waiting import eventually
 from worker import rank_group
-from worker.rank_group import RankGroup, RankMessage
-
-
-@asynccontextmanager
-async def running(config: EngineConfig) -> AsyncIterator[tuple[RankGroup, Transcript]]:
-    """A group of real ranks, and what they say."""
-    group, transcript = await RankGroup.start(config), Transcript()
-
-    def on_message(rank: int, message: RankMessage) -> None:
-        assert isinstance(message, StepResult)
-        transcript.record(message)
-
-    reading = asyncio.create_task(group.run(on_message))
-    try:
-        yield group, transcript
-    finally:
-        reading.cancel()
-        await group.close(grace_seconds=2.0)
-
-
-def submit(group: RankGroup, prompt: list[int], tokens: int) -> int:
-    key = group.new_key(prompt, b"", computes_prompt=True)
-    group.submit(submit_of(key, prompt, tokens, ignore_eos=True))
-    return key
+from worker.rank_group import RankGroup
 
 
 def ranks_of_this_process() -> set[psutil.Process]:
@@ -52,10 +27,10 @@ def ranks_of_this_process() -> set[psutil.Process]:
 
 async def test_requests_go_to_the_first_rank_of_each_tp_group() -> None:
     config = oracle_config(parallel=ParallelConfig(tp=2, dp=2), total_blocks=100, max_requests=8)
-    async with running(config) as (group, transcript):
+    async with running_group(config) as (group, transcript):
         assert (len(group.processes), len(group.ranks)) == (4, 2)
         assert (group.ready.total_blocks, group.ready.max_requests) == (200, 16)
-        prompts = {submit(group, prompt, 20): prompt for prompt in (prompt_of(100, seed) for seed in range(6))}
+        prompts = {submit_to(group, prompt, 20): prompt for prompt in (prompt_of(100, seed) for seed in range(6))}
         await eventually(lambda: transcript.ends.keys() == prompts.keys())
     assert [await process.closed for process in group.processes] == [0] * 4
     for key, prompt in prompts.items():
@@ -66,8 +41,8 @@ async def test_requests_go_to_the_first_rank_of_each_tp_group() -> None:
 async def test_a_model_over_two_processes_generates_the_tokens_of_transformers(tmp_path: Path) -> None:
     checkpoint, prompts = tiny_checkpoint(tmp_path), [random_prompt(length, seed=length) for length in (1, 70)]
     config = EngineConfig(model_dir=checkpoint, device="cpu", total_blocks=16, threads=1, parallel=ParallelConfig(tp=2))
-    async with running(config) as (group, transcript):
-        keys = [submit(group, prompt, 10) for prompt in prompts]
+    async with running_group(config) as (group, transcript):
+        keys = [submit_to(group, prompt, 10) for prompt in prompts]
         await eventually(lambda: transcript.ends.keys() == set(keys))
     for key, prompt in zip(keys, prompts, strict=True):
         assert_greedy(load_oracle(checkpoint), prompt, transcript.token_ids[key])
@@ -79,7 +54,7 @@ async def test_the_death_of_a_rank_that_follows_ends_the_worker_with_one_reason(
     group = await RankGroup.start(oracle_config(parallel=ParallelConfig(tp=2), oracle={"step_ms": step_ms}))
     ending = asyncio.create_task(group.run(lambda rank, message: None))
     if step_ms:
-        submit(group, [1], 50)
+        submit_to(group, [1], 50)
         await eventually(lambda: bool(group.ranks[0].progress().step_loop_passes % 2))
     os.kill(group.processes[1].process_id, signal.SIGKILL)
     failure = await asyncio.wait_for(ending, 5.0)
