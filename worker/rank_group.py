@@ -16,7 +16,7 @@ from worker.merging import merge_loads, merge_ready, merge_transfers
 from worker.rank_choice import cached_blocks, choose_rank
 from worker.rank_client import STOP_GRACE_SECONDS, RankClient
 from worker.rank_view import RankView
-from worker.watchdog import END_SECONDS, STALLED_SECONDS, Watchdog
+from worker.watchdog import END_SECONDS, STALLED_SECONDS, Watchdog, blamed
 
 # How often heartbeats are looked at.
 WATCH_SECONDS = 0.05
@@ -175,7 +175,7 @@ class RankGroup:
             longest = max(stall.seconds for stall in stalls)
             self.stalled = longest >= STALLED_SECONDS
             if longest >= END_SECONDS:
-                number = next(number for number, stall in enumerate(stalls) if stall.seconds == longest)
+                number = blamed(stalls, min(STALLED_SECONDS, END_SECONDS))
                 name, cause = self.processes[number].name, stalls[number].cause
                 return EngineFailed(f"{name} has made no progress for {END_SECONDS:g} s: {cause}")
 

@@ -1,13 +1,15 @@
 """Whether a rank makes progress, by its heartbeats. Pure: time is passed in."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.protocol.pulse import Progress
 
 # A worker with a rank that has made no progress for so long, beyond the longest step that it announced, is not placed
-# on; after END_SECONDS it is ended, so that its requests move.
+# on; after END_SECONDS it is ended, so that its requests move. With the time from one heartbeat to the next that is
+# within five seconds.
 STALLED_SECONDS = 2.0
-END_SECONDS = 5.0
+END_SECONDS = 4.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +18,8 @@ class Stall:
 
     seconds: float
     cause: str
+    # Nothing else can be the cause: a step of another rank does not end either while it waits for this one.
+    is_first: bool = False
 
 
 class Watchdog:
@@ -37,13 +41,22 @@ class Watchdog:
             self._step_loop_age, last.step_loop_passes, progress.step_loop_passes, elapsed_seconds
         )
         self._transfer_age = _age(self._transfer_age, last.transfer_passes, progress.transfer_passes, elapsed_seconds)
-        stalls = [Stall(self._beat_age, "its process does not run")]
+        stalls = [Stall(self._beat_age, "its process does not run", is_first=True)]
         if progress.step_loop_passes % 2:
             beyond = max(0.0, self._step_loop_age - progress.longest_step_ms / 1000)
             stalls.append(Stall(beyond, "its step does not end"))
         if progress.transfer_passes % 2:
-            stalls.append(Stall(self._transfer_age, "its transfer thread hangs"))
+            stalls.append(Stall(self._transfer_age, "its transfer thread hangs", is_first=True))
         return max(stalls, key=lambda stall: stall.seconds)
+
+
+def blamed(stalls: Sequence[Stall], least_seconds: float) -> int:
+    """Which of a worker's ranks holds up the others, by number: the longest stalled of those that wait for none.
+
+    least_seconds: of a stall that counts; there is one.
+    """
+    stalled = [number for number, stall in enumerate(stalls) if stall.seconds >= least_seconds]
+    return max(stalled, key=lambda number: (stalls[number].is_first, stalls[number].seconds, -number))
 
 
 def _age(age: float, last: int, now: int, elapsed_seconds: float) -> float:

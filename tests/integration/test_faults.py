@@ -29,7 +29,7 @@ FAST_LEASES = ("scheduler.lease.seconds=2", "decode.grace_seconds=2", "gateway.l
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def mesh() -> AsyncIterator[ProcessMesh]:
     # As fast as a step of 5 ms without drafts.
-    settings = oracle_settings(**{"oracle.step_ms": 12, "drafts.next_n": 2})
+    settings = oracle_settings(**{"oracle.step_ms": 12, "drafts.next_n": 2, "parallel.dp": 2})
     async with process_mesh(workers=2, settings=(*settings, *FAST_LEASES)) as running:
         yield running
 
@@ -61,8 +61,10 @@ async def test_a_killed_rank_costs_no_token_of_its_requests(mesh: ProcessMesh) -
     await mesh.whole()
     answers = asyncio.create_task(assert_right(mesh, prompts(20, seed=2), 300))
     await asyncio.sleep(0.5)
-    os.kill(child_of(mesh.supervisor.process_ids["decode-1"]), signal.SIGKILL)
+    killed, other = ranks_of(mesh, "decode-1")
+    killed.kill()
     await answers
+    assert not other.is_running()
     await mesh.drained()
 
 
@@ -83,12 +85,13 @@ async def test_a_frozen_rank_is_ended_and_costs_no_token_of_its_requests(mesh: P
     await mesh.whole()
     answers = asyncio.create_task(assert_right(mesh, prompts(20, seed=4), 300))
     await asyncio.sleep(0.5)
-    frozen = psutil.Process(child_of(mesh.supervisor.process_ids["decode-1"]))
-    frozen.suspend()
+    ranks = ranks_of(mesh, "decode-1")
+    ranks[1].suspend()
     started = time.monotonic()
     await answers
     assert time.monotonic() - started < 15
-    assert not frozen.is_running()
+    assert not any(rank.is_running() for rank in ranks)
+    assert any("has made no progress for 4.5 s: its process does not run" in line for line in mesh.lines)
     await mesh.drained()
 
 
@@ -184,7 +187,6 @@ async def test_with_every_worker_gone_requests_end_with_unavailable() -> None:
         assert error.code() is grpc.StatusCode.UNAVAILABLE
 
 
-def child_of(process_id: int) -> int:
-    with open(f"/proc/{process_id}/task/{process_id}/children") as children:
-        (child,) = children.read().split()
-    return int(child)
+def ranks_of(mesh: ProcessMesh, name: str) -> list[psutil.Process]:
+    """The processes of a worker's ranks."""
+    return psutil.Process(mesh.supervisor.process_ids[name]).children()

@@ -61,6 +61,8 @@ class RunningWorker:
     worker: DecodeWorker
     endpoint: str
     prefill_link: PrefillLink
+    # Ends with what ended the worker.
+    following: asyncio.Task[None]
     # The fake in place of a real rank, if the worker has one.
     rank: FakeRankClient | None = None
 
@@ -94,10 +96,10 @@ async def running_worker(
     async with serving(config) as (servicer, server):
         host = await RankHost.start(config, WorkerRole.DECODE, server.endpoint, Channels(), config.can_prefill)
         worker = DecodeWorker(config, host, prefill_link)
-        running = RunningWorker(worker, server.endpoint, prefill_link)
         try:
             servicer.open(worker)
             following = asyncio.create_task(worker.run())
+            running = RunningWorker(worker, server.endpoint, prefill_link, following)
             yield running
             if following.done():
                 assert not worker.live_requests
@@ -123,7 +125,7 @@ async def decode_without_rank(
         worker = DecodeWorker(config, host, link)
         servicer.open(worker)
         following = asyncio.create_task(worker.run())
-        yield RunningWorker(worker, server.endpoint, link, rank)
+        yield RunningWorker(worker, server.endpoint, link, following, rank)
         await eventually(lambda: not worker.sessions.kept_requests and not worker.prefills.open_landings)
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)

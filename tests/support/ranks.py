@@ -1,12 +1,15 @@
-"""One rank in a process of its own."""
+"""Ranks in processes of their own."""
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import os
+import signal
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 
 from engine.config import EngineConfig
 from engine.protocol.messages import StepResult
 from tests.support.engines import Transcript
 from worker.rank_client import RankClient
+from worker.rank_group import RankGroup
 
 
 @asynccontextmanager
@@ -27,3 +30,16 @@ async def until_an_end(client: RankClient) -> Transcript:
         if transcript.ends:
             return transcript
     raise AssertionError("the rank has gone")
+
+
+@contextmanager
+def frozen(ranks: RankGroup) -> Iterator[None]:
+    """The processes of a worker's ranks do not run in this block."""
+    for rank in ranks.ranks:
+        os.kill(rank.process_id, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for rank in ranks.ranks:
+            with suppress(ProcessLookupError):
+                os.kill(rank.process_id, signal.SIGCONT)

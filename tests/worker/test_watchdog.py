@@ -1,5 +1,5 @@
 from engine.protocol.pulse import Progress, Pulse
-from worker.watchdog import Stall, Watchdog
+from worker.watchdog import Stall, Watchdog, blamed
 
 TICK = 0.5
 
@@ -23,7 +23,7 @@ def test_a_rank_that_waits_for_work_is_not_stalled() -> None:
 
 def test_a_process_without_a_heartbeat_is_stalled_since_its_last() -> None:
     readings = [*beating(3), *[Progress(2, 0, 0, 0)] * 4]
-    assert observed(*readings) == Stall(4 * TICK, "its process does not run")
+    assert observed(*readings) == Stall(4 * TICK, "its process does not run", is_first=True)
 
 
 def test_a_step_that_does_not_end_is_a_stall_beyond_the_longest_that_was_announced() -> None:
@@ -37,12 +37,19 @@ def test_steps_that_follow_each_other_are_progress() -> None:
 
 
 def test_a_transfer_thread_that_does_not_end_its_pass_is_a_stall() -> None:
-    assert observed(*beating(6, transfer=9)) == Stall(2.5, "its transfer thread hangs")
+    assert observed(*beating(6, transfer=9)) == Stall(2.5, "its transfer thread hangs", is_first=True)
 
 
 def test_the_first_beat_after_a_stall_ends_it() -> None:
     readings = [*[Progress(2, 0, 0, 0)] * 8, Progress(3, 0, 0, 0)]
     assert observed(*readings).seconds == 0
+
+
+def test_a_rank_that_does_not_run_is_blamed_and_not_those_whose_steps_wait_for_it() -> None:
+    waiting, frozen = Stall(4.6, "its step does not end"), Stall(4.4, "its process does not run", is_first=True)
+    assert blamed([waiting, frozen, waiting], 2.0) == 1
+    just_missed = Stall(0.2, "its process does not run", is_first=True)
+    assert blamed([just_missed, waiting, waiting], 2.0) == 1
 
 
 def test_what_one_process_writes_another_reads() -> None:
