@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
+from typing import Literal, TypeAlias
 
 from rich.console import Console
 from rich.table import Table
@@ -31,6 +32,7 @@ from tools.tokenizer_files import BEGIN
 from tools.train.chat import ASSISTANT, THINK, USER
 
 MAX_TOKENS = 300
+Depth: TypeAlias = int | Literal["auto"]
 TOTAL_BLOCKS = 128
 
 
@@ -63,7 +65,7 @@ def held_out_prompts(directory: Path, problems: int, seed: int) -> list[list[int
     return [tokenizer.encode(text, add_special_tokens=False).ids for text in asked]
 
 
-def measure(directory: Path, prompts: Sequence[list[int]], next_n: int, requests: int, threads: int) -> Run:
+def measure(directory: Path, prompts: Sequence[list[int]], next_n: Depth, requests: int, threads: int) -> Run:
     """Answer all prompts, `requests` at a time."""
     config = EngineConfig(
         model_dir=directory,
@@ -108,7 +110,7 @@ def _answer(engine: Engine, prompts: Sequence[list[int]]) -> tuple[list[list[int
     return answers, results
 
 
-def report(runs: dict[int, Run], console: Console) -> None:
+def report(runs: dict[Depth, Run], console: Console) -> None:
     table = Table("drafts", "tokens/s", "ratio", "tokens/CPU s", "ratio", "tokens a row", "accepted by place", "differ")
     first = next(iter(runs.values()))
     for next_n, run in runs.items():
@@ -128,9 +130,13 @@ def report(runs: dict[int, Run], console: Console) -> None:
     console.print(table)
 
 
+def _depth(text: str) -> Depth:
+    return "auto" if text == "auto" else int(text)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--next-n", default="0,1,2,3", help="numbers of drafts, the first is compared with")
+    parser.add_argument("--next-n", default="0,1,2,3", help="numbers of drafts or auto; the first is compared with")
     parser.add_argument("--problems", type=int, default=28)
     parser.add_argument("--requests", type=int, default=1, help="how many are answered at a time")
     parser.add_argument("--threads", type=int, default=1)
@@ -140,7 +146,7 @@ def main() -> None:
     prompts = held_out_prompts(directory, options.problems, options.seed)
     runs = {
         next_n: measure(directory, prompts, next_n, options.requests, options.threads)
-        for next_n in map(int, options.next_n.split(","))
+        for next_n in map(_depth, options.next_n.split(","))
     }
     report(runs, Console())
 

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from engine.step_times import StepTimes
 from engine.thinking import ThinkTokens
 from mesh.domain.outputs import Logprobs
 from mesh.domain.sampling import Sampling
@@ -184,6 +185,8 @@ class Backend(Protocol):
     draft_layers: int
     # The tokens that tell when the model thinks; None if drafts are accepted strictly.
     think_tokens: ThinkTokens | None
+    # What steps take by the number of drafts; None if that is not to be chosen.
+    step_times: StepTimes | None
     eos_token_ids: frozenset[int]
     # Whether the device computes while the host does other things.
     asynchronous: bool

@@ -3,7 +3,7 @@
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -40,8 +40,10 @@ class DraftsConfig(Config):
     docs/drafts.md.
     """
 
-    next_n: int = Field(default=0, ge=0, le=MOST_DRAFTS)
-    """How many; 0 guesses none."""
+    next_n: Annotated[int, Field(ge=0, le=MOST_DRAFTS)] | Literal["auto"] = 0
+    """How many, from 0 to 5; 0 guesses none. "auto" chooses for each step: by the number of running requests, by what
+    steps take (measured before the worker serves), and by how many guesses turn out right.
+    """
     acceptance: Literal["strict", "relaxed"] = "strict"
     """"strict" accepts a guess if it is the token that is drawn in its place, so that tokens do not depend on guesses.
     "relaxed" accepts, while the model thinks (between `<think>` and `</think>`), every guess near the likeliest token:
@@ -52,6 +54,11 @@ class DraftsConfig(Config):
     """Relaxed: a guess is accepted only if it is among so many likeliest tokens."""
     delta: float = Field(default=0.6, ge=0, le=1)
     """Relaxed: a guess is accepted only if its probability, at temperature 1, is at most this below the likeliest's."""
+
+    @property
+    def most(self) -> int:
+        """The most that are guessed behind a token."""
+        return MOST_DRAFTS if self.next_n == "auto" else self.next_n
 
 
 class EngineConfig(Config):
@@ -137,12 +144,12 @@ class EngineConfig(Config):
             raise ValueError(
                 "engine.max_step_tokens must be at least engine.max_requests: lower one or raise the other"
             )
-        if self.drafts.next_n and self.backend == "model" and self.overlap == "on":
+        if self.drafts.most and self.backend == "model" and self.overlap == "on":
             raise ValueError("engine.overlap=on and engine.drafts.next_n exclude each other: leave overlap to auto")
-        if self.max_requests * (1 + self.drafts.next_n) > self.max_step_tokens:
+        if self.max_requests * (1 + self.drafts.most) > self.max_step_tokens:
             raise ValueError(
                 "engine.max_step_tokens must be at least engine.max_requests * (1 + engine.drafts.next_n):"
-                " each running request computes one token and its drafts in a step"
+                " each running request computes one token and its drafts in a step (up to 5 if auto)"
             )
         return self
 
@@ -175,7 +182,7 @@ def launches_ahead(config: EngineConfig, asynchronous: bool) -> bool:
     A model's drafts come back to the host before the step that verifies them.
     """
     if config.overlap == "auto":
-        return asynchronous and not config.drafts.next_n
+        return asynchronous and not config.drafts.most
     return config.overlap == "on"
 
 
@@ -209,7 +216,7 @@ def resolve(config: EngineConfig, hardware: Hardware) -> ResolvedEngineConfig:
         kv_dtype=dtype if config.kv_dtype == "auto" else config.kv_dtype,
         weights=weights,
         # Steps with drafts are not captured.
-        decode_graphs=device == "cuda" and config.decode_graphs == "auto" and not config.drafts.next_n,
+        decode_graphs=device == "cuda" and config.decode_graphs == "auto" and not config.drafts.most,
         warm_up=device == "cuda" and config.warm_up == "auto",
         kv_memory_fraction=config.kv_memory_fraction or (0.95 if device == "cuda" else 0.25),
     )

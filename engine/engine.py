@@ -14,6 +14,7 @@ from engine.batch import Backend, Row, Sample
 from engine.batcher import Candidate, Limits
 from engine.config import EngineConfig, launches_ahead
 from engine.constraints.constraints import Constraints
+from engine.draft_depth import DraftDepth
 from engine.kv_pool import BlockPool
 from engine.load import LoadMeter
 from engine.moves.transfers import Transfers
@@ -67,7 +68,8 @@ class Engine:
         self._meter = LoadMeter()
         self._pipeline = StepPipeline(backend, launches_ahead(config, backend.asynchronous), clock, self._meter)
         # Guesses of the backend begin with what it knows of a token only while it computes that.
-        self._drafting = Drafting(config.drafts.next_n, int(backend.draft_layers > 0), backend.think_tokens)
+        self._drafting = Drafting(config.drafts.most, int(backend.draft_layers > 0), backend.think_tokens)
+        self._depth = DraftDepth(config.drafts.most, backend.step_times)
         transfer = config.transfer or TransferConfig()
         self.transfers = Transfers(agent, self.pool, backend.namespace.layers, transfer, self._meter)
         limits = Limits(config.max_step_tokens, config.max_requests)
@@ -158,7 +160,7 @@ class Engine:
         work = self._plan()
         if on_admitted is not None:
             on_admitted()
-        shape = self._agreement.agree(work.shape(self._stopping, self._drafting.most))
+        shape = self._agreement.agree(work.shape(self._stopping))
         if shape.stopping:
             self.stopped = True
             return None
@@ -170,6 +172,8 @@ class Engine:
             for request, row, sample in self._pipeline.collect(finished):
                 self._commit(request, row, sample)
         self._pipeline.draw_rest()
+        if self._report.drafts is not None:
+            self._depth.observe(self._report.drafts)
         return self._report.drain(self._pipeline.steps, self.load)
 
     def load(self) -> WorkerLoad:
@@ -230,7 +234,10 @@ class Engine:
         for candidate in plan.admitted:
             self._admit(candidate)
         # A request ended just now if its ticket turned out to be for other blocks.
-        return StepWork(plan.decoding, [chunk for chunk in plan.chunks if not chunk.request.ended])
+        chunks = [chunk for chunk in plan.chunks if not chunk.request.ended]
+        # A rank without work wants none.
+        depth = self._depth.choose(len(plan.decoding)) if plan.decoding or chunks else 0
+        return StepWork(plan.decoding, chunks, depth)
 
     def _admit(self, candidate: Candidate[Request]) -> None:
         request = candidate.request

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from engine.batch import Batch, Row, Sample, StepShape, with_known_tokens
 from engine.config import MOST_DRAFTS, EngineConfig
+from engine.step_times import StepTimes
 from engine.thinking import ThinkTokens
 from mesh.blocks import BLOCK_TOKENS
 from mesh.domain.outputs import Logprobs
@@ -74,6 +75,7 @@ class OracleBackend:
     device_name = "oracle"
     draft_layers = 0
     think_tokens: ThinkTokens | None = None
+    step_times: StepTimes | None = None
 
     def __init__(
         self,

@@ -16,6 +16,7 @@ class Report:
     Attributes:
         outputs: of steps, and of what happened between them.
         load_changed: the load may have changed because a transfer ended.
+        drafts: what became of drafts; None if no row of a request with drafts was collected.
     """
 
     def __init__(self, pool: BlockPool, transfers: Transfers) -> None:
@@ -23,7 +24,7 @@ class Report:
         self._transfers = transfers
         self.outputs: list[Output] = []
         self.load_changed = False
-        self._drafts: DraftCounts | None = None
+        self.drafts: DraftCounts | None = None
 
     @property
     def pending(self) -> bool:
@@ -32,13 +33,13 @@ class Report:
 
     def add_drafts(self, verified: int, sample: Sample) -> None:
         """The row of a decoding request verified so many drafts, and yielded this."""
-        if self._drafts is None:
-            self._drafts = DraftCounts([0] * MOST_DRAFTS, [0] * MOST_DRAFTS, yields=[0] * (1 + MOST_DRAFTS))
-        self._drafts.yields[len(sample.token_ids) - 1] += 1
+        if self.drafts is None:
+            self.drafts = DraftCounts([0] * MOST_DRAFTS, [0] * MOST_DRAFTS, yields=[0] * (1 + MOST_DRAFTS))
+        self.drafts.yields[len(sample.token_ids) - 1] += 1
         for position in range(verified):
-            self._drafts.verified[position] += 1
-            self._drafts.accepted[position] += position < len(sample.token_ids) - 1
-        self._drafts.relaxed += sample.relaxed
+            self.drafts.verified[position] += 1
+            self.drafts.accepted[position] += position < len(sample.token_ids) - 1
+        self.drafts.relaxed += sample.relaxed
 
     def drain(self, step: int, load: Callable[[], WorkerLoad]) -> StepResult | None:
         """Outputs, blocks that came or went, and counters of transfers; None if there is nothing of them."""
@@ -47,5 +48,5 @@ class Report:
         if not (outputs or blocks.stored or blocks.removed or counters or self.load_changed):
             return None
         self.load_changed = False
-        drafts, self._drafts = self._drafts, None
+        drafts, self.drafts = self.drafts, None
         return StepResult(step, outputs, load(), blocks.stored, blocks.parents, blocks.removed, counters, drafts)

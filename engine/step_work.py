@@ -15,6 +15,8 @@ class StepWork(msgspec.Struct, frozen=True):
 
     decoding: Sequence[Request] = ()
     chunks: Sequence[Chunk[Request]] = ()
+    # The most drafts of a row, and how many tokens are guessed behind each that is drawn.
+    depth: int = 0
 
     def __bool__(self) -> bool:
         return bool(self.decoding or self.chunks)
@@ -23,15 +25,15 @@ class StepWork(msgspec.Struct, frozen=True):
     def prompt_tokens(self) -> int:
         return sum(chunk.tokens for chunk in self.chunks)
 
-    def shape(self, stopping: bool, drafts: int) -> StepShape:
-        """What this rank proposes to launch. drafts: how many tokens are guessed behind each that is drawn."""
-        tokens = sum(request.draws for request in self.decoding)
+    def shape(self, stopping: bool) -> StepShape:
+        """What this rank proposes to launch."""
+        tokens = sum(self._draws(request) for request in self.decoding)
         decode_only = tokens == len(self.decoding) and all(chunk.tokens == 1 for chunk in self.chunks)
         return StepShape(
             tokens + self.prompt_tokens,
             decode_only,
             stopping,
-            drafts,
+            self.depth,
             drawing=len(self.decoding) + sum(_ends(chunk) for chunk in self.chunks),
             beginning=sum(not chunk.request.progress.computed_at_most for chunk in self.chunks),
         )
@@ -42,14 +44,22 @@ class StepWork(msgspec.Struct, frozen=True):
         A chunk of one token is computed as a decode row is, so it comes before longer ones.
         """
         short: list[Request | Chunk[Request]] = [*self.decoding, *(chunk for chunk in self.chunks if chunk.tokens == 1)]
-        work = [*sorted(short, key=_tokens), *(chunk for chunk in self.chunks if chunk.tokens > 1)]
+        work = [*sorted(short, key=self._tokens), *(chunk for chunk in self.chunks if chunk.tokens > 1)]
         requests = [each.request if isinstance(each, Chunk) else each for each in work]
-        return requests, [_launch_row(each, index) for index, each in enumerate(work)]
+        return requests, [self._launch_row(each, index) for index, each in enumerate(work)]
 
+    def _draws(self, request: Request) -> int:
+        """The most tokens that the request's row yields."""
+        return min(request.draws, 1 + self.depth)
 
-def _tokens(work: Request | Chunk[Request]) -> int:
-    """How many tokens the row computes."""
-    return work.tokens if isinstance(work, Chunk) else work.draws
+    def _tokens(self, work: Request | Chunk[Request]) -> int:
+        """How many tokens the row computes."""
+        return work.tokens if isinstance(work, Chunk) else self._draws(work)
+
+    def _launch_row(self, work: Request | Chunk[Request], index: int) -> Row:
+        if isinstance(work, Chunk):
+            return _launch_chunk_row(work, index)
+        return _launch_decode_row(work, self._draws(work), index)
 
 
 def _ends(chunk: Chunk[Request]) -> bool:
@@ -57,13 +67,9 @@ def _ends(chunk: Chunk[Request]) -> bool:
     return chunk.tokens == chunk.request.progress.left
 
 
-def _launch_row(work: Request | Chunk[Request], index: int) -> Row:
-    return _launch_chunk_row(work, index) if isinstance(work, Chunk) else _launch_decode_row(work, index)
-
-
-def _launch_decode_row(request: Request, index: int) -> Row:
+def _launch_decode_row(request: Request, draws: int, index: int) -> Row:
     """Row `index` of the next step: the request's last token, which may be in flight itself, and drafts behind it."""
-    progress, draws = request.progress, request.draws
+    progress = request.progress
     start, token_ids = progress.computed_at_most, progress.token_ids
     sampling, history, drafts, masks = request.sampling, request.history, draws - 1, request.masks
     if progress.tokens_at_least > len(token_ids):

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
@@ -59,17 +59,25 @@ def did_you_mean(given: str, known: Iterable[str]) -> str:
 
 
 def _kind(field: FieldInfo) -> str:
+    kind, null, _ = _type_name(field.annotation).partition(_OR_NULL)
+    return _bounded(kind, field.metadata) + (", or null" if null else "")
+
+
+def _bounded(kind: str, metadata: Iterable[Any]) -> str:
+    metadata = [*metadata, *(inner for each in metadata if isinstance(each, FieldInfo) for inner in each.metadata)]
     bounds = [
         f"{sign} {getattr(each, name)}"
-        for each in field.metadata
+        for each in metadata
         for name, sign in _BOUNDS.items()
         if getattr(each, name, None) is not None
     ]
-    kind, null, _ = _type_name(field.annotation).partition(_OR_NULL)
-    return " ".join([kind, " and ".join(bounds)]).rstrip() + (", or null" if null else "")
+    return " ".join([kind, " and ".join(bounds)]).rstrip()
 
 
 def _type_name(annotation: Any) -> str:
+    if get_origin(annotation) is Annotated:
+        inner, *metadata = get_args(annotation)
+        return _bounded(_type_name(inner), metadata)
     if get_origin(annotation) is Literal:
         return " | ".join(str(each) for each in get_args(annotation))
     if _is_list(annotation):

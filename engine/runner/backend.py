@@ -15,6 +15,7 @@ from engine.model.context import DeviceState
 from engine.model.inputs import build_context
 from engine.model.model import Model
 from engine.model.state import make_state
+from engine.runner.depth_times import measure_depths
 from engine.runner.drafting import Drafter, DraftingStep
 from engine.runner.following import Following
 from engine.runner.graphs import DecodeGraphs, default_sizes
@@ -25,6 +26,7 @@ from engine.runner.sampler import PendingSamples, Sampler
 from engine.runner.step_events import StepEvents
 from engine.runner.step_sizes import padded_size, step_sizes
 from engine.runner.warm_up import warm_up_steps
+from engine.step_times import StepTimes
 from engine.thinking import read_think_tokens
 from engine.weights.fingerprint import weights_fingerprint
 from engine.weights.loading import load_model, random_model
@@ -98,7 +100,8 @@ class ModelBackend:
         if self.asynchronous:
             self._sizes = step_sizes(min(config.max_step_tokens, config.max_requests * self.context_tokens))
             if resolved.warm_up:
-                self._warm_up(self._sizes, config.max_requests, config.drafts.next_n)
+                self._warm_up(self._sizes, config.max_requests, config.drafts.most)
+        self.step_times = self._measured_depths(config) if config.drafts.next_n == "auto" else None
         _log.info("model ready", extra={"fields": _summary(resolved, self.device_name, self.total_blocks)})
 
     def kv_memory(self) -> KvMemory:
@@ -151,6 +154,10 @@ class ModelBackend:
                 progress.advance()
             for decode_only in (True, False):
                 execute(self, Batch(0, ()), StepShape(sizes[0], decode_only, drafts=drafts))
+
+    def _measured_depths(self, config: EngineConfig) -> StepTimes:
+        with span("engine.measure_drafts"):
+            return measure_depths(self, config.max_requests, config.drafts.most, self.state.padding_block)
 
     def _indices(self, rows: Sequence[int]) -> torch.Tensor:
         return to_device(np.array(rows, np.int64), self.state.device)
@@ -217,7 +224,7 @@ class LaunchedStep:
 
 
 def _relaxes(config: EngineConfig) -> bool:
-    return config.drafts.next_n > 0 and config.drafts.acceptance == "relaxed"
+    return config.drafts.most > 0 and config.drafts.acceptance == "relaxed"
 
 
 def _kv_meaning(config: EngineConfig, model_dir: Path) -> str:
@@ -238,7 +245,7 @@ def make_model(resolved: ResolvedEngineConfig, exchange: Exchange | None = None)
     assert config.model_dir is not None
     make = random_model if config.random_weights else load_model
     device, dtype = torch.device(resolved.device), getattr(torch, resolved.dtype)
-    return make(config.model_dir, dtype, device, resolved.weights, drafts=config.drafts.next_n > 0, exchange=exchange)
+    return make(config.model_dir, dtype, device, resolved.weights, drafts=config.drafts.most > 0, exchange=exchange)
 
 
 def reserved_bytes(model: Model, resolved: ResolvedEngineConfig, longest: int) -> int:
@@ -247,7 +254,7 @@ def reserved_bytes(model: Model, resolved: ResolvedEngineConfig, longest: int) -
     transfers = transfer_bytes(config.transfer)
     state = _make_state(model, resolved, 1, longest + most_draft_positions(config))
     with torch.inference_mode():
-        decoding = config.max_requests * (1 + config.drafts.next_n)
+        decoding = config.max_requests * (1 + config.drafts.most)
         workspace = workspace_bytes(model, state, config.max_step_tokens, decoding, longest)
         if not resolved.decode_graphs:
             return workspace + transfers
@@ -270,7 +277,7 @@ def _make_state(model: Model, resolved: ResolvedEngineConfig, blocks: int, posit
 
 def most_draft_positions(config: EngineConfig) -> int:
     """How far drafts may be guessed behind the last token of a context."""
-    return 1 + config.drafts.next_n if config.drafts.next_n else 0
+    return 1 + config.drafts.most if config.drafts.most else 0
 
 
 def _blocks_of(tokens: int) -> int:

@@ -1,5 +1,6 @@
 """Requests whose rows yield several tokens, on the oracle backend: the same tokens in fewer steps."""
 
+import time
 from typing import Any
 
 import pytest
@@ -7,9 +8,11 @@ import pytest
 from engine.config import DraftsConfig, EngineConfig, OracleConfig, launches_ahead
 from engine.engine import Engine
 from engine.oracle import OracleBackend, oracle_tokens
+from engine.step_times import StepTimes
 from mesh.domain.sampling import Sampling
 from tests.support.engines import (
     VOCABULARY,
+    Others,
     Transcript,
     assert_at_rest,
     oracle_config,
@@ -126,3 +129,34 @@ def test_steps_are_launched_ahead_with_drafts_only_if_that_is_asked_for() -> Non
     assert not launches_ahead(drafting, asynchronous=True)
     assert launches_ahead(drafting.model_copy(update={"overlap": "on"}), asynchronous=False)
     assert launches_ahead(EngineConfig(backend="oracle"), asynchronous=True)
+
+
+def timed_engine(seconds: list[list[float]], rows: list[int], **settings: Any) -> Engine:
+    """It chooses the depth by what steps take."""
+    config = oracle_config(drafts={"next_n": "auto"}, oracle={"draft_accuracy": 1.0}, total_blocks=99, **settings)
+    backend = OracleBackend(config)
+    backend.step_times = StepTimes(rows, seconds)
+    return Engine(config, backend, time.monotonic)
+
+
+@pytest.mark.parametrize("overlap", ["on", "off"])
+def test_many_requests_decode_with_fewer_drafts_than_one_where_drafts_cost_more(overlap: str) -> None:
+    engine = timed_engine([[10.0] * 6, [10.0, 20.0, 30.0, 40.0, 50.0, 60.0]], [1, 8], overlap=overlap)
+    tokens = 60
+    for key in range(8):
+        engine.submit(submit_of(key, prompt_of(20, key), tokens + 40 * (key == 0)))
+    transcript = Transcript().run(engine)
+    assert_at_rest(engine)
+    yields = [len(output.token_ids) for step in transcript.steps for output in step.outputs]
+    # The last request goes on alone. Drafts that were made for more requests are in flight when the number falls.
+    assert set(yields[: 8 * (tokens - 2)]) == {1} and max(yields[-6:]) == 6
+    for key in range(8):
+        expected = oracle_tokens(prompt_of(20, key), tokens + 40 * (key == 0), VOCABULARY)
+        assert transcript.token_ids[key] == expected
+
+
+def test_an_idle_rank_asks_for_no_drafts() -> None:
+    others = Others([3])
+    engine = oracle_engine(drafts={"next_n": 3}, total_blocks=9, others=others)
+    engine.step()
+    assert [(each.tokens, each.drafts) for each in others.proposals] == [(0, 0)]

@@ -8,6 +8,7 @@ import pytest
 
 from engine.batch import Batch, Row, Sample, StepShape
 from engine.scoring import ScoringConfig, main, token_logprobs
+from engine.step_times import StepTimes
 from engine.thinking import ThinkTokens
 from mesh.blocks import BLOCK_TOKENS
 from mesh.config import load
@@ -34,6 +35,7 @@ class CountingBackend:
     device_name = "counting"
     draft_layers = 0
     think_tokens: ThinkTokens | None = None
+    step_times: StepTimes | None = None
 
     def __init__(self, total_blocks: int) -> None:
         self.total_blocks = total_blocks

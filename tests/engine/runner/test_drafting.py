@@ -201,3 +201,18 @@ def test_the_draft_layer_computes_one_position_later_up_to_the_drawn_tokens() ->
     assert plan.sources == [0, 1, 2, None, 3, 4, 5, 6, 7]
     assert plan.drawn == [(0, 0), (1, 1), (2, 2), (8, 3)]
     assert (plan.first_drawn, plan.positions) == ([0, 1, 8], [65, 11, 64])
+
+
+def test_an_engine_that_chooses_the_depth_has_measured_its_steps_and_draws_the_same_tokens(
+    undisturbed: Transcript,
+) -> None:
+    backend = model_backend(
+        shipped_model(), drafts=DraftsConfig(next_n="auto"), max_step_tokens=96, max_requests=8, total_blocks=64
+    )
+    assert backend.step_times is not None and list(backend.step_times.rows) == [1, 2, 4, 8]
+    assert all(second > 0 for seconds in backend.step_times.seconds for second in seconds)
+    config = EngineConfig(
+        model_dir=Path("checkpoint"), drafts=DraftsConfig(next_n="auto"), max_step_tokens=96, max_requests=8
+    )
+    found = served(Engine(config, backend, time.monotonic), PROMPTS, SAMPLINGS)
+    assert found.token_ids == undisturbed.token_ids

@@ -1,0 +1,19 @@
+"""What decode steps take on a worker, measured before it serves."""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """Seconds of a decode step by its rows and its drafts."""
+
+    # Ascending numbers of rows.
+    rows: Sequence[int]
+    # By these numbers: the seconds with no drafts, with one a row, ...
+    seconds: Sequence[Sequence[float]]
+
+    def of(self, rows: int) -> Sequence[float]:
+        """By depth, at the nearest number of rows measured that is no smaller; the largest if none is."""
+        return self.seconds[min(bisect_left(self.rows, rows), len(self.rows) - 1)]
