@@ -1,6 +1,5 @@
 """Requests whose rows yield several tokens, on the oracle backend: the same tokens in fewer steps."""
 
-import time
 from typing import Any
 
 import pytest
@@ -131,17 +130,11 @@ def test_steps_are_launched_ahead_with_drafts_only_if_that_is_asked_for() -> Non
     assert launches_ahead(EngineConfig(backend="oracle"), asynchronous=True)
 
 
-def timed_engine(seconds: list[list[float]], rows: list[int], **settings: Any) -> Engine:
-    """It chooses the depth by what steps take."""
-    config = oracle_config(drafts={"next_n": "auto"}, oracle={"draft_accuracy": 1.0}, total_blocks=99, **settings)
-    backend = OracleBackend(config)
-    backend.step_times = StepTimes(rows, seconds)
-    return Engine(config, backend, time.monotonic)
-
-
-@pytest.mark.parametrize("overlap", ["on", "off"])
-def test_many_requests_decode_with_fewer_drafts_than_one_where_drafts_cost_more(overlap: str) -> None:
-    engine = timed_engine([[10.0] * 6, [10.0, 20.0, 30.0, 40.0, 50.0, 60.0]], [1, 8], overlap=overlap)
+@pytest.mark.parametrize("ahead", [True, False])
+def test_many_requests_decode_with_fewer_drafts_than_one_where_drafts_cost_more(ahead: bool) -> None:
+    times = StepTimes([1, 8], [[10.0] * 6, [10.0, 20.0, 30.0, 40.0, 50.0, 60.0]])
+    settings: dict[str, Any] = {"drafts": {"next_n": "auto"}, "oracle": {"draft_accuracy": 1.0}, "total_blocks": 99}
+    engine = oracle_engine(ahead=ahead, step_times=times, **settings)
     tokens = 60
     for key in range(8):
         engine.submit(submit_of(key, prompt_of(20, key), tokens + 40 * (key == 0)))

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from engine.engine import Engine
 from engine.oracle import oracle_tokens
 from engine.protocol.messages import Cancel, Submit
+from engine.step_times import StepTimes
 from mesh.domain.sampling import Sampling
 from tests.support.engines import VOCABULARY, Others, Transcript, assert_at_rest, oracle_engine, prompt_of, submit_of
 
@@ -107,6 +108,17 @@ def test_two_thousand_requests_get_their_tokens(prefix_cache: bool, ahead: bool)
 def test_drafts_change_no_token_of_two_thousand_requests(next_n: int, ahead: bool) -> None:
     traffic = Traffic(2000, longest_prompt=300, most_tokens=60, cancel_probability=0.1, stop_tokens=20)
     check_run(traffic, seed=6, total_blocks=150, max_requests=64, drafts={"next_n": next_n}, ahead=ahead)
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+def test_a_depth_of_drafts_that_goes_up_and_down_changes_no_token(ahead: bool) -> None:
+    rng = random.Random(7)
+    # By the number of rows another depth is the best.
+    depths = [rng.randrange(6) for _ in range(64)]
+    seconds = [[1.0 if depth == best else 100.0 for depth in range(6)] for best in depths]
+    traffic = Traffic(700, longest_prompt=300, most_tokens=60, cancel_probability=0.1, stop_tokens=20)
+    times, drafts = StepTimes(range(1, 65), seconds), {"next_n": "auto"}
+    check_run(traffic, seed=8, total_blocks=150, max_requests=64, drafts=drafts, ahead=ahead, step_times=times)
 
 
 def test_cancelled_requests_disturb_nobody() -> None:

@@ -13,6 +13,7 @@ from engine.config import EngineConfig, OracleConfig
 from engine.engine import Engine
 from engine.oracle import OracleBackend
 from engine.protocol.messages import Output, StepResult, Submit
+from engine.step_times import StepTimes
 from mesh.domain.requests import TokenRequest
 from mesh.domain.sampling import Sampling, StopConditions
 
@@ -99,10 +100,15 @@ class Others:
         return msgspec.structs.replace(proposal, tokens=tokens, decode_only=decode_only, stopping=False)
 
 
-def oracle_engine(*, ahead: bool = False, others: "Others | None" = None, **settings: Any) -> Engine:
-    """ahead: steps are launched before the one before is collected; others: ranks that this one keeps step with."""
+def oracle_engine(
+    *, ahead: bool = False, others: "Others | None" = None, step_times: StepTimes | None = None, **settings: Any
+) -> Engine:
+    """ahead: steps are launched before the one before is collected; others: ranks that this one keeps step with;
+    step_times: what the depth of drafts is chosen by, if it is.
+    """
     config = oracle_config(**{"overlap": "on" if ahead else "off", **settings})
     backend = DeferredOracle(config) if ahead else OracleBackend(config)
+    backend.step_times = step_times
     return Engine(config, backend, time.monotonic, agreement=others)
 
 
