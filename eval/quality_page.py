@@ -29,6 +29,8 @@ held out.
 {configurations}
 
 Every outcome lies in `{folder}/`; `deepmesh eval --compare A.json B.json` sets two of them side by side.
+
+What drafts cost, strict and relaxed, is in [drafts.md](drafts.md).
 """
 
 
