@@ -192,7 +192,7 @@ class Engine:
     def _check_constraint(self, submit: Submit) -> None:
         """Raises InvalidRequest."""
         if submit.request.constraint is not None and self._constraints is None:
-            raise InvalidConstraint("this worker constrains no answers: its checkpoint has no tokenizer")
+            raise InvalidConstraint("this engine constrains no answers")
 
     def _enqueue(self, request: Request) -> None:
         self._blocked = False

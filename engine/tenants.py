@@ -43,7 +43,9 @@ class Tenants:
         self._requests[tenant] += 1
 
     def leave(self, key: int) -> None:
-        """The request has ended."""
+        """The request has ended. One that ended before it was queued never entered."""
+        if key not in self._shares:
+            return
         self.give_back(key)
         tenant = self._shares[key].tenant
         self._raise_floor()

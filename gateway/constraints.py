@@ -1,7 +1,9 @@
 """From what a client asks an answer to be to the constraint that a worker gets."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from gateway.answer_forms import AnswerForm, ChoiceForm, GrammarForm
 from gateway.reasoning import THINK_CLOSE, THINK_OPEN, ReasoningStart
@@ -11,9 +13,11 @@ from gateway.tool_grammar import ToolGrammar
 from gateway.tool_parser import ToolReading
 from gateway.tools import Toolbox
 from mesh.domain.constraints import Constraint
-from mesh.errors import InvalidConstraint
+from mesh.errors import InvalidConstraint, InvalidRequest
 
 TOOLS_FIELD = "tools"
+MAX_BAD_WORDS = 64
+MAX_WORD_CHARACTERS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +58,31 @@ def check_room(form: AnswerForm, max_tokens: int, tokenizer: Tokenizer | None) -
             f"the shortest of the choices has {shortest} tokens, and max_tokens is {max_tokens}: allow more",
             field="max_tokens",
         )
+
+
+def with_bans(
+    constraint: Constraint | None,
+    bad_words: Sequence[str],
+    min_tokens: int,
+    max_tokens: int,
+    tokenizer: Tokenizer | None,
+) -> Constraint | None:
+    """The constraint, if any, with words that the answer must not hold and the least that it must have.
+
+    Raises InvalidRequest naming the field.
+    """
+    if not 0 <= min_tokens <= max_tokens:
+        raise InvalidRequest(f"min_tokens must be from 0 to max_tokens ({max_tokens})", field="min_tokens")
+    if not bad_words and not min_tokens:
+        return constraint
+    if bad_words and tokenizer is None:
+        raise InvalidRequest("a model without a tokenizer has no words: leave bad_words out", field="bad_words")
+    if len(bad_words) > MAX_BAD_WORDS or not all(0 < len(word) <= MAX_WORD_CHARACTERS for word in bad_words):
+        allowed = f"at most {MAX_BAD_WORDS} texts of 1 to {MAX_WORD_CHARACTERS} characters"
+        raise InvalidRequest(f"bad_words must be {allowed}", field="bad_words")
+    # A word is spelled in one way at the begin of a line, and in another behind a space.
+    spelled = {tuple(tokenizer.encode(text)) for word in bad_words if tokenizer for text in (word, f" {word}")}
+    return replace(constraint or Constraint(), banned=sorted(spelled), min_tokens=min_tokens)
 
 
 def _strict_calls(toolbox: Toolbox, tools: ToolGrammar) -> Constraint | None:

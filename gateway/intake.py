@@ -15,7 +15,7 @@ from gateway.answer_forms import AnswerForm
 from gateway.catalog import Catalog, ModelText
 from gateway.chat import DEFAULT_OPTIONS, TemplateOptions
 from gateway.config import LimitsConfig
-from gateway.constraints import UNSHAPED, AnswerShape, check_room, constraint_for
+from gateway.constraints import UNSHAPED, AnswerShape, check_room, constraint_for, with_bans
 from gateway.grammar_checks import GrammarChecks
 from gateway.memory import release_freed_memory
 from gateway.requests import (
@@ -107,6 +107,10 @@ class Ask:
     priority: int = 0
     # What the answer must be, behind its reasoning.
     form: AnswerForm | None = None
+    # Texts that it must not hold.
+    bad_words: tuple[str, ...] = ()
+    # It ends of itself no earlier.
+    min_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +179,7 @@ class Intake:
             stop=StopConditions(max_tokens, ask.stop_token_ids, ask.ignore_eos),
             cache_salt=cache_salt,
             share=share,
-            constraint=await self._constraint(ask.form, encoded.shape, max_tokens, text.tokenizer),
+            constraint=await self._constraint(ask, encoded.shape, max_tokens, text.tokenizer),
         )
         token_bytes = text.tokenizer.token_bytes if text.tokenizer is not None else no_text
         new_transcript = partial(
@@ -195,15 +199,16 @@ class Intake:
         return encoded.token_ids
 
     async def _constraint(
-        self, form: AnswerForm | None, shape: AnswerShape, max_tokens: int, tokenizer: Tokenizer | None
+        self, ask: Ask, shape: AnswerShape, max_tokens: int, tokenizer: Tokenizer | None
     ) -> Constraint | None:
-        """Raises InvalidConstraint naming the field."""
+        """Raises InvalidRequest naming the field."""
+        form = ask.form
         constraint = constraint_for(form, shape, tokenizer)
         if form is not None:
             check_room(form, max_tokens, tokenizer)
         if constraint is not None:
-            await self._grammars.check(constraint.grammar, "tools" if form is None else form.field)
-        return constraint
+            await self._grammars.check(constraint.grammar or "", "tools" if form is None else form.field)
+        return with_bans(constraint, ask.bad_words, ask.min_tokens, max_tokens, tokenizer)
 
     async def _encode(self, prompt: Prompt, model: str) -> _Encoded:
         limits, text = self._catalog.limits(model), self._catalog.text(model)

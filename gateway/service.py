@@ -77,6 +77,8 @@ def _ask(request: gateway_pb2.GenerateRequest) -> Ask:
         stop_token_ids=tuple(request.stop_token_ids),
         ignore_eos=request.ignore_eos,
         priority=request.priority,
+        min_tokens=request.min_tokens,
+        bad_words=tuple(request.bad_words),
         form=form_wire.answer_form(request.form) if request.HasField("form") else None,
     )
 

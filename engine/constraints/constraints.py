@@ -31,8 +31,13 @@ class Constraints:
     """`wake` is called from another thread whenever a request's grammar is compiled."""
 
     def __init__(
-        self, tokenizer: LLTokenizer, vocabulary_size: int, eos_token_ids: frozenset[int], wake: Callable[[], None]
+        self,
+        tokenizer: LLTokenizer | None,
+        vocabulary_size: int,
+        eos_token_ids: frozenset[int],
+        wake: Callable[[], None],
     ) -> None:
+        # None if the checkpoint has none that grammars know.
         self._tokenizer = tokenizer
         self._vocabulary_size = vocabulary_size
         self._eos_token_ids = eos_token_ids
@@ -55,7 +60,7 @@ class Constraints:
 
     def begin(self, request: Request, constraint: Constraint, delivered: Sequence[int]) -> None:
         """Compile the request's grammar, and follow it through the tokens that another worker delivered."""
-        compiled = self._compiler.submit(self._compile, constraint, delivered)
+        compiled = self._compiler.submit(self._compile, constraint, request.stop_token_ids, delivered)
         compiled.add_done_callback(lambda _: self._wake())
         self._begun.append((request, compiled))
 
@@ -72,15 +77,18 @@ class Constraints:
             return error
         return None
 
-    def _compile(self, constraint: Constraint, delivered: Sequence[int]) -> ConstrainedAnswer:
+    def _compile(
+        self, constraint: Constraint, stop_token_ids: frozenset[int], delivered: Sequence[int]
+    ) -> ConstrainedAnswer:
         with span("engine.compile_grammar"):
-            answer = ConstrainedAnswer(
-                constraint, self._matcher(constraint.grammar), self._vocabulary_size, self._eos_token_ids
-            )
+            matcher = None if constraint.grammar is None else self._matcher(constraint.grammar)
+            answer = ConstrainedAnswer(constraint, matcher, self._vocabulary_size, self._eos_token_ids, stop_token_ids)
             answer.advance(delivered)
         return answer
 
     def _matcher(self, grammar: str) -> LLMatcher:
+        if self._tokenizer is None:
+            raise InvalidConstraint("this worker follows no grammars: its checkpoint has no tokenizer")
         compiled = self._grammars.pop(grammar, None) or compile_grammar(self._tokenizer, grammar)
         self._grammars[grammar] = compiled
         if len(self._grammars) > KEPT_GRAMMARS:
@@ -90,15 +98,14 @@ class Constraints:
 
 def load_constraints(
     config: EngineConfig, vocabulary_size: int, eos_token_ids: frozenset[int], wake: Callable[[], None]
-) -> Constraints | None:
-    """None if the rank has no tokenizer: it then refuses constrained requests."""
+) -> Constraints:
+    """Without a tokenizer they refuse grammars."""
+    tokenizer = None
     path = None if config.model_dir is None else config.model_dir / TOKENIZER_FILE
-    if config.backend != "model" or path is None or not path.is_file():
-        return None
-    try:
-        with span("engine.load_tokenizer"):
-            tokenizer = load_grammar_tokenizer(path, vocabulary_size, eos_token_ids)
-    except ValueError as error:
-        _log.warning("no constrained answers: the tokenizer is none that grammars know", extra={"error": str(error)})
-        return None
+    if config.backend == "model" and path is not None and path.is_file():
+        try:
+            with span("engine.load_tokenizer"):
+                tokenizer = load_grammar_tokenizer(path, vocabulary_size, eos_token_ids)
+        except ValueError as error:
+            _log.warning("grammars do not know this tokenizer", extra={"fields": {"error": str(error)}})
     return Constraints(tokenizer, vocabulary_size, eos_token_ids, wake)

@@ -45,6 +45,10 @@ class GenerationBody(ConstraintFields, kw_only=True):
     include_stop_str_in_output: bool | None = None
     # Answers to each prompt; they share its computation.
     n: int | None = None
+    # Texts that the answer must not hold.
+    bad_words: list[str] | None = None
+    # The answer ends of itself no earlier.
+    min_tokens: int | None = None
     # Keep this many of the prompt's last tokens; -1 keeps as many as the context has room for.
     truncate_prompt_tokens: int | None = None
     # Share cached prefixes only with requests that have the same one.
@@ -97,6 +101,8 @@ class GenerationBody(ConstraintFields, kw_only=True):
             cache_salt=self.cache_salt,
             priority=self.priority or 0,
             form=self.form(),
+            bad_words=tuple(self.bad_words or ()),
+            min_tokens=self.min_tokens or 0,
         )
 
 

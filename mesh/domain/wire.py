@@ -69,15 +69,18 @@ def submission_message(submission: Submission) -> decode_pb2.Submission:
 def constraint(message: constraint_pb2.Constraint) -> Constraint:
     """The message as it is; `check_constraint` judges it."""
     return Constraint(
-        message.grammar,
+        message.grammar or None,
         message.free_until if message.HasField("free_until") else None,
         message.opened_by if message.HasField("opened_by") else None,
         message.may_end_free,
+        [list(sequence.token_ids) for sequence in message.banned],
+        message.min_tokens,
     )
 
 
 def constraint_message(constraint: Constraint) -> constraint_pb2.Constraint:
-    return constraint_pb2.Constraint(**msgspec.structs.asdict(constraint))
+    banned = [constraint_pb2.TokenSequence(token_ids=sequence) for sequence in constraint.banned]
+    return constraint_pb2.Constraint(**{**msgspec.structs.asdict(constraint), "banned": banned})
 
 
 def share(message: share_pb2.Share) -> Share:

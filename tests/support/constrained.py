@@ -9,7 +9,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from engine.config import EngineConfig
-from engine.constraints.constraints import Constraints, load_constraints
+from engine.constraints.constraints import load_constraints
 from engine.engine import Engine
 from engine.protocol.messages import Submit
 from tests.support.checkpoints import model_backend
@@ -27,7 +27,6 @@ class ConstrainedEngine:
         backend = model_backend(checkpoint, **settings)
         self._compiled = threading.Semaphore(0)
         constraints = load_constraints(config, backend.vocabulary_size, backend.eos_token_ids, self._compiled.release)
-        assert isinstance(constraints, Constraints)
         self.engine = Engine(config, backend, time.monotonic, constraints=constraints)
 
     def submit(self, *submits: Submit) -> None:

@@ -180,3 +180,30 @@ def test_a_request_may_be_cancelled_while_its_grammar_is_compiled(checkpoint: Pa
     transcript = Transcript().run(constrained_engine.engine)
     assert transcript.ends[0].finish is FinishReason.CANCELLED
     assert_at_rest(constrained_engine.engine)
+
+
+def test_an_answer_does_not_end_before_it_has_its_least_tokens(checkpoint: Path) -> None:
+    eager = Sampling(logit_bias={1: 100.0})
+    for overlap in ("on", "off"):
+        transcript = run(checkpoint, constrained(0, Constraint(min_tokens=9), sampling=eager), overlap=overlap)
+        # The tenth is the end.
+        assert len(transcript.token_ids[0]) == 10
+        assert transcript.ends[0].finish is FinishReason.STOP
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_banned_sequences_never_stand_in_an_answer(checkpoint: Path, mode: str) -> None:
+    plain = run(checkpoint, constrained(0, Constraint(), sampling=Sampling(), ignore_eos=True), overlap="off")
+    tokens = plain.token_ids[0]
+    banned = [tokens[3:5], tokens[10:11]]
+    constraint = Constraint(banned=banned)
+    others = run(checkpoint, constrained(0, constraint, sampling=Sampling(), ignore_eos=True), free(4), **MODES[mode])
+    answer = others.token_ids[0]
+    assert answer[:3] == tokens[:3] and len(answer) == TOKENS
+    assert banned[1][0] not in answer
+    assert all(answer[place : place + 2] != banned[0] for place in range(len(answer)))
+
+
+def test_the_end_of_a_grammar_goes_before_the_least_tokens(checkpoint: Path, texts: Texts) -> None:
+    transcript = run(checkpoint, constrained(0, Constraint('start: "yes"', min_tokens=50)))
+    assert texts.of(transcript.token_ids[0]) == "yes"

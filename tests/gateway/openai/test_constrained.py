@@ -86,6 +86,22 @@ async def test_what_cannot_be_constrained_is_refused_by_field_and_never_reaches_
         assert mesh.scheduler.queries == []
 
 
+async def test_bad_words_and_the_least_tokens_reach_the_worker() -> None:
+    async with running_mesh() as mesh:
+        body = {"messages": HELLO, "max_tokens": 8, "bad_words": ["ab"], "min_tokens": 2}
+        assert (await mesh.http.post(CHAT, json=body)).status_code == 200
+        constraint = mesh.worker.submissions[-1].constraint
+        assert (constraint.grammar, constraint.min_tokens) == ("", 2)
+        assert len(constraint.banned) == 2 and all(sequence.token_ids for sequence in constraint.banned)
+
+
+@pytest.mark.parametrize("fields", [{"min_tokens": 9, "max_tokens": 8}, {"min_tokens": -1}, {"bad_words": [""]}])
+async def test_bans_that_make_no_sense_are_refused_by_field(fields: dict[str, Any]) -> None:
+    async with running_mesh() as mesh:
+        answer = await mesh.http.post(CHAT, json={"messages": HELLO, **fields})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, next(iter(fields)))
+
+
 @pytest.mark.parametrize("field", ["structured_outputs", "response_format"])
 async def test_an_unknown_field_of_a_constraint_is_refused_by_name(field: str) -> None:
     async with running_mesh() as mesh:

@@ -75,7 +75,7 @@ def test_a_submission_survives_the_wire(prefill: WorkerTarget | None, store: Sto
         cache_salt=b"salt",
         attempt=2,
         prompt_tokens=2,
-        constraint=Constraint("start: /a+/", 0, 5, may_end_free=True),
+        constraint=Constraint("start: /a+/", 0, 5, may_end_free=True, banned=[[1, 2]], min_tokens=3),
     )
     submission = Submission(9, request, 1500, prefill, store)
     sent = wire.submission_message(submission).SerializeToString()

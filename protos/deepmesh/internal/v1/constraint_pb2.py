@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%deepmesh/internal/v1/constraint.proto\x12\x14\x64\x65\x65pmesh.internal.v1\"\x81\x01\n\nConstraint\x12\x0f\n\x07grammar\x18\x01 \x01(\t\x12\x17\n\nfree_until\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x16\n\topened_by\x18\x03 \x01(\rH\x01\x88\x01\x01\x12\x14\n\x0cmay_end_free\x18\x04 \x01(\x08\x42\r\n\x0b_free_untilB\x0c\n\n_opened_byb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%deepmesh/internal/v1/constraint.proto\x12\x14\x64\x65\x65pmesh.internal.v1\"\xca\x01\n\nConstraint\x12\x0f\n\x07grammar\x18\x01 \x01(\t\x12\x17\n\nfree_until\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x16\n\topened_by\x18\x03 \x01(\rH\x01\x88\x01\x01\x12\x14\n\x0cmay_end_free\x18\x04 \x01(\x08\x12\x33\n\x06\x62\x61nned\x18\x05 \x03(\x0b\x32#.deepmesh.internal.v1.TokenSequence\x12\x12\n\nmin_tokens\x18\x06 \x01(\rB\r\n\x0b_free_untilB\x0c\n\n_opened_by\"\"\n\rTokenSequence\x12\x11\n\ttoken_ids\x18\x01 \x03(\rb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,5 +32,7 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'deepmesh.internal.v1.constr
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_CONSTRAINT']._serialized_start=64
-  _globals['_CONSTRAINT']._serialized_end=193
+  _globals['_CONSTRAINT']._serialized_end=266
+  _globals['_TOKENSEQUENCE']._serialized_start=268
+  _globals['_TOKENSEQUENCE']._serialized_end=302
 # @@protoc_insertion_point(module_scope)
