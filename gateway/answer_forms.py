@@ -77,6 +77,26 @@ def json_rule(schema: Mapping[str, Any], lenient: bool) -> str:
     return "%json " + msgspec.json.encode({**schema, "x-guidance": options}).decode()
 
 
+def closed(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The schema without properties that it does not name, unless it says more of them.
+
+    Functions rarely take what they do not name. Parts of allOf are left alone: they name one another's properties.
+    """
+    if "allOf" in schema:
+        return schema
+    changed = {key: _closed_parts(key, value) for key, value in schema.items()}
+    says_more = {"additionalProperties", "patternProperties", "unevaluatedProperties"} & schema.keys()
+    return changed if "properties" not in schema or says_more else {**changed, "additionalProperties": False}
+
+
+def _closed_parts(key: str, value: Any) -> Any:
+    if key in ("properties", "$defs", "definitions") and isinstance(value, dict):
+        return {name: closed(each) if isinstance(each, dict) else each for name, each in value.items()}
+    if key in ("anyOf", "oneOf") and isinstance(value, list):
+        return [closed(each) if isinstance(each, dict) else each for each in value]
+    return closed(value) if key == "items" and isinstance(value, dict) else value
+
+
 def literal(text: str) -> str:
     """Text as Lark quotes it, which is as JSON does."""
     return json.dumps(text, ensure_ascii=False)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from gateway.answer_forms import ANY_OBJECT, json_rule, literal
+from gateway.answer_forms import ANY_OBJECT, closed, json_rule, literal
 from gateway.tool_format import (
     CALL_BEGIN,
     CALL_END,
@@ -69,5 +69,5 @@ class ToolGrammar:
 
 def _arguments_rule(tool: Tool) -> str:
     """Of a tool that is not strict, parts of the schema that cannot be enforced are left out."""
-    schema = {**ANY_OBJECT, **tool.parameters}
-    return json_rule(schema, lenient=not tool.strict)
+    schema = {**ANY_OBJECT, "properties": {}, **tool.parameters}
+    return json_rule(closed(schema), lenient=not tool.strict)

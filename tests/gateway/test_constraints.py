@@ -123,6 +123,18 @@ def test_a_named_tool_is_called_once(form: CallForm, text: ModelText, vocabulary
     assert not allows(constraint, f"{PARIS}{close}{CALL_END}{again}{CALLS_END}", text, vocabulary)
 
 
+def test_a_tool_gets_no_arguments_that_its_schema_does_not_name(text: ModelText, vocabulary: LLTokenizer) -> None:
+    inner = {"type": "object", "properties": {"b": {"type": "integer"}}}
+    tools = [Tool("a", "", {"properties": {"a": {"anyOf": [inner, {"type": "null"}]}}}), Tool("none", "", {})]
+    for name, right, wrong in (
+        ("a", ['{"a": {"b": 1}}', "{}"], ['{"x": 1}', '{"a": {"c": 1}}']),
+        ("none", ["{}"], ['{"x": 1}']),
+    ):
+        constraint = constraint_for(None, shape(Toolbox(tools, named=name), CallForm.PLAIN, begun=True), text.tokenizer)
+        assert all(allows(constraint, f"{each}{CALL_END}{CALLS_END}", text, vocabulary) for each in right)
+        assert not any(allows(constraint, f"{each}{CALL_END}{CALLS_END}", text, vocabulary) for each in wrong)
+
+
 def test_an_answer_of_a_form_may_call_tools_instead(text: ModelText, vocabulary: LLTokenizer) -> None:
     toolbox = Toolbox([WEATHER])
     constraint = constraint_for(ChoiceForm(("yes",), ""), shape(toolbox, CallForm.PLAIN, begun=False), text.tokenizer)
