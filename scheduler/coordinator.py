@@ -20,7 +20,7 @@ from scheduler.registry import Registry, Worker
 from scheduler.sources import reusable_blocks
 from scheduler.stores import Stores
 from scheduler.tenants import PlacedRequests
-from scheduler.terms import Terms
+from scheduler.terms import Rejection, Terms
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +53,8 @@ class PlacementAnswer:
 KEPT_CANDIDATES = 16
 # Workers report again within about a second after their scheduler was started again.
 MAX_YOUNG_RETRY_MS = 1000
+# Workers that were not worth a look may be larger, or fit together, where those that were do not.
+_OTHERS_MAY_FIT = (Rejection.CONTEXT, Rejection.NAMESPACE)
 # Why a worker in this state takes no request.
 _UNUSABLE = {WorkerState.DRAINING: "it is draining", WorkerState.STALLED: "it makes no progress"}
 
@@ -93,11 +95,14 @@ class Coordinator:
         """
         try:
             with span("scheduler.place", attempt=call.attempt):
-                workers = self._workers(call.model)
+                workers = self._known(call.model, self._worth_a_look(call))
                 cached = self._registry.cached_prefixes(call.block_hashes, workers)
-                hints = await self._ask_stores(call, workers, cached) if self._stores.any_answers else {}
-                # Workers come and go while a store is asked.
-                return self._place(call, self._workers(call.model), cached, hints)
+                hints: dict[KvNamespace, StoreTarget] = {}
+                if self._stores.any_answers:
+                    hints = await self._ask_stores(call, workers, cached)
+                    # Workers go while a store is asked.
+                    workers = self._known(call.model, self._registry.living(workers))
+                return self._place(call, workers, cached, hints)
         except MeshError as refusal_so_far:
             complete_in = self._registry.complete_in
             if not complete_in:
@@ -115,15 +120,16 @@ class Coordinator:
         cached: Mapping[str, Sequence[int]],
         hints: Mapping[KvNamespace, StoreTarget],
     ) -> PlacementAnswer:
-        ranks: dict[WorkerRole, list[CandidateWorker]] = {role: [] for role in WorkerRole}
-        for worker in workers:
-            ranks[worker.identity.role] += self._ranks(worker, cached)
-        candidates = Candidates(ranks[WorkerRole.DECODE], ranks[WorkerRole.PREFILL], hints)
         request = replace(
             call.request, mean_output_tokens=self._lengths.mean(call.model), ahead=self._placed.ahead(call.share)
         )
-        terms = admit(predict(request, candidates, self._knobs), self._objectives)
+        terms = self._terms(request, workers, cached, hints)
         chosen = choose(terms)
+        if chosen is None and any(term.rejection in _OTHERS_MAY_FIT for term in terms):
+            workers = self._registry.serving_model(call.model)
+            cached = self._registry.cached_prefixes(call.block_hashes, workers)
+            terms = self._terms(request, workers, cached, hints)
+            chosen = choose(terms)
         if chosen is None:
             error = refusal(call.model, terms, self._objectives)
             self._remember(call, None, error.message, terms)
@@ -138,6 +144,19 @@ class Coordinator:
         by_worker = {worker_id: max(blocks) for worker_id, blocks in cached.items()}
         everywhere = {**by_worker, **{hint.store_id: hint.blocks for hint in hints.values()}}
         return PlacementAnswer(identities[chosen.worker_id], prefill, chosen, reason, everywhere)
+
+    def _terms(
+        self,
+        request: PlacementRequest,
+        workers: Collection[Worker],
+        cached: Mapping[str, Sequence[int]],
+        hints: Mapping[KvNamespace, StoreTarget],
+    ) -> tuple[Terms, ...]:
+        ranks: dict[WorkerRole, list[CandidateWorker]] = {role: [] for role in WorkerRole}
+        for worker in workers:
+            ranks[worker.identity.role] += self._ranks(worker, cached)
+        candidates = Candidates(ranks[WorkerRole.DECODE], ranks[WorkerRole.PREFILL], hints)
+        return admit(predict(request, candidates, self._knobs), self._objectives)
 
     def report(self, request_id: str, attempt: int, outcome: Outcome, output_tokens: int) -> bool:
         """Record how a placement ended. False if that was known already, or the placement is forgotten."""
@@ -180,8 +199,11 @@ class Coordinator:
         }
         return {namespace: hint for namespace, hint in hints.items() if hint is not None}
 
-    def _workers(self, model: str) -> list[Worker]:
-        workers = self._registry.serving_model(model)
+    def _worth_a_look(self, call: PlacementCall) -> list[Worker]:
+        return self._registry.worth_a_look(call.model, call.block_hashes, len(call.request.avoid))
+
+    def _known(self, model: str, workers: list[Worker]) -> list[Worker]:
+        """The workers. Raises NoWorker or UnknownModel if none of them generates."""
         if any(worker.identity.role is WorkerRole.DECODE for worker in workers):
             return workers
         error: MeshError

@@ -41,6 +41,24 @@ class PrefixIndex:
         _note(lengths, remaining, len(chain))
         return lengths
 
+    def longest(self, chain: Sequence[bytes], workers: int, count: int) -> list[int]:
+        """Of `workers`, as bits, up to `count` that hold most of the chain; those that hold nothing are left out."""
+        narrowing: list[int] = []
+        for block_hash in chain:
+            holders = workers & self._holders.get(block_hash, 0)
+            if not holders:
+                break
+            if holders != workers or not narrowing:
+                narrowing.append(holders)
+            workers = holders
+        found: dict[int, None] = {}
+        for holders in reversed(narrowing):
+            while holders and len(found) < count:
+                lowest = holders & -holders
+                found[lowest.bit_length() - 1] = None
+                holders ^= lowest
+        return list(found)
+
 
 def _note(lengths: dict[int, int], workers: int, length: int) -> None:
     while workers:

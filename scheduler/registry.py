@@ -19,6 +19,7 @@ from mesh.metrics import SCHEDULER_WORKERS
 from scheduler.candidates import MeasurementAges, Unreported
 from scheduler.prefix_index import PrefixIndex
 from scheduler.ranks import PlacementKey, Rank
+from scheduler.standings import LOOKS, Standings
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +65,21 @@ class Worker:
         """What was placed on it and the last status may not have counted yet."""
         return sum((rank.unreported for rank in self.ranks), Unreported())
 
+    @property
+    def number(self) -> int:
+        """Names it among the standings: its first rank's number."""
+        return self.ranks[0].number
+
+    @property
+    def use(self) -> float:
+        """How much of what it can do it has to do, roughly: of two like workers the one with less is the better."""
+        if self.state is not WorkerState.SERVING or not self.connected:
+            return float("inf")
+        if self.identity.role is WorkerRole.PREFILL:
+            tokens = sum(rank.load.queued_prefill_tokens + rank.unreported.prefill_tokens for rank in self.ranks)
+            return tokens / len(self.ranks)
+        return sum(rank.requests for rank in self.ranks) / self.identity.max_requests
+
     def held_by(self, holders: int) -> Iterator[Rank]:
         """The ranks that these bits name; bits beyond them name none."""
         return (rank for index, rank in enumerate(self.ranks) if holders >> index & 1)
@@ -91,7 +107,11 @@ class Registry:
         self._settle_seconds = settle_seconds
         self._limits = limits or RegistryLimits()
         self._workers: dict[str, Worker] = {}
+        self._by_number: dict[int, Worker] = {}
+        # No lease ends before this time.
+        self._next_end = float("inf")
         self._prefixes = PrefixIndex()
+        self._standings = Standings()
         self._known_models: dict[str, None] = {}
         self._streams = 0
         self._cached_blocks = 0
@@ -114,6 +134,7 @@ class Registry:
         else:
             current.lease, current.connected = lease, True
             self._renew(current)
+            self._place(current)
         return lease
 
     def update(
@@ -143,6 +164,7 @@ class Registry:
         if worker.state is not state:
             worker.state = state
             self._announce()
+        self._place(worker)
 
     def record_blocks(
         self,
@@ -189,13 +211,17 @@ class Registry:
         worker = self._workers.get(lease.worker_id)
         if worker is not None and worker.lease == lease:
             worker.connected = False
+            self._place(worker)
 
     def expire(self) -> None:
         """Forget the workers whose lease ran out."""
         now = self._clock()
+        if now < self._next_end:
+            return
         for worker in [worker for worker in self._workers.values() if worker.expires_at <= now]:
             log.warning("worker lost: no status within its lease", extra={"fields": {"id": worker.lease.worker_id}})
             self._remove(worker)
+        self._next_end = min((worker.expires_at for worker in self._workers.values()), default=float("inf"))
 
     def workers(self) -> list[Worker]:
         """Every live worker, by id."""
@@ -205,6 +231,24 @@ class Registry:
     def serving_model(self, model: str) -> list[Worker]:
         """The live workers of a model, whatever their state, by id."""
         return [worker for worker in self.workers() if worker.identity.model == model]
+
+    def worth_a_look(self, model: str, block_hashes: Sequence[bytes], avoided: int) -> list[Worker]:
+        """The live workers of a model that a prompt may best be placed on, by id; all of a small mesh's.
+
+        avoided: how many of them the request may have to leave out.
+        """
+        self.expire()
+        found: dict[str, Worker] = {}
+        for standing in self._standings.of(model):
+            holders = self._prefixes.longest(block_hashes, standing.members, LOOKS)
+            for worker in map(self._by_number.__getitem__, (*standing.looks(avoided), *holders)):
+                found[worker.lease.worker_id] = worker
+        return [found[worker_id] for worker_id in sorted(found)]
+
+    def living(self, workers: Collection[Worker]) -> list[Worker]:
+        """Those of them that are still there."""
+        self.expire()
+        return [worker for worker in workers if self._workers.get(worker.lease.worker_id) is worker]
 
     @property
     def complete_in(self) -> float:
@@ -225,13 +269,16 @@ class Registry:
 
     def add_placement(self, worker_id: str, rank: int, key: PlacementKey, placed: Unreported) -> None:
         """Count a placement as load of a rank until the worker's own status contains it for certain."""
-        self._workers[worker_id].ranks[rank].add_placement(key, self._clock(), placed)
+        worker = self._workers[worker_id]
+        worker.ranks[rank].add_placement(key, self._clock(), placed)
+        self._place(worker)
 
     def settle_placement(self, worker_id: str, key: PlacementKey) -> None:
         """A placement ended and is no longer load of the worker."""
         if worker_id in self._workers:
             for rank in self._workers[worker_id].ranks:
                 rank.settle_placement(key)
+            self._place(self._workers[worker_id])
 
     async def expire_forever(self, period_seconds: float) -> None:
         """Drop workers whose lease ran out, also while no call comes, until cancelled."""
@@ -262,10 +309,13 @@ class Registry:
         return worker
 
     def _add(self, identity: WorkerIdentity, lease: Lease) -> None:
-        taken = {rank.number for worker in self._workers.values() for rank in worker.ranks}
-        free = (number for number in count() if number not in taken)
+        free = (number for number in count() if number not in self._by_number)
         ranks = [Rank(number) for number in islice(free, identity.ranks)]
-        self._workers[identity.worker_id] = Worker(identity, lease, self._clock() + self.lease_seconds, ranks)
+        worker = Worker(identity, lease, self._clock() + self.lease_seconds, ranks)
+        self._workers[identity.worker_id] = worker
+        self._by_number.update({rank.number: worker for rank in ranks})
+        self._next_end = min(self._next_end, worker.expires_at)
+        self._place(worker)
         self._known_models.pop(identity.model, None)
         self._known_models[identity.model] = None
         if len(self._known_models) > self._limits.known_models:
@@ -275,6 +325,9 @@ class Registry:
 
     def _remove(self, worker: Worker) -> None:
         del self._workers[worker.lease.worker_id]
+        for rank in worker.ranks:
+            del self._by_number[rank.number]
+        self._standings.remove(worker.identity, worker.number)
         self._cached_blocks -= len(worker.cached)
         for rank in worker.ranks:
             self._prefixes.remove(rank.number, worker.cached)
@@ -284,6 +337,9 @@ class Registry:
         for block_hash in block_hashes:
             for rank in worker.held_by(worker.cached.pop(block_hash, 0)):
                 self._prefixes.remove(rank.number, [block_hash])
+
+    def _place(self, worker: Worker) -> None:
+        self._standings.place(worker.identity, [rank.number for rank in worker.ranks], worker.use)
 
     def _renew(self, worker: Worker) -> None:
         worker.expires_at = self._clock() + self.lease_seconds

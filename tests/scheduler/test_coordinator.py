@@ -13,6 +13,7 @@ from scheduler.coordinator import KEPT_CANDIDATES, Coordinator, PlacementCall
 from scheduler.decisions import DecisionLog, Outcome
 from scheduler.lengths import OutputLengths
 from scheduler.registry import Lease, Registry
+from scheduler.standings import SMALL_FIELD
 from scheduler.stores import Stores
 from scheduler.tenants import PlacedRequests
 from tests.support.scheduling import ManualClock, make_identity, make_load, make_request
@@ -152,7 +153,7 @@ async def test_a_refusal_is_remembered_with_its_reasons() -> None:
 
 async def test_a_decision_remembers_the_best_of_many_candidates() -> None:
     scheduling = Scheduling()
-    for number in range(3 * KEPT_CANDIDATES):
+    for number in range(SMALL_FIELD):
         scheduling.add_worker(f"w{number:02}")
     chosen = await scheduling.place(avoid=frozenset({"w00", "w01"}))
     terms = scheduling.decisions.newest(1)[0].terms

@@ -1,0 +1,88 @@
+"""Which of many workers are worth a look: in a mesh of hundreds a placement compares a few dozen of them.
+
+Workers that can stand in for one another (of one model, role and KV namespace) are a field. A request is
+offered the least used workers of each field, those that hold most of its prompt, and some others in turn. The last are
+there because a worker that is slow looks little used: without them a handful of slow workers would hide all others.
+"""
+
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Iterator, Sequence
+
+from mesh.domain.workers import KvNamespace, WorkerIdentity, WorkerRole
+
+# Of each kind in each field: together at most three times as many.
+LOOKS = 4
+# Fields of up to so many workers are compared in full.
+SMALL_FIELD = 24
+
+Field = tuple[WorkerRole, KvNamespace]
+
+
+class Standing:
+    """The workers of one field by their use, each by its first rank's number.
+
+    `members` has the numbers of all their ranks, as bits.
+    """
+
+    def __init__(self) -> None:
+        self.members = 0
+        self._ordered: list[tuple[float, int]] = []
+        # Each worker's use, and the bits of its ranks.
+        self._known: dict[int, tuple[float, int]] = {}
+        self._turn = 0
+
+    def __len__(self) -> int:
+        return len(self._ordered)
+
+    def place(self, ranks: Sequence[int], use: float) -> None:
+        """A worker with these ranks comes, or its use has changed."""
+        worker = ranks[0]
+        known = self._known.get(worker)
+        if known is not None and known[0] == use:
+            return
+        self.remove(worker)
+        bits = sum(1 << rank for rank in ranks)
+        self._known[worker] = use, bits
+        insort(self._ordered, (use, worker))
+        self.members |= bits
+
+    def remove(self, worker: int) -> None:
+        known = self._known.pop(worker, None)
+        if known is not None:
+            use, bits = known
+            del self._ordered[bisect_left(self._ordered, (use, worker))]
+            self.members &= ~bits
+
+    def looks(self, more: int) -> Iterator[int]:
+        """The least used, `more` of them beside the usual number, and others in turn; all in a small field."""
+        if len(self._ordered) <= SMALL_FIELD:
+            yield from (worker for _, worker in self._ordered)
+            return
+        first = LOOKS + more
+        yield from (worker for _, worker in self._ordered[:first])
+        for _ in range(LOOKS):
+            self._turn = (self._turn + 1) % len(self._ordered)
+            yield self._ordered[self._turn][1]
+
+
+class Standings:
+    """All fields of all models."""
+
+    def __init__(self) -> None:
+        self._fields: dict[str, dict[Field, Standing]] = {}
+
+    def place(self, identity: WorkerIdentity, ranks: Sequence[int], use: float) -> None:
+        fields = self._fields.setdefault(identity.model, {})
+        fields.setdefault((identity.role, identity.kv_namespace), Standing()).place(ranks, use)
+
+    def remove(self, identity: WorkerIdentity, worker: int) -> None:
+        fields = self._fields[identity.model]
+        key = identity.role, identity.kv_namespace
+        fields[key].remove(worker)
+        if not fields[key]:
+            del fields[key]
+        if not fields:
+            del self._fields[identity.model]
+
+    def of(self, model: str) -> Iterable[Standing]:
+        return self._fields.get(model, {}).values()
