@@ -6,7 +6,7 @@ PYTHON ?= $(firstword $(foreach p,python3 python3.13 python3.12 python3.11,$(she
 TORCH ?= torch==2.13.0
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
-SOURCES := mesh worker cli gateway scheduler prefill_svc decode_svc kvstore engine kernels transfer tools eval bench deploy tests
+SOURCES := mesh worker cli gateway scheduler prefill_svc decode_svc kvstore engine kernels transfer tools eval bench sim deploy tests
 
 SANITIZER := compute-sanitizer --report-api-errors no --error-exitcode 1
 

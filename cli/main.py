@@ -8,6 +8,7 @@ import typer
 from grpc import StatusCode
 
 from cli.bench import bench
+from cli.calibrate import calibrate
 from cli.certs import certs
 from cli.chat import chat
 from cli.config import config
@@ -15,7 +16,9 @@ from cli.demo import demo
 from cli.eval import evaluate
 from cli.health import health
 from cli.make_checkpoint import make_checkpoint
+from cli.plan import plan
 from cli.quantize import quantize
+from cli.simulate import simulate
 from cli.status import status
 from cli.up import up
 from cli.value_names import Command, Group
@@ -32,7 +35,7 @@ commands look there, unless an option or DEEPMESH_GATEWAY, DEEPMESH_SCHEDULER (h
 def build() -> typer.Typer:
     app = typer.Typer(cls=Group, no_args_is_help=True, pretty_exceptions_enable=False)
     app.callback(help=HELP)(_options)
-    for command in (up, chat, status, health, config, bench, demo, quantize, certs):
+    for command in (up, chat, status, health, config, bench, demo, quantize, certs, calibrate, plan, simulate):
         app.command(cls=Command)(command)
     app.command("make-checkpoint", cls=Command)(make_checkpoint)
     app.command("eval", cls=Command)(evaluate)

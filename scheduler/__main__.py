@@ -7,13 +7,10 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
-import msgspec
 from deepmesh.internal.v1 import scheduler_pb2_grpc
 from deepmesh.keda import externalscaler_pb2_grpc
 
 from mesh.channel import service_channels
-from mesh.cost_file import load_costs
-from mesh.costs import CostModel
 from mesh.identity import Role
 from mesh.launch import launch
 from mesh.server import MeshServer, Registration
@@ -21,10 +18,10 @@ from mesh.tls import server_tls
 from scheduler.admission import Objectives
 from scheduler.arrivals import Arrivals
 from scheduler.autoscaler_service import AutoscalerServicer
-from scheduler.candidates import PlacementKnobs
-from scheduler.config import PlacementConfig, SchedulerConfig
+from scheduler.config import SchedulerConfig
 from scheduler.coordinator import Coordinator
 from scheduler.decisions import DecisionLog
+from scheduler.knobs import placement_knobs
 from scheduler.lengths import OutputLengths
 from scheduler.needs import Assumed
 from scheduler.registry import Registry, RegistryLimits
@@ -56,7 +53,7 @@ def compose(config: SchedulerConfig, links: Sequence[StoreLink] = ()) -> tuple[R
     gather_seconds = config.lease.seconds if config.lease.gather_seconds is None else config.lease.gather_seconds
     registry = Registry(time.monotonic, config.lease.seconds, config.lease.settle_seconds, limits, gather_seconds)
     stores, decisions = Stores(links), DecisionLog(config.decisions)
-    placement = _placement_knobs(config.placement)
+    placement = placement_knobs(config.placement)
     objectives = Objectives(**config.objectives.model_dump())
     coordinator = Coordinator(
         registry,
@@ -90,14 +87,6 @@ def compose(config: SchedulerConfig, links: Sequence[StoreLink] = ()) -> tuple[R
         Registration(add_autoscaler, autoscaler, AUTOSCALER_SERVICE, ("StreamIsActive",), AUTOSCALER_SERVES),
     ]
     return registry, scaler, registrations
-
-
-def _placement_knobs(config: PlacementConfig) -> PlacementKnobs:
-    """With the cost file's content in place of its name. Raises ConfigError."""
-    costs = CostModel() if config.costs is None else load_costs(config.costs).costs
-    if config.handover_ms is not None:
-        costs = msgspec.structs.replace(costs, handover_ms=config.handover_ms)
-    return PlacementKnobs(costs=costs, **config.model_dump(exclude={"costs", "handover_ms"}))
 
 
 @asynccontextmanager

@@ -1,0 +1,1 @@
+"""Makes cost files (see `mesh.costs`) of what was measured."""

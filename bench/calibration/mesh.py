@@ -1,0 +1,108 @@
+"""A cost file of a mesh that runs: closed loops of several widths through its gateway, prompts of several lengths."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from bench.calibration.fit import left_out_error, straight_line
+from bench.load.options import LoadOptions
+from bench.load.records import RequestRecord
+from bench.load.run import load
+from mesh.costs import CostFile, CostModel
+from mesh.errors import ConfigError
+
+WIDTHS = (1, 2, 4, 8, 16, 32)
+PROMPTS = (64, 512, 1024, 2048, 3072)
+OUTPUT_TOKENS = 48
+# Prompts of the closed loops: short, so that they hardly lengthen the steps of others.
+SHORT_PROMPT = 16
+PROMPTS_A_LENGTH = 5
+
+
+@dataclass(frozen=True)
+class MeshUnderTest:
+    """A gateway, and how many decode workers share its load."""
+
+    gateway: str
+    decode_workers: int
+    widths: Sequence[int] = WIDTHS
+    prompts: Sequence[int] = PROMPTS
+    api_key: str | None = None
+
+
+async def costs_of_mesh(mesh: MeshUnderTest, show: Callable[[str], None]) -> CostFile:
+    """Raises ConfigError where the mesh answers with errors, MeshError where it does not answer."""
+    steps = []
+    for width in mesh.widths:
+        ms = await _step_ms(mesh, width)
+        show(f"{width} requests on each decode worker: {ms:.2f} ms a token")
+        steps.append((float(width), ms))
+    firsts = []
+    for tokens in mesh.prompts:
+        ms = await _first_token_ms(mesh, tokens)
+        show(f"prompts of {tokens} tokens: first token after {ms:.1f} ms")
+        firsts.append((float(tokens), ms))
+    rising = _rising(steps)
+    start, slope = straight_line(firsts)
+    costs = CostModel(
+        decode_steps=rising, prefill_tokens_per_second=1000 / max(slope, 1e-6), request_ms=max(0.0, start)
+    )
+    source = f"a mesh of {mesh.decode_workers} decode workers, through its gateway"
+    return CostFile(costs, source=source, error=left_out_error(rising))
+
+
+async def _step_ms(mesh: MeshUnderTest, width: int) -> float:
+    """The median time per token of requests that keep `width` of them on each decode worker."""
+    streams = width * mesh.decode_workers
+    records = await _records(mesh, streams, 3 * streams, SHORT_PROMPT, OUTPUT_TOKENS)
+    # The first and the last ones had fewer beside them.
+    middle = records[streams : 2 * streams]
+    return 1000 * median(record.tpot_s for record in middle if record.tpot_s is not None)
+
+
+async def _first_token_ms(mesh: MeshUnderTest, tokens: int) -> float:
+    records = await _records(mesh, 1, PROMPTS_A_LENGTH, tokens, 1)
+    return 1000 * median(
+        record.message_times_s[0] - started
+        for record, started in zip(records, _starts(records), strict=True)
+        if record.message_times_s
+    )
+
+
+def _starts(records: Sequence[RequestRecord]) -> list[float]:
+    """When each of a row of requests was sent: all were due at once, and each waited for the one before."""
+    return [0.0, *(record.finished_s or 0.0 for record in records[:-1])]
+
+
+async def _records(
+    mesh: MeshUnderTest, streams: int, requests: int, prompt_tokens: int, output_tokens: int
+) -> list[RequestRecord]:
+    options = LoadOptions(
+        grpc=mesh.gateway,
+        api_key=mesh.api_key,
+        rate=float("inf"),
+        requests=requests,
+        max_concurrency=streams,
+        isl=prompt_tokens,
+        osl=output_tokens,
+        seed=prompt_tokens * 1000 + streams,
+    )
+    records = (await load(options)).records
+    failed = next((record for record in records if not record.completed), None)
+    if failed is not None:
+        raise ConfigError(f"the mesh answered with {failed.error}: {failed.error_message}")
+    return records
+
+
+def _rising(points: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
+    """No wider step is quicker: what looks so is noise."""
+    found: list[tuple[float, float]] = []
+    for requests, ms in points:
+        found.append((requests, max(ms, found[-1][1] if found else 0.0)))
+    return tuple(found)
+
+
+def measure(mesh: MeshUnderTest, show: Callable[[str], None]) -> CostFile:
+    """`costs_of_mesh` on an event loop of its own."""
+    return asyncio.run(costs_of_mesh(mesh, show))

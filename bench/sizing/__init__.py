@@ -1,0 +1,1 @@
+"""What a model needs of GPUs, and what it will do on them: `deepmesh plan`."""

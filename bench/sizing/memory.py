@@ -1,0 +1,51 @@
+"""Bytes that one GPU of a worker holds: weights by layer, and KV by token. Pure."""
+
+from dataclasses import dataclass
+
+from bench.rank.floor import BF16, FP8, INT4
+from engine.model.config import ModelConfig
+from engine.model.quantization import Stored
+
+ITEM_BYTES = {Stored.PLAIN: float(BF16), Stored.FP8: float(FP8), Stored.INT4: INT4}
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Of one of `gpus` GPUs, which share the routed experts; all else is on each of them."""
+
+    experts: float
+    rest: float
+
+    @property
+    def total(self) -> float:
+        return self.experts + self.rest
+
+
+def weights_of(config: ModelConfig, gpus: int) -> Weights:
+    layers, hidden = config.num_hidden_layers, config.hidden_size
+    dense = sum(config.is_dense(layer) for layer in range(layers))
+    linear = ITEM_BYTES[config.quantization.linear]
+    shared = 3 * hidden * config.moe_intermediate_size * config.n_shared_experts * linear
+    gate = hidden * config.n_routed_experts * BF16
+    expert = 3 * hidden * config.moe_intermediate_size * ITEM_BYTES[config.quantization.experts]
+    rest = (
+        layers * _attention(config) * linear
+        + dense * 3 * hidden * config.intermediate_size * linear
+        + (layers - dense) * (shared + gate)
+        + 2 * config.vocab_size * hidden * BF16
+    )
+    return Weights((layers - dense) * expert * config.n_routed_experts / gpus, rest)
+
+
+def kv_bytes_a_token(config: ModelConfig, item_bytes: int) -> int:
+    return config.num_hidden_layers * config.latent_dim * item_bytes
+
+
+def _attention(config: ModelConfig) -> float:
+    """Numbers in a layer's projections."""
+    hidden, heads, latent = config.hidden_size, config.num_attention_heads, config.kv_lora_rank
+    queries = hidden if config.q_lora_rank is None else config.q_lora_rank
+    compress = 0 if config.q_lora_rank is None else hidden * config.q_lora_rank
+    expand = latent * heads * (config.qk_nope_head_dim + config.v_head_dim)
+    out = heads * config.v_head_dim * hidden
+    return compress + queries * heads * config.qk_head_dim + hidden * config.latent_dim + expand + out

@@ -1,0 +1,168 @@
+"""Fits or not, tokens of KV, requests, and the predicted time per token and requests a minute.
+
+A step is predicted as its floor (bytes and FLOPs at the rates that the card keeps up) times what a measured engine took
+beyond its own floor with as many requests. For the layout that was measured that is the measurement itself.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from importlib.resources import files
+from types import MappingProxyType
+
+import msgspec
+
+from bench.rank.ceilings import Ceilings
+from bench.rank.floor import decode_floor, decode_operations
+from bench.rank.model import SHAPES
+from bench.sizing.memory import kv_bytes_a_token, weights_of
+from engine.model.config import ModelConfig, parse_model_config
+from engine.model.quantization import Stored
+from mesh.blocks import BLOCK_TOKENS
+from mesh.costs import CostFile
+from mesh.errors import ConfigError
+
+# The layout that the shipped cost files were measured on.
+MEASURED_SHAPE = "r1-ep8-rank"
+# Steps of a plan's cost model are predicted at these numbers of requests.
+GRID = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256)
+# What the engine leaves of the memory, and what activations and graphs of steps of 16,384 tokens take.
+POOL_SHARE = 0.95
+WORK_BYTES = 8e9
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """`ceilings` are the rates that the card keeps up, measured by bench.rank (docs/performance.md)."""
+
+    memory_bytes: float
+    ceilings: Ceilings
+
+
+GPUS: Mapping[str, Gpu] = MappingProxyType({"h200": Gpu(149.2e9, Ceilings(4.24e12, 692e12, 1288e12))})
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What to plan for; `kv_item_bytes` is 2 for bf16 and 1 for FP8."""
+
+    gpu: str
+    gpus: int
+    prompt_tokens: int
+    output_tokens: int
+    tpot_ms: float | None = None
+    kv_item_bytes: int = 2
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Figures of one worker on `gpus` GPUs. `requests` and rates are 0 if it does not fit."""
+
+    weights_bytes: float
+    experts_bytes: float
+    free_bytes: float
+    kv_token_bytes: int
+    kv_tokens: int
+    # At once on each GPU, and what bounds them.
+    requests: int
+    bound: str
+    tpot_ms: float
+    decode_per_minute: float
+    prefill_per_minute: float
+    # Computing prompts and tokens on the same GPUs.
+    both_per_minute: float
+    costs: CostFile
+    # The most requests in a step that was measured.
+    measured_requests: int
+
+    @property
+    def fits(self) -> bool:
+        return self.kv_tokens > 0 and self.requests > 0
+
+
+def plan(config: ModelConfig, asked: Asked) -> Plan:
+    """Raises ConfigError for a GPU that is not known, or experts that cannot be shared evenly."""
+    gpu = GPUS.get(asked.gpu)
+    if gpu is None:
+        raise ConfigError(f"--gpu {asked.gpu}: nobody has measured it, known are {', '.join(GPUS)}")
+    if asked.gpus < 1 or config.n_routed_experts % asked.gpus:
+        raise ConfigError(f"--gpus {asked.gpus}: {config.n_routed_experts} experts cannot be shared evenly by them")
+    weights = weights_of(config, asked.gpus)
+    free_bytes = (gpu.memory_bytes - weights.total - WORK_BYTES) * POOL_SHARE
+    token_bytes = kv_bytes_a_token(config, asked.kv_item_bytes)
+    blocks = max(0, int(free_bytes // (token_bytes * BLOCK_TOKENS)))
+    file = predicted_costs(config, asked, gpu)
+    costs = file.costs
+    each_blocks = -(-(asked.prompt_tokens + asked.output_tokens) // BLOCK_TOKENS)
+    requests, bound = blocks // each_blocks, "KV memory"
+    if asked.tpot_ms is not None and (within := costs.requests_within(asked.tpot_ms, max(1, requests))) < requests:
+        requests, bound = within, f"{asked.tpot_ms:g} ms a token"
+    step_ms = costs.decode_ms(requests) if requests else 0.0
+    prompt_ms = costs.prefill_ms(asked.prompt_tokens)
+    decode_ms = asked.output_tokens * step_ms / requests if requests else 0.0
+    minute = 60_000 * asked.gpus * bool(requests)
+    return Plan(
+        weights_bytes=weights.total,
+        experts_bytes=weights.experts,
+        free_bytes=free_bytes,
+        kv_token_bytes=token_bytes,
+        kv_tokens=blocks * BLOCK_TOKENS,
+        requests=requests,
+        bound=bound,
+        tpot_ms=step_ms,
+        decode_per_minute=minute / decode_ms if decode_ms else 0.0,
+        prefill_per_minute=minute / prompt_ms,
+        both_per_minute=minute / (decode_ms + prompt_ms),
+        costs=file,
+        measured_requests=int(shipped_costs(_file_name(config, asked)).costs.decode_steps[-1][0]),
+    )
+
+
+def predicted_costs(config: ModelConfig, asked: Asked, gpu: Gpu) -> CostFile:
+    """The cost model of one of the worker's GPUs."""
+    measured = shipped_costs(_file_name(config, asked))
+    context = asked.prompt_tokens + asked.output_tokens // 2
+    ours = replace(config, n_routed_experts=config.n_routed_experts // asked.gpus)
+    theirs = _measured_config(config.quantization.experts)
+    measured_item_bytes = 1 if measured.format.endswith("fp8 KV") else 2
+    steps = []
+    for requests in GRID:
+        beyond = measured.costs.decode_ms(requests) / _floor_ms(
+            theirs, requests, int(measured.costs.decode_context_tokens), measured_item_bytes, gpu
+        )
+        steps.append((float(requests), beyond * _floor_ms(ours, requests, context, asked.kv_item_bytes, gpu)))
+    work = _flops(theirs) / _flops(ours)
+    costs = msgspec.structs.replace(
+        measured.costs,
+        decode_steps=tuple(steps),
+        decode_context_tokens=float(context),
+        prefill_tokens_per_second=measured.costs.prefill_tokens_per_second * work,
+        prefill_pairs_ms=measured.costs.prefill_pairs_ms
+        * (config.num_hidden_layers * config.num_attention_heads)
+        / (theirs.num_hidden_layers * theirs.num_attention_heads),
+    )
+    layout = f"experts over {asked.gpus} GPUs, all else on each"
+    return CostFile(costs, asked.gpu, "", layout, measured.format, f"predicted from: {measured.source}", measured.error)
+
+
+def shipped_costs(name: str) -> CostFile:
+    """A cost file that comes with deepmesh."""
+    return msgspec.json.decode((files("bench.sizing") / "measured" / name).read_bytes(), type=CostFile)
+
+
+def _file_name(config: ModelConfig, asked: Asked) -> str:
+    experts = "w4a8" if config.quantization.experts is Stored.INT4 else "fp8"
+    return f"{asked.gpu}-r1-ep8-{experts}.json"
+
+
+def _measured_config(experts: Stored) -> ModelConfig:
+    config = parse_model_config(SHAPES[MEASURED_SHAPE])
+    return replace(config, quantization=replace(config.quantization, experts=experts))
+
+
+def _floor_ms(config: ModelConfig, requests: int, context: int, item_bytes: int, gpu: Gpu) -> float:
+    return decode_floor(decode_operations(config, requests, context, item_bytes), gpu.ceilings) * 1000
+
+
+def _flops(config: ModelConfig) -> float:
+    """Of a token, without attention to others."""
+    return sum(operation.flops for operation in decode_operations(config, 1, 0, 2))

@@ -1,0 +1,53 @@
+"""`deepmesh calibrate`: a cost file for placement, simulate and plan."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from cli.endpoints import GATEWAY
+
+
+def calibrate(
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The cost file.")] = Path("out/costs.json"),
+    rank: Annotated[
+        Path | None, typer.Option(metavar="JSON", help="rank.json of bench.rank, instead of a mesh that runs.")
+    ] = None,
+    endpoint: Annotated[
+        str | None,
+        typer.Option(
+            "--endpoint",
+            envvar="DEEPMESH_GATEWAY",
+            metavar="HOST:PORT",
+            help=f"A deepmesh gateway's gRPC; by default {GATEWAY}.",
+        ),
+    ] = None,
+    decode: Annotated[int, typer.Option(min=1, help="Decode workers that the mesh has.")] = 1,
+    widths: Annotated[str, typer.Option(help="Requests at once on each decode worker.")] = "1,2,4,8,16,32",
+    api_key: Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="Where the mesh asks for one.")] = None,
+) -> None:
+    """Measure what steps, prompts and calls take, and write it to a cost file with its error.
+
+    A mesh is measured through its gateway: it should be idle, and needs a minute or two.
+    """
+    from bench.calibration.mesh import MeshUnderTest, measure
+    from bench.calibration.rank import costs_of_rank
+    from mesh.cost_file import save_costs
+
+    console = Console(width=140)
+    if rank is not None:
+        file = costs_of_rank(rank)
+    else:
+        mesh = MeshUnderTest(endpoint or GATEWAY, decode, _numbers(widths), api_key=api_key)
+        file = measure(mesh, console.print)
+    save_costs(file, out)
+    error = "unknown" if file.error is None else f"{file.error:.1%} of a step at the most"
+    console.print(f"{out}: error {error}, {file.costs.prefill_tokens_per_second:,.0f} prompt tokens/s")
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(sorted({int(number) for number in text.split(",")}))
+    except ValueError:
+        raise typer.BadParameter("expected numbers such as 1,4,16", param_hint="--widths") from None

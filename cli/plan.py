@@ -1,0 +1,66 @@
+"""`deepmesh plan`: whether a model fits, how much KV is left, and what it will do."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from bench.sizing.plan import Asked, Plan
+
+GB = 1e9
+
+
+def plan(
+    model: Annotated[Path, typer.Option(metavar="DIR", help="A checkpoint's directory; its config.json is enough.")],
+    gpu: Annotated[str, typer.Option(help="The kind of GPU; h200 is measured.")] = "h200",
+    gpus: Annotated[int, typer.Option(min=1, help="GPUs of one worker, which share the experts.")] = 8,
+    isl: Annotated[int, typer.Option(min=1, help="Tokens of a prompt.")] = 3500,
+    osl: Annotated[int, typer.Option(min=1, help="Tokens of an answer.")] = 1000,
+    tpot_ms: Annotated[float | None, typer.Option(min=0.1, help="No more requests than keep this.")] = None,
+    kv: Annotated[str, typer.Option(help="bf16 or fp8.")] = "bf16",
+    costs: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the cost file of one GPU, for simulate.")
+    ] = None,
+) -> None:
+    """Say what one worker on these GPUs holds and does, by the cost model that placement uses.
+
+    Experts are shared by the worker's GPUs; attention, dense layers and KV are each GPU's own. Communication between
+    GPUs is not counted.
+    """
+    from bench.sizing.plan import Asked
+    from bench.sizing.plan import plan as make_plan
+    from engine.model.config import read_model_config
+    from mesh.cost_file import save_costs
+
+    if kv not in ("bf16", "fp8"):
+        raise typer.BadParameter("expected bf16 or fp8", param_hint="--kv")
+    asked = Asked(gpu, gpus, isl, osl, tpot_ms, 1 if kv == "fp8" else 2)
+    found = make_plan(read_model_config(model), asked)
+    Console(width=140).print(_table(asked, found))
+    if costs is not None:
+        save_costs(found.costs, costs)
+    if not found.fits:
+        raise typer.Exit(1)
+
+
+def _table(asked: "Asked", found: "Plan") -> Table:
+    title = f"{asked.gpus} x {asked.gpu}, {asked.prompt_tokens:,} tokens in and {asked.output_tokens:,} out"
+    table = Table(title=title, title_justify="left", show_header=False)
+    weights = f"{found.weights_bytes / GB:.1f} GB a GPU, {found.experts_bytes / GB:.1f} of them experts"
+    table.add_row("weights", weights)
+    if not found.fits:
+        table.add_row("fits", f"no: {found.free_bytes / GB:.1f} GB are left for KV on a GPU: take more GPUs")
+        return table
+    table.add_row("fits", f"yes: {found.free_bytes / GB:.1f} GB are left for KV on a GPU")
+    table.add_row("KV", f"{found.kv_tokens:,} tokens a GPU, {found.kv_token_bytes:,} bytes each")
+    table.add_row("requests at once", f"{found.requests} a GPU, bounded by {found.bound}")
+    table.add_row("time per token", f"{found.tpot_ms:.1f} ms")
+    if found.requests > found.measured_requests:
+        table.add_row("", f"extrapolated: steps were measured with up to {found.measured_requests} requests")
+    table.add_row("requests a minute, tokens alone", f"{found.decode_per_minute:,.0f}")
+    table.add_row("requests a minute, prompts alone", f"{found.prefill_per_minute:,.0f}")
+    table.add_row("requests a minute, both", f"{found.both_per_minute:,.0f}")
+    return table

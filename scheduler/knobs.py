@@ -1,0 +1,18 @@
+"""From the configuration of placement to its constants."""
+
+import msgspec
+
+from mesh.cost_file import load_costs
+from mesh.costs import CostModel
+from scheduler.candidates import PlacementKnobs
+from scheduler.config import PlacementConfig
+
+
+def placement_knobs(config: PlacementConfig, assumed: CostModel | None = None) -> PlacementKnobs:
+    """With the content of the cost file, or what is assumed without one. Raises ConfigError."""
+    costs = assumed or CostModel()
+    if config.costs is not None:
+        costs = load_costs(config.costs).costs
+    if config.handover_ms is not None:
+        costs = msgspec.structs.replace(costs, handover_ms=config.handover_ms)
+    return PlacementKnobs(costs=costs, **config.model_dump(exclude={"costs", "handover_ms"}))

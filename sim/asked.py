@@ -1,0 +1,111 @@
+"""Requests of a workload, in the order of their arrivals."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from mesh.domain.shares import ONE_TENANT, Share
+from sim.arrivals import arrival_times
+from sim.device import LONGEST_OUTPUT, VOCABULARY
+from sim.workload import LengthConfig, WorkloadConfig
+
+# How steeply the popularity of shared prefixes falls with their rank.
+ZIPF = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One request before it is sent."""
+
+    seconds: float
+    token_ids: list[int]
+    output_tokens: int
+    max_tokens: int
+    share: Share = ONE_TENANT
+    # Called with the time at which it ended: its session goes on.
+    ended: Callable[[float], "Asked | None"] | None = None
+
+
+class Prompts:
+    """Token ids: fresh ones, and texts that several prompts share."""
+
+    def __init__(self, generator: np.random.Generator) -> None:
+        self._generator = generator
+
+    def fresh(self, tokens: int) -> list[int]:
+        drawn: list[int] = self._generator.integers(LONGEST_OUTPUT, VOCABULARY, size=max(0, tokens)).tolist()
+        return drawn
+
+
+def length(config: LengthConfig, generator: np.random.Generator) -> int:
+    """One draw."""
+    match config.kind:
+        case "fixed":
+            drawn = config.mean
+        case "uniform":
+            drawn = generator.uniform(config.mean * (1 - config.spread), config.mean * (1 + config.spread))
+        case "exponential":
+            drawn = generator.exponential(config.mean)
+        case "lognormal":
+            drawn = generator.lognormal(np.log(config.mean) - config.spread**2 / 2, config.spread)
+    return int(min(config.most, max(config.least, round(drawn))))
+
+
+def with_length(token_ids: list[int], output_tokens: int) -> list[int]:
+    """The prompt whose answer has so many tokens: see sim.device."""
+    return [*token_ids[:-1], output_tokens]
+
+
+class SyntheticWorkload:
+    """Draws arrivals, lengths and texts, each from a stream of its own, so that changing one changes no other."""
+
+    def __init__(self, config: WorkloadConfig) -> None:
+        arrivals, lengths, texts, choices = np.random.SeedSequence(config.seed).spawn(4)
+        self._config = config
+        self._arrivals = np.random.default_rng(arrivals)
+        self._lengths = np.random.default_rng(lengths)
+        self._choices = np.random.default_rng(choices)
+        self._prompts = Prompts(np.random.default_rng(texts))
+        self._tenants = [Share(tenant.name, tenant.weight) for tenant in config.tenants] or [ONE_TENANT]
+        shares = np.array([tenant.share for tenant in config.tenants] or [1.0])
+        self._shares = shares / shares.sum()
+        weights = np.arange(1, config.prefixes + 1, dtype=float) ** -ZIPF
+        self._popularity = weights / weights.sum() if config.prefixes else weights
+        self._prefixes: dict[tuple[str, int], list[int]] = {}
+
+    def __iter__(self) -> Iterator[Asked]:
+        config = self._config
+        assert config.arrivals is not None
+        for seconds in arrival_times(config.arrivals, config.seconds, self._arrivals):
+            yield self._first(seconds)
+
+    def _first(self, seconds: float) -> Asked:
+        tenant = self._tenants[int(self._choices.choice(len(self._tenants), p=self._shares))]
+        tokens = length(self._config.prompt, self._lengths)
+        prefix = self._prefix(tenant.tenant)
+        prompt = [*prefix, *self._prompts.fresh(max(2, tokens - len(prefix)))]
+        return self._turn(seconds, prompt, tenant, self._config.turns - 1)
+
+    def _turn(self, seconds: float, prompt: list[int], tenant: Share, turns_left: int) -> Asked:
+        output = min(length(self._config.output, self._lengths), LONGEST_OUTPUT - 1)
+        token_ids = with_length(prompt, output)
+
+        def ended(now: float) -> Asked | None:
+            if not turns_left:
+                return None
+            answer = list(range(output - 1, -1, -1))
+            added = self._prompts.fresh(max(2, length(self._config.prompt, self._lengths)))
+            pause = float(self._lengths.exponential(self._config.think_seconds)) if self._config.think_seconds else 0.0
+            return self._turn(now + pause, [*token_ids, *answer, *added], tenant, turns_left - 1)
+
+        asked = self._config.max_tokens or output
+        return Asked(seconds, token_ids, min(output, asked), asked, tenant, ended if turns_left else None)
+
+    def _prefix(self, tenant: str) -> list[int]:
+        if not self._config.prefixes:
+            return []
+        number = int(self._choices.choice(self._config.prefixes, p=self._popularity))
+        if (tenant, number) not in self._prefixes:
+            self._prefixes[tenant, number] = self._prompts.fresh(self._config.prefix_tokens)
+        return self._prefixes[tenant, number]

@@ -1,0 +1,121 @@
+"""A device that computes nothing: it takes the time of its cost model, and draws tokens that count down to the end."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from engine.batch import Batch, Row, Sample, StepShape
+from engine.thinking import ThinkTokens
+from mesh.blocks import BLOCK_TOKENS
+from mesh.costs import CostModel
+from mesh.domain.workers import KvNamespace
+from transfer.memory import KvMemory
+
+# A token says how many follow it. A request therefore ends with token 0, and its prompt's last token is its length.
+END_OF_SEQUENCE = 0
+LONGEST_OUTPUT = 1 << 20
+# Other tokens of prompts lie behind.
+VOCABULARY = 1 << 31
+# A push that leaves while later layers are computed learns of layers so many times a step.
+LAYER_GROUPS = 4
+
+
+@dataclass(slots=True)
+class LocalClock:
+    """One rank's time: within a step it is ahead of everybody else's."""
+
+    now: float = 0.0
+    in_step: bool = False
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSpec:
+    """What a worker's engine needs to know of its device."""
+
+    model: str
+    namespace: KvNamespace
+    context_tokens: int
+    total_blocks: int
+    block_bytes: int
+
+
+class SimulatedDevice:
+    """engine.batch.Backend in simulated time. `slowness` stretches every step, as a card with low clocks does.
+
+    `after` calls something so many seconds after a moment of the rank's clock.
+    """
+
+    eos_token_ids = frozenset({END_OF_SEQUENCE})
+    vocabulary_size = VOCABULARY
+    asynchronous = False
+    draft_layers = 0
+    think_tokens: ThinkTokens | None = None
+    device_name = "simulated"
+
+    def __init__(
+        self,
+        spec: DeviceSpec,
+        costs: CostModel,
+        clock: LocalClock,
+        at: Callable[[float, Callable[[], None]], None],
+    ) -> None:
+        self.model, self.namespace = spec.model, spec.namespace
+        self.context_tokens, self.total_blocks, self.block_bytes = (
+            spec.context_tokens,
+            spec.total_blocks,
+            spec.block_bytes,
+        )
+        self.slowness = 1.0
+        self.busy_seconds = 0.0
+        self._costs = costs
+        self._clock = clock
+        self._at = at
+
+    def kv_memory(self) -> KvMemory:
+        raise AssertionError("a simulated device has no bytes")
+
+    def launch(self, batch: Batch, shape: StepShape) -> "SimulatedStep":
+        seconds = self._seconds(batch.rows) * self.slowness
+        if batch.on_layers is not None:
+            self._report_layers(batch.on_layers, seconds)
+        self._clock.now += seconds
+        self.busy_seconds += seconds
+        return SimulatedStep(batch.rows)
+
+    def _seconds(self, rows: Sequence[Row]) -> float:
+        decoding = context = 0
+        chunks_ms = 0.0
+        for row in rows:
+            tokens = len(row.token_ids)
+            if tokens == 1:
+                decoding += 1
+                context += row.start
+            else:
+                chunks_ms += self._costs.prefill_ms(tokens, row.start)
+        return self._costs.step_ms(decoding, context, chunks_ms) / 1000
+
+    def _report_layers(self, on_layers: Callable[[int], None], seconds: float) -> None:
+        layers = self.namespace.layers
+        for group in range(1, LAYER_GROUPS):
+            written = layers * group // LAYER_GROUPS
+            if written:
+                self._at(self._clock.now + seconds * group / LAYER_GROUPS, lambda written=written: on_layers(written))  # type: ignore[misc]
+
+
+class SimulatedStep:
+    """engine.batch.Launched."""
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self._rows = rows
+
+    def draw(self) -> None:
+        """Nothing to do: `collect` knows the tokens."""
+
+    def collect(self) -> list[Sample | None]:
+        return [None if row.sampling is None else Sample((row.token_ids[-1] - 1,)) for row in self._rows]
+
+
+def blocks_of(tokens: int) -> int:
+    return -(-tokens // BLOCK_TOKENS)

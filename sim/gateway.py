@@ -1,0 +1,220 @@
+"""Clients and their gateway: each request from its arrival to its one end, placed again where its worker is lost."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from bench.load.records import RequestRecord
+from engine.protocol.messages import Output
+from gateway.config import DispatchConfig
+from gateway.live import LONGEST_PAUSE_SECONDS, attempt_outcome, exhausted
+from gateway.placement import Outcome as AttemptOutcome
+from mesh.blocks import chain_hashes
+from mesh.domain.requests import Submission, TokenRequest
+from mesh.domain.sampling import Sampling, StopConditions
+from mesh.domain.shares import ONE_TENANT, Share
+from mesh.domain.targets import WorkerTarget
+from mesh.domain.workers import WorkerIdentity
+from mesh.errors import MeshError, NoWorker
+from scheduler.candidates import PlacementRequest
+from scheduler.coordinator import PlacementAnswer, PlacementCall
+from scheduler.decisions import Outcome
+from sim.asked import Asked
+from sim.scheduling import SimulatedScheduler
+from sim.timeline import Timeline
+from sim.worker import Job, SimulatedWorker
+
+GREEDY = Sampling()
+
+
+@dataclass(slots=True, eq=False)
+class Live:
+    """A request under way."""
+
+    number: int
+    asked: Asked
+    record: RequestRecord
+    hashes: list[bytes]
+    attempts: int = 0
+    tokens: int = 0
+    cached_tokens: int = 0
+    store_cached_tokens: int = 0
+    predicted_ttft_ms: float | None = None
+    predicted_tpot_ms: float | None = None
+    prefill_id: str | None = None
+    decode_id: str | None = None
+    avoid: frozenset[str] = frozenset()
+    patient_until: float | None = None
+    worker: SimulatedWorker | None = None
+    job: Job | None = None
+    replaced: int = 0
+
+
+class SimulatedGateway:
+    """`on_end` gets each request once, when it has ended."""
+
+    def __init__(
+        self,
+        timeline: Timeline,
+        scheduler: SimulatedScheduler,
+        worker: Callable[[str], SimulatedWorker | None],
+        config: DispatchConfig,
+        model: str,
+        call_seconds: float,
+        fair: bool,
+        on_end: Callable[[Live], None],
+    ) -> None:
+        """call_seconds: from the client to a worker, and of a token from there to the client."""
+        self.live = 0
+        self._timeline = timeline
+        self._scheduler = scheduler
+        self._worker = worker
+        self._config = config
+        self._model = model
+        self._call_seconds = call_seconds
+        self._fair = fair
+        self._on_end = on_end
+        self.asked = 0
+
+    def ask(self, asked: Asked) -> None:
+        """A request arrives now."""
+        number, self.asked = self.asked, self.asked + 1
+        self.live += 1
+        record = RequestRecord(number, self._timeline.now, asked.max_tokens, prompt_tokens=len(asked.token_ids))
+        salt = asked.share.tenant.encode()
+        live = Live(number, asked, record, chain_hashes(asked.token_ids, salt))
+        self._timeline.after(self._call_seconds, lambda: self._place(live, None))
+
+    def _place(self, live: Live, cause: MeshError | None) -> None:
+        """Place until a worker is found; `cause` is why it is placed again, None the first time."""
+        live.attempts += 1
+        try:
+            answer = self._scheduler.place(self._call(live))
+        except MeshError as error:
+            if cause is None and isinstance(error, NoWorker):
+                self._be_patient(live)
+                self._again(live, error)
+            elif cause is None or error.retry.name in ("NEVER", "HIGHER_UP"):
+                self._end(live, error)
+            else:
+                live.avoid = frozenset()
+                self._again(live, cause)
+            return
+        if live.predicted_ttft_ms is None:
+            live.predicted_ttft_ms, live.predicted_tpot_ms = answer.chosen.ttft_ms, answer.chosen.tpot_ms
+        self._submit(live, answer)
+
+    def _call(self, live: Live) -> PlacementCall:
+        request = PlacementRequest(
+            len(live.asked.token_ids) + live.tokens, live.asked.max_tokens - live.tokens, live.avoid
+        )
+        return PlacementCall(str(live.number), live.attempts, self._model, request, live.hashes, self._share(live))
+
+    def _share(self, live: Live) -> Share:
+        return live.asked.share if self._fair else ONE_TENANT
+
+    def _submit(self, live: Live, answer: PlacementAnswer) -> None:
+        worker = self._worker(answer.decode.worker_id)
+        live.decode_id = answer.decode.worker_id
+        live.prefill_id = None if answer.prefill is None else answer.prefill.worker_id
+        attempt = live.attempts
+        try:
+            if worker is None:
+                raise NoWorker("the worker is gone")
+            live.worker = worker
+            live.job = worker.submit(
+                self._submission(live, answer),
+                lambda output: self._on_output(live, attempt, output),
+                lambda error: self._on_lost(live, attempt, error),
+            )
+        except MeshError as error:
+            self._on_lost(live, attempt, error)
+
+    def _submission(self, live: Live, answer: PlacementAnswer) -> Submission:
+        asked = live.asked
+        delivered = range(asked.output_tokens - 1, asked.output_tokens - 1 - live.tokens, -1)
+        request = TokenRequest(
+            request_id=str(live.number),
+            token_ids=[*asked.token_ids, *delivered] if live.tokens else asked.token_ids,
+            sampling=GREEDY,
+            stop=StopConditions(asked.max_tokens - live.tokens),
+            cache_salt=asked.share.tenant.encode(),
+            share=self._share(live),
+            attempt=live.attempts,
+            prompt_tokens=len(asked.token_ids),
+        )
+        prefill = None if answer.prefill is None else _target(answer.prefill)
+        return Submission(live.number, request, None, prefill, answer.chosen.store)
+
+    def _on_output(self, live: Live, attempt: int, output: Output) -> None:
+        if attempt != live.attempts or live.job is None:
+            return
+        if output.cached_tokens is not None and not live.tokens:
+            live.cached_tokens, live.store_cached_tokens = output.cached_tokens, output.store_cached_tokens or 0
+        if not live.tokens and output.token_ids:
+            live.record.tokens(self._timeline.now + self._call_seconds, 1)
+        live.tokens += len(output.token_ids)
+        if output.finish is not None:
+            self._report(live, Outcome.FINISHED)
+            self._end(live, None)
+
+    def _on_lost(self, live: Live, attempt: int, failure: MeshError) -> None:
+        if attempt != live.attempts:
+            return
+        outcome = attempt_outcome(failure)
+        if live.patient_until is None or live.tokens:
+            self._be_patient(live)
+        self._report(live, _OUTCOMES[outcome])
+        if outcome is AttemptOutcome.FAILED:
+            self._end(live, failure)
+            return
+        live.replaced += 1
+        live.avoid |= {failure.metadata.get("worker_id", live.decode_id or "")}
+        self._again(live, failure)
+
+    def _again(self, live: Live, cause: MeshError) -> None:
+        """Place once more after a pause, or give up, by the gateway's rules."""
+        assert live.patient_until is not None
+        awaited = attempt_outcome(cause) is AttemptOutcome.LOST and self._timeline.now < live.patient_until
+        if not awaited and (isinstance(cause, NoWorker) or live.attempts >= self._config.attempts):
+            self._end(live, cause if isinstance(cause, NoWorker) else exhausted(cause, live.attempts))
+            return
+        pause = self._config.backoff_seconds * 2 ** min(live.attempts - 1, 16)
+        self._timeline.after(min(pause, LONGEST_PAUSE_SECONDS), lambda: self._place(live, cause))
+
+    def _be_patient(self, live: Live) -> None:
+        live.patient_until = self._timeline.now + self._config.worker_seconds
+
+    def _report(self, live: Live, outcome: Outcome) -> None:
+        live.job = None
+        self._scheduler.report(str(live.number), live.attempts, outcome, live.tokens)
+
+    def _end(self, live: Live, error: MeshError | None) -> None:
+        self.live -= 1
+        live.record.output_tokens = live.tokens
+        live.record.cached_tokens = live.cached_tokens
+        if error is not None:
+            live.record.fail(error.reason, error.message)
+        else:
+            live.record.finished_s = self._timeline.now + self._call_seconds
+            live.record.tokens(live.record.finished_s, max(0, live.tokens - 1))
+        self._on_end(live)
+        following = live.asked.ended(self._timeline.now) if live.asked.ended is not None and error is None else None
+        if following is not None:
+            self._expect(following)
+
+    def _expect(self, asked: Asked) -> None:
+        """A request that will arrive counts as live: the simulation must not end before it."""
+        self.live += 1
+
+        def arrive() -> None:
+            self.live -= 1
+            self.ask(asked)
+
+        self._timeline.at(asked.seconds, arrive)
+
+
+_OUTCOMES = {outcome: Outcome(outcome.value) for outcome in AttemptOutcome}
+
+
+def _target(identity: WorkerIdentity) -> WorkerTarget:
+    return WorkerTarget(identity.worker_id, identity.incarnation, identity.endpoint, identity.slot_bytes)

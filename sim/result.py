@@ -1,0 +1,134 @@
+"""What one simulation found."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from bench.load.records import RequestRecord
+from bench.load.summary import Objectives, Summary, summarize
+from mesh.domain.workers import WorkerRole
+from sim.gateway import Live
+from sim.simulation import SimulatedMesh
+
+
+@dataclass(frozen=True)
+class RoleUse:
+    """Workers of one role, together."""
+
+    replicas: int
+    # Share of the time that they lived in which their devices computed.
+    busy: float
+    # Of the busiest worker and of the least busy one.
+    busiest: float
+    idlest: float
+    prompts: int
+    output_tokens: int
+    # Requests that they refused, and that were placed again.
+    refused: int
+    starts: int
+
+
+@dataclass(frozen=True)
+class CacheUse:
+    """Prompt tokens of all counted requests, by where their KV came from."""
+
+    worker: int
+    store: int
+    computed: int
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """Shares of the completed requests that came within 20% of what placement predicted."""
+
+    ttft_within_20_percent: float
+    tpot_within_20_percent: float
+
+
+@dataclass(frozen=True)
+class Result:
+    """`seconds` is simulated time; `events` what happened in it."""
+
+    seconds: float
+    events: int
+    summary: Summary
+    roles: dict[str, RoleUse]
+    cache: CacheUse
+    predictions: Predictions | None
+    # Completed requests that were placed more than once.
+    replaced: int
+    faults: int
+    # Requests by the first words of their refusal.
+    refusals: dict[str, int]
+    replicas: dict[str, list[tuple[float, int]]]
+
+
+def result_of(mesh: SimulatedMesh, objectives: Objectives, warm_up_seconds: float) -> Result:
+    """Of the requests that came after the warm-up."""
+    ended = sorted(mesh.ended, key=lambda live: live.number)
+    counted = [live for live in ended if live.record.scheduled_s >= warm_up_seconds]
+    records = [live.record for live in counted]
+    return Result(
+        seconds=mesh.timeline.now,
+        events=mesh.timeline.events,
+        summary=summarize(records, objectives),
+        roles={role.value: _use(mesh, role) for role in WorkerRole if mesh.lifecycle.workers[role]},
+        cache=_cache(counted),
+        predictions=_predictions(counted),
+        replaced=sum(live.replaced > 0 and live.record.completed for live in counted),
+        faults=mesh.faults.happened,
+        refusals=dict(Counter(_words(record) for record in records if record.error is not None)),
+        replicas={role.value: changes for role, changes in mesh.lifecycle.replicas.items()},
+    )
+
+
+def _use(mesh: SimulatedMesh, role: WorkerRole) -> RoleUse:
+    workers = mesh.lifecycle.workers[role]
+    tallies = [worker.tally for worker in workers]
+    shares = [tally.busy_seconds / tally.lived_seconds for tally in tallies if tally.lived_seconds]
+    lived = sum(tally.lived_seconds for tally in tallies)
+    return RoleUse(
+        replicas=len(workers),
+        busy=sum(tally.busy_seconds for tally in tallies) / lived if lived else 0.0,
+        busiest=max(shares, default=0.0),
+        idlest=min(shares, default=0.0),
+        prompts=sum(tally.prompts for tally in tallies),
+        output_tokens=sum(tally.output_tokens for tally in tallies),
+        refused=sum(tally.refused for tally in tallies),
+        starts=sum(tally.lives for tally in tallies),
+    )
+
+
+def _cache(counted: Sequence[Live]) -> CacheUse:
+    completed = [live for live in counted if live.record.completed]
+    prompts = sum(len(live.asked.token_ids) for live in completed)
+    cached, stored = (
+        sum(live.cached_tokens for live in completed),
+        sum(live.store_cached_tokens for live in completed),
+    )
+    return CacheUse(cached - stored, stored, prompts - cached)
+
+
+def _predictions(counted: Sequence[Live]) -> Predictions | None:
+    ttfts, tpots = [], []
+    for live in counted:
+        record = live.record
+        if not record.completed or live.predicted_ttft_ms is None or live.predicted_tpot_ms is None:
+            continue
+        if record.ttft_s is not None:
+            ttfts.append(live.predicted_ttft_ms / 1000 / record.ttft_s)
+        if record.tpot_s:
+            tpots.append(live.predicted_tpot_ms / 1000 / record.tpot_s)
+    return Predictions(_within(ttfts), _within(tpots)) if ttfts else None
+
+
+def _within(ratios: Sequence[float]) -> float:
+    found = np.asarray(ratios)
+    return float(np.mean((found > 0.8) & (found < 1.2))) if len(found) else 1.0
+
+
+def _words(record: RequestRecord) -> str:
+    """The refusal without what differs from request to request."""
+    return f"{record.error}: {(record.error_message or '').partition(':')[0]}"

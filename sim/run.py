@@ -1,0 +1,88 @@
+"""One simulation from its files to its result."""
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from bench.load.summary import Objectives
+from mesh.config import load
+from mesh.errors import ConfigError
+from sim.asked import Asked, SyntheticWorkload
+from sim.fleet import FleetConfig, check_holds
+from sim.result import Result, result_of
+from sim.simulation import SimulatedMesh
+from sim.traces import TraceWorkload
+from sim.workload import LengthConfig, WorkloadConfig
+
+Progress = Callable[[float], None]
+UNITS = {"ms": 1.0, "s": 1000.0}
+
+
+class SimulationBroken(AssertionError):
+    """The simulation lost a request or a block: a mistake of ours, not of the fleet's."""
+
+
+def read_fleet(path: Path, overrides: Sequence[str] = ()) -> FleetConfig:
+    """Cost files are named relative to the fleet's file. Raises ConfigError."""
+    fleet = load(FleetConfig, path, overrides)
+    beside = {
+        "costs": _beside(path, fleet.costs),
+        "prefill": fleet.prefill.model_copy(update={"costs": _beside(path, fleet.prefill.costs)}),
+        "decode": fleet.decode.model_copy(update={"costs": _beside(path, fleet.decode.costs)}),
+    }
+    return fleet.model_copy(update=beside)
+
+
+def read_workload(path: Path, overrides: Sequence[str] = ()) -> WorkloadConfig:
+    """A trace is named relative to the workload's file. Raises ConfigError."""
+    workload = load(WorkloadConfig, path, overrides)
+    return workload.model_copy(update={"trace": _beside(path, workload.trace)})
+
+
+def read_objectives(text: str) -> Objectives:
+    """From "ttft=2s,tpot=50ms". Raises ConfigError."""
+    found: dict[str, float] = {}
+    for part in text.split(","):
+        name, _, value = part.strip().partition("=")
+        unit = "ms" if value.endswith("ms") else "s"
+        try:
+            found[name] = float(value.removesuffix(unit)) * UNITS[unit]
+        except ValueError:
+            found[name] = 0.0
+        if name not in ("ttft", "tpot") or not value.endswith(unit) or not found[name] > 0:
+            raise ConfigError(f"--slo {text!r}: expected times such as ttft=2s,tpot=50ms")
+    return Objectives(found.get("ttft"), found.get("tpot"))
+
+
+def simulate(
+    fleet: FleetConfig, workload: WorkloadConfig, objectives: Objectives, progress: Progress = lambda now: None
+) -> Result:
+    """Raises ConfigError, and SimulationBroken if a request or a block was lost."""
+    asked: Iterable[Asked]
+    if workload.trace is not None:
+        asked = trace = TraceWorkload(workload)
+        check_holds(fleet, trace.longest)
+    else:
+        asked = SyntheticWorkload(workload)
+        check_holds(fleet, _shortest(workload.prompt) + _shortest(workload.output))
+    mesh = SimulatedMesh(fleet, workload.seed)
+    mesh.run(asked, progress)
+    check_conserved(mesh)
+    return result_of(mesh, objectives, workload.warm_up_seconds)
+
+
+def check_conserved(mesh: SimulatedMesh) -> None:
+    """Every request ended once, and every block came back. Raises SimulationBroken."""
+    numbers = [live.number for live in mesh.ended]
+    if mesh.gateway.live or len(set(numbers)) != len(numbers) or len(numbers) != mesh.gateway.asked:
+        raise SimulationBroken(f"{mesh.gateway.asked} requests came and {len(numbers)} ended")
+    if mesh.held_blocks():
+        raise SimulationBroken(f"{mesh.held_blocks()} blocks are held after the last request ended")
+
+
+def _beside(file: Path, path: Path | None) -> Path | None:
+    return None if path is None else file.parent / path
+
+
+def _shortest(config: LengthConfig) -> int:
+    """A length that many requests reach."""
+    return int(min(config.mean, config.most))

@@ -1,0 +1,100 @@
+"""The scheduler of a simulated fleet: the product's parts, with simulated time as their clock."""
+
+from collections.abc import Sequence
+
+from mesh.costs import CostModel
+from mesh.errors import MeshError, Retry
+from scheduler.admission import Objectives
+from scheduler.arrivals import Arrivals
+from scheduler.coordinator import Coordinator, PlacementAnswer, PlacementCall
+from scheduler.decisions import DecisionLog, Outcome
+from scheduler.knobs import placement_knobs
+from scheduler.lengths import OutputLengths
+from scheduler.needs import Assumed
+from scheduler.registry import Registry, RegistryLimits
+from scheduler.scaler import Scaler
+from scheduler.scaling import ScalingKnobs
+from scheduler.stores import Store, Stores
+from scheduler.tenants import PlacedRequests
+from sim.fleet import SchedulingConfig
+from sim.timeline import Timeline
+
+FIRST_ATTEMPT = 1
+
+
+class MostOutput(OutputLengths):
+    """Knows no mean: placement then expects as many tokens as a request may have at most."""
+
+    def mean(self, model: str) -> float | None:
+        return float("inf")
+
+
+class SimulatedScheduler:
+    """Places at once: the time of the call is a part of the cost model."""
+
+    def __init__(
+        self, timeline: Timeline, config: SchedulingConfig, costs: CostModel, stores: Sequence[Store], live: int
+    ) -> None:
+        """live: requests that may be under way at once, whose decisions have to be remembered."""
+        lease = config.lease
+        self.registry = Registry(
+            timeline,
+            lease.seconds,
+            lease.settle_seconds,
+            RegistryLimits(workers=lease.max_workers, cached_blocks=lease.max_cached_blocks),
+            lease.gather_seconds or 0.0,
+        )
+        knobs = placement_knobs(config.placement, costs)
+        objectives = Objectives(**config.objectives.model_dump())
+        lengths = MostOutput() if config.assumed_output == "most" else OutputLengths()
+        self._coordinator = Coordinator(
+            self.registry,
+            Stores(stores),
+            config.store_link.ignored_blocks,
+            PlacedRequests(timeline),
+            DecisionLog(live),
+            lengths,
+            knobs,
+            objectives,
+            timeline,
+        )
+        scaling = config.scaling
+        self.scaler = Scaler(
+            self.registry,
+            self._coordinator,
+            Arrivals(timeline, scaling.arrivals_seconds),
+            knobs,
+            objectives,
+            ScalingKnobs(scaling.target_use, scaling.slack, scaling.scale_in_seconds, scaling.max_replicas),
+            Assumed(scaling.requests_per_replica),
+            timeline,
+        )
+        self.placements = 0
+
+    def place(self, call: PlacementCall) -> PlacementAnswer:
+        """Raises MeshError as the service does."""
+        self.placements += 1
+        first, prompt_tokens = call.attempt == FIRST_ATTEMPT, call.request.prompt_tokens
+        try:
+            answer = _finish(self._coordinator, call)
+        except MeshError as error:
+            if first and error.retry is not Retry.NEVER:
+                self.scaler.arrivals.refused(call.model, prompt_tokens)
+            raise
+        if first:
+            self.scaler.arrivals.placed(call.model, prompt_tokens, answer.chosen.uncached_tokens)
+        return answer
+
+    def report(self, request_id: str, attempt: int, outcome: Outcome, output_tokens: int) -> None:
+        self._coordinator.report(request_id, attempt, outcome, output_tokens)
+
+
+def _finish(coordinator: Coordinator, call: PlacementCall) -> PlacementAnswer:
+    """Runs the coroutine to its end: simulated stores answer without waiting."""
+    placing = coordinator.place(call)
+    try:
+        placing.send(None)
+    except StopIteration as done:
+        answer: PlacementAnswer = done.value
+        return answer
+    raise AssertionError("a placement waited for something outside the simulation")

@@ -1,0 +1,230 @@
+"""A whole fleet put together on one timeline, and the run of a workload on it."""
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+
+import numpy as np
+
+from decode_svc.admission import QueueLimits as DecodeLimits
+from engine.config import EngineConfig
+from engine.protocol.messages import StepResult, TransferNews
+from mesh.cost_file import load_costs
+from mesh.costs import CostModel
+from mesh.domain.workers import KvNamespace, WorkerIdentity, WorkerRole
+from mesh.rendezvous import rendezvous
+from prefill_svc.admission import QueueLimits as PrefillLimits
+from sim.agent import Landings, SimulatedAgent
+from sim.asked import Asked
+from sim.device import VOCABULARY, DeviceSpec, LocalClock, SimulatedDevice
+from sim.faults import Faults
+from sim.fleet import FleetConfig, GroupConfig
+from sim.gateway import Live, SimulatedGateway
+from sim.lifecycle import Lifecycle
+from sim.network import Link
+from sim.rank import SimulatedRank
+from sim.reports import StatusReporter
+from sim.scheduling import SimulatedScheduler
+from sim.store import SimulatedStore
+from sim.timeline import Timeline
+from sim.worker import Calls, SimulatedWorker
+from transfer.config import TransferConfig
+
+MODEL = "simulated"
+# A fleet settles for so long after its last request: pushes end, reports are sent.
+SETTLE_SECONDS = 5.0
+# Decisions whose outcome is still to come are remembered for so many requests.
+LIVE_REQUESTS = 1_000_000
+
+
+class SimulatedMesh:
+    """Built from a fleet; `run` drives one workload through it.
+
+    Attributes:
+        ended: every request that has ended, in the order of the ends.
+    """
+
+    def __init__(self, fleet: FleetConfig, seed: int) -> None:
+        self.timeline = Timeline()
+        self.ended: list[Live] = []
+        self._fleet = fleet
+        self._costs = {role: _costs(fleet, self._group(role)) for role in WorkerRole}
+        self._namespace = KvNamespace("simulated", "simulated", fleet.layers, "simulated")
+        self._landings = Landings()
+        self._slow = np.random.default_rng([seed, 2])
+        self.stores = self._make_stores()
+        # The root of every chain that was offered, by each of its blocks.
+        self._roots: dict[bytes, bytes] = {}
+        self._store_by_id = {store.store_id: store for store in self.stores}
+        decode_costs = self._costs[WorkerRole.DECODE]
+        self.scheduler = SimulatedScheduler(self.timeline, fleet.scheduler, decode_costs, self.stores, LIVE_REQUESTS)
+        self.lifecycle = Lifecycle(
+            self.timeline, self.scheduler, MODEL, self._make_worker, lambda role: self._costs[role].start_seconds
+        )
+        self._by_id: dict[str, SimulatedWorker] = {}
+        self._calls = Calls(decode_costs.handover_ms / 2000, self._by_id.get)
+        call_seconds = decode_costs.request_ms / 2000
+        self.gateway = SimulatedGateway(
+            self.timeline,
+            self.scheduler,
+            self._by_id.get,
+            fleet.dispatch,
+            MODEL,
+            call_seconds,
+            fleet.fair,
+            self.ended.append,
+        )
+        self.faults = Faults(self.timeline, self.lifecycle, self.stores, seed)
+
+    def run(self, workload: Iterable[Asked], progress: Callable[[float], None] = lambda now: None) -> None:
+        """Until every request has ended and nothing is on its way. `progress` gets simulated seconds."""
+        for role in WorkerRole:
+            self.lifecycle.begin(role, self._group(role))
+        self.faults.begin(self._fleet.faults)
+        if self._fleet.autoscale:
+            self.timeline.every(self._fleet.scheduler.scaling.period_seconds, self.lifecycle.scale)
+        self.timeline.every(1.0, lambda: progress(self.timeline.now))
+        arrivals = _Arrivals(self.timeline, iter(workload), self.gateway.ask)
+        self.timeline.run(lambda: bool(arrivals.more or self.gateway.live))
+        settled = self.timeline.now + SETTLE_SECONDS
+        self.timeline.run(lambda: self.timeline.now < settled)
+        for worker in self._by_id.values():
+            worker.settle()
+
+    def held_blocks(self) -> int:
+        """Blocks of living workers that somebody holds: none once all requests have ended."""
+        ranks = [worker.rank for worker in self._by_id.values() if worker.rank is not None]
+        return sum(rank.engine.pool.total_blocks - rank.engine.pool.free_blocks for rank in ranks)
+
+    def _group(self, role: WorkerRole) -> GroupConfig:
+        return self._fleet.decode if role is WorkerRole.DECODE else self._fleet.prefill
+
+    def _make_stores(self) -> list[SimulatedStore]:
+        config = self._fleet.stores
+        rate = config.bytes_per_second or self._costs[WorkerRole.DECODE].fetch_bytes_per_second
+        return [
+            SimulatedStore(f"store-{number}", config.total_blocks, Link(self.timeline, rate))
+            for number in range(config.replicas)
+        ]
+
+    def _make_worker(self, role: WorkerRole) -> SimulatedWorker:
+        group, number = self._group(role), len(self.lifecycle.workers[role])
+        identity = WorkerIdentity(
+            worker_id=f"{role.value}-{number:05}",
+            incarnation="0",
+            role=role,
+            endpoint=f"{role.value}-{number:05}:1",
+            model=MODEL,
+            kv_namespace=self._namespace,
+            context_tokens=self._fleet.context_tokens,
+            total_blocks=group.total_blocks,
+            max_requests=group.max_requests,
+            can_prefill=group.can_prefill,
+            vocabulary_size=VOCABULARY,
+            block_bytes=self._fleet.block_bytes,
+            layerwise_tokens=group.layerwise_tokens,
+            slot_bytes=1 << 23,
+        )
+        slowness = group.slow_factor if self._slow.random() < group.slow else 1.0
+        decode, prefill = self._fleet.decode_queue, self._fleet.prefill_queue
+        worker = SimulatedWorker(
+            self.timeline,
+            identity,
+            partial(self._make_rank, role, slowness),
+            partial(self._make_reporter, group.status_interval_seconds),
+            self._offer,
+            self._calls,
+            DecodeLimits(decode.waiting_requests, decode.queued_prefill_tokens, decode.kept_tokens),
+            PrefillLimits(prefill.waiting_prompts, prefill.queued_tokens),
+        )
+        self._by_id[identity.worker_id] = worker
+        return worker
+
+    def _make_rank(
+        self,
+        role: WorkerRole,
+        slowness: float,
+        on_news: Callable[[TransferNews], None],
+        on_result: Callable[[StepResult], None],
+    ) -> SimulatedRank:
+        group, costs = self._group(role), self._costs[role]
+        config = EngineConfig(
+            backend="oracle",
+            max_requests=group.max_requests,
+            max_step_tokens=group.max_step_tokens,
+            prefix_cache=group.prefix_cache,
+            transfer=TransferConfig(layerwise_tokens=group.layerwise_tokens),
+        )
+        clock = LocalClock(self.timeline.now)
+        spec = DeviceSpec(
+            MODEL, self._namespace, self._fleet.context_tokens, group.total_blocks, self._fleet.block_bytes
+        )
+        device = SimulatedDevice(spec, costs, clock, self.timeline.at)
+        device.slowness = slowness
+        link = Link(self.timeline, costs.push_bytes_per_second)
+        made: list[SimulatedRank] = []
+        agent = SimulatedAgent(
+            self.timeline,
+            self._landings,
+            link,
+            self._store_by_id,
+            self._namespace,
+            self._fleet.block_bytes,
+            costs,
+            lambda: clock.now if clock.in_step else self.timeline.now,
+            lambda: made[0].wake(),
+        )
+        made.append(SimulatedRank(self.timeline, config, device, clock, agent, on_news, on_result))
+        return made[0]
+
+    def _make_reporter(self, interval_seconds: float, identity: WorkerIdentity) -> StatusReporter:
+        hints = self._fleet.scheduler.hints
+        return StatusReporter(self.timeline, self.scheduler.registry, identity, interval_seconds, hints)
+
+    def _offer(self, result: StepResult) -> None:
+        """Full blocks go to the store of their chain, after the time that a push to it takes."""
+        if not self.stores:
+            return
+        costs, size_bytes = self._costs[WorkerRole.DECODE], self._fleet.block_bytes
+        blocks = list(zip(result.stored_parents, result.stored_blocks, strict=True))
+
+        def arrive() -> None:
+            for parent, block_hash in blocks:
+                store = self._store_of(parent, block_hash)
+                if store is not None:
+                    store.put(self._namespace, parent, block_hash)
+
+        self.timeline.after(costs.push_ms(size_bytes * len(blocks)) / 1000, arrive)
+
+    def _store_of(self, parent: bytes, block_hash: bytes) -> SimulatedStore | None:
+        """By the chain's root, which is remembered for each block of the chain."""
+        root = self._roots.get(parent, block_hash) if parent else block_hash
+        self._roots[block_hash] = root
+        return self._store_by_id.get(rendezvous((store.store_id for store in self.stores if store.alive), root) or "")
+
+
+class _Arrivals:
+    """Asks one request after the other; only the next one is ever in the heap."""
+
+    def __init__(self, timeline: Timeline, workload: Iterator[Asked], ask: Callable[[Asked], None]) -> None:
+        self.more = True
+        self._timeline = timeline
+        self._workload = workload
+        self._ask = ask
+        self._next()
+
+    def _next(self) -> None:
+        asked = next(self._workload, None)
+        if asked is None:
+            self.more = False
+            return
+
+        def arrive() -> None:
+            self._ask(asked)
+            self._next()
+
+        self._timeline.at(asked.seconds, arrive)
+
+
+def _costs(fleet: FleetConfig, group: GroupConfig) -> CostModel:
+    path = group.costs or fleet.costs
+    return CostModel() if path is None else load_costs(path).costs

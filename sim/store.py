@@ -1,0 +1,53 @@
+"""A KV store: the product's directory with its leases and eviction, and a link."""
+
+from collections.abc import Sequence
+
+from kvstore.directory import Directory
+from kvstore.keys import keys_of, namespace_digest
+from mesh.domain.targets import StoreTarget
+from mesh.domain.workers import KvNamespace, TransferCounters
+from scheduler.stores import StoreStatus
+from sim.network import Link
+
+_NO_TRANSFERS = TransferCounters()
+
+
+class SimulatedStore:
+    """scheduler.stores.Store, and what workers fetch from and offer to."""
+
+    def __init__(self, store_id: str, blocks: int, link: Link) -> None:
+        self.endpoint = self.store_id = store_id
+        self.link = link
+        self.directory = Directory(blocks)
+        self.served_blocks = 0
+        self.alive = True
+        self._status = StoreStatus(store_id, (), 0, 0, 0, _NO_TRANSFERS)
+
+    @property
+    def status(self) -> StoreStatus | None:
+        return self._status if self.alive else None
+
+    async def match(self, namespace: KvNamespace, chain: Sequence[bytes]) -> StoreTarget | None:
+        blocks = self.lease(namespace, chain)
+        self.directory.release(blocks)
+        return StoreTarget(self.store_id, len(blocks)) if blocks else None
+
+    def lease(self, namespace: KvNamespace, chain: Sequence[bytes]) -> list[int]:
+        """Blocks of the longest prefix that is stored, leased."""
+        return self.directory.match(keys_of(namespace_digest(namespace), chain)) if self.alive else []
+
+    def put(self, namespace: KvNamespace, parent: bytes, block_hash: bytes) -> bool:
+        """Store one offered block. False if it is there already, or there is no room or no parent."""
+        digest = namespace_digest(namespace)
+        reservation = self.directory.reserve(digest + parent if parent else None, [digest + block_hash])
+        if not self.alive or reservation is None or not reservation.blocks:
+            return False
+        self.directory.store(reservation.blocks)
+        return True
+
+    def die(self) -> None:
+        self.alive = False
+
+    def restart(self) -> None:
+        """Empty."""
+        self.directory, self.alive = Directory(self.directory.total_blocks), True

@@ -1,0 +1,112 @@
+"""Published traces: Mooncake's (JSON lines) and Azure's (CSV), replayed."""
+
+import csv
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from mesh.errors import ConfigError
+from sim.asked import Asked, Prompts, with_length
+from sim.device import LONGEST_OUTPUT
+from sim.workload import WorkloadConfig
+
+# A hash id of Mooncake's traces stands for so many tokens.
+MOONCAKE_BLOCK_TOKENS = 512
+# Texts that are remembered under their hash ids.
+REMEMBERED_TEXTS = 200_000
+
+
+class TraceRow(msgspec.Struct, forbid_unknown_fields=True):
+    """One request of a trace. `timestamp` counts milliseconds."""
+
+    timestamp: float
+    input_length: int
+    output_length: int
+    hash_ids: tuple[int, ...] = ()
+
+
+def read_trace(path: Path) -> list[TraceRow]:
+    """In the order of their times, the first at 0. Raises ConfigError that names the broken line."""
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the trace {path}: {error}") from error
+    lines = text.splitlines()
+    if not lines:
+        raise ConfigError(f"the trace {path} is empty")
+    rows = _azure_rows(path, lines) if "TIMESTAMP" in lines[0] else _mooncake_rows(path, lines)
+    for number, row in rows:
+        if row.input_length < 1 or row.output_length < 1:
+            raise ConfigError(f"{path}, line {number}: lengths must be at least 1")
+    ordered = sorted((row for _, row in rows), key=lambda row: row.timestamp)
+    if not ordered:
+        raise ConfigError(f"the trace {path} has no request")
+    first = ordered[0].timestamp
+    return [msgspec.structs.replace(row, timestamp=row.timestamp - first) for row in ordered]
+
+
+class TraceWorkload:
+    """A trace's requests. Equal hash ids are equal texts; tokens without one are fresh."""
+
+    def __init__(self, config: WorkloadConfig) -> None:
+        assert config.trace is not None
+        self._config = config
+        self._rows = read_trace(config.trace)
+        self._prompts = Prompts(np.random.default_rng(config.seed))
+        self._texts: dict[int, list[int]] = {}
+
+    @property
+    def longest(self) -> int:
+        return max(row.input_length + row.output_length for row in self._rows)
+
+    def __iter__(self) -> Iterator[Asked]:
+        for row in self._rows:
+            seconds = row.timestamp / 1000 / self._config.speed
+            if seconds >= self._config.seconds:
+                return
+            output = min(row.output_length, LONGEST_OUTPUT - 1)
+            yield Asked(seconds, with_length(self._text(row), output), output, self._config.max_tokens or output)
+
+    def _text(self, row: TraceRow) -> list[int]:
+        text: list[int] = []
+        for hash_id in row.hash_ids:
+            text += self._block(hash_id)
+        text = text[: row.input_length]
+        return [*text, *self._prompts.fresh(row.input_length - len(text))]
+
+    def _block(self, hash_id: int) -> list[int]:
+        found = self._texts.pop(hash_id, None) or self._prompts.fresh(MOONCAKE_BLOCK_TOKENS)
+        # The least recently used text comes first.
+        self._texts[hash_id] = found
+        if len(self._texts) > REMEMBERED_TEXTS:
+            del self._texts[next(iter(self._texts))]
+        return found
+
+
+def _mooncake_rows(path: Path, lines: list[str]) -> list[tuple[int, TraceRow]]:
+    rows = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            rows.append((number, msgspec.json.decode(line, type=TraceRow)))
+        except msgspec.DecodeError as error:
+            raise ConfigError(f"{path}, line {number}: {error}") from error
+    return rows
+
+
+def _azure_rows(path: Path, lines: list[str]) -> list[tuple[int, TraceRow]]:
+    rows = []
+    for number, row in enumerate(csv.DictReader(lines), start=2):
+        try:
+            # Seven digits of a second are more than datetime reads.
+            at = datetime.fromisoformat(row["TIMESTAMP"][:26]).timestamp() * 1000
+            rows.append((number, TraceRow(at, int(row["ContextTokens"]), int(row["GeneratedTokens"]))))
+        except (KeyError, ValueError, TypeError) as error:
+            raise ConfigError(
+                f"{path}, line {number}: expected TIMESTAMP, ContextTokens and GeneratedTokens ({error})"
+            ) from error
+    return rows

@@ -1,0 +1,342 @@
+"""A worker: a rank, and what its service does around it: admission, calls to prefill workers, reports."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+
+from decode_svc import admission as decode_admission
+from decode_svc.requests import submit_of
+from decode_svc.sessions import Backlog as DecodeBacklog
+from engine.protocol.messages import Cancel, FirstToken, LandingOpened, Output, StepResult
+from mesh.domain.outputs import FinishReason
+from mesh.domain.requests import Submission, TokenRequest
+from mesh.domain.sampling import StopConditions
+from mesh.domain.shares import Census, Share
+from mesh.domain.workers import WorkerIdentity
+from mesh.errors import EngineFailed, MeshError, PrefillLost, WorkerDraining, rebuild
+from prefill_svc import admission as prefill_admission
+from prefill_svc.jobs import Backlog as PrefillBacklog
+from prefill_svc.prompts import Prompt
+from sim.rank import SimulatedRank
+from sim.reports import StatusReporter
+from sim.timeline import Timeline
+from transfer.events import PushEnded
+
+OnOutput = Callable[[Output], None]
+OnLost = Callable[[MeshError], None]
+
+
+class MakeRank(Protocol):
+    """A new rank with an empty pool, for a process that starts."""
+
+    def __call__(self, on_news: Callable[[object], None], on_result: Callable[[StepResult], None]) -> SimulatedRank: ...
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """One request on a worker, as whoever gave it sees it."""
+
+    key: int
+    on_output: OnOutput
+    on_lost: OnLost
+    share: Share
+    submission: Submission | None = None
+    # Prompt tokens that this worker computes for it and has not computed.
+    uncomputed_tokens: int = 0
+    # On a decode worker, the prompt's computation elsewhere.
+    remote: "RemotePrompt | None" = None
+    # On a prefill worker, the landing for the KV, and which of push and first token are over.
+    ticket_id: bytes = b""
+    pushed: bool = False
+    drew: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class RemotePrompt:
+    worker: "SimulatedWorker"
+    key: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """Seconds of a call from one worker to another, and whom an id names."""
+
+    seconds: float
+    worker: Callable[[str], "SimulatedWorker | None"]
+
+
+@dataclass(slots=True)
+class Tally:
+    """What one worker did, over all its lives."""
+
+    prompts: int = 0
+    output_tokens: int = 0
+    busy_seconds: float = 0.0
+    lives: int = 0
+    lived_seconds: float = 0.0
+    refused: int = 0
+
+
+class SimulatedWorker:
+    """Decode or prefill, by its identity. Between `start` and `die` or `leave` it lives."""
+
+    def __init__(
+        self,
+        timeline: Timeline,
+        identity: WorkerIdentity,
+        make_rank: MakeRank,
+        reporter: Callable[[WorkerIdentity], StatusReporter],
+        on_stored: Callable[[StepResult], None],
+        calls: Calls,
+        decode_queue: decode_admission.QueueLimits,
+        prefill_queue: prefill_admission.QueueLimits,
+    ) -> None:
+        self.identity = identity
+        self.tally = Tally()
+        self.rank: SimulatedRank | None = None
+        self.reports: StatusReporter | None = None
+        self.draining = False
+        self._timeline = timeline
+        self._make_rank = make_rank
+        self._reporter = reporter
+        self._on_stored = on_stored
+        self._calls = calls
+        self._decode_queue = decode_queue
+        self._prefill_queue = prefill_queue
+        self._jobs: dict[int, Job] = {}
+        # Prompts that are pushed, by transfer.
+        self._pushes: dict[bytes, Job] = {}
+        self._census = Census()
+        self._keys = 0
+        self._started_at = 0.0
+        self._on_idle: Callable[[], None] | None = None
+
+    @property
+    def alive(self) -> bool:
+        return self.rank is not None
+
+    @property
+    def live_jobs(self) -> int:
+        return len(self._jobs)
+
+    def start(self) -> None:
+        """A new process, with nothing in its pool."""
+        assert self.rank is None
+        self.tally.lives += 1
+        self._started_at = self._timeline.now
+        self.draining = False
+        self.identity = _reincarnated(self.identity, self.tally.lives)
+        self.rank = self._make_rank(self._on_news, self._on_result)
+        self.reports = self._reporter(self.identity)
+
+    def die(self) -> None:
+        """The process ends, with all that it held. Those who wait for it hear of it."""
+        jobs, self._jobs = self._jobs, {}
+        self._pushes.clear()
+        self._census = Census()
+        self._end_process()
+        for job in jobs.values():
+            self._drop_remote(job)
+            job.on_lost(EngineFailed(f"worker {self.identity.worker_id} died"))
+
+    def drain(self, on_idle: Callable[[], None]) -> None:
+        """Take nothing new; call `on_idle` once nothing is left, and the worker has left the mesh."""
+        self.draining, self._on_idle = True, on_idle
+        assert self.reports is not None
+        self.reports.drain()
+        self._leave_if_idle()
+
+    def freeze(self, seconds: float) -> None:
+        """The rank makes no progress for so long."""
+        assert self.rank is not None
+        self.rank.frozen_until = max(self.rank.frozen_until, self._timeline.now + seconds)
+
+    # As a decode worker.
+
+    def submit(self, submission: Submission, on_output: OnOutput, on_lost: OnLost) -> Job:
+        """Raises MeshError where the worker does not take the request."""
+        rank = self._takes()
+        queued = sum(job.uncomputed_tokens for job in self._jobs.values())
+        share = submission.request.share
+        backlog = DecodeBacklog(len(self._jobs), queued, 0, self._census.ahead(share))
+        self._counted(
+            lambda: decode_admission.admit(submission, backlog, self.identity.max_requests, self._decode_queue)
+        )
+        job = self._add(on_output, on_lost, share, submission.own_prefill_tokens)
+        job.submission = submission
+        rank.send(submit_of(submission, job.key))
+        return job
+
+    # As a prefill worker.
+
+    def compute(self, prompt: Prompt, on_output: OnOutput, on_lost: OnLost) -> Job:
+        """Raises MeshError where the worker does not take the prompt."""
+        rank = self._takes()
+        queued = sum(job.uncomputed_tokens for job in self._jobs.values())
+        share = prompt.request.share
+        backlog = PrefillBacklog(len(self._jobs), queued, self._census.ahead(share))
+        self._counted(lambda: prefill_admission.admit(prompt, backlog, self.identity.max_requests, self._prefill_queue))
+        job = self._add(on_output, on_lost, share, len(prompt.request.token_ids))
+        job.ticket_id = prompt.ticket.transfer_id
+        self._pushes[job.ticket_id] = job
+        rank.send(prompt.to_rank(job.key))
+        return job
+
+    def cancel(self, job: Job) -> None:
+        """Nobody wants its tokens any more."""
+        if job.key in self._jobs:
+            self._forget(job)
+            if self.rank is not None:
+                self.rank.send(Cancel(job.key))
+        self._leave_if_idle()
+
+    def _takes(self) -> SimulatedRank:
+        if self.rank is None:
+            raise EngineFailed(f"worker {self.identity.worker_id} is gone")
+        if self.draining:
+            raise WorkerDraining("this worker is draining: place the request on another")
+        return self.rank
+
+    def _counted(self, admit: Callable[[], None]) -> None:
+        try:
+            admit()
+        except MeshError:
+            self.tally.refused += 1
+            raise
+
+    def _add(self, on_output: OnOutput, on_lost: OnLost, share: Share, uncomputed_tokens: int) -> Job:
+        job = Job(self._keys, on_output, on_lost, share, uncomputed_tokens=uncomputed_tokens)
+        self._census.add(share)
+        self._keys += 1
+        self._jobs[job.key] = job
+        return job
+
+    def _on_result(self, result: StepResult) -> None:
+        assert self.reports is not None
+        self.reports.observe(result)
+        if result.stored_blocks:
+            self._on_stored(result)
+        for output in result.outputs:
+            job = self._jobs.get(output.key)
+            if job is not None:
+                self._on_output(job, output)
+        self._leave_if_idle()
+
+    def _on_output(self, job: Job, output: Output) -> None:
+        self.tally.output_tokens += len(output.token_ids)
+        if output.cached_tokens is not None and job.uncomputed_tokens:
+            self.tally.prompts += 1
+            job.uncomputed_tokens = 0
+        ends = output.finish is not None or output.refusal is not None
+        job.drew = True
+        # A pushed prompt ends with its push too.
+        if ends and (not job.ticket_id or job.pushed or output.refusal is not None):
+            self._forget(job)
+        if output.refusal is not None:
+            job.on_lost(rebuild(output.refusal.reason, output.refusal.message))
+        elif output.finish is not FinishReason.CANCELLED:
+            job.on_output(output)
+
+    def _on_news(self, news: object) -> None:
+        if isinstance(news, LandingOpened):
+            self._on_opened(news)
+        elif isinstance(news, PushEnded):
+            self._on_push_ended(news)
+
+    def _on_push_ended(self, ended: PushEnded) -> None:
+        job = self._pushes.get(ended.transfer_id)
+        if job is None:
+            return
+        job.pushed = True
+        if ended.error is not None:
+            self._forget(job)
+            job.on_lost(PrefillLost(f"the KV was not pushed: {ended.error}"))
+        elif job.drew:
+            self._forget(job)
+        self._leave_if_idle()
+
+    def _on_opened(self, opened: LandingOpened) -> None:
+        """Have the prompt computed by the prefill worker that its placement names."""
+        job = self._jobs.get(opened.key)
+        if job is None or job.submission is None or job.submission.prefill is None:
+            return
+        target = job.submission.prefill
+        worker = self._calls.worker(target.worker_id)
+
+        def lost(error: MeshError) -> None:
+            if job.key in self._jobs:
+                self.cancel(job)
+                job.on_lost(PrefillLost(error.message, metadata={"worker_id": target.worker_id}))
+
+        if worker is None or worker.identity.incarnation != target.incarnation:
+            lost(PrefillLost("it is gone"))
+            return
+        request = job.submission.request
+        one_token = _with_one_token(request)
+        prompt = Prompt(one_token, opened.ticket, opened.held_blocks, job.submission.store)
+        job.remote = RemotePrompt(worker)
+        self._timeline.after(self._calls.seconds, lambda: self._call(job, worker, prompt, lost))
+
+    def _call(self, job: Job, worker: "SimulatedWorker", prompt: Prompt, lost: OnLost) -> None:
+        if job.key not in self._jobs or job.remote is None:
+            return
+
+        def first_token(output: Output) -> None:
+            if job.key in self._jobs and self.rank is not None and output.token_ids:
+                cached, stored = output.cached_tokens or 0, output.store_cached_tokens or 0
+                self.rank.send(FirstToken(job.key, output.token_ids[0], None, cached, stored))
+
+        try:
+            job.remote.key = worker.compute(prompt, first_token, lost).key
+        except MeshError as error:
+            lost(error)
+
+    def _forget(self, job: Job) -> None:
+        del self._jobs[job.key]
+        self._census.remove(job.share)
+        self._pushes.pop(job.ticket_id, None)
+        self._drop_remote(job)
+
+    def _drop_remote(self, job: Job) -> None:
+        """End the call of its prompt, if there is one."""
+        remote, job.remote = job.remote, None
+        if remote is not None and remote.key is not None:
+            found = remote.worker._jobs.get(remote.key)
+            if found is not None and found.uncomputed_tokens:
+                remote.worker.cancel(found)
+
+    def _leave_if_idle(self) -> None:
+        if self.draining and not self._jobs and self._on_idle is not None and self.rank is not None:
+            assert self.reports is not None
+            self.reports.leave()
+            self._end_process()
+            on_idle, self._on_idle = self._on_idle, None
+            on_idle()
+
+    def settle(self) -> None:
+        """Count what the process that lives now did so far."""
+        if self.rank is not None:
+            self.tally.busy_seconds += self.rank.device.busy_seconds
+            self.rank.device.busy_seconds = 0.0
+            self.tally.lived_seconds += self._timeline.now - self._started_at
+            self._started_at = self._timeline.now
+
+    def _end_process(self) -> None:
+        self.settle()
+        rank, self.rank = self.rank, None
+        if rank is not None:
+            rank.die()
+        if self.reports is not None:
+            self.reports.stop()
+        self.reports = None
+
+
+def _reincarnated(identity: WorkerIdentity, life: int) -> WorkerIdentity:
+    return msgspec.structs.replace(identity, incarnation=str(life))
+
+
+def _with_one_token(request: TokenRequest) -> TokenRequest:
+    """The request as a prefill worker gets it: its first token is its last there."""
+    return msgspec.structs.replace(request, stop=StopConditions(1))

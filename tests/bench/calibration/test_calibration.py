@@ -1,0 +1,74 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from bench.calibration.fit import left_out_error, straight_line
+from bench.calibration.mesh import MeshUnderTest, costs_of_mesh
+from bench.calibration.rank import costs_of_rank
+from mesh.errors import ConfigError
+from tests.support.process_mesh import oracle_settings, process_mesh
+
+REPORT = {
+    "shape": "r1-ep8-rank",
+    "kv": "bf16",
+    "experts": "fp8",
+    "device": "a card",
+    "decode": [
+        {"requests": 8, "step_ms": 24.0, "breakdown": {"attention": 900.0}},
+        {"requests": 1, "step_ms": 12.0, "breakdown": {}},
+        {"requests": 64, "step_ms": 34.0, "breakdown": {"attention": 7000.0}},
+    ],
+    "prefill": {"tokens_per_second": 10_000.0, "breakdown": {"attention": 350.0}},
+}
+
+
+def saved(path: Path, **changes: object) -> Path:
+    path.write_text(json.dumps({**REPORT, **changes}))
+    return path
+
+
+def test_the_steps_of_a_rank_become_points(tmp_path: Path) -> None:
+    file = costs_of_rank(saved(tmp_path / "rank.json"))
+    assert file.costs.decode_steps == ((1.0, 12.0), (8.0, 24.0), (64.0, 34.0))
+    # 7 ms of attention over 64 x 3,500 tokens.
+    assert file.costs.decode_context_ms == pytest.approx(7 / 0.224)
+    assert file.layout == "r1-ep8-rank"
+
+
+def test_a_prompt_takes_what_the_rank_measured(tmp_path: Path) -> None:
+    costs = costs_of_rank(saved(tmp_path / "rank.json")).costs
+    assert costs.prefill_ms(3500) == pytest.approx(350.0)
+    assert costs.prefill_ms(7000) > 700.0
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [("{", "no report"), ('{"decode": []}', "no report"), (json.dumps({**REPORT, "decode": []}), "no decode steps")],
+)
+def test_what_is_no_report_of_a_rank_is_refused(tmp_path: Path, content: str, told: str) -> None:
+    path = tmp_path / "rank.json"
+    path.write_text(content)
+    with pytest.raises(ConfigError, match=told):
+        costs_of_rank(path)
+
+
+def test_the_error_is_the_worst_of_points_that_are_left_out() -> None:
+    assert left_out_error([(1, 10), (2, 20)]) is None
+    assert left_out_error([(1, 10), (2, 20), (3, 30)]) == pytest.approx(0.0)
+    assert left_out_error([(1, 10), (2, 40), (3, 30)]) == pytest.approx(0.5)
+
+
+def test_a_straight_line_goes_through_its_points() -> None:
+    assert straight_line([(100, 25), (200, 45), (400, 85)]) == pytest.approx((5.0, 0.2))
+
+
+@pytest.mark.check("fidelity")
+async def test_a_running_mesh_tells_its_pace() -> None:
+    settings = oracle_settings(**{"oracle.step_ms": 40, "oracle.prefill_tokens_per_second": 4000})
+    async with process_mesh(settings=settings) as mesh:
+        under_test = MeshUnderTest(mesh.grpc_endpoint, 1, widths=(1, 2), prompts=(256, 2048))
+        costs = (await costs_of_mesh(under_test, lambda line: None)).costs
+    # Never quicker than its pace; how much slower depends on the machine.
+    assert costs.decode_ms(1) > 39
+    assert 1000 < costs.prefill_tokens_per_second < 6000

@@ -1,0 +1,153 @@
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mesh.domain.workers import WorkerRole
+from sim.fleet import FleetConfig
+from tests.support.simulation import make_fleet, make_workload, ran
+
+PAIRS = {"prefill": {"replicas": 2}, "decode": {"replicas": 2}}
+
+
+def test_a_lone_request_takes_what_its_cost_model_says() -> None:
+    workload = make_workload(arrivals={"kind": "steady", "per_second": 0.1}, seconds=11, output={"mean": 11})
+    _, result = ran(make_fleet(), workload)
+    assert result.summary.ttft_ms is not None and result.summary.tpot_ms is not None
+    # 300 tokens at 5,000 a second, then ten steps of 20 ms.
+    assert result.summary.ttft_ms.p50 == pytest.approx(60.0)
+    assert result.summary.tpot_ms.p50 == pytest.approx(20.0)
+
+
+def test_a_pushed_prompt_takes_the_calls_and_the_push_too() -> None:
+    fleet = make_fleet(**PAIRS, scheduler={"placement": {"short_prompt_tokens": 0}})
+    workload = make_workload(
+        arrivals={"kind": "steady", "per_second": 0.1}, seconds=11, output={"mean": 11}, prompt={"mean": 640}
+    )
+    mesh, result = ran(fleet, workload)
+    assert mesh.ended[0].prefill_id is not None
+    record = result.summary
+    assert record.latency_ms is not None
+    # The first token overtakes the KV: prompt, calls, 10 blocks of 4.5 MB at 2 GB/s, ten steps.
+    assert record.latency_ms.p50 == pytest.approx(128 + 5 + 22.5 + 10 * 20, abs=1.0)
+
+
+def test_prompts_that_share_a_prefix_are_computed_once() -> None:
+    workload = make_workload(prefixes=1, prefix_tokens=256)
+    _, result = ran(make_fleet(), workload)
+    assert result.cache.worker == 256 * (result.summary.requests - 1)
+
+
+def test_a_turn_finds_what_was_said_before() -> None:
+    workload = make_workload(0.2, turns=2, think_seconds=1.0, prompt={"mean": 640}, output={"mean": 64})
+    mesh, _ = ran(make_fleet(), workload)
+    first, second = mesh.ended[:2]
+    assert len(second.asked.token_ids) == len(first.asked.token_ids) + 64 + 640
+    # All full blocks of the first turn but the one that its last token, never computed, belongs to.
+    assert second.cached_tokens == 640
+
+
+def test_a_store_keeps_what_workers_forget() -> None:
+    fleet = make_fleet(
+        decode={"replicas": 1, "total_blocks": 40, "max_requests": 2}, stores={"replicas": 1, "total_blocks": 10_000}
+    )
+    _, result = ran(fleet, make_workload(1.0, prefixes=8, prefix_tokens=512, prompt={"mean": 600}, seconds=60))
+    assert result.cache.store > 0
+
+
+def test_tenants_share_no_prefix() -> None:
+    tenants = [{"name": "a"}, {"name": "b"}]
+    _, alone = ran(make_fleet(), make_workload(prefixes=1, prefix_tokens=256))
+    _, apart = ran(make_fleet(), make_workload(prefixes=1, prefix_tokens=256, tenants=tenants))
+    assert apart.cache.worker == alone.cache.worker - 256
+
+
+FAULTS = [
+    {"kind": "die", "role": "prefill", "at": 3},
+    {"kind": "die", "role": "decode", "at": 5},
+    {"kind": "freeze", "role": "decode", "at": 9, "seconds": 2},
+    {"kind": "freeze", "role": "prefill", "at": 12, "seconds": 30},
+    {"kind": "slow_link", "role": "prefill", "at": 2, "seconds": 5},
+    {"kind": "slow_steps", "role": "decode", "at": 2, "seconds": 5},
+    {"kind": "upgrade", "role": "decode", "at": 15},
+]
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: f"{fault['kind']}-{fault['role']}")
+def test_no_request_is_lost_where_a_fault_hits_one_of_several(fault: dict[str, Any]) -> None:
+    fleet = make_fleet(
+        prefill={"replicas": 2}, decode={"replicas": 3}, stores={"replicas": 1}, faults=[fault], costs=None
+    )
+    mesh, result = ran(fleet, make_workload(10.0, output={"mean": 40, "kind": "exponential"}))
+    assert mesh.faults.happened == 1
+    assert result.summary.completed == result.summary.requests
+
+
+@given(st.data())
+@settings(max_examples=15, deadline=None)
+def test_whatever_happens_every_request_ends_once_and_every_block_returns(data: st.DataObject) -> None:
+    faults = data.draw(st.lists(st.sampled_from(FAULTS), max_size=4))
+    fleet = make_fleet(
+        prefill={"replicas": data.draw(st.integers(0, 2)), "total_blocks": 200},
+        decode={"replicas": data.draw(st.integers(1, 3)), "total_blocks": 200, "max_requests": 4},
+        stores={"replicas": data.draw(st.integers(0, 1)), "total_blocks": 300},
+        autoscale=data.draw(st.booleans()),
+        faults=faults,
+    )
+    workload = make_workload(
+        data.draw(st.floats(0.5, 30)),
+        seconds=10,
+        seed=data.draw(st.integers(0, 99)),
+        prefixes=3,
+        prefix_tokens=128,
+        turns=data.draw(st.integers(1, 2)),
+        think_seconds=1,
+        max_tokens=data.draw(st.sampled_from([None, 500])),
+    )
+    # It raises if a request or a block was lost.
+    ran(fleet, workload)
+
+
+PROGRAM = """
+from tests.support.simulation import make_fleet, make_workload, ran
+from sim.report import save
+from sim.sweep import Point
+from pathlib import Path
+import sys
+fleet = make_fleet(prefill={"replicas": 1}, decode={"replicas": 2}, stores={"replicas": 1},
+    faults=[{"kind": "die", "role": "decode", "per_hour": 100}])
+_, result = ran(fleet, make_workload(prefixes=4, prefix_tokens=128, output={"mean": 30, "kind": "lognormal"}))
+save([Point((), result)], Path(sys.argv[1]))
+"""
+
+
+def test_equal_seeds_give_equal_bytes_in_any_process(tmp_path: Any) -> None:
+    for name, hash_seed in (("a", "1"), ("b", "2")):
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+        subprocess.run([sys.executable, "-c", PROGRAM, str(tmp_path / name)], env=environment, check=True, timeout=100)
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+
+def test_another_seed_gives_another_course() -> None:
+    first, second = (ran(make_fleet(), make_workload(seed=seed))[1] for seed in (1, 2))
+    assert first.events != second.events
+
+
+def test_the_fleet_grows_with_its_load_and_shrinks_after_it() -> None:
+    scaling = {"scale_in_seconds": 20, "period_seconds": 1}
+    fleet = FleetConfig.model_validate(
+        {
+            "decode": {"replicas": 1, "max_requests": 4},
+            "autoscale": True,
+            "scheduler": {"scaling": scaling, "placement": {"queue_requests": 64}},
+        }
+    )
+    arrivals = {"per_second": 8.0, "day_seconds": 240.0, "night": 0.02}
+    mesh, _ = ran(fleet, make_workload(arrivals=arrivals, seconds=240, output={"mean": 40}))
+    counts = [count for _, count in mesh.lifecycle.replicas[WorkerRole.DECODE]]
+    assert max(counts) >= 3
+    assert counts[-1] < max(counts)
