@@ -53,6 +53,12 @@ def up(
     tp: Annotated[int | None, typer.Option(min=1, help="Ranks that compute a request together.")] = None,
     dp: Annotated[int | None, typer.Option(min=1, help="Groups of ranks with requests of their own.")] = None,
     ep: Annotated[int | None, typer.Option(min=1, help="Parts of the routed experts; by default one a rank.")] = None,
+    scheduler: Annotated[
+        int, typer.Option(min=1, max=8, help="Schedulers: the mesh goes on while one of them does.")
+    ] = 1,
+    gateway: Annotated[
+        int, typer.Option(min=1, max=8, help="Gateways; each listens 10 ports above the one before it.")
+    ] = 1,
     http_port: Annotated[int, typer.Option(min=1, max=65535, help="OpenAI HTTP.")] = HTTP_PORT,
     grpc_port: Annotated[int, typer.Option(min=1, max=65535, help="The gateway's gRPC.")] = GRPC_PORT,
     scheduler_port: Annotated[int, typer.Option(min=1, max=65535, help="For deepmesh status.")] = SCHEDULER_PORT,
@@ -79,7 +85,7 @@ def up(
     memory. CUDA_VISIBLE_DEVICES names those to use; --set decode.engine.device=cpu leaves them to others.
 
     A process that dies is started again after 0.5 s, then after ever longer. The mesh stops when one cannot be kept
-    running; prefill workers, stores, and a decode worker while another serves may be given up.
+    running; prefill workers, stores, and a decode worker, scheduler or gateway while another serves may be given up.
     """
     asked = tuple(settings or ())
     roles = ("decode", "prefill") if prefill else ("decode",)
@@ -100,6 +106,8 @@ def up(
         host,
         metrics_port or None,
         {key: value for key, value in parallel.items() if value is not None},
+        tuple(free_port() for _ in range(scheduler - 1)),
+        gateway,
     )
     specs = compose(plan)
     keys = gateway_keys(gateway_config(check_settings(specs)))
@@ -140,7 +148,9 @@ async def _serve(
         await until_served(f"{plan.gateway_host}:{plan.grpc_port}", plan.decode_workers, channels, api_key=api_key)
     if not keys.wanted and not is_loopback(plan.host):
         printer(NAME, f"{plan.host} is open to others, who need no key: --set 'gateway.api_keys=[...]' asks for one")
-    printer(
-        NAME, f"ready: OpenAI http://{plan.host}:{plan.http_port}/v1  gRPC {plan.host}:{plan.grpc_port}  Ctrl-C stops"
+    served = "  ".join(
+        f"OpenAI http://{plan.host}:{http_port}/v1  gRPC {plan.host}:{grpc_port}"
+        for http_port, grpc_port in plan.gateway_ports
     )
+    printer(NAME, f"ready: {served}  Ctrl-C stops")
     await supervisor.until_failure()

@@ -12,6 +12,7 @@ from decode_svc.registered import RegisteredPrefills
 from decode_svc.registry_link import RegistryLink
 from decode_svc.service import DecodeServicer
 from decode_svc.worker import DecodeWorker
+from mesh.addresses import split_addresses
 from mesh.channel import service_channels
 from mesh.identity import Role
 from mesh.launch import launch
@@ -32,12 +33,14 @@ async def serve(config: DecodeConfig) -> None:
     registration = Registration(add, servicer, SERVICE, ("Attach",), SERVES)
     async with MeshServer(config.server, "decode", [registration], server_tls(config.security.tls)) as server:
         worker = await DecodeWorker.start(config, server.endpoint, prefill_link, channels)
-        watching = asyncio.create_task(RegistryLink(config.scheduler, channels, registered).run())
+        links = [RegistryLink(each, channels, registered) for each in split_addresses(config.scheduler)]
+        watching = [asyncio.create_task(link.run()) for link in links]
         try:
             servicer.open(worker)
             await serve_worker(worker, server, config, channels)
         finally:
-            watching.cancel()
+            for task in watching:
+                task.cancel()
             await prefill_link.close()
             await worker.host.close()
 

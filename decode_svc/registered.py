@@ -11,27 +11,27 @@ NEWS_SECONDS = 1.0
 
 
 class RegisteredPrefills:
-    """`replace` tells it the registry as it is now. Without a scheduler the last one holds.
+    """`replace` tells it a scheduler's registry as it is now. Without a scheduler the last one holds.
 
     A worker that is no longer listed stays known for one lease: a scheduler that was just started lists nobody.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        # Endpoints by worker id.
-        self._listed: Mapping[str, str] = {}
+        # By scheduler: endpoints by worker id.
+        self._listed: dict[str, Mapping[str, str]] = {}
         # Those that left, each with the time until which it is known.
         self._left: dict[str, tuple[str, float]] = {}
         self._changed = asyncio.Event()
 
-    def replace(self, endpoints: Mapping[str, str], lease_seconds: float) -> None:
-        """The endpoints of all prefill workers of the registry, by worker id."""
-        now = self._clock()
-        gone = {name: (endpoint, now + lease_seconds) for name, endpoint in self._listed.items()}
+    def replace(self, endpoints: Mapping[str, str], lease_seconds: float, scheduler: str = "") -> None:
+        """The endpoints of all prefill workers of that scheduler's registry, by worker id."""
+        now, listed = self._clock(), self._listed.get(scheduler, {})
+        gone = {name: (endpoint, now + lease_seconds) for name, endpoint in listed.items()}
         self._left = {
             name: left for name, left in {**self._left, **gone}.items() if name not in endpoints and left[1] > now
         }
-        self._listed = endpoints
+        self._listed[scheduler] = endpoints
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -45,7 +45,8 @@ class RegisteredPrefills:
             raise PermissionDenied(f"the scheduler knows no prefill worker of that id at {target.endpoint}") from None
 
     def _knows(self, target: WorkerTarget) -> bool:
-        if target.worker_id in self._listed:
-            return self._listed[target.worker_id] == target.endpoint
+        listed = [each[target.worker_id] for each in self._listed.values() if target.worker_id in each]
+        if listed:
+            return target.endpoint in listed
         endpoint, until = self._left.get(target.worker_id, ("", 0.0))
         return endpoint == target.endpoint and until > self._clock()

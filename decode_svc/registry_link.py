@@ -39,7 +39,9 @@ class RegistryLink:
             # gRPC gives None for a message that it cannot parse.
             while isinstance(response := await call.read(), scheduler_pb2.WatchWorkersResponse):
                 self._backoff.succeeded()
-                self._registered.replace(_prefill_endpoints(response), response.lease.ToMilliseconds() / 1000)
+                self._registered.replace(
+                    _prefill_endpoints(response), response.lease.ToMilliseconds() / 1000, self._endpoint
+                )
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error) from error
         finally:

@@ -15,7 +15,7 @@ from decode_svc.session import Attachment, Session
 from engine.protocol.messages import Output, StepResult
 from mesh.domain.requests import Submission
 from mesh.domain.shares import Share
-from mesh.errors import DeadlineExceeded, EngineFailed, MeshError, Overloaded, UnknownRequest
+from mesh.errors import DeadlineExceeded, EngineFailed, LeaseConflict, MeshError, Overloaded, UnknownRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +87,17 @@ class Sessions:
     def attach(self, gateway_id: str, incarnation: str, resume: Mapping[int, int]) -> Attachment:
         """Begin a stream. `resume` gives, by stream id, the position of the first token that the gateway lacks.
 
-        Raises Overloaded if there are too many gateways, or too many requests to resume.
+        Raises Overloaded if there are too many gateways, or too many requests to resume, and LeaseConflict if another
+        process of that id has a stream: two live gateways would cancel one another's requests for ever.
         """
         if len(resume) > self._limits.requests:
             raise Overloaded(f"at most {self._limits.requests} requests can be resumed")
         session = self._sessions.get(gateway_id)
         if session is not None and session.incarnation != incarnation:
+            if session.attachment is not None:
+                raise LeaseConflict(
+                    f"another live gateway has the id {gateway_id!r}: give each gateway its own gateway_id"
+                )
             self._drop_session(session)
             session = None
         if session is None:

@@ -6,6 +6,7 @@ from typing import Literal, Self
 
 from pydantic import Field, SecretStr, model_validator
 
+from mesh.addresses import split_addresses
 from mesh.config import Config, ServiceConfig
 from mesh.domain.shares import MAX_WEIGHT, MIN_WEIGHT
 
@@ -143,7 +144,9 @@ class GatewayConfig(ServiceConfig):
     gateway_id: str | None = None
     """Identifies this gateway to workers, across its restarts; by default the host's name and server.port."""
     scheduler: str
-    """host:port of the scheduler; there is no default, as for workers."""
+    """host:port of the scheduler; there is no default, as for workers. Several are separated by commas: the gateway
+    uses whichever answers.
+    """
     models: tuple[ModelConfig, ...] = ()
     api_keys: tuple[ApiKeyConfig, ...] = ()
     """If there are any, every call needs one."""
@@ -157,7 +160,7 @@ class GatewayConfig(ServiceConfig):
     @property
     def internal_addresses(self) -> tuple[str, ...]:
         # What it listens on is for clients.
-        return (self.scheduler,)
+        return split_addresses(self.scheduler)
 
     @model_validator(mode="after")
     def _names_are_unique(self) -> Self:

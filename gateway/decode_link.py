@@ -20,7 +20,7 @@ from gateway.placement import Placement
 from mesh.channel import Channels
 from mesh.domain import wire as domain_wire
 from mesh.domain.targets import WorkerTarget
-from mesh.errors import InvalidRequest, MeshError, Retry, ShuttingDown, WorkerLost
+from mesh.errors import InvalidRequest, LeaseConflict, MeshError, Retry, ShuttingDown, WorkerLost
 from mesh.failures import from_failure, from_rpc_error
 from mesh.identity import Role
 from mesh.metrics import GATEWAY_WORKER_LINKS
@@ -228,6 +228,7 @@ class DecodeLink:
         # The worker will not take the next stream either; anything else may have been the connection's fault.
         if isinstance(error, ShuttingDown | InvalidRequest):
             self.lose(error.message)
+        level = logging.WARNING if isinstance(error, LeaseConflict) else level
         _log.log(level, "stream broke", extra={"fields": {"worker": self.target.worker_id, "why": error.message}})
 
     async def _write_all(self, call: AttachCall) -> None:

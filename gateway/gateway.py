@@ -18,9 +18,10 @@ from gateway.dispatcher import Dispatcher
 from gateway.intake import Ask, Intake
 from gateway.live import LiveGeneration
 from gateway.quotas import Quotas
-from gateway.scheduler_link import SchedulerLink
+from gateway.schedulers import Schedulers
 from gateway.tenants import Tenant, Tenants
 from gateway.workers import Directory
+from mesh.addresses import split_addresses
 from mesh.channel import Channels
 from mesh.errors import DeadlineExceeded
 from mesh.observe import span
@@ -49,22 +50,21 @@ class Gateway:
         self.links = DecodeLinks(_identity(config), config.dispatch, channels, clock)
         self._changed = asyncio.Event()
         self._leaving = False
-        self._scheduler = SchedulerLink(
-            config.scheduler,
+        self._schedulers = Schedulers(
+            split_addresses(config.scheduler),
             channels,
             self.directory,
-            config.dispatch.answer_seconds,
-            config.dispatch.place_seconds,
+            config.dispatch,
             self.links.live_streams,
             self._on_change,
             clock,
         )
-        self.dispatcher = Dispatcher(self._scheduler, self.links, config.dispatch, config.limits)
+        self.dispatcher = Dispatcher(self._schedulers, self.links, config.dispatch, config.limits)
         self._clock = clock
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Self:
-        self._tasks = [asyncio.create_task(self._scheduler.run()), asyncio.create_task(self.dispatcher.sweep())]
+        self._tasks = [asyncio.create_task(self._schedulers.run()), asyncio.create_task(self.dispatcher.sweep())]
         return self
 
     async def __aexit__(

@@ -14,6 +14,11 @@ def host_of(address: str) -> str:
     return address if colon and address.count(":") > 1 else host
 
 
+def split_addresses(addresses: str) -> tuple[str, ...]:
+    """Those of a list that is separated by commas."""
+    return tuple(address.strip() for address in addresses.split(","))
+
+
 def is_loopback(address: str) -> bool:
     """Whether only this machine can reach the address. A name other than localhost counts as reachable by others."""
     host = host_of(address)

@@ -279,7 +279,7 @@ class DeadlineExceeded(MeshError):
 
 
 class LeaseConflict(MeshError):
-    """Another live process holds that worker id."""
+    """Another live process holds that id."""
 
     code = StatusCode.FAILED_PRECONDITION
     reason = "LEASE_CONFLICT"

@@ -3,6 +3,7 @@
 from pydantic import Field
 
 from engine.config import EngineConfig
+from mesh.addresses import split_addresses
 from mesh.config import ServiceConfig
 
 
@@ -12,7 +13,7 @@ class WorkerConfig(ServiceConfig):
     engine: EngineConfig
     scheduler: str
     """host:port of the scheduler. There is no default: a worker must never join a mesh that it was not told of. While
-    the scheduler is away the worker serves those who know it.
+    the scheduler is away the worker serves those who know it. Several are separated by commas: it reports to each.
     """
     worker_id: str | None = Field(default=None, min_length=1, max_length=256)
     """Unique in the mesh and stable across restarts; by default host:port."""
@@ -23,7 +24,7 @@ class WorkerConfig(ServiceConfig):
 
     @property
     def internal_addresses(self) -> tuple[str, ...]:
-        return (self.server.host, self.scheduler, *self.stores)
+        return (self.server.host, *split_addresses(self.scheduler), *self.stores)
 
     @property
     def rank_engine(self) -> EngineConfig:

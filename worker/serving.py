@@ -4,6 +4,7 @@ import asyncio
 import logging
 from typing import Protocol
 
+from mesh.addresses import split_addresses
 from mesh.channel import Channels
 from mesh.server import MeshServer
 from worker.config import WorkerConfig
@@ -34,9 +35,9 @@ class Worker(Protocol):
 async def serve_worker(worker: Worker, server: MeshServer, config: WorkerConfig, channels: Channels) -> None:
     """Run a loaded worker until a signal. Raises EngineFailed if one of its ranks dies before."""
     identity = worker.host.identity
-    link = StatusLink(config.scheduler, identity, worker.host.report, config.status_interval_seconds, channels)
+    links = _status_links(worker.host, config, channels)
     running = asyncio.create_task(worker.run())
-    reporting = asyncio.create_task(link.run())
+    reporting = [asyncio.create_task(link.run()) for link in links]
     signalled = asyncio.create_task(server.until_signal())
     await server.ready()
     log.info("worker ready", extra={"fields": {"id": identity.worker_id, "endpoint": identity.endpoint}})
@@ -44,10 +45,21 @@ async def serve_worker(worker: Worker, server: MeshServer, config: WorkerConfig,
     log.info("worker stops", extra={"fields": {"live_requests": worker.live_requests}})
     await server.drain()
     await worker.drain(config.server.drain_seconds)
-    await link.drain_reported(FAREWELL_SECONDS)
-    await link.leave(FAREWELL_SECONDS)
-    reporting.cancel()
+    await asyncio.gather(*(link.drain_reported(FAREWELL_SECONDS) for link in links))
+    await asyncio.gather(*(link.leave(FAREWELL_SECONDS) for link in links))
+    for task in reporting:
+        task.cancel()
     if running.done():
         # Raises what ended the worker, if that was not the signal.
         running.result()
     running.cancel()
+
+
+def _status_links(host: RankHost, config: WorkerConfig, channels: Channels) -> list[StatusLink]:
+    """One to each scheduler."""
+    first, *others = split_addresses(config.scheduler)
+    reports = [(first, host.report), *((endpoint, host.report.follower()) for endpoint in others)]
+    return [
+        StatusLink(endpoint, host.identity, report, config.status_interval_seconds, channels)
+        for endpoint, report in reports
+    ]

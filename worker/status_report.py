@@ -1,7 +1,7 @@
 """What a worker reports to the scheduler: its state, its load, and the blocks that came and went since the last one."""
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -46,6 +46,17 @@ class StatusReport:
         self._changes: dict[bytes, int] = {}
         self._changed = asyncio.Event()
         self._leaving = False
+        self._followers: list[StatusReport] = []
+
+    def follower(self) -> "StatusReport":
+        """Another reader of the same, since each scheduler is told what changed since its own last report."""
+        follower = StatusReport(0)
+        follower._load, follower._transfers, follower._state = self._load, self._transfers, self._state
+        follower._ranks = self._ranks
+        for block_hash, holders in self._holders.items():
+            follower._hold(block_hash, holders)
+        self._followers.append(follower)
+        return follower
 
     @property
     def load(self) -> WorkerLoad:
@@ -58,8 +69,8 @@ class StatusReport:
     def observe(
         self,
         load: WorkerLoad,
-        stored: Iterable[bytes],
-        removed: Iterable[bytes],
+        stored: Collection[bytes],
+        removed: Collection[bytes],
         transfers: TransferCounters | None = None,
         rank: int = 0,
         ranks: Sequence[RankStatus] = (),
@@ -76,6 +87,8 @@ class StatusReport:
         for block_hash in stored:
             self._hold(block_hash, self._holders.get(block_hash, 0) | 1 << rank)
         self._changed.set()
+        for follower in self._followers:
+            follower.observe(load, stored, removed, transfers, rank, ranks)
 
     def drain(self) -> None:
         """The worker takes nothing new from now on."""
@@ -132,6 +145,8 @@ class StatusReport:
         if state is not self._state:
             self._state = state
             self._changed.set()
+        for follower in self._followers:
+            follower._set_state(state)
 
     def _hold(self, block_hash: bytes, holders: int) -> None:
         before = self._holders.get(block_hash, 0)

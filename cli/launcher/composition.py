@@ -19,6 +19,10 @@ SCHEDULER_PORT = 8002
 METRICS_PORT = 9001
 # How far a service's first metrics port lies behind the gateway's.
 METRICS_OFFSETS: Mapping[str, int] = {"gateway": 0, "scheduler": 1, "kvstore": 10, "prefill": 100, "decode": 200}
+# The same of the second gateway and scheduler.
+MORE_METRICS_OFFSETS: Mapping[str, int] = {"gateway": 30, "scheduler": 40}
+# How far the ports of the second gateway lie behind those of the first.
+MORE_PORTS_OFFSET = 10
 # Prefix of a key on the command line -> module that runs it.
 MODULES: Mapping[str, str] = {
     "scheduler": "scheduler",
@@ -99,6 +103,19 @@ class MeshPlan:
     metrics_port: int | None = None
     # Of engine.parallel, for workers of both roles: ranks, tp, dp, ep.
     parallel: Mapping[str, int] = field(default_factory=dict)
+    # Ports of schedulers beside the first.
+    more_scheduler_ports: tuple[int, ...] = ()
+    gateways: int = 1
+
+    @property
+    def scheduler_endpoints(self) -> list[str]:
+        return [f"{HOST}:{port}" for port in (self.scheduler_port, *self.more_scheduler_ports)]
+
+    @property
+    def gateway_ports(self) -> list[tuple[int, int]]:
+        """HTTP and gRPC of each gateway."""
+        offsets = [number * MORE_PORTS_OFFSET for number in range(self.gateways)]
+        return [(self.http_port + offset, self.grpc_port + offset) for offset in offsets]
 
     @property
     def workers(self) -> int:
@@ -123,8 +140,6 @@ def compose(plan: MeshPlan, cpu_count: int | None = None) -> list[ServiceSpec]:
     asked = split_settings(plan.settings)
     gpus = _assign_gpus(plan, asked)
     stores = _stores_setting(plan)
-    scheduler = (*stores, *asked["scheduler"])
-    gateway = (*_gateway_settings(plan), *asked["gateway"])
     common = (*_worker_settings(plan, asked, cpu_count or os.cpu_count() or 1), *stores)
 
     def workers(service: str, count: int) -> list[ServiceSpec]:
@@ -134,11 +149,11 @@ def compose(plan: MeshPlan, cpu_count: int | None = None) -> list[ServiceSpec]:
         ]
 
     specs = [
-        ServiceSpec("scheduler", MODULES["scheduler"], plan.scheduler_port, scheduler, READY_SECONDS),
+        *_schedulers(plan, (*stores, *asked["scheduler"])),
         *(_store(number, port, asked["kvstore"]) for number, port in enumerate(plan.store_ports)),
         *workers("prefill", plan.prefill_workers),
         *workers("decode", plan.decode_workers),
-        ServiceSpec("gateway", MODULES["gateway"], plan.grpc_port, gateway, READY_SECONDS, host=plan.gateway_host),
+        *_gateways(plan, asked["gateway"]),
     ]
     return [replace(spec, metrics_port=_metrics_port(plan, spec.name)) for spec in specs]
 
@@ -166,6 +181,33 @@ def split_settings(settings: Sequence[str]) -> dict[str, list[str]]:
     return split
 
 
+def _schedulers(plan: MeshPlan, settings: tuple[str, ...]) -> list[ServiceSpec]:
+    ports = (plan.scheduler_port, *plan.more_scheduler_ports)
+    several = len(ports) > 1
+    return [
+        ServiceSpec(_numbered("scheduler", number), MODULES["scheduler"], port, settings, READY_SECONDS, several)
+        for number, port in enumerate(ports)
+    ]
+
+
+def _gateways(plan: MeshPlan, asked: Sequence[str]) -> list[ServiceSpec]:
+    specs = []
+    for number, (http_port, grpc_port) in enumerate(plan.gateway_ports):
+        name, several = _numbered("gateway", number), plan.gateways > 1
+        settings = (f"gateway_id={name}", *_gateway_settings(plan, http_port), *asked)
+        specs.append(
+            ServiceSpec(
+                name, MODULES["gateway"], grpc_port, settings, READY_SECONDS, worker=several, host=plan.gateway_host
+            )
+        )
+    return specs
+
+
+def _numbered(service: str, number: int) -> str:
+    """The first keeps the service's name."""
+    return f"{service}-{number}" if number else service
+
+
 def _is_secret(setting: str) -> bool:
     return any(word in setting for word in SECRETS)
 
@@ -173,7 +215,10 @@ def _is_secret(setting: str) -> bool:
 def _metrics_port(plan: MeshPlan, name: str) -> int:
     """0 if any will do."""
     service, _, number = name.partition("-")
-    return 0 if plan.metrics_port is None else plan.metrics_port + METRICS_OFFSETS[service] + int(number or 0)
+    if plan.metrics_port is None:
+        return 0
+    offsets = MORE_METRICS_OFFSETS if number and service in MORE_METRICS_OFFSETS else METRICS_OFFSETS
+    return plan.metrics_port + offsets[service] + int(number or 0)
 
 
 def _device(gpu: Gpu | None) -> str:
@@ -239,10 +284,10 @@ def _stores_setting(plan: MeshPlan) -> list[str]:
     return ["stores=" + json.dumps(plan.store_endpoints)] if plan.store_ports else []
 
 
-def _gateway_settings(plan: MeshPlan) -> list[str]:
+def _gateway_settings(plan: MeshPlan, http_port: int) -> list[str]:
     # Nobody balances over this gateway, and who stops the mesh does not wait for answers.
     stopping = ["balancer_seconds=0", "server.drain_seconds=1"]
-    settings = [f"http.port={plan.http_port}", f"scheduler={HOST}:{plan.scheduler_port}", *stopping]
+    settings = [f"http.port={http_port}", f"scheduler={','.join(plan.scheduler_endpoints)}", *stopping]
     if plan.host != HOST:
         settings += [f"http.host={plan.host}", f"server.host={plan.host}", f"server.metrics_host={HOST}"]
     if plan.model_dir is not None:
@@ -252,7 +297,7 @@ def _gateway_settings(plan: MeshPlan) -> list[str]:
 
 
 def _worker_settings(plan: MeshPlan, asked: Mapping[str, Sequence[str]], cpu_count: int) -> list[str]:
-    settings = [f"scheduler={HOST}:{plan.scheduler_port}"]
+    settings = [f"scheduler={','.join(plan.scheduler_endpoints)}"]
     if plan.model_dir is not None:
         settings.append("engine.model_dir=" + json.dumps(str(plan.model_dir.resolve())))
     settings += [f"{PARALLEL}.{key}={value}" for key, value in plan.parallel.items()]

@@ -19,7 +19,8 @@ def check_plan(plan: MeshPlan) -> None:
     if plan.model_dir is not None:
         check_model_dir(plan.model_dir)
     check_transfers(plan)
-    check_ports({"--http-port": plan.http_port, "--grpc-port": plan.grpc_port}, plan.host)
+    for http_port, grpc_port in plan.gateway_ports:
+        check_ports({"--http-port": http_port, "--grpc-port": grpc_port}, plan.host)
     check_ports({"--scheduler-port": plan.scheduler_port})
     if plan.scheduler_port in (plan.http_port, plan.grpc_port):
         raise ConfigError("--http-port, --grpc-port, --scheduler-port: give three different ports")

@@ -60,3 +60,10 @@ async def test_a_worker_that_left_is_known_for_a_lease_more() -> None:
     clock.now += 1
     with pytest.raises(PermissionDenied):
         await prefills.check(TARGET)
+
+
+async def test_a_worker_that_one_of_two_schedulers_lists_is_called() -> None:
+    prefills = RegisteredPrefills(ManualClock())
+    prefills.replace({"prefill-1": TARGET.endpoint}, LEASE_SECONDS, "first")
+    prefills.replace({}, LEASE_SECONDS, "second")
+    await prefills.check(TARGET)

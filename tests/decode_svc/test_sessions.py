@@ -13,6 +13,7 @@ from mesh.errors import (
     DeadlineExceeded,
     EngineFailed,
     InvalidRequest,
+    LeaseConflict,
     MeshError,
     NamespaceMismatch,
     Overloaded,
@@ -250,11 +251,20 @@ async def test_a_new_incarnation_cancels_what_the_old_one_ran() -> None:
     sessions, rank, _ = make_sessions()
     old = attach(sessions, incarnation="old")
     sessions.submit(old, make_submission())
+    sessions.detach(old)
     attach(sessions, incarnation="new")
     assert rank.cancelled == [0]
     assert sessions.kept_requests == 0
-    with pytest.raises(StreamReplaced):
-        await old.next_frame()
+
+
+async def test_a_second_live_gateway_of_the_same_id_is_refused_and_the_first_goes_on() -> None:
+    sessions, rank, _ = make_sessions()
+    first = attach(sessions, incarnation="first")
+    sessions.submit(first, make_submission(1))
+    with pytest.raises(LeaseConflict, match="its own gateway_id"):
+        attach(sessions, incarnation="second")
+    sessions.on_step(rank.step(rank.output(0)))
+    assert await taken(first) == {1: (3, [0], None)}
 
 
 async def test_requests_outlive_a_broken_stream_by_the_grace_and_no_longer() -> None:

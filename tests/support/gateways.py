@@ -59,7 +59,10 @@ class Mesh:
 
 @asynccontextmanager
 async def running_mesh(
-    *workers: FakeDecodeWorker, texts: dict[str, ModelText] | None = None, **settings: Any
+    *workers: FakeDecodeWorker,
+    texts: dict[str, ModelText] | None = None,
+    more_schedulers: Sequence[int] = (),
+    **settings: Any,
 ) -> AsyncIterator[Mesh]:
     """Scheduler, workers (one by default) and gateway; asserts at the end that nothing is left of any request."""
     settings = {"dispatch": DispatchConfig(backoff_seconds=0.01, reattach_seconds=0.02, answer_seconds=1.0), **settings}
@@ -71,7 +74,8 @@ async def running_mesh(
         for worker in workers:
             await stack.enter_async_context(worker.started())
             scheduler.add(worker.identity())
-        config = GatewayConfig(scheduler=f"127.0.0.1:{scheduler_server.port}", **settings)
+        schedulers = ",".join(f"127.0.0.1:{port}" for port in (scheduler_server.port, *more_schedulers))
+        config = GatewayConfig(scheduler=schedulers, **settings)
         gateway = await stack.enter_async_context(
             Gateway(config, model_texts() if texts is None else texts, Channels())
         )

@@ -116,11 +116,24 @@ async def process_mesh(
     settings: tuple[str, ...] = (),
     on_line: Callable[[str, str], None] | None = None,
     api_key: str | None = None,
+    schedulers: int = 1,
+    gateways: int = 1,
 ) -> AsyncIterator[ProcessMesh]:
     """A mesh that is whole; what dies is started again. Asserts at the end that nothing is held anywhere."""
     store_ports = tuple(free_port() for _ in range(stores))
     settings = (BUSY_MACHINE, *settings)
-    plan = MeshPlan(model_dir, workers, free_port(), free_port(), free_port(), settings, prefill, store_ports)
+    plan = MeshPlan(
+        model_dir,
+        workers,
+        free_port(),
+        free_port(),
+        free_port(),
+        settings,
+        prefill,
+        store_ports,
+        more_scheduler_ports=tuple(free_port() for _ in range(schedulers - 1)),
+        gateways=gateways,
+    )
     lines: list[str] = []
 
     def keep(name: str, line: str) -> None:

@@ -141,3 +141,15 @@ def test_transfers_stay_as_last_reported() -> None:
     status.observe(LOAD, [], [], counters)
     status.observe(LOAD, [], [])
     assert status.next_report(snapshot=False).transfers == counters
+
+
+def test_each_scheduler_is_told_what_changed_since_its_own_last_report() -> None:
+    first = StatusReport(100)
+    first.observe(WorkerLoad(), [b"a"], [])
+    second = first.follower()
+    assert first.next_report(snapshot=True).stored == second.next_report(snapshot=True).stored == [b"a"]
+    first.observe(WorkerLoad(running_requests=1), [b"b"], [b"a"])
+    for report in (first.next_report(snapshot=False), second.next_report(snapshot=False)):
+        assert (report.stored, report.removed, report.load.running_requests) == ([b"b"], [b"a"], 1)
+    first.drain()
+    assert second.next_report(snapshot=False).state is WorkerState.DRAINING

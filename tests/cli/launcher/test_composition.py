@@ -53,6 +53,20 @@ def test_every_service_is_told_the_endpoint_of_the_scheduler() -> None:
     assert last_value(specs["decode-0"], "scheduler") == last_value(specs["gateway"], "scheduler") == "127.0.0.1:4002"
 
 
+def test_everyone_is_told_of_every_scheduler() -> None:
+    specs = by_name(MeshPlan(None, scheduler_port=4002, more_scheduler_ports=(4003,)))
+    assert (specs["scheduler"].port, specs["scheduler-1"].port) == (4002, 4003)
+    everyone = "127.0.0.1:4002,127.0.0.1:4003"
+    assert last_value(specs["decode-0"], "scheduler") == last_value(specs["gateway"], "scheduler") == everyone
+
+
+def test_each_gateway_has_an_id_and_ports_of_its_own() -> None:
+    specs = by_name(MeshPlan(None, gateways=2, http_port=8000, grpc_port=8001, metrics_port=9001))
+    assert [last_value(specs[name], "gateway_id") for name in ("gateway", "gateway-1")] == ["gateway", "gateway-1"]
+    assert (last_value(specs["gateway-1"], "http.port"), specs["gateway-1"].port) == (8010, 8011)
+    assert len({spec.metrics_port for spec in specs.values()}) == len(specs)
+
+
 def test_workers_have_ids_of_their_own_and_any_port() -> None:
     specs = by_name(MeshPlan(None, decode_workers=2))
     assert [last_value(specs[name], "worker_id") for name in ("decode-0", "decode-1")] == ["decode-0", "decode-1"]

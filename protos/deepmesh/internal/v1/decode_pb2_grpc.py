@@ -59,6 +59,8 @@ class DecodeServiceServicer:
         with ABORTED.
 
         INVALID_ARGUMENT     the first message is not `hello`, or a second one is; a stream_id used twice
+        FAILED_PRECONDITION  another incarnation of this gateway_id has its stream open (LEASE_CONFLICT): two live gateways were
+        given one id
         RESOURCE_EXHAUSTED   more gateways, or more requests of this one unacknowledged, than the worker keeps (OVERLOADED)
         UNAVAILABLE          the worker is shutting down
         """

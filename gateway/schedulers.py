@@ -1,0 +1,135 @@
+"""Placement by whichever scheduler answers, and without any from the last snapshot of their registry."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from gateway.config import DispatchConfig
+from gateway.placement import AttemptReport, Placement, PlacementQuery
+from gateway.scheduler_link import RECONNECT_SECONDS, SchedulerLink
+from gateway.workers import Directory
+from mesh.channel import Channels
+from mesh.errors import DeadlineExceeded, MeshError, NoWorker, NoWorkerYet, Retry, SchedulerUnavailable
+
+RETRY_AFTER_MS = 1000
+
+
+class Schedulers:
+    """A Placer. `run` must be running: it keeps `directory` up to date and sends reports.
+
+    The schedulers are equal, and know the same workers. One is followed: it places, and its snapshots are the
+    directory's. If it gives no answer another is followed at once, and it is not asked again before it has sent a
+    snapshot: that costs one request `answer_seconds`, and the others nothing. With none left the last snapshot serves.
+    """
+
+    def __init__(
+        self,
+        endpoints: Sequence[str],
+        channels: Channels,
+        directory: Directory,
+        config: DispatchConfig,
+        live_streams: Callable[[], dict[str, int]],
+        on_change: Callable[[], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._directory = directory
+        self._config = config
+        self._live_streams = live_streams
+        self._on_change = on_change
+        self._clock = clock
+        self._links = [SchedulerLink(each, channels, config.place_seconds, self._on_news) for each in endpoints]
+        # Whose snapshots the directory has; None while nobody sends any.
+        self._followed: SchedulerLink | None = None
+
+    async def place(self, query: PlacementQuery) -> Placement:
+        cause: MeshError | None = None
+        links = self._to_ask()
+        for number, link in enumerate(links):
+            dispensable = number + 1 < len(links) or self._find_alone(query) is not None
+            most = self._config.place_seconds
+            try:
+                return await link.place(query, min(self._config.answer_seconds, most) if dispensable else most)
+            except MeshError as error:
+                cause = error
+            if _unreachable(cause):
+                link.note_silence(cause)
+            elif not isinstance(cause, NoWorkerYet):
+                raise cause
+        return self._place_alone(query, cause or self._silence())
+
+    def report(self, report: AttemptReport) -> None:
+        """To every one: only the one that placed the attempt knows it."""
+        for link in self._links:
+            link.report(report)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            for link in self._links:
+                tasks.create_task(link.run())
+            tasks.create_task(self._expire_forever())
+
+    def _to_ask(self) -> list[SchedulerLink]:
+        """Those that answer, the followed one first; all of them if none does and the snapshot is too old as well."""
+        answering = [link for link in self._links if link.silence is None]
+        if not answering and not self._directory.valid(self._clock()):
+            answering = self._links
+        return sorted(answering, key=lambda link: link is not self._followed)
+
+    def _silence(self) -> MeshError:
+        return next(link.silence for link in self._links if link.silence is not None)
+
+    def _on_news(self, link: SchedulerLink) -> None:
+        """Follow the best of those with an open stream of snapshots; take its snapshot if it is news."""
+        now, before = self._clock(), self._followed
+        watched = [each for each in self._links if each.snapshot is not None]
+        self._followed = min(watched, key=self._preference, default=None)
+        if self._followed is None:
+            if before is not None:
+                self._directory.end_watch(now)
+            return
+        if self._followed is not before:
+            self._directory.begin_watch(now)
+        if self._followed is not before or self._followed is link:
+            snapshot = self._followed.snapshot
+            assert snapshot is not None
+            self._directory.update(snapshot.workers, snapshot.lease_seconds, now)
+            self._on_change()
+
+    def _preference(self, link: SchedulerLink) -> tuple[bool, int, bool]:
+        """Sort key, best first: one that answers (a silent one is better than none), then the one that knows most
+        workers, since one that just started knows few, then the one that is followed already.
+        """
+        known = 0 if link.snapshot is None else len(link.snapshot.workers)
+        return link.silence is not None, -known, link is not self._followed
+
+    def _place_alone(self, query: PlacementQuery, cause: MeshError) -> Placement:
+        """Place from the last snapshot. Raises why that cannot be."""
+        # The snapshot may have changed while a scheduler was asked.
+        found = self._find_alone(query)
+        if found is not None:
+            return found
+        if _unreachable(cause) and not self._directory.valid(self._clock()):
+            endpoints = " or ".join(link.endpoint for link in self._links)
+            raise SchedulerUnavailable(
+                f"the scheduler at {endpoints} cannot be reached ({cause.message}): retry later",
+                retry_after_ms=RETRY_AFTER_MS,
+            ) from cause
+        raise NoWorker(f"no worker serves {query.model!r} now: retry later", retry_after_ms=RETRY_AFTER_MS) from cause
+
+    def _find_alone(self, query: PlacementQuery) -> Placement | None:
+        """Where the last snapshot has room for the request; None if it has none, or is too old."""
+        if not self._directory.valid(self._clock()):
+            return None
+        found = self._directory.least_loaded(query.model, query.avoid, self._live_streams())
+        return None if found is None else Placement(*found)
+
+    async def _expire_forever(self) -> None:
+        while True:
+            await asyncio.sleep(RECONNECT_SECONDS)
+            if self._directory.expire(self._clock()):
+                self._on_change()
+
+
+def _unreachable(error: MeshError) -> bool:
+    """Whether the scheduler gave no answer. NoWorker is one: the scheduler knows no worker."""
+    return isinstance(error, DeadlineExceeded) or (error.retry is Retry.THIS_CALL and not isinstance(error, NoWorker))
