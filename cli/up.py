@@ -5,6 +5,7 @@ import os
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from secrets import token_hex
 from typing import Annotated
 
 import typer
@@ -108,6 +109,7 @@ def up(
         {key: value for key, value in parallel.items() if value is not None},
         tuple(free_port() for _ in range(scheduler - 1)),
         gateway,
+        token_hex(32),
     )
     specs = compose(plan)
     keys = gateway_keys(gateway_config(check_settings(specs)))

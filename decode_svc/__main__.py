@@ -21,7 +21,7 @@ from mesh.tls import server_tls
 from worker.serving import serve_worker
 
 SERVICE = "deepmesh.internal.v1.DecodeService"
-SERVES = {"Attach": (Role.GATEWAY,)}
+SERVES = {"Attach": (Role.GATEWAY,), "TakeStream": (Role.GATEWAY,)}
 
 
 async def serve(config: DecodeConfig) -> None:

@@ -26,6 +26,8 @@ class DecodeConfig(WorkerConfig):
     """Whether it computes prompts that no prefill worker was chosen for."""
     grace_seconds: float = Field(default=10.0, ge=0)
     """How long requests outlive a broken stream."""
+    log_seconds: float = Field(default=60.0, ge=0)
+    """How long a request's output is kept after its end, for clients that go on with it through another gateway."""
     queue: QueueConfig = QueueConfig()
 
     @model_validator(mode="after")

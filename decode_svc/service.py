@@ -51,6 +51,15 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
             # The reader's error, if any, was raised above, or gives way to the one that was.
             await asyncio.gather(reader, return_exceptions=True)
 
+    async def TakeStream(
+        self,
+        request: decode_pb2.TakeStreamRequest,
+        context: grpc.aio.ServicerContext[decode_pb2.TakeStreamRequest, decode_pb2.TakeStreamResponse],
+    ) -> decode_pb2.TakeStreamResponse:
+        if self._worker is None:
+            raise NoWorker("this worker is still loading its model: retry")
+        return wire.taken_stream(self._worker.sessions.take(request.stream_id))
+
 
 async def _hello(requests: AsyncIterator[decode_pb2.AttachRequest]) -> decode_pb2.AttachHello:
     try:

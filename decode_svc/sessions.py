@@ -12,10 +12,19 @@ from dataclasses import dataclass
 from decode_svc.live import Live, LiveRequests, Ranks, RemotePrompts
 from decode_svc.requests import Request, Terminal, make_request, terminal_of
 from decode_svc.session import Attachment, Session
+from decode_svc.stream_logs import StreamLog, StreamLogs
 from engine.protocol.messages import Output, StepResult
 from mesh.domain.requests import Submission
 from mesh.domain.shares import Share
-from mesh.errors import DeadlineExceeded, EngineFailed, LeaseConflict, MeshError, Overloaded, UnknownRequest
+from mesh.errors import (
+    DeadlineExceeded,
+    EngineFailed,
+    LeaseConflict,
+    MeshError,
+    Overloaded,
+    StreamTaken,
+    UnknownRequest,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +34,8 @@ class SessionLimits:
     gateways: int = 256
     # Per gateway, including those that ended and are not acknowledged.
     requests: int = 65_536
+    # Of ended requests that can be continued, prompts and answers.
+    logged_tokens: int = 8_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +61,7 @@ class Sessions:
         clock: Callable[[], float],
         grace_seconds: float,
         limits: SessionLimits | None = None,
+        log_seconds: float = 0.0,
     ) -> None:
         # Set while no gateway is attached.
         self.alone = asyncio.Event()
@@ -58,6 +70,7 @@ class Sessions:
         self._clock = clock
         self._grace_seconds = grace_seconds
         self._limits = limits or SessionLimits()
+        self._logs = StreamLogs(clock, log_seconds, self._limits.logged_tokens)
         self._sessions: dict[str, Session] = {}
         self._step = 0
 
@@ -123,6 +136,7 @@ class Sessions:
     def submit(self, attachment: Attachment, submission: Submission) -> None:
         """Submit a request to a rank. Raises as `refuse` does."""
         request = self._add(attachment, submission)
+        self._logs.add(attachment.session, request, submission)
         try:
             self._live.submit(attachment.session, request, submission)
         except EngineFailed as error:
@@ -142,6 +156,14 @@ class Sessions:
         request = attachment.session.requests.get(stream_id)
         if request is not None:
             self._live.cancel(request)
+
+    def take(self, stream_id: bytes) -> StreamLog:
+        """What there is of a stream that goes on elsewhere: a request of it ends here. Raises UnknownStream."""
+        log = self._logs.get(stream_id)
+        if log.request.key is not None:
+            self._live.cancel(log.request)
+            self._end(log.session, log.request, StreamTaken("the client goes on with this answer through another call"))
+        return log
 
     def acknowledge(self, attachment: Attachment, stream_ids: Iterable[int]) -> None:
         """Forget requests whose end the gateway has received."""
@@ -182,6 +204,7 @@ class Sessions:
         """End requests over their deadline, and sessions whose grace is over. Call every few milliseconds."""
         for live in self._live.overdue():
             self._fail(live, DeadlineExceeded("the request's deadline passed"))
+        self._logs.sweep()
         now = self._clock()
         for session in list(self._sessions.values()):
             if session.detached_at is not None and session.detached_at + self._grace_seconds <= now:

@@ -4,6 +4,7 @@ from deepmesh.internal.v1 import decode_pb2, prefill_pb2
 
 from decode_svc.requests import OutputSlice
 from decode_svc.session import Frame
+from decode_svc.stream_logs import StreamLog
 from engine.protocol.messages import FirstToken, LandingOpened
 from mesh.domain import wire
 from mesh.domain.outputs import FinishReason
@@ -45,6 +46,19 @@ def step_frame(frame: Frame) -> decode_pb2.AttachResponse:
         if output.logprobs or output.cached_tokens is not None or output.terminal is not None or output.relaxed:
             _add_rest(message, output)
     return response
+
+
+def taken_stream(log: StreamLog) -> decode_pb2.TakeStreamResponse:
+    request = log.request
+    output = decode_pb2.RequestOutput(
+        stream_id=request.stream_id,
+        attempt=request.attempt,
+        first_position=request.prompt_tokens,
+        token_ids=request.token_ids,
+    )
+    if isinstance(request.terminal, FinishReason):
+        output.finished = wire.finish_reason_number(request.terminal)
+    return decode_pb2.TakeStreamResponse(submission=wire.submission_message(log.submission), output=output)
 
 
 def prefill_request(submission: Submission, opened: LandingOpened) -> prefill_pb2.PrefillRequest:

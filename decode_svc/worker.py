@@ -34,7 +34,7 @@ class DecodeWorker:
     ) -> None:
         self.host = host
         self.prefills = Prefills(host.ranks, prefill_calls, host.ready.vocabulary_size, self._lose_prompt)
-        self.sessions = Sessions(host.ranks, self.prefills, clock, config.grace_seconds)
+        self.sessions = Sessions(host.ranks, self.prefills, clock, config.grace_seconds, log_seconds=config.log_seconds)
         self.grace_seconds = config.grace_seconds
         self._limits = QueueLimits(**config.queue.model_dump())
 

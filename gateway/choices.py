@@ -27,6 +27,11 @@ class Piece:
 
 
 class Choices(Protocol):
+    @property
+    def stream_token(self) -> str:
+        """Names the stream for clients that go on with it; empty if that cannot be."""
+        ...
+
     """What answers a request: choices 0 to n-1 of its first prompt, then those of its second."""
 
     async def next(self) -> Piece:
@@ -37,6 +42,10 @@ class Choices(Protocol):
 class OneChoice:
     def __init__(self, live: LiveGeneration) -> None:
         self._live = live
+
+    @property
+    def stream_token(self) -> str:
+        return self._live.generation.prepared.stream_token
 
     async def next(self) -> Piece:
         return await _next_piece(0, self._live)
@@ -56,6 +65,10 @@ class ManyChoices:
         self._tasks: set[asyncio.Task[None]] = set()
         for index, ask in enumerate(asks):
             self._start(self._lead(index * n, ask))
+
+    @property
+    def stream_token(self) -> str:
+        return ""
 
     async def next(self) -> Piece:
         piece = await self._pieces.get()

@@ -126,6 +126,17 @@ class DispatchConfig(Config):
     """Pause before a broken stream is opened again; doubled for each failure, up to ten times this."""
 
 
+class ResumeConfig(Config):
+    """How clients go on with a stream whose gateway is gone."""
+
+    secret: SecretStr | None = Field(default=None, min_length=16)
+    """Seals the names of streams; the same for every gateway of the mesh, at best from a file or the environment. By
+    default a random one: then only the gateway that began a stream goes on with it.
+    """
+    seconds: float = Field(default=3600.0, gt=0)
+    """How long a stream's token may be shown after the stream began."""
+
+
 class PublicTlsConfig(Config):
     """PEM files that gRPC's clients are shown. Clients need no certificate; they have API keys."""
 
@@ -156,6 +167,7 @@ class GatewayConfig(ServiceConfig):
     """
     limits: LimitsConfig = LimitsConfig()
     dispatch: DispatchConfig = DispatchConfig()
+    resume: ResumeConfig = ResumeConfig()
 
     @property
     def internal_addresses(self) -> tuple[str, ...]:

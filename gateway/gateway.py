@@ -6,8 +6,11 @@ import secrets
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
+
+from msgspec import structs
 
 from gateway.account import Account
 from gateway.catalog import Catalog, ModelText
@@ -19,11 +22,12 @@ from gateway.intake import Ask, Intake
 from gateway.live import LiveGeneration
 from gateway.quotas import Quotas
 from gateway.schedulers import Schedulers
+from gateway.streams import Streams
 from gateway.tenants import Tenant, Tenants
 from gateway.workers import Directory
 from mesh.addresses import split_addresses
 from mesh.channel import Channels
-from mesh.errors import DeadlineExceeded
+from mesh.errors import DeadlineExceeded, StreamGone
 from mesh.observe import span
 from mesh.tracing import Sampler
 
@@ -48,6 +52,7 @@ class Gateway:
         self.catalog = Catalog(texts, self.directory)
         self.intake = Intake(self.catalog, config.limits)
         self.links = DecodeLinks(_identity(config), config.dispatch, channels, clock)
+        self.streams = Streams(config.resume, self.catalog, self.directory, channels)
         self._changed = asyncio.Event()
         self._leaving = False
         self._schedulers = Schedulers(
@@ -103,8 +108,41 @@ class Gateway:
             except TimeoutError:
                 raise DeadlineExceeded("the request's deadline passed before its prompt was encoded") from None
             self._quotas.charge(tenant.name, len(prepared.request.token_ids), self._clock())
+            prepared = self.streams.named(prepared, tenant.name, ask.written)
             async with self.dispatcher.open(prepared, deadline, api) as live, self._charged(live, tenant):
                 yield account.accept(live)
+
+    @asynccontextmanager
+    async def resume(
+        self,
+        token: str,
+        position: int,
+        tenant: Tenant,
+        api: str,
+        ask: Ask | None = None,
+        timeout_seconds: float | None = None,
+    ) -> AsyncIterator[tuple[LiveGeneration, bytes]]:
+        """A stream behind the `position` tokens that its client has, whichever gateway began it, and how it is written.
+
+        `ask`: what began it, for the case that no worker has its log. Raises UnknownStream, StreamGone, and as
+        `generate`.
+        """
+        longest = self.config.limits.generation_seconds
+        deadline = self._clock() + (longest if timeout_seconds is None else min(longest, timeout_seconds))
+        claim = self.streams.claim(token, tenant.name)
+        ask_span = span("gateway.request", tenant=tenant.name, api=api, resumed_at=position)
+        with ask_span, Account(tenant, api, self._clock) as account, tenant.admitted():
+            self._quotas.admit(tenant.name, self._clock())
+            taken = await self.streams.take(claim, position, token)
+            if taken is None:
+                if ask is None:
+                    raise StreamGone("no worker has this stream's log any more: send its request too")
+                ask = replace(ask, sampling=structs.replace(ask.sampling, seed=claim.seed))
+                prepared = await self.intake.prepare(ask, tenant.chain_root(ask.cache_salt), tenant.share(ask.priority))
+                taken = self.streams.begun_again(prepared, claim, position, token, ask.written), ask.written
+            prepared, written = taken
+            async with self.dispatcher.open(prepared, deadline, api) as live, self._charged(live, tenant):
+                yield account.accept(live), written
 
     @asynccontextmanager
     async def generate_sibling(

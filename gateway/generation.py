@@ -52,6 +52,13 @@ class Delta:
     calls: list[ToolCallDelta] = field(default_factory=list)
     # Set in the last delta of a generation that did not fail.
     finish: Finish | None = None
+    # Tokens of the answer up to the end of this delta.
+    position: int = 0
+
+    @property
+    def empty(self) -> bool:
+        """Whether it tells the client nothing."""
+        return not (self.token_ids or self.content or self.reasoning or self.calls or self.finish)
 
 
 class Generation:
@@ -91,6 +98,11 @@ class Generation:
         self._waiter: asyncio.Future[None] | None = None
         self._gaps = GATEWAY_ITL_SECONDS.labels(prepared.model)
         self._received_at: float | None = None
+        # Tokens that the client has from another gateway.
+        self._delivered = 0
+        if prepared.history is not None:
+            self._received.extend(prepared.history.received)
+            self._reason, self._delivered = prepared.history.reason, prepared.history.delivered
 
     @property
     def next_position(self) -> int:
@@ -216,6 +228,11 @@ class Generation:
     def drain(self) -> Delta:
         """Everything unread. The last delta has `finish`; nothing may be drained after it."""
         self.reads += 1
+        if self._read < self._delivered:
+            # The text that the client has is made again, so that what follows joins it.
+            had = self._received[self._read : self._delivered]
+            self._transcript.push(had)
+            self._read += len(had)
         token_ids = self._received[self._read :]
         logprobs, self._logprobs = self._logprobs, []
         stop_token_id = token_ids[-1] if token_ids and self._reason is FinishReason.STOP else None
@@ -225,6 +242,7 @@ class Generation:
             del token_ids[passage.tokens :], logprobs[passage.tokens :]
         self._read += len(token_ids)
         delta = Delta(token_ids, self._echo + passage.content, passage.reasoning, logprobs, passage.calls)
+        delta.position = self._read
         self._echo = ""
         if passage.match is not None:
             delta.finish = self._finish(FinishReason.STOP, passage.match.string)

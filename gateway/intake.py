@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
-from msgspec import json, structs
+from msgspec import Struct, json, structs
 
 from gateway.answer_forms import AnswerForm
 from gateway.catalog import Catalog, ModelText
@@ -18,6 +18,7 @@ from gateway.config import LimitsConfig
 from gateway.constraints import UNSHAPED, AnswerShape, check_room, constraint_for, with_bans
 from gateway.grammar_checks import GrammarChecks
 from gateway.memory import release_freed_memory
+from gateway.reasoning import ReasoningStart
 from gateway.requests import (
     ModelLimits,
     completion_room,
@@ -33,7 +34,8 @@ from gateway.transcript import Transcript, no_text
 from gateway.turns import ChatMessage
 from mesh.blocks import chain_hashes
 from mesh.domain.constraints import Constraint
-from mesh.domain.requests import TokenRequest
+from mesh.domain.outputs import FinishReason
+from mesh.domain.requests import StreamTag, TokenRequest
 from mesh.domain.sampling import (
     Sampling,
     StopConditions,
@@ -111,6 +113,28 @@ class Ask:
     bad_words: tuple[str, ...] = ()
     # It ends of itself no earlier.
     min_tokens: int = 0
+    # How the API that asks writes the answer, for the gateway that may go on with it.
+    written: bytes = b""
+
+
+class TextReading(Struct, frozen=True):
+    """How an answer's tokens become text."""
+
+    stop_strings: tuple[str, ...] = ()
+    include_stop_string: bool = False
+    # A ReasoningStart.
+    reasoning: str = ReasoningStart.NONE.value
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """What there is already of an answer that is gone on with."""
+
+    received: "array[int]"
+    # How it ended; None if it goes on.
+    reason: FinishReason | None
+    # Tokens that the client has.
+    delivered: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +148,12 @@ class Prepared:
     block_hashes: Sequence[bytes]
     # What comes before the answer's text.
     echo: str = ""
+    # None if the answer is more than text.
+    text: TextReading | None = None
+    # Names the stream, for workers and for its client; None and empty if it cannot be continued.
+    stream: StreamTag | None = None
+    stream_token: str = ""
+    history: History | None = None
 
     def sibling(self, number: int) -> "Prepared":
         """The same for another answer to the prompt, with random numbers of its own."""
@@ -133,7 +163,7 @@ class Prepared:
             request_id=f"{self.request.request_id}-{number}",
             sampling=structs.replace(sampling, seed=settled_seed(sampling.seed + number)),
         )
-        return replace(self, request=request)
+        return replace(self, request=request, stream=None, stream_token="")
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +221,9 @@ class Intake:
             tools=encoded.shape.calls,
         )
         echo = _echo(ask.prompt, encoded.token_ids, token_ids, text.tokenizer) if ask.echo else ""
-        return Prepared(model, request, new_transcript, block_hashes, echo)
+        reading = TextReading(ask.stop_strings, ask.include_stop_string, encoded.shape.reasoning.value)
+        plain = encoded.shape.calls is None
+        return Prepared(model, request, new_transcript, block_hashes, echo, reading if plain else None)
 
     async def count(self, model: str, prompt: Prompt) -> Sequence[int]:
         """Token ids of the prompt, as `prepare` would encode it. Raises as it does."""

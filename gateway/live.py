@@ -98,6 +98,9 @@ class LiveGeneration:
 
         Raises the scheduler's refusal; NoWorker only after waiting for one.
         """
+        if self.generation.ended:
+            # Its history is whole.
+            return
         if placement is None:
             await self._place(None)
         else:
@@ -123,6 +126,8 @@ class LiveGeneration:
             if delta.finish is not None:
                 self.finished = True
                 self._end_attempt(Outcome.FINISHED)
+            if delta.empty:
+                continue
             return delta
 
     def close(self) -> None:

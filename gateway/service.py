@@ -1,5 +1,6 @@
 """GatewayService: messages in, generations, messages out."""
 
+from collections.abc import AsyncIterator
 from typing import TypeAlias
 
 import grpc
@@ -10,12 +11,18 @@ from gateway.chat import TemplateOptions
 from gateway.gateway import Gateway
 from gateway.generation import Delta, Finish, Generation
 from gateway.intake import Ask, ChatPrompt, Prompt, TextPrompt, TokenPrompt, settled
+from gateway.live import LiveGeneration
 from gateway.tenants import Tenant
 from mesh.domain import wire
 from mesh.errors import InvalidRequest
 from mesh.observe import new_request_id, request_id
 
+# The form of an answer, as it is kept for the gateway that may go on with it.
+WITH_TOKEN_IDS = b"ids"
+
 Context: TypeAlias = "grpc.aio.ServicerContext[gateway_pb2.GenerateRequest, gateway_pb2.GenerateResponse]"
+
+ResumeContext: TypeAlias = "grpc.aio.ServicerContext[gateway_pb2.ResumeRequest, gateway_pb2.ResumeResponse]"
 
 
 class GatewayService(gateway_pb2_grpc.GatewayServiceServicer):
@@ -29,13 +36,19 @@ class GatewayService(gateway_pb2_grpc.GatewayServiceServicer):
         with_ids = request.return_token_ids
         async with self._gateway.generate(ask, tenant, "grpc", context.time_remaining()) as live:
             await context.write(_started(live.generation))
-            finish = None
-            while finish is None:
-                delta = await live.next()
-                finish = delta.finish
-                if delta.token_ids or delta.content or delta.reasoning or delta.calls:
-                    await context.write(_delta(delta, with_ids))
-            await context.write(_finished(finish))
+            async for response in _answer(live, with_ids):
+                await context.write(response)
+
+    async def Resume(self, request: gateway_pb2.ResumeRequest, context: ResumeContext) -> None:
+        tenant = self._tenant(context)
+        ask = _ask(request.request) if request.HasField("request") else None
+        resumed = self._gateway.resume(
+            request.stream_token, request.position, tenant, "grpc", ask, context.time_remaining()
+        )
+        async with resumed as (live, written):
+            await context.write(gateway_pb2.ResumeResponse(response=_started(live.generation)))
+            async for response in _answer(live, written == WITH_TOKEN_IDS):
+                await context.write(gateway_pb2.ResumeResponse(response=response))
 
     async def ListModels(
         self, request: gateway_pb2.ListModelsRequest, context: Context
@@ -59,10 +72,21 @@ class GatewayService(gateway_pb2_grpc.GatewayServiceServicer):
         token_ids = await self._gateway.intake.count(request.model, _prompt(request.prompt))
         return gateway_pb2.CountTokensResponse(tokens=len(token_ids), token_ids=token_ids)
 
-    def _tenant(self, context: Context) -> Tenant:
+    def _tenant(self, context: "Context | ResumeContext") -> Tenant:
         metadata = dict(context.invocation_metadata() or ())
         authorization = metadata.get("authorization")
         return self._gateway.tenants.authenticate(authorization if isinstance(authorization, str) else None)
+
+
+async def _answer(live: LiveGeneration, with_ids: bool) -> AsyncIterator[gateway_pb2.GenerateResponse]:
+    """What follows `started`."""
+    finish = None
+    while finish is None:
+        delta = await live.next()
+        finish = delta.finish
+        if delta.token_ids or delta.content or delta.reasoning or delta.calls:
+            yield _delta(delta, with_ids)
+    yield _finished(finish)
 
 
 def _ask(request: gateway_pb2.GenerateRequest) -> Ask:
@@ -80,6 +104,7 @@ def _ask(request: gateway_pb2.GenerateRequest) -> Ask:
         min_tokens=request.min_tokens,
         bad_words=tuple(request.bad_words),
         form=form_wire.answer_form(request.form) if request.HasField("form") else None,
+        written=WITH_TOKEN_IDS if request.return_token_ids else b"",
     )
 
 
@@ -100,7 +125,10 @@ def _prompt(prompt: gateway_pb2.Prompt) -> Prompt:
 def _started(generation: Generation) -> gateway_pb2.GenerateResponse:
     request = generation.request
     started = gateway_pb2.GenerateStarted(
-        request_id=request.request_id, model=generation.model, prompt_tokens=len(request.token_ids)
+        request_id=request.request_id,
+        model=generation.model,
+        prompt_tokens=len(request.token_ids),
+        stream_token=generation.prepared.stream_token,
     )
     return gateway_pb2.GenerateResponse(started=started)
 
@@ -114,6 +142,7 @@ def _delta(delta: Delta, with_ids: bool) -> gateway_pb2.GenerateResponse:
             logprobs=[wire.logprobs_message(each) for each in delta.logprobs],
             token_count=len(delta.token_ids),
             tool_calls=tool_wire.call_deltas(delta.calls),
+            position=delta.position,
         )
     )
 

@@ -36,6 +36,7 @@ def submission(
         deadline_ms=min(max(int(1000 * (generation.deadline - now)), 1), LARGEST_DEADLINE_MS),
         prefill=placement.prefill,
         store=placement.store,
+        stream=generation.prepared.stream,
     )
     return decode_pb2.AttachRequest(submission=wire.submission_message(submission))
 

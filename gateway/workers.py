@@ -113,6 +113,14 @@ class Directory:
         known = self._models.get(model)
         return None if known is None else known.limits
 
+    def decode_targets(self, model: str) -> list[WorkerTarget]:
+        """Every decode worker of the model, whatever its state."""
+        return [each.target for each in filter(_decodes, self._workers.values()) if each.model == model]
+
+    def kv_namespaces(self, model: str) -> set[KvNamespace]:
+        """What the KV of the model's decode workers means, its weights among it."""
+        return {each.kv_namespace for each in filter(_decodes, self._workers.values()) if each.model == model}
+
     def serving(self, model: str) -> int:
         """Workers that take requests for `model`."""
         return sum(worker.serving and worker.model == model for worker in filter(_decodes, self._workers.values()))

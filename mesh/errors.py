@@ -204,6 +204,27 @@ class StreamReplaced(MeshError):
     reason = "STREAM_REPLACED"
 
 
+class UnknownStream(MeshError):
+    """No stream has that name, its token has expired, or it is another tenant's."""
+
+    code = StatusCode.NOT_FOUND
+    reason = "UNKNOWN_STREAM"
+
+
+class StreamGone(MeshError):
+    """No worker has the stream's log any more: the request itself is needed to go on with it."""
+
+    code = StatusCode.NOT_FOUND
+    reason = "STREAM_GONE"
+
+
+class StreamTaken(MeshError):
+    """The client goes on with the stream through another call, which ended this one."""
+
+    code = StatusCode.FAILED_PRECONDITION
+    reason = "STREAM_TAKEN"
+
+
 class NoWorker(MeshError):
     """No live worker serves the model now."""
 

@@ -36,7 +36,7 @@ WORKER_MODULES = (MODULES["prefill"], MODULES["decode"])
 PARALLEL = "engine.parallel"
 PARALLEL_KEYS = ("ranks", "tp", "dp")
 # What a setting with a secret has in its key or value.
-SECRETS = ("api_keys", "redis_url")
+SECRETS = ("api_keys", "redis_url", "resume.secret")
 # Large, because the host's cost of a segment in GPU memory does not depend on its size.
 GPU_SLOT_BYTES = 64 << 20
 # For services that load no checkpoint; workers have no limit.
@@ -106,6 +106,8 @@ class MeshPlan:
     # Ports of schedulers beside the first.
     more_scheduler_ports: tuple[int, ...] = ()
     gateways: int = 1
+    # Seals the names of streams for all gateways.
+    resume_secret: str | None = None
 
     @property
     def scheduler_endpoints(self) -> list[str]:
@@ -290,6 +292,8 @@ def _gateway_settings(plan: MeshPlan, http_port: int) -> list[str]:
     settings = [f"http.port={http_port}", f"scheduler={','.join(plan.scheduler_endpoints)}", *stopping]
     if plan.host != HOST:
         settings += [f"http.host={plan.host}", f"server.host={plan.host}", f"server.metrics_host={HOST}"]
+    if plan.resume_secret is not None:
+        settings.append(f"resume.secret={plan.resume_secret}")
     if plan.model_dir is not None:
         # JSON is YAML, and quotes any character that a path may have.
         settings.append("models=" + json.dumps([{"tokenizer_dir": str(plan.model_dir.resolve())}]))

@@ -3,7 +3,9 @@
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
+import msgspec
 from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -12,7 +14,7 @@ from gateway.choices import Choices, Piece, open_choices
 from gateway.gateway import Gateway
 from gateway.openai.body import ClientGone, read_body, while_connected
 from gateway.openai.errors import error_json, error_response
-from gateway.openai.format import Answer, Format, Head
+from gateway.openai.format import Answer, ChatFormat, Format, Head, StreamForm
 from gateway.openai.parsing import parse
 from gateway.openai.requests import GenerationBody
 from gateway.tokenizer import Tokenizer
@@ -21,6 +23,7 @@ from mesh.interceptors import MAX_REQUEST_ID_CHARACTERS, REQUEST_ID_KEY
 from mesh.observe import new_request_id, request_id
 from mesh.tracing import TRACEPARENT_KEY, TraceContext, trace_context
 
+STREAM_HEADER = "x-deepmesh-stream"
 IGNORED_FIELDS_HEADER = "x-deepmesh-ignored-fields"
 MAX_HEADER_CHARACTERS = 1024
 # In UTF-8: they stand only in strings.
@@ -66,41 +69,17 @@ class Endpoint:
         reply.note_ignored(parsed.ignored)
         asks = body.asks(request_id.get() or new_request_id())
         choices_per_prompt = body.choices_per_prompt
-        form = self._format(body, self._gateway.catalog.resolve(body.model))
+        head = _head(body, self._gateway.catalog.resolve(body.model))
+        form = self._format_type(head, self._gateway.catalog.text(head.model).tokenizer)
+        if body.streams:
+            written = msgspec.msgpack.encode(StreamForm(head, isinstance(form, ChatFormat)))
+            asks = [replace(ask, written=written) for ask in asks]
         opened = open_choices(self._gateway, asks, choices_per_prompt, tenant, "openai")
         async with while_connected(receive), opened as choices:
             # Errors of admission come before the first delta, while there is still a status to send them with.
             first = await choices.next()
-            answer = self._stream if body.streams else self._whole
+            answer = stream_events if body.streams else self._whole
             await answer(form, choices, len(asks) * choices_per_prompt, first, reply)
-
-    def _format(self, body: GenerationBody, model: str) -> Format:
-        head = Head(
-            id=request_id.get() or new_request_id(),
-            created=int(time.time()),
-            model=model,
-            with_token_ids=bool(body.return_token_ids),
-            with_usage=body.streams_usage,
-            with_continuous_usage=body.streams and body.streams_usage_continuously,
-            choices_per_prompt=body.choices_per_prompt,
-        )
-        return self._format_type(head, self._gateway.catalog.text(model).tokenizer)
-
-    async def _stream(self, form: Format, choices: Choices, count: int, first: Piece, reply: "Reply") -> None:
-        await reply.start_events()
-        for index in range(count):
-            if (opening := form.opening(index)) is not None:
-                await reply.event(opening)
-        piece = first
-        while True:
-            await reply.event(form.chunk(piece))
-            count -= piece.delta.finish is not None
-            if not count:
-                break
-            piece = await choices.next()
-        if (usage := form.usage_chunk()) is not None:
-            await reply.event(usage)
-        await reply.end_events()
 
     async def _whole(self, form: Format, choices: Choices, count: int, first: Piece, reply: "Reply") -> None:
         answers, piece = [Answer() for _ in range(count)], first
@@ -111,6 +90,40 @@ class Endpoint:
                 break
             piece = await choices.next()
         await reply.json(form.whole(answers))
+
+
+async def stream_events(
+    form: Format, choices: Choices, count: int, first: Piece, reply: "Reply", opens: bool = True
+) -> None:
+    """opens: the answer begins with them; otherwise the client has its first part."""
+    token = choices.stream_token
+    reply.note_stream(token)
+    await reply.start_events()
+    for index in range(count if opens else 0):
+        if (opening := form.opening(index)) is not None:
+            await reply.event(opening)
+    piece = first
+    while True:
+        await reply.event(form.chunk(piece), piece.delta.position if token else None)
+        count -= piece.delta.finish is not None
+        if not count:
+            break
+        piece = await choices.next()
+    if (usage := form.usage_chunk()) is not None:
+        await reply.event(usage)
+    await reply.end_events()
+
+
+def _head(body: GenerationBody, model: str) -> Head:
+    return Head(
+        id=request_id.get() or new_request_id(),
+        created=int(time.time()),
+        model=model,
+        with_token_ids=bool(body.return_token_ids),
+        with_usage=body.streams_usage,
+        with_continuous_usage=body.streams and body.streams_usage_continuously,
+        choices_per_prompt=body.choices_per_prompt,
+    )
 
 
 class Reply:
@@ -127,6 +140,11 @@ class Reply:
         """Name the fields of the request that were left out in a header of the response."""
         if fields:
             self._headers[IGNORED_FIELDS_HEADER] = header_text(", ".join(fields))
+
+    def note_stream(self, token: str) -> None:
+        """Name the stream in a header, if its client may go on with it."""
+        if token:
+            self._headers[STREAM_HEADER] = token
 
     async def json(self, body: bytes) -> None:
         await self._respond(Response(body, media_type="application/json"))
@@ -154,8 +172,10 @@ class Reply:
         ]
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
 
-    async def event(self, data: bytes) -> None:
-        body = b"data: " + on_one_line(data) + b"\n\n"
+    async def event(self, data: bytes, position: int | None = None) -> None:
+        """position: the event's id."""
+        name = b"" if position is None else b"id: %d\n" % position
+        body = name + b"data: " + on_one_line(data) + b"\n\n"
         await self._send({"type": "http.response.body", "body": body, "more_body": True})
 
     async def end_events(self) -> None:

@@ -54,6 +54,14 @@ class Head:
     choices_per_prompt: int
 
 
+class StreamForm(msgspec.Struct, frozen=True):
+    """How a stream's events are written, for the gateway that goes on with it."""
+
+    head: Head
+    # Or a completion.
+    chat: bool
+
+
 @dataclass(slots=True)
 class Answer:
     """All deltas of one generation."""

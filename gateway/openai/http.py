@@ -18,12 +18,13 @@ from gateway.gateway import Gateway
 from gateway.openai.body import ClientGone
 from gateway.openai.counted import CountedResponses
 from gateway.openai.docs_page import docs_page
-from gateway.openai.endpoint import IGNORED_FIELDS_HEADER, Endpoint
+from gateway.openai.endpoint import IGNORED_FIELDS_HEADER, STREAM_HEADER, Endpoint
 from gateway.openai.errors import error_response, route_error
 from gateway.openai.format import ChatFormat, CompletionFormat
 from gateway.openai.openapi import document
 from gateway.openai.requests import ChatCompletionBody, CompletionBody
 from gateway.openai.responses import Health, ModelBody, ModelList, Version
+from gateway.openai.resumed import ResumedStreams
 from gateway.openai.tokens import TokenRoutes
 from mesh.errors import MeshError
 from mesh.interceptors import REQUEST_ID_KEY
@@ -38,6 +39,7 @@ def application(gateway: Gateway) -> Starlette:
         routes=[
             Route("/v1/chat/completions", chat, methods=["POST"]),
             Route("/v1/completions", completions, methods=["POST"]),
+            Route("/v1/streams/{token}", ResumedStreams(gateway), methods=["GET"]),
             Route("/v1/models", routes.models),
             Route("/v1/models/{model:path}", routes.model),
             Route("/tokenize", tokens.tokenize, methods=["POST"]),
@@ -63,7 +65,7 @@ def _middleware(config: HttpConfig) -> list[Middleware]:
             allow_origins=config.cors_origins,
             allow_methods=("GET", "POST"),
             allow_headers=("*",),
-            expose_headers=(REQUEST_ID_KEY, IGNORED_FIELDS_HEADER, "retry-after"),
+            expose_headers=(REQUEST_ID_KEY, IGNORED_FIELDS_HEADER, STREAM_HEADER, "retry-after"),
         ),
     ]
 

@@ -33,6 +33,16 @@ class TokenRequest(msgspec.Struct, frozen=True):
     traceparent: str | None = None
 
 
+class StreamTag(msgspec.Struct, frozen=True):
+    """Names a stream that its client may go on with through another gateway."""
+
+    stream_id: bytes
+    # Counts its owners: of two logs that of the later one is right.
+    epoch: int
+    # The gateways': how the answer is read. Workers keep it unread.
+    context: bytes
+
+
 class Submission(msgspec.Struct, frozen=True):
     """A request for a decode worker."""
 
@@ -45,6 +55,8 @@ class Submission(msgspec.Struct, frozen=True):
     prefill: WorkerTarget | None = None
     # A store worth asking for the prompt's prefix; whoever computes the prompt asks it.
     store: StoreTarget | None = None
+    # None if nobody will go on with it.
+    stream: StreamTag | None = None
 
     @property
     def own_prefill_tokens(self) -> int:

@@ -6,7 +6,7 @@ from deepmesh.v1 import common_pb2
 
 from mesh.domain.constraints import Constraint
 from mesh.domain.outputs import FinishReason, Logprobs
-from mesh.domain.requests import Submission, TokenRequest
+from mesh.domain.requests import StreamTag, Submission, TokenRequest
 from mesh.domain.sampling import Sampling, StopConditions
 from mesh.domain.shares import MAX_WEIGHT, MIN_WEIGHT, ONE_TENANT, Share
 from mesh.domain.targets import StoreTarget, WorkerTarget
@@ -41,6 +41,7 @@ def submission(message: decode_pb2.Submission) -> Submission:
         deadline_ms=message.deadline_ms or None,
         prefill=worker_target(message.prefill) if message.HasField("prefill") else None,
         store=store_target(message.store) if message.HasField("store") else None,
+        stream=stream_tag(message.stream) if message.HasField("stream") else None,
     )
 
 
@@ -63,7 +64,16 @@ def submission_message(submission: Submission) -> decode_pb2.Submission:
         store=None if submission.store is None else store_target_message(submission.store),
         constraint=None if request.constraint is None else constraint_message(request.constraint),
         traceparent=request.traceparent,
+        stream=None if submission.stream is None else stream_tag_message(submission.stream),
     )
+
+
+def stream_tag(message: decode_pb2.StreamTag) -> StreamTag:
+    return StreamTag(message.stream_id, message.epoch, message.context)
+
+
+def stream_tag_message(tag: StreamTag) -> decode_pb2.StreamTag:
+    return decode_pb2.StreamTag(stream_id=tag.stream_id, epoch=tag.epoch, context=tag.context)
 
 
 def constraint(message: constraint_pb2.Constraint) -> Constraint:

@@ -133,6 +133,7 @@ async def process_mesh(
         store_ports,
         more_scheduler_ports=tuple(free_port() for _ in range(schedulers - 1)),
         gateways=gateways,
+        resume_secret="of all gateways of a test",
     )
     lines: list[str] = []
 

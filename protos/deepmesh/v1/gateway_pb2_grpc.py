@@ -39,6 +39,11 @@ class GatewayServiceStub:
                 request_serializer=deepmesh_dot_v1_dot_gateway__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=deepmesh_dot_v1_dot_gateway__pb2.GenerateResponse.FromString,
                 _registered_method=True)
+        self.Resume = channel.unary_stream(
+                '/deepmesh.v1.GatewayService/Resume',
+                request_serializer=deepmesh_dot_v1_dot_gateway__pb2.ResumeRequest.SerializeToString,
+                response_deserializer=deepmesh_dot_v1_dot_gateway__pb2.ResumeResponse.FromString,
+                _registered_method=True)
         self.ListModels = channel.unary_unary(
                 '/deepmesh.v1.GatewayService/ListModels',
                 request_serializer=deepmesh_dot_v1_dot_gateway__pb2.ListModelsRequest.SerializeToString,
@@ -68,6 +73,19 @@ class GatewayServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Resume(self, request, context):
+        """Goes on with a stream of Generate or of the HTTP API, at any gateway of the mesh, behind the tokens that the client has.
+        Answers as Generate does. The stream has one owner: a call that still reads it ends (FAILED_PRECONDITION, STREAM_TAKEN).
+        Idempotent: the same position brings the same tokens again.
+
+        NOT_FOUND            the token is forged, expired or another API key's (UNKNOWN_STREAM), or no worker has the stream's
+        log any more (STREAM_GONE): send `request` too
+        and what Generate answers
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListModels(self, request, context):
         """The models that can be asked for now. Idempotent.
         """
@@ -89,6 +107,11 @@ def add_GatewayServiceServicer_to_server(servicer, server):
                     servicer.Generate,
                     request_deserializer=deepmesh_dot_v1_dot_gateway__pb2.GenerateRequest.FromString,
                     response_serializer=deepmesh_dot_v1_dot_gateway__pb2.GenerateResponse.SerializeToString,
+            ),
+            'Resume': grpc.unary_stream_rpc_method_handler(
+                    servicer.Resume,
+                    request_deserializer=deepmesh_dot_v1_dot_gateway__pb2.ResumeRequest.FromString,
+                    response_serializer=deepmesh_dot_v1_dot_gateway__pb2.ResumeResponse.SerializeToString,
             ),
             'ListModels': grpc.unary_unary_rpc_method_handler(
                     servicer.ListModels,
@@ -128,6 +151,33 @@ class GatewayService:
             '/deepmesh.v1.GatewayService/Generate',
             deepmesh_dot_v1_dot_gateway__pb2.GenerateRequest.SerializeToString,
             deepmesh_dot_v1_dot_gateway__pb2.GenerateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Resume(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/deepmesh.v1.GatewayService/Resume',
+            deepmesh_dot_v1_dot_gateway__pb2.ResumeRequest.SerializeToString,
+            deepmesh_dot_v1_dot_gateway__pb2.ResumeResponse.FromString,
             options,
             channel_credentials,
             insecure,

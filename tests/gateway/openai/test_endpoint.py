@@ -304,7 +304,7 @@ async def test_characters_that_clients_take_for_line_ends_are_escaped_in_events(
     text = "a\u2028b\u0085c\u2029d"
     async with running_mesh(answering(f"{text}<｜end▁of▁sentence｜>")) as mesh:
         answer = await mesh.http.post(CHAT, json={"messages": HELLO, "stream": True})
-        events = [line.removeprefix("data: ") for line in answer.text.splitlines() if line]
+        events = [line.removeprefix("data: ") for line in answer.text.splitlines() if line.startswith("data: ")]
         assert events.pop() == "[DONE]"
         deltas = [json.loads(event)["choices"][0]["delta"] for event in events]
         assert "".join(delta.get("content") or "" for delta in deltas) == text

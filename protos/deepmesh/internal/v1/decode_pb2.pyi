@@ -43,7 +43,7 @@ class ResumePoint(_message.Message):
     def __init__(self, stream_id: _Optional[int] = ..., next_position: _Optional[int] = ...) -> None: ...
 
 class Submission(_message.Message):
-    __slots__ = ("stream_id", "request_id", "attempt", "token_ids", "sampling", "stop", "cache_salt", "deadline_ms", "prefill", "store", "prompt_tokens", "constraint", "share", "traceparent")
+    __slots__ = ("stream_id", "request_id", "attempt", "token_ids", "sampling", "stop", "cache_salt", "deadline_ms", "prefill", "store", "prompt_tokens", "constraint", "share", "traceparent", "stream")
     STREAM_ID_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
@@ -58,6 +58,7 @@ class Submission(_message.Message):
     CONSTRAINT_FIELD_NUMBER: _ClassVar[int]
     SHARE_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    STREAM_FIELD_NUMBER: _ClassVar[int]
     stream_id: int
     request_id: str
     attempt: int
@@ -72,7 +73,32 @@ class Submission(_message.Message):
     constraint: _constraint_pb2.Constraint
     share: _share_pb2.Share
     traceparent: str
-    def __init__(self, stream_id: _Optional[int] = ..., request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., stop: _Optional[_Union[StopConditions, _Mapping]] = ..., cache_salt: _Optional[bytes] = ..., deadline_ms: _Optional[int] = ..., prefill: _Optional[_Union[_targets_pb2.WorkerTarget, _Mapping]] = ..., store: _Optional[_Union[_targets_pb2.StoreTarget, _Mapping]] = ..., prompt_tokens: _Optional[int] = ..., constraint: _Optional[_Union[_constraint_pb2.Constraint, _Mapping]] = ..., share: _Optional[_Union[_share_pb2.Share, _Mapping]] = ..., traceparent: _Optional[str] = ...) -> None: ...
+    stream: StreamTag
+    def __init__(self, stream_id: _Optional[int] = ..., request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., stop: _Optional[_Union[StopConditions, _Mapping]] = ..., cache_salt: _Optional[bytes] = ..., deadline_ms: _Optional[int] = ..., prefill: _Optional[_Union[_targets_pb2.WorkerTarget, _Mapping]] = ..., store: _Optional[_Union[_targets_pb2.StoreTarget, _Mapping]] = ..., prompt_tokens: _Optional[int] = ..., constraint: _Optional[_Union[_constraint_pb2.Constraint, _Mapping]] = ..., share: _Optional[_Union[_share_pb2.Share, _Mapping]] = ..., traceparent: _Optional[str] = ..., stream: _Optional[_Union[StreamTag, _Mapping]] = ...) -> None: ...
+
+class StreamTag(_message.Message):
+    __slots__ = ("stream_id", "epoch", "context")
+    STREAM_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    stream_id: bytes
+    epoch: int
+    context: bytes
+    def __init__(self, stream_id: _Optional[bytes] = ..., epoch: _Optional[int] = ..., context: _Optional[bytes] = ...) -> None: ...
+
+class TakeStreamRequest(_message.Message):
+    __slots__ = ("stream_id",)
+    STREAM_ID_FIELD_NUMBER: _ClassVar[int]
+    stream_id: bytes
+    def __init__(self, stream_id: _Optional[bytes] = ...) -> None: ...
+
+class TakeStreamResponse(_message.Message):
+    __slots__ = ("submission", "output")
+    SUBMISSION_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_FIELD_NUMBER: _ClassVar[int]
+    submission: Submission
+    output: RequestOutput
+    def __init__(self, submission: _Optional[_Union[Submission, _Mapping]] = ..., output: _Optional[_Union[RequestOutput, _Mapping]] = ...) -> None: ...
 
 class StopConditions(_message.Message):
     __slots__ = ("max_tokens", "token_ids", "ignore_eos")

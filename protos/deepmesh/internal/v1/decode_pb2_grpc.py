@@ -41,6 +41,11 @@ class DecodeServiceStub:
                 request_serializer=deepmesh_dot_internal_dot_v1_dot_decode__pb2.AttachRequest.SerializeToString,
                 response_deserializer=deepmesh_dot_internal_dot_v1_dot_decode__pb2.AttachResponse.FromString,
                 _registered_method=True)
+        self.TakeStream = channel.unary_unary(
+                '/deepmesh.internal.v1.DecodeService/TakeStream',
+                request_serializer=deepmesh_dot_internal_dot_v1_dot_decode__pb2.TakeStreamRequest.SerializeToString,
+                response_deserializer=deepmesh_dot_internal_dot_v1_dot_decode__pb2.TakeStreamResponse.FromString,
+                _registered_method=True)
 
 
 class DecodeServiceServicer:
@@ -68,6 +73,16 @@ class DecodeServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def TakeStream(self, request, context):
+        """Hands over what this worker has of a stream, to the gateway whose client showed the stream's token. A request of it that
+        still runs ends, for the gateway that had it with a failure (STREAM_TAKEN). The log stays, and may be taken again.
+
+        NOT_FOUND            no such stream here (UNKNOWN_STREAM)
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_DecodeServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -75,6 +90,11 @@ def add_DecodeServiceServicer_to_server(servicer, server):
                     servicer.Attach,
                     request_deserializer=deepmesh_dot_internal_dot_v1_dot_decode__pb2.AttachRequest.FromString,
                     response_serializer=deepmesh_dot_internal_dot_v1_dot_decode__pb2.AttachResponse.SerializeToString,
+            ),
+            'TakeStream': grpc.unary_unary_rpc_method_handler(
+                    servicer.TakeStream,
+                    request_deserializer=deepmesh_dot_internal_dot_v1_dot_decode__pb2.TakeStreamRequest.FromString,
+                    response_serializer=deepmesh_dot_internal_dot_v1_dot_decode__pb2.TakeStreamResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -106,6 +126,33 @@ class DecodeService:
             '/deepmesh.internal.v1.DecodeService/Attach',
             deepmesh_dot_internal_dot_v1_dot_decode__pb2.AttachRequest.SerializeToString,
             deepmesh_dot_internal_dot_v1_dot_decode__pb2.AttachResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TakeStream(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/deepmesh.internal.v1.DecodeService/TakeStream',
+            deepmesh_dot_internal_dot_v1_dot_decode__pb2.TakeStreamRequest.SerializeToString,
+            deepmesh_dot_internal_dot_v1_dot_decode__pb2.TakeStreamResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,0 +1,73 @@
+"""Requests whose clients may come back through another gateway: their output is kept for a time after their end."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from decode_svc.requests import Request
+from decode_svc.session import Session
+from mesh.domain.requests import Submission
+from mesh.errors import UnknownStream
+
+SWEEP_SECONDS = 1.0
+
+
+@dataclass(slots=True)
+class StreamLog:
+    submission: Submission
+    # Its history grows while a rank has it.
+    request: Request
+    session: Session
+    # When it was first seen without a rank, in seconds of the logs' clock.
+    ended_at: float | None = None
+
+    @property
+    def kept_tokens(self) -> int:
+        return len(self.submission.request.token_ids) + self.request.kept_tokens
+
+
+class StreamLogs:
+    """`clock` counts seconds and never goes back. At most `max_tokens` are kept of requests that have ended."""
+
+    def __init__(self, clock: Callable[[], float], keep_seconds: float, max_tokens: int) -> None:
+        self._clock = clock
+        self._keep_seconds = keep_seconds
+        self._max_tokens = max_tokens
+        # By stream, in the order in which they were submitted.
+        self._logs: dict[bytes, StreamLog] = {}
+        self._swept_at = clock()
+
+    def __len__(self) -> int:
+        return len(self._logs)
+
+    def add(self, session: Session, request: Request, submission: Submission) -> None:
+        """Keep the log of a request that can be continued. Of two owners' requests the later owner's is kept."""
+        if submission.stream is None or not self._keep_seconds:
+            return
+        known = self._logs.get(submission.stream.stream_id)
+        if known is not None and known.submission.stream is not None:
+            if known.submission.stream.epoch > submission.stream.epoch:
+                return
+            del self._logs[submission.stream.stream_id]
+        self._logs[submission.stream.stream_id] = StreamLog(submission, request, session)
+
+    def get(self, stream_id: bytes) -> StreamLog:
+        """Raises UnknownStream."""
+        log = self._logs.get(stream_id)
+        if log is None:
+            raise UnknownStream("this worker has no log of that stream")
+        return log
+
+    def sweep(self) -> None:
+        """Forget logs whose time is over, and the oldest beyond the limit. Call it often."""
+        now = self._clock()
+        if now < self._swept_at + SWEEP_SECONDS:
+            return
+        self._swept_at = now
+        kept = 0
+        for stream_id, log in reversed(list(self._logs.items())):
+            if log.request.key is not None:
+                continue
+            log.ended_at = now if log.ended_at is None else log.ended_at
+            kept += log.kept_tokens
+            if log.ended_at + self._keep_seconds <= now or kept > self._max_tokens:
+                del self._logs[stream_id]

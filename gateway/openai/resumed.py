@@ -1,0 +1,61 @@
+"""GET /v1/streams/{token}: goes on with a stream whose gateway, or connection, is gone."""
+
+import msgspec
+from starlette.datastructures import Headers
+from starlette.types import Receive, Scope, Send
+
+from gateway.choices import OneChoice
+from gateway.gateway import Gateway
+from gateway.openai.body import ClientGone, while_connected
+from gateway.openai.endpoint import Reply, accepted_request_id, stream_events
+from gateway.openai.format import ChatFormat, CompletionFormat, Format, StreamForm
+from mesh.errors import InvalidRequest, MeshError, UnknownStream
+from mesh.interceptors import REQUEST_ID_KEY
+from mesh.observe import request_id
+
+# As clients of server-sent events send it, with the id of the last event that they saw.
+LAST_EVENT_ID = "last-event-id"
+LARGEST_POSITION = 2**31
+
+
+class ResumedStreams:
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = Headers(scope=scope)
+        request_id.set(accepted_request_id(headers.get(REQUEST_ID_KEY)))
+        reply = Reply(scope, receive, send)
+        try:
+            await self._answer(scope["path_params"]["token"], headers, receive, reply)
+        except ClientGone:
+            return
+        except MeshError as error:
+            await reply.fail(error)
+
+    async def _answer(self, token: str, headers: Headers, receive: Receive, reply: Reply) -> None:
+        tenant = self._gateway.tenants.authenticate(headers.get("authorization"))
+        position = _position(headers.get(LAST_EVENT_ID))
+        resumed = self._gateway.resume(token, position, tenant, "openai")
+        async with while_connected(receive), resumed as (live, written):
+            form = self._format(written)
+            choices = OneChoice(live)
+            await stream_events(form, choices, 1, await choices.next(), reply, opens=position == 0)
+
+    def _format(self, written: bytes) -> Format:
+        try:
+            form = msgspec.msgpack.decode(written, type=StreamForm)
+        except msgspec.DecodeError:
+            raise UnknownStream("this stream began over gRPC: go on with it there") from None
+        tokenizer = self._gateway.catalog.text(form.head.model).tokenizer
+        return (ChatFormat if form.chat else CompletionFormat)(form.head, tokenizer)
+
+
+def _position(last_event_id: str | None) -> int:
+    """Tokens that the client has. Raises InvalidRequest."""
+    if not last_event_id:
+        return 0
+    # int() takes more than digits, and any number of them.
+    if not (last_event_id.isascii() and last_event_id.isdigit() and len(last_event_id) <= 10):
+        raise InvalidRequest("Last-Event-ID must be the id of an event of this stream", field="last-event-id")
+    return min(int(last_event_id), LARGEST_POSITION)

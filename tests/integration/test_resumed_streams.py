@@ -1,0 +1,146 @@
+"""Streams that are gone on with at another gateway of a mesh of real processes: every token is compared."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+import pytest_asyncio
+from deepmesh.v1 import gateway_pb2, gateway_pb2_grpc
+
+from cli.launcher.composition import HOST
+from engine.oracle import oracle_tokens
+from mesh.failures import from_rpc_error
+from tests.support.mesh_requests import kill, prompt_of, request_of
+from tests.support.process_mesh import VOCABULARY, ProcessMesh, oracle_settings, process_mesh
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+KEYS = 'gateway.api_keys=[{"name": "alice", "key": "alice-secret"}, {"name": "bob", "key": "bob-secret"}]'
+ALICE, BOB = (("authorization", "Bearer alice-secret"),), (("authorization", "Bearer bob-secret"),)
+PROMPT, TOKENS = prompt_of(150, 1), 300
+EXPECTED = oracle_tokens(PROMPT, TOKENS, VOCABULARY)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def mesh() -> AsyncIterator[ProcessMesh]:
+    settings = (*oracle_settings(**{"oracle.step_ms": 5}), KEYS, "scheduler.lease.seconds=10")
+    async with process_mesh(workers=2, gateways=2, settings=settings, api_key="alice-secret") as running:
+        yield running
+
+
+def stub_of(channel: grpc.aio.Channel) -> gateway_pb2_grpc.GatewayServiceStub:
+    return gateway_pb2_grpc.GatewayServiceStub(channel)
+
+
+def gateway_channel(mesh: ProcessMesh, number: int) -> grpc.aio.Channel:
+    _, grpc_port = mesh.plan.gateway_ports[number]
+    return grpc.aio.insecure_channel(f"{HOST}:{grpc_port}")
+
+
+async def begun(stub: gateway_pb2_grpc.GatewayServiceStub, tokens: int) -> tuple[Any, str, list[int]]:
+    """A stream of which so many tokens were read, and its token."""
+    call = stub.Generate(request_of(PROMPT, TOKENS), metadata=ALICE, timeout=60)
+    started = await call.read()
+    found: list[int] = []
+    while len(found) < tokens:
+        found.extend((await call.read()).delta.token_ids)
+    return call, started.started.stream_token, found
+
+
+async def resumed(
+    stub: gateway_pb2_grpc.GatewayServiceStub, request: gateway_pb2.ResumeRequest, metadata: Any = ALICE
+) -> list[int]:
+    call = stub.Resume(request, metadata=metadata, timeout=60)
+    return [token async for message in call for token in message.response.delta.token_ids]
+
+
+async def refusal(stub: gateway_pb2_grpc.GatewayServiceStub, token: str, metadata: Any = ALICE) -> str:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await resumed(stub, gateway_pb2.ResumeRequest(stream_token=token), metadata)
+    return from_rpc_error(caught.value).reason
+
+
+async def until_back(mesh: ProcessMesh) -> None:
+    """Wait until the first gateway was started again, and serves."""
+    http_port, _ = mesh.plan.gateway_ports[0]
+    async with asyncio.timeout(30), httpx.AsyncClient(trust_env=False) as client:
+        while True:
+            with suppress(httpx.TransportError):
+                if (await client.get(f"http://{HOST}:{http_port}/health")).is_success:
+                    return
+            await asyncio.sleep(0.05)
+
+
+async def test_a_stream_whose_gateway_is_killed_goes_on_at_another(mesh: ProcessMesh) -> None:
+    async with gateway_channel(mesh, 0) as first, gateway_channel(mesh, 1) as second:
+        _, token, found = await begun(stub_of(first), 50)
+        kill(mesh, "gateway")
+        found += await resumed(stub_of(second), gateway_pb2.ResumeRequest(stream_token=token, position=len(found)))
+        assert found == EXPECTED
+        # Its end is kept, and the same position brings the same tokens.
+        again = await resumed(stub_of(second), gateway_pb2.ResumeRequest(stream_token=token, position=290))
+        assert again == EXPECTED[290:]
+        await until_back(mesh)
+
+
+async def test_a_second_presenter_ends_the_first_and_has_every_token(mesh: ProcessMesh) -> None:
+    async with gateway_channel(mesh, 0) as first, gateway_channel(mesh, 1) as second:
+        call, token, found = await begun(stub_of(first), 20)
+        rest = await resumed(stub_of(second), gateway_pb2.ResumeRequest(stream_token=token, position=len(found)))
+        assert found + rest == EXPECTED
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            while await call.read() is not grpc.aio.EOF:
+                pass
+        assert from_rpc_error(caught.value).reason == "STREAM_TAKEN"
+
+
+async def test_a_stream_of_which_no_worker_has_the_log_is_computed_again(mesh: ProcessMesh) -> None:
+    async with gateway_channel(mesh, 1) as channel:
+        stub = stub_of(channel)
+        call, token, found = await begun(stub, 20)
+        call.cancel()
+        kill(mesh, "decode-0", "decode-1")
+        await asyncio.sleep(0.5)
+        await mesh.whole()
+        assert await refusal(stub, token) == "STREAM_GONE"
+        request = gateway_pb2.ResumeRequest(stream_token=token, position=len(found), request=request_of(PROMPT, TOKENS))
+        assert found + await resumed(stub, request) == EXPECTED
+
+
+async def test_forged_tokens_and_those_of_other_tenants_are_refused(mesh: ProcessMesh) -> None:
+    async with gateway_channel(mesh, 1) as channel:
+        stub = stub_of(channel)
+        call, token, _ = await begun(stub, 5)
+        assert await refusal(stub, token, BOB) == "UNKNOWN_STREAM"
+        for forged in (token[:-2], token[1:], "", "x" * 5000, "ключ", token[:20] + "A" + token[21:]):
+            assert await refusal(stub, forged) == "UNKNOWN_STREAM"
+        call.cancel()
+
+
+async def test_an_http_stream_goes_on_behind_its_last_event_at_another_gateway(mesh: ProcessMesh) -> None:
+    headers = {"authorization": "Bearer alice-secret"}
+    body = {"model": "oracle", "prompt": "abc", "max_tokens": 100, "ignore_eos": True, "temperature": 0}
+    first, second = (f"http://{HOST}:{http_port}" for http_port, _ in mesh.plan.gateway_ports)
+    async with httpx.AsyncClient(headers=headers, timeout=30, trust_env=False) as client:
+        whole = (await client.post(f"{second}/v1/completions", json=body)).json()["choices"][0]["text"]
+        text, last_id = "", ""
+        async with client.stream("POST", f"{first}/v1/completions", json={**body, "stream": True}) as response:
+            token = response.headers["x-deepmesh-stream"]
+            async for line in response.aiter_lines():
+                if line.startswith("id: "):
+                    last_id = line[4:]
+                elif line.startswith("data: "):
+                    text += json.loads(line[6:])["choices"][0]["text"]
+                    if int(last_id) >= 30:
+                        break
+        after = await client.get(f"{second}/v1/streams/{token}", headers={"last-event-id": last_id})
+        events = [line[6:] for line in after.text.splitlines() if line.startswith("data: ")]
+        assert events[-1] == "[DONE]"
+        text += "".join(json.loads(event)["choices"][0]["text"] for event in events[:-1])
+        assert text == whole
+        refused = await client.get(f"{second}/v1/streams/{token}", headers={"last-event-id": "-3"})
+        assert refused.status_code == 400
