@@ -1,4 +1,4 @@
-# make demo | make test | make lint | make soak | make check-NAME | make deploy-check | make dist | make docs | make protos
+# make demo | make test | make lint | make soak | make chaos | make check-NAME | make deploy-check | make dist | make docs | make protos
 # | make check-protos | make chart-schema | make sanitize
 # PYTHON: an interpreter 3.11 or newer.  TORCH: what to install where that interpreter has no usable torch,
 # e.g. TORCH="torch --index-url https://download.pytorch.org/whl/cpu" for the small CPU build.
@@ -10,7 +10,7 @@ SOURCES := mesh worker cli gateway scheduler prefill_svc decode_svc kvstore engi
 
 SANITIZER := compute-sanitizer --report-api-errors no --error-exitcode 1
 
-.PHONY: demo test dist soak lint docs protos check-protos chart-schema deploy-check sanitize clean
+.PHONY: demo test dist soak chaos lint docs protos check-protos chart-schema deploy-check sanitize clean
 
 demo: .venv/installed
 	$(BIN)/deepmesh demo
@@ -21,6 +21,9 @@ test: .venv/installed-dev lint
 # Every property test with thousands of examples; minutes to hours.
 soak: .venv/installed-dev
 	$(BIN)/python -m pytest -m hypothesis --hypothesis-profile soak -o timeout=0 --numprocesses logical --dist loadgroup
+
+# Every process killed, frozen and stopped in every phase of a request; minutes. DEEPMESH_CHAOS_SEED=n for other prompts and times.
+chaos: check-chaos
 
 # Three wheels that serve anywhere: deepmesh, its contracts, and tiny-r1.
 dist: .venv/installed

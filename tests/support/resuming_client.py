@@ -1,0 +1,72 @@
+"""A client that goes on at another gateway when its own is lost, as clients of a mesh of several should."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+
+import grpc
+from deepmesh.v1 import gateway_pb2, gateway_pb2_grpc
+
+from mesh.errors import MeshError, Retry
+from mesh.failures import from_rpc_error
+from tests.support.mesh_requests import request_of
+
+# A gateway that sends nothing for so long is given up: longer than a worker's freeze may last.
+SILENCE_SECONDS = 12.0
+PAUSE_SECONDS = 0.05
+ATTEMPTS = 200
+
+
+@dataclass
+class Answer:
+    tokens: list[int] = field(default_factory=list)
+    # The longest time without a token, the first one's included.
+    longest_pause: float = 0.0
+    # How often another gateway had to be asked.
+    resumed: int = 0
+
+
+class ResumingClient:
+    def __init__(self, channels: Sequence[grpc.aio.Channel]) -> None:
+        self._stubs = [gateway_pb2_grpc.GatewayServiceStub(channel) for channel in channels]
+
+    async def ask(self, prompt: Sequence[int], tokens: int, first_gateway: int = 0) -> Answer:
+        """Every token once, whatever happens to gateways. Raises the MeshError that is no gateway's fault."""
+        request, answer, stream = request_of(prompt, tokens), Answer(), ""
+        last = time.monotonic()
+        for attempt in range(ATTEMPTS):
+            stub = self._stubs[(first_gateway + attempt) % len(self._stubs)]
+            try:
+                async for response in _responses(stub, request, stream, len(answer.tokens)):
+                    stream = response.started.stream_token or stream
+                    if response.delta.token_ids:
+                        answer.longest_pause = max(answer.longest_pause, time.monotonic() - last)
+                        last = time.monotonic()
+                        answer.tokens.extend(response.delta.token_ids)
+                return answer
+            except (grpc.aio.AioRpcError, TimeoutError) as error:
+                _check_passes(error)
+            answer.resumed += 1
+            await asyncio.sleep(PAUSE_SECONDS)
+        raise AssertionError(f"no answer in {ATTEMPTS} attempts")
+
+
+async def _responses(
+    stub: gateway_pb2_grpc.GatewayServiceStub, request: gateway_pb2.GenerateRequest, stream: str, position: int
+) -> AsyncIterator[gateway_pb2.GenerateResponse]:
+    resume = gateway_pb2.ResumeRequest(stream_token=stream, position=position, request=request)
+    call = stub.Resume(resume) if stream else stub.Generate(request)
+    try:
+        while (message := await asyncio.wait_for(call.read(), SILENCE_SECONDS)) is not grpc.aio.EOF:
+            yield message.response if stream else message
+    finally:
+        call.cancel()
+
+
+def _check_passes(error: Exception) -> None:
+    """Raises the error unless another attempt may do better."""
+    if isinstance(error, grpc.aio.AioRpcError):
+        refusal: MeshError = from_rpc_error(error)
+        if refusal.retry is Retry.NEVER:
+            raise refusal
