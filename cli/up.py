@@ -124,6 +124,8 @@ async def _run(plan: MeshPlan, specs: Sequence[ServiceSpec], keys: GatewayKeys) 
     if plan.metrics_port is not None:
         ports = "  ".join(f"{spec.name} {spec.metrics_port}" for spec in specs)
         printer(NAME, f"metrics: http://{HOST}:PORT/metrics, the ports being {ports}")
+        page = next(spec.metrics_port for spec in specs if spec.name == "gateway")
+        printer(NAME, f"page: http://{HOST}:{page}")
     channels = Channels()
     supervisor = Supervisor(specs, printer, channels)
     serving = asyncio.create_task(_serve(supervisor, plan, printer, channels, keys))

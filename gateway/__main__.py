@@ -10,6 +10,7 @@ from gateway.config import GatewayConfig
 from gateway.gateway import Gateway
 from gateway.openai.http import application
 from gateway.openai.server import HttpServer
+from gateway.page.server import operator_server
 from gateway.service import GatewayService
 from mesh.channel import service_channels
 from mesh.launch import launch
@@ -25,7 +26,10 @@ _log = logging.getLogger("deepmesh.gateway")
 
 async def main(config: GatewayConfig) -> None:
     tls = for_clients(config.public_tls.certificate, config.public_tls.key) if config.public_tls else None
-    async with Gateway(config, load_texts(config.models), service_channels(config.security.tls)) as gateway:
+    channels = service_channels(config.security.tls)
+    # The page has the port of the metrics.
+    server_config = config.server.model_copy(update={"metrics_port": None})
+    async with Gateway(config, load_texts(config.models), channels) as gateway:
         registration = Registration(
             gateway_pb2_grpc.add_GatewayServiceServicer_to_server, GatewayService(gateway), SERVICE_NAME
         )
@@ -35,7 +39,8 @@ async def main(config: GatewayConfig) -> None:
             drain_seconds=LAST_WORDS_SECONDS,
             stalled_seconds=config.limits.stalled_seconds,
         )
-        async with MeshServer(config.server, "gateway", [registration], tls) as server, http:
+        page = operator_server(config, gateway, channels)
+        async with MeshServer(server_config, "gateway", [registration], tls) as server, http, page:
             _log.info("listening", extra={"fields": {"grpc_port": server.port, "http_port": http.port}})
             await gateway.until(server.until_signal(), server.ready, server.drain)
             await gateway.leave(server.drain)

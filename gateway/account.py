@@ -1,10 +1,12 @@
 """What became of one generation: counted, and logged if an access log is kept."""
 
 import logging
+import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
+from gateway.answers import Answer, RecentAnswers
 from gateway.live import LiveGeneration
 from gateway.tenants import Tenant
 from mesh.errors import MeshError
@@ -13,12 +15,16 @@ from mesh.observe import access_log
 
 
 class Account:
-    """`with Account(tenant, api, clock) as account:` around a generation, which `accept` names once it is placed."""
+    """`with Account(...) as account:` around a generation, which `accept` names once it is placed.
 
-    def __init__(self, tenant: Tenant, api: str, clock: Callable[[], float]) -> None:
+    What became of it is added to `answers`.
+    """
+
+    def __init__(self, tenant: Tenant, api: str, clock: Callable[[], float], answers: RecentAnswers) -> None:
         self._tenant = tenant.name
         self._api = api
         self._clock = clock
+        self._answers = answers
         self._began_at = clock()
         self._live: LiveGeneration | None = None
 
@@ -38,8 +44,25 @@ class Account:
             outcome = error.reason.lower()
             if self._live is None:
                 GATEWAY_REFUSALS.labels(self._tenant, self._api, outcome).inc()
+        self._answers.add(self._answer(outcome))
         if access_log.isEnabledFor(logging.INFO):
             access_log.info("generation", extra={"fields": self._fields(outcome)})
+
+    def _answer(self, outcome: str) -> Answer:
+        live, now = self._live, self._clock()
+        if live is None:
+            return Answer(time.time(), None, None, 0, 0, 0, outcome)
+        generation, first = live.generation, live.first_token_at
+        tokens = generation.received_tokens
+        return Answer(
+            ended_at=time.time(),
+            ttft_ms=None if first is None else round(1000 * (first - self._began_at), 1),
+            tpot_ms=None if first is None or tokens < 2 else round(1000 * (now - first) / (tokens - 1), 2),
+            prompt_tokens=len(generation.request.token_ids),
+            cached_tokens=generation.cached_tokens,
+            output_tokens=tokens,
+            outcome=outcome,
+        )
 
     def _fields(self, outcome: str) -> dict[str, object]:
         fields: dict[str, object] = {"tenant": self._tenant, "api": self._api, "outcome": outcome}

@@ -42,6 +42,8 @@ class Dispatcher:
         self._limits = limits
         self._live: set[LiveGeneration] = set()
         self._census = Census()
+        # Tokens of generations that have ended.
+        self._ended_tokens = 0
         self._stopping = False
         # Set while no generation is live.
         self._idle = asyncio.Event()
@@ -50,6 +52,11 @@ class Dispatcher:
     @property
     def live_generations(self) -> int:
         return len(self._live)
+
+    @property
+    def received_tokens(self) -> int:
+        """Tokens of all generations so far."""
+        return self._ended_tokens + sum(live.generation.received_tokens for live in self._live)
 
     @asynccontextmanager
     async def open(
@@ -108,6 +115,7 @@ class Dispatcher:
             raise generation.given_up or DeadlineExceeded("the request's deadline passed") from None
         finally:
             self._live.discard(live)
+            self._ended_tokens += generation.received_tokens
             self._census.remove(share)
             if not self._live:
                 self._idle.set()

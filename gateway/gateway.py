@@ -13,6 +13,7 @@ from typing import Self
 from msgspec import structs
 
 from gateway.account import Account
+from gateway.answers import RecentAnswers
 from gateway.catalog import Catalog, ModelText
 from gateway.config import GatewayConfig
 from gateway.decode_link import GatewayIdentity
@@ -47,6 +48,7 @@ class Gateway:
         self.config = config
         self.tenants = Tenants(config.api_keys)
         self._quotas = Quotas(config.api_keys)
+        self.answers = RecentAnswers()
         self.sampler = Sampler(config.observe.trace_share if config.observe.otlp_endpoint else 0.0)
         self.directory = Directory(config.dispatch.worker_seconds)
         self.catalog = Catalog(texts, self.directory)
@@ -98,7 +100,7 @@ class Gateway:
         longest = self.config.limits.generation_seconds
         deadline = self._clock() + (longest if timeout_seconds is None else min(longest, timeout_seconds))
         ask_span = span("gateway.request", tenant=tenant.name, api=api)
-        with ask_span, Account(tenant, api, self._clock) as account, tenant.admitted():
+        with ask_span, Account(tenant, api, self._clock, self.answers) as account, tenant.admitted():
             self._quotas.admit(tenant.name, self._clock())
             try:
                 async with asyncio.timeout_at(deadline):
@@ -152,7 +154,7 @@ class Gateway:
         generation = leader.generation
         sibling = generation.prepared.sibling(number)
         ask_span = span("gateway.request", tenant=tenant.name, api=api, sibling=number)
-        with ask_span, Account(tenant, api, self._clock) as account, tenant.admitted():
+        with ask_span, Account(tenant, api, self._clock, self.answers) as account, tenant.admitted():
             placement = leader.placement
             async with (
                 self.dispatcher.open(sibling, generation.deadline, api, placement) as live,

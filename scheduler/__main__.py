@@ -39,7 +39,8 @@ SERVES = {
     "ReportStatus": (Role.PREFILL, Role.DECODE),
     # Decode workers take no prefill worker from a request that is not in the registry.
     "WatchWorkers": (Role.GATEWAY, Role.DECODE, Role.OPERATOR),
-    "ListDecisions": (Role.OPERATOR,),
+    # The gateways' page shows them.
+    "ListDecisions": (Role.GATEWAY, Role.OPERATOR),
     "GetScaling": (Role.OPERATOR, Role.AUTOSCALER),
 }
 AUTOSCALER_SERVICE = "externalscaler.ExternalScaler"

@@ -48,6 +48,17 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         registration = Registration(add, self, "deepmesh.internal.v1.SchedulerService", ("WatchWorkers",))
         return MeshServer(ServerConfig(port=port, drain_seconds=0), "fake scheduler", [registration])
 
+    async def ListDecisions(
+        self, request: scheduler_pb2.ListDecisionsRequest, context: Any
+    ) -> scheduler_pb2.ListDecisionsResponse:
+        """What it was asked to place, newest first, on the first worker of all."""
+        worker_id = next(iter(self.workers), "")
+        decisions = [
+            scheduler_pb2.Decision(request_id=query.request_id, worker_id=worker_id, reason="it is the first")
+            for query in reversed(self.queries[-request.limit :])
+        ]
+        return scheduler_pb2.ListDecisionsResponse(decisions=decisions)
+
     async def Place(self, request: scheduler_pb2.PlaceRequest, context: Any) -> scheduler_pb2.PlaceResponse:
         self.queries.append(request)
         await asyncio.sleep(self.answer_seconds)

@@ -1,0 +1,1 @@
+"""A page that shows the mesh at work, on the metrics port."""

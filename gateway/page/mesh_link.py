@@ -1,0 +1,87 @@
+"""Looks at the mesh while somebody watches, once for all who do."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable
+
+import grpc
+import msgspec
+from deepmesh.internal.v1 import scheduler_pb2, scheduler_pb2_grpc
+
+from gateway.page import wire
+from gateway.page.view import MeshView
+from mesh.channel import Channels
+from mesh.errors import MeshError
+from mesh.failures import from_rpc_error
+from mesh.identity import Role
+
+LOOK_SECONDS = 1.0
+ANSWER_SECONDS = 2.0
+DECISIONS = 30
+
+
+class MeshLink:
+    """The page's link to the scheduler. `views` yields the mesh as JSON, about once a second; `close` it at the end."""
+
+    def __init__(
+        self,
+        endpoint: str,
+        channels: Channels,
+        live_generations: Callable[[], int],
+        received_tokens: Callable[[], int],
+        keys: bool,
+    ) -> None:
+        """`keys`: whether the playground needs one."""
+        self._channel = channels.open(endpoint, Role.SCHEDULER)
+        self._scheduler = scheduler_pb2_grpc.SchedulerServiceStub(self._channel)
+        self._live_generations = live_generations
+        self._received_tokens = received_tokens
+        self._keys = keys
+        self._looking: asyncio.Task[bytes] | None = None
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+    async def views(self) -> AsyncGenerator[bytes, None]:
+        """Until the caller stops."""
+        while True:
+            if self._looking is None or self._looking.done():
+                self._looking = asyncio.create_task(self._look())
+            looking = self._looking
+            # Whoever leaves must not end it for the others.
+            yield await asyncio.shield(looking)
+            await asyncio.sleep(LOOK_SECONDS)
+
+    async def _look(self) -> bytes:
+        snapshot, decisions, problem = scheduler_pb2.WatchWorkersResponse(), scheduler_pb2.ListDecisionsResponse(), ""
+        try:
+            snapshot = await self._snapshot()
+            request = scheduler_pb2.ListDecisionsRequest(limit=DECISIONS)
+            decisions = await self._scheduler.ListDecisions(request, timeout=ANSWER_SECONDS)
+        except MeshError as error:
+            problem = error.message
+        view = MeshView(
+            time=time.time(),
+            problem=problem,
+            live=self._live_generations(),
+            received_tokens=self._received_tokens(),
+            keys=self._keys,
+            workers=[wire.worker(each) for each in snapshot.workers],
+            stores=[wire.store(each) for each in snapshot.stores],
+            decisions=[wire.decision(each) for each in decisions.decisions],
+        )
+        return msgspec.json.encode(view)
+
+    async def _snapshot(self) -> scheduler_pb2.WatchWorkersResponse:
+        """Raises MeshError."""
+        watch = self._scheduler.WatchWorkers(scheduler_pb2.WatchWorkersRequest(), timeout=ANSWER_SECONDS)
+        try:
+            response = await watch.read()
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc_error(error) from error
+        finally:
+            watch.cancel()
+        # gRPC gives None for what it cannot read.
+        if isinstance(response, scheduler_pb2.WatchWorkersResponse):
+            return response
+        return scheduler_pb2.WatchWorkersResponse()

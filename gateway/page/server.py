@@ -1,0 +1,126 @@
+"""What the gateway serves on its metrics port: Prometheus' metrics, and a page that shows the mesh at work.
+
+The port is for operators: only the playground, which generates, asks for a key where keys are set.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from importlib.resources import files
+
+import msgspec
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from gateway.answers import RecentAnswers
+from gateway.config import GatewayConfig, HttpConfig
+from gateway.gateway import Gateway
+from gateway.openai.endpoint import Endpoint
+from gateway.openai.format import ChatFormat
+from gateway.openai.http import mesh_error
+from gateway.openai.requests import ChatCompletionBody
+from gateway.openai.server import HttpServer
+from gateway.page.mesh_link import MeshLink
+from mesh.channel import Channels
+from mesh.errors import MeshError, Overloaded
+
+# Nothing of the page comes from elsewhere, and no other page may show it.
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+HEADERS = {"content-security-policy": POLICY, "x-content-type-options": "nosniff", "cache-control": "no-cache"}
+FILES = {
+    "/": ("page.html", "text/html"),
+    "/page.css": ("page.css", "text/css"),
+    "/page.js": ("page.js", "text/javascript"),
+    "/figures.js": ("figures.js", "text/javascript"),
+    "/mesh.js": ("mesh.js", "text/javascript"),
+    "/playground.js": ("playground.js", "text/javascript"),
+}
+MOST_WATCHERS = 32
+CONNECTIONS = 128
+LAST_WORDS_SECONDS = 1.0
+
+_log = logging.getLogger("deepmesh.gateway")
+
+
+@asynccontextmanager
+async def operator_server(config: GatewayConfig, gateway: Gateway, channels: Channels) -> AsyncIterator[int | None]:
+    """Serve for the length of the block, if there is a metrics port; yields the port."""
+    server = config.server
+    if server.metrics_port is None:
+        yield None
+        return
+    http = HttpConfig(host=server.metrics_host or server.host, port=server.metrics_port, connections=CONNECTIONS)
+    link = MeshLink(
+        config.scheduler,
+        channels,
+        lambda: gateway.dispatcher.live_generations,
+        lambda: gateway.dispatcher.received_tokens,
+        keys=bool(config.api_keys),
+    )
+    stalled_seconds = config.limits.stalled_seconds
+    application = operator_application(gateway, link)
+    listening = HttpServer(http, application, drain_seconds=LAST_WORDS_SECONDS, stalled_seconds=stalled_seconds)
+    try:
+        async with listening:
+            url = f"http://{http.host}:{listening.port}"
+            _log.info("serving metrics and a page", extra={"fields": {"url": url}})
+            yield listening.port
+    finally:
+        await link.close()
+
+
+def operator_application(gateway: Gateway, link: MeshLink) -> Starlette:
+    """The ASGI application."""
+    live = Live(link, gateway.answers)
+    return Starlette(
+        routes=[
+            Route("/metrics", metrics),
+            Route("/live", live.events),
+            Route("/v1/chat/completions", Endpoint(gateway, ChatCompletionBody, ChatFormat), methods=["POST"]),
+            *(Route(path, _file(name, kind)) for path, (name, kind) in FILES.items()),
+        ],
+        exception_handlers={MeshError: mesh_error},
+    )
+
+
+async def metrics(request: Request) -> Response:
+    # In a thread: it takes milliseconds, in which no token would leave.
+    return Response(await asyncio.to_thread(generate_latest), media_type=CONTENT_TYPE_LATEST)
+
+
+def _file(name: str, kind: str) -> Response:
+    """A file of this package."""
+    return Response(files("gateway.page").joinpath(name).read_bytes(), media_type=kind, headers=HEADERS)
+
+
+class Live:
+    """Server-sent events: `mesh` with what there is, `answers` with those that have ended since the last."""
+
+    def __init__(self, link: MeshLink, answers: RecentAnswers) -> None:
+        self._link = link
+        self._answers = answers
+        self._watchers = 0
+
+    async def events(self, request: Request) -> Response:
+        if self._watchers >= MOST_WATCHERS:
+            raise Overloaded(f"{MOST_WATCHERS} pages watch already: close one")
+        return StreamingResponse(self._events(), media_type="text/event-stream", headers=HEADERS)
+
+    async def _events(self) -> AsyncIterator[bytes]:
+        self._watchers += 1
+        seen = 0
+        try:
+            async with aclosing(self._link.views()) as views:
+                async for view in views:
+                    new, seen = self._answers.after(seen), self._answers.count
+                    yield b"event: answers\ndata: " + msgspec.json.encode(new) + b"\n\n"
+                    yield b"event: mesh\ndata: " + view + b"\n\n"
+        finally:
+            self._watchers -= 1

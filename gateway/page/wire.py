@@ -1,0 +1,79 @@
+"""The scheduler's messages, as the page shows them."""
+
+from deepmesh.internal.v1 import scheduler_pb2, workers_pb2
+
+from gateway.page.view import DecisionView, Moves, StoreView, TierView, WorkerView
+
+# Candidates that are listed beside the one that was taken.
+MOST_REJECTED = 8
+
+
+def worker(status: scheduler_pb2.WorkerStatus) -> WorkerView:
+    identity, load = status.identity, status.load
+    return WorkerView(
+        worker_id=identity.worker_id,
+        incarnation=identity.incarnation,
+        role=_word(workers_pb2.WorkerRole.Name(identity.role)),
+        model=identity.model,
+        state=_word(workers_pb2.WorkerState.Name(status.state)),
+        lease_ms=status.lease_remaining.ToMilliseconds(),
+        running=load.running_requests,
+        waiting=load.waiting_requests,
+        max_requests=identity.max_requests,
+        queued_prefill_tokens=load.queued_prefill_tokens,
+        free_blocks=load.free_blocks,
+        total_blocks=identity.total_blocks,
+        cached_blocks=status.cached_blocks,
+        prefill_tokens_per_second=round(load.prefill_tokens_per_second),
+        decode_step_ms=round(load.decode_step_ms, 2),
+        moves=_moves(status.transfers),
+    )
+
+
+def store(status: scheduler_pb2.StoreStatus) -> StoreView:
+    return StoreView(
+        store_id=status.store_id,
+        endpoint=status.endpoint,
+        tiers=[TierView(tier.name, tier.used_blocks, tier.total_blocks, tier.block_bytes) for tier in status.tiers],
+        lookups=status.lookups,
+        hits=status.hits,
+        attached_workers=status.attached_workers,
+        moves=_moves(status.transfers),
+    )
+
+
+def decision(message: scheduler_pb2.Decision) -> DecisionView:
+    taken = next((each for each in message.candidates if not each.rejected), scheduler_pb2.Candidate())
+    rejected = [f"{_name(each)}: {each.rejected}" for each in message.candidates if each.rejected]
+    return DecisionView(
+        time=message.time.ToMilliseconds() / 1000,
+        request_id=message.request_id,
+        attempt=message.attempt,
+        worker_id=message.worker_id,
+        prefill_worker_id=taken.prefill_worker_id,
+        store_id=taken.store_id,
+        reason=message.reason,
+        outcome=_word(scheduler_pb2.PlacementOutcome.Name(message.outcome)) if message.outcome else "",
+        rejected=rejected[:MOST_REJECTED],
+    )
+
+
+def _moves(status: workers_pb2.TransferStatus) -> Moves:
+    return Moves(
+        received_bytes=sum(status.received_bytes.values()),
+        sent_bytes=sum(status.sent_bytes.values()),
+        transports=sorted({*status.received_bytes, *status.sent_bytes}),
+        open=status.open_landings + status.open_pushes + status.open_fetches,
+        free_slots=status.free_slots,
+        total_slots=status.total_slots,
+        fetched_blocks=status.fetched_blocks,
+    )
+
+
+def _name(candidate: scheduler_pb2.Candidate) -> str:
+    return " → ".join(filter(None, (candidate.prefill_worker_id, candidate.worker_id)))
+
+
+def _word(name: str) -> str:
+    """WORKER_STATE_SERVING is "serving"."""
+    return name.rpartition("_")[2].lower()

@@ -1,0 +1,106 @@
+"""The operators' page without a browser: what it is made of, what it tells, and whom it serves."""
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+from pydantic import SecretStr
+
+from gateway.config import ApiKeyConfig
+from gateway.page.server import FILES, POLICY, operator_server
+from mesh.channel import Channels
+from mesh.config import ServerConfig
+from mesh.ports import free_port
+from tests.support.gateways import ids_request, running_mesh
+
+QUESTION = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
+
+
+@asynccontextmanager
+async def page(**settings: Any) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of the page, after one answer of three tokens."""
+    async with running_mesh(server=ServerConfig(metrics_port=free_port()), **settings) as mesh:
+        async for _ in mesh.stub.Generate(ids_request(max_tokens=3), timeout=10, metadata=AUTHORIZED):
+            pass
+        async with (
+            operator_server(mesh.gateway.config, mesh.gateway, Channels()) as port,
+            httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20, trust_env=False) as client,
+        ):
+            yield client
+
+
+AUTHORIZED = (("authorization", "Bearer alice-secret"),)
+
+
+async def events(client: httpx.AsyncClient) -> dict[str, Any]:
+    """The first of each kind."""
+    found: dict[str, Any] = {}
+    async with client.stream("GET", "/live") as response:
+        name = ""
+        async for line in response.aiter_lines():
+            key, _, value = line.partition(": ")
+            if key == "event":
+                name = value
+            elif key == "data":
+                found.setdefault(name, json.loads(value))
+            if len(found) == 2:
+                break
+    return found
+
+
+async def test_it_shows_the_mesh_its_last_placements_and_answers() -> None:
+    async with page() as client:
+        shown = await events(client)
+    mesh = shown["mesh"]
+    assert [worker["worker_id"] for worker in mesh["workers"]] == ["decode-0"]
+    assert mesh["workers"][0]["role"] == "decode"
+    assert (mesh["problem"], mesh["keys"], mesh["live"], mesh["received_tokens"]) == ("", False, 0, 3)
+    assert [decision["worker_id"] for decision in mesh["decisions"]] == ["decode-0"]
+    [[_, ttft, tpot, prompt, cached, output, outcome]] = shown["answers"]
+    assert ttft > 0 and tpot >= 0
+    assert (prompt, cached, output, outcome) == (3, 0, 3, "finished")
+
+
+async def test_it_says_when_the_scheduler_does_not_answer() -> None:
+    async with running_mesh(server=ServerConfig(metrics_port=free_port())) as mesh:
+        config = mesh.gateway.config.model_copy(update={"scheduler": f"127.0.0.1:{free_port()}"})
+        async with (
+            operator_server(config, mesh.gateway, Channels()) as port,
+            httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20, trust_env=False) as client,
+        ):
+            assert (await events(client))["mesh"]["problem"]
+
+
+@pytest.mark.parametrize("path", FILES)
+async def test_every_file_of_it_comes_with_a_policy_that_lets_no_other_host_in(path: str) -> None:
+    async with page() as client:
+        response = await client.get(path)
+    assert response.status_code == 200
+    assert response.headers["content-security-policy"] == POLICY
+    assert "//" not in POLICY and "unsafe" not in POLICY
+
+
+async def test_the_playground_answers() -> None:
+    async with page() as client:
+        response = await client.post("/v1/chat/completions", json=QUESTION)
+    assert response.json()["usage"]["completion_tokens"] == 3
+
+
+async def test_where_keys_are_set_the_playground_needs_one_and_the_page_says_so() -> None:
+    keys = (ApiKeyConfig(name="alice", key=SecretStr("alice-secret")),)
+    async with page(api_keys=keys) as client:
+        refused = await client.post("/v1/chat/completions", json=QUESTION)
+        taken = await client.post("/v1/chat/completions", json=QUESTION, headers=dict(AUTHORIZED))
+        shown = await events(client)
+    assert (refused.status_code, taken.status_code) == (401, 200)
+    assert shown["mesh"]["keys"] is True
+
+
+async def test_the_metrics_are_beside_it() -> None:
+    async with page() as client:
+        response = await client.get("/metrics")
+    assert response.headers["content-type"].startswith("text/plain")
+    assert "deepmesh_gateway_accepted_total{" in response.text
