@@ -37,6 +37,9 @@ check-envoy: .venv/installed-deploy
 # The gateway's page in a real browser, which must be there: `apt-get install chromium`, or DEEPMESH_CHROMIUM=PATH. Writes docs/page.png.
 check-page: .venv/installed-dev
 
+# The clients of examples/, built with the toolchains that are installed; examples/Makefile names what each needs.
+check-clients: .venv/installed-dev
+
 # The services' configuration keys, in the schema of the chart's values.
 chart-schema: .venv/installed-dev
 	$(BIN)/python deploy/helm/schema.py
