@@ -37,6 +37,9 @@ check-envoy: .venv/installed-deploy
 # The gateway's page in a real browser, which must be there: `apt-get install chromium`, or DEEPMESH_CHROMIUM=PATH. Writes docs/page.png.
 check-page: .venv/installed-dev
 
+# Prometheus' rules, with promtool: Debian's package prometheus has it.
+check-rules: .venv/installed-dev
+
 # The clients of examples/, built with the toolchains that are installed; examples/Makefile names what each needs.
 check-clients: .venv/installed-dev
 
