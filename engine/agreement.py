@@ -37,4 +37,7 @@ def agreed(proposals: Sequence[StepShape]) -> StepShape:
         drafts=max(each.drafts for each in proposals),
         drawing=max(each.drawing for each in proposals),
         beginning=max(each.beginning for each in proposals),
+        waiting_prompts=sum(each.waiting_prompts for each in proposals),
+        decodes=any(each.decodes for each in proposals),
+        prefills=any(each.prefills for each in proposals),
     )

@@ -131,6 +131,12 @@ class StepShape(msgspec.Struct, frozen=True):
     drawing: int = 0
     # The most prompts that any rank begins: a draft layer computes one token more of each.
     beginning: int = 0
+    # For engine.alignment. On how many ranks prompts wait to begin, or one does.
+    waiting_prompts: int = 0
+    # Some rank decodes.
+    decodes: bool = False
+    # Some rank computes a prompt that is not done after the step.
+    prefills: bool = False
 
 
 class Launched(Protocol):

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from engine.agreement import Agreement, OneRank
+from engine.alignment import Alignment
 from engine.batch import Backend, Row, Sample
 from engine.batcher import Candidate, Limits
 from engine.config import EngineConfig, launches_ahead
@@ -80,6 +81,7 @@ class Engine:
         self._blocked = False
         self._stopping = self.stopped = False
         self._submitted = 0
+        self._alignment = Alignment(config.parallel.dp, config.parallel.prompt_wait_steps)
 
     def has_work(self) -> bool:
         """Whether a step would do or report anything before the next message, or event of the agent."""
@@ -160,14 +162,17 @@ class Engine:
         work = self._plan()
         if on_admitted is not None:
             on_admitted()
-        shape = self._agreement.agree(work.shape(self._stopping))
+        waiting = self._schedule.waiting_prompts
+        held_back = waiting and not self._alignment.opens
+        shape = self._agreement.agree(work.shape(self._stopping, waiting))
+        self._alignment = self._alignment.after(shape)
         if shape.stopping:
             self.stopped = True
             return None
         launched = self._pipeline.launch(work, shape, self.transfers.layer_watch)
         self._schedule.launched(work)
         finished = self._pipeline.due(launched)
-        self._note_blocked(launched, finished)
+        self._note_blocked(launched, finished, held_back)
         if finished is not None:
             for request, row, sample in self._pipeline.collect(finished):
                 self._commit(request, row, sample)
@@ -230,7 +235,7 @@ class Engine:
         if self._pipeline.rows_in_flight and self._schedule.must_preempt(self.transfers.awaited):
             # A preempted request starts again from its tokens, and the last one is not known yet.
             return StepWork()
-        plan = self._schedule.plan(self.transfers.awaited)
+        plan = self._schedule.plan(self.transfers.awaited, self._alignment.opens)
         for candidate in plan.admitted:
             self._admit(candidate)
         # A request ended just now if its ticket turned out to be for other blocks.
@@ -254,8 +259,9 @@ class Engine:
         if not candidate.waits:
             self._run(request)
 
-    def _note_blocked(self, launched: InFlightStep | None, finished: InFlightStep | None) -> None:
-        self._blocked = not any(step is not None and step.work for step in (launched, finished))
+    def _note_blocked(self, launched: InFlightStep | None, finished: InFlightStep | None, held_back: bool) -> None:
+        """held_back: prompts that this step left may begin with the next."""
+        self._blocked = not held_back and not any(step is not None and step.work for step in (launched, finished))
         may_wait = self.transfers.open or self.transfers.awaited or self._compiling or self._stopping
         assert not self._blocked or may_wait or not self._requests, "work that no step takes on"
 

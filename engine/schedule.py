@@ -1,7 +1,7 @@
 """Who waits, who takes part in steps, and who holds which blocks."""
 
 from collections.abc import Callable, Iterator
-from itertools import islice
+from itertools import islice, takewhile
 
 from engine.batcher import Candidate, Limits, StepPlan, giving_way, must_preempt, plan_step
 from engine.block_tables import BlockTables
@@ -65,17 +65,26 @@ class Schedule:
         """Whether the next plan would take blocks, or its place, from a running request."""
         return must_preempt(self._running.decoding, self._pool.free_blocks) or self._must_give_way(suspended)
 
-    def plan(self, suspended: int) -> StepPlan[Request]:
+    @property
+    def waiting_prompts(self) -> bool:
+        """Whether some that wait are to be computed here."""
+        return self._waiting.tokens > 0
+
+    def plan(self, suspended: int, prompts_begin: bool = True) -> StepPlan[Request]:
         """The next step, with blocks and queues brought to where its rows can be computed.
 
         `suspended` requests are admitted and wait for KV from elsewhere. An admitted request takes part once `run`.
+        prompts_begin: if not, prompts to be computed here stay in the queue, and so do those behind them.
         """
+        candidates = self._candidates(self._tenants.standing)
+        if not prompts_begin:
+            candidates = takewhile(lambda candidate: candidate.waits, candidates)
         # Rows in flight may bring the last tokens of some: they go on if it turns out that they did not.
         decoding = [request for request in self._running.decoding if request.draws]
         plan = plan_step(
             decoding,
             self._running.prompts,
-            self._candidates(self._tenants.standing),
+            candidates,
             self._pool.free_blocks,
             self._pool.references,
             self._limits,

@@ -25,8 +25,8 @@ class StepWork(msgspec.Struct, frozen=True):
     def prompt_tokens(self) -> int:
         return sum(chunk.tokens for chunk in self.chunks)
 
-    def shape(self, stopping: bool) -> StepShape:
-        """What this rank proposes to launch."""
+    def shape(self, stopping: bool, waiting_prompts: bool = False) -> StepShape:
+        """What this rank proposes to launch. waiting_prompts: there are some here to compute."""
         tokens = sum(self._draws(request) for request in self.decoding)
         decode_only = tokens == len(self.decoding) and all(chunk.tokens == 1 for chunk in self.chunks)
         return StepShape(
@@ -36,6 +36,9 @@ class StepWork(msgspec.Struct, frozen=True):
             self.depth,
             drawing=len(self.decoding) + sum(_ends(chunk) for chunk in self.chunks),
             beginning=sum(not chunk.request.progress.computed_at_most for chunk in self.chunks),
+            waiting_prompts=int(waiting_prompts),
+            decodes=bool(self.decoding),
+            prefills=any(chunk.tokens < chunk.request.progress.left for chunk in self.chunks),
         )
 
     def launch_rows(self) -> tuple[list[Request], list[Row]]:

@@ -22,6 +22,10 @@ class ParallelConfig(Config):
     """Parts into which the routed experts are divided (expert parallelism); ranks / ep ranks share a part, each with
     some of its width. By default one part a rank.
     """
+    prompt_wait_steps: int = Field(default=0, ge=0)
+    """How many steps a prompt waits at most for prompts of the other dp ranks while some rank decodes: one on a single
+    rank holds up all. 0 waits for none.
+    """
 
     @property
     def world(self) -> int:

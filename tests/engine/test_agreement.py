@@ -73,7 +73,7 @@ def test_a_rank_proposes_what_it_has_to_compute(backend: Any) -> None:
     Transcript().run(engine)
     assert others.proposals[:2] == [
         StepShape(80, False, drawing=2, beginning=2),
-        StepShape(2, True, drawing=2),
+        StepShape(2, True, drawing=2, decodes=True),
     ]
     assert [shape for _, shape in backend.launches] == others.proposals[:2]
 

@@ -1,0 +1,102 @@
+from functools import partial
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.alignment import Alignment
+from engine.batch import StepShape
+from engine.engine import Engine
+from engine.oracle import OracleBackend, oracle_tokens
+from engine.parallel.config import ParallelConfig
+from engine.parallel.layout import Layout
+from engine.parallel.lockstep import Lockstep
+from engine.parallel.peers import Peers
+from tests.support.engines import (
+    VOCABULARY,
+    Transcript,
+    assert_at_rest,
+    oracle_config,
+    oracle_engine,
+    prompt_of,
+    submit_of,
+)
+from tests.support.rank_threads import on_each_rank
+
+RANKS, MOST_STEPS = 4, 3
+
+
+def shape(waiting_prompts: int = 0, decodes: bool = True, prefills: bool = False) -> StepShape:
+    return StepShape(tokens=8, waiting_prompts=waiting_prompts, decodes=decodes, prefills=prefills)
+
+
+def opens(*shapes: StepShape, most_steps: int = MOST_STEPS, ranks: int = RANKS) -> list[bool]:
+    """Whether prompts may begin after each of these steps."""
+    alignment, opened = Alignment(ranks, most_steps), []
+    for each in shapes:
+        alignment = alignment.after(each)
+        opened.append(alignment.opens)
+    return opened
+
+
+def test_prompts_begin_once_every_rank_has_one() -> None:
+    assert opens(shape(), shape(1), shape(3), shape(4)) == [False, False, False, True]
+
+
+def test_a_prompt_waits_no_longer_than_it_was_told() -> None:
+    assert opens(shape(1), shape(1), shape(2), shape(1)) == [False, False, True, False]
+
+
+def test_where_nobody_decodes_no_prompt_waits() -> None:
+    assert opens(shape(1, decodes=False), shape(0, decodes=False)) == [True, True]
+
+
+def test_prompts_join_one_that_is_under_way() -> None:
+    assert opens(shape(1, prefills=True), shape(0, prefills=True), shape(1)) == [True, True, False]
+
+
+def test_a_single_rank_and_zero_steps_wait_for_nobody() -> None:
+    assert opens(shape(1), ranks=1) == opens(shape(1), most_steps=0) == [True]
+
+
+@given(st.lists(st.builds(shape, st.integers(1, RANKS), st.booleans(), st.booleans()), min_size=MOST_STEPS))
+def test_no_prompt_waits_for_more_than_the_bound(shapes: list[StepShape]) -> None:
+    opened = opens(*shapes)
+    assert all(any(opened[start : start + MOST_STEPS]) for start in range(len(opened) - MOST_STEPS + 1))
+
+
+def steps_until_begun(wait_steps: int, peers: Peers) -> int | None:
+    """The first rank decodes, and the second gets a prompt: after how many steps of it that begins."""
+    config = oracle_config(total_blocks=64, parallel=ParallelConfig(dp=2, prompt_wait_steps=wait_steps))
+    engine = Engine(config, OracleBackend(config), lambda: 0.0, agreement=Lockstep(peers.steps, peers.wake))
+    transcript = Transcript()
+    if peers.place.rank == 0:
+        engine.submit(submit_of(0, prompt_of(30), 40))
+    begun = None
+    for step in range(45):
+        if step == 10 and peers.place.rank == 1:
+            engine.submit(submit_of(1, prompt_of(100), 5))
+        transcript.record(engine.step())
+        if begun is None and 1 in transcript.token_ids:
+            begun = step - 10
+    for key in transcript.ends:
+        length = len(transcript.token_ids[key])
+        assert transcript.token_ids[key] == oracle_tokens(prompt_of([30, 100][key]), length, VOCABULARY)
+    assert_at_rest(engine)
+    return begun
+
+
+@pytest.mark.parametrize("wait_steps", [0, 1, 5])
+def test_a_prompt_on_one_rank_waits_while_another_decodes(wait_steps: int) -> None:
+    # The other rank hears of the prompt in the step in which it comes.
+    begun = on_each_rank(Layout(dp=2), partial(steps_until_begun, wait_steps))
+    assert begun == [None, wait_steps]
+
+
+def test_a_prompt_that_nobody_decodes_beside_does_not_wait_to_be_asked_again() -> None:
+    engine = oracle_engine(total_blocks=64, parallel=ParallelConfig(dp=2, prompt_wait_steps=1000))
+    transcript = Transcript()
+    for key in range(2):
+        engine.submit(submit_of(key, prompt_of(100), 5))
+        transcript.run(engine)
+    assert_at_rest(engine)
