@@ -21,7 +21,12 @@ REASONS = {
     signal.SIGKILL: "rank 1 of 2 ended with status -9",
     signal.SIGSTOP: "rank 1 of 2 has made no progress for 1 s: its process does not run",
 }
-FAULTS = pytest.mark.parametrize("fault", REASONS, ids=lambda fault: fault.name)
+
+
+def struck_with(always: signal.Signals, other: signal.Signals) -> pytest.MarkDecorator:
+    """Each fault; `other` is left to `make check-ranks`."""
+    parameters = [pytest.param(always), pytest.param(other, marks=pytest.mark.check("ranks"))]
+    return pytest.mark.parametrize("fault", parameters, ids=lambda fault: fault.name)
 
 
 @pytest.fixture(autouse=True)
@@ -52,13 +57,13 @@ async def assert_told_why(gateway: GatewayClient, streams: list[int], fault: sig
         assert error.message == REASONS[fault]
 
 
-@FAULTS
+@struck_with(signal.SIGSTOP, signal.SIGKILL)
 async def test_at_rest(fault: signal.Signals) -> None:
     async with running_worker(ranks=RANKS) as running:
         await assert_ends(running, fault)
 
 
-@FAULTS
+@struck_with(signal.SIGKILL, signal.SIGSTOP)
 async def test_in_a_step(fault: signal.Signals) -> None:
     async with (
         running_worker(ranks=RANKS, engine={"oracle": {"step_ms": 5}}) as running,
@@ -70,7 +75,7 @@ async def test_in_a_step(fault: signal.Signals) -> None:
         await assert_told_why(gateway, streams, fault)
 
 
-@FAULTS
+@struck_with(signal.SIGKILL, signal.SIGSTOP)
 async def test_in_a_landing(fault: signal.Signals) -> None:
     async with AsyncExitStack() as stack:
         # A step with two of the prompts takes two seconds, and pushes nothing before its end.
