@@ -43,6 +43,9 @@ check-rules: .venv/installed-dev
 # The clients of examples/, built with the toolchains that are installed; examples/Makefile names what each needs.
 check-clients: .venv/installed-dev
 
+# Suites of others; JSON_SCHEMA_BENCH names a checkout of github.com/guidance-ai/jsonschemabench.
+check-langchain check-schemas: .venv/installed-conformance
+
 # The services' configuration keys, in the schema of the chart's values.
 chart-schema: .venv/installed-dev
 	$(BIN)/python deploy/helm/schema.py
@@ -97,6 +100,10 @@ sanitize: .venv/installed-dev
 
 .venv/installed-deploy: .venv/installed-dev
 	@$(PIP) -e ./protos -e ./models -e '.[dev,deploy]'
+	@touch $@
+
+.venv/installed-conformance: .venv/installed-dev
+	@$(PIP) -e ./protos -e ./models -e '.[dev,conformance]'
 	@touch $@
 
 deploy/check/node_modules: deploy/check/package.json
