@@ -56,6 +56,9 @@ class AnyOrder(RuleBasedStateMachine):
     def attach(self, name: str, change: str) -> None:
         gateway = self.gateways[name]
         if change == "restart":
+            if gateway.attachment is not None:
+                # The end of a process ends its stream.
+                self.sessions.detach(gateway.attachment)
             gateway.incarnation += 1
             gateway.requests = {}
         elif change == "forget" and gateway.requests:
