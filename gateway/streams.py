@@ -5,7 +5,6 @@ Whoever shows a stream's token becomes its owner: the workers end it for the own
 The rest is generated as after the loss of a worker, from the prompt and the tokens so far.
 """
 
-import asyncio
 import secrets
 import time
 from array import array
@@ -14,28 +13,20 @@ from dataclasses import replace
 from functools import partial
 from hashlib import sha256
 
-import grpc
 import msgspec
-from deepmesh.internal.v1 import decode_pb2, decode_pb2_grpc
 
 from gateway.catalog import Catalog
 from gateway.config import ResumeConfig
 from gateway.intake import History, Prepared, TextReading
 from gateway.reasoning import ReasoningStart
+from gateway.stream_log_link import TakenLog, take_logs
 from gateway.stream_tokens import ID_BYTES, StreamClaim, StreamSeal, request_digest
 from gateway.transcript import Transcript, no_text
 from gateway.workers import Directory
 from mesh.blocks import chain_hashes
 from mesh.channel import Channels
-from mesh.domain import wire
-from mesh.domain.outputs import FinishReason
 from mesh.domain.requests import StreamTag
-from mesh.domain.targets import WorkerTarget
-from mesh.errors import InvalidRequest, MeshError, StreamGone
-from mesh.identity import Role
-
-# How long a worker may take to hand over its log: a hung one must not hold up a client whose log another has.
-TAKE_SECONDS = 2.0
+from mesh.errors import InvalidRequest, StreamGone
 
 
 class StreamContext(msgspec.Struct, frozen=True):
@@ -76,19 +67,18 @@ class Streams:
     def claim(self, token: str, tenant: str) -> StreamClaim:
         """Raises UnknownStream for a token that is no claim, and StreamGone if the model has other weights now."""
         claim = self._seal.open(token, tenant, time.time())
-        if claim.weights != self._weights(claim.model):
+        # With no worker there is nothing to compare: one is being started.
+        if self._directory.kv_namespaces(claim.model) and claim.weights != self._weights(claim.model):
             raise StreamGone("the model was replaced since the stream began: send the request as a new one")
         return claim
 
     async def take(self, claim: StreamClaim, position: int, token: str) -> tuple[Prepared, bytes] | None:
         """The request, to be gone on with behind `position` tokens, and how it is written; None if no worker has it."""
         targets = self._directory.decode_targets(claim.model)
-        answers = await asyncio.gather(*(self._ask(target, claim.stream_id) for target in targets))
-        logs = [(_order(answer), answer) for answer in answers if answer is not None]
+        logs = await take_logs(self._channels, targets, claim.stream_id)
         if not logs:
             return None
-        _, newest = max(logs, key=lambda log: log[0])
-        return self._restored(newest, position, token)
+        return self._restored(max(logs, key=lambda log: log.order), position, token)
 
     def begun_again(
         self, prepared: Prepared, claim: StreamClaim, position: int, token: str, written: bytes
@@ -105,29 +95,15 @@ class Streams:
         namespaces = sorted(map(msgspec.msgpack.encode, self._directory.kv_namespaces(model)))
         return sha256(b"".join(namespaces)).digest()[:ID_BYTES]
 
-    async def _ask(self, target: WorkerTarget, stream_id: bytes) -> decode_pb2.TakeStreamResponse | None:
-        async with self._channels.open(target.endpoint, Role.DECODE) as channel:
-            stub = decode_pb2_grpc.DecodeServiceStub(channel)
-            try:
-                response: decode_pb2.TakeStreamResponse = await stub.TakeStream(
-                    decode_pb2.TakeStreamRequest(stream_id=stream_id), timeout=TAKE_SECONDS
-                )
-            except (MeshError, grpc.aio.AioRpcError):
-                # It has no such stream, or is gone with it.
-                return None
-            return response
-
-    def _restored(self, response: decode_pb2.TakeStreamResponse, position: int, token: str) -> tuple[Prepared, bytes]:
-        submission = wire.submission(response.submission)
+    def _restored(self, log: TakenLog, position: int, token: str) -> tuple[Prepared, bytes]:
+        submission = log.submission
         assert submission.stream is not None
         context = msgspec.msgpack.decode(submission.stream.context, type=StreamContext)
         request, received = submission.request, array("I")
         prompt = len(request.token_ids) if request.prompt_tokens is None else request.prompt_tokens
         received.extend(request.token_ids[prompt:])
         stop = msgspec.structs.replace(request.stop, max_tokens=request.stop.max_tokens + len(received))
-        received.extend(response.output.token_ids)
-        finished = response.output.finished if response.output.HasField("finished") else None
-        reason = None if finished is None else wire.finish_reason(finished)
+        received.extend(log.token_ids)
         original = msgspec.structs.replace(
             request, token_ids=array("I", request.token_ids[:prompt]), stop=stop, prompt_tokens=None, attempt=0
         )
@@ -139,7 +115,7 @@ class Streams:
             text=context.text,
             stream=msgspec.structs.replace(submission.stream, epoch=submission.stream.epoch + 1),
             stream_token=token,
-            history=History(received, None if reason is FinishReason.CANCELLED else reason, position),
+            history=History(received, log.reason, position),
         )
         return prepared, context.written
 
@@ -150,9 +126,3 @@ class Streams:
         return partial(
             Transcript, token_bytes, text.stop_strings, reasoning, include_stop_string=text.include_stop_string
         )
-
-
-def _order(response: decode_pb2.TakeStreamResponse) -> tuple[int, int, int]:
-    """Of two logs of one stream the later is that of the later owner, then of its later attempt."""
-    submission = response.submission
-    return submission.stream.epoch, submission.attempt, len(submission.token_ids) + len(response.output.token_ids)
