@@ -133,7 +133,7 @@ class Gateway:
         deadline = self._clock() + (longest if timeout_seconds is None else min(longest, timeout_seconds))
         claim = self.streams.claim(token, tenant.name)
         ask_span = span("gateway.request", tenant=tenant.name, api=api, resumed_at=position)
-        with ask_span, Account(tenant, api, self._clock) as account, tenant.admitted():
+        with ask_span, Account(tenant, api, self._clock, self.answers) as account, tenant.admitted():
             self._quotas.admit(tenant.name, self._clock())
             taken = await self.streams.take(claim, position, token)
             if taken is None:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from engine.batch import Batch, Row, Sample, StepShape
+from engine.step_times import StepTimes
 from engine.thinking import ThinkTokens
 from mesh.blocks import BLOCK_TOKENS
 from mesh.costs import CostModel
@@ -52,6 +53,7 @@ class SimulatedDevice:
     asynchronous = False
     draft_layers = 0
     think_tokens: ThinkTokens | None = None
+    step_times: StepTimes | None = None
     device_name = "simulated"
 
     def __init__(

@@ -49,7 +49,7 @@ def tokenizer_of(text: ModelText) -> Tokenizer:
 
 def allows(constraint: Constraint | None, answer: str, text: ModelText, vocabulary: LLTokenizer) -> bool:
     """Whether this is a whole answer."""
-    assert constraint is not None
+    assert constraint is not None and constraint.grammar is not None
     check_grammar(constraint.grammar)
     matcher = compile_grammar(vocabulary, constraint.grammar)
     token_ids = tokenizer_of(text).encode(answer)
@@ -153,7 +153,7 @@ def test_a_part_of_a_schema_that_cannot_be_enforced_is_left_out_unless_it_is_str
     schema = {**SCHEMA, "not": {"type": "string"}}
     lenient = constraint_for(JsonForm(schema, "", lenient=True), AnswerShape(), text.tokenizer)
     strict = constraint_for(JsonForm(schema, ""), AnswerShape(), text.tokenizer)
-    assert lenient is not None and strict is not None
+    assert lenient is not None and strict is not None and strict.grammar is not None
     assert allows(lenient, PARIS, text, vocabulary)
     with pytest.raises(InvalidConstraint, match="not"):
         check_grammar(strict.grammar)
