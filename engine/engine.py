@@ -20,6 +20,7 @@ from engine.kv_pool import BlockPool
 from engine.load import LoadMeter
 from engine.moves.transfers import Transfers
 from engine.outputs import cancelled, next_output, refused
+from engine.parallel.layout import Layout
 from engine.pipeline import InFlightStep, StepPipeline
 from engine.protocol.messages import Cancel, FirstToken, StepResult, Submit
 from engine.report import Report
@@ -81,7 +82,7 @@ class Engine:
         self._blocked = False
         self._stopping = self.stopped = False
         self._submitted = 0
-        self._alignment = Alignment(config.parallel.dp, config.parallel.prompt_wait_steps)
+        self._alignment = Alignment(Layout.of(config.parallel).dp, config.parallel.prompt_wait_steps)
 
     def has_work(self) -> bool:
         """Whether a step would do or report anything before the next message, or event of the agent."""

@@ -20,7 +20,7 @@ def choose_parallel(config: EngineConfig, role: WorkerRole) -> tuple[ParallelCon
     else:
         tp, why = choose_tp(asked.world, role, lambda tp: _divides(config, tp))
         layout = Layout(tp, asked.world // tp, asked.ep or asked.world)
-    return ParallelConfig(tp=layout.tp, dp=layout.dp, ep=layout.ep), why
+    return asked.model_copy(update={"ranks": None, "tp": layout.tp, "dp": layout.dp, "ep": layout.ep}), why
 
 
 def choose_tp(ranks: int, role: WorkerRole, divides: Callable[[int], bool]) -> tuple[int, str]:

@@ -42,3 +42,9 @@ def test_what_is_configured_stays(role: WorkerRole, asked: dict[str, int]) -> No
     assert why == "as configured"
     assert chosen.model_dump().items() >= (asked.items() - {("ranks", 4)})
     assert chosen.world == ParallelConfig(**asked).world
+
+
+def test_the_choice_leaves_other_settings_as_they_are() -> None:
+    asked = ParallelConfig(ranks=4, prompt_wait_steps=8)
+    chosen, _ = choose_parallel(oracle_config(parallel=asked), WorkerRole.DECODE)
+    assert chosen == ParallelConfig(tp=1, dp=4, ep=4, prompt_wait_steps=8)
