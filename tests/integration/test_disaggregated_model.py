@@ -54,12 +54,13 @@ def pushed_in_layers(least_tokens: int) -> tuple[str, ...]:
 # Workers push layer by layer or whole, are one rank or several, and both sides are cut alike or not.
 MESHES = {
     "layerwise": pushed_in_layers(64),
+    "whole, one rank to TP2": (*pushed_in_layers(8192), *layout("decode", tp=2)),
     "whole, DP2 to TP2": (*pushed_in_layers(8192), *layout("prefill", dp=2), *layout("decode", tp=2)),
     "layerwise, TP2 to one rank": (*pushed_in_layers(64), *layout("prefill", tp=2)),
     "layerwise, TP2 to TP2xDP2": (*pushed_in_layers(64), *layout("prefill", tp=2), *layout("decode", tp=2, dp=2)),
 }
 # The others run with `make check-layouts`.
-ALWAYS = ("layerwise", "whole, DP2 to TP2")
+ALWAYS = ("layerwise", "whole, one rank to TP2")
 
 
 @pytest_asyncio.fixture(
