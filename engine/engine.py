@@ -233,10 +233,11 @@ class Engine:
         """The next step's work, empty if no request can go on before the step in flight is collected."""
         if self._stopping:
             return StepWork()
-        if self._pipeline.rows_in_flight and self._schedule.must_preempt(self.transfers.awaited):
+        awaited, prompts_begin = self.transfers.awaited, self._alignment.opens
+        if self._pipeline.rows_in_flight and self._schedule.must_preempt(awaited, prompts_begin):
             # A preempted request starts again from its tokens, and the last one is not known yet.
             return StepWork()
-        plan = self._schedule.plan(self.transfers.awaited, self._alignment.opens)
+        plan = self._schedule.plan(awaited, prompts_begin)
         for candidate in plan.admitted:
             self._admit(candidate)
         # A request ended just now if its ticket turned out to be for other blocks.

@@ -61,9 +61,11 @@ class Schedule:
         else:
             self._running.remove(request)
 
-    def must_preempt(self, suspended: int) -> bool:
-        """Whether the next plan would take blocks, or its place, from a running request."""
-        return must_preempt(self._running.decoding, self._pool.free_blocks) or self._must_give_way(suspended)
+    def must_preempt(self, suspended: int, prompts_begin: bool = True) -> bool:
+        """Whether `plan` would take blocks, or its place, from a running request."""
+        return must_preempt(self._running.decoding, self._pool.free_blocks) or self._must_give_way(
+            suspended, prompts_begin
+        )
 
     @property
     def waiting_prompts(self) -> bool:
@@ -76,9 +78,7 @@ class Schedule:
         `suspended` requests are admitted and wait for KV from elsewhere. An admitted request takes part once `run`.
         prompts_begin: if not, prompts to be computed here stay in the queue, and so do those behind them.
         """
-        candidates = self._candidates(self._tenants.standing)
-        if not prompts_begin:
-            candidates = takewhile(lambda candidate: candidate.waits, candidates)
+        candidates = self._candidates(self._tenants.standing, prompts_begin)
         # Rows in flight may bring the last tokens of some: they go on if it turns out that they did not.
         decoding = [request for request in self._running.decoding if request.draws]
         plan = plan_step(
@@ -120,16 +120,25 @@ class Schedule:
         self._block_tables.release(request)
         self._tenants.leave(request.key)
 
-    def _must_give_way(self, suspended: int) -> bool:
+    def _must_give_way(self, suspended: int, prompts_begin: bool) -> bool:
         standing = self._tenants.standing
         if standing is ALONE or not self._waiting:
             return False
-        head = list(islice(self._candidates(standing), 1))
-        running = [*self._running.decoding, *self._running.prompts]
-        pool = self._pool
-        return bool(giving_way(head, running, suspended, pool.free_blocks, pool.references, self._limits, standing))
+        head = list(islice(self._candidates(standing, prompts_begin), 1))
+        # As in `plan_step`: those that decode get their blocks first.
+        decoding = [request for request in self._running.decoding if request.draws]
+        suspended += len(self._running.decoding) - len(decoding)
+        free_blocks = self._pool.free_blocks - sum(request.needs_block for request in decoding)
+        running = [*decoding, *self._running.prompts]
+        references = self._pool.references
+        return bool(giving_way(head, running, suspended, free_blocks, references, self._limits, standing))
 
-    def _candidates(self, standing: Standing) -> Iterator[Candidate[Request]]:
+    def _candidates(self, standing: Standing, prompts_begin: bool) -> Iterator[Candidate[Request]]:
+        """prompts_begin: see `plan`."""
+        candidates = self._all_candidates(standing)
+        return candidates if prompts_begin else takewhile(lambda candidate: candidate.waits, candidates)
+
+    def _all_candidates(self, standing: Standing) -> Iterator[Candidate[Request]]:
         for request in self._waiting.in_order(standing):
             cached = self._block_tables.match(request)
             new_blocks = self._block_tables.lacking(request, cached)

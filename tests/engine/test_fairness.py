@@ -61,6 +61,21 @@ def test_whoever_gave_way_goes_on_where_it_was() -> None:
     assert_at_rest(engine)
 
 
+@pytest.mark.parametrize("steps", range(2, 12))
+def test_nobody_gives_way_while_its_tokens_are_in_flight(steps: int) -> None:
+    """All that run grow by a block at once: what was free for a request that comes then is not."""
+    engine, transcript = engine_of(total_blocks=9, ahead=True), Transcript()
+    for key in range(4):
+        engine.submit(submitted(key, BUSY, prompt=58, output=20))
+    for _ in range(steps):
+        transcript.record(engine.step())
+    engine.submit(submitted(1000, QUIET, prompt=58, output=20))
+    transcript.run(engine)
+    expected = {key: oracle_tokens(prompt_of(58, key), 20, VOCABULARY) for key in (*range(4), 1000)}
+    assert transcript.token_ids == expected
+    assert_at_rest(engine)
+
+
 def test_a_tenant_that_is_alone_has_every_place() -> None:
     engine, _ = busy_engine(500)
     assert engine.load().running_requests == PLACES
