@@ -207,7 +207,7 @@ class Engine:
 
     def _enqueue_compiled(self) -> None:
         """Queue requests whose grammars are compiled, and end those whose are none."""
-        for request, error in self._constraints.drain() if self._compiling and self._constraints is not None else ():
+        for request, error in () if self._constraints is None else self._constraints.drain():
             if error is not None and not request.ended:
                 self._refuse(request, error)
             elif not request.ended:

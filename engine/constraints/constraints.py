@@ -50,8 +50,8 @@ class Constraints:
 
     @property
     def pending(self) -> int:
-        """Requests that were begun and not drained."""
-        return len(self._begun)
+        """Requests that were begun and not drained, without those that have ended since."""
+        return sum(not request.ended for request, _ in self._begun)
 
     @property
     def ready(self) -> bool:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from engine.protocol.messages import Cancel, Submit
 from mesh.domain.constraints import Constraint
 from mesh.domain.outputs import FinishReason
 from mesh.domain.sampling import Sampling
+from mesh.errors import InvalidConstraint
 from tests.support.checkpoints import random_prompt, tiny_checkpoint
 from tests.support.constrained import ConstrainedEngine, Texts
 from tests.support.engines import Transcript, assert_at_rest, submit_of
@@ -180,6 +182,25 @@ def test_a_request_may_be_cancelled_while_its_grammar_is_compiled(checkpoint: Pa
     transcript = Transcript().run(constrained_engine.engine)
     assert transcript.ends[0].finish is FinishReason.CANCELLED
     assert_at_rest(constrained_engine.engine)
+
+
+def test_nobody_waits_for_the_grammar_of_a_cancelled_request(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiles = threading.Event()
+
+    def compile_late(*_: object) -> None:
+        compiles.wait()
+        raise InvalidConstraint("nobody asks for it any more")
+
+    monkeypatch.setattr("engine.constraints.constraints.compile_grammar", compile_late)
+    engine = ConstrainedEngine(checkpoint).engine
+    engine.submit(constrained(0))
+    engine.cancel(Cancel(0))
+    engine.submit(free(1))
+    try:
+        transcript = Transcript().run(engine)
+    finally:
+        compiles.set()
+    assert len(transcript.token_ids[1]) == FREE_TOKENS
 
 
 def test_an_answer_does_not_end_before_it_has_its_least_tokens(checkpoint: Path) -> None:
