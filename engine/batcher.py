@@ -141,9 +141,9 @@ def plan_step(
             decoding, prompts, growing = (_without(preempted, each) for each in (decoding, prompts, growing))
             budget = limits.max_step_tokens - sum(request.draws for request in decoding)
         else:
-            queue = islice(chain(head, waiting), max(0, limits.max_requests - running))
             under_way = BlocksUnderWay(decoding, prompts, standing)
-            admitted = _admit(queue, running, free_blocks, _Budget(prompts, budget, standing), under_way)
+            places, left = limits.max_requests - running, _Budget(prompts, budget, standing)
+            admitted = _admit(chain(head, waiting), running, places, free_blocks, left, under_way)
     chunks = _chunks(prompts, admitted, budget, standing)
     return StepPlan(preempted, admitted, list(decoding), growing, chunks)
 
@@ -278,6 +278,7 @@ class _Budget:
 def _admit(
     waiting: Iterable[Candidate[RequestT]],
     running: int,
+    places: int,
     free_blocks: int,
     budget: _Budget,
     under_way: BlocksUnderWay,
@@ -286,9 +287,9 @@ def _admit(
 
     Leaves every running request one block to grow by, or the newest would be preempted right away.
     """
-    admitted = []
+    admitted: list[Candidate[RequestT]] = []
     passed_over = 0
-    for candidate in waiting:
+    for candidate in waiting if places > 0 else ():
         tokens = _step_tokens(candidate)
         if (tokens and budget.left(candidate.request) <= 0) or passed_over == MOST_PASSED_OVER:
             break
@@ -303,6 +304,8 @@ def _admit(
         running += 1
         free_blocks -= candidate.free_blocks_taken
         budget.take(tokens)
+        if len(admitted) == places:
+            break
     return admitted
 
 

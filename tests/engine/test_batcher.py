@@ -138,6 +138,13 @@ def test_a_prompt_waits_for_blocks_of_a_step_in_flight() -> None:
     assert plan([earlier], waiting=[cached]).admitted == [cached]
 
 
+def test_prompts_that_are_passed_over_take_no_places() -> None:
+    equal = [alike(candidate(arrival, 100), [b"a"]) for arrival in range(3)]
+    other = alike(candidate(3, 100), [b"b"])
+    step = plan(waiting=[*equal, other], limits=Limits(max_step_tokens=400, max_requests=2))
+    assert step.admitted == [equal[0], other]
+
+
 def test_few_are_passed_over_in_a_step() -> None:
     read = []
 
