@@ -26,7 +26,7 @@ def _measure(backend: Backend, rows: int, depth: int, block: int) -> float:
     start = max(end - 1 - depth, 0)
     blocks = [block] * -(-(start + 1 + 2 * depth) // BLOCK_TOKENS)
     batch = Batch(0, [Row([0] * (1 + depth), start, blocks, Sampling(), drafts=depth)] * rows)
-    shape = StepShape(rows * (1 + depth), decode_only=not depth, drafts=depth)
+    shape = StepShape(rows * (1 + depth), decode_only=not depth, drafts=depth, drawing=rows)
     taken = []
     for _ in range(1 + REPEATS):
         began = time.perf_counter()

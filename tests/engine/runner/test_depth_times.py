@@ -1,0 +1,25 @@
+"""What is measured before the depth of drafts is chosen."""
+
+from engine.batch import Batch, StepShape
+from engine.oracle import OracleBackend, OracleStep
+from engine.runner.depth_times import measure_depths
+from tests.support.engines import oracle_config
+
+
+class Watched(OracleBackend):
+    def __init__(self) -> None:
+        super().__init__(oracle_config(total_blocks=4))
+        self.launched: list[tuple[Batch, StepShape]] = []
+
+    def launch(self, batch: Batch, shape: StepShape) -> OracleStep:
+        self.launched.append((batch, shape))
+        return super().launch(batch, shape)
+
+
+def test_steps_guess_behind_each_of_their_rows() -> None:
+    backend = Watched()
+    times = measure_depths(backend, 3, 2, block=0)
+    assert times.rows == [1, 2, 3]
+    assert {(len(batch.rows), shape.drawing, shape.drafts) for batch, shape in backend.launched} == {
+        (rows, rows, depth) for rows in (1, 2, 3) for depth in (0, 1, 2)
+    }
