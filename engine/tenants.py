@@ -65,7 +65,10 @@ class Tenants:
         """The request no longer holds a place, if it did."""
         if key in self._admitted:
             self._admitted.remove(key)
-            self._held[self._shares[key].tenant] -= 1
+            tenant = self._shares[key].tenant
+            self._held[tenant] -= 1
+            if not self._held[tenant]:
+                del self._held[tenant]
 
     def serve(self, computed: Iterable[tuple[int, int]]) -> None:
         """What was computed for requests, by key, in tokens of a prompt. One tenant alone is not counted."""

@@ -8,6 +8,7 @@ import pytest
 from engine.engine import Engine
 from engine.oracle import oracle_tokens
 from engine.protocol.messages import Submit
+from engine.tenants import MAX_ABSENT, Tenants
 from mesh.domain.shares import Share
 from tests.support.engines import VOCABULARY, Transcript, assert_at_rest, oracle_engine, prompt_of, submit_of
 
@@ -143,3 +144,17 @@ def test_a_tenant_that_was_away_saved_nothing_up() -> None:
     late = sum(len(tokens) for key, tokens in transcript.token_ids.items() if key >= 2000)
     # A third of what 20 steps bring, and the prompts' first tokens.
     assert 0 < late <= 20 * PLACES / 2
+
+
+def test_nothing_is_kept_of_tenants_beyond_those_that_are_remembered() -> None:
+    tenants = Tenants()
+    for key in range(3 * MAX_ABSENT):
+        tenants.enter(key, Share(f"tenant {key}"))
+        tenants.admit(key)
+        tenants.serve([(key, 1 + key)])
+        if key:
+            tenants.leave(key - 1)
+    tenants.enter(-1, Share("another"))
+    standing = tenants.standing
+    assert len(standing.served) <= MAX_ABSENT + 2
+    assert list(standing.held) == [f"tenant {3 * MAX_ABSENT - 1}"]
