@@ -1,17 +1,22 @@
 """What a client may ask an answer to be, and how Lark says so: the right side of a rule, or a grammar of its own."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import msgspec
 from llguidance import regex_to_lark
-from llguidance.gbnf_to_lark import any_to_lark
+from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from mesh.errors import InvalidConstraint
 
 MAX_CHOICES = 1000
+# Of llama.cpp's GBNF, which is read in Python.
+MAX_GBNF_CHARACTERS = 16 * 1024
+# At the begin of a line. The library's own test takes time with the square of blank lines, with the lock held.
+LARK = re.compile(r"\s*(%llguidance\b|start\s*:)")
 # Between the parts of JSON: a space, or a new line and its indent. Without a bound a model that has lost its way fills
 # the answer with it.
 WHITESPACE = r" |\n {0,16}"
@@ -61,11 +66,18 @@ class GrammarForm:
     text: str
     field: str
 
-    def grammar(self) -> str:
+    def in_lark(self) -> "GrammarForm":
+        """The same in Lark. May take a second. Raises InvalidConstraint."""
+        if any(map(LARK.match, self.text.splitlines())):
+            return self
+        if len(self.text) > MAX_GBNF_CHARACTERS:
+            raise InvalidConstraint(
+                f"the grammar has {len(self.text)} characters, the limit for GBNF is {MAX_GBNF_CHARACTERS}: write Lark"
+            )
         try:
-            return any_to_lark(self.text)
-        # Its reader of GBNF raises what its own expressions do.
-        except (ValueError, LookupError, RecursionError, AttributeError) as error:
+            return replace(self, text=gbnf_to_lark(self.text))
+        # The library raises Exception itself for most of what it cannot read.
+        except Exception as error:
             raise InvalidConstraint(f"the grammar cannot be read: {error}") from error
 
 

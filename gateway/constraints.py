@@ -34,7 +34,7 @@ UNSHAPED = AnswerShape()
 
 
 def constraint_for(form: AnswerForm | None, shape: AnswerShape, tokenizer: Tokenizer | None) -> Constraint | None:
-    """None if the answer may be anything. Raises InvalidConstraint naming the field."""
+    """None if the answer may be anything; a grammar must be in Lark. Raises InvalidConstraint naming the field."""
     try:
         if shape.toolbox is not None and shape.calls is not None:
             tools = ToolGrammar(shape.toolbox, shape.calls.form, _control(tokenizer))
@@ -118,7 +118,7 @@ def _answer(
 def _grammar(form: AnswerForm, opened: bool, tools: ToolGrammar | None) -> str:
     """opened: the answer follows reasoning, and perhaps line breaks that belong to neither."""
     if isinstance(form, GrammarForm):
-        return form.grammar()
+        return form.text
     lines = [f"start: {'lead ' if opened else ''}{'answer' if tools is None else '(answer | calls)'}"]
     lines += [f"answer: {form.rule()}", *(["lead: /\\n{0,2}/"] if opened else [])]
     if tools is not None:

@@ -1,9 +1,13 @@
-"""Checks grammars before a worker gets them, away from the event loop."""
+"""Reads and checks grammars before a worker gets them, away from the event loop."""
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TypeVar
 
+from gateway.answer_forms import GrammarForm
 from mesh.domain.constraints import MAX_GRAMMAR_CHARACTERS
 from mesh.errors import InvalidConstraint
 from mesh.grammars import check_grammar
@@ -14,6 +18,8 @@ CHECK_SECONDS = 5.0
 # Grammars that were found right and are not checked again, by their hash.
 KNOWN_GRAMMARS = 1024
 
+ResultT = TypeVar("ResultT")
+
 
 class GrammarChecks:
     def __init__(self) -> None:
@@ -22,6 +28,10 @@ class GrammarChecks:
 
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
+
+    async def in_lark(self, form: GrammarForm) -> GrammarForm:
+        """Raises InvalidConstraint, which names the field."""
+        return await self._run(form.in_lark, form.field)
 
     async def check(self, grammar: str, field: str) -> None:
         """Raises InvalidConstraint, which names the field."""
@@ -32,14 +42,17 @@ class GrammarChecks:
         if known in self._known:
             self._known.move_to_end(known)
             return
+        await self._run(partial(check_grammar, grammar), field)
+        self._known[known] = None
+        if len(self._known) > KNOWN_GRAMMARS:
+            self._known.popitem(last=False)
+
+    async def _run(self, work: Callable[[], ResultT], field: str) -> ResultT:
         try:
             with span("gateway.check_grammar"):
                 async with asyncio.timeout(CHECK_SECONDS):
-                    await asyncio.get_running_loop().run_in_executor(self._thread, check_grammar, grammar)
+                    return await asyncio.get_running_loop().run_in_executor(self._thread, work)
         except TimeoutError:
             raise InvalidConstraint(f"{field} took longer than {CHECK_SECONDS:g} s: simplify it", field=field) from None
         except InvalidConstraint as error:
             raise InvalidConstraint(error.message, field=field) from error
-        self._known[known] = None
-        if len(self._known) > KNOWN_GRAMMARS:
-            self._known.popitem(last=False)

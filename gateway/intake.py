@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from msgspec import Struct, json, structs
 
-from gateway.answer_forms import AnswerForm
+from gateway.answer_forms import AnswerForm, GrammarForm
 from gateway.catalog import Catalog, ModelText
 from gateway.chat import DEFAULT_OPTIONS, TemplateOptions
 from gateway.config import LimitsConfig
@@ -234,12 +234,13 @@ class Intake:
         self, ask: Ask, shape: AnswerShape, max_tokens: int, tokenizer: Tokenizer | None
     ) -> Constraint | None:
         """Raises InvalidRequest naming the field."""
-        form = ask.form
+        form = await self._grammars.in_lark(ask.form) if isinstance(ask.form, GrammarForm) else ask.form
         constraint = constraint_for(form, shape, tokenizer)
-        if form is not None:
-            check_room(form, max_tokens, tokenizer)
         if constraint is not None:
             await self._grammars.check(constraint.grammar or "", "tools" if form is None else form.field)
+        if form is not None:
+            # Behind the check, which bounds how much there is to encode.
+            check_room(form, max_tokens, tokenizer)
         return with_bans(constraint, ask.bad_words, ask.min_tokens, max_tokens, tokenizer)
 
     async def _encode(self, prompt: Prompt, model: str) -> _Encoded:

@@ -62,7 +62,7 @@ FORMS: dict[str, tuple[AnswerForm, list[str], list[str]]] = {
     "expression": (RegexForm(r"\d{2}/[a-z]+", ""), ["12/é".replace("é", "e")], ["1/a", "12/", "12/aB"]),
     "choices": (ChoiceForm(('say "no"', "yes\n"), ""), ['say "no"', "yes\n"], ["yes", "say no"]),
     "lark": (GrammarForm('start: "a" start | "b"', ""), ["b", "aab"], ["a", "ba"]),
-    "gbnf": (GrammarForm('root ::= "a" root | "b"', ""), ["b", "aab"], ["a", "ba"]),
+    "gbnf": (GrammarForm('root ::= "a" root | "b"', "").in_lark(), ["b", "aab"], ["a", "ba"]),
 }
 
 

@@ -52,7 +52,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "a schema that is no object": ({"guided_json": "[1]"}, "guided_json", "object"),
     "look-around": ({"guided_regex": "(?=a)b"}, "guided_regex", "look-around"),
     "a grammar that is none": ({"guided_grammar": "start: nothing"}, "guided_grammar", "nothing"),
+    "a grammar that ends early": ({"guided_grammar": "root ::= ["}, "guided_grammar", "cannot be read"),
+    "a grammar without rules": ({"guided_grammar": "nothing"}, "guided_grammar", "cannot be read"),
+    "much that is no grammar": ({"guided_grammar": "\n" * 1_000_000}, "guided_grammar", "limit"),
     "too large": ({"guided_json": {"enum": [f"{n:040}" for n in range(9000)]}}, "guided_json", "limit"),
+    "choices that are too large": ({"guided_choice": ["a" * 300_000], "max_tokens": 9}, "guided_choice", "limit"),
     "two at once": ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice", "exclude"),
     "choices that do not fit": ({"guided_choice": ["a" * 50], "max_tokens": 9}, "max_tokens", "50 tokens"),
     "a strict tool's schema": (
