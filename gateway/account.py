@@ -53,7 +53,7 @@ class Account:
         if live is None:
             return Answer(time.time(), None, None, 0, 0, 0, outcome)
         generation, first = live.generation, live.first_token_at
-        tokens = generation.received_tokens
+        tokens = generation.generated_tokens
         return Answer(
             ended_at=time.time(),
             ttft_ms=None if first is None else round(1000 * (first - self._began_at), 1),
@@ -74,7 +74,7 @@ class Account:
                 "model": generation.model,
                 "prompt_tokens": len(generation.request.token_ids),
                 "cached_tokens": generation.cached_tokens,
-                "output_tokens": generation.received_tokens,
+                "output_tokens": generation.generated_tokens,
             }
             if live.first_token_at is not None:
                 fields["ttft_ms"] = round(1000 * (live.first_token_at - self._began_at), 1)

@@ -56,7 +56,7 @@ class Dispatcher:
     @property
     def received_tokens(self) -> int:
         """Tokens of all generations so far."""
-        return self._ended_tokens + sum(live.generation.received_tokens for live in self._live)
+        return self._ended_tokens + sum(live.generation.generated_tokens for live in self._live)
 
     @asynccontextmanager
     async def open(
@@ -115,7 +115,7 @@ class Dispatcher:
             raise generation.given_up or DeadlineExceeded("the request's deadline passed") from None
         finally:
             self._live.discard(live)
-            self._ended_tokens += generation.received_tokens
+            self._ended_tokens += generation.generated_tokens
             self._census.remove(share)
             if not self._live:
                 self._idle.set()
@@ -155,7 +155,7 @@ class Dispatcher:
 
 def _observe(live: LiveGeneration, now: float) -> None:
     generation = live.generation
-    model, tokens = generation.model, generation.received_tokens
+    model, tokens = generation.model, generation.generated_tokens
     GATEWAY_PROMPT_TOKENS.labels(model).inc(len(generation.request.token_ids))
     GATEWAY_CACHED_TOKENS.labels(model).inc(generation.cached_tokens)
     GATEWAY_OUTPUT_TOKENS.labels(model).inc(tokens)

@@ -19,7 +19,7 @@ from gateway.config import GatewayConfig
 from gateway.decode_link import GatewayIdentity
 from gateway.decode_links import DecodeLinks
 from gateway.dispatcher import Dispatcher
-from gateway.intake import Ask, Intake
+from gateway.intake import Ask, Intake, Prepared
 from gateway.live import LiveGeneration
 from gateway.quotas import Quotas
 from gateway.schedulers import Schedulers
@@ -102,15 +102,7 @@ class Gateway:
         ask_span = span("gateway.request", tenant=tenant.name, api=api)
         with ask_span, Account(tenant, api, self._clock, self.answers) as account, tenant.admitted():
             self._quotas.admit(tenant.name, self._clock())
-            try:
-                async with asyncio.timeout_at(deadline):
-                    prepared = await self.intake.prepare(
-                        ask, tenant.chain_root(ask.cache_salt), tenant.share(ask.priority)
-                    )
-            except TimeoutError:
-                raise DeadlineExceeded("the request's deadline passed before its prompt was encoded") from None
-            self._quotas.charge(tenant.name, len(prepared.request.token_ids), self._clock())
-            prepared = self.streams.named(prepared, tenant.name, ask.written)
+            prepared = self.streams.named(await self._prepared(ask, tenant, deadline), tenant.name, ask.written)
             async with self.dispatcher.open(prepared, deadline, api) as live, self._charged(live, tenant):
                 yield account.accept(live)
 
@@ -140,7 +132,7 @@ class Gateway:
                 if ask is None:
                     raise StreamGone("no worker has this stream's log any more: send its request too")
                 ask = replace(ask, sampling=structs.replace(ask.sampling, seed=claim.seed))
-                prepared = await self.intake.prepare(ask, tenant.chain_root(ask.cache_salt), tenant.share(ask.priority))
+                prepared = await self._prepared(ask, tenant, deadline)
                 taken = self.streams.begun_again(prepared, claim, position, token, ask.written), ask.written
             prepared, written = taken
             async with self.dispatcher.open(prepared, deadline, api) as live, self._charged(live, tenant):
@@ -162,13 +154,23 @@ class Gateway:
             ):
                 yield account.accept(live)
 
+    async def _prepared(self, ask: Ask, tenant: Tenant, deadline: float) -> Prepared:
+        """The request, its prompt charged. Raises as `Intake.prepare`, and DeadlineExceeded."""
+        try:
+            async with asyncio.timeout_at(deadline):
+                prepared = await self.intake.prepare(ask, tenant.chain_root(ask.cache_salt), tenant.share(ask.priority))
+        except TimeoutError:
+            raise DeadlineExceeded("the request's deadline passed before its prompt was encoded") from None
+        self._quotas.charge(tenant.name, len(prepared.request.token_ids), self._clock())
+        return prepared
+
     @asynccontextmanager
     async def _charged(self, live: LiveGeneration, tenant: Tenant) -> AsyncIterator[None]:
         """Count the tokens of the answer, however it ends."""
         try:
             yield
         finally:
-            self._quotas.charge(tenant.name, live.generation.received_tokens, self._clock())
+            self._quotas.charge(tenant.name, live.generation.generated_tokens, self._clock())
 
     async def until(
         self, stop: Awaitable[None], ready: Callable[[], Awaitable[None]], unready: Callable[[], Awaitable[None]]

@@ -100,8 +100,11 @@ class Generation:
         self._received_at: float | None = None
         # Tokens that the client has from another gateway.
         self._delivered = 0
+        # Tokens that an earlier call for this answer received.
+        self._inherited = 0
         if prepared.history is not None:
             self._received.extend(prepared.history.received)
+            self._inherited = len(self._received)
             self._reason, self._delivered = prepared.history.reason, prepared.history.delivered
 
     @property
@@ -112,6 +115,11 @@ class Generation:
     @property
     def received_tokens(self) -> int:
         return len(self._received)
+
+    @property
+    def generated_tokens(self) -> int:
+        """Those received without what another call had received of the answer already."""
+        return len(self._received) - self._inherited
 
     @property
     def unread_tokens(self) -> int:

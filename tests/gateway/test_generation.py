@@ -1,4 +1,5 @@
 import asyncio
+from array import array
 from collections.abc import Callable
 from typing import Any
 
@@ -7,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.generation import Generation
-from gateway.intake import Prepared
+from gateway.intake import History, Prepared
 from gateway.reasoning import ReasoningStart
 from gateway.transcript import Transcript
 from mesh.domain.outputs import FinishReason, Logprobs
@@ -42,6 +43,15 @@ def test_the_token_log_is_prompt_and_tokens() -> None:
     assert list(continuation.token_ids) == [*PROMPT, 0, 1]
     assert (continuation.prompt_tokens, continuation.stop.max_tokens) == (3, 48)
     assert (generation.next_position, generation.remaining_tokens) == (5, 48)
+
+
+def test_tokens_that_an_earlier_call_received_are_not_counted_again() -> None:
+    request = TokenRequest("r", PROMPT, Sampling(), StopConditions(50))
+    history = History(array("I", [0, 1, 2]), None, 2)
+    transcript = Transcript(LETTERS.__getitem__, (), ReasoningStart.NONE)
+    generation = Generation(Prepared("m", request, lambda: transcript, [], history=history), 1e9, 100, lambda: None)
+    generation.receive(6, [3, 4])
+    assert (generation.received_tokens, generation.generated_tokens) == (5, 2)
 
 
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(1, 6)), max_size=20))
