@@ -27,12 +27,12 @@ class Piece:
 
 
 class Choices(Protocol):
+    """What answers a request: choices 0 to n-1 of its first prompt, then those of its second."""
+
     @property
     def stream_token(self) -> str:
         """Names the stream for clients that go on with it; empty if that cannot be."""
         ...
-
-    """What answers a request: choices 0 to n-1 of its first prompt, then those of its second."""
 
     async def next(self) -> Piece:
         """The next delta of any choice; the one with `finish` is that choice's last. Raises what ends any of them."""

@@ -4,6 +4,7 @@ import msgspec
 import pytest
 
 from gateway.stream_tokens import StreamClaim, StreamSeal, request_digest
+from mesh.domain.constraints import Constraint
 from mesh.domain.requests import TokenRequest
 from mesh.domain.sampling import Sampling, StopConditions
 from mesh.errors import UnknownStream
@@ -45,6 +46,7 @@ def test_two_tokens_of_one_claim_differ() -> None:
         {"sampling": Sampling(temperature=0.5)},
         {"stop": StopConditions(9)},
         {"stop": StopConditions(8, [5])},
+        {"constraint": Constraint('start: "a"')},
     ],
 )
 def test_a_request_that_chooses_other_tokens_is_another(change: dict[str, Any]) -> None:
