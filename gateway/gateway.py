@@ -88,6 +88,11 @@ class Gateway:
         """Whether some worker takes requests, according to the last snapshot, and this gateway does not leave."""
         return not self._leaving and self.directory.any_serving and self.directory.valid(self._clock())
 
+    @property
+    def scheduler(self) -> str:
+        """The address of the scheduler that places requests now."""
+        return self._schedulers.followed
+
     @asynccontextmanager
     async def generate(
         self, ask: Ask, tenant: Tenant, api: str, timeout_seconds: float | None = None

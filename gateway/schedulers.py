@@ -40,6 +40,11 @@ class Schedulers:
         # Whose snapshots the directory has; None while nobody sends any.
         self._followed: SchedulerLink | None = None
 
+    @property
+    def followed(self) -> str:
+        """The address of the scheduler that is followed, of the first one while none is."""
+        return (self._followed or self._links[0]).endpoint
+
     async def place(self, query: PlacementQuery) -> Placement:
         cause: MeshError | None = None
         links = self._to_ask()

@@ -21,26 +21,32 @@ DECISIONS = 30
 
 
 class MeshLink:
-    """The page's link to the scheduler. `views` yields the mesh as JSON, about once a second; `close` it at the end."""
+    """The page's link to the scheduler that `followed` names, by its address.
+
+    `views` yields the mesh as JSON, about once a second; `close` it at the end.
+    """
 
     def __init__(
         self,
-        endpoint: str,
+        followed: Callable[[], str],
         channels: Channels,
         live_generations: Callable[[], int],
         received_tokens: Callable[[], int],
         keys: bool,
     ) -> None:
         """`keys`: whether the playground needs one."""
-        self._channel = channels.open(endpoint, Role.SCHEDULER)
-        self._scheduler = scheduler_pb2_grpc.SchedulerServiceStub(self._channel)
+        self._followed = followed
+        self._channels = channels
+        # By the scheduler's address.
+        self._open: dict[str, grpc.aio.Channel] = {}
         self._live_generations = live_generations
         self._received_tokens = received_tokens
         self._keys = keys
         self._looking: asyncio.Task[bytes] | None = None
 
     async def close(self) -> None:
-        await self._channel.close()
+        for channel in self._open.values():
+            await channel.close()
 
     async def views(self) -> AsyncGenerator[bytes, None]:
         """Until the caller stops."""
@@ -54,10 +60,11 @@ class MeshLink:
 
     async def _look(self) -> bytes:
         snapshot, decisions, problem = scheduler_pb2.WatchWorkersResponse(), scheduler_pb2.ListDecisionsResponse(), ""
+        scheduler = self._scheduler()
         try:
-            snapshot = await self._snapshot()
+            snapshot = await self._snapshot(scheduler)
             request = scheduler_pb2.ListDecisionsRequest(limit=DECISIONS)
-            decisions = await self._scheduler.ListDecisions(request, timeout=ANSWER_SECONDS)
+            decisions = await scheduler.ListDecisions(request, timeout=ANSWER_SECONDS)
         except MeshError as error:
             problem = error.message
         view = MeshView(
@@ -72,9 +79,15 @@ class MeshLink:
         )
         return msgspec.json.encode(view)
 
-    async def _snapshot(self) -> scheduler_pb2.WatchWorkersResponse:
+    def _scheduler(self) -> scheduler_pb2_grpc.SchedulerServiceStub:
+        endpoint = self._followed()
+        if endpoint not in self._open:
+            self._open[endpoint] = self._channels.open(endpoint, Role.SCHEDULER)
+        return scheduler_pb2_grpc.SchedulerServiceStub(self._open[endpoint])
+
+    async def _snapshot(self, scheduler: scheduler_pb2_grpc.SchedulerServiceStub) -> scheduler_pb2.WatchWorkersResponse:
         """Raises MeshError."""
-        watch = self._scheduler.WatchWorkers(scheduler_pb2.WatchWorkersRequest(), timeout=ANSWER_SECONDS)
+        watch = scheduler.WatchWorkers(scheduler_pb2.WatchWorkersRequest(), timeout=ANSWER_SECONDS)
         try:
             response = await watch.read()
         except grpc.aio.AioRpcError as error:

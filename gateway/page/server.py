@@ -58,7 +58,7 @@ async def operator_server(config: GatewayConfig, gateway: Gateway, channels: Cha
         return
     http = HttpConfig(host=server.metrics_host or server.host, port=server.metrics_port, connections=CONNECTIONS)
     link = MeshLink(
-        config.scheduler,
+        lambda: gateway.scheduler,
         channels,
         lambda: gateway.dispatcher.live_generations,
         lambda: gateway.dispatcher.received_tokens,

@@ -66,12 +66,18 @@ async def test_it_shows_the_mesh_its_last_placements_and_answers() -> None:
 
 async def test_it_says_when_the_scheduler_does_not_answer() -> None:
     async with running_mesh(server=ServerConfig(metrics_port=free_port())) as mesh:
-        config = mesh.gateway.config.model_copy(update={"scheduler": f"127.0.0.1:{free_port()}"})
+        await mesh.scheduler_server.__aexit__(None, None, None)
         async with (
-            operator_server(config, mesh.gateway, Channels()) as port,
+            operator_server(mesh.gateway.config, mesh.gateway, Channels()) as port,
             httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20, trust_env=False) as client,
         ):
             assert (await events(client))["mesh"]["problem"]
+
+
+async def test_of_several_schedulers_it_shows_what_the_one_that_places_knows() -> None:
+    async with page(more_schedulers=(free_port(),)) as client:
+        mesh = (await events(client))["mesh"]
+    assert (mesh["problem"], [worker["worker_id"] for worker in mesh["workers"]]) == ("", ["decode-0"])
 
 
 @pytest.mark.parametrize("path", FILES)
