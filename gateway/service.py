@@ -40,6 +40,7 @@ class GatewayService(gateway_pb2_grpc.GatewayServiceServicer):
                 await context.write(response)
 
     async def Resume(self, request: gateway_pb2.ResumeRequest, context: ResumeContext) -> None:
+        self._gateway.sampler.begin()
         tenant = self._tenant(context)
         ask = _ask(request.request) if request.HasField("request") else None
         resumed = self._gateway.resume(

@@ -12,6 +12,7 @@ from gateway.openai.format import ChatFormat, CompletionFormat, Format, StreamFo
 from mesh.errors import InvalidRequest, MeshError, UnknownStream
 from mesh.interceptors import REQUEST_ID_KEY
 from mesh.observe import request_id
+from mesh.tracing import TRACEPARENT_KEY, TraceContext, trace_context
 
 # As clients of server-sent events send it, with the id of the last event that they saw.
 LAST_EVENT_ID = "last-event-id"
@@ -25,6 +26,8 @@ class ResumedStreams:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
         request_id.set(accepted_request_id(headers.get(REQUEST_ID_KEY)))
+        trace_context.set(TraceContext.parse(headers.get(TRACEPARENT_KEY)))
+        self._gateway.sampler.begin()
         reply = Reply(scope, receive, send)
         try:
             await self._answer(scope["path_params"]["token"], headers, receive, reply)

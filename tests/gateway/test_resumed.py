@@ -6,6 +6,7 @@ from deepmesh.v1 import gateway_pb2
 from pydantic import SecretStr
 
 from gateway.config import ApiKeyConfig
+from mesh.config import ObserveConfig
 from tests.support.fake_decode import oracle_tokens
 from tests.support.gateways import Mesh, ids_request, running_mesh
 
@@ -40,3 +41,9 @@ async def test_a_prompt_that_is_computed_again_is_charged_again() -> None:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await begun(mesh, request)
     assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+async def test_it_is_traced_as_other_requests_are() -> None:
+    async with running_mesh(observe=ObserveConfig(otlp_endpoint="http://127.0.0.1:9", trace_share=1.0)) as mesh:
+        await resumed(mesh, await begun(mesh, ids_request()), ids_request(), 3)
+        assert all(submission.traceparent for submission in mesh.worker.submissions)
