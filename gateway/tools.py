@@ -10,6 +10,8 @@ from mesh.errors import InvalidRequest
 
 MAX_TOOLS = 128
 MAX_DESCRIPTION_CHARACTERS = 65536
+# Of objects and lists in a schema. What reads one calls itself for each, as do templates.
+MAX_NESTING = 100
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
@@ -83,6 +85,16 @@ def check_toolbox(toolbox: Toolbox) -> None:
             limit = MAX_DESCRIPTION_CHARACTERS
             raise InvalidRequest(f"a description is longer than {limit} characters", field=f"{field}.description")
         validate_text(tool.description, field=f"{field}.description")
+        _check_nesting(tool.parameters, field=f"{field}.parameters")
         names.add(tool.name)
     if toolbox.named is not None and toolbox.named not in names:
         raise InvalidRequest(f"tool_choice names {toolbox.named!r}, which is not among tools", field="tool_choice")
+
+
+def _check_nesting(schema: Any, field: str) -> None:
+    level = [schema]
+    for _ in range(MAX_NESTING):
+        parts = [each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list)]
+        level = [part for each in parts for part in each]
+    if any(isinstance(each, dict | list) for each in level):
+        raise InvalidRequest(f"{field} is nested deeper than {MAX_NESTING} levels", field=field)

@@ -198,3 +198,14 @@ async def test_an_answer_cut_off_in_a_call_says_so() -> None:
             assert choice["message"]["tool_calls"][0]["function"]["arguments"] == '{"city": "Ber'
             assert choice["message"]["content"] is None
         assert CALLS_BEGIN not in json.dumps(choices, ensure_ascii=False)
+
+
+async def test_a_schema_that_is_nested_too_deep_is_refused_by_field() -> None:
+    depth = 600
+    schema = '{"items":' * depth + "{}" + "}" * depth
+    async with running_mesh() as mesh:
+        body = json.dumps({"messages": HELLO, "tools": [WEATHER]}).replace(
+            '"parameters": {', f'"parameters": {{"not": {schema}, '
+        )
+        answer = await mesh.http.post("/v1/chat/completions", content=body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tools[0].function.parameters")
