@@ -34,7 +34,7 @@ class SessionLimits:
     gateways: int = 256
     # Per gateway, including those that ended and are not acknowledged.
     requests: int = 65_536
-    # Of ended requests that can be continued, prompts and answers.
+    # Tokens of prompts and answers that are kept of ended requests, for those who go on with them.
     logged_tokens: int = 8_000_000
 
 

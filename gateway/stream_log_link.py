@@ -31,13 +31,13 @@ class TakenLog(msgspec.Struct, frozen=True):
 
     @property
     def order(self) -> tuple[int, int, int]:
-        """Of two logs of one stream the later is that of the later owner, then of its later attempt."""
+        """Sort key: of two logs of one stream the one with the higher key has more of the answer."""
         stream, request = self.submission.stream, self.submission.request
         return 0 if stream is None else stream.epoch, request.attempt, len(request.token_ids) + len(self.token_ids)
 
 
 async def take_logs(channels: Channels, targets: Iterable[WorkerTarget], stream_id: bytes) -> list[TakenLog]:
-    """Of all these workers, asked at once. Requests of the stream that still run end there."""
+    """Ask all these workers at once for their logs of the stream. Its requests that still run end there."""
     taken = await asyncio.gather(*(_take(channels, target, stream_id) for target in targets))
     return [log for log in taken if log is not None]
 

@@ -68,6 +68,6 @@ class ToolGrammar:
 
 
 def _arguments_rule(tool: Tool) -> str:
-    """Of a tool that is not strict, parts of the schema that cannot be enforced are left out."""
+    """If the tool is not strict, parts of its schema that cannot be enforced are left out."""
     schema = {**ANY_OBJECT, "properties": {}, **tool.parameters}
     return json_rule(closed(schema), lenient=not tool.strict)

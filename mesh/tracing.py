@@ -64,7 +64,7 @@ class Sampler:
 class SpanEvent(NamedTuple):
     """A span that has ended, as whoever writes spans out gets it."""
 
-    # Of the machine's monotonic clock.
+    # When it began, on the machine's monotonic clock.
     start_ns: int
     elapsed_ns: int
     attributes: Mapping[str, object]

@@ -78,7 +78,7 @@ class Estimator:
 
 
 def _mean(measured: Sequence[Measured], constant: float) -> float:
-    """Of measurements that have a value, and of a constant that counts little."""
+    """The geometric mean of the measurements that have a value, and of a constant that counts little."""
     weights = [_weight(each.age_seconds) for each in measured]
     logarithms = [log(each.value / constant) for each in measured if each.value]
     # Exact sums, so that the order of the workers makes no difference, not even in the last bit.
@@ -91,7 +91,7 @@ def _prefill_rate(worker: CandidateWorker) -> Measured:
 
 
 def _step_time(worker: CandidateWorker, costs: CostModel) -> Measured:
-    """Of a batch of one request."""
+    """How long the worker's step takes for a batch of one request, as it measured."""
     return Measured(worker.worker_class, _single_step_ms(worker.load, costs), worker.ages.step)
 
 

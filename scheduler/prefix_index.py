@@ -42,7 +42,7 @@ class PrefixIndex:
         return lengths
 
     def longest(self, chain: Sequence[bytes], workers: int, count: int) -> list[int]:
-        """Of `workers`, as bits, up to `count` that hold most of the chain; those that hold nothing are left out."""
+        """Up to `count` of `workers` (bits) that hold most of the chain; none that holds nothing of it."""
         narrowing: list[int] = []
         for block_hash in chain:
             holders = workers & self._holders.get(block_hash, 0)

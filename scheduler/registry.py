@@ -53,7 +53,7 @@ class Worker:
     expires_at: float
     ranks: list[Rank]
     state: WorkerState = WorkerState.SERVING
-    # Of all ranks together.
+    # The load and the transfers of all ranks together.
     load: WorkerLoad = field(default_factory=WorkerLoad)
     transfers: TransferCounters = field(default_factory=TransferCounters)
     connected: bool = True

@@ -20,7 +20,7 @@ class RoleUse:
     replicas: int
     # Share of the time that they lived in which their devices computed.
     busy: float
-    # Of the busiest worker and of the least busy one.
+    # The same of the busiest worker, and of the least busy one.
     busiest: float
     idlest: float
     prompts: int
@@ -66,7 +66,7 @@ class Result:
 
 
 def result_of(mesh: SimulatedMesh, objectives: Objectives, warm_up_seconds: float) -> Result:
-    """Of the requests that came after the warm-up."""
+    """The result of the requests that came after the warm-up."""
     ended = sorted(mesh.ended, key=lambda live: live.number)
     counted = [live for live in ended if live.record.scheduled_s >= warm_up_seconds]
     records = [live.record for live in counted]

@@ -75,7 +75,7 @@ class MeshView(msgspec.Struct, frozen=True):
     time: float
     # Why the scheduler does not answer; empty while it does.
     problem: str
-    # Of this gateway.
+    # Generations that this gateway has live, and tokens that it has received since its start.
     live: int
     received_tokens: int
     keys: bool

@@ -110,7 +110,7 @@ def namespace(message: workers_pb2.KvNamespace, field: str = "kv_namespace") -> 
 
 
 def reported_namespace(message: workers_pb2.KvNamespace) -> KvNamespace:
-    """Of a message that a service of ours has checked."""
+    """The namespace in a message that a service of ours has checked."""
     return KvNamespace(
         weights_fingerprint=message.weights_fingerprint,
         dtype=message.dtype,
