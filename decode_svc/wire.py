@@ -55,6 +55,7 @@ def taken_stream(log: StreamLog) -> decode_pb2.TakeStreamResponse:
         attempt=request.attempt,
         first_position=request.prompt_tokens,
         token_ids=request.token_ids,
+        relaxed=request.relaxed,
     )
     if isinstance(request.terminal, FinishReason):
         output.finished = wire.finish_reason_number(request.terminal)

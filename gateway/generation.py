@@ -104,7 +104,7 @@ class Generation:
         self._inherited = 0
         if prepared.history is not None:
             self._received.extend(prepared.history.received)
-            self._inherited = len(self._received)
+            self._inherited, self.relaxed = len(self._received), prepared.history.relaxed
             self._reason, self._delivered = prepared.history.reason, prepared.history.delivered
 
     @property

@@ -135,6 +135,8 @@ class History:
     reason: FinishReason | None
     # Tokens that the client has.
     delivered: int
+    # Some tokens were accepted in place of others that the seed gives.
+    relaxed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

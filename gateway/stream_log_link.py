@@ -28,6 +28,8 @@ class TakenLog(msgspec.Struct, frozen=True):
     token_ids: Sequence[int]
     # How the request ended by itself; None if it did not.
     reason: FinishReason | None
+    # Some of them were accepted in place of others that the seed gives.
+    relaxed: bool
 
     @property
     def order(self) -> tuple[int, int, int]:
@@ -54,4 +56,4 @@ async def _take(channels: Channels, target: WorkerTarget, stream_id: bytes) -> T
     output = response.output
     ended = wire.finish_reason(output.finished) if output.HasField("finished") else None
     reason = None if ended is FinishReason.CANCELLED else ended
-    return TakenLog(wire.submission(response.submission), array("I", output.token_ids), reason)
+    return TakenLog(wire.submission(response.submission), array("I", output.token_ids), reason, output.relaxed)

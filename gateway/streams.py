@@ -115,7 +115,7 @@ class Streams:
             text=context.text,
             stream=msgspec.structs.replace(submission.stream, epoch=submission.stream.epoch + 1),
             stream_token=token,
-            history=History(received, log.reason, position),
+            history=History(received, log.reason, position, log.relaxed),
         )
         return prepared, context.written
 

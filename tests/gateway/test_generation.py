@@ -54,6 +54,15 @@ def test_tokens_that_an_earlier_call_received_are_not_counted_again() -> None:
     assert (generation.received_tokens, generation.generated_tokens) == (5, 2)
 
 
+def test_an_answer_that_was_relaxed_before_it_was_gone_on_with_says_so() -> None:
+    request = TokenRequest("r", PROMPT, Sampling(), StopConditions(50))
+    history = History(array("I", [0]), FinishReason.LENGTH, 0, relaxed=True)
+    transcript = Transcript(LETTERS.__getitem__, (), ReasoningStart.NONE)
+    generation = Generation(Prepared("m", request, lambda: transcript, [], history=history), 1e9, 100, lambda: None)
+    finish = generation.drain().finish
+    assert finish is not None and finish.relaxed
+
+
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(1, 6)), max_size=20))
 def test_tokens_sent_again_are_dropped(moves: list[tuple[int, int]]) -> None:
     """A worker may repeat any tokens, from any position that the gateway has."""
