@@ -13,7 +13,7 @@ from llguidance.gbnf_to_lark import gbnf_to_lark
 from mesh.errors import InvalidConstraint
 
 MAX_CHOICES = 1000
-# Of llama.cpp's GBNF, which is read in Python.
+# Bounds the text of a GBNF grammar (llama.cpp's), which is read in Python.
 MAX_GBNF_CHARACTERS = 16 * 1024
 # At the begin of a line. The library's own test takes time with the square of blank lines, with the lock held.
 LARK = re.compile(r"\s*(%llguidance\b|start\s*:)")

@@ -10,7 +10,7 @@ from mesh.errors import InvalidRequest
 
 MAX_TOOLS = 128
 MAX_DESCRIPTION_CHARACTERS = 65536
-# Of objects and lists in a schema. What reads one calls itself for each, as do templates.
+# Nested objects and lists in a schema. Its readers, and templates, call themselves for each level.
 MAX_NESTING = 100
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from mesh.domain.workers import KvNamespace, WorkerIdentity, WorkerRole
 
-# Of each kind in each field: together at most three times as many.
+# Workers that are looked at, of each kind in each field; together at most three times as many.
 LOOKS = 4
 # Fields of up to so many workers are compared in full.
 SMALL_FIELD = 24

@@ -101,7 +101,7 @@ class MeshPlan:
     host: str = HOST
     # The gateway's; the others have theirs after it (METRICS_OFFSETS). None takes free ones.
     metrics_port: int | None = None
-    # Of engine.parallel, for workers of both roles: ranks, tp, dp, ep.
+    # Keys of engine.parallel (ranks, tp, dp, ep) for workers of both roles.
     parallel: Mapping[str, int] = field(default_factory=dict)
     # Ports of schedulers beside the first.
     more_scheduler_ports: tuple[int, ...] = ()

@@ -40,7 +40,7 @@ class ConstrainedAnswer:
         self._may_open = constraint.opened_by is not None
         self._free = matcher is None or (constraint.free_until is not None and not self._may_open)
         self._tokens = 0
-        # As many as a banned sequence can begin with.
+        # The latest tokens, as many as a banned sequence can begin with.
         self._last: tuple[int, ...] = ()
         self._remembered = max(map(len, constraint.banned), default=1) - 1
 

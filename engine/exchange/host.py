@@ -84,7 +84,7 @@ def _sum(values: list[torch.Tensor]) -> torch.Tensor:
     """In order; in float32 unless they are integers."""
     first, *others = values
     total = first.float() if first.is_floating_point() else first.clone()
-    # Of float32 values `float` is no copy.
+    # `float` does not copy float32 values, and the sum must not write into them.
     total = total + others[0] if others else total
     for each in others[1:]:
         total += each

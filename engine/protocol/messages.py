@@ -142,7 +142,7 @@ class DraftCounts(msgspec.Struct, array_like=True):
     verified: list[int]
     # A draft behind a wrong one is not accepted.
     accepted: list[int]
-    # Of those accepted, how many were others than the tokens drawn in their places.
+    # How many accepted drafts differ from the tokens drawn in their places.
     relaxed: int = 0
     # Rows of decoding requests that yielded one token, two, ...
     yields: list[int] = []

@@ -46,7 +46,7 @@ class ScriptedGateway(gateway_pb2_grpc.GatewayServiceServicer):
     refusals: list[MeshError] = field(default_factory=list)
     calls: int = 0
     cancelled: bool = False
-    # Of the last call.
+    # What the last call was told.
     metadata: dict[str, Any] = field(default_factory=dict)
 
     async def Generate(self, request: gateway_pb2.GenerateRequest, context: Any) -> AsyncIterator[Any]:

@@ -17,7 +17,7 @@ from tests.support.running_group import running_group, submit_to
 from tests.support.waiting import eventually
 from worker.rank_group import RankGroup
 
-# Of a second; a rank that spins takes what the machine gives it.
+# Part of a second; a rank that spins takes what the machine gives it.
 IDLE_SECONDS = 0.3
 
 

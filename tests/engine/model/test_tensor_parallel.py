@@ -137,7 +137,7 @@ def assert_shares(directory: Path, dtype: torch.dtype, weights: KeptWeights, tp:
             assert each.shape == expected[each.name].shape
             assert torch.equal(matrix(each).float(), matrix(expected[each.name]).float()[each.slices])
             cut += each.part_shape != each.shape
-    # Of each layer the queries, keys and values, and the output; gate, up and down of the dense one; vocabulary twice.
+    # Each layer divides queries, keys and values, and output; the dense one gate, up and down; vocabulary twice.
     assert cut >= tp * (3 * 3 + 3 + 2)
 
 
