@@ -190,6 +190,7 @@ async def test_clients_that_hang_up_while_kv_moves_leave_nothing(four: ProcessMe
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
+@pytest.mark.check("load")
 async def test_thousands_of_requests_find_their_way() -> None:
     source = random.Random(4)
     shared = [prompt_of(source.randint(64, 400), 1300 + number) for number in range(20)]
