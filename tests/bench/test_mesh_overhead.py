@@ -28,6 +28,7 @@ def test_the_ratio_compares_the_mesh_with_the_engine_before_and_after() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.check("bench")
 async def test_engine_and_mesh_answer_the_same_requests(tmp_path: Path) -> None:
     overhead = await run(options(), tmp_path / "overhead.log", Console(quiet=True))
     assert len(overhead.engine) == 2

@@ -60,7 +60,7 @@ MESHES = {
     "layerwise, TP2 to TP2xDP2": (*pushed_in_layers(64), *layout("prefill", tp=2), *layout("decode", tp=2, dp=2)),
 }
 # The others run with `make check-layouts`.
-ALWAYS = ("layerwise", "whole, one rank to TP2")
+ALWAYS = ("layerwise",)
 
 
 @pytest_asyncio.fixture(

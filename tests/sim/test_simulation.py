@@ -137,6 +137,7 @@ def test_another_seed_gives_another_course() -> None:
     assert first.events != second.events
 
 
+@pytest.mark.check("simulator")
 def test_the_fleet_grows_with_its_load_and_shrinks_after_it() -> None:
     scaling = {"scale_in_seconds": 20, "period_seconds": 1}
     fleet = FleetConfig.model_validate(

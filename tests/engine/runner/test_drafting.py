@@ -203,6 +203,7 @@ def test_the_draft_layer_computes_one_position_later_up_to_the_drawn_tokens() ->
     assert (plan.first_drawn, plan.positions) == ([0, 1, 8], [65, 11, 64])
 
 
+@pytest.mark.check("drafts")
 def test_an_engine_that_chooses_the_depth_has_measured_its_steps_and_draws_the_same_tokens(
     undisturbed: Transcript,
 ) -> None:
