@@ -52,7 +52,7 @@ chart-schema: .venv/installed-dev
 
 # The tests marked check("NAME"), which are too long for `make test`.
 check-%: .venv/installed-dev
-	$(BIN)/python -m pytest --check $* -o timeout=0
+	$(BIN)/python -m pytest --check=$* -o timeout=0
 
 lint: .venv/installed-dev
 	$(BIN)/ruff check $(SOURCES)
