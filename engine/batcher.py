@@ -185,12 +185,6 @@ def giving_way(
     return victims
 
 
-def must_preempt(decoding: Sequence[Schedulable], free_blocks: int) -> bool:
-    """Whether `plan_step` would take blocks from one request for another."""
-    # Mostly there is a block for each of them.
-    return len(decoding) > free_blocks and sum(request.needs_block for request in decoding) > free_blocks
-
-
 def blocks_for(tokens: int) -> int:
     return -(-tokens // BLOCK_TOKENS)
 

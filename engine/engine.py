@@ -233,11 +233,11 @@ class Engine:
         """The next step's work, empty if no request can go on before the step in flight is collected."""
         if self._stopping:
             return StepWork()
-        awaited, prompts_begin = self.transfers.awaited, self._alignment.opens
-        if self._pipeline.rows_in_flight and self._schedule.must_preempt(awaited, prompts_begin):
+        plan = self._schedule.plan(self.transfers.awaited, self._alignment.opens)
+        if plan.preempted and self._pipeline.rows_in_flight:
             # A preempted request starts again from its tokens, and the last one is not known yet.
             return StepWork()
-        plan = self._schedule.plan(awaited, prompts_begin)
+        self._schedule.carry_out(plan)
         for candidate in plan.admitted:
             self._admit(candidate)
         # A request ended just now if its ticket turned out to be for other blocks.

@@ -1,14 +1,14 @@
 """Who waits, who takes part in steps, and who holds which blocks."""
 
 from collections.abc import Callable, Iterator
-from itertools import islice, takewhile
+from itertools import takewhile
 
-from engine.batcher import Candidate, Limits, StepPlan, giving_way, must_preempt, plan_step
+from engine.batcher import Candidate, Limits, StepPlan, plan_step
 from engine.block_tables import BlockTables
 from engine.kv_pool import BlockPool
 from engine.request import Request
 from engine.running import Running
-from engine.standing import ALONE, Standing
+from engine.standing import Standing
 from engine.step_work import StepWork
 from engine.tenants import Tenants
 from engine.waiting import WaitingQueue
@@ -61,19 +61,13 @@ class Schedule:
         else:
             self._running.remove(request)
 
-    def must_preempt(self, suspended: int, prompts_begin: bool = True) -> bool:
-        """Whether `plan` would take blocks, or its place, from a running request."""
-        return must_preempt(self._running.decoding, self._pool.free_blocks) or self._must_give_way(
-            suspended, prompts_begin
-        )
-
     @property
     def waiting_prompts(self) -> bool:
         """Whether some that wait are to be computed here."""
         return self._waiting.tokens > 0
 
     def plan(self, suspended: int, prompts_begin: bool = True) -> StepPlan[Request]:
-        """The next step, with blocks and queues brought to where its rows can be computed.
+        """The next step. Nothing changes before `carry_out`.
 
         `suspended` requests are admitted and wait for KV from elsewhere. An admitted request takes part once `run`.
         prompts_begin: if not, prompts to be computed here stay in the queue, and so do those behind them.
@@ -81,7 +75,7 @@ class Schedule:
         candidates = self._candidates(self._tenants.standing, prompts_begin)
         # Rows in flight may bring the last tokens of some: they go on if it turns out that they did not.
         decoding = [request for request in self._running.decoding if request.draws]
-        plan = plan_step(
+        return plan_step(
             decoding,
             self._running.prompts,
             candidates,
@@ -91,6 +85,9 @@ class Schedule:
             suspended + len(self._running.decoding) - len(decoding),
             self._tenants.standing,
         )
+
+    def carry_out(self, plan: StepPlan[Request]) -> None:
+        """Bring blocks and queues to where the rows of a plan, made just now, can be computed."""
         for request in plan.preempted:
             self._preempt(request)
         # Before any allocation, which might evict them.
@@ -102,7 +99,6 @@ class Schedule:
             self._waiting.remove(candidate.request)
             self._tenants.admit(candidate.request.key)
             self._block_tables.fill(candidate.request, candidate.cached_blocks)
-        return plan
 
     def launched(self, work: StepWork) -> None:
         """Rows of this work are in flight: some requests begin to decode, and some end with their row."""
@@ -119,19 +115,6 @@ class Schedule:
         """Take the blocks of a request that ended back."""
         self._block_tables.release(request)
         self._tenants.leave(request.key)
-
-    def _must_give_way(self, suspended: int, prompts_begin: bool) -> bool:
-        standing = self._tenants.standing
-        if standing is ALONE or not self._waiting:
-            return False
-        head = list(islice(self._candidates(standing, prompts_begin), 1))
-        # As in `plan_step`: those that decode get their blocks first.
-        decoding = [request for request in self._running.decoding if request.draws]
-        suspended += len(self._running.decoding) - len(decoding)
-        free_blocks = self._pool.free_blocks - sum(request.needs_block for request in decoding)
-        running = [*decoding, *self._running.prompts]
-        references = self._pool.references
-        return bool(giving_way(head, running, suspended, free_blocks, references, self._limits, standing))
 
     def _candidates(self, standing: Standing, prompts_begin: bool) -> Iterator[Candidate[Request]]:
         """prompts_begin: see `plan`."""
