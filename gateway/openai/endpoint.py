@@ -2,7 +2,8 @@
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import msgspec
@@ -46,17 +47,8 @@ class Endpoint:
         self._format_type = format_type
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = Headers(scope=scope)
-        request_id.set(accepted_request_id(headers.get(REQUEST_ID_KEY)))
-        trace_context.set(TraceContext.parse(headers.get(TRACEPARENT_KEY)))
-        self._gateway.sampler.begin()
-        reply = Reply(scope, receive, send)
-        try:
+        async with answering(self._gateway, scope, receive, send) as (headers, reply):
             await self._answer(headers, receive, reply)
-        except ClientGone:
-            _log.debug("client gone")
-        except MeshError as error:
-            await reply.fail(error)
 
     async def _answer(self, headers: Headers, receive: Receive, reply: "Reply") -> None:
         tenant = self._gateway.tenants.authenticate(headers.get("authorization"))
@@ -90,6 +82,24 @@ class Endpoint:
                 break
             piece = await choices.next()
         await reply.json(form.whole(answers))
+
+
+@asynccontextmanager
+async def answering(
+    gateway: Gateway, scope: Scope, receive: Receive, send: Send
+) -> AsyncIterator[tuple[Headers, "Reply"]]:
+    """A call with its id and its trace: its headers, and where its answer goes. An error in it is answered."""
+    headers = Headers(scope=scope)
+    request_id.set(accepted_request_id(headers.get(REQUEST_ID_KEY)))
+    trace_context.set(TraceContext.parse(headers.get(TRACEPARENT_KEY)))
+    gateway.sampler.begin()
+    reply = Reply(scope, receive, send)
+    try:
+        yield headers, reply
+    except ClientGone:
+        _log.debug("client gone")
+    except MeshError as error:
+        await reply.fail(error)
 
 
 async def stream_events(

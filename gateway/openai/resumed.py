@@ -6,13 +6,10 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.choices import OneChoice
 from gateway.gateway import Gateway
-from gateway.openai.body import ClientGone, while_connected
-from gateway.openai.endpoint import Reply, accepted_request_id, stream_events
+from gateway.openai.body import while_connected
+from gateway.openai.endpoint import Reply, answering, stream_events
 from gateway.openai.format import ChatFormat, CompletionFormat, Format, StreamForm
-from mesh.errors import InvalidRequest, MeshError, UnknownStream
-from mesh.interceptors import REQUEST_ID_KEY
-from mesh.observe import request_id
-from mesh.tracing import TRACEPARENT_KEY, TraceContext, trace_context
+from mesh.errors import InvalidRequest, UnknownStream
 
 # As clients of server-sent events send it, with the id of the last event that they saw.
 LAST_EVENT_ID = "last-event-id"
@@ -24,17 +21,8 @@ class ResumedStreams:
         self._gateway = gateway
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = Headers(scope=scope)
-        request_id.set(accepted_request_id(headers.get(REQUEST_ID_KEY)))
-        trace_context.set(TraceContext.parse(headers.get(TRACEPARENT_KEY)))
-        self._gateway.sampler.begin()
-        reply = Reply(scope, receive, send)
-        try:
+        async with answering(self._gateway, scope, receive, send) as (headers, reply):
             await self._answer(scope["path_params"]["token"], headers, receive, reply)
-        except ClientGone:
-            return
-        except MeshError as error:
-            await reply.fail(error)
 
     async def _answer(self, token: str, headers: Headers, receive: Receive, reply: Reply) -> None:
         tenant = self._gateway.tenants.authenticate(headers.get("authorization"))
