@@ -40,11 +40,14 @@ check-page: .venv/installed-dev
 # Prometheus' rules, with promtool: Debian's package prometheus has it.
 check-rules: .venv/installed-dev
 
+# A mesh of another version is replaced by this one, process by process; AGAINST=a commit, by default the last release.
+check-upgrade: .venv/installed-dev
+
 # The clients of examples/, built with the toolchains that are installed; examples/Makefile names what each needs.
 check-clients: .venv/installed-dev
 
 # Suites of others; JSON_SCHEMA_BENCH names a checkout of github.com/guidance-ai/jsonschemabench.
-check-langchain check-schemas: .venv/installed-conformance
+check-ai-sdk check-comply check-langchain check-litellm check-schemas check-schemathesis: .venv/installed-conformance
 
 # The services' configuration keys, in the schema of the chart's values.
 chart-schema: .venv/installed-dev
@@ -67,6 +70,7 @@ protos: .venv/installed-dev
 docs: .venv/installed
 	$(BIN)/deepmesh config --markdown > docs/configuration.md
 	$(BIN)/python -m tools.metrics_page > docs/metrics.md
+	$(BIN)/python -m deploy.observe.board
 
 # Against the last release, or the last commit where there is none yet, or AGAINST=a commit.
 check-protos: AGAINST ?= $(shell git describe --tags --abbrev=0 2>/dev/null || git rev-parse HEAD)

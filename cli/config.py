@@ -8,6 +8,8 @@ from rich.console import Console
 from rich.text import Text
 
 from cli.launcher.composition import MODULES
+from mesh.config_keys import did_you_mean
+from mesh.errors import ConfigError
 
 
 class Service(StrEnum):
@@ -20,7 +22,8 @@ class Service(StrEnum):
 
 def config(
     service: Annotated[
-        Service | None, typer.Argument(metavar="SERVICE", help="By default all of them, one after the other.")
+        str | None,
+        typer.Argument(metavar="SERVICE", help=f"{', '.join(Service)}; by default all of them, one after the other."),
     ] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="All services, as docs/configuration.md.")] = False,
 ) -> None:
@@ -32,8 +35,14 @@ def config(
         typer.echo(configuration_page(), nl=False)
         return
     console = Console(highlight=False)
-    for each in Service if service is None else (service,):
+    for each in Service if service is None else (_service(service),):
         _print(each, console)
+
+
+def _service(name: str) -> Service:
+    if name not in list(Service):
+        raise ConfigError(f"no service {name}{did_you_mean(name, list(Service))}: there are {', '.join(Service)}")
+    return Service(name)
 
 
 def _print(service: Service, console: Console) -> None:

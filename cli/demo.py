@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from secrets import token_hex
 from typing import Annotated
 
 import typer
@@ -81,7 +82,8 @@ def demo(
         make_checkpoint(model)
     stores = tuple(free_port() for _ in range(kvstore))
     asked = (*QUICK_SETTINGS, *(settings or ()))
-    plan = MeshPlan(model, decode, free_port(), free_port(), free_port(), asked, prefill, stores, find_gpus())
+    ports = (free_port(), free_port(), free_port())
+    plan = MeshPlan(model, decode, *ports, asked, prefill, stores, find_gpus(), kv_secret=token_hex(32))
     check_settings(compose(plan))
     check_plan(plan)
     asyncio.run(_until_signal_or_done(plan, max_tokens, log, console))

@@ -7,7 +7,7 @@ import typer
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from mesh.channel import Channels
-from mesh.errors import EndpointUnavailable
+from mesh.errors import EndpointUnavailable, MeshError
 
 ANSWER_SECONDS = 3.0
 
@@ -25,7 +25,10 @@ def health(
 async def _check(channels: Channels, endpoint: str, service: str) -> None:
     async with channels.open(endpoint) as channel:
         request = health_pb2.HealthCheckRequest(service=service)
-        response = await health_pb2_grpc.HealthStub(channel).Check(request, timeout=ANSWER_SECONDS)
+        try:
+            response = await health_pb2_grpc.HealthStub(channel).Check(request, timeout=ANSWER_SECONDS)
+        except MeshError as error:
+            raise EndpointUnavailable(f"no answer from {endpoint} about its {service}: {error.message}") from error
     if response.status != health_pb2.HealthCheckResponse.SERVING:
         status = health_pb2.HealthCheckResponse.ServingStatus.Name(response.status)
         raise EndpointUnavailable(f"{endpoint} is not ready: its {service} is {status}")

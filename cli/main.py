@@ -22,7 +22,7 @@ from cli.simulate import simulate
 from cli.status import status
 from cli.up import up
 from cli.value_names import Command, Group
-from mesh.errors import MeshError
+from mesh.errors import MeshError, Unauthenticated
 from mesh.launch import EXIT_FAILED, EXIT_USELESS_TO_RETRY
 
 HELP = """A mesh of gRPC services that serves DeepSeek V3/R1 models.
@@ -47,7 +47,8 @@ def main() -> None:
     try:
         build()()
     except MeshError as error:
-        sys.stderr.write(f"deepmesh: {error.message}\n")
+        how = " (--api-key KEY)" if isinstance(error, Unauthenticated) else ""
+        sys.stderr.write(f"deepmesh: {error.message}{how}\n")
         final = error.code in (StatusCode.FAILED_PRECONDITION, StatusCode.INVALID_ARGUMENT)
         sys.exit(EXIT_USELESS_TO_RETRY if final else EXIT_FAILED)
 

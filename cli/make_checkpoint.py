@@ -10,7 +10,7 @@ from mesh.errors import ConfigError
 
 
 def make_checkpoint(
-    directory: Annotated[Path, typer.Argument(help="Where to write it.")],
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where to write it.")],
     preset: Annotated[str, typer.Option(help="tiny (1M parameters) or small (30M).")] = "small",
     dtype: Annotated[
         str, typer.Option(help="bfloat16, float16, float32, float8, or w4a8 (float8 with INT4 experts).")

@@ -20,7 +20,9 @@ class Format(StrEnum):
 
 
 def quantize(
-    model: Annotated[Path, typer.Argument(help="A checkpoint of the DeepSeek V3 architecture, in bfloat16 or FP8.")],
+    model: Annotated[
+        Path, typer.Argument(metavar="DIR", help="A checkpoint of the DeepSeek V3 architecture, in bfloat16 or FP8.")
+    ],
     out: Annotated[Path, typer.Option(help="Where to write the quantized one; a run that was cut off goes on there.")],
     form: Annotated[Format, typer.Option("--format", help="w4a8: routed experts in INT4, the rest in FP8.")],
     calibration: Annotated[

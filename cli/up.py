@@ -109,7 +109,8 @@ def up(
         {key: value for key, value in parallel.items() if value is not None},
         tuple(free_port() for _ in range(scheduler - 1)),
         gateway,
-        token_hex(32),
+        resume_secret=token_hex(32),
+        kv_secret=token_hex(32),
     )
     specs = compose(plan)
     keys = gateway_keys(gateway_config(check_settings(specs)))

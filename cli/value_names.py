@@ -1,4 +1,4 @@
-"""What help calls the value of an option: N instead of a Python type's name."""
+"""What help calls values: an option's is N instead of a Python type's name; an argument's own name says enough."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ _NAMES = {
 
 
 class Command(TyperCommand):
-    """A command whose options all have a name for their value."""
+    """A command whose help names no Python type."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         return _named(super().get_params(ctx), ctx)
@@ -30,10 +30,16 @@ class Group(TyperGroup):
         return _named(super().get_params(ctx), ctx)
 
 
+def _no_type(ctx: Any) -> None:
+    """In place of an argument's type."""
+
+
 def _named(parameters: list[Any], ctx: Any) -> list[Any]:
     for parameter in parameters:
         if parameter.param_type_name == "option" and parameter.metavar is None:
             name = parameter.display_type(ctx)
             # What is left are choices: "<fp8|w4a8>".
             parameter.metavar = _NAMES.get(name, name.strip("<>"))
+        if parameter.param_type_name == "argument":
+            parameter.display_type_rich = _no_type
     return parameters

@@ -1,6 +1,7 @@
 """How the ranks of a worker come to launch steps of one shape."""
 
 from collections.abc import Sequence
+from functools import reduce
 from typing import Protocol
 
 from engine.batch import StepShape
@@ -30,14 +31,18 @@ class OneRank:
 
 def agreed(proposals: Sequence[StepShape]) -> StepShape:
     """The least shape that holds what every rank proposes. They stop together, once all want to."""
+    return reduce(_both, proposals)
+
+
+def _both(one: StepShape, other: StepShape) -> StepShape:
     return StepShape(
-        tokens=max(each.tokens for each in proposals),
-        decode_only=all(each.decode_only for each in proposals),
-        stopping=all(each.stopping for each in proposals),
-        drafts=max(each.drafts for each in proposals),
-        drawing=max(each.drawing for each in proposals),
-        beginning=max(each.beginning for each in proposals),
-        waiting_prompts=sum(each.waiting_prompts for each in proposals),
-        decodes=any(each.decodes for each in proposals),
-        prefills=any(each.prefills for each in proposals),
+        tokens=max(one.tokens, other.tokens),
+        decode_only=one.decode_only and other.decode_only,
+        stopping=one.stopping and other.stopping,
+        drafts=max(one.drafts, other.drafts),
+        drawing=max(one.drawing, other.drawing),
+        beginning=max(one.beginning, other.beginning),
+        waiting_prompts=one.waiting_prompts + other.waiting_prompts,
+        decodes=one.decodes or other.decodes,
+        prefills=one.prefills or other.prefills,
     )

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from engine.balance.report import BalanceReport
 from engine.step_times import StepTimes
 from engine.thinking import ThinkTokens
 from mesh.domain.outputs import Logprobs
@@ -66,8 +67,8 @@ class Row(msgspec.Struct, frozen=True):
     shared: int = 0
     # The token behind the last, if the row draws none.
     next_token: int | None = None
-    # Whether the token behind the last known one is a thought, if drafts that are thoughts may be accepted relaxedly;
-    # None if drafts are accepted strictly.
+    # If drafts of the row, or of one that follows it, may be accepted relaxedly while they are thoughts: whether the
+    # token behind the last one that the host knows is. None if drafts are accepted strictly.
     thinking: bool | None = None
     # If only some tokens may be drawn: the row then has no drafts.
     mask: TokenMask | None = None
@@ -93,8 +94,8 @@ class Row(msgspec.Struct, frozen=True):
 
 
 class Batch(msgspec.Struct, frozen=True):
-    """Rows of one step, by their number of tokens: those of one token and its drafts first (decode), then chunks of
-    prompts in any order. Without rows it is a dummy.
+    """Rows of one step: those of one token and its drafts first (decode), by their number; then chunks of prompts,
+    those of one token before longer ones. Without rows it is a dummy.
     """
 
     step: int
@@ -121,7 +122,7 @@ class StepShape(msgspec.Struct, frozen=True):
 
     # The most that any rank computes; kernels and graphs are chosen by it. 0 if no rank has anything to compute.
     tokens: int
-    # Each row of each rank computes one token: a rank then has at most `tokens` rows.
+    # Each row of each rank computes one token, or one and its drafts: a rank then has at most `tokens` rows.
     decode_only: bool = True
     # The ranks end before this step.
     stopping: bool = False
@@ -159,9 +160,11 @@ def shape_of(rows: Sequence[Row]) -> StepShape:
     tokens = [row.tokens for row in rows]
     return StepShape(
         sum(tokens),
-        decode_only=max(tokens, default=1) == 1,
+        decode_only=all(row.decodes for row in rows),
+        drafts=max((row.drafts for row in rows), default=0),
         drawing=sum(row.sampling is not None for row in rows),
         beginning=sum(row.start == 0 for row in rows),
+        prefills=any(row.sampling is None for row in rows),
     )
 
 
@@ -198,6 +201,11 @@ class Backend(Protocol):
     asynchronous: bool
     # What computes: a card's name, "CPU" or "oracle".
     device_name: str
+
+    @property
+    def balance(self) -> BalanceReport | None:
+        """How evenly the ranks share the experts' load; None if experts stay where they are."""
+        ...
 
     def kv_memory(self) -> KvMemory:
         """The KV pool as transfers see it."""

@@ -132,16 +132,18 @@ def plan_step(
     if not preempted:
         running = len(decoding) + len(prompts) + suspended
         head: list[Candidate[RequestT]] = []
+        under_way = BlocksUnderWay(decoding, prompts, standing)
         if standing is not ALONE:
             head = list(islice(waiting := iter(waiting), 1))
-            preempted = giving_way(head, [*decoding, *prompts], suspended, free_blocks, references, limits, standing)
+        # Whoever waits for blocks that another one computes needs no place yet.
+        if head and not _awaits_blocks(head[0], under_way):
+            preempted = giving_way(head[0], [*decoding, *prompts], suspended, free_blocks, references, limits, standing)
         if preempted:
             # The others find their way into what is left of the freed blocks in the next step.
             admitted = head
             decoding, prompts, growing = (_without(preempted, each) for each in (decoding, prompts, growing))
             budget = limits.max_step_tokens - sum(request.draws for request in decoding)
         else:
-            under_way = BlocksUnderWay(decoding, prompts, standing)
             places, left = limits.max_requests - running, _Budget(prompts, budget, standing)
             admitted = _admit(chain(head, waiting), running, places, free_blocks, left, under_way)
     chunks = _chunks(prompts, admitted, budget, standing)
@@ -149,7 +151,7 @@ def plan_step(
 
 
 def giving_way(
-    head: Sequence[Candidate[RequestT]],
+    wanted: Candidate[RequestT],
     running: Sequence[RequestT],
     suspended: int,
     free_blocks: int,
@@ -157,14 +159,12 @@ def giving_way(
     limits: Limits,
     standing: Standing,
 ) -> list[RequestT]:
-    """Running requests to preempt so that the head of the queue (none, or one) is admitted; none if that cannot be.
+    """Running requests to preempt so that the head of the queue is admitted; none if that cannot be.
 
     A tenant gives way to another that has fewer requests, over their weights, even once it has given: so each comes to
     its part, and nobody takes back what it gave. Of the tenant that holds most the latest arrival goes first.
     """
-    if not head:
-        return []
-    wanted, victims = head[0], list[RequestT]()
+    victims: list[RequestT] = []
     share, left = wanted.request.share, sorted(running, key=lambda request: request.arrival)
     held = Counter({request.share.tenant: standing.of(request.share.tenant)[1] for request in left})
     own, dropped, kept = (standing.of(share.tenant)[1] + 1) / share.weight, Counter[int](), set(wanted.cached_blocks)
@@ -287,7 +287,7 @@ def _admit(
         tokens = _step_tokens(candidate)
         if (tokens and budget.left(candidate.request) <= 0) or passed_over == MOST_PASSED_OVER:
             break
-        if candidate.shares_next and under_way.has(candidate.request, len(candidate.cached_blocks)):
+        if _awaits_blocks(candidate, under_way):
             passed_over += 1
             continue
         if candidate.free_blocks_taken + running > free_blocks:
@@ -301,6 +301,10 @@ def _admit(
         if len(admitted) == places:
             break
     return admitted
+
+
+def _awaits_blocks(candidate: Candidate[RequestT], under_way: BlocksUnderWay) -> bool:
+    return candidate.shares_next and under_way.has(candidate.request, len(candidate.cached_blocks))
 
 
 def _step_tokens(candidate: Candidate[RequestT]) -> int:

@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from engine.balance.config import BalanceConfig
 from engine.parallel.config import ParallelConfig
 from mesh.config import Config
 from mesh.errors import ConfigError
@@ -14,6 +15,8 @@ from transfer.config import TransferConfig
 
 # Beyond so many each step costs more than the last guess brings.
 MOST_DRAFTS = 5
+# As kernels.peer_exchange has them.
+MOST_GPU_RANKS = 8
 
 
 class OracleConfig(Config):
@@ -82,6 +85,10 @@ class EngineConfig(Config):
     """Quantized weights are multiplied as they are, by activations that are quantized on the way, or brought to `dtype`
     when they are loaded; "auto" keeps them on a GPU.
     """
+    query_weights: Literal["published", "fp8"] = "published"
+    """How queries' projections (q_b_proj) are multiplied that a checkpoint has in bfloat16: so, or in FP8, into which
+    they are brought when they are loaded; the latter only where quantized weights are kept.
+    """
     kv_namespace: str | None = Field(default=None, min_length=1)
     """Workers that declare the same name share KV although their checkpoints differ, as those of one model in FP8 and
     in INT4 do; by default a digest of the checkpoint stands in its place. The KV's dtype, layers, layout and scale must
@@ -120,6 +127,8 @@ class EngineConfig(Config):
     transfer: TransferConfig | None = None
     """How KV moves between this worker and others; none moves without it."""
     parallel: ParallelConfig = ParallelConfig()
+    balance: BalanceConfig = BalanceConfig()
+    """Which rank holds which routed experts."""
     oracle: OracleConfig = OracleConfig()
     drafts: DraftsConfig = DraftsConfig()
 
@@ -144,8 +153,6 @@ class EngineConfig(Config):
             raise ValueError(
                 "engine.max_step_tokens must be at least engine.max_requests: lower one or raise the other"
             )
-        if self.drafts.most and self.backend == "model" and self.overlap == "on":
-            raise ValueError("engine.overlap=on and engine.drafts.next_n exclude each other: leave overlap to auto")
         if self.max_requests * (1 + self.drafts.most) > self.max_step_tokens:
             raise ValueError(
                 "engine.max_step_tokens must be at least engine.max_requests * (1 + engine.drafts.next_n):"
@@ -177,19 +184,16 @@ class ResolvedEngineConfig:
 
 
 def launches_ahead(config: EngineConfig, asynchronous: bool) -> bool:
-    """Settle `overlap` for a backend whose device computes while the host does other things, or does not.
-
-    A model's drafts come back to the host before the step that verifies them.
-    """
+    """Settle `overlap` for a backend whose device computes while the host does other things, or does not."""
     if config.overlap == "auto":
-        return asynchronous and not config.drafts.most
+        return asynchronous
     return config.overlap == "on"
 
 
 def resolve(config: EngineConfig, hardware: Hardware) -> ResolvedEngineConfig:
     """Settle "auto": a GPU if there is one, with bfloat16; else the CPU with float32 (exact, and faster there).
 
-    Raises ConfigError if a GPU is asked for and there is none, if several ranks are to compute on GPUs, or if quantized
+    Raises ConfigError if a GPU is asked for and there is none, if there are GPUs but fewer than ranks, or if quantized
     weights are to be multiplied in another dtype than bfloat16.
     """
     device = config.device
@@ -197,9 +201,15 @@ def resolve(config: EngineConfig, hardware: Hardware) -> ResolvedEngineConfig:
         device = "cuda" if hardware.cuda_devices else "cpu"
     if device == "cuda" and not hardware.cuda_devices:
         raise ConfigError("engine.device=cuda, and torch finds no GPU: install its CUDA build, or leave device to auto")
-    if device == "cuda" and config.parallel.world > 1:
+    if device == "cuda" and config.parallel.world > hardware.cuda_devices:
         raise ConfigError(
-            "engine.parallel: ranks exchange tensors on CPUs so far: set tp and dp to 1, or engine.device=cpu"
+            f"engine.parallel makes {config.parallel.world} ranks, each on a GPU of its own, and torch finds"
+            f" {hardware.cuda_devices}: lower tp, dp or ranks, or set engine.device=cpu"
+        )
+    if device == "cuda" and config.parallel.world > MOST_GPU_RANKS:
+        raise ConfigError(
+            f"engine.parallel makes {config.parallel.world} ranks: at most {MOST_GPU_RANKS} GPUs exchange tensors with"
+            " each other; serve with more workers of fewer ranks"
         )
     dtype = config.dtype
     if dtype == "auto":
@@ -215,8 +225,7 @@ def resolve(config: EngineConfig, hardware: Hardware) -> ResolvedEngineConfig:
         dtype=dtype,
         kv_dtype=dtype if config.kv_dtype == "auto" else config.kv_dtype,
         weights=weights,
-        # Steps with drafts are not captured.
-        decode_graphs=device == "cuda" and config.decode_graphs == "auto" and not config.drafts.most,
+        decode_graphs=device == "cuda" and config.decode_graphs == "auto",
         warm_up=device == "cuda" and config.warm_up == "auto",
         kv_memory_fraction=config.kv_memory_fraction or (0.95 if device == "cuda" else 0.25),
     )

@@ -180,7 +180,7 @@ class Engine:
         self._pipeline.draw_rest()
         if self._report.drafts is not None:
             self._depth.observe(self._report.drafts)
-        return self._report.drain(self._pipeline.steps, self.load)
+        return self._report.drain(self._pipeline.steps, self.load, self._backend.balance)
 
     def load(self) -> WorkerLoad:
         return self._meter.load(

@@ -4,7 +4,6 @@ from collections.abc import Callable
 
 from engine.config import EngineConfig
 from engine.model.config import read_model_config
-from engine.model.quantization import Stored
 from engine.model.share import check_division
 from engine.parallel.config import ParallelConfig
 from engine.parallel.layout import Layout
@@ -41,7 +40,7 @@ def _divides(config: EngineConfig, tp: int) -> bool:
         return True
     model = read_model_config(config.model_dir)
     try:
-        check_division(model, tp, fp8_blocks=model.quantization.linear is Stored.FP8)
+        check_division(model, tp, blocks=model.quantization.has_blocks)
     except ConfigError:
         return False
     return True

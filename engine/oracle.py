@@ -21,6 +21,7 @@ from operator import mul
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.balance.report import BalanceReport
 from engine.batch import Batch, Row, Sample, StepShape, with_known_tokens
 from engine.config import MOST_DRAFTS, EngineConfig
 from engine.step_times import StepTimes
@@ -76,6 +77,7 @@ class OracleBackend:
     draft_layers = 0
     think_tokens: ThinkTokens | None = None
     step_times: StepTimes | None = None
+    balance: BalanceReport | None = None
 
     def __init__(
         self,

@@ -28,6 +28,7 @@ class Progress:
         computed_at_most: the same with all that rows in flight write.
         rows_in_flight: how many rows of steps that are not collected belong to the request.
         drawing_row: if tokens are in flight, the latest comes from this row of the step launched last.
+        guesses_in_flight: as many guesses come with it, at least.
         drafts: guesses of the tokens behind `token_ids`, for a row that follows none in flight.
         block_ids: the block table, in order of position, 64 tokens a block; an array, so that backends can read it as a
             buffer. Empty while the request waits.
@@ -42,6 +43,7 @@ class Progress:
         "covered",
         "drafts",
         "drawing_row",
+        "guesses_in_flight",
         "registered_blocks",
         "rewind",
         "rows_in_flight",
@@ -56,6 +58,7 @@ class Progress:
         self.tokens_at_least = self.tokens_at_most = len(self.token_ids)
         self.rows_in_flight = 0
         self.drawing_row: int | None = None
+        self.guesses_in_flight = 0
         self.drafts: Sequence[int] = ()
         self._forget()
 
@@ -95,8 +98,9 @@ class Progress:
         self.token_ids.extend(token_ids)
         self.tokens_at_least = self.tokens_at_most = len(self.token_ids)
 
-    def launched(self, computes: int, draws: int, index: int) -> None:
-        """A step is in flight whose row `index` computes at most `computes` tokens, and draws at most `draws`.
+    def launched(self, computes: int, draws: int, index: int, guesses: int = 0) -> None:
+        """A step is in flight whose row `index` computes at most `computes` tokens, draws at most `draws`, and guesses
+        `guesses` behind those that it draws.
 
         A row that draws n tokens at most computes n - 1 drafts beside the tokens that are known or in flight.
         """
@@ -106,6 +110,7 @@ class Progress:
             self.tokens_at_least += 1
             self.tokens_at_most += draws
             self.drawing_row = index
+            self.guesses_in_flight = guesses
         assert self.computed_at_most <= self.covered
 
     def committed(self, computes: int, draws: int, token_ids: Sequence[int], drafts: Sequence[int] = ()) -> None:

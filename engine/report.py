@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from engine.balance.report import BalanceReport
 from engine.batch import Sample
 from engine.config import MOST_DRAFTS
 from engine.kv_pool import BlockPool
@@ -41,7 +42,7 @@ class Report:
             self.drafts.accepted[position] += position < len(sample.token_ids) - 1
         self.drafts.relaxed += sample.relaxed
 
-    def drain(self, step: int, load: Callable[[], WorkerLoad]) -> StepResult | None:
+    def drain(self, step: int, load: Callable[[], WorkerLoad], balance: BalanceReport | None) -> StepResult | None:
         """Outputs, blocks that came or went, and counters of transfers; None if there is nothing of them."""
         outputs, self.outputs = self.outputs, []
         blocks, counters = self._pool.drain_changes(), self._transfers.poll_counters()
@@ -49,4 +50,6 @@ class Report:
             return None
         self.load_changed = False
         drafts, self.drafts = self.drafts, None
-        return StepResult(step, outputs, load(), blocks.stored, blocks.parents, blocks.removed, counters, drafts)
+        return StepResult(
+            step, outputs, load(), blocks.stored, blocks.parents, blocks.removed, counters, drafts, balance
+        )

@@ -75,7 +75,7 @@ class Request:
             return 1
         progress = self.progress
         in_flight = progress.tokens_at_least > len(progress.token_ids)
-        drafts = self.most_drafts if in_flight else len(progress.drafts)
+        drafts = min(progress.guesses_in_flight, self.most_drafts) if in_flight else len(progress.drafts)
         return min(1 + drafts, self.limit - progress.tokens_at_most)
 
     @property

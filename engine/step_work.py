@@ -28,10 +28,9 @@ class StepWork(msgspec.Struct, frozen=True):
     def shape(self, stopping: bool, waiting_prompts: bool = False) -> StepShape:
         """What this rank proposes to launch. waiting_prompts: there are some here to compute."""
         tokens = sum(self._draws(request) for request in self.decoding)
-        decode_only = tokens == len(self.decoding) and all(chunk.tokens == 1 for chunk in self.chunks)
         return StepShape(
             tokens + self.prompt_tokens,
-            decode_only,
+            all(chunk.tokens == 1 for chunk in self.chunks),
             stopping,
             self.depth,
             drawing=len(self.decoding) + sum(_ends(chunk) for chunk in self.chunks),
@@ -46,8 +45,10 @@ class StepWork(msgspec.Struct, frozen=True):
 
         A chunk of one token is computed as a decode row is, so it comes before longer ones.
         """
-        short: list[Request | Chunk[Request]] = [*self.decoding, *(chunk for chunk in self.chunks if chunk.tokens == 1)]
-        work = [*sorted(short, key=self._tokens), *(chunk for chunk in self.chunks if chunk.tokens > 1)]
+        work: list[Request | Chunk[Request]] = [
+            *sorted(self.decoding, key=self._draws),
+            *sorted(self.chunks, key=lambda chunk: chunk.tokens > 1),
+        ]
         requests = [each.request if isinstance(each, Chunk) else each for each in work]
         return requests, [self._launch_row(each, index) for index, each in enumerate(work)]
 
@@ -55,14 +56,10 @@ class StepWork(msgspec.Struct, frozen=True):
         """The most tokens that the request's row yields."""
         return min(request.draws, 1 + self.depth)
 
-    def _tokens(self, work: Request | Chunk[Request]) -> int:
-        """How many tokens the row computes."""
-        return work.tokens if isinstance(work, Chunk) else self._draws(work)
-
     def _launch_row(self, work: Request | Chunk[Request], index: int) -> Row:
         if isinstance(work, Chunk):
-            return _launch_chunk_row(work, index)
-        return _launch_decode_row(work, self._draws(work), index)
+            return _launch_chunk_row(work, index, self.depth)
+        return _launch_decode_row(work, self._draws(work), index, self.depth)
 
 
 def _ends(chunk: Chunk[Request]) -> bool:
@@ -70,24 +67,29 @@ def _ends(chunk: Chunk[Request]) -> bool:
     return chunk.tokens == chunk.request.progress.left
 
 
-def _launch_decode_row(request: Request, draws: int, index: int) -> Row:
-    """Row `index` of the next step: the request's last token, which may be in flight itself, and drafts behind it."""
+def _launch_decode_row(request: Request, draws: int, index: int, guesses: int) -> Row:
+    """Row `index` of the next step: the request's last token, which may be in flight itself, and drafts behind it.
+
+    guesses: how many the step makes.
+    """
     progress = request.progress
     start, token_ids = progress.computed_at_most, progress.token_ids
     sampling, history, drafts, masks = request.sampling, request.history, draws - 1, request.masks
+    thinking = request.thinking
     if progress.tokens_at_least > len(token_ids):
-        row = Row((), start, progress.block_ids, sampling, progress.drawing_row, history, drafts, mask=masks)
+        follows = progress.drawing_row
+        row = Row((), start, progress.block_ids, sampling, follows, history, drafts, thinking=thinking, mask=masks)
     elif drafts:
         known = [token_ids[-1], *progress.drafts[:drafts]]
-        thinking = request.thinking
         row = Row(known, start, progress.block_ids, sampling, history=history, drafts=drafts, thinking=thinking)
     else:
-        row = Row(token_ids[-1:], start, progress.block_ids, sampling, history=history, mask=masks)
-    progress.launched(draws, draws, index)
+        last = token_ids[-1:]
+        row = Row(last, start, progress.block_ids, sampling, history=history, thinking=thinking, mask=masks)
+    progress.launched(draws, draws, index, guesses)
     return row
 
 
-def _launch_chunk_row(chunk: Chunk[Request], index: int) -> Row:
+def _launch_chunk_row(chunk: Chunk[Request], index: int, guesses: int) -> Row:
     """Row `index` of the next step: a chunk of a prompt. A token is drawn behind the last chunk.
 
     It may begin with a token of a block that others read, computed again.
@@ -105,7 +107,8 @@ def _launch_chunk_row(chunk: Chunk[Request], index: int) -> Row:
         history=history,
         shared=max(progress.registered_blocks * BLOCK_TOKENS - start, 0),
         next_token=None if draws else progress.token_ids[end],
+        thinking=request.thinking if draws else None,
         mask=request.masks if draws else None,
     )
-    progress.launched(chunk.tokens, int(draws), index)
+    progress.launched(chunk.tokens, int(draws), index, guesses)
     return row

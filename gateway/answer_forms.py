@@ -10,6 +10,7 @@ import msgspec
 from llguidance import regex_to_lark
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
+from gateway.tools import check_nesting
 from mesh.errors import InvalidConstraint
 
 MAX_CHOICES = 1000
@@ -32,6 +33,7 @@ class JsonForm:
     lenient: bool = False
 
     def rule(self) -> str:
+        check_nesting(self.schema, self.field)
         return json_rule(self.schema, self.lenient)
 
 

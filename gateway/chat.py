@@ -14,7 +14,7 @@ from gateway.requests import validate_text
 from gateway.tokenizer import Tokenizer
 from gateway.tool_format import opening
 from gateway.tool_parser import ToolReading
-from gateway.tools import Toolbox, check_toolbox
+from gateway.tools import Toolbox
 from gateway.turns import ChatMessage, TemplateSkills, Turns
 from mesh.errors import ConfigError, InvalidRequest
 
@@ -77,11 +77,11 @@ class ChatTemplate:
     ) -> RenderedChat:
         """The prompt that asks the model for the next message. Raises InvalidRequest if the template refuses.
 
+        toolbox: `check_toolbox` has judged it.
+
         If a tool must be called, the prompt ends inside the call: the model goes on with the arguments, or the name.
         """
         _validate(messages)
-        if toolbox is not None:
-            check_toolbox(toolbox)
         turns = Turns(messages, toolbox, self._skills, self._tokenizer.control_starts)
         text = self._run({**turns.variables(), **options.variables()})
         opened = text.rstrip().endswith(THINK_OPEN)

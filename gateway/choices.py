@@ -6,9 +6,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
+from gateway.asks import Ask
 from gateway.gateway import Gateway
 from gateway.generation import Delta, Usage
-from gateway.intake import Ask
 from gateway.live import LiveGeneration
 from gateway.tenants import Tenant
 

@@ -66,7 +66,9 @@ class ApiKeyConfig(Config):
     weight: float = Field(default=1.0, ge=MIN_WEIGHT, le=MAX_WEIGHT)
     """The key's part of a full mesh, relative to other keys'. A key that is alone may use all of it."""
     requests_per_minute: int | None = Field(default=None, ge=1)
-    """Requests that the key may make in a minute, all at once or spread; by default any number."""
+    """Requests that the key may make in a minute, all at once or spread; by default any number. Each gateway counts for
+    itself, as it does tokens and generations: with several, a key may make as many at each.
+    """
     tokens_per_minute: int | None = Field(default=None, ge=1)
     """Tokens of prompts and answers in a minute. An answer that exceeds them is completed, and paid off by waiting."""
     max_concurrent: int | None = Field(default=None, ge=1)
@@ -96,6 +98,11 @@ class LimitsConfig(Config):
     """Characters of a raw or rendered prompt, before it is tokenized."""
     unread_tokens: int = Field(default=4096, ge=1)
     """Tokens that a client may leave unread before its generation is cancelled."""
+    messages_per_second: float = Field(default=5000.0, gt=0, le=1_000_000)
+    """Messages with tokens, to all clients together: they cost a gateway more than anything else. A stream sends no
+    second one within `live generations / messages_per_second` seconds (with 256 up to 51 ms, with 64 up to 13 ms):
+    tokens that come sooner share one. Ends of answers never wait.
+    """
     stalled_seconds: float = Field(default=60.0, gt=0)
     """A client that reads nothing for this long is given up."""
     generation_seconds: float = Field(default=3600.0, gt=0)

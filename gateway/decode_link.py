@@ -270,14 +270,16 @@ class DecodeLink:
             return None
 
     def _dispatch(self, frame: decode_pb2.StepFrame) -> None:
+        # Once for every token of every client: nothing is made here that most tokens do not need.
         for output in frame.outputs:
             request = self._requests.get(output.stream_id)
             # None if it was cancelled, or belongs to an attempt that another has replaced.
             if request is not None:
+                logprobs = output.logprobs
                 request.generation.receive(
                     output.first_position,
                     output.token_ids,
-                    [domain_wire.logprobs(each) for each in output.logprobs],
+                    [domain_wire.logprobs(each) for each in logprobs] if logprobs else (),
                     output.cached_tokens if output.HasField("cached_tokens") else None,
                     output.relaxed,
                 )

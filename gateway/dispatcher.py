@@ -6,9 +6,9 @@ from contextlib import asynccontextmanager, suppress
 
 from gateway.config import DispatchConfig, LimitsConfig
 from gateway.generation import Generation
-from gateway.intake import Prepared
 from gateway.live import RETRY_AFTER_MS, Links, LiveGeneration
 from gateway.placement import Placement, Placer
+from gateway.prepared import Prepared
 from mesh.domain.shares import Census
 from mesh.errors import DeadlineExceeded, MeshError, Overloaded, ShuttingDown, SlowClient
 from mesh.metrics import (
@@ -101,7 +101,9 @@ class Dispatcher:
                 scope.reschedule(loop.time())
 
         generation = Generation(prepared, deadline, self._limits.unread_tokens, interrupt)
-        live = LiveGeneration(generation, prepared.block_hashes, self._placer, self._links, self._dispatch, loop.time)
+        live = LiveGeneration(
+            generation, prepared.block_hashes, self._placer, self._links, self._dispatch, loop.time, self._spacing
+        )
         self._live.add(live)
         self._census.add(share)
         self._idle.clear()
@@ -121,6 +123,10 @@ class Dispatcher:
                 self._idle.set()
             live.close()
             _observe(live, loop.time())
+
+    def _spacing(self) -> float:
+        """Seconds between rounds, so that all live generations together send no more messages than they may."""
+        return len(self._live) / self._limits.messages_per_second
 
     async def drain(self, seconds: float) -> None:
         """Take nothing new, give live generations that time to end, then end them with ShuttingDown."""

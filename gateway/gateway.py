@@ -14,13 +14,15 @@ from msgspec import structs
 
 from gateway.account import Account
 from gateway.answers import RecentAnswers
+from gateway.asks import Ask
 from gateway.catalog import Catalog, ModelText
 from gateway.config import GatewayConfig
 from gateway.decode_link import GatewayIdentity
 from gateway.decode_links import DecodeLinks
 from gateway.dispatcher import Dispatcher
-from gateway.intake import Ask, Intake, Prepared
+from gateway.intake import Intake
 from gateway.live import LiveGeneration
+from gateway.prepared import Prepared
 from gateway.quotas import Quotas
 from gateway.schedulers import Schedulers
 from gateway.streams import Streams
@@ -138,7 +140,8 @@ class Gateway:
                     raise StreamGone("no worker has this stream's log any more: send its request too")
                 ask = replace(ask, sampling=structs.replace(ask.sampling, seed=claim.seed))
                 prepared = await self._prepared(ask, tenant, deadline)
-                taken = self.streams.begun_again(prepared, claim, position, token, ask.written), ask.written
+                written = ask.written or b""
+                taken = self.streams.begun_again(prepared, claim, position, token, written), written
             prepared, written = taken
             async with self.dispatcher.open(prepared, deadline, api) as live, self._charged(live, tenant):
                 yield account.accept(live), written

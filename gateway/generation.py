@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from gateway.intake import Prepared
+from gateway.prepared import Prepared
 from gateway.tools import ToolCallDelta
 from gateway.transcript import Passage
 from mesh.domain.outputs import FinishReason, Logprobs
@@ -96,6 +96,9 @@ class Generation:
         self._failure: MeshError | None = None
         self._doubted = False
         self._waiter: asyncio.Future[None] | None = None
+        # When the client's task wants to be woken for tokens, on the event loop's clock.
+        self._due = 0.0
+        self._timer: asyncio.TimerHandle | None = None
         self._gaps = GATEWAY_ITL_SECONDS.labels(prepared.model)
         self._received_at: float | None = None
         # Tokens that the client has from another gateway.
@@ -154,23 +157,25 @@ class Generation:
         relaxed: bool = False,
     ) -> None:
         """Append tokens; those already received are dropped. A gap is a bug of ours and fails the generation."""
-        ahead = first_position - self._prompt_tokens - len(self._received)
+        received = self._received
+        ahead = first_position - self._prompt_tokens - len(received)
         if ahead > 0:
             self.fail(MeshError(f"the worker skipped {ahead} tokens at position {self.next_position}"))
             return
         if ahead < 0:
             token_ids, logprobs = token_ids[-ahead:], logprobs[-ahead:]
-        if cached_tokens is not None and not self._received:
+        if cached_tokens is not None and not received:
             self.cached_tokens = cached_tokens
         self.relaxed |= relaxed
         if token_ids:
             self._note_arrival()
-        self._received.extend(token_ids)
+            received.extend(token_ids)
         if logprobs:
             self._logprobs.extend(logprobs)
-        if len(self._received) - self._read > self._unread_limit:
+        # What an earlier call received came at once, before this client could read any of it.
+        if len(received) - max(self._read, self._inherited) > self._unread_limit:
             self.give_up(SlowClient(f"the client left more than {self._unread_limit} tokens unread: read faster"))
-        self._wake()
+        self._wake_when_due()
 
     @property
     def ended(self) -> bool:
@@ -210,16 +215,24 @@ class Generation:
         self.given_up = self.given_up or reason
         self._interrupt()
 
-    async def readable(self) -> None:
-        """Return once there are tokens to read, an end, or a doubt."""
-        ended = self._reason is not None or self._failure is not None
-        if ended or self._doubted or self._read < len(self._received):
+    async def readable(self, due: float = 0.0) -> None:
+        """Return once there are tokens to read and it is `due` on the event loop's clock, or an end, or a doubt."""
+        if self._doubted or self._reason is not None or self._failure is not None:
             return
-        self._waiter = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        unread = self._read < len(self._received)
+        if unread and loop.time() >= due:
+            return
+        self._waiter, self._due = loop.create_future(), due
+        if unread:
+            self._wake_when_due()
         try:
             await self._waiter
         finally:
             self._waiter = None
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
 
     def pop_failure(self) -> MeshError | None:
         """The failure of the last attempt, once, and only after all received tokens were drained."""
@@ -236,16 +249,20 @@ class Generation:
     def drain(self) -> Delta:
         """Everything unread. The last delta has `finish`; nothing may be drained after it."""
         self.reads += 1
+        stop_token_id = self._received[-1] if self._received and self._reason is FinishReason.STOP else None
+        # The token that the model stops with ends the answer and is not part of its text.
+        text_end = len(self._received) - (stop_token_id is not None)
         if self._read < self._delivered:
             # The text that the client has is made again, so that what follows joins it.
-            had = self._received[self._read : self._delivered]
-            self._transcript.push(had)
-            self._read += len(had)
+            had = self._transcript.push(self._received[self._read : min(self._delivered, text_end)])
+            if had.match is not None:
+                # The client has all of it: what else the worker made is behind a stop string.
+                self._read += had.tokens
+                return Delta([], "", "", finish=self._finish(FinishReason.STOP, had.match.string), position=self._read)
+            self._read = min(self._delivered, len(self._received))
         token_ids = self._received[self._read :]
         logprobs, self._logprobs = self._logprobs, []
-        stop_token_id = token_ids[-1] if token_ids and self._reason is FinishReason.STOP else None
-        # The token that the model stops with ends the answer and is not part of its text.
-        passage = self._transcript.push(token_ids if stop_token_id is None else token_ids[:-1])
+        passage = self._transcript.push(self._received[self._read : max(self._read, text_end)])
         if passage.match is not None:
             del token_ids[passage.tokens :], logprobs[passage.tokens :]
         self._read += len(token_ids)
@@ -273,6 +290,15 @@ class Generation:
     def usage(self) -> Usage:
         """Counts of the tokens that were drained."""
         return Usage(self._prompt_tokens, self._read, self.cached_tokens, self._transcript.reasoning_tokens)
+
+    def _wake_when_due(self) -> None:
+        if self._waiter is None or self._timer is not None:
+            return
+        loop = self._waiter.get_loop()
+        if loop.time() >= self._due:
+            self._wake()
+        else:
+            self._timer = loop.call_at(self._due, self._wake)
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

@@ -1,20 +1,24 @@
-"""Reads and checks grammars before a worker gets them, away from the event loop."""
+"""Reads and checks grammars before a worker gets them, away from the event loop, and by turns among tenants."""
 
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
 from gateway.answer_forms import GrammarForm
 from mesh.domain.constraints import MAX_GRAMMAR_CHARACTERS
-from mesh.errors import InvalidConstraint
+from mesh.errors import InvalidConstraint, Overloaded
 from mesh.grammars import check_grammar
 from mesh.observe import span
 
-# How long a grammar may take, with those that are checked before it.
+# How long reading and checking one may take, and how long it may wait for its turn.
 CHECK_SECONDS = 5.0
+# A tenant uses one of them at a time: while its grammar is checked, the next tenant's is.
+THREADS = 2
+RETRY_AFTER_MS = 1000
 # Grammars that were found right and are not checked again, by their hash.
 KNOWN_GRAMMARS = 1024
 
@@ -23,18 +27,20 @@ ResultT = TypeVar("ResultT")
 
 class GrammarChecks:
     def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="grammars")
+        # By tenant; held until the thread is done, which may be later than its request is.
+        self._turns: dict[str, asyncio.Lock] = {}
         self._known: OrderedDict[int, None] = OrderedDict()
 
     def close(self) -> None:
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def in_lark(self, form: GrammarForm) -> GrammarForm:
-        """Raises InvalidConstraint, which names the field."""
-        return await self._run(form.in_lark, form.field)
+    async def in_lark(self, form: GrammarForm, tenant: str) -> GrammarForm:
+        """Raises InvalidConstraint, which names the field, and Overloaded."""
+        return await self._run(form.in_lark, form.field, tenant)
 
-    async def check(self, grammar: str, field: str) -> None:
-        """Raises InvalidConstraint, which names the field."""
+    async def check(self, grammar: str, field: str, tenant: str) -> None:
+        """Raises InvalidConstraint, which names the field, and Overloaded."""
         if len(grammar) > MAX_GRAMMAR_CHARACTERS:
             message = f"{field} has {len(grammar)} characters as a grammar, the limit is {MAX_GRAMMAR_CHARACTERS}"
             raise InvalidConstraint(message, field=field)
@@ -42,17 +48,39 @@ class GrammarChecks:
         if known in self._known:
             self._known.move_to_end(known)
             return
-        await self._run(partial(check_grammar, grammar), field)
+        await self._run(partial(check_grammar, grammar), field, tenant)
         self._known[known] = None
         if len(self._known) > KNOWN_GRAMMARS:
             self._known.popitem(last=False)
 
-    async def _run(self, work: Callable[[], ResultT], field: str) -> ResultT:
+    async def _run(self, work: Callable[[], ResultT], field: str, tenant: str) -> ResultT:
+        turn = self._turns.setdefault(tenant, asyncio.Lock())
+        try:
+            async with asyncio.timeout(CHECK_SECONDS):
+                await turn.acquire()
+        except TimeoutError:
+            raise _overloaded() from None
+        release = partial(_release, asyncio.get_running_loop(), turn)
+        job = self._threads.submit(work)
+        job.add_done_callback(release)
         try:
             with span("gateway.check_grammar"):
                 async with asyncio.timeout(CHECK_SECONDS):
-                    return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+                    return await asyncio.wrap_future(job)
         except TimeoutError:
+            if job.cancelled():
+                # It had not begun.
+                raise _overloaded() from None
             raise InvalidConstraint(f"{field} took longer than {CHECK_SECONDS:g} s: simplify it", field=field) from None
         except InvalidConstraint as error:
             raise InvalidConstraint(error.message, field=field) from error
+
+
+def _release(loop: asyncio.AbstractEventLoop, turn: asyncio.Lock, job: Future[ResultT]) -> None:
+    # The gateway may have ended meanwhile.
+    with suppress(RuntimeError):
+        loop.call_soon_threadsafe(turn.release)
+
+
+def _overloaded() -> Overloaded:
+    return Overloaded("too many new grammars are being checked: try again", retry_after_ms=RETRY_AFTER_MS)

@@ -1,6 +1,7 @@
 """One live generation: its attempts on workers, one after the other, as its client's task drives them."""
 
 import asyncio
+import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -62,7 +63,9 @@ class LiveGeneration:
         links: Links,
         config: DispatchConfig,
         clock: Callable[[], float],
+        spacing: Callable[[], float],
     ) -> None:
+        """`spacing`: seconds between the rounds in which tokens go to clients, each stream at most once in a round."""
         self.generation = generation
         self.finished = False
         self.began_at = clock()
@@ -71,11 +74,16 @@ class LiveGeneration:
         self.placed_at: float | None = None
         # Where the request was last submitted.
         self.placement: Placement | None = None
+        # What the scheduler knows the generation by.
+        self._generation_id = secrets.token_hex(16)
         self._block_hashes = block_hashes
         self._placer = placer
         self._links = links
         self._config = config
         self._clock = clock
+        self._spacing = spacing
+        # A round of its own, before which tokens wait. An end does not wait.
+        self._due = 0.0
         self._attempts = 0
         # Those of them that were made because a worker could not be reached.
         self._moves = 0
@@ -110,7 +118,7 @@ class LiveGeneration:
     async def next(self) -> Delta:
         """The next delta; the one with `finish` is the last. Raises the MeshError that ends the generation."""
         while True:
-            await self.generation.readable()
+            await self.generation.readable(self._due)
             if self.generation.pop_doubt():
                 await self._move()
                 continue
@@ -128,6 +136,7 @@ class LiveGeneration:
                 self._end_attempt(Outcome.FINISHED)
             if delta.empty:
                 continue
+            self._due = self._next_round()
             return delta
 
     def close(self) -> None:
@@ -186,6 +195,11 @@ class LiveGeneration:
         self.generation.begin_attempt()
         self._submit(placement)
 
+    def _next_round(self) -> float:
+        """All streams have the same rounds, so that one turn of the event loop writes to many of them."""
+        spacing = self._spacing()
+        return (self._clock() // spacing + 1) * spacing
+
     def _be_patient(self) -> None:
         self._patient_until = self._clock() + self._config.worker_seconds
 
@@ -231,6 +245,7 @@ class LiveGeneration:
     def _query(self) -> PlacementQuery:
         request = self.generation.request
         return PlacementQuery(
+            generation_id=self._generation_id,
             request_id=request.request_id,
             attempt=self._attempts,
             model=self.generation.model,
@@ -262,6 +277,7 @@ class LiveGeneration:
         tokens = self.generation.received_tokens - attempt.received_before
         first = attempt.first_token_at
         return AttemptReport(
+            generation_id=self._generation_id,
             request_id=self.generation.request.request_id,
             attempt=attempt.number,
             worker_id=attempt.worker_id,

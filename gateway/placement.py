@@ -11,6 +11,8 @@ from mesh.domain.targets import StoreTarget, WorkerTarget
 
 @dataclass(frozen=True, slots=True)
 class PlacementQuery:
+    # Drawn for this request: its own id may be the client's choice.
+    generation_id: str
     request_id: str
     # Counted from 1.
     attempt: int
@@ -45,6 +47,7 @@ class Outcome(Enum):
 
 @dataclass(frozen=True, slots=True)
 class AttemptReport:
+    generation_id: str
     request_id: str
     attempt: int
     worker_id: str

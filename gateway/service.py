@@ -7,10 +7,10 @@ import grpc
 from deepmesh.v1 import common_pb2, gateway_pb2, gateway_pb2_grpc
 
 from gateway import form_wire, tool_wire
+from gateway.asks import Ask, ChatPrompt, Prompt, TextPrompt, TokenPrompt, settled
 from gateway.chat import TemplateOptions
 from gateway.gateway import Gateway
 from gateway.generation import Delta, Finish, Generation
-from gateway.intake import Ask, ChatPrompt, Prompt, TextPrompt, TokenPrompt, settled
 from gateway.live import LiveGeneration
 from gateway.tenants import Tenant
 from mesh.domain import wire
@@ -140,12 +140,19 @@ def _delta(delta: Delta, with_ids: bool) -> gateway_pb2.GenerateResponse:
             text=delta.content,
             reasoning_text=delta.reasoning,
             token_ids=delta.token_ids if with_ids else None,
-            logprobs=[wire.logprobs_message(each) for each in delta.logprobs],
+            logprobs=_logprobs(delta) if delta.logprobs else (),
             token_count=len(delta.token_ids),
             tool_calls=tool_wire.call_deltas(delta.calls),
             position=delta.position,
         )
     )
+
+
+def _logprobs(delta: Delta) -> list[common_pb2.PositionLogprobs]:
+    positions = [wire.logprobs_message(each) for each in delta.logprobs]
+    for token_id, position in zip(delta.token_ids, positions, strict=True):
+        position.token_id = token_id
+    return positions
 
 
 def _finished(finish: Finish) -> gateway_pb2.GenerateResponse:

@@ -2,7 +2,9 @@
 
 import asyncio
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 import grpc
 import msgspec
@@ -38,21 +40,51 @@ class TakenLog(msgspec.Struct, frozen=True):
         return 0 if stream is None else stream.epoch, request.attempt, len(request.token_ids) + len(self.token_ids)
 
 
-async def take_logs(channels: Channels, targets: Iterable[WorkerTarget], stream_id: bytes) -> list[TakenLog]:
-    """Ask all these workers at once for their logs of the stream. Its requests that still run end there."""
-    taken = await asyncio.gather(*(_take(channels, target, stream_id) for target in targets))
-    return [log for log in taken if log is not None]
+@dataclass
+class _Shared:
+    channel: grpc.aio.Channel
+    users: int = 0
 
 
-async def _take(channels: Channels, target: WorkerTarget, stream_id: bytes) -> TakenLog | None:
-    async with channels.open(target.endpoint, Role.DECODE) as channel:
-        stub = decode_pb2_grpc.DecodeServiceStub(channel)
+class StreamLogs:
+    """Clients of a gateway that is gone come all at once: calls to a worker share a channel while there are any."""
+
+    def __init__(self, channels: Channels) -> None:
+        self._channels = channels
+        # By endpoint.
+        self._open: dict[str, _Shared] = {}
+
+    async def take(self, targets: Iterable[WorkerTarget], stream_id: bytes) -> list[TakenLog]:
+        """Ask all these workers at once for their logs of the stream. Its requests that still run end there."""
+        taken = await asyncio.gather(*(self._take(target, stream_id) for target in targets))
+        return [log for log in taken if log is not None]
+
+    async def _take(self, target: WorkerTarget, stream_id: bytes) -> TakenLog | None:
         request = decode_pb2.TakeStreamRequest(stream_id=stream_id)
+        async with self._channel(target.endpoint) as channel:
+            try:
+                response = await decode_pb2_grpc.DecodeServiceStub(channel).TakeStream(request, timeout=TAKE_SECONDS)
+            except (MeshError, grpc.aio.AioRpcError):
+                # It has no such stream, or is gone with it.
+                return None
+        return _log(response)
+
+    @asynccontextmanager
+    async def _channel(self, endpoint: str) -> AsyncIterator[grpc.aio.Channel]:
+        if endpoint not in self._open:
+            self._open[endpoint] = _Shared(self._channels.open(endpoint, Role.DECODE))
+        shared = self._open[endpoint]
+        shared.users += 1
         try:
-            response: decode_pb2.TakeStreamResponse = await stub.TakeStream(request, timeout=TAKE_SECONDS)
-        except (MeshError, grpc.aio.AioRpcError):
-            # It has no such stream, or is gone with it.
-            return None
+            yield shared.channel
+        finally:
+            shared.users -= 1
+            if not shared.users:
+                del self._open[endpoint]
+                await shared.channel.close()
+
+
+def _log(response: decode_pb2.TakeStreamResponse) -> TakenLog:
     output = response.output
     ended = wire.finish_reason(output.finished) if output.HasField("finished") else None
     reason = None if ended is FinishReason.CANCELLED else ended

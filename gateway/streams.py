@@ -17,9 +17,9 @@ import msgspec
 
 from gateway.catalog import Catalog
 from gateway.config import ResumeConfig
-from gateway.intake import History, Prepared, TextReading
+from gateway.prepared import History, Prepared, TextReading
 from gateway.reasoning import ReasoningStart
-from gateway.stream_log_link import TakenLog, take_logs
+from gateway.stream_log_link import StreamLogs, TakenLog
 from gateway.stream_tokens import ID_BYTES, StreamClaim, StreamSeal, request_digest
 from gateway.transcript import Transcript, no_text
 from gateway.workers import Directory
@@ -45,11 +45,15 @@ class Streams:
         self._seconds = config.seconds
         self._catalog = catalog
         self._directory = directory
-        self._channels = channels
+        self._logs = StreamLogs(channels)
 
-    def named(self, prepared: Prepared, tenant: str, written: bytes) -> Prepared:
-        """The request with a stream's name and token. One whose answer is more than text and tokens gets neither."""
-        if prepared.text is None or prepared.echo or prepared.request.sampling.top_logprobs is not None:
+    def named(self, prepared: Prepared, tenant: str, written: bytes | None) -> Prepared:
+        """The request with a stream's name and token. One whose answer is more than text and tokens gets neither, nor
+        does one with which no gateway can go on.
+        """
+        if written is None or prepared.text is None:
+            return prepared
+        if prepared.echo or prepared.request.sampling.top_logprobs is not None:
             return prepared
         claim = StreamClaim(
             stream_id=secrets.token_bytes(ID_BYTES),
@@ -75,7 +79,7 @@ class Streams:
     async def take(self, claim: StreamClaim, position: int, token: str) -> tuple[Prepared, bytes] | None:
         """The request, to be gone on with behind `position` tokens, and how it is written; None if no worker has it."""
         targets = self._directory.decode_targets(claim.model)
-        logs = await take_logs(self._channels, targets, claim.stream_id)
+        logs = await self._logs.take(targets, claim.stream_id)
         if not logs:
             return None
         return self._restored(max(logs, key=lambda log: log.order), position, token)

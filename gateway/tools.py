@@ -85,13 +85,14 @@ def check_toolbox(toolbox: Toolbox) -> None:
             limit = MAX_DESCRIPTION_CHARACTERS
             raise InvalidRequest(f"a description is longer than {limit} characters", field=f"{field}.description")
         validate_text(tool.description, field=f"{field}.description")
-        _check_nesting(tool.parameters, field=f"{field}.parameters")
+        check_nesting(tool.parameters, field=f"{field}.parameters")
         names.add(tool.name)
     if toolbox.named is not None and toolbox.named not in names:
         raise InvalidRequest(f"tool_choice names {toolbox.named!r}, which is not among tools", field="tool_choice")
 
 
-def _check_nesting(schema: Any, field: str) -> None:
+def check_nesting(schema: Any, field: str) -> None:
+    """Before anything writes the schema. Raises InvalidRequest."""
     level = [schema]
     for _ in range(MAX_NESTING):
         parts = [each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list)]

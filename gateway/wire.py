@@ -51,6 +51,7 @@ def place_request(query: PlacementQuery) -> scheduler_pb2.PlaceRequest:
         block_hashes=query.block_hashes,
         avoid_worker_ids=sorted(query.avoid),
         share=wire.share_message(query.share),
+        generation_id=query.generation_id,
     )
 
 
@@ -70,6 +71,7 @@ def outcome_request(report: AttemptReport) -> scheduler_pb2.ReportOutcomeRequest
         cached_tokens=report.cached_tokens,
         ttft_ms=report.time_to_first_token_ms,
         tpot_ms=report.time_per_output_token_ms,
+        generation_id=report.generation_id,
     )
 
 

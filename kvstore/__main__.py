@@ -8,7 +8,6 @@ import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 
-import numpy as np
 from deepmesh.internal.v1 import kvstore_pb2_grpc
 
 from kvstore.center import Center
@@ -17,7 +16,8 @@ from kvstore.index import Index
 from kvstore.memory_index import MemoryIndex
 from kvstore.redis_index import RedisIndex
 from kvstore.service import KvStoreServicer, OpenStore
-from kvstore.slab import Geometry, OpenAgent
+from kvstore.slab import OpenAgent
+from kvstore.store_memory import StoreMemory
 from mesh.domain.workers import KvNamespace
 from mesh.errors import IndexUnavailable
 from mesh.identity import Role
@@ -27,7 +27,6 @@ from mesh.tls import server_tls
 from transfer.agent import TransferAgent
 from transfer.config import TransferConfig
 from transfer.fetch.lookup_server import LookupHandler
-from transfer.host_memory import HostMemory
 from transfer.ucx_log import UcxLog
 
 SERVICE = "deepmesh.internal.v1.KvStoreService"
@@ -51,17 +50,15 @@ def open_index(config: KvStoreConfig, store_id: str, epoch: str) -> Index:
 
 
 def ucx_agents(config: TransferConfig, opened: Callable[[], object] = lambda: None) -> OpenAgent:
-    """Agents over memory of this process, block-major: what a block holds of all layers lies together.
+    """Agents over memory of this process.
 
     `opened` is called when UCX has started: a store opens one agent in its life.
     """
 
     def open_agent(
-        geometry: Geometry, blocks: int, namespace: KvNamespace, lookups: LookupHandler, wake: Callable[[], None]
+        memory: StoreMemory, namespace: KvNamespace, lookups: LookupHandler, wake: Callable[[], None]
     ) -> TransferAgent:
-        # Zeros, for which the machine gives no memory until they are written.
-        array = np.zeros((blocks, geometry.layers, geometry.piece_bytes), np.uint8).transpose(1, 0, 2)
-        agent = TransferAgent(HostMemory(array), namespace, config, time.monotonic, wake, lookups)
+        agent = TransferAgent(memory, namespace, config, time.monotonic, wake, lookups)
         opened()
         return agent
 
@@ -77,7 +74,7 @@ async def running_store(config: KvStoreConfig, open_agent: OpenAgent) -> AsyncIt
     async with MeshServer(config.server, "kvstore", [registration], server_tls(config.security.tls)) as server:
         store_id = config.store_id or server.endpoint
         index = open_index(config, store_id, epoch)
-        center = Center(config, index, open_agent, time.monotonic)
+        center = Center(config, store_id, index, open_agent, time.monotonic)
         servicer.open(OpenStore(center, store_id, epoch))
         running = asyncio.create_task(center.run())
         await server.ready()

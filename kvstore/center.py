@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from kvstore.config import KvStoreConfig
-from kvstore.directory import Directory
+from kvstore.held_keys import HeldKeys
 from kvstore.index import Index, Location
 from kvstore.keys import keys_of, namespace_digest
 from kvstore.offers import OfferAnswer
@@ -13,7 +13,13 @@ from kvstore.publisher import Publisher
 from kvstore.sessions import Session, Sessions
 from kvstore.slab import OpenAgent, Slab
 from mesh.domain.workers import KvNamespace, TransferCounters, WorkerIdentity
-from mesh.metrics import KVSTORE_BLOCKS_TOTAL, KVSTORE_BLOCKS_USED, KVSTORE_EVICTED_BLOCKS
+from mesh.metrics import (
+    KVSTORE_BLOCKS_TOTAL,
+    KVSTORE_BLOCKS_USED,
+    KVSTORE_DISK_BLOCKS_TOTAL,
+    KVSTORE_DISK_BLOCKS_USED,
+    KVSTORE_EVICTED_BLOCKS,
+)
 from mesh.observe import span
 
 
@@ -33,6 +39,9 @@ class StoreStatus:
     total_blocks: int = 0
     used_blocks: int = 0
     block_bytes: int = 0
+    # None without a disk tier.
+    disk_blocks: int | None = None
+    used_disk_blocks: int = 0
     lookups: int = 0
     hits: int = 0
     attached_workers: int = 0
@@ -42,14 +51,22 @@ class StoreStatus:
 class Center:
     """One event loop calls it; the transfer thread reads the directory through `Slab.lookups`."""
 
-    def __init__(self, config: KvStoreConfig, index: Index, open_agent: OpenAgent, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        config: KvStoreConfig,
+        store_id: str,
+        index: Index,
+        open_agent: OpenAgent,
+        clock: Callable[[], float],
+    ) -> None:
         self._config = config
+        self._store_id = store_id
         self._index = index
         self._open_agent = open_agent
         self._sessions = Sessions(clock, config.session_seconds, config.max_sessions, self._end_session)
         self._slab: Slab | None = None
         self._evicted_blocks = 0
-        self._publisher = Publisher(index, self._directory, config.index.lease_seconds)
+        self._publisher = Publisher(index, self._held, config.index.lease_seconds)
 
     def attach(self, worker: WorkerIdentity, rank: int, session_id: int) -> Attachment:
         """Renew that session, or open a new one (see `Sessions.attach`).
@@ -98,6 +115,8 @@ class Center:
             total_blocks=slab.directory.total_blocks,
             used_blocks=slab.directory.stored_blocks + slab.directory.landing_blocks,
             block_bytes=slab.geometry.block_bytes,
+            disk_blocks=slab.disk.total_blocks if slab.disk else None,
+            used_disk_blocks=slab.disk.used_blocks if slab.disk else 0,
             lookups=slab.lookups.lookups,
             hits=slab.lookups.hits,
             attached_workers=self._sessions.workers,
@@ -113,8 +132,7 @@ class Center:
     def close(self) -> None:
         """End all transfers, and the calls that wait for them."""
         if self._slab is not None:
-            self._slab.agent.close()
-            self._slab.offers.close()
+            self._slab.close()
 
     def _make_slab(self, worker: WorkerIdentity) -> Slab:
         loop = asyncio.get_running_loop()
@@ -122,8 +140,7 @@ class Center:
         def wake() -> None:
             loop.call_soon_threadsafe(self._apply_events)
 
-        config = self._config
-        self._slab = Slab(worker, config.memory_bytes, config.offer_seconds, self._open_agent, wake)
+        self._slab = Slab(worker, self._config, self._store_id, self._open_agent, wake)
         KVSTORE_BLOCKS_TOTAL.set(self._slab.directory.total_blocks)
         return self._slab
 
@@ -132,6 +149,9 @@ class Center:
         assert slab is not None
         slab.apply_events()
         KVSTORE_BLOCKS_USED.set(slab.directory.stored_blocks)
+        if slab.disk is not None:
+            KVSTORE_DISK_BLOCKS_TOTAL.set(slab.disk.total_blocks)
+            KVSTORE_DISK_BLOCKS_USED.set(slab.disk.used_blocks)
         KVSTORE_EVICTED_BLOCKS.inc(slab.directory.evicted_blocks - self._evicted_blocks)
         self._evicted_blocks = slab.directory.evicted_blocks
         self._publisher.wake()
@@ -146,8 +166,8 @@ class Center:
         self._slab.lookups.close(session.session_id)
         self._slab.agent.close_session(session.session_id)
 
-    def _directory(self) -> Directory | None:
-        return self._slab.directory if self._slab else None
+    def _held(self) -> HeldKeys | None:
+        return self._slab.directory.held if self._slab else None
 
     async def _expire_forever(self) -> None:
         while True:

@@ -1,5 +1,7 @@
 """Configuration of a KV store."""
 
+from pathlib import Path
+
 from pydantic import Field
 
 from mesh.config import Config, ServiceConfig
@@ -17,6 +19,19 @@ class IndexConfig(Config):
     """A store that died is believed to hold its blocks for so long."""
 
 
+class DiskConfig(Config):
+    """Blocks on disk, behind those in memory."""
+
+    path: Path | None = None
+    """Directory for the store's file, on a disk of its own at best; null keeps blocks in memory alone."""
+    bytes: int = Field(default=16 << 30, ge=1 << 20)
+    """Size of the file, which is taken at once."""
+    least_uses: int = Field(default=1, ge=0)
+    """A block is written once it was fetched, or offered again, so many times; 0 writes every block."""
+    threads: int = Field(default=4, ge=1, le=64)
+    """Reads at a time."""
+
+
 class KvStoreConfig(ServiceConfig):
     """A KV store: blocks beyond the workers."""
 
@@ -26,6 +41,7 @@ class KvStoreConfig(ServiceConfig):
     """Memory for KV blocks. The machine gives it as they fill."""
     session_seconds: float = Field(default=10.0, gt=0)
     """A worker that does not renew its session for this long is detached."""
+    disk: DiskConfig = DiskConfig()
     max_sessions: int = Field(default=1024, ge=1)
     """Workers that may be attached at once."""
     offer_seconds: float = Field(default=30.0, gt=0)

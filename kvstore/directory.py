@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from kvstore.held_keys import HeldKeys
 from kvstore.keys import Key
 
 # The heap of eviction keeps outdated entries until it has this many times as many as the slab has blocks.
@@ -21,14 +22,6 @@ class Reservation:
     blocks: list[int]
 
 
-@dataclass(frozen=True, slots=True)
-class Changes:
-    """The net change of what is stored."""
-
-    stored: list[Key]
-    removed: list[Key]
-
-
 class Directory:
     """Keys, leases and eviction of `total_blocks` blocks. Thread-safe: lookups come from the transfer thread.
 
@@ -37,7 +30,9 @@ class Directory:
     its chain: without its predecessor no lookup would find that one.
     """
 
-    def __init__(self, total_blocks: int) -> None:
+    def __init__(self, total_blocks: int, held: HeldKeys | None = None) -> None:
+        """`held` is told what it stores and evicts."""
+        self.held = HeldKeys() if held is None else held
         self.total_blocks = total_blocks
         self.evicted_blocks = 0
         self._lock = threading.Lock()
@@ -54,9 +49,6 @@ class Directory:
         # (last use, block) of every evictable block, and outdated entries.
         self._oldest: list[tuple[int, int]] = []
         self._uses = 0
-        # Insertion-ordered sets.
-        self._new: dict[Key, None] = {}
-        self._gone: dict[Key, None] = {}
 
     @property
     def stored_blocks(self) -> int:
@@ -78,15 +70,28 @@ class Directory:
                 blocks.append(block)
         return blocks
 
-    def release(self, blocks: Sequence[int]) -> None:
-        """End one lease of each block: they were used now."""
+    def release(self, blocks: Sequence[int], used: bool = True) -> None:
+        """End one lease of each block; `used`: they were used now."""
         with self._lock:
-            self._uses += 1
+            self._uses += used
             for block in blocks:
                 assert self._leases[block] > 0
                 self._leases[block] -= 1
-                self._last_used[block] = self._uses
+                if used:
+                    self._last_used[block] = self._uses
                 self._add_evictable(block)
+
+    def lease(self, key: Key) -> int | None:
+        """The block of that key, leased until `release`; None if it is not stored."""
+        with self._lock:
+            block = self._stored.get(key)
+            if block is not None:
+                self._leases[block] += 1
+            return block
+
+    def keys_of(self, blocks: Sequence[int]) -> list[Key]:
+        """What leased blocks hold."""
+        return [key for block in blocks if (key := self._keys[block]) is not None]
 
     def reserve(self, parent: Key | None, keys: Sequence[Key]) -> Reservation | None:
         """Reserve blocks for those keys of a chain that are neither stored nor landing, as far as there is room.
@@ -108,8 +113,12 @@ class Directory:
                 parent = key
             return reservation
 
-    def store(self, blocks: Sequence[int]) -> None:
-        """The bytes of these reserved blocks are in place. Lookups find them from now on."""
+    def store(self, blocks: Sequence[int], leased: bool = False) -> list[Key]:
+        """The bytes of these reserved blocks are in place: lookups find them from now on. Returns their keys.
+
+        `leased`: until `release`, each for somebody who waited for it.
+        """
+        keys = []
         with self._lock:
             self._uses += 1
             for block in blocks:
@@ -117,8 +126,11 @@ class Directory:
                 assert key is not None and self._landing.get(key) == block
                 self._stored[key] = self._landing.pop(key)
                 self._last_used[block] = self._uses
-                self._note(key, self._new, self._gone)
+                self._leases[block] += leased
+                self.held.gained(key)
                 self._add_evictable(block)
+                keys.append(key)
+        return keys
 
     def abandon(self, blocks: Sequence[int]) -> None:
         """The bytes of these reserved blocks will not come."""
@@ -129,21 +141,6 @@ class Directory:
                 del self._landing[key]
                 self._clear(block)
                 self._blank.append(block)
-
-    def drain_changes(self) -> Changes:
-        """What was stored and what was evicted since the last call, or since the last snapshot."""
-        with self._lock:
-            changes = Changes(list(self._new), list(self._gone))
-            self._new.clear()
-            self._gone.clear()
-            return changes
-
-    def snapshot(self) -> list[Key]:
-        """Every stored key. `drain_changes` then returns what changes from here on."""
-        with self._lock:
-            self._new.clear()
-            self._gone.clear()
-            return list(self._stored)
 
     def _reserve(self, parent: Key | None, key: Key) -> int | None:
         # Counted first, so that the parent is not evicted to make room for its own child.
@@ -165,7 +162,7 @@ class Directory:
             key = self._keys[block]
             assert key is not None
             del self._stored[key]
-            self._note(key, self._gone, self._new)
+            self.held.lost(key)
             self._clear(block)
             self.evicted_blocks += 1
             return block
@@ -198,10 +195,3 @@ class Directory:
             block = self._stored.get(parent)
             if block is not None:
                 self._add_evictable(block)
-
-    @staticmethod
-    def _note(key: Key, happened: dict[Key, None], undone: dict[Key, None]) -> None:
-        if key in undone:
-            del undone[key]
-        else:
-            happened[key] = None

@@ -1,20 +1,36 @@
 """Lookups as they arrive over UCX, on the transfer thread: sessions become namespaces, and chains become blocks."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeAlias
 
 from kvstore.directory import Directory
+from kvstore.disk.tier import DiskTier, Promotion
 from kvstore.keys import keys_of
 from mesh.metrics import KVSTORE_LOOKUPS, KVSTORE_MATCHED_BLOCKS
+from transfer.fetch.lookup_server import Found
+
+# Session, sequence, how many leading blocks of the answer are there, and whether no more come.
+BlocksRead: TypeAlias = Callable[[int, int, int, bool], None]
+
+
+def _nothing_read(session_id: int, sequence: int, ready: int, over: bool) -> None:
+    """There is no disk."""
 
 
 class Lookups:
     """The store's `transfer.agent.LookupHandler`. `open` and `close` are called from the service's own thread."""
 
-    def __init__(self, directory: Directory) -> None:
+    def __init__(self, directory: Directory, disk: DiskTier | None = None, read: BlocksRead = _nothing_read) -> None:
+        """`read` is told when blocks of an answer have come from the disk: see `TransferAgent.blocks_read`."""
         self.lookups = 0
         # Lookups that found at least one block.
         self.hits = 0
         self._directory = directory
+        self._disk = disk
+        self._read = read
+        # Of the answers under way, by session and sequence.
+        self._promotions: dict[tuple[int, int], Promotion] = {}
         self._digests: dict[int, bytes] = {}
         self._hit, self._miss = KVSTORE_LOOKUPS.labels("hit"), KVSTORE_LOOKUPS.labels("miss")
 
@@ -25,10 +41,19 @@ class Lookups:
     def close(self, session_id: int) -> None:
         self._digests.pop(session_id, None)
 
-    def match(self, session_id: int, hashes: Sequence[bytes]) -> list[int]:
-        """Blocks of the longest stored prefix, leased until `release`; none for a session that has ended."""
+    def match(self, session_id: int, sequence: int, hashes: Sequence[bytes]) -> Found:
+        """The longest prefix, in memory and behind that on disk; none for a session that has ended."""
         digest = self._digests.get(session_id)
-        blocks = [] if digest is None else self._directory.match(keys_of(digest, hashes))
+        keys = [] if digest is None else keys_of(digest, hashes)
+        blocks = self._directory.match(keys)
+        ready = len(blocks)
+        if self._disk is not None and ready < len(keys):
+            parent = keys[ready - 1] if ready else None
+            told = partial(self._blocks_read, session_id, sequence, ready)
+            promotion = self._disk.promote(parent, keys[ready:], told)
+            if promotion is not None:
+                self._promotions[session_id, sequence] = promotion
+                blocks += promotion.blocks
         self.lookups += 1
         if blocks:
             self.hits += 1
@@ -36,8 +61,18 @@ class Lookups:
             KVSTORE_MATCHED_BLOCKS.inc(len(blocks))
         else:
             self._miss.inc()
-        return blocks
+        return Found(blocks, ready)
 
-    def release(self, session_id: int, blocks: Sequence[int]) -> None:
+    def release(self, session_id: int, sequence: int, blocks: Sequence[int]) -> None:
         """The blocks were sent, or will not be."""
-        self._directory.release(blocks)
+        promotion = self._promotions.pop((session_id, sequence), None)
+        in_memory = blocks if promotion is None else blocks[: len(blocks) - len(promotion.blocks)]
+        used = self._directory.keys_of(in_memory)
+        self._directory.release(in_memory)
+        if self._disk is not None:
+            if promotion is not None:
+                used += self._disk.release(promotion)
+            self._disk.used(used)
+
+    def _blocks_read(self, session_id: int, sequence: int, in_memory: int, read: int, over: bool) -> None:
+        self._read(session_id, sequence, in_memory + read, over)

@@ -9,6 +9,7 @@ from typing import Protocol
 import msgspec
 
 from kvstore.directory import Directory
+from kvstore.disk.tier import DiskTier
 from kvstore.keys import keys_of
 from kvstore.sessions import Session
 from mesh.errors import OfferFailed, ShuttingDown, UnknownTransfer
@@ -59,10 +60,13 @@ class _Landing:
 class Offers:
     """Every landing that an offer opened. Used by one event loop."""
 
-    def __init__(self, directory: Directory, landings: Landings, landing_seconds: float) -> None:
+    def __init__(
+        self, directory: Directory, landings: Landings, landing_seconds: float, disk: DiskTier | None = None
+    ) -> None:
         self._directory = directory
         self._landings = landings
         self._landing_seconds = landing_seconds
+        self._disk = disk
         self._open: dict[bytes, _Landing] = {}
         # Oldest first.
         self._ended: OrderedDict[bytes, _Landing] = OrderedDict()
@@ -105,7 +109,9 @@ class Offers:
 
     def landed(self, event: Landed) -> None:
         landing = self._end(event.transfer_id)
-        self._directory.store(landing.blocks)
+        keys = self._directory.store(landing.blocks)
+        if self._disk is not None:
+            self._disk.stored(keys)
         KVSTORE_OFFERS.labels("stored").inc()
         KVSTORE_STORED_BLOCKS.inc(len(landing.blocks))
 

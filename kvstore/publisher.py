@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable
 from contextlib import suppress
 
-from kvstore.directory import Directory
+from kvstore.held_keys import HeldKeys
 from kvstore.index import Index
 from mesh.errors import IndexUnavailable, LeaseConflict
 from mesh.metrics import KVSTORE_INDEX_REBUILDS
@@ -18,11 +18,11 @@ RETRY_SECONDS = 1.0
 
 
 class Publisher:
-    """Publishes one store's directory. `directory` returns None before the first worker has attached."""
+    """Publishes one store's keys. `held` returns None before the first worker has attached."""
 
-    def __init__(self, index: Index, directory: Callable[[], Directory | None], lease_seconds: float) -> None:
+    def __init__(self, index: Index, held: Callable[[], HeldKeys | None], lease_seconds: float) -> None:
         self._index = index
-        self._directory = directory
+        self._held = held
         self._period_seconds = lease_seconds / RENEWALS_A_LEASE
         # How many blocks the index should have of this store; None if that is not known.
         self._published: int | None = 0
@@ -30,7 +30,7 @@ class Publisher:
         self._failing = False
 
     def wake(self) -> None:
-        """The directory has changed."""
+        """What is held has changed."""
         self._changed.set()
 
     async def run(self) -> None:
@@ -50,20 +50,20 @@ class Publisher:
 
     async def _publish(self) -> None:
         believed = await self._index.renew()
-        directory = self._directory()
-        if directory is None:
+        held = self._held()
+        if held is None:
             return
         expected, self._published = self._published, None
         if believed != expected:
-            self._published = await self._rebuild(directory)
+            self._published = await self._rebuild(held)
             return
-        changes = directory.drain_changes()
+        changes = held.drain_changes()
         await self._index.remove(changes.removed)
         await self._index.add(changes.stored)
         self._published = expected + len(changes.stored) - len(changes.removed)
 
-    async def _rebuild(self, directory: Directory) -> int:
-        keys = directory.snapshot()
+    async def _rebuild(self, held: HeldKeys) -> int:
+        keys = held.snapshot()
         with span("kvstore.index_rebuild", blocks=len(keys)):
             await self._index.clear()
             await self._index.add(keys)

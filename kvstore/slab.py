@@ -4,13 +4,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
+from kvstore.config import KvStoreConfig
 from kvstore.directory import Directory
+from kvstore.disk.tier import DiskTier
 from kvstore.lookups import Lookups
 from kvstore.offers import Landings, Offers
+from kvstore.store_memory import StoreMemory
 from mesh.domain.workers import KvNamespace, TransferCounters, WorkerIdentity
 from mesh.errors import InvalidRequest, NamespaceMismatch
 from transfer.events import Event, Landed, LandingFailed
 from transfer.fetch.lookup_server import LookupHandler
+from transfer.kept_macs import KeptMacs
 
 MAX_LAYERS = 1024
 
@@ -35,6 +39,11 @@ class StoreAgent(Landings, Protocol):
 
     def events(self) -> Sequence[Event]: ...
 
+    @property
+    def macs(self) -> KeptMacs: ...
+
+    def blocks_read(self, session_id: int, sequence: int, ready: int, over: bool) -> None: ...
+
     def open_session(self, session_id: int, session_key: bytes) -> None: ...
 
     def close_session(self, session_id: int) -> None: ...
@@ -44,9 +53,9 @@ class StoreAgent(Landings, Protocol):
     def close(self) -> None: ...
 
 
-# Opens an agent for: geometry, number of blocks, the first worker's namespace, what answers lookups, and what to call
-# (from any thread) when there are events.
-OpenAgent: TypeAlias = Callable[[Geometry, int, KvNamespace, LookupHandler, Callable[[], None]], StoreAgent]
+# Opens an agent for: the store's memory, the first worker's namespace, what answers lookups, and what to call (from any
+# thread) when there are events.
+OpenAgent: TypeAlias = Callable[[StoreMemory, KvNamespace, LookupHandler, Callable[[], None]], StoreAgent]
 
 
 def geometry_of(worker: WorkerIdentity) -> Geometry:
@@ -73,22 +82,30 @@ class Slab:
     def __init__(
         self,
         worker: WorkerIdentity,
-        memory_bytes: int,
-        offer_seconds: float,
+        config: KvStoreConfig,
+        store_id: str,
         open_agent: OpenAgent,
         wake: Callable[[], None],
     ) -> None:
         """Raises InvalidRequest; NamespaceMismatch if not even one block fits."""
         self.geometry = geometry_of(worker)
-        total_blocks = memory_bytes // self.geometry.block_bytes
+        memory_bytes, block_bytes = config.memory_bytes, self.geometry.block_bytes
+        total_blocks = memory_bytes // block_bytes
         if not total_blocks:
             raise NamespaceMismatch(
-                f"one block is {self.geometry.block_bytes} bytes and the store has {memory_bytes}: raise memory_bytes"
+                f"one block is {block_bytes} bytes and the store has {memory_bytes}: raise memory_bytes"
             )
         self.directory = Directory(total_blocks)
-        self.lookups = Lookups(self.directory)
-        self.agent = open_agent(self.geometry, total_blocks, worker.kv_namespace, self.lookups, wake)
-        self.offers = Offers(self.directory, self.agent, offer_seconds)
+        memory = StoreMemory(self.geometry.layers, total_blocks, self.geometry.piece_bytes)
+        self.disk: DiskTier | None = None
+        if config.disk.path is not None:
+            self.disk = DiskTier(config.disk, store_id, self.directory, memory, wake)
+        # The agent is there before anything is read.
+        self.lookups = Lookups(self.directory, self.disk, lambda *news: self.agent.blocks_read(*news))
+        self.agent = open_agent(memory, worker.kv_namespace, self.lookups, wake)
+        self.offers = Offers(self.directory, self.agent, config.offer_seconds, self.disk)
+        if self.disk is not None:
+            self.disk.open(self.geometry.layers, block_bytes, self.agent.macs)
 
     def check(self, worker: WorkerIdentity) -> None:
         """Raises InvalidRequest; NamespaceMismatch if the worker's blocks have another geometry."""
@@ -98,6 +115,13 @@ class Slab:
                 f"the store keeps blocks of {ours.layers} layers of {ours.piece_bytes} bytes, the worker's have "
                 f"{theirs.layers} of {theirs.piece_bytes}: give it a store of its own"
             )
+
+    def close(self) -> None:
+        """End all transfers, the calls that wait for them, and what the disk does."""
+        self.agent.close()
+        self.offers.close()
+        if self.disk is not None:
+            self.disk.close()
 
     def apply_events(self) -> None:
         """Apply what the transfer thread reported."""

@@ -66,10 +66,20 @@ def status_response(status: StoreStatus, store_id: str, epoch: str) -> kvstore_p
         used_blocks=status.used_blocks,
         block_bytes=status.block_bytes,
     )
+    tiers = [memory]
+    if status.disk_blocks is not None:
+        tiers.append(
+            kvstore_pb2.TierStatus(
+                name="disk",
+                total_blocks=status.disk_blocks,
+                used_blocks=status.used_disk_blocks,
+                block_bytes=status.block_bytes,
+            )
+        )
     return kvstore_pb2.GetStatusResponse(
         store_id=store_id,
         epoch=epoch,
-        tiers=[memory],
+        tiers=tiers,
         lookups=status.lookups,
         hits=status.hits,
         attached_workers=status.attached_workers,

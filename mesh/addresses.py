@@ -15,8 +15,11 @@ def host_of(address: str) -> str:
 
 
 def split_addresses(addresses: str) -> tuple[str, ...]:
-    """Those of a list that is separated by commas."""
-    return tuple(address.strip() for address in addresses.split(","))
+    """Those of a list that is separated by commas, at least one; a comma more counts for nothing. Raises ValueError."""
+    split = tuple(stripped for address in addresses.split(",") if (stripped := address.strip()))
+    if not split:
+        raise ValueError("expected host:port, or several separated by commas")
+    return split
 
 
 def is_loopback(address: str) -> bool:

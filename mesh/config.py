@@ -139,6 +139,14 @@ def load(
     return validate(model, values, str(path or origin))
 
 
+def overridden(overrides: Sequence[str]) -> dict[str, Any]:
+    """What these overrides set, key below key. Raises ConfigError for one that is none."""
+    values: dict[str, Any] = {}
+    for override in overrides:
+        _apply(values, override)
+    return values
+
+
 def validate(model: type[ConfigT], values: Mapping[str, Any], origin: str) -> ConfigT:
     """`values` as a `model`. Raises ConfigError naming `origin` and every offending key."""
     try:
@@ -167,8 +175,10 @@ def _in_words(model: type[BaseModel], location: tuple[int | str, ...], kind: str
 def _read(path: Path) -> dict[str, Any]:
     try:
         values = yaml.safe_load(path.read_text())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read {path}: {error}") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} holds no YAML{_place(error)}") from None
     if values is None:
         return {}
     if not isinstance(values, dict):
@@ -194,18 +204,18 @@ def _apply(values: dict[str, Any], override: str) -> None:
     for parent in parents:
         values = values.setdefault(parent, {})
         if not isinstance(values, dict):
-            raise ConfigError(f"override {override!r}: {parent} holds a value, not keys")
-    values[leaf] = _value(override, text)
+            raise ConfigError(f"override of {key}: {parent} holds a value, not keys")
+    values[leaf] = _value(key, text)
 
 
-def _value(override: str, text: str) -> Any:
+def _value(key: str, text: str) -> Any:
     """A value in YAML, or in the file after an @, with which no YAML begins."""
     if text.startswith("@"):
         return _in_file(Path(text[1:]))
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise ConfigError(f"override {override!r}: {error}") from error
+        raise ConfigError(f"override of {key}: its value is no YAML{_place(error)}") from None
 
 
 def _in_file(path: Path) -> Any:
@@ -214,5 +224,11 @@ def _in_file(path: Path) -> Any:
         return yaml.safe_load(path.read_text())
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read {path}: {error}") from error
-    except yaml.YAMLError:
-        raise ConfigError(f"{path} holds no YAML") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} holds no YAML{_place(error)}") from None
+
+
+def _place(error: yaml.YAMLError) -> str:
+    """Where it is wrong, without the text that stands there: secrets come from files and the environment too."""
+    mark = getattr(error, "problem_mark", None)
+    return "" if mark is None else f" (line {mark.line + 1}, column {mark.column + 1})"

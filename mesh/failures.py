@@ -7,7 +7,7 @@ from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 from grpc import StatusCode
 
-from mesh.errors import DOMAIN, DeadlineExceeded, MeshError, RemoteError, rebuild
+from mesh.errors import DOMAIN, DeadlineExceeded, EndpointUnavailable, MeshError, RemoteError, rebuild
 
 STATUS_DETAILS_KEY = "grpc-status-details-bin"
 # A status travels in headers, which peers limit to a few KiB.
@@ -68,6 +68,9 @@ def from_rpc_error(error: grpc.aio.AioRpcError) -> MeshError:
 def _plain(code: StatusCode, message: str) -> MeshError:
     if code is StatusCode.DEADLINE_EXCEEDED:
         return DeadlineExceeded(message)
+    if code is StatusCode.CANCELLED:
+        # Not by us, who would not be told: a server that stops cancels the calls that it has.
+        return EndpointUnavailable(f"the other side ended the call: {message}")
     return RemoteError(message, code=code, reason=code.name)
 
 

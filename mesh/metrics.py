@@ -105,6 +105,12 @@ ENGINE_DRAFT_ROWS = Counter(
 ENGINE_RELAXED_TOKENS = Counter(
     "deepmesh_engine_relaxed_tokens_total", "Drafts accepted in place of other tokens that were drawn"
 )
+ENGINE_EXPERT_IMBALANCE = Gauge(
+    "deepmesh_engine_expert_imbalance",
+    "(largest - mean) / mean of what ranks had to do for routed experts: the mean over the layers, and the largest",
+    ["of"],
+)
+ENGINE_EXPERTS_MOVED = Counter("deepmesh_engine_experts_moved_total", "Experts copied to another rank's slot")
 ENGINE_STORE_CACHED_TOKENS = Counter(
     "deepmesh_engine_store_cached_tokens_total", "Prompt tokens of requests that came from a KV store"
 )
@@ -132,6 +138,9 @@ PREFILL_ENDED = Counter("deepmesh_prefill_ended_total", "Prefill calls by how th
 # KV store.
 KVSTORE_BLOCKS_USED = Gauge("deepmesh_kvstore_blocks_used", "Blocks with content")
 KVSTORE_BLOCKS_TOTAL = Gauge("deepmesh_kvstore_blocks", "Blocks in the slab")
+KVSTORE_DISK_BLOCKS_USED = Gauge("deepmesh_kvstore_disk_blocks_used", "Blocks on disk")
+KVSTORE_DISK_BLOCKS_TOTAL = Gauge("deepmesh_kvstore_disk_blocks", "Slots for blocks on disk")
+KVSTORE_DISK_BLOCKS = Counter("deepmesh_kvstore_disk_transfers_total", "Blocks read and written", ["outcome"])
 KVSTORE_SESSIONS = Gauge("deepmesh_kvstore_sessions", "Workers attached")
 KVSTORE_LOOKUPS = Counter("deepmesh_kvstore_lookups_total", "Lookups over UCX", ["outcome"])
 KVSTORE_MATCHED_BLOCKS = Counter("deepmesh_kvstore_matched_blocks_total", "Blocks that lookups found")

@@ -185,12 +185,13 @@ def _listen(
     """Listen on the port that the configuration has under `key`; returns the port."""
     host, port = config.host, getattr(config, key)
     address = f"{host}:{port}"
-    try:
-        if credentials is None:
-            return server.add_insecure_port(address)
-        return server.add_secure_port(address, credentials)
-    except RuntimeError as error:
-        why = why_not(host, port) or str(error)
-        raise ConfigError(
-            f"{name} cannot listen on {address} ({why}): stop what uses it or choose another server.{key}"
-        ) from error
+    # Asked first, since gRPC prints a line of its own for a port that it cannot have.
+    why = why_not(host, port)
+    if why is None:
+        try:
+            if credentials is None:
+                return server.add_insecure_port(address)
+            return server.add_secure_port(address, credentials)
+        except RuntimeError as error:
+            why = str(error)
+    raise ConfigError(f"{name} cannot listen on {address} ({why}): stop what uses it or choose another server.{key}")

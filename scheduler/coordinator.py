@@ -16,6 +16,7 @@ from scheduler.candidates import Candidates, CandidateWorker, PlacementKnobs, Pl
 from scheduler.decisions import Decision, DecisionLog, Outcome
 from scheduler.lengths import OutputLengths
 from scheduler.placement import choose, explain, placed_work, predict
+from scheduler.ranks import PlacementKey
 from scheduler.registry import Registry, Worker
 from scheduler.sources import reusable_blocks
 from scheduler.stores import Stores
@@ -27,13 +28,21 @@ from scheduler.terms import Rejection, Terms
 class PlacementCall:
     """A request to be placed, as its gateway describes it."""
 
-    request_id: str
+    # Of all attempts of one request: its gateway drew it.
+    generation_id: str
     attempt: int
     model: str
     request: PlacementRequest
     # Chain hashes of the prompt's full blocks, root first.
     block_hashes: Sequence[bytes] = ()
     share: Share = ONE_TENANT
+    # What the request is called in logs; clients may give several the same name.
+    request_id: str = ""
+
+    @property
+    def key(self) -> PlacementKey:
+        """Names the placement."""
+        return self.generation_id, self.attempt
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,9 +145,9 @@ class Coordinator:
             raise error
         reason = explain(request, chosen, terms)
         self._remember(call, chosen, reason, terms)
-        self._placed.add((call.request_id, call.attempt), call.share)
+        self._placed.add(call.key, call.share)
         for (worker_id, rank), work in placed_work(request, chosen).items():
-            self._registry.add_placement(worker_id, rank, (call.request_id, call.attempt), work)
+            self._registry.add_placement(worker_id, rank, call.key, work)
         identities = {worker.identity.worker_id: worker.identity for worker in workers}
         prefill = None if chosen.prefill_worker_id is None else identities[chosen.prefill_worker_id]
         by_worker = {worker_id: max(blocks) for worker_id, blocks in cached.items()}
@@ -158,14 +167,14 @@ class Coordinator:
         candidates = Candidates(ranks[WorkerRole.DECODE], ranks[WorkerRole.PREFILL], hints)
         return admit(predict(request, candidates, self._knobs), self._objectives)
 
-    def report(self, request_id: str, attempt: int, outcome: Outcome, output_tokens: int) -> bool:
+    def report(self, generation_id: str, attempt: int, outcome: Outcome, output_tokens: int) -> bool:
         """Record how a placement ended. False if that was known already, or the placement is forgotten."""
-        self._placed.end((request_id, attempt))
-        decision = self._decisions.settle(request_id, attempt, outcome)
+        self._placed.end((generation_id, attempt))
+        decision = self._decisions.settle(generation_id, attempt, outcome)
         if decision is None or decision.chosen is None:
             return False
         for worker_id in decision.chosen.worker_ids:
-            self._registry.settle_placement(worker_id, (request_id, attempt))
+            self._registry.settle_placement(worker_id, (generation_id, attempt))
         if outcome is Outcome.FINISHED:
             self._lengths.observe(decision.model, output_tokens)
         return True
@@ -261,6 +270,7 @@ class Coordinator:
         self._decisions.add(
             Decision(
                 time=self._wall_clock(),
+                generation_id=call.generation_id,
                 request_id=call.request_id,
                 attempt=call.attempt,
                 model=call.model,

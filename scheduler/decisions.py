@@ -27,6 +27,7 @@ class Decision:
 
     # Seconds since the epoch.
     time: float
+    generation_id: str
     request_id: str
     attempt: int
     model: str
@@ -50,11 +51,11 @@ class DecisionLog:
         if len(self._decisions) == self._capacity:
             self._drop_oldest()
         self._decisions.append(decision)
-        self._by_key[decision.request_id, decision.attempt] = decision
+        self._by_key[decision.generation_id, decision.attempt] = decision
 
-    def settle(self, request_id: str, attempt: int, outcome: Outcome) -> Decision | None:
+    def settle(self, generation_id: str, attempt: int, outcome: Outcome) -> Decision | None:
         """Record the outcome of a decision. None if it has one already, or has left the ring."""
-        decision = self._by_key.get((request_id, attempt))
+        decision = self._by_key.get((generation_id, attempt))
         if decision is None or decision.chosen is None or decision.outcome is not None:
             return None
         decision.outcome = outcome
@@ -69,6 +70,6 @@ class DecisionLog:
 
     def _drop_oldest(self) -> None:
         oldest = self._decisions.popleft()
-        key = (oldest.request_id, oldest.attempt)
+        key = (oldest.generation_id, oldest.attempt)
         if self._by_key.get(key) is oldest:
             del self._by_key[key]

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from mesh.domain.workers import RankStatus, TransferCounters, WorkerLoad
 from scheduler.candidates import MeasurementAges, Unreported
 
+# A generation, and the number of the attempt.
 PlacementKey = tuple[str, int]
 
 

@@ -58,7 +58,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         self, request: scheduler_pb2.ReportOutcomeRequest, context: Context
     ) -> scheduler_pb2.ReportOutcomeResponse:
         outcome = wire.outcome(request)
-        if self._coordinator.report(request.request_id, request.attempt, outcome, request.output_tokens):
+        if self._coordinator.report(wire.generation_id(request), request.attempt, outcome, request.output_tokens):
             SCHEDULER_PLACEMENTS.labels(outcome.value).inc()
         return scheduler_pb2.ReportOutcomeResponse()
 

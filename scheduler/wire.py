@@ -34,9 +34,15 @@ _OUTCOMES: dict[int, Outcome] = {
 _OUTCOME_NAMES = {outcome: scheduler_pb2.PlacementOutcome.Name(number) for number, outcome in _OUTCOMES.items()}
 
 
+def generation_id(message: scheduler_pb2.PlaceRequest | scheduler_pb2.ReportOutcomeRequest) -> str:
+    """Gateways of version 0.1, which are there while a mesh is upgraded, name a request by its own id alone."""
+    return message.generation_id or message.request_id
+
+
 def placement_call(message: scheduler_pb2.PlaceRequest) -> PlacementCall:
     """Raises InvalidRequest."""
     worker_wire.check_name("request_id", message.request_id)
+    worker_wire.check_name("generation_id", generation_id(message))
     worker_wire.check_name("model", message.model)
     if message.prompt_tokens < 1:
         raise InvalidRequest("prompt_tokens must be at least 1", field="prompt_tokens")
@@ -52,7 +58,15 @@ def placement_call(message: scheduler_pb2.PlaceRequest) -> PlacementCall:
         )
     request = PlacementRequest(message.prompt_tokens, message.max_tokens, frozenset(message.avoid_worker_ids))
     hashes = block_hashes(message.block_hashes, "block_hashes")
-    return PlacementCall(message.request_id, message.attempt, message.model, request, hashes, wire.share(message.share))
+    return PlacementCall(
+        generation_id=generation_id(message),
+        attempt=message.attempt,
+        model=message.model,
+        request=request,
+        block_hashes=hashes,
+        share=wire.share(message.share),
+        request_id=message.request_id,
+    )
 
 
 def place_response(answer: PlacementAnswer) -> scheduler_pb2.PlaceResponse:

@@ -94,7 +94,7 @@ class SimulatedAgent:
         if self._landings.receivers.pop(transfer_id, None) is not None:
             self._emit(LandingFailed(transfer_id, "CANCELLED", "the landing was given up"))
 
-    def push(self, ticket: Ticket, blocks: Sequence[int]) -> None:
+    def push(self, ticket: Ticket, blocks: Sequence[int], offered: Sequence[bytes] | None = None) -> None:
         self._pushes[ticket.transfer_id] = _Push(ticket.transfer_id, len(blocks))
 
     def ready(self, transfer_id: bytes, layers: int, blocks: int) -> None:

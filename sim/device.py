@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from engine.balance.report import BalanceReport
 from engine.batch import Batch, Row, Sample, StepShape
 from engine.step_times import StepTimes
 from engine.thinking import ThinkTokens
@@ -54,6 +55,7 @@ class SimulatedDevice:
     draft_layers = 0
     think_tokens: ThinkTokens | None = None
     step_times: StepTimes | None = None
+    balance: BalanceReport | None = None
     device_name = "simulated"
 
     def __init__(

@@ -19,9 +19,10 @@ from scheduler.candidates import PlacementRequest
 from scheduler.coordinator import PlacementAnswer, PlacementCall
 from scheduler.decisions import Outcome
 from sim.asked import Asked
+from sim.job import Job
 from sim.scheduling import SimulatedScheduler
 from sim.timeline import Timeline
-from sim.worker import Job, SimulatedWorker
+from sim.worker import SimulatedWorker
 
 GREEDY = Sampling()
 

@@ -85,8 +85,8 @@ class SimulatedScheduler:
             self.scaler.arrivals.placed(call.model, prompt_tokens, answer.chosen.uncached_tokens)
         return answer
 
-    def report(self, request_id: str, attempt: int, outcome: Outcome, output_tokens: int) -> None:
-        self._coordinator.report(request_id, attempt, outcome, output_tokens)
+    def report(self, generation_id: str, attempt: int, outcome: Outcome, output_tokens: int) -> None:
+        self._coordinator.report(generation_id, attempt, outcome, output_tokens)
 
 
 def _finish(coordinator: Coordinator, call: PlacementCall) -> PlacementAnswer:

@@ -22,11 +22,12 @@ from sim.gateway import Live, SimulatedGateway
 from sim.lifecycle import Lifecycle
 from sim.network import Link
 from sim.rank import SimulatedRank
+from sim.remote_prompts import Calls
 from sim.reports import StatusReporter
 from sim.scheduling import SimulatedScheduler
 from sim.store import SimulatedStore
 from sim.timeline import Timeline
-from sim.worker import Calls, SimulatedWorker
+from sim.worker import SimulatedWorker
 from transfer.config import TransferConfig
 
 MODEL = "simulated"

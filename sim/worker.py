@@ -11,60 +11,25 @@ from decode_svc.requests import submit_of
 from decode_svc.sessions import Backlog as DecodeBacklog
 from engine.protocol.messages import Cancel, FirstToken, LandingOpened, Output, StepResult
 from mesh.domain.outputs import FinishReason
-from mesh.domain.requests import Submission, TokenRequest
-from mesh.domain.sampling import StopConditions
+from mesh.domain.requests import Submission
 from mesh.domain.shares import Census, Share
 from mesh.domain.workers import WorkerIdentity
 from mesh.errors import EngineFailed, MeshError, PrefillLost, WorkerDraining, rebuild
 from prefill_svc import admission as prefill_admission
 from prefill_svc.jobs import Backlog as PrefillBacklog
 from prefill_svc.prompts import Prompt
+from sim.job import Job, OnLost, OnOutput
 from sim.rank import SimulatedRank
+from sim.remote_prompts import Calls, RemotePrompts
 from sim.reports import StatusReporter
 from sim.timeline import Timeline
 from transfer.events import PushEnded
-
-OnOutput = Callable[[Output], None]
-OnLost = Callable[[MeshError], None]
 
 
 class MakeRank(Protocol):
     """A new rank with an empty pool, for a process that starts."""
 
     def __call__(self, on_news: Callable[[object], None], on_result: Callable[[StepResult], None]) -> SimulatedRank: ...
-
-
-@dataclass(slots=True, eq=False)
-class Job:
-    """One request on a worker, as whoever gave it sees it."""
-
-    key: int
-    on_output: OnOutput
-    on_lost: OnLost
-    share: Share
-    submission: Submission | None = None
-    # Prompt tokens that this worker computes for it and has not computed.
-    uncomputed_tokens: int = 0
-    # On a decode worker, the prompt's computation elsewhere.
-    remote: "RemotePrompt | None" = None
-    # On a prefill worker, the landing for the KV, and which of push and first token are over.
-    ticket_id: bytes = b""
-    pushed: bool = False
-    drew: bool = False
-
-
-@dataclass(slots=True, eq=False)
-class RemotePrompt:
-    worker: "SimulatedWorker"
-    key: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Calls:
-    """Seconds of a call from one worker to another, and whom an id names."""
-
-    seconds: float
-    worker: Callable[[str], "SimulatedWorker | None"]
 
 
 @dataclass(slots=True)
@@ -102,7 +67,7 @@ class SimulatedWorker:
         self._make_rank = make_rank
         self._reporter = reporter
         self._on_stored = on_stored
-        self._calls = calls
+        self._remote_prompts = RemotePrompts(timeline, calls, self._take_first_token, self._lose_prompt)
         self._decode_queue = decode_queue
         self._prefill_queue = prefill_queue
         self._jobs: dict[int, Job] = {}
@@ -138,7 +103,7 @@ class SimulatedWorker:
         self._census = Census()
         self._end_process()
         for job in jobs.values():
-            self._drop_remote(job)
+            self._remote_prompts.drop(job)
             job.on_lost(EngineFailed(f"worker {self.identity.worker_id} died"))
 
     def drain(self, on_idle: Callable[[], None]) -> None:
@@ -241,7 +206,9 @@ class SimulatedWorker:
 
     def _on_news(self, news: object) -> None:
         if isinstance(news, LandingOpened):
-            self._on_opened(news)
+            job = self._jobs.get(news.key)
+            if job is not None:
+                self._remote_prompts.begin(job, news)
         elif isinstance(news, PushEnded):
             self._on_push_ended(news)
 
@@ -257,55 +224,20 @@ class SimulatedWorker:
             self._forget(job)
         self._leave_if_idle()
 
-    def _on_opened(self, opened: LandingOpened) -> None:
-        """Have the prompt computed by the prefill worker that its placement names."""
-        job = self._jobs.get(opened.key)
-        if job is None or job.submission is None or job.submission.prefill is None:
-            return
-        target = job.submission.prefill
-        worker = self._calls.worker(target.worker_id)
+    def _take_first_token(self, token: FirstToken) -> None:
+        if self.rank is not None:
+            self.rank.send(token)
 
-        def lost(error: MeshError) -> None:
-            if job.key in self._jobs:
-                self.cancel(job)
-                job.on_lost(PrefillLost(error.message, metadata={"worker_id": target.worker_id}))
-
-        if worker is None or worker.identity.incarnation != target.incarnation:
-            lost(PrefillLost("it is gone"))
-            return
-        request = job.submission.request
-        one_token = _with_one_token(request)
-        prompt = Prompt(one_token, opened.ticket, opened.held_blocks, job.submission.store)
-        job.remote = RemotePrompt(worker)
-        self._timeline.after(self._calls.seconds, lambda: self._call(job, worker, prompt, lost))
-
-    def _call(self, job: Job, worker: "SimulatedWorker", prompt: Prompt, lost: OnLost) -> None:
-        if job.key not in self._jobs or job.remote is None:
-            return
-
-        def first_token(output: Output) -> None:
-            if job.key in self._jobs and self.rank is not None and output.token_ids:
-                cached, stored = output.cached_tokens or 0, output.store_cached_tokens or 0
-                self.rank.send(FirstToken(job.key, output.token_ids[0], None, cached, stored))
-
-        try:
-            job.remote.key = worker.compute(prompt, first_token, lost).key
-        except MeshError as error:
-            lost(error)
+    def _lose_prompt(self, job: Job, error: PrefillLost) -> None:
+        if job.key in self._jobs:
+            self.cancel(job)
+            job.on_lost(error)
 
     def _forget(self, job: Job) -> None:
         del self._jobs[job.key]
         self._census.remove(job.share)
         self._pushes.pop(job.ticket_id, None)
-        self._drop_remote(job)
-
-    def _drop_remote(self, job: Job) -> None:
-        """End the call of its prompt, if there is one."""
-        remote, job.remote = job.remote, None
-        if remote is not None and remote.key is not None:
-            found = remote.worker._jobs.get(remote.key)
-            if found is not None and found.uncomputed_tokens:
-                remote.worker.cancel(found)
+        self._remote_prompts.drop(job)
 
     def _leave_if_idle(self) -> None:
         if self.draining and not self._jobs and self._on_idle is not None and self.rank is not None:
@@ -335,8 +267,3 @@ class SimulatedWorker:
 
 def _reincarnated(identity: WorkerIdentity, life: int) -> WorkerIdentity:
     return msgspec.structs.replace(identity, incarnation=str(life))
-
-
-def _with_one_token(request: TokenRequest) -> TokenRequest:
-    """The request as a prefill worker gets it: its first token is its last there."""
-    return msgspec.structs.replace(request, stop=StopConditions(1))

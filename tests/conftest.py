@@ -19,8 +19,14 @@ settings.register_profile("soak", settings.get_profile("shared"), max_examples=5
 settings.load_profile("shared")
 
 # Before torch is imported: on a busy machine, compute threads that spin make a test take minutes
-# (see worker.rank_client).
+# (see worker.rank_client). Matrices of tests are small, and a test runs on each core already: a second compute thread
+# takes 1.5 times the processor time, and waits for a core besides.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("MKL_NUM_THREADS", "1")
+
+# Tests start hundreds of processes, each of which would compile every module again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # Without a GPU, Triton's kernels run in its interpreter. Read when Triton is first imported, by whichever test that is.
 if not any(Path("/dev").glob("nvidia[0-9]*")):
@@ -65,6 +71,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     _select_tier(config, items)
     _skip_without_gpus(items)
+    _keep_modules_together(items)
 
 
 def _select_tier(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -95,3 +102,14 @@ def _skip_without_gpus(items: list[pytest.Item]) -> None:
         item.add_marker(pytest.mark.xdist_group("gpu"))
         if torch.cuda.device_count() < count:
             item.add_marker(pytest.mark.skip(reason=f"needs {count} CUDA device{'s' if count > 1 else ''}"))
+
+
+def _keep_modules_together(items: list[pytest.Item]) -> None:
+    """What a module's tests share, such as a mesh, is set up once: one of the processes runs all of them."""
+    for item in items:
+        shared = isinstance(item, pytest.Function) and any(
+            definitions[-1].scope == "module" and definitions[-1].baseid
+            for definitions in item._fixtureinfo.name2fixturedefs.values()
+        )
+        if shared and item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))

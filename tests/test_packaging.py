@@ -25,6 +25,12 @@ def pins(requirements: list[str]) -> dict[str, str]:
     return {match[1]: match[2] for match in matches if match}
 
 
+def test_an_image_is_built_with_every_package() -> None:
+    packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    sent = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    assert {package.partition(".")[0] for package in packages} <= sent
+
+
 def test_every_file_that_a_package_reads_is_shipped_with_it() -> None:
     tables = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
     shipped = {

@@ -8,10 +8,12 @@ from functools import partial
 from mesh.domain.workers import KvNamespace, TransferCounters
 from mesh.errors import InvalidRequest
 from mesh.tracing import TraceContext
+from transfer.block_macs import Author, Authorship
 from transfer.config import TransferConfig
 from transfer.events import Event
 from transfer.exchange import Exchange
 from transfer.fetch.lookup_server import LookupHandler
+from transfer.kept_macs import KeptMacs
 from transfer.memory import KvMemory
 from transfer.segments import Tile, plan_layerwise, plan_whole
 from transfer.tally import Tally
@@ -40,9 +42,11 @@ class TransferAgent:
         wake: Callable[[], None],
         lookups: LookupHandler | None = None,
         rank: int = 0,
+        authorship: Authorship | None = None,
     ) -> None:
         """`lookups` makes it a store; `rank` is a rank's number in its worker. The transfer thread calls `wake` when
-        `events` has something new.
+        `events` has something new. With `authorship` a worker vouches for the blocks that it pushes to stores, and
+        takes from them only blocks that somebody vouches for.
 
         Raises ConfigError if UCX is missing or does not start, if its transports cannot reach the memory, or if a slot
         does not hold one block of one layer.
@@ -62,7 +66,8 @@ class TransferAgent:
         if memory.is_on_gpu:
             check_carries_gpu_memory(config.transports)
         self._transport = UcxTransport(config.transports, config.devices)
-        self._exchange = Exchange(self._transport, memory, config, clock, self._emit, self._refused, lookups)
+        author = None if authorship is None else Author(authorship, namespace)
+        self._exchange = Exchange(self._transport, memory, config, clock, self._emit, self._refused, lookups, author)
         self._thread = TransferThread(self._transport, self._exchange, clock, self._announce)
 
     @property
@@ -112,8 +117,10 @@ class TransferAgent:
 
     # Sending.
 
-    def push(self, ticket: Ticket, blocks: Sequence[int]) -> None:
+    def push(self, ticket: Ticket, blocks: Sequence[int], offered: Sequence[bytes] | None = None) -> None:
         """Send these blocks (the landing's, in chain order) as segments become `ready`.
+
+        `offered`: their hashes, if they go to a store.
 
         Exactly one PushEnded ends the push. Raises InvalidRequest for a ticket that does not fit the blocks or was used
         before, NamespaceMismatch for one of another namespace.
@@ -123,7 +130,7 @@ class TransferAgent:
             self._refused.add(refusal.reason)
             raise refusal.error
         self._use_up(ticket)
-        self._thread.post(partial(self._exchange.push, ticket, blocks))
+        self._thread.post(partial(self._exchange.push, ticket, blocks, offered))
 
     def ready(self, transfer_id: bytes, layers: int, blocks: int) -> None:
         """The first `layers` layers of the push's first `blocks` blocks are computed too."""
@@ -134,6 +141,12 @@ class TransferAgent:
         self._thread.post(partial(self._exchange.cancel_push, transfer_id))
 
     # The store.
+
+    @property
+    def macs(self) -> KeptMacs:
+        """As the store: the MACs of its blocks."""
+        assert self._exchange.macs is not None, "not a store"
+        return self._exchange.macs
 
     def attach_store(self, session: StoreSession) -> None:
         """Use this session from now on, instead of an earlier one with the same store. No other agent may use it."""
@@ -167,6 +180,11 @@ class TransferAgent:
         """As the store: refuse the session's lookups from now on, and end the answers on their way."""
         assert self._exchange.server is not None, "not a store"
         self._thread.post(partial(self._exchange.server.close_session, session_id))
+
+    def blocks_read(self, session_id: int, sequence: int, ready: int, over: bool) -> None:
+        """As the store: so many leading blocks of an answer have their bytes now; `over`: the others will not come."""
+        assert self._exchange.server is not None, "not a store"
+        self._thread.post(partial(self._exchange.server.blocks_read, session_id, sequence, ready, over))
 
     def counters(self) -> TransferCounters:
         """Totals since the start, and what is open now, for status, metrics and leak tests."""

@@ -4,11 +4,13 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from mesh.domain.workers import TransferCounters
+from transfer.block_macs import Author
 from transfer.config import TransferConfig
 from transfer.events import Event, Landed, LandingFailed, PushEnded
 from transfer.fetch.fetcher import Fetcher
 from transfer.fetch.lookup_server import LookupHandler, LookupServer
 from transfer.incoming import Incoming
+from transfer.kept_macs import Keeping, KeptMacs
 from transfer.landing import CANCELLED, Landing
 from transfer.mailbox import Mailbox
 from transfer.memory import KvMemory
@@ -47,8 +49,9 @@ class Exchange:
         emit: Callable[[Event], None],
         refused: Tally,
         lookups: LookupHandler | None,
+        author: Author | None,
     ) -> None:
-        """`refused` counts what is not accepted from peers, by reason."""
+        """`lookups` are a store's, `author` a worker's. `refused` counts what is not accepted from peers, by reason."""
         self._transport = transport
         self._memory = memory
         self._clock = clock
@@ -67,11 +70,17 @@ class Exchange:
             transport, self._mailbox, memory, self._slots, staging, self._refused, self._received_bytes
         )
         self._sender = Sender(transport, self._mailbox, memory, self._slots, staging, self._sent_bytes)
-        self.fetcher = Fetcher(transport, self._mailbox, self._receiver, memory, config, clock, self._refused, emit)
+        self._author = author
+        self.fetcher = Fetcher(
+            transport, self._mailbox, self._receiver, memory, config, clock, self._refused, emit, author
+        )
         self.server: LookupServer | None = None
+        # Of a store's blocks.
+        self.macs: KeptMacs | None = None
         if lookups is not None:
+            self.macs = KeptMacs(memory.layers, memory.blocks)
             self.server = LookupServer(
-                transport, self._mailbox, self._sender, memory, config, lookups, clock, self._refused
+                transport, self._mailbox, self._sender, memory, config, lookups, clock, self._refused, self.macs
             )
 
     @property
@@ -117,6 +126,7 @@ class Exchange:
             secret=ticket.secret,
             blocks=blocks,
             ended=partial(self._end_landing, ticket.transfer_id),
+            macs=None if self.macs is None else Keeping(self.macs, blocks),
         )
         self._landings[ticket.transfer_id] = incoming
         self._receiver.open(incoming)
@@ -126,7 +136,7 @@ class Exchange:
         if incoming is not None:
             self._receiver.give_up(incoming, CANCELLED, "the landing was cancelled")
 
-    def push(self, ticket: Ticket, blocks: Sequence[int]) -> None:
+    def push(self, ticket: Ticket, blocks: Sequence[int], offered: Sequence[bytes] | None = None) -> None:
         segments = ticket.segments
         tiles = [tile_of(segment) for segment in segments]
         outgoing = Outgoing(
@@ -137,6 +147,7 @@ class Exchange:
             secret=ticket.secret,
             blocks=blocks,
             ended=partial(self._end_push, ticket.transfer_id),
+            macs=None if self._author is None or offered is None else self._author.writes(offered),
         )
         self._pushes[ticket.transfer_id] = outgoing
         self._sender.open(outgoing)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from transfer.digest import Bytes, same, segment_digest
+from transfer.checksum import Bytes, same, segment_checksum
 from transfer.memory import Done
 
 Pool = np.ndarray[tuple[int, int, int], np.dtype[np.uint8]]
@@ -37,6 +37,9 @@ class HostMemory:
     def enter_thread(self) -> None:
         """Nothing depends on the thread."""
 
+    def read_staging(self, staging: Bytes, size_bytes: int) -> memoryview:
+        return staging[:size_bytes].data
+
     def prepare(self, key: bytes) -> None:
         """Nothing is prepared."""
 
@@ -48,14 +51,14 @@ class HostMemory:
         packed = staging[:size_bytes].reshape(len(rows), self.piece_bytes)
         # The rows are within bounds; numpy writes directly to `out` in mode "clip" only.
         np.take(self._rows, rows, axis=0, out=packed, mode="clip")
-        return Done(segment_digest(staging, size_bytes, key))
+        return Done(segment_checksum(staging, size_bytes, key))
 
     def land(
-        self, first_layer: int, layer_count: int, blocks: Sequence[int], staging: Bytes, key: bytes, digest: bytes
+        self, first_layer: int, layer_count: int, blocks: Sequence[int], staging: Bytes, key: bytes, checksum: bytes
     ) -> Done[bool]:
         rows = self._rows_of(first_layer, layer_count, blocks)
         size_bytes = len(rows) * self.piece_bytes
-        right = same(segment_digest(staging, size_bytes, key), digest)
+        right = same(segment_checksum(staging, size_bytes, key), checksum)
         if right:
             self._rows[rows] = staging[:size_bytes].reshape(len(rows), self.piece_bytes)
         return Done(right)

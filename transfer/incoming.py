@@ -3,9 +3,15 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from transfer.block_macs import SALT_BYTES, TAG_BYTES, MacSink
 from transfer.landing import Landing
 from transfer.segments import Tile
 from transfer.tags import landing_tags
+
+# The checksum of the largest segment, 64 MiB, needs half of it.
+_CHECKSUM_MESSAGE_BYTES = 16 << 10
+# A BlockMac without its tags, as MessagePack: the longest id of a worker has 256 characters of 4 bytes.
+_MAC_BYTES = 1024 + SALT_BYTES + 32
 
 
 @dataclass(eq=False)
@@ -20,6 +26,8 @@ class Incoming:
     blocks: Sequence[int]
     # The receiver calls it once; from then on nothing writes to the blocks.
     ended: Callable[["Incoming"], None]
+    # What becomes of its blocks' MACs; None between workers.
+    macs: MacSink | None = None
     # UCX transports that the sender named. The receiver writes it.
     transports: set[str] = field(default_factory=set)
 
@@ -28,6 +36,14 @@ class Incoming:
         return "+".join(sorted(self.transports)) or "unknown"
 
     @property
+    def max_announcement_bytes(self) -> int:
+        """No announcement of a segment is larger."""
+        if self.macs is None:
+            return _CHECKSUM_MESSAGE_BYTES
+        largest = max((tile.pieces * TAG_BYTES + tile.block_count * _MAC_BYTES for tile in self.tiles), default=0)
+        return _CHECKSUM_MESSAGE_BYTES + largest
+
+    @property
     def tags(self) -> range:
-        """The tag of its digests, and those of its segments."""
+        """The tag of its checksums, and those of its segments."""
         return range(self.tag, self.tag + landing_tags(len(self.tiles)))

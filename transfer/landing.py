@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from transfer.digest import digest_bytes
-from transfer.ticket import SegmentDigest
+from transfer.checksum import checksum_bytes
+from transfer.ticket import Announcement, BlockMac
 
 # Why a message was refused; keys of TransferCounters.refused.
 DUPLICATE_SEGMENT = "duplicate_segment"
-DUPLICATE_DIGEST = "duplicate_digest"
+DUPLICATE_CHECKSUM = "duplicate_checksum"
 UNKNOWN_SEGMENT = "unknown_segment"
 WRONG_SIZE = "wrong_size"
-WRONG_DIGEST = "wrong_digest"
+WRONG_CHECKSUM = "wrong_checksum"
 
 # Why a landing failed: `LandingFailed.reason`.
 CANCELLED = "CANCELLED"
@@ -42,7 +42,7 @@ class _Segment:
     size_bytes: int
     phase: Phase = Phase.EXPECTED
     slot: int | None = None
-    announced: SegmentDigest | None = None
+    announced: Announcement | None = None
 
 
 @dataclass(frozen=True)
@@ -95,27 +95,35 @@ class Landing:
         assert segment.phase is Phase.RECEIVING
         segment.phase = Phase.RECEIVED
 
-    def announce(self, digest: SegmentDigest) -> str | None:
+    def announce(self, announcement: Announcement) -> str | None:
         """The sender announced a segment, before or after its bytes. Returns why that was refused, or None."""
-        if not 0 <= digest.segment < len(self._segments):
+        if not 0 <= announcement.segment < len(self._segments):
             return UNKNOWN_SEGMENT
-        segment = self._segments[digest.segment]
+        segment = self._segments[announcement.segment]
         if segment.announced is not None:
-            return DUPLICATE_DIGEST
-        if digest.size_bytes != segment.size_bytes or len(digest.digest) != digest_bytes(segment.size_bytes):
+            return DUPLICATE_CHECKSUM
+        if announcement.size_bytes != segment.size_bytes or len(announcement.checksum) != checksum_bytes(
+            segment.size_bytes
+        ):
             return WRONG_SIZE
-        segment.announced = digest
+        segment.announced = announcement
         return None
 
     def verifiable(self, index: int) -> bool:
         segment = self._segments[index]
         return not self.ended and segment.phase is Phase.RECEIVED and segment.announced is not None
 
-    def digest(self, index: int) -> bytes:
-        """The digest that the sender announced for a verifiable segment."""
+    def checksum(self, index: int) -> bytes:
+        """The checksum that the sender announced for a verifiable segment."""
         announced = self._segments[index].announced
         assert announced is not None
-        return announced.digest
+        return announced.checksum
+
+    def macs(self, index: int) -> Sequence[BlockMac | None]:
+        """The MACs of a verifiable segment's blocks, as the sender announced them."""
+        announced = self._segments[index].announced
+        assert announced is not None
+        return announced.macs
 
     def slot(self, index: int) -> int:
         """The slot that holds the segment."""

@@ -46,24 +46,34 @@ class KvMemory(Protocol):
         """The calling thread is the only one that uses the memory from now on."""
         ...
 
+    def read_staging(self, staging: Any, size_bytes: int) -> memoryview:
+        """The first bytes of a staging buffer, for the host to read at once: what was gathered or received there."""
+        ...
+
     def prepare(self, key: bytes) -> None:
-        """A transfer with this key begins soon: make what its digests need."""
+        """A transfer with this key begins soon: make what its checksums need."""
         ...
 
     def gather(
         self, first_layer: int, layer_count: int, blocks: Sequence[int], staging: Any, key: bytes
     ) -> Pending[bytes]:
-        """Copy the pieces, layer-major, to the start of `staging`. The result is their digest (`transfer.digest`).
+        """Copy the pieces, layer-major, to the start of `staging`. The result is their checksum (`transfer.checksum`).
 
         It copies what was computed before this call.
         """
         ...
 
     def land(
-        self, first_layer: int, layer_count: int, blocks: Sequence[int], staging: Any, key: bytes, digest: bytes
+        self, first_layer: int, layer_count: int, blocks: Sequence[int], staging: Any, key: bytes, checksum: bytes
     ) -> Pending[bool]:
-        """Copy the pieces from the start of `staging` to the blocks, if this is their digest. Results in whether it is.
+        """Copy the pieces from the start of `staging` to the blocks, if this is their checksum; result: whether it is.
 
         If it is not, nothing is written. Work that begins after completion sees the pieces.
         """
         ...
+
+
+def staged_pieces(memory: KvMemory, staging: Any, size_bytes: int) -> list[memoryview]:
+    """The pieces that lie at the start of a staging buffer, in order."""
+    staged, piece_bytes = memory.read_staging(staging, size_bytes), memory.piece_bytes
+    return [staged[start : start + piece_bytes] for start in range(0, size_bytes, piece_bytes)]

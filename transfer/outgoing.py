@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from transfer.block_macs import MacSource
 from transfer.push import PushState
 from transfer.segments import Tile
 
@@ -21,6 +22,8 @@ class Outgoing:
     blocks: Sequence[int]
     # The sender calls it once; from then on nothing reads the blocks.
     ended: Callable[["Outgoing"], None]
+    # Where the MACs of its blocks come from; None between workers.
+    macs: MacSource | None = None
     # When all of it was computed while nothing was sent, on the caller's clock; None if that never was.
     ready_at: float | None = None
     # The sender writes these.

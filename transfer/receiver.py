@@ -7,19 +7,19 @@ from functools import partial
 from typing import Any
 
 from transfer.incoming import Incoming
-from transfer.landing import DEADLINE_EXCEEDED, NOT_BELIEVED, SENDER_LOST, WRONG_DIGEST, WRONG_SIZE, Phase
+from transfer.landing import DEADLINE_EXCEEDED, NOT_BELIEVED, SENDER_LOST, WRONG_CHECKSUM, WRONG_SIZE, Phase
 from transfer.mailbox import Mailbox
-from transfer.memory import KvMemory, Pending
+from transfer.memory import KvMemory, Pending, staged_pieces
 from transfer.seal import WRONG_MAC, Kind, unseal
 from transfer.segments import Tile
 from transfer.slots import Direction, SlotPool
 from transfer.tags import segment_of
 from transfer.tally import Tally
-from transfer.ticket import SegmentDigest
+from transfer.ticket import Announcement
 from transfer.transport import Arrival, Transmission, Transport
 
-# The digest of the largest segment, 64 MiB, needs half of it.
-_MAX_DIGEST_MESSAGE_BYTES = 16 << 10
+# Why a segment was refused; a key of TransferCounters.refused.
+WRONG_BLOCK_MAC = "wrong_block_mac"
 
 
 @dataclass(eq=False)
@@ -93,7 +93,7 @@ class Receiver:
             return False
         index = segment_of(arrival.tag, incoming.tag)
         if index is None:
-            self._mailbox.receive(arrival, _MAX_DIGEST_MESSAGE_BYTES, partial(self._announced, incoming))
+            self._mailbox.receive(arrival, incoming.max_announcement_bytes, partial(self._announced, incoming))
         else:
             self._segment_arrived(incoming, index, arrival)
         return True
@@ -111,19 +111,19 @@ class Receiver:
             self.give_up(incoming, NOT_BELIEVED, "a segment came with a wrong size")
 
     def _announced(self, incoming: Incoming, sealed: bytes) -> None:
-        """A message with a segment's digest is there."""
+        """A message with a segment's checksum, and the MACs of its blocks, is there."""
         if incoming not in self._open:
             # The transfer ended meanwhile.
             return
-        digest = unseal(Kind.DIGEST, incoming.secret, sealed, SegmentDigest)
-        reason = WRONG_MAC if digest is None else incoming.landing.announce(digest)
+        announcement = unseal(Kind.ANNOUNCEMENT, incoming.secret, sealed, Announcement)
+        reason = WRONG_MAC if announcement is None else incoming.landing.announce(announcement)
         if reason is not None:
             self._refused.add(reason)
         if reason == WRONG_SIZE:
             self.give_up(incoming, NOT_BELIEVED, "the sender announced a segment of a wrong size")
-        elif digest is not None and reason is None:
-            incoming.transports.add(digest.transport)
-            self._verify_later(incoming, digest.segment)
+        elif announcement is not None and reason is None:
+            incoming.transports.add(announcement.transport)
+            self._verify_later(incoming, announcement.segment)
 
     def give_up(self, incoming: Incoming, reason: str, message: str) -> None:
         """`ended` was called before, or is called now. What comes later is dropped."""
@@ -187,11 +187,22 @@ class Receiver:
         landing, tile = incoming.landing, incoming.tiles[index]
         # The transfer may have ended meanwhile.
         if landing.verifiable(index):
+            if not self._accepts_macs(incoming, index):
+                self._refused.add(WRONG_BLOCK_MAC)
+                self.give_up(incoming, NOT_BELIEVED, "no worker of this namespace vouches for a segment's blocks")
+                return True
             blocks = incoming.blocks[tile.first_block : tile.first_block + tile.block_count]
-            staging, digest = self._staging[landing.slot(index)], landing.digest(index)
-            landed = self._memory.land(tile.first_layer, tile.layer_count, blocks, staging, incoming.secret, digest)
+            staging, checksum = self._staging[landing.slot(index)], landing.checksum(index)
+            landed = self._memory.land(tile.first_layer, tile.layer_count, blocks, staging, incoming.secret, checksum)
             self._copies.append(_Copy(incoming, index, landed))
         return True
+
+    def _accepts_macs(self, incoming: Incoming, index: int) -> bool:
+        if incoming.macs is None:
+            return True
+        tile, staging = incoming.tiles[index], self._staging[incoming.landing.slot(index)]
+        pieces = partial(staged_pieces, self._memory, staging, self._size(tile))
+        return incoming.macs.accept(tile, incoming.landing.macs(index), pieces)
 
     def _end_verified(self) -> bool:
         ended = False
@@ -203,7 +214,7 @@ class Receiver:
     def _end_copy(self, copy: _Copy) -> None:
         incoming = copy.incoming
         if not copy.landed.result():
-            self._refused.add(WRONG_DIGEST)
+            self._refused.add(WRONG_CHECKSUM)
             self.give_up(incoming, NOT_BELIEVED, "a segment's bytes are not those that its sender announced")
             return
         self._slots.release(incoming.landing.land(copy.index))

@@ -20,7 +20,7 @@ class Kind(Enum):
 
     LOOKUP = b"dm-lookup"
     ANSWER = b"dm-answer"
-    DIGEST = b"dm-digest"
+    ANNOUNCEMENT = b"dm-announcement"
 
 
 MessageT = TypeVar("MessageT", bound=msgspec.Struct)

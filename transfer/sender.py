@@ -1,19 +1,20 @@
-"""Sending: gathers blocks into slots, sends them and their digests over UCX, and frees every slot."""
+"""Sending: gathers blocks into slots, sends them and their checksums over UCX, and frees every slot."""
 
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from mesh.observe import span
 from transfer.mailbox import Mailbox
-from transfer.memory import KvMemory, Pending
+from transfer.memory import KvMemory, Pending, staged_pieces
 from transfer.outgoing import Outgoing
 from transfer.seal import Kind, seal
 from transfer.slots import Direction, SlotPool
 from transfer.tags import segment_tag
 from transfer.tally import Tally
-from transfer.ticket import SegmentDigest
+from transfer.ticket import Announcement, BlockMac
 from transfer.transport import Transmission, Transport
 
 # If a peer has not received a segment so long after it was given up, the peer is frozen or gone, and its connection is
@@ -27,7 +28,7 @@ class _Gather:
     index: int
     slot: int
     size_bytes: int
-    digest: Pending[bytes]
+    checksum: Pending[bytes]
 
 
 @dataclass(eq=False)
@@ -36,9 +37,9 @@ class _Send:
     index: int
     slot: int
     size_bytes: int
-    digest: bytes
+    checksum: bytes
     transmission: Transmission
-    # The message with its digest, once it was sent.
+    # The message with its checksum, once it was sent.
     announcement: Transmission | None = None
     # When its peer is disconnected; None before its push was given up.
     disconnect_at: float | None = None
@@ -49,7 +50,7 @@ class _Send:
 
     @property
     def completed(self) -> bool:
-        """UCX needs neither its slot nor its digest any more; the digest of a push that has ended is not sent."""
+        """UCX needs neither its slot nor its checksum any more; the checksum of a push that has ended is not sent."""
         if self.announcement is not None:
             return self.transmission.completed and self.announcement.completed
         return self.transmission.completed and (self.outgoing.push.ended or self.transmission.error() is not None)
@@ -107,7 +108,7 @@ class Sender:
     def poll(self, now: float) -> bool:
         """Do what can be done now, and begin to gather at most one segment. Returns whether anything was done."""
         finished = self._finish_sends()
-        # A segment takes longest on its way: it is sent before the next is gathered, and before any digest.
+        # A segment takes longest on its way: it is sent before the next is gathered, and before any checksum.
         sent = self._send_gathered()
         begun = not self._gathers and self._gather_next()
         # Host memory has gathered it already.
@@ -139,15 +140,15 @@ class Sender:
         size = tile.pieces * self._memory.piece_bytes
         blocks = outgoing.blocks[tile.first_block : tile.first_block + tile.block_count]
         with span("kv.push", first_layer=tile.first_layer, layers=tile.layer_count, size_bytes=size):
-            digest = self._memory.gather(
+            checksum = self._memory.gather(
                 tile.first_layer, tile.layer_count, blocks, self._staging[slot], outgoing.secret
             )
         outgoing.push.begin(index)
-        self._gathers.append(_Gather(outgoing, index, slot, size, digest))
+        self._gathers.append(_Gather(outgoing, index, slot, size, checksum))
 
     def _send_gathered(self) -> bool:
         sent = False
-        while self._gathers and self._gathers[0].digest.completed:
+        while self._gathers and self._gathers[0].checksum.completed:
             self._send(self._gathers.popleft())
             sent = True
         return sent
@@ -156,7 +157,9 @@ class Sender:
         outgoing, index = gather.outgoing, gather.index
         staged = self._staging[gather.slot][: gather.size_bytes]
         transmission = self._transport.send(outgoing.addresses[index], segment_tag(outgoing.tag, index), staged)
-        self._sends.append(_Send(outgoing, index, gather.slot, gather.size_bytes, gather.digest.result(), transmission))
+        self._sends.append(
+            _Send(outgoing, index, gather.slot, gather.size_bytes, gather.checksum.result(), transmission)
+        )
 
     def _announce_sent(self) -> bool:
         announced = False
@@ -173,8 +176,16 @@ class Sender:
     def _announce(self, send: _Send, transport: str) -> None:
         outgoing = send.outgoing
         outgoing.transport = transport
-        digest = SegmentDigest(send.index, send.size_bytes, send.digest, transport)
-        send.announcement = self._mailbox.send(send.address, outgoing.tag, seal(Kind.DIGEST, outgoing.secret, digest))
+        message = Announcement(send.index, send.size_bytes, send.checksum, transport, self._macs_of(send))
+        sealed = seal(Kind.ANNOUNCEMENT, outgoing.secret, message)
+        send.announcement = self._mailbox.send(send.address, outgoing.tag, sealed)
+
+    def _macs_of(self, send: _Send) -> tuple[BlockMac | None, ...]:
+        outgoing = send.outgoing
+        if outgoing.macs is None:
+            return ()
+        pieces = partial(staged_pieces, self._memory, self._staging[send.slot], send.size_bytes)
+        return outgoing.macs.macs_of(outgoing.tiles[send.index], pieces)
 
     def _finish_sends(self) -> bool:
         done = [send for send in [*self._sends, *self._abandoned] if send.completed]
@@ -213,7 +224,7 @@ class Sender:
         self._gathers = deque(gather for gather in self._gathers if gather.outgoing is not outgoing)
         for gather in dropped:
             # Until then it reads the blocks.
-            gather.digest.result()
+            gather.checksum.result()
             self._slots.release(gather.slot)
 
     def _abandon_sends(self, outgoing: Outgoing) -> None:

@@ -11,7 +11,7 @@ def draw_tags(count: int) -> int:
 
 
 def landing_tags(segments: int) -> int:
-    """How many tags a landing has: one for digests, then one for each segment."""
+    """How many tags a landing has: one for checksums, then one for each segment."""
     return 1 + segments
 
 
@@ -25,7 +25,7 @@ def segment_tag(landing_tag: int, index: int) -> int:
 
 
 def segment_of(tag: int, landing_tag: int) -> int | None:
-    """Which segment a tag of the landing is for; None if it is the tag of its digests."""
+    """Which segment a tag of the landing is for; None if it is the tag of its checksums."""
     return None if tag == landing_tag else tag - landing_tag - 1
 
 

@@ -23,14 +23,14 @@ class Segment(msgspec.Struct, frozen=True, array_like=True):
 class Ticket(msgspec.Struct, frozen=True):
     """The right to push into one landing, once. Carried only in authenticated calls.
 
-    Segment i goes to its address with the tag `tag` + 1 + i. Its digest goes there with `tag`, sealed with `secret`.
+    Segment i goes to its address with the tag `tag` + 1 + i. Its checksum goes there with `tag`, sealed with `secret`.
     """
 
     # 16 random bytes; names the transfer.
     transfer_id: bytes
     # How often the request was placed again.
     attempt: int
-    # 32 unguessable bytes; keys the digests, and seals them.
+    # 32 unguessable bytes; keys the checksums, and seals them.
     secret: bytes
     tag: int
     # Counted from the moment that the receiver made the ticket.
@@ -43,14 +43,27 @@ class Ticket(msgspec.Struct, frozen=True):
         return sum(segment.size_bytes for segment in self.segments)
 
 
-class SegmentDigest(msgspec.Struct, frozen=True, array_like=True):
-    """What the sender announces for each segment. The receiver copies to live blocks only bytes with this digest."""
+class BlockMac(msgspec.Struct, frozen=True, array_like=True):
+    """MACs of one block in some of its layers, and what they were made with: see `block_macs`."""
+
+    # Id of the worker that computed the block.
+    writer: str
+    # Random, of the push that brought the block to the store.
+    salt: bytes
+    # One tag for each layer, in order.
+    tags: bytes
+
+
+class Announcement(msgspec.Struct, frozen=True, array_like=True):
+    """What the sender announces for each segment. The receiver copies to live blocks only bytes with this checksum."""
 
     segment: int
     size_bytes: int
-    digest: bytes
+    checksum: bytes
     # UCX transport that the segment used: only the sender's endpoint knows it.
     transport: str
+    # Of its blocks, on their way to a store or from one; empty between workers.
+    macs: tuple[BlockMac | None, ...] = ()
 
 
 class StoreSession(msgspec.Struct, frozen=True):

@@ -1,5 +1,6 @@
 """UCX as `Transport`: one context and one worker, progressed by the thread that uses it."""
 
+import os
 from typing import Any
 
 from mesh.errors import ConfigError
@@ -45,6 +46,9 @@ class UcxTransport:
             self._discarded = [request for request in self._discarded if not request.completed]
 
     def send(self, address: bytes, tag: int, buffer: Any) -> Transmission:
+        # UCX ends the process over an address of another version.
+        if address[:1] != self.address[:1]:
+            return _Unsent("this is no address of a UCX worker")
         endpoint = self._endpoints.get(address)
         if endpoint is None or not endpoint.alive:
             try:
@@ -115,6 +119,8 @@ class _Unsent:
 
 
 def _import_ucxx() -> tuple[Any, Any]:
+    # ucxx sets a variable that a UCX without CUDA does not know, and that UCX would warn of. Read when it is loaded.
+    os.environ.setdefault("UCX_WARN_UNUSED_ENV_VARS", "n")
     try:
         from ucxx._lib import libucxx
         from ucxx._lib.arr import Array

@@ -1,10 +1,21 @@
 """Base of a worker's configuration."""
 
-from pydantic import Field
+from pydantic import Field, SecretStr
 
 from engine.config import EngineConfig
 from mesh.addresses import split_addresses
-from mesh.config import ServiceConfig
+from mesh.config import Config, ServiceConfig
+from transfer.block_macs import Authorship
+
+
+class KvAuthenticityConfig(Config):
+    """Who may have computed the KV that comes from a store (docs/security.md)."""
+
+    secret: SecretStr | None = Field(default=None, min_length=16)
+    """The same for every worker of the mesh, and known to no store; at best from a file or the environment. Workers
+    vouch with it for the blocks that they offer to stores, and take only blocks from them that one of them vouches for.
+    Without it stores are trusted.
+    """
 
 
 class WorkerConfig(ServiceConfig):
@@ -21,6 +32,13 @@ class WorkerConfig(ServiceConfig):
     """Least time between two reports to the scheduler."""
     stores: tuple[str, ...] = ()
     """host:port of the KV stores; the scheduler is told the same."""
+
+    kv: KvAuthenticityConfig = KvAuthenticityConfig()
+
+    def authorship(self, endpoint: str) -> Authorship | None:
+        """What its ranks vouch for blocks with; `endpoint` names a worker that has no id."""
+        secret = self.kv.secret
+        return None if secret is None else Authorship(secret.get_secret_value().encode(), self.worker_id or endpoint)
 
     @property
     def internal_addresses(self) -> tuple[str, ...]:

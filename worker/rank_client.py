@@ -32,6 +32,7 @@ from engine.protocol.pulse import Progress, Pulse
 from mesh import tether
 from mesh.config import ObserveConfig
 from mesh.errors import EngineFailed, MeshError, rebuild
+from transfer.block_macs import Authorship
 from transfer.ticket import StoreSession, Ticket
 
 STOP_GRACE_SECONDS = 5.0
@@ -46,7 +47,7 @@ class RankClient:
         name: what errors call the rank.
         ready: what the rank reported when it had loaded.
         results: step results and news of transfers, in order. Iterate it once, and promptly: after some MB of unread
-            results the engine pauses. It ends when the rank has gone.
+            results the engine pauses. It ends when the rank has gone, and raises EngineFailed if that said why.
         closed: done when the process has ended, with its exit status. Wrap it in `asyncio.shield` to await it under
             a timeout.
     """
@@ -79,10 +80,12 @@ class RankClient:
         rank: int = 0,
         name: str = "the engine process",
         group: GroupDescriptors | None = None,
+        authorship: Authorship | None = None,
     ) -> Self:
         """Start the worker's rank of that number, which logs and traces as `observe` says; return when it has loaded.
 
         group: what it shares with the other ranks, if there are any; to be closed when `start` has returned.
+        authorship: what it vouches for blocks with.
         Raises CheckpointError or ConfigError where starting again cannot help, EngineFailed otherwise.
         """
         ours, theirs = socket.socketpair()
@@ -100,7 +103,7 @@ class RankClient:
         started = False
         try:
             settings = _rank_settings(observe or ObserveConfig(), rank)
-            client._send(Start(config.model_dump_json().encode(), settings.model_dump_json().encode()))
+            client._send(Start(config.model_dump_json().encode(), settings.model_dump_json().encode(), authorship))
             client.ready = await client._until_ready()
             started = True
         finally:
@@ -166,7 +169,9 @@ class RankClient:
 
     async def _results(self) -> AsyncIterator[StepResult | TransferNews]:
         async for message in self._messages:
-            assert not isinstance(message, Ready | Failed)
+            if isinstance(message, Failed):
+                raise EngineFailed(f"{self.name}: {message.message}")
+            assert not isinstance(message, Ready)
             yield message
 
     async def _receive(self) -> AsyncIterator[FromRank]:

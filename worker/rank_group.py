@@ -12,6 +12,7 @@ from engine.protocol.messages import FirstToken, StepResult, Submit, TransferNew
 from mesh.config import ObserveConfig
 from mesh.domain.workers import RankStatus, TransferCounters, WorkerLoad
 from mesh.errors import EngineFailed
+from transfer.block_macs import Authorship
 from worker.merging import merge_loads, merge_ready, merge_transfers
 from worker.rank_choice import cached_blocks, choose_rank
 from worker.rank_client import STOP_GRACE_SECONDS, RankClient
@@ -50,7 +51,9 @@ class RankGroup:
         self._failure: EngineFailed | None = None
 
     @classmethod
-    async def start(cls, config: EngineConfig, observe: ObserveConfig | None = None) -> Self:
+    async def start(
+        cls, config: EngineConfig, observe: ObserveConfig | None = None, authorship: Authorship | None = None
+    ) -> Self:
         """Start the worker's ranks and return when all have loaded. Raises what RankClient.start raises, and leaves
         none.
         """
@@ -58,7 +61,7 @@ class RankGroup:
         ranks = layout.world
         shared = GroupDescriptors.create(ranks) if ranks > 1 else None
         starts = [
-            asyncio.create_task(RankClient.start(config, observe, rank, _name(rank, ranks), shared))
+            asyncio.create_task(RankClient.start(config, observe, rank, _name(rank, ranks), shared, authorship))
             for rank in range(ranks)
         ]
         started = False

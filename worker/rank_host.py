@@ -62,6 +62,7 @@ class RankHost:
         self.draining = False
         self._moved = ReportedTotal(metrics.TRANSFER_BYTES)
         self._refused = ReportedTotal(metrics.TRANSFER_REFUSED)
+        self._experts_moved = ReportedTotal(metrics.ENGINE_EXPERTS_MOVED)
         self.stores = [
             RankStores(client, view.chains, partial(connect, rank))
             for rank, (client, view) in enumerate(zip(ranks.ranks, ranks.views, strict=True))
@@ -86,7 +87,7 @@ class RankHost:
             _log.info(
                 "ranks divide the model", extra={"fields": {**parallel.model_dump(exclude_none=True), "why": why}}
             )
-        group = await RankGroup.start(config.rank_engine, config.observe)
+        group = await RankGroup.start(config.rank_engine, config.observe, config.authorship(endpoint))
         return cls.of(group, config, role, endpoint, channels, can_prefill)
 
     @classmethod
@@ -157,6 +158,11 @@ class RankHost:
         metrics.ENGINE_STORE_CACHED_TOKENS.inc(sum(output.store_cached_tokens or 0 for output in result.outputs))
         if result.drafts is not None:
             _count_drafts(result.drafts)
+        # All ranks say the same.
+        if result.balance is not None and rank == 0:
+            metrics.ENGINE_EXPERT_IMBALANCE.labels("mean").set(result.balance.mean_imbalance)
+            metrics.ENGINE_EXPERT_IMBALANCE.labels("largest").set(result.balance.largest_imbalance)
+            self._experts_moved.report(result.balance.moved)
         ranks = self.ranks
         self.report.observe(
             ranks.load, result.stored_blocks, result.removed_blocks, ranks.transfers, rank, ranks.statuses
@@ -207,7 +213,7 @@ class ReportedTotal:
     def report(self, total: int, *labels: str) -> None:
         # A total that is less than the one before it was counted anew, by a process that took the place of another.
         grown = total - self._last.get(labels, 0)
-        self._counter.labels(*labels).inc(grown if grown >= 0 else total)
+        (self._counter.labels(*labels) if labels else self._counter).inc(grown if grown >= 0 else total)
         self._last[labels] = total
 
 

@@ -2,20 +2,21 @@
 
     python -m bench.gateway_relay
 
-Saturation: 256 Generate streams read as fast as they come, through the gateway of a mesh whose engine has no model and
-no pace, and through the relay from a source without pace. Tokens a second, counted at the client over the same time.
+Saturation: 256 Generate streams read as fast as they come, through a gateway whose decode worker writes the next token
+of every request in each frame, and through the relay from a source of single tokens, both without pace. Tokens a
+second, counted at the client over the same time.
 
-Added latency: 64 streams that get one token each in every step of 50 ms; a token's latency counts from the step. The
-source writes the instant of a step into its messages. The engine does not, so a second client attached straight to the
-decode worker, with a request in the same batch, sees the steps come (`step_clock.py`): one hop late, which is
-measured on one stream straight from the source and added. What 64 direct streams from the source take is subtracted
-from both.
+Added latency: 64 streams that get one token each in every step of 50 ms, through the gateway of a whole mesh on the
+oracle backend; a token's latency counts from the step. The source writes the instant of a step into its messages. The
+engine does not, so a second client attached straight to the decode worker, with a request in the same batch, sees the
+steps come (`step_clock.py`): one hop late, which is measured on one stream straight from the source and added. What 64
+direct streams from the source take is subtracted from both.
 
 Fairness. All paths speak the same messages over one connection to the same client code. The relay parses nothing, and
-its source makes nothing: both are as cheap as grpc.aio allows, while the gateway's side includes a decode worker, its
-engine and a scheduler. The process under test has the first core for itself; everything else, the client included, has
-the others. Direct, relay and gateway take turns within each repeat, and medians over repeats are compared. The table
-says how busy each process was: a gateway or relay well below one core was not saturated but starved by the rest.
+its source makes nothing: both are as cheap as grpc.aio allows. The process under test has the first core for itself;
+everything else, the client included, has the others. Direct, relay and gateway take turns within each repeat, and
+medians over repeats are compared. The table says how busy each process was: a gateway or relay well below one core was
+not saturated but starved by the rest.
 
 The gateway puts tokens that wait for one client into one message; the relay forwards messages as they are. Messages a
 second stand beside tokens a second for that reason.
@@ -33,7 +34,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.gateway_relay.measurements import Saturation, StepLatency, saturation, step_latency
-from bench.gateway_relay.paths import token_paths
+from bench.gateway_relay.paths import paced_paths, saturated_paths
 
 LEAST_THROUGHPUT_RATIO = 0.5
 MOST_ADDED_RATIO = 2.0
@@ -81,14 +82,14 @@ class Report:
 async def run(options: Options, log: Path, console: Console) -> Report:
     """Both halves, one after the other, each with processes of its own."""
     saturations: dict[str, list[Saturation]] = {}
-    async with token_paths(log, options.streams, pace_ms=0.0) as paths:
+    async with saturated_paths(log) as paths:
         for repeat in range(options.repeats):
             for path in paths:
                 each = await saturation(path, options.streams, options.seconds)
                 saturations.setdefault(path.name, []).append(each)
                 console.print(f"saturation {repeat + 1}, {path.name}: {each.tokens_per_second:,.0f} tokens/s")
     latencies: dict[str, list[StepLatency]] = {}
-    async with token_paths(log, options.paced_streams, options.pace_ms) as paths:
+    async with paced_paths(log, options.paced_streams, options.pace_ms) as paths:
         for repeat in range(options.repeats):
             hop = await step_latency(paths[0], 1, options.seconds)
             for path in paths:

@@ -52,6 +52,7 @@ async def saturation(path: TokenPath, streams: int, seconds: float) -> Saturatio
 
 async def step_latency(path: TokenPath, streams: int, seconds: float, hop_ms: float = 0.0) -> StepLatency:
     """`hop_ms` is what one message takes from source to client, for a path whose steps are told by arriving."""
+    assert path.steps is not None
     async with path.steps() as steps, TokenStreams(path.endpoint, streams) as reading:
         await reading.all_started()
         await asyncio.sleep(SETTLE_SECONDS)

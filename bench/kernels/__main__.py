@@ -20,7 +20,7 @@ import bench.kernels
 from bench.kernels.timing import Case, time_case
 from bench.rank.ceilings import Ceilings, measure_ceilings
 
-INFRASTRUCTURE = {"__main__", "deepseek_r1", "inputs", "timing"}
+INFRASTRUCTURE = {"__main__", "deepseek_r1", "inputs", "prompt_peers", "timing"}
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,8 @@ from typing import Any
 import grpc
 import uvloop
 
+from transfer.fetch.lookup_server import Found
+
 _METHOD = "/bench.Store/Match"
 _OPTIONS = [("grpc.enable_http_proxy", 0)]
 HASH_BYTES = 16
@@ -18,10 +20,10 @@ HASH_BYTES = 16
 class ShortMemory:
     """A store's `LookupHandler` that knows no block: what remains is the way there and back."""
 
-    def match(self, session_id: int, hashes: Sequence[bytes]) -> list[int]:
-        return []
+    def match(self, session_id: int, sequence: int, hashes: Sequence[bytes]) -> Found:
+        return Found([], 0)
 
-    def release(self, session_id: int, blocks: Sequence[int]) -> None:
+    def release(self, session_id: int, sequence: int, blocks: Sequence[int]) -> None:
         assert not blocks
 
 
@@ -52,7 +54,7 @@ class _Handler(grpc.GenericRpcHandler):
 
     async def _match(self, request: bytes, context: Any) -> bytes:
         hashes = [request[start : start + HASH_BYTES] for start in range(0, len(request), HASH_BYTES)]
-        return struct.pack("<I", len(self._store.match(0, hashes)))
+        return struct.pack("<I", len(self._store.match(0, 0, hashes).blocks))
 
 
 class GrpcLookups:

@@ -9,7 +9,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from bench.rank.load import RankLoad
+from bench.rank.load import RankLoad, fill_pool
 from bench.rank.model import make_rank, write_shape
 from engine.config import EngineConfig, Hardware, resolve
 from engine.engine import Engine
@@ -83,7 +83,7 @@ class PushedRank:
         self._engine.pool.acquire(self._engine.pool.match_prefix(self._offered))
 
     def start_decoding(self) -> None:
-        self._load.fill_pool()
+        fill_pool(self._backend.state.kv_pool)
         self._load.start_decoding(self._requests, self._context, TOKENS)
         self._load.decode_seconds(WARM_STEPS)
 

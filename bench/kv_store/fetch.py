@@ -3,8 +3,9 @@
     python -m bench.kv_store.fetch [--blocks 256] [--rounds 9]
 
 A worker and a store are two processes: the store gathers blocks from its slab, hashes and sends them; the worker
-verifies and scatters them into blocks in random order. Bare is one array sent to another, in messages of a slot's size.
-Both alternate within one run; figures are medians, and the transport is what UCX says that it chose.
+verifies and scatters them into blocks in random order. "Checked" is a worker that also checks the MAC of every block.
+Bare is one array sent to another, in messages of a slot's size. All alternate within one run; figures are medians, and
+the transport is what UCX says that it chose.
 """
 
 import argparse
@@ -46,7 +47,8 @@ def main() -> None:
 
 async def compare(config: TransferConfig, blocks: int, rounds: int) -> None:
     size_bytes = LAYERS * blocks * PIECE_BYTES
-    worker = KvWorker(LAYERS, 2 * blocks, PIECE_BYTES, config)
+    worker = KvWorker(LAYERS, 2 * blocks, PIECE_BYTES, config, secret=secrets.token_bytes(32))
+    trusting = KvWorker(LAYERS, 2 * blocks, PIECE_BYTES, config)
     worker.memory[:, :blocks] = np.random.default_rng(0).integers(0, 256, (LAYERS, blocks, PIECE_BYTES), np.uint8)
     chain = [secrets.token_bytes(HASH_BYTES) for _ in range(blocks)]
     worker.hold(chain, range(blocks))
@@ -55,30 +57,35 @@ async def compare(config: TransferConfig, blocks: int, rounds: int) -> None:
         store_process(settings) as endpoint,
         Channels().open(endpoint) as channel,
         attached(worker, [endpoint]) as client,
+        attached(trusting, [endpoint]),
     ):
         await offer_all(worker, client, kvstore_pb2_grpc.KvStoreServiceStub(channel), chain)
         target = random.sample(range(blocks, 2 * blocks), blocks)
         with bare_peer(config, size_bytes) as (receiver, start_sender):
-            pairs = []
+            triples = []
             for _ in range(rounds + 1):
                 # It runs in a thread, so that the session is renewed meanwhile.
                 bare = await asyncio.to_thread(receiver.receive, start_sender)
-                fetched = await asyncio.to_thread(worker.fetch, client.attached[0], chain, target)
-                assert fetched.blocks == blocks, fetched
-                pairs.append((bare, fetched.seconds))
-    assert (worker.memory[:, target] == worker.memory[:, :blocks]).all()
+                trusted = await asyncio.to_thread(trusting.fetch, client.attached[0], chain, target)
+                checked = await asyncio.to_thread(worker.fetch, client.attached[0], chain, target)
+                assert trusted.blocks == checked.blocks == blocks, (trusted, checked)
+                triples.append((bare, trusted.seconds, checked.seconds))
+    for each in (worker, trusting):
+        assert (each.memory[:, target] == worker.memory[:, :blocks]).all()
     transport = max(worker.agent.counters().received_bytes)
-    worker.agent.close()
-    report(transport, size_bytes, pairs[1:])
+    for each in (worker, trusting):
+        each.agent.close()
+    report(transport, size_bytes, triples[1:])
 
 
-def report(transport: str, size_bytes: int, pairs: list[tuple[float, float]]) -> None:
-    bare, fetch = (statistics.median(seconds) for seconds in zip(*pairs, strict=True))
-    ratio = statistics.median(bare / fetch for bare, fetch in pairs)
-    sys.stdout.write(
-        f"{transport:6} {size_bytes / 1e6:.0f} MB   bare {size_bytes / bare / 1e9:5.2f} GB/s   "
-        f"fetch {size_bytes / fetch / 1e9:5.2f} GB/s   {ratio:.0%} of bare\n"
-    )
+def report(transport: str, size_bytes: int, triples: list[tuple[float, float, float]]) -> None:
+    """Seconds of each round: bare, fetched, fetched and checked."""
+    sys.stdout.write(f"{transport:6} {size_bytes / 1e6:.0f} MB")
+    for name, seconds in zip(("bare", "fetch", "checked fetch"), zip(*triples, strict=True), strict=True):
+        ratio = statistics.median(each[0] / own for each, own in zip(triples, seconds, strict=True))
+        rate = size_bytes / statistics.median(seconds) / 1e9
+        sys.stdout.write(f"   {name} {rate:5.2f} GB/s, {ratio:.0%}")
+    sys.stdout.write("\n")
 
 
 @contextmanager

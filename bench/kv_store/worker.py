@@ -20,6 +20,7 @@ from mesh.domain.workers import KvNamespace, WorkerIdentity, WorkerRole
 from mesh.event_fd import EventFd
 from mesh.ports import free_port
 from transfer.agent import TransferAgent
+from transfer.block_macs import Authorship
 from transfer.config import TransferConfig
 from transfer.events import Event, Fetched, PushEnded
 from transfer.host_memory import HostMemory
@@ -35,8 +36,15 @@ class KvWorker:
     """`memory` is uint8 [layers, blocks, piece_bytes]; which block of it has which hash is up to the caller."""
 
     def __init__(
-        self, layers: int, blocks: int, piece_bytes: int, transfer: TransferConfig | None = None, weights: str = "bench"
+        self,
+        layers: int,
+        blocks: int,
+        piece_bytes: int,
+        transfer: TransferConfig | None = None,
+        weights: str = "bench",
+        secret: bytes | None = None,
     ) -> None:
+        """With a `secret` it vouches for what it offers, and checks what it fetches."""
         transfer = transfer or TransferConfig()
         self.memory = np.zeros((layers, blocks, piece_bytes), np.uint8)
         self.namespace = KvNamespace(weights, "bytes", layers, f"bytes:{piece_bytes}")
@@ -57,7 +65,9 @@ class KvWorker:
         self.sessions: dict[str, StoreSession] = {}
         self._attached = asyncio.Event()
         self._news = EventFd()
-        self.agent = TransferAgent(HostMemory(self.memory), self.namespace, transfer, time.monotonic, self._news.set)
+        authorship = None if secret is None else Authorship(secret, self.identity.worker_id)
+        memory, wake = HostMemory(self.memory), self._news.set
+        self.agent = TransferAgent(memory, self.namespace, transfer, time.monotonic, wake, authorship=authorship)
         self._blocks: Mapping[bytes, int] = {}
         self._fetches = 0
 
@@ -82,7 +92,7 @@ class KvWorker:
 
     def push_offer(self, ticket: Ticket, hashes: Sequence[bytes]) -> None:
         blocks = [self._blocks[block_hash] for block_hash in hashes]
-        self.agent.push(ticket, blocks)
+        self.agent.push(ticket, blocks, hashes)
         self.agent.ready(ticket.transfer_id, self.namespace.layers, len(blocks))
 
     def start_fetch(self, store_id: str, hashes: Sequence[bytes], blocks: Sequence[int]) -> int:

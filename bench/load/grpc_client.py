@@ -8,7 +8,7 @@ from bench.load.options import LoadOptions
 from bench.load.records import RequestRecord
 from bench.load.workload import Job, Message
 from mesh.channel import Channels
-from mesh.errors import EndpointUnavailable, MeshError, UnknownModel
+from mesh.errors import EndpointUnavailable, MeshError, Unauthenticated, UnknownModel
 from mesh.failures import from_rpc_error
 
 
@@ -27,6 +27,8 @@ class GrpcClient:
         request = gateway_pb2.ListModelsRequest()
         try:
             response = await self._stub.ListModels(request, timeout=10.0, metadata=self._metadata)
+        except Unauthenticated:
+            raise
         except MeshError as error:
             message = f"{self._options.grpc} does not answer as a deepmesh gateway does: {error.message}"
             raise EndpointUnavailable(message) from error

@@ -1,15 +1,20 @@
 """One rank of DeepSeek-R1 with expert parallelism of eight, on one GPU, against the floor of its bytes and FLOPs.
 
 `python -m bench.rank [--shape r1-ep8-rank] [--layers N] [--kv bf16|fp8] [--experts fp8|w4a8] [--requests 1 8 32 64 96]
-[--out DIR] [--growth STEPS]`
+[--out DIR] [--growth STEPS] [--next-n N|auto [--acceptance A,B,C ...]]`
 
 The real engine over random FP8 weights, routed experts in INT4 if asked, each token's experts drawn uniformly at
 random; communication is left out. DIR gets rank.json and rank.png.
+
+With --next-n it compares steps with drafts (one MTP module) and steps without. As many drafts are accepted as
+--acceptance says: the share of rows whose first draft is right, whose first and second are, and so on. DIR gets
+drafts.json.
 """
 
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -17,6 +22,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from bench.rank.drafts import DraftBench, Drafted, NextN
 from bench.rank.measure import Decode, RankBench, Report
 from bench.rank.model import EXPERTS, SHAPES
 from bench.rank.plot import save
@@ -55,6 +61,50 @@ def _progress(console: Console, row: Decode) -> None:
     console.print(f"{row.requests} requests: {row.step_ms:.2f} ms a step, {row.ratio:.2f} of the floor")
 
 
+def drafts_table(without: Sequence[Drafted], drafted: Sequence[Drafted]) -> Table:
+    table = Table(title="decode with drafts, tokens/s against none")
+    columns = ("requests", "drafts", "accepted", "step ms", "tokens a row", "tokens/s", "against none")
+    for column in (*columns, "floor ms", "ratio", "sustained", "ratio", "idle"):
+        table.add_column(column, justify="right")
+    plain = {row.requests: row.tokens_per_second for row in without}
+    for row in (*without, *drafted):
+        speed = (f"{row.tokens:.2f}", f"{row.tokens_per_second:,.0f}")
+        against = f"{row.tokens_per_second / plain[row.requests]:.2f}"
+        accepted = " ".join(map(str, row.acceptance))
+        floors = [
+            f"{value:.2f}" for floor in (row.floor_ms, row.sustained_floor_ms) for value in (floor, row.step_ms / floor)
+        ]
+        cells = (str(row.requests), f"{row.drafts:.1f}", accepted, f"{row.step_ms:.2f}", *speed, against, *floors)
+        table.add_row(*cells, f"{row.idle_share:.1%}")
+    return table
+
+
+def _drafts(arguments: argparse.Namespace, console: Console) -> None:
+    bench = DraftBench(
+        arguments.shape, arguments.layers, arguments.kv, arguments.experts, sorted(set(arguments.requests))
+    )
+    without = bench.without_drafts(arguments.steps)
+    console.print(drafts_table(without, ()))
+    drafted = bench.with_drafts(arguments.next_n, arguments.acceptance, arguments.steps)
+    console.print(drafts_table(without, drafted))
+    if bench.step_times is not None:
+        for rows, seconds in zip(bench.step_times.rows, bench.step_times.seconds, strict=True):
+            console.print(f"{rows} rows, ms by depth: {' '.join(f'{1000 * each:.2f}' for each in seconds)}")
+    console.print(f"ceilings: {bench.ceilings}; sustained: {bench.sustained}")
+    if arguments.out is not None:
+        arguments.out.mkdir(parents=True, exist_ok=True)
+        report = [asdict(row) for row in (*without, *drafted)]
+        (arguments.out / "drafts.json").write_text(json.dumps(report, indent=2) + "\n")
+
+
+def _next_n(text: str) -> NextN:
+    return "auto" if text == "auto" else int(text)
+
+
+def _shares(text: str) -> tuple[float, ...]:
+    return tuple(map(float, text.split(",")))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=sorted(SHAPES), default="r1-ep8-rank")
@@ -65,11 +115,16 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=40, help="decode steps timed for each number")
     parser.add_argument("--no-prefill", action="store_true", help="leave out the prompts")
     parser.add_argument("--growth", type=int, metavar="STEPS", help="only what so many steps leave in memory")
+    parser.add_argument("--next-n", type=_next_n, help="drafts, or auto: against steps without")
+    parser.add_argument("--acceptance", type=_shares, nargs="+", default=[(0.85, 0.72, 0.61), (0.8, 0.4, 0.2)])
     parser.add_argument("--out", type=Path, help="a directory for rank.json and rank.png")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         parser.error("a rank is measured on a CUDA device, and there is none here")
     console = Console(width=140)
+    if arguments.next_n is not None:
+        _drafts(arguments, console)
+        return 0
     bench = RankBench(arguments.shape, arguments.layers, arguments.kv, arguments.experts, arguments.requests)
     if arguments.growth:
         console.print(bench.growth(arguments.growth))

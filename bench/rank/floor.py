@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from bench.rank.ceilings import Ceilings
 from engine.model.config import ModelConfig
 from engine.model.quantization import Stored
+from engine.parallel.layout import Layout
 
+ALONE = Layout()
 BF16, FP8 = 2, 1
 # Two weights a byte, and a bfloat16 scale for 128.
 INT4 = 1 / 2 + 2 / 128
@@ -30,16 +32,37 @@ class Operation:
         return ceilings.seconds(self.size_bytes, self.flops, fp8=self.fp8)
 
 
-def decode_operations(config: ModelConfig, rows: int, context: int, kv_item_bytes: int) -> list[Operation]:
-    """One token for each of `rows` requests with contexts of `context` tokens."""
+def decode_operations(
+    config: ModelConfig, rows: int, context: int, kv_item_bytes: int, drafts: int = 0, layout: Layout = ALONE
+) -> list[Operation]:
+    """What one rank computes for one token of each of `rows` requests of its TP group, and `drafts` drafts behind it,
+    with contexts of `context` tokens, as all other ranks do at the same time.
+    """
     layers = config.num_hidden_layers
     dense = sum(config.is_dense(layer) for layer in range(layers))
+    tokens, width = rows * (1 + drafts), config.intermediate_size // layout.tp
+    attention = _attention(config, rows, context, kv_item_bytes, 1 + drafts, layout.tp)
     return [
-        *(_times(operation, layers) for operation in _attention(config, rows, context, kv_item_bytes)),
-        *(_times(operation, dense) for operation in _feed_forward("dense", config, rows, config.intermediate_size)),
-        *(_times(operation, layers - dense) for operation in _experts(config, rows)),
-        _product("head", rows, config.hidden_size, config.vocab_size, fp8=False),
+        *(_times(each, layers) for each in attention),
+        *(_times(each, dense) for each in _feed_forward("dense", config, tokens, width)),
+        *(_times(each, layers - dense) for each in _experts(config, tokens, layout)),
+        _product("head", tokens, config.hidden_size, config.vocab_size // layout.tp, fp8=False),
     ]
+
+
+def guess_operations(
+    config: ModelConfig, rows: int, context: int, kv_item_bytes: int, drafts: int
+) -> Iterator[Operation]:
+    """What a step computes to guess `drafts` tokens behind those that it draws: the MTP module, once for each guess.
+
+    At first it computes what the model computed, and then one token a row.
+    """
+    for number in range(drafts):
+        queries = 1 if number else 1 + drafts
+        yield _product("draft merge", rows * queries, 2 * config.hidden_size, config.hidden_size, fp8=False)
+        yield from _attention(config, rows, context, kv_item_bytes, queries)
+        yield from _experts(config, rows * queries)
+        yield _product("draft head", rows, config.hidden_size, config.vocab_size, fp8=False)
 
 
 def decode_floor(operations: list[Operation], ceilings: Ceilings) -> float:
@@ -47,40 +70,46 @@ def decode_floor(operations: list[Operation], ceilings: Ceilings) -> float:
     return sum(operation.seconds(ceilings) for operation in operations)
 
 
-def _attention(config: ModelConfig, rows: int, context: int, kv_item_bytes: int) -> Iterator[Operation]:
-    heads, hidden, latent = config.num_attention_heads, config.hidden_size, config.kv_lora_rank
+def _attention(
+    config: ModelConfig, requests: int, context: int, kv_item_bytes: int, queries: int = 1, tp: int = 1
+) -> Iterator[Operation]:
+    """Of so many queries a request, which read its KV once."""
+    rows = requests * queries
+    heads, hidden, latent = config.num_attention_heads // tp, config.hidden_size, config.kv_lora_rank
     inner = config.q_lora_rank or 0
     yield _product("attention input", rows, hidden, inner + config.latent_dim, fp8=True)
     yield _product("attention queries", rows, inner, heads * config.qk_head_dim, fp8=True)
     for name, width in (("absorb", config.qk_nope_head_dim), ("expand", config.v_head_dim)):
         one = _product(f"attention {name}", rows, width, latent, fp8=False)
         yield _times(one, heads)
-    kv_bytes = rows * context * config.latent_dim * kv_item_bytes
+    kv_bytes = requests * context * config.latent_dim * kv_item_bytes
     flops = 2 * rows * heads * context * (config.latent_dim + latent)
     yield Operation("attention", kv_bytes, flops, fp8=kv_item_bytes == FP8)
     yield _product("attention output", rows, heads * config.v_head_dim, hidden, fp8=True)
 
 
-def _feed_forward(name: str, config: ModelConfig, rows: int, width: int) -> Iterator[Operation]:
+def _feed_forward(name: str, config: ModelConfig, rows: float, width: int) -> Iterator[Operation]:
     yield _product(f"{name} gate and up", rows, config.hidden_size, 2 * width, fp8=True)
     yield _product(f"{name} down", rows, width, config.hidden_size, fp8=True)
 
 
-def _experts(config: ModelConfig, rows: int) -> Iterator[Operation]:
-    yield _product("gate", rows, config.hidden_size, config.n_routed_experts, fp8=False)
-    yield from _feed_forward("shared", config, rows, config.moe_intermediate_size * config.n_shared_experts)
-    chosen = config.num_experts_per_tok
+def _experts(config: ModelConfig, rows: int, layout: Layout = ALONE) -> Iterator[Operation]:
+    own_rows, all_rows = rows / layout.tp, rows * layout.dp
+    yield _product("gate", own_rows, config.hidden_size, config.n_routed_experts, fp8=False)
+    yield from _feed_forward("shared", config, own_rows, config.moe_intermediate_size * config.n_shared_experts)
+    chosen, held = config.num_experts_per_tok, config.n_routed_experts / layout.ep
     # The number of experts that an even choice touches.
-    touched = config.n_routed_experts * (1 - (1 - chosen / config.n_routed_experts) ** rows)
+    touched = held * (1 - (1 - chosen / config.n_routed_experts) ** all_rows)
     item_bytes = INT4 if config.quantization.experts is Stored.INT4 else FP8
-    pairs, hidden, width = rows * chosen, config.hidden_size, config.moe_intermediate_size
+    pairs, hidden = all_rows * chosen / layout.ep, config.hidden_size
+    width = config.moe_intermediate_size // layout.width_parts
     for name, inputs, outputs in (("gate and up", hidden, 2 * width), ("down", width, hidden)):
         yield Operation(
             f"experts {name}", touched * inputs * outputs * item_bytes, 2 * pairs * inputs * outputs, fp8=True
         )
 
 
-def _product(name: str, rows: int, inputs: int, outputs: int, *, fp8: bool) -> Operation:
+def _product(name: str, rows: float, inputs: int, outputs: int, *, fp8: bool) -> Operation:
     return Operation(name, inputs * outputs * (FP8 if fp8 else BF16), 2 * rows * inputs * outputs, fp8)
 
 

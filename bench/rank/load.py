@@ -16,18 +16,17 @@ from mesh.domain.sampling import Sampling, StopConditions
 
 
 class RankLoad:
+    """Attributes:
+    tokens: how many the requests have been given so far in steps that were timed.
+    verified: how many drafts were verified for that.
+    """
+
     def __init__(self, engine: Engine, backend: ModelBackend) -> None:
         self._engine = engine
         self._backend = backend
         self._random = random.Random(0)
         self._keys: Iterator[int] = iter(range(1 << 30))
-
-    def fill_pool(self) -> None:
-        """Random latents, as large as normalization leaves them: on zeros attention would be faster than it ever is."""
-        pool = self._backend.state.kv_pool
-        # A layer at a time: random numbers are made in float32 first.
-        for layer in pool:
-            layer.copy_(torch.randn(layer.shape, dtype=torch.bfloat16, device=pool.device))
+        self.tokens = self.verified = 0
 
     def start_decoding(self, requests: int, context: int, tokens: int) -> None:
         """Requests that decode from `context` tokens on, whose KV is what the pool happens to hold."""
@@ -43,6 +42,8 @@ class RankLoad:
         while len(times) <= steps:
             result = self._engine.step()
             if result is not None and result.outputs:
+                self.tokens += sum(len(output.token_ids) for output in result.outputs)
+                self.verified += 0 if result.drafts is None else sum(result.drafts.verified)
                 times.append(time.perf_counter())
         return [later - earlier for earlier, later in pairwise(times)]
 
@@ -81,3 +82,10 @@ class RankLoad:
         self._engine.submit(
             Submit(key, TokenRequest(str(key), prompt, Sampling(), StopConditions(max_tokens, ignore_eos=True)))
         )
+
+
+def fill_pool(pool: torch.Tensor) -> None:
+    """Random latents, as large as normalization leaves them: on zeros attention would be faster than it ever is."""
+    # A layer at a time: random numbers are made in float32 first.
+    for layer in pool:
+        layer.copy_(torch.randn(layer.shape, dtype=torch.bfloat16, device=pool.device))

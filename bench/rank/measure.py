@@ -13,7 +13,7 @@ import torch
 from bench.rank.ceilings import SUSTAINED_SECONDS, Ceilings, measure_ceilings
 from bench.rank.floor import Operation, decode_floor, decode_operations
 from bench.rank.kernel_trace import trace_kernels
-from bench.rank.load import RankLoad
+from bench.rank.load import RankLoad, fill_pool
 from bench.rank.model import make_rank, write_shape
 from engine.config import EngineConfig, Hardware, resolve
 from engine.engine import Engine
@@ -130,7 +130,7 @@ class RankBench:
             self._backend = ModelBackend(resolved, model)
         self._model = model.config
         self._load = RankLoad(Engine(config, self._backend, time.monotonic), self._backend)
-        self._load.fill_pool()
+        fill_pool(self._backend.state.kv_pool)
 
     def decode(self, requests: int, steps: int) -> Decode:
         """The median of `steps` steps around contexts of 3,500 tokens."""

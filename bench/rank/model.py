@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from engine.config import ResolvedEngineConfig
+from engine.exchange.interface import Exchange
 from engine.model.allocator import Allocator
 from engine.model.config import ModelConfig
 from engine.model.gate import Gate
@@ -58,7 +59,11 @@ DEEPSEEK_R1: Mapping[str, Any] = MappingProxyType(
 # With 8 ranks, each has an eighth of the tokens and its experts get an eighth of all choices: as many as if each of its
 # own tokens chose among them alone.
 SHAPES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
-    {"r1-ep8-rank": dict(DEEPSEEK_R1) | {"n_routed_experts": 32, "n_group": 1, "topk_group": 1}}
+    {
+        "r1-ep8-rank": dict(DEEPSEEK_R1) | {"n_routed_experts": 32, "n_group": 1, "topk_group": 1},
+        # For ranks that divide it.
+        "r1": DEEPSEEK_R1,
+    }
 )
 
 
@@ -66,9 +71,13 @@ SHAPES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 EXPERTS: Mapping[str, Mapping[str, Any]] = MappingProxyType({"fp8": FP8_CONFIG, "w4a8": W4A8_CONFIG})
 
 
-def write_shape(directory: Path, shape: str, layers: int, experts: str = "fp8") -> Path:
+def write_shape(directory: Path, shape: str, layers: int, experts: str = "fp8", mtp_modules: int = 0) -> Path:
     """A model directory with the configuration alone."""
-    changes = {"num_hidden_layers": layers, "quantization_config": dict(EXPERTS[experts])}
+    changes = {
+        "num_hidden_layers": layers,
+        "num_nextn_predict_layers": mtp_modules,
+        "quantization_config": dict(EXPERTS[experts]),
+    }
     (directory / "config.json").write_text(json.dumps(dict(SHAPES[shape]) | changes))
     return directory
 
@@ -92,7 +101,8 @@ class UniformGate(Gate):
     """Sends each token to experts drawn at random, anew in every step: random weights would leave many without any."""
 
     def __init__(self, config: ModelConfig, allocate: Allocator, layer: int, uniform: UniformLogits) -> None:
-        shared = 0 if allocate.formats.shared_apart else config.n_shared_experts
+        apart = allocate.formats.shared_apart or allocate.expert_group.divides
+        shared = 0 if apart else config.n_shared_experts
         super().__init__(config, allocate, shared)
         self._layer = layer
         self._uniform = uniform
@@ -101,13 +111,21 @@ class UniformGate(Gate):
         return self._uniform.of_layer(self._layer, super().logits(hidden))
 
 
-def make_rank(resolved: ResolvedEngineConfig) -> Model:
-    model = make_model(resolved)
-    allocate = make_allocator(model.config, model.dtype, model.device, resolved.weights)
+def make_rank(resolved: ResolvedEngineConfig, exchange: Exchange | None = None) -> Model:
+    """exchange: with other ranks, of whose model this is a share."""
+    model = make_model(resolved, exchange)
+    allocate = make_allocator(model.config, model.dtype, model.device, resolved.weights, exchange)
     mixtures = [layer.feed_forward for layer in model.layers if isinstance(layer.feed_forward, MixtureOfExperts)]
     uniform = UniformLogits(len(mixtures))
     for index, mixture in enumerate(mixtures):
-        mixture.gate = UniformGate(model.config, allocate, index, uniform)
-        for parameter in mixture.gate.parameters(""):
-            parameter.place.zero_()
+        _route_uniformly(mixture, UniformGate(model.config, allocate, index, uniform))
+    if model.mtp is not None and isinstance(model.mtp.layer.feed_forward, MixtureOfExperts):
+        # It runs several times a step, for different numbers of tokens.
+        _route_uniformly(model.mtp.layer.feed_forward, UniformGate(model.config, allocate, 0, UniformLogits(1)))
     return model
+
+
+def _route_uniformly(mixture: MixtureOfExperts, gate: UniformGate) -> None:
+    mixture.gate = gate
+    for parameter in gate.parameters(""):
+        parameter.place.zero_()

@@ -4,9 +4,11 @@ from dataclasses import dataclass
 
 from bench.rank.floor import BF16, FP8, INT4
 from engine.model.config import ModelConfig
-from engine.model.quantization import Stored
+from engine.model.quantization import LinearKind, Stored
 
-ITEM_BYTES = {Stored.PLAIN: float(BF16), Stored.FP8: float(FP8), Stored.INT4: INT4}
+# Two weights a byte, and an e4m3 scale for 16.
+NVFP4 = 1 / 2 + 1 / 16
+ITEM_BYTES = {Stored.PLAIN: float(BF16), Stored.FP8: float(FP8), Stored.INT4: INT4, Stored.NVFP4: NVFP4}
 
 
 @dataclass(frozen=True)
@@ -24,13 +26,14 @@ class Weights:
 def weights_of(config: ModelConfig, gpus: int) -> Weights:
     layers, hidden = config.num_hidden_layers, config.hidden_size
     dense = sum(config.is_dense(layer) for layer in range(layers))
-    linear = ITEM_BYTES[config.quantization.linear]
-    shared = 3 * hidden * config.moe_intermediate_size * config.n_shared_experts * linear
+    linear = ITEM_BYTES[config.quantization.linear_of(LinearKind.INPUT)]
+    feed_forward = ITEM_BYTES[config.quantization.linear_of(LinearKind.FEED_FORWARD)]
+    shared = 3 * hidden * config.moe_intermediate_size * config.n_shared_experts * feed_forward
     gate = hidden * config.n_routed_experts * BF16
     expert = 3 * hidden * config.moe_intermediate_size * ITEM_BYTES[config.quantization.experts]
     rest = (
         layers * _attention(config) * linear
-        + dense * 3 * hidden * config.intermediate_size * linear
+        + dense * 3 * hidden * config.intermediate_size * feed_forward
         + (layers - dense) * (shared + gate)
         + 2 * config.vocab_size * hidden * BF16
     )

@@ -6,8 +6,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from cli.launcher.gpus import Gpu, assign
+from mesh.config import overridden
 from mesh.config_keys import did_you_mean
 from mesh.errors import ConfigError
 from mesh.launch import SETTINGS_VARIABLE
@@ -32,11 +34,10 @@ MODULES: Mapping[str, str] = {
     "gateway": "gateway",
 }
 WORKER_MODULES = (MODULES["prefill"], MODULES["decode"])
-# The keys that say how many ranks a worker has.
+# Its keys say how many ranks a worker has.
 PARALLEL = "engine.parallel"
-PARALLEL_KEYS = ("ranks", "tp", "dp")
-# What a setting with a secret has in its key or value.
-SECRETS = ("api_keys", "redis_url", "resume.secret")
+# What a setting with a secret has in its key or value, however it is written: kv.secret=TEXT, kv={secret: TEXT}.
+SECRETS = ("api_keys", "redis_url", "secret")
 # Large, because the host's cost of a segment in GPU memory does not depend on its size.
 GPU_SLOT_BYTES = 64 << 20
 # For services that load no checkpoint; workers have no limit.
@@ -108,6 +109,8 @@ class MeshPlan:
     gateways: int = 1
     # Seals the names of streams for all gateways.
     resume_secret: str | None = None
+    # With which workers vouch for the blocks that stores keep.
+    kv_secret: str | None = None
 
     @property
     def scheduler_endpoints(self) -> list[str]:
@@ -175,7 +178,7 @@ def split_settings(settings: Sequence[str]) -> dict[str, list[str]]:
     for setting in settings:
         service, dot, rest = setting.partition(".")
         if service not in split or not dot or "=" not in rest:
-            meant = did_you_mean(service, split)
+            meant = "" if service in split else did_you_mean(service, split)
             raise ConfigError(
                 f"--set {setting}: expected SERVICE.KEY=VALUE, the service being {', '.join(split)}{meant}"
             )
@@ -244,18 +247,31 @@ def _assign_gpus(plan: MeshPlan, asked: Mapping[str, Sequence[str]]) -> dict[str
 
 def _ranks(plan: MeshPlan, settings: Sequence[str]) -> int:
     """How many ranks a worker with these settings has."""
-    asked = dict(setting.split("=", 1) for setting in settings)
-    values = {key: str(value) for key, value in plan.parallel.items()}
-    values |= {key: asked[full] for key in PARALLEL_KEYS if (full := f"{PARALLEL}.{key}") in asked}
+    asked = _asked((*_parallel_settings(plan), *settings), *PARALLEL.split("."))
     # What is no number is refused with the other settings.
-    sizes = {key: int(value) for key, value in values.items() if value.isdigit()}
+    sizes = {key: value for key, value in asked.items() if isinstance(value, int)}
     return sizes.get("ranks") or sizes.get("tp", 1) * sizes.get("dp", 1)
+
+
+def _asked(settings: Sequence[str], *keys: str) -> dict[str, Any]:
+    """What these settings say below `keys`, however they are written: engine.parallel.dp=2, engine={parallel: {dp: 2}}.
+
+    Raises ConfigError for a setting that is no YAML.
+    """
+    values: Any = overridden(settings)
+    for key in keys:
+        values = values.get(key) if isinstance(values, dict) else None
+    return values if isinstance(values, dict) else {}
+
+
+def _parallel_settings(plan: MeshPlan) -> list[str]:
+    return [f"{PARALLEL}.{key}={value}" for key, value in plan.parallel.items()]
 
 
 def _takes_gpu(settings: Sequence[str]) -> bool:
     """Whether workers with these settings compute on a GPU if there is one."""
-    values = dict(setting.split("=", 1) for setting in settings)
-    return values.get("engine.device") != "cpu" and values.get("engine.backend") != "oracle"
+    engine = _asked(settings, "engine")
+    return engine.get("device") != "cpu" and engine.get("backend") != "oracle"
 
 
 def _worker(service: str, name: str, gpu: Gpu | None, settings: Sequence[str]) -> ServiceSpec:
@@ -304,7 +320,9 @@ def _worker_settings(plan: MeshPlan, asked: Mapping[str, Sequence[str]], cpu_cou
     settings = [f"scheduler={','.join(plan.scheduler_endpoints)}"]
     if plan.model_dir is not None:
         settings.append("engine.model_dir=" + json.dumps(str(plan.model_dir.resolve())))
-    settings += [f"{PARALLEL}.{key}={value}" for key, value in plan.parallel.items()]
+    if plan.kv_secret is not None:
+        settings.append(f"kv.secret={plan.kv_secret}")
+    settings += _parallel_settings(plan)
     if plan.workers > 1:
         # Otherwise each worker would take every core.
         ranks = plan.decode_workers * _ranks(plan, asked["decode"]) + plan.prefill_workers * _ranks(

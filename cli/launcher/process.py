@@ -45,6 +45,11 @@ class Child:
         self._ended: asyncio.Task[int] | None = None
 
     @property
+    def started(self) -> bool:
+        """False while the system still makes the process."""
+        return self._process is not None
+
+    @property
     def process_id(self) -> int:
         assert self._process is not None
         return self._process.pid

@@ -50,7 +50,7 @@ class Supervisor:
     @property
     def process_ids(self) -> dict[str, int]:
         """Process ids of the services that were started, by name."""
-        return {name: child.process_id for name, child in self._children.items()}
+        return {name: child.process_id for name, child in self._children.items() if child.started}
 
     async def start(self) -> None:
         """Start the first service, then all others together. Raises ProcessFailed if one does not get ready."""
@@ -147,8 +147,6 @@ def _environment() -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join(filter(None, (ours, os.environ.get("PYTHONPATH")))),
         # Silences gRPC's own lines: services report the same errors themselves. Read when gRPC is imported.
         "GRPC_VERBOSITY": os.environ.get("GRPC_VERBOSITY", "NONE"),
-        # Silences UCX's warning of a variable that ucxx sets and that a UCX without CUDA does not know.
-        "UCX_WARN_UNUSED_ENV_VARS": os.environ.get("UCX_WARN_UNUSED_ENV_VARS", "n"),
     }
 
 

@@ -18,6 +18,12 @@ SET_BY_CHART = ("scheduler", "stores", "security", "gateway_id", "store_id", "wo
 SERVER_SET_BY_CHART = ("host", "port", "advertise", "metrics_host", "metrics_port", "health_port", "drain_seconds")
 # Words about a key, and what the chart's part of a configuration may leave out.
 _LEFT_OUT = ("title", "description", "default", "required")
+# Models whose key `secret` comes from a Secret.
+SECRET_IN_A_SECRET = (
+    "GatewayConfig.ResumeConfig",
+    "PrefillConfig.KvAuthenticityConfig",
+    "DecodeConfig.KvAuthenticityConfig",
+)
 
 
 def schema() -> dict[str, Any]:
@@ -31,6 +37,9 @@ def schema() -> dict[str, Any]:
         _drop(ours, SET_BY_CHART)
         _drop(definitions[f"{config.__name__}.ServerConfig"], SERVER_SET_BY_CHART)
         definitions[config.__name__] = ours
+    # They are laid over what values.yaml says.
+    for name in SECRET_IN_A_SECRET:
+        _drop(definitions[name], ("secret",))
     return {**kept, "$defs": dict(sorted(definitions.items()))}
 
 

@@ -1,10 +1,11 @@
-"""`python deploy/observe/board.py > board.json`: the board for Grafana, to be imported there."""
+"""`make docs` writes deploy/observe/board.json, the board for Grafana: compose provisions it, others import it."""
 
 import json
-import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
+BOARD = Path(__file__).with_name("board.json")
 WIDTH, HEIGHT, COLUMNS = 8, 8, 3
 
 
@@ -115,5 +116,9 @@ def _panels() -> Iterator[dict[str, Any]]:
         }
 
 
+def text() -> str:
+    return json.dumps(board(), indent=1) + "\n"
+
+
 if __name__ == "__main__":
-    json.dump(board(), sys.stdout, indent=1)
+    BOARD.write_text(text())

@@ -13,7 +13,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from engine.config import EngineConfig
 from engine.constraints.answer import ConstrainedAnswer
-from engine.constraints.masks import AnswerMasks
+from engine.constraints.masks import AnswerMasks, in_words
 from engine.request import Request
 from mesh.domain.constraints import Constraint
 from mesh.errors import InvalidConstraint
@@ -71,10 +71,10 @@ class Constraints:
         return [(request, self._settle(request, compiled)) for request, compiled in done]
 
     def _settle(self, request: Request, compiled: Future[ConstrainedAnswer]) -> InvalidConstraint | None:
-        try:
-            request.masks = AnswerMasks(compiled.result(), self._masker)
-        except InvalidConstraint as error:
-            return error
+        error = compiled.exception()
+        if error is not None:
+            return in_words(error)
+        request.masks = AnswerMasks(compiled.result(), self._masker)
         return None
 
     def _compile(

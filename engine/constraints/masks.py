@@ -1,10 +1,23 @@
 """The masks of one request, each made while the step before its draw is computed."""
 
+import logging
 from collections.abc import Sequence
 from concurrent.futures import Executor, Future
 
 from engine.constraints.answer import Bits, ConstrainedAnswer
 from mesh.errors import InvalidConstraint
+
+_log = logging.getLogger("deepmesh.engine")
+
+
+def in_words(error: BaseException) -> InvalidConstraint:
+    """What the client is told. The grammars' library may fail in ways that it does not tell of, a panic among them: it
+    is logged then, and no other request has to do with it.
+    """
+    if isinstance(error, InvalidConstraint):
+        return error
+    _log.error("a grammar failed", exc_info=error)
+    return InvalidConstraint(f"the constraint cannot be followed: its grammar failed ({type(error).__name__})")
 
 
 class AnswerMasks:
@@ -28,11 +41,11 @@ class AnswerMasks:
     def wait(self) -> Bits | None:
         """What the next token may be; None if it may be any."""
         pending: Future[Bits | None] = self._next
-        try:
+        error = pending.exception()
+        if error is None:
             return pending.result()
-        except InvalidConstraint as error:
-            self.failure = error
-            return None
+        self.failure = in_words(error)
+        return None
 
     def _step(self, token_ids: Sequence[int]) -> Bits | None:
         self._answer.advance(token_ids)

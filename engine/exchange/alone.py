@@ -1,5 +1,7 @@
 """The exchange of a worker of one rank."""
 
+from collections.abc import Sequence
+
 import torch
 
 from engine.parallel.layout import Group, Place
@@ -14,14 +16,24 @@ class Alone:
     def all_gather(self, part: torch.Tensor, group: Group) -> torch.Tensor:
         return part
 
+    def all_gather_into(self, outputs: Sequence[torch.Tensor], parts: Sequence[torch.Tensor], group: Group) -> None:
+        for output, part in zip(outputs, parts, strict=True):
+            output.copy_(part)
+
     def reduce_scatter(self, values: torch.Tensor, group: Group) -> torch.Tensor:
         return values
 
     def all_reduce(self, values: torch.Tensor, group: Group) -> torch.Tensor:
         return values
 
+    def add_rms_norm(self, *given: object, **more: object) -> None:
+        """Computed by the kernels of one rank, between calls of the exchange."""
+
     def broadcast(self, values: torch.Tensor, group: Group, source: int) -> torch.Tensor:
         return values
 
     def barrier(self, group: Group) -> None:
+        pass
+
+    def check(self) -> None:
         pass

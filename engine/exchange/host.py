@@ -1,12 +1,13 @@
 """Exchange between ranks that compute on CPUs, over host memory."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 
 from engine.parallel.layout import Group
 from engine.parallel.meeting import Meeting
 from engine.parallel.peers import TENSOR_SLOT_BYTES, Peers
+from kernels.peer_exchange.reference import sum_in_order
 
 
 class HostExchange:
@@ -27,6 +28,10 @@ class HostExchange:
                 gathered[index, piece] = values
         return gathered.view(-1, *part.shape[1:])
 
+    def all_gather_into(self, outputs: Sequence[torch.Tensor], parts: Sequence[torch.Tensor], group: Group) -> None:
+        for output, part in zip(outputs, parts, strict=True):
+            output.copy_(self.all_gather(part, group))
+
     def reduce_scatter(self, values: torch.Tensor, group: Group) -> torch.Tensor:
         meeting = self._peers.tensors(group)
         if len(meeting.members) == 1:
@@ -38,7 +43,7 @@ class HostExchange:
         summed = values.new_empty(parts.shape[1])
         for piece in _pieces(parts.shape[1], ranks * parts.itemsize):
             everybody = _meet(meeting, parts[:, piece])
-            summed[piece] = _sum([theirs.view(ranks, -1)[own] for theirs in everybody])
+            summed[piece] = sum_in_order([theirs.view(ranks, -1)[own] for theirs in everybody])
         return summed.view(values.shape[0] // ranks, *values.shape[1:])
 
     def all_reduce(self, values: torch.Tensor, group: Group) -> torch.Tensor:
@@ -48,8 +53,11 @@ class HostExchange:
         given = values.contiguous().flatten()
         summed = torch.empty_like(given)
         for piece in _pieces(given.numel(), given.itemsize):
-            summed[piece] = _sum(_meet(meeting, given[piece]))
+            summed[piece] = sum_in_order(_meet(meeting, given[piece]))
         return summed.view(values.shape)
+
+    def add_rms_norm(self, *given: object, **more: object) -> None:
+        """Computed by the kernels of one rank, between calls of the exchange."""
 
     def broadcast(self, values: torch.Tensor, group: Group, source: int) -> torch.Tensor:
         meeting = self._peers.tensors(group)
@@ -66,6 +74,9 @@ class HostExchange:
         meeting.arrive()
         meeting.wait()
 
+    def check(self) -> None:
+        """Every call has told by itself."""
+
 
 def _meet(meeting: Meeting, values: torch.Tensor) -> list[torch.Tensor]:
     """The values of all members, flat; to be read before the next meeting."""
@@ -78,17 +89,6 @@ def _meet(meeting: Meeting, values: torch.Tensor) -> list[torch.Tensor]:
 
 def _tensor(slot: memoryview, size_bytes: int, dtype: torch.dtype) -> torch.Tensor:
     return torch.frombuffer(slot[:size_bytes], dtype=dtype)
-
-
-def _sum(values: list[torch.Tensor]) -> torch.Tensor:
-    """In order; in float32 unless they are integers."""
-    first, *others = values
-    total = first.float() if first.is_floating_point() else first.clone()
-    # `float` does not copy float32 values, and the sum must not write into them.
-    total = total + others[0] if others else total
-    for each in others[1:]:
-        total += each
-    return total.to(first.dtype)
 
 
 def _pieces(count: int, item_bytes: int) -> Iterator[slice]:

@@ -1,17 +1,20 @@
 """What a model asks of the other ranks."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
 
 from engine.parallel.layout import Group, Place
+from kernels.act_quant import Quantized
 
 
 class Exchange(Protocol):
     """Every rank of a group makes the same calls in the same order, with tensors of one shape and dtype.
 
     Results are new tensors, or the given ones in a group of one rank; nobody changes the given ones. Every call raises
-    RankLost if another rank has ended or hangs.
+    RankLost if another rank has ended or hangs. On a GPU that shows only later, in a later call or in `check`: the
+    host does not wait for results, which are worthless then.
 
     Attributes:
         place: this rank's.
@@ -20,7 +23,17 @@ class Exchange(Protocol):
     place: Place
 
     def all_gather(self, part: torch.Tensor, group: Group) -> torch.Tensor:
-        """The parts of all ranks, in the order of their ranks: [rows, ...] becomes [ranks * rows, ...]."""
+        """The parts of all ranks, in the order of their ranks: [rows, ...] becomes [ranks * rows, ...].
+
+        Bit for bit, but what is not a number may become another that is none.
+        """
+        ...
+
+    def all_gather_into(self, outputs: Sequence[torch.Tensor], parts: Sequence[torch.Tensor], group: Group) -> None:
+        """`all_gather` of several tensors at once, each into its output.
+
+        A part and its output are both contiguous, or both matrices whose rows lie next to each other (stride 1).
+        """
         ...
 
     def reduce_scatter(self, values: torch.Tensor, group: Group) -> torch.Tensor:
@@ -31,10 +44,35 @@ class Exchange(Protocol):
         """The sum of all ranks' values. Every rank adds in the order of the ranks: their sums are equal bit by bit."""
         ...
 
+    def add_rms_norm(
+        self,
+        delta: torch.Tensor,
+        residual: torch.Tensor,
+        weight: torch.Tensor,
+        epsilon: float,
+        group: Group,
+        *,
+        sums: bool,
+        all_rows: int | None,
+        quantizes: bool,
+    ) -> tuple[torch.Tensor, Quantized | None] | None:
+        """Add `delta` to this rank's rows of the residual in place, and normalize them, together with the exchange
+        before it, behind it, or both. None, and nothing done, if this exchange does not do these at once.
+
+        sums: delta, [ranks * rows, width], is this rank's part of a sum over the ranks, of which each gets its rows;
+        else it is [rows, width]. all_rows: how many rows all ranks have together, the last ones without their padding,
+        if all ranks get all of them. quantizes: return them in FP8 too.
+        """
+        ...
+
     def broadcast(self, values: torch.Tensor, group: Group, source: int) -> torch.Tensor:
         """The values of one rank; source: its index in the group. Of the others only shape and dtype count."""
         ...
 
     def barrier(self, group: Group) -> None:
-        """Wait until all ranks of the group are here."""
+        """Wait until all ranks of the group are here; on a GPU its stream waits, not the host."""
+        ...
+
+    def check(self) -> None:
+        """Raise RankLost if the GPU has waited for a rank in vain. To be called when a step's results have come."""
         ...

@@ -5,6 +5,7 @@ from enum import Enum, auto
 import torch
 
 from kernels.act_quant import Quantized, quantize
+from kernels.w4a8_gemm import ScaledRows
 
 
 class InputForm(Enum):
@@ -15,6 +16,8 @@ class InputForm(Enum):
 
 
 Activations = torch.Tensor | Quantized
+# What travels to experts on other ranks.
+Sent = Activations | ScaledRows
 
 
 def to_form(x: torch.Tensor, form: InputForm) -> Activations:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +72,8 @@ class ModelConfig:
     yarn: Yarn | None
     eos_token_ids: frozenset[int]
     quantization: Quantization
+    # Of MTP modules, if another.
+    draft_quantization: Quantization | None = field(default=None, kw_only=True)
     # How many MTP modules are computed.
     draft_layers: int = 0
 

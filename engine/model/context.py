@@ -52,14 +52,23 @@ class DeviceState:
     kv_scale: float
     # A block of the pool that belongs to no request.
     padding_block: int
-    # [most rows] int64: the token that each row of the last launched batch draws.
+    # Of each row of the last launched batch, [most rows] each, for rows that follow it: int64, the last token that it
+    # yields; int32, how many tokens fewer than it could; bool, whether the token behind is a thought.
     drawn: torch.Tensor
+    missing: torch.Tensor
+    thinks: torch.Tensor
+    # [most rows, most drafts] int64: the guesses behind it, NO_TOKEN where there are fewer.
+    guessed: torch.Tensor
     # Scratch memory of the stream that runs the steps.
     workspace: Workspace
 
     @property
     def device(self) -> torch.device:
         return self.kv_pool.device
+
+    @property
+    def most_drafts(self) -> int:
+        return self.guessed.shape[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,3 +93,5 @@ class ForwardContext:
     workspace: Workspace
     # Tokens at the end that belong to no row: they pad the step to a size.
     padding: int = 0
+    # [own rows] int64: 1 for tokens of requests, 0 for padding; None if nobody counts them.
+    counted: torch.Tensor | None = None

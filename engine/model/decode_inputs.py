@@ -1,6 +1,8 @@
-"""Rows of one token each, as one small integer array that goes to the device in one copy.
+"""Rows of one token each, or of one token and equally many drafts, as one small integer array that goes to the device
+in one copy.
 
-Slots, context lengths and rotations are computed from it there, so that a captured graph needs no other input.
+What a row follows, slots, context lengths and rotations are computed from it there, so that a captured graph needs no
+other input.
 """
 
 from collections.abc import Sequence
@@ -11,63 +13,130 @@ import numpy.typing as npt
 import torch
 
 from engine.batch import Row
+from engine.model.context import DeviceState
 from mesh.blocks import BLOCK_TOKENS
 
 # Stands for no row, since tensors have no None.
 NO_ROW = -1
-# Each row has a token, the row it follows, and a position.
+# Stands for no draft: no token is equal to it.
+NO_TOKEN = -1
+# Each row has a row it follows, a position and a number of drafts, beside its tokens.
 FIELDS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeRows:
+    """Rows of equally many tokens, all of which are on the device."""
+
+    # [rows, tokens] int64; NO_TOKEN where a row has no draft: what is computed there nobody reads.
+    token_ids: torch.Tensor
+    # [rows] int32: the position of the first token.
+    starts: torch.Tensor
+    # [rows, blocks] int32, with room for all tokens.
+    block_table: torch.Tensor
+
+    @property
+    def rows(self) -> int:
+        return self.token_ids.shape[0]
+
+    @property
+    def row_tokens(self) -> int:
+        return self.token_ids.shape[1]
+
+    def inputs(self) -> torch.Tensor:
+        """[rows * tokens] int64: what is embedded."""
+        flat = self.token_ids.flatten()
+        return flat if self.row_tokens == 1 else flat.clamp(min=0)
+
+    def positions(self) -> torch.Tensor:
+        """[rows * tokens] int32."""
+        if self.row_tokens == 1:
+            return self.starts
+        places = torch.arange(self.row_tokens, dtype=torch.int32, device=self.starts.device)
+        return (self.starts.unsqueeze(1) + places).flatten()
+
+    def slots(self) -> torch.Tensor:
+        """[rows * tokens] int64."""
+        positions = self.positions().view(self.rows, self.row_tokens)
+        block = self.block_table.gather(1, (positions // BLOCK_TOKENS).long())
+        return (block * BLOCK_TOKENS + positions % BLOCK_TOKENS).long().flatten()
+
+    def lengths(self) -> torch.Tensor:
+        """[rows] int32: tokens of each context, the row's own included."""
+        return self.starts + self.row_tokens
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeInputs:
     """Views of the packed array on the device, all int32."""
 
-    # [rows]: the input token if `follows` is NO_ROW; else the token is the one that row of the batch before drew.
+    # [rows, tokens]: the row's tokens if `follows` is NO_ROW; else they are what that row of the batch before drew and
+    # guessed.
     given: torch.Tensor
+    # [rows] each.
     follows: torch.Tensor
+    # Where the row begins if the one that it follows yields all that it can.
     positions: torch.Tensor
+    # How many of the tokens behind the first are drafts.
+    drafts: torch.Tensor
     # [rows, blocks]
     block_table: torch.Tensor
 
-    def token_ids(self, drawn: torch.Tensor) -> torch.Tensor:
-        """[rows] int64. drawn: [rows of the batch before] int64."""
-        followed = drawn.index_select(0, self.follows.clamp(min=0).long())
-        return torch.where(self.follows == NO_ROW, self.given.long(), followed)
+    def known(self, state: DeviceState) -> DecodeRows:
+        """With what is known of the batch before."""
+        given, follows = self.given.long(), self.follows == NO_ROW
+        source = self.follows.clamp(min=0).long()
+        followed = state.drawn.index_select(0, source).unsqueeze(1)
+        if not state.most_drafts:
+            return DecodeRows(torch.where(follows.unsqueeze(1), given, followed), self.positions, self.block_table)
+        drafts = given.shape[1] - 1
+        if drafts:
+            places = torch.arange(drafts, device=given.device)
+            guesses = state.guessed.index_select(0, source)[:, :drafts]
+            guesses = guesses.masked_fill(places >= self.drafts.unsqueeze(1), NO_TOKEN)
+            followed = torch.cat((followed, guesses), dim=1)
+        starts = self.positions - state.missing.index_select(0, source).masked_fill(follows, 0)
+        return DecodeRows(torch.where(follows.unsqueeze(1), given, followed), starts, self.block_table)
 
-    def slots(self) -> torch.Tensor:
-        """[rows] int64."""
-        block = self.block_table.gather(1, (self.positions // BLOCK_TOKENS).long().unsqueeze(1)).squeeze(1)
-        return (block * BLOCK_TOKENS + self.positions % BLOCK_TOKENS).long()
 
-    def lengths(self) -> torch.Tensor:
-        """[rows] int32: tokens of each context, the row's own included."""
-        return self.positions + 1
-
-
-def packed_size(rows: int, blocks: int) -> int:
+def packed_size(rows: int, blocks: int, drafts: int = 0) -> int:
     """Integers of the packed array."""
-    return rows * (FIELDS + blocks)
+    return rows * (FIELDS + 1 + drafts + blocks)
 
 
-def pack_decode_rows(rows: Sequence[Row], padded_rows: int, blocks: int, padding_block: int) -> npt.NDArray[np.int32]:
-    """`padded_rows` rows of up to `blocks` blocks; those behind `rows` hold one token, in `padding_block`."""
-    packed = np.zeros(packed_size(padded_rows, blocks), np.int32)
-    given, follows, positions = packed[: FIELDS * padded_rows].reshape(FIELDS, padded_rows)
-    table = packed[FIELDS * padded_rows :].reshape(padded_rows, blocks)
+def pack_decode_rows(
+    rows: Sequence[Row], padded_rows: int, blocks: int, padding_block: int, drafts: int = 0
+) -> npt.NDArray[np.int32]:
+    """`padded_rows` rows of up to `blocks` blocks and `drafts` drafts. Those behind `rows` are in `padding_block`, and
+    so is what a row has no block for.
+    """
+    packed = np.zeros(packed_size(padded_rows, blocks, drafts), np.int32)
+    first, second = _bounds(padded_rows, drafts)
+    follows, positions, drafted = packed[:first].reshape(FIELDS, padded_rows)
+    given = packed[first:second].reshape(padded_rows, 1 + drafts)
+    table = packed[second:].reshape(padded_rows, blocks)
     follows.fill(NO_ROW)
+    given[:, 1:] = NO_TOKEN
+    table.fill(padding_block)
     for index, row in enumerate(rows):
         if row.follows is None:
-            given[index] = row.token_ids[0]
+            given[index, : len(row.token_ids)] = row.token_ids
         else:
             follows[index] = row.follows
         positions[index] = row.start
-        count = row.start // BLOCK_TOKENS + 1
+        drafted[index] = row.drafts
+        count = min(len(row.block_ids), blocks)
         table[index, :count] = row.block_ids[:count]
-    table[len(rows) :, 0] = padding_block
     return packed
 
 
-def unpack_decode_rows(packed: torch.Tensor, rows: int) -> DecodeInputs:
-    given, follows, positions = packed[: FIELDS * rows].view(FIELDS, rows)
-    return DecodeInputs(given, follows, positions, packed[FIELDS * rows :].view(rows, -1))
+def unpack_decode_rows(packed: torch.Tensor, rows: int, drafts: int = 0) -> DecodeInputs:
+    first, second = _bounds(rows, drafts)
+    follows, positions, drafted = packed[:first].view(FIELDS, rows)
+    given = packed[first:second].view(rows, 1 + drafts)
+    return DecodeInputs(given, follows, positions, drafted, packed[second:].view(rows, -1))
+
+
+def _bounds(rows: int, drafts: int) -> tuple[int, int]:
+    """Where tokens begin behind the fields, and block tables behind the tokens."""
+    return FIELDS * rows, (FIELDS + 1 + drafts) * rows

@@ -7,8 +7,11 @@ sums travel back. That moves no more than a copy for each expert a token chose, 
 import torch
 
 from engine.exchange.interface import Exchange
+from engine.model.activations import Sent
 from engine.model.share import Share
 from engine.parallel.layout import Group
+from kernels.act_quant import empty_quantized
+from kernels.w4a8_gemm import ScaledRows
 
 
 class ExpertGroup:
@@ -16,6 +19,7 @@ class ExpertGroup:
 
     Attributes:
         ranks: how many.
+        rank: which of them this is.
         share: which of the experts this rank holds.
         width_share: which part of each of them, as neighbours share experts if there are fewer parts than ranks.
         divides: there is more than one rank.
@@ -24,15 +28,55 @@ class ExpertGroup:
     def __init__(self, exchange: Exchange) -> None:
         place, layout = exchange.place, exchange.place.layout
         self._exchange = exchange
-        self.ranks = layout.world
+        self.ranks, self.rank = layout.world, place.rank
         self.share = Share(place.expert_part, layout.ep)
         self.width_share = Share(place.width_part, layout.width_parts)
         self.divides = layout.world > 1
 
-    def gather(self, own: torch.Tensor) -> torch.Tensor:
-        """The rows of all ranks: [rows, ...] becomes [ranks * rows, ...]."""
-        return self._exchange.all_gather(own, Group.WORLD)
+    def dispatch(
+        self, rows: Sent, weights: torch.Tensor, choices: torch.Tensor
+    ) -> tuple[Sent, torch.Tensor, torch.Tensor]:
+        """The rows of all ranks, in the form they are given in, and their experts: [rows, ...] each becomes
+        [ranks * rows, ...].
+        """
+        everybody = self._room_for(rows)
+        outputs = [*_tensors(everybody), self._room(weights), self._room(choices)]
+        self._exchange.all_gather_into(outputs, [*_tensors(rows), weights, choices], Group.WORLD)
+        return everybody, outputs[-2], outputs[-1]
 
     def sum(self, parts: torch.Tensor) -> torch.Tensor:
         """The sums of what all ranks make of this one's rows: [ranks * rows, width] becomes [rows, width]."""
         return self._exchange.reduce_scatter(parts, Group.WORLD)
+
+    def meet(self) -> None:
+        """Wait until all ranks' hosts are here."""
+        self._of_all(0)
+
+    def least(self, count: int) -> int:
+        """The least of all ranks' counts, which the hosts exchange."""
+        return int(min(self._of_all(count)))
+
+    def largest(self, value: float) -> float:
+        """The same of values."""
+        return max(self._of_all(value))
+
+    def _of_all(self, value: float) -> list[float]:
+        return self._exchange.all_gather(torch.tensor([value], dtype=torch.float64), Group.WORLD).tolist()
+
+    def _room_for(self, rows: Sent) -> Sent:
+        if isinstance(rows, torch.Tensor):
+            return self._room(rows)
+        if isinstance(rows, ScaledRows):
+            scales = rows.scales if rows.static else self._room(rows.scales)
+            return ScaledRows(self._room(rows.values), scales, rows.static)
+        tokens, width = rows.values.shape
+        return empty_quantized(self.ranks * tokens, width, device=rows.values.device)
+
+    def _room(self, own: torch.Tensor) -> torch.Tensor:
+        return own.new_empty(self.ranks * own.shape[0], *own.shape[1:])
+
+
+def _tensors(rows: Sent) -> list[torch.Tensor]:
+    if isinstance(rows, torch.Tensor):
+        return [rows]
+    return [rows.values] if isinstance(rows, ScaledRows) and rows.static else [rows.values, rows.scales]

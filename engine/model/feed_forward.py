@@ -8,6 +8,7 @@ from engine.model.activations import Activations, InputForm
 from engine.model.allocator import Allocator
 from engine.model.normalized import Normalized
 from engine.model.parameters import NamedParameters, cut
+from engine.model.quantization import LinearKind
 from engine.model.share import Share
 from kernels.fp8_gemm import Workspace
 from kernels.swiglu import swiglu, swiglu_quantize
@@ -20,8 +21,8 @@ class FeedForward:
         """share: by default the whole width."""
         self._share = share or Share()
         width = self._share.size(intermediate)
-        self._gate_up = allocate.linear(hidden, (width, width))
-        self._down = allocate.linear(width, (hidden,))
+        self._gate_up = allocate.linear(LinearKind.FEED_FORWARD, hidden, (width, width))
+        self._down = allocate.linear(LinearKind.FEED_FORWARD, width, (hidden,))
 
     def parameters(self, prefix: str) -> NamedParameters:
         yield from cut(self._gate_up.parameters(f"{prefix}.gate_proj", f"{prefix}.up_proj"), 0, self._share)

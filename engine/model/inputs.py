@@ -10,7 +10,7 @@ import torch
 from engine.batch import Row
 from engine.model.config import ModelConfig
 from engine.model.context import AbsorbedRows, DeviceState, ExpandedRows, ForwardContext, PrefixPart
-from engine.model.decode_inputs import DecodeInputs, pack_decode_rows, unpack_decode_rows
+from engine.model.decode_inputs import DecodeRows, pack_decode_rows, unpack_decode_rows
 from kernels.host_copy import to_device
 from kernels.mla_decode import plan_decode
 from kernels.mla_prefill import plan_prefill
@@ -23,28 +23,49 @@ EXPANDED_TOKENS = 16384
 def build_context(
     config: ModelConfig, rows: Sequence[Row], state: DeviceState, size: int | None = None
 ) -> ForwardContext:
-    """The leading rows of one token decode together, so do neighbours with equally many drafts; every other row attends
+    """The leading rows of one token, or of one token and equally many drafts, decode together; every other row attends
     in its cheaper form.
 
     size: the number of tokens to which the step is padded; None pads nothing.
     """
-    decoding = sum(1 for _ in takewhile(lambda row: row.end - row.start == 1 and not row.shared, rows))
-    prompts = rows[decoding:]
-    parts: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
-    absorbed: list[AbsorbedRows] = []
-    if decoding:
-        blocks = max(-(-row.end // BLOCK_TOKENS) for row in rows[:decoding])
-        packed = to_device(pack_decode_rows(rows[:decoding], decoding, blocks, state.padding_block), state.device)
-        inputs = unpack_decode_rows(packed, decoding)
-        parts.append((inputs.token_ids(state.drawn), inputs.positions, inputs.slots()))
-        absorbed.append(_absorb_decode(inputs))
+    decoding = list(takewhile(lambda row: row.decodes and not row.shared, rows))
+    groups = decode_groups(decoding, state, blocks_of(decoding))
+    return join_context(config, groups, rows[len(decoding) :], state, size, sampled=_sampled(rows, state))
+
+
+def blocks_of(rows: Sequence[Row], more: int = 0) -> int:
+    """The most blocks of any of the rows, with `more` tokens behind its own."""
+    return -(-(max((row.end for row in rows), default=0) + more) // BLOCK_TOKENS)
+
+
+def decode_groups(rows: Sequence[Row], state: DeviceState, blocks: int) -> list[DecodeRows]:
+    """Rows that decode, neighbours with equally many drafts together. Their tables are `blocks` wide; blocks that a row
+    lacks are the padding block.
+    """
+    return [_decode_group(list(group), blocks, state) for _, group in groupby(rows, key=lambda row: row.drafts)]
+
+
+def join_context(
+    config: ModelConfig,
+    decoding: Sequence[DecodeRows],
+    prompts: Sequence[Row],
+    state: DeviceState,
+    size: int | None = None,
+    sampled: torch.Tensor | None = None,
+) -> ForwardContext:
+    """The context of rows that decode, and then of others. size: as in `build_context`."""
+    parts = [(rows.inputs(), rows.positions(), rows.slots()) for rows in decoding]
+    spans = list(pairwise(accumulate((rows.rows * rows.row_tokens for rows in decoding), initial=0)))
+    absorbed = [_absorb_decode(rows, first, stop) for rows, (first, stop) in zip(decoding, spans, strict=True)]
     if prompts:
         parts.append(_prompt_tensors(prompts, state))
-    stops = list(accumulate((row.end - row.start for row in prompts), initial=decoding))
+    stops = list(accumulate((row.tokens for row in prompts), initial=spans[-1][1] if spans else 0))
     padding = 0 if size is None else size - stops[-1]
     if padding:
         parts.append(_padding_tensors(padding, state))
-    token_ids, positions, slots = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
+    token_ids, positions, slots = (
+        tensors[0] if len(tensors) == 1 else torch.cat(tensors) for tensors in zip(*parts, strict=True)
+    )
     absorbed_prompts, expanded = _attention_of_prompts(config, prompts, stops, state)
     return ForwardContext(
         token_ids=token_ids,
@@ -52,7 +73,7 @@ def build_context(
         slots=slots,
         absorbed=absorbed + absorbed_prompts,
         expanded=expanded,
-        sampled=_sampled(rows, decoding, stops, state),
+        sampled=sampled,
         kv_pool=state.kv_pool,
         kv_scale=state.kv_scale,
         workspace=state.workspace,
@@ -60,13 +81,13 @@ def build_context(
     )
 
 
-def decode_context(inputs: DecodeInputs, state: DeviceState) -> ForwardContext:
-    """The context of rows of one token each that all want logits. Made of tensors alone, so a graph can capture it."""
+def decode_context(rows: DecodeRows, state: DeviceState) -> ForwardContext:
+    """The context of rows that decode and all want logits. Made of tensors alone, so a graph can capture it."""
     return ForwardContext(
-        token_ids=inputs.token_ids(state.drawn),
-        rotations=state.rotations.index_select(0, inputs.positions),
-        slots=inputs.slots(),
-        absorbed=[_absorb_decode(inputs)],
+        token_ids=rows.inputs(),
+        rotations=state.rotations.index_select(0, rows.positions()),
+        slots=rows.slots(),
+        absorbed=[_absorb_decode(rows, 0, rows.rows * rows.row_tokens)],
         expanded=[],
         sampled=None,
         kv_pool=state.kv_pool,
@@ -87,9 +108,14 @@ def absorbed_is_cheaper(config: ModelConfig, *, queries: int, context: int) -> b
     return projection * (context - queries) > wider * queries * context
 
 
-def _absorb_decode(inputs: DecodeInputs) -> AbsorbedRows:
-    plan = plan_decode(inputs.block_table, inputs.lengths())
-    return AbsorbedRows(first=0, stop=plan.rows, plan=plan)
+def _decode_group(rows: Sequence[Row], blocks: int, state: DeviceState) -> DecodeRows:
+    drafts = rows[0].drafts
+    packed = to_device(pack_decode_rows(rows, len(rows), blocks, state.padding_block, drafts), state.device)
+    return unpack_decode_rows(packed, len(rows), drafts).known(state)
+
+
+def _absorb_decode(rows: DecodeRows, first: int, stop: int) -> AbsorbedRows:
+    return AbsorbedRows(first, stop, plan_decode(rows.block_table, rows.lengths(), rows.row_tokens))
 
 
 def _prompt_tensors(rows: Sequence[Row], state: DeviceState) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -120,33 +146,14 @@ def _slots(row: Row, start: int, stop: int) -> npt.NDArray[np.int64]:
     return blocks[positions // BLOCK_TOKENS] * BLOCK_TOKENS + positions % BLOCK_TOKENS
 
 
-def _sampled(rows: Sequence[Row], decoding: int, stops: Sequence[int], state: DeviceState) -> torch.Tensor:
+def _sampled(rows: Sequence[Row], state: DeviceState) -> torch.Tensor:
     """Indices of the last tokens of rows that draw."""
-    last = [*range(decoding), *(stop - 1 for stop in stops[1:])]
-    wanted = [index for row, index in zip(rows, last, strict=True) if row.sampling is not None]
+    stops = accumulate(row.tokens for row in rows)
+    wanted = [stop - 1 for row, stop in zip(rows, stops, strict=True) if row.sampling is not None]
     return to_device(np.array(wanted, np.int64), state.device)
 
 
 def _attention_of_prompts(
-    config: ModelConfig, rows: Sequence[Row], stops: Sequence[int], state: DeviceState
-) -> tuple[list[AbsorbedRows], list[ExpandedRows]]:
-    absorbed: list[AbsorbedRows] = []
-    expanded: list[ExpandedRows] = []
-    done = 0
-    for drafts, neighbours in groupby(rows, key=lambda row: row.drafts):
-        group = list(neighbours)
-        spans = stops[done : done + len(group) + 1]
-        done += len(group)
-        if drafts:
-            absorbed.append(_absorb_drafts(group, spans[0], spans[-1], state))
-            continue
-        more_absorbed, more_expanded = _attention_without_drafts(config, group, spans, state)
-        absorbed += more_absorbed
-        expanded += more_expanded
-    return absorbed, expanded
-
-
-def _attention_without_drafts(
     config: ModelConfig, rows: Sequence[Row], stops: Sequence[int], state: DeviceState
 ) -> tuple[list[AbsorbedRows], list[ExpandedRows]]:
     absorbed: list[AbsorbedRows] = []
@@ -172,16 +179,6 @@ def _attention_without_drafts(
             expanded.append(_expand_behind_prefix(row, first, stop, state))
     flush()
     return absorbed, expanded
-
-
-def _absorb_drafts(rows: Sequence[Row], first: int, stop: int, state: DeviceState) -> AbsorbedRows:
-    """Rows of equally many tokens."""
-    table = np.zeros((len(rows), max(-(-row.end // BLOCK_TOKENS) for row in rows)), np.int32)
-    for index, row in enumerate(rows):
-        count = -(-row.end // BLOCK_TOKENS)
-        table[index, :count] = row.block_ids[:count]
-    lengths = to_device(np.array([row.end for row in rows], np.int32), state.device)
-    return AbsorbedRows(first, stop, plan_decode(to_device(table, state.device), lengths, rows[0].tokens))
 
 
 def _absorb_prompt(row: Row, first: int, stop: int, state: DeviceState) -> AbsorbedRows:

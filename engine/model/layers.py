@@ -1,17 +1,14 @@
 """Decoder layers."""
 
-from collections.abc import Set
-
 import torch
 
-from engine.model.activations import InputForm
 from engine.model.allocator import Allocator
 from engine.model.config import ModelConfig
 from engine.model.context import ForwardContext
 from engine.model.feed_forward import FeedForward
 from engine.model.mla import Attention
 from engine.model.moe import MixtureOfExperts
-from engine.model.normalized import Normalized, add_and_normalize, add_normalize_and_gather
+from engine.model.normalized import add_normalize_and_gather, sum_and_normalize, sum_normalize_and_gather
 from engine.model.parameters import NamedParameters, whole
 from kernels.norm import Delta
 
@@ -32,7 +29,7 @@ class DecoderLayer:
         if config.is_dense(index):
             self.feed_forward = FeedForward(config.hidden_size, config.intermediate_size, allocate, self._group.share)
         else:
-            self.feed_forward = MixtureOfExperts(config, allocate)
+            self.feed_forward = MixtureOfExperts(config, index, allocate)
 
     def parameters(self, prefix: str) -> NamedParameters:
         yield whole(f"{prefix}.input_layernorm.weight", self.input_norm)
@@ -42,22 +39,13 @@ class DecoderLayer:
 
     def forward(self, delta: Delta, residual: torch.Tensor, context: ForwardContext) -> Delta:
         """Adds the layer before's `delta` to `residual` in place; returns this one's. Both [own rows, hidden]."""
-        hidden = self._all_rows(delta, residual, self.input_norm, self.attention.input_forms, context)
-        attended = self._group.sum(self.attention.forward(hidden, context))
+        tokens, group = len(context.token_ids), self._group
+        forms = self.attention.input_forms
+        hidden = add_normalize_and_gather(delta, residual, self.input_norm, self.epsilon, forms, group, tokens)
+        attended = self.attention.forward(hidden, context)
         forms = self.feed_forward.input_forms
         if isinstance(self.feed_forward, MixtureOfExperts):
-            hidden = add_and_normalize(attended, residual, self.middle_norm, self.epsilon, forms)
-            return self.feed_forward.forward(hidden, context.workspace)
-        hidden = self._all_rows(attended, residual, self.middle_norm, forms, context)
-        return self._group.sum(self.feed_forward.forward(hidden, context.workspace))
-
-    def _all_rows(
-        self,
-        delta: Delta,
-        residual: torch.Tensor,
-        weight: torch.Tensor,
-        forms: Set[InputForm],
-        context: ForwardContext,
-    ) -> Normalized:
-        tokens = len(context.token_ids)
-        return add_normalize_and_gather(delta, residual, weight, self.epsilon, forms, self._group, tokens)
+            hidden = sum_and_normalize(attended, residual, self.middle_norm, self.epsilon, forms, group)
+            return self.feed_forward.forward(hidden, context.workspace, context.counted)
+        hidden = sum_normalize_and_gather(attended, residual, self.middle_norm, self.epsilon, forms, group, tokens)
+        return group.sum(self.feed_forward.forward(hidden, context.workspace))

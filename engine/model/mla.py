@@ -11,6 +11,7 @@ from engine.model.config import ModelConfig
 from engine.model.context import AbsorbedRows, ExpandedRows, ForwardContext
 from engine.model.normalized import Normalized
 from engine.model.parameters import NamedParameters, cut, whole
+from engine.model.quantization import LinearKind
 from kernels.kv_copy import read_latents
 from kernels.kv_write import norm_and_write, norm_quantize_and_write
 from kernels.mla_decode import mla_decode
@@ -38,13 +39,13 @@ class Attention:
         queries = heads * config.qk_head_dim
         self._input_width = config.q_lora_rank or queries
         # The queries' first projection and the latent's, which read the same input.
-        self._input = allocate.linear(hidden, (self._input_width, config.latent_dim))
+        self._input = allocate.linear(LinearKind.INPUT, hidden, (self._input_width, config.latent_dim))
         self._query_norm = allocate(config.q_lora_rank) if config.q_lora_rank else None
-        self._query = allocate.linear(config.q_lora_rank, (queries,)) if config.q_lora_rank else None
+        self._query = allocate.linear(LinearKind.QUERY, config.q_lora_rank, (queries,)) if config.q_lora_rank else None
         self._latent_norm = allocate(latent)
         # Never in FP8: the absorbed form multiplies along its rows as well as along its columns.
         self._expand = allocate(heads * (config.qk_nope_head_dim + config.v_head_dim), latent)
-        self._output = allocate.linear(heads * config.v_head_dim, (hidden,))
+        self._output = allocate.linear(LinearKind.OUTPUT, heads * config.v_head_dim, (hidden,))
         # Views of it: [heads, nope, latent] takes queries to the latent, [heads, latent, value] values from it.
         by_head = self._expand.view(heads, -1, latent)
         self._absorb_query = by_head[:, : config.qk_nope_head_dim]
@@ -62,6 +63,11 @@ class Attention:
         yield whole(f"{prefix}.kv_a_layernorm.weight", self._latent_norm)
         yield from cut([whole(f"{prefix}.kv_b_proj.weight", self._expand)], 0, self._share)
         yield from cut(self._output.parameters(f"{prefix}.o_proj"), 1, self._share)
+
+    def finish(self) -> None:
+        """Called once, when all parameters are filled."""
+        if self._query is not None:
+            self._query.finish()
 
     @property
     def input_forms(self) -> Set[InputForm]:

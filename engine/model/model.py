@@ -1,6 +1,7 @@
 """DeepSeek V3: tokens in, logits out."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import torch
 from torch.nn import functional
@@ -8,12 +9,15 @@ from torch.nn import functional
 from engine.model.allocator import Allocator
 from engine.model.config import ModelConfig
 from engine.model.context import ForwardContext
+from engine.model.expert_slots import BalancedLayer, ExpertSlots
 from engine.model.layers import DecoderLayer
+from engine.model.moe import MixtureOfExperts
 from engine.model.mtp import MtpModule
 from engine.model.parameters import NamedParameters, cut, whole
 from kernels.linear import linear
 from kernels.norm import Delta, add_rms_norm
 from kernels.rope import frequencies, rotation_table, yarn_frequencies
+from mesh.blocks import BLOCK_TOKENS
 
 
 class Model:
@@ -30,9 +34,10 @@ class Model:
         own_tokens = self.group.share.size(config.vocab_size)
         self.embedding = allocate(own_tokens, config.hidden_size)
         self.layers = [DecoderLayer(config, index, allocate) for index in range(config.num_hidden_layers)]
+        self._counts = any(True for _ in self._balanced())
         self.norm = allocate(config.hidden_size)
         self.head = allocate(own_tokens, config.hidden_size)
-        self.mtp = MtpModule(config, config.num_hidden_layers, allocate) if config.draft_layers else None
+        self.mtp = MtpModule(config, config.num_hidden_layers, allocate.of_drafts()) if config.draft_layers else None
 
     def parameters(self) -> NamedParameters:
         share = self.group.share
@@ -47,7 +52,12 @@ class Model:
     def finish(self) -> None:
         """Called once, when all parameters are filled and before the first `forward`."""
         for layer in self.layers if self.mtp is None else [*self.layers, self.mtp.layer]:
+            layer.attention.finish()
             layer.feed_forward.finish()
+
+    def balanced_layers(self) -> dict[int, BalancedLayer]:
+        """By index, the layers whose experts may move between ranks."""
+        return {index: BalancedLayer(slots, mixture.experts.weights()) for index, mixture, slots in self._balanced()}
 
     def forward(self, context: ForwardContext, on_layers: Callable[[int], None] | None = None) -> torch.Tensor:
         """Write the KV of every token; return logits [rows, vocabulary] of the tokens in `context.sampled`.
@@ -84,8 +94,17 @@ class Model:
         own = self.mtp.forward(self._embedded(context.token_ids), self.group.own(hidden), context)
         return self.group.gather(own, len(context.token_ids))
 
+    def _balanced(self) -> Iterator[tuple[int, MixtureOfExperts, ExpertSlots]]:
+        for index, layer in enumerate(self.layers):
+            mixture = layer.feed_forward
+            if isinstance(mixture, MixtureOfExperts) and mixture.slots is not None:
+                yield index, mixture, mixture.slots
+
     def _computed(self, context: ForwardContext, on_layers: Callable[[int], None] | None) -> tuple[Delta, torch.Tensor]:
         """All layers: what the last one adds to the residual, and that. Both [own rows, hidden]."""
+        if self._counts:
+            padding = (context.kv_pool.shape[1] - 1) * BLOCK_TOKENS
+            context = replace(context, counted=self.group.own((context.slots < padding).long().unsqueeze(1)).squeeze(1))
         delta: Delta = self._embedded(context.token_ids)
         residual = torch.zeros(delta.shape, dtype=self.dtype, device=self.device)
         for count, layer in enumerate(self.layers, start=1):

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import torch
 
-from engine.model.activations import InputForm, to_form
+from engine.model.activations import InputForm, Sent
 from engine.model.allocator import Allocator
 from engine.model.config import ModelConfig
 from engine.model.feed_forward import FeedForward
@@ -19,7 +19,7 @@ from kernels.norm import Delta
 
 # Tokens whose copies for the experts exist at once: at DeepSeek's widths, nine a token, about 2.3 GB of workspace.
 CHUNK_TOKENS = 8192
-# Up to this many tokens the gate and the placement of rows wait for memory and for each other, not for multiprocessors:
+# Up to this many tokens the gate, the placement of rows and other ranks are waited for, not multiprocessors:
 # shared experts that are a layer of their own run beside them.
 BESIDE_TOKENS = 256
 
@@ -30,20 +30,25 @@ class MixtureOfExperts:
     A worker's ranks divide the routed experts; each computes the shared ones of its own rows.
     """
 
-    def __init__(self, config: ModelConfig, allocate: Allocator) -> None:
+    def __init__(self, config: ModelConfig, index: int, allocate: Allocator) -> None:
+        """index: of its layer."""
         hidden, width, shared = config.hidden_size, config.moe_intermediate_size, config.n_shared_experts
         group = self._group = allocate.expert_group
         joined = 0 if allocate.formats.shared_apart or group.divides else shared
         self.gate = Gate(config, allocate, joined)
-        self._held = group.share.of(config.n_routed_experts)
-        self._experts = allocate.experts(
+        # None if experts lie in order and stay there.
+        self.slots = allocate.expert_slots(index)
+        slots = config.n_routed_experts if self.slots is None else len(self.slots.placement.experts)
+        self.experts = allocate.experts(
             ExpertShape(
-                routed=group.share.size(config.n_routed_experts),
+                routed=group.share.size(slots),
                 shared=joined,
                 hidden=hidden,
                 width=group.width_share.size(width),
-                first=self._held.start,
+                first=group.share.of(slots).start,
+                elsewhere=slots - group.share.size(slots),
                 width_share=group.width_share,
+                published=None if self.slots is None else self.slots.held,
             )
         )
         self._shared = None if joined else FeedForward(hidden, shared * width, allocate)
@@ -51,70 +56,69 @@ class MixtureOfExperts:
 
     def parameters(self, prefix: str) -> NamedParameters:
         yield from self.gate.parameters(f"{prefix}.gate")
-        yield from self._experts.parameters(prefix)
+        yield from self.experts.parameters(prefix)
         if self._shared is not None:
             yield from self._shared.parameters(f"{prefix}.shared_experts")
 
     def finish(self) -> None:
         """Called once, when all parameters are filled."""
-        self._experts.finish()
+        self.experts.finish(self._group)
 
     @property
     def input_forms(self) -> Set[InputForm]:
         """In which it reads the tokens."""
-        forms = {InputForm.PLAIN, self._experts.input_form}
+        forms = {InputForm.PLAIN, self.experts.input_form}
         return forms if self._shared is None else forms | self._shared.input_forms
 
-    def forward(self, hidden: Normalized, workspace: Workspace) -> Delta:
-        """[tokens, hidden] to [tokens, hidden]; sums may be left to whoever adds them to the residual."""
+    def forward(self, hidden: Normalized, workspace: Workspace, counted: torch.Tensor | None = None) -> Delta:
+        """[tokens, hidden] to [tokens, hidden]; sums may be left to whoever adds them to the residual.
+
+        counted: [tokens] int64, 1 for tokens of requests, 0 for padding; experts that have `slots` need it.
+        """
         most = CHUNK_TOKENS // self._group.ranks
         if hidden.tokens <= most:
-            return self._outputs(hidden, workspace)
+            return self._outputs(hidden, workspace, counted)
         out = torch.empty_like(hidden.plain)
         for start in range(0, hidden.tokens, most):
             chunk = slice(start, min(start + most, hidden.tokens))
-            outputs = self._outputs(hidden.rows(chunk), workspace)
+            outputs = self._outputs(hidden.rows(chunk), workspace, None if counted is None else counted[chunk])
             out[chunk] = combine(outputs) if isinstance(outputs, ExpertOutputs) else outputs
         return out
 
-    def _outputs(self, hidden: Normalized, workspace: Workspace) -> Delta:
-        if self._group.divides:
-            return self._divided(hidden, workspace)
+    def _outputs(self, hidden: Normalized, workspace: Workspace, counted: torch.Tensor | None) -> Delta:
         if self._shared is None:
             return self.routed(hidden)
         if not hidden.plain.is_cuda or hidden.tokens > BESIDE_TOKENS:
             shared = self._shared.forward(hidden, workspace)
-            return replace(self.routed(hidden), shared=shared)
+            return self._added(self.routed(hidden, counted), shared)
         with self._side_stream.beside() as own_workspace:
             shared = self._shared.forward(hidden, own_workspace)
-        routed = self.routed(hidden)
+        routed = self.routed(hidden, counted)
         self._side_stream.join()
-        return replace(routed, shared=shared)
+        return self._added(routed, shared)
 
-    def routed(self, hidden: Normalized) -> ExpertOutputs:
-        """What the experts that each token chose make of it, and shared ones that are computed with them."""
-        weights, choices = self.gate.choose(hidden.plain)
-        rows, positions = self._experts.forward(hidden.in_form(self._experts.input_form), choices)
-        return ExpertOutputs(rows, positions, weights)
+    def routed(self, hidden: Normalized, counted: torch.Tensor | None = None) -> ExpertOutputs:
+        """What the experts that each token chose make of it, and shared ones that are computed with them.
 
-    def _divided(self, hidden: Normalized, workspace: Workspace) -> torch.Tensor:
-        """What the experts of all ranks make of this rank's rows: [tokens, hidden]."""
-        assert self._shared is not None
-        weights, choices = self.gate.choose(hidden.plain)
-        everybody = (self._group.gather(each) for each in (hidden.plain, weights, choices))
-        routed = self._group.sum(self._own_sums(*everybody))
-        return (routed + self._shared.forward(hidden, workspace)).to(hidden.plain.dtype)
-
-    def _own_sums(self, rows: torch.Tensor, weights: torch.Tensor, choices: torch.Tensor) -> torch.Tensor:
-        """What this rank's experts make of all ranks' rows, by weight: [rows, hidden] float32.
-
-        rows: [rows, hidden]; weights, choices: [rows, k], of experts of all ranks.
+        If ranks divide the experts: what this rank's make of the tokens of all ranks. counted: as in `forward`.
         """
-        sums = torch.zeros(rows.shape, dtype=torch.float32, device=rows.device)
-        tokens, places = ((choices >= self._held.start) & (choices < self._held.stop)).nonzero(as_tuple=True)
-        if not len(tokens):
-            return sums
-        own = choices[tokens, places].unsqueeze(1) - self._held.start
-        outputs, positions = self._experts.forward(to_form(rows[tokens], self._experts.input_form), own)
-        values = outputs.flatten(0, -2)[positions.squeeze(1)].float()
-        return sums.index_add_(0, tokens, values * weights[tokens, places].unsqueeze(1))
+        weights, choices = self.gate.choose(hidden.plain)
+        rows: Sent = hidden.in_form(self.experts.input_form)
+        if self._group.divides:
+            if self.slots is not None:
+                assert counted is not None
+                choices = self.slots.route(choices, counted)
+            sent = self.experts.to_send(hidden.in_form(self.experts.input_form))
+            rows, weights, choices = self._group.dispatch(sent, weights, choices)
+        outputs, positions = self.experts.forward(rows, choices)
+        return ExpertOutputs(outputs, positions, weights)
+
+    def _added(self, routed: ExpertOutputs, shared: torch.Tensor) -> Delta:
+        """With shared experts' outputs [tokens, hidden] for this rank's rows: of divided experts their sums.
+
+        A rank's sums travel in the model's dtype: in bfloat16 they are half as many bytes, and each is rounded as the
+        sum of all is.
+        """
+        if not self._group.divides:
+            return replace(routed, shared=shared)
+        return self._group.sum(combine(routed, shared, self._group.rank * len(shared)))

@@ -47,6 +47,20 @@ def add_and_normalize(
     return Normalized(add_rms_norm(delta, residual, weight, epsilon), None)
 
 
+def sum_and_normalize(
+    parts: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    epsilon: float,
+    forms: Set[InputForm],
+    group: TensorGroup,
+) -> Normalized:
+    """`add_and_normalize` of this rank's rows of the sum of all ranks' parts, [tokens, hidden]."""
+    quantizes = InputForm.FP8_GROUPS in forms
+    made = group.add_rms_norm(parts, residual, weight, epsilon, sums=True, tokens=None, quantizes=quantizes)
+    return Normalized(*made) if made else add_and_normalize(group.sum(parts), residual, weight, epsilon, forms)
+
+
 def add_normalize_and_gather(
     delta: Delta,
     residual: torch.Tensor,
@@ -59,5 +73,27 @@ def add_normalize_and_gather(
     """`add_and_normalize` of this rank's rows, and all `tokens` rows of its group."""
     if not group.divides:
         return add_and_normalize(delta, residual, weight, epsilon, forms)
+    quantizes = InputForm.FP8_GROUPS in forms
+    if isinstance(delta, torch.Tensor):
+        made = group.add_rms_norm(delta, residual, weight, epsilon, sums=False, tokens=tokens, quantizes=quantizes)
+        if made:
+            return Normalized(*made)
     plain = group.gather(add_rms_norm(delta, residual, weight, epsilon), tokens)
-    return Normalized(plain, quantize(plain) if InputForm.FP8_GROUPS in forms else None)
+    return Normalized(plain, quantize(plain) if quantizes else None)
+
+
+def sum_normalize_and_gather(
+    parts: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    epsilon: float,
+    forms: Set[InputForm],
+    group: TensorGroup,
+    tokens: int,
+) -> Normalized:
+    """`add_normalize_and_gather` of the sum of all ranks' parts, [tokens, hidden]."""
+    quantizes = InputForm.FP8_GROUPS in forms
+    made = group.add_rms_norm(parts, residual, weight, epsilon, sums=True, tokens=tokens, quantizes=quantizes)
+    if made:
+        return Normalized(*made)
+    return add_normalize_and_gather(group.sum(parts), residual, weight, epsilon, forms, group, tokens)

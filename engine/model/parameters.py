@@ -41,8 +41,13 @@ def whole(name: str, place: torch.Tensor) -> Parameter:
 
 
 def cut(parameters: Iterable[Parameter], dimension: int, share: Share) -> NamedParameters:
-    """The same places as parts: along the dimension each is this rank's share of its published tensor."""
+    """The same places as parts: along the dimension each is this rank's share of its published tensor. A number is
+    whole on every rank.
+    """
     for each in parameters:
+        if each.shape == (1,):
+            yield each
+            continue
         size, part = each.shape[dimension], each.slices[dimension]
         first = share.index * size
         shape, slices = list(each.shape), list(each.slices)

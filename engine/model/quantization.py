@@ -13,6 +13,7 @@ WEIGHT_BLOCK = 128
 WEIGHT_GROUP = 128
 # By name of TensorRT-LLM's algorithms.
 EXPERTS_ALGORITHM, LINEAR_ALGORITHM = "W4A8_AWQ", "FP8_BLOCK_SCALES"
+NVFP4_ALGORITHM = "NVFP4"
 
 
 class Stored(Enum):
@@ -22,11 +23,26 @@ class Stored(Enum):
     FP8 = auto()
     # Signed, two a byte, groups of 128 inputs with a scale each.
     INT4 = auto()
+    # e2m1, two a byte, groups of 16 inputs with an e4m3 scale each and a scale over each matrix.
+    NVFP4 = auto()
+
+
+class LinearKind(Enum):
+    """Linear layers, by what they do in a decoder layer."""
+
+    # The first projections of attention's queries and latents.
+    INPUT = auto()
+    # Queries from what the first projection compressed.
+    QUERY = auto()
+    # After attention.
+    OUTPUT = auto()
+    # Dense layers and shared experts.
+    FEED_FORWARD = auto()
 
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    # Linear layers of attention, dense feed-forward layers and shared experts.
+    # Linear layers: all of them, or those that are not in NVFP4.
     linear: Stored = Stored.PLAIN
     # Routed experts.
     experts: Stored = Stored.PLAIN
@@ -34,6 +50,16 @@ class Quantization:
     static_inputs: bool = False
     # Whether it has AWQ's scales for the channels of these inputs; its tensors decide.
     pre_scaled: bool = False
+    # Which linear layers are in NVFP4; a checkpoint's tensors decide.
+    nvfp4: frozenset[LinearKind] = frozenset()
+
+    def linear_of(self, kind: LinearKind) -> Stored:
+        return Stored.NVFP4 if kind in self.nvfp4 else self.linear
+
+    @property
+    def has_blocks(self) -> bool:
+        """Whether linear layers are in blocks or groups, which cannot be cut anywhere."""
+        return bool(self.nvfp4) or self.linear is not Stored.PLAIN
 
     @property
     def quantized(self) -> bool:
@@ -42,6 +68,7 @@ class Quantization:
 
 # As most are published; the tensors of a checkpoint correct it.
 INT4_EXPERTS = Quantization(linear=Stored.FP8, experts=Stored.INT4, static_inputs=True)
+NVFP4_EXPERTS = Quantization(experts=Stored.NVFP4, nvfp4=frozenset({LinearKind.FEED_FORWARD}))
 
 
 def parse_quantization(section: Reader | None) -> Quantization:
@@ -49,9 +76,12 @@ def parse_quantization(section: Reader | None) -> Quantization:
     if section is None:
         return Quantization()
     method, block = section.text("quant_method"), section.text("weight_block_size")
+    if method == "modelopt" and section.text("quant_algo") == NVFP4_ALGORITHM:
+        return NVFP4_EXPERTS
     whole_blocks = str([WEIGHT_BLOCK, WEIGHT_BLOCK])
     if method not in ("fp8", "w4afp8"):
-        raise CheckpointError(f"quantization {method!r} is not supported: expected 'fp8', 'w4afp8' or none")
+        supported = "'fp8', 'w4afp8', 'modelopt' with quant_algo NVFP4, or none"
+        raise CheckpointError(f"quantization {method!r} is not supported: expected {supported}")
     if block != whole_blocks and not (method == "w4afp8" and block is None):
         raise CheckpointError(f"weight_block_size is {block}: expected {whole_blocks}")
     if method == "fp8":
@@ -67,8 +97,12 @@ def read_quantization_files(model_dir: Path) -> Quantization:
         return Quantization()
     settings = read_json(path).get("quantization")
     algorithm = settings.get("quant_algo") if isinstance(settings, dict) else None
+    if algorithm == NVFP4_ALGORITHM:
+        return NVFP4_EXPERTS
     if algorithm != "MIXED_PRECISION":
-        raise CheckpointError(f"{path}: quant_algo {algorithm!r} is not supported: expected 'MIXED_PRECISION'")
+        raise CheckpointError(
+            f"{path}: quant_algo {algorithm!r} is not supported: expected 'MIXED_PRECISION' or {NVFP4_ALGORITHM!r}"
+        )
     layers_path = model_dir / "quant_cfg.json"
     layers = read_json(layers_path).get("quantized_layers")
     if not isinstance(layers, dict) or not layers:

@@ -31,10 +31,10 @@ class Share:
         return slice(self.index * size, (self.index + 1) * size)
 
 
-def check_division(config: ModelConfig, count: int, *, fp8_blocks: bool) -> None:
+def check_division(config: ModelConfig, count: int, *, blocks: bool) -> None:
     """Raises ConfigError if a model does not divide into `count` parts.
 
-    fp8_blocks: linear layers keep their FP8 weights, so that parts consist of whole blocks of them.
+    blocks: linear layers keep their quantized weights, so that parts consist of whole blocks of them.
     """
     heads, dense = config.num_attention_heads, config.intermediate_size
     has_dense = config.is_dense(0)
@@ -44,7 +44,7 @@ def check_division(config: ModelConfig, count: int, *, fp8_blocks: bool) -> None
     for name, size in divided.items():
         if size % count:
             raise ConfigError(f"engine.parallel.tp={count} does not divide the model's {name}")
-    if not fp8_blocks or count == 1:
+    if not blocks or count == 1:
         return
     cut = {"queries": heads * config.qk_head_dim, "attention's output": heads * config.v_head_dim}
     if has_dense:
@@ -52,7 +52,7 @@ def check_division(config: ModelConfig, count: int, *, fp8_blocks: bool) -> None
     for name, size in cut.items():
         if size // count % WEIGHT_BLOCK:
             raise ConfigError(
-                f"engine.parallel.tp={count} cuts the FP8 weights of the {name} ({size} wide) within a block of"
+                f"engine.parallel.tp={count} cuts the quantized weights of the {name} ({size} wide) within a block of"
                 f" {WEIGHT_BLOCK}x{WEIGHT_BLOCK}: choose a smaller tp, or set engine.weights=dequantized"
             )
 

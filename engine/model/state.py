@@ -4,6 +4,7 @@ import torch
 
 from engine.model.config import ModelConfig
 from engine.model.context import DeviceState
+from engine.model.decode_inputs import NO_TOKEN
 from engine.model.model import model_rotations
 from kernels.fp8_gemm import make_workspace
 from mesh.blocks import BLOCK_TOKENS
@@ -18,8 +19,11 @@ def make_state(
     rows: int,
     kv_dtype: torch.dtype,
     kv_scale: float = 1.0,
+    drafts: int = 0,
 ) -> DeviceState:
-    """A KV pool of `blocks` blocks and one for padding, for contexts of `positions` tokens and batches of `rows`."""
+    """A KV pool of `blocks` blocks and one for padding, for contexts of `positions` tokens and batches of `rows`, each
+    with up to `drafts` drafts.
+    """
     shape = (config.kv_layers, blocks + 1, BLOCK_TOKENS, config.latent_dim)
     return DeviceState(
         rotations=model_rotations(config, positions, device),
@@ -27,5 +31,8 @@ def make_state(
         kv_scale=kv_scale,
         padding_block=blocks,
         drawn=torch.zeros(rows, dtype=torch.int64, device=device),
+        missing=torch.zeros(rows, dtype=torch.int32, device=device),
+        thinks=torch.zeros(rows, dtype=torch.bool, device=device),
+        guessed=torch.full((rows, drafts), NO_TOKEN, dtype=torch.int64, device=device),
         workspace=make_workspace(device),
     )

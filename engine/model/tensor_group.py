@@ -11,6 +11,7 @@ from torch.nn import functional
 from engine.exchange.interface import Exchange
 from engine.model.share import Share
 from engine.parallel.layout import Group
+from kernels.act_quant import Quantized
 
 
 class TensorGroup:
@@ -51,6 +52,28 @@ class TensorGroup:
         """All ranks' rows: [own rows, width] becomes [tokens, width]."""
         return self._exchange.all_gather(own, Group.TP)[:tokens] if self.divides else own
 
+    def add_rms_norm(
+        self,
+        delta: torch.Tensor,
+        residual: torch.Tensor,
+        weight: torch.Tensor,
+        epsilon: float,
+        *,
+        sums: bool,
+        tokens: int | None,
+        quantizes: bool,
+    ) -> tuple[torch.Tensor, Quantized | None] | None:
+        """Add `delta` to this rank's rows of the residual and normalize them; for few rows on a GPU, else None.
+
+        sums: `sum` comes first; tokens: `gather` of so many comes last.
+        """
+        if not self.divides:
+            return None
+        given = self._padded(delta) if sums else delta
+        return self._exchange.add_rms_norm(
+            given, residual, weight, epsilon, Group.TP, sums=sums, all_rows=tokens, quantizes=quantizes
+        )
+
     def join_columns(self, part: torch.Tensor) -> torch.Tensor:
         """All ranks' columns of the same rows: [rows, width] becomes [rows, ranks * width]."""
         if not self.divides:
@@ -61,10 +84,6 @@ class TensorGroup:
     def from_first(self, values: torch.Tensor) -> torch.Tensor:
         """The first rank's values; the others give tensors of the same shape and dtype."""
         return self._exchange.broadcast(values, Group.TP, 0) if self.divides else values
-
-    def least(self, count: int) -> int:
-        """The least of all ranks' counts."""
-        return int(self._exchange.all_gather(torch.tensor([count]), Group.TP).min())
 
     def _padded(self, rows: torch.Tensor) -> torch.Tensor:
         missing = self.own_rows(len(rows)) * self.share.count - len(rows)

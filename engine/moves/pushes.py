@@ -76,7 +76,7 @@ class Pushes:
                 raise InvalidRequest("the blocks were evicted before the store asked for them")
             if ticket.transfer_id in self._open:
                 raise InvalidRequest("the ticket is in use: open a landing for each offer", field="ticket")
-            self._start(_OpenPush(ticket), blocks)
+            self._start(_OpenPush(ticket), blocks, hashes)
         except (InvalidRequest, NamespaceMismatch) as error:
             return PushEnded(ticket.transfer_id, 0, "", error.message)
         self._agent.ready(ticket.transfer_id, self._layers, len(blocks))
@@ -123,8 +123,8 @@ class Pushes:
         if push.request is not None and self._by_key.get(push.request.key) is push:
             del self._by_key[push.request.key]
 
-    def _start(self, push: _OpenPush, blocks: Sequence[int]) -> None:
-        self._agent.push(push.ticket, blocks)
+    def _start(self, push: _OpenPush, blocks: Sequence[int], offered: Sequence[bytes] | None = None) -> None:
+        self._agent.push(push.ticket, blocks, offered)
         self._pool.acquire(blocks)
         push.blocks = blocks
         under = None if push.request is None else push.request.stages.context

@@ -25,6 +25,7 @@ class GroupMemory:
     def __init__(self, descriptor: int, rank: int) -> None:
         """descriptor: of `create_memory`; it may be closed then."""
         # The lock belongs to this opening of the file alone, which no child inherits.
+        self._rank = rank
         self._file = os.open(f"/proc/self/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
         self.map = mmap.mmap(self._file, os.fstat(self._file).st_size)
         fcntl.fcntl(self._file, fcntl.F_OFD_SETLK, _lock_of(rank))
@@ -39,8 +40,10 @@ class GroupMemory:
 
     def close(self) -> None:
         """Leave: nobody need wait for this rank. What is mapped stays mapped as long as somebody reads it."""
+        # The map has a descriptor of its own, which would keep the lock.
+        fcntl.fcntl(self._file, fcntl.F_OFD_SETLK, _lock_of(self._rank, fcntl.F_UNLCK))
         os.close(self._file)
 
 
-def _lock_of(rank: int) -> bytes:
-    return _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, rank, 1, 0)
+def _lock_of(rank: int, kind: int = fcntl.F_WRLCK) -> bytes:
+    return _FLOCK.pack(kind, os.SEEK_SET, rank, 1, 0)

@@ -28,13 +28,14 @@ class Lockstep:
     def agree(self, proposal: StepShape) -> StepShape:
         """Raises RankLost."""
         encoded = self._encoder.encode(proposal)
-        slot = self._meeting.slot
-        slot[:_LENGTH_BYTES] = len(encoded).to_bytes(_LENGTH_BYTES)
-        slot[_LENGTH_BYTES : _LENGTH_BYTES + len(encoded)] = encoded
-        self._meeting.arrive()
-        self._wake()
-        self._meeting.wait()
-        return agreed([self._read(rank) for rank in self._meeting.members])
+        written = len(encoded).to_bytes(_LENGTH_BYTES) + encoded
+        meeting = self._meeting
+        meeting.slot[: len(written)] = written
+        meeting.arrive()
+        # Ranks that have arrived do not sleep.
+        meeting.wait(self._wake)
+        # The order of the ranks makes no difference.
+        return agreed([proposal, *(self._read(other) for other in meeting.others)])
 
     def _read(self, rank: int) -> StepShape:
         written = self._meeting.written(rank)

@@ -2,7 +2,7 @@
 
 import mmap
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from engine.parallel.group_memory import GroupMemory
 from engine.parallel.semaphores import SEMAPHORE_BYTES, Semaphores
@@ -38,7 +38,10 @@ class Meeting:
         self._memory = memory
         self._world = world
         self._rank = rank
-        self._others = [member for member in members if member != rank]
+        self.others = others = [member for member in members if member != rank]
+        # By other rank: the semaphore that this one posts for it, and the one that it posts.
+        self._posted = [rank * world + other for other in others]
+        self._taken = {other: other * world + rank for other in others}
         self._limit_seconds = limit_seconds
         self._semaphores = Semaphores(memory.map, offset, world * world)
         slots = memoryview(memory.map)[offset + _semaphore_bytes(world) :]
@@ -57,17 +60,25 @@ class Meeting:
     @property
     def due(self) -> bool:
         """Whether another member has arrived at the next meeting."""
-        return any(self._semaphores.is_posted(self._semaphore(other, self._rank)) for other in self._others)
+        return any(self._semaphores.is_posted(semaphore) for semaphore in self._taken.values())
 
     def arrive(self) -> None:
         self._arrivals += 1
-        for other in self._others:
-            self._semaphores.post(self._semaphore(self._rank, other))
+        for semaphore in self._posted:
+            self._semaphores.post(semaphore)
 
-    def wait(self) -> None:
-        """Sleep until all others have arrived. Raises RankLost if one has ended, or after the limit."""
+    def wait(self, before: Callable[[], None] | None = None) -> None:
+        """Sleep until all others have arrived. Raises RankLost if one has ended, or after the limit.
+
+        before: called before it sleeps, if it has to.
+        """
+        missing = [other for other, semaphore in self._taken.items() if not self._semaphores.try_take(semaphore)]
+        if not missing:
+            return
+        if before is not None:
+            before()
         deadline = time.monotonic() + self._limit_seconds
-        for other in self._others:
+        for other in missing:
             self._wait_for(other, deadline)
 
     def written(self, member: int) -> memoryview:
@@ -75,17 +86,13 @@ class Meeting:
         return self._slots[member][(self._arrivals - 1) % _BUFFERS]
 
     def _wait_for(self, other: int, deadline: float) -> None:
-        semaphore = self._semaphore(other, self._rank)
+        semaphore = self._taken[other]
         while not self._semaphores.take(semaphore, LOOK_SECONDS):
             # It may have arrived and ended since.
-            if self._memory.has_ended(other) and not self._semaphores.take(semaphore, 0):
+            if self._memory.has_ended(other) and not self._semaphores.try_take(semaphore):
                 raise RankLost(f"rank {other} of {self._world} has ended")
             if time.monotonic() > deadline:
                 raise RankLost(f"rank {other} of {self._world} has not answered for {self._limit_seconds:g} s")
-
-    def _semaphore(self, source: int, target: int) -> int:
-        """The index of that which one rank posts for another."""
-        return source * self._world + target
 
 
 def region_bytes(world: int, slot_bytes: int) -> int:

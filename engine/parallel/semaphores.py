@@ -30,18 +30,21 @@ class Semaphores:
 
     def post(self, index: int) -> None:
         """Also makes what this process has written before visible to the process that takes the post."""
-        self._check(self._libc.sem_post(self._addresses[index]))
+        if self._libc.sem_post(self._addresses[index]):
+            self._check(-1)
 
     def is_posted(self, index: int) -> bool:
         value = ctypes.c_int()
         self._check(self._libc.sem_getvalue(self._addresses[index], ctypes.byref(value)))
         return value.value > 0
 
+    def try_take(self, index: int) -> bool:
+        """Take one post if there is one."""
+        return not self._libc.sem_trywait(self._addresses[index])
+
     def take(self, index: int, seconds: float) -> bool:
         """Take one post; sleep until there is one, and return False after about so many seconds without."""
         address = self._addresses[index]
-        if self._libc.sem_trywait(address) == 0:
-            return True
         nanoseconds = time.time_ns() + int(seconds * 1e9)
         until = _Timespec(*divmod(nanoseconds, 10**9))
         if self._libc.sem_timedwait(address, ctypes.byref(until)) == 0:

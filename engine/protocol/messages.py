@@ -9,10 +9,12 @@ transfers have. LandingOpened and PushEnded are for the service at the transfer'
 
 import msgspec
 
+from engine.balance.report import BalanceReport
 from mesh.domain.outputs import FinishReason, Logprobs
 from mesh.domain.requests import TokenRequest
 from mesh.domain.targets import StoreTarget
 from mesh.domain.workers import KvNamespace, TransferCounters, WorkerLoad
+from transfer.block_macs import Authorship
 from transfer.events import PushEnded
 from transfer.ticket import StoreSession, Ticket
 
@@ -22,6 +24,8 @@ class Start(msgspec.Struct, tag="start"):
     config: bytes
     # A mesh.config.ObserveConfig as JSON.
     observe: bytes
+    # None if nobody vouches for what stores keep.
+    authorship: Authorship | None = None
 
 
 class PushTarget(msgspec.Struct, frozen=True, array_like=True):
@@ -168,6 +172,8 @@ class StepResult(msgspec.Struct, tag="step"):
     transfers: TransferCounters | None = None
     # Since the last result; None if no draft was verified.
     drafts: DraftCounts | None = None
+    # At the last look; None if experts stay where they are.
+    balance: BalanceReport | None = None
 
 
 ToRank = Start | Submit | Cancel | Stop | FirstToken | AttachStore | DetachStore | PushOffer

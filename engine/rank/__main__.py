@@ -33,14 +33,16 @@ from mesh.config import ObserveConfig
 from mesh.errors import EngineFailed, MeshError, RankLost
 from mesh.event_fd import EventFd
 from mesh.observe import configure, span
+from transfer.block_macs import Authorship
 from transfer.ucx_log import UcxLog
 
 if TYPE_CHECKING:
     from transfer.agent import TransferAgent
 
 _log = logging.getLogger("deepmesh.engine")
-# The service ends the ranks that are left when one has gone. If they ended by themselves, it might name one of them.
-LOST_SECONDS = 10.0
+# How long a rank that has lost another waits before it says so. The service ends the ranks that are left when one has
+# gone or hangs, and then names that one.
+LOST_SECONDS = 1.75
 
 
 def main(arguments: list[str]) -> int:
@@ -60,20 +62,29 @@ def main(arguments: list[str]) -> int:
     config = EngineConfig.model_validate_json(start.config)
     peers = None if group is None else Peers(Place(Layout.of(config.parallel), rank), group)
     try:
-        return _run(config, rank, peers, link, pulse, wakeup)
+        return _run(config, start.authorship, rank, peers, link, pulse, wakeup)
     except RankLost as error:
         _log.error("this rank waits to be ended", extra={"fields": {"cause": error.message}})
         time.sleep(LOST_SECONDS)
+        _report(link, Failed(error.reason, error.message))
         return 1
 
 
-def _run(config: EngineConfig, rank: int, peers: Peers | None, link: RankLink, pulse: Pulse, wakeup: EventFd) -> int:
+def _run(
+    config: EngineConfig,
+    authorship: Authorship | None,
+    rank: int,
+    peers: Peers | None,
+    link: RankLink,
+    pulse: Pulse,
+    wakeup: EventFd,
+) -> int:
     try:
         with span("engine.load", backend=config.backend):
             backend = make_backend(config, peers)
             leads = peers is None or peers.place.leads
             # Only the first rank of a TP group moves KV; the others get what has landed there.
-            agent = _make_agent(config, backend, wakeup, rank) if leads else None
+            agent = _make_agent(config, authorship, backend, wakeup, rank) if leads else None
             constraints = load_constraints(config, backend.vocabulary_size, backend.eos_token_ids, wakeup.set)
     except RankLost:
         raise
@@ -104,7 +115,9 @@ def _run(config: EngineConfig, rank: int, peers: Peers | None, link: RankLink, p
     return 0
 
 
-def _make_agent(config: EngineConfig, backend: Backend, wakeup: EventFd, rank: int) -> "TransferAgent | None":
+def _make_agent(
+    config: EngineConfig, authorship: Authorship | None, backend: Backend, wakeup: EventFd, rank: int
+) -> "TransferAgent | None":
     if config.transfer is None:
         return None
     # Imported only here: a rank that moves no KV starts without UCX.
@@ -114,7 +127,9 @@ def _make_agent(config: EngineConfig, backend: Backend, wakeup: EventFd, rank: i
     memory = backend.kv_memory()
     if memory.is_on_gpu:
         tune_for_gpu_transfers()
-    return TransferAgent(memory, backend.namespace, config.transfer, time.monotonic, wakeup.set, rank=rank)
+    return TransferAgent(
+        memory, backend.namespace, config.transfer, time.monotonic, wakeup.set, rank=rank, authorship=authorship
+    )
 
 
 def _ready(config: EngineConfig, backend: Backend, agent: "TransferAgent | None") -> Ready:

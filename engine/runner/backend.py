@@ -8,21 +8,28 @@ import msgspec
 import numpy as np
 import torch
 
-from engine.batch import Batch, Launched, Row, Sample, StepShape, execute, shape_of
+from engine.balance.config import BalanceConfig
+from engine.balance.report import BalanceReport
+from engine.batch import Batch, Launched, StepShape, execute, shape_of
 from engine.config import EngineConfig, ResolvedEngineConfig
+from engine.exchange.alone import Alone
 from engine.exchange.interface import Exchange
 from engine.model.context import DeviceState
 from engine.model.inputs import build_context
 from engine.model.model import Model
 from engine.model.state import make_state
+from engine.runner.balancer import Balancer
 from engine.runner.depth_times import measure_depths
+from engine.runner.draft_graphs import DraftGraphs
+from engine.runner.draft_pass import EagerPass
 from engine.runner.drafting import Drafter, DraftingStep
 from engine.runner.following import Following
 from engine.runner.graphs import DecodeGraphs, default_sizes
+from engine.runner.launched_step import LaunchedStep
 from engine.runner.memory_plan import CPU_POOL_BYTES, affordable_blocks, free_bytes, transfer_bytes
 from engine.runner.profiling import graph_bytes, workspace_bytes
 from engine.runner.relaxation import RelaxationRule
-from engine.runner.sampler import PendingSamples, Sampler
+from engine.runner.sampler import Sampler
 from engine.runner.step_events import StepEvents
 from engine.runner.step_sizes import padded_size, step_sizes
 from engine.runner.warm_up import warm_up_steps
@@ -59,14 +66,18 @@ class ModelBackend:
             torch.set_num_threads(config.rank_threads)
         self.asynchronous = resolved.device == "cuda"
         self.device_name = torch.cuda.get_device_name() if self.asynchronous else "CPU"
+        self._exchange = exchange or Alone()
         self._model = model or make_model(resolved, exchange)
+        # Devices do not wait for a rank that still loads.
+        self._model.expert_group.meet()
         model_config = self._model.config
         longest = model_config.max_position_embeddings
         if config.context_tokens is not None:
             longest = min(longest, config.context_tokens)
         self.block_bytes = _block_bytes(self._model, resolved)
-        # Blocks of a TP group's ranks hold the same KV.
-        self.total_blocks = self._model.group.least(config.total_blocks or self._affordable_blocks(resolved, longest))
+        # Blocks of a TP group's ranks hold the same KV, and steps of all ranks have the same sizes.
+        blocks = config.total_blocks or self._affordable_blocks(resolved, longest)
+        self.total_blocks = self._model.expert_group.least(blocks)
         # A request that does not fit the pool alone would never end.
         self.context_tokens = min(longest, self.total_blocks * BLOCK_TOKENS)
         positions = self.context_tokens + most_draft_positions(config)
@@ -78,12 +89,17 @@ class ModelBackend:
         rule = None
         if self.think_tokens is not None:
             rule = RelaxationRule(self.think_tokens, config.drafts.top_n, config.drafts.delta)
-        self._drafter = Drafter(self._model, self.state, self._sampler, self._size, rule)
-        self._graphs = None
+        self._drafter = Drafter(self._model, self.state, self._sampler, rule)
+        self._balancer = _make_balancer(self._model, exchange, config.balance)
+        self._graphs: DecodeGraphs | None = None
+        self._draft_graphs: DraftGraphs | None = None
         if resolved.decode_graphs:
-            sizes = config.graph_rows or default_sizes(config.max_requests)
+            sizes = config.graph_rows or default_sizes(config.max_requests, coarse=config.drafts.next_n == "auto")
             with torch.inference_mode():
-                self._graphs = DecodeGraphs(self._model, self.state, sizes, _blocks_of(self.context_tokens))
+                if self.draft_layers:
+                    self._draft_graphs = _draft_graphs(self._model, self.state, config, sizes, self.context_tokens)
+                else:
+                    self._graphs = DecodeGraphs(self._model, self.state, sizes, _blocks_of(self.context_tokens))
         self.model = config.model_name or config.model_dir.resolve().name
         self.vocabulary_size = model_config.vocab_size
         self.eos_token_ids = model_config.eos_token_ids
@@ -118,15 +134,18 @@ class ModelBackend:
     @torch.inference_mode()
     def launch(self, batch: Batch, shape: StepShape) -> Launched:
         """Queue the batch's tokens and the writes of their KV; without rows, padding alone."""
+        if self._balancer is not None:
+            self._balancer.before_step()
         if self._following is not None:
             batch = self._following.next_batch(batch)
         rows = batch.rows
-        events = StepEvents(batch.on_layers) if self.asynchronous else None
+        events = StepEvents(batch.on_layers, self._exchange.check) if self.asynchronous else None
         if self.draft_layers:
             on_layers = batch.on_layers if events is None else events.layer_hook
-            context = build_context(self._model.config, rows, self.state, self._size(shape.tokens))
-            hidden = self._model.hidden_states(context, on_layers)
-            return DraftingStep(self._drafter, rows, shape, hidden, on_layers, events)
+            if self._draft_graphs is not None and self._draft_graphs.fit(shape):
+                return DraftingStep(self._drafter, rows, self._draft_graphs.run(rows, shape), None, events)
+            layers = EagerPass(self._model, self.state, rows, shape, self._size, on_layers)
+            return DraftingStep(self._drafter, rows, layers, on_layers, events)
         drawing = [index for index, row in enumerate(rows) if row.sampling is not None]
         if self._graphs is not None and self._graphs.fit(shape):
             logits = self._graphs.run(rows, shape.tokens)
@@ -138,6 +157,10 @@ class ModelBackend:
             logits = self._model.forward(context, on_layers)
         return LaunchedStep(rows, drawing, logits, self.state, self._sampler, events)
 
+    @property
+    def balance(self) -> BalanceReport | None:
+        return None if self._balancer is None else self._balancer.report
+
     def _size(self, tokens: int) -> int:
         """To how many tokens a step is padded."""
         # A draft layer may compute more tokens than a step has, one of each new prompt.
@@ -147,7 +170,7 @@ class ModelBackend:
 
     def _warm_up(self, sizes: Sequence[int], max_requests: int, drafts: int) -> None:
         with span("engine.warm_up"):
-            steps = list(warm_up_steps(sizes, self.context_tokens, max_requests, self.state.padding_block))
+            steps = list(warm_up_steps(sizes, self.context_tokens, max_requests, self.state.padding_block, drafts))
             progress = ProgressLog("warming up: compiling what steps need", len(steps))
             for rows in steps:
                 execute(self, Batch(0, rows), msgspec.structs.replace(shape_of(rows), drafts=drafts))
@@ -176,51 +199,11 @@ class ModelBackend:
         )
 
 
-class LaunchedStep:
-    """engine.batch.Launched."""
-
-    def __init__(
-        self,
-        rows: Sequence[Row],
-        drawing: Sequence[int],
-        logits: torch.Tensor,
-        state: DeviceState,
-        sampler: Sampler,
-        events: StepEvents | None,
-    ) -> None:
-        """drawing: the rows that draw; logits: [drawing, vocabulary]; events: None on a CPU, whose step is done."""
-        self._rows = len(rows)
-        self._drawing = drawing
-        self._drawn_rows = [rows[index] for index in drawing]
-        self._logits: torch.Tensor | None = logits
-        self._state = state
-        self._sampler = sampler
-        self._events = events
-        self._pending: PendingSamples | None = None
-
-    @torch.inference_mode()
-    def draw(self) -> None:
-        """Queue the draw, whose tokens the next step's rows may follow."""
-        logits, self._logits = self._logits, None
-        assert logits is not None, "a step draws once"
-        if self._drawing:
-            token_ids = self._sampler.draw(logits, self._drawn_rows, self._state.drawn)
-            drawing = to_device(np.array(self._drawing, np.int64), self._state.device)
-            self._state.drawn[drawing] = token_ids
-            self._pending = PendingSamples(logits, token_ids, self._drawn_rows)
-        if self._events is not None:
-            self._events.enqueued()
-
-    def collect(self) -> list[Sample | None]:
-        assert self._logits is None, "a step is collected after its draw"
-        if self._events is not None:
-            # KV that was not written yet must not be pushed, nor its blocks be given to others.
-            self._events.synchronize()
-        samples: list[Sample | None] = [None] * self._rows
-        if self._pending is not None:
-            for index, sample in zip(self._drawing, self._pending.read(), strict=True):
-                samples[index] = sample
-        return samples
+def _make_balancer(model: Model, exchange: Exchange | None, config: BalanceConfig) -> Balancer | None:
+    layers = model.balanced_layers()
+    if exchange is None or not layers or config.interval_steps is None:
+        return None
+    return Balancer(layers, exchange, config)
 
 
 def _relaxes(config: EngineConfig) -> bool:
@@ -245,7 +228,16 @@ def make_model(resolved: ResolvedEngineConfig, exchange: Exchange | None = None)
     assert config.model_dir is not None
     make = random_model if config.random_weights else load_model
     device, dtype = torch.device(resolved.device), getattr(torch, resolved.dtype)
-    return make(config.model_dir, dtype, device, resolved.weights, drafts=config.drafts.most > 0, exchange=exchange)
+    return make(
+        config.model_dir,
+        dtype,
+        device,
+        resolved.weights,
+        drafts=config.drafts.most > 0,
+        fp8_queries=config.query_weights == "fp8",
+        exchange=exchange,
+        balance=config.balance,
+    )
 
 
 def reserved_bytes(model: Model, resolved: ResolvedEngineConfig, longest: int) -> int:
@@ -259,8 +251,21 @@ def reserved_bytes(model: Model, resolved: ResolvedEngineConfig, longest: int) -
         if not resolved.decode_graphs:
             return workspace + transfers
         rows = max(config.graph_rows or [config.max_requests])
-        graphs = graph_bytes(lambda: DecodeGraphs(model, state, [rows], _blocks_of(longest)))
+        if config.drafts.most:
+            graphs = graph_bytes(lambda: _draft_graphs(model, state, config, [rows], longest))
+        else:
+            graphs = graph_bytes(lambda: DecodeGraphs(model, state, [rows], _blocks_of(longest)))
         return workspace + transfers + graphs
+
+
+def _draft_graphs(
+    model: Model, state: DeviceState, config: EngineConfig, sizes: Sequence[int], longest: int
+) -> DraftGraphs:
+    drafts = config.drafts
+    depths = range(1 + drafts.most) if drafts.next_n == "auto" else [drafts.most]
+    # No more rows than the state has.
+    sizes = sorted({min(size, config.max_requests) for size in sizes})
+    return DraftGraphs(model, state, sizes, depths, _blocks_of(longest + most_draft_positions(config)))
 
 
 def _make_state(model: Model, resolved: ResolvedEngineConfig, blocks: int, positions: int) -> DeviceState:
@@ -272,6 +277,7 @@ def _make_state(model: Model, resolved: ResolvedEngineConfig, blocks: int, posit
         rows=resolved.config.max_requests,
         kv_dtype=getattr(torch, resolved.kv_dtype),
         kv_scale=resolved.config.kv_scale if resolved.kv_dtype == "float8_e4m3fn" else 1.0,
+        drafts=resolved.config.drafts.most,
     )
 
 

@@ -10,7 +10,7 @@ from cuda.bindings import driver
 from kernels.kv_copy.segment import SegmentBuffer, Table
 from kernels.kv_copy.xxh3 import seeded_table
 from mesh.errors import EngineFailed
-from transfer.digest import seed_of
+from transfer.checksum import seed_of
 
 # How many transfers' tables are kept: about as many as are open at a time.
 _KEPT_TABLES = 256
@@ -78,11 +78,16 @@ class DeviceMemory:
         self.piece_bytes = pool[0, 0].numel() * pool.itemsize
         self._pool = pool
         self._stream = torch.cuda.Stream(pool.device)
+        # What the host read last of a slot; page-locked, or a copy would go through such memory of the driver's.
+        self._copied: torch.Tensor | None = None
         self._table = lru_cache(_KEPT_TABLES)(_table_of)
 
     def allocate_staging(self, size_bytes: int) -> DeviceSlot:
         # This gives the thread torch's context, which the driver's calls need, and waits until the pool is there.
         torch.cuda.current_stream(self._pool.device).synchronize()
+        if self._copied is None or self._copied.numel() < size_bytes:
+            # Now, since nothing may be allocated while the engine captures a graph.
+            self._copied = torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True)
         with torch.cuda.stream(self._stream):
             return DeviceSlot(self._pool, size_bytes)
 
@@ -92,6 +97,13 @@ class DeviceMemory:
         # Once for the thread: to change streams for each launch would take longer than the launch.
         torch.cuda.set_stream(self._stream)
         self._stream.query()
+
+    def read_staging(self, staging: DeviceSlot, size_bytes: int) -> memoryview:
+        assert self._copied is not None
+        copied = self._copied[:size_bytes]
+        copied.copy_(staging.tensor[:size_bytes], non_blocking=True)
+        self._stream.synchronize()
+        return copied.numpy().data
 
     def prepare(self, key: bytes) -> None:
         self._table(key)
@@ -104,9 +116,15 @@ class DeviceMemory:
         return _Gathered(staging)
 
     def land(
-        self, first_layer: int, layer_count: int, blocks: Sequence[int], staging: DeviceSlot, key: bytes, digest: bytes
+        self,
+        first_layer: int,
+        layer_count: int,
+        blocks: Sequence[int],
+        staging: DeviceSlot,
+        key: bytes,
+        checksum: bytes,
     ) -> "_Landed":
-        staging.segment.land(first_layer, layer_count, blocks, self._table(key), digest)
+        staging.segment.land(first_layer, layer_count, blocks, self._table(key), checksum)
         staging.done.record(self._stream)
         return _Landed(staging)
 

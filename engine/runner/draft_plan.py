@@ -1,10 +1,8 @@
-"""Which tokens of a step draw, and what the draft layer computes behind the step: plain data, made of its rows."""
+"""Which tokens of a step draw, and what the draft layer computes of prompts: plain data, made of the step's rows."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
-
-import msgspec
+from itertools import takewhile
 
 from engine.batch import Row
 from mesh.blocks import BLOCK_TOKENS
@@ -12,97 +10,86 @@ from mesh.blocks import BLOCK_TOKENS
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """All draws of a step, row by row of those with sampling."""
+    """All draws of a step, row by row of those with sampling. They lie in a grid: a line for each of these rows."""
 
-    # One for each draw: the row as if it ended there.
+    # By draw: its row.
     rows: Sequence[Row]
-    # Indices of the tokens of the step behind which they draw.
+    # By draw: the index of the token of the step behind which it draws, and its place in the grid, line by line.
     tokens: Sequence[int]
-    # By row with sampling: its index in the step, its first draw, and the drafts that its draws are compared with.
+    places: Sequence[int]
+    # By row with sampling: its index in the step, and its first draw.
     drawing: Sequence[int]
     first: Sequence[int]
-    drafts: Sequence[Sequence[int]]
 
 
 @dataclass(frozen=True, slots=True)
-class DraftRows:
-    """The rows of the draft layer: each token with the hidden state of the token before it.
+class DraftPrompts:
+    """The draft layer's part of rows that do not decode: each token with the hidden state of the token before it.
 
     The draft layer computes one position later than the model, up to the token that is drawn; a prompt's first row also
     the prompt's first token, which nothing comes before.
     """
 
-    # In the order in which they are computed; tokens that are drawn are 0.
+    # Tokens that are drawn are 0.
     rows: Sequence[Row]
     # By token: the index of the token of the step before it, None where nothing comes before.
     sources: Sequence[int | None]
-    # By token that is drawn: its index here, and the draw. Draws behind a wrong draft stand there too: nobody reads
-    # what follows from them, and the next step overwrites it.
-    drawn: Sequence[tuple[int, int]]
-    # By row with sampling: the index of the first drawn token, and its position.
-    first_drawn: Sequence[int]
+    # By row with sampling, one draw each: the index of the drawn token here, and its position.
+    drawn: Sequence[int]
     positions: Sequence[int]
-    # By row with sampling: its blocks.
-    tables: Sequence[Sequence[int]]
-
-    @property
-    def tokens(self) -> int:
-        return len(self.sources)
 
 
-def plan_draws(rows: Sequence[Row]) -> Draws:
-    offsets = list(accumulate((row.tokens for row in rows), initial=0))
+def leading_rows(rows: Sequence[Row]) -> Sequence[Row]:
+    """Those that decode behind a token whose KV is computed; in a batch no such row comes after another one, except
+    single tokens of prompts.
+    """
+    return list(takewhile(_goes_on, rows))
+
+
+def _goes_on(row: Row) -> bool:
+    return row.decodes and row.start > 0 and row.sampling is not None and not row.shared
+
+
+def plan_draws(rows: Sequence[Row], offsets: Sequence[int], width: int) -> Draws:
+    """offsets: the index of each row's first token; width: of the grid's lines."""
     drawing = [index for index, row in enumerate(rows) if row.sampling is not None]
-    return Draws(
-        rows=[_ending(rows[index], left) for index in drawing for left in range(rows[index].drafts, -1, -1)],
-        tokens=[offsets[index + 1] - 1 - left for index in drawing for left in range(rows[index].drafts, -1, -1)],
-        drawing=drawing,
-        first=list(accumulate((rows[index].draws for index in drawing[:-1]), initial=0)) if drawing else [],
-        drafts=[rows[index].token_ids[rows[index].tokens - rows[index].drafts :] for index in drawing],
-    )
-
-
-def plan_draft_rows(rows: Sequence[Row], draws: Draws, padding_block: int) -> DraftRows:
-    """padding_block: what lies behind a row's blocks goes there."""
-    offsets = list(accumulate((row.tokens for row in rows), initial=0))
-    first_draws = dict(zip(draws.drawing, draws.first, strict=True))
-    shifted = [_shifted(row, padding_block) for row in rows]
-    # Rows of one token come first, as a context wants them.
-    order = sorted(range(len(rows)), key=lambda index: shifted[index].tokens > 1)
-    sources: list[int | None] = []
-    drawn: list[tuple[int, int]] = []
-    first_drawn: dict[int, int] = {}
-    for index in order:
+    drawn: list[Row] = []
+    tokens: list[int] = []
+    places: list[int] = []
+    first: list[int] = []
+    for line, index in enumerate(drawing):
         row = rows[index]
+        first.append(len(drawn))
+        drawn += [row] * row.draws
+        last = offsets[index] + row.tokens
+        tokens += range(last - row.draws, last)
+        places += range(line * width, line * width + row.draws)
+    return Draws(drawn, tokens, places, drawing, first)
+
+
+def plan_draft_prompts(rows: Sequence[Row], offset: int, padding_block: int) -> DraftPrompts:
+    """offset: the index of their first token in the step; padding_block: what lies behind a row's blocks goes there."""
+    sources: list[int | None] = []
+    drawn: list[int] = []
+    for row in rows:
         sources += [None] * (row.start == 0)
-        sources += range(offsets[index], offsets[index + 1])
+        sources += range(offset, offset + row.tokens)
+        offset += row.tokens
         if row.sampling is not None:
-            first_drawn[index] = len(sources) - row.draws
-            drawn += [(first_drawn[index] + draw, first_draws[index] + draw) for draw in range(row.draws)]
-    return DraftRows(
-        rows=[shifted[index] for index in order],
+            drawn.append(len(sources) - 1)
+    return DraftPrompts(
+        rows=[_shifted(row, padding_block) for row in rows],
         sources=sources,
         drawn=drawn,
-        first_drawn=[first_drawn[index] for index in draws.drawing],
-        positions=[rows[index].end - rows[index].drafts for index in draws.drawing],
-        tables=[shifted[index].block_ids for index in draws.drawing],
+        positions=[row.end for row in rows if row.sampling is not None],
     )
-
-
-def _ending(row: Row, left: int) -> Row:
-    """The row without its last `left` tokens."""
-    if not row.drafts:
-        return row
-    return msgspec.structs.replace(row, token_ids=row.token_ids[: row.tokens - left], drafts=0)
 
 
 def _shifted(row: Row, padding_block: int) -> Row:
     """The draft layer's part of the row."""
-    known = row.token_ids[: row.tokens - row.drafts]
-    behind = [0] * row.draws if row.next_token is None else [row.next_token]
-    token_ids = [*(known if row.start == 0 else known[1:]), *behind]
+    behind = 0 if row.next_token is None else row.next_token
+    token_ids = [*(row.token_ids if row.start == 0 else row.token_ids[1:]), behind]
     block_ids = list(row.block_ids)
     if row.end >= len(block_ids) * BLOCK_TOKENS:
         block_ids.append(padding_block)
-    start = row.start + 1 if row.start else 0
-    return Row(token_ids, start, block_ids, None, drafts=row.drafts)
+    return Row(token_ids, row.start + 1 if row.start else 0, block_ids, None)

@@ -8,11 +8,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
 import torch
 
 from engine.batch import Batch, Row
 from engine.exchange.interface import Exchange
 from engine.parallel.layout import Group
+from kernels.host_copy import to_device
 from transfer.memory import KvMemory, Pending
 
 _FIRST = 0
@@ -77,7 +79,7 @@ class Following:
 
     def _copy(self, landed: LandedKv) -> None:
         layers = slice(landed.first_layer, landed.first_layer + landed.layer_count)
-        blocks = torch.tensor(landed.blocks, dtype=torch.int64, device=self._kv_pool.device)
+        blocks = to_device(np.array(landed.blocks, np.int64), self._kv_pool.device)
         pieces = self._exchange.broadcast(self._kv_pool[layers, blocks], Group.TP, _FIRST)
         if not self._leads:
             self._kv_pool[layers, blocks] = pieces
@@ -110,6 +112,9 @@ class _WatchedMemory:
     def enter_thread(self) -> None:
         self._memory.enter_thread()
 
+    def read_staging(self, staging: Any, size_bytes: int) -> memoryview:
+        return self._memory.read_staging(staging, size_bytes)
+
     def prepare(self, key: bytes) -> None:
         self._memory.prepare(key)
 
@@ -119,8 +124,8 @@ class _WatchedMemory:
         return self._memory.gather(first_layer, layer_count, blocks, staging, key)
 
     def land(
-        self, first_layer: int, layer_count: int, blocks: Sequence[int], staging: Any, key: bytes, digest: bytes
+        self, first_layer: int, layer_count: int, blocks: Sequence[int], staging: Any, key: bytes, checksum: bytes
     ) -> Pending[bool]:
-        pending = self._memory.land(first_layer, layer_count, blocks, staging, key, digest)
+        pending = self._memory.land(first_layer, layer_count, blocks, staging, key, checksum)
         self._landings.append((LandedKv(first_layer, layer_count, list(blocks)), pending))
         return pending

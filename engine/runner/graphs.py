@@ -1,6 +1,6 @@
 """Decode steps as captured CUDA graphs: one launch instead of some two thousand."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,9 +16,10 @@ from kernels.host_copy import copy_to_device
 HIGH_PRIORITY = -1
 
 
-def default_sizes(max_requests: int) -> list[int]:
-    """Numbers of rows, closest together where one row more costs most."""
-    sizes = [1, 2, 4, *range(8, min(max_requests, 128), 8), *range(128, max_requests, 32), max_requests]
+def default_sizes(max_requests: int, coarse: bool = False) -> list[int]:
+    """Numbers of rows, closest together where one row more costs most. coarse: fewer, if each is captured often."""
+    step = 16 if coarse else 8
+    sizes = [1, 2, 4, 8, *range(step, min(max_requests, 128), step), *range(128, max_requests, 4 * step), max_requests]
     return sorted({size for size in sizes if size <= max_requests})
 
 
@@ -29,8 +30,7 @@ class DecodeGraphs:
         """blocks: the most that any row has."""
         self._blocks = blocks
         self._padding_block = state.padding_block
-        # Graphs run one at a time, so they share their memory; the largest, captured first, sets its size.
-        pool = torch.cuda.graph_pool_handle()
+        pool = graph_pool()
         self._graphs = [_DecodeGraph(model, state, rows, blocks, pool) for rows in sorted(sizes, reverse=True)]
         self._graphs.reverse()
 
@@ -42,7 +42,7 @@ class DecodeGraphs:
         graph = next(graph for graph in self._graphs if graph.rows >= most_rows)
         packed = pack_decode_rows(rows, graph.rows, self._blocks, self._padding_block)
         copy_to_device(packed, graph.packed)
-        graph.graph.replay()
+        graph.replay()
         return graph.logits[: len(rows)]
 
 
@@ -54,11 +54,26 @@ class _DecodeGraph:
         self.packed = torch.empty(packed_size(rows, blocks), dtype=torch.int32, device=state.device)
         copy_to_device(padding, self.packed)
         inputs = unpack_decode_rows(self.packed, rows)
-        # Compilation and one-time allocations must not happen in a capture.
-        model.forward(decode_context(inputs, state))
-        torch.cuda.synchronize()
-        self.graph = torch.cuda.CUDAGraph()
-        # Steps go before the copies of transfers, which use what steps leave of the device.
-        stream = torch.cuda.Stream(priority=HIGH_PRIORITY)
-        with torch.cuda.graph(self.graph, pool=pool, stream=stream):
-            self.logits = model.forward(decode_context(inputs, state))
+
+        def forward() -> None:
+            self.logits = model.forward(decode_context(inputs.known(state), state))
+
+        self.replay = capture(forward, pool)
+
+
+def graph_pool() -> Any:
+    """Memory that graphs share, since they run one at a time; the largest, captured first, sets its size."""
+    return torch.cuda.graph_pool_handle()
+
+
+def capture(work: Callable[[], None], pool: Any) -> Callable[[], None]:
+    """Run the work once, and capture it. Returns what runs it again, over the same tensors."""
+    # Compilation and one-time allocations must not happen in a capture.
+    work()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    # Steps go before the copies of transfers, which use what steps leave of the device.
+    stream = torch.cuda.Stream(priority=HIGH_PRIORITY)
+    with torch.cuda.graph(graph, pool=pool, stream=stream):
+        work()
+    return graph.replay

@@ -11,6 +11,8 @@ import numpy as np
 import torch
 
 from engine.batch import Row
+from engine.model.context import DeviceState
+from engine.model.decode_inputs import NO_ROW, NO_TOKEN
 from engine.runner.draft_plan import Draws
 from engine.thinking import ThinkTokens
 from kernels.host_copy import to_device
@@ -27,17 +29,25 @@ class RelaxationRule:
 class Relaxation:
     """Of one step. Draws are named by their indices in it."""
 
-    def __init__(self, rule: RelaxationRule, rows: Sequence[Row], draws: Draws, device: torch.device) -> None:
-        """rows: those of the step that draw."""
-        self._rule = rule
-        drafts = [each if row.thinking is not None else () for row, each in zip(rows, draws.drafts, strict=True)]
-        # By draw: the index among `_guesses`.
-        self._guess_of: dict[int, int] = {}
-        for first, each in zip(draws.first, drafts, strict=True):
-            for place in range(len(each)):
-                self._guess_of[first + place] = len(self._guess_of)
-        self._guesses = to_device(np.array([guess for each in drafts for guess in each], np.int64), device)
-        self._thoughts = self._phases(rows, drafts, device)
+    def __init__(
+        self, rule: RelaxationRule, rows: Sequence[Row], draws: Draws, drafts: torch.Tensor, state: DeviceState
+    ) -> None:
+        """rows: those of the step that draw; drafts: [rows or more, n], see `DraftPass`."""
+        self._rule, self._draws, self._state = rule, draws, state
+        device = state.device
+        follows = _indices([NO_ROW if row.follows is None else row.follows for row in rows], device)
+        known = _indices([bool(row.thinking) for row in rows], device).bool()
+        # Whether the token behind each row's last known one is a thought: [rows].
+        self._before = torch.where(follows == NO_ROW, known, state.thinks[follows.clamp(min=0)])
+        # [rows, n]
+        self._drafts = drafts[: len(rows)]
+        self._thoughts = thoughts(self._drafts, self._before, rule.think_tokens) & (self._drafts != NO_TOKEN)
+        # By draw of a row that takes part: the place of its draft in these.
+        self._draft_of = {
+            first + place: line * drafts.shape[1] + place
+            for line, (row, first) in enumerate(zip(rows, draws.first, strict=True))
+            for place in range(row.drafts if row.thinking is not None else 0)
+        }
         # Which draws gave way to their draft.
         self.taken = torch.zeros(len(draws.rows), dtype=torch.bool, device=device)
 
@@ -46,32 +56,37 @@ class Relaxation:
 
         logits: [draws, vocabulary], with all that changes them in place.
         """
-        places = [place for place, draw in enumerate(draws) if draw in self._guess_of]
+        places = [place for place, draw in enumerate(draws) if draw in self._draft_of]
         if not places:
             return token_ids
-        chosen, which = (
-            to_device(np.array(each, np.int64), logits.device)
-            for each in (places, [self._guess_of[draws[place]] for place in places])
-        )
-        drawn, guesses = token_ids[chosen], self._guesses[which]
-        near = is_candidate(logits[chosen], guesses, self._rule.top_n, self._rule.delta)
-        taken = near & self._thoughts[which] & (drawn != guesses)
-        token_ids = token_ids.index_copy(0, chosen, torch.where(taken, guesses, drawn))
-        self.taken[to_device(np.array([draws[place] for place in places], np.int64), logits.device)] = taken
+        own = [draws[place] for place in places]
+        chosen, which = (_indices(each, logits.device) for each in (places, [self._draft_of[draw] for draw in own]))
+        drawn, drafts = token_ids[chosen], self._drafts.flatten()[which]
+        near = is_candidate(logits[chosen], drafts.clamp(min=0), self._rule.top_n, self._rule.delta)
+        taken = near & self._thoughts.flatten()[which] & (drawn != drafts)
+        token_ids = token_ids.index_copy(0, chosen, torch.where(taken, drafts, drawn))
+        self.taken[_indices(own, logits.device)] = taken
         return token_ids
 
-    def _phases(self, rows: Sequence[Row], drafts: Sequence[Sequence[int]], device: torch.device) -> torch.Tensor:
-        """Whether each guess is a thought, by what is known of its row and by the guesses before it: [guesses] bool."""
-        width = max((len(each) for each in drafts), default=0)
-        if not width:
-            return torch.zeros(0, dtype=torch.bool, device=device)
-        padded = np.zeros((len(drafts), width), np.int64)
-        for line, each in zip(padded, drafts, strict=True):
-            line[: len(each)] = each
-        before = to_device(np.array([bool(row.thinking) for row in rows], np.int64), device)
-        phases = thoughts(to_device(padded, device), before.bool(), self._rule.think_tokens)
-        lengths = to_device(np.array([len(each) for each in drafts], np.int64), device)
-        return phases[torch.arange(width, device=device) < lengths.unsqueeze(1)]
+    def note(self, drawn: torch.Tensor, accepted: torch.Tensor) -> None:
+        """For rows that follow these: whether they think behind the tokens that they yield. See `Verified`."""
+        lines = len(self._draws.drawing)
+        behind = phases(drawn[:lines], self._before, self._rule.think_tokens)
+        last = 1 + accepted[:lines].unsqueeze(1)
+        self._state.thinks[_indices(self._draws.drawing, drawn.device)] = behind.gather(1, last).squeeze(1)
+
+
+def phases(token_ids: torch.Tensor, before: torch.Tensor, think_tokens: ThinkTokens) -> torch.Tensor:
+    """Whether the model thinks before each of the tokens [rows, n] int64, and behind them: [rows, n + 1] bool.
+
+    before: [rows], of the first.
+    """
+    opens, closes = token_ids == think_tokens.open, token_ids == think_tokens.close
+    places = torch.arange(1, 1 + token_ids.shape[1], device=token_ids.device)
+    # The last place up to each that opens or closes; 0 if none does.
+    last = torch.where(opens | closes, places, 0).cummax(1).values
+    states = torch.cat((before.unsqueeze(1), opens), dim=1)
+    return torch.cat((before.unsqueeze(1), states.gather(1, last)), dim=1)
 
 
 def thoughts(token_ids: torch.Tensor, before: torch.Tensor, think_tokens: ThinkTokens) -> torch.Tensor:
@@ -79,9 +94,8 @@ def thoughts(token_ids: torch.Tensor, before: torch.Tensor, think_tokens: ThinkT
 
     A token that opens or closes the thinking concerns those behind it.
     """
-    opens, closes = token_ids == think_tokens.open, token_ids == think_tokens.close
-    places = torch.arange(1, 1 + token_ids.shape[1], device=token_ids.device)
-    # The last place up to each that opens or closes; 0 if none does.
-    last = torch.where(opens | closes, places, 0).cummax(1).values
-    states = torch.cat((before.unsqueeze(1), opens), dim=1)
-    return torch.cat((before.unsqueeze(1), states.gather(1, last)[:, :-1]), dim=1)
+    return phases(token_ids, before, think_tokens)[:, :-1]
+
+
+def _indices(values: Sequence[int], device: torch.device) -> torch.Tensor:
+    return to_device(np.array(values, np.int64), device)

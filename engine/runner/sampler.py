@@ -36,28 +36,54 @@ class Sampler:
         self._group = group
 
     def draw(
-        self, logits: torch.Tensor, rows: Sequence[Row], drawn: torch.Tensor, replace: Replace = keep
+        self,
+        logits: torch.Tensor,
+        rows: Sequence[Row],
+        drawn: torch.Tensor,
+        replace: Replace = keep,
+        positions: torch.Tensor | None = None,
+        behind: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """One token per row, all of which have `sampling`: [rows] int64 on the device.
 
-        logits: [rows, vocabulary], which stay as they are; drawn: [most rows] int64, the tokens that rows may follow.
+        logits: [rows, vocabulary], which stay as they are; drawn: [most rows] int64, the tokens that rows may follow;
+        positions: [rows], of the tokens that are drawn, by default the rows' ends; behind: [rows, n] int64, the drafts
+        that a row draws behind, NO_TOKEN where there are fewer. If it is given, `count_yields` is to be called.
         """
         if self._group.leads:
-            token_ids = self._draw(logits, rows, drawn, replace)
+            token_ids = self._draw(logits, rows, drawn, replace, positions, behind)
         else:
             token_ids = torch.empty(len(rows), dtype=torch.int64, device=logits.device)
         return self._group.from_first(token_ids)
 
-    def _draw(self, logits: torch.Tensor, rows: Sequence[Row], drawn: torch.Tensor, replace: Replace) -> torch.Tensor:
+    def count_yields(self, rows: Sequence[Row], token_ids: torch.Tensor) -> None:
+        """Rows that count tokens yield these: [rows, n] int64, NO_TOKEN where a row yields fewer."""
+        if self._group.leads:
+            self._counts.count_yields(rows, token_ids)
+
+    def settle(self, row: Row, tokens: int) -> None:
+        """The host knows how many tokens a row that counts them has yielded."""
+        if self._group.leads:
+            self._counts.settle(row, tokens)
+
+    def _draw(
+        self,
+        logits: torch.Tensor,
+        rows: Sequence[Row],
+        drawn: torch.Tensor,
+        replace: Replace,
+        positions: torch.Tensor | None,
+        behind: torch.Tensor | None,
+    ) -> torch.Tensor:
         masks = {index: bits for index, row in enumerate(rows) if (bits := _mask(row)) is not None}
         changed = [index for index, row in enumerate(rows) if _sampling(row).changes_logits or index in masks]
         if not changed:
-            return replace(logits, draw_tokens(logits, rows), range(len(rows)))
+            return replace(logits, draw_tokens(logits, rows, positions), range(len(rows)))
         token_ids = torch.empty(len(rows), dtype=torch.int64, device=logits.device)
         plain = sorted({*range(len(rows))}.difference(changed))
         if plain:
             chosen = _indices(plain, logits.device)
-            found = draw_tokens(logits[chosen], [rows[index] for index in plain])
+            found = draw_tokens(logits[chosen], [rows[index] for index in plain], _some(positions, chosen))
             token_ids[chosen] = replace(logits[chosen], found, plain)
         # Rows that count tokens come first.
         changed.sort(key=lambda index: not _sampling(rows[index]).counts_tokens)
@@ -67,6 +93,8 @@ class Sampler:
             [rows[index] for index in changed],
             [masks.get(index) for index in changed],
             drawn,
+            _some(positions, chosen),
+            _some(behind, chosen),
             lambda logits, found, rows: replace(logits, found, [changed[row] for row in rows]),
         )
         return token_ids
@@ -77,6 +105,8 @@ class Sampler:
         rows: Sequence[Row],
         allowed: Sequence[npt.NDArray[np.uint8] | None],
         drawn: torch.Tensor,
+        positions: torch.Tensor | None,
+        behind: torch.Tensor | None,
         replace: Replace,
     ) -> torch.Tensor:
         """The same of rows that change their logits [rows, vocabulary] float32, which are overwritten.
@@ -85,7 +115,8 @@ class Sampler:
         """
         counting = [row for row in rows if _sampling(row).counts_tokens]
         if counting:
-            self._counts.penalize(logits[: len(counting)], counting, drawn)
+            drafts = None if behind is None else behind[: len(counting)]
+            self._counts.penalize(logits[: len(counting)], counting, drawn, drafts)
         biases = [
             (index, token_id, bias)
             for index, row in enumerate(rows)
@@ -96,22 +127,25 @@ class Sampler:
         masks = {index: bits for index, bits in enumerate(allowed) if bits is not None}
         if masks:
             forbid(logits, list(masks), np.stack(list(masks.values())))
-        token_ids = replace(logits, draw_tokens(logits, rows), range(len(rows)))
-        if counting:
+        token_ids = replace(logits, draw_tokens(logits, rows, positions), range(len(rows)))
+        if counting and behind is None:
             self._counts.count(counting, token_ids[: len(counting)])
         return token_ids
 
 
-def draw_tokens(logits: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
-    """One token per row from logits [rows, vocabulary] that need no change: [rows] int64 on the device."""
+def draw_tokens(logits: torch.Tensor, rows: Sequence[Row], positions: torch.Tensor | None = None) -> torch.Tensor:
+    """One token per row from logits [rows, vocabulary] that need no change: [rows] int64 on the device.
+
+    positions: as in `Sampler.draw`.
+    """
     assert logits.shape[0] == len(rows)
     draws = {index: _draw(row) for index, row in enumerate(rows) if _sampling(row).temperature > 0}
     if len(draws) == len(rows):
-        return draw(logits, list(draws.values()))
+        return draw(logits, list(draws.values()), positions)
     token_ids = greedy(logits)
     if draws:
         chosen = _indices(list(draws), logits.device)
-        token_ids[chosen] = draw(logits[chosen], list(draws.values()))
+        token_ids[chosen] = draw(logits[chosen], list(draws.values()), _some(positions, chosen))
     return token_ids
 
 
@@ -161,6 +195,10 @@ def _draw(row: Row) -> Draw:
         position=row.end,
         min_p=sampling.min_p,
     )
+
+
+def _some(values: torch.Tensor | None, chosen: torch.Tensor) -> torch.Tensor | None:
+    return None if values is None else values[chosen]
 
 
 def _alternatives(row: Row) -> int | None:

@@ -13,9 +13,10 @@ _LOOK_SECONDS = 1e-4
 class StepEvents:
     """Events on the current stream: one behind each layer, if somebody waits for layers, and one behind the step."""
 
-    def __init__(self, on_layers: Callable[[int], None] | None) -> None:
-        """on_layers: see engine.batch.Batch."""
+    def __init__(self, on_layers: Callable[[int], None] | None, check: Callable[[], None]) -> None:
+        """on_layers: see engine.batch.Batch; check: raises if what the step computed is worthless."""
         self._on_layers = on_layers
+        self._check = check
         self._layers: deque[tuple[int, torch.cuda.Event]] = deque()
         # A thread that waits for it sleeps.
         self._end = torch.cuda.Event(blocking=True)
@@ -36,6 +37,7 @@ class StepEvents:
             time.sleep(_LOOK_SECONDS)
             self._report()
         self._end.synchronize()
+        self._check()
 
     def _layer_enqueued(self, layers: int) -> None:
         event = torch.cuda.Event()

@@ -35,24 +35,50 @@ class TokenCounts:
         # By the request's key.
         self._slots: OrderedDict[int, _Slot] = OrderedDict()
 
-    def penalize(self, logits: torch.Tensor, rows: Sequence[Row], drawn: torch.Tensor) -> None:
+    def penalize(
+        self, logits: torch.Tensor, rows: Sequence[Row], drawn: torch.Tensor, behind: torch.Tensor | None = None
+    ) -> None:
         """Lower the logits of rows with a history, in place. logits: [rows, vocabulary] float32.
 
-        drawn: [most rows] int64, the tokens that rows may follow.
+        drawn: [most rows] int64, the tokens that rows may follow; behind: [rows, n] int64, drafts that a row draws
+        behind, NO_TOKEN where there are fewer. If it is given, rows may stand there several times, and a row that
+        follows finds what `count_yields` has counted.
         """
-        slots = [self._slot(_history(row)) for row in rows]
+        slots = self._slots_of(rows)
         for row, slot in zip(rows, slots, strict=True):
-            if slot.position != row.end:
+            counted = behind is not None and row.follows is not None
+            if not counted and slot.position != row.end - row.drafts:
                 self._count(slot, row, drawn)
-        penalize(logits, self._counts, [_penalty(row, slot) for row, slot in zip(rows, slots, strict=True)])
+        counts, places = self._counts, [slot.index for slot in slots]
+        if behind is not None:
+            indices = _indices(places, behind.device)
+            counts, places = counts[indices], list(range(len(rows)))
+            count_drawn(counts, torch.arange(len(rows), device=behind.device), behind)
+        penalize(logits, counts, [_penalty(row, place) for row, place in zip(rows, places, strict=True)])
 
     def count(self, rows: Sequence[Row], token_ids: torch.Tensor) -> None:
         """Count what these rows drew, which `penalize` was called with. token_ids: [rows] int64 on the device."""
+        self.count_yields(rows, token_ids.unsqueeze(1))
+        for row in rows:
+            self._slots[_history(row).key].position = row.end + 1
+
+    def count_yields(self, rows: Sequence[Row], token_ids: torch.Tensor) -> None:
+        """Count what these rows yield, as the device knows: [rows, n] int64, NO_TOKEN where a row yields fewer."""
         slots = [self._slots[_history(row).key] for row in rows]
-        indices = to_device(np.array([slot.index for slot in slots], np.int64), token_ids.device)
-        count_drawn(self._counts, indices, token_ids)
-        for row, slot in zip(rows, slots, strict=True):
-            slot.position = row.end + 1
+        count_drawn(self._counts, _indices([slot.index for slot in slots], token_ids.device), token_ids)
+
+    def settle(self, row: Row, tokens: int) -> None:
+        """The host knows how many tokens were counted by `count_yields`."""
+        slot = self._slots.get(_history(row).key)
+        if slot is not None and slot.position is not None:
+            slot.position += tokens
+
+    def _slots_of(self, rows: Sequence[Row]) -> list[_Slot]:
+        """A new request takes no slot of another one in the step."""
+        for row in rows:
+            if _history(row).key in self._slots:
+                self._slots.move_to_end(_history(row).key)
+        return [self._slot(_history(row)) for row in rows]
 
     def _slot(self, history: History) -> _Slot:
         slot = self._slots.pop(history.key, None)
@@ -63,12 +89,13 @@ class TokenCounts:
 
     def _count(self, slot: _Slot, row: Row, drawn: torch.Tensor) -> None:
         history, counts = _history(row), self._counts[slot.index]
-        known = history.token_ids[: row.end]
+        end = row.end - row.drafts
+        known = history.token_ids[:end]
         count_tokens(counts, known[: history.prompt_tokens], known[history.prompt_tokens :])
-        if len(known) < row.end:
-            assert row.follows is not None and len(known) == row.end - 1
+        if len(known) < end:
+            assert row.follows is not None and len(known) == end - 1
             counts[drawn[row.follows : row.follows + 1]] += 1
-        slot.position = row.end
+        slot.position = end
 
 
 def _history(row: Row) -> History:
@@ -76,11 +103,15 @@ def _history(row: Row) -> History:
     return row.history
 
 
-def _penalty(row: Row, slot: _Slot) -> Penalty:
+def _indices(values: Sequence[int], device: torch.device) -> torch.Tensor:
+    return to_device(np.array(values, np.int64), device)
+
+
+def _penalty(row: Row, slot: int) -> Penalty:
     sampling = row.sampling
     assert sampling is not None
     return Penalty(
-        slot=slot.index,
+        slot=slot,
         repetition=sampling.repetition_penalty,
         presence=sampling.presence_penalty,
         frequency=sampling.frequency_penalty,

@@ -22,11 +22,13 @@ NOBODY = -1
 MOST_BEHIND_PREFIX = 512
 
 
-def warm_up_steps(sizes: Sequence[int], context_tokens: int, max_requests: int, block: int) -> Iterator[list[Row]]:
+def warm_up_steps(
+    sizes: Sequence[int], context_tokens: int, max_requests: int, block: int, drafts: int = 0
+) -> Iterator[list[Row]]:
     """The rows of each step, the largest first, so that the others share its memory.
 
     sizes: from `step_sizes`, none above max_requests * context_tokens. All blocks of all rows are `block`, since nobody
-    reads what is computed.
+    reads what is computed. drafts: the most of a row.
     """
     rows = _Rows(context_tokens, block)
     for size in reversed(sizes):
@@ -41,6 +43,13 @@ def warm_up_steps(sizes: Sequence[int], context_tokens: int, max_requests: int, 
     beside = min(max_requests - 1, sizes[-1] - 2)
     if beside > 0 and context_tokens > 1:
         yield [*together[:beside], rows.last(2, None)]
+    if context_tokens > 2 + drafts:
+        # Beside a prompt, and then alone, as more rows draw.
+        for depth in range(1, 1 + drafts if beside > 0 else 1):
+            yield [rows.drafted(depth), rows.last(2, GREEDY)]
+        for count in step_sizes(max_requests) if drafts else ():
+            if count <= min(max_requests, sizes[-1] // (1 + drafts)):
+                yield [rows.drafted(drafts)] * count
     yield together[:max_requests]
     for sampling in WAYS_TO_DRAW:
         yield [rows.last(1, sampling)] * max_requests
@@ -61,6 +70,11 @@ class _Rows:
         return [
             Row([0] * length, 0, self._block_ids, GREEDY) for length in sorted(lengths, key=lambda length: length > 1)
         ]
+
+    def drafted(self, drafts: int) -> Row:
+        """A row that decodes, with so many drafts."""
+        start = self._context_tokens - 1 - drafts
+        return Row([0] * (1 + drafts), start, self._block_ids, GREEDY, drafts=drafts)
 
     def last(self, tokens: int, sampling: Sampling | None) -> Row:
         """A row of the context's last tokens."""

@@ -13,16 +13,19 @@ from engine.model.parameters import Parameter, whole
 from engine.weights.shards import Entry, Shards
 from engine.weights.stored import (
     companions,
-    is_derived,
+    global_scale_of,
     is_fp8,
-    is_input_scale,
     is_int4,
+    is_nvfp4,
+    is_quantized,
+    is_unused,
     matrix_shape,
     pre_scale_name,
     scale_of,
 )
 from kernels.block_quant import BLOCK, dequantize_blocks
 from kernels.group_quant import dequantize_groups
+from kernels.nvfp4_quant import dequantize_nvfp4
 from mesh.errors import CheckpointError
 from mesh.progress import ProgressLog
 
@@ -33,12 +36,15 @@ DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
         "F16": torch.float16,
         "F8_E4M3": torch.float8_e4m3fn,
         "I8": torch.int8,
+        "U8": torch.uint8,
     }
 )
 STAGING_BYTES = 16 << 20
 NAMES_SHOWN = 5
 # Forms that places keep as they are published.
-KEPT: Mapping[torch.dtype, str] = MappingProxyType({torch.float8_e4m3fn: "FP8", torch.int8: "INT4"})
+KEPT: Mapping[torch.dtype, str] = MappingProxyType(
+    {torch.float8_e4m3fn: "FP8", torch.int8: "INT4", torch.uint8: "NVFP4"}
+)
 
 
 def load_weights(
@@ -49,7 +55,7 @@ def load_weights(
     elsewhere: Set[str] = frozenset(),
     quiet: bool = False,
 ) -> None:
-    """Fill every place from the tensor of its name, converting to its dtype; FP8 blocks and INT4 groups are
+    """Fill every place from the tensor of its name, converting to its dtype; quantized weights are
     dequantized, unless the place has their form.
 
     Places may be views (a part of a fused matrix, or several, as `Parameter` has them). Those on the CPU that are
@@ -94,9 +100,7 @@ def _check_names(shards: Shards, wanted: Set[str], unused: tuple[str, ...]) -> N
         raise CheckpointError(f"the checkpoint lacks {_some(missing)}")
     read = {name for weight in wanted for name in companions(shards, shards.entries[weight])} | wanted
     unexpected = [
-        name
-        for name in shards.entries
-        if name not in read and not name.startswith(unused) and not is_input_scale(name) and not is_derived(name)
+        name for name in shards.entries if name not in read and not name.startswith(unused) and not is_unused(name)
     ]
     if unexpected:
         raise CheckpointError(f"the checkpoint holds tensors that config.json does not describe: {_some(unexpected)}")
@@ -121,8 +125,10 @@ def _check(shards: Shards, entry: Entry, parameter: Parameter) -> None:
         raise CheckpointError(
             f"{entry.name} in {entry.path} has shape {list(shape)}; config.json makes it {list(parameter.shape)}"
         )
-    if is_fp8(entry) or is_int4(entry):
+    if is_quantized(entry):
         scale_of(shards, entry)
+    if is_nvfp4(entry):
+        global_scale_of(shards, entry)
 
 
 def _load(shards: Shards, entry: Entry, parameter: Parameter) -> None:
@@ -155,12 +161,14 @@ def _converted(shards: Shards, entry: Entry, rows: slice, place: torch.Tensor) -
     """Strips that hold the rows, each with its first row's index; quantized ones in the place's dtype and on its
     device, unless they stay as they are.
     """
-    if DTYPES[entry.dtype] == place.dtype or not (is_fp8(entry) or is_int4(entry)):
+    if DTYPES[entry.dtype] == place.dtype or not is_quantized(entry):
         yield from _strips(shards, entry, rows)
     elif is_fp8(entry):
         yield from _dequantized_blocks(shards, entry, rows, place)
-    else:
+    elif is_int4(entry):
         yield from _dequantized_groups(shards, entry, rows, place.device)
+    else:
+        yield from _dequantized_nvfp4(shards, entry, rows, place.device)
 
 
 def _dequantized_blocks(
@@ -185,6 +193,16 @@ def _dequantized_groups(
         values = dequantize_groups(strip.to(device), scale[first : first + len(strip)])
         # The input's channels are multiplied by it, so the matrix that stands for both is too.
         yield first, values if pre_scale is None else values.mul_(pre_scale)
+
+
+def _dequantized_nvfp4(
+    shards: Shards, entry: Entry, rows: slice, device: torch.device
+) -> Iterator[tuple[int, torch.Tensor]]:
+    scales = _read(shards, scale_of(shards, entry)).to(device)
+    global_scale = _read(shards, global_scale_of(shards, entry)).to(device).reshape(())
+    for first, strip in _strips(shards, entry, rows):
+        values = dequantize_nvfp4(strip.to(device), scales[first : first + len(strip)])
+        yield first, values.mul_(global_scale)
 
 
 def _strips(shards: Shards, entry: Entry, rows: slice, multiple: int = 1) -> Iterator[tuple[int, torch.Tensor]]:

@@ -1,27 +1,34 @@
 """From a checkpoint's directory to a model that computes."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 import torch
 
+from engine.balance.config import BalanceConfig
+from engine.balance.placement import Placement
+from engine.balance.placements import first_placements
 from engine.exchange.interface import Exchange
 from engine.model.allocator import Allocator
 from engine.model.config import ModelConfig, read_model_config
-from engine.model.formats.choice import choose_formats
+from engine.model.formats.choice import Formats, choose_formats
 from engine.model.model import Model
 from engine.model.mtp import SHARED_WITH_MODEL
 from engine.model.parameters import Parameter
 from engine.model.quantization import Quantization, Stored
 from engine.model.share import check_division, check_experts
+from engine.parallel.layout import Group
 from engine.weights.checkpoint import load_weights
+from engine.weights.nvfp4 import nvfp4_layers
 from engine.weights.random_weights import fill_randomly
 from engine.weights.shards import Shards, open_shards
 from engine.weights.stored import PRE_SCALE, is_input_scale
 from mesh.errors import CheckpointError
 
+_EXPERT = re.compile(r"(.*\.experts\.)\d+(\..*)")
 # What to do about a model without what drafts need.
 NO_DRAFTS = "set engine.drafts.next_n=0, or serve a checkpoint that has one"
 # How quantized weights are kept: as they are published, or in the model's dtype.
@@ -35,18 +42,21 @@ def load_model(
     weights: KeptWeights = "dequantized",
     *,
     drafts: bool = False,
+    fp8_queries: bool = False,
     exchange: Exchange | None = None,
+    balance: BalanceConfig | None = None,
 ) -> Model:
     """Read a checkpoint into a new model of `dtype`, if asked with the module that drafts.
 
+    fp8_queries: multiply queries' projections in FP8 that are published plain, if weights are kept quantized.
     exchange: with the worker's other ranks, of whose model this is a share. Raises CheckpointError, and ConfigError if
     the ranks cannot divide it.
     """
     config = _with_drafts(read_model_config(model_dir), drafts)
     with open_shards(model_dir) as shards:
         _check_draft_module(config, shards)
-        config = replace(config, quantization=settle(config.quantization, shards))
-        model = Model(config, make_allocator(config, dtype, device, weights, exchange))
+        config = settle(config, shards)
+        model = Model(config, make_allocator(config, dtype, device, weights, exchange, fp8_queries, balance))
         parameters = list(model.parameters())
         # The ranks of a worker read shares of one size at one time: the first speaks for all.
         quiet = exchange is not None and exchange.place.rank > 0
@@ -63,25 +73,35 @@ def random_model(
     weights: KeptWeights = "dequantized",
     *,
     drafts: bool = False,
+    fp8_queries: bool = False,
     exchange: Exchange | None = None,
+    balance: BalanceConfig | None = None,
 ) -> Model:
     """The model that `config.json` describes, with weights drawn on the device. Raises CheckpointError."""
     config = _with_drafts(read_model_config(model_dir), drafts)
-    model = Model(config, make_allocator(config, dtype, device, weights, exchange))
+    model = Model(config, make_allocator(config, dtype, device, weights, exchange, fp8_queries, balance))
     fill_randomly(model.parameters())
     model.finish()
     return model
 
 
-def settle(quantization: Quantization, shards: Shards) -> Quantization:
-    """Which scales INT4 experts have beside their weights': no configuration says so, the tensors do."""
+def settle(config: ModelConfig, shards: Shards) -> ModelConfig:
+    """Which scales INT4 experts have beside their weights', and what is in NVFP4: no configuration says so, the tensors
+    do. Raises CheckpointError if layers that should be alike differ.
+    """
+    quantization = config.quantization
+    if quantization.experts is Stored.NVFP4:
+        layers = config.num_hidden_layers
+        drafts = nvfp4_layers(shards, range(layers, config.kv_layers)) if config.draft_layers else None
+        return replace(config, quantization=nvfp4_layers(shards, range(layers)), draft_quantization=drafts)
     if quantization.experts is not Stored.INT4:
-        return quantization
-    return replace(
+        return config
+    settled = replace(
         quantization,
         static_inputs=any(is_input_scale(name) for name in shards.entries),
         pre_scaled=any(name.endswith(f".{PRE_SCALE}") for name in shards.entries),
     )
+    return replace(config, quantization=settled)
 
 
 def make_allocator(
@@ -90,17 +110,41 @@ def make_allocator(
     device: torch.device,
     weights: KeptWeights,
     exchange: Exchange | None = None,
+    fp8_queries: bool = False,
+    balance: BalanceConfig | None = None,
 ) -> Allocator:
     """Raises ConfigError if the ranks cannot divide the model."""
-    formats = choose_formats(config.quantization, dtype, dequantize=weights == "dequantized")
-    allocate = Allocator(dtype, device, formats, exchange)
     quantized = weights == "quantized"
-    fp8_blocks = quantized and config.quantization.linear is Stored.FP8
-    check_division(config, allocate.group.share.count, fp8_blocks=fp8_blocks)
+
+    def formats_of(stored: Quantization) -> Formats:
+        return choose_formats(stored, dtype, dequantize=not quantized, fp8_queries=fp8_queries)
+
+    drafts = config.draft_quantization or config.quantization
+    placements: dict[int, Placement] = {}
     if exchange is not None:
         blocks = quantized and config.quantization.experts is not Stored.PLAIN
         check_experts(config, exchange.place.layout, blocks=blocks)
+    if exchange is not None and balance is not None:
+        layers = range(min(config.first_k_dense_replace, config.num_hidden_layers), config.num_hidden_layers)
+        own = first_placements(balance, exchange.place.layout, config.n_routed_experts, layers)
+        placements = _of_first_rank(own, exchange)
+    formats, of_drafts = formats_of(config.quantization), formats_of(drafts)
+    allocate = Allocator(dtype, device, formats, exchange, of_drafts, placements)
+    blocks = quantized and (fp8_queries or config.quantization.has_blocks)
+    check_division(config, allocate.group.share.count, blocks=blocks)
     return allocate
+
+
+def _of_first_rank(own: Mapping[int, Placement], exchange: Exchange) -> dict[int, Placement]:
+    """The first rank's placements, on every rank: another worker may write the file while the ranks read it."""
+    if not own:
+        return {}
+    experts = torch.tensor([placement.experts for placement in own.values()])
+    first = exchange.broadcast(experts, Group.WORLD, 0).tolist()
+    return {
+        layer: Placement(tuple(held), placement.parts)
+        for (layer, placement), held in zip(own.items(), first, strict=True)
+    }
 
 
 def _with_drafts(config: ModelConfig, drafts: bool) -> ModelConfig:
@@ -123,9 +167,8 @@ def _prefixes(config: ModelConfig) -> tuple[str, ...]:
 
 
 def _on_other_ranks(parameters: Sequence[Parameter], model: Model) -> set[str]:
-    """The names of routed experts' tensors that this rank does not hold: they are as those of its first expert."""
-    held = model.expert_group.share.of(model.config.n_routed_experts)
-    first = f".experts.{held.start}."
-    others = [expert for expert in range(model.config.n_routed_experts) if not held.start <= expert < held.stop]
-    names = [parameter.name for parameter in parameters if first in parameter.name]
-    return {name.replace(first, f".experts.{expert}.") for name in names for expert in others}
+    """The names of routed experts' tensors that this rank does not hold: they are as those that it holds."""
+    held = {parameter.name for parameter in parameters}
+    found = {match for name in held if (match := _EXPERT.fullmatch(name)) is not None}
+    experts = range(model.config.n_routed_experts)
+    return {f"{match[1]}{expert}{match[2]}" for match in found for expert in experts} - held

@@ -5,12 +5,14 @@ from collections.abc import Iterable
 import torch
 
 from engine.model.parameters import Parameter
-from engine.weights.stored import INPUT_SCALE, PRE_SCALE, SCALE_SUFFIX
+from engine.weights.stored import GLOBAL_SCALE_SUFFIX, INPUT_SCALE, PRE_SCALE, SCALE_SUFFIX
 
 # Clears the highest bit of an e4m3 exponent: any byte becomes a number below 2, and none NaN.
 BELOW_TWO = 0xBF
 # Root mean square of what is left of a random byte.
 BYTE_RMS = 0.62
+# Root mean square of a random e2m1 code's value.
+CODE_RMS = 2.93
 # Root mean square of an integer.
 INTEGER_RMS = 4.18
 # The largest magnitude that an expert's input is taken to have.
@@ -25,6 +27,7 @@ def fill_randomly(parameters: Iterable[Parameter], seed: int = 0) -> None:
     generators: dict[torch.device, torch.Generator] = {}
     listed = list(parameters)
     integers = {parameter.name for parameter in listed if parameter.place.dtype == torch.int8}
+    code_inputs = {each.name: 2 * each.shape[-1] for each in listed if each.place.dtype == torch.uint8}
     for parameter in listed:
         name, place, inputs = parameter.name, parameter.place, parameter.shape[-1]
         if place.device not in generators:
@@ -33,6 +36,11 @@ def fill_randomly(parameters: Iterable[Parameter], seed: int = 0) -> None:
         if place.dtype == torch.float8_e4m3fn:
             raw = place.view(torch.uint8)
             raw.random_(0, 256, generator=generator).bitwise_and_(BELOW_TWO)
+        elif place.dtype == torch.uint8:
+            place.random_(0, 256, generator=generator)
+        elif name.endswith(GLOBAL_SCALE_SUFFIX):
+            # Scales of its groups are random bytes too.
+            place.fill_(code_inputs[name.removesuffix(GLOBAL_SCALE_SUFFIX)] ** -0.5 / (CODE_RMS * BYTE_RMS))
         elif place.dtype == torch.int8:
             _fill_integers(place, generator)
         elif name.endswith(SCALE_SUFFIX):

@@ -1,23 +1,30 @@
 """How a checkpoint's quantized tensors belong together, and what they mean."""
 
+import math
 import re
 from collections.abc import Iterator
 
 from engine.weights.shards import Entry, Shards
 from kernels.block_quant import BLOCK
 from kernels.group_quant import GROUP
+from kernels.nvfp4_quant import GROUP as NVFP4_GROUP
 from mesh.errors import CheckpointError
 
 SCALE_SUFFIX = "_scale_inv"
+# Of NVFP4: of each group, and of the whole matrix.
+GROUP_SCALE_SUFFIX, GLOBAL_SCALE_SUFFIX = "_scale", "_scale_2"
 PRE_SCALE = "pre_quant_scale"
 INPUT_SCALE = "input_scale"
 # Buffers that older tools saved and that the configuration determines.
 _DERIVED = re.compile(r"\.rotary_emb\.inv_freq$")
 _EXPERT_INPUT = re.compile(r"\.experts\.\d+\.w[123]\.input_scale$")
+# Of NVFP4's activations, which stay in bfloat16 here.
+_LINEAR_INPUT = re.compile(r"_proj\.input_scale$")
 
 
 def is_fp8(entry: Entry) -> bool:
-    return entry.dtype == "F8_E4M3"
+    """Whether it is a matrix; scales of NVFP4 are e4m3 too."""
+    return entry.dtype == "F8_E4M3" and not entry.name.endswith(GROUP_SCALE_SUFFIX)
 
 
 def is_int4(entry: Entry) -> bool:
@@ -25,9 +32,18 @@ def is_int4(entry: Entry) -> bool:
     return entry.dtype == "I8"
 
 
+def is_nvfp4(entry: Entry) -> bool:
+    """Two weights a byte."""
+    return entry.dtype == "U8"
+
+
+def is_quantized(entry: Entry) -> bool:
+    return is_fp8(entry) or is_int4(entry) or is_nvfp4(entry)
+
+
 def matrix_shape(entry: Entry) -> tuple[int, ...]:
     """The shape of the matrix of weights that the tensor holds."""
-    return (*entry.shape[:-1], entry.shape[-1] * 2) if is_int4(entry) else entry.shape
+    return (*entry.shape[:-1], entry.shape[-1] * 2) if is_int4(entry) or is_nvfp4(entry) else entry.shape
 
 
 def is_input_scale(name: str) -> bool:
@@ -35,14 +51,17 @@ def is_input_scale(name: str) -> bool:
     return bool(_EXPERT_INPUT.search(name))
 
 
-def is_derived(name: str) -> bool:
-    """Whether the configuration determines its values."""
-    return bool(_DERIVED.search(name))
+def is_unused(name: str) -> bool:
+    """Whether nothing here reads it: the configuration determines its values, or no activations are quantized by it."""
+    return bool(_DERIVED.search(name) or _EXPERT_INPUT.search(name) or _LINEAR_INPUT.search(name))
 
 
 def companions(shards: Shards, entry: Entry) -> Iterator[str]:
     """Names of the tensors without which a weight cannot be dequantized."""
-    if is_fp8(entry) or is_int4(entry):
+    if is_nvfp4(entry):
+        yield entry.name + GROUP_SCALE_SUFFIX
+        yield entry.name + GLOBAL_SCALE_SUFFIX
+    elif is_quantized(entry):
         yield entry.name + SCALE_SUFFIX
     if is_int4(entry) and (name := pre_scale_name(entry.name)) in shards.entries:
         yield name
@@ -56,18 +75,32 @@ def pre_scale_name(weight: str) -> str:
 
 
 def scale_of(shards: Shards, entry: Entry) -> Entry:
-    """Scales of an FP8 or INT4 weight. Raises CheckpointError if they are missing or of another shape."""
-    form = "FP8" if is_fp8(entry) else "INT4"
-    scale = shards.entries.get(entry.name + SCALE_SUFFIX)
-    if scale is None:
-        raise CheckpointError(f"{entry.name} is {form} but the checkpoint lacks {entry.name}{SCALE_SUFFIX}")
+    """A quantized weight's scales of blocks or groups. Raises CheckpointError if they are missing or misshapen."""
     rows, columns = matrix_shape(entry)
-    if is_int4(entry):
-        expected, unit = (rows, columns // GROUP), f"groups of {GROUP} inputs"
+    suffix = SCALE_SUFFIX
+    if is_nvfp4(entry):
+        form, suffix = "NVFP4", GROUP_SCALE_SUFFIX
+        expected, unit = (rows, columns // NVFP4_GROUP), f"groups of {NVFP4_GROUP} inputs"
+    elif is_int4(entry):
+        form, expected, unit = "INT4", (rows, columns // GROUP), f"groups of {GROUP} inputs"
     else:
-        expected, unit = (-(-rows // BLOCK), -(-columns // BLOCK)), f"blocks of {BLOCK}x{BLOCK}"
+        form, expected, unit = "FP8", (-(-rows // BLOCK), -(-columns // BLOCK)), f"blocks of {BLOCK}x{BLOCK}"
+    scale = shards.entries.get(entry.name + suffix)
+    if scale is None:
+        raise CheckpointError(f"{entry.name} is {form} but the checkpoint lacks {entry.name}{suffix}")
     if scale.shape != expected:
         raise CheckpointError(
             f"{scale.name} in {scale.path} has shape {list(scale.shape)}; {unit} make it {list(expected)}"
         )
+    return scale
+
+
+def global_scale_of(shards: Shards, entry: Entry) -> Entry:
+    """The scale of a whole NVFP4 matrix. Raises CheckpointError if it is missing or not one number."""
+    name = entry.name + GLOBAL_SCALE_SUFFIX
+    scale = shards.entries.get(name)
+    if scale is None:
+        raise CheckpointError(f"{entry.name} is NVFP4 but the checkpoint lacks {name}")
+    if math.prod(scale.shape) != 1:
+        raise CheckpointError(f"{name} in {scale.path} has shape {list(scale.shape)}: expected one number")
     return scale

@@ -7,7 +7,7 @@ import msgspec
 from msgspec import Struct, field
 
 from gateway.answer_forms import ANY_OBJECT, AnswerForm, ChoiceForm, GrammarForm, JsonForm, RegexForm
-from gateway.openai.sampling import SamplingFields
+from gateway.openai.unsupported import Refused
 from mesh.errors import InvalidConstraint, InvalidRequest, MissingField
 
 
@@ -43,7 +43,7 @@ class StructuredOutputs(Struct, forbid_unknown_fields=True):
     json_object: bool | None = None
 
 
-class ConstraintFields(SamplingFields, kw_only=True):
+class ConstraintFields(Refused, kw_only=True):
     """One of these at the most."""
 
     response_format: ResponseFormat | None = None

@@ -6,7 +6,11 @@ from mesh.metrics import HTTP_RESPONSES
 
 # Any other path is "other": clients could name as many as they like.
 PATHS = frozenset(
-    ("/v1/chat/completions", "/v1/completions", "/v1/models", "/tokenize", "/detokenize", "/version", "/health")
+    (
+        *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/models"),
+        *("/v1/messages", "/v1/messages/count_tokens"),
+        *("/tokenize", "/detokenize", "/version", "/health"),
+    )
 )
 
 

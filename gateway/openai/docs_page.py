@@ -44,6 +44,8 @@ def shown(schema: Mapping[str, Any]) -> str:
         return "one of " + ", ".join(map(repr, schema["enum"]))
     if "const" in schema:
         return repr(schema["const"])
+    if "contentSchema" in (data := schema.get("properties", {}).get("data", {})):
+        return f"events of {shown(data['contentSchema'])}"
     if "anyOf" in schema:
         return " or ".join(map(shown, schema["anyOf"]))
     if schema.get("type") == "array":

@@ -1,12 +1,11 @@
-"""One of OpenAI's two generating endpoints, as an ASGI application: whole answers, or server-sent events."""
+"""A generating endpoint, as an ASGI application: whole answers, or server-sent events."""
 
 import logging
-import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from typing import Generic, TypeVar
 
-import msgspec
 from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -14,10 +13,10 @@ from starlette.types import Receive, Scope, Send
 from gateway.choices import Choices, Piece, open_choices
 from gateway.gateway import Gateway
 from gateway.openai.body import ClientGone, read_body, while_connected
-from gateway.openai.errors import error_json, error_response
-from gateway.openai.format import Answer, ChatFormat, Format, Head, StreamForm
+from gateway.openai.errors import error_response
+from gateway.openai.form import Answer, Event, Form
 from gateway.openai.parsing import parse
-from gateway.openai.requests import GenerationBody
+from gateway.openai.request_body import RequestBody
 from gateway.tokenizer import Tokenizer
 from mesh.errors import MeshError, ShuttingDown
 from mesh.interceptors import MAX_REQUEST_ID_CHARACTERS, REQUEST_ID_KEY
@@ -32,26 +31,32 @@ LINE_ENDS = tuple((character.encode(), b"\\u%04x" % ord(character)) for characte
 
 _log = logging.getLogger("deepmesh.gateway")
 
+BodyT = TypeVar("BodyT", bound=RequestBody)
 
-class Endpoint:
-    """`body_type` reads requests, `format_type` writes answers."""
+
+class Endpoint(Generic[BodyT]):
+    """`body_type` reads requests, `form_of` says how the answer of a model to one is written, and `refusal` how an
+    error is written that comes before it.
+    """
 
     def __init__(
         self,
         gateway: Gateway,
-        body_type: type[GenerationBody],
-        format_type: Callable[[Head, Tokenizer | None], Format],
+        body_type: type[BodyT],
+        form_of: Callable[[BodyT, str, Tokenizer | None], Form],
+        refusal: Callable[[MeshError], Response] = error_response,
     ) -> None:
         self._gateway = gateway
         self._body_type = body_type
-        self._format_type = format_type
+        self._form_of = form_of
+        self._refusal = refusal
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with answering(self._gateway, scope, receive, send) as (headers, reply):
+        async with answering(self._gateway, scope, receive, send, self._refusal) as (headers, reply):
             await self._answer(headers, receive, reply)
 
     async def _answer(self, headers: Headers, receive: Receive, reply: "Reply") -> None:
-        tenant = self._gateway.tenants.authenticate(headers.get("authorization"))
+        tenant = self._gateway.tenants.authenticate(credential(headers))
         http = self._gateway.config.http
         content = await read_body(receive, http.body_bytes, http.body_seconds)
         parsed = parse(self._body_type, content, ignore_unknown=http.unknown_fields == "ignore")
@@ -61,19 +66,20 @@ class Endpoint:
         reply.note_ignored(parsed.ignored)
         asks = body.asks(request_id.get() or new_request_id())
         choices_per_prompt = body.choices_per_prompt
-        head = _head(body, self._gateway.catalog.resolve(body.model))
-        form = self._format_type(head, self._gateway.catalog.text(head.model).tokenizer)
-        if body.streams:
-            written = msgspec.msgpack.encode(StreamForm(head, isinstance(form, ChatFormat)))
-            asks = [replace(ask, written=written) for ask in asks]
-        opened = open_choices(self._gateway, asks, choices_per_prompt, tenant, "openai")
+        model = self._gateway.catalog.resolve(body.model)
+        form = self._form_of(body, model, self._gateway.catalog.text(model).tokenizer)
+        count = len(asks) * choices_per_prompt
+        # Several answers have no position in common: no gateway goes on with them, and no worker need keep them.
+        if body.streams and count == 1:
+            asks = [replace(ask, written=form.written()) for ask in asks]
+        opened = open_choices(self._gateway, asks, choices_per_prompt, tenant, form.API)
         async with while_connected(receive), opened as choices:
             # Errors of admission come before the first delta, while there is still a status to send them with.
             first = await choices.next()
             answer = stream_events if body.streams else self._whole
-            await answer(form, choices, len(asks) * choices_per_prompt, first, reply)
+            await answer(form, choices, count, first, reply)
 
-    async def _whole(self, form: Format, choices: Choices, count: int, first: Piece, reply: "Reply") -> None:
+    async def _whole(self, form: Form, choices: Choices, count: int, first: Piece, reply: "Reply") -> None:
         answers, piece = [Answer() for _ in range(count)], first
         while True:
             answers[piece.index].add(piece.delta)
@@ -86,14 +92,18 @@ class Endpoint:
 
 @asynccontextmanager
 async def answering(
-    gateway: Gateway, scope: Scope, receive: Receive, send: Send
+    gateway: Gateway,
+    scope: Scope,
+    receive: Receive,
+    send: Send,
+    refusal: Callable[[MeshError], Response] = error_response,
 ) -> AsyncIterator[tuple[Headers, "Reply"]]:
     """A call with its id and its trace: its headers, and where its answer goes. An error in it is answered."""
     headers = Headers(scope=scope)
     request_id.set(accepted_request_id(headers.get(REQUEST_ID_KEY)))
     trace_context.set(TraceContext.parse(headers.get(TRACEPARENT_KEY)))
     gateway.sampler.begin()
-    reply = Reply(scope, receive, send)
+    reply = Reply(scope, receive, send, refusal)
     try:
         yield headers, reply
     except ClientGone:
@@ -103,47 +113,43 @@ async def answering(
 
 
 async def stream_events(
-    form: Format, choices: Choices, count: int, first: Piece, reply: "Reply", opens: bool = True
+    form: Form, choices: Choices, count: int, first: Piece, reply: "Reply", opens: bool = True
 ) -> None:
     """opens: the answer begins with them; otherwise the client has its first part."""
     token = choices.stream_token
     reply.note_stream(token)
-    await reply.start_events()
+    await reply.start_events(form)
     for index in range(count if opens else 0):
-        if (opening := form.opening(index)) is not None:
-            await reply.event(opening)
+        await reply.events(form.opening(index))
     piece = first
     while True:
-        await reply.event(form.chunk(piece), piece.delta.position if token else None)
+        await reply.events(form.chunk(piece), piece.delta.position if token else None)
         count -= piece.delta.finish is not None
         if not count:
             break
         piece = await choices.next()
-    if (usage := form.usage_chunk()) is not None:
-        await reply.event(usage)
+    await reply.events(form.closing())
     await reply.end_events()
 
 
-def _head(body: GenerationBody, model: str) -> Head:
-    return Head(
-        id=request_id.get() or new_request_id(),
-        created=int(time.time()),
-        model=model,
-        with_token_ids=bool(body.return_token_ids),
-        with_usage=body.streams_usage,
-        with_continuous_usage=body.streams and body.streams_usage_continuously,
-        choices_per_prompt=body.choices_per_prompt,
-    )
+def credential(headers: Headers) -> str | None:
+    """What a client authenticates with: OpenAI's send `authorization`, Anthropic's `x-api-key`."""
+    key = headers.get("x-api-key")
+    return headers.get("authorization") or (key and f"Bearer {key}")
 
 
 class Reply:
     """The response to one request: JSON, or events once `start_events` was called."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __init__(
+        self, scope: Scope, receive: Receive, send: Send, refusal: Callable[[MeshError], Response] = error_response
+    ) -> None:
         self._scope = scope
         self._receive = receive
         self._send = send
-        self._started = False
+        self._refusal = refusal
+        # How the events are written, once they have begun.
+        self._form: Form | None = None
         self._headers = {REQUEST_ID_KEY: request_id.get() or ""}
 
     def note_ignored(self, fields: Sequence[str]) -> None:
@@ -161,18 +167,18 @@ class Reply:
 
     async def fail(self, error: MeshError) -> None:
         """The error as the response, or as the last event of one that has begun."""
-        if self._started:
-            await self.event(error_json(error))
-            if isinstance(error, ShuttingDown):
-                # Clients that know only this for an end must not take it for a broken connection.
-                await self.end_events()
-                return
-            await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+        if self._form is None:
+            await self._respond(self._refusal(error))
+            return
+        await self.events((self._form.failure(error),))
+        if isinstance(error, ShuttingDown):
+            # Clients that know only this for an end must not take it for a broken connection.
+            await self.end_events()
         else:
-            await self._respond(error_response(error))
+            await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def start_events(self) -> None:
-        self._started = True
+    async def start_events(self, form: Form) -> None:
+        self._form = form
         headers = [
             (b"content-type", b"text/event-stream; charset=utf-8"),
             (b"cache-control", b"no-cache"),
@@ -182,18 +188,25 @@ class Reply:
         ]
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
 
-    async def event(self, data: bytes, position: int | None = None) -> None:
-        """position: the event's id."""
-        name = b"" if position is None else b"id: %d\n" % position
-        body = name + b"data: " + on_one_line(data) + b"\n\n"
-        await self._send({"type": "http.response.body", "body": body, "more_body": True})
+    async def events(self, events: Sequence[Event], position: int | None = None) -> None:
+        """position: the id of the one event that there is then."""
+        body = b"".join(_written_event(event, position) for event in events)
+        if body:
+            await self._send({"type": "http.response.body", "body": body, "more_body": True})
 
     async def end_events(self) -> None:
-        await self._send({"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": False})
+        end = b"data: [DONE]\n\n" if self._form is not None and self._form.ENDS_WITH_DONE else b""
+        await self._send({"type": "http.response.body", "body": end, "more_body": False})
 
     async def _respond(self, response: Response) -> None:
         response.headers.update(self._headers)
         await response(self._scope, self._receive, self._send)
+
+
+def _written_event(event: Event, position: int | None) -> bytes:
+    identity = b"" if position is None else b"id: %d\n" % position
+    name = b"" if event.name is None else b"event: %s\n" % event.name.encode()
+    return identity + name + b"data: " + on_one_line(event.data) + b"\n\n"
 
 
 def on_one_line(data: bytes) -> bytes:

@@ -9,7 +9,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.openai.responses import ErrorBody, ErrorDetail
+from gateway.openai.answer_bodies import ErrorBody, ErrorDetail
 from mesh.errors import BodyTooLarge, MeshError, Retry
 
 # By the name of the gRPC code: HTTP status and OpenAI's type. Anything else is 500.
@@ -47,11 +47,15 @@ def http_status(error: MeshError) -> int:
     return STATUSES.get(error.code.name, (500, ""))[0]
 
 
-def error_json(error: MeshError) -> bytes:
+def error_body(error: MeshError) -> ErrorBody:
     _, kind = STATUSES.get(error.code.name, (500, "server_error"))
     param = error.metadata.get("field")
     code = CODES.get(error.reason, error.reason.lower())
-    return msgspec.json.encode(ErrorBody(ErrorDetail(error.message, kind, code, param)))
+    return ErrorBody(ErrorDetail(error.message, kind, code, param))
+
+
+def error_json(error: MeshError) -> bytes:
+    return msgspec.json.encode(error_body(error))
 
 
 def error_headers(error: MeshError) -> dict[str, str]:

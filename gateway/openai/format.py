@@ -1,17 +1,19 @@
-"""Deltas in the forms of OpenAI's two endpoints."""
+"""Deltas in the forms of OpenAI's chats and completions."""
 
-from abc import ABC, abstractmethod
+import time
+from abc import abstractmethod
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import ClassVar
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import ClassVar, Self
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from gateway.choices import Piece
 from gateway.generation import Delta, Finish
-from gateway.openai.responses import (
+from gateway.openai.answer_bodies import (
     ChatChoice,
     ChatChunkChoice,
     ChatDelta,
@@ -24,11 +26,15 @@ from gateway.openai.responses import (
     TopLogprob,
     UsageBody,
 )
+from gateway.openai.errors import error_json
+from gateway.openai.form import Answer, Event, Form
+from gateway.openai.requests import GenerationBody
 from gateway.openai.tools import call_deltas, whole_calls
 from gateway.openai.usage import UsageTally
 from gateway.tokenizer import Tokenizer
-from gateway.tools import ToolCallDelta
 from mesh.domain.outputs import FinishReason, Logprobs
+from mesh.errors import MeshError
+from mesh.observe import new_request_id, request_id
 
 _FINISH_REASONS = {
     FinishReason.STOP: "stop",
@@ -52,6 +58,10 @@ class Head:
     # Every chunk has the usage so far.
     with_continuous_usage: bool
     choices_per_prompt: int
+    # Of a prompt's choices so many are given, the likeliest; None if all are.
+    chosen_per_prompt: int | None = None
+    # Log probabilities serve only to choose.
+    hides_logprobs: bool = False
 
 
 class StreamForm(msgspec.Struct, frozen=True):
@@ -62,28 +72,8 @@ class StreamForm(msgspec.Struct, frozen=True):
     chat: bool
 
 
-@dataclass(slots=True)
-class Answer:
-    """All deltas of one generation."""
-
-    content: list[str] = field(default_factory=list)
-    reasoning: list[str] = field(default_factory=list)
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[Logprobs] = field(default_factory=list)
-    calls: list[ToolCallDelta] = field(default_factory=list)
-    finish: Finish | None = None
-
-    def add(self, delta: Delta) -> None:
-        self.finish = delta.finish
-        self.content.append(delta.content)
-        self.reasoning.append(delta.reasoning)
-        self.token_ids.extend(delta.token_ids)
-        self.logprobs.extend(delta.logprobs)
-        self.calls.extend(delta.calls)
-
-
-class Format(ABC):
-    """One answer in one endpoint's form; encodes to JSON."""
+class Format(Form):
+    """One answer as choices; encodes to JSON."""
 
     WHOLE: ClassVar[str]
     CHUNK: ClassVar[str]
@@ -95,22 +85,28 @@ class Format(ABC):
         self._encoder = msgspec.json.Encoder()
         self._usage = UsageTally(head.choices_per_prompt)
 
-    def opening(self, index: int) -> bytes | None:
-        """The chunk of a choice before its first delta, or None if the form has none."""
-        return None
+    @classmethod
+    def of(cls, body: GenerationBody, model: str, tokenizer: Tokenizer | None) -> Self:
+        """The form of the answer to this request."""
+        return cls(_head(body, model), tokenizer)
 
-    def chunk(self, piece: Piece) -> bytes:
+    def written(self) -> bytes:
+        return msgspec.msgpack.encode(StreamForm(self._head, isinstance(self, ChatFormat)))
+
+    def chunk(self, piece: Piece) -> Sequence[Event]:
         self._usage.note(piece.index, piece.usage)
-        return self._chunk(self._delta_choices(piece.index, piece.delta))
+        return (Event(self._chunk(self._delta_choices(piece.index, piece.delta))),)
 
-    def usage_chunk(self) -> bytes | None:
-        """The chunk after the last delta, for clients that ask for usage."""
+    def closing(self) -> Sequence[Event]:
+        """The usage, for clients that ask for it."""
         if not self._head.with_usage:
-            return None
-        return self._body(self.CHUNK, [], self._usage.total())
+            return ()
+        return (Event(self._body(self.CHUNK, [], self._usage.total())),)
+
+    def failure(self, error: MeshError) -> Event:
+        return Event(error_json(error))
 
     def whole(self, answers: Sequence[Answer]) -> bytes:
-        """All choices, each of which has ended."""
         for index, answer in enumerate(answers):
             assert answer.finish is not None
             self._usage.note(index, answer.finish.usage)
@@ -136,21 +132,14 @@ class Format(ABC):
     def _token_ids(self, token_ids: Sequence[int]) -> list[int] | UnsetType:
         return list(token_ids) if self._head.with_token_ids else UNSET
 
-    def _token(self, token_id: int) -> tuple[str, list[int]]:
-        """A token's text and bytes, or its number if the model has no tokenizer."""
-        if self._tokenizer is None:
-            return f"token_id:{token_id}", []
-        text = self._tokenizer.token_text(token_id)
-        return text, list(self._tokenizer.token_bytes(token_id))
-
 
 class ChatFormat(Format):
     WHOLE = "chat.completion"
     CHUNK = "chat.completion.chunk"
     PREFIX = "chatcmpl"
 
-    def opening(self, index: int) -> bytes | None:
-        return self._chunk([ChatChunkChoice(ChatDelta(role="assistant", content=""), index=index)])
+    def opening(self, index: int) -> Sequence[Event]:
+        return (Event(self._chunk([ChatChunkChoice(ChatDelta(role="assistant", content=""), index=index)])),)
 
     def _delta_choices(self, index: int, delta: Delta) -> list[ChatChunkChoice]:
         return [
@@ -189,16 +178,7 @@ class ChatFormat(Format):
     def _logprobs(self, token_ids: Sequence[int], entries: Sequence[Logprobs]) -> ChatLogprobs | None:
         if not entries:
             return None
-        content = []
-        for token_id, entry in zip(token_ids, entries, strict=True):
-            text, spelled = self._token(token_id)
-            top = [TopLogprob(*self._alternative(other, logprob)) for other, logprob in entry.top]
-            content.append(TokenLogprob(text, entry.logprob, spelled, top))
-        return ChatLogprobs(content)
-
-    def _alternative(self, token_id: int, logprob: float) -> tuple[str, float, list[int]]:
-        text, spelled = self._token(token_id)
-        return text, logprob, spelled
+        return ChatLogprobs(token_logprobs(self._tokenizer, zip(token_ids, entries, strict=True)))
 
 
 class CompletionFormat(Format):
@@ -218,6 +198,8 @@ class CompletionFormat(Format):
         return [CompletionChoice(delta.content, logprobs, finish_reason(finish), index, token_ids, relaxed(finish))]
 
     def _whole_choices(self, answers: Sequence[Answer]) -> list[CompletionChoice]:
+        if self._head.chosen_per_prompt is not None:
+            answers = likeliest(answers, self._head.choices_per_prompt, self._head.chosen_per_prompt)
         return [
             CompletionChoice(
                 "".join(answer.content),
@@ -231,17 +213,62 @@ class CompletionFormat(Format):
         ]
 
     def _logprobs(self, index: int, token_ids: Sequence[int], entries: Sequence[Logprobs]) -> CompletionLogprobs | None:
-        if not entries:
+        if not entries or self._head.hides_logprobs:
             return None
         report = CompletionLogprobs([], [], [], [])
         for token_id, entry in zip(token_ids, entries, strict=True):
-            text, _ = self._token(token_id)
+            text, _ = spelled_token(self._tokenizer, token_id)
             report.tokens.append(text)
             report.token_logprobs.append(entry.logprob)
-            report.top_logprobs.append({self._token(other)[0]: logprob for other, logprob in entry.top})
+            top = {spelled_token(self._tokenizer, other)[0]: logprob for other, logprob in entry.top}
+            report.top_logprobs.append(top)
             report.text_offset.append(self._offsets[index])
             self._offsets[index] += len(text)
         return report
+
+
+def token_logprobs(tokenizer: Tokenizer | None, entries: Iterable[tuple[int, Logprobs]]) -> list[TokenLogprob]:
+    """Tokens with their log probabilities, and those of the likeliest ones, as chats report them."""
+    report = []
+    for token_id, entry in entries:
+        text, spelled = spelled_token(tokenizer, token_id)
+        top = []
+        for other, logprob in entry.top:
+            other_text, other_bytes = spelled_token(tokenizer, other)
+            top.append(TopLogprob(other_text, logprob, other_bytes))
+        report.append(TokenLogprob(text, entry.logprob, spelled, top))
+    return report
+
+
+def spelled_token(tokenizer: Tokenizer | None, token_id: int) -> tuple[str, list[int]]:
+    """A token's text and bytes, or its number if the model has no tokenizer."""
+    if tokenizer is None:
+        return f"token_id:{token_id}", []
+    return tokenizer.token_text(token_id), list(tokenizer.token_bytes(token_id))
+
+
+def likeliest(answers: Sequence[Answer], each: int, chosen: int) -> list[Answer]:
+    """Of each prompt's answers those whose tokens are the likeliest on average, best first."""
+    prompts = (answers[first : first + each] for first in range(0, len(answers), each))
+    return [answer for group in prompts for answer in sorted(group, key=_mean_logprob, reverse=True)[:chosen]]
+
+
+def _mean_logprob(answer: Answer) -> float:
+    return fmean(entry.logprob for entry in answer.logprobs) if answer.logprobs else float("-inf")
+
+
+def _head(body: GenerationBody, model: str) -> Head:
+    return Head(
+        id=request_id.get() or new_request_id(),
+        created=int(time.time()),
+        model=model,
+        with_token_ids=bool(body.return_token_ids),
+        with_usage=body.streams_usage,
+        with_continuous_usage=body.streams and body.streams_usage_continuously,
+        choices_per_prompt=body.choices_per_prompt,
+        chosen_per_prompt=body.chosen_per_prompt,
+        hides_logprobs=body.hides_logprobs,
+    )
 
 
 def finish_reason(finish: Finish | None) -> str | None:

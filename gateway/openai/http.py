@@ -15,17 +15,23 @@ from starlette.routing import Route
 from gateway.catalog import ListedModel
 from gateway.config import HttpConfig
 from gateway.gateway import Gateway
+from gateway.messages.body import MessageRequest
+from gateway.messages.errors import failure_response
+from gateway.messages.form import MessagesForm
+from gateway.messages.token_count import TokenCounter
+from gateway.openai.answer_bodies import Health, ModelBody, ModelList, Version
 from gateway.openai.body import ClientGone
 from gateway.openai.counted import CountedResponses
 from gateway.openai.docs_page import docs_page
-from gateway.openai.endpoint import IGNORED_FIELDS_HEADER, STREAM_HEADER, Endpoint
+from gateway.openai.endpoint import IGNORED_FIELDS_HEADER, STREAM_HEADER, Endpoint, credential
 from gateway.openai.errors import error_response, route_error
 from gateway.openai.format import ChatFormat, CompletionFormat
 from gateway.openai.openapi import document
 from gateway.openai.requests import ChatCompletionBody, CompletionBody
-from gateway.openai.responses import Health, ModelBody, ModelList, Version
 from gateway.openai.resumed import ResumedStreams
 from gateway.openai.tokens import TokenRoutes
+from gateway.responses.body import ResponseRequest
+from gateway.responses.form import ResponsesForm
 from mesh.errors import MeshError
 from mesh.interceptors import REQUEST_ID_KEY
 
@@ -33,12 +39,17 @@ from mesh.interceptors import REQUEST_ID_KEY
 def application(gateway: Gateway) -> Starlette:
     """The ASGI application."""
     routes, tokens = Routes(gateway), TokenRoutes(gateway)
-    chat = Endpoint(gateway, ChatCompletionBody, ChatFormat)
-    completions = Endpoint(gateway, CompletionBody, CompletionFormat)
+    chat = Endpoint(gateway, ChatCompletionBody, ChatFormat.of)
+    completions = Endpoint(gateway, CompletionBody, CompletionFormat.of)
+    responses = Endpoint(gateway, ResponseRequest, ResponsesForm.of)
+    messages = Endpoint(gateway, MessageRequest, MessagesForm.of, failure_response)
     return Starlette(
         routes=[
             Route("/v1/chat/completions", chat, methods=["POST"]),
             Route("/v1/completions", completions, methods=["POST"]),
+            Route("/v1/responses", responses, methods=["POST"]),
+            Route("/v1/messages", messages, methods=["POST"]),
+            Route("/v1/messages/count_tokens", TokenCounter(gateway).count, methods=["POST"]),
             Route("/v1/streams/{token}", ResumedStreams(gateway), methods=["GET"]),
             Route("/v1/models", routes.models),
             Route("/v1/models/{model:path}", routes.model),
@@ -112,7 +123,7 @@ class Routes:
         return HTMLResponse(docs_page(self._document))
 
     def _authenticate(self, request: Request) -> None:
-        self._gateway.tenants.authenticate(request.headers.get("authorization"))
+        self._gateway.tenants.authenticate(credential(request.headers))
 
     def _body(self, model: ListedModel) -> ModelBody:
         return ModelBody(model.name, self._started_at, model.limits.context_tokens)

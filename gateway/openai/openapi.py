@@ -1,5 +1,6 @@
 """The API's description in OpenAPI 3.1, from the types that read requests and write answers."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -8,8 +9,9 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from gateway.openai.requests import ChatCompletionBody, CompletionBody
-from gateway.openai.responses import (
+from gateway.messages.body import MessageRequest, PromptBody
+from gateway.messages.output import AnsweredMessage, Failure, MessageEvent, TokenCount
+from gateway.openai.answer_bodies import (
     ChatChoice,
     ChatChunkChoice,
     CompletionChoice,
@@ -22,7 +24,10 @@ from gateway.openai.responses import (
     Tokenized,
     Version,
 )
+from gateway.openai.requests import ChatCompletionBody, CompletionBody
 from gateway.openai.tokens import DetokenizeBody, TokenizeBody
+from gateway.responses.body import ResponseRequest
+from gateway.responses.output import Response, ResponseEvent
 
 REFERENCE = "#/components/schemas/{name}"
 
@@ -37,6 +42,7 @@ class Operation:
     # One server-sent event, if the answer can be streamed.
     event: Any = None
     needs_key: bool = True
+    failure: type[Struct] = ErrorBody
 
 
 OPERATIONS: Sequence[Operation] = (
@@ -56,6 +62,24 @@ OPERATIONS: Sequence[Operation] = (
         CompletionBody,
         ResponseBody[CompletionChoice],
     ),
+    Operation("/v1/responses", "post", "Answer items with items", Response, ResponseRequest, ResponseEvent),
+    Operation(
+        "/v1/messages",
+        "post",
+        "Answer messages, as Anthropic's clients ask",
+        AnsweredMessage,
+        MessageRequest,
+        MessageEvent,
+        failure=Failure,
+    ),
+    Operation(
+        "/v1/messages/count_tokens",
+        "post",
+        "How many tokens the prompt of such messages has",
+        TokenCount,
+        PromptBody,
+        failure=Failure,
+    ),
     Operation(
         "/v1/streams/{token}",
         "get",
@@ -74,9 +98,9 @@ OPERATIONS: Sequence[Operation] = (
 
 
 def document() -> dict[str, Any]:
-    kinds: list[Any] = [ErrorBody]
-    for operation in OPERATIONS:
-        kinds += [kind for kind in (operation.request, operation.response, operation.event) if kind is not None]
+    kinds: list[Any] = []
+    for each in OPERATIONS:
+        kinds += [kind for kind in (each.failure, each.request, each.response, each.event) if kind is not None]
     schemas, components = msgspec.json.schema_components(kinds, ref_template=REFERENCE)
     by_kind: dict[Any, Mapping[str, Any]] = dict(zip(kinds, schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
@@ -96,8 +120,8 @@ def document() -> dict[str, Any]:
 def _operation(operation: Operation, by_kind: Mapping[Any, Mapping[str, Any]]) -> dict[str, Any]:
     content = {"application/json": {"schema": by_kind[operation.response]}}
     if operation.event is not None:
-        content["text/event-stream"] = {"schema": by_kind[operation.event]}
-    failure = {"description": "An error", "content": {"application/json": {"schema": by_kind[ErrorBody]}}}
+        content["text/event-stream"] = {"schema": _event(by_kind[operation.event])}
+    failure = {"description": "An error", "content": {"application/json": {"schema": by_kind[operation.failure]}}}
     described: dict[str, Any] = {
         "summary": operation.summary,
         "responses": {"200": {"description": "The answer", "content": content}, "default": failure},
@@ -105,9 +129,19 @@ def _operation(operation: Operation, by_kind: Mapping[Any, Mapping[str, Any]]) -
     if operation.request is not None:
         schema = {"application/json": {"schema": by_kind[operation.request]}}
         described["requestBody"] = {"required": True, "content": schema}
-    if "{model}" in operation.path:
-        described["parameters"] = [{"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}]
+    if parameters := re.findall(r"\{(\w+)\}", operation.path):
+        string = {"type": "string", "minLength": 1}
+        described["parameters"] = [
+            {"name": name, "in": "path", "required": True, "schema": string} for name in parameters
+        ]
     if operation.needs_key:
         # An empty requirement: a mesh without keys asks for none.
         described["security"] = [{"key": []}, {}]
     return described
+
+
+def _event(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """A server-sent event whose data is JSON of this schema."""
+    text = {"type": "string"}
+    data = {**text, "contentMediaType": "application/json", "contentSchema": schema}
+    return {"type": "object", "required": ["data"], "properties": {"event": text, "id": text, "data": data}}

@@ -43,7 +43,11 @@ def parse(kind: type[BodyT], content: bytes, *, ignore_unknown: bool = False) ->
             if unknown is None or not ignore_unknown or len(ignored) == MAX_IGNORED_FIELDS:
                 raise _complaint(str(error), kind) from error
             place, name = _place(str(error)), unknown["name"]
-            content = _without(content, place, name)
+            try:
+                content = _without(content, place, name)
+            except LookupError:
+                # The name itself reads like the end of msgspec's message, and so hides where the field is.
+                raise _complaint(str(error), kind) from error
             ignored.append(_join(place, name))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise InvalidRequest(f"the body is not valid JSON: {error}") from error
@@ -77,7 +81,10 @@ def _join(place: str, name: str) -> str:
 
 
 def _without(content: bytes, place: str, name: str) -> bytes:
-    """The same body without one field of the object at `place`. Raises InvalidRequest if it is nested too deep."""
+    """The same body without one field of the object at `place`.
+
+    Raises InvalidRequest if it is nested too deep, LookupError if there is no such field.
+    """
     try:
         tree: Any = msgspec.json.decode(content)
     except (msgspec.DecodeError, RecursionError) as error:

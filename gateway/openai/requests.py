@@ -9,8 +9,8 @@ from typing import Any, Literal, cast
 
 from msgspec import Struct
 
+from gateway.asks import Ask, ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from gateway.chat import TemplateOptions
-from gateway.intake import Ask, ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from gateway.openai.constraints import ConstraintFields
 from gateway.openai.tools import CallBody, ToolBody, ToolChoice, toolbox
 from gateway.turns import ChatMessage
@@ -31,10 +31,8 @@ class StreamOptions(Struct, forbid_unknown_fields=True):
 
 
 class GenerationBody(ConstraintFields, kw_only=True):
-    """The fields that both endpoints have. Types are strict: "5" is no number."""
+    """The fields that chats and completions have."""
 
-    model: str = ""
-    stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_tokens: int | None = None
     stop: str | list[str] | None = None
@@ -51,14 +49,6 @@ class GenerationBody(ConstraintFields, kw_only=True):
     min_tokens: int | None = None
     # Keep this many of the prompt's last tokens; -1 keeps as many as the context has room for.
     truncate_prompt_tokens: int | None = None
-    # Share cached prefixes only with requests that have the same one.
-    cache_salt: str | None = None
-    # Among the requests of the same API key the lowest goes first.
-    priority: int | None = None
-
-    @property
-    def streams(self) -> bool:
-        return bool(self.stream)
 
     @property
     def streams_usage(self) -> bool:
@@ -72,9 +62,18 @@ class GenerationBody(ConstraintFields, kw_only=True):
     def choices_per_prompt(self) -> int:
         return 1 if self.n is None else self.n
 
+    @property
+    def chosen_per_prompt(self) -> int | None:
+        """How many of the answers to each prompt are given; None if all are."""
+        return None
+
+    @property
+    def hides_logprobs(self) -> bool:
+        """Log probabilities serve only to choose among answers."""
+        return False
+
     def asks(self, request_id: str) -> list[Ask]:
-        """The same in the gateway's terms, for each prompt. Raises InvalidRequest."""
-        if self.choices_per_prompt < 1:
+        if self.n is not None and self.n < 1:
             raise InvalidRequest(f"n must be at least 1, not {self.n}", field="n")
         asks = self._asks(request_id)
         if len(asks) * self.choices_per_prompt > MAX_CHOICES:
@@ -195,16 +194,40 @@ class CompletionBody(GenerationBody, kw_only=True):
     logprobs: int | None = None
     # The text begins with the prompt's.
     echo: bool | None = None
+    # Of so many answers to each prompt the n likeliest are given.
+    best_of: int | None = None
+
+    @property
+    def choices_per_prompt(self) -> int:
+        return super().choices_per_prompt if self.best_of is None else self.best_of
+
+    @property
+    def chosen_per_prompt(self) -> int | None:
+        n = super().choices_per_prompt
+        return None if self.best_of in (None, n) else n
+
+    @property
+    def hides_logprobs(self) -> bool:
+        return self.chosen_per_prompt is not None and self.logprobs is None
 
     def _asks(self, request_id: str) -> list[Ask]:
+        self._check_choice()
         if self.echo and self.logprobs is not None:
             raise Unsupported("echo with logprobs is not supported: leave one out", field="echo")
         max_tokens = DEFAULT_COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens
+        logprobs = 0 if self.hides_logprobs else self.logprobs
         asks = [
-            self._ask(f"{request_id}.{index}" if index else request_id, prompt, self.logprobs, max_tokens)
+            self._ask(f"{request_id}.{index}" if index else request_id, prompt, logprobs, max_tokens)
             for index, prompt in enumerate(self._prompts())
         ]
         return [replace(ask, echo=bool(self.echo)) for ask in asks]
+
+    def _check_choice(self) -> None:
+        n = super().choices_per_prompt
+        if self.best_of is not None and self.best_of < n:
+            raise InvalidRequest(f"best_of must be at least n ({n}), not {self.best_of}", field="best_of")
+        if self.chosen_per_prompt is not None and self.streams:
+            raise InvalidRequest("best_of knows the best answer only at the end: do not stream", field="best_of")
 
     def _prompts(self) -> list[Prompt]:
         if isinstance(self.prompt, str):

@@ -7,7 +7,7 @@ from starlette.types import Receive, Scope, Send
 from gateway.choices import OneChoice
 from gateway.gateway import Gateway
 from gateway.openai.body import while_connected
-from gateway.openai.endpoint import Reply, answering, stream_events
+from gateway.openai.endpoint import Reply, answering, credential, stream_events
 from gateway.openai.format import ChatFormat, CompletionFormat, Format, StreamForm
 from mesh.errors import InvalidRequest, UnknownStream
 
@@ -25,7 +25,7 @@ class ResumedStreams:
             await self._answer(scope["path_params"]["token"], headers, receive, reply)
 
     async def _answer(self, token: str, headers: Headers, receive: Receive, reply: Reply) -> None:
-        tenant = self._gateway.tenants.authenticate(headers.get("authorization"))
+        tenant = self._gateway.tenants.authenticate(credential(headers))
         position = _position(headers.get(LAST_EVENT_ID))
         resumed = self._gateway.resume(token, position, tenant, "openai")
         async with while_connected(receive), resumed as (live, written):

@@ -2,15 +2,15 @@
 
 from typing import Literal
 
-from gateway.intake import settled
-from gateway.openai.unsupported import Refused
+from gateway.asks import settled
+from gateway.openai.accepted import Accepted
 from mesh.domain.sampling import DraftUse, Sampling
 
 # OpenAI's own default.
 DEFAULT_TEMPERATURE = 1.0
 
 
-class SamplingFields(Refused, kw_only=True):
+class SamplingFields(Accepted, kw_only=True):
     """The part of a body that has `Sampling`'s fields under their own names; None leaves the choice to us."""
 
     temperature: float | None = None

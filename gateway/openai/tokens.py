@@ -4,12 +4,14 @@ from msgspec import Struct, json
 from starlette.requests import Request
 from starlette.responses import Response
 
+from gateway.asks import ChatPrompt, Prompt, TextPrompt
 from gateway.gateway import Gateway
-from gateway.intake import ChatPrompt, Prompt, TextPrompt, no_tokenizer
+from gateway.intake import no_tokenizer
+from gateway.openai.answer_bodies import Detokenized, Tokenized
 from gateway.openai.body import read_body
+from gateway.openai.endpoint import credential
 from gateway.openai.parsing import parse
 from gateway.openai.requests import Message, TemplateFields, template_options
-from gateway.openai.responses import Detokenized, Tokenized
 from gateway.tokenizer import Tokenizer
 from mesh.domain.sampling import check_token_ids
 from mesh.errors import InvalidRequest
@@ -60,7 +62,7 @@ class TokenRoutes:
 
     async def _content(self, request: Request) -> bytes:
         """The body of a client that may call. Raises Unauthenticated, and what `read_body` raises."""
-        self._gateway.tenants.authenticate(request.headers.get("authorization"))
+        self._gateway.tenants.authenticate(credential(request.headers))
         http = self._gateway.config.http
         return await read_body(request.receive, http.body_bytes, http.body_seconds)
 

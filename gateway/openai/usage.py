@@ -1,7 +1,7 @@
 """Counting the tokens of a request with several choices."""
 
 from gateway.generation import Usage
-from gateway.openai.responses import CompletionDetails, PromptDetails, UsageBody
+from gateway.openai.answer_bodies import CompletionDetails, PromptDetails, UsageBody
 
 
 class UsageTally:

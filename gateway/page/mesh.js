@@ -82,7 +82,19 @@ export class Mesh {
       bar("requests", status.running, status.max_requests),
       bar("blocks", status.total_blocks - status.free_blocks, status.total_blocks),
       element("p", `${status.waiting} waiting; ${pace}; ${status.cached_blocks} blocks cached`),
+      ...(status.ranks.length ? [this.#ranks(status.ranks)] : []),
     ];
+  }
+
+  #ranks(ranks) {
+    const list = element("div", undefined, "ranks");
+    list.append(...ranks.map((rank, number) => {
+      const line = bar(`rank ${number}`, rank.running, rank.max_requests);
+      const blocks = `${rank.total_blocks - rank.free_blocks} of ${rank.total_blocks} blocks, ${rank.cached_blocks} cached`;
+      line.title = `${rank.waiting} waiting, ${rank.queued_prefill_tokens} prompt tokens queued; ${blocks}`;
+      return line;
+    }));
+    return list;
   }
 
   #store(status) {

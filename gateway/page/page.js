@@ -22,7 +22,8 @@ function decisionLine(decision, opened) {
     if (kind) part.className = kind;
     line.append(part, " ");
   };
-  const path = [decision.store_id, decision.prefill_worker_id, decision.worker_id].filter(Boolean).join(" → ");
+  const worker = decision.rank === null ? decision.worker_id : `${decision.worker_id} rank ${decision.rank}`;
+  const path = [decision.store_id, decision.prefill_worker_id, worker].filter(Boolean).join(" → ");
   add("time", new Date(1000 * decision.time).toLocaleTimeString());
   add("b", path || "refused", path ? "" : "refused");
   add("span", decision.outcome);

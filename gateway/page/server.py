@@ -15,6 +15,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from gateway.answers import RecentAnswers
 from gateway.config import GatewayConfig, HttpConfig
@@ -78,12 +79,11 @@ async def operator_server(config: GatewayConfig, gateway: Gateway, channels: Cha
 
 def operator_application(gateway: Gateway, link: MeshLink) -> Starlette:
     """The ASGI application."""
-    live = Live(link, gateway.answers)
     return Starlette(
         routes=[
             Route("/metrics", metrics),
-            Route("/live", live.events),
-            Route("/v1/chat/completions", Endpoint(gateway, ChatCompletionBody, ChatFormat), methods=["POST"]),
+            Route("/live", Live(link, gateway.answers), methods=["GET"]),
+            Route("/v1/chat/completions", Endpoint(gateway, ChatCompletionBody, ChatFormat.of), methods=["POST"]),
             *(Route(path, _file(name, kind)) for path, (name, kind) in FILES.items()),
         ],
         exception_handlers={MeshError: mesh_error},
@@ -101,26 +101,27 @@ def _file(name: str, kind: str) -> Response:
 
 
 class Live:
-    """Server-sent events: `mesh` with what there is, `answers` with those that have ended since the last."""
+    """An ASGI application that sends events: `mesh` with what there is, `answers` with those ended since the last."""
 
     def __init__(self, link: MeshLink, answers: RecentAnswers) -> None:
         self._link = link
         self._answers = answers
         self._watchers = 0
 
-    async def events(self, request: Request) -> Response:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._watchers >= MOST_WATCHERS:
             raise Overloaded(f"{MOST_WATCHERS} pages watch already: close one")
-        return StreamingResponse(self._events(), media_type="text/event-stream", headers=HEADERS)
-
-    async def _events(self) -> AsyncIterator[bytes]:
         self._watchers += 1
-        seen = 0
         try:
-            async with aclosing(self._link.views()) as views:
-                async for view in views:
-                    new, seen = self._answers.after(seen), self._answers.count
-                    yield b"event: answers\ndata: " + msgspec.json.encode(new) + b"\n\n"
-                    yield b"event: mesh\ndata: " + view + b"\n\n"
+            answer = StreamingResponse(self._events(), media_type="text/event-stream", headers=HEADERS)
+            await answer(scope, receive, send)
         finally:
             self._watchers -= 1
+
+    async def _events(self) -> AsyncIterator[bytes]:
+        seen = 0
+        async with aclosing(self._link.views()) as views:
+            async for view in views:
+                new, seen = self._answers.after(seen), self._answers.count
+                yield b"event: answers\ndata: " + msgspec.json.encode(new) + b"\n\n"
+                yield b"event: mesh\ndata: " + view + b"\n\n"

@@ -16,6 +16,18 @@ class Moves(msgspec.Struct, frozen=True):
     fetched_blocks: int
 
 
+class RankView(msgspec.Struct, frozen=True):
+    """One of a worker's DP ranks, which batches requests of its own."""
+
+    running: int
+    waiting: int
+    max_requests: int
+    queued_prefill_tokens: int
+    free_blocks: int
+    total_blocks: int
+    cached_blocks: int
+
+
 class WorkerView(msgspec.Struct, frozen=True):
     worker_id: str
     incarnation: str
@@ -34,6 +46,8 @@ class WorkerView(msgspec.Struct, frozen=True):
     prefill_tokens_per_second: float
     decode_step_ms: float
     moves: Moves
+    # In order; none if the worker has one.
+    ranks: list[RankView]
 
 
 class TierView(msgspec.Struct, frozen=True):
@@ -61,6 +75,8 @@ class DecisionView(msgspec.Struct, frozen=True):
     attempt: int
     # Empty if the request was refused.
     worker_id: str
+    # None if the worker has one.
+    rank: int | None
     # Empty if the decode worker computes the prompt, or asks no store.
     prefill_worker_id: str
     store_id: str

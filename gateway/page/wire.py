@@ -2,7 +2,7 @@
 
 from deepmesh.internal.v1 import scheduler_pb2, workers_pb2
 
-from gateway.page.view import DecisionView, Moves, StoreView, TierView, WorkerView
+from gateway.page.view import DecisionView, Moves, RankView, StoreView, TierView, WorkerView
 
 # Candidates that are listed beside the one that was taken.
 MOST_REJECTED = 8
@@ -27,6 +27,20 @@ def worker(status: scheduler_pb2.WorkerStatus) -> WorkerView:
         prefill_tokens_per_second=round(load.prefill_tokens_per_second),
         decode_step_ms=round(load.decode_step_ms, 2),
         moves=_moves(status.transfers),
+        ranks=[_rank(each, identity) for each in status.ranks],
+    )
+
+
+def _rank(status: workers_pb2.RankStatus, identity: workers_pb2.WorkerIdentity) -> RankView:
+    load = status.load
+    return RankView(
+        running=load.running_requests,
+        waiting=load.waiting_requests,
+        max_requests=identity.max_requests // identity.ranks,
+        queued_prefill_tokens=load.queued_prefill_tokens,
+        free_blocks=load.free_blocks,
+        total_blocks=identity.total_blocks // identity.ranks,
+        cached_blocks=status.cached_blocks,
     )
 
 
@@ -50,6 +64,7 @@ def decision(message: scheduler_pb2.Decision) -> DecisionView:
         request_id=message.request_id,
         attempt=message.attempt,
         worker_id=message.worker_id,
+        rank=taken.rank if taken.HasField("rank") else None,
         prefill_worker_id=taken.prefill_worker_id,
         store_id=taken.store_id,
         reason=message.reason,
@@ -71,7 +86,8 @@ def _moves(status: workers_pb2.TransferStatus) -> Moves:
 
 
 def _name(candidate: scheduler_pb2.Candidate) -> str:
-    return " → ".join(filter(None, (candidate.prefill_worker_id, candidate.worker_id)))
+    rank = f" rank {candidate.rank}" if candidate.HasField("rank") else ""
+    return " → ".join(filter(None, (candidate.prefill_worker_id, candidate.worker_id + rank)))
 
 
 def _word(name: str) -> str:

@@ -8,7 +8,7 @@ from kernels.expert_rows import reference
 from kernels.moe_permute.layout import Layout
 from kernels.w4a8_gemm import ScaledRows
 
-__all__ = ["place_rows", "swiglu_rows"]
+__all__ = ["place_quantized", "place_rows", "quantize_rows", "swiglu_rows"]
 
 
 def place_rows(
@@ -28,6 +28,27 @@ def place_rows(
     assert choices.dtype == torch.int64 and choices.is_contiguous()
     assert pre_scale is None or pre_scale.shape == x.shape[1:]
     rows: tuple[ScaledRows, Layout] = _backend(x).place_rows(x, choices, expert_count, pre_scale, input_scale)
+    return rows
+
+
+def quantize_rows(x: torch.Tensor, pre_scale: torch.Tensor | None, input_scale: torch.Tensor | None) -> ScaledRows:
+    """Quantize tokens as `place_rows` does, [tokens, width] each, for ranks that place them with `place_quantized`."""
+    assert x.is_contiguous() and (pre_scale is None or pre_scale.shape == x.shape[1:])
+    rows: ScaledRows = _backend(x).quantize_rows(x, pre_scale, input_scale)
+    return rows
+
+
+def place_quantized(
+    x: ScaledRows, choices: torch.Tensor, expert_count: int, first: int, elsewhere: int
+) -> tuple[ScaledRows, Layout]:
+    """Copy each token once per chosen expert among `expert_count` from number `first` on; there are `elsewhere` more.
+
+    x: of `quantize_rows`, [tokens, width]; choices: [tokens, k] int64, contiguous, distinct within a token. Static
+    scales stay those of x. Rows that no token has are undefined.
+    """
+    assert x.values.shape[0] == choices.shape[0]
+    assert choices.dtype == torch.int64 and choices.is_contiguous()
+    rows: tuple[ScaledRows, Layout] = _backend(choices).place_quantized(x, choices, expert_count, first, elsewhere)
     return rows
 
 

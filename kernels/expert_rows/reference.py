@@ -5,6 +5,7 @@ from torch.nn import functional
 
 from kernels.moe_permute import choose_layout
 from kernels.moe_permute.layout import ContiguousLayout, Layout
+from kernels.moe_permute.reference import kept_rows
 from kernels.w4a8_gemm import ScaledRows
 
 LARGEST = torch.finfo(torch.float8_e4m3fn).max
@@ -26,6 +27,30 @@ def place_rows(
     return _quantize(copies, layout, input_scale), layout
 
 
+def quantize_rows(x: torch.Tensor, pre_scale: torch.Tensor | None, input_scale: torch.Tensor | None) -> ScaledRows:
+    scaled = x.float() if pre_scale is None else x.float() * pre_scale
+    if input_scale is None:
+        return _scaled_by_row(scaled)
+    # All experts have the same.
+    return ScaledRows(_rounded(scaled, input_scale[:1]), input_scale, static=True)
+
+
+def place_quantized(
+    x: ScaledRows, choices: torch.Tensor, expert_count: int, first: int, elsewhere: int
+) -> tuple[ScaledRows, Layout]:
+    layout = choose_layout(choices, expert_count, first, elsewhere)
+    source, target = kept_rows(layout)
+    copies = torch.zeros(*layout.shape, x.values.shape[1], dtype=torch.uint8, device=choices.device)
+    # As bytes: few operations support one-byte floats.
+    copies.flatten(0, -2)[target] = x.values.view(torch.uint8)[source]
+    values = copies.view(torch.float8_e4m3fn)
+    if x.static:
+        return ScaledRows(values, x.scales, static=True), layout
+    scales = x.scales.new_zeros(layout.shape)
+    scales.flatten()[target] = x.scales[source]
+    return ScaledRows(values, scales, static=False), layout
+
+
 def swiglu_rows(
     gate_up: torch.Tensor, layout: Layout, pre_scale: torch.Tensor | None, input_scale: torch.Tensor | None
 ) -> ScaledRows:
@@ -38,14 +63,19 @@ def swiglu_rows(
 
 def _quantize(rows: torch.Tensor, layout: Layout, input_scale: torch.Tensor | None) -> ScaledRows:
     if input_scale is None:
-        largest = rows.abs().amax(dim=-1).clamp(min=SMALLEST)
-        # Dividing by a number, torch multiplies by its reciprocal on a GPU, which rounds differently.
-        scales = largest / torch.full_like(largest, LARGEST)
-        divisors = scales.unsqueeze(-1)
-    else:
-        scales, divisors = input_scale, _of_rows(input_scale.unsqueeze(1), layout)
-    values = (rows * divisors.reciprocal()).clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn)
-    return ScaledRows(values, scales, static=input_scale is not None)
+        return _scaled_by_row(rows)
+    return ScaledRows(_rounded(rows, _of_rows(input_scale.unsqueeze(1), layout)), input_scale, static=True)
+
+
+def _scaled_by_row(rows: torch.Tensor) -> ScaledRows:
+    largest = rows.abs().amax(dim=-1).clamp(min=SMALLEST)
+    # Dividing by a number, torch multiplies by its reciprocal on a GPU, which rounds differently.
+    scales = largest / torch.full_like(largest, LARGEST)
+    return ScaledRows(_rounded(rows, scales.unsqueeze(-1)), scales, static=False)
+
+
+def _rounded(rows: torch.Tensor, divisors: torch.Tensor) -> torch.Tensor:
+    return (rows * divisors.reciprocal()).clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn)
 
 
 def _of_rows(by_expert: torch.Tensor, layout: Layout) -> torch.Tensor:

@@ -8,9 +8,9 @@ import triton.language as tl
 
 from kernels.dependent_launch import dependent_launch, start_next, wait_for_earlier
 from kernels.expert_rows import reference
-from kernels.moe_permute import choose_layout, masked_capacity
+from kernels.moe_permute import choose_layout, contiguous_layout, masked_capacity
 from kernels.moe_permute.layout import ContiguousLayout, Layout, MaskedLayout
-from kernels.moe_permute.triton import chunk_size
+from kernels.moe_permute.triton import chunk_size, copy_rows, empty_masked, place_copies
 from kernels.w4a8_gemm import ScaledRows
 
 LARGEST = tl.constexpr(reference.LARGEST)
@@ -116,6 +116,24 @@ def _place_in(
             tl.store(scales + position, scale)
 
 
+# A program quantizes PART values of a token. Reads 2 bytes a value and 4 of its channel, writes 1.
+@triton.jit
+def _quantize_rows(
+    x, pre_scale, input_scale, values, scales, WIDTH: tl.constexpr, PART: tl.constexpr,
+    PRE_SCALED: tl.constexpr, STATIC: tl.constexpr, DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    start_next(DEPENDENT)
+    token, columns = tl.program_id(0).to(tl.int64), tl.program_id(1) * PART + tl.arange(0, PART)
+    inside = columns < WIDTH
+    by_channel, static_scale = _load_parameters(pre_scale, input_scale, columns, inside, PRE_SCALED, STATIC)
+    wait_for_earlier(DEPENDENT)
+    row = tl.load(x + token * WIDTH + columns, mask=inside, other=0.0).to(tl.float32) * by_channel
+    scale = _scale_of(row, static_scale, STATIC)
+    tl.store(values + token * WIDTH + columns, _quantize(row, scale), mask=inside)
+    if not STATIC:
+        tl.store(scales + token, scale)
+
+
 # A program gates and quantizes PART values of a row. Reads 4 bytes a value, and 4 of its expert's channel from the
 # cache; writes 1.
 @triton.jit(do_not_specialize=["capacity"])
@@ -129,6 +147,8 @@ def _swiglu(
     inside = columns < WIDTH
     wait_for_earlier(DEPENDENT)
     row = tl.load(positions + tl.program_id(0))
+    if row < 0:
+        return
     gate = tl.load(gate_up + row * 2 * WIDTH + columns, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(gate_up + row * 2 * WIDTH + WIDTH + columns, mask=inside, other=0.0).to(tl.float32)
     expert = row // capacity if MASKED else tl.load(row_experts + row).to(tl.int64)
@@ -168,7 +188,7 @@ def _place_in_masked(
     width, copies = x.shape[1], choices.numel()
     counts = torch.empty(expert_count, dtype=torch.int32, device=x.device)
     layout = MaskedLayout(torch.empty_like(choices), counts, capacity)
-    rows = _empty_rows(layout, width, input_scale, x.device)
+    rows = _empty_rows(layout.shape, width, input_scale, x.device)
     if not copies:
         counts.zero_()
         return rows, layout
@@ -188,7 +208,7 @@ def place_in(
 ) -> ScaledRows:
     """`place_rows` in a layout that exists."""
     (tokens, width), choices = x.shape, layout.positions.shape[1]
-    rows = _empty_rows(layout, width, input_scale, x.device)
+    rows = _empty_rows(layout.shape, width, input_scale, x.device)
     part = _part(width, rows.static, layout.positions.numel())
     if tokens:
         _place_in[(tokens, triton.cdiv(width, part))](
@@ -198,11 +218,41 @@ def place_in(
     return rows
 
 
+def quantize_rows(x: torch.Tensor, pre_scale: torch.Tensor | None, input_scale: torch.Tensor | None) -> ScaledRows:
+    tokens, width = x.shape
+    rows = _empty_rows((tokens,), width, input_scale, x.device)
+    part = _part(width, rows.static, tokens)
+    if tokens:
+        _quantize_rows[(tokens, triton.cdiv(width, part))](
+            x, pre_scale, input_scale, rows.values, rows.scales, width, part, pre_scale is not None, rows.static,
+            num_warps=_warps(part), **dependent_launch(x.device),
+        )  # fmt: skip
+    return rows
+
+
+def place_quantized(
+    x: ScaledRows, choices: torch.Tensor, expert_count: int, first: int, elsewhere: int
+) -> tuple[ScaledRows, Layout]:
+    capacity = masked_capacity(choices, expert_count, elsewhere)
+    layout: Layout
+    if capacity is None:
+        layout = contiguous_layout(choices, expert_count, first)
+    else:
+        layout = empty_masked(choices, expert_count, capacity, 0, elsewhere)
+    rows = _empty_rows(layout.shape, x.values.shape[1], x.scales if x.static else None, choices.device)
+    scales, placed = (None, None) if x.static else (_as_groups(x.scales), _as_groups(rows.scales))
+    if isinstance(layout, ContiguousLayout):
+        copy_rows(x.values, scales, layout, rows.values, placed)
+    else:
+        place_copies(x.values, scales, choices, layout, first, rows.values, placed)
+    return rows, layout
+
+
 def swiglu_rows(
     gate_up: torch.Tensor, layout: Layout, pre_scale: torch.Tensor | None, input_scale: torch.Tensor | None
 ) -> ScaledRows:
     width, masked = gate_up.shape[-1] // 2, isinstance(layout, MaskedLayout)
-    rows = _empty_rows(layout, width, input_scale, gate_up.device)
+    rows = _empty_rows(layout.shape, width, input_scale, gate_up.device)
     copies = layout.positions.numel()
     part = _part(width, rows.static, copies)
     if copies:
@@ -214,12 +264,19 @@ def swiglu_rows(
     return rows
 
 
-def _empty_rows(layout: Layout, width: int, input_scale: torch.Tensor | None, device: torch.device) -> ScaledRows:
+def _empty_rows(
+    shape: tuple[int, ...], width: int, input_scale: torch.Tensor | None, device: torch.device
+) -> ScaledRows:
     """Uninitialised but for static scales."""
-    values = torch.empty(*layout.shape, width, dtype=torch.float8_e4m3fn, device=device)
+    values = torch.empty(*shape, width, dtype=torch.float8_e4m3fn, device=device)
     if input_scale is not None:
         return ScaledRows(values, input_scale, static=True)
-    return ScaledRows(values, torch.empty(layout.shape, dtype=torch.float32, device=device), static=False)
+    return ScaledRows(values, torch.empty(shape, dtype=torch.float32, device=device), static=False)
+
+
+def _as_groups(scales: torch.Tensor) -> torch.Tensor:
+    """[..., rows] as the scales of one group a row, [..., rows, 1] with rows next to each other."""
+    return scales.unsqueeze(-2).transpose(-1, -2)
 
 
 def _part(width: int, static: bool, copies: int) -> int:

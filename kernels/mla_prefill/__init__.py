@@ -2,7 +2,7 @@
 
 import torch
 
-from kernels.mla_prefill import cudnn, flash_attention, reference
+from kernels.mla_prefill import reference
 from kernels.mla_prefill.plan import PrefillPlan, plan_prefill
 
 __all__ = ["PrefillPlan", "merge_attention", "mla_prefill", "plan_prefill"]
@@ -16,21 +16,19 @@ def mla_prefill(
     query: [queries, heads, 192]; key: [keys, heads, 192]; value: [keys, heads, 128]; any widths, last dimension
     contiguous, one dtype, the plan's prompts one after another. Causal: query i of a prompt sees its keys 0 ..
     keys - queries + i. Returns [queries, heads, 128] of the query's dtype and [heads, queries] float32, the natural
-    log of sum(exp(scale * query . key)), for `merge_attention`. No queries give none. On a GPU this
-    runs FlashAttention-3 for bf16 if it can be imported; else cuDNN for long prompts without a cached prefix, and our
-    kernel for all others.
+    log of sum(exp(scale * query . key)), for `merge_attention`. No queries give none. On a GPU this runs our CUDA
+    kernel for DeepSeek's widths in bf16 on Hopper, and our Triton kernel for all else.
     """
     assert query.shape[1:] == key.shape[1:] and key.shape[:2] == value.shape[:2]
     assert query.shape[0] == plan.queries and key.shape[0] == plan.keys
     assert query.dtype == key.dtype == value.dtype
     if not query.is_cuda:
         return reference.mla_prefill(query, key, value, plan, scale)
-    if plan.queries and query.dtype == torch.bfloat16 and flash_attention.available():
-        return flash_attention.mla_prefill(query, key, value, plan, scale)
-    if cudnn.takes(query, value, plan):
-        return cudnn.mla_prefill(query, key, value, plan, scale)
-    from kernels.mla_prefill import triton
+    # Imported here: a machine without a GPU may lack Triton and CUDA's bindings.
+    from kernels.mla_prefill import bf16, triton
 
+    if bf16.takes(query, key, value):
+        return bf16.mla_prefill(query, key, value, plan, scale)
     return triton.mla_prefill(query, key, value, plan, scale)
 
 

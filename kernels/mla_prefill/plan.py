@@ -6,6 +6,9 @@ from itertools import accumulate
 
 import torch
 
+from kernels.hopper import is_hopper
+from kernels.mla_prefill.tiles import cut_tiles
+
 
 @dataclass(frozen=True, slots=True)
 class PrefillPlan:
@@ -18,6 +21,8 @@ class PrefillPlan:
     # [prompts + 1] int32 on the device: the index of each prompt's first query and first key; last, their number.
     query_starts: torch.Tensor
     key_starts: torch.Tensor
+    # [tiles, 4] int32 on the device: `tiles.cut_tiles`. None where our Hopper kernel does not run.
+    tiles: torch.Tensor | None
 
     @property
     def queries(self) -> int:
@@ -44,15 +49,27 @@ def plan_prefill(
     """
     assert all(count >= 1 for count in query_lengths)
     assert all(size >= (count if causal else 1) for count, size in zip(query_lengths, key_lengths, strict=True))
+    on_hopper = device.type == "cuda" and is_hopper(device)
     return PrefillPlan(
         query_lengths=tuple(query_lengths),
         key_lengths=tuple(key_lengths),
         causal=causal,
         query_starts=_starts(query_lengths, device),
         key_starts=_starts(key_lengths, device),
+        tiles=_tiles(query_lengths, key_lengths, device, causal) if on_hopper else None,
     )
 
 
 def _starts(lengths: Sequence[int], device: torch.device) -> torch.Tensor:
-    starts = torch.tensor(list(accumulate(lengths, initial=0)), dtype=torch.int32)
-    return starts if device.type == "cpu" else starts.pin_memory().to(device, non_blocking=True)
+    return _to_device(torch.tensor(list(accumulate(lengths, initial=0)), dtype=torch.int32), device)
+
+
+def _tiles(
+    query_lengths: Sequence[int], key_lengths: Sequence[int], device: torch.device, causal: bool
+) -> torch.Tensor:
+    tiles = cut_tiles(query_lengths, key_lengths, causal=causal)
+    return _to_device(torch.tensor(tiles, dtype=torch.int32).view(len(tiles), 4), device)
+
+
+def _to_device(values: torch.Tensor, device: torch.device) -> torch.Tensor:
+    return values if device.type == "cpu" else values.pin_memory().to(device, non_blocking=True)

@@ -1,4 +1,8 @@
-"""Copies tokens to the rows of their experts, and adds up the experts' outputs by weight."""
+"""Copies tokens to the rows of their experts, and adds up the experts' outputs by weight.
+
+Tokens may choose among more experts than are placed: these are `expert_count` from number `first` on, and `elsewhere`
+is how many others there are. A choice of another gets no row, its position is NOWHERE, and it adds nothing.
+"""
 
 from types import ModuleType
 
@@ -7,10 +11,18 @@ import torch
 from kernels.act_quant.quantized import Quantized
 from kernels.moe_permute import reference
 from kernels.moe_permute.experts import ExpertOutputs
-from kernels.moe_permute.layout import ContiguousLayout, ExpandedQuantized, Layout, MaskedLayout, expected_rows
+from kernels.moe_permute.layout import (
+    NOWHERE,
+    ContiguousLayout,
+    ExpandedQuantized,
+    Layout,
+    MaskedLayout,
+    expected_rows,
+)
 from kernels.moe_permute.reference import RowsByExpert
 
 __all__ = [
+    "NOWHERE",
     "ContiguousLayout",
     "ExpandedQuantized",
     "ExpertOutputs",
@@ -31,75 +43,88 @@ ALIGNMENT = 128
 # Up to this many expected rows an expert, reading the weights takes longer than the products, and a masked layout
 # wastes nothing.
 MASKED_EXPECTED_ROWS = 64
-# The most rows of a masked layout, shared experts aside: some 400 MB at DeepSeek's widths.
-MASKED_ROWS = 16384
+# The most rows of a masked layout, shared experts aside: some 1 GB at DeepSeek's widths. As many take 192 tokens of two
+# ranks, each with half of its experts.
+MASKED_ROWS = 32768
 
 
-def expand(x: torch.Tensor, experts: torch.Tensor, expert_count: int) -> RowsByExpert:
+def expand(x: torch.Tensor, experts: torch.Tensor, expert_count: int, first: int = 0) -> RowsByExpert:
     """Copy each token once per chosen expert, ordered by expert.
 
-    x: [tokens, width]; experts: [tokens, k] int64 below expert_count. The result holds `rows` [tokens * k, width],
-    `ends` [expert_count] int32 (where each expert's rows end) and `positions` [tokens, k] int64 (the row of each token
-    and chosen expert). No tokens give no rows.
+    x: [tokens, width]; experts: [tokens, k] int64. The result holds `rows` [tokens * k, width], `ends` [expert_count]
+    int32 (where each expert's rows end) and `positions` [tokens, k] int64 (the row of each token and chosen expert). If
+    choices have no row, on a CPU there are fewer, and on a GPU the last ones belong to nobody. No tokens give no rows.
     """
     assert experts.shape[0] == x.shape[0] and experts.dtype == torch.int64
-    return reference.expand(x, experts, expert_count)
+    return reference.expand(x, experts, expert_count, first)
 
 
-def expand_quantized(x: Quantized, experts: torch.Tensor, expert_count: int, shared: int = 0) -> ExpandedQuantized:
+def expand_quantized(
+    x: Quantized, experts: torch.Tensor, expert_count: int, shared: int = 0, first: int = 0, elsewhere: int = 0
+) -> ExpandedQuantized:
     """Copy each token once per chosen expert, in the layout that makes the FP8 products fastest.
 
     That is the masked one for few tokens an expert, the contiguous one for more. x: [tokens, width]; experts:
-    [tokens, k] int64 below expert_count, contiguous, distinct within a token. shared: the number of shared experts, the
-    last ones, which every token has; they count neither for the rows an expert expects nor for the memory.
+    [tokens, k] int64, contiguous, distinct within a token. shared: the number of shared experts, the last ones, which
+    every token has; they count neither for the rows an expert expects nor for the memory.
     """
-    if _few_rows(experts, expert_count, shared):
-        return expand_masked(x, experts, expert_count, shared)
-    return expand_contiguous(x, experts, expert_count)
+    if _few_rows(experts, expert_count, shared, elsewhere):
+        return expand_masked(x, experts, expert_count, shared, first, elsewhere)
+    return expand_contiguous(x, experts, expert_count, first)
 
 
-def choose_layout(experts: torch.Tensor, expert_count: int) -> Layout:
+def choose_layout(experts: torch.Tensor, expert_count: int, first: int = 0, elsewhere: int = 0) -> Layout:
     """The layout that `expand_quantized` chooses if no expert is shared. Backend of masked ones: the reference."""
-    capacity = masked_capacity(experts, expert_count)
+    capacity = masked_capacity(experts, expert_count, elsewhere)
     if capacity is not None:
-        return reference.masked_layout(experts, expert_count, capacity)
+        return reference.masked_layout(experts, expert_count, capacity, 0, first, elsewhere)
+    return contiguous_layout(experts, expert_count, first)
+
+
+def masked_capacity(experts: torch.Tensor, expert_count: int, elsewhere: int = 0) -> int | None:
+    """Rows that an expert has room for in the layout of `choose_layout`; None if that is contiguous."""
+    return _capacity(experts.shape[0]) if _few_rows(experts, expert_count, 0, elsewhere) else None
+
+
+def contiguous_layout(experts: torch.Tensor, expert_count: int, first: int = 0) -> ContiguousLayout:
+    """The layout of `expand_contiguous`."""
     rows = _contiguous_rows(experts, expert_count)
-    layout: Layout = _backend(experts).contiguous_layout(experts, expert_count, ALIGNMENT, rows)
+    layout: ContiguousLayout = _backend(experts).contiguous_layout(experts, expert_count, ALIGNMENT, rows, first)
     return layout
 
 
-def masked_capacity(experts: torch.Tensor, expert_count: int) -> int | None:
-    """Rows that an expert has room for in the layout of `choose_layout`; None if that is contiguous."""
-    return _capacity(experts.shape[0]) if _few_rows(experts, expert_count, shared=0) else None
-
-
-def expand_contiguous(x: Quantized, experts: torch.Tensor, expert_count: int) -> ExpandedQuantized:
+def expand_contiguous(x: Quantized, experts: torch.Tensor, expert_count: int, first: int = 0) -> ExpandedQuantized:
     """Copy tokens to rows in order of expert, then of token; each expert's rows are padded to a multiple of 128.
 
-    x: [tokens, width]; experts: [tokens, k] int64 below expert_count. The number of rows is the most that any
-    choice can need, a multiple of 128.
+    x and experts: as in `expand_quantized`. The number of rows is the most that any choice can need, a multiple of 128.
     """
     _check(x, experts)
     rows = _contiguous_rows(experts, expert_count)
-    expanded: ExpandedQuantized = _backend(experts).expand_contiguous(x, experts, expert_count, ALIGNMENT, rows)
+    expanded: ExpandedQuantized = _backend(experts).expand_contiguous(x, experts, expert_count, ALIGNMENT, rows, first)
     return expanded
 
 
-def expand_masked(x: Quantized, experts: torch.Tensor, expert_count: int, shared: int = 0) -> ExpandedQuantized:
+def expand_masked(
+    x: Quantized, experts: torch.Tensor, expert_count: int, shared: int = 0, first: int = 0, elsewhere: int = 0
+) -> ExpandedQuantized:
     """Copy tokens to rows of a layout in which each expert has room for every token, in order of token.
 
-    x: [tokens, width]; experts: [tokens, k] int64 below expert_count, distinct within a token; shared: as in
-    `expand_quantized`.
+    x, experts and shared: as in `expand_quantized`.
     """
     _check(x, experts)
-    capacity = _capacity(experts.shape[0])
-    expanded: ExpandedQuantized = _backend(experts).expand_masked(x, experts, expert_count, capacity, shared)
+    layout = (expert_count, _capacity(experts.shape[0]), shared, first, elsewhere)
+    expanded: ExpandedQuantized = _backend(experts).expand_masked(x, experts, *layout)
     return expanded
 
 
-def combine(outputs: ExpertOutputs) -> torch.Tensor:
-    """Add up the outputs by weight, and the shared ones, in float32: [tokens, width] of the rows' dtype."""
-    combined: torch.Tensor = _backend(outputs.rows).combine(outputs)
+def combine(outputs: ExpertOutputs, part: torch.Tensor | None = None, first: int = 0) -> torch.Tensor:
+    """Add up the outputs by weight, and the shared ones, in float32: [tokens, width] of the rows' dtype.
+
+    part: [some tokens, width] of that dtype, contiguous; if given, it is added to those from token `first` on.
+    """
+    assert part is None or (outputs.shared is None and part.is_contiguous() and part.dtype == outputs.rows.dtype)
+    assert part is None or first + len(part) <= outputs.shape[0]
+    combined: torch.Tensor = _backend(outputs.rows).combine(outputs, part, first)
     return combined
 
 
@@ -108,10 +133,10 @@ def _check(x: Quantized, experts: torch.Tensor) -> None:
     assert experts.dim() == 2 and experts.dtype == torch.int64 and experts.is_contiguous()
 
 
-def _few_rows(experts: torch.Tensor, expert_count: int, shared: int) -> bool:
+def _few_rows(experts: torch.Tensor, expert_count: int, shared: int, elsewhere: int) -> bool:
     """Whether a masked layout is the faster one, and has room."""
     tokens, choices = experts.shape
-    few = expected_rows(tokens, choices, expert_count, shared) <= MASKED_EXPECTED_ROWS
+    few = expected_rows(tokens, choices, expert_count + elsewhere, shared) <= MASKED_EXPECTED_ROWS
     return few and _capacity(tokens) * (expert_count - shared) <= MASKED_ROWS
 
 

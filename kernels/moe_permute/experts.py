@@ -11,7 +11,7 @@ class ExpertOutputs:
 
     # [..., width] contiguous; the leading dimensions are those of the layout.
     rows: torch.Tensor
-    # [tokens, k] int64: the rows of each token, from `expand` or from the layout.
+    # [tokens, k] int64: the rows of each token, from `expand` or from the layout; NOWHERE adds nothing.
     positions: torch.Tensor
     # [tokens, k] float32.
     weights: torch.Tensor

@@ -8,13 +8,15 @@ from kernels.act_quant.quantized import Quantized
 
 # Rows of a contiguous layout that belong to no expert.
 PADDING = -1
+# The position of a choice that has no row, because its expert lies elsewhere.
+NOWHERE = -1
 
 
 @dataclass(frozen=True, slots=True)
 class ContiguousLayout:
     """Rows sorted by expert, each expert's first row a multiple of the alignment; for many tokens."""
 
-    # [tokens, k] int64: the row of each token and choice.
+    # [tokens, k] int64: the row of each token and choice, or NOWHERE.
     positions: torch.Tensor
     # [rows] int32: each row's expert, ascending, or PADDING. The number of rows does not depend on the choice.
     row_experts: torch.Tensor
@@ -29,7 +31,7 @@ class ContiguousLayout:
 class MaskedLayout:
     """Each expert has `capacity` rows, of which the first counts[expert] are used; for few tokens."""
 
-    # [tokens, k] int64: the row of each token and choice, expert * capacity + index.
+    # [tokens, k] int64: the row of each token and choice, expert * capacity + index, or NOWHERE.
     positions: torch.Tensor
     # [experts] int32.
     counts: torch.Tensor
@@ -37,6 +39,8 @@ class MaskedLayout:
     capacity: int
     # The number of shared experts, the last ones, which every token has.
     shared: int = 0
+    # How many more experts tokens choose among, which have no rows here.
+    elsewhere: int = 0
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -47,7 +51,7 @@ class MaskedLayout:
     def expected_rows(self) -> int:
         """The rows of an expert that is not shared if all are chosen equally often."""
         tokens, choices = self.positions.shape
-        return expected_rows(tokens, choices, self.counts.shape[0], self.shared)
+        return expected_rows(tokens, choices, self.counts.shape[0] + self.elsewhere, self.shared)
 
 
 Layout = ContiguousLayout | MaskedLayout
@@ -56,7 +60,7 @@ Layout = ContiguousLayout | MaskedLayout
 def expected_rows(tokens: int, choices: int, experts: int, shared: int) -> int:
     """The rows of an expert that is not shared if all are chosen equally often.
 
-    choices and experts include shared ones.
+    choices and experts include shared ones, and experts those elsewhere.
     """
     return -(-tokens * (choices - shared) // (experts - shared))
 

@@ -4,10 +4,10 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.act_quant.quantized import GROUP, Quantized, empty_quantized
+from kernels.act_quant.quantized import Quantized, empty_quantized
 from kernels.dependent_launch import dependent_launch, start_next, wait_for_earlier
 from kernels.moe_permute.experts import ExpertOutputs
-from kernels.moe_permute.layout import PADDING, ContiguousLayout, ExpandedQuantized, MaskedLayout
+from kernels.moe_permute.layout import NOWHERE, PADDING, ContiguousLayout, ExpandedQuantized, MaskedLayout
 
 # The most elements of a program's table [choices, experts].
 TABLE = 1 << 15
@@ -18,19 +18,23 @@ COPIED_WIDTH, SUMMED_WIDTH = 2048, 1024
 
 
 @triton.jit
-def _table(experts, choices, EXPERTS: tl.constexpr, CHUNK: tl.constexpr):
-    """This program's choices: their indices [CHUNK], and which expert each one chose, [CHUNK, EXPERTS]."""
+def _table(experts, choices, first, expert_count, EXPERTS: tl.constexpr, CHUNK: tl.constexpr):
+    """This program's choices: their indices [CHUNK], and which placed expert each one chose, [CHUNK, EXPERTS]."""
     index = tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)
-    chosen = tl.load(experts + index, mask=index < choices, other=EXPERTS).to(tl.int32)
-    return index, chosen[:, None] == tl.arange(0, EXPERTS)[None, :]
+    chosen = tl.load(experts + index, mask=index < choices, other=-1).to(tl.int32) - first
+    expert = tl.arange(0, EXPERTS)
+    return index, (chosen[:, None] == expert[None, :]) & (expert < expert_count)[None, :]
 
 
 # A program counts the experts of CHUNK choices. Reads 8 bytes a choice.
-@triton.jit(do_not_specialize=["choices"])
-def _count(experts, chunk_counts, choices, EXPERTS: tl.constexpr, CHUNK: tl.constexpr, DEPENDENT: tl.constexpr):
+@triton.jit(do_not_specialize=["choices", "first", "expert_count"])
+def _count(
+    experts, chunk_counts, choices, first, expert_count,
+    EXPERTS: tl.constexpr, CHUNK: tl.constexpr, DEPENDENT: tl.constexpr,
+):  # fmt: skip
     start_next(DEPENDENT)
     wait_for_earlier(DEPENDENT)
-    _, table = _table(experts, choices, EXPERTS, CHUNK)
+    _, table = _table(experts, choices, first, expert_count, EXPERTS, CHUNK)
     found = tl.sum(table.to(tl.int32), axis=0)
     tl.store(chunk_counts + tl.program_id(0) * EXPERTS + tl.arange(0, EXPERTS), found)
 
@@ -52,20 +56,22 @@ def _totals(table, chunk_counts, SINGLE: tl.constexpr, EXPERTS: tl.constexpr):
 
 # A program places CHUNK choices after those of the programs before it, and stores the expert of each row, tile by tile.
 # Reads and writes 8 bytes a choice, and 4 a row.
-@triton.jit(do_not_specialize=["choices"])
+@triton.jit(do_not_specialize=["choices", "first", "expert_count"])
 def _place_rows(
-    experts, chunk_counts, positions, row_experts, choices, rows, SINGLE: tl.constexpr, EXPERTS: tl.constexpr,
-    CHUNK: tl.constexpr, ALIGNMENT: tl.constexpr, PADDING: tl.constexpr, DEPENDENT: tl.constexpr,
+    experts, chunk_counts, positions, row_experts, choices, first, expert_count, rows, SINGLE: tl.constexpr,
+    EXPERTS: tl.constexpr, CHUNK: tl.constexpr, ALIGNMENT: tl.constexpr, PADDING: tl.constexpr,
+    NOWHERE: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     start_next(DEPENDENT)
     wait_for_earlier(DEPENDENT)
-    index, table = _table(experts, choices, EXPERTS, CHUNK)
+    index, table = _table(experts, choices, first, expert_count, EXPERTS, CHUNK)
     total, before = _totals(table, chunk_counts, SINGLE, EXPERTS)
     aligned = (total + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
     stops = tl.cumsum(aligned, axis=0)
     starts = stops - aligned
     places = tl.cumsum(table.to(tl.int32), axis=0) - 1 + (before + starts)[None, :]
-    position = tl.sum(tl.where(table, places, 0), axis=1)
+    # Each choice names one expert or none.
+    position = tl.sum(tl.where(table, places - NOWHERE, 0), axis=1) + NOWHERE
     tl.store(positions + index, position.to(tl.int64), mask=index < choices)
     expert = tl.arange(0, EXPERTS)
     for tile in range(tl.program_id(0), rows // ALIGNMENT, tl.num_programs(0)):
@@ -76,7 +82,7 @@ def _place_rows(
         tl.store(row_experts + row, tl.where(row < used, owner, PADDING))
 
 
-# A program copies WIDTH values of a token, or all its scales, to its k rows. Reads a token once.
+# A program copies WIDTH values of a token, or all its scales, to its rows. Reads a token once.
 @triton.jit(do_not_specialize=["scale_stride", "out_scale_stride"])
 def _copy_rows(
     values, scales, positions, out_values, out_scales, scale_stride, out_scale_stride, CHOICES: tl.constexpr,
@@ -90,58 +96,74 @@ def _copy_rows(
     start_next(DEPENDENT)
     wait_for_earlier(DEPENDENT)
     found = tl.load(values + token * VALUES + columns, mask=columns < VALUES)
-    factors = tl.load(scales + token + groups * scale_stride, mask=copies_scales)
+    if SCALES:
+        factors = tl.load(scales + token + groups * scale_stride, mask=copies_scales)
     for choice in tl.static_range(CHOICES):
         position = tl.load(positions + token * CHOICES + choice)
-        tl.store(out_values + position * VALUES + columns, found, mask=columns < VALUES)
-        tl.store(out_scales + position + groups * out_scale_stride, factors, mask=copies_scales)
+        # Nothing is copied nowhere.
+        tl.store(out_values + position * VALUES + columns, found, mask=columns < tl.where(position >= 0, VALUES, 0))
+        if SCALES:
+            copied_scales = tl.program_id(1) * SCALES_TILE + groups < tl.where(position >= 0, SCALES, 0)
+            tl.store(out_scales + position + groups * out_scale_stride, factors, mask=copied_scales)
 
 
 @triton.jit
-def count_choices(experts, copy, own, counted, choices, CHUNK: tl.constexpr, COUNTED: tl.constexpr):
-    """How many choices before `copy` chose the expert `own`, and how many of all chose each of `counted` [COUNTED]."""
+def count_choices(experts, copy, own, counted, first, stop, choices, CHUNK: tl.constexpr, COUNTED: tl.constexpr):
+    """How many choices before `copy` chose the expert `own`, and how many of all before `stop` each of `counted`
+    [COUNTED]."""
     before = tl.zeros([CHUNK], tl.int32)
     count = tl.zeros([CHUNK, COUNTED], tl.int32)
-    for first in range(0, choices, CHUNK):
-        index = first + tl.arange(0, CHUNK)
-        others = tl.load(experts + index, mask=index < choices, other=-1).to(tl.int32)
+    for begin in range(0, stop, CHUNK):
+        index = begin + tl.arange(0, CHUNK)
+        others = tl.load(experts + index, mask=index < choices, other=-1).to(tl.int32) - first
         before += ((others == own) & (index < copy)).to(tl.int32)
         count += (others[:, None] == counted[None, :]).to(tl.int32)
     return tl.sum(before, axis=0), tl.sum(count, axis=0)
 
 
 # A program makes one token's copy for one expert. It finds the copy's row by itself, after the rows of the same
-# expert's earlier choices, and counts the choices of COUNTED experts. For that each program reads all choices, 8 bytes
-# each, from the cache. Reads and writes a token, 1 and 1/32 bytes a value. The latency of the two loads and of adding
-# up limits it.
-@triton.jit(do_not_specialize=["choices", "scale_stride"])
+# expert's earlier choices, and counts the choices of COUNTED experts. For that it reads the choices, 8 bytes each, from
+# the cache. Reads and writes a token, 1 and 1/32 bytes a value. The latency of the two loads and of adding up limits
+# it.
+@triton.jit(do_not_specialize=["choices", "first", "expert_count", "scale_stride", "out_scale_stride"])
 def _place_copies(
-    values, scales, experts, positions, counts, out_values, out_scales, choices, expert_count, capacity, scale_stride,
-    out_scale_stride, CHOICES: tl.constexpr, VALUES: tl.constexpr, VALUES_TILE: tl.constexpr, SCALES: tl.constexpr,
-    SCALES_TILE: tl.constexpr, COUNTED: tl.constexpr, CHUNK: tl.constexpr, DEPENDENT: tl.constexpr,
+    values, scales, experts, positions, counts, out_values, out_scales, choices, first, expert_count, capacity,
+    scale_stride, out_scale_stride, CHOICES: tl.constexpr, VALUES: tl.constexpr, VALUES_TILE: tl.constexpr,
+    SCALES: tl.constexpr, SCALES_TILE: tl.constexpr, COUNTED: tl.constexpr, CHUNK: tl.constexpr, PARTIAL: tl.constexpr,
+    NOWHERE: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     copy = tl.program_id(0)
     token = (copy // CHOICES).to(tl.int64)
     columns, groups = tl.arange(0, VALUES_TILE), tl.arange(0, SCALES_TILE)
+    width, factor_count = VALUES, SCALES
     counted = copy * COUNTED + tl.arange(0, COUNTED)
     start_next(DEPENDENT)
     wait_for_earlier(DEPENDENT)
-    own = tl.load(experts + copy).to(tl.int32)
-    found = tl.load(values + token * VALUES + columns, mask=columns < VALUES)
-    factors = tl.load(scales + token + groups * scale_stride, mask=groups < SCALES)
-    place, count = count_choices(experts, copy, own, counted, choices, CHUNK, COUNTED)
+    own = tl.load(experts + copy).to(tl.int32) - first
+    stop = choices
+    if PARTIAL:
+        held = (own >= 0) & (own < expert_count)
+        width, factor_count = tl.where(held, VALUES, 0), tl.where(held, SCALES, 0)
+        # Most programs have no row, and count no expert.
+        stop = tl.where(tl.min(counted, axis=0) < expert_count, choices, tl.where(held, copy, 0))
+    copied, factored = columns < width, groups < factor_count
+    found = tl.load(values + token * VALUES + columns, mask=copied)
+    if SCALES:
+        factors = tl.load(scales + token + groups * scale_stride, mask=factored)
+    place, count = count_choices(experts, copy, own, counted, first, stop, choices, CHUNK, COUNTED)
     row = (own * capacity + place).to(tl.int64)
-    tl.store(positions + copy, row)
-    tl.store(out_values + row * VALUES + columns, found, mask=columns < VALUES)
-    target = own.to(tl.int64) * SCALES * out_scale_stride + place
-    tl.store(out_scales + target + groups * out_scale_stride, factors, mask=groups < SCALES)
+    tl.store(positions + copy, tl.where(held, row, NOWHERE) if PARTIAL else row)
+    tl.store(out_values + row * VALUES + columns, found, mask=copied)
+    if SCALES:
+        target = own.to(tl.int64) * SCALES * out_scale_stride + place
+        tl.store(out_scales + target + groups * out_scale_stride, factors, mask=factored)
     tl.store(counts + counted, count, mask=counted < expert_count)
 
 
 # A program sums WIDTH values of one token with its loads in flight at once. Reads k rows and a shared one, writes one.
-@triton.jit
+@triton.jit(do_not_specialize=["shared_first", "shared_tokens"])
 def _combine(
-    rows, positions, weights, shared, out, width,
+    rows, positions, weights, shared, out, width, shared_first, shared_tokens,
     CHOICES: tl.constexpr, WIDTH: tl.constexpr, SHARED: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     start_next(DEPENDENT)
@@ -153,9 +175,12 @@ def _combine(
     for choice in tl.static_range(CHOICES):
         position = tl.load(positions + token * CHOICES + choice)
         weight = tl.load(weights + token * CHOICES + choice)
-        total += tl.load(rows + position * width + columns, mask=inside, other=0.0).to(tl.float32) * weight
+        row = tl.load(rows + position * width + columns, mask=columns < tl.where(position >= 0, width, 0), other=0.0)
+        total += row.to(tl.float32) * weight
     if SHARED:
-        total += tl.load(shared + token * width + columns, mask=inside, other=0.0).to(tl.float32)
+        index = token - shared_first
+        shared_width = tl.where((index >= 0) & (index < shared_tokens), width, 0)
+        total += tl.load(shared + index * width + columns, mask=columns < shared_width, other=0.0).to(tl.float32)
     tl.store(out + token * width + columns, total, mask=inside)
 
 
@@ -165,52 +190,98 @@ def chunk_size(choices: int) -> int:
 
 
 def expand_masked(
-    x: Quantized, experts: torch.Tensor, expert_count: int, capacity: int, shared: int = 0
+    x: Quantized,
+    experts: torch.Tensor,
+    expert_count: int,
+    capacity: int,
+    shared: int = 0,
+    first: int = 0,
+    elsewhere: int = 0,
 ) -> ExpandedQuantized:
-    (tokens, choices), width, device = experts.shape, x.values.shape[1], experts.device
-    layout = MaskedLayout(
-        positions=torch.empty_like(experts),
-        counts=torch.empty(expert_count, dtype=torch.int32, device=device),
-        capacity=capacity,
-        shared=shared,
-    )
-    out = empty_quantized(*layout.shape, width, device=device)
+    layout = empty_masked(experts, expert_count, capacity, shared, elsewhere)
+    out = empty_quantized(*layout.shape, x.values.shape[-1], device=experts.device)
+    place_copies(x.values, x.scales, experts, layout, first, out.values, out.scales)
+    return ExpandedQuantized(out, layout)
+
+
+def empty_masked(
+    experts: torch.Tensor, expert_count: int, capacity: int, shared: int = 0, elsewhere: int = 0
+) -> MaskedLayout:
+    """A layout that `place_copies` fills."""
+    counts = torch.empty(expert_count, dtype=torch.int32, device=experts.device)
+    return MaskedLayout(torch.empty_like(experts), counts, capacity, shared, elsewhere)
+
+
+def place_copies(
+    values: torch.Tensor,
+    scales: torch.Tensor | None,
+    experts: torch.Tensor,
+    layout: MaskedLayout,
+    first: int,
+    out_values: torch.Tensor,
+    out_scales: torch.Tensor | None,
+) -> None:
+    """Find the rows of all choices, and copy tokens there.
+
+    values: [tokens, width] contiguous, of one byte each; scales: [tokens, groups], tokens next to each other, or None;
+    outputs likewise, with the layout's leading dimensions.
+    """
+    expert_count, (tokens, choices), width = len(layout.counts), experts.shape, values.shape[-1]
     if not tokens:
         layout.counts.zero_()
-        return ExpandedQuantized(out, layout)
-    copies, groups = tokens * choices, width // GROUP
+        return
+    copies, groups = tokens * choices, 0 if scales is None else scales.shape[-1]
     counted = triton.next_power_of_2(triton.cdiv(expert_count, copies))
     _place_copies[(copies,)](
-        x.values, x.scales, experts, layout.positions, layout.counts, out.values, out.scales, copies, expert_count,
-        capacity, x.scales.stride(1), out.scales.stride(-1), choices, width, triton.next_power_of_2(width), groups,
-        triton.next_power_of_2(groups), counted, chunk_size(copies),
-        num_warps=4, **dependent_launch(device),
+        values, scales, experts, layout.positions, layout.counts, out_values, out_scales, copies, first, expert_count,
+        layout.capacity, _stride(scales), _stride(out_scales), choices, width,
+        triton.next_power_of_2(width), groups, triton.next_power_of_2(max(groups, 1)), counted, chunk_size(copies),
+        layout.elsewhere > 0, NOWHERE, num_warps=4, **dependent_launch(experts.device),
     )  # fmt: skip
-    return ExpandedQuantized(out, layout)
 
 
 def expand_contiguous(
-    x: Quantized, experts: torch.Tensor, expert_count: int, alignment: int, rows: int
+    x: Quantized, experts: torch.Tensor, expert_count: int, alignment: int, rows: int, first: int = 0
 ) -> ExpandedQuantized:
-    (tokens, choices), width, device = experts.shape, x.values.shape[1], experts.device
-    layout = contiguous_layout(experts, expert_count, alignment, rows)
-    out = empty_quantized(rows, width, device=device)
-    if tokens:
-        _copy_rows[(tokens, triton.cdiv(width, COPIED_WIDTH))](
-            x.values, x.scales, layout.positions, out.values, out.scales, x.scales.stride(1), out.scales.stride(1),
-            choices, width, width // GROUP, COPIED_WIDTH, triton.next_power_of_2(width // GROUP), num_warps=4,
-            **dependent_launch(device),
-        )  # fmt: skip
+    layout = contiguous_layout(experts, expert_count, alignment, rows, first)
+    out = empty_quantized(rows, x.values.shape[-1], device=experts.device)
+    copy_rows(x.values, x.scales, layout, out.values, out.scales)
     return ExpandedQuantized(out, layout)
 
 
-def contiguous_layout(experts: torch.Tensor, expert_count: int, alignment: int, rows: int) -> ContiguousLayout:
+def copy_rows(
+    values: torch.Tensor,
+    scales: torch.Tensor | None,
+    layout: ContiguousLayout,
+    out_values: torch.Tensor,
+    out_scales: torch.Tensor | None,
+) -> None:
+    """Copy tokens to their rows. Tensors as in `place_copies`."""
+    (tokens, choices), width = layout.positions.shape, values.shape[-1]
+    groups = 0 if scales is None else scales.shape[-1]
+    if tokens:
+        _copy_rows[(tokens, triton.cdiv(width, COPIED_WIDTH))](
+            values, scales, layout.positions, out_values, out_scales, _stride(scales), _stride(out_scales), choices,
+            width, groups, COPIED_WIDTH, triton.next_power_of_2(max(groups, 1)), num_warps=4,
+            **dependent_launch(values.device),
+        )  # fmt: skip
+
+
+def _stride(scales: torch.Tensor | None) -> int:
+    """From group to group."""
+    return 0 if scales is None else scales.stride(-1)
+
+
+def contiguous_layout(
+    experts: torch.Tensor, expert_count: int, alignment: int, rows: int, first: int = 0
+) -> ContiguousLayout:
     positions = torch.empty_like(experts)
     row_experts = torch.empty(rows, dtype=torch.int32, device=experts.device)
     tile, chunk, chunks = _chunks(experts, expert_count)
+    counts = _chunk_counts(experts, first, expert_count, tile, chunk, chunks)
     _place_rows[(chunks,)](
-        experts, _chunk_counts(experts, tile, chunk, chunks), positions, row_experts, experts.numel(), rows,
-        chunks == 1, tile, chunk, alignment, PADDING, num_warps=8, **dependent_launch(experts.device),
+        experts, counts, positions, row_experts, experts.numel(), first, expert_count, rows, chunks == 1, tile, chunk,
+        alignment, PADDING, NOWHERE, num_warps=8, **dependent_launch(experts.device),
     )  # fmt: skip
     return ContiguousLayout(positions=positions, row_experts=row_experts)
 
@@ -222,22 +293,28 @@ def _chunks(experts: torch.Tensor, expert_count: int) -> tuple[int, int, int]:
     return tile, chunk, max(triton.cdiv(experts.numel(), chunk), 1)
 
 
-def _chunk_counts(experts: torch.Tensor, tile: int, chunk: int, chunks: int) -> torch.Tensor | None:
+def _chunk_counts(
+    experts: torch.Tensor, first: int, expert_count: int, tile: int, chunk: int, chunks: int
+) -> torch.Tensor | None:
     """[programs, experts]: how often each program's choices name each expert; None if one program sees all choices."""
     if chunks == 1:
         return None
     counts = torch.empty(chunks, tile, dtype=torch.int32, device=experts.device)
-    _count[(chunks,)](experts, counts, experts.numel(), tile, chunk, num_warps=8, **dependent_launch(experts.device))
+    _count[(chunks,)](
+        experts, counts, experts.numel(), first, expert_count, tile, chunk, num_warps=8,
+        **dependent_launch(experts.device),
+    )  # fmt: skip
     return counts
 
 
-def combine(outputs: ExpertOutputs) -> torch.Tensor:
+def combine(outputs: ExpertOutputs, part: torch.Tensor | None = None, first: int = 0) -> torch.Tensor:
     rows, (tokens, choices) = outputs.rows, outputs.positions.shape
     width = rows.shape[-1]
     out = rows.new_empty(tokens, width)
+    shared = outputs.shared if part is None else part
     if tokens:
         _combine[(tokens, triton.cdiv(width, SUMMED_WIDTH))](
-            rows, outputs.positions, outputs.weights, outputs.shared, out, width, choices, SUMMED_WIDTH,
-            outputs.shared is not None, num_warps=4, **dependent_launch(rows.device),
+            rows, outputs.positions, outputs.weights, shared, out, width, first, 0 if shared is None else len(shared),
+            choices, SUMMED_WIDTH, shared is not None, num_warps=4, **dependent_launch(rows.device),
         )  # fmt: skip
     return out

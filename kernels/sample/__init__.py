@@ -30,7 +30,7 @@ def greedy(logits: torch.Tensor) -> torch.Tensor:
     return reference.greedy(logits)
 
 
-def draw(logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
+def draw(logits: torch.Tensor, draws: Sequence[Draw], positions: torch.Tensor | None = None) -> torch.Tensor:
     """Draw one token a row.
 
     Apply temperature, then keep the tokens at least `min_p` times as likely as the most likely one, of these the
@@ -38,10 +38,13 @@ def draw(logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
     first are kept. The kept tokens lie on a line in order of token id, and the row's random number picks a point of it.
     That number depends on the row's seed and position alone, so a token does not depend on its batch.
 
-    logits: [rows, vocabulary], any float dtype; one Draw a row. Returns [rows] int64.
+    logits: [rows, vocabulary], any float dtype; one Draw a row; positions: [rows] on the device, in place of those of
+    the draws, which the host may not know. Returns [rows] int64.
     """
     assert len(draws) == logits.shape[0] and logits.stride(1) == 1
     packed = Draws.unpack(pack_draws(draws, logits.device))
+    if positions is not None:
+        packed.position.copy_(positions)
     if logits.is_cuda:
         # Imported here: a machine without a GPU may lack Triton.
         from kernels.sample import triton

@@ -51,8 +51,11 @@ def count_tokens(counts: torch.Tensor, prompt: Sequence[int], generated: Sequenc
 
 
 def count_drawn(counts: torch.Tensor, slots: torch.Tensor, token_ids: torch.Tensor) -> None:
-    """Count one more token of each of these slots, all different. counts: [slots, vocabulary]; the others int64."""
-    counts[slots, token_ids] += 1
+    """Count more tokens of each of these slots: [rows, n], where -1 is none. counts: [slots, vocabulary] int32; the
+    others int64.
+    """
+    ones = (token_ids >= 0).int()
+    counts.index_put_((slots.unsqueeze(1), token_ids.clamp(min=0)), ones, accumulate=True)
 
 
 def add_bias(logits: torch.Tensor, biases: Sequence[tuple[int, int, float]]) -> None:

@@ -19,8 +19,8 @@ def swiglu_quantize(gate_up: torch.Tensor, positions: torch.Tensor | None = None
     """silu(first half) * second half of the last dimension in float32, quantized in groups of 128.
 
     gate_up: [rows, 2 * width] or [experts, capacity, 2 * width], float32 or bfloat16, contiguous, width a multiple of
-    128. positions: int64 of any shape, the rows to compute, counted over all experts; other rows may be left undefined.
-    None: all rows. No rows give none.
+    128. positions: int64 of any shape, the rows to compute, counted over all experts; other rows may be left undefined,
+    and negative ones name none. None: all rows. No rows give none.
     """
     assert gate_up.is_contiguous() and gate_up.shape[-1] % (2 * GROUP) == 0
     assert positions is None or (positions.dtype == torch.int64 and positions.is_contiguous())

@@ -23,6 +23,8 @@ def _swiglu_quantize(
     row = tl.program_id(0).to(tl.int64)
     if HAS_POSITIONS:
         row = tl.load(positions + row)
+        if row < 0:
+            return
     groups = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
     columns = groups[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
     inside = columns < width

@@ -109,7 +109,7 @@ class TransferCounters(msgspec.Struct, frozen=True):
     # By UCX transport, e.g. {"tcp": 1024}.
     received_bytes: dict[str, int] = {}
     sent_bytes: dict[str, int] = {}
-    # Bad MAC, unknown or replayed ticket, wrong size, wrong digest...: by reason.
+    # Bad MAC, unknown or replayed ticket, wrong size, wrong checksum...: by reason.
     refused: dict[str, int] = {}
     fetches: int = 0
     fetched_blocks: int = 0

@@ -27,12 +27,17 @@ def gateway(*settings: str) -> GatewayConfig:
 
 
 def test_no_command_line_of_up_has_a_key_or_a_redis_url() -> None:
-    specs = compose(MeshPlan(None, store_ports=(1,), settings=(f"gateway.{KEYS}", f"kvstore.{REDIS}")))
+    settings = (f"gateway.{KEYS}", f"kvstore.{REDIS}", "gateway.resume={secret: of all gateways}")
+    specs = compose(MeshPlan(None, store_ports=(1,), settings=settings, kv_secret="secret of all workers"))
     words = " ".join(word for spec in specs for word in spec.command(1))
     assert "secret" not in words
     assert "password" not in words
     told = {spec.module: json.loads(spec.environment.get(SETTINGS_VARIABLE, "[]")) for spec in specs}
-    assert (told["gateway"], told["kvstore"], told["decode_svc"]) == ([KEYS], [REDIS], [])
+    assert (told["gateway"], told["kvstore"], told["decode_svc"]) == (
+        [KEYS, "resume={secret: of all gateways}"],
+        [REDIS],
+        ["kv.secret=secret of all workers"],
+    )
 
 
 def test_a_value_can_stand_in_a_file(tmp_path: Path) -> None:

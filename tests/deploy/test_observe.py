@@ -1,10 +1,8 @@
 """Prometheus' rules and Grafana's board: their names are ours, and promtool agrees with them."""
 
-import json
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +10,11 @@ import pytest
 import yaml
 from prometheus_client import REGISTRY
 
+from deploy.observe import board
 from mesh import metrics
 
-OBSERVE = Path(__file__).parent.parent.parent / "deploy" / "observe"
+DEPLOY = Path(__file__).parent.parent.parent / "deploy"
+OBSERVE = DEPLOY / "observe"
 RULES = OBSERVE / "rules.yaml"
 # What a histogram is asked by.
 SAMPLES = re.compile(r"_(bucket|sum|count)$")
@@ -26,8 +26,7 @@ def expressions_of_rules() -> list[str]:
 
 
 def expressions_of_board() -> list[str]:
-    made = subprocess.run([sys.executable, OBSERVE / "board.py"], capture_output=True, text=True, check=True)
-    return [target["expr"] for panel in json.loads(made.stdout)["panels"] for target in panel["targets"]]
+    return [target["expr"] for panel in board.board()["panels"] for target in panel["targets"]]
 
 
 def known_names() -> set[str]:
@@ -42,6 +41,24 @@ def test_rules_and_board_ask_for_metrics_that_there_are(expressions: Any) -> Non
     asked = {name for each in expressions() for name in re.findall(r"\bdeepmesh_\w+", each)}
     assert asked
     assert {SAMPLES.sub("", name) for name in asked} <= known_names()
+
+
+def test_the_board_is_as_it_was_last_written() -> None:
+    assert board.BOARD.read_text() == board.text(), "run `make docs`"
+
+
+def test_compose_gives_grafana_the_board_and_a_source_that_it_runs() -> None:
+    services = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
+    volumes = [volume.removesuffix(":ro").split(":") for volume in services["grafana"]["volumes"]]
+    mounted = {inside: DEPLOY / outside for outside, inside in volumes}
+    (provider,) = yaml.safe_load((DEPLOY / "compose/grafana/dashboards/deepmesh.yaml").read_text())["providers"]
+    shown = [outside for inside, outside in mounted.items() if inside.startswith(provider["options"]["path"] + "/")]
+    assert shown == [board.BOARD]
+    provisioned = mounted["/etc/grafana/provisioning"]
+    (source,) = yaml.safe_load((provisioned / "datasources/prometheus.yaml").read_text())["datasources"]
+    host, port = source["url"].removeprefix("http://").split(":")
+    assert any(published.endswith(f":{port}") for published in services[host]["ports"])
+    assert {panel["datasource"]["type"] for panel in board.board()["panels"]} == {source["type"]}
 
 
 @pytest.mark.check("rules")

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from engine.batcher import MOST_PASSED_OVER, Candidate, Limits, StepPlan, blocks_for, plan_step
 from engine.progress import Progress
+from engine.standing import ALONE, Standing
 from mesh.domain.shares import ONE_TENANT, Share
 
 LIMITS = Limits(max_step_tokens=256, max_requests=8)
@@ -56,10 +57,11 @@ def plan(
     free_blocks: int = 100,
     limits: Limits = LIMITS,
     suspended: int = 0,
+    standing: Standing = ALONE,
 ) -> StepPlan[Request]:
     held = [block for request in (*decoding, *prompts) for block in request.progress.block_ids]
     references = [held.count(block) for block in range(max(held, default=0) + 1)]
-    return plan_step(decoding, prompts, waiting, free_blocks, references, limits, suspended)
+    return plan_step(decoding, prompts, waiting, free_blocks, references, limits, suspended, standing)
 
 
 def chunks_of(step: StepPlan[Request]) -> list[tuple[int, int]]:
@@ -136,6 +138,19 @@ def test_a_prompt_waits_for_blocks_of_a_step_in_flight() -> None:
     earlier.progress.registered(2)
     cached = alike(candidate(1, 129, cached_blocks=2), contents)
     assert plan([earlier], waiting=[cached]).admitted == [cached]
+
+
+def test_nobody_gives_way_to_a_prompt_that_waits_for_blocks_of_another() -> None:
+    busy = [running(arrival, 129, 0, range(3 * arrival, 3 * arrival + 3)) for arrival in range(3)]
+    for request in busy:
+        request.share = Share("busy")
+        request.progress.launched(128, 0, 0)
+    busy[0].contents = contents = [b"a", b"b"]
+    waiting = candidate(3, 129)
+    waiting.request.share = Share("quiet")
+    full, standing = Limits(max_step_tokens=256, max_requests=3), Standing({"busy": 400.0}, {"busy": 3})
+    assert plan(busy, waiting=[waiting], limits=full, standing=standing).preempted == [busy[2]]
+    assert plan(busy, waiting=[alike(waiting, contents)], limits=full, standing=standing).preempted == []
 
 
 def test_prompts_that_are_passed_over_take_no_places() -> None:

@@ -2,8 +2,9 @@ from pathlib import Path
 
 import pytest
 
-from engine.config import EngineConfig, Hardware, resolve
+from engine.config import MOST_GPU_RANKS, EngineConfig, Hardware, resolve
 from engine.parallel.config import ParallelConfig
+from kernels.peer_exchange.region import MOST_RANKS
 from mesh.config import load
 from mesh.errors import ConfigError
 
@@ -27,10 +28,19 @@ def test_a_gpu_that_is_not_there_is_refused_in_words() -> None:
         resolve(EngineConfig(model_dir=Path("checkpoint"), device="cuda"), CPU)
 
 
-def test_several_ranks_on_gpus_are_refused_in_words() -> None:
+def test_more_gpu_ranks_than_kernels_join_are_refused() -> None:
+    assert MOST_GPU_RANKS == MOST_RANKS
+    parallel = ParallelConfig(dp=MOST_GPU_RANKS + 1)
+    config = EngineConfig(model_dir=Path("x"), device="cuda", parallel=parallel)
+    with pytest.raises(ConfigError, match="9 ranks: at most 8 GPUs"):
+        resolve(config, Hardware(cuda_devices=16, free_memory_bytes=0))
+
+
+def test_more_ranks_than_gpus_are_refused_in_words() -> None:
     config = EngineConfig(model_dir=Path("checkpoint"), parallel=ParallelConfig(tp=2))
     assert resolve(config, CPU).device == "cpu"
-    with pytest.raises(ConfigError, match="ranks exchange tensors on CPUs so far"):
+    assert resolve(config, Hardware(2, 1 << 30)).device == "cuda"
+    with pytest.raises(ConfigError, match="2 ranks, each on a GPU of its own, and torch finds 1"):
         resolve(config, GPU)
 
 
@@ -70,7 +80,6 @@ def test_quantized_weights_are_refused_in_float32() -> None:
         (["backend=oracle", "max_request=1"], "max_request"),
         (["backend=oracle", "drafts.next_n=6"], "next_n"),
         (["backend=oracle", "drafts.next_n=3", "max_step_tokens=255"], r"max_requests \* \(1 \+ engine.drafts.next_n"),
-        (["model_dir=checkpoint", "drafts.next_n=1", "overlap='on'"], "leave overlap to auto"),
     ],
 )
 def test_a_wrong_configuration_names_what_is_wrong(overrides: list[str], problem: str) -> None:

@@ -123,11 +123,10 @@ def test_generated_blocks_are_the_chain_of_the_tokens() -> None:
     assert stored[0] == stored[1]
 
 
-def test_steps_are_launched_ahead_with_drafts_only_if_that_is_asked_for() -> None:
+def test_steps_with_drafts_are_launched_ahead_as_others_are() -> None:
     drafting = EngineConfig(backend="oracle", oracle=OracleConfig(), drafts=DraftsConfig(next_n=1), max_step_tokens=128)
-    assert not launches_ahead(drafting, asynchronous=True)
+    assert launches_ahead(drafting, asynchronous=True) and not launches_ahead(drafting, asynchronous=False)
     assert launches_ahead(drafting.model_copy(update={"overlap": "on"}), asynchronous=False)
-    assert launches_ahead(EngineConfig(backend="oracle"), asynchronous=True)
 
 
 @pytest.mark.parametrize("ahead", [True, False])
@@ -143,6 +142,8 @@ def test_many_requests_decode_with_fewer_drafts_than_one_where_drafts_cost_more(
     yields = [len(output.token_ids) for step in transcript.steps for output in step.outputs]
     # The last request goes on alone. Drafts that were made for more requests are in flight when the number falls.
     assert set(yields[: 8 * (tokens - 2)]) == {1} and max(yields[-6:]) == 6
+    # All are right, and no draft counts as verified that was not made.
+    assert all(step.drafts.verified == step.drafts.accepted for step in transcript.steps if step.drafts is not None)
     for key in range(8):
         expected = oracle_tokens(prompt_of(20, key), tokens + 40 * (key == 0), VOCABULARY)
         assert transcript.token_ids[key] == expected

@@ -121,10 +121,12 @@ def test_counts_made_room_for_others_and_are_made_again(
     """As if there were slots for the rows of a step alone: each request finds its counts gone now and then."""
     penalize = TokenCounts.penalize
 
-    def forget_and_penalize(self: TokenCounts, logits: torch.Tensor, rows: Any, drawn: torch.Tensor) -> None:
+    def forget_and_penalize(
+        self: TokenCounts, logits: torch.Tensor, rows: Any, drawn: torch.Tensor, behind: torch.Tensor | None
+    ) -> None:
         for slot in self._slots.values():
             slot.position = None
-        penalize(self, logits, rows, drawn)
+        penalize(self, logits, rows, drawn, behind)
 
     monkeypatch.setattr(TokenCounts, "penalize", forget_and_penalize)
     assert run(checkpoint, submits(), overlap="on").token_ids == undisturbed
@@ -160,6 +162,6 @@ def test_log_probabilities_are_those_of_the_model_itself(checkpoint: Path) -> No
 
 def test_a_step_that_asks_for_no_penalty_touches_no_counts(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(TokenCounts, "penalize")
-    monkeypatch.delattr(TokenCounts, "count")
+    monkeypatch.delattr(TokenCounts, "count_yields")
     plain = [submit_of(key, prompt, 5, sampling=Sampling(temperature=1.0)) for key, prompt in enumerate(PROMPTS)]
     assert len(run(checkpoint, plain).ends) == len(PROMPTS)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from engine.balance.report import BalanceReport
 from engine.batch import Batch, Row, Sample, StepShape
 from engine.scoring import ScoringConfig, main, token_logprobs
 from engine.step_times import StepTimes
@@ -36,6 +37,7 @@ class CountingBackend:
     draft_layers = 0
     think_tokens: ThinkTokens | None = None
     step_times: StepTimes | None = None
+    balance: BalanceReport | None = None
 
     def __init__(self, total_blocks: int) -> None:
         self.total_blocks = total_blocks

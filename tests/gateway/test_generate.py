@@ -8,23 +8,18 @@ from typing import Any
 import grpc
 import pytest
 from deepmesh.v1 import common_pb2, gateway_pb2
-from pydantic import SecretStr
+from pydantic import SecretStr, ValidationError
 
 from gateway.config import ApiKeyConfig, DispatchConfig, LimitsConfig
 from mesh.errors import InvalidRequest, MeshError, NoWorker, Overloaded
 from mesh.failures import from_rpc_error
 from tests.support.fake_decode import FakeDecodeWorker, oracle_tokens, scripted
-from tests.support.gateways import Mesh, chat_request, collect, ids_request, model_texts, running_mesh
+from tests.support.gateways import Mesh, chat_request, collect, ids_request, running_mesh
+from tests.support.oracle_texts import spelled
 from tests.support.waiting import eventually
 
 Sampling = common_pb2.SamplingParams
 STOP, LENGTH = common_pb2.FINISH_REASON_STOP, common_pb2.FINISH_REASON_LENGTH
-
-
-def spelled(text: str) -> list[int]:
-    tokenizer = model_texts()["oracle"].tokenizer
-    assert tokenizer is not None
-    return tokenizer.encode(text)
 
 
 def answering(text: str, **fields: Any) -> FakeDecodeWorker:
@@ -43,6 +38,20 @@ async def test_token_ids_go_in_and_come_out() -> None:
         assert answer.token_ids == oracle_tokens([5, 6, 7], 20)
         assert answer.finished.finish_reason == LENGTH
         assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (3, 20)
+
+
+def test_rounds_are_never_closer_than_a_clock_can_tell() -> None:
+    for rate in (math.inf, 1e308):
+        with pytest.raises(ValidationError):
+            LimitsConfig(messages_per_second=rate)
+
+
+async def test_tokens_that_come_faster_than_messages_may_share_one() -> None:
+    # A message in a tenth of a second; the tokens take a fifth.
+    async with running_mesh(FakeDecodeWorker(step_seconds=0.005), limits=LimitsConfig(messages_per_second=10)) as mesh:
+        answer = await collect(mesh, ids_request([5, 6, 7], max_tokens=40))
+        assert answer.token_ids == oracle_tokens([5, 6, 7], 40)
+        assert 2 <= len(answer.deltas) <= 10
 
 
 async def test_text_begins_with_the_beginning_of_sequence() -> None:
@@ -104,6 +113,7 @@ async def test_sampling_reaches_the_worker() -> None:
         assert (list(submission.stop.token_ids), submission.stop.ignore_eos) == ([3], True)
         logprobs = [entry for delta in answer.deltas for entry in delta.logprobs]
         assert [entry.top[0].token_id for entry in logprobs] == answer.token_ids
+        assert [entry.token_id for entry in logprobs] == answer.token_ids
         assert [len(entry.top) for entry in logprobs] == [3] * 8
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.generation import Generation
-from gateway.intake import History, Prepared
+from gateway.prepared import History, Prepared
 from gateway.reasoning import ReasoningStart
 from gateway.transcript import Transcript
 from mesh.domain.outputs import FinishReason, Logprobs
@@ -21,11 +21,16 @@ LETTERS = {index: chr(ord("a") + index).encode() for index in range(26)}
 
 
 def make_generation(
-    *, stops: tuple[str, ...] = (), unread_limit: int = 100, interrupt: Callable[[], None] = lambda: None, **fields: Any
+    *,
+    stops: tuple[str, ...] = (),
+    unread_limit: int = 100,
+    interrupt: Callable[[], None] = lambda: None,
+    history: History | None = None,
+    **fields: Any,
 ) -> Generation:
     request = TokenRequest("r", PROMPT, Sampling(), StopConditions(fields.pop("max_tokens", 50)))
     transcript = Transcript(LETTERS.__getitem__, stops, ReasoningStart.NONE)
-    return Generation(Prepared("m", request, lambda: transcript, []), 1e9, unread_limit, interrupt)
+    return Generation(Prepared("m", request, lambda: transcript, [], history=history), 1e9, unread_limit, interrupt)
 
 
 def test_tokens_that_were_not_read_share_one_delta() -> None:
@@ -110,6 +115,37 @@ def test_the_token_that_stops_the_model_is_counted_and_is_not_text() -> None:
     assert (delta.content, delta.finish.stop_token_id, delta.finish.usage.completion_tokens) == ("a", 25, 2)
 
 
+@pytest.mark.parametrize("delivered", [0, 2, 3])
+def test_the_token_that_stopped_the_model_is_told_wherever_the_answer_is_gone_on_with(delivered: int) -> None:
+    history = History(array("I", [0, 1, 25]), FinishReason.STOP, delivered)
+    delta = make_generation(history=history).drain()
+    assert list(delta.token_ids) == [0, 1, 25][delivered:]
+    assert delta.content == "ab"[delivered:]
+    assert delta.finish is not None
+    assert (delta.finish.reason, delta.finish.stop_token_id) == (FinishReason.STOP, 25)
+    assert delta.finish.usage.completion_tokens == 3
+
+
+@pytest.mark.parametrize("delivered", [4, 5])
+def test_nothing_follows_a_stop_string_that_the_client_had(delivered: int) -> None:
+    generation = make_generation(stops=("cd",), history=History(array("I", range(7)), None, delivered))
+    delta = generation.drain()
+    assert (list(delta.token_ids), delta.content, delta.position) == ([], "", 4)
+    assert delta.finish is not None
+    assert (delta.finish.reason, delta.finish.stop_string) == (FinishReason.STOP, "cd")
+    assert delta.finish.usage.completion_tokens == 4
+
+
+def test_a_client_is_not_slow_because_the_answer_that_it_goes_on_with_is_long() -> None:
+    interrupted: list[bool] = []
+    history = History(array("I", [0] * 50), None, 49)
+    generation = make_generation(unread_limit=10, history=history, interrupt=lambda: interrupted.append(True))
+    generation.receive(53, [1] * 10)
+    assert not interrupted
+    generation.receive(63, [1])
+    assert interrupted and isinstance(generation.given_up, SlowClient)
+
+
 def test_a_stop_string_ends_the_answer_and_what_follows_is_neither_text_nor_counted() -> None:
     generation = make_generation(stops=("cd",))
     generation.receive(3, [0, 1, 2])
@@ -169,6 +205,25 @@ async def test_a_waiting_reader_wakes_for_tokens_and_for_the_end() -> None:
         await asyncio.wait_for(reader, 1)
         generation.drain()
     assert not generation.awaited
+
+
+async def test_a_reader_gets_tokens_when_it_is_due_and_an_end_at_once() -> None:
+    generation, clock = make_generation(), asyncio.get_running_loop().time
+    generation.receive(3, [0])
+    due = clock() + 0.03
+    reader = asyncio.create_task(generation.readable(due))
+    await asyncio.sleep(0)
+    generation.receive(4, [1])
+    await asyncio.wait_for(reader, 1)
+    # Event loops round timers to milliseconds.
+    assert clock() >= due - 0.001
+    assert list(generation.drain().token_ids) == [0, 1]
+    reader = asyncio.create_task(generation.readable(clock() + 60))
+    await asyncio.sleep(0)
+    generation.receive(5, [2])
+    generation.finish(FinishReason.LENGTH)
+    await asyncio.wait_for(reader, 1)
+    assert list(generation.drain().token_ids) == [2]
 
 
 async def test_a_reader_that_is_cancelled_waits_no_more() -> None:

@@ -9,7 +9,8 @@ from deepmesh.v1 import gateway_pb2
 from gateway.tool_format import CallForm, opening, written_calls, written_outputs
 from gateway.tools import ToolCall
 from tests.support.fake_decode import FakeDecodeWorker, scripted
-from tests.support.gateways import Mesh, collect, model_texts, running_mesh
+from tests.support.gateways import collect, running_mesh
+from tests.support.oracle_texts import prompt_of, spelled
 
 CALLS = [ToolCall("", "weather", '{"city": "Bergen"}'), ToolCall("", "clock", "{}")]
 TOOLS = [
@@ -18,18 +19,6 @@ TOOLS = [
 ]
 USER = gateway_pb2.ChatMessage(role="user", content="hello")
 END = "<｜end▁of▁sentence｜>"
-
-
-def spelled(text: str) -> list[int]:
-    tokenizer = model_texts()["oracle"].tokenizer
-    assert tokenizer is not None
-    return tokenizer.encode(text)
-
-
-def prompt_of(mesh: Mesh) -> str:
-    tokenizer = model_texts()["oracle"].tokenizer
-    assert tokenizer is not None
-    return tokenizer.spell(list(mesh.worker.submissions[-1].token_ids))
 
 
 def answering(text: str) -> FakeDecodeWorker:

@@ -43,7 +43,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 def settings(**engine: object) -> tuple[str, ...]:
-    values = {"oracle.step_ms": 2, "oracle.prefill_tokens_per_second": 20000, "transfer.slot_bytes": 65536, **engine}
+    values = {"oracle.step_ms": 2, "oracle.prefill_tokens_per_second": 20000, **engine}
     return (*oracle_settings(**values), *FAST_LEASES)
 
 

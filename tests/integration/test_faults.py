@@ -173,13 +173,14 @@ async def test_a_body_of_fifty_megabytes_is_refused(mesh: ProcessMesh) -> None:
 
 async def test_with_every_worker_gone_requests_end_with_unavailable() -> None:
     settings = oracle_settings(**{"oracle.step_ms": 5})
-    async with process_mesh(workers=1, settings=(*settings, *FAST_LEASES)) as mesh:
+    patience = "gateway.dispatch.worker_seconds=2"
+    async with process_mesh(workers=1, settings=(*settings, *FAST_LEASES, patience)) as mesh:
         answer = asyncio.create_task(tokens_of(mesh, [1, 2], 5000))
         await asyncio.sleep(0.5)
         # Whatever the supervisor starts again is killed again.
         async with asyncio.timeout(60):
             while not answer.done():
-                with suppress(ProcessLookupError):
+                with suppress(ProcessLookupError, KeyError):
                     kill(mesh, "decode-0")
                 await asyncio.wait({answer}, timeout=0.3)
         error = answer.exception()

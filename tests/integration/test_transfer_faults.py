@@ -14,7 +14,7 @@ from tests.support.process_mesh import VOCABULARY, ProcessMesh, oracle_settings,
 PROMPT_TOKENS = 512
 SETTINGS = (
     # A prompt takes half a second, so that what is killed meanwhile has pushed nothing.
-    *oracle_settings(**{"oracle.step_ms": 5, "oracle.prefill_tokens_per_second": 1000, "transfer.slot_bytes": 65536}),
+    *oracle_settings(**{"oracle.step_ms": 5, "oracle.prefill_tokens_per_second": 1000}),
     "decode.can_prefill=false",
     "decode.engine.transfer.landing_seconds=3",
     "decode.grace_seconds=2",

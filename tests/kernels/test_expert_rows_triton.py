@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kernels.expert_rows import reference
-from kernels.moe_permute import choose_layout
+from kernels.moe_permute import NOWHERE, choose_layout
 from kernels.moe_permute.layout import ContiguousLayout, Layout, MaskedLayout
 from kernels.w4a8_gemm import ScaledRows
 from tests.support.errors import relative_error
@@ -36,7 +36,10 @@ def same_layouts(found: Layout, expected: Layout) -> bool:
 
 def used_rows(rows: ScaledRows, layout: Layout) -> tuple[torch.Tensor, torch.Tensor]:
     """Values and scales of the rows that tokens have: others stay poisoned."""
-    used = layout.positions.flatten()
+    return rows_at(rows, layout.positions.flatten())
+
+
+def rows_at(rows: ScaledRows, used: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return rows.values.float().flatten(0, -2)[used], rows.scales if rows.static else rows.scales.flatten()[used]
 
 
@@ -56,6 +59,29 @@ def test_tokens_are_scaled_and_copied_to_their_experts(
     assert same_layouts(layout, expected_layout) and found.static == expected.static == static
     for one, other in zip(used_rows(found, layout), used_rows(expected, layout), strict=True):
         assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize(("tokens", "experts", "choices", "width"), [(0, 4, 2, 128), (9, 12, 5, 640), (300, 4, 3, 128)])
+@pytest.mark.parametrize(("pre_scaled", "static"), [(False, False), (True, True)])
+def test_quantized_tokens_are_copied_to_the_experts_that_are_placed(
+    tokens: int, experts: int, choices: int, width: int, pre_scaled: bool, static: bool, device: torch.device
+) -> None:
+    x = torch.randn(tokens, width, device=device).bfloat16()
+    pre_scale = torch.rand(width, device=device) + 0.5 if pre_scaled else None
+    input_scale = torch.full((experts,), 0.005, device=device) if static else None
+    chosen, held, first = random_choices(tokens, experts, choices, device), experts // 2, experts // 4
+    (found, layout), (expected, expected_layout) = (
+        module.place_quantized(module.quantize_rows(x, pre_scale, input_scale), chosen, held, first, experts - held)
+        for module in (triton, reference)
+    )
+    assert same_layouts(layout, expected_layout) and found.static == expected.static == static
+    kept = layout.positions != NOWHERE
+    assert torch.equal(kept, (chosen >= first) & (chosen < first + held))
+    # As tokens that are quantized where they are placed.
+    whole, whole_layout = reference.place_rows(x, chosen, experts, pre_scale, input_scale)
+    for rows, positions in ((expected, layout.positions), (whole, whole_layout.positions)):
+        for one, other in zip(rows_at(found, layout.positions[kept]), rows_at(rows, positions[kept]), strict=True):
+            assert torch.equal(one, other)
 
 
 @pytest.mark.parametrize(("tokens", "experts", "choices", "width"), PLACEMENTS)

@@ -1,28 +1,41 @@
 """Prefill attention's backends against the reference; without a GPU, Triton's runs in the interpreter."""
 
-from types import ModuleType
+import random
 
 import pytest
 import torch
 
-from kernels.mla_prefill import PrefillPlan, cudnn, flash_attention, plan_prefill, reference
-from kernels.mla_prefill import triton as ours
+from kernels.hopper import is_hopper
+from kernels.mla_prefill import PrefillPlan, mla_prefill, plan_prefill, reference
+from kernels.mla_prefill import triton as triton_prefill
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SCALE = 0.1
+HEADS, WIDTH, VALUE = 128, 192, 128
+
+hopper = pytest.mark.skipif(not is_hopper(), reason="needs a Hopper GPU")
 
 
-def error(backend: ModuleType, plan: PrefillPlan, heads: int, width: int, value_width: int) -> float:
-    """Relative norm of the outputs' difference, or the largest difference of the log sums if that is more."""
-    query = torch.randn(plan.queries, heads, width, device=DEVICE).bfloat16()
-    key = torch.randn(plan.keys, heads, width, device=DEVICE).bfloat16()
-    # A part of a wider tensor, as the expansion of latents makes them.
-    value = torch.randn(plan.keys, heads, width + value_width, device=DEVICE).bfloat16()[:, :, width:]
-    expected, expected_log_sum = reference.mla_prefill(query.float(), key.float(), value.float(), plan, SCALE)
-    found, log_sum = backend.mla_prefill(query, key, value, plan, SCALE)
-    assert found.shape == expected.shape and log_sum.shape == expected_log_sum.shape
-    difference = (found.float() - expected).norm() / expected.norm()
-    return max(float(difference), float((log_sum - expected_log_sum).abs().max()))
+class Case:
+    """Random queries, keys and values of a plan's prompts."""
+
+    def __init__(self, plan: PrefillPlan, heads: int, width: int, value_width: int) -> None:
+        self.plan = plan
+        self.query = torch.randn(plan.queries, heads, width, device=DEVICE).bfloat16()
+        self.key = torch.randn(plan.keys, heads, width, device=DEVICE).bfloat16()
+        # A part of a wider tensor, as the expansion of latents makes them.
+        self.value = torch.randn(plan.keys, heads, width + value_width, device=DEVICE).bfloat16()[:, :, width:]
+
+    def attend(self) -> tuple[torch.Tensor, torch.Tensor]:
+        return mla_prefill(self.query, self.key, self.value, self.plan, scale=SCALE)
+
+    def error(self, found: torch.Tensor, log_sum: torch.Tensor) -> float:
+        """Relative norm of the outputs' difference, or the largest difference of the log sums if that is more."""
+        inputs = self.query.float(), self.key.float(), self.value.float()
+        expected, expected_log_sum = reference.mla_prefill(*inputs, self.plan, SCALE)
+        assert found.shape == expected.shape and log_sum.shape == expected_log_sum.shape
+        difference = (found.float() - expected).norm() / expected.norm()
+        return max(float(difference), float((log_sum - expected_log_sum).abs().max()))
 
 
 PLANS = {
@@ -38,7 +51,9 @@ plans = pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS.keys())
 @plans
 def test_triton_attends_as_the_reference_does(plan: tuple[list[int], list[int], bool]) -> None:
     queries, keys, causal = plan
-    assert error(ours, plan_prefill(queries, keys, DEVICE, causal=causal), 2, 24, 16) < 0.01
+    case = Case(plan_prefill(queries, keys, DEVICE, causal=causal), 2, 24, 16)
+    found = triton_prefill.mla_prefill(case.query, case.key, case.value, case.plan, SCALE)
+    assert case.error(*found) < 0.01
 
 
 def test_triton_merges_parts_as_the_reference_does() -> None:
@@ -46,19 +61,94 @@ def test_triton_merges_parts_as_the_reference_does() -> None:
     log_sum, other_log_sum = torch.randn(2, 3, 5, device=DEVICE) * 4
     expected, expected_log_sum = out.clone(), log_sum.clone()
     reference.merge_attention(expected, expected_log_sum, other, other_log_sum)
-    ours.merge_attention(out, log_sum, other, other_log_sum)
+    triton_prefill.merge_attention(out, log_sum, other, other_log_sum)
     assert torch.allclose(out, expected, atol=1e-2) and torch.allclose(log_sum, expected_log_sum, atol=1e-4)
 
 
 @pytest.mark.gpu
 @plans
-@pytest.mark.parametrize("backend", [ours, flash_attention, cudnn])
-def test_every_backend_attends_at_deepseeks_shapes(
-    plan: tuple[list[int], list[int], bool], backend: ModuleType
+def test_triton_attends_at_deepseeks_shapes(plan: tuple[list[int], list[int], bool], poisoned: None) -> None:
+    queries, keys, causal = plan
+    case = Case(plan_prefill(queries, keys, DEVICE, causal=causal), HEADS, WIDTH, VALUE)
+    found = triton_prefill.mla_prefill(case.query, case.key, case.value, case.plan, SCALE)
+    assert case.error(*found) < 0.01
+
+
+@hopper
+@pytest.mark.gpu
+@plans
+@pytest.mark.parametrize("heads", [16, HEADS])
+def test_prompts_are_attended_to_at_deepseeks_shapes(
+    plan: tuple[list[int], list[int], bool], heads: int, poisoned: None
 ) -> None:
     queries, keys, causal = plan
-    if backend is flash_attention and not flash_attention.available():
-        pytest.skip("FlashAttention-3 is not installed")
-    if backend is cudnn and causal and queries != keys:
-        pytest.skip("cuDNN takes no cached prefix")
-    assert error(backend, plan_prefill(queries, keys, DEVICE, causal=causal), 128, 192, 128) < 0.01
+    case = Case(plan_prefill(queries, keys, DEVICE, causal=causal), heads, WIDTH, VALUE)
+    assert case.error(*case.attend()) < 0.01
+
+
+@hopper
+@pytest.mark.gpu
+@pytest.mark.parametrize("seed", range(20))
+def test_random_prompts_and_prefixes_are_attended_to(seed: int, poisoned: None) -> None:
+    chosen = random.Random(seed)
+    # Around the bounds of tiles of 128 queries, of which each half has its own warpgroup, and of blocks of 128 keys.
+    edges = [1, 2, 63, 64, 65, 127, 128, 129, 255, 256, 257]
+    queries = [chosen.choice([*edges, chosen.randint(1, 1500)]) for _ in range(chosen.randint(1, 6))]
+    keys = [count + chosen.choice([0, 0, *edges, chosen.randint(0, 2500)]) for count in queries]
+    plan = plan_prefill(queries, keys, DEVICE, causal=chosen.random() < 0.7)
+    case = Case(plan, chosen.choice([1, 3, 16, 32, 64]), WIDTH, VALUE)
+    assert case.error(*case.attend()) < 0.01
+
+
+@hopper
+@pytest.mark.gpu
+def test_more_keys_than_the_cache_holds_are_attended_to_in_groups_of_heads(monkeypatch: pytest.MonkeyPatch) -> None:
+    from kernels.mla_prefill import bf16
+
+    # Two heads at a time, and one in the last group.
+    monkeypatch.setattr(bf16, "CACHED_BYTES", 2 * 600 * (WIDTH + VALUE) * 2)
+    case = Case(plan_prefill([300, 200], [400, 200], DEVICE), 7, WIDTH, VALUE)
+    assert case.error(*case.attend()) < 0.01
+
+
+@hopper
+@pytest.mark.gpu
+def test_scores_far_above_the_earlier_ones_raise_the_reference() -> None:
+    case = Case(plan_prefill([700], [700], DEVICE), 16, WIDTH, VALUE)
+    # From the last block, which comes first, to the first one scores grow by far more than the margin.
+    case.key *= torch.linspace(20, 1, 700, device=DEVICE)[:, None, None]
+    assert case.error(*case.attend()) < 0.01
+
+
+@hopper
+@pytest.mark.gpu
+def test_a_prompt_of_nan_leaves_its_neighbours_alone() -> None:
+    case = Case(plan_prefill([100, 200, 77], [150, 200, 99], DEVICE), 16, WIDTH, VALUE)
+    expected, _ = case.attend()
+    case.query[100:300] = case.key[150:350] = case.value[150:350] = float("nan")
+    found, _ = case.attend()
+    assert torch.equal(found[:100], expected[:100]) and torch.equal(found[300:], expected[300:])
+
+
+@hopper
+@pytest.mark.gpu
+def test_captured_attention_repeats_bit_by_bit() -> None:
+    case = Case(plan_prefill([700, 900], [1700, 900], DEVICE), 16, WIDTH, VALUE)
+    expected, expected_log_sum = case.attend()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found, log_sum = case.attend()
+    for _ in range(5):
+        found.fill_(float("nan"))
+        log_sum.fill_(float("nan"))
+        graph.replay()
+        assert torch.equal(found, expected) and torch.equal(log_sum, expected_log_sum)
+
+
+@hopper
+@pytest.mark.gpu
+def test_rows_that_the_copy_engine_cannot_read_are_attended_to() -> None:
+    case = Case(plan_prefill([150], [150], DEVICE), 4, WIDTH, VALUE)
+    # One head's keys after another's.
+    case.key = case.key.transpose(0, 1).contiguous().transpose(0, 1)
+    assert case.error(*case.attend()) < 0.01

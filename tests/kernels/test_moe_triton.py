@@ -3,10 +3,11 @@
 import pytest
 import torch
 
+from kernels.act_quant import dequantize
 from kernels.act_quant import reference as act_quant
 from kernels.moe_gate import Routing
 from kernels.moe_gate import reference as moe_gate
-from kernels.moe_permute import ContiguousLayout, ExpandedQuantized, ExpertOutputs, MaskedLayout
+from kernels.moe_permute import NOWHERE, ContiguousLayout, ExpandedQuantized, ExpertOutputs, MaskedLayout
 from kernels.moe_permute import reference as moe_permute
 from tests.support.errors import relative_error
 
@@ -110,6 +111,40 @@ def test_tokens_are_copied_to_contiguous_layouts(
     assert torch.equal(found.positions, expected.positions)
     assert torch.equal(found.layout.row_experts, expected.layout.row_experts)
     assert_same_rows(found, expected)
+
+
+# Tokens, experts, how many of them are placed, the first of these, choices and width.
+RANGES = [(1, 8, 2, 6, 3, 128), (37, 12, 3, 4, 3, 384), (70, 300, 100, 150, 4, 128)]
+
+
+@pytest.mark.parametrize(("tokens", "experts", "held", "first", "choices", "width"), RANGES)
+@pytest.mark.parametrize("masked", [False, True])
+def test_choices_of_experts_elsewhere_have_no_row(
+    tokens: int, experts: int, held: int, first: int, choices: int, width: int, masked: bool, device: torch.device
+) -> None:
+    chosen = random_choice(tokens, experts, choices, device)
+    x = act_quant.quantize(torch.randn(tokens, width, device=device))
+    modules = (triton_moe_permute, moe_permute)
+    if masked:
+        found, expected = (
+            each.expand_masked(x, chosen, held, tokens + 1, 0, first, experts - held) for each in modules
+        )
+        assert torch.equal(found.layout.counts, expected.layout.counts)
+    else:
+        rows = -(-tokens * choices // 128) * 128 + held * 128
+        found, expected = (each.expand_contiguous(x, chosen, held, 128, rows, first) for each in modules)
+        assert torch.equal(found.layout.row_experts, expected.layout.row_experts)
+    assert torch.equal(found.positions, expected.positions)
+    kept = found.positions != NOWHERE
+    assert torch.equal(kept, (chosen >= first) & (chosen < first + held))
+    used = expected.positions[kept]
+    assert torch.equal(dequantize(found.rows).flatten(0, -2)[used], dequantize(expected.rows).flatten(0, -2)[used])
+    outputs = ExpertOutputs(
+        torch.randn(*found.layout.shape, width, device=device), found.positions, torch.rand(chosen.shape, device=device)
+    )
+    part = torch.randn(tokens // 2, width, device=device)
+    sums, expected_sums = (each.combine(outputs, part, tokens // 3) for each in modules)
+    assert relative_error(sums, expected_sums) < 1e-6
 
 
 @pytest.mark.parametrize("tokens", [0, 1, 20])

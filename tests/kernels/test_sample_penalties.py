@@ -49,9 +49,9 @@ def test_presence_and_frequency_count_what_was_generated_alone() -> None:
 
 def test_a_drawn_token_counts_as_a_generated_one() -> None:
     counts = counts_of()
-    count_drawn(counts, torch.tensor([2, 0]), torch.tensor([5, 4]))
+    count_drawn(counts, torch.tensor([2, 0]), torch.tensor([[5, -1, -1], [4, 6, 4]]))
     expected = torch.empty(2, VOCABULARY, dtype=torch.int32)
-    count_tokens(expected[0], PROMPTS[0], [*GENERATED[0], 4])
+    count_tokens(expected[0], PROMPTS[0], [*GENERATED[0], 4, 6, 4])
     count_tokens(expected[1], PROMPTS[2], [5])
     assert torch.equal(counts[[0, 2]], expected)
 

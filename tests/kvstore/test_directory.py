@@ -113,13 +113,13 @@ def test_an_offer_does_not_take_the_room_of_the_block_it_builds_on() -> None:
 def test_changes_are_net_of_what_came_and_went() -> None:
     directory = Directory(2)
     store(directory, chain("a", 2))
-    assert directory.drain_changes().stored == chain("a", 2)
+    assert directory.held.drain_changes().stored == chain("a", 2)
     store(directory, chain("b", 2))
     store(directory, chain("c", 1))
-    changes = directory.drain_changes()
+    changes = directory.held.drain_changes()
     assert sorted(changes.stored) == [b"b0", b"c0"]
     assert sorted(changes.removed) == [b"a0", b"a1"]
-    assert sorted(directory.snapshot()) == [b"b0", b"c0"]
+    assert sorted(directory.held.snapshot()) == [b"b0", b"c0"]
 
 
 class DirectoryMachine(RuleBasedStateMachine):
@@ -168,7 +168,7 @@ class DirectoryMachine(RuleBasedStateMachine):
 
     @rule()
     def publish(self) -> None:
-        changes = self.directory.drain_changes()
+        changes = self.directory.held.drain_changes()
         assert self.published >= set(changes.removed)
         assert not self.published & set(changes.stored)
         self.published = (self.published - set(changes.removed)) | set(changes.stored)

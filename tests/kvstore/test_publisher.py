@@ -30,7 +30,7 @@ class FailingIndex(MemoryIndex):
 
 @asynccontextmanager
 async def publishing(index: Index, directory: Directory, lease_seconds: float = 0.3) -> AsyncIterator[Publisher]:
-    publisher = Publisher(index, lambda: directory, lease_seconds)
+    publisher = Publisher(index, lambda: directory.held, lease_seconds)
     task = asyncio.create_task(publisher.run())
     yield publisher
     task.cancel()
@@ -100,4 +100,4 @@ async def test_entries_that_redis_lost_are_told_again() -> None:
                 await client.srem("deepmesh:{kv}:a:1", KEYS[10])
             await until_matched(index, 3000)
             assert await index.match(KEYS[10:]) == Location("a", "1", 2990)
-            await eventually(lambda: directory.drain_changes().stored == [])
+            await eventually(lambda: directory.held.drain_changes().stored == [])

@@ -159,9 +159,9 @@ def corrupted(gather: Callable[..., Done[bytes]]) -> Callable[..., Done[bytes]]:
     def corrupted(
         self: HostMemory, first: int, count: int, blocks: Sequence[int], staging: Any, key: bytes
     ) -> Done[bytes]:
-        digest = gather(self, first, count, blocks, staging, key)
+        checksum = gather(self, first, count, blocks, staging, key)
         staging[PIECE_BYTES // 2] ^= 1
-        return digest
+        return checksum
 
     return corrupted
 
@@ -179,7 +179,7 @@ async def test_a_corrupted_segment_is_not_stored(monkeypatch: pytest.MonkeyPatch
         assert worker.fetch(4) == 0
         status = await worker.status()
         assert status.tiers[0].used_blocks == 0
-        assert dict(status.transfers.refused) == {"wrong_digest": 1}
+        assert dict(status.transfers.refused) == {"wrong_checksum": 1}
         await worker.offer(4)
         assert worker.fetch(4) == 4
 

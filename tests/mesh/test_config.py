@@ -62,13 +62,22 @@ def test_an_override_can_unset_a_value(tmp_path: Path) -> None:
         (["inner.size=many"], "inner.size"),
         (["inner.size"], "expected key=value"),
         (["=1"], "expected key=value"),
-        (["words=[1", "inner.size=1"], "words=\\[1"),
+        (["words=[1", "inner.size=1"], "override of words: its value is no YAML \\(line 1, column 3\\)"),
         (["words=a", "words.first=b"], "words holds a value"),
     ],
 )
 def test_a_wrong_override_is_named(overrides: list[str], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         load(Outer, None, overrides)
+
+
+@pytest.mark.parametrize("value", ["'s3cret", "s3cret: s3cret: a", "*s3cret", "[s3cret"])
+def test_a_value_that_is_no_yaml_is_not_quoted(value: str, tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(f"words: {value}\n")
+    for path, overrides in ((None, [f"words={value}"]), (tmp_path / "config.yaml", [])):
+        with pytest.raises(ConfigError, match=r"words|config\.yaml") as caught:
+            load(Outer, path, overrides)
+        assert "s3cret" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 from mesh.errors import (
     DeadlineExceeded,
     EndpointRefused,
+    EndpointUnavailable,
     InvalidRequest,
     MeshError,
     Overloaded,
     RemoteError,
+    Retry,
     UnknownModel,
 )
 from mesh.failures import (
@@ -112,6 +114,12 @@ def test_an_rpc_error_without_details_keeps_its_code() -> None:
 
 def test_a_deadline_that_grpc_reports_is_our_deadline_error() -> None:
     assert isinstance(from_rpc_error(rpc_error(StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")), DeadlineExceeded)
+
+
+def test_a_call_that_a_stopping_server_cancelled_may_be_made_again() -> None:
+    error = from_rpc_error(rpc_error(StatusCode.CANCELLED, "CANCELLED"))
+    assert isinstance(error, EndpointUnavailable)
+    assert error.retry is Retry.THIS_CALL
 
 
 def test_unreadable_details_are_read_as_none() -> None:

@@ -55,7 +55,7 @@ async def test_reflection_lists_every_service() -> None:
     assert {SERVICE, "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"} == names
 
 
-async def test_a_taken_port_is_a_config_error_that_names_it() -> None:
+async def test_a_taken_port_is_a_config_error_that_names_it(capfd: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(
@@ -63,6 +63,8 @@ async def test_a_taken_port_is_a_config_error_that_names_it() -> None:
         ):
             async with MeshServer(ServerConfig(port=port), "scheduler", []):
                 pass
+    # Nor does gRPC print a line of its own.
+    assert capfd.readouterr().err == ""
 
 
 async def test_two_servers_never_share_a_port() -> None:

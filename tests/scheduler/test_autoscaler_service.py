@@ -67,7 +67,9 @@ async def test_a_model_whose_workers_are_gone_is_wanted_as_soon_as_it_is_asked_f
         assert [role.wanted_replicas for role in await scaling(stub)] == []
         with pytest.raises(NoWorker):
             await stub.Place(
-                scheduler_pb2.PlaceRequest(request_id="r", model="oracle", prompt_tokens=2000, max_tokens=9)
+                scheduler_pb2.PlaceRequest(
+                    generation_id="g", request_id="r", model="oracle", prompt_tokens=2000, max_tokens=9
+                )
             )
         assert {role.role: role.wanted_replicas for role in await scaling(stub)} == {
             workers_pb2.WORKER_ROLE_DECODE: 1,

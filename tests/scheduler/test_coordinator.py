@@ -49,7 +49,7 @@ class Scheduling:
         self, request_id: str = "r", attempt: int = 0, block_hashes: Sequence[bytes] = (), **request: Any
     ) -> str:
         share = request.pop("share", Share())
-        call = PlacementCall(request_id, attempt, "oracle", make_request(**request), block_hashes, share)
+        call = PlacementCall(request_id, attempt, "oracle", make_request(**request), block_hashes, share, request_id)
         return (await self.coordinator.place(call)).decode.worker_id
 
     @property
@@ -112,6 +112,20 @@ async def test_a_pair_carries_its_work_until_the_outcome() -> None:
     ]
     scheduling.coordinator.report("r1", 0, Outcome.FINISHED, 5)
     assert [worker.unreported for worker in scheduling.registry.workers()] == [Unreported(), Unreported()]
+
+
+async def test_live_requests_that_a_client_gave_one_id_are_each_counted_as_load() -> None:
+    scheduling = Scheduling()
+    scheduling.add_worker("d")
+    for generation in ("g1", "g2", "g3"):
+        call = PlacementCall(generation, 1, "oracle", make_request(), request_id="the client's")
+        await scheduling.coordinator.place(call)
+    (worker,) = scheduling.registry.workers()
+    assert worker.unreported.requests == 3
+    assert scheduling.coordinator.report("g2", 1, Outcome.CANCELLED, 0)
+    assert scheduling.registry.workers()[0].unreported.requests == 2
+    outcomes = {kept.generation_id: kept.outcome for kept in scheduling.decisions.newest(3, "the client's")}
+    assert outcomes == {"g1": None, "g2": Outcome.CANCELLED, "g3": None}
 
 
 async def test_a_burst_spreads_over_pairs() -> None:

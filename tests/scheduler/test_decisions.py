@@ -10,7 +10,7 @@ CHOSEN = predict_alone(make_request(), [make_candidate()], PlacementKnobs())[0]
 
 def make_decision(request_id: str = "r", attempt: int = 0, **changes: Any) -> Decision:
     values: dict[str, Any] = {"time": 0.0, "model": "m", "chosen": CHOSEN, "reason": "", "terms": (), **changes}
-    return Decision(request_id=request_id, attempt=attempt, **values)
+    return Decision(generation_id=request_id, request_id=request_id, attempt=attempt, **values)
 
 
 def test_decisions_are_listed_newest_first_and_the_oldest_give_way() -> None:

@@ -19,9 +19,13 @@ MAX_RESIDENT_BYTES = 150 * 1024 * 1024
 
 
 async def place_and_report(stub: Any, request_id: str) -> None:
-    await stub.Place(scheduler_pb2.PlaceRequest(request_id=request_id, model="oracle", prompt_tokens=64, max_tokens=10))
+    await stub.Place(
+        scheduler_pb2.PlaceRequest(
+            generation_id=request_id, request_id=request_id, model="oracle", prompt_tokens=64, max_tokens=10
+        )
+    )
     outcome = scheduler_pb2.PLACEMENT_OUTCOME_FINISHED
-    await stub.ReportOutcome(scheduler_pb2.ReportOutcomeRequest(request_id=request_id, outcome=outcome))
+    await stub.ReportOutcome(scheduler_pb2.ReportOutcomeRequest(generation_id=request_id, outcome=outcome))
 
 
 async def test_a_scheduler_starts_from_its_file_stays_small_and_stops_at_a_signal() -> None:

@@ -38,7 +38,7 @@ def place_request(request_id: str = "r", **changes: Any) -> scheduler_pb2.PlaceR
         "block_hashes": chain_hashes(PROMPT),
         **changes,
     }
-    return scheduler_pb2.PlaceRequest(request_id=request_id, **values)
+    return scheduler_pb2.PlaceRequest(**{"request_id": request_id, "generation_id": request_id, **values})
 
 
 async def start_worker(stub: Any, worker_id: str, **status: Any) -> ReportingWorker:
@@ -62,6 +62,18 @@ async def stream_error(call: Any) -> MeshError:
         async for _ in call:
             pass
     return from_rpc_error(caught.value)
+
+
+async def test_a_gateway_of_the_version_before_names_requests_by_their_ids() -> None:
+    async with running_scheduler() as endpoint, scheduler_stub(endpoint) as stub:
+        await start_worker(stub, "a")
+        assert (await stub.Place(place_request("r1", generation_id=""))).decode.worker_id == "a"
+        report = scheduler_pb2.ReportOutcomeRequest(
+            request_id="r1", worker_id="a", outcome=scheduler_pb2.PLACEMENT_OUTCOME_FINISHED
+        )
+        await stub.ReportOutcome(report)
+        decisions = (await stub.ListDecisions(scheduler_pb2.ListDecisionsRequest())).decisions
+        assert [decision.outcome for decision in decisions] == [scheduler_pb2.PLACEMENT_OUTCOME_FINISHED]
 
 
 async def test_a_request_is_placed_where_its_prefix_is_cached_and_the_decision_is_listed() -> None:
@@ -148,7 +160,7 @@ async def test_reported_outcomes_are_kept_once_and_shape_the_expected_length() -
         await start_worker(stub, "a", load=workers_pb2.WorkerLoad(free_blocks=100))
         await stub.Place(place_request("r1", max_tokens=2000))
         report = scheduler_pb2.ReportOutcomeRequest(
-            request_id="r1", worker_id="a", outcome=scheduler_pb2.PLACEMENT_OUTCOME_FINISHED, output_tokens=2000
+            generation_id="r1", worker_id="a", outcome=scheduler_pb2.PLACEMENT_OUTCOME_FINISHED, output_tokens=2000
         )
         await stub.ReportOutcome(report)
         report.outcome = scheduler_pb2.PLACEMENT_OUTCOME_FAILED

@@ -19,6 +19,7 @@ LINK = {"match_ms": 5000.0, "poll_seconds": 0.02}
 
 def place_request(prompt: list[int] = PROMPT) -> scheduler_pb2.PlaceRequest:
     return scheduler_pb2.PlaceRequest(
+        generation_id="g",
         request_id="r",
         model="oracle",
         prompt_tokens=len(prompt),

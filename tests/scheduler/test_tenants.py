@@ -21,16 +21,6 @@ def test_an_attempt_that_ended_twice_counts_once() -> None:
     assert placed.ahead(QUIET) == 2 / 9
 
 
-def test_a_tenant_that_names_all_its_requests_alike_has_as_many() -> None:
-    placed = PlacedRequests(ManualClock())
-    for _ in range(9):
-        placed.add(("r", 1), BUSY)
-    assert placed.ahead(QUIET) == 2 / 10
-    for _ in range(9):
-        placed.end(("r", 1))
-    assert placed.ahead(QUIET) == 1.0
-
-
 def test_requests_whose_end_nobody_reports_are_forgotten() -> None:
     placed, clock = placed_requests(99)
     clock.now += MAX_SECONDS + 1

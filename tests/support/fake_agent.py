@@ -12,7 +12,7 @@ import numpy as np
 from mesh.domain.workers import KvNamespace, TransferCounters
 from mesh.errors import InvalidRequest, NamespaceMismatch
 from mesh.tracing import TraceContext
-from transfer.digest import segment_digest
+from transfer.checksum import segment_checksum
 from transfer.events import Event, Fetched, Landed, LandingFailed, PushEnded
 from transfer.memory import KvMemory
 from transfer.push import PushState
@@ -121,7 +121,7 @@ class FakeAgent:
     def cancel_landing(self, transfer_id: bytes) -> None:
         self.fabric.later(lambda: self._fail(transfer_id, "it was cancelled"))
 
-    def push(self, ticket: Ticket, blocks: Sequence[int]) -> None:
+    def push(self, ticket: Ticket, blocks: Sequence[int], offered: Sequence[bytes] | None = None) -> None:
         if not self.namespace.provides(ticket.namespace):
             raise NamespaceMismatch("the landing is for other KV")
         if ticket.size_bytes != len(blocks) * ticket.namespace.layers * self.memory.piece_bytes:
@@ -219,4 +219,4 @@ class FakeAgent:
 
 
 def write(memory: KvMemory, first_layer: int, layers: int, blocks: Sequence[int], content: Any) -> None:
-    memory.land(first_layer, layers, blocks, content, b"", segment_digest(content, len(content), b""))
+    memory.land(first_layer, layers, blocks, content, b"", segment_checksum(content, len(content), b""))

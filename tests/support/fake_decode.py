@@ -10,7 +10,7 @@ from deepmesh.internal.v1 import decode_pb2, decode_pb2_grpc, workers_pb2
 from deepmesh.v1 import common_pb2
 
 from mesh.config import ServerConfig
-from mesh.errors import MeshError, UnknownRequest
+from mesh.errors import MeshError, UnknownRequest, UnknownStream
 from mesh.failures import to_failure
 from mesh.server import MeshServer, Registration
 
@@ -189,6 +189,9 @@ class FakeDecodeWorker(decode_pb2_grpc.DecodeServiceServicer):
                 self.requests[stream_id] = request
             request.sent, request.terminal_sent = position, False
         self._work.set()
+
+    async def TakeStream(self, request: Any, context: Any) -> None:
+        raise UnknownStream("this worker keeps no logs")
 
     async def _read(self, context: Any) -> None:
         while (message := await context.read()) is not grpc.aio.EOF:

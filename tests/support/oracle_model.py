@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -71,10 +71,12 @@ def assert_greedy(oracle: DeepseekV3ForCausalLM, prompt: Sequence[int], generate
     assert torch.equal(torch.tensor(generated)[clear], logits.argmax(1)[clear])
 
 
-def write_dequantized(source: Path, directory: Path) -> Path:
+def write_dequantized(
+    source: Path, directory: Path, tensors: Callable[[Path], dict[str, torch.Tensor]] = dequantized_tensors
+) -> Path:
     """The quantized checkpoint `source` as float32, each weight times its scales."""
     directory.mkdir()
-    save_file(dequantized_tensors(source), directory / "model.safetensors", metadata={"format": "pt"})
+    save_file(tensors(source), directory / "model.safetensors", metadata={"format": "pt"})
     config = json.loads((source / "config.json").read_text())
     del config["quantization_config"]
     (directory / "config.json").write_text(json.dumps(config))

@@ -10,7 +10,8 @@ import grpc
 from deepmesh.internal.v1 import scheduler_pb2, scheduler_pb2_grpc, workers_pb2
 from deepmesh.v1 import gateway_pb2_grpc
 
-from cli.launcher.composition import HOST, MeshPlan, compose
+from cli.launcher.composition import HOST, MeshPlan, ServiceSpec, compose
+from cli.launcher.restart import RestartPolicy
 from cli.launcher.serving import until_served
 from cli.launcher.supervisor import Supervisor
 from mesh.channel import Channels
@@ -21,6 +22,12 @@ from tests.support.tokenizers import tokenizer_directory
 VOCABULARY = 512
 # Processes that share two cores may be late by more than what a scheduler is otherwise given.
 BUSY_MACHINE = "gateway.dispatch.answer_seconds=1"
+# An oracle's KV is eight bytes a token.
+SMALL_SLOTS = {"transfer.slot_bytes": 65536}
+# Room for 65,536 of an oracle's blocks: tables for millions would take their time.
+STORE_BYTES = "kvstore.memory_bytes=33554432"
+# A test kills the same process again and again: each time it is back at once, and never given up.
+AT_ONCE = RestartPolicy(first_delay_seconds=0.1, served_seconds=0)
 
 
 @dataclass
@@ -101,9 +108,9 @@ def _is_still(transfers: workers_pb2.TransferStatus) -> bool:
 def oracle_settings(**engine: object) -> tuple[str, ...]:
     """Settings of a mesh whose workers need no checkpoint, and that speaks text all the same."""
     directory = tokenizer_directory(VOCABULARY, 1 << 17)
-    values = {"backend": "oracle", "oracle.vocabulary_size": VOCABULARY, "total_blocks": 256, **engine}
+    values = {"backend": "oracle", "oracle.vocabulary_size": VOCABULARY, "total_blocks": 256, **SMALL_SLOTS, **engine}
     workers = [f"{role}.engine.{key}={value}" for role in ("decode", "prefill") for key, value in values.items()]
-    return (*workers, f'gateway.models=[{{"name": "oracle", "tokenizer_dir": "{directory}"}}]')
+    return (*workers, STORE_BYTES, f'gateway.models=[{{"name": "oracle", "tokenizer_dir": "{directory}"}}]')
 
 
 @asynccontextmanager
@@ -118,6 +125,7 @@ async def process_mesh(
     api_key: str | None = None,
     schedulers: int = 1,
     gateways: int = 1,
+    deployed: Callable[[ServiceSpec], ServiceSpec] = lambda spec: spec,
 ) -> AsyncIterator[ProcessMesh]:
     """A mesh that is whole; what dies is started again. Asserts at the end that nothing is held anywhere."""
     store_ports = tuple(free_port() for _ in range(stores))
@@ -134,13 +142,14 @@ async def process_mesh(
         more_scheduler_ports=tuple(free_port() for _ in range(schedulers - 1)),
         gateways=gateways,
         resume_secret="of all gateways of a test",
+        kv_secret="of all workers of a test",
     )
     lines: list[str] = []
 
     def keep(name: str, line: str) -> None:
         lines.append(f"{name} {line}")
 
-    supervisor = Supervisor(compose(plan), on_line or keep, Channels())
+    supervisor = Supervisor([deployed(spec) for spec in compose(plan)], on_line or keep, Channels(), AT_ONCE)
     try:
         await supervisor.start()
         keeping = asyncio.create_task(supervisor.until_failure())

@@ -22,22 +22,22 @@ class RankStore:
     def __init__(
         self, namespace: KvNamespace, hashes: Sequence[bytes], known: int, piece_bytes: int, config: TransferConfig
     ) -> None:
-        self._hashes = hashes
-        slab = np.zeros((namespace.layers, len(hashes), piece_bytes), np.uint8)
+        self.hashes = hashes
+        self.slab = slab = np.zeros((namespace.layers, len(hashes), piece_bytes), np.uint8)
         chains = KnownChains(hashes[:known], range(known))
-        self._namespace = namespace
+        self.namespace = namespace
         self.agent = TransferAgent(HostMemory(slab), namespace, config, time.monotonic, lambda: None, chains)
 
     def session(self, session_id: int) -> StoreSession:
         """A worker's."""
         key = session_id.to_bytes(32, "big")
         self.agent.open_session(session_id, key)
-        return StoreSession("store", "epoch", self.agent.address, session_id, key, self._namespace)
+        return StoreSession("store", "epoch", self.agent.address, session_id, key, self.namespace)
 
     async def take_offer(self, client: RankClient) -> tuple[Landed, PushEnded]:
         """Have a rank push all of the chain's blocks."""
-        ticket = self.agent.open_landing(range(len(self._hashes)), 0, 0, 10.0)
-        client.push_offer(ticket, self._hashes)
+        ticket = self.agent.open_landing(range(len(self.hashes)), 0, 0, 10.0)
+        client.push_offer(ticket, self.hashes)
         async for message in client.results:
             if isinstance(message, PushEnded):
                 return await self._until_landed(), message

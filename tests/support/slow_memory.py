@@ -41,6 +41,9 @@ class SlowMemory:
     def enter_thread(self) -> None:
         self._memory.enter_thread()
 
+    def read_staging(self, staging: Any, size_bytes: int) -> memoryview:
+        return self._memory.read_staging(staging, size_bytes)
+
     def prepare(self, key: bytes) -> None:
         self._memory.prepare(key)
 
@@ -48,9 +51,9 @@ class SlowMemory:
         return self._later(lambda: self._memory.gather(first_layer, layer_count, blocks, staging, key))
 
     def land(
-        self, first_layer: int, layer_count: int, blocks: Sequence[int], staging: Any, key: bytes, digest: bytes
+        self, first_layer: int, layer_count: int, blocks: Sequence[int], staging: Any, key: bytes, checksum: bytes
     ) -> Copying:
-        return self._later(lambda: self._memory.land(first_layer, layer_count, blocks, staging, key, digest))
+        return self._later(lambda: self._memory.land(first_layer, layer_count, blocks, staging, key, checksum))
 
     def _later(self, copy: Callable[[], Done[Any]]) -> Copying:
         self.copies.append(Copying(copy))

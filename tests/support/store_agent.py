@@ -3,10 +3,11 @@
 import secrets
 from collections.abc import Callable, Sequence
 
-from kvstore.slab import Geometry
+from kvstore.store_memory import StoreMemory
 from mesh.domain.workers import KvNamespace, TransferCounters, WorkerIdentity, WorkerRole
 from transfer.events import Event, Landed, LandingFailed
 from transfer.fetch.lookup_server import LookupHandler
+from transfer.kept_macs import KeptMacs
 from transfer.ticket import Segment, Ticket
 
 
@@ -21,6 +22,7 @@ class FakeAgent:
         # By transfer id, in the order in which they were issued.
         self.tickets: dict[bytes, Ticket] = {}
         self.closed = False
+        self.macs = KeptMacs(1, 1)
         self._namespace = namespace
         self._wake = wake
         self._events: list[Event] = []
@@ -61,6 +63,9 @@ class FakeAgent:
     def close_session(self, session_id: int) -> None:
         del self.sessions[session_id]
 
+    def blocks_read(self, session_id: int, sequence: int, ready: int, over: bool) -> None:
+        """Nobody looks up."""
+
     def counters(self) -> TransferCounters:
         return TransferCounters()
 
@@ -80,8 +85,7 @@ class FakeAgents:
 
     def __call__(
         self,
-        geometry: Geometry,
-        blocks: int,
+        memory: StoreMemory,
         namespace: KvNamespace,
         lookups: LookupHandler,
         wake: Callable[[], None],

@@ -15,6 +15,7 @@ from mesh.domain.workers import KvNamespace, TransferCounters
 from transfer.agent import TransferAgent
 from transfer.config import TransferConfig
 from transfer.events import Event
+from transfer.fetch.lookup_server import Found
 from transfer.host_memory import HostMemory
 from transfer.mailbox import Mailbox
 from transfer.memory import Done, KvMemory
@@ -45,16 +46,16 @@ class KnownChains:
         self._known = dict(zip(chain, blocks, strict=True))
         self.leased = 0
 
-    def match(self, session_id: int, hashes: Sequence[bytes]) -> list[int]:
+    def match(self, session_id: int, sequence: int, hashes: Sequence[bytes]) -> Found:
         matched = []
         for each in hashes:
             if each not in self._known:
                 break
             matched.append(self._known[each])
         self.leased += len(matched)
-        return matched
+        return Found(matched, len(matched))
 
-    def release(self, session_id: int, blocks: Sequence[int]) -> None:
+    def release(self, session_id: int, sequence: int, blocks: Sequence[int]) -> None:
         self.leased -= len(blocks)
 
 
@@ -107,7 +108,7 @@ class Side:
         """From now on what is sent differs in one byte from what is announced."""
         HostMemory.gather = _corrupted(HostMemory.gather)  # type: ignore[method-assign]
 
-    def lose_digests(self) -> None:
+    def lose_checksums(self) -> None:
         """From now on what is said of segments is lost on its way."""
         Mailbox.send = lambda *_: Lost()  # type: ignore[method-assign]
 
@@ -120,9 +121,9 @@ def _corrupted(gather: Callable[..., Done[bytes]]) -> Callable[..., Done[bytes]]
     def corrupted(
         self: HostMemory, first: int, count: int, blocks: Sequence[int], staging: Any, key: bytes
     ) -> Done[bytes]:
-        digest = gather(self, first, count, blocks, staging, key)
+        checksum = gather(self, first, count, blocks, staging, key)
         staging[self.piece_bytes // 2] ^= 1
-        return digest
+        return checksum
 
     return corrupted
 
@@ -149,8 +150,8 @@ class Peer:
     def corrupt_gathers(self) -> None:
         self._call("corrupt_gathers")
 
-    def lose_digests(self) -> None:
-        self._call("lose_digests")
+    def lose_checksums(self) -> None:
+        self._call("lose_checksums")
 
     def leased(self) -> int:
         return self._call("leased")

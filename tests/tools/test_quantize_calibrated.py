@@ -77,7 +77,7 @@ def test_the_engine_serves_what_was_calibrated(tmp_path: Path, awq: bool) -> Non
     source = made(tmp_path / "source", **all_chosen)
     calibrated(source, tmp_path / "out", awq=awq)
     with open_shards(tmp_path / "out") as shards:
-        stored = settle(read_model_config(tmp_path / "out").quantization, shards)
+        stored = settle(read_model_config(tmp_path / "out"), shards).quantization
     assert (stored.static_inputs, stored.pre_scaled) == (True, awq)
     prompt = random_prompt(70, seed=7)
     exact = our_logits(source, prompt, [3, 4], [69, 1])

@@ -42,7 +42,7 @@ class Reason(str):
 def exchange_over(memory: type[HostMemory], refused: Tally | None = None) -> Exchange:
     array = np.zeros((LAYERS, BLOCKS, PIECE), np.uint8)
     transport, refused = FakeTransport(), refused or Tally()
-    return Exchange(transport, memory(array), TransferConfig(), lambda: 0.0, lambda _: None, refused, lookups=None)
+    return Exchange(transport, memory(array), TransferConfig(), lambda: 0.0, lambda _: None, refused, None, None)
 
 
 def ticket_of(blocks: int) -> Ticket:

@@ -115,8 +115,8 @@ def test_a_peer_that_is_gone_ends_a_push_that_begins_only_now() -> None:
 
 
 def push_until_slots_are_taken(receiver: Side, sender: Peer, deadline_seconds: float) -> None:
-    """The receiver is being sent to, and knows no digest: nothing of it can land."""
-    sender.lose_digests()
+    """The receiver is being sent to, and knows no checksum: nothing of it can land."""
+    sender.lose_checksums()
     ticket = open_push(receiver, sender, deadline_seconds)
     sender.agent("ready", ticket.transfer_id, LAYERS, BLOCKS)
     wait_for(lambda: holds_slots(receiver))

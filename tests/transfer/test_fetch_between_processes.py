@@ -164,7 +164,7 @@ def test_a_corrupted_block_ends_the_fetch_with_the_blocks_before_it() -> None:
         event = fetch(here, CHAIN)
         assert event.blocks == 0 and event.error is not None
         assert (here.blocks(range(STORED)) == before).all()
-        assert assert_all_free(here).refused["wrong_digest"] == 1
+        assert assert_all_free(here).refused["wrong_checksum"] == 1
         store.agent("close_session", SESSION_ID)
         assert_nothing_leased(store)
 

@@ -4,7 +4,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transfer.digest import CHUNK_BYTES, digest_bytes, seed_of, segment_digest
+from transfer.checksum import CHUNK_BYTES, checksum_bytes, seed_of, segment_checksum
 from transfer.host_memory import HostMemory
 
 LAYERS, BLOCKS = 3, 8
@@ -22,16 +22,16 @@ orders = st.sampled_from(["layer-major", "block-major"])
 
 
 @given(orders, tiles, st.permutations(range(BLOCKS)), st.integers(0, BLOCKS))
-def test_pieces_are_gathered_layer_by_layer_with_their_digest(
+def test_pieces_are_gathered_layer_by_layer_with_their_checksum(
     order: str, tile: tuple[int, int], blocks: list[int], count: int
 ) -> None:
     memory, array = memory_of(order)
     first, layers = tile
     staging = memory.allocate_staging(LAYERS * BLOCKS * 40)
-    digest = memory.gather(first, layers, blocks[:count], staging, b"key")
+    checksum = memory.gather(first, layers, blocks[:count], staging, b"key")
     wanted = array[first : first + layers][:, blocks[:count]].reshape(-1)
     assert (staging[: wanted.size] == wanted).all()
-    assert digest.result() == segment_digest(wanted, wanted.size, b"key")
+    assert checksum.result() == segment_checksum(wanted, wanted.size, b"key")
 
 
 @given(orders, tiles, st.permutations(range(BLOCKS)), st.integers(0, BLOCKS))
@@ -43,34 +43,34 @@ def test_what_was_gathered_lands_in_the_named_pieces_alone(
     before = array.copy()
     values = np.random.default_rng(1).integers(0, 256, (layers, count, 40), np.uint8)
     staged = values.reshape(-1)
-    digest = segment_digest(staged, staged.size, b"key")
-    assert memory.land(first, layers, blocks[:count], staged, b"key", digest).result()
+    checksum = segment_checksum(staged, staged.size, b"key")
+    assert memory.land(first, layers, blocks[:count], staged, b"key", checksum).result()
     before[first : first + layers, blocks[:count]] = values
     assert (array == before).all()
 
 
 @given(orders, tiles, st.permutations(range(BLOCKS)), st.integers(1, BLOCKS), st.data())
-def test_what_is_not_as_its_digest_says_is_written_nowhere(
+def test_what_is_not_as_its_checksum_says_is_written_nowhere(
     order: str, tile: tuple[int, int], blocks: list[int], count: int, data: st.DataObject
 ) -> None:
     memory, array = memory_of(order)
     first, layers = tile
     before = array.copy()
     staged = np.random.default_rng(1).integers(0, 256, layers * count * 40, np.uint8)
-    digest = segment_digest(staged, staged.size, b"key")
+    checksum = segment_checksum(staged, staged.size, b"key")
     staged[data.draw(st.integers(0, staged.size - 1))] ^= 1
-    assert not memory.land(first, layers, blocks[:count], staged, b"key", digest).result()
+    assert not memory.land(first, layers, blocks[:count], staged, b"key", checksum).result()
     assert (array == before).all()
 
 
-def test_a_digest_is_of_the_chunks_hashes_and_keyed() -> None:
+def test_a_checksum_is_of_the_chunks_hashes_and_keyed() -> None:
     data = np.random.default_rng(0).integers(0, 256, 2 * CHUNK_BYTES + 5, np.uint8)
     seed = seed_of(b"key")
     parts = [data[start : start + CHUNK_BYTES] for start in range(0, len(data), CHUNK_BYTES)]
     hashes = b"".join(xxhash.xxh3_64_intdigest(part.tobytes(), seed).to_bytes(8, "little") for part in parts)
-    assert segment_digest(data, len(data), b"key") == hashes
-    assert len(hashes) == digest_bytes(len(data))
-    assert segment_digest(data, len(data), b"other") != segment_digest(data, len(data), b"key")
+    assert segment_checksum(data, len(data), b"key") == hashes
+    assert len(hashes) == checksum_bytes(len(data))
+    assert segment_checksum(data, len(data), b"other") != segment_checksum(data, len(data), b"key")
 
 
 @pytest.mark.parametrize("block", [-1, BLOCKS])

@@ -16,7 +16,7 @@ from transfer.events import Landed, LandingFailed, PushEnded
 from transfer.host_memory import HostMemory
 from transfer.seal import Kind, seal
 from transfer.tags import LOOKUP_TAG
-from transfer.ticket import SegmentDigest
+from transfer.ticket import Announcement
 from transfer.transport import Transmission
 from transfer.ucx import UcxTransport
 
@@ -106,18 +106,18 @@ def test_a_corrupted_segment_never_reaches_the_blocks() -> None:
         peer.agent("ready", ticket.transfer_id, LAYERS, len(THERE))
         watch.until(LandingFailed)
         assert (here.blocks(HERE) == before).all()
-        assert assert_all_free(here).refused["wrong_digest"] == 1
+        assert assert_all_free(here).refused["wrong_checksum"] == 1
         peer.agent("cancel_push", ticket.transfer_id)
         assert_all_free(peer)
 
 
-def test_a_forged_digest_is_refused_and_the_landing_goes_on() -> None:
+def test_a_forged_checksum_is_refused_and_the_landing_goes_on() -> None:
     with two_sides() as (here, peer):
         watch = Watch(here, peer)
         ticket = here.agent("open_landing", HERE, WHOLE, 0, 10.0)
         forger = UcxTransport(None)
-        forged = SegmentDigest(0, ticket.segments[0].size_bytes, bytes(16), "tcp")
-        for message in (seal(Kind.DIGEST, bytes(32), forged), b"short", bytes(100_000)):
+        forged = Announcement(0, ticket.segments[0].size_bytes, bytes(16), "tcp")
+        for message in (seal(Kind.ANNOUNCEMENT, bytes(32), forged), b"short", bytes(100_000)):
             sending = forger.send(here.address(), ticket.tag, message)
             _until(partial(_has_completed, forger, sending))
         _until(lambda: here.agent("counters").refused == {"wrong_mac": 2, "oversized_message": 1})
@@ -139,7 +139,7 @@ def test_segments_of_a_cancelled_landing_are_dropped() -> None:
         peer.agent("ready", ticket.transfer_id, LAYERS, len(THERE))
         watch.until(PushEnded)
         assert (here.blocks(HERE) == before).all()
-        # Bytes and digests.
+        # Bytes and checksums.
         assert assert_all_free(here).refused["unknown_tag"] == 2 * len(ticket.segments)
         assert_all_free(peer)
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.support.fake_transport import FakeTransport
 from tests.support.slow_memory import Copying, SlowMemory
-from transfer.digest import segment_digest
+from transfer.checksum import segment_checksum
 from transfer.host_memory import HostMemory
 from transfer.incoming import Incoming
 from transfer.landing import Landing, Phase
@@ -20,7 +20,7 @@ from transfer.segments import plan_whole
 from transfer.slots import SlotPool
 from transfer.tags import segment_tag
 from transfer.tally import Tally
-from transfer.ticket import SegmentDigest
+from transfer.ticket import Announcement
 from transfer.transport import Arrival
 
 LAYERS, BLOCKS, PIECE = 2, 9, 50
@@ -81,12 +81,12 @@ class Scene:
 
     def announce(self, index: int, damage: str = "none") -> None:
         data = self.bytes_of(index)
-        digest = segment_digest(data, len(data), SECRET if damage != "corrupted" else b"another")
+        checksum = segment_checksum(data, len(data), SECRET if damage != "corrupted" else b"another")
         size = len(data) - (damage == "truncated")
-        self.hear(SegmentDigest(index, size, digest, "fake"), b"forged" if damage == "forged" else SECRET)
+        self.hear(Announcement(index, size, checksum, "fake"), b"forged" if damage == "forged" else SECRET)
 
-    def hear(self, digest: SegmentDigest, secret: bytes = SECRET) -> None:
-        sealed = seal(Kind.DIGEST, secret, digest)
+    def hear(self, checksum: Announcement, secret: bytes = SECRET) -> None:
+        sealed = seal(Kind.ANNOUNCEMENT, secret, checksum)
         self._take(Arrival(TAG, len(sealed), sealed))
         self.transport.finish_messages(TAG)
         self.mailbox.poll()
@@ -238,8 +238,8 @@ def test_a_late_segment_is_nobodys() -> None:
     [
         ("arrive", "truncated", "wrong_size"),
         ("announce", "truncated", "wrong_size"),
-        ("arrive", "corrupted", "wrong_digest"),
-        ("announce", "corrupted", "wrong_digest"),
+        ("arrive", "corrupted", "wrong_checksum"),
+        ("announce", "corrupted", "wrong_checksum"),
     ],
 )
 def test_what_is_not_as_announced_ends_the_landing_and_is_counted(what: str, damage: str, reason: str) -> None:
@@ -254,34 +254,34 @@ def test_what_is_not_as_announced_ends_the_landing_and_is_counted(what: str, dam
     assert scene.slots.free == SLOTS
 
 
-def test_a_duplicate_segment_and_a_duplicate_digest_are_dropped_and_counted() -> None:
+def test_a_duplicate_segment_and_a_duplicate_checksum_are_dropped_and_counted() -> None:
     scene = Scene()
     for _ in range(2):
         scene.arrive(0)
         scene.announce(0)
     scene.settle()
-    assert scene.refused.counts == {"duplicate_segment": 1, "duplicate_digest": 1}
+    assert scene.refused.counts == {"duplicate_segment": 1, "duplicate_checksum": 1}
     assert len(scene.transport.discarded) == 1
     assert scene.incoming.landing.failure is None
 
 
-def test_a_digest_of_a_segment_that_does_not_exist_is_counted() -> None:
+def test_a_checksum_of_a_segment_that_does_not_exist_is_counted() -> None:
     scene = Scene()
-    scene.hear(SegmentDigest(99, 1, b"", "fake"))
+    scene.hear(Announcement(99, 1, b"", "fake"))
     assert scene.refused.counts == {"unknown_segment": 1}
 
 
-@pytest.mark.parametrize("digest", [b"", bytes(7), bytes(16)])
-def test_a_digest_of_another_length_than_the_segments_ends_the_landing(digest: bytes) -> None:
+@pytest.mark.parametrize("checksum", [b"", bytes(7), bytes(16)])
+def test_a_checksum_of_another_length_than_the_segments_ends_the_landing(checksum: bytes) -> None:
     scene = Scene()
     scene.arrive(0)
-    scene.hear(SegmentDigest(0, len(scene.bytes_of(0)), digest, "fake"))
+    scene.hear(Announcement(0, len(scene.bytes_of(0)), checksum, "fake"))
     scene.settle()
     assert scene.refused.counts == {"wrong_size": 1} and scene.endings == [scene.incoming.landing]
     assert (scene.array == STALE).all()
 
 
-def test_a_digest_that_somebody_else_sealed_is_counted_and_changes_nothing() -> None:
+def test_a_checksum_that_somebody_else_sealed_is_counted_and_changes_nothing() -> None:
     scene = Scene()
     for index in range(len(scene.tiles)):
         scene.announce(index, "forged")

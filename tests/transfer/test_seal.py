@@ -4,17 +4,17 @@ from hypothesis import strategies as st
 
 from transfer.fetch.lookup import Answer, Lookup
 from transfer.seal import Kind, seal, unseal
-from transfer.ticket import SegmentDigest
+from transfer.ticket import Announcement
 
 KEY = bytes(range(32))
 numbers = st.integers(0, 2**63 - 1)
 lookups = st.builds(Lookup, numbers, numbers, st.binary(max_size=300), numbers, numbers, numbers, numbers, st.binary())
 answers = st.builds(Answer, numbers, numbers, numbers)
-digests = st.builds(SegmentDigest, numbers, numbers, st.binary(max_size=16), st.text(max_size=9))
+checksums = st.builds(Announcement, numbers, numbers, st.binary(max_size=16), st.text(max_size=9))
 messages = st.one_of(
     st.tuples(st.just(Kind.LOOKUP), lookups),
     st.tuples(st.just(Kind.ANSWER), answers),
-    st.tuples(st.just(Kind.DIGEST), digests),
+    st.tuples(st.just(Kind.ANNOUNCEMENT), checksums),
 )
 
 
@@ -24,12 +24,12 @@ def test_a_sealed_message_opens_as_it_was(kind_and_message: tuple[Kind, msgspec.
     assert unseal(kind, KEY, seal(kind, KEY, message), type(message)) == message
 
 
-@given(digests, st.data())
-def test_a_message_with_any_bit_flipped_does_not_open(message: SegmentDigest, data: st.DataObject) -> None:
-    sealed = bytearray(seal(Kind.DIGEST, KEY, message))
+@given(checksums, st.data())
+def test_a_message_with_any_bit_flipped_does_not_open(message: Announcement, data: st.DataObject) -> None:
+    sealed = bytearray(seal(Kind.ANNOUNCEMENT, KEY, message))
     bit = data.draw(st.integers(0, len(sealed) * 8 - 1))
     sealed[bit // 8] ^= 1 << bit % 8
-    assert unseal(Kind.DIGEST, KEY, bytes(sealed), SegmentDigest) is None
+    assert unseal(Kind.ANNOUNCEMENT, KEY, bytes(sealed), Announcement) is None
 
 
 @given(st.binary(max_size=100))

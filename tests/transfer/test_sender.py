@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.support.fake_transport import FakeTransmission, FakeTransport
 from tests.support.slow_memory import Copying, SlowMemory
-from transfer.digest import segment_digest
+from transfer.checksum import segment_checksum
 from transfer.host_memory import HostMemory
 from transfer.mailbox import Mailbox
 from transfer.outgoing import Outgoing
@@ -19,7 +19,7 @@ from transfer.sender import Sender
 from transfer.slots import SlotPool
 from transfer.tags import segment_of
 from transfer.tally import Tally
-from transfer.ticket import SegmentDigest
+from transfer.ticket import Announcement
 
 LAYERS, BLOCKS, PIECE = 4, 6, 50
 SLOT = 3 * PIECE
@@ -71,9 +71,9 @@ class Scene:
         return [send for send in self.transport.sends if send.tag != TAG]
 
     @property
-    def announced(self) -> list[SegmentDigest | None]:
+    def announced(self) -> list[Announcement | None]:
         sealed = [send.buffer for send in self.transport.sends if send.tag == TAG]
-        return [unseal(Kind.DIGEST, SECRET, each, SegmentDigest) for each in sealed]
+        return [unseal(Kind.ANNOUNCEMENT, SECRET, each, Announcement) for each in sealed]
 
     def is_settled(self) -> bool:
         completed = [each.completed for each in self.transport.sends] + [each.completed for each in self.copies()]
@@ -134,13 +134,13 @@ def test_in_any_order_only_computed_segments_go_once_and_every_slot_comes_back(
     assert (scene.slots.free, scene.slots.quarantined) == (SLOTS, 0)
 
 
-def test_each_segment_is_announced_with_the_digest_of_what_lies_in_its_slot() -> None:
+def test_each_segment_is_announced_with_the_checksum_of_what_lies_in_its_slot() -> None:
     scene = Scene()
     scene.outgoing.push.computed(LAYERS, BLOCKS)
     scene.sender.poll(0.0)
     (send,) = scene.segments
-    digest = segment_digest(send.buffer, len(send.buffer), SECRET)
-    assert scene.announced == [SegmentDigest(0, len(send.buffer), digest, "fake")]
+    checksum = segment_checksum(send.buffer, len(send.buffer), SECRET)
+    assert scene.announced == [Announcement(0, len(send.buffer), checksum, "fake")]
     scene.settle()
     assert scene.sent_bytes.counts == {"fake": scene.array.nbytes} and scene.outgoing.push.error is None
 
@@ -155,13 +155,13 @@ def test_a_segment_is_sent_when_it_is_gathered_and_the_next_is_gathered_meanwhil
     first.result()
     scene.sender.poll(0.0)
     (send,) = scene.segments
-    (digest,) = scene.announced
-    assert digest is not None and digest.digest == segment_digest(send.buffer, len(send.buffer), SECRET)
+    (checksum,) = scene.announced
+    assert checksum is not None and checksum.checksum == segment_checksum(send.buffer, len(send.buffer), SECRET)
     _, second = scene.copies()
     assert not second.completed
 
 
-def test_the_first_digest_to_a_peer_is_sent_when_its_transport_is_known() -> None:
+def test_the_first_checksum_to_a_peer_is_sent_when_its_transport_is_known() -> None:
     scene = Scene()
     scene.transport.name = None
     scene.outgoing.push.computed(LAYERS, BLOCKS)
@@ -170,12 +170,12 @@ def test_the_first_digest_to_a_peer_is_sent_when_its_transport_is_known() -> Non
     assert not scene.announced
     scene.transport.name = "fake"
     send.finish()
-    # Without a digest the push would never end.
+    # Without a checksum the push would never end.
     assert scene.sender.poll(0.0)
-    assert [(digest.segment, digest.transport) for digest in scene.announced if digest][:1] == [(0, "fake")]
+    assert [(checksum.segment, checksum.transport) for checksum in scene.announced if checksum][:1] == [(0, "fake")]
 
 
-def test_a_push_ends_when_its_last_digest_is_on_its_way() -> None:
+def test_a_push_ends_when_its_last_checksum_is_on_its_way() -> None:
     scene = Scene()
     scene.outgoing.push.computed(LAYERS, BLOCKS)
     for _ in scene.tiles:

@@ -170,7 +170,12 @@ async def test_a_placement_finds_the_blocks_that_a_request_left() -> None:
             await gateway.ended(await gateway.submit(prompt, 10))
         await until_seen(endpoint, lambda workers: workers and workers[0].cached_blocks == 3)
         request = scheduler_pb2.PlaceRequest(
-            request_id="r", model="oracle", prompt_tokens=200, max_tokens=10, block_hashes=chain_hashes(prompt)
+            generation_id="g",
+            request_id="r",
+            model="oracle",
+            prompt_tokens=200,
+            max_tokens=10,
+            block_hashes=chain_hashes(prompt),
         )
         response = await stub.Place(request)
         assert response.decode.endpoint == running.endpoint

@@ -86,6 +86,8 @@ def _check_source(source: Source, form: Format) -> None:
     stored, config = source.stored, source.config
     if stored.experts is Stored.INT4:
         raise CheckpointError(f"{source.directory} has INT4 experts already: quantize the model that it was made of")
+    if stored.experts is Stored.NVFP4:
+        raise CheckpointError(f"{source.directory} is in NVFP4 already: quantize the model that it was made of")
     if form is Format.FP8 and stored.linear is Stored.FP8:
         raise CheckpointError(f"{source.directory} is in FP8 already")
     if form is Format.W4A8:

@@ -15,7 +15,7 @@ from engine.model.reader import read_json
 from engine.weights.checkpoint import load_weights, read_matrix, read_stored
 from engine.weights.fingerprint import weights_fingerprint
 from engine.weights.shards import Shards
-from engine.weights.stored import SCALE_SUFFIX, is_derived, matrix_shape, scale_of
+from engine.weights.stored import SCALE_SUFFIX, is_unused, matrix_shape, scale_of
 from mesh.errors import CheckpointError
 from tools.checkpoint_tensors import TensorSpec, checkpoint_tensors
 
@@ -81,7 +81,7 @@ class Source:
         missing = [name for name in specs if name not in entries]
         if missing:
             raise CheckpointError(f"{self.directory} lacks {_some(missing)}")
-        unknown = [name for name in entries if name.removesuffix(SCALE_SUFFIX) not in specs and not is_derived(name)]
+        unknown = [name for name in entries if name.removesuffix(SCALE_SUFFIX) not in specs and not is_unused(name)]
         if unknown:
             problem = f"{self.directory} holds tensors that its config.json does not describe"
             raise CheckpointError(f"{problem}: {_some(unknown)}")

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from mesh.tracing import TraceContext
+from transfer.block_macs import Author
 from transfer.config import TransferConfig
 from transfer.events import Fetched
 from transfer.fetch.lookup import MAX_ANSWER_BYTES, Answer, Lookup, fetch_key, lookup_message
@@ -44,11 +45,17 @@ class _Fetch:
     # Number of its lookup.
     sequence: int
     answer_tag: int
+    hashes: Sequence[bytes]
     blocks: Sequence[int]
     began: float
     deadline: float
     # Set when the answer is there.
     incoming: Incoming | None = None
+
+    @property
+    def matched(self) -> int:
+        """Blocks that the store promised."""
+        return 0 if self.incoming is None else len(self.incoming.blocks)
 
 
 class Fetcher:
@@ -64,7 +71,10 @@ class Fetcher:
         clock: Callable[[], float],
         refused: Tally,
         emit: Callable[[Fetched], None],
+        author: Author | None,
     ) -> None:
+        """With an `author`, blocks are taken only if one of the namespace vouches for them."""
+        self._author = author
         self._transport = transport
         self._mailbox = mailbox
         self._receiver = receiver
@@ -127,6 +137,7 @@ class Fetcher:
             session=session,
             sequence=session.next_sequence(),
             answer_tag=draw_tags(1 + landing_tags(self._memory.layers * len(blocks))),
+            hashes=hashes,
             blocks=blocks,
             began=now,
             deadline=now + self._seconds,
@@ -161,6 +172,7 @@ class Fetcher:
             piece_bytes=self._memory.piece_bytes,
             hashes=hashes,
             traceparent="" if span is None else span.traceparent,
+            with_macs=self._author is not None,
         )
         store = fetch.session.store
         message = lookup_message(store.session_id, store.session_key, lookup)
@@ -173,6 +185,8 @@ class Fetcher:
         answer = unseal(Kind.ANSWER, fetch.session.store.session_key, sealed, Answer)
         if answer is None:
             self._refused.add(WRONG_MAC)
+        elif answer.lookup == fetch.sequence and fetch.incoming is not None and answer.matched < fetch.matched:
+            self._receiver.give_up(fetch.incoming, SENDER_LOST, "the store could not read all that it found")
         elif answer.lookup != fetch.sequence or fetch.incoming is not None:
             self._refused.add(REPLAYED_MESSAGE)
         else:
@@ -200,6 +214,7 @@ class Fetcher:
             secret=fetch_key(fetch.session.store.session_key, fetch.sequence),
             blocks=fetch.blocks[: answer.matched],
             ended=partial(self._landed, fetch),
+            macs=None if self._author is None else self._author.checks(fetch.hashes),
         )
 
     def _landed(self, fetch: _Fetch, incoming: Incoming) -> None:

@@ -39,10 +39,12 @@ class Lookup(msgspec.Struct, frozen=True, array_like=True):
     hashes: bytes
     # The span that asks (`mesh.tracing`); empty outside traces.
     traceparent: str = ""
+    # Send the blocks' MACs with them, for which others have no room.
+    with_macs: bool = False
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True):
-    """Store to worker, before the first segment."""
+    """Store to worker, before the first segment; once more, with fewer blocks, if the store cannot send all of them."""
 
     lookup: int
     # Blocks of the chain's longest known prefix, and the largest segment that they are cut into.

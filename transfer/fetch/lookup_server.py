@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from mesh.blocks import HASH_BYTES
 from mesh.observe import span
@@ -19,6 +19,7 @@ from transfer.fetch.lookup import (
     split_lookup_message,
 )
 from transfer.fetch.replay import REPLAYED_MESSAGE, ReplayWindow
+from transfer.kept_macs import Keeping, KeptMacs
 from transfer.landing import WRONG_SIZE
 from transfer.mailbox import Mailbox
 from transfer.memory import KvMemory
@@ -34,14 +35,25 @@ from transfer.transport import Arrival, Transport
 UNKNOWN_SESSION = "unknown_session"
 
 
+class Found(NamedTuple):
+    """What answers a lookup."""
+
+    blocks: list[int]
+    # So many leading blocks have their bytes; of the others `TransferAgent.blocks_read` tells.
+    ready: int
+
+
 class LookupHandler(Protocol):
     """What a store answers lookups with. The transfer thread calls it: it is quick, and raises nothing."""
 
-    def match(self, session_id: int, hashes: Sequence[bytes]) -> list[int]:
-        """Blocks of the longest known prefix of the chain, leased until `release`. May be empty."""
+    def match(self, session_id: int, sequence: int, hashes: Sequence[bytes]) -> Found:
+        """The longest known prefix of the chain, leased until `release`.
+
+        The session and the lookup's number in it name the answer.
+        """
         ...
 
-    def release(self, session_id: int, blocks: Sequence[int]) -> None:
+    def release(self, session_id: int, sequence: int, blocks: Sequence[int]) -> None:
         """The blocks were sent, or will not be."""
         ...
 
@@ -51,6 +63,15 @@ class _Session:
     session_id: int
     key: bytes
     replays: ReplayWindow = field(default_factory=ReplayWindow)
+
+
+@dataclass(eq=False)
+class _Open:
+    """An answer whose blocks are being pushed."""
+
+    session: _Session
+    lookup: Lookup
+    outgoing: Outgoing
 
 
 class LookupServer:
@@ -66,7 +87,9 @@ class LookupServer:
         handler: LookupHandler,
         clock: Callable[[], float],
         refused: Tally,
+        kept: KeptMacs,
     ) -> None:
+        self._kept = kept
         self._transport = transport
         self._mailbox = mailbox
         self._sender = sender
@@ -79,7 +102,7 @@ class LookupServer:
         self._refused = refused
         self._sessions: dict[int, _Session] = {}
         # Answers under way, by session and the lookup's sequence.
-        self._open: dict[tuple[int, int], Outgoing] = {}
+        self._open: dict[tuple[int, int], _Open] = {}
 
     @property
     def open(self) -> int:
@@ -94,9 +117,21 @@ class LookupServer:
 
     def close_session(self, session_id: int) -> None:
         self._sessions.pop(session_id, None)
-        for (owner, _), outgoing in list(self._open.items()):
+        for (owner, _), answer in list(self._open.items()):
             if owner == session_id:
-                self._sender.give_up(outgoing, "the session was closed")
+                self._sender.give_up(answer.outgoing, "the session was closed")
+
+    def blocks_read(self, session_id: int, sequence: int, ready: int, over: bool) -> None:
+        """So many leading blocks of an answer have their bytes now; `over`: the others will not come."""
+        answer = self._open.get((session_id, sequence))
+        if answer is None:
+            return
+        if over:
+            # It ends the worker's fetch, which would wait for them.
+            self._send_answer(answer.session, answer.lookup, ready, answer.lookup.segment_bytes)
+            self._sender.give_up(answer.outgoing, "the blocks could not be read")
+        else:
+            answer.outgoing.push.computed(self._memory.layers, ready)
 
     def accept(self, arrival: Arrival) -> bool:
         """Receive a lookup. False for other messages."""
@@ -116,13 +151,14 @@ class LookupServer:
             self._refused.add(WRONG_MAC)
         elif not session.replays.accept(lookup.sequence):
             self._refused.add(REPLAYED_MESSAGE)
-        elif not self._fits(lookup):
-            self._refused.add(WRONG_SIZE)
-            self._answer(session, lookup, [], span("kvstore.fetch").begin(TraceContext.parse(lookup.traceparent)))
         else:
             life = span("kvstore.fetch").begin(TraceContext.parse(lookup.traceparent))
-            blocks = self._handler.match(session.session_id, split_hashes(lookup.hashes))
-            self._answer(session, lookup, blocks, life)
+            if not self._fits(lookup):
+                self._refused.add(WRONG_SIZE)
+                self._answer(session, lookup, Found([], 0), life)
+                return
+            found = self._handler.match(session.session_id, lookup.sequence, split_hashes(lookup.hashes))
+            self._answer(session, lookup, found, life)
 
     def _fits(self, lookup: Lookup) -> bool:
         return (
@@ -134,17 +170,17 @@ class LookupServer:
             and are_landing_tags(landing_tag_after(lookup.answer_tag), lookup.layers * len(lookup.hashes) // HASH_BYTES)
         )
 
-    def _answer(self, session: _Session, lookup: Lookup, blocks: list[int], life: span) -> None:
+    def _answer(self, session: _Session, lookup: Lookup, found: Found, life: span) -> None:
+        blocks = found.blocks
         segment_bytes = min(self._segment_bytes, lookup.segment_bytes)
-        answer = Answer(lookup.sequence, len(blocks), segment_bytes)
-        sealed = seal(Kind.ANSWER, session.key, answer)
-        self._mailbox.send(lookup.worker_address, lookup.answer_tag, sealed)
+        self._send_answer(session, lookup, len(blocks), segment_bytes)
         if not blocks:
             life.end(blocks=0)
             return
         tiles = plan_whole(self._memory.layers, len(blocks), self._memory.piece_bytes, segment_bytes)
         push = PushState(tiles, self._clock() + min(lookup.deadline_ms / 1000, self._seconds))
-        push.computed(self._memory.layers, len(blocks))
+        if found.ready:
+            push.computed(self._memory.layers, found.ready)
         outgoing = Outgoing(
             push=push,
             tiles=tiles,
@@ -153,11 +189,16 @@ class LookupServer:
             secret=fetch_key(session.key, lookup.sequence),
             blocks=blocks,
             ended=partial(self._ended, session, lookup, life),
+            macs=Keeping(self._kept, blocks) if lookup.with_macs else None,
         )
-        self._open[session.session_id, lookup.sequence] = outgoing
+        self._open[session.session_id, lookup.sequence] = _Open(session, lookup, outgoing)
         self._sender.open(outgoing)
+
+    def _send_answer(self, session: _Session, lookup: Lookup, matched: int, segment_bytes: int) -> None:
+        sealed = seal(Kind.ANSWER, session.key, Answer(lookup.sequence, matched, segment_bytes))
+        self._mailbox.send(lookup.worker_address, lookup.answer_tag, sealed)
 
     def _ended(self, session: _Session, lookup: Lookup, life: span, outgoing: Outgoing) -> None:
         life.end(blocks=len(outgoing.blocks), sent_bytes=outgoing.sent_bytes)
         del self._open[session.session_id, lookup.sequence]
-        self._handler.release(session.session_id, outgoing.blocks)
+        self._handler.release(session.session_id, lookup.sequence, outgoing.blocks)

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 import torch
 
-from engine.model.activations import Activations, InputForm
+from engine.model.activations import Activations, InputForm, Sent
+from engine.model.expert_group import ExpertGroup
 from engine.model.formats.interface import ExpertShape, NewTensor
 from engine.model.formats.places import ExpertTensor, LinearTensor, expert_parameters, linear_parameters
 from engine.model.parameters import NamedParameters
@@ -48,6 +49,9 @@ class BlockFp8Linear:
         scales = LinearTensor("weight_scale_inv", self._weight.scales, unit=BLOCK)
         yield from linear_parameters([values, scales], names, self._parts)
 
+    def finish(self) -> None:
+        """Multiplied as it is published."""
+
     def forward(self, x: Activations, workspace: Workspace) -> torch.Tensor:
         assert isinstance(x, Quantized)
         return fp8_gemm(x, self._weight, workspace)
@@ -66,12 +70,20 @@ class BlockFp8Experts:
         scales = ExpertTensor("weight_scale_inv", self._gate_up.scales, self._down.scales)
         yield from expert_parameters([values, scales], prefix, self._shape)
 
-    def finish(self) -> None:
+    def finish(self, group: ExpertGroup) -> None:
         """Multiplied as it is published."""
 
-    def forward(self, hidden: Activations, choices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def weights(self) -> Sequence[torch.Tensor]:
+        tensors = self._gate_up.values, self._gate_up.scales, self._down.values, self._down.scales
+        return [tensor[: self._shape.routed] for tensor in tensors]
+
+    def to_send(self, hidden: Activations) -> Sent:
+        return hidden
+
+    def forward(self, hidden: Sent, choices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         assert isinstance(hidden, Quantized)
-        placed = expand_quantized(hidden, choices, self._shape.count, self._shape.shared)
+        shape = self._shape
+        placed = expand_quantized(hidden, choices, shape.count, shape.shared, shape.first, shape.elsewhere)
         gate_up = grouped_fp8_gemm(placed.rows, self._gate_up, placed.layout)
         inner = swiglu_quantize(gate_up, placed.positions)
         return grouped_fp8_gemm(inner, self._down, placed.layout), placed.positions

@@ -1,40 +1,48 @@
 """Which layers keep their weights in which format."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 
 from engine.model.formats.block_fp8 import BlockFp8Format
+from engine.model.formats.fp8_at_load import Fp8AtLoadFormat
 from engine.model.formats.interface import WeightFormat
+from engine.model.formats.nvfp4 import Nvfp4Format
 from engine.model.formats.plain import PlainFormat
 from engine.model.formats.w4a8 import W4A8Format
-from engine.model.quantization import Quantization, Stored
+from engine.model.quantization import LinearKind, Quantization, Stored
 
 
 @dataclass(frozen=True, slots=True)
 class Formats:
     """The formats of a model. A layer whose shape its format does not take is plain."""
 
-    # Attention, dense feed-forward layers, and shared experts that are computed apart.
-    linear: WeightFormat
+    linear: Mapping[LinearKind, WeightFormat]
     experts: WeightFormat
     # Whether shared experts are a layer of their own, instead of the last ones of the experts' grouped products.
     shared_apart: bool
     gate_dtype: torch.dtype
 
 
-def choose_formats(stored: Quantization, dtype: torch.dtype, *, dequantize: bool) -> Formats:
-    """Quantized weights stay as they are published, or are brought to the model's dtype if `dequantize`."""
-    if dequantize or not stored.quantized:
+def choose_formats(stored: Quantization, dtype: torch.dtype, *, dequantize: bool, fp8_queries: bool = False) -> Formats:
+    """Quantized weights stay as they are published, or are brought to the model's dtype if `dequantize`; fp8_queries:
+    else queries' projections that are published plain are quantized when they are loaded.
+    """
+    if dequantize or not (stored.quantized or fp8_queries):
         # The gate's choice must not depend on the model's dtype.
-        return Formats(PlainFormat(), PlainFormat(), shared_apart=False, gate_dtype=torch.float32)
-    # Quantized checkpoints hold the gate in bfloat16.
+        linear: dict[LinearKind, WeightFormat] = dict.fromkeys(LinearKind, PlainFormat())
+        return Formats(linear, PlainFormat(), shared_apart=False, gate_dtype=torch.float32)
+    linear = {kind: _format_of(stored.linear_of(kind), stored) for kind in LinearKind}
+    if fp8_queries and stored.linear_of(LinearKind.QUERY) is Stored.PLAIN:
+        linear[LinearKind.QUERY] = Fp8AtLoadFormat()
     return Formats(
-        linear=_format_of(stored.linear, stored),
+        linear=linear,
         experts=_format_of(stored.experts, stored),
         # One grouped product for all experts is as fast as two, or faster, if all have one format.
-        shared_apart=stored.experts is not stored.linear,
-        gate_dtype=dtype,
+        shared_apart=stored.experts is Stored.NVFP4 or stored.experts is not stored.linear_of(LinearKind.FEED_FORWARD),
+        # Quantized checkpoints hold the gate in bfloat16.
+        gate_dtype=dtype if stored.quantized else torch.float32,
     )
 
 
@@ -46,3 +54,5 @@ def _format_of(form: Stored, stored: Quantization) -> WeightFormat:
             return BlockFp8Format()
         case Stored.INT4:
             return W4A8Format(static=stored.static_inputs, pre_scaled=stored.pre_scaled)
+        case Stored.NVFP4:
+            return Nvfp4Format()

@@ -6,7 +6,8 @@ from typing import Protocol
 
 import torch
 
-from engine.model.activations import Activations, InputForm
+from engine.model.activations import Activations, InputForm, Sent
+from engine.model.expert_group import ExpertGroup
 from engine.model.parameters import NamedParameters
 from engine.model.share import Share
 from kernels.fp8_gemm import Workspace
@@ -27,10 +28,19 @@ class ExpertShape:
     hidden: int
     # Or of the part of the width that this rank has of routed experts; then none is shared.
     width: int
-    # The number of the first routed one in the checkpoint.
+    # The number by which tokens choose the first routed one; the others follow.
     first: int = 0
+    # How many more experts tokens choose among, which other ranks hold; then none is shared.
+    elsewhere: int = 0
     # Which part of the published width it is.
     width_share: Share = field(default_factory=Share)
+    # The numbers of the routed ones in the checkpoint, if not those by which tokens choose them.
+    published: tuple[int, ...] | None = None
+
+    @property
+    def numbers(self) -> Sequence[int]:
+        """Of the routed ones in the checkpoint."""
+        return range(self.first, self.first + self.routed) if self.published is None else self.published
 
     @property
     def count(self) -> int:
@@ -47,6 +57,9 @@ class Linear(Protocol):
     def parameters(self, *names: str) -> NamedParameters:
         """names: prefixes of the published matrices, in order."""
 
+    def finish(self) -> None:
+        """Called once, when all places are filled and before the first `forward`."""
+
     def forward(self, x: Activations, workspace: Workspace) -> torch.Tensor:
         """x: [tokens, inputs] in `input_form`. Returns [tokens, outputs] of the model's dtype."""
 
@@ -61,14 +74,22 @@ class Experts(Protocol):
     def parameters(self, prefix: str) -> NamedParameters:
         """prefix: of the mixture, above `experts` and `shared_experts`."""
 
-    def finish(self) -> None:
-        """Called once, when all places are filled and before the first `forward`."""
+    def finish(self, group: ExpertGroup) -> None:
+        """Called once, when all places are filled and before the first `forward`, by all ranks of the group."""
 
-    def forward(self, hidden: Activations, choices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def weights(self) -> Sequence[torch.Tensor]:
+        """After `finish`: tensors [routed, ...] of whose parts one expert's make up the expert."""
+
+    def to_send(self, hidden: Activations) -> Sent:
+        """The tokens in `input_form` as `forward` takes them on other ranks, of whose experts it knows nothing: in few
+        bytes.
+        """
+
+    def forward(self, hidden: Sent, choices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """What the chosen experts make of each token.
 
-        hidden: [tokens, hidden] in `input_form`; choices: [tokens, k] int64, shared experts last. Returns the rows and
-        their positions, as `ExpertOutputs` has them.
+        hidden: [tokens, hidden] in `input_form`, or as `to_send` makes it; choices: [tokens, k] int64, shared experts
+        last. Returns the rows and their positions, as `ExpertOutputs` has them.
         """
 
 

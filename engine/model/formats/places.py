@@ -45,8 +45,8 @@ def expert_parameters(tensors: Iterable[ExpertTensor], prefix: str, shape: Exper
     """Shared experts are published as one layer that is as wide as all of them."""
     for each in tensors:
         gate, up = each.gate_up.chunk(2, dim=1)
-        for expert in range(shape.routed):
-            name = f"{prefix}.experts.{shape.first + expert}"
+        for expert, number in enumerate(shape.numbers):
+            name = f"{prefix}.experts.{number}"
             for matrix, place, dimension in (("gate", gate, 0), ("up", up, 0), ("down", each.down, 1)):
                 parameter = whole(f"{name}.{matrix}_proj.{each.suffix}", place[expert])
                 yield from cut([parameter], dimension, shape.width_share)

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch.nn import functional
 
-from engine.model.activations import Activations, InputForm
+from engine.model.activations import Activations, InputForm, Sent
+from engine.model.expert_group import ExpertGroup
 from engine.model.formats.interface import ExpertShape, NewTensor
 from engine.model.formats.places import ExpertTensor, LinearTensor, expert_parameters, linear_parameters
 from engine.model.parameters import NamedParameters
@@ -41,6 +42,9 @@ class PlainLinear:
     def parameters(self, *names: str) -> NamedParameters:
         yield from linear_parameters([LinearTensor("weight", self._weight)], names, self._parts)
 
+    def finish(self) -> None:
+        """Multiplied as it is published."""
+
     def forward(self, x: Activations, workspace: Workspace) -> torch.Tensor:
         assert isinstance(x, torch.Tensor)
         return functional.linear(x, self._weight)
@@ -57,11 +61,17 @@ class PlainExperts:
     def parameters(self, prefix: str) -> NamedParameters:
         yield from expert_parameters([ExpertTensor("weight", self._gate_up, self._down)], prefix, self._shape)
 
-    def finish(self) -> None:
+    def finish(self, group: ExpertGroup) -> None:
         """Multiplied as it is published."""
 
-    def forward(self, hidden: Activations, choices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def weights(self) -> Sequence[torch.Tensor]:
+        return self._gate_up[: self._shape.routed], self._down[: self._shape.routed]
+
+    def to_send(self, hidden: Activations) -> Sent:
+        return hidden
+
+    def forward(self, hidden: Sent, choices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         assert isinstance(hidden, torch.Tensor)
-        placed = expand(hidden, choices, self._shape.count)
+        placed = expand(hidden, choices, self._shape.count, self._shape.first)
         inner = swiglu(grouped_gemm(placed.rows, self._gate_up, placed.ends))
         return grouped_gemm(inner, self._down, placed.ends), placed.positions

@@ -7,16 +7,18 @@ expert for down.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
-from engine.model.activations import Activations, InputForm
+from engine.model.activations import Activations, InputForm, Sent
+from engine.model.expert_group import ExpertGroup
 from engine.model.formats.interface import ExpertShape, Linear, NewTensor
 from engine.model.formats.places import ExpertTensor, expert_parameters
 from engine.model.parameters import NamedParameters, cut, whole
-from kernels.expert_rows import place_rows, swiglu_rows
+from kernels.expert_rows import place_quantized, place_rows, quantize_rows, swiglu_rows
 from kernels.group_quant import GROUP
-from kernels.w4a8_gemm import Int4Experts, int4_experts, pack_tiles, profiled, w4a8_grouped_gemm
+from kernels.w4a8_gemm import Int4Experts, ScaledRows, int4_experts, pack_tiles, profiled, w4a8_grouped_gemm
 from kernels.w4a8_gemm.weight import TILE_BYTES, TILE_OUTPUTS, WEIGHT_BYTES
 
 
@@ -41,7 +43,7 @@ class W4A8Format:
 
 
 class W4A8Experts:
-    # Rows are quantized as they are placed.
+    # Rows are quantized as they are placed, or before they travel.
     input_form = InputForm.PLAIN
 
     def __init__(self, shape: ExpertShape, new: NewTensor, *, static: bool, pre_scaled: bool) -> None:
@@ -61,29 +63,42 @@ class W4A8Experts:
         scales = ExpertTensor("weight_scale_inv", self._gate_up.scales, self._down.scales)
         yield from expert_parameters([values, scales], prefix, self._shape)
         if self._input_scales is not None:
-            for expert, each in enumerate(self._input_scales, start=self._shape.first):
+            for expert, each in zip(self._shape.numbers, self._input_scales, strict=True):
                 for index in range(3):
                     yield whole(f"{prefix}.experts.{expert}.w{index + 1}.input_scale", each[index : index + 1])
         if self._gate_up_pre_scale is not None and self._down_pre_scale is not None:
             yield whole(f"{prefix}.experts.pre_quant_scale", self._gate_up_pre_scale)
-            for expert, scale in enumerate(self._down_pre_scale, start=self._shape.first):
+            for expert, scale in zip(self._shape.numbers, self._down_pre_scale, strict=True):
                 parameter = whole(f"{prefix}.experts.{expert}.down_proj.pre_quant_scale", scale)
                 yield from cut([parameter], 0, self._shape.width_share)
 
-    def finish(self) -> None:
-        self._gate_up.finish()
-        self._down.finish()
+    def finish(self, group: ExpertGroup) -> None:
+        self._gate_up.finish(group)
+        self._down.finish(group)
         if self._input_scales is not None:
             gate, down, up = self._input_scales.unbind(1)
-            # A token is quantized once for all its experts.
-            self._gate_up_input_scale = torch.maximum(gate, up).amax().expand_as(gate).contiguous()
+            # A token is quantized once for all its experts, on whichever rank they are.
+            largest = group.largest(float(torch.maximum(gate, up).amax()))
+            self._gate_up_input_scale = torch.full_like(gate, largest)
             self._down_input_scale = down.contiguous()
 
-    def forward(self, hidden: Activations, choices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def weights(self) -> Sequence[torch.Tensor]:
+        own = self._gate_up.tiles, self._down.tiles, self._down_pre_scale, self._down_input_scale
+        # The input of gate and up has one scale for all experts.
+        return [tensor for tensor in own if tensor is not None]
+
+    def to_send(self, hidden: Activations) -> Sent:
         assert isinstance(hidden, torch.Tensor)
-        rows, layout = place_rows(
-            hidden, choices, self._shape.count, self._gate_up_pre_scale, self._gate_up_input_scale
-        )
+        return quantize_rows(hidden, self._gate_up_pre_scale, self._gate_up_input_scale)
+
+    def forward(self, hidden: Sent, choices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        shape = self._shape
+        if isinstance(hidden, ScaledRows):
+            rows, layout = place_quantized(hidden, choices, shape.count, shape.first, shape.elsewhere)
+        else:
+            assert isinstance(hidden, torch.Tensor) and not shape.elsewhere
+            scales = self._gate_up_pre_scale, self._gate_up_input_scale
+            rows, layout = place_rows(hidden, choices, shape.count, *scales)
         gate_up = w4a8_grouped_gemm(rows, self._gate_up.weight, layout)
         inner = swiglu_rows(gate_up, layout, self._down_pre_scale, self._down_input_scale)
         return w4a8_grouped_gemm(inner, self._down.weight, layout), layout.positions
@@ -93,9 +108,9 @@ class _Matrices:
     """INT4 matrices of all experts: filled in the order in which they are published, then packed in place."""
 
     def __init__(self, new: NewTensor, experts: int, outputs: int, inputs: int) -> None:
-        self._tiles = new(experts, outputs // TILE_OUTPUTS, inputs // GROUP, TILE_BYTES, dtype=torch.uint8)
-        values = self._tiles[..., :WEIGHT_BYTES].view(torch.int8).unflatten(-1, (TILE_OUTPUTS, -1))
-        scales = self._tiles[..., WEIGHT_BYTES:].view(torch.bfloat16).unsqueeze(-1)
+        self.tiles = new(experts, outputs // TILE_OUTPUTS, inputs // GROUP, TILE_BYTES, dtype=torch.uint8)
+        values = self.tiles[..., :WEIGHT_BYTES].view(torch.int8).unflatten(-1, (TILE_OUTPUTS, -1))
+        scales = self.tiles[..., WEIGHT_BYTES:].view(torch.bfloat16).unsqueeze(-1)
         # Places of matrices [outputs, inputs / 2] int8 and [outputs, inputs / 128] bfloat16, which do not lie in one
         # piece: [experts, tiles, 64, groups, columns of a group].
         self.values, self.scales = values.transpose(2, 3), scales.transpose(2, 3)
@@ -106,9 +121,12 @@ class _Matrices:
         assert self._packed is not None
         return self._packed
 
-    def finish(self) -> None:
+    def finish(self, group: ExpertGroup) -> None:
         # Expert by expert: packing takes several times an expert's bytes.
-        for tiles, values, scales in zip(self._tiles, self.values, self.scales, strict=True):
+        for tiles, values, scales in zip(self.tiles, self.values, self.scales, strict=True):
             matrix = values.flatten(2).flatten(0, 1).contiguous()
             tiles.copy_(pack_tiles(matrix, scales.flatten(2).flatten(0, 1).contiguous()))
-        self._packed = profiled(int4_experts(self._tiles))
+        packed = int4_experts(self.tiles)
+        # Experts of other ranks may move here.
+        has_minimum = bool(group.largest(float(packed.has_minimum)))
+        self._packed = profiled(replace(packed, has_minimum=has_minimum))

@@ -5,10 +5,10 @@
 // writes 4 (and 1 and 1/32 more if it quantizes). The latency of its loads, which are in flight at once, and of a barrier
 // limits it.
 
-#include "../../cuda/cluster.cuh"
+#include "../../cuda/cluster_sum.cuh"
 #include "../../cuda/values.cuh"
 
-constexpr int MOST_THREADS = 256, MOST_CTAS = 8;
+constexpr int MOST_THREADS = 256;
 
 struct Arguments {
   // bf16, eight values an element: the rows to add, `row_stride` values apart, or the experts' rows.
@@ -26,44 +26,6 @@ struct Arguments {
   long long row_stride;
   int width, scale_stride;
   float epsilon;
-};
-
-// Sums over a cluster of CTAs, always in the same order.
-struct ClusterSum {
-  float of_warps[MOST_THREADS / 32], of_ctas[MOST_CTAS];
-  u64 full;
-
-  __device__ __forceinline__ void prepare() {
-    if (threadIdx.x == 0) {
-      init_barrier(&full, 1);
-      fence_barrier_init();
-      arrive_and_expect(&full, cluster_size() * 4);
-    }
-    __syncwarp();
-    cluster_arrive_relaxed();
-  }
-
-  __device__ __forceinline__ float sum(float value) {
-    int lane = threadIdx.x % 32, warps = blockDim.x / 32, ranks = cluster_size();
-    value = of_warp(value);
-    if (lane == 0) of_warps[threadIdx.x / 32] = value;
-    __syncthreads();
-    cluster_wait();
-    if (threadIdx.x < 32) {
-      value = of_warp(lane < warps ? of_warps[lane] : 0.0f);
-      if (lane < ranks) send(&of_ctas[cluster_rank()], value, &full, lane);
-    }
-    wait(&full, 0);
-    float total = 0.0f;
-    for (int i = 0; i < ranks; i++) total += of_ctas[i];
-    return total;
-  }
-
-  __device__ __forceinline__ static float of_warp(float value) {
-#pragma unroll
-    for (int step = 16; step; step /= 2) value += __shfl_xor_sync(~0u, value, step);
-    return value;
-  }
 };
 
 // The rounded value to add to the residual. CHOICES: the number of weighted rows of a sum; 0 for one row without a weight.

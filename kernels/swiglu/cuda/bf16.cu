@@ -11,7 +11,7 @@ constexpr int THREADS = 256;
 struct Arguments {
   // Eight values an element: a row's gates, then the values that they gate.
   const uint4* gate_up;
-  // Null for all rows in order.
+  // Null for all rows in order; negative where there is none.
   const long long* positions;
   uint2* values;
   float* scales;
@@ -33,6 +33,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) swiglu_quantize(const __gr
   start_next();
   wait_for_earlier();
   long long row = given.positions ? given.positions[blockIdx.x] : blockIdx.x;
+  if (row < 0) return;
   int at = blockIdx.y * THREADS + threadIdx.x, width = given.width / VALUES;
   // Only whole groups lie beyond the end. Their threads compute another group again, since lanes work together.
   int column = min(at, width - GROUP_THREADS + threadIdx.x % GROUP_THREADS);

@@ -1,7 +1,7 @@
 import pytest
 
 from bench.rank.ceilings import Ceilings
-from bench.rank.floor import decode_floor, decode_operations
+from bench.rank.floor import decode_floor, decode_operations, guess_operations
 from bench.rank.model import EXPERTS, SHAPES
 from engine.model.config import ModelConfig, parse_model_config
 
@@ -43,3 +43,16 @@ def test_int4_experts_take_about_half_of_the_bytes() -> None:
     for before, after in zip(wide, narrow, strict=True):
         share = 0.515625 if before.name.startswith("experts") else 1
         assert after.size_bytes == pytest.approx(before.size_bytes * share)
+
+
+def test_drafts_read_the_weights_once_and_each_guess_those_of_its_layer() -> None:
+    plain, drafted = (decode_operations(rank(), 8, 3500, kv_item_bytes=1, drafts=drafts) for drafts in (0, 3))
+    for before, after in zip(plain, drafted, strict=True):
+        assert after.flops == pytest.approx(4 * before.flops)
+        # More rows touch more experts; all else is read once.
+        assert (after.size_bytes > before.size_bytes) == (before.name in ("experts gate and up", "experts down"))
+    guesses = list(guess_operations(rank(), 8, 3500, 1, drafts=3))
+    merges = [each for each in guesses if each.name == "draft merge"]
+    heads = [each for each in guesses if each.name == "draft head"]
+    assert [each.flops / merges[-1].flops for each in merges] == [4, 1, 1]
+    assert len({each.flops for each in heads}) == 1 and sum(each.name == "attention" for each in guesses) == 3

@@ -144,8 +144,9 @@ def test_the_workers_of_both_roles_are_divided_as_the_plan_says_unless_their_set
     assert device_list(list(specs.values())) == "prefill-0 on GPUs 2, 3, decode-0 on GPUs 0, 1"
 
 
-def test_ranks_share_the_cores() -> None:
-    plan = MeshPlan(None, decode_workers=2, settings=("decode.engine.parallel.dp=2",))
+@pytest.mark.parametrize("setting", ["engine.parallel.dp=2", "engine.parallel={dp: 2}", "engine={parallel: {dp: 2}}"])
+def test_ranks_share_the_cores_however_their_number_is_written(setting: str) -> None:
+    plan = MeshPlan(None, decode_workers=2, settings=(f"decode.{setting}",))
     assert "engine.threads=2" in by_name(plan)["decode-0"].settings
 
 

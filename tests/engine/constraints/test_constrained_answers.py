@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from engine.constraints.answer import ConstrainedAnswer
 from engine.protocol.messages import Cancel, Submit
 from mesh.domain.constraints import Constraint
 from mesh.domain.outputs import FinishReason
@@ -172,6 +173,43 @@ def test_a_mask_that_takes_too_long_ends_its_answer_alone(checkpoint: Path, text
     refusal = transcript.ends[0].refusal
     assert refusal is not None and refusal.reason == "INVALID_CONSTRAINT"
     assert "cannot be followed" in refusal.message
+    assert len(transcript.token_ids[1]) == FREE_TOKENS
+
+
+class Panic(BaseException):
+    """As Rust's panics come to Python: no Exception."""
+
+
+@pytest.mark.parametrize("where", ["mask", "advance"])
+@pytest.mark.parametrize("error", [RuntimeError, Panic])
+def test_a_grammar_that_fails_unexpectedly_ends_its_answer_alone(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, where: str, error: type[BaseException]
+) -> None:
+    right = getattr(ConstrainedAnswer, where)
+
+    def fail_later(answer: ConstrainedAnswer, *arguments: object) -> object:
+        if answer._tokens >= 5:
+            raise error("a bug of the grammars' library")
+        return right(answer, *arguments)
+
+    monkeypatch.setattr(ConstrainedAnswer, where, fail_later)
+    transcript = run(checkpoint, constrained(0), free(1))
+    refusal = transcript.ends[0].refusal
+    assert refusal is not None and refusal.reason == "INVALID_CONSTRAINT"
+    assert error.__name__ in refusal.message
+    assert len(transcript.token_ids[1]) == FREE_TOKENS
+
+
+def test_a_grammar_that_panics_when_it_is_compiled_refuses_its_request_alone(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def panic(*_: object) -> None:
+        raise Panic
+
+    monkeypatch.setattr("engine.constraints.constraints.compile_grammar", panic)
+    transcript = run(checkpoint, constrained(0), free(1))
+    refusal = transcript.ends[0].refusal
+    assert refusal is not None and refusal.reason == "INVALID_CONSTRAINT"
     assert len(transcript.token_ids[1]) == FREE_TOKENS
 
 

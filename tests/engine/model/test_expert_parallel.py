@@ -56,6 +56,25 @@ def test_each_dp_rank_gets_the_logits_of_its_own_rows(checkpoint: Path, layout: 
         assert relative_error(logits, expected[rank // layout.tp]) < 1e-5
 
 
+@pytest.mark.parametrize("layout", [Layout(dp=2, ep=2), Layout(dp=4, ep=2)], ids=str)
+@pytest.mark.parametrize("form", ["float8", "int4"])
+def test_ranks_with_quantized_experts_are_as_exact_as_one(tmp_path: Path, form: str, layout: Layout) -> None:
+    # Every expert is chosen: a choice that falls otherwise changes more than rounding does.
+    all_chosen = {"num_experts_per_tok": 8, "n_group": 1, "topk_group": 1, "moe_intermediate_size": 256}
+    if form == "int4":
+        directory = int4_checkpoint(tmp_path, static=True, pre_scaled=True, **all_chosen)
+    else:
+        directory = tiny_checkpoint(tmp_path, dtype="float8", hidden_size=256, **all_chosen)
+    prompt = random_prompt(70)
+    exact = logits_of(load_model(directory, torch.float32, CPU), prompt)
+    alone = logits_of(load_model(directory, torch.bfloat16, CPU, "quantized"), prompt)
+    ranks = on_each_rank(
+        layout, lambda peers: logits_of(divided(directory, torch.bfloat16, "quantized")(peers), prompt)
+    )
+    for logits in ranks:
+        assert relative_error(logits, exact) < 1.2 * relative_error(alone, exact)
+
+
 def test_steps_that_are_computed_in_parts_get_the_same_logits(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -32,7 +32,7 @@ def mixture_of(
     config: ModelConfig, dtype: torch.dtype, *, shared_apart: bool, device: torch.device = CPU
 ) -> MixtureOfExperts:
     formats = choose_formats(config.quantization, dtype, dequantize=False)
-    return MixtureOfExperts(config, Allocator(dtype, device, replace(formats, shared_apart=shared_apart)))
+    return MixtureOfExperts(config, 0, Allocator(dtype, device, replace(formats, shared_apart=shared_apart)))
 
 
 def fill(target: NamedParameters, source: NamedParameters) -> None:

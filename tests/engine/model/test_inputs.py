@@ -27,6 +27,9 @@ def context_of(rows: Sequence[Row], size: int | None = None) -> ForwardContext:
         kv_scale=1.0,
         padding_block=9,
         drawn=torch.tensor([50, 60, 70]),
+        missing=torch.tensor([0, 2, 0], dtype=torch.int32),
+        thinks=torch.zeros(3, dtype=torch.bool),
+        guessed=torch.tensor([[51, 52, -1], [61, 62, 63], [71, 72, 73]]),
         workspace=make_workspace(torch.device("cpu")),
     )
     return build_context(small_config(), rows, state, size)
@@ -114,3 +117,19 @@ def test_tokens_that_belong_to_no_row_change_no_logit(tmp_path: Path) -> None:
         found.append(torch.cat([model.forward(context) for context in contexts]))
     assert found[0].shape[0] == 4
     assert torch.allclose(found[0], found[1], atol=1e-4)
+
+
+def test_a_row_that_follows_begins_where_the_row_before_ended_with_its_guesses() -> None:
+    rows = [
+        Row((), 100, [1, 2], GREEDY, follows=1, drafts=1),
+        Row((), 100, [3, 4], GREEDY, follows=2, drafts=2),
+        Row((), 64, [5, 6], GREEDY, follows=0, drafts=2),
+    ]
+    context = context_of(rows)
+    assert context.token_ids.tolist() == [60, 61, 70, 71, 72, 50, 51, 52]
+    assert context.rotations.flatten().real.tolist() == [98, 99, 100, 101, 102, 64, 65, 66]
+    slots = [2 * 64 + 34, 2 * 64 + 35, *range(4 * 64 + 36, 4 * 64 + 39), *range(6 * 64, 6 * 64 + 3)]
+    assert context.slots.tolist() == slots
+    spans = [(each.first, each.stop, each.plan.query_tokens) for each in context.absorbed]
+    assert spans == [(0, 2, 2), (2, 8, 3)]
+    assert [each.plan.lengths.tolist() for each in context.absorbed] == [[100], [103, 67]]

@@ -158,11 +158,11 @@ def test_a_model_that_does_not_divide_is_refused(
 ) -> None:
     config = load_model(tiny_checkpoint(tmp_path, **overrides), torch.float32, CPU).config
     with pytest.raises(ConfigError, match=f"engine.parallel.tp={tp} {cause}"):
-        check_division(config, tp, fp8_blocks=False)
+        check_division(config, tp, blocks=False)
 
 
 def test_a_cut_within_a_block_of_fp8_weights_is_refused(fp8_checkpoint: Path) -> None:
     config = load_model(fp8_checkpoint, torch.bfloat16, CPU).config
-    check_division(config, 4, fp8_blocks=False)
-    with pytest.raises(ConfigError, match="cuts the FP8 weights of the queries"):
-        check_division(config, 4, fp8_blocks=True)
+    check_division(config, 4, blocks=False)
+    with pytest.raises(ConfigError, match="cuts the quantized weights of the queries"):
+        check_division(config, 4, blocks=True)

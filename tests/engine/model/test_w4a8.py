@@ -2,14 +2,15 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from engine.exchange.alone import Alone
 from engine.model.allocator import Allocator
 from engine.model.config import read_model_config
+from engine.model.expert_group import ExpertGroup
 from engine.model.formats.choice import choose_formats
 from engine.model.formats.interface import Experts, ExpertShape
 from engine.model.formats.plain import PlainExperts
@@ -48,11 +49,11 @@ def experts_of(directory: Path) -> Experts:
     """Of the first layer that has any."""
     config = read_model_config(directory)
     with open_shards(directory) as shards:
-        config = replace(config, quantization=settle(config.quantization, shards))
+        config = settle(config, shards)
         shape = ExpertShape(config.n_routed_experts, 0, config.hidden_size, config.moe_intermediate_size)
         experts = make_allocator(config, torch.bfloat16, CPU, "quantized").experts(shape)
         load_weights(shards, list(experts.parameters("model.layers.1.mlp")), unused=("model.", "lm_head."))
-    experts.finish()
+    experts.finish(ExpertGroup(Alone()))
     return experts
 
 
@@ -147,7 +148,7 @@ def test_random_experts_keep_the_magnitude_of_what_they_multiply(tmp_path: Path)
 
 ERRORS = [
     ({"group_size": 64}, r"group_size is 64: INT4 weights come in groups of 128"),
-    ({"quant_method": "awq"}, r"quantization 'awq' is not supported: expected 'fp8', 'w4afp8' or none"),
+    ({"quant_method": "awq"}, r"quantization 'awq' is not supported: expected 'fp8', 'w4afp8', 'modelopt' with"),
     ({"weight_block_size": [64, 64]}, r"weight_block_size is \[64, 64\]"),
 ]
 

@@ -32,7 +32,7 @@ def device_memory(pool: torch.Tensor) -> DeviceMemory:
 
 
 @pytest.mark.parametrize(("first_layer", "layers", "blocks"), [(0, 3, [4, 0, 8]), (2, 1, [1])])
-def test_staged_bytes_and_digests_are_those_of_host_memory(first_layer: int, layers: int, blocks: list[int]) -> None:
+def test_staged_bytes_and_checksums_are_those_of_host_memory(first_layer: int, layers: int, blocks: list[int]) -> None:
     pool = random_pool()
     host, device = HostMemory(pool.flatten(2).numpy()), device_memory(pool.cuda())
     size = layers * len(blocks) * device.piece_bytes
@@ -40,6 +40,7 @@ def test_staged_bytes_and_digests_are_those_of_host_memory(first_layer: int, lay
     expected = host.gather(first_layer, layers, blocks, packed, KEY).result()
     assert device.gather(first_layer, layers, blocks, staging, KEY).result() == expected
     assert np.array_equal(staging.tensor[:size].cpu().numpy(), packed)
+    assert device.read_staging(staging, size) == host.read_staging(packed, size)
 
 
 @pytest.mark.parametrize("flipped", [False, True])
@@ -48,12 +49,12 @@ def test_what_is_as_announced_lands_where_it_belongs_and_nowhere_else_and_the_re
     target = before.cuda()
     sender = device_memory(pool)
     staging = sender.allocate_staging(2 * 2 * sender.piece_bytes)
-    digest = sender.gather(1, 2, [7, 3], staging, KEY).result()
+    checksum = sender.gather(1, 2, [7, 3], staging, KEY).result()
     receiver = device_memory(target)
     received = receiver.allocate_staging(2 * 2 * sender.piece_bytes)
     received.tensor.copy_(staging.tensor)
     received.tensor[1000] ^= flipped
-    assert receiver.land(1, 2, [0, 5], received, KEY, digest).result() is not flipped
+    assert receiver.land(1, 2, [0, 5], received, KEY, checksum).result() is not flipped
     if not flipped:
         before[1:3, [0, 5]] = pool.cpu()[1:3, [7, 3]]
     assert torch.equal(target.cpu(), before)

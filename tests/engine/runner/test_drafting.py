@@ -12,9 +12,10 @@ from cli.launcher.shipped_model import shipped_model
 from engine.batch import Batch, Row, StepShape, execute
 from engine.config import DraftsConfig, EngineConfig
 from engine.engine import Engine
+from engine.model.decode_inputs import NO_TOKEN
 from engine.runner.backend import ModelBackend
-from engine.runner.draft_plan import plan_draft_rows, plan_draws
-from engine.runner.drafting import count_accepted
+from engine.runner.draft_plan import leading_rows, plan_draft_prompts, plan_draws
+from engine.runner.verification import count_accepted
 from mesh.domain.sampling import Sampling
 from mesh.errors import CheckpointError
 from tests.support.checkpoints import (
@@ -67,11 +68,11 @@ def undisturbed(shipped: dict[int, ModelBackend]) -> Transcript:
     return served(engine_over(shipped[0], 0), PROMPTS, SAMPLINGS)
 
 
-@pytest.mark.parametrize("next_n", [1, 3])
+@pytest.mark.parametrize(("next_n", "overlap"), [(1, "off"), (3, "off"), (3, "on")])
 def test_tokens_are_those_without_drafts_in_fewer_steps(
-    shipped: dict[int, ModelBackend], undisturbed: Transcript, next_n: int
+    shipped: dict[int, ModelBackend], undisturbed: Transcript, next_n: int, overlap: str
 ) -> None:
-    found = served(engine_over(shipped[next_n], next_n), PROMPTS, SAMPLINGS)
+    found = served(engine_over(shipped[next_n], next_n, overlap=overlap), PROMPTS, SAMPLINGS)
     assert found.token_ids == undisturbed.token_ids
     yields = {len(output.token_ids) for step in found.steps for output in step.outputs}
     assert yields == set(range(1, 2 + next_n))
@@ -181,26 +182,48 @@ def test_embedding_and_head_are_kept_once_and_the_draft_layer_has_kv_of_its_own(
     assert drafting.block_bytes * 3 == plain.block_bytes * 4
 
 
+def test_preemption_and_late_arrivals_change_no_token_of_steps_launched_ahead(
+    shipped: dict[int, ModelBackend], undisturbed: Transcript
+) -> None:
+    engine = engine_over(shipped[3], 3, overlap="on", total_blocks=7)
+    transcript = Transcript()
+    for key, (prompt, sampling) in enumerate(zip(PROMPTS, SAMPLINGS, strict=True)):
+        engine.submit(submit_of(key, prompt, TOKENS, sampling=sampling, ignore_eos=True))
+        for _ in range(5):
+            transcript.record(engine.step())
+    assert transcript.run(engine).token_ids == undisturbed.token_ids
+    assert_at_rest(engine)
+
+
 def test_drafts_are_accepted_up_to_the_first_wrong_one() -> None:
-    drawn = torch.tensor([5, 6, 7, 8, 1, 2, 9])
-    drafts = [[5, 6, 9], [], [2]]
-    assert count_accepted(drawn, [0, 4, 5], drafts).tolist() == [2, 0, 1]
-    assert count_accepted(drawn[:2], [0, 1], [[], []]).tolist() == [0, 0]
+    drawn = torch.tensor([[5, 6, 7, 8], [1, 9, 9, 9], [2, 9, 3, 4]])
+    drafts = torch.tensor([[5, 6, 9], [NO_TOKEN] * 3, [2, 7, 3]])
+    assert count_accepted(drawn, drafts).tolist() == [2, 0, 1]
+    assert count_accepted(drawn[:, :1], drafts[:, :0]).tolist() == [0, 0, 0]
 
 
-def test_the_draft_layer_computes_one_position_later_up_to_the_drawn_tokens() -> None:
-    rows = [
-        Row([7], 64, [3, 4], GREEDY),
-        Row([5, 6], 10, [1], GREEDY, drafts=1),
-        Row([1, 2, 3], 0, [2], None, next_token=4),
-        Row([8, 9], 62, [5], GREEDY),
-    ]
-    plan = plan_draft_rows(rows, plan_draws(rows), padding_block=99)
+ROWS = [
+    Row([7], 64, [3, 4], GREEDY),
+    Row([5, 6], 10, [1], GREEDY, drafts=1),
+    Row([1, 2, 3], 0, [2], None, next_token=4),
+    Row([8, 9], 62, [5], GREEDY),
+]
+
+
+def test_a_row_draws_behind_its_last_known_token_and_each_draft() -> None:
+    draws = plan_draws(ROWS, [0, 1, 3, 6], width=3)
+    assert (draws.drawing, draws.first) == ([0, 1, 3], [0, 1, 3])
+    assert (draws.tokens, draws.places) == ([0, 1, 2, 7], [0, 3, 4, 6])
+    assert [ROWS.index(row) for row in draws.rows] == [0, 1, 1, 3]
+
+
+def test_the_draft_layer_computes_prompts_one_position_later_up_to_the_drawn_tokens() -> None:
+    assert leading_rows(ROWS) == ROWS[:2]
+    plan = plan_draft_prompts(ROWS[2:], 3, padding_block=99)
     spans = [(list(row.token_ids), row.start, list(row.block_ids)) for row in plan.rows]
-    assert spans == [([0], 65, [3, 4]), ([0, 0], 11, [1]), ([1, 2, 3, 4], 0, [2]), ([9, 0], 63, [5, 99])]
-    assert plan.sources == [0, 1, 2, None, 3, 4, 5, 6, 7]
-    assert plan.drawn == [(0, 0), (1, 1), (2, 2), (8, 3)]
-    assert (plan.first_drawn, plan.positions) == ([0, 1, 8], [65, 11, 64])
+    assert spans == [([1, 2, 3, 4], 0, [2]), ([9, 0], 63, [5, 99])]
+    assert plan.sources == [None, 3, 4, 5, 6, 7]
+    assert (plan.drawn, plan.positions) == ([5], [64])
 
 
 @pytest.mark.check("drafts")

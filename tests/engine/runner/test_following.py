@@ -17,7 +17,7 @@ from engine.runner.backend import ModelBackend
 from mesh.domain.sampling import Sampling
 from tests.support.checkpoints import GREEDY, model_backend, prompt_row, random_prompt, tiny_checkpoint
 from tests.support.rank_threads import on_each_rank
-from transfer.digest import segment_digest
+from transfer.checksum import segment_checksum
 
 TP2 = Layout(tp=2, ep=2)
 KEY = bytes(16)
@@ -75,8 +75,8 @@ def test_kv_that_lands_in_the_first_ranks_pool_is_in_all_pools_when_a_batch_read
             staging = memory.allocate_staging(1 << 20)
             staging[:] = np.random.default_rng(0).integers(0, 60, len(staging), np.uint8)
             size_bytes = memory.layers * 2 * memory.piece_bytes
-            digest = segment_digest(staging, size_bytes, KEY)
-            assert memory.land(0, memory.layers, [3, 5], staging, KEY, digest).result()
+            checksum = segment_checksum(staging, size_bytes, KEY)
+            assert memory.land(0, memory.layers, [3, 5], staging, KEY, checksum).result()
         rows = [prompt_row(prompt, 64, 70, [3, 1])]
         execute(backend, Batch(0, rows if peers.place.leads else ()), shape_of(rows))
         return backend.state.kv_pool.float()

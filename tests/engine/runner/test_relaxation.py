@@ -36,9 +36,10 @@ def relaxed_backend(**drafts: Any) -> ModelBackend:
     return model_backend(shipped_model(), **settings_of(acceptance="relaxed", **drafts))
 
 
-def served(backend: ModelBackend, *samplings: Sampling, thinking: bool = True) -> Transcript:
+def served(backend: ModelBackend, *samplings: Sampling, thinking: bool = True, overlap: str = "off") -> Transcript:
     """Each request has the same prompt, whose last token opens the thinking or closes it."""
-    config = EngineConfig(model_dir=Path("checkpoint"), total_blocks=backend.total_blocks, **settings_of())
+    settings = {"total_blocks": backend.total_blocks, "overlap": overlap, **settings_of()}
+    config = EngineConfig(model_dir=Path("checkpoint"), **settings)
     engine = Engine(config, backend, time.monotonic)
     prompt = [*random_prompt(50), THINK.open if thinking else THINK.close]
     for key, sampling in enumerate(samplings):
@@ -77,6 +78,12 @@ def test_a_thinking_request_takes_drafts_that_were_not_drawn(
     # All drafts are accepted until the thinking ends.
     first = [len(output.token_ids) for step in found.steps for output in step.outputs][:4]
     assert first == [1, 3, 3, 3]
+
+
+def test_steps_launched_ahead_take_the_same_drafts(anything_goes: ModelBackend) -> None:
+    sampling = Sampling(**HOT, drafts=DraftUse.RELAXED)
+    found, expected = (served(anything_goes, sampling, overlap=overlap) for overlap in ("on", "off"))
+    assert found.token_ids == expected.token_ids and relaxed_tokens(found) == relaxed_tokens(expected) > 0
 
 
 @pytest.mark.parametrize("use", [DraftUse.UNSPECIFIED, DraftUse.OFF, DraftUse.STRICT])

@@ -52,6 +52,16 @@ def test_any_number_of_rows_that_draw_is_near_one_that_was_run_beside_a_prompt()
     assert drawing.issuperset(step_sizes(100))
 
 
+def test_rows_have_as_many_drafts_as_they_can_have_beside_a_prompt_and_alone() -> None:
+    sizes = step_sizes(2048)
+    steps = list(warm_up_steps(sizes, 4096, 16, block=7, drafts=2))
+    drafted = [[row.drafts for row in rows] for rows in steps if any(row.drafts for row in rows)]
+    assert drafted == [[1, 0], [2, 0], *([2] * count for count in step_sizes(16))]
+    assert all(row.end <= 4096 for rows in steps for row in rows)
+    undrafted = [rows for rows in steps if not any(row.drafts for row in rows)]
+    assert undrafted == list(warm_up_steps(sizes, 4096, 16, block=7))
+
+
 def test_tokens_are_drawn_in_every_way_alone_and_beside_others() -> None:
     _, steps = steps_of(2048, 16384, 64)
 

@@ -9,6 +9,7 @@ from engine.config import EngineConfig, Hardware, resolve
 from engine.model.activations import InputForm
 from engine.model.config import read_model_config
 from engine.model.parameters import whole
+from engine.model.quantization import LinearKind
 from engine.runner.backend import ModelBackend
 from engine.weights.loading import KeptWeights, make_allocator, random_model
 from engine.weights.random_weights import fill_randomly
@@ -45,7 +46,7 @@ def test_every_weight_is_drawn_and_finite(tmp_path: Path, weights: KeptWeights) 
 def test_matrices_keep_the_magnitude_of_what_they_multiply(tmp_path: Path) -> None:
     cpu = torch.device("cpu")
     config = read_model_config(write_config(tmp_path))
-    projection = make_allocator(config, torch.bfloat16, cpu, "quantized").linear(256, (256,))
+    projection = make_allocator(config, torch.bfloat16, cpu, "quantized").linear(LinearKind.OUTPUT, 256, (256,))
     assert projection.input_form is InputForm.FP8_GROUPS
     fill_randomly(projection.parameters("projection"))
     out = projection.forward(quantize(torch.randn(64, 256)), make_workspace(cpu))

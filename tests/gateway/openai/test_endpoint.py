@@ -14,22 +14,13 @@ from pydantic import SecretStr
 from gateway.config import ApiKeyConfig, DispatchConfig, HttpConfig, LimitsConfig
 from gateway.openai.errors import error_headers, http_status
 from mesh.errors import EngineFailed, NoWorker, Overloaded
-from tests.support.fake_decode import FakeDecodeWorker, oracle_tokens, scripted
-from tests.support.gateways import Mesh, collect, ids_request, model_texts, running_mesh
+from tests.support.fake_decode import FakeDecodeWorker, oracle_tokens
+from tests.support.gateways import Mesh, collect, ids_request, running_mesh
+from tests.support.oracle_texts import answering, spelled
 from tests.support.waiting import eventually
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 HELLO: Any = [{"role": "user", "content": "hello"}]
-
-
-def spelled(text: str) -> list[int]:
-    tokenizer = model_texts()["oracle"].tokenizer
-    assert tokenizer is not None
-    return tokenizer.encode(text)
-
-
-def answering(text: str, **fields: Any) -> FakeDecodeWorker:
-    return FakeDecodeWorker(next_token=scripted(spelled(text)), eos_token_id=1, **fields)
 
 
 def client(mesh: Mesh, key: str = "unused") -> openai.AsyncOpenAI:
@@ -348,6 +339,10 @@ async def test_unknown_fields_may_be_ignored_and_are_then_named_in_a_header() ->
         assert (await mesh.http.post(CHAT, json={"messages": HELLO, **many})).json()["error"][
             "code"
         ] == "unknown_parameter"
+        # A name that reads as if the field were elsewhere.
+        for name in ("x` - at `$.messages[9]", "x` - at `$.mood", "x` - at `$"):
+            answer = await mesh.http.post(CHAT, json={"messages": HELLO, name: 1})
+            assert answer.json()["error"]["code"] == "unknown_parameter"
 
 
 async def test_error_codes_are_spelled_as_openai_spells_them() -> None:

@@ -7,22 +7,14 @@ import openai
 import pytest
 
 from gateway.config import ApiKeyConfig
+from gateway.openai.endpoint import STREAM_HEADER
 from mesh.errors import Overloaded, WorkerFull
-from tests.support.fake_decode import FakeDecodeWorker, scripted
-from tests.support.gateways import Mesh, model_texts, prefill_identity, running_mesh
+from tests.support.fake_decode import FakeDecodeWorker
+from tests.support.gateways import Mesh, prefill_identity, running_mesh
+from tests.support.oracle_texts import answering, spelled
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 HELLO: Any = [{"role": "user", "content": "hello"}]
-
-
-def spelled(text: str) -> list[int]:
-    tokenizer = model_texts()["oracle"].tokenizer
-    assert tokenizer is not None
-    return tokenizer.encode(text)
-
-
-def answering(text: str, **fields: Any) -> FakeDecodeWorker:
-    return FakeDecodeWorker(next_token=scripted(spelled(text)), eos_token_id=1, **fields)
 
 
 def client(mesh: Mesh) -> openai.AsyncOpenAI:
@@ -70,6 +62,18 @@ async def test_a_sibling_that_finds_no_room_is_placed_anew() -> None:
         answer = await mesh.http.post(COMPLETIONS, json={"prompt": "hi", "n": 2, "max_tokens": 20})
         assert [choice["finish_reason"] for choice in answer.json()["choices"]] == ["length", "length"]
         assert len(mesh.workers[1].submissions) == 1
+
+
+@pytest.mark.parametrize(
+    ("asked", "resumable"),
+    [({}, True), ({"n": 2}, False), ({"prompt": ["hi", "you"]}, False), ({"stream": False}, False)],
+)
+async def test_workers_keep_only_what_a_client_can_go_on_with(asked: dict[str, Any], resumable: bool) -> None:
+    async with running_mesh() as mesh:
+        body = {"prompt": "hi", "max_tokens": 3, "stream": True, **asked}
+        response = await mesh.http.post(COMPLETIONS, json=body)
+        assert (STREAM_HEADER in response.headers) == resumable
+        assert {each.HasField("stream") for each in mesh.worker.submissions} == {resumable}
 
 
 async def test_choices_stream_side_by_side() -> None:
@@ -122,6 +126,32 @@ async def test_several_prompts_are_answered_in_their_order() -> None:
             assert answer.usage is not None
             assert answer.usage.prompt_tokens == 3 + (2 if isinstance(prompts[0], str) else 0)
             assert answer.usage.completion_tokens == 12
+
+
+async def test_the_likeliest_of_several_answers_are_given() -> None:
+    class Unsure(FakeDecodeWorker):
+        """The answer with seed 6 is the likeliest, then the one with seed 7."""
+
+        def _output(self, stream_id: int, request: Any) -> Any:
+            output = super()._output(stream_id, request)
+            for entry in () if output is None else output.logprobs:
+                entry.logprob = -1.0 - abs(6.2 - request.submission.sampling.seed)
+            return output
+
+        def generate(self, request: Any) -> None:
+            self.next_token = lambda index, tokens: spelled(str(request.submission.sampling.seed))[0]
+            super().generate(request)
+
+    async with running_mesh(Unsure()) as mesh:
+        body = {"prompt": "hi", "max_tokens": 2, "seed": 5, "n": 2, "best_of": 4}
+        for wanted, shown in ((None, False), (0, True)):
+            answer = (await mesh.http.post(COMPLETIONS, json={**body, "logprobs": wanted})).json()
+            assert [(each["index"], each["text"]) for each in answer["choices"]] == [(0, "66"), (1, "77")]
+            assert all((each["logprobs"] is not None) == shown for each in answer["choices"])
+            assert answer["usage"]["completion_tokens"] == 8
+        for wrong in ({"best_of": 1}, {"stream": True}):
+            refused = await mesh.http.post(COMPLETIONS, json={**body, **wrong})
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, "best_of")
 
 
 async def test_a_prompt_is_echoed_before_its_answer_whole_and_streamed() -> None:

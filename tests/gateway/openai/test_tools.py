@@ -8,8 +8,8 @@ import pytest
 
 from gateway.tool_format import CALLS_BEGIN, CallForm, opening, written_calls, written_outputs
 from gateway.tools import ToolCall
-from tests.support.fake_decode import FakeDecodeWorker, scripted
-from tests.support.gateways import Mesh, model_texts, running_mesh
+from tests.support.gateways import Mesh, running_mesh
+from tests.support.oracle_texts import answering, prompt_of, spelled
 
 CHAT = "/v1/chat/completions"
 HELLO: Any = [{"role": "user", "content": "hello"}]
@@ -24,22 +24,6 @@ WEATHER: Any = {
 CLOCK: Any = {"type": "function", "function": {"name": "clock"}}
 CALLS = [ToolCall("", "weather", '{"city": "Bergen"}'), ToolCall("", "clock", "{}")]
 END = "<｜end▁of▁sentence｜>"
-
-
-def spelled(text: str) -> list[int]:
-    tokenizer = model_texts()["oracle"].tokenizer
-    assert tokenizer is not None
-    return tokenizer.encode(text)
-
-
-def prompt_of(mesh: Mesh) -> str:
-    tokenizer = model_texts()["oracle"].tokenizer
-    assert tokenizer is not None
-    return tokenizer.spell(list(mesh.worker.submissions[-1].token_ids))
-
-
-def answering(text: str, **fields: Any) -> FakeDecodeWorker:
-    return FakeDecodeWorker(next_token=scripted(spelled(text)), eos_token_id=1, **fields)
 
 
 def client(mesh: Mesh) -> openai.AsyncOpenAI:
@@ -209,3 +193,14 @@ async def test_a_schema_that_is_nested_too_deep_is_refused_by_field() -> None:
         )
         answer = await mesh.http.post("/v1/chat/completions", content=body)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tools[0].function.parameters")
+
+
+async def test_no_depth_of_a_schema_is_an_error_of_ours() -> None:
+    """Around the deepest that can be read, which depends on the caller's own depth, nothing can be written."""
+    async with running_mesh() as mesh:
+        for depth in range(920, 945):
+            nested = b'{"a":' * depth + b"1" + b"}" * depth
+            for field in (b'"tools":[{"function":{"name":"f","parameters":%b}}]', b'"guided_json":%b'):
+                content = b'{"messages":[{"role":"user","content":"hi"}],%b}' % (field % nested)
+                answer = await mesh.http.post("/v1/chat/completions", content=content)
+                assert answer.status_code == 400, (depth, field)

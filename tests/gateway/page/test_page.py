@@ -1,8 +1,9 @@
 """The operators' page without a browser: what it is made of, what it tells, and whom it serves."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import httpx
@@ -56,7 +57,7 @@ async def test_it_shows_the_mesh_its_last_placements_and_answers() -> None:
         shown = await events(client)
     mesh = shown["mesh"]
     assert [worker["worker_id"] for worker in mesh["workers"]] == ["decode-0"]
-    assert mesh["workers"][0]["role"] == "decode"
+    assert (mesh["workers"][0]["role"], mesh["workers"][0]["ranks"]) == ("decode", [])
     assert (mesh["problem"], mesh["keys"], mesh["live"], mesh["received_tokens"]) == ("", False, 0, 3)
     assert [decision["worker_id"] for decision in mesh["decisions"]] == ["decode-0"]
     [[_, ttft, tpot, prompt, cached, output, outcome]] = shown["answers"]
@@ -110,3 +111,13 @@ async def test_the_metrics_are_beside_it() -> None:
         response = await client.get("/metrics")
     assert response.headers["content-type"].startswith("text/plain")
     assert "deepmesh_gateway_accepted_total{" in response.text
+
+
+async def test_no_more_pages_watch_than_may_though_they_come_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.page.server.MOST_WATCHERS", 2)
+    async with page() as client, AsyncExitStack() as stack:
+        requests = [client.build_request("GET", "/live") for _ in range(5)]
+        responses = await asyncio.gather(*(client.send(request, stream=True) for request in requests))
+        for response in responses:
+            stack.push_async_callback(response.aclose)
+        assert sorted(response.status_code for response in responses) == [200, 200, 429, 429, 429]

@@ -14,6 +14,13 @@ labels:
   helm.sh/chart: {{ .root.Chart.Name }}-{{ .root.Chart.Version }}
 {{- end }}
 
+{{/* host:port of every scheduler, as YAML. */}}
+{{- define "deepmesh.schedulers" -}}
+scheduler: {{ range $i := until (int .Values.scheduler.replicas) -}}
+  {{ if $i }},{{ end }}{{ $.Release.Name }}-scheduler-{{ $i }}.{{ $.Release.Name }}-schedulers:8002
+{{- end }}
+{{- end }}
+
 {{/* host:port of every KV store, as YAML. */}}
 {{- define "deepmesh.stores" -}}
 stores:
@@ -42,13 +49,13 @@ security: { plaintext: true }
 {{- define "deepmesh.config.gateway" -}}
 {{ include "deepmesh.config.server" (dict "root" . "port" 8001 "drainSeconds" .Values.gateway.drainSeconds) }}
 http: { host: 0.0.0.0, port: 8000 }
-scheduler: {{ .Release.Name }}-scheduler:8002
+{{ include "deepmesh.schedulers" . }}
 models: [{ tokenizer_dir: {{ .Values.model.directory | quote }} }]
 {{- end }}
 
 {{- define "deepmesh.config.worker" -}}
 {{ include "deepmesh.config.server" (dict "root" .root "port" .port "drainSeconds" .values.drainSeconds) }}
-scheduler: {{ .root.Release.Name }}-scheduler:8002
+{{ include "deepmesh.schedulers" .root }}
 {{ include "deepmesh.stores" .root }}
 engine:
   model_dir: {{ .root.Values.model.directory | quote }}
@@ -77,6 +84,16 @@ index: { redis_url: {{ .Values.redis.url | quote }} }
 {{- define "deepmesh.config" -}}
 {{- $own := include (printf "deepmesh.config.%s" .role) .root | fromYaml -}}
 {{- mergeOverwrite $own (deepCopy (index .root.Values .role).config) | toYaml -}}
+{{- end }}
+
+{{/* The Secret that seals the names of streams. */}}
+{{- define "deepmesh.resumeSecret" -}}
+{{ .Values.gateway.resumeSecret | default (printf "%s-resume" .Release.Name) }}
+{{- end }}
+
+{{/* The Secret with which workers vouch for the blocks that stores keep. */}}
+{{- define "deepmesh.kvSecret" -}}
+{{ .Values.security.kvSecret | default (printf "%s-kv" .Release.Name) }}
 {{- end }}
 
 {{/* What a sidecar leaves alone: UCX has no protocol that it could speak. */}}

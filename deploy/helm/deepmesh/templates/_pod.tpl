@@ -7,6 +7,17 @@ own, since they bring no certificate: readiness falls as soon as a pod stops, li
 {{- $gpus := int (default 0 $values.gpus) }}
 {{- $preStop := int (default 0 $values.preStopSeconds) }}
 {{- $worker := has .role (list "prefill" "decode") }}
+{{- /* Volumes with a Secret each, whose key config.yaml is laid over the configuration in this order. */}}
+{{- $secrets := list }}
+{{- if eq .role "gateway" }}
+{{- $secrets = append $secrets (dict "volume" "resume" "secret" (include "deepmesh.resumeSecret" .root)) }}
+{{- end }}
+{{- if $worker }}
+{{- $secrets = append $secrets (dict "volume" "kv" "secret" (include "deepmesh.kvSecret" .root)) }}
+{{- end }}
+{{- with $values.configSecret }}
+{{- $secrets = append $secrets (dict "volume" "secret" "secret" .) }}
+{{- end }}
 {{- $model := and (has .role (list "gateway" "prefill" "decode")) .root.Values.model.volume }}
 metadata:
   labels:
@@ -76,8 +87,8 @@ spec:
       args:
         - {{ .module }}
         - --config=/etc/deepmesh/config.yaml
-        {{- if $values.configSecret }}
-        - --config=/etc/deepmesh-secret/config.yaml
+        {{- range $secrets }}
+        - --config=/etc/deepmesh-{{ .volume }}/config.yaml
         {{- end }}
         # Others reach a pod by its address: its name is known to nobody.
         - --set=server.advertise=$(POD_IP):{{ .ports.grpc }}
@@ -132,8 +143,8 @@ spec:
         {{- if .root.Values.security.issuer.name }}
         - { name: certificate, mountPath: /etc/deepmesh-tls, readOnly: true }
         {{- end }}
-        {{- if $values.configSecret }}
-        - { name: secret, mountPath: /etc/deepmesh-secret, readOnly: true }
+        {{- range $secrets }}
+        - { name: {{ .volume }}, mountPath: /etc/deepmesh-{{ .volume }}, readOnly: true }
         {{- end }}
         {{- if $model }}
         - { name: models, mountPath: /models, readOnly: true }
@@ -166,9 +177,9 @@ spec:
           csi.cert-manager.io/fs-group: "10001"
     {{- end }}
     {{- end }}
-    {{- if $values.configSecret }}
-    - name: secret
-      secret: { secretName: {{ $values.configSecret }}, defaultMode: 0440 }
+    {{- range $secrets }}
+    - name: {{ .volume }}
+      secret: { secretName: {{ .secret }}, defaultMode: 0440 }
     {{- end }}
     {{- if $model }}
     - name: models

@@ -31,7 +31,7 @@ PLACEMENT_OUTCOME_LOST: PlacementOutcome
 PLACEMENT_OUTCOME_FAILED: PlacementOutcome
 
 class PlaceRequest(_message.Message):
-    __slots__ = ("request_id", "attempt", "model", "prompt_tokens", "max_tokens", "block_hashes", "avoid_worker_ids", "share")
+    __slots__ = ("request_id", "attempt", "model", "prompt_tokens", "max_tokens", "block_hashes", "avoid_worker_ids", "share", "generation_id")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -40,6 +40,7 @@ class PlaceRequest(_message.Message):
     BLOCK_HASHES_FIELD_NUMBER: _ClassVar[int]
     AVOID_WORKER_IDS_FIELD_NUMBER: _ClassVar[int]
     SHARE_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_ID_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     attempt: int
     model: str
@@ -48,7 +49,8 @@ class PlaceRequest(_message.Message):
     block_hashes: _containers.RepeatedScalarFieldContainer[bytes]
     avoid_worker_ids: _containers.RepeatedScalarFieldContainer[str]
     share: _share_pb2.Share
-    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., model: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., block_hashes: _Optional[_Iterable[bytes]] = ..., avoid_worker_ids: _Optional[_Iterable[str]] = ..., share: _Optional[_Union[_share_pb2.Share, _Mapping]] = ...) -> None: ...
+    generation_id: str
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., model: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., block_hashes: _Optional[_Iterable[bytes]] = ..., avoid_worker_ids: _Optional[_Iterable[str]] = ..., share: _Optional[_Union[_share_pb2.Share, _Mapping]] = ..., generation_id: _Optional[str] = ...) -> None: ...
 
 class PlaceResponse(_message.Message):
     __slots__ = ("decode", "prefill", "cached_prefixes", "predicted_ttft_ms", "predicted_tpot_ms", "reason", "store")
@@ -77,7 +79,7 @@ class CachedPrefix(_message.Message):
     def __init__(self, source_id: _Optional[str] = ..., blocks: _Optional[int] = ...) -> None: ...
 
 class ReportOutcomeRequest(_message.Message):
-    __slots__ = ("request_id", "attempt", "worker_id", "outcome", "output_tokens", "cached_tokens", "ttft_ms", "tpot_ms")
+    __slots__ = ("request_id", "attempt", "worker_id", "outcome", "output_tokens", "cached_tokens", "ttft_ms", "tpot_ms", "generation_id")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -86,6 +88,7 @@ class ReportOutcomeRequest(_message.Message):
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TTFT_MS_FIELD_NUMBER: _ClassVar[int]
     TPOT_MS_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_ID_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     attempt: int
     worker_id: str
@@ -94,7 +97,8 @@ class ReportOutcomeRequest(_message.Message):
     cached_tokens: int
     ttft_ms: float
     tpot_ms: float
-    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., worker_id: _Optional[str] = ..., outcome: _Optional[_Union[PlacementOutcome, str]] = ..., output_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., ttft_ms: _Optional[float] = ..., tpot_ms: _Optional[float] = ...) -> None: ...
+    generation_id: str
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., worker_id: _Optional[str] = ..., outcome: _Optional[_Union[PlacementOutcome, str]] = ..., output_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., ttft_ms: _Optional[float] = ..., tpot_ms: _Optional[float] = ..., generation_id: _Optional[str] = ...) -> None: ...
 
 class ReportOutcomeResponse(_message.Message):
     __slots__ = ()

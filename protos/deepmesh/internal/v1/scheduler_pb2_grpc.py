@@ -91,7 +91,7 @@ class SchedulerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ReportOutcome(self, request, context):
-        """Reports how a placement ended, for the mean output length and the decision log. Idempotent on (request_id, attempt).
+        """Reports how a placement ended, for the mean output length and the decision log. Idempotent on (generation_id, attempt).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -53,6 +53,8 @@ class ChatMessageBody(Struct):
     reasoning_content: str | None = None
     tool_calls: list[CallBody] | UnsetType = UNSET
     role: Literal["assistant"] = "assistant"
+    # Models of ours refuse in plain words.
+    refusal: None = None
 
 
 class ChatDelta(Struct):

@@ -1,4 +1,4 @@
-"""Attention of DeepSeek-R1: prompts, and absorbed decode from bf16 and e4m3 pools."""
+"""Absorbed decode attention of DeepSeek-R1, from bf16 and e4m3 pools."""
 
 import os
 from collections.abc import Callable, Iterable
@@ -7,34 +7,29 @@ from pathlib import Path
 
 import torch
 
-from bench.kernels.deepseek_r1 import HEADS, LATENT, NOPE, ROPE, VALUE, WIDTH
+from bench.kernels.deepseek_r1 import HEADS, LATENT, NOPE, ROPE, WIDTH
 from bench.kernels.inputs import random_bfloat16
 from bench.kernels.timing import Case
 from kernels.kv_copy import BLOCK_TOKENS
 from kernels.mla_decode import DecodePlan, bf16, flash_mla, fp8, plan_decode
 from kernels.mla_decode import triton as triton_decode
-from kernels.mla_prefill import PrefillPlan, cudnn, flash_attention, plan_prefill
-from kernels.mla_prefill import triton as triton_prefill
 
 SCALE = (NOPE + ROPE) ** -0.5
 E4M3 = torch.float8_e4m3fn
 EXTENSION = "_flashmla_extension_C.abi3.so"
 
 Attend = Callable[[torch.Tensor, torch.Tensor, DecodePlan], torch.Tensor]
-Prefill = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, PrefillPlan, float], tuple[torch.Tensor, torch.Tensor]]
 
 
 def cases() -> Iterable[Case]:
     for requests in (32, 64, 96, 128):
         for context in (3500, 4096):
-            yield from _decode_cases(requests, context, HEADS, 1)
-    yield from _decode_cases(96, 4096, HEADS, 2)
-    yield from _decode_cases(128, 4096, 16, 1)
-    for lengths in ([4096], [8192], [32768], [3500] * 4):
-        yield from _prefill_cases(lengths)
+            yield from _cases(requests, context, HEADS, 1)
+    yield from _cases(96, 4096, HEADS, 2)
+    yield from _cases(128, 4096, 16, 1)
 
 
-def _decode_cases(requests: int, context: int, heads: int, query_tokens: int) -> Iterable[Case]:
+def _cases(requests: int, context: int, heads: int, query_tokens: int) -> Iterable[Case]:
     providers: list[tuple[str, torch.dtype, Attend]] = [
         ("deepmesh, Triton", torch.bfloat16, _triton_decode),
         ("deepmesh, Triton", E4M3, _triton_decode),
@@ -52,14 +47,14 @@ def _decode_cases(requests: int, context: int, heads: int, query_tokens: int) ->
         yield Case(
             shape=f"decode {requests} x {context}, {heads} heads, {query_tokens} queries, {str(dtype)[6:]}",
             provider=provider,
-            make=partial(_decode_call, attend, dtype, requests, context, heads, query_tokens),
+            make=partial(_call, attend, dtype, requests, context, heads, query_tokens),
             size_bytes=latents * dtype.itemsize + 2 * requests * query_tokens * heads * (WIDTH + LATENT),
             flops=2.0 * requests * query_tokens * context * heads * (WIDTH + LATENT),
             fp8=dtype == E4M3,
         )
 
 
-def _decode_call(
+def _call(
     attend: Attend, dtype: torch.dtype, requests: int, context: int, heads: int, query_tokens: int
 ) -> Callable[[], object]:
     count = -(-context // BLOCK_TOKENS)
@@ -98,29 +93,3 @@ def _extension_decode(query: torch.Tensor, pool: torch.Tensor, plan: DecodePlan)
         schedule.metadata, schedule.splits, one, one,
     )[0]  # fmt: skip
     return out
-
-
-def _prefill_cases(lengths: list[int]) -> Iterable[Case]:
-    providers: list[tuple[str, Prefill]] = [
-        ("deepmesh, Triton", triton_prefill.mla_prefill),
-        ("cuDNN", cudnn.mla_prefill),
-    ]
-    if flash_attention.available():
-        providers.append(("FlashAttention-3", flash_attention.mla_prefill))
-    tokens, scores = sum(lengths), sum(length * (length + 1) // 2 for length in lengths)
-    for provider, attend in providers:
-        yield Case(
-            shape=f"prefill {len(lengths)} x {lengths[0]}, {HEADS} heads",
-            provider=provider,
-            make=partial(_prefill_call, attend, lengths),
-            size_bytes=2.0 * tokens * HEADS * 2 * (NOPE + ROPE + VALUE),
-            flops=2.0 * scores * HEADS * (NOPE + ROPE + VALUE),
-        )
-
-
-def _prefill_call(attend: Prefill, lengths: list[int]) -> Callable[[], object]:
-    tokens = sum(lengths)
-    plan = plan_prefill(lengths, lengths, torch.device("cuda"))
-    query, key = random_bfloat16(tokens, HEADS, NOPE + ROPE), random_bfloat16(tokens, HEADS, NOPE + ROPE)
-    value = random_bfloat16(tokens, HEADS, NOPE + VALUE)[:, :, NOPE:]
-    return lambda: attend(query, key, value, plan, SCALE)

@@ -1,6 +1,7 @@
-"""Attention over ragged prompts by FlashAttention-3, on Hopper: by its package, or by a build of its operators.
+"""Others' attention over prompts: cuDNN's, which a CUDA build of torch brings, and FlashAttention-3.
 
-`DEEPMESH_FLASH_ATTENTION` names such a build (`_vllm_fa3_C...so`, as vLLM's wheel carries it), which needs no package.
+`DEEPMESH_FLASH_ATTENTION` names a build of FlashAttention-3's operators (`_vllm_fa3_C...so`, as vLLM's wheel carries
+it), which needs no package.
 """
 
 import os
@@ -10,20 +11,35 @@ from importlib.util import find_spec
 
 import torch
 
-from kernels.hopper import is_hopper
-from kernels.mla_prefill.plan import PrefillPlan
+from kernels.mla_prefill import PrefillPlan
 
 BUILD_VARIABLE = "DEEPMESH_FLASH_ATTENTION"
 PACKAGE = "flash_attn_interface"
 
 
-@cache
-def available() -> bool:
-    """Whether there is a Hopper GPU, and the package or a build."""
-    return is_hopper() and (BUILD_VARIABLE in os.environ or find_spec(PACKAGE) is not None)
+def cudnn(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, plan: PrefillPlan, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Like `mla_prefill`, for causal prompts without cached prefixes, one after another."""
+    out = torch.empty(*query.shape[:2], value.shape[2], dtype=query.dtype, device=query.device)
+    log_sum = torch.empty(query.shape[1], query.shape[0], dtype=torch.float32, device=query.device)
+    for queries, keys in plan.ranges():
+        parts = (part.transpose(0, 1).unsqueeze(0) for part in (query[queries], key[keys], value[keys]))
+        found, sums, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention(
+            *parts, None, True, 0.0, plan.causal, False, scale=scale
+        )
+        if len(plan.query_lengths) == 1:
+            return found[0].transpose(0, 1), sums.view(log_sum.shape)
+        out[queries], log_sum[:, queries] = found[0].transpose(0, 1), sums.view(query.shape[1], -1)
+    return out, log_sum
 
 
-def mla_prefill(
+def has_flash_attention() -> bool:
+    """Whether there is the package or a build."""
+    return BUILD_VARIABLE in os.environ or find_spec(PACKAGE) is not None
+
+
+def flash_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, plan: PrefillPlan, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     if BUILD_VARIABLE in os.environ:

@@ -1,0 +1,1 @@
+"""Times exchange between the GPUs of one host, beside NCCL."""

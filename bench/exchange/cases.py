@@ -1,0 +1,126 @@
+"""What the ranks of a DeepSeek-R1 exchange in a layer, by this project and by NCCL."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import distributed
+
+from bench.kernels.deepseek_r1 import HIDDEN
+from engine.exchange.peer import PeerExchange
+from engine.model.expert_group import ExpertGroup
+from engine.parallel.layout import Group
+from kernels.act_quant import GROUP, quantize
+from kernels.norm import add_rms_norm
+
+CHOICES = 8
+REDUCED_ROWS = (1, 16, 64, 128)
+NORMALIZED_ROWS = (16, 64)
+DISPATCHED_TOKENS = (32, 64, 128, 4096)
+Call = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    # That a rank sends and, at the same time, receives.
+    wire_bytes: int
+    # By provider; each call draws new inputs and returns what is timed.
+    providers: dict[str, Callable[[], Call]]
+
+
+def cases(exchange: PeerExchange) -> Iterator[Case]:
+    ranks = exchange.place.layout.world
+    experts = ExpertGroup(exchange)
+    for rows in REDUCED_ROWS:
+        yield _all_reduce(exchange, rows, ranks)
+    for rows in NORMALIZED_ROWS:
+        yield _norm(exchange, rows, ranks)
+    for tokens in DISPATCHED_TOKENS:
+        dispatch, combine = _dispatch(experts, tokens), _combine(experts, tokens)
+        yield dispatch
+        yield combine
+        both = {name: _chained(dispatch.providers[name], combine.providers[name]) for name in dispatch.providers}
+        yield Case(f"dispatch, combine {tokens}", dispatch.wire_bytes + combine.wire_bytes, both)
+
+
+def _all_reduce(exchange: PeerExchange, rows: int, ranks: int) -> Case:
+    def ours() -> Call:
+        values = _random(rows, HIDDEN)
+        return lambda: exchange.all_reduce(values, Group.WORLD)
+
+    def nccl() -> Call:
+        values = _random(rows, HIDDEN)
+        return lambda: distributed.all_reduce(values)
+
+    return Case(f"all-reduce {rows}", 2 * (ranks - 1) * rows * HIDDEN * 2 // ranks, {"deepmesh": ours, "NCCL": nccl})
+
+
+def _norm(exchange: PeerExchange, rows: int, ranks: int) -> Case:
+    """A sum, residual and norm of each rank's rows, and all rows for all, in FP8 too; NCCL with our norm between."""
+
+    def inputs() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        return _random(rows, HIDDEN), _random(rows // ranks, HIDDEN), _random(HIDDEN)
+
+    def ours() -> Call:
+        parts, residual, weight = inputs()
+        return lambda: exchange.add_rms_norm(
+            parts, residual, weight, 1e-6, Group.WORLD, sums=True, all_rows=rows, quantizes=True
+        )
+
+    def nccl() -> Call:
+        parts, residual, weight = inputs()
+        own, gathered = torch.empty_like(residual), torch.empty_like(parts)
+
+        def call() -> None:
+            distributed.reduce_scatter_tensor(own, parts)
+            distributed.all_gather_into_tensor(gathered, add_rms_norm(own, residual, weight, 1e-6))
+            quantize(gathered)
+
+        return call
+
+    name = f"sum, norm, gather {rows}"
+    return Case(name, 2 * (ranks - 1) * rows * HIDDEN * 2 // ranks, {"deepmesh": ours, "NCCL": nccl})
+
+
+def _dispatch(experts: ExpertGroup, tokens: int) -> Case:
+    """FP8 rows with scales, and the weights and choices of their experts."""
+    row_bytes = HIDDEN + HIDDEN // GROUP * 4 + CHOICES * (4 + 8)
+
+    def ours() -> Call:
+        rows = quantize(_random(tokens, HIDDEN))
+        weights = torch.rand(tokens, CHOICES, device="cuda")
+        choices = torch.randint(256, (tokens, CHOICES), device="cuda")
+        return lambda: experts.dispatch(rows, weights, choices)
+
+    def nccl() -> Call:
+        rows = torch.randint(256, (tokens, row_bytes), device="cuda", dtype=torch.uint8)
+        gathered = rows.new_empty(experts.ranks * tokens, row_bytes)
+        return lambda: distributed.all_gather_into_tensor(gathered, rows)
+
+    return Case(f"dispatch {tokens}", (experts.ranks - 1) * tokens * row_bytes, {"deepmesh": ours, "NCCL": nccl})
+
+
+def _combine(experts: ExpertGroup, tokens: int) -> Case:
+    def ours() -> Call:
+        sums = _random(experts.ranks * tokens, HIDDEN)
+        return lambda: experts.sum(sums)
+
+    def nccl() -> Call:
+        sums = _random(experts.ranks * tokens, HIDDEN)
+        own = sums.new_empty(tokens, HIDDEN)
+        return lambda: distributed.reduce_scatter_tensor(own, sums)
+
+    return Case(f"combine {tokens}", (experts.ranks - 1) * tokens * HIDDEN * 2, {"deepmesh": ours, "NCCL": nccl})
+
+
+def _chained(first: Callable[[], Call], second: Callable[[], Call]) -> Callable[[], Call]:
+    def make() -> Call:
+        earlier, later = first(), second()
+        return lambda: (earlier(), later())
+
+    return make
+
+
+def _random(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, device="cuda").bfloat16()

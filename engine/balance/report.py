@@ -1,0 +1,12 @@
+"""What a worker says of its experts' balance."""
+
+import msgspec
+
+
+class BalanceReport(msgspec.Struct, frozen=True, array_like=True):
+    """At the last look, over the layers: (largest - mean) / mean of the parts' loads."""
+
+    mean_imbalance: float
+    largest_imbalance: float
+    # Slots that had got another expert since the start.
+    moved: int

@@ -1,0 +1,152 @@
+"""Exchange between ranks that compute on GPUs of one host, over NVLink."""
+
+from collections.abc import Sequence
+
+import torch
+from torch.nn import functional
+
+from engine.exchange.host import HostExchange
+from engine.exchange.peer_memory import PeerMemory
+from engine.parallel.layout import Group
+from engine.parallel.peers import Peers
+from kernels.act_quant import Quantized
+from kernels.peer_exchange import gather, norm, reduce
+from kernels.peer_exchange.reference import sum_in_order
+from kernels.peer_exchange.region import MOST_WORD_UNITS, UNIT_BYTES, Members
+from mesh.errors import RankLost
+
+# While ranks load and compile, each at its own pace.
+STARTING_SECONDS = 120.0
+# What a GPU sends in the time of a second hop, 1.3 us: a sum that every rank makes of everything may cost so many bytes
+# more than one of which each rank makes a part and sends it on. For two ranks it costs none.
+SECOND_HOP_BYTES = 512 << 10
+
+
+class PeerExchange:
+    """engine.exchange.interface.Exchange. Tensors on the CPU go over host memory, to `peers`.
+
+    On the device a call is a kernel on the current stream, which may be captured; the host does not wait. All ranks'
+    devices run the calls of a group in the same order, one after another.
+    """
+
+    def __init__(self, peers: Peers, device: torch.device) -> None:
+        """Called by all ranks at once. Raises EngineFailed, RankLost."""
+        self.place = peers.place
+        self.peers = peers
+        self._device = device
+        self._host = HostExchange(peers)
+        self._memory = PeerMemory(self._host, device)
+        self._memory.limit(STARTING_SECONDS)
+        self._members = {group: self._memory.members(group) for group in Group if len(self.place.members(group)) > 1}
+        # Not at the first call, which may be captured.
+        for members in self._members.values():
+            gather.load(device, members.ranks)
+            reduce.load(device, members.ranks)
+            norm.load(device, members.ranks)
+
+    def limit(self, seconds: float) -> None:
+        """How long the device waits for another rank from now on. Waits until the device has nothing to do."""
+        self._memory.limit(seconds)
+
+    def check(self) -> None:
+        lost = self._memory.lost
+        if lost is not None:
+            raise RankLost(f"the GPU of rank {lost} of {self.place.layout.world} has not answered")
+
+    def all_gather(self, part: torch.Tensor, group: Group) -> torch.Tensor:
+        members = self._members_for(part, group)
+        if members is None:
+            return self._host.all_gather(part, group)
+        output = part.new_empty(members.ranks * part.shape[0], *part.shape[1:])
+        gather.gather(members, [output], [part.contiguous()])
+        return output
+
+    def all_gather_into(self, outputs: Sequence[torch.Tensor], parts: Sequence[torch.Tensor], group: Group) -> None:
+        members = self._members_for(parts[0], group)
+        if members is None:
+            self._host.all_gather_into(outputs, parts, group)
+        else:
+            gather.gather(members, outputs, parts)
+
+    def reduce_scatter(self, values: torch.Tensor, group: Group) -> torch.Tensor:
+        members = self._members_for(values, group)
+        if members is None:
+            return self._host.reduce_scatter(values, group)
+        rows, *rest = values.shape
+        parts = _in_place(values).view(members.ranks, -1)
+        if not reduce.takes(parts[0]):
+            # Numbers that no layer adds: gathered, then added in the order of the ranks.
+            own = self.all_gather(parts[None], group)[:, members.own].unbind()
+            return sum_in_order(own).view(rows // members.ranks, *rest)
+        output = values.new_empty(rows // members.ranks, *rest)
+        if output.numel():
+            reduce.reduce_scatter(members, output, parts)
+        return output
+
+    def all_reduce(self, values: torch.Tensor, group: Group) -> torch.Tensor:
+        members = self._members_for(values, group)
+        if members is None:
+            return self._host.all_reduce(values, group)
+        given = _in_place(values).view(-1)
+        if not reduce.takes(given):
+            return sum_in_order(self.all_gather(given[None], group).unbind()).view(values.shape)
+        ranks, size = members.ranks, given.numel() * given.itemsize
+        if size * (ranks - 1) * (ranks - 2) // ranks <= SECOND_HOP_BYTES:
+            output = torch.empty_like(given)
+            if given.numel():
+                reduce.all_reduce(members, output, given)
+            return output.view(values.shape)
+        return self._in_two(members, given, group)[: given.numel()].view(values.shape)
+
+    def add_rms_norm(
+        self,
+        delta: torch.Tensor,
+        residual: torch.Tensor,
+        weight: torch.Tensor,
+        epsilon: float,
+        group: Group,
+        *,
+        sums: bool,
+        all_rows: int | None,
+        quantizes: bool,
+    ) -> tuple[torch.Tensor, Quantized | None] | None:
+        members = self._members_for(residual, group)
+        if members is None or not norm.takes(delta, residual):
+            return None
+        return norm.add_rms_norm(
+            members, _in_place(delta), residual, weight, epsilon, sums=sums, all_rows=all_rows, quantizes=quantizes
+        )
+
+    def broadcast(self, values: torch.Tensor, group: Group, source: int) -> torch.Tensor:
+        members = self._members_for(values, group)
+        if members is None:
+            return self._host.broadcast(values, group, source)
+        given = values.contiguous()
+        output = torch.empty_like(given)
+        gather.broadcast(members, output, given, source)
+        return output
+
+    def barrier(self, group: Group) -> None:
+        if group in self._members:
+            gather.barrier(self._members[group], self._device)
+
+    def _in_two(self, members: Members, given: torch.Tensor, group: Group) -> torch.Tensor:
+        """The sum, each part of it made by one rank; the values may be padded to whole parts."""
+        whole = members.ranks * UNIT_BYTES // given.itemsize
+        padded = functional.pad(given, (0, -given.numel() % whole))
+        if padded.numel() * padded.itemsize > members.ranks * MOST_WORD_UNITS * UNIT_BYTES:
+            return self.all_gather(self.reduce_scatter(padded, group), group)
+        output = torch.empty_like(padded)
+        reduce.all_reduce_in_two(members, output, padded)
+        return output
+
+    def _members_for(self, values: torch.Tensor, group: Group) -> Members | None:
+        """None if the values go over host memory."""
+        self.check()
+        return self._members.get(group) if values.is_cuda else None
+
+
+def _in_place(values: torch.Tensor) -> torch.Tensor:
+    """The values as kernels read them, copied if need be. All ranks then launch the same, wherever theirs lie."""
+    whole = values.contiguous()
+    return whole if whole.data_ptr() % UNIT_BYTES == 0 else whole.clone()

@@ -1,0 +1,106 @@
+"""Decode steps with drafts as captured CUDA graphs: one of the model's layers, and one, behind the draws, that verifies
+them, computes the draft layer and guesses.
+
+The draws themselves are launched between the two, as behind graphs without drafts: rows may want penalties, masks or
+log probabilities. Nothing between them waits for the host.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from engine.batch import Row, StepShape
+from engine.model.context import DeviceState
+from engine.model.decode_inputs import DecodeRows, pack_decode_rows, packed_size, unpack_decode_rows
+from engine.model.inputs import decode_context
+from engine.model.model import Model
+from engine.runner.draft_pass import Verified
+from engine.runner.draft_plan import plan_draws
+from engine.runner.graphs import capture, graph_pool
+from engine.runner.verification import count_accepted, guess, note_yields
+from kernels.host_copy import copy_to_device, to_device
+
+
+class DraftGraphs:
+    """Graphs by number of rows and depth. A batch runs in the next larger one: padding rows fill that up, and a row has
+    as many drafts as the depth says, of which those that it lacks are no tokens.
+    """
+
+    def __init__(
+        self, model: Model, state: DeviceState, sizes: Sequence[int], depths: Sequence[int], blocks: int
+    ) -> None:
+        """blocks: the most that any row has, with all that is guessed behind it."""
+        pool = graph_pool()
+        order = [(rows, depth) for depth in sorted(depths, reverse=True) for rows in sorted(sizes, reverse=True)]
+        self._graphs = {each: _DraftGraph(model, state, *each, blocks, pool) for each in order}
+        self._sizes = sorted(sizes)
+        self._depths = frozenset(depths)
+
+    def fit(self, shape: StepShape) -> bool:
+        all_draw = shape.decode_only and not shape.beginning and not shape.prefills
+        return all_draw and 0 < shape.drawing <= self._sizes[-1] and shape.drafts in self._depths
+
+    def run(self, rows: Sequence[Row], shape: StepShape) -> "CapturedPass":
+        """Queue the model's layers. To be finished before the next run."""
+        size = next(size for size in self._sizes if size >= shape.drawing)
+        return CapturedPass(self._graphs[size, shape.drafts], rows)
+
+
+class CapturedPass:
+    """engine.runner.draft_pass.DraftPass: by graphs."""
+
+    def __init__(self, graph: "_DraftGraph", rows: Sequence[Row]) -> None:
+        self._graph = graph
+        width = 1 + graph.depth
+        self.draws = plan_draws(rows, range(0, len(rows) * width, width), width)
+        graph.fill(rows)
+        graph.compute_model()
+        self.hidden, self.positions, self.drafts = graph.hidden, graph.positions, graph.drafts
+
+    def finish(self, token_ids: torch.Tensor) -> Verified:
+        if self.draws.places:
+            places = to_device(np.array(self.draws.places, np.int64), token_ids.device)
+            self._graph.drawn.view(-1)[places] = token_ids
+        self._graph.compute_drafts()
+        return Verified(self._graph.accepted, self._graph.drawn, self._graph.guesses)
+
+
+class _DraftGraph:
+    """Its tensors are overwritten by each run: [rows, 1 + depth] draws, which are put in between its two parts, and
+    what a DraftPass has.
+    """
+
+    def __init__(self, model: Model, state: DeviceState, rows: int, depth: int, blocks: int, pool: Any) -> None:
+        self._rows, self.depth, self._blocks, self._padding_block = rows, depth, blocks, state.padding_block
+        self._packed = torch.empty(packed_size(rows, blocks, depth), dtype=torch.int32, device=state.device)
+        self.fill([])
+        # What no row draws stays what it is: some token that nobody reads.
+        self.drawn = torch.zeros(rows, 1 + depth, dtype=torch.int64, device=state.device)
+        self.compute_model = capture(lambda: self._run_model(model, state), pool)
+        # The other graph reads what this one leaves.
+        self.compute_model()
+        self.compute_drafts = capture(lambda: self._run_drafts(model, state), pool)
+
+    def fill(self, rows: Sequence[Row]) -> None:
+        packed = pack_decode_rows(rows, self._rows, self._blocks, self._padding_block, self.depth)
+        copy_to_device(packed, self._packed)
+
+    def _run_model(self, model: Model, state: DeviceState) -> None:
+        known = unpack_decode_rows(self._packed, self._rows, self.depth).known(state)
+        self.positions, self.drafts = known.starts + 1, known.token_ids[:, 1:]
+        self.hidden = model.hidden_states(decode_context(known, state))
+
+    def _run_drafts(self, model: Model, state: DeviceState) -> None:
+        inputs = unpack_decode_rows(self._packed, self._rows, self.depth)
+        self.accepted = count_accepted(self.drawn, self.drafts)
+        # Behind all draws: those behind a wrong draft are nobody's, and the next step overwrites them.
+        rows = DecodeRows(self.drawn, self.positions, inputs.block_table)
+        states = model.draft(self.hidden, decode_context(rows, state))
+        last = states.view(self._rows, 1 + self.depth, -1)[
+            torch.arange(self._rows, device=states.device), self.accepted
+        ]
+        positions = self.positions + self.accepted.int()
+        self.guesses = guess(model, state, last, positions, inputs.block_table, self.depth)
+        note_yields(state, slice(0, self._rows), self.drawn, self.accepted, inputs.drafts, self.guesses)

@@ -1,0 +1,152 @@
+"""The layers of a step whose rows have drafts, launch by launch: first the model's, then, behind the draws, the draft
+layer's.
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from engine.batch import Row, StepShape
+from engine.model.context import DeviceState
+from engine.model.decode_inputs import NO_TOKEN, DecodeRows
+from engine.model.inputs import blocks_of, decode_groups, join_context
+from engine.model.model import Model
+from engine.runner.draft_plan import Draws, leading_rows, plan_draft_prompts, plan_draws
+from engine.runner.verification import count_accepted, guess, note_yields
+from kernels.host_copy import to_device
+
+OnLayers = Callable[[int], None] | None
+
+
+class DraftPass(Protocol):
+    """A step's layers, in two parts with the draws between them. By row with sampling there is a line of draws."""
+
+    draws: Draws
+    # [tokens or more, hidden] of the step's tokens.
+    hidden: torch.Tensor
+    # [lines] int32, or more: the position of the first token that the row draws.
+    positions: torch.Tensor
+    # [lines, n], or more: the drafts that the draws of a line are compared with, NO_TOKEN where there are fewer.
+    drafts: torch.Tensor
+
+    def finish(self, token_ids: torch.Tensor) -> "Verified":
+        """Write the draft layer's KV, and what rows may follow. To be called once. token_ids: [draws] int64."""
+        ...
+
+
+class Verified(NamedTuple):
+    """By line: how many drafts are accepted, [lines]; the draws, [lines, 1 + n], any token where there is none; and
+    what is guessed next, [lines, count]. There may be more lines.
+    """
+
+    accepted: torch.Tensor
+    drawn: torch.Tensor
+    guesses: torch.Tensor
+
+
+class EagerPass:
+    """A DraftPass of any rows."""
+
+    def __init__(
+        self,
+        model: Model,
+        state: DeviceState,
+        rows: Sequence[Row],
+        shape: StepShape,
+        size: Callable[[int], int],
+        on_layers: OnLayers,
+    ) -> None:
+        """size: to how many tokens a forward pass is padded; on_layers: see `engine.batch.Batch`."""
+        self._model, self._state, self._shape, self._size = model, state, shape, size
+        decoding = leading_rows(rows)
+        prompts = rows[len(decoding) :]
+        drawing = [row for row in rows if row.sampling is not None]
+        blocks = blocks_of(drawing, more=1 + shape.drafts)
+        self._groups = decode_groups(decoding, state, blocks)
+        offsets = list(accumulate((row.tokens for row in rows), initial=0))
+        self._offset = offsets[len(decoding)]
+        self._prompts = plan_draft_prompts(prompts, self._offset, state.padding_block)
+        width = max((row.draws for row in drawing), default=1)
+        self.draws = plan_draws(rows, offsets, width)
+        context = join_context(model.config, self._groups, prompts, state, size(shape.tokens))
+        self.hidden = model.hidden_states(context, on_layers)
+        lacking = len(drawing) - len(decoding)
+        device = self.hidden.device
+        drafts = [_padded(group.token_ids[:, 1:], width - 1) for group in self._groups]
+        self.drafts = torch.cat([*drafts, torch.full((lacking, width - 1), NO_TOKEN, dtype=torch.int64, device=device)])
+        ends = to_device(np.array(self._prompts.positions, np.int32), device)
+        self.positions = torch.cat([*(group.starts + 1 for group in self._groups), ends])
+        table = _block_table(drawing[len(decoding) :], blocks, state.padding_block)
+        self._table = torch.cat([*(group.block_table for group in self._groups), to_device(table, device)])
+        self._most = to_device(np.array([row.drafts for row in drawing], np.int64), device)
+
+    def finish(self, token_ids: torch.Tensor) -> Verified:
+        hidden, shape, device = self.hidden, self._shape, token_ids.device
+        drawn = torch.full((len(self.drafts), self.drafts.shape[1] + 1), NO_TOKEN, dtype=torch.int64, device=device)
+        drawn.view(-1)[_indices(self.draws.places, device)] = token_ids
+        accepted = count_accepted(drawn, self.drafts)
+        states = self._compute_draft_layer(hidden, drawn)
+        if not shape.drawing:
+            return Verified(accepted, drawn, drawn[:, :0])
+        # Ranks guess together, whichever of them draw: rows are padded to as many as any rank has.
+        padding = shape.drawing - len(accepted)
+        last = functional.pad(_indices(self._first_states(), device) + accepted, (0, padding))
+        positions = functional.pad(self.positions + accepted.int(), (0, padding))
+        table = functional.pad(self._table, (0, 0, 0, padding), value=self._state.padding_block)
+        guesses = guess(self._model, self._state, states[last], positions, table, shape.drafts)[: len(accepted)]
+        note_yields(self._state, _indices(self.draws.drawing, device), drawn, accepted, self._most, guesses)
+        return Verified(accepted, drawn, guesses)
+
+    def _compute_draft_layer(self, hidden: torch.Tensor, drawn: torch.Tensor) -> torch.Tensor:
+        """Write the draft layer's KV of all rows: of each that decodes, behind all its draws. Those behind a wrong
+        draft are nobody's; the next step overwrites them. Returns hidden states: [tokens or more, hidden].
+        """
+        shape, state, prompts = self._shape, self._state, self._prompts
+        decoding: list[DecodeRows] = []
+        line = 0
+        for group in self._groups:
+            own = drawn[line : line + group.rows, : group.row_tokens]
+            decoding.append(DecodeRows(own, group.starts + 1, group.block_table))
+            line += group.rows
+        size = self._size(shape.tokens + shape.beginning)
+        context = join_context(self._model.config, decoding, prompts.rows, state, size)
+        if prompts.drawn:
+            places = [self._offset + place for place in prompts.drawn]
+            context.token_ids[_indices(places, hidden.device)] = drawn[line:, 0]
+        # Zeros come before a prompt's first token, and before padding.
+        nothing = len(hidden)
+        sources = [*range(self._offset), *(nothing if source is None else source for source in prompts.sources)]
+        sources += [nothing] * (size - len(sources))
+        before = torch.cat((hidden, hidden.new_zeros(1, hidden.shape[1])))[_indices(sources, hidden.device)]
+        return self._model.draft(before, context)
+
+    def _first_states(self) -> list[int]:
+        """By line: the index of its first drawn token among the draft layer's tokens."""
+        first: list[int] = []
+        offset = 0
+        for group in self._groups:
+            stop = offset + group.rows * group.row_tokens
+            first += range(offset, stop, group.row_tokens)
+            offset = stop
+        return [*first, *(offset + place for place in self._prompts.drawn)]
+
+
+def _padded(drafts: torch.Tensor, width: int) -> torch.Tensor:
+    return functional.pad(drafts, (0, width - drafts.shape[1]), value=NO_TOKEN)
+
+
+def _block_table(rows: Sequence[Row], blocks: int, padding_block: int) -> "np.typing.NDArray[np.int32]":
+    """[rows, blocks]; what has no block goes to the padding block."""
+    table = np.full((len(rows), blocks), padding_block, np.int32)
+    for line, row in zip(table, rows, strict=True):
+        count = min(len(row.block_ids), blocks)
+        line[:count] = row.block_ids[:count]
+    return table
+
+
+def _indices(values: Sequence[int], device: torch.device) -> torch.Tensor:
+    return to_device(np.array(values, np.int64), device)

@@ -1,0 +1,50 @@
+"""Which layers of a checkpoint are in NVFP4: lists of exceptions name them by patterns, their tensors by dtype."""
+
+import re
+from collections import defaultdict
+
+from engine.model.quantization import LinearKind, Quantization, Stored
+from engine.weights.shards import Shards
+from engine.weights.stored import is_nvfp4
+from mesh.errors import CheckpointError
+
+_KINDS = {
+    "self_attn.q_proj": LinearKind.INPUT,
+    "self_attn.q_a_proj": LinearKind.INPUT,
+    "self_attn.kv_a_proj_with_mqa": LinearKind.INPUT,
+    "self_attn.q_b_proj": LinearKind.QUERY,
+    "self_attn.o_proj": LinearKind.OUTPUT,
+}
+_WEIGHT = re.compile(r"model\.layers\.(\d+)\.(.+)\.weight")
+_PROJECTION = re.compile(r"mlp\.(shared_experts\.)?(gate|up|down)_proj")
+_EXPERTS = "mlp.experts."
+
+
+def nvfp4_layers(shards: Shards, layers: range) -> Quantization:
+    """Of these decoder layers. Raises CheckpointError if some layers of a kind are in NVFP4 and others are not."""
+    # An example of each: in NVFP4, and not.
+    linear: dict[LinearKind, dict[bool, str]] = defaultdict(dict)
+    experts: dict[bool, str] = {}
+    for name, entry in shards.entries.items():
+        match = _WEIGHT.fullmatch(name)
+        if match is None or int(match[1]) not in layers:
+            continue
+        kind = _kind_of(match[2])
+        if match[2].startswith(_EXPERTS):
+            experts.setdefault(is_nvfp4(entry), name)
+        elif kind is not None:
+            linear[kind].setdefault(is_nvfp4(entry), name)
+    for examples in (experts, *linear.values()):
+        if len(examples) > 1:
+            raise CheckpointError(
+                f"{examples[True]} is NVFP4 and {examples[False]} is not: layers of a kind must be alike"
+            )
+    return Quantization(
+        experts=Stored.NVFP4 if True in experts else Stored.PLAIN,
+        nvfp4=frozenset(kind for kind, examples in linear.items() if True in examples),
+    )
+
+
+def _kind_of(matrix: str) -> LinearKind | None:
+    """matrix: its name within a layer. None for what is always plain, and for routed experts."""
+    return LinearKind.FEED_FORWARD if _PROJECTION.fullmatch(matrix) else _KINDS.get(matrix)

@@ -1,0 +1,118 @@
+"""The messages of a request and their blocks, as messages of a chat."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, TypeVar
+
+from msgspec import Raw, Struct, field
+
+from gateway.tools import ToolCall
+from gateway.turns import ChatMessage
+from mesh.errors import InvalidRequest, MissingField, Unsupported
+
+ValueT = TypeVar("ValueT")
+
+
+class TextBlock(Struct, forbid_unknown_fields=True):
+    """A block of text; the fields of other blocks are known so that their type is refused."""
+
+    type: str
+    text: str | None = None
+    # Prefixes are cached whether a client asks for it or not.
+    cache_control: Any = None
+    citations: Any = None
+    context: Any = None
+    source: Any = None
+    title: Any = None
+
+
+class ContentBlock(TextBlock, forbid_unknown_fields=True):
+    """Any block; `type` says which fields it must have. An answer's blocks may come back as they were given."""
+
+    id: str | None = None
+    name: str | None = None
+    # Of a call, a JSON object; its text is kept as it is.
+    input: Raw = field(default_factory=Raw)
+    caller: Any = None
+    tool_use_id: str | None = None
+    # Of the function that was called.
+    content: str | list[TextBlock] | None = None
+    is_error: bool | None = None
+    # Of reasoning, which is left out of the prompt, as chat templates do.
+    thinking: str | None = None
+    signature: str | None = None
+    data: str | None = None
+
+
+class InputMessage(Struct, forbid_unknown_fields=True):
+    role: Literal["user", "assistant", "system"]
+    content: str | list[ContentBlock]
+
+
+def messages_of(system: str | Sequence[TextBlock] | None, given: Sequence[InputMessage]) -> list[ChatMessage]:
+    """The chat that these messages are. Raises InvalidRequest naming the block and its field."""
+    messages = [] if system is None else [ChatMessage("system", _text(system, "system"))]
+    for index, message in enumerate(given):
+        messages += _said(message, f"messages[{index}]")
+    if given and given[-1].role == "assistant":
+        raise Unsupported(
+            "the last message is the assistant's: going on with it is not supported",
+            field=f"messages[{len(given) - 1}]",
+        )
+    return messages
+
+
+def _said(message: InputMessage, path: str) -> Iterator[ChatMessage]:
+    """Results of calls are messages of their own, before what the user says to them."""
+    if isinstance(message.content, str):
+        yield ChatMessage(message.role, message.content)
+        return
+    texts, calls = list[str](), list[ToolCall]()
+    for index, block in enumerate(message.content):
+        place = f"{path}.content[{index}]"
+        match message.role, block.type:
+            case _, "text":
+                texts.append(_given(block.text, f"{place}.text"))
+            case "user", "tool_result":
+                yield ChatMessage("tool", _result(block, place), (), _given(block.tool_use_id, f"{place}.tool_use_id"))
+            case "assistant", "tool_use":
+                calls.append(_call(block, place))
+            case "assistant", "thinking" | "redacted_thinking":
+                pass
+            case role, kind:
+                raise Unsupported(f"{role}s' blocks of type {kind!r} are not supported", field=f"{place}.type")
+    if texts or calls:
+        yield ChatMessage(message.role, "".join(texts), calls)
+
+
+def _call(block: ContentBlock, field: str) -> ToolCall:
+    try:
+        # Reading the body left it alone.
+        arguments = bytes(block.input).decode()
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"the input is not UTF-8: {error.reason}", field=f"{field}.input") from None
+    return ToolCall(
+        _given(block.id, f"{field}.id"),
+        _given(block.name, f"{field}.name"),
+        _given(arguments or None, f"{field}.input"),
+    )
+
+
+def _result(block: ContentBlock, field: str) -> str:
+    text = "" if block.content is None else _text(block.content, f"{field}.content")
+    return f"Error: {text}" if block.is_error else text
+
+
+def _text(content: str | Sequence[TextBlock], field: str) -> str:
+    if isinstance(content, str):
+        return content
+    for index, block in enumerate(content):
+        if block.type != "text":
+            place = f"{field}[{index}].type"
+            raise Unsupported(f"blocks of type {block.type!r} are not supported here: send text", field=place)
+    return "".join(_given(block.text, f"{field}[{index}].text") for index, block in enumerate(content))
+
+
+def _given(value: ValueT | None, field: str) -> ValueT:
+    if value is None:
+        raise MissingField(f"the field {field!r} is missing", field=field)
+    return value

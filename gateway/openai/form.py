@@ -1,0 +1,77 @@
+"""How an endpoint's answers are written: what every form of them can do."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, NamedTuple
+
+from gateway.choices import Piece
+from gateway.generation import Delta, Finish
+from gateway.tools import ToolCallDelta
+from mesh.domain.outputs import Logprobs
+from mesh.errors import MeshError
+
+
+class Event(NamedTuple):
+    """A server-sent event: JSON, and the event's name where clients expect one."""
+
+    data: bytes
+    name: str | None = None
+
+
+@dataclass(slots=True)
+class Answer:
+    """All deltas of one generation."""
+
+    content: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[Logprobs] = field(default_factory=list)
+    calls: list[ToolCallDelta] = field(default_factory=list)
+    finish: Finish | None = None
+
+    def add(self, delta: Delta) -> None:
+        self.finish = delta.finish
+        self.content.append(delta.content)
+        self.reasoning.append(delta.reasoning)
+        self.token_ids.extend(delta.token_ids)
+        self.logprobs.extend(delta.logprobs)
+        self.calls.extend(delta.calls)
+
+    def as_delta(self) -> Delta:
+        """All of it in one piece."""
+        content, reasoning = "".join(self.content), "".join(self.reasoning)
+        return Delta(self.token_ids, content, reasoning, self.logprobs, self.calls, self.finish)
+
+
+class Form(ABC):
+    """Writes one request's answer, whole or as events."""
+
+    # Of metrics.
+    API: ClassVar[str] = "openai"
+    # A stream's last event is OpenAI's [DONE].
+    ENDS_WITH_DONE: ClassVar[bool] = True
+
+    def written(self) -> bytes | None:
+        """What another gateway needs to go on with the events; None if none can."""
+        return None
+
+    def opening(self, index: int) -> Sequence[Event]:
+        """The events of a choice before its first delta."""
+        return ()
+
+    @abstractmethod
+    def chunk(self, piece: Piece) -> Sequence[Event]:
+        """The events of one delta; exactly one where another gateway can go on with them."""
+
+    def closing(self) -> Sequence[Event]:
+        """The events behind the last delta of all choices."""
+        return ()
+
+    @abstractmethod
+    def failure(self, error: MeshError) -> Event:
+        """The last event of a stream that an error ends."""
+
+    @abstractmethod
+    def whole(self, answers: Sequence[Answer]) -> bytes:
+        """All choices, each of which has ended, as JSON."""

@@ -1,0 +1,123 @@
+"""The requests of the Responses API."""
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Struct
+
+from gateway.answer_forms import ANY_OBJECT, AnswerForm, JsonForm
+from gateway.asks import Ask, ChatPrompt
+from gateway.openai.accepted import harmless
+from gateway.openai.request_body import RequestBody
+from gateway.openai.requests import TemplateFields, template_options
+from gateway.openai.tools import ToolBody, ToolChoice, toolbox
+from gateway.responses.items import InputItem, messages_of
+from gateway.responses.tools import AllowedTools, FunctionTool, NamedFunction, chosen, offered
+from mesh.errors import InvalidRequest, MissingField, Unsupported
+
+LOGPROBS = "message.output_text.logprobs"
+NOTHING_IS_STORED = "no response is stored: send the items of earlier ones"
+# Encrypted reasoning is for services that hide it; ours stands in the answer as it is.
+INCLUDABLE = (LOGPROBS, "reasoning.encrypted_content")
+
+
+class ReasoningFields(Struct, forbid_unknown_fields=True):
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    # The reasoning itself is given, which is more than any summary.
+    summary: Literal["auto", "concise", "detailed"] | None = None
+
+
+class TextFormat(Struct, forbid_unknown_fields=True):
+    type: Literal["text", "json_object", "json_schema"] = "text"
+    name: str | None = None
+    schema: dict[str, Any] | None = None
+    description: str | None = None
+    # Refuse a schema of which a part cannot be enforced, rather than leave that part out.
+    strict: bool | None = None
+
+    def form(self) -> AnswerForm | None:
+        if self.type == "text":
+            return None
+        if self.type == "json_object":
+            return JsonForm(ANY_OBJECT, "text.format")
+        if self.schema is None:
+            raise MissingField("a format of type json_schema lacks its schema", field="text.format.schema")
+        return JsonForm(self.schema, "text.format.schema", lenient=not self.strict)
+
+
+class TextFields(Struct, forbid_unknown_fields=True):
+    format: TextFormat | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+
+class EventOptions(Struct, forbid_unknown_fields=True):
+    # OpenAI pads events against guesses from their lengths; we do not.
+    include_obfuscation: bool | None = None
+
+
+class ResponseRequest(RequestBody, kw_only=True):
+    input: str | list[InputItem]
+    instructions: str | None = None
+    tools: list[FunctionTool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedFunction | AllowedTools | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning: ReasoningFields | None = None
+    text: TextFields | None = None
+    max_output_tokens: int | None = None
+    include: list[str] | None = None
+    top_logprobs: int | None = None
+    chat_template_kwargs: TemplateFields | None = None
+    stream_options: EventOptions | None = None
+    # It bounds calls of tools that a service brings along; there are none.
+    max_tool_calls: int | None = None
+    background: Annotated[Any, harmless(None, False)] = None
+    context_management: Annotated[Any, harmless(None, [])] = None
+    conversation: Annotated[Any, harmless(None, why=NOTHING_IS_STORED)] = None
+    moderation: Annotated[Any, harmless(None)] = None
+    previous_response_id: Annotated[Any, harmless(None, why=NOTHING_IS_STORED)] = None
+    prompt: Annotated[Any, harmless(None)] = None
+    store: Annotated[Any, harmless(None, False, why=NOTHING_IS_STORED)] = None
+    truncation: Annotated[Any, harmless(None, "disabled")] = None
+
+    @property
+    def with_logprobs(self) -> bool:
+        return bool(self.top_logprobs) or LOGPROBS in (self.include or ())
+
+    def asks(self, request_id: str) -> list[Ask]:
+        for index, name in enumerate(self.include or ()):
+            if name not in INCLUDABLE:
+                raise Unsupported(f"{name!r} cannot be included: leave it out", field=f"include[{index}]")
+        if self.text is not None and self.text.verbosity not in (None, "medium"):
+            raise Unsupported("verbosity is not supported: leave it out", field="text.verbosity")
+        format = None if self.text is None else self.text.format
+        return [
+            Ask(
+                request_id=request_id,
+                model=self.model,
+                prompt=self._prompt(),
+                sampling=self.sampling((self.top_logprobs or 0) if self.with_logprobs else None),
+                max_tokens=self._max_tokens(),
+                stop_strings=(),
+                stop_token_ids=(),
+                ignore_eos=False,
+                cache_salt=self.cache_salt,
+                priority=self.priority or 0,
+                form=None if format is None else format.form(),
+            )
+        ]
+
+    def _prompt(self) -> ChatPrompt:
+        effort = None if self.reasoning is None else self.reasoning.effort
+        options = template_options(self.chat_template_kwargs, effort)
+        tools, choice = self._toolbox()
+        return ChatPrompt(
+            messages_of(self.instructions, self.input), options, toolbox(tools, choice, self.parallel_tool_calls)
+        )
+
+    def _toolbox(self) -> tuple[list[ToolBody], ToolChoice | None]:
+        return chosen(offered(self.tools or ()), self.tool_choice)
+
+    def _max_tokens(self) -> int | None:
+        if self.max_output_tokens is not None and self.max_output_tokens < 1:
+            wrong = f"max_output_tokens must be at least 1, not {self.max_output_tokens}"
+            raise InvalidRequest(wrong, field="max_output_tokens")
+        return self.max_output_tokens

@@ -1,0 +1,119 @@
+"""The items of a request's input, as messages of a chat."""
+
+from collections.abc import Sequence
+from typing import Any, Literal, TypeVar
+
+from msgspec import Struct
+
+from gateway.tools import ToolCall
+from gateway.turns import ChatMessage
+from mesh.errors import InvalidRequest, MissingField, Unsupported
+
+ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
+TEXT_PARTS = ("input_text", "output_text", "text")
+
+ValueT = TypeVar("ValueT")
+
+
+class InputPart(Struct, forbid_unknown_fields=True):
+    """A part of an item. Only text is taken; the fields of other parts are known so that their type is refused."""
+
+    type: str
+    text: str = ""
+    annotations: list[Any] | None = None
+    logprobs: list[Any] | None = None
+    detail: Any = None
+    file_data: Any = None
+    file_id: Any = None
+    file_url: Any = None
+    filename: Any = None
+    image_url: Any = None
+    refusal: str | None = None
+
+
+class InputItem(Struct, forbid_unknown_fields=True):
+    """Any item; `type` says which fields it must have. An answer's items may come back as they were given."""
+
+    type: str = "message"
+    role: str | None = None
+    content: str | list[InputPart] | None = None
+    call_id: str | None = None
+    name: str | None = None
+    # Of a call, JSON.
+    arguments: str | None = None
+    # Of the function that was called.
+    output: str | list[InputPart] | None = None
+    id: str | None = None
+    status: Literal["in_progress", "completed", "incomplete"] | None = None
+    phase: str | None = None
+    summary: list[Any] | None = None
+    encrypted_content: str | None = None
+
+
+def messages_of(instructions: str | None, given: str | Sequence[InputItem]) -> list[ChatMessage]:
+    """The chat that these items are. Reasoning of earlier answers is left out, as chat templates do.
+
+    Raises InvalidRequest naming the item and its field.
+    """
+    messages = [] if instructions is None else [ChatMessage("system", instructions)]
+    if isinstance(given, str):
+        return [*messages, ChatMessage("user", given)]
+    # What the assistant says and calls in one turn is one message.
+    said, calls = list[str](), list[ToolCall]()
+    for index, item in enumerate(given):
+        field = f"input[{index}]"
+        if item.type == "reasoning":
+            continue
+        if item.type == "function_call":
+            calls.append(_call(item, field))
+            continue
+        message = _message(item, field)
+        if message.role != "assistant" or calls:
+            messages += _turn(said, calls)
+            said, calls = [], []
+        if message.role == "assistant":
+            said.append(message.content)
+        else:
+            messages.append(message)
+    return messages + _turn(said, calls)
+
+
+def _turn(said: list[str], calls: list[ToolCall]) -> list[ChatMessage]:
+    return [ChatMessage("assistant", "\n\n".join(said), calls)] if said or calls else []
+
+
+def _message(item: InputItem, field: str) -> ChatMessage:
+    if item.type == "function_call_output":
+        return ChatMessage("tool", _text(item.output, f"{field}.output"), (), _given(item.call_id, f"{field}.call_id"))
+    if item.type != "message":
+        raise Unsupported(f"items of type {item.type!r} are not supported: send messages", field=f"{field}.type")
+    role = _given(item.role, f"{field}.role")
+    if role not in ROLES:
+        raise InvalidRequest(f"unknown role {role!r}: use one of {', '.join(ROLES)}", field=f"{field}.role")
+    return ChatMessage(ROLES[role], _text(item.content, f"{field}.content"))
+
+
+def _call(item: InputItem, field: str) -> ToolCall:
+    return ToolCall(
+        _given(item.call_id, f"{field}.call_id"),
+        _given(item.name, f"{field}.name"),
+        _given(item.arguments, f"{field}.arguments"),
+    )
+
+
+def _text(content: str | list[InputPart] | None, field: str) -> str:
+    if isinstance(content, str):
+        return content
+    parts = _given(content, field)
+    for index, part in enumerate(parts):
+        if part.type not in TEXT_PARTS:
+            raise Unsupported(
+                f"content of type {part.type!r} is not supported: send text", field=f"{field}[{index}].type"
+            )
+    return "".join(part.text for part in parts)
+
+
+def _given(value: ValueT | None, field: str) -> ValueT:
+    if value is None:
+        raise MissingField(f"the field {field!r} is missing", field=field)
+    return value

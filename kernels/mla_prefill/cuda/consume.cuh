@@ -1,0 +1,220 @@
+// Attends with 64 queries: the role of each of two warpgroups.
+
+#pragma once
+
+#include "bf16_products.cuh"
+#include "softmax.cuh"
+#include "tiles.cuh"
+
+// Which keys a thread's two rows and its warpgroup's rows see.
+struct Sight {
+  // The last key that each of the thread's rows sees.
+  int last[2];
+  // All of the warpgroup's rows see this many keys.
+  int all;
+
+  __device__ __forceinline__ Sight(const Tile& tile, int causal, int half, int row) {
+    all = seen_by(tile, causal, half * HALF_QUERIES);
+    last[0] = seen_by(tile, causal, row) - 1;
+    last[1] = seen_by(tile, causal, row + 8) - 1;
+  }
+
+ private:
+  __device__ __forceinline__ static int seen_by(const Tile& tile, int causal, int row) {
+    return causal ? min(tile.keys - tile.queries + 1 + row, tile.keys) : tile.keys;
+  }
+};
+
+struct Consumer {
+  Shared& shared;
+  const Arguments& given;
+  // 0 or 1, the same for a whole warp, as the compiler knows: so descriptors stay in uniform registers.
+  int half;
+  // Blocks scored so far.
+  int count = 0;
+  // Queries as the first operand: a thread has two rows and four channels of each 16.
+  u32 query[WIDTH / 16][4];
+
+  // One lane for the warp.
+  __device__ __forceinline__ static void release(u64* empty) {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) arrive(empty);
+  }
+  __device__ __forceinline__ void await_keys(int block) const { wait(&shared.key_full[block % STAGES], block / STAGES & 1); }
+  __device__ __forceinline__ void await_values(int block) const { wait(&shared.value_full[block % STAGES], block / STAGES & 1); }
+
+  __device__ __forceinline__ void take_queries() {
+    int lane = threadIdx.x % 32, row = threadIdx.x % WARPGROUP / 32 * 16 + lane % 16;
+    u32 base = shared_address(shared.query[half]) + row * 128;
+#pragma unroll
+    for (int step = 0; step < WIDTH / 16; step++)
+      load_matrices(query[step], base + step / 4 * QUERY_CHUNK_BYTES + ((step % 4 * 2 + lane / 16) ^ (row & 7)) * 16);
+  }
+
+  // Issues S = Q K^T for the next block, whose keys have arrived.
+  __device__ __forceinline__ void score(float (&scores)[64]) const {
+    u64 key = descriptor<1>(shared_address(shared.key[count % STAGES]));
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < WIDTH / 16; step++)
+      multiply_keys(scores, query[step], key + step / 4 * (CHUNK_BYTES / 16) + step % 4 * 2, step > 0);
+    wgmma_commit();
+  }
+
+  // Issues O += P V for the block before, whose values have arrived.
+  __device__ __forceinline__ void add(float (&out)[64], const u32 (&weights)[KEYS / 16][4]) const {
+    u64 value = value_descriptor<CHUNK_BYTES>(shared_address(shared.value[(count - 1) % STAGES]));
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < KEYS / 16; step++) add_values(out, weights[step], value + step * (16 * 128 / 16));
+    wgmma_commit();
+  }
+
+  // The scores' registers are laid out as the first operand of the next product wants them.
+  __device__ __forceinline__ static void pack(u32 (&weights)[KEYS / 16][4], const float (&scores)[64]) {
+#pragma unroll
+    for (int i = 0; i < 32; i++) weights[i / 4][i % 4] = pack_bf16(scores[2 * i], scores[2 * i + 1]);
+  }
+
+  // Scores to weights. Returns whether earlier sums must be scaled down.
+  template <bool MASKED>
+  __device__ __forceinline__ bool weigh(float (&scores)[64], Softmax& softmax, const Sight& sight, int block) const {
+    if (MASKED) {
+      int last[2] = {sight.last[0] - block * KEYS, sight.last[1] - block * KEYS};
+      Softmax::hide(scores, last);
+    }
+    bool raised = softmax.raise(scores, given.scale_log2);
+    softmax.exponentiate(scores, given.scale_log2);
+    return raised;
+  }
+
+  // Clears the values after the first `keys`: they may be NaN, which a weight of zero would not cancel. Both warpgroups do.
+  __device__ __forceinline__ void clear_rest(int keys) const {
+    u8* value = shared.value[count % STAGES];
+    for (int i = keys * 8 + threadIdx.x % WARPGROUP; i < KEYS * 8; i += WARPGROUP) {
+#pragma unroll
+      for (int chunk = 0; chunk < VALUE_CHUNKS; chunk++)
+        *reinterpret_cast<uint4*>(value + chunk * CHUNK_BYTES + i * 16) = make_uint4(0, 0, 0, 0);
+    }
+    fence_async_proxy();
+    asm volatile("bar.sync %0, 128;" ::"r"(1 + half) : "memory");
+  }
+
+  // A tile's first block, which is its last keys.
+  __device__ __forceinline__ void begin(u32 (&weights)[KEYS / 16][4], Softmax& softmax, const Sight& sight, const Tile& tile) {
+    int block = blocks_of(tile) - 1;
+    float scores[64];
+    await_keys(count);
+    score(scores);
+    wgmma_wait<0>();
+    pin(scores);
+    release(&shared.key_empty[count % STAGES]);
+    // Products have used the queries, so they have left shared memory. Right after their loads they may not have: an arrival does
+    // not wait for loads.
+    release(&shared.query_empty[half]);
+    weigh<true>(scores, softmax, sight, block);
+    if (block > 0) await_keys(count + 1);
+    pack(weights, scores);
+    if (tile.keys % KEYS) {
+      await_values(count);
+      clear_rest(tile.keys % KEYS);
+    }
+    count++;
+  }
+
+  // One more block's scores, while the values of the block before are added.
+  template <bool MASKED>
+  __device__ __forceinline__ void step(float (&out)[64], u32 (&weights)[KEYS / 16][4], Softmax& softmax, const Sight& sight, int block) {
+    float scores[64];
+    score(scores);
+    await_values(count - 1);
+    add(out, weights);
+    wgmma_wait<1>();
+    pin(scores);
+    release(&shared.key_empty[count % STAGES]);
+    bool raised = weigh<MASKED>(scores, softmax, sight, block);
+    // While products are in flight, so that the next block's can be issued at once.
+    if (block > 0) await_keys(count + 1);
+    wgmma_wait<0>();
+    pin(out);
+    pin(scores);
+    release(&shared.value_empty[(count - 1) % STAGES]);
+    pack(weights, scores);
+    if (raised) softmax.scale_down(out);
+    count++;
+  }
+
+  __device__ __forceinline__ void attend(const Tile& tile, int head) {
+    int row = half * HALF_QUERIES + threadIdx.x % WARPGROUP / 32 * 16 + threadIdx.x % 32 / 4;
+    Sight sight(tile, given.causal, half, row);
+    Softmax softmax;
+    float out[64];
+    u32 weights[KEYS / 16][4];
+#pragma unroll
+    for (int i = 0; i < 64; i++) out[i] = 0.0f;
+    begin(weights, softmax, sight, tile);
+    int block = blocks_of(tile) - 2;
+#pragma unroll 1
+    for (; block >= 0 && (block + 1) * KEYS > sight.all; block--) step<true>(out, weights, softmax, sight, block);
+#pragma unroll 1
+    for (; block >= 0; block--) step<false>(out, weights, softmax, sight, block);
+    await_values(count - 1);
+    add(out, weights);
+    softmax.finish();
+    wgmma_wait<0>();
+    pin(out);
+    release(&shared.value_empty[(count - 1) % STAGES]);
+    store(out, softmax, tile, head, row);
+  }
+
+  // Four threads exchange 8 columns' words, so that each has 16 bytes.
+  __device__ __forceinline__ static uint4 exchange(const u32 (&words)[4]) {
+    bool high = threadIdx.x & 2, odd = threadIdx.x & 1;
+    u32 kept[2] = {high ? words[2] : words[0], high ? words[3] : words[1]};
+    u32 got[2] = {__shfl_xor_sync(~0u, high ? words[0] : words[2], 2), __shfl_xor_sync(~0u, high ? words[1] : words[3], 2)};
+    u32 own = odd ? kept[1] : kept[0], far = odd ? got[1] : got[0];
+    u32 near = __shfl_xor_sync(~0u, odd ? kept[0] : kept[1], 1), farthest = __shfl_xor_sync(~0u, odd ? got[0] : got[1], 1);
+    uint2 here = odd ? make_uint2(near, own) : make_uint2(own, near);
+    uint2 there = odd ? make_uint2(farthest, far) : make_uint2(far, farthest);
+    return high ? make_uint4(there.x, there.y, here.x, here.y) : make_uint4(here.x, here.y, there.x, there.y);
+  }
+
+  __device__ __forceinline__ void store(const float (&out)[64], const Softmax& softmax, const Tile& tile, int head, int row) const {
+    int thread = threadIdx.x % 4;
+#pragma unroll
+    for (int side = 0; side < 2; side++) {
+      int own = row + side * 8;
+      bool known = own < tile.queries;
+      long long query = tile.first_query + own;
+      float inverse = __fdividef(1.0f, softmax.total[side]);
+      u8* target = given.out + ((query * given.heads + head) * VALUE + thread * 8) * 2;
+#pragma unroll
+      for (int group = 0; group < 4; group++) {
+        u32 words[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+          int at = (group * 4 + i) * 4 + side * 2;
+          words[i] = pack_bf16(out[at] * inverse, out[at + 1] * inverse);
+        }
+        uint4 values = exchange(words);
+        if (known) *reinterpret_cast<uint4*>(target + group * 64) = values;
+      }
+      if (known && thread == 0) given.log_sums[(long long)head * given.total_queries + query] = softmax.log_sum(side);
+    }
+  }
+
+  __device__ __forceinline__ void run() {
+    for (int units = 0;; units++) {
+      wait(&shared.query_full[half], units & 1);
+      const Tile& found = shared.tile[half];
+      Tile tile{everywhere(found.first_query), everywhere(found.queries), everywhere(found.first_key), everywhere(found.keys)};
+      int head = everywhere(shared.head[half]);
+      if (!tile.queries) return;
+      take_queries();
+      attend(tile, head);
+    }
+  }
+
+  // Tells the compiler that all threads of the warp have the same value: it then needs no register of each.
+  __device__ __forceinline__ static int everywhere(int value) { return __shfl_sync(~0u, value, 0); }
+};

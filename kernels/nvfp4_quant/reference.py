@@ -1,0 +1,33 @@
+"""NVFP4 in plain torch, the definition (NVIDIA, "Introducing NVFP4", 2025; OCP Microscaling's e2m1)."""
+
+import torch
+
+GROUP = 16
+# By the three low bits of a code; the fourth is the sign.
+MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+LARGEST_CODE = MAGNITUDES[-1]
+LARGEST_SCALE = torch.finfo(torch.float8_e4m3fn).max
+
+
+def quantize_nvfp4(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    groups = weight.float().unflatten(1, (-1, GROUP))
+    largest = groups.abs().amax(dim=2)
+    highest = largest.max() if largest.numel() else largest.new_zeros(())
+    global_scale = torch.where(highest > 0, highest / (LARGEST_CODE * LARGEST_SCALE), torch.ones_like(highest))
+    scales = (largest / LARGEST_CODE / global_scale).to(torch.float8_e4m3fn)
+    steps = scales.float() * global_scale
+    # A scale that rounds to zero leaves zeros.
+    shares = torch.where(steps > 0, 1 / steps, torch.zeros_like(steps)).unsqueeze(2) * groups
+    magnitudes = torch.tensor(MAGNITUDES, device=weight.device)
+    halfway = (magnitudes[1:] + magnitudes[:-1]) / 2
+    codes = torch.bucketize(shares.abs(), halfway).to(torch.uint8) | (shares < 0).to(torch.uint8) << 3
+    codes = codes.flatten(1)
+    return codes[:, 0::2] | codes[:, 1::2] << 4, scales, global_scale
+
+
+def dequantize_nvfp4(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    halves = torch.stack([codes & 15, codes >> 4], dim=-1).flatten(-2)
+    magnitudes = torch.tensor(MAGNITUDES, device=codes.device)[(halves & 7).long()]
+    values = torch.where(halves >= 8, -magnitudes, magnitudes)
+    values.unflatten(-1, (-1, GROUP)).mul_(scales.float().unsqueeze(-1))
+    return values

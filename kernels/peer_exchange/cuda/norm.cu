@@ -1,0 +1,103 @@
+// Residual addition, norm and quantization of few rows that a group of ranks divides, with the exchange before it, behind it,
+// or both, for Hopper (sm_90a). As in norm/cuda/few_rows.cu a cluster of CTAs does a row: each rank its own rows.
+//
+// Before the norm a rank may receive the other ranks' parts of its rows and add them up; behind it, it may send its normalized
+// rows to all. Either takes a hop over NVLink, which is most of the time. Rows travel in bfloat16, and whoever receives them
+// quantizes them.
+
+#include "../../cuda/cluster_sum.cuh"
+#include "../../cuda/values.cuh"
+#include "sums.cuh"
+
+constexpr int NORM_THREADS = 256;
+
+struct NormArguments {
+  Members members;
+  // bf16, eight values an element: [ranks * rows, width] parts of a sum, or [rows, width].
+  const uint4* delta;
+  // [rows, width]
+  uint4* residual;
+  const uint4* weight;
+  // [all rows, width], which may be fewer than ranks * rows, or [rows, width].
+  uint4* out;
+  // Null if nothing is quantized.
+  uint2* values;
+  float* scales;
+  int rows, all_rows, width, scale_stride;
+  float epsilon;
+};
+
+// Called by all threads of a CTA with the same row.
+__device__ __forceinline__ void store_row(const NormArguments& given, uint4 packed, int row, int at) {
+  if (row >= given.all_rows) return;
+  given.out[row * (given.width / VALUES) + at] = packed;
+  if (!given.values) return;
+  Values values = Values::of(packed);
+  float scale = scale_of(values);
+  given.values[row * (given.width / VALUES) + at] = quantize(values, scale);
+  if (at % GROUP_THREADS == 0) given.scales[at / GROUP_THREADS * given.scale_stride + row] = scale;
+}
+
+template <bool SUMS, bool GATHERS, int MOST>
+__device__ __forceinline__ void norm(const NormArguments& given) {
+  __shared__ ClusterSum cluster;
+  const Members& members = given.members;
+  start_next();
+  cluster.prepare();
+  int row = blockIdx.x / cluster_size(), at = cluster_rank() * blockDim.x + threadIdx.x, width = given.width / VALUES;
+  uint4 weight = load(given.weight + at), found[MOST - 1];
+  wait_for_earlier();
+  u32 before = *turns(members);
+  uint4* residual = given.residual + row * width + at;
+  uint4 had = load(residual), delta = load(given.delta + ((SUMS ? members.own * given.rows : 0) + row) * width + at);
+  if (SUMS) {
+    for (int i = 1; i < members.ranks; i++) {
+      int receiver = (members.own + i) % members.ranks;
+      send_words(members, receiver, before + 1, threadIdx.x, load(given.delta + (receiver * given.rows + row) * width + at));
+    }
+    receive_words(members, before + 1, threadIdx.x, found);
+    delta = sum_in_order<Bf16>(members, delta, found);
+  }
+  Values sum = Values::of(delta);
+  sum.add(Values::of(had), 1.0f);
+  uint4 rounded = sum.packed();
+  *residual = rounded;
+  sum = Values::of(rounded);
+  float square = 0.0f;
+#pragma unroll
+  for (int i = 0; i < VALUES; i++) square = fmaf(sum.value[i], sum.value[i], square);
+  float scale = rsqrtf(cluster.sum(square) / given.width + given.epsilon);
+#pragma unroll
+  for (int i = 0; i < VALUES; i++) sum.value[i] *= scale;
+  Values factors = Values::of(weight);
+  // Rounds twice, as the reference does: after normalizing and after multiplying.
+  sum = Values::of(sum.packed());
+#pragma unroll
+  for (int i = 0; i < VALUES; i++) sum.value[i] *= factors.value[i];
+  uint4 normalized = sum.packed();
+  if (GATHERS) {
+    u32 turn = before + (SUMS ? 2 : 1);
+    for (int i = 1; i < members.ranks; i++) send_words(members, (members.own + i) % members.ranks, turn, threadIdx.x, normalized);
+    store_row(given, normalized, members.own * given.rows + row, at);
+    receive_words(members, turn, threadIdx.x, found);
+#pragma unroll
+    for (int i = 0; i < MOST - 1; i++) {
+      if (i < members.ranks - 1) store_row(given, found[i], other(members, i) * given.rows + row, at);
+    }
+  } else {
+    store_row(given, normalized, row, at);
+  }
+  count_turns(members, before, (SUMS ? 1 : 0) + (GATHERS ? 1 : 0));
+}
+
+#define NORM(NAME, SUMS, GATHERS, MOST)                                                                                   \
+  extern "C" __global__ void __launch_bounds__(NORM_THREADS) NAME##_##MOST(const __grid_constant__ NormArguments given) { \
+    norm<SUMS, GATHERS, MOST>(given);                                                                                     \
+  }
+#define NORMS(MOST)                   \
+  NORM(sum_norm, true, false, MOST)   \
+  NORM(norm_gather, false, true, MOST) \
+  NORM(sum_norm_gather, true, true, MOST)
+NORMS(2)
+NORMS(4)
+NORMS(8)

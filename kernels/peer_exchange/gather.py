@@ -1,0 +1,137 @@
+"""All ranks' parts of several tensors, or one rank's: `cuda/gather.cu`."""
+
+import ctypes
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from kernels.hopper import is_hopper
+from kernels.nvrtc import load_kernel
+from kernels.peer_exchange.region import (
+    LINE_UNITS,
+    MOST_WORD_UNITS,
+    SLOT_BLOCK,
+    UNIT_BYTES,
+    Members,
+    slot_blocks,
+    template_ranks,
+    unit_blocks,
+)
+
+SOURCE = Path(__file__).parent / "cuda" / "gather.cu"
+MOST_PARTS = 6
+# Whose words of all ones are no numbers: they need no flag on their way.
+NUMBERS = (torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn)
+# Up to so many units with flags, counted once for each other rank, are faster than slots: measured, see notes.md.
+LINES_BEST_UNITS = 32768
+
+
+class Part(ctypes.Structure):
+    """`Part` of the source."""
+
+    _fields_ = (
+        ("input", ctypes.c_void_p),
+        ("output", ctypes.c_void_p),
+        ("input_pitch", ctypes.c_longlong),
+        ("output_pitch", ctypes.c_longlong),
+        ("rank_pitch", ctypes.c_longlong),
+        ("line_bytes", ctypes.c_longlong),
+        ("line_units", ctypes.c_int),
+        ("first_unit", ctypes.c_int),
+    )
+
+
+class GatherArguments(ctypes.Structure):
+    """`GatherArguments` of the source."""
+
+    _fields_ = (
+        ("members", Members),
+        ("parts", Part * MOST_PARTS),
+        ("part_count", ctypes.c_int),
+        ("units", ctypes.c_int),
+        ("byte_units", ctypes.c_int),
+        ("turn_units", ctypes.c_int),
+        ("source", ctypes.c_int),
+    )
+
+
+def gather(members: Members, outputs: Sequence[torch.Tensor], parts: Sequence[torch.Tensor]) -> None:
+    """Fill each output, [ranks * rows, ...], with the parts of all ranks, [rows, ...] of the same dtype.
+
+    A part and its output are both contiguous, or both matrices whose rows lie next to each other (stride 1). What is
+    not a number may become another that is none; all else arrives bit for bit.
+    """
+    assert len(outputs) == len(parts) <= MOST_PARTS
+    arguments = GatherArguments(members=members, source=-1)
+    pairs = list(zip(outputs, parts, strict=True))
+    for output, part in pairs:
+        if part.dtype not in NUMBERS:
+            _add(arguments, output, part)
+    arguments.byte_units = arguments.units
+    for output, part in pairs:
+        if part.dtype in NUMBERS:
+            _add(arguments, output, part)
+    if arguments.units:
+        _launch(arguments, parts[0].device, by_slots=_needs_slots(arguments))
+
+
+def broadcast(members: Members, output: torch.Tensor, values: torch.Tensor, source: int) -> None:
+    """Fill the output with the values of the member `source`; both contiguous."""
+    arguments = GatherArguments(members=members, source=source)
+    _add(arguments, output, values)
+    arguments.parts[0].rank_pitch = 0
+    if arguments.units:
+        _launch(arguments, values.device, by_slots=True)
+
+
+def barrier(members: Members, device: torch.device) -> None:
+    """No kernel launched later begins before the ones launched earlier have ended on all ranks."""
+    _launch(GatherArguments(members=members, source=-1), device, by_slots=True)
+
+
+def load(device: torch.device, ranks: int) -> None:
+    """Compile what such a group launches; not possible while a graph is captured."""
+    load_kernel(SOURCE, f"gather_units_{template_ranks(ranks)}", device.index or 0)
+    load_kernel(SOURCE, "gather_slots", device.index or 0)
+
+
+def _add(arguments: GatherArguments, output: torch.Tensor, part: torch.Tensor) -> None:
+    if not part.numel():
+        return
+    added = arguments.parts[arguments.part_count]
+    added.input, added.output = part.data_ptr(), output.data_ptr()
+    lines = 1
+    if part.is_contiguous() and output.is_contiguous():
+        added.rank_pitch = added.line_bytes = part.numel() * part.itemsize
+    else:
+        (rows, lines), (total, columns) = part.shape, output.shape
+        assert columns == lines and (rows == 1 or part.stride(0) == 1) and (total == 1 or output.stride(0) == 1)
+        added.rank_pitch = added.line_bytes = rows * part.itemsize
+        added.input_pitch, added.output_pitch = part.stride(1) * part.itemsize, output.stride(1) * part.itemsize
+    added.line_units = -(-added.line_bytes // UNIT_BYTES)
+    added.first_unit = arguments.units
+    arguments.part_count += 1
+    arguments.units += lines * added.line_units
+
+
+def _needs_slots(arguments: GatherArguments) -> bool:
+    byte_units: int = arguments.byte_units
+    if arguments.units > MOST_WORD_UNITS:
+        return True
+    blocks, _, _ = unit_blocks(arguments.units)
+    warps = -(-byte_units // 32)
+    lines = -(-warps // blocks) * 32
+    copies: int = arguments.members.ranks - 1
+    return lines > LINE_UNITS or byte_units * copies > LINES_BEST_UNITS
+
+
+def _launch(arguments: GatherArguments, device: torch.device, *, by_slots: bool) -> None:
+    if by_slots:
+        name, threads = "gather_slots", SLOT_BLOCK
+        blocks, arguments.turn_units = slot_blocks(arguments.units)
+    else:
+        name = f"gather_units_{template_ranks(arguments.members.ranks)}"
+        blocks, threads, arguments.turn_units = unit_blocks(arguments.units)
+    kernel = load_kernel(SOURCE, name, device.index or 0)
+    kernel.launch((blocks, 1, 1), threads, arguments, dependent=is_hopper())

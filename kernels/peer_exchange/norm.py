@@ -1,0 +1,85 @@
+"""Residual addition, norm and quantization with the exchange before or behind it, on Hopper: `cuda/norm.cu`."""
+
+import ctypes
+from pathlib import Path
+
+import torch
+
+from kernels.act_quant.quantized import GROUP, Quantized, empty_quantized
+from kernels.hopper import is_hopper
+from kernels.nvrtc import load_kernel
+from kernels.peer_exchange.region import CHANNELS, Members, template_ranks
+
+SOURCE = Path(__file__).parent / "cuda" / "norm.cu"
+# CTAs of a row, values of a thread, and the most threads of a CTA.
+CTAS, VALUES, NORM_THREADS = 4, 8, 256
+# By whether parts are summed before, and whether rows are gathered behind.
+NAMES = {(True, False): "sum_norm", (False, True): "norm_gather", (True, True): "sum_norm_gather"}
+
+
+class NormArguments(ctypes.Structure):
+    """`NormArguments` of the source."""
+
+    _fields_ = (
+        ("members", Members),
+        ("delta", ctypes.c_void_p),
+        ("residual", ctypes.c_void_p),
+        ("weight", ctypes.c_void_p),
+        ("out", ctypes.c_void_p),
+        ("values", ctypes.c_void_p),
+        ("scales", ctypes.c_void_p),
+        ("rows", ctypes.c_int),
+        ("all_rows", ctypes.c_int),
+        ("width", ctypes.c_int),
+        ("scale_stride", ctypes.c_int),
+        ("epsilon", ctypes.c_float),
+    )
+
+
+def takes(delta: torch.Tensor, residual: torch.Tensor) -> bool:
+    """Whether the kernel supports these tensors. The same on all ranks: it looks at no address."""
+    rows, width = residual.shape
+    fits = 0 < rows * CTAS <= CHANNELS and width % (CTAS * 2 * GROUP) == 0 and width // (CTAS * VALUES) <= NORM_THREADS
+    return is_hopper() and delta.dtype == residual.dtype == torch.bfloat16 and fits
+
+
+def add_rms_norm(
+    members: Members,
+    delta: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    epsilon: float,
+    *,
+    sums: bool,
+    all_rows: int | None,
+    quantizes: bool,
+) -> tuple[torch.Tensor, Quantized | None]:
+    """Add `delta` to this rank's rows of the residual in place, and normalize them; for tensors that it `takes`.
+
+    sums: delta, [ranks * rows, width], is this rank's part of a sum over the ranks, of which each gets its rows; else
+    it is [rows, width]. all_rows: how many rows all ranks have together, the last ones without their padding, if all
+    ranks get all of them. quantizes: return them in FP8 too.
+    """
+    rows, width = residual.shape
+    assert len(delta) == (members.ranks * rows if sums else rows)
+    assert all(each.is_contiguous() and each.data_ptr() % 16 == 0 for each in (delta, residual, weight))
+    count = rows if all_rows is None else all_rows
+    out = residual.new_empty(count, width)
+    arguments = NormArguments(members=members, rows=rows, all_rows=count, width=width, epsilon=epsilon)
+    arguments.delta, arguments.residual = delta.data_ptr(), residual.data_ptr()
+    arguments.weight, arguments.out = weight.data_ptr(), out.data_ptr()
+    quantized = empty_quantized(count, width, device=residual.device) if quantizes else None
+    if quantized is not None:
+        arguments.values, arguments.scales = quantized.values.data_ptr(), quantized.scales.data_ptr()
+        arguments.scale_stride = quantized.scales.stride(1)
+    name = f"{NAMES[sums, all_rows is not None]}_{template_ranks(members.ranks)}"
+    kernel = load_kernel(SOURCE, name, residual.device.index or 0)
+    kernel.launch((rows * CTAS, 1, 1), width // (CTAS * VALUES), arguments, cluster=CTAS, dependent=True)
+    return out, quantized
+
+
+def load(device: torch.device, ranks: int) -> None:
+    """Compile what such a group launches; not possible while a graph is captured."""
+    if is_hopper(device):
+        for name in NAMES.values():
+            load_kernel(SOURCE, f"{name}_{template_ranks(ranks)}", device.index or 0)

@@ -1,0 +1,1 @@
+"""The second tier of a store: blocks in a preallocated file."""

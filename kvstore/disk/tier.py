@@ -1,0 +1,271 @@
+"""Blocks on disk behind those in memory: written while memory has them, read back when a lookup finds them there alone.
+
+A block that was used again is written while memory holds it, so that eviction need not wait for the disk. What the disk
+cannot do costs a recomputation: a failed write leaves a block in memory alone, and a failed read ends the answer to its
+lookup before that block.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Protocol
+from urllib.parse import quote
+
+from kvstore.breaker import CircuitBreaker
+from kvstore.config import DiskConfig
+from kvstore.directory import Directory
+from kvstore.disk.block_file import BlockFile, DamagedBlock, TooSmall
+from kvstore.disk.reuse import Reuse
+from kvstore.disk.slot_table import SlotTable
+from kvstore.keys import Key
+from mesh.metrics import KVSTORE_DISK_BLOCKS
+from mesh.observe import span
+from transfer.kept_macs import KeptMacs
+
+_log = logging.getLogger("deepmesh.kvstore")
+
+# After so many failures in a row the disk is left alone for that long.
+FAILURES = 3
+REST_SECONDS = 10.0
+# Slots between two news of a recovery.
+RECOVERY_NEWS = 4096
+
+
+class Blocks(Protocol):
+    """The store's memory."""
+
+    def block(self, number: int) -> memoryview:
+        """Its bytes, all layers."""
+        ...
+
+
+@dataclass(eq=False)
+class Promotion:
+    """Blocks that are read for one lookup. Guarded by the tier's lock."""
+
+    # Told how many leading blocks are there, and whether no more will come.
+    told: Callable[[int, bool], None]
+    blocks: Sequence[int]
+    keys: Sequence[Key]
+    done: list[bool] = field(default_factory=list)
+    # Leading blocks that are there.
+    ready: int = 0
+    # Nobody waits for it any more, or a block of it could not be read.
+    over: bool = False
+    # Those that are leased for the lookup.
+    leased: list[int] = field(default_factory=list)
+
+
+class DiskTier:
+    """Thread-safe. `changed` is called from its threads when there are keys to publish."""
+
+    def __init__(
+        self, config: DiskConfig, store_id: str, directory: Directory, memory: Blocks, changed: Callable[[], None]
+    ) -> None:
+        self._config = config
+        assert config.path is not None
+        # Store ids are host:port or any name.
+        self._path = config.path / f"{quote(store_id, safe='')}.kv"
+        self._directory = directory
+        self._memory = memory
+        self._changed = changed
+        self._macs: KeptMacs | None = None
+        self._lock = threading.Lock()
+        self._table = SlotTable(directory.held)
+        self._reuse = Reuse(config.least_uses, 0)
+        self._breaker = CircuitBreaker(time.monotonic, FAILURES, REST_SECONDS)
+        # To be written, if memory has them still when their turn comes.
+        self._waiting: set[Key] = set()
+        self._readers = ThreadPoolExecutor(config.threads, thread_name_prefix="disk-reads")
+        # One, so that writes take little from reads.
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="disk-writes")
+        self._file: BlockFile | None = None
+        self._closing = False
+
+    @property
+    def total_blocks(self) -> int:
+        return 0 if self._file is None else self._file.slots
+
+    @property
+    def used_blocks(self) -> int:
+        return len(self._table)
+
+    def open(self, layers: int, block_bytes: int, macs: KeptMacs) -> None:
+        """Begin to open the file, and to find what is in it. Until then there is nothing on disk."""
+        self._macs = macs
+        self._writer.submit(self._open, layers, block_bytes)
+
+    def close(self) -> None:
+        """What is being read or written is done first."""
+        self._closing = True
+        self._readers.shutdown(cancel_futures=True)
+        self._writer.shutdown(cancel_futures=True)
+        if self._file is not None:
+            self._file.close()
+
+    def stored(self, keys: Iterable[Key]) -> None:
+        """Memory has these now."""
+        with self._lock:
+            self._write_later(self._reuse.stored(keys))
+
+    def used(self, keys: Iterable[Key]) -> None:
+        """A lookup got these from memory."""
+        with self._lock:
+            self._write_later(self._reuse.used(keys))
+
+    def promote(self, parent: Key | None, keys: Sequence[Key], told: Callable[[int, bool], None]) -> Promotion | None:
+        """Begin to read those leading keys that are on disk and not in memory, as far as memory has room.
+
+        `told` is called from other threads: with the number of leading blocks that are there, and whether no more come.
+        """
+        known = 0 if self._file is None else self._table.known(keys)
+        reservation = self._directory.reserve(parent, keys[:known]) if known else None
+        if reservation is None:
+            return None
+        # Others may be bringing some of them.
+        count = next((each for each, index in enumerate(reservation.wanted) if index != each), len(reservation.wanted))
+        self._directory.abandon(reservation.blocks[count:])
+        if not count:
+            return None
+        promotion = Promotion(told, reservation.blocks[:count], keys[:count], [False] * count)
+        for index in range(count):
+            self._readers.submit(self._read, promotion, index)
+        return promotion
+
+    def release(self, promotion: Promotion) -> list[Key]:
+        """Nobody waits for it any more; what is being read comes to memory all the same. Returns what was used."""
+        with self._lock:
+            promotion.over = True
+            blocks, promotion.leased = promotion.leased, []
+        self._directory.release(blocks)
+        return list(promotion.keys[: promotion.ready])
+
+    def _open(self, layers: int, block_bytes: int) -> None:
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            # One buffer is for writes.
+            file = BlockFile(self._path, layers, block_bytes, self._config.bytes, self._config.threads + 1)
+        except (OSError, TooSmall) as error:
+            fields = {"file": str(self._path), "error": str(error)}
+            _log.warning("no disk tier: blocks are kept in memory alone", extra={"fields": fields})
+            return
+        with self._lock:
+            self._reuse = Reuse(self._config.least_uses, file.slots + self._directory.total_blocks)
+        self._file = file
+        with span("kvstore.disk_recovery", slots=file.slots):
+            for slot in range(file.slots):
+                if self._closing:
+                    return
+                self._table.found(slot, self._key_of(file, slot))
+                if slot % RECOVERY_NEWS == RECOVERY_NEWS - 1:
+                    self._changed()
+        self._changed()
+        found = {"file": str(self._path), "blocks": file.slots, "recovered": len(self._table)}
+        _log.info("disk tier ready", extra={"fields": found})
+
+    def _key_of(self, file: BlockFile, slot: int) -> Key | None:
+        try:
+            return file.key_of(slot)
+        except OSError as error:
+            self._failed("read", error)
+            return None
+
+    def _read(self, promotion: Promotion, index: int) -> None:
+        read = False
+        try:
+            read = not promotion.over and self._read_block(promotion.keys[index], promotion.blocks[index])
+        finally:
+            self._end_read(promotion, index, read)
+
+    def _read_block(self, key: Key, block: int) -> bool:
+        """Whether memory has it now."""
+        file, macs = self._file, self._macs
+        assert file is not None and macs is not None
+        slot = self._table.begin_read(key) if self._breaker.allows() else None
+        if slot is None:
+            return False
+        damaged = False
+        try:
+            with span("kvstore.disk_read"):
+                macs[block] = file.read(slot, key, self._memory.block(block))
+        except DamagedBlock:
+            damaged = True
+            KVSTORE_DISK_BLOCKS.labels("damaged").inc()
+            return False
+        except OSError as error:
+            damaged = True
+            self._failed("read", error)
+            return False
+        finally:
+            self._table.end_read(key, damaged)
+        self._breaker.succeeded()
+        KVSTORE_DISK_BLOCKS.labels("read").inc()
+        return True
+
+    def _end_read(self, promotion: Promotion, index: int, read: bool) -> None:
+        block = promotion.blocks[index]
+        with self._lock:
+            awaited = not promotion.over
+            if read:
+                self._directory.store([block], leased=awaited)
+            else:
+                self._directory.abandon([block])
+            if not awaited:
+                return
+            if read:
+                promotion.leased.append(block)
+                promotion.done[index] = True
+                while promotion.ready < len(promotion.done) and promotion.done[promotion.ready]:
+                    promotion.ready += 1
+            promotion.over = not read
+            ready, over = promotion.ready, promotion.over
+        promotion.told(ready, over)
+        self._changed()
+
+    def _write_later(self, keys: Iterable[Key]) -> None:
+        for key in keys:
+            # Where memory is exchanged faster than the disk can write, not all of it is worth a place.
+            if self._file is None or len(self._waiting) >= self._directory.total_blocks:
+                return
+            if key not in self._waiting and not self._table.has(key):
+                self._waiting.add(key)
+                self._writer.submit(self._write, key)
+
+    def _write(self, key: Key) -> None:
+        with self._lock:
+            self._waiting.discard(key)
+        block = self._directory.lease(key) if self._breaker.allows() else None
+        if block is None:
+            return
+        try:
+            self._write_block(key, block)
+        finally:
+            self._directory.release([block], used=False)
+
+    def _write_block(self, key: Key, block: int) -> None:
+        file, macs = self._file, self._macs
+        assert file is not None and macs is not None
+        slot = self._table.begin_write(key)
+        if slot is None:
+            return
+        written = False
+        try:
+            with span("kvstore.disk_write"):
+                file.write(slot, key, self._memory.block(block), macs[block])
+            written = True
+        except OSError as error:
+            self._failed("write", error)
+        finally:
+            self._table.end_write(key, slot, written)
+        if written:
+            self._breaker.succeeded()
+            KVSTORE_DISK_BLOCKS.labels("written").inc()
+
+    def _failed(self, what: str, error: OSError) -> None:
+        self._breaker.failed()
+        KVSTORE_DISK_BLOCKS.labels(f"{what} failed").inc()
+        fields = {"what": what, "file": str(self._path), "error": str(error)}
+        _log.warning("the disk tier failed", extra={"fields": fields})

@@ -1,0 +1,64 @@
+"""Which keys a store holds, in whatever tier, and what has changed since the index was told."""
+
+import threading
+from collections import Counter
+from dataclasses import dataclass
+
+from kvstore.keys import Key
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """The net change of what is held."""
+
+    stored: list[Key]
+    removed: list[Key]
+
+
+class HeldKeys:
+    """Thread-safe: tiers report what they gain and lose, the publisher reads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        # In how many tiers.
+        self._tiers: Counter[Key] = Counter()
+        # Insertion-ordered sets.
+        self._new: dict[Key, None] = {}
+        self._gone: dict[Key, None] = {}
+
+    def gained(self, key: Key) -> None:
+        """One more tier has it."""
+        with self._lock:
+            self._tiers[key] += 1
+            if self._tiers[key] == 1:
+                _note(key, self._new, self._gone)
+
+    def lost(self, key: Key) -> None:
+        """One tier less has it."""
+        with self._lock:
+            self._tiers[key] -= 1
+            if not self._tiers[key]:
+                del self._tiers[key]
+                _note(key, self._gone, self._new)
+
+    def drain_changes(self) -> Changes:
+        """What was gained and what was lost since the last call, or since the last snapshot."""
+        with self._lock:
+            changes = Changes(list(self._new), list(self._gone))
+            self._new.clear()
+            self._gone.clear()
+            return changes
+
+    def snapshot(self) -> list[Key]:
+        """Every key that is held. `drain_changes` then returns what changes from here on."""
+        with self._lock:
+            self._new.clear()
+            self._gone.clear()
+            return list(self._tiers)
+
+
+def _note(key: Key, happened: dict[Key, None], undone: dict[Key, None]) -> None:
+    if key in undone:
+        del undone[key]
+    else:
+        happened[key] = None

@@ -1,0 +1,105 @@
+"""A decode worker's prompts that prefill workers compute."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+
+from engine.protocol.messages import FirstToken, LandingOpened, Output
+from mesh.domain.requests import TokenRequest
+from mesh.domain.sampling import StopConditions
+from mesh.domain.workers import WorkerIdentity
+from mesh.errors import MeshError, PrefillLost
+from prefill_svc.prompts import Prompt
+from sim.job import Job, OnLost, OnOutput
+from sim.timeline import Timeline
+
+
+class PrefillWorker(Protocol):
+    """Who computes them."""
+
+    identity: WorkerIdentity
+
+    def compute(self, prompt: Prompt, on_output: OnOutput, on_lost: OnLost) -> Job: ...
+
+    def cancel(self, job: Job) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """Seconds of a call from one worker to another, and whom an id names."""
+
+    seconds: float
+    worker: Callable[[str], PrefillWorker | None]
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    worker: PrefillWorker
+    # What the worker made of it; None while the call is on its way.
+    job: Job | None = None
+
+
+class RemotePrompts:
+    """One call for each opened landing. `on_first_token` and `on_lost` hear of a job until `drop`."""
+
+    def __init__(
+        self,
+        timeline: Timeline,
+        calls: Calls,
+        on_first_token: Callable[[FirstToken], None],
+        on_lost: Callable[[Job, PrefillLost], None],
+    ) -> None:
+        self._timeline = timeline
+        self._calls = calls
+        self._on_first_token = on_first_token
+        self._on_lost = on_lost
+        # By the key of the job here.
+        self._live: dict[int, _Call] = {}
+
+    def begin(self, job: Job, opened: LandingOpened) -> None:
+        """Have the prompt computed by the prefill worker that its placement names."""
+        if job.submission is None or job.submission.prefill is None:
+            return
+        target = job.submission.prefill
+        worker = self._calls.worker(target.worker_id)
+        if worker is None or worker.identity.incarnation != target.incarnation:
+            self._lose(job, target.worker_id, PrefillLost("it is gone"))
+            return
+        one_token = _with_one_token(job.submission.request)
+        prompt = Prompt(one_token, opened.ticket, opened.held_blocks, job.submission.store)
+        call = self._live[job.key] = _Call(worker)
+        self._timeline.after(self._calls.seconds, lambda: self._call(job, call, prompt))
+
+    def drop(self, job: Job) -> None:
+        """End the call of its prompt, if there is one."""
+        call = self._live.pop(job.key, None)
+        if call is not None and call.job is not None and call.job.uncomputed_tokens:
+            call.worker.cancel(call.job)
+
+    def _call(self, job: Job, call: _Call, prompt: Prompt) -> None:
+        if self._live.get(job.key) is not call:
+            return
+
+        def first_token(output: Output) -> None:
+            if job.key in self._live and output.token_ids:
+                cached, stored = output.cached_tokens or 0, output.store_cached_tokens or 0
+                self._on_first_token(FirstToken(job.key, output.token_ids[0], None, cached, stored))
+
+        def lost(error: MeshError) -> None:
+            if job.key in self._live:
+                self._lose(job, call.worker.identity.worker_id, error)
+
+        try:
+            call.job = call.worker.compute(prompt, first_token, lost)
+        except MeshError as error:
+            lost(error)
+
+    def _lose(self, job: Job, worker_id: str, error: MeshError) -> None:
+        self._on_lost(job, PrefillLost(error.message, metadata={"worker_id": worker_id}))
+
+
+def _with_one_token(request: TokenRequest) -> TokenRequest:
+    """The request as a prefill worker gets it: its first token is its last there."""
+    return msgspec.structs.replace(request, stop=StopConditions(1))

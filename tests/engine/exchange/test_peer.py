@@ -1,0 +1,32 @@
+"""Exchange between GPUs, each rank in a process of its own, against its definition."""
+
+import pytest
+
+from bench.exchange.processes import on_each_gpu, start_ranks
+from engine.parallel.layout import Layout
+from tests.support.exchanging import WAIT_SECONDS, exchange_at_random, lose_the_last, replay, soak
+
+pytestmark = pytest.mark.multi_gpu
+# Two ranks share a GPU in the last one.
+LAYOUTS = [Layout(dp=2), Layout(tp=2), Layout(tp=2, dp=2)]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_random_tensors_are_exchanged_bit_for_bit(layout: Layout) -> None:
+    on_each_gpu(layout, exchange_at_random)
+
+
+def test_graphs_exchange_what_their_inputs_hold_at_each_replay() -> None:
+    on_each_gpu(Layout(dp=2), replay)
+
+
+def test_who_waits_for_a_killed_rank_is_told_so_in_time() -> None:
+    first, last = start_ranks(Layout(dp=2), lose_the_last)
+    assert first.result() < 5 * WAIT_SECONDS
+    with pytest.raises(RuntimeError, match="has ended"):
+        last.result()
+
+
+@pytest.mark.check("exchange-soak")
+def test_thousands_of_replays_stay_right() -> None:
+    assert all(rounds > 1 for rounds in on_each_gpu(Layout(tp=2), soak))

@@ -1,0 +1,15 @@
+import os
+
+from engine.parallel.group_memory import HEADER_BYTES, GroupMemory, create_memory
+
+
+def test_a_rank_has_ended_once_it_has_closed_its_memory_though_its_map_lives_on() -> None:
+    descriptor = create_memory(HEADER_BYTES)
+    first, second = GroupMemory(descriptor, 0), GroupMemory(descriptor, 1)
+    os.close(descriptor)
+    assert not first.has_ended(1)
+    view = memoryview(second.map)
+    second.close()
+    assert first.has_ended(1)
+    view.release()
+    first.close()

@@ -1,0 +1,155 @@
+"""Workers of two ranks on two GPUs, their processes included, against one rank on the CPU, in float32."""
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.config import DraftsConfig, EngineConfig
+from engine.parallel.config import ParallelConfig
+from engine.protocol.messages import Submit
+from mesh.domain.sampling import Sampling
+from mesh.errors import ConfigError, EngineFailed
+from tests.support.checkpoints import random_prompt, tiny_checkpoint
+from tests.support.engines import Transcript, submit_of
+from tests.support.layouts import run_layout
+from tests.support.running_group import running_group
+from tests.support.waiting import eventually
+from worker.rank_group import RankGroup
+
+pytestmark = [pytest.mark.multi_gpu, pytest.mark.timeout(180)]
+# tp, dp and ep.
+LAYOUTS = [(2, 1, 1), (2, 1, 2), (1, 2, 1), (1, 2, 2)]
+# On both sides of the block's 64 tokens and of chunks of 96.
+LENGTHS = (1, 63, 65, 130, 200, 90, 40, 120)
+PROMPTS = [random_prompt(length, seed=length) for length in LENGTHS]
+# They all grow into a second or third block, and a rank's pool cannot hold them together.
+BLOCKS = 10
+TOKENS = 40
+SECONDS = 60.0
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint(tmp_path_factory.mktemp("checkpoint"))
+
+
+@pytest.fixture(scope="module")
+def fp8_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Shares of heads, dense layers and experts are whole blocks of 128."""
+    widths = {"qk_nope_head_dim": 32, "qk_rope_head_dim": 32, "v_head_dim": 64, "intermediate_size": 256}
+    return tiny_checkpoint(
+        tmp_path_factory.mktemp("fp8"), dtype="float8", hidden_size=256, moe_intermediate_size=256, **widths
+    )
+
+
+def config_of(checkpoint: Path, tp: int = 1, dp: int = 1, ep: int | None = None, **settings: Any) -> EngineConfig:
+    defaults: dict[str, Any] = {
+        "device": "cuda",
+        # Rounding decides nothing: steps of other shapes draw the same tokens.
+        "dtype": "float32",
+        "max_step_tokens": 96,
+        "max_requests": 8,
+        "total_blocks": BLOCKS,
+        "threads": 1,
+    }
+    parallel = ParallelConfig(tp=tp, dp=dp, ep=ep)
+    return EngineConfig(model_dir=checkpoint, parallel=parallel, **{**defaults, **settings})
+
+
+def request_of(key: int, number: int, prompt: list[int], tokens: int = TOKENS) -> Submit:
+    """Greedy and drawn ones in turn."""
+    sampling = Sampling(temperature=0.8 * (number % 2), top_p=0.9, seed=number)
+    return submit_of(key, prompt, tokens, sampling=sampling, ignore_eos=True)
+
+
+def expected_tokens(checkpoint: Path, prompts: list[list[int]], first: int = 0) -> list[list[int]]:
+    """Those of one rank on the CPU; first: the number of the first request."""
+    requests = [request_of(key, first + key, prompt) for key, prompt in enumerate(prompts)]
+    found = run_layout(config_of(checkpoint, device="cpu", total_blocks=64), requests).token_ids
+    return [found[key] for key in range(len(prompts))]
+
+
+async def answers(
+    group: RankGroup, transcript: Transcript, prompts: list[list[int]], first: int = 0
+) -> list[list[int]]:
+    """What the group's ranks generate, all at once."""
+    keys = []
+    for number, prompt in enumerate(prompts, first):
+        keys.append(group.new_key(prompt, b"", computes_prompt=True))
+        group.submit(request_of(keys[-1], number, prompt))
+    await eventually(lambda: transcript.ends.keys() >= set(keys), SECONDS)
+    return [transcript.token_ids[key] for key in keys]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: "tp{} dp{} ep{}".format(*layout))
+async def test_two_gpus_generate_the_tokens_of_one_rank(checkpoint: Path, layout: tuple[int, int, int]) -> None:
+    expected = expected_tokens(checkpoint, PROMPTS)
+    followed = [[*prompt, *tokens, 9] for prompt, tokens in zip(PROMPTS, expected, strict=True)]
+    async with running_group(config_of(checkpoint, *layout)) as (group, transcript):
+        # One rank has nothing to do: it runs dummies.
+        assert await answers(group, transcript, PROMPTS[:1]) == expected[:1]
+        assert await answers(group, transcript, PROMPTS) == expected
+        # Behind what is cached.
+        again = await answers(group, transcript, followed[2:4], first=2)
+        assert any(transcript.cached_tokens.values())
+    assert [await process.closed for process in group.processes] == [0, 0]
+    assert again == expected_tokens(checkpoint, followed[2:4], first=2)
+
+
+@pytest.mark.parametrize("settings", [{"decode_graphs": "off"}, {"drafts": DraftsConfig(next_n=2)}], ids=str)
+@pytest.mark.parametrize("layout", [(2, 1, 2), (1, 2, 2)], ids=lambda layout: "tp{} dp{} ep{}".format(*layout))
+async def test_drafts_and_steps_that_are_not_captured_change_no_token(
+    checkpoint: Path, layout: tuple[int, int, int], settings: dict[str, Any]
+) -> None:
+    async with running_group(config_of(checkpoint, *layout, **settings)) as (group, transcript):
+        assert await answers(group, transcript, PROMPTS) == expected_tokens(checkpoint, PROMPTS)
+
+
+@pytest.mark.parametrize("layout", [(2, 1, 2), (1, 2, 2)], ids=lambda layout: "tp{} dp{} ep{}".format(*layout))
+async def test_quantized_weights_and_kv_are_served_by_two_gpus(
+    fp8_checkpoint: Path, layout: tuple[int, int, int]
+) -> None:
+    config = config_of(fp8_checkpoint, *layout, dtype="auto", kv_dtype="float8_e4m3fn")
+    async with running_group(config) as (group, transcript):
+        one = await answers(group, transcript, PROMPTS[:1])
+        assert all(len(tokens) == TOKENS for tokens in await answers(group, transcript, PROMPTS))
+        # Rounding depends on the step's shape alone, which is the same.
+        assert await answers(group, transcript, PROMPTS[:1]) == one
+
+
+@pytest.mark.parametrize("layout", [(2, 1, 2), (1, 2, 2)], ids=lambda layout: "tp{} dp{} ep{}".format(*layout))
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=str)
+async def test_a_rank_that_dies_or_freezes_in_a_step_ends_the_worker_in_time(
+    checkpoint: Path, layout: tuple[int, int, int], number: signal.Signals
+) -> None:
+    group, transcript = await RankGroup.start(config_of(checkpoint, *layout, total_blocks=200)), Transcript()
+
+    def on_message(rank: int, message: Any) -> None:
+        transcript.record(message)
+
+    ending = asyncio.create_task(group.run(on_message))
+    try:
+        for index in range(4):
+            key = group.new_key(PROMPTS[index], b"", computes_prompt=True)
+            group.submit(request_of(key, index, PROMPTS[index], tokens=3000))
+        await eventually(lambda: len(transcript.token_ids) == 4, SECONDS)
+        os.kill(group.processes[1].process_id, number)
+        failure = await asyncio.wait_for(ending, 6.0)
+    finally:
+        ending.cancel()
+        await group.close(grace_seconds=0)
+    assert isinstance(failure, EngineFailed)
+    assert "rank 1 of 2" in failure.message
+    assert all(process.closed.done() for process in group.processes)
+
+
+async def test_fewer_gpus_than_ranks_end_the_start_with_one_error(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    with pytest.raises(ConfigError, match="2 ranks, each on a GPU of its own, and torch finds 1"):
+        await RankGroup.start(config_of(checkpoint, dp=2))

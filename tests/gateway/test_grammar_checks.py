@@ -1,0 +1,64 @@
+"""Checks of grammars: away from the loop, and by turns among tenants."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from gateway import grammar_checks
+from gateway.answer_forms import GrammarForm
+from gateway.grammar_checks import GrammarChecks
+from mesh.errors import InvalidConstraint, Overloaded
+
+
+class SlowForm(GrammarForm):
+    """Takes until its gate is opened."""
+
+    def __init__(self) -> None:
+        super().__init__("", "guided_grammar")
+        object.__setattr__(self, "gate", threading.Event())
+
+    gate: threading.Event
+
+    def in_lark(self) -> GrammarForm:
+        assert self.gate.wait(20)
+        return self
+
+
+@pytest.fixture
+def checks() -> Iterator[GrammarChecks]:
+    checks = GrammarChecks()
+    yield checks
+    checks.close()
+
+
+async def test_a_tenants_slow_grammars_do_not_hold_up_another_tenants(checks: GrammarChecks) -> None:
+    slow = [SlowForm() for _ in range(3)]
+    reading = [asyncio.create_task(checks.in_lark(form, "alice")) for form in slow]
+    await asyncio.sleep(0)
+    await checks.check('start: "a"', "guided_grammar", "carol")
+    assert not any(task.done() for task in reading)
+    for form in slow:
+        form.gate.set()
+    assert await asyncio.gather(*reading) == slow
+
+
+async def test_a_grammar_that_takes_too_long_is_the_clients_fault_and_waiting_is_not(
+    checks: GrammarChecks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammar_checks, "CHECK_SECONDS", 0.05)
+    slow = SlowForm()
+    first = asyncio.create_task(checks.in_lark(slow, "alice"))
+    await asyncio.sleep(0)
+    with pytest.raises(Overloaded):
+        await checks.check('start: "a"', "guided_grammar", "alice")
+    with pytest.raises(InvalidConstraint, match="took longer"):
+        await first
+    slow.gate.set()
+    async with asyncio.timeout(5):
+        while True:
+            try:
+                return await checks.check('start: "a"', "guided_grammar", "alice")
+            except Overloaded:
+                continue

@@ -1,0 +1,177 @@
+"""A store with little memory and a disk behind it, real bytes, and a worker that checks who computed its blocks."""
+
+import asyncio
+import errno
+import os
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from deepmesh.internal.v1 import kvstore_pb2
+
+from bench.kv_store.worker import KvWorker, attached, offer_all
+from kvstore.__main__ import running_store, ucx_agents
+from kvstore.disk.block_file import BlockFile
+from mesh.blocks import chain_hashes
+from mesh.domain import worker_wire
+from tests.support.stores import store_config, store_stub
+from transfer.config import TransferConfig
+
+LAYERS, PIECE_BYTES = 3, 1 << 12
+# In the worker, and half of them in the store's memory.
+BLOCKS = 32
+MEMORY_BLOCKS = 16
+TRANSFER = TransferConfig(slot_bytes=1 << 16, slots=4, fetch_seconds=3.0)
+FIRST, SECOND, THIRD = (chain_hashes(range(64 * 8), bytes([number])) for number in range(3))
+# Their places in the worker's memory; behind them is what it fetches.
+PLACES = {chain[0]: range(8 * number, 8 * number + 8) for number, chain in enumerate((FIRST, SECOND, THIRD))}
+TARGET = range(24, 32)
+
+
+@dataclass
+class Scene:
+    worker: KvWorker
+    client: Any
+    stub: Any
+
+    async def offer(self, chain: Sequence[bytes]) -> None:
+        self.worker.hold(chain, PLACES[chain[0]])
+        await offer_all(self.worker, self.client, self.stub, chain)
+
+    async def fetch(self, chain: Sequence[bytes]) -> int:
+        """How many blocks came; asserts that they are right."""
+        self.worker.memory[:, TARGET] = 0
+        fetched = await asyncio.to_thread(self.worker.fetch, "s", chain, TARGET[: len(chain)])
+        count = fetched.blocks
+        assert (self.worker.memory[:, TARGET[:count]] == self.worker.memory[:, PLACES[chain[0]][:count]]).all()
+        assert fetched.seconds < TRANSFER.fetch_seconds
+        return count
+
+    async def tier(self, name: str) -> kvstore_pb2.TierStatus | None:
+        status = await self.stub.GetStatus(kvstore_pb2.GetStatusRequest())
+        return next((tier for tier in status.tiers if tier.name == name), None)
+
+    async def until_on_disk(self, blocks: int) -> None:
+        for _ in range(500):
+            tier = await self.tier("disk")
+            if tier is not None and tier.used_blocks == blocks:
+                return
+            await asyncio.sleep(0.01)
+        raise AssertionError(f"on disk are {tier}")
+
+    async def known(self, chain: Sequence[bytes]) -> int:
+        """How many blocks the index says that the store has."""
+        namespace = worker_wire.namespace_message(self.worker.namespace)
+        request = kvstore_pb2.MatchPrefixRequest(kv_namespace=namespace, block_hashes=chain)
+        return int((await self.stub.MatchPrefix(request)).blocks)
+
+
+@asynccontextmanager
+async def scene(directory: Path, blocks: int = 64, least_uses: int = 0) -> AsyncIterator[Scene]:
+    # A slot has a page more than its block.
+    disk = {"path": directory, "bytes": max(1 << 20, 4096 + blocks * 4 * 4096), "least_uses": least_uses}
+    room = MEMORY_BLOCKS * LAYERS * PIECE_BYTES
+    settings = store_config(memory_bytes=max(room, 1 << 16), transfer=TRANSFER.model_dump(), disk=disk)
+    worker = KvWorker(LAYERS, BLOCKS, PIECE_BYTES, TRANSFER, "f", secret=b"of all workers")
+    worker.memory[:, :24] = np.random.default_rng(0).integers(1, 256, (LAYERS, 24, PIECE_BYTES), np.uint8)
+    try:
+        async with (
+            running_store(settings, ucx_agents(settings.transfer)) as server,
+            attached(worker, [server.endpoint]) as client,
+            store_stub(server.endpoint) as stub,
+        ):
+            yield Scene(worker, client, stub)
+    finally:
+        worker.agent.close()
+
+
+async def test_what_memory_has_no_room_for_is_fetched_from_the_disk(tmp_path: Path) -> None:
+    async with scene(tmp_path) as it:
+        for number, chain in enumerate((FIRST, SECOND, THIRD), 1):
+            await it.offer(chain)
+            await it.until_on_disk(8 * number)
+        for _ in range(2):
+            for chain in (FIRST, SECOND, THIRD):
+                assert await it.fetch(chain) == 8
+        assert await it.known(FIRST) == 8
+
+
+async def test_a_store_that_was_restarted_still_has_what_was_on_disk(tmp_path: Path) -> None:
+    async with scene(tmp_path) as it:
+        await it.offer(FIRST)
+        await it.offer(SECOND)
+        await it.until_on_disk(16)
+    async with scene(tmp_path) as it:
+        await it.until_on_disk(16)
+        assert await it.fetch(SECOND) == 8
+        assert await it.fetch(FIRST[:3]) == 3
+        assert await it.known(FIRST) == 8
+
+
+async def test_only_what_was_used_again_is_written(tmp_path: Path) -> None:
+    async with scene(tmp_path, least_uses=1) as it:
+        await it.offer(FIRST)
+        assert await it.fetch(FIRST[:3]) == 3
+        await it.until_on_disk(3)
+        await it.offer(SECOND)
+        await it.offer(THIRD)
+        await it.until_on_disk(3)
+        assert await it.fetch(FIRST) == 3
+
+
+def flip_bit(file: Path, content: bytes) -> None:
+    """Somewhere in this content."""
+    place = file.read_bytes().index(content) + 100
+    with file.open("r+b") as opened:
+        opened.seek(place)
+        opened.write(bytes([content[100] ^ 1]))
+
+
+async def test_a_damaged_block_ends_the_answer_before_it_and_is_gone(tmp_path: Path) -> None:
+    async with scene(tmp_path) as it:
+        await it.offer(FIRST)
+        await it.until_on_disk(8)
+    flip_bit(tmp_path / "s.kv", it.worker.memory[1, 2].tobytes())
+    async with scene(tmp_path) as it:
+        await it.until_on_disk(8)
+        assert await it.fetch(FIRST) <= 2
+        await it.until_on_disk(7)
+        assert await it.fetch(FIRST) == 2
+        # It is computed and offered again.
+        await it.offer(FIRST)
+        assert await it.fetch(FIRST) == 8
+
+
+async def test_a_disk_that_fails_costs_what_is_on_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with scene(tmp_path) as it:
+        await it.offer(FIRST)
+        await it.until_on_disk(8)
+
+        def fail(*_: object) -> None:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+        monkeypatch.setattr(BlockFile, "read", fail)
+        monkeypatch.setattr(BlockFile, "write", fail)
+        await it.offer(SECOND)
+        assert await it.fetch(SECOND) == 8
+        await it.offer(THIRD)
+        assert await it.fetch(FIRST) == 0
+
+
+@pytest.mark.parametrize("failure", [errno.ENOSPC, errno.EACCES])
+async def test_a_disk_that_has_no_room_leaves_memory_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: int
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(failure, os.strerror(failure))
+
+    monkeypatch.setattr(os, "posix_fallocate", fail)
+    async with scene(tmp_path) as it:
+        await it.offer(FIRST)
+        assert await it.fetch(FIRST) == 8
+        tier = await it.tier("disk")
+        assert tier is not None and tier.total_blocks == 0

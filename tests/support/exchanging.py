@@ -1,0 +1,257 @@
+"""What ranks on GPUs do in tests of their exchange; each checks its own results."""
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+
+from engine.exchange.peer import PeerExchange
+from engine.model.expert_group import ExpertGroup
+from engine.parallel.layout import Group
+from kernels.act_quant import Quantized, quantize
+from kernels.norm import add_rms_norm_quantized
+from kernels.peer_exchange import reference
+from mesh.errors import RankLost
+
+DTYPES = (torch.bfloat16, torch.float32, torch.uint8, torch.int64, torch.float64)
+SUMMED_DTYPES = (torch.bfloat16, torch.float32, torch.int64)
+# Around the borders between ways to send, of whole pieces and of odd ones.
+WIDTHS = (1, 3, 8, 56, 1000, 7168)
+ROWS = (0, 1, 2, 5, 33, 128, 700)
+REPLAYED_ROWS = (1, 40, 300)
+WAIT_SECONDS = 1.0
+Operation = Callable[[PeerExchange, random.Random], None]
+
+
+def exchange_at_random(exchange: PeerExchange, count: int = 150) -> None:
+    """All ranks draw the same operations, and know each other's tensors."""
+    drawn = random.Random(7)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    operations: Sequence[Operation] = (
+        gather,
+        gather_into,
+        gather_ones,
+        scatter,
+        reduce,
+        broadcast,
+        dispatch,
+        normalize,
+        meet,
+    )
+    for _ in range(count):
+        drawn.choice(operations)(exchange, drawn)
+        # Sometimes one rank is late.
+        if drawn.random() < 0.3 and drawn.randrange(exchange.place.layout.world) == exchange.place.rank:
+            torch.cuda._sleep(200_000)
+    torch.use_deterministic_algorithms(False)
+    torch.cuda.synchronize()
+    exchange.check()
+
+
+def gather(exchange: PeerExchange, drawn: random.Random) -> None:
+    group = _group(exchange, drawn)
+    parts = _parts(exchange, group, _shape(drawn), drawn.choice(DTYPES), drawn)
+    _assert_equal(exchange.all_gather(parts[_index(exchange, group)], group), reference.all_gather(parts))
+
+
+def gather_into(exchange: PeerExchange, drawn: random.Random) -> None:
+    group = _group(exchange, drawn)
+    several = [_parts(exchange, group, _shape(drawn), drawn.choice(DTYPES), drawn) for _ in range(drawn.randint(1, 6))]
+    expected = [reference.all_gather(parts) for parts in several]
+    outputs = [torch.empty_like(each) for each in expected]
+    exchange.all_gather_into(outputs, [parts[_index(exchange, group)] for parts in several], group)
+    for output, each in zip(outputs, expected, strict=True):
+        _assert_equal(output, each)
+
+
+def gather_ones(exchange: PeerExchange, drawn: random.Random) -> None:
+    """Bits that are all ones mark places where nothing has come yet."""
+    group = _group(exchange, drawn)
+    rows, ranks = drawn.choice(ROWS), len(exchange.place.members(group))
+    minus = torch.full((rows, 5), -1, device="cuda")
+    bare = torch.full((rows, 24), 255, dtype=torch.uint8, device="cuda")
+    _assert_equal(exchange.all_gather(minus, group), minus.repeat(ranks, 1))
+    _assert_equal(exchange.all_gather(bare, group), bare.repeat(ranks, 1))
+    for dtype in (torch.bfloat16, torch.float32):
+        values = minus.view(dtype)
+        assert exchange.all_gather(values, group).isnan().all() and exchange.all_reduce(values, group).isnan().all()
+
+
+def scatter(exchange: PeerExchange, drawn: random.Random) -> None:
+    group = _group(exchange, drawn)
+    ranks, own = len(exchange.place.members(group)), _index(exchange, group)
+    rows, width = _shape(drawn)
+    values = _parts(exchange, group, (ranks * rows, width), drawn.choice(SUMMED_DTYPES), drawn)
+    expected = reference.sum_in_order(values)[own * rows : (own + 1) * rows]
+    _assert_equal(exchange.reduce_scatter(values[own], group), expected)
+
+
+def reduce(exchange: PeerExchange, drawn: random.Random) -> None:
+    group = _group(exchange, drawn)
+    values = _parts(exchange, group, _shape(drawn), drawn.choice(SUMMED_DTYPES), drawn)
+    _assert_equal(exchange.all_reduce(values[_index(exchange, group)], group), reference.sum_in_order(values))
+
+
+def broadcast(exchange: PeerExchange, drawn: random.Random) -> None:
+    group = _group(exchange, drawn)
+    values = _parts(exchange, group, _shape(drawn), drawn.choice(DTYPES), drawn)
+    source = drawn.randrange(len(values))
+    _assert_equal(exchange.broadcast(values[_index(exchange, group)], group, source), values[source])
+
+
+def dispatch(exchange: PeerExchange, drawn: random.Random) -> None:
+    tokens = drawn.choice(ROWS[1:])
+    plain = _parts(exchange, Group.WORLD, (tokens, 1024), torch.bfloat16, drawn)
+    weights = _parts(exchange, Group.WORLD, (tokens, 8), torch.float32, drawn)
+    choices = _parts(exchange, Group.WORLD, (tokens, 8), torch.int64, drawn)
+    own = exchange.place.rank
+    rows, *rest = ExpertGroup(exchange).dispatch(quantize(plain[own]), weights[own], choices[own])
+    expected = quantize(torch.cat(plain))
+    assert isinstance(rows, Quantized)
+    _assert_equal(rows.values.float(), expected.values.float())
+    _assert_equal(rows.scales, expected.scales)
+    for found, each in zip(rest, (weights, choices), strict=True):
+        _assert_equal(found, torch.cat(each))
+
+
+def normalize(exchange: PeerExchange, drawn: random.Random) -> None:
+    """With the exchange before the norm, behind it, or both, against single kernels."""
+    group = _group(exchange, drawn)
+    ranks, own = len(exchange.place.members(group)), _index(exchange, group)
+    rows, width, sums = drawn.choice((1, 2, 7, 32)), drawn.choice((1024, 7168)), drawn.random() < 0.7
+    all_rows = drawn.choice((None, ranks * rows - drawn.randrange(rows))) if sums else ranks * rows
+    parts = _parts(exchange, group, (ranks * rows, width), torch.bfloat16, drawn)
+    parts = [part.clone() for part in parts]
+    residuals = [part.flipud()[:rows].contiguous() for part in parts]
+    weight = parts[0][0].clone()
+    plain, values, scales = [], [], []
+    total = reference.sum_in_order(parts)
+    for rank, residual in enumerate(residuals):
+        delta = total[rank * rows : (rank + 1) * rows] if sums else parts[rank][:rows]
+        normalized, quantized = add_rms_norm_quantized(delta, kept := residual.clone(), weight, 1e-6)
+        if rank == own:
+            added = kept
+        if all_rows is not None or rank == own:
+            plain.append(normalized)
+            values.append(quantized.values.float())
+            scales.append(quantized.scales)
+    given = parts[own] if sums else parts[own][:rows]
+    made = exchange.add_rms_norm(
+        given, residuals[own], weight, 1e-6, group, sums=sums, all_rows=all_rows, quantizes=True
+    )
+    assert made is not None and made[1] is not None
+    _assert_equal(residuals[own], added)
+    count = len(made[0])
+    assert count == (all_rows or rows)
+    _assert_equal(made[0], torch.cat(plain)[:count])
+    _assert_equal(made[1].values.float(), torch.cat(values)[:count])
+    _assert_equal(made[1].scales, torch.cat(scales)[:count])
+
+
+def meet(exchange: PeerExchange, drawn: random.Random) -> None:
+    exchange.barrier(_group(exchange, drawn))
+
+
+def replay(exchange: PeerExchange, count: int = 300) -> None:
+    """A step's exchanges in a graph, with new inputs for each replay."""
+    drawn = random.Random(11)
+    for rows in REPLAYED_ROWS:
+        inputs = [_parts(exchange, Group.WORLD, (rows, 7168), torch.bfloat16, drawn) for _ in range(4)]
+        own = exchange.place.rank
+        given = torch.empty_like(inputs[0][own])
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            summed = exchange.all_reduce(given, Group.WORLD)
+            scattered = exchange.reduce_scatter(exchange.all_gather(summed, Group.WORLD), Group.WORLD)
+        sums = [reference.sum_in_order(parts) for parts in inputs]
+        ranks = exchange.place.layout.world
+        scatters = [reference.sum_in_order([each] * ranks) for each in sums]
+        wrong = torch.zeros((), dtype=torch.int64, device="cuda")
+        for number in range(count):
+            given.copy_(inputs[number % 4][own])
+            summed.fill_(float("nan"))
+            scattered.fill_(float("nan"))
+            graph.replay()
+            wrong += (summed != sums[number % 4]).sum() + (scattered != scatters[number % 4]).sum()
+        assert int(wrong) == 0
+    exchange.check()
+
+
+def soak(exchange: PeerExchange, seconds: float = 25.0) -> int:
+    """Replays with every way to send, compared, until time is over; how many rounds."""
+    ended = torch.zeros(1)
+    started, rounds = time.monotonic(), 0
+    while not ended:
+        replay(exchange, 500)
+        exchange_at_random(exchange, 50)
+        rounds += 1
+        ended = exchange.broadcast(torch.tensor([float(time.monotonic() - started > seconds)]), Group.WORLD, 0)
+    return rounds
+
+
+def lose_the_last(exchange: PeerExchange) -> float:
+    """Seconds until this rank learns that the last one, in the middle of replays, was killed."""
+    values = torch.ones(64, 7168, device="cuda").bfloat16()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(50):
+            exchange.all_reduce(values, Group.WORLD)
+    exchange.limit(WAIT_SECONDS)
+    for _ in range(10):
+        graph.replay()
+    torch.cuda.synchronize()
+    exchange.check()
+    exchange.barrier(Group.WORLD)
+    torch.cuda.synchronize()
+    if exchange.place.rank == exchange.place.layout.world - 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    started = time.monotonic()
+    try:
+        for _ in range(20):
+            graph.replay()
+        torch.cuda.synchronize()
+        exchange.check()
+    except RankLost:
+        return time.monotonic() - started
+    except RuntimeError as error:
+        # The driver may take the memory of a process that was killed from those who mapped it.
+        assert "CUDA" in str(error), error
+        return time.monotonic() - started
+    raise AssertionError("nothing was missed")
+
+
+def _group(exchange: PeerExchange, drawn: random.Random) -> Group:
+    return drawn.choice([group for group in Group if len(exchange.place.members(group)) > 1])
+
+
+def _index(exchange: PeerExchange, group: Group) -> int:
+    return exchange.place.members(group).index(exchange.place.rank)
+
+
+def _shape(drawn: random.Random) -> tuple[int, int]:
+    return drawn.choice(ROWS), drawn.choice(WIDTHS)
+
+
+def _parts(
+    exchange: PeerExchange, group: Group, shape: tuple[int, int], dtype: torch.dtype, drawn: random.Random
+) -> list[torch.Tensor]:
+    """Of all ranks of the group; sometimes at addresses that are no multiple of 16 bytes."""
+    random_numbers = torch.Generator().manual_seed(drawn.getrandbits(32) + exchange.place.members(group).start)
+    skipped = drawn.choice((0, 0, 0, 1))
+    made = []
+    for _ in exchange.place.members(group):
+        count = shape[0] * shape[1] + skipped
+        if dtype.is_floating_point:
+            values = torch.randn(count, generator=random_numbers).to(dtype)
+        else:
+            values = torch.randint(256, (count,), generator=random_numbers).to(dtype)
+        made.append(values.cuda()[skipped:].view(shape))
+    return made
+
+
+def _assert_equal(found: torch.Tensor, expected: torch.Tensor) -> None:
+    assert found.dtype == expected.dtype and found.shape == expected.shape
+    assert torch.equal(found, expected), (found.shape, found.dtype, (found != expected).sum())

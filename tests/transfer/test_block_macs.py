@@ -1,0 +1,131 @@
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mesh.domain.workers import KvNamespace
+from transfer.block_macs import Author, Authorship
+from transfer.kept_macs import Keeping, KeptMacs
+from transfer.segments import Tile, plan_whole
+from transfer.ticket import BlockMac
+
+LAYERS, BLOCKS, PIECE = 3, 5, 40
+NAMESPACE = KvNamespace("weights", "float32", LAYERS, "mla:8+4")
+SECRET = b"of all workers of the mesh"
+HASHES = [bytes([number]) * 16 for number in range(BLOCKS)]
+KV = np.random.default_rng(0).integers(0, 256, (LAYERS, BLOCKS, PIECE), np.uint8)
+
+
+def author(secret: bytes = SECRET, writer: str = "decode-0", **changes: object) -> Author:
+    return Author(Authorship(secret, writer), msgspec.structs.replace(NAMESPACE, **changes))
+
+
+def pieces_of(tile: Tile, kv: np.ndarray = KV) -> Callable[[], Sequence[memoryview]]:
+    """As a segment has them."""
+    layers = slice(tile.first_layer, tile.first_layer + tile.layer_count)
+    window = kv[layers, tile.first_block : tile.first_block + tile.block_count]
+    return lambda: [piece.data for layer in window for piece in layer]
+
+
+@dataclass
+class Store:
+    """It got all blocks in one offer, cut for one size of segments, and gives them away cut for another."""
+
+    kept: KeptMacs
+    blocks: Sequence[int] = (7, 3, 0, 9, 2)
+
+    @classmethod
+    def offered(cls, writer: Author, segment_bytes: int = 1 << 20) -> "Store":
+        store, writing = cls(KeptMacs(LAYERS, 10)), writer.writes(HASHES)
+        for tile in plan_whole(LAYERS, BLOCKS, PIECE, segment_bytes):
+            assert Keeping(store.kept, store.blocks).accept(tile, writing.macs_of(tile, pieces_of(tile)), list)
+        return store
+
+    def given(self, tile: Tile) -> tuple[BlockMac | None, ...]:
+        return Keeping(self.kept, self.blocks).macs_of(tile, list)
+
+
+def believed(
+    store: Store, reader: Author, hashes: Sequence[bytes] = HASHES, kv: np.ndarray = KV, segment_bytes: int = 1 << 20
+) -> bool:
+    """Whether each segment that the store sends is taken for blocks of these hashes."""
+    tiles = plan_whole(LAYERS, BLOCKS, PIECE, segment_bytes)
+    return all(reader.checks(hashes).accept(tile, store.given(tile), pieces_of(tile, kv)) for tile in tiles)
+
+
+@given(st.integers(PIECE, 20 * PIECE), st.integers(PIECE, 20 * PIECE))
+def test_what_one_worker_writes_another_believes_however_both_cut_it(written: int, read: int) -> None:
+    store = Store.offered(author(), written)
+    assert believed(store, author(writer="prefill-3"), segment_bytes=read)
+
+
+@given(st.integers(0, KV.size - 1), st.integers(0, 7))
+def test_no_bit_may_change(byte: int, bit: int) -> None:
+    changed = KV.copy()
+    changed.reshape(-1)[byte] ^= 1 << bit
+    assert not believed(Store.offered(author()), author(), kv=changed)
+
+
+def test_bytes_of_another_block_are_not_believed_even_with_their_own_mac() -> None:
+    store = Store.offered(author())
+    store.blocks = (3, 7, 0, 9, 2)
+    assert not believed(store, author(), kv=KV[:, [1, 0, 2, 3, 4]])
+
+
+def test_layers_may_not_change_places() -> None:
+    store = Store.offered(author())
+    for block in store.blocks:
+        mac = store.kept[block]
+        assert mac is not None
+        tags = mac.tags[16:32] + mac.tags[:16] + mac.tags[32:]
+        store.kept[block] = msgspec.structs.replace(mac, tags=tags)
+    assert not believed(store, author(), kv=KV[[1, 0, 2]])
+
+
+@pytest.mark.parametrize("change", [{"weights_fingerprint": "others"}, {"scale": 2.0}, {"dtype": "bfloat16"}])
+def test_blocks_of_another_namespace_are_not_believed(change: dict[str, Any]) -> None:
+    assert not believed(Store.offered(author(**change)), author())
+
+
+def test_blocks_written_with_another_secret_are_not_believed() -> None:
+    assert not believed(Store.offered(author(secret=b"of somebody else")), author())
+
+
+def test_the_writer_is_who_wrote_it() -> None:
+    store = Store.offered(author(writer="decode-1"))
+    mac = store.kept[7]
+    assert mac is not None and mac.writer == "decode-1"
+    store.kept[7] = msgspec.structs.replace(mac, writer="decode-2")
+    assert not believed(store, author())
+
+
+def test_a_block_without_a_mac_is_not_believed() -> None:
+    store = Store.offered(author())
+    store.kept[9] = None
+    assert not believed(store, author())
+
+
+def test_parts_of_two_offers_are_no_block() -> None:
+    """Two workers' bytes of one block may differ, and are never mixed."""
+    store, second = Store.offered(author()), author(writer="decode-1").writes(HASHES)
+    tile = Tile(2, 1, 0, BLOCKS)
+    Keeping(store.kept, store.blocks).accept(tile, second.macs_of(tile, pieces_of(tile)), list)
+    assert not believed(store, author())
+
+
+def test_what_a_store_sends_instead_of_macs_is_refused() -> None:
+    tile = Tile(0, LAYERS, 0, BLOCKS)
+    checking = author().checks(HASHES)
+    for macs in ((), (BlockMac("w", b"", b""),) * BLOCKS, (BlockMac("w", bytes(16), b""),) * BLOCKS):
+        assert not checking.accept(tile, macs, pieces_of(tile))
+
+
+def test_two_pushes_of_a_block_never_share_a_key() -> None:
+    tile, worker = Tile(0, LAYERS, 0, BLOCKS), author()
+    first, second = (worker.writes(HASHES).macs_of(tile, pieces_of(tile)) for _ in range(2))
+    assert not {mac.tags for mac in first} & {mac.tags for mac in second}

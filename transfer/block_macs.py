@@ -1,0 +1,135 @@
+"""MACs of blocks that go through a store: who computed a block, proved under a key that workers hold and stores do not.
+
+The MAC of a layer of a block covers the KV namespace, the block's hash, the layer, the bytes and the writer. It is GMAC
+(NIST SP 800-38D): a polynomial hash over GF(2^128), hidden by AES-256. A block of a push has an AES key of its own, the
+layer is the nonce, and so no nonce is used twice.
+"""
+
+import hashlib
+import hmac
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from mesh.domain.workers import KvNamespace
+from transfer.segments import Tile
+from transfer.ticket import BlockMac
+
+SALT_BYTES = 16
+TAG_BYTES = 16
+_NONCE_BYTES = 12
+
+# A part of a block in one layer after the other, as a segment has them: piece (layer, block) of the tile.
+Pieces = Sequence[memoryview]
+
+
+class MacSource(Protocol):
+    """Where the MACs of a transfer that leaves come from."""
+
+    def macs_of(self, tile: Tile, pieces: Callable[[], Pieces]) -> tuple[BlockMac | None, ...]:
+        """Of each block of the tile; None for a block that came without."""
+        ...
+
+
+class MacSink(Protocol):
+    """What becomes of the MACs of a transfer that comes."""
+
+    def accept(self, tile: Tile, macs: Sequence[BlockMac | None], pieces: Callable[[], Pieces]) -> bool:
+        """Whether the tile's blocks may be kept."""
+        ...
+
+
+class Authorship(msgspec.Struct, frozen=True):
+    """What a worker signs and checks blocks with."""
+
+    # Of all workers of the mesh.
+    secret: bytes
+    # This worker's id.
+    writer: str
+
+
+class NamespaceKey:
+    """The key of one KV namespace, made of the workers' secret."""
+
+    def __init__(self, secret: bytes, namespace: KvNamespace) -> None:
+        # How many of the layers are for drafts follows from the rest, and stores do not tell such blocks apart.
+        meaning = msgspec.msgpack.encode(msgspec.structs.replace(namespace, draft_layers=0))
+        root = hashlib.blake2b(secret, digest_size=32, person=b"dm-kv-secret").digest()
+        self._key = hashlib.blake2b(meaning, key=root, digest_size=32, person=b"dm-kv-namespace").digest()
+
+    def tags(
+        self, block_hash: bytes, writer: str, salt: bytes, first_layer: int, pieces: Sequence[memoryview]
+    ) -> bytes:
+        """Tags of a block's pieces in consecutive layers."""
+        # The salt and the hash have fixed lengths.
+        named = salt + block_hash + writer.encode()
+        key = AESGCM(hashlib.blake2b(named, key=self._key, digest_size=32, person=b"dm-kv-block").digest())
+        return b"".join(
+            key.encrypt(layer.to_bytes(_NONCE_BYTES, "little"), b"", piece)
+            for layer, piece in enumerate(pieces, first_layer)
+        )
+
+
+@dataclass(frozen=True)
+class Writing:
+    """A push to a store: this worker says that it computed the blocks."""
+
+    key: NamespaceKey
+    writer: str
+    hashes: Sequence[bytes]
+    salt: bytes
+
+    def macs_of(self, tile: Tile, pieces: Callable[[], Pieces]) -> tuple[BlockMac, ...]:
+        staged = pieces()
+        return tuple(
+            BlockMac(
+                self.writer,
+                self.salt,
+                self.key.tags(block_hash, self.writer, self.salt, tile.first_layer, staged[index :: tile.block_count]),
+            )
+            for index, block_hash in enumerate(_hashes_of(tile, self.hashes))
+        )
+
+
+@dataclass(frozen=True)
+class Checking:
+    """A fetch from a store: only blocks that a worker of the namespace computed for these hashes are taken."""
+
+    key: NamespaceKey
+    hashes: Sequence[bytes]
+
+    def accept(self, tile: Tile, macs: Sequence[BlockMac | None], pieces: Callable[[], Pieces]) -> bool:
+        if len(macs) != tile.block_count or any(mac is None or len(mac.salt) != SALT_BYTES for mac in macs):
+            return False
+        staged = pieces()
+        return all(
+            mac is not None
+            and hmac.compare_digest(
+                self.key.tags(block_hash, mac.writer, mac.salt, tile.first_layer, staged[index :: tile.block_count]),
+                mac.tags,
+            )
+            for index, (block_hash, mac) in enumerate(zip(_hashes_of(tile, self.hashes), macs, strict=True))
+        )
+
+
+class Author:
+    """A worker, as one that vouches for blocks and believes others of its namespace."""
+
+    def __init__(self, authorship: Authorship, namespace: KvNamespace) -> None:
+        self._key = NamespaceKey(authorship.secret, namespace)
+        self._writer = authorship.writer
+
+    def writes(self, hashes: Sequence[bytes]) -> Writing:
+        """For one push of these blocks."""
+        return Writing(self._key, self._writer, hashes, secrets.token_bytes(SALT_BYTES))
+
+    def checks(self, hashes: Sequence[bytes]) -> Checking:
+        return Checking(self._key, hashes)
+
+
+def _hashes_of(tile: Tile, hashes: Sequence[bytes]) -> Sequence[bytes]:
+    return hashes[tile.first_block : tile.first_block + tile.block_count]

@@ -1,0 +1,41 @@
+"""Checksum of a segment: the xxh3_64 of each of its 64 KiB chunks, seeded from the transfer's key.
+
+Chunks are independent, so that a GPU can hash and compare them in parallel. A checksum finds bytes that were corrupted
+or misplaced by accident, those of another transfer included. It is no MAC: whoever can change bytes on their way and
+sees enough of them may find others with the same hashes. `block_macs` has the MACs of what stores keep.
+"""
+
+import hashlib
+import hmac
+
+import numpy as np
+import xxhash
+
+CHUNK_BYTES = 64 << 10
+
+Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
+
+
+def seed_of(key: bytes) -> int:
+    """The 64-bit seed of the hashes."""
+    return int.from_bytes(hashlib.blake2b(key, digest_size=8, person=b"dm-checksum-seed").digest(), "little")
+
+
+def segment_checksum(buffer: Bytes, size_bytes: int, key: bytes) -> bytes:
+    """Checksum of the first `size_bytes` of `buffer`: its chunks' hashes in order, 8 bytes each, little-endian."""
+    seed = seed_of(key)
+    view = buffer[:size_bytes].data
+    hashes = (
+        xxhash.xxh3_64_intdigest(view[start : start + CHUNK_BYTES], seed) for start in range(0, size_bytes, CHUNK_BYTES)
+    )
+    return b"".join(each.to_bytes(8, "little") for each in hashes)
+
+
+def checksum_bytes(size_bytes: int) -> int:
+    """Length of the checksum of so many bytes."""
+    return 8 * -(-size_bytes // CHUNK_BYTES)
+
+
+def same(left: bytes, right: bytes) -> bool:
+    """Compare in constant time, so that nobody learns how much of a guess was right."""
+    return hmac.compare_digest(left, right)

@@ -1,0 +1,62 @@
+"""MACs of the blocks of a store, as their writers sent them. A store can neither make nor check them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from transfer.block_macs import TAG_BYTES, Pieces
+from transfer.segments import Tile
+from transfer.ticket import BlockMac
+
+
+class KeptMacs:
+    """By block of the store's memory. The transfer thread writes those of landings; blocks that are stored may be read
+    and moved by others, as their bytes may.
+    """
+
+    def __init__(self, layers: int, blocks: int) -> None:
+        self._tag_bytes = layers * TAG_BYTES
+        self._macs: list[BlockMac | None] = [None] * blocks
+
+    def __getitem__(self, block: int) -> BlockMac | None:
+        """Of all layers; None if the block came without."""
+        return self._macs[block]
+
+    def __setitem__(self, block: int, mac: BlockMac | None) -> None:
+        self._macs[block] = mac
+
+    def keep(self, block: int, first_layer: int, layer_count: int, mac: BlockMac | None) -> None:
+        """A part of a block is there. Of parts that do not belong together the last one counts."""
+        kept = self._macs[block]
+        if mac is None or len(mac.tags) != layer_count * TAG_BYTES:
+            self._macs[block] = None
+            return
+        same = kept is not None and (kept.writer, kept.salt) == (mac.writer, mac.salt)
+        tags = bytearray(kept.tags if kept is not None and same else bytes(self._tag_bytes))
+        tags[first_layer * TAG_BYTES : (first_layer + layer_count) * TAG_BYTES] = mac.tags
+        self._macs[block] = BlockMac(mac.writer, mac.salt, bytes(tags))
+
+    def part(self, block: int, first_layer: int, layer_count: int) -> BlockMac | None:
+        kept = self._macs[block]
+        if kept is None:
+            return None
+        tags = kept.tags[first_layer * TAG_BYTES : (first_layer + layer_count) * TAG_BYTES]
+        return BlockMac(kept.writer, kept.salt, tags)
+
+
+@dataclass(frozen=True)
+class Keeping:
+    """An offer that lands in a store's blocks, or a fetch from them."""
+
+    kept: KeptMacs
+    blocks: Sequence[int]
+
+    def accept(self, tile: Tile, macs: Sequence[BlockMac | None], pieces: Callable[[], Pieces]) -> bool:
+        for block, mac in zip(self._blocks_of(tile), macs or [None] * tile.block_count, strict=False):
+            self.kept.keep(block, tile.first_layer, tile.layer_count, mac)
+        return len(macs) in (0, tile.block_count)
+
+    def macs_of(self, tile: Tile, pieces: Callable[[], Pieces]) -> tuple[BlockMac | None, ...]:
+        return tuple(self.kept.part(block, tile.first_layer, tile.layer_count) for block in self._blocks_of(tile))
+
+    def _blocks_of(self, tile: Tile) -> Sequence[int]:
+        return self.blocks[tile.first_block : tile.first_block + tile.block_count]
