@@ -11,7 +11,8 @@ class Reuse:
 
     def __init__(self, least_uses: int, remembered: int) -> None:
         self._least_uses = least_uses
-        self._remembered = remembered
+        # How many keys.
+        self.remembered = remembered
         self._uses: OrderedDict[Key, int] = OrderedDict()
 
     def stored(self, keys: Iterable[Key]) -> list[Key]:
@@ -24,6 +25,6 @@ class Reuse:
 
     def _note(self, key: Key, more: int) -> bool:
         uses = self._uses[key] = self._uses.pop(key, 0) + more
-        if len(self._uses) > self._remembered:
+        if len(self._uses) > self.remembered:
             self._uses.popitem(last=False)
         return uses >= self._least_uses

@@ -75,7 +75,7 @@ class DiskTier:
         self._macs: KeptMacs | None = None
         self._lock = threading.Lock()
         self._table = SlotTable(directory.held)
-        self._reuse = Reuse(config.least_uses, 0)
+        self._reuse = Reuse(config.least_uses, directory.total_blocks)
         self._breaker = CircuitBreaker(time.monotonic, FAILURES, REST_SECONDS)
         # To be written, if memory has them still when their turn comes.
         self._waiting: set[Key] = set()
@@ -83,6 +83,7 @@ class DiskTier:
         # One, so that writes take little from reads.
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="disk-writes")
         self._file: BlockFile | None = None
+        self._without_file = False
         self._closing = False
 
     @property
@@ -151,9 +152,10 @@ class DiskTier:
         except (OSError, TooSmall) as error:
             fields = {"file": str(self._path), "error": str(error)}
             _log.warning("no disk tier: blocks are kept in memory alone", extra={"fields": fields})
+            self._without_file = True
             return
         with self._lock:
-            self._reuse = Reuse(self._config.least_uses, file.slots + self._directory.total_blocks)
+            self._reuse.remembered += file.slots
         self._file = file
         with span("kvstore.disk_recovery", slots=file.slots):
             for slot in range(file.slots):
@@ -227,8 +229,9 @@ class DiskTier:
 
     def _write_later(self, keys: Iterable[Key]) -> None:
         for key in keys:
-            # Where memory is exchanged faster than the disk can write, not all of it is worth a place.
-            if self._file is None or len(self._waiting) >= self._directory.total_blocks:
+            # Where memory is exchanged faster than the disk can write, not all of it is worth a place. What comes while
+            # the file is being opened waits for that.
+            if self._without_file or len(self._waiting) >= self._directory.total_blocks:
                 return
             if key not in self._waiting and not self._table.has(key):
                 self._waiting.add(key)
@@ -237,7 +240,8 @@ class DiskTier:
     def _write(self, key: Key) -> None:
         with self._lock:
             self._waiting.discard(key)
-        block = self._directory.lease(key) if self._breaker.allows() else None
+        usable = self._file is not None and self._breaker.allows()
+        block = self._directory.lease(key) if usable else None
         if block is None:
             return
         try:

@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import os
+import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -110,6 +111,21 @@ async def test_a_store_that_was_restarted_still_has_what_was_on_disk(tmp_path: P
         assert await it.fetch(SECOND) == 8
         assert await it.fetch(FIRST[:3]) == 3
         assert await it.known(FIRST) == 8
+
+
+async def test_what_comes_while_the_file_is_opened_is_written_afterwards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opens = threading.Event()
+    allocate = os.posix_fallocate
+    monkeypatch.setattr(os, "posix_fallocate", lambda *given: opens.wait(30.0) and allocate(*given))
+    async with scene(tmp_path) as it:
+        try:
+            await it.offer(FIRST)
+            await it.offer(SECOND)
+        finally:
+            opens.set()
+        await it.until_on_disk(16)
 
 
 async def test_only_what_was_used_again_is_written(tmp_path: Path) -> None:
