@@ -43,10 +43,9 @@ log = logging.getLogger(__name__)
 
 
 def open_index(config: KvStoreConfig, store_id: str, epoch: str) -> Index:
-    index = config.index
-    if index.redis_url is None:
+    if config.index.redis_url is None:
         return MemoryIndex(store_id, epoch)
-    return RedisIndex(index.redis_url, store_id, epoch, index.lease_seconds, index.timeout_seconds)
+    return RedisIndex(config.index, store_id, epoch)
 
 
 def ucx_agents(config: TransferConfig, opened: Callable[[], object] = lambda: None) -> OpenAgent:

@@ -4,11 +4,11 @@ from pathlib import Path
 
 from pydantic import Field
 
-from mesh.config import Config, ServiceConfig
+from mesh.config import Config, RedisConfig, ServiceConfig
 from transfer.config import TransferConfig
 
 
-class IndexConfig(Config):
+class IndexConfig(RedisConfig):
     """Who holds which blocks, for hints to placement."""
 
     redis_url: str | None = None

@@ -5,29 +5,18 @@ Layout: the hash `deepmesh:{kv}` has a field for each store, "<end of its lease,
 lost with an earlier epoch, and what it does not renew disappears. The hash tag keeps all keys in one slot.
 """
 
-import asyncio
-import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
-from redis.asyncio import BlockingConnectionPool, Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
-from redis.exceptions import RedisError
-
-from kvstore.breaker import CircuitBreaker
+from kvstore.config import IndexConfig
 from kvstore.index import Location
 from kvstore.keys import Key
-from mesh.errors import ConfigError, IndexUnavailable, LeaseConflict
+from mesh.errors import IndexUnavailable, LeaseConflict
 from mesh.metrics import KVSTORE_INDEX_FAILURES
+from mesh.redis_link import RedisLink
 
 STORES = "deepmesh:{kv}"
 # Keys in one command: few enough that other clients do not wait for it.
 PAGE_KEYS = 1000
-_MAX_CONNECTIONS = 16
-# After so many failures in a row Redis is not asked for so long.
-_FAILURES = 2
-_REST_SECONDS = 1.0
 
 _NOW = """
 local clock = redis.call('TIME')
@@ -105,21 +94,21 @@ return redis.call('UNLINK', KEYS[1] .. ':' .. ARGV[1] .. ':' .. ARGV[2])
 class RedisIndex:
     """Each call is one round trip: one EVALSHA, or one pipeline for each thousand keys. None waits for long."""
 
-    def __init__(self, url: str, store_id: str, epoch: str, lease_seconds: float, timeout_seconds: float) -> None:
-        """Raises ConfigError if `url` is no Redis URL."""
+    def __init__(self, config: IndexConfig, store_id: str, epoch: str) -> None:
+        """Raises ConfigError if its URL is none of Redis."""
         self._store_id = store_id
         self._epoch = epoch
-        self._lease_ms = int(lease_seconds * 1000)
-        self._redis = _connect(url, timeout_seconds)
+        self._lease_ms = int(config.lease_seconds * 1000)
+        self._link = RedisLink(config, "the index", IndexUnavailable, KVSTORE_INDEX_FAILURES)
+        self._redis = self._link.client
         self._match, self._renew, self._leave = map(self._redis.register_script, (_MATCH, _RENEW, _LEAVE))
         self._held = f"{STORES}:{store_id}:{epoch}"
         # The first renewal takes the id from whatever process had it before; later ones only if it is free.
         self._takes_over = True
-        self._breaker = CircuitBreaker(time.monotonic, _FAILURES, _REST_SECONDS)
 
     async def match(self, keys: Sequence[Key]) -> Location | None:
         try:
-            blocks, store_id, epoch = await self._guarded(self._match, keys=[STORES], args=keys)
+            blocks, store_id, epoch = await self._link.ask(self._match, keys=[STORES], args=keys)
         except IndexUnavailable:
             return None
         if not blocks:
@@ -128,7 +117,7 @@ class RedisIndex:
 
     async def renew(self) -> int:
         arguments = [self._store_id, self._epoch, self._lease_ms, int(self._takes_over)]
-        believed: int = await self._guarded(self._renew, keys=[STORES], args=arguments)
+        believed: int = await self._link.ask(self._renew, keys=[STORES], args=arguments)
         if believed < 0:
             raise LeaseConflict(f"another process runs as KV store {self._store_id!r}: give each its own store_id")
         self._takes_over = False
@@ -136,20 +125,20 @@ class RedisIndex:
 
     async def add(self, keys: Sequence[Key]) -> None:
         for page in _pages(keys):
-            await self._guarded(self._add_page, page)
+            await self._link.ask(self._add_page, page)
 
     async def remove(self, keys: Sequence[Key]) -> None:
         for page in _pages(keys):
-            await self._guarded(self._redis.srem, self._held, *page)
+            await self._link.ask(self._redis.srem, self._held, *page)
 
     async def clear(self) -> None:
-        await self._guarded(self._redis.unlink, self._held)
+        await self._link.ask(self._redis.unlink, self._held)
 
     async def close(self) -> None:
         try:
-            await self._guarded(self._leave, keys=[STORES], args=[self._store_id, self._epoch])
+            await self._link.ask(self._leave, keys=[STORES], args=[self._store_id, self._epoch])
         finally:
-            await self._redis.aclose()
+            await self._link.close()
 
     async def _add_page(self, page: Sequence[Key]) -> None:
         async with self._redis.pipeline(transaction=False) as pipeline:
@@ -157,38 +146,6 @@ class RedisIndex:
             # The set may be new, and must never outlive its lease.
             pipeline.pexpire(self._held, self._lease_ms)
             await pipeline.execute()
-
-    async def _guarded(self, call: Callable[..., Awaitable[Any]], *arguments: Any, **options: Any) -> Any:
-        if not self._breaker.allows():
-            raise IndexUnavailable("the index did not answer lately, and is not asked now")
-        try:
-            answer = await call(*arguments, **options)
-        except (RedisError, OSError) as error:
-            self._breaker.failed()
-            KVSTORE_INDEX_FAILURES.inc()
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                # The client library may turn a cancellation that meets a broken connection into this error.
-                raise asyncio.CancelledError from error
-            raise IndexUnavailable(f"the index does not answer: {error}") from error
-        self._breaker.succeeded()
-        return answer
-
-
-def _connect(url: str, timeout_seconds: float) -> Redis:
-    try:
-        pool = BlockingConnectionPool.from_url(
-            url,
-            max_connections=_MAX_CONNECTIONS,
-            timeout=timeout_seconds,
-            socket_timeout=timeout_seconds,
-            socket_connect_timeout=timeout_seconds,
-            # Without an index the caller goes on at once: it does not wait for another try.
-            retry=Retry(NoBackoff(), 0),
-        )
-    except ValueError as error:
-        raise ConfigError(f"redis_url: {error}") from error
-    return Redis.from_pool(pool)
 
 
 def _pages(keys: Sequence[Key]) -> Iterator[Sequence[Key]]:

