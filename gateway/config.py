@@ -7,7 +7,7 @@ from typing import Literal, Self
 from pydantic import Field, SecretStr, model_validator
 
 from mesh.addresses import split_addresses
-from mesh.config import Config, ServiceConfig
+from mesh.config import Config, RedisConfig, ServiceConfig
 from mesh.domain.shares import MAX_WEIGHT, MIN_WEIGHT
 
 
@@ -144,6 +144,21 @@ class ResumeConfig(Config):
     """How long a stream's token may be shown after the stream began."""
 
 
+class ResponsesConfig(RedisConfig):
+    """Responses of /v1/responses that are stored, for requests that go on from them (previous_response_id)."""
+
+    redis_url: str | None = None
+    """redis://host:port/database, the same for every gateway of the mesh; null stores no response."""
+    timeout_seconds: float = Field(default=0.5, gt=0)
+    """Longest wait for Redis. A response that cannot be stored is given all the same, with store: false."""
+    seconds: float = Field(default=30 * 24 * 3600.0, gt=0, le=10 * 365 * 24 * 3600.0)
+    """How long a response is stored; by default for 30 days, as OpenAI does."""
+    bytes: int = Field(default=1 << 20, ge=1024)
+    """Largest conversation that is stored: what was said before the answer, as JSON. Redis bounds them all together
+    (its maxmemory).
+    """
+
+
 class PublicTlsConfig(Config):
     """PEM files that gRPC's clients are shown. Clients need no certificate; they have API keys."""
 
@@ -175,6 +190,7 @@ class GatewayConfig(ServiceConfig):
     limits: LimitsConfig = LimitsConfig()
     dispatch: DispatchConfig = DispatchConfig()
     resume: ResumeConfig = ResumeConfig()
+    responses: ResponsesConfig = ResponsesConfig()
 
     @property
     def internal_addresses(self) -> tuple[str, ...]:

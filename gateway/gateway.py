@@ -24,6 +24,7 @@ from gateway.intake import Intake
 from gateway.live import LiveGeneration
 from gateway.prepared import Prepared
 from gateway.quotas import Quotas
+from gateway.responses.store import ResponseStore
 from gateway.schedulers import Schedulers
 from gateway.streams import Streams
 from gateway.tenants import Tenant, Tenants
@@ -57,6 +58,7 @@ class Gateway:
         self.intake = Intake(self.catalog, config.limits)
         self.links = DecodeLinks(_identity(config), config.dispatch, channels, clock)
         self.streams = Streams(config.resume, self.catalog, self.directory, channels)
+        self.responses = ResponseStore(config.responses) if config.responses.redis_url is not None else None
         self._changed = asyncio.Event()
         self._leaving = False
         self._schedulers = Schedulers(
@@ -83,6 +85,8 @@ class Gateway:
             task.cancel()
         await asyncio.wait(self._tasks)
         await self.links.close()
+        if self.responses is not None:
+            await self.responses.close()
         self.intake.close()
 
     @property

@@ -396,6 +396,26 @@ class IndexUnavailable(MeshError):
     reason = "INDEX_UNAVAILABLE"
 
 
+class ResponsesUnavailable(MeshError):
+    """The store of responses does not answer."""
+
+    code = StatusCode.UNAVAILABLE
+    reason = "RESPONSES_UNAVAILABLE"
+
+
+class UnknownResponse(MeshError):
+    """The caller's tenant has no stored response of that id."""
+
+    code = StatusCode.NOT_FOUND
+    reason = "RESPONSE_NOT_FOUND"
+
+
+class PreviousResponseNotFound(InvalidRequest):
+    """The request goes on from a response that is not stored, or is another tenant's."""
+
+    reason = "PREVIOUS_RESPONSE_NOT_FOUND"
+
+
 def rebuild(
     reason: str,
     message: str,

@@ -29,6 +29,9 @@ RPC_SECONDS = Histogram("deepmesh_rpc_seconds", "Time from a call's begin to its
 # Gateway.
 GATEWAY_REQUESTS = Counter("deepmesh_gateway_requests_total", "Generations ended", ["model", "api", "outcome"])
 GATEWAY_HTTP_CLOSED = Counter("deepmesh_gateway_http_closed_total", "HTTP connections that we closed", ["why"])
+GATEWAY_RESPONSE_STORE_FAILURES = Counter(
+    "deepmesh_gateway_response_store_failures_total", "Calls to the store of responses that failed"
+)
 GATEWAY_PROMPT_TOKENS = Counter("deepmesh_gateway_prompt_tokens_total", "Prompt tokens of accepted requests", ["model"])
 GATEWAY_CACHED_TOKENS = Counter("deepmesh_gateway_cached_tokens_total", "Prompt tokens found in a cache", ["model"])
 GATEWAY_OUTPUT_TOKENS = Counter("deepmesh_gateway_output_tokens_total", "Tokens generated", ["model"])

@@ -67,7 +67,7 @@ class MessagesForm(Form):
         failed = failure(error)
         return Event(msgspec.json.encode(failed), event_name(failed))
 
-    def whole(self, answers: Sequence[Answer]) -> bytes:
+    async def whole(self, answers: Sequence[Answer]) -> bytes:
         (answer,) = answers
         finish = answer.finish
         assert finish is not None

@@ -17,6 +17,7 @@ from gateway.openai.errors import error_response
 from gateway.openai.form import Answer, Event, Form
 from gateway.openai.parsing import parse
 from gateway.openai.request_body import RequestBody
+from gateway.tenants import Tenant
 from gateway.tokenizer import Tokenizer
 from mesh.errors import MeshError, ShuttingDown
 from mesh.interceptors import MAX_REQUEST_ID_CHARACTERS, REQUEST_ID_KEY
@@ -61,13 +62,13 @@ class Endpoint(Generic[BodyT]):
         content = await read_body(receive, http.body_bytes, http.body_seconds)
         parsed = parse(self._body_type, content, ignore_unknown=http.unknown_fields == "ignore")
         del content
-        body = parsed.body
-        body.refuse()
+        parsed.body.refuse()
         reply.note_ignored(parsed.ignored)
+        body = await self._completed(parsed.body, tenant)
         asks = body.asks(request_id.get() or new_request_id())
         choices_per_prompt = body.choices_per_prompt
         model = self._gateway.catalog.resolve(body.model)
-        form = self._form_of(body, model, self._gateway.catalog.text(model).tokenizer)
+        form = self._form(body, tenant, model, self._gateway.catalog.text(model).tokenizer)
         count = len(asks) * choices_per_prompt
         # Several answers have no position in common: no gateway goes on with them, and no worker need keep them.
         if body.streams and count == 1:
@@ -87,7 +88,14 @@ class Endpoint(Generic[BodyT]):
             if not count:
                 break
             piece = await choices.next()
-        await reply.json(form.whole(answers))
+        await reply.json(await form.whole(answers))
+
+    async def _completed(self, body: BodyT, tenant: Tenant) -> BodyT:
+        """The request with what it only refers to."""
+        return body
+
+    def _form(self, body: BodyT, tenant: Tenant, model: str, tokenizer: Tokenizer | None) -> Form:
+        return self._form_of(body, model, tokenizer)
 
 
 @asynccontextmanager
@@ -128,7 +136,7 @@ async def stream_events(
         if not count:
             break
         piece = await choices.next()
-    await reply.events(form.closing())
+    await reply.events(await form.closing())
     await reply.end_events()
 
 

@@ -64,7 +64,7 @@ class Form(ABC):
     def chunk(self, piece: Piece) -> Sequence[Event]:
         """The events of one delta; exactly one where another gateway can go on with them."""
 
-    def closing(self) -> Sequence[Event]:
+    async def closing(self) -> Sequence[Event]:
         """The events behind the last delta of all choices."""
         return ()
 
@@ -73,5 +73,5 @@ class Form(ABC):
         """The last event of a stream that an error ends."""
 
     @abstractmethod
-    def whole(self, answers: Sequence[Answer]) -> bytes:
+    async def whole(self, answers: Sequence[Answer]) -> bytes:
         """All choices, each of which has ended, as JSON."""

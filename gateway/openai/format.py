@@ -97,7 +97,7 @@ class Format(Form):
         self._usage.note(piece.index, piece.usage)
         return (Event(self._chunk(self._delta_choices(piece.index, piece.delta))),)
 
-    def closing(self) -> Sequence[Event]:
+    async def closing(self) -> Sequence[Event]:
         """The usage, for clients that ask for it."""
         if not self._head.with_usage:
             return ()
@@ -106,7 +106,7 @@ class Format(Form):
     def failure(self, error: MeshError) -> Event:
         return Event(error_json(error))
 
-    def whole(self, answers: Sequence[Answer]) -> bytes:
+    async def whole(self, answers: Sequence[Answer]) -> bytes:
         for index, answer in enumerate(answers):
             assert answer.finish is not None
             self._usage.note(index, answer.finish.usage)

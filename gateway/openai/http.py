@@ -30,8 +30,7 @@ from gateway.openai.openapi import document
 from gateway.openai.requests import ChatCompletionBody, CompletionBody
 from gateway.openai.resumed import ResumedStreams
 from gateway.openai.tokens import TokenRoutes
-from gateway.responses.body import ResponseRequest
-from gateway.responses.form import ResponsesForm
+from gateway.responses.endpoint import ResponsesEndpoint, StoredResponses
 from mesh.errors import MeshError
 from mesh.interceptors import REQUEST_ID_KEY
 
@@ -41,13 +40,15 @@ def application(gateway: Gateway) -> Starlette:
     routes, tokens = Routes(gateway), TokenRoutes(gateway)
     chat = Endpoint(gateway, ChatCompletionBody, ChatFormat.of)
     completions = Endpoint(gateway, CompletionBody, CompletionFormat.of)
-    responses = Endpoint(gateway, ResponseRequest, ResponsesForm.of)
+    stored = StoredResponses(gateway)
     messages = Endpoint(gateway, MessageRequest, MessagesForm.of, failure_response)
     return Starlette(
         routes=[
             Route("/v1/chat/completions", chat, methods=["POST"]),
             Route("/v1/completions", completions, methods=["POST"]),
-            Route("/v1/responses", responses, methods=["POST"]),
+            Route("/v1/responses", ResponsesEndpoint(gateway), methods=["POST"]),
+            Route("/v1/responses/{response_id}", stored.get),
+            Route("/v1/responses/{response_id}", stored.delete, methods=["DELETE"]),
             Route("/v1/messages", messages, methods=["POST"]),
             Route("/v1/messages/count_tokens", TokenCounter(gateway).count, methods=["POST"]),
             Route("/v1/streams/{token}", ResumedStreams(gateway), methods=["GET"]),
@@ -74,7 +75,7 @@ def _middleware(config: HttpConfig) -> list[Middleware]:
         Middleware(
             CORSMiddleware,
             allow_origins=config.cors_origins,
-            allow_methods=("GET", "POST"),
+            allow_methods=("GET", "POST", "DELETE"),
             allow_headers=("*",),
             expose_headers=(REQUEST_ID_KEY, IGNORED_FIELDS_HEADER, STREAM_HEADER, "retry-after"),
         ),

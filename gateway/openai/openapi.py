@@ -27,7 +27,7 @@ from gateway.openai.answer_bodies import (
 from gateway.openai.requests import ChatCompletionBody, CompletionBody
 from gateway.openai.tokens import DetokenizeBody, TokenizeBody
 from gateway.responses.body import ResponseRequest
-from gateway.responses.output import Response, ResponseEvent
+from gateway.responses.output import Deleted, Response, ResponseEvent
 
 REFERENCE = "#/components/schemas/{name}"
 
@@ -63,6 +63,8 @@ OPERATIONS: Sequence[Operation] = (
         ResponseBody[CompletionChoice],
     ),
     Operation("/v1/responses", "post", "Answer items with items", Response, ResponseRequest, ResponseEvent),
+    Operation("/v1/responses/{response_id}", "get", "A response that is stored", Response),
+    Operation("/v1/responses/{response_id}", "delete", "Store it no longer", Deleted),
     Operation(
         "/v1/messages",
         "post",

@@ -15,7 +15,6 @@ from gateway.responses.tools import AllowedTools, FunctionTool, NamedFunction, c
 from mesh.errors import InvalidRequest, MissingField, Unsupported
 
 LOGPROBS = "message.output_text.logprobs"
-NOTHING_IS_STORED = "no response is stored: send the items of earlier ones"
 # Encrypted reasoning is for services that hide it; ours stands in the answer as it is.
 INCLUDABLE = (LOGPROBS, "reasoning.encrypted_content")
 
@@ -71,11 +70,13 @@ class ResponseRequest(RequestBody, kw_only=True):
     max_tool_calls: int | None = None
     background: Annotated[Any, harmless(None, False)] = None
     context_management: Annotated[Any, harmless(None, [])] = None
-    conversation: Annotated[Any, harmless(None, why=NOTHING_IS_STORED)] = None
+    conversation: Annotated[Any, harmless(None, why="go on from a response by previous_response_id")] = None
     moderation: Annotated[Any, harmless(None)] = None
-    previous_response_id: Annotated[Any, harmless(None, why=NOTHING_IS_STORED)] = None
+    # Go on from this response of the same API key. Its instructions are not carried over.
+    previous_response_id: str | None = None
     prompt: Annotated[Any, harmless(None)] = None
-    store: Annotated[Any, harmless(None, False, why=NOTHING_IS_STORED)] = None
+    # Keep the response for GET and previous_response_id: by default wherever the gateway can.
+    store: bool | None = None
     truncation: Annotated[Any, harmless(None, "disabled")] = None
 
     @property

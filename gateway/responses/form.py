@@ -1,7 +1,8 @@
 """The answers of the Responses API, whole and as events."""
 
+import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any, Literal, Self
 
 import msgspec
@@ -33,8 +34,9 @@ from gateway.responses.output import (
 from gateway.tokenizer import Tokenizer
 from mesh.domain.outputs import FinishReason
 from mesh.errors import InvalidRequest, MeshError
-from mesh.observe import new_request_id, request_id
 
+# Nobody guesses an id, and no client's request id makes two the same.
+ID_BYTES = 16
 STATUSES: dict[FinishReason, Literal["completed", "incomplete", "cancelled"]] = {
     FinishReason.STOP: "completed",
     FinishReason.LENGTH: "incomplete",
@@ -58,10 +60,21 @@ class ResponsesForm(Form):
         self._items = ItemsUnderWay(name)
         self._tokens = 0
         self._events = 0
+        self._keep: Callable[[Response], Awaitable[bool]] | None = None
 
     @classmethod
     def of(cls, body: ResponseRequest, model: str, tokenizer: Tokenizer | None) -> Self:
-        return cls(settings_of(body), request_id.get() or new_request_id(), model, tokenizer)
+        return cls(settings_of(body), secrets.token_hex(ID_BYTES), model, tokenizer)
+
+    def kept_by(self, keep: Callable[[Response], Awaitable[bool]]) -> Self:
+        """`keep` is called with the response at its end, and says whether it is kept from then on."""
+        self._keep = keep
+        self._response.store = True
+        return self
+
+    def so_far(self) -> bytes:
+        """The response as it is now."""
+        return msgspec.json.encode(self._response)
 
     def opening(self, index: int) -> Sequence[Event]:
         return self._numbered([Created(response=self._response), InProgress(response=self._response)])
@@ -74,12 +87,23 @@ class ResponsesForm(Form):
         failed = Failed(code=detail.code, message=detail.message, param=detail.param, error=detail)
         return self._numbered([failed])[0]
 
-    def whole(self, answers: Sequence[Answer]) -> bytes:
+    async def closing(self) -> Sequence[Event]:
+        await self._settle()
+        ended = Completed if self._response.status == "completed" else Incomplete
+        return self._numbered([ended(response=self._response)])
+
+    async def whole(self, answers: Sequence[Answer]) -> bytes:
         (answer,) = answers
         assert answer.finish is not None
         for _ in self._add(answer.as_delta(), answer.finish.usage):
             pass
-        return msgspec.json.encode(self._response)
+        await self._settle()
+        return self.so_far()
+
+    async def _settle(self) -> None:
+        """Keep the response before its client hears of its end, and may ask for it."""
+        ended = self._response.status in ("completed", "incomplete")
+        self._response.store = self._keep is not None and ended and await self._keep(self._response)
 
     def _add(self, delta: Delta, usage: Usage) -> Iterator[ResponseEvent]:
         # Reasoning comes first, and its tokens have no place for log probabilities.
@@ -101,7 +125,6 @@ class ResponsesForm(Form):
             response.incomplete_details = IncompleteDetails("max_output_tokens")
         else:
             response.completed_at = int(time.time())
-        yield (Completed if status == "completed" else Incomplete)(response=response)
 
     def _numbered(self, events: "Sequence[ResponseEvent] | Iterator[ResponseEvent]") -> list[Event]:
         """The events as they are sent; an event shows the response as it is when it is made."""
@@ -144,6 +167,7 @@ def _settings(body: ResponseRequest) -> Settings:
         top_logprobs=body.top_logprobs or 0,
         max_output_tokens=body.max_output_tokens,
         max_tool_calls=body.max_tool_calls,
+        previous_response_id=body.previous_response_id,
         metadata={key: _written(value) for key, value in (body.metadata or {}).items()},
         prompt_cache_key=body.prompt_cache_key,
         safety_identifier=body.safety_identifier,

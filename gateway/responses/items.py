@@ -5,6 +5,7 @@ from typing import Any, Literal, TypeVar
 
 from msgspec import Struct
 
+from gateway.responses.output import CallItem, MessageItem, OutputItem
 from gateway.tools import ToolCall
 from gateway.turns import ChatMessage
 from mesh.errors import InvalidRequest, MissingField, Unsupported
@@ -15,7 +16,7 @@ TEXT_PARTS = ("input_text", "output_text", "text")
 ValueT = TypeVar("ValueT")
 
 
-class InputPart(Struct, forbid_unknown_fields=True):
+class InputPart(Struct, forbid_unknown_fields=True, omit_defaults=True):
     """A part of an item. Only text is taken; the fields of other parts are known so that their type is refused."""
 
     type: str
@@ -31,7 +32,7 @@ class InputPart(Struct, forbid_unknown_fields=True):
     refusal: str | None = None
 
 
-class InputItem(Struct, forbid_unknown_fields=True):
+class InputItem(Struct, forbid_unknown_fields=True, omit_defaults=True):
     """Any item; `type` says which fields it must have. An answer's items may come back as they were given."""
 
     type: str = "message"
@@ -48,6 +49,21 @@ class InputItem(Struct, forbid_unknown_fields=True):
     phase: str | None = None
     summary: list[Any] | None = None
     encrypted_content: str | None = None
+
+
+def items_of(given: str | list[InputItem]) -> list[InputItem]:
+    return [InputItem(role="user", content=given)] if isinstance(given, str) else given
+
+
+def answered(output: Sequence[OutputItem]) -> list[InputItem]:
+    """The items of an answer, for the requests that go on from it: without reasoning, which is in no later prompt."""
+    items = []
+    for item in output:
+        if isinstance(item, MessageItem):
+            items.append(InputItem(role="assistant", content="".join(part.text for part in item.content)))
+        elif isinstance(item, CallItem):
+            items.append(InputItem("function_call", call_id=item.call_id, name=item.name, arguments=item.arguments))
+    return items
 
 
 def messages_of(instructions: str | None, given: str | Sequence[InputItem]) -> list[ChatMessage]:

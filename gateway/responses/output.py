@@ -109,6 +109,12 @@ class Response(Settings, kw_only=True):
     relaxed: bool | UnsetType = UNSET
 
 
+class Deleted(Struct):
+    id: str
+    object: Literal["response"] = "response"
+    deleted: Literal[True] = True
+
+
 class _Event(Struct, tag_field="type", kw_only=True):
     # Counts the events of the stream from 0 on.
     sequence_number: int = 0

@@ -176,7 +176,7 @@ async def test_log_probabilities_are_those_of_the_message() -> None:
 BAD: dict[str, tuple[dict[str, Any], str, str]] = {
     "an answer before it": ({"previous_response_id": "resp_1"}, "unsupported_parameter", "previous_response_id"),
     "to be stored": ({"store": True}, "unsupported_parameter", "store"),
-    "to be stored, in a number": ({"store": 0}, "unsupported_parameter", "store"),
+    "to be stored, in a number": ({"store": 0}, "invalid_type", "store"),
     "an image": (
         {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
         "unsupported_parameter",

@@ -1,0 +1,58 @@
+"""Responses that are kept in Redis, so that any gateway goes on from them.
+
+Each stands under the SHA-256 of its tenant's name and its id: with another's key it is simply not there. It holds the
+whole conversation up to its end, so that it needs no earlier one, and expires by itself.
+"""
+
+from hashlib import sha256
+
+import msgspec
+from msgspec import Raw, Struct
+
+from gateway.config import ResponsesConfig
+from gateway.responses.items import InputItem
+from mesh.errors import ResponsesUnavailable
+from mesh.metrics import GATEWAY_RESPONSE_STORE_FAILURES
+from mesh.redis_link import RedisLink
+
+PREFIX = "deepmesh:response:"
+
+
+class Conversation(Struct, frozen=True):
+    """A response with all that came before it."""
+
+    # Those of the request, behind those that it went on from, and the answer's.
+    items: list[InputItem]
+    # As its client read it.
+    response: Raw
+
+
+class ResponseStore:
+    """Every call may raise ResponsesUnavailable, and takes one round trip."""
+
+    def __init__(self, config: ResponsesConfig) -> None:
+        self._link = RedisLink(config, "the store of responses", ResponsesUnavailable, GATEWAY_RESPONSE_STORE_FAILURES)
+        self._milliseconds = max(1, round(1000 * config.seconds))
+        self.largest = config.bytes
+
+    async def find(self, tenant: str, response_id: str) -> Conversation | None:
+        """None if the tenant has no such response, or had one that expired."""
+        kept = await self._link.ask(self._link.client.get, _key(tenant, response_id))
+        return None if kept is None else msgspec.json.decode(kept, type=Conversation)
+
+    async def keep(self, tenant: str, response_id: str, conversation: Conversation) -> None:
+        kept = msgspec.json.encode(conversation)
+        await self._link.ask(self._link.client.set, _key(tenant, response_id), kept, px=self._milliseconds)
+
+    async def forget(self, tenant: str, response_id: str) -> bool:
+        """Whether there was such a response."""
+        return bool(await self._link.ask(self._link.client.unlink, _key(tenant, response_id)))
+
+    async def close(self) -> None:
+        await self._link.close()
+
+
+def _key(tenant: str, response_id: str) -> str:
+    # No two pairs give the same text: a digest has a length of its own.
+    named = sha256(tenant.encode()).digest() + response_id.encode()
+    return PREFIX + sha256(named).hexdigest()
