@@ -24,7 +24,7 @@ class PlacementRequest:
     ahead: float = 1.0
 
 
-class Unreported(msgspec.Struct, frozen=True):
+class Unreported(msgspec.Struct, frozen=True, gc=False):
     """Work placed on a worker that its load may not show yet."""
 
     requests: int = 0
@@ -42,8 +42,8 @@ class Unreported(msgspec.Struct, frozen=True):
         )
 
 
-class MeasurementAges(msgspec.Struct, frozen=True):
-    """Seconds since each measurement of a worker last changed."""
+class MeasurementTimes(msgspec.Struct, frozen=True, gc=False):
+    """When each measurement of a worker last changed, by the clock of `Candidates.now`."""
 
     prefill: float = 0.0
     step: float = 0.0
@@ -51,7 +51,7 @@ class MeasurementAges(msgspec.Struct, frozen=True):
     push: float = 0.0
 
 
-class Pace(msgspec.Struct, frozen=True):
+class Pace(msgspec.Struct, frozen=True, gc=False):
     """How fast a worker is taken to be; nothing is 0."""
 
     prefill_tokens_per_second: float
@@ -61,7 +61,7 @@ class Pace(msgspec.Struct, frozen=True):
     fetch_bytes_per_second: float
 
 
-class CandidateWorker(msgspec.Struct, frozen=True):
+class CandidateWorker(msgspec.Struct, frozen=True, gc=False):
     """One live worker of the model, or one of its DP ranks, and what it holds of this request's prompt."""
 
     worker_id: str
@@ -87,8 +87,8 @@ class CandidateWorker(msgspec.Struct, frozen=True):
     layerwise_tokens: int = 0
     # Rate of its fetches from stores; None while unknown.
     fetch_bytes_per_second: float | None = None
-    # Ages of its measurements, those in `load` too.
-    ages: MeasurementAges = MeasurementAges()
+    # Of its measurements, those in `load` too.
+    measured_at: MeasurementTimes = MeasurementTimes()
     # Which of the worker's ranks it is; None if it is the whole worker.
     rank: int | None = None
     # Requests on the worker's other ranks: a prompt delays them too, since the ranks step together.
@@ -111,6 +111,8 @@ class Candidates:
     decode: Sequence[CandidateWorker]
     prefill: Sequence[CandidateWorker] = ()
     stores: Mapping[KvNamespace, StoreTarget] = field(default_factory=dict)
+    # Seconds, by a clock that never goes back.
+    now: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,23 +1,24 @@
 """One placement from end to end: asks registry and stores, lets the pure functions decide, and records the decision."""
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
 
 from mesh.domain.shares import ONE_TENANT, Share
 from mesh.domain.targets import StoreTarget
-from mesh.domain.workers import KvNamespace, WorkerIdentity, WorkerRole, WorkerState
+from mesh.domain.workers import KvNamespace, WorkerIdentity, WorkerRole
 from mesh.errors import MeshError, NoWorker, NoWorkerYet, UnknownModel
 from mesh.observe import span
 from scheduler.admission import Objectives, admit, refusal
 from scheduler.candidates import Candidates, CandidateWorker, PlacementKnobs, PlacementRequest
 from scheduler.decisions import Decision, DecisionLog, Outcome
 from scheduler.lengths import OutputLengths
+from scheduler.live_worker import Worker
 from scheduler.placement import choose, explain, placed_work, predict
 from scheduler.ranks import PlacementKey
-from scheduler.registry import Registry, Worker
+from scheduler.registry import Registry
 from scheduler.sources import reusable_blocks
 from scheduler.stores import Stores
 from scheduler.tenants import PlacedRequests
@@ -64,8 +65,6 @@ KEPT_CANDIDATES = 16
 MAX_YOUNG_RETRY_MS = 1000
 # Workers that were not worth a look may be larger, or fit together, where those that were do not.
 _OTHERS_MAY_FIT = (Rejection.CONTEXT, Rejection.NAMESPACE)
-# Why a worker in this state takes no request.
-_UNUSABLE = {WorkerState.DRAINING: "it is draining", WorkerState.STALLED: "it makes no progress"}
 
 
 class Coordinator:
@@ -163,8 +162,9 @@ class Coordinator:
     ) -> tuple[Terms, ...]:
         ranks: dict[WorkerRole, list[CandidateWorker]] = {role: [] for role in WorkerRole}
         for worker in workers:
-            ranks[worker.identity.role] += self._ranks(worker, cached)
-        candidates = Candidates(ranks[WorkerRole.DECODE], ranks[WorkerRole.PREFILL], hints)
+            # A worker that joined while the stores were asked is not in `cached`.
+            ranks[worker.identity.role] += _with_prefixes(worker.candidates, cached.get(worker.identity.worker_id))
+        candidates = Candidates(ranks[WorkerRole.DECODE], ranks[WorkerRole.PREFILL], hints, self._registry.now)
         return admit(predict(request, candidates, self._knobs), self._objectives)
 
     def report(self, generation_id: str, attempt: int, outcome: Outcome, output_tokens: int) -> bool:
@@ -183,8 +183,9 @@ class Coordinator:
         """The live workers of a model, each as a whole, with what they hold of no prompt."""
         workers = self._registry.serving_model(model)
         return Candidates(
-            [self._whole(worker) for worker in workers if worker.identity.role is WorkerRole.DECODE],
-            [self._whole(worker) for worker in workers if worker.identity.role is WorkerRole.PREFILL],
+            [worker.whole for worker in workers if worker.identity.role is WorkerRole.DECODE],
+            [worker.whole for worker in workers if worker.identity.role is WorkerRole.PREFILL],
+            now=self._registry.now,
         )
 
     def mean_output_tokens(self, model: str) -> float | None:
@@ -222,49 +223,6 @@ class Coordinator:
             error = UnknownModel(f"no worker ever served model {model!r}: see ListModels for those there are")
         raise error
 
-    def _ranks(self, worker: Worker, cached: Mapping[str, Sequence[int]]) -> Iterator[CandidateWorker]:
-        """Each rank of the worker as a candidate of its own, with its part of the worker's room."""
-        whole, identity = self._whole(worker), worker.identity
-        # A worker that joined while the stores were asked is not in `cached`.
-        prefixes = cached.get(identity.worker_id) or [0] * identity.ranks
-        requests = sum(rank.requests for rank in worker.ranks)
-        for index, rank in enumerate(worker.ranks):
-            yield msgspec.structs.replace(
-                whole,
-                rank=index if identity.ranks > 1 else None,
-                total_blocks=identity.total_blocks // identity.ranks,
-                max_requests=identity.max_requests // identity.ranks,
-                load=rank.load,
-                unreported=rank.unreported,
-                cached_blocks=prefixes[index],
-                requests_beside=requests - rank.requests,
-                fetch_bytes_per_second=rank.status.transfers.fetch_bytes_per_second,
-                ages=self._registry.measurement_ages(rank),
-            )
-
-    def _whole(self, worker: Worker) -> CandidateWorker:
-        """The worker with all its ranks."""
-        identity = worker.identity
-        return CandidateWorker(
-            worker_id=identity.worker_id,
-            unusable=_UNUSABLE.get(worker.state),
-            context_tokens=identity.context_tokens,
-            total_blocks=identity.total_blocks,
-            max_requests=identity.max_requests,
-            load=worker.load,
-            namespace=identity.kv_namespace,
-            unreported=worker.unreported,
-            connected=worker.connected,
-            can_prefill=identity.can_prefill,
-            receives_kv=identity.receives_kv,
-            # What is not known counts as free.
-            block_bytes=identity.block_bytes or 0,
-            layerwise_tokens=identity.layerwise_tokens or 0,
-            fetch_bytes_per_second=worker.transfers.fetch_bytes_per_second,
-            ages=self._registry.measurement_ages(worker.ranks[0]),
-            worker_class=identity.worker_class,
-        )
-
     def _remember(self, call: PlacementCall, chosen: Terms | None, reason: str, terms: tuple[Terms, ...]) -> None:
         best_first = sorted(terms, key=Terms.preference)
         self._decisions.add(
@@ -279,3 +237,11 @@ class Coordinator:
                 terms=tuple(best_first[:KEPT_CANDIDATES]),
             )
         )
+
+
+def _with_prefixes(ranks: Sequence[CandidateWorker], blocks: Sequence[int] | None) -> Sequence[CandidateWorker]:
+    """The ranks of one worker, with the leading blocks of the prompt that each holds."""
+    if blocks is None or not any(blocks):
+        return ranks
+    held = zip(ranks, blocks, strict=True)
+    return [msgspec.structs.replace(rank, cached_blocks=each) if each else rank for rank, each in held]

@@ -8,14 +8,18 @@ measured nothing is taken to be like the others. Rates and times span orders of 
 logarithms: it is then the same for a rate and for its inverse.
 """
 
-from collections.abc import Iterable, Sequence
-from math import exp, fsum, log
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import repeat
+from math import exp, exp2, fsum, log
+from operator import mul
+from typing import TypeAlias
 
 import msgspec
 
 from mesh.costs import CostModel
 from mesh.domain.workers import WorkerLoad
-from scheduler.candidates import Candidates, CandidateWorker, Pace, PlacementKnobs
+from scheduler.candidates import Candidates, Pace, PlacementKnobs
 
 # Long compared with the time between two status messages, so that the measurements of a busy worker count in full.
 # Short enough that a worker which seems ten times slower than it is, next to one with twenty requests (whose step takes
@@ -25,92 +29,76 @@ HALF_LIFE_SECONDS = 3.0
 # The configured constant counts like a measurement of this age: it hardly matters next to a fresh measurement, and it
 # outweighs measurements that are older.
 CONSTANT_AGE_SECONDS = 60.0
+ASSUMED_WEIGHT = 0.5 ** (CONSTANT_AGE_SECONDS / HALF_LIFE_SECONDS)
+# What one worker measured of a quantity: its class, the value (None if it has none), and the value's age in seconds.
+Measured: TypeAlias = tuple[str, float | None, float]
 
 
 def informed(candidates: Candidates, knobs: PlacementKnobs) -> Candidates:
-    """The candidates with an estimate beside their measurements."""
-    workers, costs = (*candidates.decode, *candidates.prefill), knobs.costs
-    prefill = Estimator(map(_prefill_rate, workers), costs.prefill_tokens_per_second)
-    step = Estimator((_step_time(each, costs) for each in candidates.decode), costs.decode_ms(1))
-    fetch = Estimator(map(_fetch_rate, workers), costs.fetch_bytes_per_second)
-    push = Estimator(map(_push_rate, candidates.prefill), costs.push_bytes_per_second)
+    """The candidates with an estimate beside their measurements.
 
-    def estimated(worker: CandidateWorker) -> CandidateWorker:
-        pace = Pace(
-            prefill_tokens_per_second=prefill.estimate(_prefill_rate(worker)),
-            decode_step_ms=step.estimate(_step_time(worker, costs)),
-            push_bytes_per_second=push.estimate(_push_rate(worker)),
-            fetch_bytes_per_second=fetch.estimate(_fetch_rate(worker)),
-        )
-        return msgspec.structs.replace(worker, estimate=pace)
-
-    return Candidates(
-        [estimated(worker) for worker in candidates.decode],
-        [estimated(worker) for worker in candidates.prefill],
-        candidates.stores,
+    Nobody asks for a decode worker's pushes or a prefill worker's steps, which are the constants.
+    """
+    workers, costs, now = (*candidates.decode, *candidates.prefill), knobs.costs, candidates.now
+    decodes, prefills, single_ms = len(candidates.decode), len(candidates.prefill), costs.decode_ms(1)
+    prefill = estimates(
+        [(each.worker_class, each.load.prefill_tokens_per_second, now - each.measured_at.prefill) for each in workers],
+        costs.prefill_tokens_per_second,
     )
+    fetch = estimates(
+        [(each.worker_class, each.fetch_bytes_per_second, now - each.measured_at.fetch) for each in workers],
+        costs.fetch_bytes_per_second,
+    )
+    step = estimates(
+        [
+            (each.worker_class, _single_step_ms(each.load, costs, single_ms), now - each.measured_at.step)
+            for each in candidates.decode
+        ],
+        single_ms,
+    )
+    push = estimates(
+        [
+            (each.worker_class, each.load.push_bytes_per_second, now - each.measured_at.push)
+            for each in candidates.prefill
+        ],
+        costs.push_bytes_per_second,
+    )
+    steps = [*step, *repeat(single_ms, prefills)]
+    pushes = [*repeat(costs.push_bytes_per_second, decodes), *push]
+    estimated = [
+        msgspec.structs.replace(worker, estimate=pace)
+        for worker, pace in zip(workers, map(Pace, prefill, steps, pushes, fetch), strict=True)
+    ]
+    return replace(candidates, decode=estimated[:decodes], prefill=estimated[decodes:])
 
 
-class Measured(msgspec.Struct, frozen=True):
-    """What one worker measured of a quantity."""
-
-    worker_class: str
-    # None if it has not.
-    value: float | None
-    age_seconds: float
-
-
-class Estimator:
-    """Estimates of one quantity from what all workers measured."""
-
-    def __init__(self, measured: Iterable[Measured], constant: float) -> None:
-        known: dict[str, list[Measured]] = {}
-        for each in measured:
-            if each.value:
-                known.setdefault(each.worker_class, []).append(each)
-        self._everyone = _mean([each for classmates in known.values() for each in classmates], constant)
-        self._classes = {name: _mean(classmates, self._everyone) for name, classmates in known.items()}
-
-    def estimate(self, measured: Measured) -> float:
-        """For the worker that measured this: a fresh value counts in full, and an old one gives way to the mean."""
-        common, value = self._classes.get(measured.worker_class, self._everyone), measured.value
-        return value * (common / value) ** (1.0 - _weight(measured.age_seconds)) if value else common
+def estimates(measured: Sequence[Measured], constant: float) -> list[float]:
+    """Of one quantity, for each worker from what all measured: a fresh value counts in full, an old one gives way."""
+    if not any(value for _, value, _ in measured):
+        return [constant] * len(measured)
+    # 1 for a fresh measurement, 0 for an infinitely old one.
+    weights = [exp2(-age / HALF_LIFE_SECONDS) if value else 0.0 for _, value, age in measured]
+    logarithms = [log(value / constant) if value else 0.0 for _, value, _ in measured]
+    everyone = _mean(weights, logarithms, 0.0)
+    means: dict[str, float] = {}
+    for name in {name for name, _, _ in measured}:
+        classmates = [index for index, each in enumerate(measured) if each[0] == name]
+        means[name] = _mean([weights[each] for each in classmates], [logarithms[each] for each in classmates], everyone)
+    return [
+        value * exp((1.0 - weight) * (means[name] - logarithm)) if value else constant * exp(means[name])
+        for (name, value, _), weight, logarithm in zip(measured, weights, logarithms, strict=True)
+    ]
 
 
-def _mean(measured: Sequence[Measured], constant: float) -> float:
-    """The geometric mean of the measurements that have a value, and of a constant that counts little."""
-    weights = [_weight(each.age_seconds) for each in measured]
-    logarithms = [log(each.value / constant) for each in measured if each.value]
+def _mean(weights: Sequence[float], logarithms: Sequence[float], assumed: float) -> float:
+    """The weighted mean of what was measured and of an assumption that counts little."""
     # Exact sums, so that the order of the workers makes no difference, not even in the last bit.
-    total = fsum([_weight(CONSTANT_AGE_SECONDS), *weights])
-    return constant * exp(fsum(weight * each for weight, each in zip(weights, logarithms, strict=True)) / total)
+    total = fsum([ASSUMED_WEIGHT, *weights])
+    return fsum([ASSUMED_WEIGHT * assumed, *map(mul, weights, logarithms)]) / total
 
 
-def _prefill_rate(worker: CandidateWorker) -> Measured:
-    return Measured(worker.worker_class, worker.load.prefill_tokens_per_second, worker.ages.prefill)
-
-
-def _step_time(worker: CandidateWorker, costs: CostModel) -> Measured:
-    """How long the worker's step takes for a batch of one request, as it measured."""
-    return Measured(worker.worker_class, _single_step_ms(worker.load, costs), worker.ages.step)
-
-
-def _fetch_rate(worker: CandidateWorker) -> Measured:
-    return Measured(worker.worker_class, worker.fetch_bytes_per_second, worker.ages.fetch)
-
-
-def _push_rate(worker: CandidateWorker) -> Measured:
-    return Measured(worker.worker_class, worker.load.push_bytes_per_second, worker.ages.push)
-
-
-def _single_step_ms(load: WorkerLoad, costs: CostModel) -> float | None:
+def _single_step_ms(load: WorkerLoad, costs: CostModel, single_ms: float) -> float | None:
     """The measured step time, converted to a batch of one request; None if there is none."""
     if load.decode_step_ms is None:
         return None
-    requests = max(1.0, load.decode_step_requests or 0.0)
-    return load.decode_step_ms * costs.decode_ms(1) / costs.decode_ms(requests)
-
-
-def _weight(age_seconds: float) -> float:
-    """1 for a fresh measurement, 0 for an infinitely old one."""
-    return float(0.5 ** (age_seconds / HALF_LIFE_SECONDS))
+    return load.decode_step_ms * single_ms / costs.decode_ms(max(1.0, load.decode_step_requests or 0.0))

@@ -12,13 +12,12 @@ request. The candidate with the least total time wins; connected workers go befo
 Work is linear in the number of workers: of the prefill workers, only the best can be part of the best pair.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from typing import TypeAlias
 
 import msgspec
 
 from mesh.blocks import BLOCK_TOKENS
-from mesh.domain.workers import KvNamespace
 from scheduler.candidates import Candidates, CandidateWorker, PlacementKnobs, PlacementRequest, Unreported
 from scheduler.estimates import informed
 from scheduler.prefill_offers import PrefillOffer, best_offers, offer_to
@@ -28,7 +27,7 @@ from scheduler.terms import Rejection, Terms
 Verdict: TypeAlias = tuple[Rejection | None, str]
 
 
-class _DecodeShare(msgspec.Struct, frozen=True):
+class _DecodeShare(msgspec.Struct, frozen=True, gc=False):
     """The decode worker's part of a placement, whichever worker computes the prompt."""
 
     candidate: CandidateWorker
@@ -49,7 +48,12 @@ def predict(request: PlacementRequest, candidates: Candidates, knobs: PlacementK
     """The terms of every candidate; those that cannot take the request carry a rejection."""
     candidates = informed(candidates, knobs)
     offers = best_offers(request, candidates.prefill, candidates.stores, knobs)
-    return tuple(term for worker in candidates.decode for term in _terms(request, worker, candidates, offers, knobs))
+    fitting = {name: offer_to(name, offers) for name in {worker.namespace for worker in candidates.decode}}
+    return tuple(
+        term
+        for worker in candidates.decode
+        for term in _terms(request, worker, candidates, fitting[worker.namespace], knobs)
+    )
 
 
 def choose(terms: Collection[Terms]) -> Terms | None:
@@ -86,14 +90,15 @@ def _terms(
     request: PlacementRequest,
     worker: CandidateWorker,
     candidates: Candidates,
-    offers: Mapping[KvNamespace, PrefillOffer],
+    fitting: PrefillOffer | None,
     knobs: PlacementKnobs,
 ) -> Iterator[Terms]:
+    """fitting: the best offer of KV that the worker could take."""
     share = _decode_share(request, worker, knobs)
     if worker.can_prefill:
         found = source(request, worker, candidates.stores.get(worker.namespace), knobs)
         yield _alone(share, found, bool(candidates.prefill), knobs)
-    offer = offer_to(worker.namespace, offers) if worker.receives_kv else None
+    offer = fitting if worker.receives_kv else None
     if offer is not None:
         yield _pair(request, share, offer, knobs)
     elif not worker.can_prefill:

@@ -12,7 +12,7 @@ from scheduler.sources import Source, source
 from scheduler.terms import Rejection
 
 
-class PrefillOffer(msgspec.Struct, frozen=True):
+class PrefillOffer(msgspec.Struct, frozen=True, gc=False):
     """The prefill worker's part of a placement."""
 
     worker_id: str

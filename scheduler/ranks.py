@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from mesh.domain.workers import RankStatus, TransferCounters, WorkerLoad
-from scheduler.candidates import MeasurementAges, Unreported
+from scheduler.candidates import MeasurementTimes, Unreported
 
 # A generation, and the number of the attempt.
 PlacementKey = tuple[str, int]
@@ -55,12 +55,13 @@ class Rank:
         self._fetch_bandwidth.observe(status.transfers.fetch_bytes_per_second, now)
         self._push_bandwidth.observe(status.load.push_bytes_per_second, now)
 
-    def ages(self, now: float) -> MeasurementAges:
-        return MeasurementAges(
-            prefill=now - self._prefill_rate.changed_at,
-            step=now - self._step_time.changed_at,
-            fetch=now - self._fetch_bandwidth.changed_at,
-            push=now - self._push_bandwidth.changed_at,
+    @property
+    def measured_at(self) -> MeasurementTimes:
+        return MeasurementTimes(
+            prefill=self._prefill_rate.changed_at,
+            step=self._step_time.changed_at,
+            fetch=self._fetch_bandwidth.changed_at,
+            push=self._push_bandwidth.changed_at,
         )
 
     def add_placement(self, key: PlacementKey, now: float, placed: Unreported) -> None:

@@ -9,14 +9,15 @@ refused until the older stream breaks or its lease runs out.
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from itertools import count, islice, repeat
 
 from mesh.domain.workers import RankStatus, TransferCounters, WorkerIdentity, WorkerLoad, WorkerRole, WorkerState
 from mesh.errors import InvalidRequest, LeaseConflict, LeaseExpired, Overloaded
 from mesh.metrics import SCHEDULER_WORKERS
-from scheduler.candidates import MeasurementAges, Unreported
+from scheduler.candidates import Unreported
+from scheduler.live_worker import Lease, Worker
 from scheduler.prefix_index import PrefixIndex
 from scheduler.ranks import PlacementKey, Rank
 from scheduler.standings import LOOKS, Standings
@@ -33,56 +34,6 @@ class RegistryLimits:
     cached_blocks: int = 500_000
     # Names of models remembered after their last worker left.
     known_models: int = 1024
-
-
-@dataclass(frozen=True, slots=True)
-class Lease:
-    """One status stream's right to speak for a worker."""
-
-    worker_id: str
-    incarnation: str
-    stream: int
-
-
-@dataclass(slots=True)
-class Worker:
-    """One live worker. Written by the registry alone."""
-
-    identity: WorkerIdentity
-    lease: Lease
-    expires_at: float
-    ranks: list[Rank]
-    state: WorkerState = WorkerState.SERVING
-    # The load and the transfers of all ranks together.
-    load: WorkerLoad = field(default_factory=WorkerLoad)
-    transfers: TransferCounters = field(default_factory=TransferCounters)
-    connected: bool = True
-    # By block: the ranks that hold it, as bits.
-    cached: dict[bytes, int] = field(default_factory=dict)
-
-    @property
-    def unreported(self) -> Unreported:
-        """What was placed on it and the last status may not have counted yet."""
-        return sum((rank.unreported for rank in self.ranks), Unreported())
-
-    @property
-    def number(self) -> int:
-        """Names it among the standings: its first rank's number."""
-        return self.ranks[0].number
-
-    @property
-    def use(self) -> float:
-        """How much of what it can do it has to do, roughly: of two like workers the one with less is the better."""
-        if self.state is not WorkerState.SERVING or not self.connected:
-            return float("inf")
-        if self.identity.role is WorkerRole.PREFILL:
-            tokens = sum(rank.load.queued_prefill_tokens + rank.unreported.prefill_tokens for rank in self.ranks)
-            return tokens / len(self.ranks)
-        return sum(rank.requests for rank in self.ranks) / self.identity.max_requests
-
-    def held_by(self, holders: int) -> Iterator[Rank]:
-        """The ranks that these bits name; bits beyond them name none."""
-        return (rank for index, rank in enumerate(self.ranks) if holders >> index & 1)
 
 
 class Registry:
@@ -251,6 +202,11 @@ class Registry:
         return [worker for worker in workers if self._workers.get(worker.lease.worker_id) is worker]
 
     @property
+    def now(self) -> float:
+        """Seconds, as measurements are timed."""
+        return self._clock()
+
+    @property
     def complete_in(self) -> float:
         """Seconds until every live worker must have reported to this registry; 0 once that time is over."""
         return max(0.0, self._complete_at - self._clock())
@@ -258,10 +214,6 @@ class Registry:
     def knows_model(self, model: str) -> bool:
         """Whether any worker has served it."""
         return model in self._known_models
-
-    def measurement_ages(self, rank: Rank) -> MeasurementAges:
-        """Ages of the rank's measurements."""
-        return rank.ages(self._clock())
 
     def lease_remaining(self, worker: Worker) -> float:
         """Seconds until the worker's lease ends."""
@@ -339,6 +291,8 @@ class Registry:
                 self._prefixes.remove(rank.number, [block_hash])
 
     def _place(self, worker: Worker) -> None:
+        """After every change of what placement reads of the worker."""
+        worker.changed()
         self._standings.place(worker.identity, [rank.number for rank in worker.ranks], worker.use)
 
     def _renew(self, worker: Worker) -> None:

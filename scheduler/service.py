@@ -16,7 +16,8 @@ from mesh.metrics import SCHEDULER_DECISION_SECONDS, SCHEDULER_PLACEMENTS, SCHED
 from scheduler import wire
 from scheduler.coordinator import Coordinator, PlacementAnswer, PlacementCall
 from scheduler.decisions import DecisionLog
-from scheduler.registry import Lease, Registry
+from scheduler.live_worker import Lease
+from scheduler.registry import Registry
 from scheduler.scaler import Scaler
 from scheduler.stores import Stores
 

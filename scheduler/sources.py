@@ -7,7 +7,7 @@ from mesh.domain.targets import StoreTarget
 from scheduler.candidates import CandidateWorker, PlacementKnobs, PlacementRequest
 
 
-class Source(msgspec.Struct, frozen=True):
+class Source(msgspec.Struct, frozen=True, gc=False):
     """Where the prompt's KV comes from on one worker, counted from when the worker starts on the prompt."""
 
     # None if the worker has as many blocks, or computing is faster than fetching.

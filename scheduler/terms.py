@@ -19,7 +19,7 @@ class Rejection(Enum):
     OBJECTIVE = "objective"
 
 
-class Terms(msgspec.Struct, frozen=True):
+class Terms(msgspec.Struct, frozen=True, gc=False):
     """What placing the request on this candidate means. All times are predictions."""
 
     # The decode worker.
@@ -63,16 +63,19 @@ class Terms(msgspec.Struct, frozen=True):
     def worker_ids(self) -> tuple[str, ...]:
         return (self.worker_id,) if self.prefill_worker_id is None else (self.worker_id, self.prefill_worker_id)
 
-    def preference(self) -> tuple[bool, int, float, int, int, str]:
+    def preference(self) -> tuple[bool, int, float, int, int, str, int, str, int]:
         """Sort key, best first: connected workers, then the least total time, then the most cached blocks, the fewest
-        requests, and the name."""
+        requests, and the names."""
         return (
             self.rejection is not None,
             self.disconnected,
             self.total_ms,
             -self.cached_blocks,
             self.requests,
-            self.name,
+            self.worker_id,
+            self.rank or 0,
+            self.prefill_worker_id or "",
+            self.prefill_rank or 0,
         )
 
 

@@ -12,7 +12,8 @@ from mesh.errors import InvalidRequest
 from scheduler.candidates import PlacementRequest
 from scheduler.coordinator import PlacementAnswer, PlacementCall
 from scheduler.decisions import Decision, Outcome
-from scheduler.registry import Registry, Worker
+from scheduler.live_worker import Worker
+from scheduler.registry import Registry
 from scheduler.scaling import WantedReplicas
 from scheduler.stores import Store, Stores
 from scheduler.terms import Terms

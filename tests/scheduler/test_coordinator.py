@@ -12,7 +12,8 @@ from scheduler.candidates import PlacementKnobs, Unreported
 from scheduler.coordinator import KEPT_CANDIDATES, Coordinator, PlacementCall
 from scheduler.decisions import DecisionLog, Outcome
 from scheduler.lengths import OutputLengths
-from scheduler.registry import Lease, Registry
+from scheduler.live_worker import Lease
+from scheduler.registry import Registry
 from scheduler.standings import SMALL_FIELD
 from scheduler.stores import Stores
 from scheduler.tenants import PlacedRequests

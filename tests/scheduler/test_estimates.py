@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.candidates import Candidates, CandidateWorker, MeasurementAges, PlacementKnobs
-from scheduler.estimates import CONSTANT_AGE_SECONDS, HALF_LIFE_SECONDS, Estimator, Measured, informed
+from scheduler.candidates import Candidates, CandidateWorker, MeasurementTimes, PlacementKnobs
+from scheduler.estimates import CONSTANT_AGE_SECONDS, HALF_LIFE_SECONDS, Measured, estimates, informed
 from scheduler.placement import choose, placed_work
 from tests.support.scheduling import make_candidate, make_load, make_request, predict_alone
 
@@ -20,11 +20,11 @@ LONG_AGO = 100 * CONSTANT_AGE_SECONDS
 
 def measured(worker_id: str, step_ms: float, age_seconds: float = 0.0) -> CandidateWorker:
     load = make_load(decode_step_ms=step_ms)
-    return make_candidate(worker_id, max_requests=64, load=load, ages=MeasurementAges(step=age_seconds))
+    return make_candidate(worker_id, max_requests=64, load=load, measured_at=MeasurementTimes(step=-age_seconds))
 
 
 def of(value: float | None, age_seconds: float = 0.0, worker_class: str = "a") -> Measured:
-    return Measured(worker_class, value, age_seconds)
+    return worker_class, value, age_seconds
 
 
 def placed(workers: dict[str, CandidateWorker], count: int) -> Counter[str]:
@@ -49,7 +49,7 @@ def simulated(true_ms: dict[str, float], first_told_ms: dict[str, float], second
         told = {
             name: measured(name, true_ms[name])
             if bursts[-1][name]
-            else measured(name, worker.load.decode_step_ms or 0.0, worker.ages.step + 1)
+            else measured(name, worker.load.decode_step_ms or 0.0, 1 - worker.measured_at.step)
             for name, worker in told.items()
         }
     return bursts
@@ -73,30 +73,30 @@ def test_a_truly_slow_worker_is_tried_now_and_then_and_gets_far_fewer() -> None:
 
 
 def test_a_fresh_measurement_is_believed_whatever_the_others_found() -> None:
-    assert Estimator([of(10.0), of(1000.0)], 20.0).estimate(of(1000.0)) == 1000.0
+    assert estimates([of(10.0), of(1000.0)], 20.0)[1] == 1000.0
 
 
 def test_an_old_measurement_gives_way_to_what_the_others_find() -> None:
-    estimator = Estimator([of(10.0), of(1000.0, HALF_LIFE_SECONDS)], 20.0)
+    _, half_old = estimates([of(10.0), of(1000.0, HALF_LIFE_SECONDS)], 20.0)
     # The others are 10 and, half as much, 1000; half-way from there to 1000, in logarithms.
     common = (10.0 * 10.0 * 1000.0) ** (1 / 3)
-    assert estimator.estimate(of(1000.0, HALF_LIFE_SECONDS)) == pytest.approx((1000.0 * common) ** 0.5, rel=1e-3)
-    assert estimator.estimate(of(1000.0, LONG_AGO)) == pytest.approx(common, rel=1e-3)
+    assert half_old == pytest.approx((1000.0 * common) ** 0.5, rel=1e-3)
+    assert estimates([of(10.0), of(1000.0, LONG_AGO)], 20.0)[1] == pytest.approx(10.0, rel=1e-3)
 
 
 def test_a_worker_that_measured_nothing_is_like_those_that_did() -> None:
-    assert Estimator([of(10.0), of(40.0), of(None)], 1.0).estimate(of(None)) == pytest.approx(20.0, rel=1e-3)
+    assert estimates([of(10.0), of(40.0), of(None)], 1.0)[2] == pytest.approx(20.0, rel=1e-3)
 
 
 def test_while_nobody_has_measured_the_constant_holds() -> None:
-    assert Estimator([of(None)], 20.0).estimate(of(None)) == 20.0
+    assert estimates([of(None)], 20.0) == [20.0]
 
 
 def test_what_one_worker_measured_and_nobody_finds_again_is_forgotten_within_minutes() -> None:
     """A store that was slow once is asked again."""
 
     def bandwidth(age_seconds: float) -> float:
-        worker = make_candidate(fetch_bytes_per_second=1e6, ages=MeasurementAges(fetch=age_seconds))
+        worker = make_candidate(fetch_bytes_per_second=1e6, measured_at=MeasurementTimes(fetch=-age_seconds))
         return informed(Candidates([worker]), KNOBS).decode[0].pace.fetch_bytes_per_second
 
     assert bandwidth(0.0) == 1e6
@@ -113,28 +113,25 @@ def test_prefill_and_decode_workers_inform_each_other_of_the_rate_of_prompts() -
 
 
 def test_a_worker_that_measured_nothing_is_like_those_of_its_class() -> None:
-    estimator = Estimator([of(10.0, 0.0, "fast"), of(30.0, 0.0, "slow")], 1.0)
-    assert estimator.estimate(of(None, 0.0, "fast")) == pytest.approx(10.0, rel=1e-3)
-    assert estimator.estimate(of(None, 0.0, "slow")) == pytest.approx(30.0, rel=1e-3)
-    # And one of a class of which nothing is known, like all.
-    assert estimator.estimate(of(None, 0.0, "new")) == pytest.approx(300.0**0.5, rel=1e-3)
+    unknown = [of(None, worker_class=name) for name in ("fast", "slow", "new")]
+    found = estimates([of(10.0, 0.0, "fast"), of(30.0, 0.0, "slow"), *unknown], 1.0)
+    # One of a class of which nothing is known is like all.
+    assert found[2:] == pytest.approx([10.0, 30.0, 300.0**0.5], rel=1e-3)
 
 
 def test_an_old_measurement_of_a_slower_class_stays() -> None:
-    estimator = Estimator([of(10.0, 0.0, "fast"), of(30.0, 10 * HALF_LIFE_SECONDS, "slow")], 20.0)
-    assert estimator.estimate(of(30.0, 10 * HALF_LIFE_SECONDS, "slow")) == pytest.approx(30.0, rel=0.01)
+    _, slow = estimates([of(10.0, 0.0, "fast"), of(30.0, 10 * HALF_LIFE_SECONDS, "slow")], 20.0)
+    assert slow == pytest.approx(30.0, rel=0.01)
 
 
 values = st.floats(1e-3, 1e12)
-measurements = st.builds(Measured, st.sampled_from("abc"), values, st.floats(0, 1e6))
+measurements = st.tuples(st.sampled_from("abc"), values, st.floats(0, 1e6))
 
 
 @given(st.lists(measurements, min_size=1, max_size=6), values)
 def test_an_estimate_lies_between_what_was_measured_and_the_constant(
     measurements: list[Measured], constant: float
 ) -> None:
-    estimator = Estimator(measurements, constant)
-    known = [constant, *(each.value for each in measurements if each.value)]
-    for each in [*measurements, of(None)]:
-        estimate = estimator.estimate(each)
+    known = [constant, *(value for _, value, _ in measurements if value)]
+    for estimate in estimates([*measurements, of(None)], constant):
         assert min(known) * (1 - 1e-9) <= estimate <= max(known) * (1 + 1e-9)

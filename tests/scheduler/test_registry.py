@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from mesh.domain.workers import RankStatus, TransferCounters, WorkerLoad, WorkerState
 from mesh.errors import InvalidRequest, LeaseConflict, LeaseExpired, Overloaded
-from scheduler.candidates import MeasurementAges, Unreported
+from scheduler.candidates import MeasurementTimes, Unreported
 from scheduler.registry import Registry, RegistryLimits
 from tests.support.scheduling import ManualClock, make_identity, make_load
 
@@ -200,20 +200,23 @@ def test_a_measurement_ages_from_its_last_change_however_often_it_is_told() -> N
     registry, clock = make_registry()
     lease = registry.attach(make_identity("a"))
 
-    def ages_after(seconds: float, rate: float, step_ms: float, bandwidth: float, push: float = 1e9) -> MeasurementAges:
+    def changed_at(
+        seconds: float, rate: float, step_ms: float, bandwidth: float, push: float = 1e9
+    ) -> MeasurementTimes:
         clock.now += seconds
         load = make_load(prefill_tokens_per_second=rate, decode_step_ms=step_ms, push_bytes_per_second=push)
         registry.update(lease, WorkerState.SERVING, load, TransferCounters(fetch_bytes_per_second=bandwidth))
-        return registry.measurement_ages(registry.workers()[0].ranks[0])
+        return registry.workers()[0].candidates[0].measured_at
 
-    assert ages_after(1, 1000.0, 10.0, 1e6) == MeasurementAges(0, 0, 0, 0)
-    assert ages_after(9, 1000.0, 10.0, 1e6) == MeasurementAges(9, 9, 9, 9)
-    assert ages_after(9, 1001.0, 10.0, 1e6) == MeasurementAges(0, 18, 18, 18)
-    assert ages_after(9, 1001.0, 11.0, 1e6) == MeasurementAges(9, 0, 27, 27)
-    assert ages_after(9, 1001.0, 11.0, 2e6) == MeasurementAges(18, 9, 0, 36)
-    assert ages_after(9, 1001.0, 11.0, 2e6, push=2e9) == MeasurementAges(27, 18, 9, 0)
-    clock.now += 5
-    assert registry.measurement_ages(registry.workers()[0].ranks[0]) == MeasurementAges(32, 23, 14, 5)
+    start = clock.now
+    assert changed_at(1, 1000.0, 10.0, 1e6) == MeasurementTimes(*[start + 1] * 4)
+    assert changed_at(9, 1000.0, 10.0, 1e6) == MeasurementTimes(*[start + 1] * 4)
+    assert changed_at(9, 1001.0, 10.0, 1e6) == MeasurementTimes(start + 19, start + 1, start + 1, start + 1)
+    assert changed_at(9, 1001.0, 11.0, 1e6) == MeasurementTimes(start + 19, start + 28, start + 1, start + 1)
+    assert changed_at(9, 1001.0, 11.0, 2e6) == MeasurementTimes(start + 19, start + 28, start + 37, start + 1)
+    assert changed_at(9, 1001.0, 11.0, 2e6, push=2e9) == MeasurementTimes(
+        start + 19, start + 28, start + 37, start + 46
+    )
 
 
 def test_a_placement_counts_until_a_status_had_time_to_contain_it() -> None:

@@ -1,0 +1,149 @@
+"""What a placement costs the scheduler, in the processor's time: `python -m bench.placement`.
+
+Workers with full prefix indexes, two thirds of them decode, each of which reports once a second meanwhile. The smallest
+mesh is the floor: a placement among a thousand workers should cost little more than one among a dozen.
+"""
+
+import asyncio
+from dataclasses import dataclass
+from random import Random
+from time import process_time
+from typing import Annotated
+
+import typer
+
+from mesh.domain.workers import KvNamespace, WorkerIdentity, WorkerLoad, WorkerRole, WorkerState
+from scheduler.admission import Objectives
+from scheduler.candidates import PlacementKnobs, PlacementRequest
+from scheduler.coordinator import Coordinator, PlacementCall
+from scheduler.decisions import DecisionLog
+from scheduler.lengths import OutputLengths
+from scheduler.live_worker import Lease
+from scheduler.registry import Registry, RegistryLimits
+from scheduler.stores import Stores
+from scheduler.tenants import PlacedRequests
+
+MODEL = "model"
+NAMESPACE = KvNamespace("weights", "bf16", 61, "mla")
+BLOCKS = 20_000
+PREFIXES, PREFIX_BLOCKS, HELD_PREFIXES, FRESH_BLOCKS = 200, 40, 30, 15
+# Placements in a simulated second.
+RATE = 1667
+
+
+@dataclass
+class Clock:
+    now: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Mesh:
+    """A scheduler without its services, whose workers hold blocks of a few hundred shared prefixes."""
+
+    def __init__(self, workers: int, seed: int = 1) -> None:
+        self.clock = Clock()
+        self._random = Random(seed)
+        self._registry = Registry(
+            self.clock, 10.0, 0.25, RegistryLimits(workers=workers, cached_blocks=workers * BLOCKS)
+        )
+        self.coordinator = Coordinator(
+            self._registry,
+            Stores(),
+            1,
+            PlacedRequests(self.clock),
+            DecisionLog(2000),
+            OutputLengths(),
+            PlacementKnobs(),
+            Objectives(),
+            self.clock,
+        )
+        self._prefixes = [[self._random.randbytes(16) for _ in range(PREFIX_BLOCKS)] for _ in range(PREFIXES)]
+        self._leases = [self._attach(number, workers) for number in range(workers)]
+        self._requests = 0
+
+    def call(self) -> PlacementCall:
+        self._requests += 1
+        chain = self._random.choice(self._prefixes) + [self._random.randbytes(16) for _ in range(FRESH_BLOCKS)]
+        request = PlacementRequest(prompt_tokens=64 * len(chain), max_tokens=1000)
+        return PlacementCall(f"r{self._requests}", 1, MODEL, request, chain)
+
+    def report(self) -> None:
+        """One worker's status."""
+        lease = self._leases[self._random.randrange(len(self._leases))]
+        self._registry.update(lease, WorkerState.SERVING, self._load())
+
+    def _attach(self, number: int, workers: int) -> Lease:
+        identity = WorkerIdentity(
+            worker_id=f"w{number:05}",
+            incarnation="0",
+            role=WorkerRole.PREFILL if number < workers // 3 else WorkerRole.DECODE,
+            endpoint="127.0.0.1:1",
+            model=MODEL,
+            kv_namespace=NAMESPACE,
+            context_tokens=100_000,
+            total_blocks=BLOCKS,
+            max_requests=64,
+            can_prefill=True,
+            block_bytes=4_500_000,
+        )
+        lease = self._registry.attach(identity)
+        self._registry.update(lease, WorkerState.SERVING, self._load())
+        held = [block for _ in range(HELD_PREFIXES) for block in self._random.choice(self._prefixes)]
+        self._registry.record_blocks(lease, False, held, [])
+        return lease
+
+    def _load(self) -> WorkerLoad:
+        random = self._random
+        return WorkerLoad(
+            running_requests=random.randrange(40),
+            queued_prefill_tokens=random.randrange(4000),
+            free_blocks=15_000,
+            prefill_tokens_per_second=random.uniform(5000, 20_000),
+            decode_step_ms=random.uniform(20, 40),
+            mean_output_tokens=500.0,
+            decode_step_requests=random.uniform(1, 40),
+            push_bytes_per_second=random.uniform(1e9, 4e9),
+        )
+
+
+def measure(workers: int, placements: int) -> tuple[list[float], list[float]]:
+    """Milliseconds of each placement, and of each report between them, ascending."""
+    return asyncio.run(_measure(Mesh(workers), workers, placements))
+
+
+async def _measure(mesh: Mesh, workers: int, placements: int) -> tuple[list[float], list[float]]:
+    took, reports, due = [], [], 0.0
+    for _ in range(placements):
+        call, start = mesh.call(), process_time()
+        await mesh.coordinator.place(call)
+        took.append((process_time() - start) * 1000)
+        mesh.clock.now += 1 / RATE
+        due += workers / RATE
+        while due >= 1:
+            due, start = due - 1, process_time()
+            mesh.report()
+            reports.append((process_time() - start) * 1000)
+    return sorted(took), sorted(reports)
+
+
+def main(
+    workers: Annotated[list[int], typer.Option(help="Repeatable.")] = [12, 100, 1000],  # noqa: B006
+    placements: int = 2000,
+) -> None:
+    typer.echo("workers    mean     p50     p99 ms    a second    of the first    report, ms")
+    first = None
+    for each in workers:
+        took, reports = measure(each, placements)
+        mean = sum(took) / placements
+        first = first or mean
+        report = sum(reports) / len(reports) if reports else 0.0
+        typer.echo(
+            f"{each:7}  {mean:6.3f}  {took[placements // 2]:6.3f}  {took[placements * 99 // 100]:6.3f}"
+            f"  {1000 / mean:10.0f}  {mean / first:14.2f}  {report:12.4f}"
+        )
+
+
+if __name__ == "__main__":
+    typer.run(main)

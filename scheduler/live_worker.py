@@ -1,0 +1,136 @@
+"""One live worker, as the registry keeps it, and what placement compares of it."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from mesh.domain.workers import TransferCounters, WorkerIdentity, WorkerLoad, WorkerRole, WorkerState
+from scheduler.candidates import CandidateWorker, MeasurementTimes, Unreported
+from scheduler.ranks import Rank
+
+# Why a worker in this state takes no request.
+_UNUSABLE = {WorkerState.DRAINING: "it is draining", WorkerState.STALLED: "it makes no progress"}
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """One status stream's right to speak for a worker."""
+
+    worker_id: str
+    incarnation: str
+    stream: int
+
+
+@dataclass(slots=True)
+class Worker:
+    """Written by the registry alone, which calls `changed` after it has written."""
+
+    identity: WorkerIdentity
+    lease: Lease
+    expires_at: float
+    ranks: list[Rank]
+    state: WorkerState = WorkerState.SERVING
+    # The load and the transfers of all ranks together.
+    load: WorkerLoad = field(default_factory=WorkerLoad)
+    transfers: TransferCounters = field(default_factory=TransferCounters)
+    connected: bool = True
+    # By block: the ranks that hold it, as bits.
+    cached: dict[bytes, int] = field(default_factory=dict)
+    # Made when they are asked for: a placement looks at dozens of workers, of which few have changed since the last.
+    _candidates: Sequence[CandidateWorker] | None = None
+
+    @property
+    def unreported(self) -> Unreported:
+        """What was placed on it and the last status may not have counted yet."""
+        return sum((rank.unreported for rank in self.ranks), Unreported())
+
+    @property
+    def number(self) -> int:
+        """Names it among the standings: its first rank's number."""
+        return self.ranks[0].number
+
+    @property
+    def use(self) -> float:
+        """How much of what it can do it has to do, roughly: of two like workers the one with less is the better."""
+        if self.state is not WorkerState.SERVING or not self.connected:
+            return float("inf")
+        if self.identity.role is WorkerRole.PREFILL:
+            tokens = sum(rank.load.queued_prefill_tokens + rank.unreported.prefill_tokens for rank in self.ranks)
+            return tokens / len(self.ranks)
+        return sum(rank.requests for rank in self.ranks) / self.identity.max_requests
+
+    def held_by(self, holders: int) -> Iterator[Rank]:
+        """The ranks that these bits name; bits beyond them name none."""
+        return (rank for index, rank in enumerate(self.ranks) if holders >> index & 1)
+
+    def changed(self) -> None:
+        self._candidates = None
+
+    @property
+    def candidates(self) -> Sequence[CandidateWorker]:
+        """Each rank as a candidate of its own, with its part of the worker's room, and nothing of any prompt."""
+        if self._candidates is None:
+            self._candidates = [self._candidate(index, rank) for index, rank in enumerate(self.ranks)]
+        return self._candidates
+
+    @property
+    def whole(self) -> CandidateWorker:
+        """The worker with all its ranks, and nothing of any prompt. Its first rank's measurements count for all."""
+        if len(self.ranks) == 1:
+            return self.candidates[0]
+        return self._made(
+            None,
+            self.identity.total_blocks,
+            self.identity.max_requests,
+            self.load,
+            self.unreported,
+            0,
+            self.transfers.fetch_bytes_per_second,
+            self.ranks[0].measured_at,
+        )
+
+    def _candidate(self, index: int, rank: Rank) -> CandidateWorker:
+        ranks = len(self.ranks)
+        return self._made(
+            index if ranks > 1 else None,
+            self.identity.total_blocks // ranks,
+            self.identity.max_requests // ranks,
+            rank.load,
+            rank.unreported,
+            sum(other.requests for other in self.ranks if other is not rank),
+            rank.status.transfers.fetch_bytes_per_second,
+            rank.measured_at,
+        )
+
+    def _made(
+        self,
+        rank: int | None,
+        total_blocks: int,
+        max_requests: int,
+        load: WorkerLoad,
+        unreported: Unreported,
+        requests_beside: int,
+        fetch_bytes_per_second: float | None,
+        measured_at: MeasurementTimes,
+    ) -> CandidateWorker:
+        identity = self.identity
+        return CandidateWorker(
+            worker_id=identity.worker_id,
+            unusable=_UNUSABLE.get(self.state),
+            context_tokens=identity.context_tokens,
+            total_blocks=total_blocks,
+            max_requests=max_requests,
+            load=load,
+            namespace=identity.kv_namespace,
+            unreported=unreported,
+            connected=self.connected,
+            can_prefill=identity.can_prefill,
+            receives_kv=identity.receives_kv,
+            # What is not known counts as free.
+            block_bytes=identity.block_bytes or 0,
+            layerwise_tokens=identity.layerwise_tokens or 0,
+            fetch_bytes_per_second=fetch_bytes_per_second,
+            measured_at=measured_at,
+            rank=rank,
+            requests_beside=requests_beside,
+            worker_class=identity.worker_class,
+        )
