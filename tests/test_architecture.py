@@ -29,7 +29,19 @@ MAY_IMPORT = {
     "cli/settings": {"cli/launcher", "gateway", "scheduler", "prefill_svc", "decode_svc", "kvstore", "mesh"},
     "tools": {"engine", "kernels", "mesh", "eval"},
     "eval": {"cli/launcher", "mesh", PROTOS},
-    "bench": {"cli/launcher", "tools", "worker", "engine", "kernels", "transfer", "kvstore", "mesh", "eval", PROTOS},
+    "bench": {
+        "cli/launcher",
+        "tools",
+        "worker",
+        "scheduler",
+        "engine",
+        "kernels",
+        "transfer",
+        "kvstore",
+        "mesh",
+        "eval",
+        PROTOS,
+    },
     # It runs the services' own domain code in simulated time; nothing of the product may import it.
     "sim": {
         "scheduler",
