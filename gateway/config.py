@@ -148,7 +148,7 @@ class ResponsesConfig(RedisConfig):
     """Responses of /v1/responses that are stored, for requests that go on from them (previous_response_id)."""
 
     redis_url: str | None = None
-    """redis://host:port/database, the same for every gateway of the mesh; null stores no response."""
+    """redis://host:port/database (rediss:// for TLS), the same for every gateway of the mesh; null stores none."""
     timeout_seconds: float = Field(default=0.5, gt=0)
     """Longest wait for Redis. A response that cannot be stored is given all the same, with store: false."""
     seconds: float = Field(default=30 * 24 * 3600.0, gt=0, le=10 * 365 * 24 * 3600.0)

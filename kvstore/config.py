@@ -12,7 +12,7 @@ class IndexConfig(RedisConfig):
     """Who holds which blocks, for hints to placement."""
 
     redis_url: str | None = None
-    """redis://host:port/database, shared by several stores; null keeps the index in this process."""
+    """redis://host:port/database (rediss:// for TLS), shared by several stores; null keeps it in this process."""
     timeout_seconds: float = Field(default=0.1, gt=0)
     """Longest wait for Redis. A lookup that gets no answer finds nothing."""
     lease_seconds: float = Field(default=10.0, ge=0.5)

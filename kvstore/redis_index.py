@@ -12,14 +12,20 @@ from kvstore.index import Location
 from kvstore.keys import Key
 from mesh.errors import IndexUnavailable, LeaseConflict
 from mesh.metrics import KVSTORE_INDEX_FAILURES
-from mesh.redis_link import RedisLink
+from mesh.redis_link import RedisLink, Script
 
-STORES = "deepmesh:{kv}"
+STORES = b"deepmesh:{kv}"
 # Keys in one command: few enough that other clients do not wait for it.
 PAGE_KEYS = 1000
 
 _NOW = """
-local clock = redis.call('TIME')
+local function call(command, ...)
+  local answer = redis.pcall(command, ...)
+  -- Redis does not say which command of a script its user may not run.
+  if type(answer) == 'table' and answer.err then error(command .. ': ' .. answer.err, 0) end
+  return answer
+end
+local clock = call('TIME')
 local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
 local function lease_of(entry)
   local ends, epoch = string.match(entry, '^(%d+):(.*)$')
@@ -33,7 +39,7 @@ _MATCH = (
     _NOW
     + """
 local best, best_store, best_epoch = 0, '', ''
-local stores = redis.call('HGETALL', KEYS[1])
+local stores = call('HGETALL', KEYS[1])
 for i = 1, #stores, 2 do
   local ends, epoch = lease_of(stores[i + 1])
   if ends > now then
@@ -41,7 +47,10 @@ for i = 1, #stores, 2 do
     local count, complete = 0, true
     while complete and count < #ARGV do
       local found = redis.pcall('SMISMEMBER', held, unpack(ARGV, count + 1, math.min(count + 256, #ARGV)))
-      if found.err then break end
+      if found.err then
+        if not string.find(found.err, 'WRONGTYPE') then error('SMISMEMBER: ' .. found.err, 0) end
+        break
+      end
       for _, present in ipairs(found) do
         if present == 0 then complete = false break end
         count = count + 1
@@ -55,25 +64,27 @@ return {best, best_store, best_epoch}
 )
 
 # KEYS: the stores. ARGV: store, epoch, lease in ms, whether to take the id from another epoch. Returns how many blocks
-# are believed; -1 where another epoch has a live lease. Forgets stores whose lease ended.
+# are believed; -1 where another epoch has a live lease. Forgets stores whose lease ended. It also runs what lookups
+# need, so that a user who may not look up is told here, where it is logged once.
 _RENEW = (
     _NOW
     + """
-local stores = redis.call('HGETALL', KEYS[1])
+local held = KEYS[1] .. ':' .. ARGV[1] .. ':' .. ARGV[2]
+call('SMISMEMBER', held, '')
+local stores = call('HGETALL', KEYS[1])
 for i = 1, #stores, 2 do
   local ends, epoch = lease_of(stores[i + 1])
   local live = ends > now
   if stores[i] == ARGV[1] and epoch ~= ARGV[2] then
     if live and ARGV[4] == '0' then return -1 end
-    redis.call('UNLINK', KEYS[1] .. ':' .. stores[i] .. ':' .. epoch)
+    call('UNLINK', KEYS[1] .. ':' .. stores[i] .. ':' .. epoch)
   elseif not live then
-    redis.call('HDEL', KEYS[1], stores[i])
+    call('HDEL', KEYS[1], stores[i])
   end
 end
-local held = KEYS[1] .. ':' .. ARGV[1] .. ':' .. ARGV[2]
-redis.call('HSET', KEYS[1], ARGV[1], string.format('%.0f:%s', now + ARGV[3], ARGV[2]))
-redis.call('PEXPIRE', held, ARGV[3])
-return redis.call('SCARD', held)
+call('HSET', KEYS[1], ARGV[1], string.format('%.0f:%s', now + ARGV[3], ARGV[2]))
+call('PEXPIRE', held, ARGV[3])
+return call('SCARD', held)
 """
 )
 
@@ -81,34 +92,35 @@ return redis.call('SCARD', held)
 _LEAVE = (
     _NOW
     + """
-local entry = redis.call('HGET', KEYS[1], ARGV[1])
+local entry = call('HGET', KEYS[1], ARGV[1])
 if entry then
   local _, epoch = lease_of(entry)
-  if epoch == ARGV[2] then redis.call('HDEL', KEYS[1], ARGV[1]) end
+  if epoch == ARGV[2] then call('HDEL', KEYS[1], ARGV[1]) end
 end
-return redis.call('UNLINK', KEYS[1] .. ':' .. ARGV[1] .. ':' .. ARGV[2])
+return call('UNLINK', KEYS[1] .. ':' .. ARGV[1] .. ':' .. ARGV[2])
 """
 )
 
 
+LOOKUP, _RENEWAL, _DEPARTURE = map(Script, (_MATCH, _RENEW, _LEAVE))
+
+
 class RedisIndex:
-    """Each call is one round trip: one EVALSHA, or one pipeline for each thousand keys. None waits for long."""
+    """Each call is one round trip: one EVALSHA, or two commands for each thousand keys. None waits for long."""
 
     def __init__(self, config: IndexConfig, store_id: str, epoch: str) -> None:
-        """Raises ConfigError if its URL is none of Redis."""
-        self._store_id = store_id
-        self._epoch = epoch
-        self._lease_ms = int(config.lease_seconds * 1000)
+        """Raises ConfigError if its Redis is none."""
+        self._store_id = store_id.encode()
+        self._epoch = epoch.encode()
+        self._lease_ms = _number(config.lease_seconds * 1000)
         self._link = RedisLink(config, "the index", IndexUnavailable, KVSTORE_INDEX_FAILURES)
-        self._redis = self._link.client
-        self._match, self._renew, self._leave = map(self._redis.register_script, (_MATCH, _RENEW, _LEAVE))
-        self._held = f"{STORES}:{store_id}:{epoch}"
+        self._held = b":".join((STORES, self._store_id, self._epoch))
         # The first renewal takes the id from whatever process had it before; later ones only if it is free.
         self._takes_over = True
 
     async def match(self, keys: Sequence[Key]) -> Location | None:
         try:
-            blocks, store_id, epoch = await self._link.ask(self._match, keys=[STORES], args=keys)
+            blocks, store_id, epoch = await self._link.evaluate(LOOKUP, STORES, *keys)
         except IndexUnavailable:
             return None
         if not blocks:
@@ -116,36 +128,35 @@ class RedisIndex:
         return Location(store_id.decode(errors="replace"), epoch.decode(errors="replace"), blocks)
 
     async def renew(self) -> int:
-        arguments = [self._store_id, self._epoch, self._lease_ms, int(self._takes_over)]
-        believed: int = await self._link.ask(self._renew, keys=[STORES], args=arguments)
+        arguments = (self._store_id, self._epoch, self._lease_ms, _number(self._takes_over))
+        believed: int = await self._link.evaluate(_RENEWAL, STORES, *arguments)
         if believed < 0:
-            raise LeaseConflict(f"another process runs as KV store {self._store_id!r}: give each its own store_id")
+            name = self._store_id.decode()
+            raise LeaseConflict(f"another process runs as KV store {name!r}: give each its own store_id")
         self._takes_over = False
         return believed
 
     async def add(self, keys: Sequence[Key]) -> None:
         for page in _pages(keys):
-            await self._link.ask(self._add_page, page)
+            # The set may be new, and must never outlive its lease.
+            await self._link.ask((b"SADD", self._held, *page), (b"PEXPIRE", self._held, self._lease_ms))
 
     async def remove(self, keys: Sequence[Key]) -> None:
         for page in _pages(keys):
-            await self._link.ask(self._redis.srem, self._held, *page)
+            await self._link.ask((b"SREM", self._held, *page))
 
     async def clear(self) -> None:
-        await self._link.ask(self._redis.unlink, self._held)
+        await self._link.ask((b"UNLINK", self._held))
 
     async def close(self) -> None:
         try:
-            await self._link.ask(self._leave, keys=[STORES], args=[self._store_id, self._epoch])
+            await self._link.evaluate(_DEPARTURE, STORES, self._store_id, self._epoch)
         finally:
-            await self._link.close()
+            self._link.close()
 
-    async def _add_page(self, page: Sequence[Key]) -> None:
-        async with self._redis.pipeline(transaction=False) as pipeline:
-            pipeline.sadd(self._held, *page)
-            # The set may be new, and must never outlive its lease.
-            pipeline.pexpire(self._held, self._lease_ms)
-            await pipeline.execute()
+
+def _number(value: float) -> bytes:
+    return str(int(value)).encode()
 
 
 def _pages(keys: Sequence[Key]) -> Iterator[Sequence[Key]]:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
 
 from mesh.addresses import is_loopback
 from mesh.config_keys import did_you_mean, keys_of, model_in
@@ -92,11 +92,34 @@ class SecurityConfig(Config):
         return self
 
 
+class RedisTlsConfig(Config):
+    """PEM files for TLS with Redis. They are read at each connection."""
+
+    ca: Path | None = None
+    """The CAs that may sign Redis' certificate, which must name the URL's host; by default the system's."""
+    certificate: Path | None = None
+    """Shown to Redis, if it asks."""
+    key: Path | None = None
+    """The certificate's private key; by default it stands in the certificate's file."""
+
+    @model_validator(mode="after")
+    def _key_has_a_certificate(self) -> Self:
+        if self.key is not None and self.certificate is None:
+            raise ValueError("a key needs its certificate")
+        return self
+
+
 class RedisConfig(Config):
-    """Redis or Valkey: base of the configuration of what a service keeps there."""
+    """Redis or Valkey: base of the configuration of what a service keeps there (docs/redis.md)."""
 
     redis_url: str | None = None
-    """redis://host:port/database"""
+    """redis://host:port/database, or rediss:// for TLS."""
+    redis_user: str | None = Field(default=None, min_length=1)
+    """A user of Redis' ACL, unless the URL has one; null is its default user."""
+    redis_password: SecretStr | None = Field(default=None, min_length=1)
+    """That user's, unless the URL has one."""
+    redis_tls: RedisTlsConfig | None = None
+    """For rediss://: a CA of your own, and a certificate of the service."""
     timeout_seconds: float = Field(default=0.1, gt=0)
     """Longest wait for Redis."""
 

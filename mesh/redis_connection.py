@@ -1,0 +1,196 @@
+"""One connection to Redis, shared by all who ask: commands leave at once, and answers come in their order.
+
+redis-py gives each command under way a connection, a lock and timers of its own, and takes two to six times as long for
+a lookup of the KV stores. hiredis parses.
+"""
+
+import asyncio
+import ssl
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, TypeAlias, cast
+
+import hiredis
+
+from mesh.redis_server import RedisServer
+
+
+class RedisFailure(Exception):
+    """Redis did not answer."""
+
+
+class RedisRefusal(RedisFailure):
+    """Redis answered, with an error."""
+
+    def __init__(self, message: str, is_unknown_script: bool) -> None:
+        super().__init__(message)
+        self.is_unknown_script = is_unknown_script
+
+
+Command: TypeAlias = tuple[bytes, ...]
+
+
+class RedisConnection:
+    """Connects when somebody asks, and again after a loss. Used by one event loop."""
+
+    def __init__(self, server: RedisServer, timeout_seconds: float) -> None:
+        self._server = server
+        self._timeout_seconds = timeout_seconds
+        self._stream: _Stream | None = None
+        self._connecting: asyncio.Task[_Stream] | None = None
+
+    async def call(self, commands: Sequence[Command]) -> list[Any]:
+        """Answers of commands that are sent in one round trip.
+
+        Raises RedisRefusal for the first that failed, and RedisFailure if there is no answer in time.
+        """
+        stream = self._stream
+        if stream is None or stream.lost:
+            stream = await self._connected()
+        answers = [stream.send(command) for command in commands]
+        return [self._checked(await answer) for answer in answers]
+
+    def close(self) -> None:
+        if self._connecting is not None:
+            self._connecting.cancel()
+        if self._stream is not None:
+            self._stream.end("it was closed")
+
+    async def _connected(self) -> "_Stream":
+        """All who ask meanwhile wait for one attempt, which goes on if one of them leaves."""
+        if self._connecting is None:
+            self._connecting = asyncio.create_task(self._connect())
+            self._connecting.add_done_callback(self._connection_ended)
+        return await asyncio.shield(self._connecting)
+
+    def _connection_ended(self, connecting: "asyncio.Task[_Stream]") -> None:
+        self._connecting = None
+        # Those who waited know; one may be left whom nobody waited for any more.
+        if not connecting.cancelled() and connecting.exception() is None:
+            self._stream = connecting.result()
+
+    async def _connect(self) -> "_Stream":
+        server, loop = self._server, asyncio.get_running_loop()
+        stream = None
+        try:
+            async with asyncio.timeout(self._timeout_seconds):
+                context = server.context()
+                _, stream = await loop.create_connection(
+                    lambda: _Stream(server.name, self._timeout_seconds), server.host, server.port, ssl=context
+                )
+                await self._log_in(stream)
+        except BaseException as error:
+            if stream is not None:
+                stream.end("it was not used")
+            if isinstance(error, OSError):
+                raise RedisFailure(f"{server.name} cannot be reached: {_reason(error)}") from error
+            raise
+        return stream
+
+    async def _log_in(self, stream: "_Stream") -> None:
+        commands = [self._server.login] if self._server.login else []
+        if self._server.database:
+            commands.append((b"SELECT", str(self._server.database).encode()))
+        for command in commands:
+            self._checked(await stream.send(command))
+
+    def _checked(self, answer: Any) -> Any:
+        if isinstance(answer, hiredis.ReplyError):
+            user = self._server.user or "default"
+            message = f"{self._server.name} refuses a command of the user {user!r}: {answer}"
+            raise RedisRefusal(message, str(answer).startswith("NOSCRIPT"))
+        return answer
+
+
+class _Stream(asyncio.Protocol):
+    """The bytes of one connection. An answer that is late ends it: those behind it are late too."""
+
+    def __init__(self, name: str, timeout_seconds: float) -> None:
+        self.lost = False
+        self._name = name
+        self._timeout_seconds = timeout_seconds
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._reader = hiredis.Reader()
+        # In the order of their commands: when an answer is late, and who waits for it.
+        self._awaited: deque[tuple[float, asyncio.Future[Any]]] = deque()
+        self._watch: asyncio.TimerHandle | None = None
+        self._answered = False
+
+    def send(self, command: Command) -> asyncio.Future[Any]:
+        """The answer will be a value, or a hiredis.ReplyError; RedisFailure is raised if none comes."""
+        future: asyncio.Future[Any] = self._loop.create_future()
+        if self.lost or self._transport is None:
+            _fail(future, f"{self._name} has ended the connection")
+            return future
+        self._awaited.append((self._loop.time() + self._timeout_seconds, future))
+        if self._watch is None:
+            self._watch = self._loop.call_later(self._timeout_seconds, self._look)
+        # Its types know commands of one word alone.
+        self._transport.write(hiredis.pack_command(command))  # type: ignore[arg-type]
+        return future
+
+    def end(self, why: str) -> None:
+        """Whoever waits for an answer gets an error."""
+        self.lost = True
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
+        if self._transport is not None:
+            self._transport.abort()
+        while self._awaited:
+            future = self._awaited.popleft()[1]
+            if not future.done():
+                _fail(future, f"{self._name}: {why}")
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop's transports are none of asyncio's classes.
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            self._reader.feed(data)
+            while (answer := self._reader.gets()) is not False:
+                if not self._awaited:
+                    raise hiredis.ProtocolError("an answer that nobody asked for")
+                self._answered = True
+                future = self._awaited.popleft()[1]
+                if not future.done():
+                    future.set_result(answer)
+        except hiredis.ProtocolError as error:
+            self.end(f"it does not speak Redis' protocol ({error})")
+
+    def connection_lost(self, error: Exception | None) -> None:
+        why = "" if error is None else f" ({_reason(error)})"
+        if self._answered:
+            self.end(f"it ended the connection{why}")
+        else:
+            # With TLS 1.3 a server reads the client's certificate when the client has begun to speak already.
+            self.end(f"it ended the connection before its first answer{why}: it may want TLS, or another certificate")
+
+    def _look(self) -> None:
+        self._watch = None
+        if not self._awaited:
+            return
+        late_at = self._awaited[0][0]
+        if late_at <= self._loop.time():
+            self.end("it did not answer in time")
+        else:
+            self._watch = self._loop.call_at(late_at, self._look)
+
+
+def _fail(future: asyncio.Future[Any], message: str) -> None:
+    future.set_exception(RedisFailure(message))
+    # Its owner may already have the error of another answer.
+    future.exception()
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is refused ({error.verify_message})"
+    if isinstance(error, ssl.SSLError):
+        # E.g. TLSV13_ALERT_CERTIFICATE_REQUIRED.
+        return f"TLS failed ({(error.reason or str(error)).lower().replace('_', ' ')})"
+    return getattr(error, "strerror", None) or str(error)
