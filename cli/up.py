@@ -26,11 +26,12 @@ from cli.launcher.log_lines import LinePrinter
 from cli.launcher.preflight import check_metrics_ports, check_plan
 from cli.launcher.serving import until_served
 from cli.launcher.shipped_model import shipped_model
+from cli.launcher.split import IN_FLIGHT, split_gpus
 from cli.launcher.supervisor import NAME, Supervisor
 from cli.settings.check import GatewayKeys, check_settings, gateway_config, gateway_keys
 from mesh.addresses import is_loopback
 from mesh.channel import Channels
-from mesh.errors import Unauthenticated
+from mesh.errors import ConfigError, Unauthenticated
 from mesh.ports import free_port
 from mesh.signals import until_signal
 
@@ -47,6 +48,18 @@ def up(
         int, typer.Option(min=0, max=64, help="Prefill workers; with none, decode workers compute prompts.")
     ] = 0,
     kvstore: Annotated[int, typer.Option(min=0, max=16, help="KV stores: caches beyond the workers.")] = 0,
+    gpus: Annotated[
+        int | None,
+        typer.Option(min=1, max=64, help="GPUs to divide among workers as --split says; where there are none, ranks."),
+    ] = None,
+    split: Annotated[
+        str | None,
+        typer.Option(
+            metavar="mP+nD",
+            help="Prefill and decode workers that --gpus are divided among, equally or as in 1Px1+1Dx3. By default 1D: "
+            "one worker computes prompts beside answers.",
+        ),
+    ] = None,
     gpus_per_worker: Annotated[
         int | None,
         typer.Option(min=1, max=64, help="Ranks of each worker, on GPUs one each; their layout depends on the role."),
@@ -83,17 +96,28 @@ def up(
     """Run a mesh in the foreground: a scheduler, KV stores, prefill and decode workers, a gateway. Ctrl-C stops it.
 
     GPUs go to the decode workers, one a rank, then to the prefill workers; more ranks than GPUs share them, and their
-    memory. CUDA_VISIBLE_DEVICES names those to use; --set decode.engine.device=cpu leaves them to others.
+    memory. --gpus 4 is one worker of four ranks; --gpus 4 --split 1P+1D is two of two ranks each, of which one computes
+    prompts and the other answers. CUDA_VISIBLE_DEVICES names the GPUs to use; --set decode.engine.device=cpu leaves
+    them to others.
 
     A process that dies is started again after 0.5 s, then after ever longer. The mesh stops when one cannot be kept
     running; prefill workers, stores, and a decode worker, scheduler or gateway while another serves may be given up.
     """
     asked = tuple(settings or ())
+    found, ranks = find_gpus(), {"decode": gpus_per_worker, "prefill": gpus_per_worker}
+    if gpus is not None:
+        if (decode, prefill, gpus_per_worker) != (1, 0, None):
+            raise ConfigError("--gpus divides all of them: give --split, not --decode, --prefill or --gpus-per-worker")
+        found, division = _first(found, gpus), split_gpus(gpus, split or IN_FLIGHT)
+        decode, prefill = division.decode_workers, division.prefill_workers
+        ranks = {"decode": division.decode_ranks, "prefill": division.prefill_ranks}
+    elif split is not None:
+        raise ConfigError("--split says who gets which of --gpus: give their number, too")
     roles = ("decode", "prefill") if prefill else ("decode",)
     if model is None and not all(f"{role}.{WITHOUT_MODEL}" in asked for role in roles):
         model = shipped_model()
     stores = tuple(free_port() for _ in range(kvstore))
-    parallel = {"ranks": gpus_per_worker, "tp": tp, "dp": dp, "ep": ep}
+    parallel = {service: {"ranks": count, "tp": tp, "dp": dp, "ep": ep} for service, count in ranks.items()}
     plan = MeshPlan(
         model,
         decode,
@@ -103,10 +127,10 @@ def up(
         asked,
         prefill,
         stores,
-        find_gpus(),
+        found,
         host,
         metrics_port or None,
-        {key: value for key, value in parallel.items() if value is not None},
+        {service: {k: v for k, v in sizes.items() if v is not None} for service, sizes in parallel.items()},
         tuple(free_port() for _ in range(scheduler - 1)),
         gateway,
         resume_secret=token_hex(32),
@@ -117,6 +141,16 @@ def up(
     check_plan(plan)
     check_metrics_ports(specs)
     asyncio.run(_run(plan, specs, keys))
+
+
+def _first(found: tuple[str, ...], gpus: int) -> tuple[str, ...]:
+    """The first of the GPUs that were found; none if there are none, and ranks compute on the CPU.
+
+    Raises ConfigError if there are some, but too few.
+    """
+    if 0 < len(found) < gpus:
+        raise ConfigError(f"--gpus {gpus}: there are {len(found)} (with CUDA_VISIBLE_DEVICES= ranks are on the CPU)")
+    return found[:gpus]
 
 
 async def _run(plan: MeshPlan, specs: Sequence[ServiceSpec], keys: GatewayKeys) -> None:

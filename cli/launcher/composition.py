@@ -40,7 +40,7 @@ PARALLEL = "engine.parallel"
 SECRETS = ("api_keys", "redis_url", "redis_password", "secret")
 # Large, because the host's cost of a segment in GPU memory does not depend on its size.
 GPU_SLOT_BYTES = 64 << 20
-# For services that load no checkpoint; workers have no limit.
+# For services that load no checkpoint; workers have no limit, nor have gateways, which are ready once a worker is.
 READY_SECONDS = 60.0
 
 
@@ -102,8 +102,8 @@ class MeshPlan:
     host: str = HOST
     # The gateway's; the others have theirs after it (METRICS_OFFSETS). None takes free ones.
     metrics_port: int | None = None
-    # Keys of engine.parallel (ranks, tp, dp, ep) for workers of both roles.
-    parallel: Mapping[str, int] = field(default_factory=dict)
+    # Keys of engine.parallel (ranks, tp, dp, ep) by service.
+    parallel: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     # Ports of schedulers beside the first.
     more_scheduler_ports: tuple[int, ...] = ()
     gateways: int = 1
@@ -149,8 +149,10 @@ def compose(plan: MeshPlan, cpu_count: int | None = None) -> list[ServiceSpec]:
 
     def workers(service: str, count: int) -> list[ServiceSpec]:
         devices = [(name, gpus.get(name)) for name in _names(service, count)]
+        parallel = _parallel_settings(plan, service)
         return [
-            _worker(service, name, gpu, (*common, *_own_settings(plan, gpu), *asked[service])) for name, gpu in devices
+            _worker(service, name, gpu, (*common, *parallel, *_own_settings(plan, gpu), *asked[service]))
+            for name, gpu in devices
         ]
 
     specs = [
@@ -201,9 +203,7 @@ def _gateways(plan: MeshPlan, asked: Sequence[str]) -> list[ServiceSpec]:
         name, several = _numbered("gateway", number), plan.gateways > 1
         settings = (f"gateway_id={name}", *_gateway_settings(plan, http_port), *asked)
         specs.append(
-            ServiceSpec(
-                name, MODULES["gateway"], grpc_port, settings, READY_SECONDS, worker=several, host=plan.gateway_host
-            )
+            ServiceSpec(name, MODULES["gateway"], grpc_port, settings, None, worker=several, host=plan.gateway_host)
         )
     return specs
 
@@ -241,15 +241,15 @@ def _assign_gpus(plan: MeshPlan, asked: Mapping[str, Sequence[str]]) -> dict[str
     """The GPU of each worker that has one, by the worker's name."""
     workers = {"decode": plan.decode_workers, "prefill": plan.prefill_workers}
     takers = [service for service in workers if _takes_gpu(asked[service])]
-    ranks = {name: _ranks(plan, asked[service]) for service in takers for name in _names(service, workers[service])}
+    ranks = {name: _ranks(plan, service, asked) for service in takers for name in _names(service, workers[service])}
     return assign(ranks, plan.gpus)
 
 
-def _ranks(plan: MeshPlan, settings: Sequence[str]) -> int:
-    """How many ranks a worker with these settings has."""
-    asked = _asked((*_parallel_settings(plan), *settings), *PARALLEL.split("."))
+def _ranks(plan: MeshPlan, service: str, asked: Mapping[str, Sequence[str]]) -> int:
+    """How many ranks a worker of this service has."""
+    parallel = _asked((*_parallel_settings(plan, service), *asked[service]), *PARALLEL.split("."))
     # What is no number is refused with the other settings.
-    sizes = {key: value for key, value in asked.items() if isinstance(value, int)}
+    sizes = {key: value for key, value in parallel.items() if isinstance(value, int)}
     return sizes.get("ranks") or sizes.get("tp", 1) * sizes.get("dp", 1)
 
 
@@ -264,8 +264,8 @@ def _asked(settings: Sequence[str], *keys: str) -> dict[str, Any]:
     return values if isinstance(values, dict) else {}
 
 
-def _parallel_settings(plan: MeshPlan) -> list[str]:
-    return [f"{PARALLEL}.{key}={value}" for key, value in plan.parallel.items()]
+def _parallel_settings(plan: MeshPlan, service: str) -> list[str]:
+    return [f"{PARALLEL}.{key}={value}" for key, value in plan.parallel.get(service, {}).items()]
 
 
 def _takes_gpu(settings: Sequence[str]) -> bool:
@@ -322,12 +322,10 @@ def _worker_settings(plan: MeshPlan, asked: Mapping[str, Sequence[str]], cpu_cou
         settings.append("engine.model_dir=" + json.dumps(str(plan.model_dir.resolve())))
     if plan.kv_secret is not None:
         settings.append(f"kv.secret={plan.kv_secret}")
-    settings += _parallel_settings(plan)
     if plan.workers > 1:
         # Otherwise each worker would take every core.
-        ranks = plan.decode_workers * _ranks(plan, asked["decode"]) + plan.prefill_workers * _ranks(
-            plan, asked["prefill"]
-        )
+        counts = {"decode": plan.decode_workers, "prefill": plan.prefill_workers}
+        ranks = sum(count * _ranks(plan, service, asked) for service, count in counts.items())
         settings.append(f"engine.threads={max(1, cpu_count // ranks)}")
     return settings
 

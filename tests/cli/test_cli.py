@@ -169,6 +169,25 @@ async def test_up_refuses_a_setting_of_no_service() -> None:
     assert (status, "expected SERVICE.KEY=VALUE" in err) == (2, True)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (("--gpus", "4", "--split", "1P+2D"), "--split 1P+2D does not divide --gpus 4"),
+        (("--split", "1P+1D"), "--split says who gets which of --gpus: give their number, too"),
+        (("--gpus", "4", "--prefill", "1"), "--gpus divides all of them: give --split, not --decode, --prefill or"),
+    ],
+)
+def test_up_refuses_a_wrong_split_with_one_sentence(arguments: tuple[str, ...], error: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(error)):
+        build()(["up", *arguments], standalone_mode=False)
+
+
+def test_up_refuses_to_divide_more_gpus_than_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cli.up.find_gpus", lambda: ("0", "1"))
+    with pytest.raises(ConfigError, match="--gpus 4: there are 2"):
+        build()(["up", "--gpus", "4"], standalone_mode=False)
+
+
 async def test_up_refuses_a_wrong_setting_before_it_starts_anything() -> None:
     status, out, err = await deepmesh("up", "--set", "decode.engine.max_request=8")
     assert (status, out, err.count("\n")) == (2, "", 1)

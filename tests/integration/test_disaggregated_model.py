@@ -10,13 +10,12 @@ import torch
 from transformers import DeepseekV3ForCausalLM
 
 from tests.support.checkpoints import random_prompt, tiny_checkpoint
+from tests.support.greedy import assert_greedy
 from tests.support.mesh_requests import fetched_blocks, forget, received_bytes, tokens_of, until_stored
 from tests.support.process_mesh import ProcessMesh, process_mesh
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 ANSWER_TOKENS = 24
-# Where the best two logits are closer, rounding may choose.
-MARGIN = 1e-3
 # On both sides of blocks of 64, of the prefill worker's chunks of 96, and of segments of one or two blocks.
 LENGTHS = (2, 63, 64, 65, 96, 97, 128, 129, 192, 257, 300)
 SETTINGS = (
@@ -57,6 +56,8 @@ MESHES = {
     "whole, one rank to TP2": (*pushed_in_layers(8192), *layout("decode", tp=2)),
     "whole, DP2 to TP2": (*pushed_in_layers(8192), *layout("prefill", dp=2), *layout("decode", tp=2)),
     "layerwise, TP2 to one rank": (*pushed_in_layers(64), *layout("prefill", tp=2)),
+    "layerwise, TP2 to DP2": (*pushed_in_layers(64), *layout("prefill", tp=2), *layout("decode", dp=2)),
+    "whole, DP2 to DP2": (*pushed_in_layers(8192), *layout("prefill", dp=2), *layout("decode", dp=2)),
     "layerwise, TP2 to TP2xDP2": (*pushed_in_layers(64), *layout("prefill", tp=2), *layout("decode", tp=2, dp=2)),
 }
 # The others run with `make check-layouts`.
@@ -75,19 +76,11 @@ async def mesh(checkpoint: Path, request: pytest.FixtureRequest) -> AsyncIterato
         yield running
 
 
-@torch.inference_mode()
-def assert_as_transformers(reference: DeepseekV3ForCausalLM, prompt: list[int], answer: list[int]) -> None:
-    """Each token is the best one after those before it, up to rounding."""
-    assert len(answer) == ANSWER_TOKENS
-    logits = reference(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1]
-    chosen = logits.gather(1, torch.tensor(answer)[:, None])[:, 0]
-    assert (logits.max(dim=1).values - chosen).max() < MARGIN
-
-
 async def check(mesh: ProcessMesh, reference: DeepseekV3ForCausalLM, prompts: list[list[int]]) -> None:
     answers = await asyncio.gather(*(tokens_of(mesh, prompt, ANSWER_TOKENS) for prompt in prompts))
     for prompt, answer in zip(prompts, answers, strict=True):
-        assert_as_transformers(reference, prompt, answer)
+        assert len(answer) == ANSWER_TOKENS
+        assert_greedy(reference, prompt, answer)
 
 
 async def test_prompts_of_every_length(mesh: ProcessMesh, reference: DeepseekV3ForCausalLM) -> None:

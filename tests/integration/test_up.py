@@ -5,8 +5,6 @@ import os
 import re
 import signal
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx
@@ -17,64 +15,12 @@ from cli.answers import Answer, stream_grpc
 from cli.status import read_workers
 from mesh.channel import Channels
 from mesh.ports import free_port
+from tests.support.launched import DEEPMESH, up
 from tests.support.programs import ROOT
 from tests.support.waiting import eventually
 from tools.make_checkpoint import make_checkpoint
 
-DEEPMESH = "import sys; from cli.main import main; sys.argv[0] = 'deepmesh'; main()"
 ORACLE = ("--set", "decode.engine.backend=oracle")
-
-
-class Running:
-    """A `deepmesh` command that runs: its lines so far, its processes."""
-
-    def __init__(self, process: asyncio.subprocess.Process, grpc_port: int, scheduler_port: int) -> None:
-        self.process = process
-        self.gateway = f"127.0.0.1:{grpc_port}"
-        self.scheduler = f"127.0.0.1:{scheduler_port}"
-        self.lines: list[str] = []
-        self.reading = asyncio.create_task(self._read())
-
-    async def _read(self) -> None:
-        assert self.process.stdout is not None
-        async for line in self.process.stdout:
-            self.lines.append(line.decode().rstrip())
-
-    async def until_said(self, text: str) -> None:
-        await eventually(lambda: self.said(text) or self.reading.done(), 60)
-        assert self.said(text), "\n".join(self.lines)
-
-    def said(self, text: str) -> bool:
-        return any(text in line for line in self.lines)
-
-    def descendants(self) -> dict[int, str]:
-        found = psutil.Process(self.process.pid).children(recursive=True)
-        return {each.pid: " ".join(each.cmdline()) for each in found}
-
-    def of_module(self, module: str) -> int:
-        return next(number for number, command in self.descendants().items() if f"-m {module}" in command)
-
-
-@asynccontextmanager
-async def up(*arguments: str, decode: int = 1) -> AsyncIterator[Running]:
-    """`deepmesh up` on free ports; killed at the end if it still runs."""
-    http_port, grpc_port, scheduler_port = free_port(), free_port(), free_port()
-    ports = ("--http-port", str(http_port), "--grpc-port", str(grpc_port), "--scheduler-port", str(scheduler_port))
-    process = await asyncio.create_subprocess_exec(
-        *[sys.executable, "-c", DEEPMESH, "up", *ports, "--metrics-port", "0", "--decode", str(decode), *arguments],
-        cwd=ROOT,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    running = Running(process, grpc_port, scheduler_port)
-    try:
-        yield running
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
-        await running.reading
 
 
 async def generate(endpoint: str, token_ids: list[int], max_tokens: int) -> Answer:
@@ -95,7 +41,7 @@ def none_lives(process_ids: dict[int, str]) -> bool:
 
 
 async def test_a_mesh_answers_shows_its_workers_and_stops_on_ctrl_c_without_a_trace() -> None:
-    async with up(*ORACLE, decode=2) as mesh:
+    async with up(*ORACLE, "--decode", "2") as mesh:
         await mesh.until_said("ready: OpenAI http://127.0.0.1:")
         answer = await generate(mesh.gateway, list(range(200)), 10)
         assert (answer.prompt_tokens, answer.completion_tokens) == (200, 10)

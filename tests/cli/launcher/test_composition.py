@@ -60,6 +60,11 @@ def test_everyone_is_told_of_every_scheduler() -> None:
     assert last_value(specs["decode-0"], "scheduler") == last_value(specs["gateway"], "scheduler") == everyone
 
 
+def test_whoever_waits_for_a_checkpoint_may_take_as_long_as_it_loads() -> None:
+    specs = by_name(MeshPlan(None, prefill_workers=1, store_ports=(4010,)))
+    assert {name for name, spec in specs.items() if spec.ready_seconds is None} == {"prefill-0", "decode-0", "gateway"}
+
+
 def test_each_gateway_has_an_id_and_ports_of_its_own() -> None:
     specs = by_name(MeshPlan(None, gateways=2, http_port=8000, grpc_port=8001, metrics_port=9001))
     assert [last_value(specs[name], "gateway_id") for name in ("gateway", "gateway-1")] == ["gateway", "gateway-1"]
@@ -135,13 +140,20 @@ def test_the_workers_of_both_roles_are_divided_as_the_plan_says_unless_their_set
         prefill_workers=1,
         settings=("prefill.engine.parallel.tp=2",),
         gpus=("0", "1", "2", "3"),
-        parallel={"ranks": 2, "ep": 1},
+        parallel={service: {"ranks": 2, "ep": 1} for service in ("decode", "prefill")},
     )
     specs = by_name(plan)
     for name in ("decode-0", "prefill-0"):
         assert {"engine.parallel.ranks=2", "engine.parallel.ep=1"} <= set(specs[name].settings)
     assert specs["prefill-0"].settings[-1] == "engine.parallel.tp=2"
     assert device_list(list(specs.values())) == "prefill-0 on GPUs 2, 3, decode-0 on GPUs 0, 1"
+
+
+def test_workers_of_each_role_may_have_ranks_of_their_own_number() -> None:
+    parallel = {"prefill": {"ranks": 1}, "decode": {"ranks": 3}}
+    specs = by_name(MeshPlan(None, prefill_workers=1, gpus=("0", "1", "2", "3"), parallel=parallel))
+    assert [last_value(specs[name], "engine.parallel.ranks") for name in ("prefill-0", "decode-0")] == [1, 3]
+    assert device_list(list(specs.values())) == "prefill-0 on GPU 3, decode-0 on GPUs 0, 1, 2"
 
 
 @pytest.mark.parametrize("setting", ["engine.parallel.dp=2", "engine.parallel={dp: 2}", "engine={parallel: {dp: 2}}"])

@@ -1,0 +1,41 @@
+"""How the GPUs of one machine are divided among workers: `deepmesh up --gpus 4 --split 1P+1D`. Pure."""
+
+import re
+from dataclasses import dataclass
+
+from mesh.errors import ConfigError
+
+# Answers and prompts on the same GPUs.
+IN_FLIGHT = "1D"
+_SPLIT = re.compile(r"(?:(?P<P>\d{1,3})P(?:x(?P<Px>\d{1,3}))?\+)?(?P<D>\d{1,3})D(?:x(?P<Dx>\d{1,3}))?")
+
+
+@dataclass(frozen=True)
+class Split:
+    """How many workers of each role there are, and how many ranks each of them has."""
+
+    decode_workers: int
+    decode_ranks: int
+    prefill_workers: int = 0
+    prefill_ranks: int = 0
+
+
+def split_gpus(gpus: int, split: str) -> Split:
+    """Divide that many GPUs as `split` says: 1D, 1P+1D, 2P+1D, or with the GPUs of each worker 2Px1+1Dx2.
+
+    Workers whose GPUs are not given get equal parts of the rest. Raises ConfigError.
+    """
+    found = _SPLIT.fullmatch(split)
+    counts = {role: int(found[role] or 0) for role in "PD"} if found else {}
+    if found is None or not counts["D"]:
+        raise ConfigError(f"--split {split}: expected how many workers of each role, as in 1D, 1P+1D or 2Px1+1Dx2")
+    sizes = {role: int(found[f"{role}x"]) for role in "PD" if found[f"{role}x"] is not None}
+    rest = gpus - sum(counts[role] * size for role, size in sizes.items())
+    takers = sum(counts[role] for role in "PD" if role not in sizes)
+    if 0 in sizes.values() or (rest if not takers else rest < takers or rest % takers):
+        raise ConfigError(
+            f"--split {split} does not divide --gpus {gpus}: give numbers that do, or the GPUs of each worker, "
+            "as in 2Px1+1Dx2"
+        )
+    each = {role: sizes.get(role, rest // takers if takers else 0) for role in "PD"}
+    return Split(counts["D"], each["D"], counts["P"], each["P"] if counts["P"] else 0)
