@@ -40,7 +40,7 @@ async def main(config: GatewayConfig) -> None:
             stalled_seconds=config.limits.stalled_seconds,
         )
         page = operator_server(config, gateway, channels)
-        async with MeshServer(server_config, "gateway", [registration], tls) as server, http, page:
+        async with MeshServer(server_config, "gateway", [registration], tls, public=True) as server, http, page:
             _log.info("listening", extra={"fields": {"grpc_port": server.port, "http_port": http.port}})
             await gateway.until(server.until_signal(), server.ready, server.drain)
             await gateway.leave(server.drain)

@@ -1,12 +1,26 @@
 """How either end of a connection notices that its peer has stopped answering, though the connection is still open."""
 
-# A ping goes out after 10 s without data, and the connection is closed if its answer takes longer than 5 s. In grpcio
-# 1.85 `http2.ping_timeout_ms` (60 s by default) decides that. `keepalive_timeout_ms` sets TCP_USER_TIMEOUT,
-# which notices lost packets but not a frozen process.
-KEEPALIVE = (
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
-    ("grpc.http2.ping_timeout_ms", 5_000),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.max_pings_without_data", 0),
-)
+
+def _options(after_ms: int, within_ms: int) -> tuple[tuple[str, int], ...]:
+    """A ping goes out `after_ms` without data; the connection is closed if its answer takes longer than `within_ms`.
+
+    gRPC looks for data every `after_ms` only, so that the ping may go out that much later. In grpcio 1.85
+    `http2.ping_timeout_ms` (60 s by default) decides when the answer is late. `keepalive_timeout_ms` sets
+    TCP_USER_TIMEOUT, which notices lost packets but not a frozen process. A thread of gRPC answers pings: a service
+    that computes for seconds is not given up.
+    """
+    return (
+        ("grpc.keepalive_time_ms", after_ms),
+        ("grpc.keepalive_timeout_ms", within_ms),
+        ("grpc.http2.ping_timeout_ms", within_ms),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+    )
+
+
+# Between services: a peer that is cut off is given up after 5 to 7 s. Until then the streams that it carried wait.
+KEEPALIVE = _options(after_ms=2_000, within_ms=3_000)
+# Of a gateway's clients: their networks may fail for longer, and not every client goes on with a stream that broke.
+CLIENTS_KEEPALIVE = _options(after_ms=10_000, within_ms=5_000)
+# A server closes the connection of a peer that pings more often than this.
+SHORTEST_PING_INTERVAL_MS = 1_000

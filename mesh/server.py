@@ -17,7 +17,7 @@ from mesh.config import ServerConfig
 from mesh.errors import ConfigError
 from mesh.identity import Role
 from mesh.interceptors import EdgeInterceptor
-from mesh.keepalive import KEEPALIVE
+from mesh.keepalive import CLIENTS_KEEPALIVE, KEEPALIVE, SHORTEST_PING_INTERVAL_MS
 from mesh.metrics_http import MetricsServer
 from mesh.ports import why_not
 from mesh.signals import until_signal
@@ -62,11 +62,17 @@ class MeshServer:
     The end of the block drains, waits up to `drain_seconds` for calls, and stops. Raises ConfigError if a port
     cannot be listened on.
 
-    Without `tls` it speaks plaintext and asks nobody who they are.
+    Without `tls` it speaks plaintext and asks nobody who they are. `public`: its callers are clients of the mesh, and
+    not its services.
     """
 
     def __init__(
-        self, config: ServerConfig, name: str, registrations: Sequence[Registration], tls: ServerTls | None = None
+        self,
+        config: ServerConfig,
+        name: str,
+        registrations: Sequence[Registration],
+        tls: ServerTls | None = None,
+        public: bool = False,
     ) -> None:
         self.port = 0
         self.metrics_port: int | None = None
@@ -80,7 +86,8 @@ class MeshServer:
         info = f"/{reflection.SERVICE_NAME}/ServerReflectionInfo"
         serves = _served(registrations) if tls and tls.mutual else None
         self._edge = EdgeInterceptor(config.max_calls, [*endless, watch, info], serves)
-        self._server = grpc.aio.server(interceptors=[self._edge], options=_options(config))
+        keepalive = CLIENTS_KEEPALIVE if public else KEEPALIVE
+        self._server = grpc.aio.server(interceptors=[self._edge], options=[*_options(config), *keepalive])
         self._register(registrations)
         self._probed: grpc.aio.Server | None = None
         self._metrics: MetricsServer | None = None
@@ -141,7 +148,7 @@ class MeshServer:
         """Health on a plaintext port of its own."""
         if self._config.health_port is None:
             return
-        self._probed = grpc.aio.server(options=_options(self._config))
+        self._probed = grpc.aio.server(options=[*_options(self._config), *CLIENTS_KEEPALIVE])
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._probed)
         self.health_port = _listen(self._probed, self._name, "health_port", self._config, None)
         await self._probed.start()
@@ -169,8 +176,7 @@ def _options(config: ServerConfig) -> list[tuple[str, int]]:
         ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING_CALLS),
         # Two services that shared a port by accident would each get a part of the calls.
         ("grpc.so_reuseport", 0),
-        *KEEPALIVE,
-        ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+        ("grpc.http2.min_ping_interval_without_data_ms", SHORTEST_PING_INTERVAL_MS),
     ]
 
 

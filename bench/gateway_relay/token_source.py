@@ -19,7 +19,7 @@ from deepmesh.v1 import gateway_pb2
 SERVICE = "deepmesh.v1.GatewayService"
 METHOD = "Generate"
 # Clients of the mesh ping their servers more often than gRPC takes by default.
-PING_OPTIONS = (("grpc.http2.min_ping_interval_without_data_ms", 5_000), ("grpc.keepalive_permit_without_calls", 1))
+PING_OPTIONS = (("grpc.http2.min_ping_interval_without_data_ms", 1_000), ("grpc.keepalive_permit_without_calls", 1))
 
 
 def token_message(text: str) -> bytes:

@@ -1,4 +1,4 @@
-"""A peer that is connected and answers nothing, as a stopped process: either end gives it up. Times are a tenth."""
+"""A peer that is connected and answers nothing, as a stopped process: either end gives it up. Times are a quarter."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -15,9 +15,9 @@ from mesh.server import MeshServer
 from tests.support.pausing_proxy import proxy_to
 from tests.support.raw_service import raw_method, raw_registration
 
-FASTER = 10
-# A ping after 1 s without data, its answer within 0.5 s.
-PATIENCE_SECONDS = 3.0
+FASTER = 4
+# A peer is given up after 1.25 to 1.75 s; on a busy machine anything takes longer.
+PATIENCE_SECONDS = 30.0
 
 
 def faster(options: Any) -> tuple[tuple[str, int], ...]:
