@@ -12,6 +12,9 @@ _SETTINGS = {
     "MM_ERROR_HANDLING": "y",
     # Within this time a killed sender is noticed over shared memory. UCX's own 20 s would keep slots that long.
     "KEEPALIVE_INTERVAL": "1s",
+    # Without it the thread that connects waits for the answer, two minutes if the peer's machine is gone or cut off.
+    # All transfers of this process stop meanwhile, and a rank whose transfer thread hangs is ended.
+    "TCP_CONN_NB": "y",
 }
 
 
