@@ -9,27 +9,34 @@ import json
 import logging
 import os
 import threading
+from contextlib import suppress
 from pathlib import Path
-from typing import TextIO
 
 from mesh.errors import ConfigError
 from mesh.tracing import SpanEvent
 
 _BUFFER_EVENTS = 256
 
+_log = logging.getLogger("deepmesh.observe")
+
 
 class TraceFile(logging.Handler):
-    """Writes spans as complete events ("ph": "X"), a few hundred at a time."""
+    """Writes spans as complete events ("ph": "X"), a few hundred at a time. What cannot be written is left out."""
 
     def __init__(self, service: str, path: Path) -> None:
         super().__init__()
         try:
-            self._file: TextIO = path.open("w")
+            # Without a buffer of its own, which would write what had no room when there is room again.
+            self._file = path.open("wb", buffering=0)
         except OSError as error:
             raise ConfigError(f"observe.trace_file: cannot write {path}: {error.strerror}") from error
         self._process_id = os.getpid()
         name = {"name": "process_name", "ph": "M", "pid": self._process_id, "args": {"name": service}}
-        self._file.write("[\n" + json.dumps(name))
+        self._path = path
+        self._written_bytes = 0
+        # Whether the last events had no room, or could not be written for another reason.
+        self._failing = False
+        self._head = "[\n" + json.dumps(name)
         self._buffer: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -53,13 +60,30 @@ class TraceFile(logging.Handler):
     def flush(self) -> None:
         with self.lock or threading.Lock():
             if not self._file.closed:
-                self._file.write("".join(self._buffer))
-                self._file.flush()
+                self._write("".join(self._buffer))
                 self._buffer.clear()
 
     def close(self) -> None:
         self.flush()
         if not self._file.closed:
-            self._file.write("\n]\n")
+            self._write("\n]\n")
             self._file.close()
         super().close()
+
+    def _write(self, text: str) -> None:
+        """All of it, or none: a part of an event would spoil the file."""
+        data = (text if self._written_bytes else self._head + text).encode()
+        try:
+            written = self._file.write(data)
+            why = None if written == len(data) else "no room for all of it"
+        except OSError as error:
+            why = error.strerror
+        if why is None:
+            self._written_bytes += len(data)
+        else:
+            with suppress(OSError):
+                self._file.truncate(self._written_bytes)
+                self._file.seek(self._written_bytes)
+            if not self._failing:
+                _log.warning("spans are left out of the trace file", extra={"fields": {"file": self._path, "why": why}})
+        self._failing = why is not None

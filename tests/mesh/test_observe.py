@@ -1,6 +1,8 @@
 import io
 import json
 import logging
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -173,3 +175,44 @@ def test_an_unfinished_trace_is_valid_but_for_its_last_bracket(tmp_path: Path) -
 def test_an_unwritable_trace_file_is_a_config_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"observe.trace_file: cannot write .*missing/trace.json"):
         configure("gateway", ObserveConfig(trace_file=tmp_path / "missing" / "trace.json"))
+
+
+def test_spans_that_a_full_disk_has_no_room_for_are_left_out_and_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    with traced_to(Path("/dev/full")):
+        for _ in range(1000):
+            with span("step"):
+                pass
+    assert [record.message for record in caplog.records if record.levelname == "WARNING"] == [
+        "spans are left out of the trace file"
+    ]
+
+
+# Writes spans until a part of them has no room, makes room, and writes some more.
+GROWING = """
+import logging, resource, signal, sys
+from pathlib import Path
+from mesh.observe import span
+from mesh.trace_file import TraceFile
+
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+handler = TraceFile("decode", Path(sys.argv[1]))
+log = logging.getLogger("deepmesh.trace")
+log.addHandler(handler)
+log.setLevel(logging.INFO)
+_, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+for limit, name in ((20_000, "before"), (60_000, "without room"), (most, "after")):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, most))
+    for _ in range(50 if name == "before" else 1000):
+        with span(name):
+            pass
+    handler.flush()
+handler.close()
+"""
+
+
+def test_a_trace_file_whose_disk_was_full_for_a_while_is_whole_json(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    subprocess.run([sys.executable, "-c", GROWING, str(path)], check=True)
+    names = [event["name"] for event in json.loads(path.read_text())]
+    assert (names.count("before"), names.count("after")) == (50, 1000)
+    assert names.count("without room") < 1000
