@@ -63,7 +63,7 @@ async def four() -> AsyncIterator[ProcessMesh]:
 
 async def chosen(mesh: ProcessMesh, newest: int) -> list[scheduler_pb2.Candidate]:
     """Of the newest decisions, what was chosen."""
-    response = await mesh.scheduler.ListDecisions(scheduler_pb2.ListDecisionsRequest(limit=newest))
+    response = await mesh.schedulers[0].ListDecisions(scheduler_pb2.ListDecisionsRequest(limit=newest))
     return [each for decision in response.decisions for each in decision.candidates if not each.rejected]
 
 

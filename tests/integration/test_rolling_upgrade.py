@@ -12,7 +12,7 @@ import random
 import subprocess
 import sys
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
@@ -91,9 +91,10 @@ async def replace(mesh: ProcessMesh, name: str, roots: dict[str, Path]) -> None:
 async def test_a_mesh_goes_from_one_version_to_the_next_and_loses_nothing(theirs: Path) -> None:
     roots: dict[str, Path] = {}
 
-    def deployed(spec: ServiceSpec) -> ServiceSpec:
-        roots[spec.name] = theirs
-        return DeployedSpec(**{each.name: getattr(spec, each.name) for each in fields(spec)}, roots=roots)
+    def deployed(specs: Sequence[ServiceSpec]) -> list[ServiceSpec]:
+        roots.update((spec.name, theirs) for spec in specs)
+        names = [each.name for each in fields(ServiceSpec)]
+        return [DeployedSpec(**{name: getattr(spec, name) for name in names}, roots=roots) for spec in specs]
 
     settings = (*oracle_settings(**{"oracle.step_ms": 5}), "scheduler.lease.seconds=3")
     answers: list[Answer] = []

@@ -21,6 +21,8 @@ SETTINGS = (
     "scheduler.lease.seconds=2",
     "scheduler.store_link.poll_seconds=0.1",
     "kvstore.offer_seconds=2",
+    # On a busy machine the prefill worker takes its time to come back.
+    "gateway.dispatch.worker_seconds=60",
 )
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -1,8 +1,8 @@
 """A whole mesh of real processes, as `deepmesh up` starts it."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -10,11 +10,11 @@ import grpc
 from deepmesh.internal.v1 import scheduler_pb2, scheduler_pb2_grpc, workers_pb2
 from deepmesh.v1 import gateway_pb2_grpc
 
-from cli.launcher.composition import HOST, MeshPlan, ServiceSpec, compose
+from cli.launcher.composition import MeshPlan, ServiceSpec, compose
 from cli.launcher.restart import RestartPolicy
 from cli.launcher.serving import until_served
 from cli.launcher.supervisor import Supervisor
-from mesh.channel import Channels
+from mesh.channel import OPTIONS, Channels
 from mesh.ports import free_port
 from tests.support.tokenizers import tokenizer_directory
 
@@ -35,22 +35,35 @@ class ProcessMesh:
     """Where it is reached, and what it does."""
 
     plan: MeshPlan
+    # What is reached from here, by name.
+    endpoints: dict[str, str]
     supervisor: Supervisor
     gateway: gateway_pb2_grpc.GatewayServiceStub
-    scheduler: scheduler_pb2_grpc.SchedulerServiceStub
+    schedulers: list[scheduler_pb2_grpc.SchedulerServiceStub]
     lines: list[str] = field(default_factory=list)
 
     @property
     def http_url(self) -> str:
-        return f"http://{HOST}:{self.plan.http_port}"
+        return self.http_urls[0]
+
+    @property
+    def http_urls(self) -> list[str]:
+        """Of each gateway."""
+        ports = [http_port for http_port, _ in self.plan.gateway_ports]
+        hosts = [endpoint.partition(":")[0] for endpoint in self.gateway_endpoints]
+        return [f"http://{host}:{port}" for host, port in zip(hosts, ports, strict=True)]
 
     @property
     def grpc_endpoint(self) -> str:
-        return f"{HOST}:{self.plan.grpc_port}"
+        return self.endpoints["gateway"]
 
-    async def snapshot(self) -> scheduler_pb2.WatchWorkersResponse:
-        """The registry and the stores as they are now."""
-        watch = self.scheduler.WatchWorkers(scheduler_pb2.WatchWorkersRequest(), timeout=10)
+    @property
+    def gateway_endpoints(self) -> list[str]:
+        return [endpoint for name, endpoint in self.endpoints.items() if name.startswith("gateway")]
+
+    async def snapshot(self, scheduler: int = 0) -> scheduler_pb2.WatchWorkersResponse:
+        """The registry and the stores as they are now, for one of the schedulers."""
+        watch = self.schedulers[scheduler].WatchWorkers(scheduler_pb2.WatchWorkersRequest(), timeout=10)
         try:
             response: scheduler_pb2.WatchWorkersResponse = await watch.read()
             return response
@@ -62,16 +75,21 @@ class ProcessMesh:
         return list((await self.snapshot()).workers)
 
     async def whole(self, seconds: float = 30.0) -> None:
-        """Wait until every worker is registered and attached to every store: what was killed is there again."""
+        """Wait until every scheduler knows every worker and every store, and every store has a session of every
+        worker: what was killed is there again.
+        """
         async with asyncio.timeout(seconds):
             while True:
                 with suppress(grpc.aio.AioRpcError):
-                    snapshot = await self.snapshot()
-                    alive = sum(map(_is_alive, snapshot.workers))
-                    attached = sum(store.attached_workers for store in snapshot.stores)
-                    if (alive, attached) == (self.plan.workers, self.plan.workers * len(snapshot.stores)):
+                    snapshots = [await self.snapshot(number) for number in range(len(self.schedulers))]
+                    if all(map(self._is_whole, snapshots)):
                         return
                 await asyncio.sleep(0.05)
+
+    def _is_whole(self, snapshot: scheduler_pb2.WatchWorkersResponse) -> bool:
+        alive = sum(map(_is_alive, snapshot.workers))
+        attached = [store.attached_workers for store in snapshot.stores]
+        return alive == self.plan.workers and attached == [self.plan.workers] * len(self.plan.store_ports)
 
     async def drained(self, seconds: float = 15.0) -> None:
         """Wait until every worker says that it runs nothing and that every block is free, and until nothing moves."""
@@ -125,7 +143,7 @@ async def process_mesh(
     api_key: str | None = None,
     schedulers: int = 1,
     gateways: int = 1,
-    deployed: Callable[[ServiceSpec], ServiceSpec] = lambda spec: spec,
+    deployed: Callable[[Sequence[ServiceSpec]], Sequence[ServiceSpec]] = lambda specs: specs,
 ) -> AsyncIterator[ProcessMesh]:
     """A mesh that is whole; what dies is started again. Asserts at the end that nothing is held anywhere."""
     store_ports = tuple(free_port() for _ in range(stores))
@@ -149,20 +167,28 @@ async def process_mesh(
     def keep(name: str, line: str) -> None:
         lines.append(f"{name} {line}")
 
-    supervisor = Supervisor([deployed(spec) for spec in compose(plan)], on_line or keep, Channels(), AT_ONCE)
+    specs = deployed(compose(plan))
+    endpoints = {spec.name: f"{spec.host}:{spec.port}" for spec in specs if spec.port is not None}
+    supervisor = Supervisor(specs, on_line or keep, Channels(), AT_ONCE)
     try:
         await supervisor.start()
         keeping = asyncio.create_task(supervisor.until_failure())
-        await until_served(f"{HOST}:{plan.grpc_port}", workers, Channels(), api_key=api_key)
-        async with (
-            grpc.aio.insecure_channel(f"{HOST}:{plan.grpc_port}") as gateway,
-            grpc.aio.insecure_channel(f"{HOST}:{plan.scheduler_port}") as scheduler,
-        ):
+        await until_served(endpoints["gateway"], workers, Channels(), api_key=api_key)
+        async with AsyncExitStack() as stack:
+            channels = {
+                name: await stack.enter_async_context(grpc.aio.insecure_channel(endpoint, options=OPTIONS))
+                for name, endpoint in endpoints.items()
+            }
             mesh = ProcessMesh(
                 plan,
+                endpoints,
                 supervisor,
-                gateway_pb2_grpc.GatewayServiceStub(gateway),
-                scheduler_pb2_grpc.SchedulerServiceStub(scheduler),
+                gateway_pb2_grpc.GatewayServiceStub(channels["gateway"]),
+                [
+                    scheduler_pb2_grpc.SchedulerServiceStub(channel)
+                    for name, channel in channels.items()
+                    if name.startswith("scheduler")
+                ],
                 lines,
             )
             await mesh.whole()

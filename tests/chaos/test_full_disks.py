@@ -1,0 +1,71 @@
+"""Disks that are full: those of logs and traces, of a KV store, and of Redis. No token is lost, repeated or changed,
+and nothing is held afterwards."""
+
+import asyncio
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from functools import partial
+from pathlib import Path
+
+import psutil
+import pytest
+
+from cli.launcher.composition import MODULES, ServiceSpec
+from tests.support.chaos import PHASES, ChaosMesh, chaos_mesh, run_cell
+from tests.support.small_disk import SmallDisk, small_disk, why_no_disk
+
+SEED = int(os.environ.get("DEEPMESH_CHAOS_SEED", "1"))
+FULL_SECONDS = 5.0
+pytestmark = [
+    pytest.mark.check("chaos"),
+    pytest.mark.skipif(why_no_disk() is not None, reason=f"{why_no_disk()}"),
+]
+
+
+@dataclass(frozen=True)
+class LoggedSpec(ServiceSpec):
+    """A process whose output goes to a file, as under many an init system."""
+
+    directory: str = ""
+
+    def command(self, port: int) -> list[str]:
+        into = f'exec "$@" >>{self.directory}/{self.name}.log 2>&1'
+        return ["sh", "-c", into, "sh", *super().command(port)]
+
+
+def logged(directory: Path, specs: Sequence[ServiceSpec]) -> list[ServiceSpec]:
+    names = [each.name for each in fields(ServiceSpec)]
+    return [LoggedSpec(**{name: getattr(spec, name) for name in names}, directory=str(directory)) for spec in specs]
+
+
+async def fill(disk: SmallDisk, chaos: ChaosMesh) -> None:
+    disk.fill()
+    await asyncio.sleep(FULL_SECONDS)
+    disk.free()
+
+
+async def restart_on_full_disk(disk: SmallDisk, chaos: ChaosMesh) -> None:
+    """The store is started again where it has no room."""
+    disk.fill()
+    psutil.Process(chaos.mesh.supervisor.process_ids["kvstore-0"]).kill()
+    await asyncio.sleep(FULL_SECONDS)
+    disk.free()
+
+
+async def test_logs_and_traces_have_no_room(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "logs", 256 << 20) as disk:
+        settings = [f"{service}.observe.log_level=DEBUG" for service in MODULES]
+        settings += [f"{service}.observe.trace_file={disk.path}/{service}-%p.json" for service in MODULES]
+        async with chaos_mesh(None, *settings, deployed=partial(logged, disk.path)) as chaos:
+            for phase in PHASES:
+                await run_cell(chaos, "logs full disk", phase, partial(fill, disk), SEED)
+
+
+async def test_a_store_has_no_room(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "blocks", 64 << 20) as disk:
+        settings = [f"kvstore.disk.path={disk.path}", "kvstore.disk.bytes=33554432", "kvstore.disk.least_uses=0"]
+        async with chaos_mesh(None, *settings) as chaos:
+            for phase in PHASES:
+                await run_cell(chaos, "kvstore-0 full disk", phase, partial(restart_on_full_disk, disk), SEED)
+            disk.fill()

