@@ -85,10 +85,16 @@ class Center:
         """The id of the worker whose session it is. Raises UnknownSession."""
         return self._sessions.get(session_id).worker_id
 
-    async def match(self, namespace: KvNamespace, hashes: Sequence[bytes]) -> Location | None:
-        """Which store holds the longest prefix of the chain: a hint."""
+    async def match(self, namespace: KvNamespace, hashes: Sequence[bytes]) -> tuple[Location | None, int]:
+        """Which store holds the longest prefix of the chain, and how many of its blocks are on that store's disk alone:
+        hints. Of other stores' tiers it knows nothing.
+        """
+        keys = keys_of(namespace_digest(namespace), hashes)
         with span("kvstore.match", blocks=len(hashes)):
-            return await self._index.match(keys_of(namespace_digest(namespace), hashes))
+            location = await self._index.match(keys)
+        if location is None or location.store_id != self._store_id or self._slab is None:
+            return location, 0
+        return location, location.blocks - self._slab.directory.known(keys[: location.blocks])
 
     def offer(self, session_id: int, parent_hash: bytes, hashes: Sequence[bytes]) -> OfferAnswer:
         """Raises UnknownSession."""

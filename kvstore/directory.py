@@ -70,6 +70,11 @@ class Directory:
                 blocks.append(block)
         return blocks
 
+    def known(self, keys: Sequence[Key]) -> int:
+        """How many leading keys of a chain are stored now."""
+        with self._lock:
+            return next((number for number, key in enumerate(keys) if key not in self._stored), len(keys))
+
     def release(self, blocks: Sequence[int], used: bool = True) -> None:
         """End one lease of each block; `used`: they were used now."""
         with self._lock:

@@ -68,7 +68,7 @@ class KvStoreServicer(kvstore_pb2_grpc.KvStoreServiceServicer):
         with counted_refusals():
             namespace = worker_wire.namespace(request.kv_namespace)
             hashes = wire.chain(request.block_hashes, "block_hashes")
-            return wire.match_response(await self._store.center.match(namespace, hashes))
+            return wire.match_response(*await self._store.center.match(namespace, hashes))
 
     async def Offer(self, request: kvstore_pb2.OfferRequest, context: Context) -> kvstore_pb2.OfferResponse:
         with counted_refusals():

@@ -45,10 +45,12 @@ def attach_response(attachment: Attachment, store_id: str, epoch: str) -> kvstor
     return response
 
 
-def match_response(location: Location | None) -> kvstore_pb2.MatchPrefixResponse:
+def match_response(location: Location | None, disk_blocks: int) -> kvstore_pb2.MatchPrefixResponse:
     if location is None:
         return kvstore_pb2.MatchPrefixResponse()
-    return kvstore_pb2.MatchPrefixResponse(blocks=location.blocks, epoch=location.epoch, store_id=location.store_id)
+    return kvstore_pb2.MatchPrefixResponse(
+        blocks=location.blocks, epoch=location.epoch, store_id=location.store_id, disk_blocks=disk_blocks
+    )
 
 
 def offer_response(answer: OfferAnswer) -> kvstore_pb2.OfferResponse:

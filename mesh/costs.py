@@ -22,9 +22,10 @@ class CostModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     # worker's first chunk, and from the last byte of KV to the decode worker's next step.
     push_bytes_per_second: float = 2e9
     handover_ms: float = 5.0
-    # A fetch from a store: time before its first byte, and its rate.
+    # A fetch from a store: time before its first byte, and its rate from the store's memory and from its disk.
     fetch_latency_ms: float = 2.0
     fetch_bytes_per_second: float = 1e9
+    disk_fetch_bytes_per_second: float = 5e8
     # What a request spends in gateway and scheduler until a worker has it, and its first token on the way back.
     request_ms: float = 0.0
     # From the decision to start a worker until it takes requests.
@@ -34,8 +35,8 @@ class CostModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         requests = [at for at, _ in self.decode_steps]
         if not requests or requests != sorted(set(requests)) or requests[0] <= 0:
             raise ValueError("decode_steps needs at least one point, with requests ascending from above 0")
-        positive = (self.prefill_tokens_per_second, self.push_bytes_per_second, self.fetch_bytes_per_second)
-        if min(ms for _, ms in self.decode_steps) <= 0 or min(positive) <= 0:
+        transfers = (self.push_bytes_per_second, self.fetch_bytes_per_second, self.disk_fetch_bytes_per_second)
+        if min(ms for _, ms in self.decode_steps) <= 0 or min(self.prefill_tokens_per_second, *transfers) <= 0:
             raise ValueError("times of steps and rates must be above 0")
 
     def decode_ms(self, requests: float) -> float:

@@ -49,6 +49,7 @@ class MeasurementTimes(msgspec.Struct, frozen=True, gc=False):
     step: float = 0.0
     fetch: float = 0.0
     push: float = 0.0
+    disk_fetch: float = 0.0
 
 
 class Pace(msgspec.Struct, frozen=True, gc=False):
@@ -59,6 +60,7 @@ class Pace(msgspec.Struct, frozen=True, gc=False):
     decode_step_ms: float
     push_bytes_per_second: float
     fetch_bytes_per_second: float
+    disk_fetch_bytes_per_second: float
 
 
 class CandidateWorker(msgspec.Struct, frozen=True, gc=False):
@@ -85,8 +87,9 @@ class CandidateWorker(msgspec.Struct, frozen=True, gc=False):
     block_bytes: int = 0
     # KV of prompts with at least this many tokens is pushed, from it or to it, while later layers compute.
     layerwise_tokens: int = 0
-    # Rate of its fetches from stores; None while unknown.
+    # Rates of its fetches from the memory of stores, and from their disks; None while unknown.
     fetch_bytes_per_second: float | None = None
+    disk_fetch_bytes_per_second: float | None = None
     # Of its measurements, those in `load` too.
     measured_at: MeasurementTimes = MeasurementTimes()
     # Which of the worker's ranks it is; None if it is the whole worker.

@@ -8,7 +8,7 @@ measured nothing is taken to be like the others. Rates and times span orders of 
 logarithms: it is then the same for a rate and for its inverse.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import repeat
 from math import exp, exp2, fsum, log
@@ -49,6 +49,16 @@ def informed(candidates: Candidates, knobs: PlacementKnobs) -> Candidates:
         [(each.worker_class, each.fetch_bytes_per_second, now - each.measured_at.fetch) for each in workers],
         costs.fetch_bytes_per_second,
     )
+    # Few prompts are on a disk, and this is asked for each.
+    disk_fetch: Iterable[float] = repeat(costs.disk_fetch_bytes_per_second)
+    if any(store.disk_blocks for store in candidates.stores.values()):
+        disk_fetch = estimates(
+            [
+                (each.worker_class, each.disk_fetch_bytes_per_second, now - each.measured_at.disk_fetch)
+                for each in workers
+            ],
+            costs.disk_fetch_bytes_per_second,
+        )
     step = estimates(
         [
             (each.worker_class, _single_step_ms(each.load, costs, single_ms), now - each.measured_at.step)
@@ -67,7 +77,7 @@ def informed(candidates: Candidates, knobs: PlacementKnobs) -> Candidates:
     pushes = [*repeat(costs.push_bytes_per_second, decodes), *push]
     estimated = [
         msgspec.structs.replace(worker, estimate=pace)
-        for worker, pace in zip(workers, map(Pace, prefill, steps, pushes, fetch), strict=True)
+        for worker, pace in zip(workers, map(Pace, prefill, steps, pushes, fetch, disk_fetch), strict=True)
     ]
     return replace(candidates, decode=estimated[:decodes], prefill=estimated[decodes:])
 

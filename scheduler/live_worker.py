@@ -84,7 +84,7 @@ class Worker:
             self.load,
             self.unreported,
             0,
-            self.transfers.fetch_bytes_per_second,
+            self.transfers,
             self.ranks[0].measured_at,
         )
 
@@ -97,7 +97,7 @@ class Worker:
             rank.load,
             rank.unreported,
             sum(other.requests for other in self.ranks if other is not rank),
-            rank.status.transfers.fetch_bytes_per_second,
+            rank.status.transfers,
             rank.measured_at,
         )
 
@@ -109,7 +109,7 @@ class Worker:
         load: WorkerLoad,
         unreported: Unreported,
         requests_beside: int,
-        fetch_bytes_per_second: float | None,
+        transfers: TransferCounters,
         measured_at: MeasurementTimes,
     ) -> CandidateWorker:
         identity = self.identity
@@ -128,7 +128,8 @@ class Worker:
             # What is not known counts as free.
             block_bytes=identity.block_bytes or 0,
             layerwise_tokens=identity.layerwise_tokens or 0,
-            fetch_bytes_per_second=fetch_bytes_per_second,
+            fetch_bytes_per_second=transfers.fetch_bytes_per_second,
+            disk_fetch_bytes_per_second=transfers.disk_fetch_bytes_per_second,
             measured_at=measured_at,
             rank=rank,
             requests_beside=requests_beside,

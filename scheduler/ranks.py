@@ -38,6 +38,7 @@ class Rank:
     _step_time: Measurement = field(default_factory=Measurement)
     _fetch_bandwidth: Measurement = field(default_factory=Measurement)
     _push_bandwidth: Measurement = field(default_factory=Measurement)
+    _disk_fetch_bandwidth: Measurement = field(default_factory=Measurement)
 
     @property
     def requests(self) -> int:
@@ -54,6 +55,7 @@ class Rank:
         self._step_time.observe(status.load.decode_step_ms, now)
         self._fetch_bandwidth.observe(status.transfers.fetch_bytes_per_second, now)
         self._push_bandwidth.observe(status.load.push_bytes_per_second, now)
+        self._disk_fetch_bandwidth.observe(status.transfers.disk_fetch_bytes_per_second, now)
 
     @property
     def measured_at(self) -> MeasurementTimes:
@@ -62,6 +64,7 @@ class Rank:
             step=self._step_time.changed_at,
             fetch=self._fetch_bandwidth.changed_at,
             push=self._push_bandwidth.changed_at,
+            disk_fetch=self._disk_fetch_bandwidth.changed_at,
         )
 
     def add_placement(self, key: PlacementKey, now: float, placed: Unreported) -> None:

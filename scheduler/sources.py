@@ -22,21 +22,26 @@ class Source(msgspec.Struct, frozen=True, gc=False):
 def source(
     request: PlacementRequest, candidate: CandidateWorker, store: StoreTarget | None, knobs: PlacementKnobs
 ) -> Source:
-    """The quicker of two ways: to compute all that the candidate lacks, or to fetch first what the store has of it.
+    """The quickest way: to compute all that the candidate lacks, or to fetch first what the store has of it in memory,
+    or also what it has on its disk.
 
     The candidate is informed (see `estimates`).
     """
     rate = candidate.pace.prefill_tokens_per_second
     own = reusable_blocks(request, candidate.cached_blocks)
-    computed = _computed(request, own, rate)
-    if store is None or (more := reusable_blocks(request, store.blocks) - own) <= 0:
-        return computed
-    transfer_ms = more * candidate.block_bytes / candidate.pace.fetch_bytes_per_second * 1000
-    fetch_ms = knobs.costs.fetch_latency_ms + transfer_ms
-    rest = _computed(request, own + more, rate)
-    if fetch_ms + rest.ms >= computed.ms:
-        return computed
-    return Source(store, rest.cached_blocks, rest.uncached_tokens, fetch_ms + rest.ms)
+    best = _computed(request, own, rate)
+    if store is None:
+        return best
+    in_memory = store.blocks - store.disk_blocks
+    for target in (StoreTarget(store.store_id, in_memory), store) if store.disk_blocks else (store,):
+        blocks = reusable_blocks(request, target.blocks)
+        if blocks <= own:
+            continue
+        rest = _computed(request, blocks, rate)
+        ms = rest.ms + _fetch_ms(candidate, own, min(blocks, in_memory), blocks, knobs)
+        if ms < best.ms:
+            best = Source(target, rest.cached_blocks, rest.uncached_tokens, ms)
+    return best
 
 
 def reusable_blocks(request: PlacementRequest, blocks: int) -> int:
@@ -47,3 +52,11 @@ def reusable_blocks(request: PlacementRequest, blocks: int) -> int:
 def _computed(request: PlacementRequest, cached_blocks: int, rate: float) -> Source:
     uncached_tokens = request.prompt_tokens - cached_blocks * BLOCK_TOKENS
     return Source(None, cached_blocks, uncached_tokens, uncached_tokens / rate * 1000)
+
+
+def _fetch_ms(candidate: CandidateWorker, own: int, in_memory: int, blocks: int, knobs: PlacementKnobs) -> float:
+    """Of the blocks behind the candidate's own, of which a store has the first in memory and the others on its disk."""
+    pace = candidate.pace
+    memory_seconds = max(0, in_memory - own) * candidate.block_bytes / pace.fetch_bytes_per_second
+    disk_seconds = (blocks - max(own, in_memory)) * candidate.block_bytes / pace.disk_fetch_bytes_per_second
+    return knobs.costs.fetch_latency_ms + (memory_seconds + disk_seconds) * 1000

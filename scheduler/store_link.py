@@ -49,7 +49,8 @@ class StoreLink:
         except MeshError as error:
             log.debug("no match", extra={"fields": {"store": self.endpoint, "why": error.message}})
             return None
-        return StoreTarget(response.store_id, min(response.blocks, len(chain))) if response.blocks else None
+        blocks, disk_blocks = min(response.blocks, len(chain)), response.disk_blocks
+        return StoreTarget(response.store_id, blocks, min(blocks, disk_blocks)) if blocks else None
 
     async def _poll(self) -> None:
         was_there = self.status is not None

@@ -180,7 +180,8 @@ class Exchange:
             refused=dict(self._refused.counts),
             fetches=self.fetcher.fetches,
             fetched_blocks=self.fetcher.fetched_blocks,
-            fetch_bytes_per_second=self.fetcher.bytes_per_second,
+            fetch_bytes_per_second=self.fetcher.rates.memory,
+            disk_fetch_bytes_per_second=self.fetcher.rates.disk,
         )
 
     def _accept_arrivals(self) -> bool:

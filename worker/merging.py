@@ -66,6 +66,7 @@ def merge_transfers(ranks: Sequence[TransferCounters]) -> TransferCounters:
         fetches=sum(rank.fetches for rank in ranks),
         fetched_blocks=sum(rank.fetched_blocks for rank in ranks),
         fetch_bytes_per_second=_mean_of_known(rank.fetch_bytes_per_second for rank in ranks),
+        disk_fetch_bytes_per_second=_mean_of_known(rank.disk_fetch_bytes_per_second for rank in ranks),
     )
 
 

@@ -21,3 +21,5 @@ class StoreTarget(msgspec.Struct, frozen=True, array_like=True):
     store_id: str
     # How many leading blocks of the prompt it is thought to hold.
     blocks: int
+    # How many of them, the last ones, it has on its disk alone.
+    disk_blocks: int = 0

@@ -194,6 +194,7 @@ def transfers(message: workers_pb2.TransferStatus) -> TransferCounters:
         fetches=message.fetches,
         fetched_blocks=message.fetched_blocks,
         fetch_bytes_per_second=_measured(message.fetch_bytes_per_second),
+        disk_fetch_bytes_per_second=_measured(message.disk_fetch_bytes_per_second),
     )
 
 
@@ -211,6 +212,7 @@ def transfers_message(counters: TransferCounters) -> workers_pb2.TransferStatus:
         fetches=counters.fetches,
         fetched_blocks=counters.fetched_blocks,
         fetch_bytes_per_second=counters.fetch_bytes_per_second,
+        disk_fetch_bytes_per_second=counters.disk_fetch_bytes_per_second,
     )
 
 

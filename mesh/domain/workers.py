@@ -113,8 +113,9 @@ class TransferCounters(msgspec.Struct, frozen=True):
     refused: dict[str, int] = {}
     fetches: int = 0
     fetched_blocks: int = 0
-    # Smoothed, of fetches that brought blocks; None while unknown.
+    # Smoothed, of fetches from the memory of stores, and from their disks; None while unknown.
     fetch_bytes_per_second: float | None = None
+    disk_fetch_bytes_per_second: float | None = None
 
 
 class RankStatus(msgspec.Struct, frozen=True):

@@ -7,6 +7,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -62,6 +63,12 @@ class Attached:
         assert (self.worker.memory[:, 16 : 16 + count] == self.worker.memory[:, :count]).all()
         assert not self.worker.memory[:, 16 + count :].any()
         return count
+
+    async def matched(self) -> kvstore_pb2.MatchPrefixResponse:
+        namespace = worker_wire.namespace_message(self.worker.namespace)
+        request = kvstore_pb2.MatchPrefixRequest(kv_namespace=namespace, block_hashes=CHAIN)
+        response: kvstore_pb2.MatchPrefixResponse = await self.stub.MatchPrefix(request)
+        return response
 
     async def status(self) -> kvstore_pb2.GetStatusResponse:
         response: kvstore_pb2.GetStatusResponse = await self.stub.GetStatus(kvstore_pb2.GetStatusRequest())
@@ -240,3 +247,29 @@ async def test_a_killed_store_comes_back_empty_and_is_filled_again(transports: s
         assert await asyncio.to_thread(worker.fetch, 8) == 0
         await worker.offer(8)
         assert await asyncio.to_thread(worker.fetch, 8) == 8
+
+
+async def test_a_store_says_what_is_on_its_disk_alone_and_a_worker_measures_each_tier(tmp_path: Path) -> None:
+    disk = {"path": tmp_path, "bytes": 2 << 20, "least_uses": 0}
+    async with store_and_worker(disk=disk) as first:
+        await first.offer(10)
+        assert (await first.matched()).disk_blocks == 0
+        for _ in range(1500):
+            if (await first.status()).tiers[1].used_blocks == 10:
+                break
+            await asyncio.sleep(0.02)
+    async with store_and_worker(disk=disk) as second:
+        for _ in range(1500):
+            found = await second.matched()
+            if found.blocks == 10:
+                break
+            await asyncio.sleep(0.02)
+        assert (found.blocks, found.disk_blocks) == (10, 10)
+        assert await asyncio.to_thread(second.fetch, 4) == 4
+        await second.until_quiet()
+        found = await second.matched()
+        assert (found.blocks, found.disk_blocks) == (10, 6)
+        counters = second.worker.agent.counters()
+        assert counters.disk_fetch_bytes_per_second is not None and counters.fetch_bytes_per_second is None
+        assert await asyncio.to_thread(second.fetch, 4) == 4
+        assert second.worker.agent.counters().fetch_bytes_per_second is not None

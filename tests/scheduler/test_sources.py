@@ -26,7 +26,7 @@ def found_by(
 ) -> Source:
     """What a worker does that is alone in the mesh, with the constants above or other ones."""
     constants = replace(KNOBS, costs=CostModel(**costs))
-    (estimated,) = informed(Candidates([candidate]), constants).decode
+    (estimated,) = informed(Candidates([candidate], stores={NAMESPACE: store} if store else {}), constants).decode
     return source(request or make_request(), estimated, store, constants)
 
 
@@ -51,6 +51,43 @@ def test_a_store_slower_than_recomputing_is_not_chosen(bytes_per_second: float, 
     assert best is not None
     assert (best.store == STORE) is chosen
     assert best.uncached_tokens == (64 if chosen else 640)
+
+
+ON_DISK = StoreTarget("store", 9, disk_blocks=5)
+
+
+@pytest.mark.parametrize(
+    ("disk_bytes_per_second", "fetched", "ms"),
+    [
+        # 1 MB a block: 1 ms from memory at 1 GB/s; computing takes 64 ms.
+        (5e8, 9, 2 + 4 + 10 + 64),
+        (20e6, 9, 2 + 4 + 250 + 64),
+        # Now a block is computed sooner than it is read.
+        (15e6, 4, 2 + 4 + 6 * 64),
+    ],
+)
+def test_blocks_on_disk_are_fetched_only_where_reading_is_quicker(
+    disk_bytes_per_second: float, fetched: int, ms: float
+) -> None:
+    knobs = PlacementKnobs(
+        costs=CostModel(fetch_bytes_per_second=1e9, disk_fetch_bytes_per_second=disk_bytes_per_second)
+    )
+    best = choose(predict(make_request(), Candidates([make_candidate("d")], [], {NAMESPACE: ON_DISK}), knobs))
+    assert best is not None and best.store is not None
+    assert (best.store.blocks, best.cached_blocks) == (fetched, fetched)
+    assert best.ttft_ms - best.tpot_ms == pytest.approx(ms)
+
+
+def test_a_store_with_a_prefix_on_disk_alone_is_left_where_its_disk_is_slow() -> None:
+    slow = make_candidate(disk_fetch_bytes_per_second=1e6)
+    assert found_by(slow, StoreTarget("store", 9, disk_blocks=9)).store is None
+    assert found_by(slow, StoreTarget("store", 9)).store == StoreTarget("store", 9)
+
+
+def test_a_worker_that_has_what_is_in_the_stores_memory_pays_for_the_disk_alone() -> None:
+    found = found_by(make_candidate(cached_blocks=6, disk_fetch_bytes_per_second=5e8), ON_DISK)
+    assert (found.store, found.cached_blocks) == (ON_DISK, 9)
+    assert found.ms == pytest.approx(2 + 6 + 64)
 
 
 def test_what_a_worker_measured_beats_the_configured_bandwidth() -> None:

@@ -9,6 +9,7 @@ from transfer.block_macs import Author
 from transfer.config import TransferConfig
 from transfer.events import Fetched
 from transfer.fetch.lookup import MAX_ANSWER_BYTES, Answer, Lookup, fetch_key, lookup_message
+from transfer.fetch.rates import FetchRates
 from transfer.fetch.replay import REPLAYED_MESSAGE
 from transfer.incoming import Incoming
 from transfer.landing import CANCELLED, DEADLINE_EXCEEDED, SENDER_LOST, WRONG_SIZE, Landing, Phase
@@ -21,9 +22,6 @@ from transfer.tags import LOOKUP_TAG, draw_tags, landing_tag_after, landing_tags
 from transfer.tally import Tally
 from transfer.ticket import StoreSession
 from transfer.transport import Arrival, Transport
-
-# Weight of the newest fetch in the smoothed rate.
-_NEWEST = 0.2
 
 
 @dataclass(eq=False)
@@ -49,7 +47,8 @@ class _Fetch:
     blocks: Sequence[int]
     began: float
     deadline: float
-    # Set when the answer is there.
+    # Set when the answer is there: how many leading blocks the store had in memory, and the landing.
+    in_memory: int = 0
     incoming: Incoming | None = None
 
     @property
@@ -89,8 +88,7 @@ class Fetcher:
         self._open: dict[int, _Fetch] = {}
         self.fetches = 0
         self.fetched_blocks = 0
-        # Smoothed, of fetches that brought blocks; None while unknown.
-        self.bytes_per_second: float | None = None
+        self.rates = FetchRates()
 
     @property
     def open(self) -> int:
@@ -201,6 +199,7 @@ class Fetcher:
             self._refused.add(WRONG_SIZE)
             self._end(fetch, 0, 0, "the store's answer does not fit what was asked")
         else:
+            fetch.in_memory = answer.matched if answer.in_memory is None else answer.in_memory
             fetch.incoming = self._incoming(fetch, answer)
             self._receiver.open(fetch.incoming)
 
@@ -233,9 +232,6 @@ class Fetcher:
     def _end(self, fetch: _Fetch, blocks: int, size_bytes: int, error: str | None) -> None:
         del self._open[fetch.answer_tag]
         seconds = self._clock() - fetch.began
-        if blocks and seconds > 0:
-            rate = size_bytes / seconds
-            before = self.bytes_per_second
-            self.bytes_per_second = rate if before is None else before + (rate - before) * _NEWEST
+        self.rates.observe(blocks, fetch.in_memory, size_bytes, seconds)
         self.fetched_blocks += blocks
         self._emit(Fetched(fetch.fetch_id, blocks, size_bytes, seconds, error))

@@ -50,6 +50,9 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
     # Blocks of the chain's longest known prefix, and the largest segment that they are cut into.
     matched: int
     segment_bytes: int
+    # How many leading blocks of them are in memory; the others are being read from a disk. None from stores of the
+    # version before.
+    in_memory: int | None = None
 
 
 def lookup_message(session_id: int, key: bytes, lookup: Lookup) -> bytes:

@@ -128,7 +128,8 @@ class LookupServer:
             return
         if over:
             # It ends the worker's fetch, which would wait for them.
-            self._send_answer(answer.session, answer.lookup, ready, answer.lookup.segment_bytes)
+            segment_bytes = answer.lookup.segment_bytes
+            self._send_answer(answer.session, answer.lookup, Answer(answer.lookup.sequence, ready, segment_bytes))
             self._sender.give_up(answer.outgoing, "the blocks could not be read")
         else:
             answer.outgoing.push.computed(self._memory.layers, ready)
@@ -173,7 +174,7 @@ class LookupServer:
     def _answer(self, session: _Session, lookup: Lookup, found: Found, life: span) -> None:
         blocks = found.blocks
         segment_bytes = min(self._segment_bytes, lookup.segment_bytes)
-        self._send_answer(session, lookup, len(blocks), segment_bytes)
+        self._send_answer(session, lookup, Answer(lookup.sequence, len(blocks), segment_bytes, found.ready))
         if not blocks:
             life.end(blocks=0)
             return
@@ -194,8 +195,8 @@ class LookupServer:
         self._open[session.session_id, lookup.sequence] = _Open(session, lookup, outgoing)
         self._sender.open(outgoing)
 
-    def _send_answer(self, session: _Session, lookup: Lookup, matched: int, segment_bytes: int) -> None:
-        sealed = seal(Kind.ANSWER, session.key, Answer(lookup.sequence, matched, segment_bytes))
+    def _send_answer(self, session: _Session, lookup: Lookup, answer: Answer) -> None:
+        sealed = seal(Kind.ANSWER, session.key, answer)
         self._mailbox.send(lookup.worker_address, lookup.answer_tag, sealed)
 
     def _ended(self, session: _Session, lookup: Lookup, life: span, outgoing: Outgoing) -> None:

@@ -46,14 +46,16 @@ class MatchPrefixRequest(_message.Message):
     def __init__(self, kv_namespace: _Optional[_Union[_workers_pb2.KvNamespace, _Mapping]] = ..., block_hashes: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class MatchPrefixResponse(_message.Message):
-    __slots__ = ("blocks", "epoch", "store_id")
+    __slots__ = ("blocks", "epoch", "store_id", "disk_blocks")
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STORE_ID_FIELD_NUMBER: _ClassVar[int]
+    DISK_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     blocks: int
     epoch: str
     store_id: str
-    def __init__(self, blocks: _Optional[int] = ..., epoch: _Optional[str] = ..., store_id: _Optional[str] = ...) -> None: ...
+    disk_blocks: int
+    def __init__(self, blocks: _Optional[int] = ..., epoch: _Optional[str] = ..., store_id: _Optional[str] = ..., disk_blocks: _Optional[int] = ...) -> None: ...
 
 class OfferRequest(_message.Message):
     __slots__ = ("session_id", "parent_hash", "block_hashes")

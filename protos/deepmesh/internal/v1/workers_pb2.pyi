@@ -116,7 +116,7 @@ class RankStatus(_message.Message):
     def __init__(self, load: _Optional[_Union[WorkerLoad, _Mapping]] = ..., transfers: _Optional[_Union[TransferStatus, _Mapping]] = ..., cached_blocks: _Optional[int] = ...) -> None: ...
 
 class TransferStatus(_message.Message):
-    __slots__ = ("open_landings", "open_pushes", "open_fetches", "total_slots", "free_slots", "quarantined_slots", "received_bytes", "sent_bytes", "refused", "fetches", "fetched_blocks", "fetch_bytes_per_second")
+    __slots__ = ("open_landings", "open_pushes", "open_fetches", "total_slots", "free_slots", "quarantined_slots", "received_bytes", "sent_bytes", "refused", "fetches", "fetched_blocks", "fetch_bytes_per_second", "disk_fetch_bytes_per_second")
     class ReceivedBytesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -150,6 +150,7 @@ class TransferStatus(_message.Message):
     FETCHES_FIELD_NUMBER: _ClassVar[int]
     FETCHED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     FETCH_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    DISK_FETCH_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     open_landings: int
     open_pushes: int
     open_fetches: int
@@ -162,4 +163,5 @@ class TransferStatus(_message.Message):
     fetches: int
     fetched_blocks: int
     fetch_bytes_per_second: float
-    def __init__(self, open_landings: _Optional[int] = ..., open_pushes: _Optional[int] = ..., open_fetches: _Optional[int] = ..., total_slots: _Optional[int] = ..., free_slots: _Optional[int] = ..., quarantined_slots: _Optional[int] = ..., received_bytes: _Optional[_Mapping[str, int]] = ..., sent_bytes: _Optional[_Mapping[str, int]] = ..., refused: _Optional[_Mapping[str, int]] = ..., fetches: _Optional[int] = ..., fetched_blocks: _Optional[int] = ..., fetch_bytes_per_second: _Optional[float] = ...) -> None: ...
+    disk_fetch_bytes_per_second: float
+    def __init__(self, open_landings: _Optional[int] = ..., open_pushes: _Optional[int] = ..., open_fetches: _Optional[int] = ..., total_slots: _Optional[int] = ..., free_slots: _Optional[int] = ..., quarantined_slots: _Optional[int] = ..., received_bytes: _Optional[_Mapping[str, int]] = ..., sent_bytes: _Optional[_Mapping[str, int]] = ..., refused: _Optional[_Mapping[str, int]] = ..., fetches: _Optional[int] = ..., fetched_blocks: _Optional[int] = ..., fetch_bytes_per_second: _Optional[float] = ..., disk_fetch_bytes_per_second: _Optional[float] = ...) -> None: ...

@@ -1,0 +1,28 @@
+"""How fast fetches are, by where the store had the blocks. Pure."""
+
+# Weight of the newest fetch in a smoothed rate.
+_NEWEST = 0.2
+
+
+class FetchRates:
+    """Bytes a second, smoothed; None while unknown."""
+
+    def __init__(self) -> None:
+        self.memory: float | None = None
+        self.disk: float | None = None
+
+    def observe(self, blocks: int, in_memory: int, size_bytes: int, seconds: float) -> None:
+        """A fetch brought so many blocks, of which the store had the first ones in memory.
+
+        One of which memory had a part that matters says little of either tier.
+        """
+        if not blocks or seconds <= 0:
+            return
+        if in_memory >= blocks:
+            self.memory = _smoothed(self.memory, size_bytes / seconds)
+        elif 4 * in_memory <= blocks:
+            self.disk = _smoothed(self.disk, size_bytes / seconds)
+
+
+def _smoothed(before: float | None, rate: float) -> float:
+    return rate if before is None else before + (rate - before) * _NEWEST
