@@ -9,6 +9,7 @@ from gateway.generation import Generation
 from gateway.live import RETRY_AFTER_MS, Links, LiveGeneration
 from gateway.placement import Placement, Placer
 from gateway.prepared import Prepared
+from gateway.rounds import Rounds
 from mesh.domain.shares import Census
 from mesh.errors import DeadlineExceeded, MeshError, Overloaded, ShuttingDown, SlowClient
 from mesh.metrics import (
@@ -26,14 +27,17 @@ from mesh.metrics import (
     GATEWAY_UNREAD_TOKENS,
 )
 from mesh.observe import span
+from mesh.processor import ProcessorShare
 
 SWEEP_SECONDS = 1.0
 # How long generations that were ended may take to tell their clients.
 LAST_WORDS_SECONDS = 1.0
+# Rounds are no further apart than for this part of a core.
+LEAST_PROCESSOR_SHARE = 0.25
 
 
 class Dispatcher:
-    """To be used on one event loop; deadlines are on its clock."""
+    """To be used on the event loop that it is made on; deadlines are on its clock."""
 
     def __init__(self, placer: Placer, links: Links, dispatch: DispatchConfig, limits: LimitsConfig) -> None:
         self._placer = placer
@@ -45,6 +49,10 @@ class Dispatcher:
         # Tokens of generations that have ended.
         self._ended_tokens = 0
         self._stopping = False
+        self._rounds = Rounds(self._spacing)
+        self._processor = ProcessorShare()
+        # Of the last second.
+        self._processor_share = 1.0
         # Set while no generation is live.
         self._idle = asyncio.Event()
         self._idle.set()
@@ -102,7 +110,7 @@ class Dispatcher:
 
         generation = Generation(prepared, deadline, self._limits.unread_tokens, interrupt)
         live = LiveGeneration(
-            generation, prepared.block_hashes, self._placer, self._links, self._dispatch, loop.time, self._spacing
+            generation, prepared.block_hashes, self._placer, self._links, self._dispatch, loop.time, self._rounds
         )
         self._live.add(live)
         self._census.add(share)
@@ -125,8 +133,11 @@ class Dispatcher:
             _observe(live, loop.time())
 
     def _spacing(self) -> float:
-        """Seconds between rounds, so that all live generations together send no more messages than they may."""
-        return len(self._live) / self._limits.messages_per_second
+        """Seconds between rounds, so that all live generations together send no more messages than they may.
+
+        Where the gateway gets a part of a core it sends as much less: messages would take all of it.
+        """
+        return len(self._live) / (self._limits.messages_per_second * self._processor_share)
 
     async def drain(self, seconds: float) -> None:
         """Take nothing new, give live generations that time to end, then end them with ShuttingDown."""
@@ -155,6 +166,7 @@ class Dispatcher:
                     live.generation.give_up(
                         SlowClient(f"the client read nothing for {self._limits.stalled_seconds:g} seconds: read faster")
                     )
+            self._processor_share = max(LEAST_PROCESSOR_SHARE, self._processor.measure())
             GATEWAY_LIVE_GENERATIONS.set(len(self._live))
             GATEWAY_UNREAD_TOKENS.set(sum(live.generation.unread_tokens for live in self._live))
 

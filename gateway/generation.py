@@ -5,6 +5,7 @@ import time
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from msgspec.structs import replace
 
@@ -16,6 +17,9 @@ from mesh.domain.requests import TokenRequest
 from mesh.errors import MeshError, SlowClient
 from mesh.metrics import GATEWAY_ITL_SECONDS
 from mesh.tracing import current_traceparent
+
+# Calls the callback at that time of the event loop's clock.
+CallAt: TypeAlias = Callable[[float, Callable[[], None]], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +100,11 @@ class Generation:
         self._failure: MeshError | None = None
         self._doubted = False
         self._waiter: asyncio.Future[None] | None = None
-        # When the client's task wants to be woken for tokens, on the event loop's clock.
+        # When the client's task wants to be woken for tokens, on the event loop's clock, and who does it.
         self._due = 0.0
-        self._timer: asyncio.TimerHandle | None = None
+        self._call_at: CallAt | None = None
+        # Whether it was asked to.
+        self._timed = False
         self._gaps = GATEWAY_ITL_SECONDS.labels(prepared.model)
         self._received_at: float | None = None
         # Tokens that the client has from another gateway.
@@ -215,24 +221,24 @@ class Generation:
         self.given_up = self.given_up or reason
         self._interrupt()
 
-    async def readable(self, due: float = 0.0) -> None:
-        """Return once there are tokens to read and it is `due` on the event loop's clock, or an end, or a doubt."""
+    async def readable(self, due: float = 0.0, call_at: CallAt | None = None) -> None:
+        """Return once there are tokens to read and it is `due` on the event loop's clock, or an end, or a doubt.
+
+        It may return without any of them. call_at: by default the event loop's.
+        """
         if self._doubted or self._reason is not None or self._failure is not None:
             return
         loop = asyncio.get_running_loop()
         unread = self._read < len(self._received)
         if unread and loop.time() >= due:
             return
-        self._waiter, self._due = loop.create_future(), due
+        self._waiter, self._due, self._call_at, self._timed = loop.create_future(), due, call_at or loop.call_at, False
         if unread:
             self._wake_when_due()
         try:
             await self._waiter
         finally:
             self._waiter = None
-            if self._timer is not None:
-                self._timer.cancel()
-                self._timer = None
 
     def pop_failure(self) -> MeshError | None:
         """The failure of the last attempt, once, and only after all received tokens were drained."""
@@ -292,13 +298,14 @@ class Generation:
         return Usage(self._prompt_tokens, self._read, self.cached_tokens, self._transcript.reasoning_tokens)
 
     def _wake_when_due(self) -> None:
-        if self._waiter is None or self._timer is not None:
+        if self._waiter is None or self._timed:
             return
-        loop = self._waiter.get_loop()
-        if loop.time() >= self._due:
+        if self._waiter.get_loop().time() >= self._due:
             self._wake()
         else:
-            self._timer = loop.call_at(self._due, self._wake)
+            assert self._call_at is not None
+            self._timed = True
+            self._call_at(self._due, self._wake)
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

@@ -9,6 +9,7 @@ from typing import Protocol
 from gateway.config import DispatchConfig
 from gateway.generation import Delta, Generation
 from gateway.placement import AttemptReport, Outcome, Placement, PlacementQuery, Placer
+from gateway.rounds import Rounds
 from mesh.domain.outputs import FinishReason
 from mesh.errors import (
     MeshError,
@@ -63,9 +64,9 @@ class LiveGeneration:
         links: Links,
         config: DispatchConfig,
         clock: Callable[[], float],
-        spacing: Callable[[], float],
+        rounds: Rounds,
     ) -> None:
-        """`spacing`: seconds between the rounds in which tokens go to clients, each stream at most once in a round."""
+        """`rounds`: when tokens go to clients, each stream at most once in a round."""
         self.generation = generation
         self.finished = False
         self.began_at = clock()
@@ -81,7 +82,7 @@ class LiveGeneration:
         self._links = links
         self._config = config
         self._clock = clock
-        self._spacing = spacing
+        self._rounds = rounds
         # A round of its own, before which tokens wait. An end does not wait.
         self._due = 0.0
         self._attempts = 0
@@ -118,7 +119,7 @@ class LiveGeneration:
     async def next(self) -> Delta:
         """The next delta; the one with `finish` is the last. Raises the MeshError that ends the generation."""
         while True:
-            await self.generation.readable(self._due)
+            await self.generation.readable(self._due, self._rounds.call_at)
             if self.generation.pop_doubt():
                 await self._move()
                 continue
@@ -136,7 +137,7 @@ class LiveGeneration:
                 self._end_attempt(Outcome.FINISHED)
             if delta.empty:
                 continue
-            self._due = self._next_round()
+            self._due = self._rounds.next()
             return delta
 
     def close(self) -> None:
@@ -194,11 +195,6 @@ class LiveGeneration:
         self._end_attempt(Outcome.LOST)
         self.generation.begin_attempt()
         self._submit(placement)
-
-    def _next_round(self) -> float:
-        """All streams have the same rounds, so that one turn of the event loop writes to many of them."""
-        spacing = self._spacing()
-        return (self._clock() // spacing + 1) * spacing
 
     def _be_patient(self) -> None:
         self._patient_until = self._clock() + self._config.worker_seconds

@@ -21,6 +21,7 @@ from deepmesh.internal.v1 import (
     workers_pb2,
 )
 
+from bench.gateway_relay.token_source import Settling
 from bench.meshes.oracle_mesh import CONTEXT_TOKENS, MODEL, VOCABULARY_SIZE
 from cli.launcher.composition import HOST
 from mesh.config import ServerConfig
@@ -73,7 +74,8 @@ class FrameSource(decode_pb2_grpc.DecodeServiceServicer):
         await context.write(decode_pb2.AttachResponse(welcome=welcome))
         # By stream, the position of the next token.
         positions: dict[int, int] = {}
-        reading = asyncio.create_task(_follow(context, positions))
+        settling = Settling()
+        reading = asyncio.create_task(_follow(context, positions, settling))
         try:
             token = FIRST_TOKEN
             while True:
@@ -83,6 +85,7 @@ class FrameSource(decode_pb2_grpc.DecodeServiceServicer):
                     positions[stream_id] = position + 1
                 token = FIRST_TOKEN if token == LAST_TOKEN else token + 1
                 if positions:
+                    await settling.pause()
                     await context.write(decode_pb2.AttachResponse(frame=frame))
                 else:
                     await asyncio.sleep(IDLE_SECONDS)
@@ -90,10 +93,11 @@ class FrameSource(decode_pb2_grpc.DecodeServiceServicer):
             reading.cancel()
 
 
-async def _follow(context: Any, positions: dict[int, int]) -> None:
+async def _follow(context: Any, positions: dict[int, int], settling: Settling) -> None:
     while (message := await context.read()) is not grpc.aio.EOF:
         kind = message.WhichOneof("message")
         if kind == "submission":
+            settling.begun()
             positions[message.submission.stream_id] = len(message.submission.token_ids)
         elif kind == "cancellation":
             positions.pop(message.cancellation.stream_id, None)

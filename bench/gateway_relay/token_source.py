@@ -22,6 +22,28 @@ METHOD = "Generate"
 PING_OPTIONS = (("grpc.http2.min_ping_interval_without_data_ms", 1_000), ("grpc.keepalive_permit_without_calls", 1))
 
 
+# A source goes slowly until no stream has begun for so long, with pauses between its messages.
+SETTLE_SECONDS = 1.0
+PAUSE_SECONDS = 0.05
+
+
+class Settling:
+    """Lets streams begin before a source saturates what stands behind it: a saturated grpc.aio server accepts one call
+    in each turn of its loop.
+    """
+
+    def __init__(self) -> None:
+        self._until = 0.0
+
+    def begun(self) -> None:
+        """Note that a stream begins."""
+        self._until = time.monotonic() + SETTLE_SECONDS
+
+    async def pause(self) -> None:
+        if time.monotonic() < self._until:
+            await asyncio.sleep(PAUSE_SECONDS)
+
+
 def token_message(text: str) -> bytes:
     delta = gateway_pb2.GenerateDelta(text=text, token_count=1)
     return gateway_pb2.GenerateResponse(delta=delta).SerializeToString()
@@ -68,8 +90,12 @@ async def serve_tokens(port: int, pace_ms: float) -> None:
         while True:
             await context.write(await ticker.next())
 
+    settling = Settling()
+
     async def unpaced(_request: bytes, context: Any) -> None:
+        settling.begun()
         while True:
+            await settling.pause()
             await context.write(message)
 
     ticking = asyncio.create_task(ticker.run()) if pace_ms else None

@@ -15,7 +15,6 @@ from mesh.failures import from_rpc_error
 PROMPT_TOKENS = 16
 # Longer than any measurement.
 MAX_TOKENS = 100_000
-# A saturated grpc.aio server accepts one call in each turn of its loop.
 FIRST_TOKENS_SECONDS = 120.0
 POLL_SECONDS = 0.02
 
