@@ -14,7 +14,7 @@ from decode_svc.session import Attachment
 from decode_svc.worker import DecodeWorker
 from mesh.domain import wire as domain_wire
 from mesh.errors import InvalidRequest, NoWorker
-from mesh.identity import check_claim
+from mesh.identity import PROCESS_SEPARATOR, check_claim
 
 HELLO_SECONDS = 10.0
 
@@ -37,7 +37,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
         if worker is None:
             raise NoWorker("this worker is still loading its model: retry")
         hello = await _hello(request_iterator)
-        check_claim("hello.gateway_id", hello.gateway_id)
+        check_claim("hello.gateway_id", hello.gateway_id.partition(PROCESS_SEPARATOR)[0])
         attachment = worker.sessions.attach(hello.gateway_id, hello.gateway_incarnation, wire.resume_points(hello))
         reader = asyncio.create_task(_read(worker, attachment, request_iterator))
         try:

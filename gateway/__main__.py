@@ -2,6 +2,7 @@
 
 import logging
 import sys
+from functools import partial
 
 from deepmesh.v1 import gateway_pb2, gateway_pb2_grpc
 
@@ -11,6 +12,7 @@ from gateway.gateway import Gateway
 from gateway.openai.http import application
 from gateway.openai.server import HttpServer
 from gateway.page.server import operator_server
+from gateway.processes.division import Division
 from gateway.service import GatewayService
 from mesh.channel import service_channels
 from mesh.launch import launch
@@ -24,12 +26,16 @@ LAST_WORDS_SECONDS = 2.0
 _log = logging.getLogger("deepmesh.gateway")
 
 
-async def main(config: GatewayConfig) -> None:
+async def main(config: GatewayConfig, division: Division) -> None:
     tls = for_clients(config.public_tls.certificate, config.public_tls.key) if config.public_tls else None
     channels = service_channels(config.security.tls)
     # The page has the port of the metrics.
     server_config = config.server.model_copy(update={"metrics_port": None})
-    async with Gateway(config, load_texts(config.models), channels) as gateway:
+    several = division.processes > 1
+    async with (
+        Gateway(config, load_texts(config.models), channels, division.ledger) as gateway,
+        division.siblings() as siblings,
+    ):
         registration = Registration(
             gateway_pb2_grpc.add_GatewayServiceServicer_to_server, GatewayService(gateway), SERVICE_NAME
         )
@@ -38,13 +44,16 @@ async def main(config: GatewayConfig) -> None:
             application(gateway),
             drain_seconds=LAST_WORDS_SECONDS,
             stalled_seconds=config.limits.stalled_seconds,
+            share_port=several,
         )
-        page = operator_server(config, gateway, channels)
-        async with MeshServer(server_config, "gateway", [registration], tls, public=True) as server, http, page:
+        page = operator_server(config, gateway, channels, siblings)
+        server = MeshServer(server_config, "gateway", [registration], tls, public=True, share_ports=several)
+        async with server, http, page:
             _log.info("listening", extra={"fields": {"grpc_port": server.port, "http_port": http.port}})
             await gateway.until(server.until_signal(), server.ready, server.drain)
             await gateway.leave(server.drain)
 
 
 if __name__ == "__main__":
-    sys.exit(launch("gateway", GatewayConfig, main))
+    division = Division()
+    sys.exit(launch("gateway", GatewayConfig, partial(main, division=division), divide=division.divide))

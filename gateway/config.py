@@ -67,7 +67,8 @@ class ApiKeyConfig(Config):
     """The key's part of a full mesh, relative to other keys'. A key that is alone may use all of it."""
     requests_per_minute: int | None = Field(default=None, ge=1)
     """Requests that the key may make in a minute, all at once or spread; by default any number. Each gateway counts for
-    itself, as it does tokens and generations: with several, a key may make as many at each.
+    itself, as it does tokens and generations: with several, a key may make as many at each. Processes of one gateway
+    count together.
     """
     tokens_per_minute: int | None = Field(default=None, ge=1)
     """Tokens of prompts and answers in a minute. An answer that exceeds them is completed, and paid off by waiting."""
@@ -101,7 +102,8 @@ class LimitsConfig(Config):
     messages_per_second: float = Field(default=5000.0, gt=0, le=1_000_000)
     """Messages with tokens, to all clients together: they cost a gateway more than anything else. A stream sends no
     second one within `live generations / messages_per_second` seconds (with 256 up to 51 ms, with 64 up to 13 ms):
-    tokens that come sooner share one. Ends of answers never wait.
+    tokens that come sooner share one. A gateway that gets a part of a core, since others want it too, sends so many
+    less, down to a quarter. Ends of answers never wait.
     """
     stalled_seconds: float = Field(default=60.0, gt=0)
     """A client that reads nothing for this long is given up."""
@@ -179,6 +181,11 @@ class GatewayConfig(ServiceConfig):
     scheduler: str
     """host:port of the scheduler; there is no default, as for workers. Several are separated by commas: the gateway
     uses whichever answers.
+    """
+    processes: int = Field(default=1, ge=1, le=64)
+    """Processes that serve the gateway's ports together: one uses one core. They count API keys' quotas together, and
+    each takes its part of `limits.live_generations`. The kernel deals connections out among them, so a client with one
+    connection is served by one process.
     """
     models: tuple[ModelConfig, ...] = ()
     api_keys: tuple[ApiKeyConfig, ...] = ()

@@ -23,6 +23,7 @@ from gateway.dispatcher import Dispatcher
 from gateway.intake import Intake
 from gateway.live import LiveGeneration
 from gateway.prepared import Prepared
+from gateway.processes.ledger import Ledger
 from gateway.quotas import Quotas
 from gateway.responses.store import ResponseStore
 from gateway.schedulers import Schedulers
@@ -46,11 +47,19 @@ class Gateway:
     It must be made on the event loop that it runs on.
     """
 
-    def __init__(self, config: GatewayConfig, texts: Mapping[str, ModelText], channels: Channels) -> None:
+    def __init__(
+        self,
+        config: GatewayConfig,
+        texts: Mapping[str, ModelText],
+        channels: Channels,
+        ledger: Ledger | None = None,
+    ) -> None:
+        """ledger: of this gateway's processes, if there are several; by default its own."""
         clock = asyncio.get_running_loop().time
         self.config = config
-        self.tenants = Tenants(config.api_keys)
-        self._quotas = Quotas(config.api_keys)
+        ledger = ledger or Ledger([key.name for key in config.api_keys])
+        self.tenants = Tenants(config.api_keys, ledger)
+        self._quotas = Quotas(config.api_keys, ledger)
         self.answers = RecentAnswers()
         self.sampler = Sampler(config.observe.trace_share if config.observe.otlp_endpoint else 0.0)
         self.directory = Directory(config.dispatch.worker_seconds)

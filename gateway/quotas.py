@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 
 from gateway.config import ApiKeyConfig
+from gateway.processes.ledger import Ledger
 from mesh.errors import Overloaded
 
 MINUTE_SECONDS = 60.0
@@ -12,36 +13,49 @@ MINUTE_SECONDS = 60.0
 class Allowance:
     """So much a minute, which may be used all at once. What is used beyond it is owed, and made up for by waiting."""
 
-    def __init__(self, per_minute: int) -> None:
+    def __init__(self, per_minute: int, state: "memoryview[float]") -> None:
+        """state: [what is left, when it was filled], kept where others may use of it too."""
         self._per_minute = per_minute
-        self._left = float(per_minute)
-        self._filled_at: float | None = None
+        self._state = state
 
     def wait_seconds(self, now: float) -> float:
         """How long until one may be used; 0 if it may be used now."""
         self._fill(now)
-        return max(0.0, (1 - self._left) * MINUTE_SECONDS / self._per_minute)
+        return max(0.0, (1 - self._state[0]) * MINUTE_SECONDS / self._per_minute)
 
     def use(self, amount: int, now: float) -> None:
         self._fill(now)
-        self._left -= amount
+        self._state[0] -= amount
 
     def _fill(self, now: float) -> None:
-        if self._filled_at is not None:
-            gained = (now - self._filled_at) * self._per_minute / MINUTE_SECONDS
-            self._left = min(float(self._per_minute), self._left + gained)
-        self._filled_at = now
+        left, filled_at = self._state
+        # Another process's clock may be a little further on.
+        gained = max(0.0, now - filled_at) * self._per_minute / MINUTE_SECONDS
+        self._state[0], self._state[1] = min(float(self._per_minute), left + gained), max(now, filled_at)
 
 
 class Quotas:
     """The allowances of all tenants, by the name of their key; others have no bounds here."""
 
-    def __init__(self, keys: Sequence[ApiKeyConfig]) -> None:
-        self._requests = {key.name: Allowance(each) for key in keys if (each := key.requests_per_minute) is not None}
-        self._tokens = {key.name: Allowance(each) for key in keys if (each := key.tokens_per_minute) is not None}
+    def __init__(self, keys: Sequence[ApiKeyConfig], ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._requests = {
+            key.name: Allowance(each, ledger.allowance(key.name, "requests"))
+            for key in keys
+            if (each := key.requests_per_minute) is not None
+        }
+        self._tokens = {
+            key.name: Allowance(each, ledger.allowance(key.name, "tokens"))
+            for key in keys
+            if (each := key.tokens_per_minute) is not None
+        }
 
     def admit(self, tenant: str, now: float) -> None:
         """Count one request. Raises Overloaded, with the time to wait, if the tenant has used up an allowance."""
+        with self._ledger.held():
+            self._admit(tenant, now)
+
+    def _admit(self, tenant: str, now: float) -> None:
         for allowances, unit in ((self._requests, "requests"), (self._tokens, "tokens")):
             wait = allowances[tenant].wait_seconds(now) if tenant in allowances else 0.0
             if wait > 0:
@@ -55,4 +69,5 @@ class Quotas:
     def charge(self, tenant: str, tokens: int, now: float) -> None:
         """Count tokens of a prompt or of an answer: they are known when the request was admitted, or is over."""
         if tenant in self._tokens:
-            self._tokens[tenant].use(tokens, now)
+            with self._ledger.held():
+                self._tokens[tenant].use(tokens, now)

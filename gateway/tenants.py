@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from hashlib import sha256
 
 from gateway.config import ApiKeyConfig
+from gateway.processes.ledger import Ledger
 from mesh.domain.shares import Share
 from mesh.errors import Overloaded, Unauthenticated
 
@@ -16,12 +17,25 @@ RETRY_AFTER_MS = 1000
 class Tenant:
     """The holder of one key, or everyone if there are no keys."""
 
-    def __init__(self, name: str, cache_salt: bytes, max_concurrent: int | None, weight: float = 1.0) -> None:
+    def __init__(
+        self,
+        name: str,
+        cache_salt: bytes,
+        weight: float = 1.0,
+        max_concurrent: int | None = None,
+        ledger: Ledger | None = None,
+    ) -> None:
+        """ledger: counts the tenant's generations; without one nobody asks how many there are."""
         self.name = name
         self.cache_salt = cache_salt
         self.weight = weight
-        self.live = 0
         self._max_concurrent = max_concurrent
+        self._ledger = ledger
+        self._live = None if ledger is None else ledger.live(name)
+
+    @property
+    def live(self) -> int:
+        return 0 if self._live is None else self._live.total
 
     def share(self, priority: int) -> Share:
         """A request's claim to what tenants share."""
@@ -39,29 +53,34 @@ class Tenant:
     @contextmanager
     def admitted(self) -> Iterator[None]:
         """Count one generation while the block lasts. Raises Overloaded if the tenant has its share already."""
-        if self._max_concurrent is not None and self.live >= self._max_concurrent:
-            raise Overloaded(
-                f"API key {self.name!r} has {self.live} generations running, its limit: wait for one to end",
-                retry_after_ms=RETRY_AFTER_MS,
-            )
-        self.live += 1
+        if self._live is None or self._ledger is None:
+            yield
+            return
+        with self._ledger.held():
+            if self._max_concurrent is not None and self.live >= self._max_concurrent:
+                raise Overloaded(
+                    f"API key {self.name!r} has {self.live} generations running, its limit: wait for one to end",
+                    retry_after_ms=RETRY_AFTER_MS,
+                )
+            self._live.add(1)
         try:
             yield
         finally:
-            self.live -= 1
+            self._live.add(-1)
 
 
 class Tenants:
-    def __init__(self, keys: Sequence[ApiKeyConfig]) -> None:
-        self._everyone = Tenant("everyone", b"", None)
+    def __init__(self, keys: Sequence[ApiKeyConfig], ledger: Ledger) -> None:
+        self._everyone = Tenant("everyone", b"")
         self._by_key = [
             (
                 key.digest,
                 Tenant(
                     key.name,
                     (key.name if key.cache_salt is None else key.cache_salt).encode(),
-                    key.max_concurrent,
                     key.weight,
+                    key.max_concurrent,
+                    ledger,
                 ),
             )
             for key in keys

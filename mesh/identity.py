@@ -14,6 +14,8 @@ from urllib.parse import quote, unquote
 from mesh.domain.workers import WorkerRole
 from mesh.errors import PermissionDenied
 
+# In the id of one of a service's processes, between the service's name and the process's number.
+PROCESS_SEPARATOR = "#"
 TRUST_DOMAIN = "spiffe://deepmesh/"
 # What gRPC calls the URIs of a certificate.
 _ALTERNATIVE_NAME = "x509_subject_alternative_name"

@@ -63,7 +63,8 @@ class MeshServer:
     cannot be listened on.
 
     Without `tls` it speaks plaintext and asks nobody who they are. `public`: its callers are clients of the mesh, and
-    not its services.
+    not its services. `share_ports`: other processes of this service listen on its ports, too, and each gets a part of
+    the connections.
     """
 
     def __init__(
@@ -72,7 +73,9 @@ class MeshServer:
         name: str,
         registrations: Sequence[Registration],
         tls: ServerTls | None = None,
+        *,
         public: bool = False,
+        share_ports: bool = False,
     ) -> None:
         self.port = 0
         self.metrics_port: int | None = None
@@ -80,6 +83,7 @@ class MeshServer:
         self._tls = tls
         self._config = config
         self._name = name
+        self._share_ports = share_ports
         self._health = HealthServicer()
         endless = [f"/{each.service_name}/{method}" for each in registrations for method in each.endless]
         watch = f"/{health_pb2.DESCRIPTOR.services_by_name['Health'].full_name}/Watch"
@@ -87,7 +91,8 @@ class MeshServer:
         serves = _served(registrations) if tls and tls.mutual else None
         self._edge = EdgeInterceptor(config.max_calls, [*endless, watch, info], serves)
         keepalive = CLIENTS_KEEPALIVE if public else KEEPALIVE
-        self._server = grpc.aio.server(interceptors=[self._edge], options=[*_options(config), *keepalive])
+        options = [*_options(config, share_ports), *keepalive]
+        self._server = grpc.aio.server(interceptors=[self._edge], options=options)
         self._register(registrations)
         self._probed: grpc.aio.Server | None = None
         self._metrics: MetricsServer | None = None
@@ -103,7 +108,7 @@ class MeshServer:
 
     async def __aenter__(self) -> Self:
         credentials = self._tls.credentials if self._tls else None
-        self.port = _listen(self._server, self._name, "port", self._config, credentials)
+        self.port = self._listen(self._server, "port", credentials)
         if self._config.metrics_port is not None:
             metrics_host = self._config.metrics_host or self._config.host
             self._metrics = MetricsServer(self._name, metrics_host, self._config.metrics_port)
@@ -148,14 +153,32 @@ class MeshServer:
         """Health on a plaintext port of its own."""
         if self._config.health_port is None:
             return
-        self._probed = grpc.aio.server(options=[*_options(self._config), *CLIENTS_KEEPALIVE])
+        options = [*_options(self._config, self._share_ports), *CLIENTS_KEEPALIVE]
+        self._probed = grpc.aio.server(options=options)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._probed)
-        self.health_port = _listen(self._probed, self._name, "health_port", self._config, None)
+        self.health_port = self._listen(self._probed, "health_port", None)
         await self._probed.start()
 
     async def _set_readiness(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
         await self._health.set(READINESS, status)
         await self._health.set("", status)
+
+    def _listen(self, server: grpc.aio.Server, key: str, credentials: grpc.ServerCredentials | None) -> int:
+        """Listen on the port that the configuration has under `key`; returns the port."""
+        host, port = self._config.host, getattr(self._config, key)
+        address = f"{host}:{port}"
+        # Asked first, since gRPC prints a line of its own for a port that it cannot have. A shared one is never free.
+        why = None if self._share_ports else why_not(host, port)
+        if why is None:
+            try:
+                if credentials is None:
+                    return server.add_insecure_port(address)
+                return server.add_secure_port(address, credentials)
+            except RuntimeError as error:
+                why = str(error)
+        raise ConfigError(
+            f"{self._name} cannot listen on {address} ({why}): stop what uses it or choose another server.{key}"
+        )
 
     def _register(self, registrations: Sequence[Registration]) -> None:
         for registration in registrations:
@@ -166,7 +189,7 @@ class MeshServer:
         reflection.enable_server_reflection([*names, health_name, reflection.SERVICE_NAME], self._server)
 
 
-def _options(config: ServerConfig) -> list[tuple[str, int]]:
+def _options(config: ServerConfig, share_ports: bool) -> list[tuple[str, int]]:
     return [
         ("grpc.max_receive_message_length", config.max_message_bytes),
         ("grpc.max_send_message_length", config.max_message_bytes),
@@ -175,7 +198,7 @@ def _options(config: ServerConfig) -> list[tuple[str, int]]:
         ("grpc.server.max_pending_requests", MAX_PENDING_CALLS),
         ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING_CALLS),
         # Two services that shared a port by accident would each get a part of the calls.
-        ("grpc.so_reuseport", 0),
+        ("grpc.so_reuseport", int(share_ports)),
         ("grpc.http2.min_ping_interval_without_data_ms", SHORTEST_PING_INTERVAL_MS),
     ]
 
@@ -183,21 +206,3 @@ def _options(config: ServerConfig) -> list[tuple[str, int]]:
 def _served(registrations: Sequence[Registration]) -> dict[str, Collection[Role]]:
     """The roles that each method serves, by "/package.Service/Method"."""
     return {f"/{each.service_name}/{method}": roles for each in registrations for method, roles in each.serves.items()}
-
-
-def _listen(
-    server: grpc.aio.Server, name: str, key: str, config: ServerConfig, credentials: grpc.ServerCredentials | None
-) -> int:
-    """Listen on the port that the configuration has under `key`; returns the port."""
-    host, port = config.host, getattr(config, key)
-    address = f"{host}:{port}"
-    # Asked first, since gRPC prints a line of its own for a port that it cannot have.
-    why = why_not(host, port)
-    if why is None:
-        try:
-            if credentials is None:
-                return server.add_insecure_port(address)
-            return server.add_secure_port(address, credentials)
-        except RuntimeError as error:
-            why = str(error)
-    raise ConfigError(f"{name} cannot listen on {address} ({why}): stop what uses it or choose another server.{key}")

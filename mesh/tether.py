@@ -14,13 +14,18 @@ PR_SET_PDEATHSIG = 1
 
 def main() -> None:
     parent, command = int(sys.argv[1]), sys.argv[2:]
+    die_with(parent)
+    os.execvp(command[0], command)
+
+
+def die_with(parent: int) -> None:
+    """Have this process killed when its parent, of that process id, dies. Raises SystemExit if it is dead already."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
     # The parent may have died before the setting took effect.
     if os.getppid() != parent:
         sys.exit(1)
-    os.execvp(command[0], command)
 
 
 if __name__ == "__main__":

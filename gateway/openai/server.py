@@ -32,9 +32,17 @@ class HttpServer:
     """
 
     def __init__(
-        self, config: HttpConfig, application: ASGIApp, *, drain_seconds: float, stalled_seconds: float
+        self,
+        config: HttpConfig,
+        application: ASGIApp,
+        *,
+        drain_seconds: float,
+        stalled_seconds: float,
+        share_port: bool = False,
     ) -> None:
+        """share_port: other processes of ours listen on it, too."""
         self.port = 0
+        self._share_port = share_port
         self._config = config
         self._stalled_seconds = stalled_seconds
         self._server = _Server(
@@ -53,7 +61,7 @@ class HttpServer:
         )
 
     async def __aenter__(self) -> Self:
-        listener = _listen(self._config.host, self._config.port)
+        listener = _listen(self._config.host, self._config.port, self._share_port)
         if hasattr(socket, "TCP_USER_TIMEOUT"):
             # Connections inherit it. Only the system can close one that is full of bytes nobody reads.
             listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1000 * self._stalled_seconds))
@@ -68,12 +76,14 @@ class HttpServer:
         await self._task
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def _listen(host: str, port: int, share: bool) -> socket.socket:
     listener = None
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, protocol)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if share:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         listener.bind(address)
         listener.listen(BACKLOG)
     except OSError as error:

@@ -5,7 +5,7 @@ The port is for operators: only the playground, which generates, asks for a key 
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
 from importlib.resources import files
 
@@ -26,6 +26,7 @@ from gateway.openai.http import mesh_error
 from gateway.openai.requests import ChatCompletionBody
 from gateway.openai.server import HttpServer
 from gateway.page.mesh_link import MeshLink
+from gateway.processes.siblings import Siblings
 from mesh.channel import Channels
 from mesh.errors import MeshError, Overloaded
 
@@ -51,8 +52,13 @@ _log = logging.getLogger("deepmesh.gateway")
 
 
 @asynccontextmanager
-async def operator_server(config: GatewayConfig, gateway: Gateway, channels: Channels) -> AsyncIterator[int | None]:
-    """Serve for the length of the block, if there is a metrics port; yields the port."""
+async def operator_server(
+    config: GatewayConfig, gateway: Gateway, channels: Channels, siblings: Siblings | None = None
+) -> AsyncIterator[int | None]:
+    """Serve for the length of the block, if there is a metrics port; yields the port.
+
+    siblings: the gateway's processes, if there are several; their metrics are served here, too.
+    """
     server = config.server
     if server.metrics_port is None:
         yield None
@@ -66,7 +72,7 @@ async def operator_server(config: GatewayConfig, gateway: Gateway, channels: Cha
         keys=bool(config.api_keys),
     )
     stalled_seconds = config.limits.stalled_seconds
-    application = operator_application(gateway, link)
+    application = operator_application(gateway, link, own_metrics if siblings is None else siblings.metrics)
     listening = HttpServer(http, application, drain_seconds=LAST_WORDS_SECONDS, stalled_seconds=stalled_seconds)
     try:
         async with listening:
@@ -77,8 +83,12 @@ async def operator_server(config: GatewayConfig, gateway: Gateway, channels: Cha
         await link.close()
 
 
-def operator_application(gateway: Gateway, link: MeshLink) -> Starlette:
-    """The ASGI application."""
+def operator_application(gateway: Gateway, link: MeshLink, collect: Callable[[], Awaitable[bytes]]) -> Starlette:
+    """The ASGI application. collect: makes Prometheus' text of the metrics."""
+
+    async def metrics(request: Request) -> Response:
+        return Response(await collect(), media_type=CONTENT_TYPE_LATEST)
+
     return Starlette(
         routes=[
             Route("/metrics", metrics),
@@ -90,9 +100,9 @@ def operator_application(gateway: Gateway, link: MeshLink) -> Starlette:
     )
 
 
-async def metrics(request: Request) -> Response:
+async def own_metrics() -> bytes:
     # In a thread: it takes milliseconds, in which no token would leave.
-    return Response(await asyncio.to_thread(generate_latest), media_type=CONTENT_TYPE_LATEST)
+    return await asyncio.to_thread(generate_latest)
 
 
 def _file(name: str, kind: str) -> Response:

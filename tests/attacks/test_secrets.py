@@ -11,6 +11,7 @@ from cli.launcher.composition import MeshPlan, compose
 from cli.launcher.serving import until_served
 from cli.settings.check import gateway_keys
 from gateway.config import GatewayConfig
+from gateway.processes.ledger import Ledger
 from gateway.tenants import Tenants
 from mesh.channel import Channels
 from mesh.config import load
@@ -49,14 +50,14 @@ def test_no_command_line_of_up_has_a_key_or_a_redis_url() -> None:
 def test_a_value_can_stand_in_a_file(tmp_path: Path) -> None:
     (tmp_path / "keys").write_text("[{name: alice, key: alice-secret}]")
     config = gateway(f"api_keys=@{tmp_path / 'keys'}")
-    assert Tenants(config.api_keys).authenticate("Bearer alice-secret").name == "alice"
+    assert Tenants(config.api_keys, Ledger(["alice"])).authenticate("Bearer alice-secret").name == "alice"
     with pytest.raises(ConfigError, match="No such file"):
         gateway(f"api_keys=@{tmp_path / 'nothing'}")
 
 
 def test_a_configuration_needs_only_the_digest_of_a_key() -> None:
     digest = sha256(b"alice-secret").hexdigest()
-    tenants = Tenants(gateway(f"api_keys=[{{name: alice, key_sha256: {digest}}}]").api_keys)
+    tenants = Tenants(gateway(f"api_keys=[{{name: alice, key_sha256: {digest}}}]").api_keys, Ledger(["alice"]))
     assert tenants.authenticate("Bearer alice-secret").name == "alice"
     with pytest.raises(Unauthenticated):
         tenants.authenticate(f"Bearer {digest}")

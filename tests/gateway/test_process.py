@@ -4,7 +4,6 @@ import asyncio
 import json
 import re
 import socket
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -24,19 +23,12 @@ from mesh.ports import free_port
 from tests.support.addresses import NOWHERE
 from tests.support.fake_decode import FakeDecodeWorker
 from tests.support.fake_scheduler import FakeScheduler
+from tests.support.gateway_process import spawn
 from tests.support.gateways import ids_request
 from tests.support.tokenizers import tokenizer_directory
 
 ROOT = Path(__file__).parents[2]
 PORTS = re.compile(r"listening grpc_port=(\d+) http_port=(\d+)")
-
-
-async def spawn(*settings: str) -> asyncio.subprocess.Process:
-    """A gateway, without a scheduler unless `settings` name one."""
-    arguments = [part for setting in (f"scheduler={NOWHERE}", *settings) for part in ("--set", setting)]
-    return await asyncio.create_subprocess_exec(
-        *[sys.executable, "-m", "gateway", *arguments], cwd=ROOT, stderr=asyncio.subprocess.PIPE
-    )
 
 
 async def ports_of(process: asyncio.subprocess.Process) -> tuple[int, int]:
@@ -52,7 +44,7 @@ async def ports_of(process: asyncio.subprocess.Process) -> tuple[int, int]:
 async def running_gateway(*settings: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, int, int]]:
     process = await spawn(*settings)
     try:
-        yield process, *await asyncio.wait_for(ports_of(process), 30)
+        yield process, *await asyncio.wait_for(ports_of(process), 60)
     finally:
         if process.returncode is None:
             process.kill()
@@ -61,12 +53,12 @@ async def running_gateway(*settings: str) -> AsyncIterator[tuple[asyncio.subproc
 
 async def readiness(channel: grpc.aio.Channel) -> int:
     request = health_pb2.HealthCheckRequest(service="readiness")
-    return int((await health_pb2_grpc.HealthStub(channel).Check(request, timeout=5)).status)
+    return int((await health_pb2_grpc.HealthStub(channel).Check(request, timeout=60)).status)
 
 
 async def until_health(channel: grpc.aio.Channel, status: int) -> None:
     request = health_pb2.HealthCheckRequest(service="readiness")
-    async for response in health_pb2_grpc.HealthStub(channel).Watch(request, timeout=10):
+    async for response in health_pb2_grpc.HealthStub(channel).Watch(request, timeout=60):
         if response.status == status:
             return
 
@@ -90,7 +82,7 @@ async def test_it_is_ready_once_a_worker_is_known_answers_and_stops_on_a_signal(
                 scheduler.add(worker.identity())
                 await until_health(channel, health_pb2.HealthCheckResponse.SERVING)
                 stub = gateway_pb2_grpc.GatewayServiceStub(channel)
-                messages = [message async for message in stub.Generate(ids_request(), timeout=10)]
+                messages = [message async for message in stub.Generate(ids_request(), timeout=60)]
                 assert messages[-1].finished.usage.completion_tokens == 8
                 body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
                 answer = await http.post(f"{base}/v1/chat/completions", json=body)
@@ -109,7 +101,7 @@ async def test_it_is_ready_once_a_worker_is_known_answers_and_stops_on_a_signal(
                     assert series in figures.text, series
                 assert psutil.Process(process.pid).memory_info().rss < 150e6
             process.terminate()
-            assert await asyncio.wait_for(process.wait(), 15) == 0
+            assert await asyncio.wait_for(process.wait(), 60) == 0
             assert process.stderr is not None
             lines = (await process.stderr.read()).decode()
             assert "generation tenant=everyone api=openai outcome=finished request_id=" in lines
@@ -140,7 +132,7 @@ async def test_a_signal_lets_readiness_fall_first_and_then_ends_streams_with_an_
                 events = [line async for line in lines if line]
             assert json.loads(events[-2].removeprefix("data: "))["error"]["code"] == "shutting_down"
             assert events[-1] == "data: [DONE]"
-            assert await asyncio.wait_for(process.wait(), 5) == 0
+            assert await asyncio.wait_for(process.wait(), 60) == 0
             assert process.stderr is not None
             assert b"Traceback" not in await process.stderr.read()
 
@@ -149,7 +141,7 @@ async def test_a_taken_http_port_is_one_clear_line_and_a_status() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         process = await spawn(f"http.port={port}")
-        _, err = await asyncio.wait_for(process.communicate(), 30)
+        _, err = await asyncio.wait_for(process.communicate(), 60)
     lines = err.decode().strip().splitlines()
     assert process.returncode == 2
     assert len(lines) == 1
@@ -159,7 +151,7 @@ async def test_a_taken_http_port_is_one_clear_line_and_a_status() -> None:
 
 async def test_a_model_without_a_tokenizer_file_is_one_clear_line(tmp_path: Path) -> None:
     process = await spawn(f'models=[{{"tokenizer_dir": "{tmp_path}"}}]')
-    _, err = await asyncio.wait_for(process.communicate(), 30)
+    _, err = await asyncio.wait_for(process.communicate(), 60)
     assert process.returncode == 2
     assert err.decode().strip() == (
         f"gateway: cannot read the tokenizer {tmp_path}/tokenizer.json: No such file or directory"

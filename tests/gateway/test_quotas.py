@@ -4,6 +4,7 @@ import pytest
 from pydantic import SecretStr
 
 from gateway.config import ApiKeyConfig
+from gateway.processes.ledger import Ledger
 from gateway.quotas import Quotas
 from mesh.errors import Overloaded
 from tests.support.gateways import running_mesh
@@ -13,6 +14,10 @@ def key(name: str, **quotas: Any) -> ApiKeyConfig:
     return ApiKeyConfig(name=name, key=SecretStr(f"{name}-secret"), **quotas)
 
 
+def quotas_of(keys: list[ApiKeyConfig]) -> Quotas:
+    return Quotas(keys, Ledger([each.name for each in keys]))
+
+
 def refused_for(quotas: Quotas, tenant: str, now: float) -> int | None:
     with pytest.raises(Overloaded) as caught:
         quotas.admit(tenant, now)
@@ -20,7 +25,7 @@ def refused_for(quotas: Quotas, tenant: str, now: float) -> int | None:
 
 
 def test_requests_of_a_minute_may_come_at_once_and_the_next_waits_for_its_turn() -> None:
-    quotas = Quotas([key("alice", requests_per_minute=6), key("bob")])
+    quotas = quotas_of([key("alice", requests_per_minute=6), key("bob")])
     for _ in range(6):
         quotas.admit("alice", 100.0)
     assert refused_for(quotas, "alice", 100.0) == 10_000
@@ -31,7 +36,7 @@ def test_requests_of_a_minute_may_come_at_once_and_the_next_waits_for_its_turn()
 
 
 def test_a_refused_request_costs_nothing() -> None:
-    quotas = Quotas([key("alice", requests_per_minute=1)])
+    quotas = quotas_of([key("alice", requests_per_minute=1)])
     quotas.admit("alice", 0.0)
     for _ in range(10):
         refused_for(quotas, "alice", 30.0)
@@ -39,7 +44,7 @@ def test_a_refused_request_costs_nothing() -> None:
 
 
 def test_tokens_beyond_the_minute_are_waited_for() -> None:
-    quotas = Quotas([key("alice", tokens_per_minute=600)])
+    quotas = quotas_of([key("alice", tokens_per_minute=600)])
     quotas.admit("alice", 0.0)
     quotas.charge("alice", 700, 0.0)
     assert refused_for(quotas, "alice", 0.0) == 10_100

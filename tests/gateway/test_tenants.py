@@ -2,6 +2,7 @@ import pytest
 from pydantic import SecretStr
 
 from gateway.config import ApiKeyConfig
+from gateway.processes.ledger import Ledger
 from gateway.tenants import Tenants
 from mesh.errors import Overloaded, Unauthenticated
 
@@ -10,7 +11,8 @@ KEYS = Tenants(
         ApiKeyConfig(name="alice", key=SecretStr("alice-secret"), max_concurrent=2),
         ApiKeyConfig(name="bob", key=SecretStr("bob-secret"), cache_salt="shared"),
         ApiKeyConfig(name="carol", key=SecretStr("carol-secret"), cache_salt="shared"),
-    ]
+    ],
+    Ledger(["alice", "bob", "carol"]),
 )
 
 
@@ -27,7 +29,7 @@ def test_a_key_names_its_tenant() -> None:
 
 
 def test_without_keys_everyone_may_call() -> None:
-    assert Tenants([]).authenticate(None).cache_salt == b""
+    assert Tenants([], Ledger([])).authenticate(None).cache_salt == b""
 
 
 def test_tenants_share_a_cache_only_where_they_are_told_to() -> None:

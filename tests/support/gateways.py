@@ -82,8 +82,10 @@ async def running_mesh(
         add = gateway_pb2_grpc.add_GatewayServiceServicer_to_server
         registration = Registration(add, GatewayService(gateway), "deepmesh.v1.GatewayService")
         server = await stack.enter_async_context(MeshServer(ServerConfig(drain_seconds=0.2), "gateway", [registration]))
-        timeouts = {"drain_seconds": 0.2, "stalled_seconds": config.limits.stalled_seconds}
-        http_server = await stack.enter_async_context(HttpServer(config.http, application(gateway), **timeouts))
+        listening = HttpServer(
+            config.http, application(gateway), drain_seconds=0.2, stalled_seconds=config.limits.stalled_seconds
+        )
+        http_server = await stack.enter_async_context(listening)
         channel = await stack.enter_async_context(grpc.aio.insecure_channel(f"127.0.0.1:{server.port}"))
         base = f"http://127.0.0.1:{http_server.port}"
         http = await stack.enter_async_context(httpx.AsyncClient(base_url=base, timeout=20, trust_env=False))

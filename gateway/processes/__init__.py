@@ -1,0 +1,1 @@
+"""Several processes of one gateway, behind one port."""

@@ -1,0 +1,35 @@
+from pathlib import Path
+
+from gateway.processes.siblings import Siblings, together
+
+FIRST = b"""# HELP requests_total Requests
+# TYPE requests_total counter
+requests_total{model="a"} 3.0
+# HELP seconds Time
+# TYPE seconds histogram
+seconds_bucket{le="1.0"} 2.0
+seconds_bucket{le="+Inf"} 3.0
+seconds_count 3.0
+seconds_sum 4.5
+"""
+SECOND = b"""# HELP requests_total Requests
+# TYPE requests_total counter
+requests_total{model="a"} 5.0
+"""
+
+
+def test_every_series_says_whose_it_is_and_a_family_is_told_once() -> None:
+    text = together({0: FIRST, 1: SECOND}).decode()
+    assert 'requests_total{model="a",process="0"} 3.0' in text
+    assert 'requests_total{model="a",process="1"} 5.0' in text
+    assert 'seconds_bucket{le="+Inf",process="0"} 3.0' in text
+    assert 'seconds_sum{process="0"} 4.5' in text
+    assert text.count("# TYPE requests_total counter") == 1
+
+
+async def test_a_process_tells_those_of_the_others_and_does_without_one_that_is_gone(tmp_path: Path) -> None:
+    async with Siblings(tmp_path, 0, 3) as first, Siblings(tmp_path, 1, 3):
+        text = (await first.metrics()).decode()
+    assert 'deepmesh_gateway_live_generations{process="0"}' in text
+    assert 'deepmesh_gateway_live_generations{process="1"}' in text
+    assert 'process="2"' not in text
