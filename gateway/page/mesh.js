@@ -76,12 +76,12 @@ export class Mesh {
 
   #worker(status) {
     const pace = status.role === "prefill"
-      ? `${status.queued_prefill_tokens} tokens queued, ${status.prefill_tokens_per_second} tokens/s`
-      : `step ${status.decode_step_ms} ms, ${status.queued_prefill_tokens} prompt tokens queued`;
+      ? `${status.load.queued_prefill_tokens} tokens queued, ${status.prefill_tokens_per_second} tokens/s`
+      : `step ${status.decode_step_ms} ms, ${status.load.queued_prefill_tokens} prompt tokens queued`;
     return [
-      bar("requests", status.running, status.max_requests),
-      bar("blocks", status.total_blocks - status.free_blocks, status.total_blocks),
-      element("p", `${status.waiting} waiting; ${pace}; ${status.cached_blocks} blocks cached`),
+      bar("requests", status.load.running, status.load.max_requests),
+      bar("blocks", status.load.total_blocks - status.load.free_blocks, status.load.total_blocks),
+      element("p", `${status.load.waiting} waiting; ${pace}; ${status.load.cached_blocks} blocks cached`),
       ...(status.ranks.length ? [this.#ranks(status.ranks)] : []),
     ];
   }

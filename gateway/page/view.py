@@ -16,8 +16,8 @@ class Moves(msgspec.Struct, frozen=True):
     fetched_blocks: int
 
 
-class RankView(msgspec.Struct, frozen=True):
-    """One of a worker's DP ranks, which batches requests of its own."""
+class LoadView(msgspec.Struct, frozen=True):
+    """What a worker has to do, or one of its DP ranks, which batches requests of its own."""
 
     running: int
     waiting: int
@@ -35,19 +35,14 @@ class WorkerView(msgspec.Struct, frozen=True):
     model: str
     state: str
     lease_ms: int
-    running: int
-    waiting: int
-    max_requests: int
-    queued_prefill_tokens: int
-    free_blocks: int
-    total_blocks: int
-    cached_blocks: int
+    # Of all ranks.
+    load: LoadView
     # Measured; 0 while unknown.
     prefill_tokens_per_second: float
     decode_step_ms: float
     moves: Moves
     # In order; none if the worker has one.
-    ranks: list[RankView]
+    ranks: list[LoadView]
 
 
 class TierView(msgspec.Struct, frozen=True):

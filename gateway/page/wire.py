@@ -2,7 +2,7 @@
 
 from deepmesh.internal.v1 import scheduler_pb2, workers_pb2
 
-from gateway.page.view import DecisionView, Moves, RankView, StoreView, TierView, WorkerView
+from gateway.page.view import DecisionView, LoadView, Moves, StoreView, TierView, WorkerView
 
 # Candidates that are listed beside the one that was taken.
 MOST_REJECTED = 8
@@ -17,30 +17,26 @@ def worker(status: scheduler_pb2.WorkerStatus) -> WorkerView:
         model=identity.model,
         state=_word(workers_pb2.WorkerState.Name(status.state)),
         lease_ms=status.lease_remaining.ToMilliseconds(),
-        running=load.running_requests,
-        waiting=load.waiting_requests,
-        max_requests=identity.max_requests,
-        queued_prefill_tokens=load.queued_prefill_tokens,
-        free_blocks=load.free_blocks,
-        total_blocks=identity.total_blocks,
-        cached_blocks=status.cached_blocks,
+        load=_load(load, status.cached_blocks, identity, 1),
         prefill_tokens_per_second=round(load.prefill_tokens_per_second),
         decode_step_ms=round(load.decode_step_ms, 2),
         moves=_moves(status.transfers),
-        ranks=[_rank(each, identity) for each in status.ranks],
+        ranks=[_load(each.load, each.cached_blocks, identity, identity.ranks) for each in status.ranks],
     )
 
 
-def _rank(status: workers_pb2.RankStatus, identity: workers_pb2.WorkerIdentity) -> RankView:
-    load = status.load
-    return RankView(
+def _load(
+    load: workers_pb2.WorkerLoad, cached_blocks: int, identity: workers_pb2.WorkerIdentity, parts: int
+) -> LoadView:
+    """Of a worker, or of one of so many equal parts of it."""
+    return LoadView(
         running=load.running_requests,
         waiting=load.waiting_requests,
-        max_requests=identity.max_requests // identity.ranks,
+        max_requests=identity.max_requests // parts,
         queued_prefill_tokens=load.queued_prefill_tokens,
         free_blocks=load.free_blocks,
-        total_blocks=identity.total_blocks // identity.ranks,
-        cached_blocks=status.cached_blocks,
+        total_blocks=identity.total_blocks // parts,
+        cached_blocks=cached_blocks,
     )
 
 
