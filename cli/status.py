@@ -104,8 +104,10 @@ async def _read(channel: grpc.aio.Channel, endpoint: str) -> Snapshot:
 
 
 def tables(snapshot: Snapshot) -> Group:
-    """What a mesh has: workers, transfers where KV moves, stores where there are any."""
+    """What a mesh has: workers, experts where they move, transfers where KV does, stores where there are any."""
     shown = [workers_table(snapshot)]
+    if any(worker.load.HasField("expert_imbalance") for worker in snapshot.workers):
+        shown.append(experts_table(snapshot))
     if any(worker.transfers.total_slots for worker in snapshot.workers):
         shown.append(transfers_table(snapshot))
     if snapshot.stores:
@@ -122,6 +124,16 @@ def workers_table(snapshot: Snapshot) -> Table:
         table.add_row(*_row(worker))
         for number, rank in enumerate(worker.ranks):
             table.add_row(*_rank_row(number, rank, worker.identity))
+    return table
+
+
+def experts_table(snapshot: Snapshot) -> Table:
+    """One row for each worker whose ranks share the load of routed experts, as of its last look at them."""
+    table = _table(("experts of",), ("busiest rank has, in\nits worst layer", "moved"))
+    for worker in snapshot.workers:
+        if worker.load.HasField("expert_imbalance"):
+            above = f"{worker.load.expert_imbalance:.0%} above the mean"
+            table.add_row(worker.identity.worker_id, above, f"{worker.load.experts_moved:,}")
     return table
 
 

@@ -8,8 +8,10 @@ from contextlib import suppress
 from functools import partial
 from typing import Protocol, Self
 
+from msgspec import structs
 from prometheus_client import Counter
 
+from engine.balance.report import BalanceReport
 from engine.layout_choice import choose_parallel
 from engine.parallel.layout import Layout
 from engine.protocol.messages import DraftCounts, Ready, StepResult, TransferNews
@@ -17,7 +19,7 @@ from kvstore.client import StoreClient
 from kvstore.store_user import StoreUser
 from mesh import metrics
 from mesh.channel import Channels
-from mesh.domain.workers import WorkerIdentity, WorkerRole
+from mesh.domain.workers import WorkerIdentity, WorkerLoad, WorkerRole
 from mesh.errors import EngineFailed, WorkerDraining
 from transfer.events import PushEnded
 from worker.config import WorkerConfig
@@ -63,6 +65,8 @@ class RankHost:
         self._moved = ReportedTotal(metrics.TRANSFER_BYTES)
         self._refused = ReportedTotal(metrics.TRANSFER_REFUSED)
         self._experts_moved = ReportedTotal(metrics.ENGINE_EXPERTS_MOVED)
+        # None while no rank told any, as where experts stay where they are.
+        self._balance: BalanceReport | None = None
         self.stores = [
             RankStores(client, view.chains, partial(connect, rank))
             for rank, (client, view) in enumerate(zip(ranks.ranks, ranks.views, strict=True))
@@ -158,16 +162,31 @@ class RankHost:
         metrics.ENGINE_STORE_CACHED_TOKENS.inc(sum(output.store_cached_tokens or 0 for output in result.outputs))
         if result.drafts is not None:
             _count_drafts(result.drafts)
-        # All ranks say the same.
-        if result.balance is not None and rank == 0:
-            metrics.ENGINE_EXPERT_IMBALANCE.labels("mean").set(result.balance.mean_imbalance)
-            metrics.ENGINE_EXPERT_IMBALANCE.labels("largest").set(result.balance.largest_imbalance)
-            self._experts_moved.report(result.balance.moved)
+        if result.balance is not None:
+            self._note_balance(result.balance)
         ranks = self.ranks
         self.report.observe(
-            ranks.load, result.stored_blocks, result.removed_blocks, ranks.transfers, rank, ranks.statuses
+            self._load, result.stored_blocks, result.removed_blocks, ranks.transfers, rank, ranks.statuses
         )
         self.stores[rank].offer_stored(result.stored_blocks)
+
+    def _note_balance(self, balance: BalanceReport) -> None:
+        """All ranks say the same, each with its next step that has requests: whichever has one tells it."""
+        if self._balance is not None and balance.moved < self._balance.moved:
+            # From a rank whose news is older than another's.
+            return
+        self._balance = balance
+        metrics.ENGINE_EXPERT_IMBALANCE.labels("mean").set(balance.mean_imbalance)
+        metrics.ENGINE_EXPERT_IMBALANCE.labels("largest").set(balance.largest_imbalance)
+        self._experts_moved.report(balance.moved)
+
+    @property
+    def _load(self) -> WorkerLoad:
+        """Of all ranks, with what is known of the worker as a whole."""
+        load, balance = self.ranks.load, self._balance
+        if balance is None:
+            return load
+        return structs.replace(load, expert_imbalance=balance.largest_imbalance, experts_moved=balance.moved)
 
     async def _tick(self, user: RankUser) -> None:
         metrics.ENGINE_BLOCKS_TOTAL.set(self.ready.total_blocks)

@@ -159,6 +159,8 @@ def load(message: workers_pb2.WorkerLoad) -> WorkerLoad:
         mean_output_tokens=_measured(message.mean_output_tokens),
         decode_step_requests=_measured(message.decode_step_requests),
         push_bytes_per_second=_measured(message.push_bytes_per_second),
+        expert_imbalance=message.expert_imbalance if message.HasField("expert_imbalance") else None,
+        experts_moved=message.experts_moved,
     )
 
 
@@ -173,6 +175,8 @@ def load_message(load: WorkerLoad) -> workers_pb2.WorkerLoad:
         mean_output_tokens=load.mean_output_tokens,
         decode_step_requests=load.decode_step_requests,
         push_bytes_per_second=load.push_bytes_per_second,
+        expert_imbalance=load.expert_imbalance,
+        experts_moved=load.experts_moved,
     )
 
 

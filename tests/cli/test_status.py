@@ -3,7 +3,7 @@ from io import StringIO
 from deepmesh.internal.v1 import scheduler_pb2, workers_pb2
 from rich.console import Console
 
-from cli.status import workers_table
+from cli.status import tables, workers_table
 
 
 def test_each_rank_of_several_has_a_row_below_its_worker() -> None:
@@ -20,3 +20,19 @@ def test_each_rank_of_several_has_a_row_below_its_worker() -> None:
     assert ["d", "unspecified", "4/8", "0", "0", "4/200", "0", "0", "0.0"] in rows
     assert ["rank", "0", "3/4", "0", "0", "3/100", "0", "0", "0.0"] in rows
     assert ["rank", "1", "1/4", "0", "0", "1/100", "0", "0", "0.0"] in rows
+
+
+def test_the_balance_of_experts_is_shown_where_they_move() -> None:
+    def shown(load: workers_pb2.WorkerLoad) -> str:
+        worker = scheduler_pb2.WorkerStatus(identity=workers_pb2.WorkerIdentity(worker_id="decode-0"), load=load)
+        text = StringIO()
+        Console(width=80, file=text).print(tables(scheduler_pb2.WatchWorkersResponse(workers=[worker])))
+        return text.getvalue()
+
+    rows = [
+        line.split() for line in shown(workers_pb2.WorkerLoad(expert_imbalance=0.125, experts_moved=19)).splitlines()
+    ]
+    assert ["decode-0", "12%", "above", "the", "mean", "19"] in rows
+    # An even load is a figure, too.
+    assert "0% above the mean" in shown(workers_pb2.WorkerLoad(expert_imbalance=0.0))
+    assert "experts" not in shown(workers_pb2.WorkerLoad())

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import msgspec
 import psutil
 
+from engine.balance.report import BalanceReport
 from engine.protocol.messages import DraftCounts, LandingOpened, StepResult, TransferNews
 from mesh import metrics
 from mesh.channel import Channels
@@ -176,6 +177,31 @@ async def test_a_worker_reports_which_of_its_ranks_hold_a_block() -> None:
     assert [status.cached_blocks for status in report.ranks] == [0, 0]
     # Each rank offers what its own pool has.
     assert [store.offers for store in stores] == [[hashes(1)], [hashes(1, 2)]]
+    ranks[0].die()
+    await task
+
+
+async def test_the_balance_of_experts_is_told_by_whichever_rank_has_a_step() -> None:
+    def shown() -> tuple[float, float]:
+        imbalance = metrics.ENGINE_EXPERT_IMBALANCE.labels("largest")._value.get()
+        return imbalance, metrics.ENGINE_EXPERTS_MOVED._value.get()
+
+    ranks, user = [FakeRankClient(), FakeRankClient()], RecordingUser()
+    host = RankHost(worker_identity(), RankGroup(ranks), lambda rank, user: FakeStores())  # type: ignore[arg-type]
+    task = asyncio.create_task(host.run(user))
+    _, moved = shown()
+    # The first rank has no request; later it has one, and its news is older.
+    for rank, balance in [
+        (1, BalanceReport(0.2, 0.5, 3)),
+        (1, BalanceReport(0.1, 0.25, 7)),
+        (0, BalanceReport(0.2, 0.5, 3)),
+    ]:
+        ranks[rank].emit(msgspec.structs.replace(step([], []), balance=balance))
+        count = len(user.steps) + 1
+        await eventually(lambda count=count: len(user.steps) == count)  # type: ignore[misc]
+    load = host.report.next_report(snapshot=False).load
+    assert (load.expert_imbalance, load.experts_moved) == (0.25, 7)
+    assert shown() == (0.25, moved + 7)
     ranks[0].die()
     await task
 

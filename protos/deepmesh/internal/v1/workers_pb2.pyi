@@ -84,7 +84,7 @@ class WorkerIdentity(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., role: _Optional[_Union[WorkerRole, str]] = ..., endpoint: _Optional[str] = ..., model: _Optional[str] = ..., kv_namespace: _Optional[_Union[KvNamespace, _Mapping]] = ..., context_tokens: _Optional[int] = ..., total_blocks: _Optional[int] = ..., max_requests: _Optional[int] = ..., can_prefill: _Optional[bool] = ..., vocabulary_size: _Optional[int] = ..., block_bytes: _Optional[int] = ..., receives_kv: _Optional[bool] = ..., layerwise_tokens: _Optional[int] = ..., slot_bytes: _Optional[int] = ..., ranks: _Optional[int] = ..., worker_class: _Optional[str] = ...) -> None: ...
 
 class WorkerLoad(_message.Message):
-    __slots__ = ("running_requests", "waiting_requests", "queued_prefill_tokens", "free_blocks", "prefill_tokens_per_second", "decode_step_ms", "mean_output_tokens", "decode_step_requests", "push_bytes_per_second")
+    __slots__ = ("running_requests", "waiting_requests", "queued_prefill_tokens", "free_blocks", "prefill_tokens_per_second", "decode_step_ms", "mean_output_tokens", "decode_step_requests", "push_bytes_per_second", "expert_imbalance", "experts_moved")
     RUNNING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     WAITING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     QUEUED_PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -94,6 +94,8 @@ class WorkerLoad(_message.Message):
     MEAN_OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DECODE_STEP_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     PUSH_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    EXPERT_IMBALANCE_FIELD_NUMBER: _ClassVar[int]
+    EXPERTS_MOVED_FIELD_NUMBER: _ClassVar[int]
     running_requests: int
     waiting_requests: int
     queued_prefill_tokens: int
@@ -103,7 +105,9 @@ class WorkerLoad(_message.Message):
     mean_output_tokens: float
     decode_step_requests: float
     push_bytes_per_second: float
-    def __init__(self, running_requests: _Optional[int] = ..., waiting_requests: _Optional[int] = ..., queued_prefill_tokens: _Optional[int] = ..., free_blocks: _Optional[int] = ..., prefill_tokens_per_second: _Optional[float] = ..., decode_step_ms: _Optional[float] = ..., mean_output_tokens: _Optional[float] = ..., decode_step_requests: _Optional[float] = ..., push_bytes_per_second: _Optional[float] = ...) -> None: ...
+    expert_imbalance: float
+    experts_moved: int
+    def __init__(self, running_requests: _Optional[int] = ..., waiting_requests: _Optional[int] = ..., queued_prefill_tokens: _Optional[int] = ..., free_blocks: _Optional[int] = ..., prefill_tokens_per_second: _Optional[float] = ..., decode_step_ms: _Optional[float] = ..., mean_output_tokens: _Optional[float] = ..., decode_step_requests: _Optional[float] = ..., push_bytes_per_second: _Optional[float] = ..., expert_imbalance: _Optional[float] = ..., experts_moved: _Optional[int] = ...) -> None: ...
 
 class RankStatus(_message.Message):
     __slots__ = ("load", "transfers", "cached_blocks")
