@@ -10,6 +10,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+from redis.asyncio import Redis
+from redis.exceptions import ResponseError
 
 from cli.launcher.composition import MODULES, ServiceSpec
 from tests.support.chaos import PHASES, ChaosMesh, chaos_mesh, run_cell
@@ -45,6 +47,18 @@ async def fill(disk: SmallDisk, chaos: ChaosMesh) -> None:
     disk.free()
 
 
+async def keep_from_saving(disk: SmallDisk, chaos: ChaosMesh) -> None:
+    """Redis takes no writes once it could not save."""
+    disk.fill()
+    async with asyncio.timeout(30), Redis.from_url(chaos.redis.url) as client:
+        with pytest.raises(ResponseError, match="MISCONF"):
+            while True:
+                await client.set("any", "value")
+                await asyncio.sleep(0.1)
+    await asyncio.sleep(FULL_SECONDS)
+    disk.free()
+
+
 async def restart_on_full_disk(disk: SmallDisk, chaos: ChaosMesh) -> None:
     """The store is started again where it has no room."""
     disk.fill()
@@ -68,4 +82,10 @@ async def test_a_store_has_no_room(tmp_path: Path) -> None:
         async with chaos_mesh(None, *settings) as chaos:
             for phase in PHASES:
                 await run_cell(chaos, "kvstore-0 full disk", phase, partial(restart_on_full_disk, disk), SEED)
-            disk.fill()
+
+
+async def test_redis_has_no_room(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "redis", 8 << 20) as disk:
+        async with chaos_mesh(redis_directory=disk.path) as chaos:
+            for phase in PHASES:
+                await run_cell(chaos, "redis full disk", phase, partial(keep_from_saving, disk), SEED)

@@ -7,7 +7,6 @@ import itertools
 import os
 import random
 import signal
-import time
 from contextlib import suppress
 from functools import partial
 
@@ -15,6 +14,7 @@ import psutil
 import pytest
 
 from tests.support.chaos import PHASES, ChaosMesh, chaos_mesh, run_cell
+from tests.support.waiting import eventually
 
 TARGETS = ("prefill-0", "decode-0", "rank", "scheduler", "kvstore-0", "gateway", "redis")
 # Until whoever keeps Redis running starts it again.
@@ -30,48 +30,53 @@ SEED = int(os.environ.get("DEEPMESH_CHAOS_SEED", "1"))
 SHORT = 1
 
 
+def service_name(target: str) -> str:
+    return "decode-0" if target == "rank" else target
+
+
+def service_of(chaos: ChaosMesh, target: str) -> psutil.Process:
+    return psutil.Process(chaos.mesh.supervisor.process_ids[service_name(target)])
+
+
 def process_of(chaos: ChaosMesh, target: str) -> psutil.Process:
-    """Raises psutil.NoSuchProcess while it is being started again."""
     if target == "redis":
         return psutil.Process(chaos.redis.process_id)
-    process = psutil.Process(chaos.mesh.supervisor.process_ids["decode-0" if target == "rank" else target])
-    if target != "rank":
-        return process
-    ranks = process.children()
-    if not ranks:
-        raise psutil.NoSuchProcess(process.pid)
-    return ranks[0]
+    service = service_of(chaos, target)
+    return service.children()[0] if target == "rank" else service
 
 
 async def strike(target: str, action: str, chaos: ChaosMesh) -> None:
     process = process_of(chaos, target)
-    if action == "kill":
-        process.kill()
-    elif action == "restart":
-        await keep_away(target, chaos)
-    elif action == "drain":
-        process.send_signal(signal.SIGTERM)
-        # A rank leaves signals to its service. What still stops must not be taken for what was started again.
-        if target not in ("rank", "redis"):
-            await asyncio.to_thread(process.wait, 30)
-    else:
+    if action in FREEZES:
         process.suspend()
         await asyncio.sleep(FREEZES[action])
         # A rank that makes no progress is ended by its service.
         with suppress(psutil.NoSuchProcess):
             process.resume()
-    if target == "redis" and action in ("kill", "restart", "drain"):
-        await asyncio.sleep(REDIS_AWAY_SECONDS)
+    elif target == "redis":
+        process.send_signal(signal.SIGTERM if action == "drain" else signal.SIGKILL)
+        await asyncio.sleep(RESTART_SECONDS if action == "restart" else REDIS_AWAY_SECONDS)
         await chaos.redis.start_again()
+    elif action == "drain":
+        process.send_signal(signal.SIGTERM)
+        # A rank leaves signals to its service. What still stops must not be taken for what was started again.
+        if target != "rank":
+            await asyncio.to_thread(process.wait, 30)
+    else:
+        before = service_of(chaos, target)
+        process.kill()
+        if action == "restart":
+            await hold_back(target, before, chaos)
 
 
-async def keep_away(target: str, chaos: ChaosMesh) -> None:
-    """Kill it, and whatever is started in its place, for as long as a machine takes to come back."""
-    end = time.monotonic() + RESTART_SECONDS
-    while time.monotonic() < end:
-        with suppress(psutil.NoSuchProcess):
-            process_of(chaos, target).kill()
-        await asyncio.sleep(0.05)
+async def hold_back(target: str, before: psutil.Process, chaos: ChaosMesh) -> None:
+    """What is started in its place begins only when a machine would be back."""
+    supervisor = chaos.mesh.supervisor
+    await eventually(lambda: supervisor.process_ids.get(service_name(target), before.pid) != before.pid, 30)
+    service = service_of(chaos, target)
+    service.suspend()
+    await asyncio.sleep(RESTART_SECONDS)
+    service.resume()
 
 
 @pytest.mark.timeout(240)

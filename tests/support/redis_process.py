@@ -2,9 +2,9 @@
 
 import asyncio
 import subprocess
-import tempfile
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
@@ -16,10 +16,13 @@ from mesh.ports import free_port
 
 
 class RedisProcess:
-    """`host`: its address. `inside`: what stands before its command."""
+    """`host`: its address. `inside`: what stands before its command. `directory`: where it saves all it has, every
+    second in which anything changed; it does not save by default.
+    """
 
-    def __init__(self, host: str = HOST, inside: Sequence[str] = ()) -> None:
+    def __init__(self, host: str = HOST, inside: Sequence[str] = (), directory: Path | None = None) -> None:
         self._host, self._port = host, free_port()
+        self._directory = directory
         self._inside = inside
         self._process: asyncio.subprocess.Process | None = None
         self.url = f"redis://{host}:{self._port}"
@@ -36,16 +39,15 @@ class RedisProcess:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        with tempfile.TemporaryDirectory() as directory:
-            self._directory = directory
-            await self._start()
-            try:
-                yield
-            finally:
-                await self._stop()
+        await self._start()
+        try:
+            yield
+        finally:
+            await self._stop()
 
     async def _start(self) -> None:
-        options = {"port": self._port, "bind": self._host, "protected-mode": "no", "save": "", "dir": self._directory}
+        saving = {"save": ""} if self._directory is None else {"save": "1 1", "dir": self._directory}
+        options = {"port": self._port, "bind": self._host, "protected-mode": "no", **saving}
         words = [word for key, value in options.items() for word in (f"--{key}", str(value))]
         command = [*self._inside, str(get_binary_path()), *words]
         self._process = await asyncio.create_subprocess_exec(*tethered(command), stdout=subprocess.DEVNULL)
