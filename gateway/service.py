@@ -13,6 +13,7 @@ from gateway.gateway import Gateway
 from gateway.generation import Delta, Finish, Generation
 from gateway.live import LiveGeneration
 from gateway.tenants import Tenant
+from gateway.tokenizer import Tokenizer
 from mesh.domain import wire
 from mesh.errors import InvalidRequest
 from mesh.observe import new_request_id, request_id
@@ -38,7 +39,7 @@ class GatewayService(gateway_pb2_grpc.GatewayServiceServicer):
         with_ids = request.return_token_ids
         async with self._gateway.generate(ask, tenant, "grpc", context.time_remaining()) as live:
             await context.write(_started(live.generation))
-            await _answer(live, with_ids, context.write)
+            await _answer(live, with_ids, self._tokenizer(live), context.write)
 
     async def Resume(self, request: gateway_pb2.ResumeRequest, context: ResumeContext) -> None:
         self._gateway.sampler.begin()
@@ -53,7 +54,7 @@ class GatewayService(gateway_pb2_grpc.GatewayServiceServicer):
 
         async with resumed as (live, written):
             await write(_started(live.generation))
-            await _answer(live, written == WITH_TOKEN_IDS, write)
+            await _answer(live, written == WITH_TOKEN_IDS, self._tokenizer(live), write)
 
     async def ListModels(
         self, request: gateway_pb2.ListModelsRequest, context: Context
@@ -77,20 +78,23 @@ class GatewayService(gateway_pb2_grpc.GatewayServiceServicer):
         token_ids = await self._gateway.intake.count(request.model, _prompt(request.prompt))
         return gateway_pb2.CountTokensResponse(tokens=len(token_ids), token_ids=token_ids)
 
+    def _tokenizer(self, live: LiveGeneration) -> Tokenizer | None:
+        return self._gateway.catalog.text(live.generation.model).tokenizer
+
     def _tenant(self, context: "Context | ResumeContext") -> Tenant:
         metadata = dict(context.invocation_metadata() or ())
         authorization = metadata.get("authorization")
         return self._gateway.tenants.authenticate(authorization if isinstance(authorization, str) else None)
 
 
-async def _answer(live: LiveGeneration, with_ids: bool, write: Write) -> None:
+async def _answer(live: LiveGeneration, with_ids: bool, tokenizer: Tokenizer | None, write: Write) -> None:
     """Write what follows `started`."""
     finish = None
     while finish is None:
         delta = await live.next()
         finish = delta.finish
         if delta.token_ids or delta.content or delta.reasoning or delta.calls:
-            await write(_delta(delta, with_ids))
+            await write(_delta(delta, with_ids, tokenizer))
     await write(_finished(finish))
 
 
@@ -138,7 +142,7 @@ def _started(generation: Generation) -> gateway_pb2.GenerateResponse:
     return gateway_pb2.GenerateResponse(started=started)
 
 
-def _delta(delta: Delta, with_ids: bool) -> gateway_pb2.GenerateResponse:
+def _delta(delta: Delta, with_ids: bool, tokenizer: Tokenizer | None) -> gateway_pb2.GenerateResponse:
     # Filled in place, and only where there is something: made of messages that are copied it would take twice as long.
     response = gateway_pb2.GenerateResponse()
     message = response.delta
@@ -151,16 +155,20 @@ def _delta(delta: Delta, with_ids: bool) -> gateway_pb2.GenerateResponse:
     if with_ids:
         message.token_ids.extend(delta.token_ids)
     if delta.logprobs:
-        message.logprobs.extend(_logprobs(delta))
+        message.logprobs.extend(_logprobs(delta, tokenizer))
     if delta.calls:
         message.tool_calls.extend(tool_wire.call_deltas(delta.calls))
     return response
 
 
-def _logprobs(delta: Delta) -> list[common_pb2.PositionLogprobs]:
+def _logprobs(delta: Delta, tokenizer: Tokenizer | None) -> list[common_pb2.PositionLogprobs]:
     positions = [wire.logprobs_message(each) for each in delta.logprobs]
     for token_id, position in zip(delta.token_ids, positions, strict=True):
         position.token_id = token_id
+        if tokenizer is not None:
+            position.text = tokenizer.token_text(token_id)
+            for top in position.top:
+                top.text = tokenizer.token_text(top.token_id)
     return positions
 
 

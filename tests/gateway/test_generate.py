@@ -14,7 +14,7 @@ from gateway.config import ApiKeyConfig, DispatchConfig, LimitsConfig
 from mesh.errors import InvalidRequest, MeshError, NoWorker, Overloaded
 from mesh.failures import from_rpc_error
 from tests.support.fake_decode import FakeDecodeWorker, oracle_tokens, scripted
-from tests.support.gateways import Mesh, chat_request, collect, ids_request, running_mesh
+from tests.support.gateways import MODEL, Mesh, chat_request, collect, ids_request, model_texts, running_mesh
 from tests.support.oracle_texts import spelled
 from tests.support.waiting import eventually
 
@@ -68,6 +68,15 @@ async def test_a_chat_is_rendered_and_its_answer_is_text() -> None:
         assert submitted == spelled("<｜begin▁of▁sentence｜><｜User｜>hi<｜Assistant｜></think>")
 
 
+async def test_a_stop_string_in_the_reasoning_ends_the_answer_there() -> None:
+    async with running_mesh(answering("why STOP</think>because")) as mesh:
+        request = chat_request("hi", max_tokens=16, stop=["STOP"])
+        request.prompt.chat.thinking = True
+        answer = await collect(mesh, request)
+        assert (answer.text, answer.reasoning) == ("", "why ")
+        assert answer.finished.stop_string == "STOP"
+
+
 async def test_reasoning_stands_apart_and_is_counted() -> None:
     async with running_mesh(answering("why</think>because")) as mesh:
         request = chat_request("hi", max_tokens=11)
@@ -114,6 +123,11 @@ async def test_sampling_reaches_the_worker() -> None:
         logprobs = [entry for delta in answer.deltas for entry in delta.logprobs]
         assert [entry.top[0].token_id for entry in logprobs] == answer.token_ids
         assert [entry.token_id for entry in logprobs] == answer.token_ids
+        tokenizer = model_texts()[MODEL].tokenizer
+        assert tokenizer is not None
+        for entry in logprobs:
+            for named in (entry, *entry.top):
+                assert named.text == tokenizer.token_text(named.token_id) != ""
         assert [len(entry.top) for entry in logprobs] == [3] * 8
 
 
