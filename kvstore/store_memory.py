@@ -6,11 +6,19 @@ import numpy as np
 
 from transfer.host_memory import HostMemory
 
+# Of offsets, lengths and memory, which direct I/O needs: at least the sector size of every common medium.
+ALIGNMENT = 4096
+
 
 class StoreMemory(HostMemory):
+    """It begins on a page, so that disks read into it and write from it."""
+
     def __init__(self, layers: int, blocks: int, piece_bytes: int) -> None:
+        size_bytes = blocks * layers * piece_bytes
         # Zeros, for which the machine gives no memory until they are written.
-        array = np.zeros((blocks, layers, piece_bytes), np.uint8)
+        zeros = np.zeros(size_bytes + ALIGNMENT, np.uint8)
+        first = -zeros.ctypes.data % ALIGNMENT
+        array = zeros[first : first + size_bytes].reshape(blocks, layers, piece_bytes)
         super().__init__(array.transpose(1, 0, 2))
         self._blocks: np.ndarray[tuple[int, int], np.dtype[Any]] = array.reshape(blocks, -1)
 

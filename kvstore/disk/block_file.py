@@ -19,10 +19,9 @@ import msgspec
 import xxhash
 
 from kvstore.keys import Key
+from kvstore.store_memory import ALIGNMENT
 from transfer.ticket import BlockMac
 
-# Of offsets, lengths and memory, which direct I/O needs: at least the sector size of every common medium.
-ALIGNMENT = 4096
 _CHECKSUM_BYTES = 16
 _LENGTH_BYTES = 4
 # A header without its MACs, as MessagePack: the longest id of a worker has 256 characters of 4 bytes.
@@ -74,6 +73,7 @@ class BlockFile:
     def __init__(self, path: Path, layers: int, block_bytes: int, size_bytes: int, threads: int) -> None:
         """`threads`: how many may read and write at a time.
 
+        Blocks of whole pages bypass the page cache, and must then lie on pages in memory, as `StoreMemory` has them.
         Raises TooSmall, and BlockingIOError if another process has the file.
         """
         self._shape = Shape(_VERSION, layers, block_bytes)
@@ -82,14 +82,14 @@ class BlockFile:
         self.slots = (size_bytes - ALIGNMENT) // self._slot_bytes
         if self.slots <= 0:
             raise TooSmall(f"one block takes {self._slot_bytes} bytes on disk: raise disk.bytes")
-        self._file = _open(path)
+        self._file = _open(path, direct=not block_bytes % ALIGNMENT)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             _allocate(self._file, ALIGNMENT + self.slots * self._slot_bytes)
-            # Pages of their own, which are aligned.
+            # Pages of their own, which are aligned, for headers.
             self._buffers: queue.SimpleQueue[mmap.mmap] = queue.SimpleQueue()
             for _ in range(threads):
-                self._buffers.put(mmap.mmap(-1, self._slot_bytes))
+                self._buffers.put(mmap.mmap(-1, self._header_bytes))
             self._file_id = self._begin()
         except BaseException:
             os.close(self._file)
@@ -100,26 +100,25 @@ class BlockFile:
 
     def write(self, slot: int, key: Key, block: memoryview, mac: BlockMac | None) -> None:
         header = _Header(self._file_id, key, xxhash.xxh3_128_digest(block), mac)
-        with self._buffer() as buffer:
-            _put(buffer[: self._header_bytes], header)
-            buffer[self._header_bytes : self._header_bytes + len(block)] = block
-            _whole(os.pwrite(self._file, buffer, self._offset(slot)), self._slot_bytes)
+        with self._buffer() as page:
+            _put(page, header)
+            _whole(os.pwritev(self._file, [page, block], self._offset(slot)), len(page) + len(block))
 
     def read(self, slot: int, key: Key, block: memoryview) -> BlockMac | None:
-        """Put the block of that key where `block` is, and return its MACs. Raises DamagedBlock and leaves it alone."""
-        with self._buffer() as buffer:
-            _whole(os.preadv(self._file, [buffer], self._offset(slot)), self._slot_bytes)
-            header = self._header(buffer[: self._header_bytes])
-            body = buffer[self._header_bytes : self._header_bytes + len(block)]
-            if header is None or header.key != key or header.checksum != xxhash.xxh3_128_digest(body):
-                raise DamagedBlock
-            block[:] = body
-            return header.mac
+        """Put the block of that key where `block` is, and return its MACs.
+
+        Raises DamagedBlock; whatever happens, what `block` had before is lost.
+        """
+        with self._buffer() as page:
+            _whole(os.preadv(self._file, [page, block], self._offset(slot)), len(page) + len(block))
+            header = self._header(page)
+        if header is None or header.key != key or header.checksum != xxhash.xxh3_128_digest(block):
+            raise DamagedBlock
+        return header.mac
 
     def key_of(self, slot: int) -> Key | None:
         """What is said to be in a slot; `read` shows whether it is."""
-        with self._buffer() as buffer:
-            page = buffer[: self._header_bytes]
+        with self._buffer() as page:
             _whole(os.preadv(self._file, [page], self._offset(slot)), self._header_bytes)
             header = self._header(page)
         return None if header is None else header.key
@@ -172,9 +171,11 @@ def _get(page: memoryview, message_type: type[MessageT]) -> MessageT | None:
     return None
 
 
-def _open(path: Path) -> int:
-    """With direct I/O where the file system has it: the page cache would keep blocks that memory has already."""
+def _open(path: Path, direct: bool) -> int:
+    """`direct`: past the page cache, which would keep blocks that memory has already, where the file system can."""
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+    if not direct:
+        return os.open(path, flags, 0o600)
     try:
         return os.open(path, flags | os.O_DIRECT, 0o600)
     except OSError as error:

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.disk.block_file import ALIGNMENT, BlockFile, DamagedBlock, TooSmall
+from kvstore.disk.block_file import BlockFile, DamagedBlock, TooSmall
+from kvstore.store_memory import ALIGNMENT, StoreMemory
 from transfer.ticket import BlockMac
 
 LAYERS, BLOCK_BYTES = 3, 9000
@@ -42,6 +43,22 @@ def test_what_is_written_is_read_back_with_its_macs(tmp_path: Path) -> None:
         file.write(slot, key_of(slot), block_of(slot), MAC if slot % 2 else None)
     for slot in range(4):
         assert read(file, slot, key_of(slot)) == (bytes(block_of(slot)), MAC if slot % 2 else None)
+    file.close()
+
+
+def test_blocks_of_whole_pages_are_written_from_memory_and_read_into_it(tmp_path: Path) -> None:
+    piece_bytes = ALIGNMENT // 2
+    memory = StoreMemory(layers=6, blocks=4, piece_bytes=piece_bytes)
+    drawn = np.random.default_rng(0).integers(0, 256, (6, 2, piece_bytes), np.uint8)
+    memory.block(1)[:] = drawn[:, 0].tobytes()
+    memory.block(3)[:] = drawn[:, 1].tobytes()
+    file = open_file(tmp_path, slots=8, block_bytes=6 * piece_bytes)
+    file.write(0, key_of(0), memory.block(1), MAC)
+    file.write(1, key_of(1), memory.block(3), MAC)
+    for block, number in ((0, 0), (2, 1)):
+        file.read(number, key_of(number), memory.block(block))
+        assert memory.block(block) == drawn[:, number].tobytes()
+    assert memory.block(1) == drawn[:, 0].tobytes()
     file.close()
 
 
