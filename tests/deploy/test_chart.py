@@ -275,3 +275,29 @@ def test_without_stores_there_is_neither_redis_nor_a_store() -> None:
     resources = rendered("--set", "kvstore.replicas=0")
     assert not {"kvstore", "redis"} & set(pods(resources))
     assert yaml.safe_load(named(resources, "ConfigMap", "decode")["data"]["config.yaml"])["stores"] == []
+
+
+def test_a_store_with_a_disk_has_a_claim_of_its_own() -> None:
+    values = ("kvstore.disk.size=600Gi", "kvstore.disk.storageClassName=nvme", "kvstore.config.disk.bytes=500000000000")
+    resources = rendered(*(part for value in values for part in ("--set", value)))
+    store = named(resources, "StatefulSet", "kvstore")["spec"]
+    [claim] = store["volumeClaimTemplates"]
+    assert claim["spec"]["resources"] == {"requests": {"storage": "600Gi"}}
+    assert claim["spec"]["storageClassName"] == "nvme"
+    mounts = {each["name"]: each["mountPath"] for each in store["template"]["spec"]["containers"][0]["volumeMounts"]}
+    config = yaml.safe_load(named(resources, "ConfigMap", "kvstore")["data"]["config.yaml"])
+    assert config["disk"] == {"path": mounts[claim["metadata"]["name"]], "bytes": 500_000_000_000}
+    assert "volumeClaimTemplates" not in named(rendered(), "StatefulSet", "kvstore")["spec"]
+
+
+def test_a_store_shows_redis_a_certificate_of_its_secret() -> None:
+    values = ("redis.enabled=false", "redis.url=rediss://redis.example:6380/0", "redis.tlsSecret=redis-client")
+    resources = rendered(*(part for value in values for part in ("--set", value)))
+    pod = pods(resources)["kvstore"]
+    [volume] = [each for each in pod["volumes"] if each.get("secret", {}).get("secretName") == "redis-client"]
+    mounts = {each["name"]: each["mountPath"] for each in pod["containers"][0]["volumeMounts"]}
+    config = yaml.safe_load(named(resources, "ConfigMap", "kvstore")["data"]["config.yaml"])
+    index = KvStoreConfig.model_validate({"index": config["index"]}).index
+    assert index.redis_url == values[1].partition("=")[2]
+    assert index.redis_tls is not None
+    assert {path.parent for path in index.redis_tls.model_dump().values()} == {Path(mounts[volume["name"]])}

@@ -76,7 +76,14 @@ engine:
 {{- if .Values.redis.enabled }}
 index: { redis_url: "redis://{{ .Release.Name }}-redis:6379/0" }
 {{- else if .Values.redis.url }}
-index: { redis_url: {{ .Values.redis.url | quote }} }
+index:
+  redis_url: {{ .Values.redis.url | quote }}
+  {{- if .Values.redis.tlsSecret }}
+  redis_tls: { ca: /etc/deepmesh-redis/ca.crt, certificate: /etc/deepmesh-redis/tls.crt, key: /etc/deepmesh-redis/tls.key }
+  {{- end }}
+{{- end }}
+{{- if .Values.kvstore.disk.size }}
+disk: { path: /var/lib/deepmesh }
 {{- end }}
 {{- end }}
 

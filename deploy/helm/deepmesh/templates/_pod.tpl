@@ -18,6 +18,9 @@ own, since they bring no certificate: readiness falls as soon as a pod stops, li
 {{- with $values.configSecret }}
 {{- $secrets = append $secrets (dict "volume" "secret" "secret" .) }}
 {{- end }}
+{{- $store := eq .role "kvstore" }}
+{{- $redisTls := and $store (not .root.Values.redis.enabled) .root.Values.redis.tlsSecret }}
+{{- $disk := and $store .root.Values.kvstore.disk.size }}
 {{- $model := and (has .role (list "gateway" "prefill" "decode")) .root.Values.model.volume }}
 metadata:
   labels:
@@ -146,6 +149,12 @@ spec:
         {{- range $secrets }}
         - { name: {{ .volume }}, mountPath: /etc/deepmesh-{{ .volume }}, readOnly: true }
         {{- end }}
+        {{- if $redisTls }}
+        - { name: redis, mountPath: /etc/deepmesh-redis, readOnly: true }
+        {{- end }}
+        {{- if $disk }}
+        - { name: disk, mountPath: /var/lib/deepmesh }
+        {{- end }}
         {{- if $model }}
         - { name: models, mountPath: /models, readOnly: true }
         {{- end }}
@@ -180,6 +189,10 @@ spec:
     {{- range $secrets }}
     - name: {{ .volume }}
       secret: { secretName: {{ .secret }}, defaultMode: 0440 }
+    {{- end }}
+    {{- if $redisTls }}
+    - name: redis
+      secret: { secretName: {{ $redisTls }}, defaultMode: 0440 }
     {{- end }}
     {{- if $model }}
     - name: models
