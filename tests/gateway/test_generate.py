@@ -126,8 +126,8 @@ async def test_sampling_reaches_the_worker() -> None:
         tokenizer = model_texts()[MODEL].tokenizer
         assert tokenizer is not None
         for entry in logprobs:
-            for named in (entry, *entry.top):
-                assert named.text == tokenizer.token_text(named.token_id) != ""
+            assert entry.text == tokenizer.token_text(entry.token_id) != ""
+            assert [top.text for top in entry.top] == [tokenizer.token_text(top.token_id) for top in entry.top]
         assert [len(entry.top) for entry in logprobs] == [3] * 8
 
 
