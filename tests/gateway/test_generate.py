@@ -283,7 +283,7 @@ async def test_a_client_that_does_not_read_is_cut_off_and_others_are_not() -> No
     async with running_mesh(worker, limits=LimitsConfig(unread_tokens=500)) as mesh:
         idle = mesh.stub.Generate(ids_request(max_tokens=150_000, sampling=Sampling(top_logprobs=20)))
         await idle.read()
-        await eventually(lambda: len(worker.cancelled) == 1)
+        await eventually(lambda: len(worker.cancelled) == 1, 60)
         answer = await collect(mesh, ids_request(max_tokens=100))
         assert answer.token_ids == oracle_tokens([5, 6, 7], 100)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
