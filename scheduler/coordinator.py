@@ -21,7 +21,7 @@ from scheduler.ranks import PlacementKey
 from scheduler.registry import Registry
 from scheduler.sources import reusable_blocks
 from scheduler.stores import Stores
-from scheduler.tenants import PlacedRequests
+from scheduler.tenants import Placed, PlacedRequests
 from scheduler.terms import Rejection, Terms
 
 
@@ -144,7 +144,7 @@ class Coordinator:
             raise error
         reason = explain(request, chosen, terms)
         self._remember(call, chosen, reason, terms)
-        self._placed.add(call.key, call.share)
+        self._placed.add(call.key, call.share, Placed(call.model, chosen.worker_ids))
         for (worker_id, rank), work in placed_work(request, chosen).items():
             self._registry.add_placement(worker_id, rank, call.key, work)
         identities = {worker.identity.worker_id: worker.identity for worker in workers}
@@ -169,14 +169,17 @@ class Coordinator:
 
     def report(self, generation_id: str, attempt: int, outcome: Outcome, output_tokens: int) -> bool:
         """Record how a placement ended. False if that was known already, or the placement is forgotten."""
-        self._placed.end((generation_id, attempt))
+        placed = self._placed.end((generation_id, attempt))
         decision = self._decisions.settle(generation_id, attempt, outcome)
-        if decision is None or decision.chosen is None:
+        # Of many requests under way the log has forgotten the decision, and of a long one its place is forgotten.
+        if placed is None and decision is not None and decision.chosen is not None:
+            placed = Placed(decision.model, decision.chosen.worker_ids)
+        if placed is None:
             return False
-        for worker_id in decision.chosen.worker_ids:
+        for worker_id in placed.worker_ids:
             self._registry.settle_placement(worker_id, (generation_id, attempt))
         if outcome is Outcome.FINISHED:
-            self._lengths.observe(decision.model, output_tokens)
+            self._lengths.observe(placed.model, output_tokens)
         return True
 
     def candidates(self, model: str) -> Candidates:

@@ -90,6 +90,17 @@ async def test_an_outcome_counts_once() -> None:
     assert not scheduling.coordinator.report("r1", 1, Outcome.FINISHED, 5)
 
 
+async def test_an_outcome_counts_though_the_log_has_forgotten_the_decision() -> None:
+    scheduling = Scheduling()
+    scheduling.add_worker("a", total_blocks=10_000, max_requests=1000)
+    # The log keeps a hundred.
+    for number in range(150):
+        await scheduling.place(f"r{number}", max_tokens=3000)
+    assert scheduling.coordinator.report("r0", 0, Outcome.FINISHED, 3000)
+    assert not scheduling.coordinator.report("r0", 0, Outcome.FINISHED, 3000)
+    assert scheduling.coordinator.mean_output_tokens("oracle") == 3000
+
+
 async def test_only_finished_requests_teach_the_length_of_answers() -> None:
     scheduling = Scheduling()
     scheduling.add_worker("a", total_blocks=1000, max_requests=1000)

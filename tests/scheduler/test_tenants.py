@@ -1,5 +1,5 @@
 from mesh.domain.shares import Share
-from scheduler.tenants import MAX_SECONDS, PlacedRequests
+from scheduler.tenants import MAX_SECONDS, Placed, PlacedRequests
 from tests.support.scheduling import ManualClock
 
 BUSY, QUIET = Share("busy"), Share("quiet")
@@ -9,7 +9,7 @@ def placed_requests(count: int) -> tuple[PlacedRequests, ManualClock]:
     clock = ManualClock()
     placed = PlacedRequests(clock)
     for number in range(count):
-        placed.add((f"r{number}", 1), BUSY)
+        placed.add((f"r{number}", 1), BUSY, Placed("m", ("w",)))
     return placed, clock
 
 
