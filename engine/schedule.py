@@ -1,6 +1,6 @@
 """Who waits, who takes part in steps, and who holds which blocks."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import takewhile
 
 from engine.batcher import Candidate, Limits, StepPlan, plan_step
@@ -100,10 +100,20 @@ class Schedule:
             self._tenants.admit(candidate.request.key)
             self._block_tables.fill(candidate.request, candidate.cached_blocks)
 
+    @property
+    def decoding(self) -> Sequence[Request]:
+        """The requests that compute a token in each step."""
+        return self._running.decoding
+
+    def count(self, work: StepWork, steps: int = 1) -> None:
+        """Each of so many steps does this work for its tenants."""
+        for _ in range(steps if self._tenants.several else 0):
+            self._tenants.serve((request.key, OUTPUT_WEIGHT * request.draws) for request in work.decoding)
+            self._tenants.serve((chunk.request.key, chunk.tokens) for chunk in work.chunks)
+
     def launched(self, work: StepWork) -> None:
         """Rows of this work are in flight: some requests begin to decode, and some end with their row."""
-        self._tenants.serve((request.key, OUTPUT_WEIGHT * request.draws) for request in work.decoding)
-        self._tenants.serve((chunk.request.key, chunk.tokens) for chunk in work.chunks)
+        self.count(work)
         if work.chunks or any(request.progress.tokens_at_least >= request.limit for request in work.decoding):
             self._running.sort()
 

@@ -31,6 +31,11 @@ class Tenants:
     def standing(self) -> Standing:
         return Standing(self._served, self._held) if len(self._requests) > 1 else ALONE
 
+    @property
+    def several(self) -> bool:
+        """Whether it matters whose work is done."""
+        return len(self._served) > 1
+
     def enter(self, key: int, share: Share) -> None:
         """The tenant has a request here. One that is preempted and waits again was entered before."""
         if key in self._shares:
@@ -72,7 +77,7 @@ class Tenants:
 
     def serve(self, computed: Iterable[tuple[int, int]]) -> None:
         """What was computed for requests, by key, in tokens of a prompt. One tenant alone is not counted."""
-        if len(self._served) > 1:
+        if self.several:
             for key, tokens in computed:
                 share = self._shares[key]
                 self._served[share.tenant] += tokens / share.weight

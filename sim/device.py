@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, repeat
 
 from engine.balance.report import BalanceReport
 from engine.batch import Batch, Row, Sample, StepShape
@@ -84,8 +85,9 @@ class SimulatedDevice:
         seconds = self._seconds(batch.rows) * self.slowness
         if batch.on_layers is not None:
             self._report_layers(batch.on_layers, seconds)
+        started = self._clock.now
         self._clock.now += seconds
-        self.busy_seconds += seconds
+        self.busy_seconds += self._clock.now - started
         return SimulatedStep(batch.rows)
 
     def _seconds(self, rows: Sequence[Row]) -> float:
@@ -99,6 +101,16 @@ class SimulatedDevice:
             else:
                 chunks_ms += self._costs.prefill_ms(tokens, row.start)
         return self._costs.step_ms(decoding, context, chunks_ms) / 1000
+
+    def decode_times(self, start: float, steps: int, requests: int, context: int) -> list[float]:
+        """Ends of so many steps behind `start`, itself included, in which so many requests with that context decode."""
+        # Where context costs nothing all steps take the same time.
+        differing = steps if self._costs.decode_context_ms else 1
+        seconds = [
+            self._costs.step_ms(requests, context + step * requests, 0.0) / 1000 * self.slowness
+            for step in range(differing)
+        ]
+        return list(accumulate(seconds if differing == steps else repeat(seconds[0], steps), initial=start))
 
     def _report_layers(self, on_layers: Callable[[int], None], seconds: float) -> None:
         layers = self.namespace.layers

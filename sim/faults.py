@@ -69,8 +69,8 @@ class Faults:
                 rank.agent.link.slowness = fault.factor
                 self._timeline.after(fault.seconds, lambda: setattr(rank.agent.link, "slowness", 1.0))
             case _:
-                rank.device.slowness = fault.factor
-                self._timeline.after(fault.seconds, lambda: setattr(rank.device, "slowness", 1.0))
+                rank.slow(fault.factor)
+                self._timeline.after(fault.seconds, lambda: rank.slow(1.0))
 
     def _freeze(self, worker: SimulatedWorker, role: WorkerRole, seconds: float) -> None:
         """Its service notices, says so, and ends the worker if it takes too long."""

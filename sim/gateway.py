@@ -1,7 +1,7 @@
 """Clients and their gateway: each request from its arrival to its one end, placed again where its worker is lost."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bench.load.records import RequestRecord
 from engine.protocol.messages import Output
@@ -48,6 +48,10 @@ class Live:
     worker: SimulatedWorker | None = None
     job: Job | None = None
     replaced: int = 0
+
+    def forget_texts(self) -> None:
+        """It has ended: of a million requests the results stay, and not their prompts."""
+        self.asked, self.hashes = replace(self.asked, token_ids=[], ended=None), []
 
 
 class SimulatedGateway:
@@ -198,8 +202,9 @@ class SimulatedGateway:
         else:
             live.record.finished_s = self._timeline.now + self._call_seconds
             live.record.tokens(live.record.finished_s, max(0, live.tokens - 1))
-        self._on_end(live)
         following = live.asked.ended(self._timeline.now) if live.asked.ended is not None and error is None else None
+        live.forget_texts()
+        self._on_end(live)
         if following is not None:
             self._expect(following)
 

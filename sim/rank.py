@@ -1,13 +1,16 @@
 """A rank: the product's engine, stepped in simulated time."""
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, cast
 
 from engine.config import EngineConfig
-from engine.engine import Engine
 from engine.protocol.messages import Cancel, FirstToken, StepResult, Submit, TransferNews
 from sim.agent import SimulatedAgent
 from sim.device import LocalClock, SimulatedDevice
+from sim.engine import SimulatedEngine
 from sim.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -19,7 +22,8 @@ ToRank = Submit | Cancel | FirstToken
 class SimulatedRank:
     """Does what `engine.rank.loop` does: messages in, a step, its result out when the device is done with it.
 
-    Nothing happens in it before `frozen_until`, nor once it is not `alive`.
+    Nothing happens in it before `frozen_until`, nor once it is not `alive`. Quiet steps (see sim.engine) are taken
+    together when the last of them ends, or when something comes in between. `on_quiet` gets the end of the first.
     """
 
     def __init__(
@@ -31,6 +35,7 @@ class SimulatedRank:
         agent: SimulatedAgent,
         on_news: Callable[[TransferNews], None],
         on_result: Callable[[StepResult], None],
+        on_quiet: Callable[[float], None],
     ) -> None:
         self.device = device
         self.agent = agent
@@ -41,11 +46,14 @@ class SimulatedRank:
         self._clock = clock
         self._on_news = on_news
         self._on_result = on_result
-        self.engine = Engine(config, device, clock, cast("TransferAgent", agent))
+        self._on_quiet = on_quiet
+        self.engine = SimulatedEngine(config, device, clock, cast("TransferAgent", agent))
         self._inbox: list[ToRank] = []
         self._busy = False
         # Something came that the turn under way does not see.
         self._again = False
+        # When the first quiet step that was not taken yet began, and when it and those behind it end.
+        self._quiet: list[float] = []
 
     def send(self, message: ToRank) -> None:
         self._inbox.append(message)
@@ -53,12 +61,47 @@ class SimulatedRank:
 
     def wake(self) -> None:
         self._again = True
+        self._interrupt()
         if not self._busy:
             self._busy = True
             # What comes at this very moment is one arrival batch, as what one read of a rank's socket brings.
             self._timeline.at(max(self._timeline.now, self.frozen_until), self._turn)
 
+    def freeze(self, seconds: float) -> None:
+        """Make no progress for so long, once the step under way is over."""
+        self._interrupt()
+        self.frozen_until = max(self.frozen_until, self._timeline.now + seconds)
+
+    def slow(self, factor: float) -> None:
+        """From the next step on, each takes so many times as long."""
+        self._interrupt()
+        self.device.slowness = factor
+
+    def catch_up(self, ending_now: bool = True) -> float | None:
+        """Take the quiet steps that have ended by now. When the next one ends; None if there is none.
+
+        ending_now: whether one that ends at this very moment has ended.
+        """
+        bisect = bisect_right if ending_now else bisect_left
+        ended = bisect(self._quiet, self._timeline.now) - 1
+        if ended > 0:
+            times, self._quiet = self._quiet[: ended + 1], self._quiet[ended:]
+            self.steps += ended
+            for began, ends in pairwise(times):
+                self.device.busy_seconds += ends - began
+            self._clock.now = self._quiet[0]
+            self._on_result(self.engine.take(times))
+        return self._quiet[1] if len(self._quiet) > 1 else None
+
+    @property
+    def busy_seconds(self) -> float:
+        """Of the steps that have begun."""
+        self.catch_up()
+        under_way = self._quiet[1] - self._quiet[0] if len(self._quiet) > 1 else 0.0
+        return self.device.busy_seconds + under_way
+
     def die(self) -> None:
+        self._quiet = []
         self.alive = False
         self.agent.die()
 
@@ -72,12 +115,38 @@ class SimulatedRank:
         engine.poll_transfers()
         result = None
         self._clock.now = self._timeline.now
+        if self._begin_quiet():
+            return
         if engine.has_work():
             self.steps += 1
             self._clock.in_step = True
             result = engine.step(self._send_news)
             self._clock.in_step = False
         self._timeline.at(max(self._clock.now, self.frozen_until), lambda: self._end_turn(result))
+
+    def _begin_quiet(self) -> bool:
+        """Leave several steps for later, if they are quiet."""
+        steps = self.engine.quiet_steps()
+        if steps < 2 or self._again or self._timeline.now < self.frozen_until:
+            return False
+        self._quiet = self.device.decode_times(self._timeline.now, steps, *self.engine.decoding_context)
+        self._timeline.at(self._quiet[-1], partial(self._end_quiet, self._quiet[-1]))
+        self._on_quiet(self._quiet[1])
+        return True
+
+    def _interrupt(self) -> None:
+        """Something comes that the step under way does not see, and the next one does."""
+        self.catch_up()
+        if len(self._quiet) > 2:
+            del self._quiet[2:]
+            self._timeline.at(self._quiet[1], partial(self._end_quiet, self._quiet[1]))
+
+    def _end_quiet(self, ends: float) -> None:
+        if not self.alive or not self._quiet or self._quiet[-1] != ends:
+            return
+        self.catch_up()
+        self._quiet = []
+        self._end_turn(None)
 
     def _end_turn(self, result: StepResult | None) -> None:
         if not self.alive:

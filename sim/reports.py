@@ -1,5 +1,8 @@
 """A worker's reports to the scheduler: the product's own, sent as often as a worker sends them."""
 
+from collections.abc import Callable
+from functools import partial
+
 from engine.protocol.messages import StepResult
 from mesh.domain.workers import WorkerIdentity
 from mesh.errors import LeaseExpired
@@ -7,6 +10,10 @@ from scheduler.registry import Registry
 from sim.timeline import Timeline
 from worker.status_link import HEARTBEATS_A_LEASE
 from worker.status_report import StatusReport
+
+# Tells what has ended by now, and if its argument says so what ends now. Gives the time at which something else ends;
+# None if that is not known.
+CatchUp = Callable[[bool], float | None]
 
 
 class StatusReporter:
@@ -16,7 +23,13 @@ class StatusReporter:
     """
 
     def __init__(
-        self, timeline: Timeline, registry: Registry, identity: WorkerIdentity, interval_seconds: float, hints: bool
+        self,
+        timeline: Timeline,
+        registry: Registry,
+        identity: WorkerIdentity,
+        interval_seconds: float,
+        hints: bool,
+        catch_up: CatchUp,
     ) -> None:
         self._timeline = timeline
         self._registry = registry
@@ -26,7 +39,11 @@ class StatusReporter:
         self._report = StatusReport(identity.total_blocks)
         self._lease = registry.attach(identity)
         self._alive = True
-        self._due = False
+        self._catch_up = catch_up
+        # When the next report is sent; None while nothing has changed.
+        self._due_at: float | None = None
+        # Whether it waits for something that ends then, and not for the interval alone.
+        self._awaits_end = False
         self._sent_at = float("-inf")
         self._send(snapshot=True)
         self._beat()
@@ -35,6 +52,11 @@ class StatusReporter:
         stored, removed = (result.stored_blocks, result.removed_blocks) if self._hints else ([], [])
         self._report.observe(result.load, stored, removed, result.transfers)
         self._send_soon()
+
+    def expect(self, seconds: float) -> None:
+        """Something changes at that time, of which the rank tells when it is asked to catch up."""
+        interval_over = self._sent_at + self._interval_seconds
+        self._send_at(max(seconds, interval_over), awaits_end=seconds >= interval_over)
 
     def drain(self) -> None:
         self._report.drain()
@@ -55,9 +77,16 @@ class StatusReporter:
         self._registry.detach(self._lease)
 
     def _send_soon(self) -> None:
-        if not self._due:
-            self._due = True
-            self._timeline.at(self._sent_at + self._interval_seconds, lambda: self._send(snapshot=False))
+        self._send_at(max(self._timeline.now, self._sent_at + self._interval_seconds))
+
+    def _send_at(self, seconds: float, awaits_end: bool = False) -> None:
+        if self._due_at is None or seconds < self._due_at:
+            self._due_at, self._awaits_end = seconds, awaits_end
+            self._timeline.at(seconds, partial(self._send_due, seconds))
+
+    def _send_due(self, seconds: float) -> None:
+        if seconds == self._due_at:
+            self._send(snapshot=False)
 
     def _beat(self) -> None:
         if self._alive:
@@ -67,7 +96,10 @@ class StatusReporter:
     def _send(self, snapshot: bool) -> None:
         if not self._alive:
             return
-        self._due, self._sent_at = False, self._timeline.now
+        changes_next = self._catch_up(self._awaits_end)
+        self._due_at, self._sent_at = None, self._timeline.now
+        if changes_next is not None:
+            self.expect(changes_next)
         report = self._report.next_report(snapshot)
         try:
             self._registry.update(self._lease, report.state, report.load, report.transfers)

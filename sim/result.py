@@ -103,7 +103,7 @@ def _use(mesh: SimulatedMesh, role: WorkerRole) -> RoleUse:
 
 def _cache(counted: Sequence[Live]) -> CacheUse:
     completed = [live for live in counted if live.record.completed]
-    prompts = sum(len(live.asked.token_ids) for live in completed)
+    prompts = sum(live.record.prompt_tokens or 0 for live in completed)
     cached, stored = (
         sum(live.cached_tokens for live in completed),
         sum(live.store_cached_tokens for live in completed),

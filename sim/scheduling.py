@@ -20,6 +20,8 @@ from sim.fleet import SchedulingConfig
 from sim.timeline import Timeline
 
 FIRST_ATTEMPT = 1
+# Nobody lists them.
+KEPT_DECISIONS = 1
 
 
 class MostOutput(OutputLengths):
@@ -32,10 +34,7 @@ class MostOutput(OutputLengths):
 class SimulatedScheduler:
     """Places at once: the time of the call is a part of the cost model."""
 
-    def __init__(
-        self, timeline: Timeline, config: SchedulingConfig, costs: CostModel, stores: Sequence[Store], live: int
-    ) -> None:
-        """live: requests that may be under way at once, whose decisions have to be remembered."""
+    def __init__(self, timeline: Timeline, config: SchedulingConfig, costs: CostModel, stores: Sequence[Store]) -> None:
         lease = config.lease
         self.registry = Registry(
             timeline,
@@ -52,7 +51,7 @@ class SimulatedScheduler:
             Stores(stores),
             config.store_link.ignored_blocks,
             PlacedRequests(timeline),
-            DecisionLog(live),
+            DecisionLog(KEPT_DECISIONS),
             lengths,
             knobs,
             objectives,

@@ -23,7 +23,7 @@ from sim.lifecycle import Lifecycle
 from sim.network import Link
 from sim.rank import SimulatedRank
 from sim.remote_prompts import Calls
-from sim.reports import StatusReporter
+from sim.reports import CatchUp, StatusReporter
 from sim.scheduling import SimulatedScheduler
 from sim.store import SimulatedStore
 from sim.timeline import Timeline
@@ -33,8 +33,6 @@ from transfer.config import TransferConfig
 MODEL = "simulated"
 # A fleet settles for so long after its last request: pushes end, reports are sent.
 SETTLE_SECONDS = 5.0
-# Decisions whose outcome is still to come are remembered for so many requests.
-LIVE_REQUESTS = 1_000_000
 
 
 class SimulatedMesh:
@@ -57,7 +55,7 @@ class SimulatedMesh:
         self._roots: dict[bytes, bytes] = {}
         self._store_by_id = {store.store_id: store for store in self.stores}
         decode_costs = self._costs[WorkerRole.DECODE]
-        self.scheduler = SimulatedScheduler(self.timeline, fleet.scheduler, decode_costs, self.stores, LIVE_REQUESTS)
+        self.scheduler = SimulatedScheduler(self.timeline, fleet.scheduler, decode_costs, self.stores)
         self.lifecycle = Lifecycle(
             self.timeline, self.scheduler, MODEL, self._make_worker, lambda role: self._costs[role].start_seconds
         )
@@ -146,6 +144,7 @@ class SimulatedMesh:
         slowness: float,
         on_news: Callable[[TransferNews], None],
         on_result: Callable[[StepResult], None],
+        on_quiet: Callable[[float], None],
     ) -> SimulatedRank:
         group, costs = self._group(role), self._costs[role]
         config = EngineConfig(
@@ -174,12 +173,12 @@ class SimulatedMesh:
             lambda: clock.now if clock.in_step else self.timeline.now,
             lambda: made[0].wake(),
         )
-        made.append(SimulatedRank(self.timeline, config, device, clock, agent, on_news, on_result))
+        made.append(SimulatedRank(self.timeline, config, device, clock, agent, on_news, on_result, on_quiet))
         return made[0]
 
-    def _make_reporter(self, interval_seconds: float, identity: WorkerIdentity) -> StatusReporter:
+    def _make_reporter(self, interval_seconds: float, identity: WorkerIdentity, catch_up: CatchUp) -> StatusReporter:
         hints = self._fleet.scheduler.hints
-        return StatusReporter(self.timeline, self.scheduler.registry, identity, interval_seconds, hints)
+        return StatusReporter(self.timeline, self.scheduler.registry, identity, interval_seconds, hints, catch_up)
 
     def _offer(self, result: StepResult) -> None:
         """Full blocks go to the store of their chain, after the time that a push to it takes."""

@@ -21,7 +21,7 @@ from prefill_svc.prompts import Prompt
 from sim.job import Job, OnLost, OnOutput
 from sim.rank import SimulatedRank
 from sim.remote_prompts import Calls, RemotePrompts
-from sim.reports import StatusReporter
+from sim.reports import CatchUp, StatusReporter
 from sim.timeline import Timeline
 from transfer.events import PushEnded
 
@@ -29,7 +29,12 @@ from transfer.events import PushEnded
 class MakeRank(Protocol):
     """A new rank with an empty pool, for a process that starts."""
 
-    def __call__(self, on_news: Callable[[object], None], on_result: Callable[[StepResult], None]) -> SimulatedRank: ...
+    def __call__(
+        self,
+        on_news: Callable[[object], None],
+        on_result: Callable[[StepResult], None],
+        on_quiet: Callable[[float], None],
+    ) -> SimulatedRank: ...
 
 
 @dataclass(slots=True)
@@ -52,7 +57,7 @@ class SimulatedWorker:
         timeline: Timeline,
         identity: WorkerIdentity,
         make_rank: MakeRank,
-        reporter: Callable[[WorkerIdentity], StatusReporter],
+        reporter: Callable[[WorkerIdentity, CatchUp], StatusReporter],
         on_stored: Callable[[StepResult], None],
         calls: Calls,
         decode_queue: decode_admission.QueueLimits,
@@ -93,11 +98,13 @@ class SimulatedWorker:
         self._started_at = self._timeline.now
         self.draining = False
         self.identity = _reincarnated(self.identity, self.tally.lives)
-        self.rank = self._make_rank(self._on_news, self._on_result)
-        self.reports = self._reporter(self.identity)
+        self.rank = self._make_rank(self._on_news, self._on_result, self._on_quiet)
+        self.reports = self._reporter(self.identity, self.rank.catch_up)
 
     def die(self) -> None:
         """The process ends, with all that it held. Those who wait for it hear of it."""
+        if self.rank is not None:
+            self.rank.catch_up()
         jobs, self._jobs = self._jobs, {}
         self._pushes.clear()
         self._census = Census()
@@ -116,7 +123,7 @@ class SimulatedWorker:
     def freeze(self, seconds: float) -> None:
         """The rank makes no progress for so long."""
         assert self.rank is not None
-        self.rank.frozen_until = max(self.rank.frozen_until, self._timeline.now + seconds)
+        self.rank.freeze(seconds)
 
     # As a decode worker.
 
@@ -189,6 +196,10 @@ class SimulatedWorker:
                 self._on_output(job, output)
         self._leave_if_idle()
 
+    def _on_quiet(self, ends: float) -> None:
+        assert self.reports is not None
+        self.reports.expect(ends)
+
     def _on_output(self, job: Job, output: Output) -> None:
         self.tally.output_tokens += len(output.token_ids)
         if output.cached_tokens is not None and job.uncomputed_tokens:
@@ -250,7 +261,7 @@ class SimulatedWorker:
     def settle(self) -> None:
         """Count what the process that lives now did so far."""
         if self.rank is not None:
-            self.tally.busy_seconds += self.rank.device.busy_seconds
+            self.tally.busy_seconds += self.rank.busy_seconds
             self.rank.device.busy_seconds = 0.0
             self.tally.lived_seconds += self._timeline.now - self._started_at
             self._started_at = self._timeline.now

@@ -64,6 +64,11 @@ class Transfers:
         return self._agent is not None and self._agent.counters() != self._reported
 
     @property
+    def has_news(self) -> bool:
+        """Whether the next step goes on with requests that waited, tells the service something, or feeds a push."""
+        return bool(self._arrived or self._news or self._pushes.open)
+
+    @property
     def settled(self) -> bool:
         """Whether nothing is open here or in the counters last reported, and by these every staging slot is free."""
         last = self._reported

@@ -1,0 +1,111 @@
+"""The product's engine, which can also take many decode steps at once, exactly as one after the other."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from engine.batcher import StepPlan
+from engine.engine import Engine
+from engine.protocol.messages import Output, StepResult
+from engine.request import Request
+from engine.step_work import StepWork
+from mesh.blocks import BLOCK_TOKENS
+from sim.device import END_OF_SEQUENCE
+
+# Steps that are looked ahead at most: many are in vain if something comes in between.
+MOST_STEPS = 256
+# Between two events of one kind a request has so many steps, so that it has one of each in a stretch at most.
+STRETCH = BLOCK_TOKENS
+
+
+class SimulatedEngine(Engine):
+    """`quiet_steps` says how many steps bring each decoding request one token, and nothing else; `take` takes them.
+
+    Between two steps in which a request comes, ends or begins to decode, all steps have the same rows. Their tokens
+    count down (see sim.device), so that only blocks that fill, blocks that are added and what is measured are left to
+    be done, in the order in which steps would do it.
+    """
+
+    def quiet_steps(self) -> int:
+        """How many of the next steps differ from each other by nothing but their contexts; 0 if the next does."""
+        requests = self._schedule.decoding
+        if not requests or self._unsettled:
+            return 0
+        steps = min(MOST_STEPS, min(map(_steps_left, requests)) - 1)
+        if steps < 1 or not all(request.has_first_token for request in requests):
+            return 0
+        blocks = sum(max(0, request.progress.computed + steps - request.progress.covered) for request in requests)
+        # Most often there is room by far: a request needs a block every 64 steps.
+        return steps if blocks // BLOCK_TOKENS + len(requests) <= self.pool.free_blocks else 0
+
+    @property
+    def decoding_context(self) -> tuple[int, int]:
+        """How many requests the next quiet step has, and the tokens before theirs."""
+        requests = self._schedule.decoding
+        return len(requests), sum(request.progress.computed for request in requests)
+
+    def take(self, times: Sequence[float]) -> StepResult:
+        """Quiet steps that began and ended at `times`, each when the one before it ended. Returns their result."""
+        requests = list(self._schedule.decoding)
+        positions = [len(request.progress.token_ids) for request in requests]
+        for begin in range(0, len(times) - 1, STRETCH):
+            self._take_stretch(requests, min(STRETCH, len(times) - 1 - begin))
+        self._schedule.count(StepWork(requests), len(times) - 1)
+        for started, ended in pairwise(times):
+            self._meter.observe_step(ended - started, len(requests), 0)
+        self._pipeline.steps += len(times) - 1
+        for request, position in zip(requests, positions, strict=True):
+            self._report.outputs.append(Output(request.key, position, request.progress.token_ids[position:]))
+        result = self._report.drain(self._pipeline.steps, self.load, None)
+        assert result is not None
+        return result
+
+    @property
+    def _unsettled(self) -> bool:
+        """Whether the next step would do more than compute a token of each decoding request."""
+        return bool(
+            self._schedule.waiting
+            or self._schedule.queued_prefill_tokens
+            or self._report.pending
+            or self._blocked
+            or self._stopping
+            or self.transfers.has_news
+        )
+
+    def _take_stretch(self, requests: Sequence[Request], steps: int) -> None:
+        """In a stretch each request fills one block and is given one at most."""
+        events = []
+        for index, request in enumerate(requests):
+            progress = request.progress
+            # A step gives blocks to its rows before it computes them, and finds full ones behind.
+            given = progress.covered - progress.computed + 1
+            if given <= steps:
+                events.append((given, 0, index))
+            filled = (progress.registered_blocks + 1) * BLOCK_TOKENS - progress.computed
+            if filled <= steps:
+                events.append((filled, 1, index))
+        taken = [0] * len(requests)
+        for step, fills, index in sorted(events):
+            request = requests[index]
+            if fills:
+                _advance(request, index, step - taken[index])
+                taken[index] = step
+                self._schedule.register(request)
+            else:
+                self._schedule.carry_out(StepPlan([], [], [], [request], []))
+        for index, request in enumerate(requests):
+            _advance(request, index, steps - taken[index])
+
+
+def _steps_left(request: Request) -> int:
+    """Until the request has its last token."""
+    progress = request.progress
+    return min(progress.token_ids[-1] - END_OF_SEQUENCE, request.limit - len(progress.token_ids))
+
+
+def _advance(request: Request, index: int, steps: int) -> None:
+    """Row `index` of so many steps, launched and collected."""
+    if steps:
+        progress = request.progress
+        last = progress.token_ids[-1]
+        progress.launched(1, 1, index)
+        progress.committed(1, 1, range(last - 1, last - 1 - steps, -1))
