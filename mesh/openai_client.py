@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
+from http import HTTPStatus
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -12,6 +13,8 @@ from mesh.errors import AnswerBroken, AnswerIncomplete, EndpointRefused, Endpoin
 
 SHOWN_CHARACTERS = 300
 END_OF_STREAM = b"[DONE]"
+# With it the paths of OpenAI's API begin.
+VERSION = "v1"
 # Listing models is quick wherever it works at all.
 DISCOVERY_SECONDS = 10.0
 _JSON = {"Content-Type": "application/json"}
@@ -200,6 +203,8 @@ def _refusal(response: httpx.Response) -> EndpointRefused:
         complaint = msgspec.json.decode(response.content, type=_Error).error.message
     except msgspec.DecodeError:
         complaint = response.text[:SHOWN_CHARACTERS]
+    if response.status_code == HTTPStatus.NOT_FOUND and VERSION not in response.url.path.split("/"):
+        complaint += f" (an OpenAI API's URL ends in /{VERSION})"
     # A date instead of seconds is not worth parsing: the caller's own delay serves.
     seconds = response.headers.get("retry-after", "")
     return EndpointRefused(

@@ -56,3 +56,12 @@ async def test_a_refusal_has_its_status_and_its_delay() -> None:
     with pytest.raises(EndpointRefused, match="answered 429: full") as caught:
         await streamed(client)
     assert (caught.value.status, caught.value.retry_after_ms) == (429, 3000)
+
+
+@pytest.mark.parametrize(("url", "advised"), [("http://endpoint", True), ("http://endpoint/v1", False)])
+async def test_a_url_that_lacks_the_version_is_told_so(url: str, advised: bool) -> None:
+    transport = httpx.MockTransport(lambda request: httpx.Response(404, json={"error": {"message": "not found"}}))
+    async with OpenAIClient(url, None, timeout_s=5.0, transport=transport) as client:
+        with pytest.raises(EndpointRefused, match="answered 404: not found") as caught:
+            await client.find_model(None)
+    assert ("ends in /v1" in caught.value.message) == advised
