@@ -9,7 +9,8 @@ from typing import Protocol
 
 from decode_svc.requests import prefill_lost
 from engine.protocol.messages import FirstToken, LandingOpened
-from mesh.domain.requests import Submission
+from mesh.domain.outputs import PromptLogprobs
+from mesh.domain.requests import Submission, TokenRequest
 from mesh.domain.targets import WorkerTarget
 from mesh.errors import EngineFailed, InvalidRequest, MeshError, PrefillLost
 from mesh.metrics import DECODE_PREFILLS
@@ -151,3 +152,14 @@ class Prefills:
         given = None if first.logprobs is None else len(first.logprobs.top_token_ids)
         if given != asked:
             raise InvalidRequest("it sent a first token with other log probabilities than were asked for")
+        if not _fits(first.prompt_logprobs, submission.request):
+            raise InvalidRequest("it sent other log probabilities of the prompt than were asked for")
+
+
+def _fits(found: PromptLogprobs | None, request: TokenRequest) -> bool:
+    """Whether these are the log probabilities of the prompt that the request asks for, or none."""
+    tokens = len(request.token_ids)
+    delivered = request.prompt_tokens is not None and request.prompt_tokens < tokens
+    if request.sampling.prompt_logprobs is None or delivered:
+        return found is None
+    return found is not None and found.fits and len(found.logprobs) == 4 * (tokens - 1)

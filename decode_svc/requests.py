@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from engine.protocol.messages import Output, Submit
-from mesh.domain.outputs import FinishReason, Logprobs
+from mesh.domain.outputs import FinishReason, Logprobs, PromptLogprobs
 from mesh.domain.requests import Submission
 from mesh.domain.shares import ONE_TENANT, Share
 from mesh.domain.targets import WorkerTarget
@@ -30,6 +30,13 @@ class OutputSlice(NamedTuple):
     terminal: Terminal | None
     # Some tokens, these or before, were accepted in place of others that were drawn.
     relaxed: bool = False
+    # Beside the first token: of the prompt's own tokens, if the request asked for them.
+    prompt_logprobs: PromptLogprobs | None = None
+
+    def weight(self, token_weight: int) -> int:
+        """What it takes to send, in tokens without log probabilities."""
+        prompt = 0 if self.prompt_logprobs is None else self.prompt_logprobs.values
+        return 1 + len(self.token_ids) * token_weight + prompt
 
 
 @dataclass(slots=True)
@@ -49,6 +56,7 @@ class Request:
     token_ids: "array[int]" = field(default_factory=lambda: array("I"))
     logprobs: list[Logprobs] = field(default_factory=list)
     cached_tokens: int | None = None
+    prompt_logprobs: PromptLogprobs | None = None
     terminal: Terminal | None = None
     # Some tokens were accepted in place of others that were drawn.
     relaxed: bool = False
@@ -66,7 +74,8 @@ class Request:
     @property
     def kept_tokens(self) -> int:
         """What the history takes, in plain tokens."""
-        return len(self.token_ids) * self.token_weight
+        prompt = 0 if self.prompt_logprobs is None else self.prompt_logprobs.values
+        return len(self.token_ids) * self.token_weight + prompt
 
     @property
     def has_unsent(self) -> bool:
@@ -81,6 +90,8 @@ class Request:
             self.logprobs.extend(output.logprobs)
         if output.cached_tokens is not None:
             self.cached_tokens = output.cached_tokens
+        if output.prompt_logprobs is not None:
+            self.prompt_logprobs = output.prompt_logprobs
         self.relaxed |= output.relaxed
 
     def rewind(self, position: int) -> bool:
@@ -107,6 +118,7 @@ class Request:
             self.cached_tokens if start == 0 < end else None,
             terminal,
             self.relaxed,
+            self.prompt_logprobs if start == 0 < end else None,
         )
 
 

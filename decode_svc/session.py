@@ -116,7 +116,7 @@ class Session:
             if budget > 0:
                 output = request.next_slice(max(1, budget // request.token_weight))
                 outputs.append(output)
-                budget -= 1 + len(output.token_ids) * request.token_weight
+                budget -= output.weight(request.token_weight)
             # Only a request that did not fit, or not whole, has more to send.
             if budget <= 0 and request.has_unsent:
                 self._unsent[request.stream_id] = request

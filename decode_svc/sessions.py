@@ -252,8 +252,9 @@ class Sessions:
         if output.token_ids:
             if not request.token_ids:
                 self._live.prompt_computed(request)
+            kept = request.kept_tokens
             request.append(output)
-            session.kept_tokens += len(output.token_ids) * request.token_weight
+            session.kept_tokens += request.kept_tokens - kept
             session.mark_unsent(request, self._step)
         terminal = terminal_of(request, output)
         if terminal is not None:

@@ -87,6 +87,7 @@ def first_token(key: int, first: prefill_pb2.PrefillFirstToken) -> FirstToken:
         logprobs=wire.logprobs(first.logprobs) if first.HasField("logprobs") else None,
         cached_tokens=first.worker_cached_tokens + first.store_cached_tokens,
         store_cached_tokens=first.store_cached_tokens,
+        prompt_logprobs=wire.prompt_logprobs(first.prompt_logprobs) if first.HasField("prompt_logprobs") else None,
     )
 
 
@@ -100,3 +101,5 @@ def _add_rest(message: decode_pb2.RequestOutput, output: OutputSlice) -> None:
     elif output.terminal is not None:
         message.failure.CopyFrom(to_failure(output.terminal))
     message.relaxed = output.relaxed
+    if output.prompt_logprobs is not None:
+        message.prompt_logprobs.CopyFrom(wire.prompt_logprobs_message(output.prompt_logprobs))

@@ -3,7 +3,7 @@
 Structs of msgspec because hundreds are made in every step, and frozen dataclasses take ten times as long.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -13,7 +13,7 @@ import numpy.typing as npt
 from engine.balance.report import BalanceReport
 from engine.step_times import StepTimes
 from engine.thinking import ThinkTokens
-from mesh.domain.outputs import Logprobs
+from mesh.domain.outputs import Logprobs, PromptLogprobs
 from mesh.domain.sampling import Sampling
 from mesh.domain.workers import KvNamespace
 from transfer.memory import KvMemory
@@ -72,6 +72,9 @@ class Row(msgspec.Struct, frozen=True):
     thinking: bool | None = None
     # If only some tokens may be drawn: the row then has no drafts.
     mask: TokenMask | None = None
+    # If set, the row is part of a prompt, and reports the log probabilities of its tokens behind the first and of
+    # `next_token`, with so many alternatives.
+    prompt_logprobs: int | None = None
 
     @property
     def tokens(self) -> int:
@@ -154,13 +157,17 @@ class Launched(Protocol):
         """Wait for the step. One entry per row, None where the row has no sampling."""
         ...
 
+    def prompt_logprobs(self) -> Mapping[int, PromptLogprobs]:
+        """By row, what those with `prompt_logprobs` report. To be called after `collect`."""
+        ...
+
 
 def shape_of(rows: Sequence[Row]) -> StepShape:
     """The shape of a step that this rank computes alone."""
     tokens = [row.tokens for row in rows]
     return StepShape(
         sum(tokens),
-        decode_only=all(row.decodes for row in rows),
+        decode_only=all(row.decodes and row.prompt_logprobs is None for row in rows),
         drafts=max((row.drafts for row in rows), default=0),
         drawing=sum(row.sampling is not None for row in rows),
         beginning=sum(row.start == 0 for row in rows),

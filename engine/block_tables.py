@@ -17,13 +17,17 @@ class BlockTables:
 
     def match(self, request: Request) -> list[int]:
         """Blocks of the longest cached prefix, without the block of the last token. Holds none of them."""
-        if not self._prefix_cache:
+        if not self._takes_cached(request):
             return []
         return self._pool.match_prefix(request.full_block_hashes(request.matchable_blocks))
 
     def could_share(self, request: Request, cached: Sequence[int]) -> bool:
         """Whether the request could take the block behind the cached ones from the pool too, were it there."""
-        return self._prefix_cache and len(cached) < request.matchable_blocks
+        return self._takes_cached(request) and len(cached) < request.matchable_blocks
+
+    def _takes_cached(self, request: Request) -> bool:
+        # Tokens that are not computed have no logits, and so no scores.
+        return self._prefix_cache and request.prompt_scores is None
 
     def fill(self, request: Request, cached: Sequence[int]) -> None:
         """Give a request without blocks those of its tokens, `cached`, held already, then new ones."""

@@ -130,6 +130,8 @@ class Engine:
         if request is None:
             return
         request.cached_tokens, request.store_cached_tokens = message.cached_tokens, message.store_cached_tokens
+        if request.prompt_scores is not None and message.prompt_logprobs is not None:
+            request.prompt_scores.add(0, message.prompt_logprobs)
         output = next_output(
             request, Sample([message.token_id], None if message.logprobs is None else [message.logprobs])
         )

@@ -27,7 +27,7 @@ from engine.config import MOST_DRAFTS, EngineConfig
 from engine.step_times import StepTimes
 from engine.thinking import ThinkTokens
 from mesh.blocks import BLOCK_TOKENS
-from mesh.domain.outputs import Logprobs
+from mesh.domain.outputs import Logprobs, PromptLogprobs
 from mesh.domain.sampling import Sampling
 from mesh.domain.workers import KvNamespace
 from transfer.host_memory import HostMemory
@@ -123,7 +123,8 @@ class OracleBackend:
         for index in range(decoding, len(rows)):
             self._write_chunk(rows[index], index, layout)
         self._rows = batch.rows
-        return OracleStep(partial(self._draw, rows, layout, shape.drafts, started + self._pace(rows, decoding)))
+        draw = partial(self._draw, rows, layout, shape.drafts, started + self._pace(rows, decoding))
+        return OracleStep(draw, _prompt_logprobs(rows, self.vocabulary_size))
 
     def _draw(self, rows: Sequence[Row], layout: "_Layout", drafts: int, ends: float) -> list[Sample | None]:
         """Returns no sooner than the pace allows: at `ends` by the clock."""
@@ -214,8 +215,9 @@ class OracleBackend:
 class OracleStep:
     """engine.batch.Launched: the KV of its rows is written."""
 
-    def __init__(self, draw: Callable[[], list[Sample | None]]) -> None:
+    def __init__(self, draw: Callable[[], list[Sample | None]], prompt_logprobs: Mapping[int, PromptLogprobs]) -> None:
         self._draw = draw
+        self._prompt_logprobs = prompt_logprobs
         self._samples: list[Sample | None] = []
 
     def draw(self) -> None:
@@ -223,6 +225,9 @@ class OracleStep:
 
     def collect(self) -> list[Sample | None]:
         return self._samples
+
+    def prompt_logprobs(self) -> Mapping[int, PromptLogprobs]:
+        return self._prompt_logprobs
 
 
 class _Layout:
@@ -300,6 +305,21 @@ def _logprobs(token_ids: Sequence[int], alternatives: int | None, vocabulary_siz
     count = min(alternatives, vocabulary_size)
     tops = [[(token_id + rank) % vocabulary_size for rank in range(count)] for token_id in token_ids]
     return [Logprobs(-log(2), top, [-log(2) * (rank + 1) for rank in range(count)]) for top in tops]
+
+
+def _prompt_logprobs(rows: Sequence[Row], vocabulary_size: int) -> Mapping[int, PromptLogprobs]:
+    """By row, the same distribution as of tokens that are drawn: each stands before itself and those after it."""
+    found = {}
+    for index, row in enumerate(rows):
+        if row.prompt_logprobs is None:
+            continue
+        tokens = np.array([*row.token_ids, *(() if row.next_token is None else (row.next_token,))][1:], np.int64)
+        places = np.arange(min(row.prompt_logprobs, vocabulary_size))
+        tops = ((tokens[:, None] + places) % vocabulary_size).astype(np.uint32)
+        top = np.broadcast_to((-log(2) * (places + 1)).astype(np.float32), tops.shape)
+        own, ranks = np.full(len(tokens), -log(2), np.float32), np.ones(len(tokens), np.uint32)
+        found[index] = PromptLogprobs(len(places), own.tobytes(), ranks.tobytes(), tops.tobytes(), top.tobytes())
+    return found
 
 
 def _sampling(row: Row) -> Sampling:

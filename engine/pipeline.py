@@ -85,7 +85,7 @@ class StepPipeline:
                 undrawn.draw()
 
     def collect(self, step: InFlightStep) -> Iterator[tuple[Request, Row, Sample | None]]:
-        """Wait for the step. What each row brought to its request."""
+        """Wait for the step. What each row brought to its request; the scores of prompts are with these already."""
         with span("engine.collect"):
             samples = step.launched.collect()
         now = self._clock()
@@ -94,4 +94,9 @@ class StepPipeline:
         accepted = sum(len(sample.token_ids) - 1 for sample in samples if sample is not None) if step.drafts else 0
         self._meter.observe_step(seconds, len(step.work.decoding), step.work.prompt_tokens, accepted)
         self._collected_at = now
+        if step.work.scores_prompts:
+            for index, part in step.launched.prompt_logprobs().items():
+                scores = step.requests[index].prompt_scores
+                assert scores is not None, "a prompt is scored until its first token"
+                scores.add(step.rows[index].start, part)
         return zip(step.requests, step.rows, samples, strict=True)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from engine.batch import History
 from engine.constraints.masks import AnswerMasks
 from engine.progress import Progress
+from engine.prompt_scores import PromptScores
 from engine.protocol.messages import PushTarget
 from engine.stages import Stages
 from engine.thinking import ThinkingPhase
@@ -55,6 +56,8 @@ class Request:
     push: PushTarget | None = None
     # What its next token may be; None if it may be any.
     masks: AnswerMasks | None = None
+    # Until its first token, if its prompt's tokens are to be scored: nothing of it is taken from a cache then.
+    prompt_scores: PromptScores | None = None
     stages: Stages = field(default_factory=lambda: Stages(None))
     # Hashes of the leading full blocks, computed as far as they were needed.
     _hashes: list[bytes] = field(default_factory=list)

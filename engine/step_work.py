@@ -22,6 +22,11 @@ class StepWork(msgspec.Struct, frozen=True):
         return bool(self.decoding or self.chunks)
 
     @property
+    def scores_prompts(self) -> bool:
+        """Whether some prompt's own tokens are to be scored."""
+        return any(chunk.request.prompt_scores is not None for chunk in self.chunks)
+
+    @property
     def prompt_tokens(self) -> int:
         return sum(chunk.tokens for chunk in self.chunks)
 
@@ -30,7 +35,7 @@ class StepWork(msgspec.Struct, frozen=True):
         tokens = sum(self._draws(request) for request in self.decoding)
         return StepShape(
             tokens + self.prompt_tokens,
-            all(chunk.tokens == 1 for chunk in self.chunks),
+            all(chunk.tokens == 1 and chunk.request.prompt_scores is None for chunk in self.chunks),
             stopping,
             self.depth,
             drawing=len(self.decoding) + sum(_ends(chunk) for chunk in self.chunks),
@@ -99,6 +104,7 @@ def _launch_chunk_row(chunk: Chunk[Request], index: int, guesses: int) -> Row:
     end = start + chunk.tokens
     draws = _ends(chunk)
     sampling, history = (request.sampling, request.history) if draws else (None, None)
+    scores = request.prompt_scores
     row = Row(
         progress.token_ids[start:end],
         start,
@@ -109,6 +115,7 @@ def _launch_chunk_row(chunk: Chunk[Request], index: int, guesses: int) -> Row:
         next_token=None if draws else progress.token_ids[end],
         thinking=request.thinking if draws else None,
         mask=request.masks if draws else None,
+        prompt_logprobs=None if scores is None else scores.alternatives,
     )
     progress.launched(chunk.tokens, int(draws), index, guesses)
     return row

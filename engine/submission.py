@@ -4,12 +4,13 @@ from dataclasses import dataclass
 
 from engine.batch import History
 from engine.progress import Progress
+from engine.prompt_scores import PromptScores
 from engine.protocol.messages import Submit
 from engine.request import Request
 from engine.stages import Stages
 from engine.thinking import ThinkingPhase, ThinkTokens
 from mesh.blocks import root_hash
-from mesh.domain.sampling import DraftUse
+from mesh.domain.sampling import DraftUse, check_prompt_logprobs
 from mesh.errors import ContextExceeded, InvalidRequest
 
 
@@ -30,6 +31,7 @@ def check(submit: Submit, limits: RequestLimits) -> None:
         raise InvalidRequest("max_tokens must be at least 1", field="max_tokens")
     if min(token_ids) < 0 or max(token_ids) >= limits.vocabulary_size:
         raise InvalidRequest(f"token ids must be from 0 to {limits.vocabulary_size - 1}", field="prompt")
+    check_prompt_logprobs(submit.request.sampling, len(token_ids))
     total = len(token_ids) + max_tokens
     if total > limits.context_tokens:
         raise ContextExceeded(
@@ -66,6 +68,8 @@ def make_request(
     # What a grammar allows behind a draft is known only once the draft is accepted.
     wanted = request.sampling.drafts if request.constraint is None else DraftUse.OFF
     given = len(request.token_ids) if request.prompt_tokens is None else request.prompt_tokens
+    # With tokens that were delivered, the prompt's scores were too.
+    asked = request.sampling.prompt_logprobs if given == len(request.token_ids) else None
     return Request(
         key=submit.key,
         request_id=request.request_id,
@@ -83,7 +87,8 @@ def make_request(
         remote_prefill=submit.remote_prefill,
         sender_slot_bytes=submit.sender_slot_bytes,
         attempt=request.attempt,
-        fetch=submit.fetch,
+        fetch=submit.fetch if asked is None else None,
         push=submit.push,
+        prompt_scores=None if asked is None else PromptScores(asked),
         stages=Stages(request.traceparent),
     )

@@ -276,6 +276,8 @@ class DecodeLink:
             # None if it was cancelled, or belongs to an attempt that another has replaced.
             if request is not None:
                 logprobs = output.logprobs
+                if request.generation.awaits_prompt and output.HasField("prompt_logprobs"):
+                    request.generation.receive_prompt(domain_wire.prompt_logprobs(output.prompt_logprobs))
                 request.generation.receive(
                     output.first_position,
                     output.token_ids,

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from gateway.prepared import Prepared
 from gateway.tools import ToolCallDelta
 from gateway.transcript import Passage
-from mesh.domain.outputs import FinishReason, Logprobs
+from mesh.domain.outputs import FinishReason, Logprobs, PromptLogprobs
 from mesh.domain.requests import TokenRequest
 from mesh.errors import MeshError, SlowClient
 from mesh.metrics import GATEWAY_ITL_SECONDS
@@ -43,6 +43,14 @@ class Finish:
     relaxed: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class ScoredPrompt:
+    """A prompt, and the log probabilities of its tokens from the second on."""
+
+    token_ids: Sequence[int]
+    logprobs: PromptLogprobs
+
+
 @dataclass(slots=True)
 class Delta:
     """One piece of the answer for the client: all tokens received since it last read."""
@@ -58,6 +66,8 @@ class Delta:
     finish: Finish | None = None
     # Tokens of the answer up to the end of this delta.
     position: int = 0
+    # In the first delta, if the client asked for it.
+    prompt: ScoredPrompt | None = None
 
     @property
     def empty(self) -> bool:
@@ -82,6 +92,8 @@ class Generation:
         self.cached_tokens = 0
         # Some tokens were accepted in place of others that the seed gives.
         self.relaxed = False
+        # The prompt's log probabilities are asked for, and have not come.
+        self.awaits_prompt = prepared.request.sampling.prompt_logprobs is not None
         # Why the client was given up; None while it is served.
         self.given_up: MeshError | None = None
         # How often the client's task has come for tokens; it stands still for a stuck client.
@@ -95,6 +107,8 @@ class Generation:
         self._prompt_tokens = len(prepared.request.token_ids)
         self._received = array("I")
         self._logprobs: list[Logprobs] = []
+        # Until the client has it.
+        self._prompt: ScoredPrompt | None = None
         self._read = 0
         self._reason: FinishReason | None = None
         self._failure: MeshError | None = None
@@ -154,6 +168,14 @@ class Generation:
             traceparent=self._traceparent,
         )
 
+    def receive_prompt(self, logprobs: PromptLogprobs) -> None:
+        """The log probabilities of the prompt's tokens, before the first token of the answer."""
+        if not logprobs.fits or len(logprobs.logprobs) != 4 * (self._prompt_tokens - 1):
+            self.fail(MeshError("the worker sent log probabilities of another prompt"))
+            return
+        self._prompt = ScoredPrompt(self.request.token_ids, logprobs)
+        self.awaits_prompt = False
+
     def receive(
         self,
         first_position: int,
@@ -167,6 +189,9 @@ class Generation:
         ahead = first_position - self._prompt_tokens - len(received)
         if ahead > 0:
             self.fail(MeshError(f"the worker skipped {ahead} tokens at position {self.next_position}"))
+            return
+        if self.awaits_prompt and token_ids:
+            self.fail(MeshError("the worker reports no log probabilities of prompts: it is of an earlier version"))
             return
         if ahead < 0:
             token_ids, logprobs = token_ids[-ahead:], logprobs[-ahead:]
@@ -275,6 +300,7 @@ class Generation:
         delta = Delta(token_ids, self._echo + passage.content, passage.reasoning, logprobs, passage.calls)
         delta.position = self._read
         self._echo = ""
+        delta.prompt, self._prompt = self._prompt, None
         if passage.match is not None:
             delta.finish = self._finish(FinishReason.STOP, passage.match.string)
         elif self._reason is not None:

@@ -33,6 +33,7 @@ from mesh.domain.constraints import Constraint
 from mesh.domain.requests import TokenRequest
 from mesh.domain.sampling import (
     StopConditions,
+    check_prompt_logprobs,
     check_sampling,
     check_stop_token_ids,
     check_token_ids,
@@ -84,6 +85,7 @@ class Intake:
             encoded = await self._encode(ask.prompt, model)
             token_ids = truncated(encoded.token_ids, ask.truncate_prompt_tokens, ask.max_tokens, limits)
             max_tokens = completion_room(len(token_ids), ask.max_tokens, limits)
+            check_prompt_logprobs(ask.sampling, len(token_ids))
             block_hashes = await self._run(len(token_ids), lambda: chain_hashes(token_ids, cache_salt))
         request = TokenRequest(
             request_id=ask.request_id,

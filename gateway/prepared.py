@@ -59,6 +59,7 @@ class Prepared:
         request = structs.replace(
             self.request,
             request_id=f"{self.request.request_id}-{number}",
-            sampling=structs.replace(sampling, seed=settled_seed(sampling.seed + number)),
+            # The prompt is the same: it is scored once.
+            sampling=structs.replace(sampling, seed=settled_seed(sampling.seed + number), prompt_logprobs=None),
         )
         return replace(self, request=request, stream=None, stream_token="")

@@ -1,6 +1,6 @@
 """GatewayService: messages in, generations, messages out."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TypeAlias
 
 import grpc
@@ -15,6 +15,7 @@ from gateway.live import LiveGeneration
 from gateway.tenants import Tenant
 from gateway.tokenizer import Tokenizer
 from mesh.domain import wire
+from mesh.domain.outputs import Logprobs
 from mesh.errors import InvalidRequest
 from mesh.observe import new_request_id, request_id
 
@@ -155,15 +156,20 @@ def _delta(delta: Delta, with_ids: bool, tokenizer: Tokenizer | None) -> gateway
     if with_ids:
         message.token_ids.extend(delta.token_ids)
     if delta.logprobs:
-        message.logprobs.extend(_logprobs(delta, tokenizer))
+        message.logprobs.extend(_logprobs(delta.token_ids, delta.logprobs, tokenizer))
     if delta.calls:
         message.tool_calls.extend(tool_wire.call_deltas(delta.calls))
+    if delta.prompt is not None:
+        token_ids, entries = delta.prompt.token_ids[1:], (each for _, each in delta.prompt.logprobs.positions())
+        message.prompt_logprobs.extend(_logprobs(token_ids, entries, tokenizer))
     return response
 
 
-def _logprobs(delta: Delta, tokenizer: Tokenizer | None) -> list[common_pb2.PositionLogprobs]:
-    positions = [wire.logprobs_message(each) for each in delta.logprobs]
-    for token_id, position in zip(delta.token_ids, positions, strict=True):
+def _logprobs(
+    token_ids: Sequence[int], entries: Iterable[Logprobs], tokenizer: Tokenizer | None
+) -> list[common_pb2.PositionLogprobs]:
+    positions = [wire.logprobs_message(each) for each in entries]
+    for token_id, position in zip(token_ids, positions, strict=True):
         position.token_id = token_id
         if tokenizer is not None:
             position.text = tokenizer.token_text(token_id)

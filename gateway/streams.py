@@ -53,7 +53,8 @@ class Streams:
         """
         if written is None or prepared.text is None:
             return prepared
-        if prepared.echo or prepared.request.sampling.top_logprobs is not None:
+        sampling = prepared.request.sampling
+        if prepared.echo or sampling.top_logprobs is not None or sampling.prompt_logprobs is not None:
             return prepared
         claim = StreamClaim(
             stream_id=secrets.token_bytes(ID_BYTES),

@@ -100,4 +100,5 @@ def _first_token(output: Output) -> FirstToken:
         logprobs=output.logprobs[0] if output.logprobs else None,
         cached_tokens=output.cached_tokens or 0,
         store_cached_tokens=output.store_cached_tokens or 0,
+        prompt_logprobs=output.prompt_logprobs,
     )

@@ -44,9 +44,11 @@ def response(event: Event) -> prefill_pb2.PrefillResponse:
 
 
 def _first_token(event: FirstToken) -> prefill_pb2.PrefillFirstToken:
+    scores = event.prompt_logprobs
     return prefill_pb2.PrefillFirstToken(
         token_id=event.token_id,
         logprobs=None if event.logprobs is None else wire.logprobs_message(event.logprobs),
         worker_cached_tokens=event.cached_tokens - event.store_cached_tokens,
         store_cached_tokens=event.store_cached_tokens,
+        prompt_logprobs=None if scores is None else wire.prompt_logprobs_message(scores),
     )

@@ -1,6 +1,6 @@
 """A device that computes nothing: it takes the time of its cost model, and draws tokens that count down to the end."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, repeat
 
@@ -10,6 +10,7 @@ from engine.step_times import StepTimes
 from engine.thinking import ThinkTokens
 from mesh.blocks import BLOCK_TOKENS
 from mesh.costs import CostModel
+from mesh.domain.outputs import PromptLogprobs
 from mesh.domain.workers import KvNamespace
 from transfer.memory import KvMemory
 
@@ -131,6 +132,10 @@ class SimulatedStep:
 
     def collect(self) -> list[Sample | None]:
         return [None if row.sampling is None else Sample((row.token_ids[-1] - 1,)) for row in self._rows]
+
+    def prompt_logprobs(self) -> Mapping[int, PromptLogprobs]:
+        """Nobody asks for them."""
+        return {}
 
 
 def blocks_of(tokens: int) -> int:

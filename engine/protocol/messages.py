@@ -10,7 +10,7 @@ transfers have. LandingOpened and PushEnded are for the service at the transfer'
 import msgspec
 
 from engine.balance.report import BalanceReport
-from mesh.domain.outputs import FinishReason, Logprobs
+from mesh.domain.outputs import FinishReason, Logprobs, PromptLogprobs
 from mesh.domain.requests import TokenRequest
 from mesh.domain.targets import StoreTarget
 from mesh.domain.workers import KvNamespace, TransferCounters, WorkerLoad
@@ -59,6 +59,8 @@ class FirstToken(msgspec.Struct, tag="first_token"):
     # Prompt tokens that the prefill worker did not compute, and how many of them came from a store.
     cached_tokens: int = 0
     store_cached_tokens: int = 0
+    # Of the prompt's own tokens, if they were asked for.
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 class AttachStore(msgspec.Struct, tag="attach_store"):
@@ -138,6 +140,8 @@ class Output(msgspec.Struct, array_like=True):
     store_cached_tokens: int | None = None
     # Some of token_ids were accepted in place of others that were drawn: the seed alone does not give them.
     relaxed: bool = False
+    # With the request's first token: of its prompt's own tokens, if they were asked for.
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 class DraftCounts(msgspec.Struct, array_like=True):

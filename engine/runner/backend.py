@@ -28,6 +28,7 @@ from engine.runner.graphs import DecodeGraphs, default_sizes
 from engine.runner.launched_step import LaunchedStep
 from engine.runner.memory_plan import CPU_POOL_BYTES, affordable_blocks, free_bytes, transfer_bytes
 from engine.runner.profiling import graph_bytes, workspace_bytes
+from engine.runner.prompt_logits import PendingPromptLogprobs, wanted
 from engine.runner.relaxation import RelaxationRule
 from engine.runner.sampler import Sampler
 from engine.runner.step_events import StepEvents
@@ -145,7 +146,9 @@ class ModelBackend:
             if self._draft_graphs is not None and self._draft_graphs.fit(shape):
                 return DraftingStep(self._drafter, rows, self._draft_graphs.run(rows, shape), None, events)
             layers = EagerPass(self._model, self.state, rows, shape, self._size, on_layers)
-            return DraftingStep(self._drafter, rows, layers, on_layers, events)
+            prompts = PendingPromptLogprobs(rows, layers.hidden, self._model.logits) if wanted(rows) else None
+            return DraftingStep(self._drafter, rows, layers, on_layers, events, prompts)
+        prompts = None
         drawing = [index for index, row in enumerate(rows) if row.sampling is not None]
         if self._graphs is not None and self._graphs.fit(shape):
             logits = self._graphs.run(rows, shape.tokens)
@@ -154,8 +157,13 @@ class ModelBackend:
         else:
             on_layers = batch.on_layers if events is None else events.layer_hook
             context = build_context(self._model.config, rows, self.state, self._size(shape.tokens))
-            logits = self._model.forward(context, on_layers)
-        return LaunchedStep(rows, drawing, logits, self.state, self._sampler, events)
+            if wanted(rows):
+                hidden = self._model.hidden_states(context, on_layers)
+                prompts = PendingPromptLogprobs(rows, hidden, self._model.logits)
+                logits = self._model.logits(hidden[context.sampled])
+            else:
+                logits = self._model.forward(context, on_layers)
+        return LaunchedStep(rows, drawing, logits, self.state, self._sampler, events, prompts)
 
     @property
     def balance(self) -> BalanceReport | None:

@@ -5,7 +5,7 @@ place, so tokens are those that are drawn without drafts; `engine.runner.relaxat
 accepted stays on the device: rows of the next step begin where it says, before the host has read it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,10 +16,12 @@ from engine.model.context import DeviceState
 from engine.model.decode_inputs import NO_TOKEN
 from engine.model.model import Model
 from engine.runner.draft_pass import DraftPass
+from engine.runner.prompt_logits import PendingPromptLogprobs
 from engine.runner.relaxation import Relaxation, RelaxationRule
 from engine.runner.sampler import PendingSamples, Sampler, keep
 from engine.runner.step_events import StepEvents
 from kernels.host_copy import HostCopies, to_device
+from mesh.domain.outputs import PromptLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +45,10 @@ class DraftingStep:
         layers: DraftPass,
         on_layers: Callable[[int], None] | None,
         events: StepEvents | None,
+        prompts: PendingPromptLogprobs | None = None,
     ) -> None:
         """layers: of these rows, the model's computed; on_layers: to call when the draft layer is computed too;
-        events: None on a CPU.
+        events: None on a CPU; prompts: None if no row reports any.
         """
         self._drafter = drafter
         self._rows = len(rows)
@@ -53,6 +56,7 @@ class DraftingStep:
         self._draws = layers.draws
         self._on_layers = on_layers
         self._events = events
+        self._prompts = prompts
         self._relaxation = _relaxation(drafter, rows, layers)
         # Of rows that count tokens: their lines.
         self._counting = {
@@ -106,6 +110,9 @@ class DraftingStep:
         for line, row in self._counting.items():
             self._drafter.sampler.settle(row, accepted[line] + 1)
         return samples
+
+    def prompt_logprobs(self) -> Mapping[int, PromptLogprobs]:
+        return {} if self._prompts is None else self._prompts.read()
 
 
 def _relaxation(drafter: Drafter, rows: Sequence[Row], layers: DraftPass) -> Relaxation | None:

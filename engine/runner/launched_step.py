@@ -1,15 +1,17 @@
 """A step without drafts on its way: its logits, then the tokens drawn from them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
 
 from engine.batch import Row, Sample
 from engine.model.context import DeviceState
+from engine.runner.prompt_logits import PendingPromptLogprobs
 from engine.runner.sampler import PendingSamples, Sampler
 from engine.runner.step_events import StepEvents
 from kernels.host_copy import to_device
+from mesh.domain.outputs import PromptLogprobs
 
 
 class LaunchedStep:
@@ -23,8 +25,11 @@ class LaunchedStep:
         state: DeviceState,
         sampler: Sampler,
         events: StepEvents | None,
+        prompts: PendingPromptLogprobs | None = None,
     ) -> None:
-        """drawing: the rows that draw; logits: [drawing, vocabulary]; events: None on a CPU, whose step is done."""
+        """drawing: the rows that draw; logits: [drawing, vocabulary]; events: None on a CPU, whose step is done;
+        prompts: None if no row reports any.
+        """
         self._rows = len(rows)
         self._drawing = drawing
         self._drawn_rows = [rows[index] for index in drawing]
@@ -32,6 +37,7 @@ class LaunchedStep:
         self._state = state
         self._sampler = sampler
         self._events = events
+        self._prompts = prompts
         self._pending: PendingSamples | None = None
 
     @torch.inference_mode()
@@ -57,3 +63,6 @@ class LaunchedStep:
             for index, sample in zip(self._drawing, self._pending.read(), strict=True):
                 samples[index] = sample
         return samples
+
+    def prompt_logprobs(self) -> Mapping[int, PromptLogprobs]:
+        return {} if self._prompts is None else self._prompts.read()

@@ -42,9 +42,21 @@ class ChatLogprobs(Struct):
 
 class CompletionLogprobs(Struct):
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    # None for a prompt's first token, which nothing stands before.
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
+
+
+class PromptTokenLogprob(Struct):
+    logprob: float
+    # The token's place among all by probability, from 1 on.
+    rank: int
+    decoded_token: str
+
+
+# By token id, at each position.
+PromptLogprobsBody = list[dict[str, PromptTokenLogprob] | None]
 
 
 class ChatMessageBody(Struct):
@@ -92,6 +104,8 @@ class CompletionChoice(Struct):
     token_ids: list[int] | UnsetType = UNSET
     # With finish_reason, if drafts were taken in place of tokens that the seed gives: it is best effort then.
     relaxed: bool | UnsetType = UNSET
+    # If the client asked for them.
+    prompt_logprobs: PromptLogprobsBody | UnsetType = UNSET
 
 
 ChoiceT = TypeVar("ChoiceT", ChatChoice, ChatChunkChoice, CompletionChoice)
@@ -107,6 +121,8 @@ class ResponseBody(Struct, Generic[ChoiceT]):
     choices: list[ChoiceT]
     # If the client asked for usage: null in every chunk but the last. Otherwise absent.
     usage: UsageBody | UnsetType | None = UNSET
+    # Of a chat, if the client asked for them.
+    prompt_logprobs: PromptLogprobsBody | UnsetType = UNSET
 
 
 class ModelBody(Struct):

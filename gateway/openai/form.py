@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
 from gateway.choices import Piece
-from gateway.generation import Delta, Finish
+from gateway.generation import Delta, Finish, ScoredPrompt
 from gateway.tools import ToolCallDelta
 from mesh.domain.outputs import Logprobs
 from mesh.errors import MeshError
@@ -29,8 +29,10 @@ class Answer:
     logprobs: list[Logprobs] = field(default_factory=list)
     calls: list[ToolCallDelta] = field(default_factory=list)
     finish: Finish | None = None
+    prompt: ScoredPrompt | None = None
 
     def add(self, delta: Delta) -> None:
+        self.prompt = self.prompt or delta.prompt
         self.finish = delta.finish
         self.content.append(delta.content)
         self.reasoning.append(delta.reasoning)

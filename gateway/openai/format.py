@@ -1,18 +1,17 @@
 """Deltas in the forms of OpenAI's chats and completions."""
 
+import asyncio
 import time
 from abc import abstractmethod
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean
 from typing import ClassVar, Self
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from gateway.choices import Piece
-from gateway.generation import Delta, Finish
+from gateway.generation import Delta, Finish, ScoredPrompt
 from gateway.openai.answer_bodies import (
     ChatChoice,
     ChatChunkChoice,
@@ -21,14 +20,17 @@ from gateway.openai.answer_bodies import (
     ChatMessageBody,
     CompletionChoice,
     CompletionLogprobs,
+    PromptLogprobsBody,
     ResponseBody,
-    TokenLogprob,
-    TopLogprob,
     UsageBody,
 )
+from gateway.openai.completion_logprobs import CompletionReports
 from gateway.openai.errors import error_json
 from gateway.openai.form import Answer, Event, Form
+from gateway.openai.likeliest import likeliest
 from gateway.openai.requests import GenerationBody
+from gateway.openai.scored_prompts import prompt_logprobs
+from gateway.openai.token_texts import token_logprobs
 from gateway.openai.tools import call_deltas, whole_calls
 from gateway.openai.usage import UsageTally
 from gateway.tokenizer import Tokenizer
@@ -36,6 +38,8 @@ from mesh.domain.outputs import FinishReason, Logprobs
 from mesh.errors import MeshError
 from mesh.observe import new_request_id, request_id
 
+# Numbers of a prompt's log probabilities; writing more takes tens of milliseconds.
+LONG_REPORT = 8192
 _FINISH_REASONS = {
     FinishReason.STOP: "stop",
     FinishReason.LENGTH: "length",
@@ -62,6 +66,9 @@ class Head:
     chosen_per_prompt: int | None = None
     # Log probabilities serve only to choose.
     hides_logprobs: bool = False
+    # Alternatives that prompts are reported with: by themselves, and before the texts that begin with them.
+    prompt_logprobs: int | None = None
+    echo_logprobs: int | None = None
 
 
 class StreamForm(msgspec.Struct, frozen=True):
@@ -107,10 +114,23 @@ class Format(Form):
         return Event(error_json(error))
 
     async def whole(self, answers: Sequence[Answer]) -> bytes:
+        if any(answer.prompt is not None and answer.prompt.logprobs.values > LONG_REPORT for answer in answers):
+            # The event loop has every other stream to serve.
+            return await asyncio.to_thread(self._whole, answers)
+        return self._whole(answers)
+
+    def _whole(self, answers: Sequence[Answer]) -> bytes:
+        each = self._head.choices_per_prompt
+        for index, answer in enumerate(answers):
+            # The first answer to a prompt scored it for all of them.
+            answer.prompt = answers[index - index % each].prompt
         for index, answer in enumerate(answers):
             assert answer.finish is not None
             self._usage.note(index, answer.finish.usage)
-        return self._body(self.WHOLE, self._whole_choices(answers), self._usage.total())
+        choices = self._whole_choices(answers)
+        # A chat is one prompt.
+        scored = self._scored(answers[0].prompt) if isinstance(self, ChatFormat) else UNSET
+        return self._body(self.WHOLE, choices, self._usage.total(), scored)
 
     @abstractmethod
     def _delta_choices(self, index: int, delta: Delta) -> Choices: ...
@@ -123,11 +143,23 @@ class Format(Form):
             return self._body(self.CHUNK, choices, self._usage.total())
         return self._body(self.CHUNK, choices, None if self._head.with_usage else UNSET)
 
-    def _body(self, kind: str, choices: Choices, usage: UsageBody | UnsetType | None) -> bytes:
+    def _body(
+        self,
+        kind: str,
+        choices: Choices,
+        usage: UsageBody | UnsetType | None,
+        scored: PromptLogprobsBody | UnsetType = UNSET,
+    ) -> bytes:
         head = self._head
         return self._encoder.encode(
-            ResponseBody(f"{self.PREFIX}-{head.id}", kind, head.created, head.model, choices, usage)
+            ResponseBody(f"{self.PREFIX}-{head.id}", kind, head.created, head.model, choices, usage, scored)
         )
+
+    def _scored(self, prompt: ScoredPrompt | None) -> PromptLogprobsBody | UnsetType:
+        """The prompt's log probabilities, if the client asked for them by themselves."""
+        if prompt is None or self._head.prompt_logprobs is None:
+            return UNSET
+        return prompt_logprobs(self._tokenizer, prompt, self._head.prompt_logprobs)
 
     def _token_ids(self, token_ids: Sequence[int]) -> list[int] | UnsetType:
         return list(token_ids) if self._head.with_token_ids else UNSET
@@ -188,11 +220,15 @@ class CompletionFormat(Format):
 
     def __init__(self, head: Head, tokenizer: Tokenizer | None) -> None:
         super().__init__(head, tokenizer)
-        # By choice, characters of the tokens reported so far.
-        self._offsets: Counter[int] = Counter()
+        self._reports = CompletionReports(tokenizer, head.echo_logprobs)
+        # By prompt, and by choice while its text has not begun.
+        self._prompts: dict[int, ScoredPrompt] = {}
+        self._begun: set[int] = set()
 
     def _delta_choices(self, index: int, delta: Delta) -> list[CompletionChoice]:
-        logprobs = self._logprobs(index, delta.token_ids, delta.logprobs)
+        logprobs = self._logprobs(
+            index, delta.token_ids, delta.logprobs, delta.content, self._opening_prompt(index, delta)
+        )
         token_ids = self._token_ids(delta.token_ids)
         finish = delta.finish
         return [CompletionChoice(delta.content, logprobs, finish_reason(finish), index, token_ids, relaxed(finish))]
@@ -203,58 +239,37 @@ class CompletionFormat(Format):
         return [
             CompletionChoice(
                 "".join(answer.content),
-                self._logprobs(index, answer.token_ids, answer.logprobs),
+                self._logprobs(index, answer.token_ids, answer.logprobs, answer.content[0], answer.prompt),
                 finish_reason(answer.finish),
                 index,
                 self._token_ids(answer.token_ids),
                 relaxed(answer.finish),
+                self._scored(answer.prompt),
             )
             for index, answer in enumerate(answers)
         ]
 
-    def _logprobs(self, index: int, token_ids: Sequence[int], entries: Sequence[Logprobs]) -> CompletionLogprobs | None:
+    def _opening_prompt(self, index: int, delta: Delta) -> ScoredPrompt | None:
+        """The prompt that a choice's text begins with, beside its first delta."""
+        if self._head.echo_logprobs is None or index in self._begun:
+            return None
+        self._begun.add(index)
+        prompt = index // self._head.choices_per_prompt
+        if delta.prompt is not None:
+            self._prompts[prompt] = delta.prompt
+        return self._prompts.get(prompt)
+
+    def _logprobs(
+        self,
+        index: int,
+        token_ids: Sequence[int],
+        entries: Sequence[Logprobs],
+        text: str,
+        prompt: ScoredPrompt | None,
+    ) -> CompletionLogprobs | None:
         if not entries or self._head.hides_logprobs:
             return None
-        report = CompletionLogprobs([], [], [], [])
-        for token_id, entry in zip(token_ids, entries, strict=True):
-            text, _ = spelled_token(self._tokenizer, token_id)
-            report.tokens.append(text)
-            report.token_logprobs.append(entry.logprob)
-            top = {spelled_token(self._tokenizer, other)[0]: logprob for other, logprob in entry.top}
-            report.top_logprobs.append(top)
-            report.text_offset.append(self._offsets[index])
-            self._offsets[index] += len(text)
-        return report
-
-
-def token_logprobs(tokenizer: Tokenizer | None, entries: Iterable[tuple[int, Logprobs]]) -> list[TokenLogprob]:
-    """Tokens with their log probabilities, and those of the likeliest ones, as chats report them."""
-    report = []
-    for token_id, entry in entries:
-        text, spelled = spelled_token(tokenizer, token_id)
-        top = []
-        for other, logprob in entry.top:
-            other_text, other_bytes = spelled_token(tokenizer, other)
-            top.append(TopLogprob(other_text, logprob, other_bytes))
-        report.append(TokenLogprob(text, entry.logprob, spelled, top))
-    return report
-
-
-def spelled_token(tokenizer: Tokenizer | None, token_id: int) -> tuple[str, list[int]]:
-    """A token's text and bytes, or its number if the model has no tokenizer."""
-    if tokenizer is None:
-        return f"token_id:{token_id}", []
-    return tokenizer.token_text(token_id), list(tokenizer.token_bytes(token_id))
-
-
-def likeliest(answers: Sequence[Answer], each: int, chosen: int) -> list[Answer]:
-    """Of each prompt's answers those whose tokens are the likeliest on average, best first."""
-    prompts = (answers[first : first + each] for first in range(0, len(answers), each))
-    return [answer for group in prompts for answer in sorted(group, key=_mean_logprob, reverse=True)[:chosen]]
-
-
-def _mean_logprob(answer: Answer) -> float:
-    return fmean(entry.logprob for entry in answer.logprobs) if answer.logprobs else float("-inf")
+        return self._reports.of(index, token_ids, entries, text, prompt)
 
 
 def _head(body: GenerationBody, model: str) -> Head:
@@ -268,6 +283,8 @@ def _head(body: GenerationBody, model: str) -> Head:
         choices_per_prompt=body.choices_per_prompt,
         chosen_per_prompt=body.chosen_per_prompt,
         hides_logprobs=body.hides_logprobs,
+        prompt_logprobs=body.prompt_logprobs,
+        echo_logprobs=body.echo_logprobs,
     )
 
 

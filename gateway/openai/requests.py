@@ -7,7 +7,7 @@ from abc import abstractmethod
 from dataclasses import replace
 from typing import Any, Literal, cast
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from gateway.asks import Ask, ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from gateway.chat import TemplateOptions
@@ -47,6 +47,8 @@ class GenerationBody(ConstraintFields, kw_only=True):
     bad_words: list[str] | None = None
     # The answer ends of itself no earlier.
     min_tokens: int | None = None
+    # Report the log probabilities of the prompt's tokens, with so many alternatives. The prompt is computed whole.
+    prompt_logprobs: int | None = None
     # Keep this many of the prompt's last tokens; -1 keeps as many as the context has room for.
     truncate_prompt_tokens: int | None = None
 
@@ -72,9 +74,16 @@ class GenerationBody(ConstraintFields, kw_only=True):
         """Log probabilities serve only to choose among answers."""
         return False
 
+    @property
+    def echo_logprobs(self) -> int | None:
+        """With how many alternatives the prompt's tokens stand before the answer's; None if they do not."""
+        return None
+
     def asks(self, request_id: str) -> list[Ask]:
         if self.n is not None and self.n < 1:
             raise InvalidRequest(f"n must be at least 1, not {self.n}", field="n")
+        if self.prompt_logprobs is not None and self.streams:
+            raise InvalidRequest("prompt_logprobs stand beside whole answers: do not stream", field="prompt_logprobs")
         asks = self._asks(request_id)
         if len(asks) * self.choices_per_prompt > MAX_CHOICES:
             asked = f"{len(asks)} prompts with n={self.choices_per_prompt}"
@@ -207,20 +216,29 @@ class CompletionBody(GenerationBody, kw_only=True):
         return None if self.best_of in (None, n) else n
 
     @property
+    def echo_logprobs(self) -> int | None:
+        return self.logprobs if self.echo else None
+
+    @property
     def hides_logprobs(self) -> bool:
         return self.chosen_per_prompt is not None and self.logprobs is None
 
     def _asks(self, request_id: str) -> list[Ask]:
         self._check_choice()
-        if self.echo and self.logprobs is not None:
-            raise Unsupported("echo with logprobs is not supported: leave one out", field="echo")
         max_tokens = DEFAULT_COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens
         logprobs = 0 if self.hides_logprobs else self.logprobs
         asks = [
             self._ask(f"{request_id}.{index}" if index else request_id, prompt, logprobs, max_tokens)
             for index, prompt in enumerate(self._prompts())
         ]
-        return [replace(ask, echo=bool(self.echo)) for ask in asks]
+        return [self._echoing(ask) for ask in asks] if self.echo else asks
+
+    def _echoing(self, ask: Ask) -> Ask:
+        """The answer begins with the prompt: with logprobs the prompt's tokens have them, too."""
+        wanted = [each for each in (self.echo_logprobs, self.prompt_logprobs) if each is not None]
+        return replace(
+            ask, echo=True, sampling=structs.replace(ask.sampling, prompt_logprobs=max(wanted, default=None))
+        )
 
     def _check_choice(self) -> None:
         n = super().choices_per_prompt

@@ -5,8 +5,6 @@ from typing import Annotated, Any
 from gateway.openai.accepted import harmless
 from gateway.openai.request_body import RequestBody
 
-NO_PROMPT_LOGITS = "workers compute the logits of a prompt's last token only"
-
 
 class Refused(RequestBody, kw_only=True):
     """Features that we lack, each with the values that ask for nothing."""
@@ -24,7 +22,6 @@ class Refused(RequestBody, kw_only=True):
     modalities: Annotated[Any, harmless(None, ["text"])] = None
     parallel_tool_calls: Annotated[Any, harmless(None, True, False)] = None
     prediction: Annotated[Any, harmless(None)] = None
-    prompt_logprobs: Annotated[Any, harmless(None, why=NO_PROMPT_LOGITS)] = None
     skip_special_tokens: Annotated[Any, harmless(None, True)] = None
     spaces_between_special_tokens: Annotated[Any, harmless(None, True)] = None
     store: Annotated[Any, harmless(None, False)] = None

@@ -12,8 +12,8 @@ from gateway.choices import Piece
 from gateway.generation import Delta, Finish, Usage
 from gateway.openai.errors import error_body
 from gateway.openai.form import Answer, Event, Form
-from gateway.openai.format import token_logprobs
 from gateway.openai.sampling import DEFAULT_TEMPERATURE
+from gateway.openai.token_texts import token_logprobs
 from gateway.responses.body import ResponseRequest
 from gateway.responses.items_under_way import ItemsUnderWay
 from gateway.responses.output import (

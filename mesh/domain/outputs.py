@@ -1,7 +1,9 @@
 """What a request brings beside its tokens."""
 
-from collections.abc import Iterable
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
 from enum import StrEnum
+from typing import Self
 
 import msgspec
 
@@ -29,3 +31,53 @@ class Logprobs(msgspec.Struct, frozen=True, array_like=True):
     def top(self) -> Iterable[tuple[int, float]]:
         """The most likely token ids with their log probabilities."""
         return zip(self.top_token_ids, self.top_logprobs, strict=True)
+
+
+class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Natural logs of the probabilities of a prompt's tokens but its first, each given those before it, at temperature
+    1. In numbers of 4 bytes as they stand in memory: nobody on the way takes long prompts apart.
+    """
+
+    # How many of the most likely tokens are reported at each position.
+    alternatives: int
+    # float32, one a position.
+    logprobs: bytes = b""
+    # uint32, one a position: the token's place among all by probability, from 1 on.
+    ranks: bytes = b""
+    # uint32 and float32, `alternatives` a position, best first.
+    top_token_ids: bytes = b""
+    top_logprobs: bytes = b""
+
+    @classmethod
+    def joined(cls, alternatives: int, parts: "Sequence[PromptLogprobs]") -> Self:
+        """One after the other."""
+        # A vocabulary may have fewer tokens than were asked for.
+        count = min((part.alternatives for part in parts), default=alternatives)
+        names = ("logprobs", "ranks", "top_token_ids", "top_logprobs")
+        return cls(count, *(b"".join(getattr(part, name) for part in parts) for name in names))
+
+    @property
+    def values(self) -> int:
+        """How many numbers there are, as tokens count in what a worker keeps."""
+        return (len(self.logprobs) + len(self.ranks) + len(self.top_token_ids) + len(self.top_logprobs)) // 4
+
+    @property
+    def fits(self) -> bool:
+        """Whether the parts have the lengths that belong together."""
+        size, tops = len(self.logprobs), len(self.logprobs) * self.alternatives
+        return not size % 4 and (len(self.ranks), len(self.top_token_ids), len(self.top_logprobs)) == (size, tops, tops)
+
+    def positions(self) -> Iterator[tuple[int, Logprobs]]:
+        """The rank and the log probabilities of each token from the second on."""
+        own, ranks, top_ids, top = array("f"), array("I"), array("I"), array("f")
+        for values, written in (
+            (own, self.logprobs),
+            (ranks, self.ranks),
+            (top_ids, self.top_token_ids),
+            (top, self.top_logprobs),
+        ):
+            values.frombytes(written)
+        count = self.alternatives
+        for index, (logprob, rank) in enumerate(zip(own, ranks, strict=True)):
+            part = slice(index * count, (index + 1) * count)
+            yield rank, Logprobs(logprob, top_ids[part].tolist(), top[part].tolist())

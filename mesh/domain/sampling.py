@@ -10,6 +10,8 @@ from mesh.errors import InvalidRequest
 MAX_TEMPERATURE = 100.0
 MAX_TOP_K = 2**31 - 1
 MAX_TOP_LOGPROBS = 20
+# Numbers that log probabilities of a prompt may take: some 2 MB, and twice that with their ranks and ids.
+MAX_PROMPT_LOGPROBS = 1 << 18
 # OpenAI's range.
 MAX_PENALTY = 2.0
 # Logits stay far from what 32 bits can hold.
@@ -55,6 +57,8 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True):
     logit_bias: dict[int, float] = {}
     # A plain number, so that one that this version does not know can be refused.
     drafts: int = DraftUse.UNSPECIFIED
+    # Report log probabilities of the prompt's own tokens, with this many alternatives; None reports nothing.
+    prompt_logprobs: int | None = None
 
     @property
     def counts_tokens(self) -> bool:
@@ -99,6 +103,8 @@ def check_sampling(sampling: Sampling, vocabulary_size: int | None) -> None:
         raise _out_of_range("top_k", sampling.top_k, "at least 0 (0 keeps all tokens)")
     if sampling.top_logprobs is not None and not 0 <= sampling.top_logprobs <= MAX_TOP_LOGPROBS:
         raise _out_of_range("top_logprobs", sampling.top_logprobs, f"between 0 and {MAX_TOP_LOGPROBS}")
+    if sampling.prompt_logprobs is not None and not 0 <= sampling.prompt_logprobs <= MAX_TOP_LOGPROBS:
+        raise _out_of_range("prompt_logprobs", sampling.prompt_logprobs, f"between 0 and {MAX_TOP_LOGPROBS}")
     if not 0 <= sampling.min_p <= 1:
         raise _out_of_range("min_p", sampling.min_p, "between 0 and 1")
     for field in ("presence_penalty", "frequency_penalty"):
@@ -110,6 +116,17 @@ def check_sampling(sampling: Sampling, vocabulary_size: int | None) -> None:
     if sampling.drafts not in list(DraftUse):
         raise _out_of_range("drafts", sampling.drafts, "a DraftUse that this version knows")
     _check_logit_bias(sampling.logit_bias, vocabulary_size)
+
+
+def check_prompt_logprobs(sampling: Sampling, prompt_tokens: int) -> None:
+    """Raises InvalidRequest if the prompt is too long for the log probabilities that are asked of it."""
+    if sampling.prompt_logprobs is None:
+        return
+    most = MAX_PROMPT_LOGPROBS // (1 + sampling.prompt_logprobs)
+    if prompt_tokens > most:
+        asked = f"log probabilities of prompts with {sampling.prompt_logprobs} alternatives"
+        wrong = f"{asked} are given for up to {most} tokens, and this prompt has {prompt_tokens}"
+        raise InvalidRequest(wrong, field="prompt_logprobs")
 
 
 def check_stop_token_ids(token_ids: Sequence[int], vocabulary_size: int | None) -> None:

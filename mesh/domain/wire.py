@@ -1,11 +1,11 @@
 """Requests, outputs and targets in the protos: the one translation, both ways."""
 
 import msgspec
-from deepmesh.internal.v1 import constraint_pb2, decode_pb2, share_pb2, targets_pb2
+from deepmesh.internal.v1 import constraint_pb2, decode_pb2, outputs_pb2, share_pb2, targets_pb2
 from deepmesh.v1 import common_pb2
 
 from mesh.domain.constraints import Constraint
-from mesh.domain.outputs import FinishReason, Logprobs
+from mesh.domain.outputs import FinishReason, Logprobs, PromptLogprobs
 from mesh.domain.requests import StreamTag, Submission, TokenRequest
 from mesh.domain.sampling import Sampling, StopConditions
 from mesh.domain.shares import MAX_WEIGHT, MIN_WEIGHT, ONE_TENANT, Share
@@ -135,6 +135,17 @@ def logprobs_message(position: Logprobs) -> common_pb2.PositionLogprobs:
         logprob=position.logprob,
         top=[common_pb2.TokenLogprob(token_id=token_id, logprob=logprob) for token_id, logprob in position.top],
     )
+
+
+def prompt_logprobs(message: outputs_pb2.PromptLogprobs) -> PromptLogprobs:
+    """The message as it is; `fits` judges it."""
+    return PromptLogprobs(
+        message.alternatives, message.logprobs, message.ranks, message.top_token_ids, message.top_logprobs
+    )
+
+
+def prompt_logprobs_message(prompt: PromptLogprobs) -> outputs_pb2.PromptLogprobs:
+    return outputs_pb2.PromptLogprobs(**msgspec.structs.asdict(prompt))
 
 
 def worker_target(message: targets_pb2.WorkerTarget) -> WorkerTarget:

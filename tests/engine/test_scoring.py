@@ -1,6 +1,6 @@
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from engine.step_times import StepTimes
 from engine.thinking import ThinkTokens
 from mesh.blocks import BLOCK_TOKENS
 from mesh.config import load
-from mesh.domain.outputs import Logprobs
+from mesh.domain.outputs import Logprobs, PromptLogprobs
 from mesh.domain.sampling import Sampling
 from mesh.domain.workers import KvNamespace
 from mesh.errors import ConfigError
@@ -67,6 +67,9 @@ class CountedStep:
 
     def collect(self) -> list[Sample | None]:
         return self._samples
+
+    def prompt_logprobs(self) -> Mapping[int, PromptLogprobs]:
+        return {}
 
 
 def expected(previous: int, token_id: int) -> float:

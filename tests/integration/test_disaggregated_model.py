@@ -10,8 +10,8 @@ import torch
 from transformers import DeepseekV3ForCausalLM
 
 from tests.support.checkpoints import random_prompt, tiny_checkpoint
-from tests.support.greedy import assert_greedy
-from tests.support.mesh_requests import fetched_blocks, forget, received_bytes, tokens_of, until_stored
+from tests.support.greedy import MARGIN, assert_greedy
+from tests.support.mesh_requests import fetched_blocks, forget, received_bytes, request_of, tokens_of, until_stored
 from tests.support.process_mesh import ProcessMesh, process_mesh
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -93,6 +93,25 @@ async def test_a_prefix_that_the_workers_hold(mesh: ProcessMesh, reference: Deep
     prefix = random_prompt(200, seed=1000)
     await check(mesh, reference, [prefix])
     await check(mesh, reference, [prefix + random_prompt(length, seed=length) for length in (1, 60, 130)])
+    await mesh.drained()
+
+
+async def test_a_prompt_is_scored_where_it_is_computed_whatever_is_cached(
+    mesh: ProcessMesh, reference: DeepseekV3ForCausalLM
+) -> None:
+    prompt = random_prompt(200, seed=1000)
+    await check(mesh, reference, [prompt])
+    request = request_of(prompt, 2)
+    request.sampling.prompt_logprobs = 1
+    call = mesh.gateway.Generate(request, timeout=60)
+    found = [each async for message in call for each in message.delta.prompt_logprobs]
+    with torch.inference_mode():
+        every = torch.log_softmax(reference(torch.tensor([prompt])).logits[0, :-1], dim=1)
+    own = every.gather(1, torch.tensor(prompt[1:]).unsqueeze(1)).squeeze(1)
+    assert [each.token_id for each in found] == prompt[1:]
+    assert (torch.tensor([each.logprob for each in found]) - own).abs().max() < MARGIN
+    best = torch.tensor([each.top[0].logprob for each in found])
+    assert (best - every.amax(1)).abs().max() < MARGIN
     await mesh.drained()
 
 

@@ -3,17 +3,18 @@
 import random
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from engine.batch import Batch, Sample, StepShape
+from engine.batch import Batch, Launched, Sample, StepShape
 from engine.config import EngineConfig, OracleConfig
 from engine.engine import Engine
 from engine.oracle import OracleBackend
 from engine.protocol.messages import Output, StepResult, Submit
 from engine.step_times import StepTimes
+from mesh.domain.outputs import PromptLogprobs
 from mesh.domain.requests import TokenRequest
 from mesh.domain.sampling import Sampling, StopConditions
 
@@ -45,10 +46,10 @@ class DeferredOracle(OracleBackend):
     def defer(self, batch: Batch, shape: StepShape) -> "DeferredBatch":
         return DeferredBatch(self, batch, shape)
 
-    def compute(self, batch: Batch, shape: StepShape) -> list[Sample | None]:
+    def compute(self, batch: Batch, shape: StepShape) -> Launched:
         launched = super().launch(batch, shape)
         launched.draw()
-        return launched.collect()
+        return launched
 
 
 class DeferredBatch:
@@ -64,7 +65,11 @@ class DeferredBatch:
 
     def collect(self) -> list[Sample | None]:
         assert self.drawn and self._backend.uncollected.popleft() is self
-        return self._backend.compute(self._batch, self._shape)
+        self._computed = self._backend.compute(self._batch, self._shape)
+        return self._computed.collect()
+
+    def prompt_logprobs(self) -> Mapping[int, PromptLogprobs]:
+        return self._computed.prompt_logprobs()
 
 
 class LayeredDevice(DeferredOracle):
@@ -139,6 +144,7 @@ class Transcript:
         self.token_ids: dict[int, list[int]] = {}
         self.cached_tokens: dict[int, int] = {}
         self.logprobs: dict[int, list[Any]] = {}
+        self.prompt_logprobs: dict[int, PromptLogprobs] = {}
         self.ends: dict[int, Output] = {}
         self.steps: list[StepResult] = []
         self._next_position: dict[int, int] = {}
@@ -166,6 +172,9 @@ class Transcript:
         if output.cached_tokens is not None:
             assert key not in self.cached_tokens
             self.cached_tokens[key] = output.cached_tokens
+        if output.prompt_logprobs is not None:
+            assert key not in self.prompt_logprobs
+            self.prompt_logprobs[key] = output.prompt_logprobs
         if output.finish or output.refusal:
             self.ends[key] = output
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
-from deepmesh.internal.v1 import decode_pb2, decode_pb2_grpc, workers_pb2
+import numpy as np
+from deepmesh.internal.v1 import decode_pb2, decode_pb2_grpc, outputs_pb2, workers_pb2
 from deepmesh.v1 import common_pb2
 
 from mesh.config import ServerConfig
@@ -78,6 +79,8 @@ class FakeDecodeWorker(decode_pb2_grpc.DecodeServiceServicer):
     eos_token_id: int | None = None
     # What its frames say of their answers.
     relaxed: bool = False
+    # As versions do that know of prompts' log probabilities: token i has that of -i, and rank i + 1.
+    scores_prompts: bool = True
     # Given to submissions instead of work, one each.
     refusals: list[MeshError] = field(default_factory=list)
     # No token is written while it is clear.
@@ -264,6 +267,9 @@ class FakeDecodeWorker(decode_pb2_grpc.DecodeServiceServicer):
             relaxed=self.relaxed,
             failure=to_failure(request.failure) if ended and request.failure is not None else None,
         )
+        begins = bool(tokens) and output.first_position == (request.submission.prompt_tokens or request.prompt_tokens)
+        if begins and self.scores_prompts and request.submission.sampling.HasField("prompt_logprobs"):
+            output.prompt_logprobs.CopyFrom(_scores(request.submission))
         if request.submission.sampling.HasField("top_logprobs"):
             output.logprobs.extend(_logprobs(token, request.submission.sampling.top_logprobs) for token in tokens)
         request.sent, request.terminal_sent = len(request.tokens), ended
@@ -273,6 +279,18 @@ class FakeDecodeWorker(decode_pb2_grpc.DecodeServiceServicer):
 def _logprobs(token_id: int, alternatives: int) -> common_pb2.PositionLogprobs:
     top = [common_pb2.TokenLogprob(token_id=token_id + n, logprob=-0.5 - n) for n in range(alternatives)]
     return common_pb2.PositionLogprobs(logprob=-0.5, top=top)
+
+
+def _scores(submission: decode_pb2.Submission) -> outputs_pb2.PromptLogprobs:
+    tokens, count = np.array(submission.token_ids[1:]), submission.sampling.prompt_logprobs
+    tops = np.tile(np.arange(count, dtype=np.uint32), len(tokens))
+    return outputs_pb2.PromptLogprobs(
+        alternatives=count,
+        logprobs=(-tokens.astype(np.float32)).tobytes(),
+        ranks=(tokens.astype(np.uint32) + 1).tobytes(),
+        top_token_ids=tops.tobytes(),
+        top_logprobs=(-tops.astype(np.float32)).tobytes(),
+    )
 
 
 class StartedWorker:

@@ -25,4 +25,5 @@ def first_token_of(output: Output) -> FirstToken:
         output.logprobs[0] if output.logprobs else None,
         output.cached_tokens or 0,
         output.store_cached_tokens or 0,
+        output.prompt_logprobs,
     )

@@ -182,7 +182,7 @@ class GenerateStarted(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., stream_token: _Optional[str] = ...) -> None: ...
 
 class GenerateDelta(_message.Message):
-    __slots__ = ("text", "reasoning_text", "token_ids", "logprobs", "token_count", "tool_calls", "position")
+    __slots__ = ("text", "reasoning_text", "token_ids", "logprobs", "token_count", "tool_calls", "position", "prompt_logprobs")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     REASONING_TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -190,6 +190,7 @@ class GenerateDelta(_message.Message):
     TOKEN_COUNT_FIELD_NUMBER: _ClassVar[int]
     TOOL_CALLS_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     text: str
     reasoning_text: str
     token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -197,7 +198,8 @@ class GenerateDelta(_message.Message):
     token_count: int
     tool_calls: _containers.RepeatedCompositeFieldContainer[ToolCallDelta]
     position: int
-    def __init__(self, text: _Optional[str] = ..., reasoning_text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.PositionLogprobs, _Mapping]]] = ..., token_count: _Optional[int] = ..., tool_calls: _Optional[_Iterable[_Union[ToolCallDelta, _Mapping]]] = ..., position: _Optional[int] = ...) -> None: ...
+    prompt_logprobs: _containers.RepeatedCompositeFieldContainer[_common_pb2.PositionLogprobs]
+    def __init__(self, text: _Optional[str] = ..., reasoning_text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.PositionLogprobs, _Mapping]]] = ..., token_count: _Optional[int] = ..., tool_calls: _Optional[_Iterable[_Union[ToolCallDelta, _Mapping]]] = ..., position: _Optional[int] = ..., prompt_logprobs: _Optional[_Iterable[_Union[_common_pb2.PositionLogprobs, _Mapping]]] = ...) -> None: ...
 
 class ToolCallDelta(_message.Message):
     __slots__ = ("index", "id", "name", "arguments_json")

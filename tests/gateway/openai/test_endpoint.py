@@ -242,7 +242,6 @@ BAD_BODIES: dict[str, tuple[str, dict[str, Any], str | None]] = {
     "bias out of range": (CHAT, {"messages": HELLO, "logit_bias": {"5": 101}}, "logit_bias"),
     "bias of no token": (CHAT, {"messages": HELLO, "logit_bias": {"hello": 1}}, None),
     "bias of an unknown token": (CHAT, {"messages": HELLO, "logit_bias": {"999999": 1}}, "logit_bias"),
-    "echo with logprobs": (COMPLETIONS, {"prompt": "a", "echo": True, "logprobs": 1}, "echo"),
     "echo of a chat": (CHAT, {"messages": HELLO, "echo": True}, "echo"),
     "tool calls": (CHAT, {"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls[0].id"),
 }
@@ -319,7 +318,7 @@ async def test_an_unknown_field_is_refused_by_its_name() -> None:
 
 async def test_features_that_we_lack_are_refused_by_their_name() -> None:
     async with running_mesh() as mesh:
-        for field, value in {"suffix": "b", "prompt_logprobs": 1, "web_search_options": {}}.items():
+        for field, value in {"suffix": "b", "web_search_options": {}}.items():
             with pytest.raises(openai.BadRequestError, match=field) as caught:
                 await client(mesh).chat.completions.create(model="oracle", messages=HELLO, extra_body={field: value})
             assert (caught.value.code, caught.value.param) == ("unsupported_parameter", field)

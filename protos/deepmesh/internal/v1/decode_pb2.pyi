@@ -1,5 +1,6 @@
 from deepmesh.internal.v1 import constraint_pb2 as _constraint_pb2
 from deepmesh.internal.v1 import failure_pb2 as _failure_pb2
+from deepmesh.internal.v1 import outputs_pb2 as _outputs_pb2
 from deepmesh.internal.v1 import share_pb2 as _share_pb2
 from deepmesh.internal.v1 import targets_pb2 as _targets_pb2
 from deepmesh.internal.v1 import workers_pb2 as _workers_pb2
@@ -147,7 +148,7 @@ class StepFrame(_message.Message):
     def __init__(self, step: _Optional[int] = ..., outputs: _Optional[_Iterable[_Union[RequestOutput, _Mapping]]] = ...) -> None: ...
 
 class RequestOutput(_message.Message):
-    __slots__ = ("stream_id", "attempt", "first_position", "token_ids", "logprobs", "cached_tokens", "finished", "failure", "relaxed")
+    __slots__ = ("stream_id", "attempt", "first_position", "token_ids", "logprobs", "cached_tokens", "finished", "failure", "relaxed", "prompt_logprobs")
     STREAM_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     FIRST_POSITION_FIELD_NUMBER: _ClassVar[int]
@@ -157,6 +158,7 @@ class RequestOutput(_message.Message):
     FINISHED_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     RELAXED_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     stream_id: int
     attempt: int
     first_position: int
@@ -166,4 +168,5 @@ class RequestOutput(_message.Message):
     finished: _common_pb2.FinishReason
     failure: _failure_pb2.Failure
     relaxed: bool
-    def __init__(self, stream_id: _Optional[int] = ..., attempt: _Optional[int] = ..., first_position: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.PositionLogprobs, _Mapping]]] = ..., cached_tokens: _Optional[int] = ..., finished: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., failure: _Optional[_Union[_failure_pb2.Failure, _Mapping]] = ..., relaxed: _Optional[bool] = ...) -> None: ...
+    prompt_logprobs: _outputs_pb2.PromptLogprobs
+    def __init__(self, stream_id: _Optional[int] = ..., attempt: _Optional[int] = ..., first_position: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.PositionLogprobs, _Mapping]]] = ..., cached_tokens: _Optional[int] = ..., finished: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., failure: _Optional[_Union[_failure_pb2.Failure, _Mapping]] = ..., relaxed: _Optional[bool] = ..., prompt_logprobs: _Optional[_Union[_outputs_pb2.PromptLogprobs, _Mapping]] = ...) -> None: ...

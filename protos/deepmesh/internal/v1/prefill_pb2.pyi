@@ -1,5 +1,6 @@
 from deepmesh.internal.v1 import constraint_pb2 as _constraint_pb2
 from deepmesh.internal.v1 import landing_pb2 as _landing_pb2
+from deepmesh.internal.v1 import outputs_pb2 as _outputs_pb2
 from deepmesh.internal.v1 import share_pb2 as _share_pb2
 from deepmesh.internal.v1 import targets_pb2 as _targets_pb2
 from deepmesh.v1 import common_pb2 as _common_pb2
@@ -54,16 +55,18 @@ class PrefillAccepted(_message.Message):
     def __init__(self, predicted_ttft_ms: _Optional[float] = ...) -> None: ...
 
 class PrefillFirstToken(_message.Message):
-    __slots__ = ("token_id", "logprobs", "worker_cached_tokens", "store_cached_tokens")
+    __slots__ = ("token_id", "logprobs", "worker_cached_tokens", "store_cached_tokens", "prompt_logprobs")
     TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     WORKER_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     STORE_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     token_id: int
     logprobs: _common_pb2.PositionLogprobs
     worker_cached_tokens: int
     store_cached_tokens: int
-    def __init__(self, token_id: _Optional[int] = ..., logprobs: _Optional[_Union[_common_pb2.PositionLogprobs, _Mapping]] = ..., worker_cached_tokens: _Optional[int] = ..., store_cached_tokens: _Optional[int] = ...) -> None: ...
+    prompt_logprobs: _outputs_pb2.PromptLogprobs
+    def __init__(self, token_id: _Optional[int] = ..., logprobs: _Optional[_Union[_common_pb2.PositionLogprobs, _Mapping]] = ..., worker_cached_tokens: _Optional[int] = ..., store_cached_tokens: _Optional[int] = ..., prompt_logprobs: _Optional[_Union[_outputs_pb2.PromptLogprobs, _Mapping]] = ...) -> None: ...
 
 class PrefillDone(_message.Message):
     __slots__ = ("pushed_bytes", "transport")

@@ -1,0 +1,115 @@
+"""Log probabilities of prompts over both APIs, from a worker that says that token i has the probability exp(-i)."""
+
+import json
+from typing import Any
+
+import pytest
+from deepmesh.v1 import common_pb2
+
+from mesh.errors import WorkerLost
+from tests.support.fake_decode import FakeDecodeWorker
+from tests.support.gateways import collect, ids_request, running_mesh
+from tests.support.oracle_texts import spelled
+
+CHATS, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+TEXT = "héllo"
+BEGIN = "<｜begin▁of▁sentence｜>"
+
+
+async def test_vllms_field_names_every_token_and_its_rank() -> None:
+    async with running_mesh() as mesh:
+        body: dict[str, Any] = {"prompt": [5, 6, 7], "max_tokens": 2, "prompt_logprobs": 2}
+        (choice,) = (await mesh.http.post(COMPLETIONS, json=body)).json()["choices"]
+        first, second, third = choice["prompt_logprobs"]
+        tokenizer = mesh.gateway.catalog.text("oracle").tokenizer
+        assert tokenizer is not None
+        assert first is None
+        assert {token: entry["logprob"] for token, entry in second.items()} == {"6": -6.0, "0": -0.0, "1": -1.0}
+        assert [second["6"]["rank"], second["0"]["rank"], second["1"]["rank"]] == [7, 1, 2]
+        assert third["7"]["logprob"] == -7
+        assert third["7"]["decoded_token"] == tokenizer.token_text(7)
+        assert choice["logprobs"] is None
+        chat = {"messages": [{"role": "user", "content": TEXT}], "max_tokens": 2, "prompt_logprobs": 0}
+        answer = (await mesh.http.post(CHATS, json=chat)).json()
+        sent = list(mesh.worker.submissions[-1].token_ids)
+        assert [None, *(int(next(iter(each))) for each in answer["prompt_logprobs"][1:])] == [None, *sent[1:]]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_echo_has_the_logprobs_of_the_prompt_before_the_answers(stream: bool) -> None:
+    async with running_mesh() as mesh:
+        body = {"prompt": TEXT, "max_tokens": 2, "echo": True, "logprobs": 1, "n": 2, "stream": stream}
+        sent = await mesh.http.post(COMPLETIONS, json=body)
+        choices = joined(sent.text) if stream else sent.json()["choices"]
+        prompt = spelled(TEXT)
+        for choice in choices:
+            report = choice["logprobs"]
+            assert report["token_logprobs"][: len(prompt) + 1] == [None, *(-float(each) for each in prompt)]
+            assert report["top_logprobs"][0] is None
+            assert len(report["top_logprobs"][1]) == 1
+            assert (report["tokens"][0], report["text_offset"][:2]) == (BEGIN, [0, 0])
+            assert len(report["tokens"]) == len(prompt) + 3
+            assert choice["text"].startswith(TEXT)
+        # The second answer's prompt is the first's.
+        assert [each.sampling.HasField("prompt_logprobs") for each in mesh.worker.submissions] == [True, False]
+
+
+def joined(events: str) -> list[dict[str, Any]]:
+    """The choices of a stream, each put together."""
+    found: dict[int, dict[str, Any]] = {}
+    for line in events.splitlines():
+        if not line.startswith("data: {"):
+            continue
+        for choice in json.loads(line.removeprefix("data: "))["choices"]:
+            whole = found.setdefault(choice["index"], {"text": "", "logprobs": {}})
+            whole["text"] += choice["text"]
+            for name, values in (choice["logprobs"] or {}).items():
+                whole["logprobs"].setdefault(name, []).extend(values)
+    return [found[index] for index in sorted(found)]
+
+
+async def test_over_grpc_the_first_delta_has_them() -> None:
+    async with running_mesh() as mesh:
+        asked = ids_request(sampling=common_pb2.SamplingParams(prompt_logprobs=1))
+        answer = await collect(mesh, asked)
+        first, *others = answer.deltas
+        assert [(each.token_id, each.logprob) for each in first.prompt_logprobs] == [(6, -6.0), (7, -7.0)]
+        assert [token.token_id for token in first.prompt_logprobs[0].top] == [0]
+        assert not any(each.prompt_logprobs for each in others)
+        assert answer.started.stream_token == ""
+
+
+async def test_they_come_once_even_if_the_worker_is_lost_behind_the_first_token() -> None:
+    workers = [FakeDecodeWorker(worker_id=f"decode-{index}", step_seconds=0.01) for index in range(2)]
+    async with running_mesh(*workers) as mesh:
+        asked = ids_request(max_tokens=40, sampling=common_pb2.SamplingParams(prompt_logprobs=0))
+        found, broken = 0, False
+        async for message in mesh.stub.Generate(asked, timeout=30):
+            found += len(message.delta.prompt_logprobs)
+            if message.delta.position and not broken:
+                broken = True
+                (used,) = (worker for worker in workers if worker.submissions)
+                used.fail(WorkerLost("gone"))
+        assert found == 2
+
+
+BAD: dict[str, tuple[str, dict[str, Any], str]] = {
+    "streamed": (COMPLETIONS, {"prompt": "hi", "stream": True, "prompt_logprobs": 1}, "prompt_logprobs"),
+    "too many": (COMPLETIONS, {"prompt": "hi", "prompt_logprobs": 21}, "prompt_logprobs"),
+    "negative": (CHATS, {"messages": [{"role": "user", "content": "hi"}], "prompt_logprobs": -1}, "prompt_logprobs"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+async def test_what_cannot_be_reported_is_refused_by_name(name: str) -> None:
+    path, body, field = BAD[name]
+    async with running_mesh() as mesh:
+        answer = await mesh.http.post(path, json=body)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, field)
+
+
+async def test_a_worker_that_reports_none_fails_the_request_rather_than_leave_them_out() -> None:
+    async with running_mesh(FakeDecodeWorker(scores_prompts=False)) as mesh:
+        answer = await mesh.http.post(COMPLETIONS, json={"prompt": "hi", "prompt_logprobs": 1})
+        assert answer.status_code == 500
+        assert "earlier version" in answer.json()["error"]["message"]
