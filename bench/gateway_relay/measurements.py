@@ -10,8 +10,8 @@ from bench.gateway_relay.token_streams import TokenStreams
 from bench.load.summary import Distribution, distribution
 from bench.meshes.processes import CpuMeter
 
-# Wait until the queues between the processes have filled.
-SETTLE_SECONDS = 1.0
+# Wait until the sources have stopped going slowly, and the queues between the processes have filled.
+SETTLE_SECONDS = 3.0
 # More steps are recorded than are measured, so that every token finds its own.
 MARGIN_SECONDS = 0.5
 

@@ -24,7 +24,7 @@ PING_OPTIONS = (("grpc.http2.min_ping_interval_without_data_ms", 1_000), ("grpc.
 
 # A source goes slowly until no stream has begun for so long, with pauses between its messages.
 SETTLE_SECONDS = 1.0
-PAUSE_SECONDS = 0.05
+PAUSE_SECONDS = 0.5
 
 
 class Settling:
