@@ -49,6 +49,9 @@ def length(config: LengthConfig, generator: np.random.Generator) -> int:
             drawn = generator.exponential(config.mean)
         case "lognormal":
             drawn = generator.lognormal(np.log(config.mean) - config.spread**2 / 2, config.spread)
+        case "quantiles":
+            place = generator.random() * (len(config.quantiles) - 1)
+            drawn = np.interp(place, range(len(config.quantiles)), config.quantiles)
     return int(min(config.most, max(config.least, round(drawn))))
 
 

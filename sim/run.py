@@ -10,6 +10,7 @@ from sim.asked import Asked, SyntheticWorkload
 from sim.fleet import FleetConfig, check_holds
 from sim.result import Result, result_of
 from sim.simulation import SimulatedMesh
+from sim.tasks import LONGEST_PROMPT, TaskWorkload
 from sim.traces import TraceWorkload
 from sim.workload import LengthConfig, WorkloadConfig
 
@@ -61,6 +62,9 @@ def simulate(
     if workload.trace is not None:
         asked = trace = TraceWorkload(workload)
         check_holds(fleet, trace.longest)
+    elif workload.tasks:
+        asked = TaskWorkload(workload)
+        check_holds(fleet, LONGEST_PROMPT)
     else:
         asked = SyntheticWorkload(workload)
         check_holds(fleet, _shortest(workload.prompt) + _shortest(workload.output))

@@ -14,13 +14,25 @@ class LengthConfig(Config):
 
     mean: float = Field(gt=0)
     """Mean tokens."""
-    kind: Literal["fixed", "uniform", "exponential", "lognormal"] = "fixed"
-    """fixed: always the mean; uniform: up to `spread` of the mean away from it; lognormal: see `spread`."""
+    kind: Literal["fixed", "uniform", "exponential", "lognormal", "quantiles"] = "fixed"
+    """fixed: always the mean; uniform: up to `spread` of the mean away from it; lognormal: see `spread`; quantiles: as
+    measured.
+    """
     spread: float = Field(default=0.5, ge=0)
     """uniform: share of the mean; lognormal: standard deviation of the logarithm."""
+    quantiles: tuple[float, ...] = ()
+    """quantiles: lengths that equal shares of the requests lie between, ascending."""
     least: int = Field(default=1, ge=1)
     most: int = Field(default=131_072, ge=1)
     """Bounds; what lies outside is cut off there."""
+
+    @model_validator(mode="after")
+    def _quantiles_come_with_their_kind(self) -> Self:
+        if (self.kind == "quantiles") != bool(self.quantiles):
+            raise ValueError("kind: quantiles and a list of quantiles go together")
+        if self.quantiles and (len(self.quantiles) < 2 or list(self.quantiles) != sorted(self.quantiles)):
+            raise ValueError("quantiles are at least two lengths, ascending")
+        return self
 
 
 class ArrivalConfig(Config):
@@ -71,6 +83,8 @@ class WorkloadConfig(Config):
     """Mean pause between an answer and the next turn."""
     tenants: tuple[TenantConfig, ...] = ()
     """Each has prefixes of its own."""
+    tasks: bool = False
+    """Chats made of our own tasks, as `deepmesh bench --dataset tasks` sends them, in place of drawn lengths."""
     trace: Path | None = None
     """JSON lines with timestamp (ms), input_length, output_length and hash_ids (Mooncake's format), or a CSV with
     TIMESTAMP, ContextTokens and GeneratedTokens (Azure's).
@@ -82,6 +96,8 @@ class WorkloadConfig(Config):
     def _requests_come_from_somewhere(self) -> Self:
         if (self.arrivals is None) == (self.trace is None):
             raise ValueError("give one of arrivals and trace")
+        if self.tasks and self.trace is not None:
+            raise ValueError("give one of tasks and trace")
         if self.prefixes and self.prefix_tokens >= self.prompt.mean:
             raise ValueError("prefix_tokens is a part of the prompt: it must be below prompt.mean")
         return self

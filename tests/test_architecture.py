@@ -53,6 +53,8 @@ MAY_IMPORT = {
         "engine",
         "transfer",
         "bench",
+        # Its tasks are a workload.
+        "eval",
         "mesh",
     },
     # A command composes what others make.

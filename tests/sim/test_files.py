@@ -1,12 +1,17 @@
+from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from bench.load.summary import Objectives
 from mesh.errors import ConfigError
+from sim.asked import length
 from sim.run import read_fleet, read_objectives, read_workload, simulate
 from sim.sweep import Files, combinations, highest_rate, overrides
+from sim.tasks import TaskWorkload
 from sim.traces import TraceWorkload, read_trace
+from sim.workload import LengthConfig
 from tests.support.simulation import make_fleet, make_workload
 
 
@@ -94,6 +99,39 @@ def test_a_trace_with_a_broken_line_names_it(tmp_path: Path, text: str, told: st
     path.write_text(text)
     with pytest.raises(ConfigError, match=told):
         read_trace(path)
+
+
+@pytest.mark.parametrize(
+    "path", sorted((Path(__file__).parents[2] / "configs" / "workloads").iterdir()), ids=lambda path: path.stem
+)
+def test_the_workloads_that_come_along_can_be_run(path: Path) -> None:
+    overrides = ["seconds=2", "warm_up_seconds=0", "arrivals.per_second=2"]
+    workload = read_workload(path, overrides)
+    result = simulate(make_fleet(decode={"replicas": 2}), workload, Objectives(None, None))
+    assert result.summary.completed == result.summary.requests
+
+
+@pytest.mark.parametrize("kind", ["{kind: quantiles, mean: 5}", "{quantiles: [1, 2], mean: 5}"])
+def test_quantiles_and_their_kind_go_together(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "workload.yaml"
+    path.write_text(f"arrivals: {{per_second: 1}}\nprompt: {kind}\n")
+    with pytest.raises(ConfigError, match="go together"):
+        read_workload(path)
+
+
+def test_equal_shares_of_lengths_lie_between_quantiles() -> None:
+    config = LengthConfig(kind="quantiles", mean=50, quantiles=(10, 20, 100))
+    generator = np.random.default_rng(1)
+    drawn = np.array([length(config, generator) for _ in range(4000)])
+    assert drawn.min() >= 10 and drawn.max() <= 100
+    assert np.mean(drawn <= 20) == pytest.approx(0.5, abs=0.03)
+
+
+def test_chats_of_tasks_share_their_beginnings() -> None:
+    prompts = [asked.token_ids for asked in TaskWorkload(make_workload(20.0, tasks=True))]
+    beginnings = Counter(tuple(prompt[:16]) for prompt in prompts if len(prompt) > 16)
+    assert max(beginnings.values()) > len(prompts) / 20
+    assert prompts == [asked.token_ids for asked in TaskWorkload(make_workload(20.0, tasks=True))]
 
 
 def test_a_sweep_is_every_combination() -> None:
