@@ -5,7 +5,7 @@ import logging
 import sys
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 from deepmesh.internal.v1 import scheduler_pb2_grpc
 from deepmesh.keda import externalscaler_pb2_grpc
@@ -21,9 +21,12 @@ from scheduler.autoscaler_service import AutoscalerServicer
 from scheduler.config import SchedulerConfig
 from scheduler.coordinator import Coordinator
 from scheduler.decisions import DecisionLog
+from scheduler.deletion_costs import DeletionCosts
 from scheduler.knobs import placement_knobs
 from scheduler.lengths import OutputLengths
 from scheduler.needs import Assumed
+from scheduler.pod_costs import PodCosts
+from scheduler.pods import Cluster, Pods
 from scheduler.registry import Registry, RegistryLimits
 from scheduler.scaler import Scaler
 from scheduler.scaling import ScalingKnobs
@@ -48,8 +51,10 @@ AUTOSCALER_SERVES = dict.fromkeys(("IsActive", "StreamIsActive", "GetMetricSpec"
 log = logging.getLogger(__name__)
 
 
-def compose(config: SchedulerConfig, links: Sequence[StoreLink] = ()) -> tuple[Registry, Scaler, list[Registration]]:
-    """The scheduler's parts, put together: its registry, its word on scaling, and its gRPC services."""
+def compose(
+    config: SchedulerConfig, links: Sequence[StoreLink] = ()
+) -> tuple[Registry, Scaler, DeletionCosts, list[Registration]]:
+    """The scheduler's parts, put together: its registry, its word on scaling in and out, and its gRPC services."""
     limits = RegistryLimits(workers=config.lease.max_workers, cached_blocks=config.lease.max_cached_blocks)
     gather_seconds = config.lease.seconds if config.lease.gather_seconds is None else config.lease.gather_seconds
     registry = Registry(time.monotonic, config.lease.seconds, config.lease.settle_seconds, limits, gather_seconds)
@@ -87,7 +92,7 @@ def compose(config: SchedulerConfig, links: Sequence[StoreLink] = ()) -> tuple[R
         Registration(add, servicer, SERVICE, endless, SERVES),
         Registration(add_autoscaler, autoscaler, AUTOSCALER_SERVICE, ("StreamIsActive",), AUTOSCALER_SERVES),
     ]
-    return registry, scaler, registrations
+    return registry, scaler, DeletionCosts(registry, coordinator, placement), registrations
 
 
 @asynccontextmanager
@@ -95,11 +100,17 @@ async def running(config: SchedulerConfig) -> AsyncIterator[MeshServer]:
     """A scheduler that is ready, for the length of the block."""
     channels, tls = service_channels(config.security.tls), server_tls(config.security.tls)
     links = [StoreLink(endpoint, config.store_link, channels) for endpoint in config.stores]
-    registry, scaler, registrations = compose(config, links)
-    async with MeshServer(config.server, "scheduler", registrations, tls) as server:
+    registry, scaler, costs, registrations = compose(config, links)
+    async with AsyncExitStack() as stack:
+        pods = None
+        if config.pods.deletion_costs:
+            pods = await stack.enter_async_context(Pods(Cluster.around_this_pod()))
+        server = await stack.enter_async_context(MeshServer(config.server, "scheduler", registrations, tls))
         tasks = [asyncio.create_task(registry.expire_forever(config.lease.seconds / 20))]
         tasks += [asyncio.create_task(link.run()) for link in links]
         tasks += [asyncio.create_task(scaler.run(config.scaling.period_seconds))]
+        if pods is not None:
+            tasks += [asyncio.create_task(PodCosts(costs.now, pods).run(config.pods.period_seconds))]
         await server.ready()
         yield server
         for task in tasks:

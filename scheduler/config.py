@@ -84,6 +84,17 @@ class ScalingConfig(Config):
     """Pause between two decisions."""
 
 
+class PodsConfig(Config):
+    """What Kubernetes is told of the workers' pods: needs the right to patch pods, and no other."""
+
+    deletion_costs: bool = False
+    """Whether each worker's pod is given the cost of its end, so that the cheapest go first when fewer are wanted; a
+    worker's id must be its pod's name.
+    """
+    period_seconds: float = Field(default=15.0, gt=0)
+    """Pause between two looks at the costs; one is written again once it is off by half."""
+
+
 class SchedulerConfig(ServiceConfig):
     """The scheduler: where requests go."""
 
@@ -91,6 +102,7 @@ class SchedulerConfig(ServiceConfig):
     placement: PlacementConfig = PlacementConfig()
     objectives: ObjectivesConfig = ObjectivesConfig()
     scaling: ScalingConfig = ScalingConfig()
+    pods: PodsConfig = PodsConfig()
     stores: tuple[str, ...] = ()
     """host:port of the KV stores; workers must be given the same."""
     store_link: StoreLinkConfig = StoreLinkConfig()

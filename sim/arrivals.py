@@ -9,14 +9,22 @@ from sim.workload import ArrivalConfig
 
 
 def arrival_times(config: ArrivalConfig, seconds: float, generator: np.random.Generator) -> Iterator[float]:
-    """Times below `seconds`, ascending. A daily curve thins out arrivals at the highest rate."""
-    now = 0.0
+    """Times below `seconds`, ascending. Days and spikes thin out arrivals at the highest rate."""
+    now, highest = 0.0, max((spike.factor for spike in config.spikes), default=1.0)
     while True:
-        now += gap(config, generator)
+        now += gap(config, generator) / highest
         if now >= seconds:
             return
-        if config.day_seconds is None or generator.random() < day_share(now, config.day_seconds, config.night):
+        share = rate_share(config, now) / highest
+        if share >= 1 or generator.random() < share:
             yield now
+
+
+def rate_share(config: ArrivalConfig, seconds: float) -> float:
+    """The rate at this time, relative to `per_second`. Of spikes at the same time the highest counts."""
+    day = 1.0 if config.day_seconds is None else day_share(seconds, config.day_seconds, config.night)
+    now = (spike.factor for spike in config.spikes if spike.at <= seconds < spike.at + spike.seconds)
+    return day * max(now, default=1.0)
 
 
 def gap(config: ArrivalConfig, generator: np.random.Generator) -> float:

@@ -70,8 +70,14 @@ class Lifecycle:
                 self.restart(self._spare(role), role)
             # A mesh never gives up its last worker of a role here.
             excess = min(present - wanted.replicas, len(serving) - 1)
-            for worker in sorted(serving, key=lambda each: each.live_jobs)[: max(0, excess)]:
-                worker.drain(lambda role=role: self._note(role))  # type: ignore[misc]
+            if excess > 0:
+                for worker in self._cheapest(serving)[:excess]:
+                    worker.drain(lambda role=role: self._note(role))  # type: ignore[misc]
+
+    def _cheapest(self, serving: Sequence[SimulatedWorker]) -> list[SimulatedWorker]:
+        """In the order in which Kubernetes would end their pods."""
+        costs = self._scheduler.deletion_costs.now()
+        return sorted(serving, key=lambda worker: costs.get(worker.identity.worker_id, 0.0))
 
     def _spare(self, role: WorkerRole) -> SimulatedWorker:
         worker = self._make(role)

@@ -8,6 +8,7 @@ from scheduler.admission import Objectives
 from scheduler.arrivals import Arrivals
 from scheduler.coordinator import Coordinator, PlacementAnswer, PlacementCall
 from scheduler.decisions import DecisionLog, Outcome
+from scheduler.deletion_costs import DeletionCosts
 from scheduler.knobs import placement_knobs
 from scheduler.lengths import OutputLengths
 from scheduler.needs import Assumed
@@ -68,6 +69,7 @@ class SimulatedScheduler:
             Assumed(scaling.requests_per_replica),
             timeline,
         )
+        self.deletion_costs = DeletionCosts(self.registry, self._coordinator, knobs)
         self.placements = 0
 
     def place(self, call: PlacementCall) -> PlacementAnswer:

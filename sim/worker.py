@@ -87,10 +87,6 @@ class SimulatedWorker:
     def alive(self) -> bool:
         return self.rank is not None
 
-    @property
-    def live_jobs(self) -> int:
-        return len(self._jobs)
-
     def start(self) -> None:
         """A new process, with nothing in its pool."""
         assert self.rank is None

@@ -35,6 +35,17 @@ class LengthConfig(Config):
         return self
 
 
+class SpikeConfig(Config):
+    """A time at which more requests come."""
+
+    at: float = Field(ge=0)
+    """Seconds after the start."""
+    seconds: float = Field(gt=0)
+    """How long it lasts."""
+    factor: float = Field(gt=1)
+    """How many times the rate that there would be without it."""
+
+
 class ArrivalConfig(Config):
     """When requests come."""
 
@@ -48,6 +59,8 @@ class ArrivalConfig(Config):
     """Length of a day: the rate follows a sine from `night` of its peak to the peak; null keeps the rate."""
     night: float = Field(default=0.25, ge=0, le=1)
     """The lowest rate, relative to the highest."""
+    spikes: tuple[SpikeConfig, ...] = ()
+    """Times of more requests."""
 
 
 class TenantConfig(Config):

@@ -132,10 +132,10 @@ def started(resources: list[Resource], service: str, directory: Path) -> Config:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_pods_write_nowhere_and_have_no_rights(size: str) -> None:
-    for pod in pods(of_size(size)).values():
+def test_pods_write_nowhere_and_only_schedulers_have_a_right(size: str) -> None:
+    for service, pod in pods(of_size(size)).items():
         assert pod["securityContext"]["runAsNonRoot"]
-        assert pod["automountServiceAccountToken"] is False
+        assert pod["automountServiceAccountToken"] is (service == "scheduler")
         for container in pod["containers"]:
             assert container["securityContext"]["readOnlyRootFilesystem"]
             assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
@@ -175,15 +175,40 @@ def test_a_worker_asks_for_the_gpus_that_it_computes_on() -> None:
     assert config["engine"]["device"] == "cuda"
 
 
-def test_keda_asks_the_scheduler_how_many_workers_are_wanted() -> None:
+def test_keda_asks_every_scheduler_how_many_workers_are_wanted() -> None:
     resources = of_size("values-4p8d.yaml")
     scaled = named(resources, "ScaledObject", "decode")["spec"]
     assert "replicas" not in named(resources, "Deployment", "decode")["spec"]
-    (trigger,) = scaled["triggers"]
-    assert trigger["metadata"] == {"scalerAddress": "mesh-scheduler.default.svc:8002", "role": "decode"}
+    replicas = range(named(resources, "StatefulSet", "scheduler")["spec"]["replicas"])
+    assert [trigger["metadata"] for trigger in scaled["triggers"]] == [
+        {"scalerAddress": f"mesh-scheduler-{number}.mesh-schedulers.default.svc:8002", "role": "decode"}
+        for number in replicas
+    ]
     rules = named(resources, "NetworkPolicy", "scheduler")["spec"]["ingress"]
     peers = [peer for rule in rules for peer in rule["from"] if rule["ports"] == [{"port": "grpc", "protocol": "TCP"}]]
     assert {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "keda"}}} in peers
+
+
+def test_schedulers_may_annotate_pods_and_nothing_else(tmp_path: Path) -> None:
+    resources = rendered()
+    account = pods(resources)["scheduler"]["serviceAccountName"]
+    assert named(resources, "ServiceAccount", "scheduler")["metadata"]["name"] == account
+    role = named(resources, "Role", "scheduler")
+    assert role["rules"] == [{"apiGroups": [""], "resources": ["pods"], "verbs": ["patch"]}]
+    binding = named(resources, "RoleBinding", "scheduler")
+    assert binding["roleRef"]["name"] == role["metadata"]["name"]
+    assert [(each["kind"], each["name"]) for each in binding["subjects"]] == [("ServiceAccount", account)]
+    assert started(resources, "scheduler", tmp_path).model_dump()["pods"]["deletion_costs"]
+    # The cost of a worker is written to the pod of its name.
+    for role_of_workers in ("prefill", "decode"):
+        assert started(resources, role_of_workers, tmp_path).model_dump()["worker_id"] == POD
+
+
+def test_without_deletion_costs_no_pod_has_a_right(tmp_path: Path) -> None:
+    resources = rendered("--set", "scheduler.podDeletionCost=false")
+    assert not [each for each in resources if each["kind"] in ("ServiceAccount", "Role", "RoleBinding")]
+    assert pods(resources)["scheduler"]["automountServiceAccountToken"] is False
+    assert not started(resources, "scheduler", tmp_path).model_dump()["pods"]["deletion_costs"]
 
 
 def test_a_secret_is_laid_over_the_configuration() -> None:
@@ -253,6 +278,9 @@ def test_an_issuer_gives_each_pod_a_certificate_of_its_role_and_name(service: st
     assert server_name(Role(service)) in attributes["csi.cert-manager.io/dns-names"].split(",")
     uri = attributes["csi.cert-manager.io/uri-sans"].replace("${POD_NAME}", POD)
     assert Identity.parse(uri) == Identity(Role(service), POD)
+    if service == "scheduler":
+        # The name by which KEDA calls it.
+        assert "${POD_NAME}.mesh-schedulers.default.svc" in attributes["csi.cert-manager.io/dns-names"].split(",")
     # A scheduler claims no name.
     claims = [key for key in ("gateway_id", "worker_id", "store_id") if key in config]
     assert [config[key] for key in claims] == [POD] * (service != "scheduler")

@@ -44,6 +44,7 @@ security: { plaintext: true }
 {{- define "deepmesh.config.scheduler" -}}
 {{ include "deepmesh.config.server" (dict "root" . "port" 8002 "drainSeconds" .Values.scheduler.drainSeconds) }}
 {{ include "deepmesh.stores" . }}
+pods: { deletion_costs: {{ .Values.scheduler.podDeletionCost }} }
 {{- end }}
 
 {{- define "deepmesh.config.gateway" -}}
@@ -128,5 +129,5 @@ config.linkerd.io/skip-outbound-ports: "{{ $ucx.from }}-{{ $ucx.to }}"
 {{/* DNS names in a pod's certificate: services look for the role, and KEDA for the host that it calls. */}}
 {{- define "deepmesh.names" -}}
 {{ .role }}.deepmesh.internal
-{{- if eq .role "scheduler" }},{{ .root.Release.Name }}-scheduler.{{ .root.Release.Namespace }}.svc{{ end }}
+{{- if eq .role "scheduler" }},${POD_NAME}.{{ .root.Release.Name }}-schedulers.{{ .root.Release.Namespace }}.svc{{ end }}
 {{- end }}

@@ -36,7 +36,12 @@ metadata:
     {{- toYaml . | nindent 4 }}
     {{- end }}
 spec:
+  {{- if and (eq .role "scheduler") .root.Values.scheduler.podDeletionCost }}
+  serviceAccountName: {{ .root.Release.Name }}-scheduler
+  automountServiceAccountToken: true
+  {{- else }}
   automountServiceAccountToken: false
+  {{- end }}
   enableServiceLinks: false
   # What a stopping pod may need: the pause before it stops, its requests, and its end.
   terminationGracePeriodSeconds: {{ add $preStop (int $values.drainSeconds) 15 }}

@@ -1,0 +1,42 @@
+"""What the end of each worker would cost: when fewer are wanted, the cheapest should go."""
+
+from collections.abc import Iterator
+
+from mesh.blocks import BLOCK_TOKENS
+from scheduler.candidates import CandidateWorker, PlacementKnobs
+from scheduler.coordinator import Coordinator
+from scheduler.estimates import informed
+from scheduler.placement import step_ms
+from scheduler.registry import Registry
+
+
+def deletion_cost_ms(worker: CandidateWorker, kept_blocks: int, output_tokens: float, knobs: PlacementKnobs) -> float:
+    """Milliseconds of its requests' time, all added up, and of computing anew what it keeps, `kept_blocks` of KV.
+
+    A worker that drains ends its requests first, which takes as long as they would take anyway; what runs out of time
+    begins again elsewhere. A worker with nothing costs nothing.
+    """
+    requests = worker.load.running_requests + worker.load.waiting_requests + worker.unreported.requests
+    queued_tokens = worker.load.queued_prefill_tokens + worker.unreported.prefill_tokens
+    generating = requests * output_tokens * step_ms(worker, requests, knobs) if requests else 0.0
+    again = (queued_tokens + kept_blocks * BLOCK_TOKENS) / worker.pace.prefill_tokens_per_second * 1000
+    return generating + again
+
+
+class DeletionCosts:
+    def __init__(self, registry: Registry, coordinator: Coordinator, knobs: PlacementKnobs) -> None:
+        self._registry = registry
+        self._coordinator = coordinator
+        self._knobs = knobs
+
+    def now(self) -> dict[str, float]:
+        """Milliseconds by worker id, of every live worker."""
+        return dict(self._all())
+
+    def _all(self) -> Iterator[tuple[str, float]]:
+        kept = {worker.identity.worker_id: len(worker.cached) for worker in self._registry.workers()}
+        for model in sorted({worker.identity.model for worker in self._registry.workers()}):
+            output = self._coordinator.mean_output_tokens(model) or self._knobs.mean_output_tokens
+            candidates = informed(self._coordinator.candidates(model), self._knobs)
+            for worker in (*candidates.decode, *candidates.prefill):
+                yield worker.worker_id, deletion_cost_ms(worker, kept[worker.worker_id], output, self._knobs)

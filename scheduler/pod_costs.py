@@ -1,0 +1,76 @@
+"""Keeps what Kubernetes knows of its workers' deletion costs near the truth, with few writes.
+
+A Deployment that is to have fewer pods ends those of the lowest cost first, by an annotation of each pod. Kubernetes
+asks not to change it all the time, so it is written again only once it is off by half, which keeps the order of workers
+that differ by more than that.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+
+from mesh.errors import EndpointRefused, EndpointUnavailable
+from scheduler.pods import Pods
+
+ANNOTATION = "controller.kubernetes.io/pod-deletion-cost"
+# Kubernetes reads 32 bits.
+MOST = 2**31 - 1
+# Costs below a second are alike.
+LEAST_MS = 1000.0
+# Kubernetes takes a pod without an annotation for one that costs nothing.
+UNWRITTEN = 0
+GONE = 404
+log = logging.getLogger(__name__)
+
+
+class PodCosts:
+    """`costs` gives milliseconds by worker id, which is the name of the worker's pod."""
+
+    def __init__(self, costs: Callable[[], Mapping[str, float]], pods: Pods) -> None:
+        self._costs = costs
+        self._pods = pods
+        self._written: dict[str, int] = {}
+        # Why the last write failed; empty if it did not.
+        self._trouble = ""
+
+    async def run(self, period_seconds: float) -> None:
+        """Write again and again, until cancelled."""
+        while True:
+            await self.update()
+            await asyncio.sleep(period_seconds)
+
+    async def update(self) -> None:
+        """Write the costs that are off. What cannot be written is left for the next time."""
+        costs = self._costs()
+        self._written = {name: written for name, written in self._written.items() if name in costs}
+        try:
+            for name, cost in costs.items():
+                if is_off(self._written.get(name, UNWRITTEN), cost):
+                    await self._write(name, min(MOST, round(cost)))
+        except EndpointUnavailable as error:
+            self._say(error.message)
+        else:
+            self._say("")
+
+    async def _write(self, name: str, cost: int) -> None:
+        try:
+            await self._pods.annotate(name, {ANNOTATION: str(cost)})
+        except EndpointRefused as error:
+            # A worker that is no pod, or whose pod has just gone.
+            if error.status != GONE:
+                raise
+        self._written[name] = cost
+
+    def _say(self, trouble: str) -> None:
+        """Log what is wrong once, and once that it no longer is."""
+        if trouble and not self._trouble:
+            log.warning("pods are not told what their ends cost", extra={"fields": {"error": trouble}})
+        elif self._trouble and not trouble:
+            log.info("pods are told what their ends cost again")
+        self._trouble = trouble
+
+
+def is_off(written: int, cost: float) -> bool:
+    """Whether a cost in milliseconds is more than twice what was written, or less than half of it."""
+    before, now = max(LEAST_MS, written), max(LEAST_MS, min(MOST, cost))
+    return now > 2 * before or before > 2 * now
