@@ -20,6 +20,7 @@ from mesh.interceptors import EdgeInterceptor
 from mesh.keepalive import CLIENTS_KEEPALIVE, KEEPALIVE, SHORTEST_PING_INTERVAL_MS
 from mesh.metrics_http import MetricsServer
 from mesh.ports import why_not
+from mesh.probe import LIVENESS, READINESS
 from mesh.signals import until_signal
 from mesh.tls import ServerTls
 
@@ -33,8 +34,6 @@ FLUSH_SECONDS = 1.0
 
 _log = logging.getLogger("deepmesh.server")
 
-LIVENESS = "liveness"
-READINESS = "readiness"
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 

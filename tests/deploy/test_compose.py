@@ -1,96 +1,114 @@
-"""The compose file, brought up for real. `make check-images`: needs a Docker engine with compose, and a base image.
+"""The image built and the compose file brought up for real. `make check-images`: needs a Docker engine with compose.
 
 BASE_IMAGE, REDIS_IMAGE, TORCH, CA_FILE and PIP_CONF in the environment replace what a build takes from the network.
+AGAINST names the commit that the upgrade begins with, by default the last release.
 """
 
 import json
-import os
 import shutil
 import subprocess
-import urllib.request
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mesh.ports import free_port
+from tests.support.compose_mesh import ComposeMesh, build_image
+from tests.support.other_version import ROOT, extract_other_version
 
-ROOT = Path(__file__).parents[2]
-IMAGE = "deepmesh:check"
+OURS, THEIRS = "deepmesh:check", "deepmesh:check-other"
 KILL_SERVICE = """
 import os, pathlib, signal
 for status in pathlib.Path("/proc").glob("[0-9]*/status"):
     if "PPid:\\t1\\n" in status.read_text():
         os.kill(int(status.parent.name), signal.SIGKILL)
 """
+SUMS = {"What is 358 + 467?": "825", "What is 999 + 24?": "1023"}
+SERVICES = ("scheduler", "kvstore", "prefill", "decode", "gateway")
 pytestmark = [
     pytest.mark.check("images"),
     pytest.mark.skipif(not shutil.which("dockerd"), reason="needs a Docker engine"),
 ]
 
 
-class Mesh:
-    def __init__(self) -> None:
-        self.http_port, grpc_port = free_port(), free_port()
-        ports = {"HTTP_PORT": str(self.http_port), "GRPC_PORT": str(grpc_port), "DEEPMESH_IMAGE": IMAGE}
-        self._environment = {**os.environ, **ports}
-
-    def compose(self, *arguments: str) -> str:
-        command = ["docker", "compose", "-f", str(ROOT / "deploy/compose.yaml"), "-p", "deepmesh-check", *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, env=self._environment)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
-
-    def chat(self, question: str) -> str:
-        body = {"messages": [{"role": "user", "content": question}], "max_tokens": 256, "temperature": 0}
-        request = urllib.request.Request(
-            f"http://127.0.0.1:{self.http_port}/v1/chat/completions",
-            json.dumps(body).encode(),
-            {"Content-Type": "application/json"},
-        )
-        with urllib.request.urlopen(request, timeout=60) as response:
-            answer: dict[str, Any] = json.load(response)
-        content: str = answer["choices"][0]["message"]["content"]
-        return content
-
-
 @pytest.fixture(scope="module")
-def mesh() -> Iterator[Mesh]:
-    subprocess.run(build_command(), cwd=ROOT, check=True)
-    mesh = Mesh()
+def mesh() -> Iterator[ComposeMesh]:
+    build_image(ROOT, OURS)
+    mesh = ComposeMesh("deepmesh-check")
     try:
-        mesh.compose("up", "--detach", "--no-build", "--wait")
+        mesh.up(ROOT, OURS)
         yield mesh
     finally:
-        mesh.compose("down", "--volumes")
+        mesh.down(ROOT)
 
 
-def build_command() -> list[str]:
-    command = ["docker", "buildx", "build", "--network", "host", "-f", "deploy/Dockerfile", "-t", IMAGE]
-    for argument in ("BASE", "TORCH"):
-        value = os.environ.get(f"{argument}_IMAGE" if argument == "BASE" else argument)
-        command += ["--build-arg", f"{argument}={value}"] if value else []
-    for secret, variable in (("ca", "CA_FILE"), ("pip", "PIP_CONF")):
-        path = os.environ.get(variable)
-        command += ["--secret", f"id={secret},src={path}"] if path else []
-    return [*command, "."]
-
-
-def test_a_chat_goes_through_prefill_decode_and_the_store(mesh: Mesh) -> None:
-    assert "825" in mesh.chat("What is 358 + 467?")
-    status = mesh.compose("exec", "-T", "gateway", "deepmesh", "status", "--scheduler", "scheduler:8002")
+def test_a_chat_goes_through_prefill_decode_and_the_store(mesh: ComposeMesh) -> None:
+    assert "825" in mesh.answer("What is 358 + 467?")
+    status = mesh.run("exec", "-T", "gateway", "deepmesh", "status", "--scheduler", "scheduler:8002")
     assert status.count("serving") == 2
 
 
-def test_a_decode_worker_that_is_killed_is_started_again_and_serves(mesh: Mesh) -> None:
-    mesh.compose("exec", "-T", "decode", "python3", "-c", KILL_SERVICE)
-    mesh.compose("up", "--detach", "--no-build", "--wait")
-    assert "1023" in mesh.chat("What is 999 + 24?")
-
-
-def test_containers_run_as_nobody_and_write_nowhere_but_their_cache(mesh: Mesh) -> None:
-    assert mesh.compose("exec", "-T", "decode", "id", "-u").strip() == "10001"
+def test_each_container_runs_as_nobody_and_writes_nowhere_but_its_cache(mesh: ComposeMesh) -> None:
     program = "import pathlib\ntry: pathlib.Path('/opt/x').touch()\nexcept OSError as error: print(error.errno)"
-    # EROFS
-    assert mesh.compose("exec", "-T", "decode", "python3", "-c", program).strip() == "30"
+    for service in SERVICES:
+        assert mesh.run("exec", "-T", service, "id", "-u").strip() == "10001"
+        # EROFS
+        assert mesh.run("exec", "-T", service, "python3", "-c", program).strip() == "30"
+
+
+def test_the_image_lists_what_is_in_it(mesh: ComposeMesh) -> None:
+    listed = json.loads(mesh.run("exec", "-T", "gateway", "cat", "/opt/deepmesh/sbom.json"))
+    names = {each["name"] for each in listed["components"]}
+    assert {"deepmesh", "deepmesh-protos", "deepmesh-tiny-r1", "torch", "grpcio"} <= names
+    assert all(each.get("version") for each in listed["components"])
+
+
+def test_a_decode_worker_that_is_killed_is_started_again_and_serves(mesh: ComposeMesh) -> None:
+    before = mesh.container("decode")
+    mesh.run("exec", "-T", "decode", "python3", "-c", KILL_SERVICE)
+    mesh.until(lambda: mesh.container("decode").started != before.started)
+    mesh.until(lambda: mesh.container("decode").health == "healthy")
+    assert "1023" in mesh.answer("What is 999 + 24?")
+
+
+def test_an_upgrade_loses_no_request(mesh: ComposeMesh, tmp_path: Path) -> None:
+    theirs = extract_other_version(tmp_path)
+    build_image(theirs, THEIRS)
+    mesh.up(theirs, THEIRS)
+    answers: list[str] = []
+    wrong: list[str] = []
+    stopped = threading.Event()
+
+    def ask_on() -> None:
+        while not stopped.is_set():
+            for question, right in SUMS.items():
+                answer = mesh.answer(question)
+                (answers if right in answer else wrong).append(answer)
+
+    asking = threading.Thread(target=ask_on)
+    asking.start()
+    try:
+        mesh.until(lambda: bool(answers))
+        mesh.up(ROOT, OURS)
+        upgraded = len(answers)
+        mesh.until(lambda: len(answers) > upgraded + 1)
+    finally:
+        stopped.set()
+        asking.join()
+    assert not wrong
+    assert {mesh.container(service).image for service in SERVICES} == {OURS}
+
+
+def test_gpus_without_nvidias_runtime_are_refused_in_a_line_and_nothing_starts(mesh: ComposeMesh) -> None:
+    if shutil.which("nvidia-container-runtime"):
+        pytest.skip("this engine has NVIDIA's runtime")
+    files = ["-f", str(ROOT / "deploy/compose.yaml"), "-f", str(ROOT / "deploy/compose.gpu.yaml")]
+    compose = ["docker", "compose", *files, "-p", "deepmesh-gpus"]
+    options: dict[str, Any] = {"capture_output": True, "text": True, "env": mesh.environment(OURS)}
+    try:
+        done = subprocess.run([*compose, "up", "--detach", "--no-build", "--no-deps", "decode"], **options)
+        assert done.returncode != 0
+        assert 'could not select device driver "nvidia"' in done.stderr.splitlines()[-1]
+    finally:
+        subprocess.run([*compose, "down", "--volumes"], **options)

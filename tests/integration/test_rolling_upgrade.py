@@ -5,13 +5,9 @@ ours; between, both speak with each other.
 """
 
 import asyncio
-import io
 import itertools
-import os
 import random
-import subprocess
 import sys
-import tarfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -25,11 +21,12 @@ from cli.launcher.process import until_ready
 from engine.oracle import oracle_tokens
 from mesh.channel import Channels
 from tests.support.mesh_requests import prompt_of
+from tests.support.other_version import ROOT as OURS
+from tests.support.other_version import extract_other_version
 from tests.support.process_mesh import VOCABULARY, ProcessMesh, oracle_settings, process_mesh
 from tests.support.resuming_client import Answer, ResumingClient
 from tests.support.waiting import eventually
 
-OURS = Path(__file__).parents[2]
 AT_ONCE = 6
 ANSWER_TOKENS = 200
 pytestmark = [pytest.mark.check("upgrade"), pytest.mark.slow]
@@ -50,16 +47,7 @@ class DeployedSpec(ServiceSpec):
 @pytest.fixture
 def theirs(tmp_path: Path) -> Path:
     """The other version's files."""
-    commit = os.environ.get("AGAINST") or _git("describe", "--tags", "--abbrev=0").decode().strip()
-    with tarfile.open(fileobj=io.BytesIO(_git("archive", commit))) as archive:
-        archive.extractall(tmp_path / "theirs", filter="data")
-    return tmp_path / "theirs"
-
-
-def _git(*arguments: str) -> bytes:
-    done = subprocess.run(["git", *arguments], cwd=OURS, capture_output=True)
-    assert done.returncode == 0, f"name the other version: AGAINST=COMMIT ({done.stderr.decode().strip()})"
-    return done.stdout
+    return extract_other_version(tmp_path)
 
 
 async def ask_on(client: ResumingClient, numbers: Iterator[int], answers: list[Answer]) -> None:

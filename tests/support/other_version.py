@@ -1,0 +1,23 @@
+"""The files of the version that an upgrade begins with."""
+
+import io
+import os
+import subprocess
+import tarfile
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def extract_other_version(directory: Path) -> Path:
+    """The files of the commit that AGAINST names, by default of the last release, as a folder in `directory`."""
+    commit = os.environ.get("AGAINST") or _git("describe", "--tags", "--abbrev=0").decode().strip()
+    with tarfile.open(fileobj=io.BytesIO(_git("archive", commit))) as archive:
+        archive.extractall(directory / "theirs", filter="data")
+    return directory / "theirs"
+
+
+def _git(*arguments: str) -> bytes:
+    done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True)
+    assert done.returncode == 0, f"name the other version: AGAINST=COMMIT ({done.stderr.decode().strip()})"
+    return done.stdout
