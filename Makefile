@@ -1,5 +1,5 @@
 # make demo | make test | make lint | make soak | make chaos | make check-NAME | make deploy-check | make dist | make docs | make protos
-# | make check-protos | make chart-schema | make sanitize
+# | make site | make release-check | make check-protos | make chart-schema | make sanitize
 # PYTHON: an interpreter 3.11 or newer.  TORCH: what to install where that interpreter has no usable torch,
 # e.g. TORCH="torch --index-url https://download.pytorch.org/whl/cpu" for the small CPU build.
 PYTHON ?= $(firstword $(foreach p,python3 python3.13 python3.12 python3.11,$(shell command -v $(p) >/dev/null && $(p) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $(p))))
@@ -10,7 +10,7 @@ SOURCES := mesh worker cli gateway scheduler prefill_svc decode_svc kvstore engi
 
 SANITIZER := compute-sanitizer --report-api-errors no --error-exitcode 1
 
-.PHONY: demo test dist soak chaos lint docs protos check-protos chart-schema deploy-check sanitize clean
+.PHONY: demo test dist soak chaos lint docs site release-check protos check-protos chart-schema deploy-check sanitize clean
 
 demo: .venv/installed
 	$(BIN)/deepmesh demo
@@ -72,6 +72,13 @@ docs: .venv/installed
 	$(BIN)/python -m tools.metrics_page > docs/metrics.md
 	$(BIN)/python -m deploy.observe.board
 
+# The documentation in out/site. A link that leads nowhere fails.
+site: .venv/installed-site
+	$(BIN)/mkdocs build --strict --quiet
+
+# What a tag needs beside `make test`; docs/releasing.md has the rest.
+release-check: check-release check-dist deploy-check check-rules check-protos site
+
 # Against the last release, or the last commit where there is none yet, or AGAINST=a commit.
 check-protos: AGAINST ?= $(shell git describe --tags --abbrev=0 2>/dev/null || git rev-parse HEAD)
 check-protos: .venv/installed-dev
@@ -104,6 +111,10 @@ sanitize: .venv/installed-dev
 
 .venv/installed-deploy: .venv/installed-dev
 	@$(PIP) -e ./protos -e ./models -e '.[dev,deploy]'
+	@touch $@
+
+.venv/installed-site: .venv/installed
+	@$(PIP) -e ./protos -e ./models -e '.[site]'
 	@touch $@
 
 .venv/installed-conformance: .venv/installed-dev

@@ -56,6 +56,15 @@ def test_packages_chart_and_changelog_name_the_same_version() -> None:
     assert versions == {chart["version"]} == {chart["appVersion"]} == {newest}
 
 
+@pytest.mark.check("release")
+def test_the_release_has_a_date_and_no_tag_yet() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    (newest, *_) = re.findall(r"^## .*", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert re.fullmatch(rf"## {re.escape(version)} \(\d{{4}}-\d\d-\d\d\)", newest), "write its date into CHANGELOG.md"
+    tags = subprocess.run(["git", "tag", "--list", f"v{version}"], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert not tags.stdout, f"{version} was released: raise the version"
+
+
 def folder(package: str) -> Path:
     return ROOT.joinpath(*package.split("."))
 
