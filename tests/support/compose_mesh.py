@@ -71,12 +71,12 @@ class ComposeMesh:
             assert time.monotonic() < end, "it did not happen in time: " + self.run("ps", "--all")
             time.sleep(0.2)
 
-    def answer(self, question: str) -> str:
+    def answer(self, question: str, max_tokens: int = 256) -> str:
         """The answer's text. A request that nothing has taken yet is asked again; an answer that has begun must end."""
         end = time.monotonic() + PATIENCE_SECONDS
         while True:
             try:
-                with urllib.request.urlopen(self._request(question), timeout=PATIENCE_SECONDS) as response:
+                with urllib.request.urlopen(self._request(question, max_tokens), timeout=PATIENCE_SECONDS) as response:
                     return "".join(_pieces(response))
             except urllib.error.HTTPError as error:
                 assert error.code == 503, error.read().decode()
@@ -86,8 +86,8 @@ class ComposeMesh:
             assert time.monotonic() < end, "nobody answers"
             time.sleep(pause)
 
-    def _request(self, question: str) -> urllib.request.Request:
-        body = {"messages": [{"role": "user", "content": question}], "max_tokens": 256, "temperature": 0}
+    def _request(self, question: str, max_tokens: int) -> urllib.request.Request:
+        body = {"messages": [{"role": "user", "content": question}], "max_tokens": max_tokens, "temperature": 0}
         return urllib.request.Request(
             f"http://127.0.0.1:{self._http_port}/v1/chat/completions",
             json.dumps({**body, "stream": True}).encode(),
@@ -96,17 +96,18 @@ class ComposeMesh:
 
 
 def _pieces(response: http.client.HTTPResponse) -> Iterator[str]:
-    """The pieces of a streamed answer; an AssertionError if it ends before its end."""
+    """The pieces of a streamed answer, its reasoning too; an AssertionError if it ends before its end."""
     begun = ended = False
     for line in response:
-        data = line.decode().removeprefix("data: ").strip()
-        if data == "[DONE]":
+        field, _, data = line.decode().strip().partition(": ")
+        if field == "data" and data == "[DONE]":
             ended = True
-        elif data:
+        elif field == "data":
             event = json.loads(data)
             assert "error" not in event, event
             begun = True
-            yield event["choices"][0]["delta"].get("content") or ""
+            delta = event["choices"][0]["delta"]
+            yield delta.get("reasoning_content") or delta.get("content") or ""
     assert begun and ended, "the answer was cut off"
 
 

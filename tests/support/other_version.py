@@ -12,7 +12,8 @@ ROOT = Path(__file__).parents[2]
 def extract_other_version(directory: Path) -> Path:
     """The files of the commit that AGAINST names, by default of the last release, as a folder in `directory`."""
     commit = os.environ.get("AGAINST") or _git("describe", "--tags", "--abbrev=0").decode().strip()
-    with tarfile.open(fileobj=io.BytesIO(_git("archive", commit))) as archive:
+    # Modes as in a checkout, so that an image of the same files is built from the same layers.
+    with tarfile.open(fileobj=io.BytesIO(_git("-c", "tar.umask=0022", "archive", commit))) as archive:
         archive.extractall(directory / "theirs", filter="data")
     return directory / "theirs"
 
