@@ -57,8 +57,8 @@ class Proxied:
         known = await self.hosts()
         return {port for port, host in known.items() if host["health_status"] == {"eds_health_status": "HEALTHY"}}
 
-    async def until_healthy(self, ports: set[int], seconds: float = 15.0) -> None:
-        async with asyncio.timeout(seconds):
+    async def until_healthy(self, ports: set[int]) -> None:
+        async with asyncio.timeout(60):
             while True:
                 if await self.healthy() == ports:
                     return
@@ -152,19 +152,20 @@ async def rest_of(call: AsyncIterator[Any]) -> list[int]:
     return [token async for message in call for token in message.delta.token_ids]
 
 
-async def test_a_stream_lives_longer_than_envoys_default_timeout(proxied: Proxied) -> None:
-    prompt, count = prompt_of(20, seed=1), 200
+async def test_a_stream_lives_for_two_minutes(proxied: Proxied) -> None:
+    """Eight times as long as Envoy's default timeout."""
+    prompt, count = prompt_of(20, seed=1), 120_000 // STEP_MS + 1
     start = time.monotonic()
-    answer = await rest_of(proxied.stub.Generate(request_of(prompt, count), timeout=120))
+    answer = await rest_of(proxied.stub.Generate(request_of(prompt, count), timeout=1200))
     assert answer == oracle_tokens(prompt, count, VOCABULARY)
-    assert time.monotonic() - start > 16
+    assert time.monotonic() - start > 120
 
 
 async def test_a_gateway_that_drains_gets_no_new_request_and_ends_its_stream(proxied: Proxied) -> None:
     prompt = prompt_of(20, seed=2)
     call, port = await proxied.begin(prompt, 80)
     os.kill(proxied.gateways[port].process_id, signal.SIGTERM)
-    await proxied.until_healthy(set(proxied.gateways) - {port}, seconds=5)
+    await proxied.until_healthy(set(proxied.gateways) - {port})
     before = await proxied.requests("rq_total")
     for seed in range(10):
         short = prompt_of(5, seed)
@@ -181,14 +182,14 @@ async def test_a_killed_gateways_client_sees_one_status_and_others_none(proxied:
     os.kill(proxied.gateways[port].process_id, signal.SIGKILL)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await rest_of(call)
-    assert time.monotonic() - start < 2
+    assert time.monotonic() - start < 30
     # Envoy resets the stream, which gRPC calls INTERNAL; or it answers for the gateway.
     assert caught.value.code() in (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNAVAILABLE)
     for seed in range(10):
         short = prompt_of(5, seed)
         answer = await rest_of(proxied.stub.Generate(request_of(short, 2), timeout=10))
         assert answer == oracle_tokens(short, 2, VOCABULARY)
-    await proxied.until_healthy(set(proxied.gateways) - {port}, seconds=5)
+    await proxied.until_healthy(set(proxied.gateways) - {port})
 
 
 async def test_openais_api_goes_through_as_well(proxied: Proxied) -> None:
