@@ -79,7 +79,7 @@ class ComposeMesh:
                 with urllib.request.urlopen(self._request(question, max_tokens), timeout=PATIENCE_SECONDS) as response:
                     return "".join(_pieces(response))
             except urllib.error.HTTPError as error:
-                assert error.code == 503, error.read().decode()
+                assert error.code in (429, 503), error.read().decode()
                 pause = float(error.headers["Retry-After"])
             except (urllib.error.URLError, http.client.RemoteDisconnected, ConnectionError):
                 pause = 0.5
