@@ -18,6 +18,7 @@ from cli.health import health
 from cli.make_checkpoint import make_checkpoint
 from cli.plan import plan
 from cli.quantize import quantize
+from cli.role import role
 from cli.simulate import simulate
 from cli.status import status
 from cli.up import up
@@ -35,7 +36,7 @@ commands look there, unless an option or DEEPMESH_GATEWAY, DEEPMESH_SCHEDULER (h
 def build() -> typer.Typer:
     app = typer.Typer(cls=Group, no_args_is_help=True, pretty_exceptions_enable=False)
     app.callback(help=HELP)(_options)
-    for command in (up, chat, status, health, config, bench, demo, quantize, certs, calibrate, plan, simulate):
+    for command in (up, chat, status, role, health, config, bench, demo, quantize, certs, calibrate, plan, simulate):
         app.command(cls=Command)(command)
     app.command("make-checkpoint", cls=Command)(make_checkpoint)
     app.command("eval", cls=Command)(evaluate)

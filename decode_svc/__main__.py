@@ -14,35 +14,44 @@ from decode_svc.service import DecodeServicer
 from decode_svc.worker import DecodeWorker
 from mesh.addresses import split_addresses
 from mesh.channel import service_channels
+from mesh.domain.workers import WorkerRole
 from mesh.identity import Role
-from mesh.launch import launch
+from mesh.launch import Program, launch
 from mesh.server import MeshServer, Registration
 from mesh.tls import server_tls
+from worker.handover import Handover
+from worker.role_change import RoleChange
+from worker.role_service import RoleServicer
 from worker.serving import serve_worker
 
 SERVICE = "deepmesh.internal.v1.DecodeService"
 SERVES = {"Attach": (Role.GATEWAY,), "TakeStream": (Role.GATEWAY,)}
 
 
-async def serve(config: DecodeConfig) -> None:
-    """Run a worker until a signal. Raises EngineFailed if one of its ranks dies before."""
+async def serve(config: DecodeConfig) -> Program | None:
+    """Run a worker until a signal or a change of its role. Raises EngineFailed if one of its ranks dies before."""
+    handover = Handover.take()
+    change = RoleChange(config, WorkerRole.DECODE, handover)
+    roles = RoleServicer(change)
     channels = service_channels(config.security.tls)
     registered = RegisteredPrefills(time.monotonic)
     servicer, prefill_link = DecodeServicer(), PrefillLink(channels, registered)
     add = decode_pb2_grpc.add_DecodeServiceServicer_to_server
-    registration = Registration(add, servicer, SERVICE, ("Attach",), SERVES)
-    async with MeshServer(config.server, "decode", [registration], server_tls(config.security.tls)) as server:
-        worker = await DecodeWorker.start(config, server.endpoint, prefill_link, channels)
+    registrations = [Registration(add, servicer, SERVICE, ("Attach",), SERVES), roles.registration]
+    async with MeshServer(config.server, "decode", registrations, server_tls(config.security.tls)) as server:
+        worker = await DecodeWorker.start(config, server.endpoint, prefill_link, channels, handover)
         links = [RegistryLink(each, channels, registered) for each in split_addresses(config.scheduler)]
         watching = [asyncio.create_task(link.run()) for link in links]
         try:
             servicer.open(worker)
-            await serve_worker(worker, server, config, channels)
+            roles.open(worker.host, server)
+            following = await serve_worker(worker, server, config, channels, change)
         finally:
             for task in watching:
                 task.cancel()
             await prefill_link.close()
             await worker.host.close()
+    return following
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from mesh.domain.requests import Submission
 from mesh.domain.workers import WorkerRole
 from mesh.errors import InvalidRequest, MeshError, PlaceAgain, ShuttingDown, WorkerDraining
 from mesh.observe import span
+from worker.handover import Handover
 from worker.rank_host import RankHost, wait_for
 
 # How long a worker that ends waits for its gateways to read the last output.
@@ -39,12 +40,19 @@ class DecodeWorker:
         self._limits = QueueLimits(**config.queue.model_dump())
 
     @classmethod
-    async def start(cls, config: DecodeConfig, endpoint: str, prefill_calls: PrefillCalls, channels: Channels) -> Self:
-        """Start the ranks and return when they have loaded. Raises what RankClient.start raises.
+    async def start(
+        cls,
+        config: DecodeConfig,
+        endpoint: str,
+        prefill_calls: PrefillCalls,
+        channels: Channels,
+        handover: Handover | None = None,
+    ) -> Self:
+        """Start the ranks, or take them over, and return when they have loaded. Raises what RankClient.start raises.
 
         `endpoint` is host:port of the worker's services; `channels` lead to the stores.
         """
-        host = await RankHost.start(config, WorkerRole.DECODE, endpoint, channels, config.can_prefill)
+        host = await RankHost.start(config, WorkerRole.DECODE, endpoint, channels, config.can_prefill, handover)
         return cls(config, host, prefill_calls)
 
     @property

@@ -12,7 +12,7 @@ import msgspec
 
 from engine.batch import Backend, Batch, Row, Sample, execute
 from engine.config import EngineConfig
-from engine.rank.backends import make_backend
+from engine.rank.backends import Backends
 from mesh.blocks import BLOCK_TOKENS
 from mesh.config import ServiceConfig
 from mesh.domain.sampling import Sampling
@@ -29,7 +29,7 @@ class ScoringConfig(ServiceConfig):
 async def main(config: ScoringConfig) -> None:
     """Score every text of the file. Raises ConfigError for a text that cannot be scored, and what loading raises."""
     texts = [msgspec.json.decode(line, type=list[int]) for line in config.texts.read_bytes().splitlines()]
-    backend = make_backend(config.engine)
+    backend = Backends().make(config.engine)
     scores = token_logprobs(backend, texts, config.engine.max_requests)
     config.scores.write_bytes(b"".join(msgspec.json.encode(each) + b"\n" for each in scores))
 

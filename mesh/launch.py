@@ -2,9 +2,12 @@
 
 import argparse
 import gc
+import json
+import logging
 import os
 import sys
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,28 +30,58 @@ COLLECT_AFTER_OBJECTS = 20_000
 ConfigT = TypeVar("ConfigT", bound=ServiceConfig)
 
 
+@dataclass(frozen=True, slots=True)
+class Program:
+    """Another service, as a program: `python -m module` with these settings, KEY=VALUE, and variables."""
+
+    module: str
+    settings: Sequence[str]
+    environment: Mapping[str, str]
+
+    def command(self, *options: str) -> list[str]:
+        """Its command line, which others can read, and which has no setting."""
+        # It imports the code that this process runs.
+        path_rule = ["-P"] if sys.flags.safe_path else []
+        return [sys.executable, *path_rule, "-m", self.module, *options]
+
+    def variables(self, inherited: Mapping[str, str]) -> dict[str, str]:
+        return {**inherited, SETTINGS_VARIABLE: json.dumps(list(self.settings)), **self.environment}
+
+    def replace_this(self) -> None:
+        """Becomes this process, which keeps its children and the descriptors that may be inherited. Never returns."""
+        logging.shutdown()
+        os.execve(sys.executable, self.command(), self.variables(os.environ))
+
+
 def launch(
     service: str,
     config_model: type[ConfigT],
-    main: Callable[[ConfigT], Coroutine[Any, Any, None]],
+    main: Callable[[ConfigT], Coroutine[Any, Any, Program | None]],
     arguments: Sequence[str] | None = None,
     divide: Callable[[ConfigT], ConfigT] | None = None,
 ) -> int:
     """Run `main(config)` to its end and return the process's exit status, as in `sys.exit(launch("scheduler", ...))`.
 
-    divide: may fork, before anything else runs, and returns this process's configuration.
+    <<<<<<< HEAD
+        divide: may fork, before anything else runs, and returns this process's configuration.
 
-    A MeshError becomes one line on stderr, and status 2 if starting again cannot help, 1 otherwise.
+        A MeshError becomes one line on stderr, and status 2 if starting again cannot help, 1 otherwise.
+    =======
+        A MeshError becomes one line on stderr, and status 2 if starting again cannot help, 1 otherwise. A program that
+        `main` returns takes this process's place.
     """
     options = _parse(service, arguments)
     try:
         first, *overlays = options.config or [None]
         config = load(config_model, first, (*_settings_of_environment(), *options.set), overlays=overlays)
+        if options.check:
+            sys.stdout.write(config.model_dump_json() + "\n")
+            return 0
         if divide is not None:
             config = divide(config)
         configure(service, config.observe)
         _collect_rarely()
-        uvloop.run(main(config))
+        uvloop.run(_run(main, config))
     except MeshError as error:
         sys.stderr.write(f"{service}: {error.message}\n")
         return EXIT_USELESS_TO_RETRY if error.code is StatusCode.FAILED_PRECONDITION else EXIT_FAILED
@@ -64,6 +97,13 @@ def _collect_rarely() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(COLLECT_AFTER_OBJECTS, *gc.get_threshold()[1:])
+
+
+async def _run(main: Callable[[ConfigT], Coroutine[Any, Any, Program | None]], config: ConfigT) -> None:
+    following = await main(config)
+    if following is not None:
+        # Not behind the loop's end, which would kill the processes that were started in it.
+        following.replace_this()
 
 
 def _settings_of_environment() -> list[str]:
@@ -86,6 +126,9 @@ def _parse(service: str, arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="override one key, e.g. server.port=8002"
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="print the configuration as JSON, without its secrets, and end"
     )
     return parser.parse_args(arguments)
 

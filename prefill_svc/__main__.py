@@ -5,31 +5,39 @@ import sys
 from deepmesh.internal.v1 import prefill_pb2_grpc
 
 from mesh.channel import service_channels
+from mesh.domain.workers import WorkerRole
 from mesh.identity import Role
-from mesh.launch import launch
+from mesh.launch import Program, launch
 from mesh.server import MeshServer, Registration
 from mesh.tls import server_tls
 from prefill_svc.config import PrefillConfig
 from prefill_svc.service import PrefillServicer
 from prefill_svc.worker import PrefillWorker
+from worker.handover import Handover
+from worker.role_change import RoleChange
+from worker.role_service import RoleServicer
 from worker.serving import serve_worker
 
 SERVICE = "deepmesh.internal.v1.PrefillService"
 SERVES = {"Prefill": (Role.DECODE,)}
 
 
-async def serve(config: PrefillConfig) -> None:
-    """Run a worker until a signal. Raises EngineFailed if one of its ranks dies before."""
-    channels, servicer = service_channels(config.security.tls), PrefillServicer()
+async def serve(config: PrefillConfig) -> Program | None:
+    """Run a worker until a signal or a change of its role. Raises EngineFailed if one of its ranks dies before."""
+    handover = Handover.take()
+    change = RoleChange(config, WorkerRole.PREFILL, handover)
+    channels, servicer, roles = service_channels(config.security.tls), PrefillServicer(), RoleServicer(change)
     add = prefill_pb2_grpc.add_PrefillServiceServicer_to_server
-    registration = Registration(add, servicer, SERVICE, serves=SERVES)
-    async with MeshServer(config.server, "prefill", [registration], server_tls(config.security.tls)) as server:
-        worker = await PrefillWorker.start(config, server.endpoint, channels)
+    registrations = [Registration(add, servicer, SERVICE, serves=SERVES), roles.registration]
+    async with MeshServer(config.server, "prefill", registrations, server_tls(config.security.tls)) as server:
+        worker = await PrefillWorker.start(config, server.endpoint, channels, handover)
         try:
             servicer.open(worker)
-            await serve_worker(worker, server, config, channels)
+            roles.open(worker.host, server)
+            following = await serve_worker(worker, server, config, channels, change)
         finally:
             await worker.host.close()
+    return following
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from prefill_svc.config import PrefillConfig
 from prefill_svc.jobs import Jobs
 from prefill_svc.prompts import Job, Prompt
 from transfer.events import PushEnded
+from worker.handover import Handover
 from worker.rank_host import RankHost
 
 
@@ -29,12 +30,14 @@ class PrefillWorker:
         self._limits = QueueLimits(**config.queue.model_dump())
 
     @classmethod
-    async def start(cls, config: PrefillConfig, endpoint: str, channels: Channels) -> Self:
-        """Start the ranks and return when they have loaded. Raises what RankClient.start raises.
+    async def start(
+        cls, config: PrefillConfig, endpoint: str, channels: Channels, handover: Handover | None = None
+    ) -> Self:
+        """Start the ranks, or take them over, and return when they have loaded. Raises what RankClient.start raises.
 
         `endpoint` is host:port of the worker's services; `channels` lead to the stores.
         """
-        return cls(config, await RankHost.start(config, WorkerRole.PREFILL, endpoint, channels))
+        return cls(config, await RankHost.start(config, WorkerRole.PREFILL, endpoint, channels, handover=handover))
 
     @property
     def live_requests(self) -> int:

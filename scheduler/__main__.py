@@ -41,7 +41,8 @@ SERVES = {
     "ReportOutcome": (Role.GATEWAY,),
     "ReportStatus": (Role.PREFILL, Role.DECODE),
     # Decode workers take no prefill worker from a request that is not in the registry.
-    "WatchWorkers": (Role.GATEWAY, Role.DECODE, Role.OPERATOR),
+    # Whoever has workers change their roles must see which there are.
+    "WatchWorkers": (Role.GATEWAY, Role.DECODE, Role.OPERATOR, Role.AUTOSCALER),
     # The gateways' page shows them.
     "ListDecisions": (Role.GATEWAY, Role.OPERATOR),
     "GetScaling": (Role.OPERATOR, Role.AUTOSCALER),

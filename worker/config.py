@@ -34,6 +34,10 @@ class WorkerConfig(ServiceConfig):
     """host:port of the KV stores; the scheduler is told the same."""
 
     kv: KvAuthenticityConfig = KvAuthenticityConfig()
+    other_role: tuple[str, ...] = ()
+    """What differs once this worker has been told to take the other role (`deepmesh role`), as KEY=VALUE of that role's
+    service: [engine.max_requests=8], or the files of security.tls, whose certificates name a role.
+    """
 
     def authorship(self, endpoint: str) -> Authorship | None:
         """What its ranks vouch for blocks with; `endpoint` names a worker that has no id."""

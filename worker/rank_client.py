@@ -21,6 +21,8 @@ from engine.protocol.messages import (
     FromRank,
     PushOffer,
     Ready,
+    Release,
+    Released,
     Start,
     StepResult,
     Stop,
@@ -34,12 +36,14 @@ from mesh.config import ObserveConfig
 from mesh.errors import EngineFailed, MeshError, rebuild
 from transfer.block_macs import Authorship
 from transfer.ticket import StoreSession, Ticket
+from worker.adopted_process import AdoptedProcess
+from worker.handover import RankHandle
 
 STOP_GRACE_SECONDS = 5.0
 
 
 class RankClient:
-    """Made by `start`, in the main thread: the kernel ties the rank's life to the thread that forked.
+    """Made by `start`, in the main thread: the kernel ties the rank's life to the thread that forked; or by `adopt`.
 
     Messages arrive in the order of the calls; each method that sends raises EngineFailed if the rank has gone.
 
@@ -47,7 +51,8 @@ class RankClient:
         name: what errors call the rank.
         ready: what the rank reported when it had loaded.
         results: step results and news of transfers, in order. Iterate it once, and promptly: after some MB of unread
-            results the engine pauses. It ends when the rank has gone, and raises EngineFailed if that said why.
+            results the engine pauses. It ends when the rank is released or has gone, and raises EngineFailed if that
+            said why.
         closed: done when the process has ended, with its exit status. Wrap it in `asyncio.shield` to await it under
             a timeout.
     """
@@ -55,16 +60,22 @@ class RankClient:
     def __init__(
         self,
         name: str,
-        process: asyncio.subprocess.Process,
+        process: asyncio.subprocess.Process | AdoptedProcess,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         pulse: Pulse,
+        pulse_descriptor: int,
     ) -> None:
+        """pulse_descriptor: of the pulse's memory; the client closes it."""
         self.name = name
         self._process = process
         self._reader = reader
         self._writer = writer
+        self._pulse_descriptor: int | None = pulse_descriptor
         self._pulse = pulse
+        # It was told to forget its requests: nobody need tell it anything of them any more.
+        self._leaves = False
+        self._released: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._encoder = FrameEncoder()
         self._decoder: FrameDecoder[FromRank] = FrameDecoder(FromRank)
         self.closed: asyncio.Future[int] = asyncio.ensure_future(process.wait())
@@ -94,22 +105,47 @@ class RankClient:
             reader, writer = await asyncio.open_connection(sock=ours, limit=RECEIVE_BYTES)
             undo.callback(writer.close)
             pulse, descriptor = Pulse.create()
-            try:
-                process = await _spawn(config, rank, [theirs.fileno(), descriptor], group)
-            finally:
-                os.close(descriptor)
+            undo.callback(os.close, descriptor)
+            process = await _spawn(config, rank, [theirs.fileno(), descriptor], group)
             undo.pop_all()
-        client = cls(name, process, reader, writer, pulse)
+        client = cls(name, process, reader, writer, pulse, descriptor)
+        await client._load(config, observe, rank, authorship)
+        return client
+
+    @classmethod
+    async def adopt(
+        cls,
+        handle: RankHandle,
+        config: EngineConfig,
+        observe: ObserveConfig | None = None,
+        rank: int = 0,
+        name: str = "the engine process",
+        authorship: Authorship | None = None,
+    ) -> Self:
+        """The client of a released rank, which keeps its weights; return when it is ready to serve as `config` says.
+
+        Raises what `start` raises, ConfigError also where the weights cannot be kept, and ends the rank then.
+        """
+        for descriptor in (handle.socket, handle.pulse):
+            os.set_inheritable(descriptor, False)
+        ours = socket.socket(fileno=handle.socket)
+        reader, writer = await asyncio.open_connection(sock=ours, limit=RECEIVE_BYTES)
+        client = cls(name, AdoptedProcess(handle.process_id), reader, writer, Pulse(handle.pulse), handle.pulse)
+        await client._load(config, observe, rank, authorship)
+        return client
+
+    async def _load(
+        self, config: EngineConfig, observe: ObserveConfig | None, rank: int, authorship: Authorship | None
+    ) -> None:
         started = False
         try:
             settings = _rank_settings(observe or ObserveConfig(), rank)
-            client._send(Start(config.model_dump_json().encode(), settings.model_dump_json().encode(), authorship))
-            client.ready = await client._until_ready()
+            self._send(Start(config.model_dump_json().encode(), settings.model_dump_json().encode(), authorship))
+            self.ready = await self._until_ready()
             started = True
         finally:
             if not started:
-                await client._kill()
-        return client
+                await self._kill()
 
     @property
     def process_id(self) -> int:
@@ -138,6 +174,21 @@ class RankClient:
         """Push the blocks with these hashes into a store's landing."""
         self._send(PushOffer(ticket, list(hashes)))
 
+    async def release(self) -> RankHandle:
+        """Have the rank forget all but its weights, for another client to adopt; `results` must be read meanwhile.
+
+        Raises EngineFailed if it ends instead.
+        """
+        self._send(Release())
+        self._leaves = True
+        await asyncio.wait({self._released, self.closed}, return_when=asyncio.FIRST_COMPLETED)
+        if not self._released.done():
+            raise EngineFailed(f"{self.name} has ended")
+        assert self._pulse_descriptor is not None
+        # What reads and writes the socket here goes with this program.
+        connection = os.dup(self._writer.get_extra_info("socket").fileno())
+        return RankHandle(self.process_id, connection, self._pulse_descriptor)
+
     def kill(self) -> None:
         """Kill the process at once; `close` waits until it has ended."""
         with suppress(ProcessLookupError):
@@ -153,6 +204,8 @@ class RankClient:
             await self._kill()
 
     def _send(self, message: ToRank) -> None:
+        if self._leaves:
+            return
         if self.closed.done() or self._writer.is_closing():
             raise EngineFailed(f"{self.name} has ended")
         self._writer.write(bytes(self._encoder.encode(message)))
@@ -171,6 +224,9 @@ class RankClient:
         async for message in self._messages:
             if isinstance(message, Failed):
                 raise EngineFailed(f"{self.name}: {message.message}")
+            if isinstance(message, Released):
+                self._released.set_result(self.process_id)
+                return
             assert not isinstance(message, Ready)
             yield message
 
@@ -185,6 +241,9 @@ class RankClient:
         self.kill()
         await asyncio.shield(self.closed)
         self._writer.close()
+        if self._pulse_descriptor is not None:
+            os.close(self._pulse_descriptor)
+            self._pulse_descriptor = None
 
 
 def rank_environment(config: EngineConfig) -> dict[str, str]:

@@ -2,8 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
-from typing import Self
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Self
 
 from engine.config import EngineConfig
 from engine.parallel.layout import Layout
@@ -13,6 +13,7 @@ from mesh.config import ObserveConfig
 from mesh.domain.workers import RankStatus, TransferCounters, WorkerLoad
 from mesh.errors import EngineFailed
 from transfer.block_macs import Authorship
+from worker.handover import RankHandle
 from worker.merging import merge_loads, merge_ready, merge_transfers
 from worker.rank_choice import cached_blocks, choose_rank
 from worker.rank_client import STOP_GRACE_SECONDS, RankClient
@@ -26,7 +27,7 @@ RankMessage = StepResult | TransferNews
 
 
 class RankGroup:
-    """Made by `start`, in the main thread. Requests have keys of the worker, and each key names its rank too.
+    """Made by `start`, in the main thread, or by `adopt`. Requests have keys of the worker, which name the rank too.
 
     Every method that sends raises EngineFailed once a rank has gone.
 
@@ -49,6 +50,7 @@ class RankGroup:
         self._requests_a_rank = min(rank.ready.max_requests for rank in ranks)
         self._named_requests = 0
         self._failure: EngineFailed | None = None
+        self._released = False
 
     @classmethod
     async def start(
@@ -57,23 +59,51 @@ class RankGroup:
         """Start the worker's ranks and return when all have loaded. Raises what RankClient.start raises, and leaves
         none.
         """
-        layout = Layout.of(config.parallel)
-        ranks = layout.world
+        ranks = config.parallel.world
         shared = GroupDescriptors.create(ranks) if ranks > 1 else None
-        starts = [
-            asyncio.create_task(RankClient.start(config, observe, rank, _name(rank, ranks), shared, authorship))
-            for rank in range(ranks)
-        ]
+        try:
+            return await cls._of(
+                config,
+                [
+                    RankClient.start(config, observe, rank, _name(rank, ranks), shared, authorship)
+                    for rank in range(ranks)
+                ],
+            )
+        finally:
+            if shared is not None:
+                shared.close()
+
+    @classmethod
+    async def adopt(
+        cls,
+        handles: Sequence[RankHandle],
+        config: EngineConfig,
+        observe: ObserveConfig | None = None,
+        authorship: Authorship | None = None,
+    ) -> Self:
+        """Take over a worker's released ranks and return when all are ready. Raises what RankClient.adopt raises, and
+        leaves none.
+        """
+        ranks = len(handles)
+        return await cls._of(
+            config,
+            [
+                RankClient.adopt(handle, config, observe, rank, _name(rank, ranks), authorship)
+                for rank, handle in enumerate(handles)
+            ],
+        )
+
+    @classmethod
+    async def _of(cls, config: EngineConfig, clients: Sequence[Coroutine[Any, Any, RankClient]]) -> Self:
+        starts = [asyncio.create_task(client) for client in clients]
         started = False
         try:
-            group = cls(await asyncio.gather(*starts), layout.tp)
+            group = cls(await asyncio.gather(*starts), Layout.of(config.parallel).tp)
             started = True
             return group
         finally:
             if not started:
                 await _undo(starts)
-            if shared is not None:
-                shared.close()
 
     @property
     def load(self) -> WorkerLoad:
@@ -132,8 +162,21 @@ class RankGroup:
             process.kill()
         return self._failure
 
+    async def release(self) -> list[RankHandle]:
+        """Have all ranks forget all but their weights; `run` must go on until then. They are not this group's any more.
+
+        Raises EngineFailed if one ends instead.
+        """
+        handles = await asyncio.gather(*(process.release() for process in self.processes))
+        self._released = True
+        return handles
+
     async def close(self, grace_seconds: float = STOP_GRACE_SECONDS) -> None:
-        """Stop all ranks, by force after the grace; may be called twice. Requests in them are lost."""
+        """Stop all ranks, by force after the grace; may be called twice. Requests in them are lost. Nothing is done to
+        released ranks.
+        """
+        if self._released:
+            return
         await asyncio.gather(*(process.close(grace_seconds) for process in self.processes))
 
     def _choose(self, token_ids: Sequence[int], cache_salt: bytes, computes_prompt: bool) -> int:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 import uuid
 from collections.abc import Callable
 from contextlib import suppress
@@ -23,6 +24,7 @@ from mesh.domain.workers import WorkerIdentity, WorkerLoad, WorkerRole
 from mesh.errors import EngineFailed, WorkerDraining
 from transfer.events import PushEnded
 from worker.config import WorkerConfig
+from worker.handover import Handover
 from worker.identity import worker_identity
 from worker.rank_group import RankGroup, RankMessage
 from worker.rank_stores import RankStores, Stores
@@ -80,10 +82,12 @@ class RankHost:
         endpoint: str,
         channels: Channels,
         can_prefill: bool = True,
+        handover: Handover | None = None,
     ) -> Self:
-        """Start the ranks and return when they have loaded. Raises what RankClient.start raises.
+        """Start the ranks and return when they have loaded, or take over those of a worker that changes its role.
 
-        `endpoint` is host:port of the worker's services; `channels` lead to the stores.
+        `endpoint` is host:port of the worker's services; `channels` lead to the stores. Raises what RankClient.start
+        raises.
         """
         parallel, why = choose_parallel(config.engine, role)
         config = config.model_copy(update={"engine": config.engine.model_copy(update={"parallel": parallel})})
@@ -91,7 +95,13 @@ class RankHost:
             _log.info(
                 "ranks divide the model", extra={"fields": {**parallel.model_dump(exclude_none=True), "why": why}}
             )
-        group = await RankGroup.start(config.rank_engine, config.observe, config.authorship(endpoint))
+        told = config.rank_engine, config.observe, config.authorship(endpoint)
+        if handover is None:
+            group = await RankGroup.start(*told)
+        else:
+            group = await RankGroup.adopt(handover.ranks, *told)
+            seconds = round(time.monotonic() - handover.drained_at, 3)
+            _log.info("the worker has changed its role", extra={"fields": {"role": role.value, "seconds": seconds}})
         return cls.of(group, config, role, endpoint, channels, can_prefill)
 
     @classmethod

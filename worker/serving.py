@@ -2,13 +2,16 @@
 
 import asyncio
 import logging
+import time
 from typing import Protocol
 
 from mesh.addresses import split_addresses
 from mesh.channel import Channels
+from mesh.launch import Program
 from mesh.server import MeshServer
 from worker.config import WorkerConfig
 from worker.rank_host import RankHost
+from worker.role_change import RoleChange
 from worker.status_link import StatusLink
 
 # How long a worker that ends waits for its scheduler to answer the report that it drains.
@@ -32,27 +35,40 @@ class Worker(Protocol):
         ...
 
 
-async def serve_worker(worker: Worker, server: MeshServer, config: WorkerConfig, channels: Channels) -> None:
-    """Run a loaded worker until a signal. Raises EngineFailed if one of its ranks dies before."""
+async def serve_worker(
+    worker: Worker, server: MeshServer, config: WorkerConfig, channels: Channels, change: RoleChange
+) -> Program | None:
+    """Run a loaded worker until a signal, or until it is to change its role: returns the program that takes its place.
+
+    Raises EngineFailed if one of its ranks dies before.
+    """
     identity = worker.host.identity
     links = _status_links(worker.host, config, channels)
     running = asyncio.create_task(worker.run())
     reporting = [asyncio.create_task(link.run()) for link in links]
     signalled = asyncio.create_task(server.until_signal())
+    changing = asyncio.create_task(change.wanted.wait())
     await server.ready()
     log.info("worker ready", extra={"fields": {"id": identity.worker_id, "endpoint": identity.endpoint}})
-    await asyncio.wait({running, signalled}, return_when=asyncio.FIRST_COMPLETED)
-    log.info("worker stops", extra={"fields": {"live_requests": worker.live_requests}})
+    await asyncio.wait({running, signalled, changing}, return_when=asyncio.FIRST_COMPLETED)
+    changes = changing.done() and not (running.done() or signalled.done())
+    what = "worker changes its role" if changes else "worker stops"
+    log.info(what, extra={"fields": {"live_requests": worker.live_requests}})
     await server.drain()
-    await worker.drain(config.server.drain_seconds)
+    await worker.drain(change.drain_seconds if changes else config.server.drain_seconds)
+    drained_at = time.monotonic()
     await asyncio.gather(*(link.drain_reported(FAREWELL_SECONDS) for link in links))
     await asyncio.gather(*(link.leave(FAREWELL_SECONDS) for link in links))
     for task in reporting:
         task.cancel()
+    # A signal that came meanwhile stops the worker all the same.
+    handles = await worker.host.ranks.release() if changes and not (running.done() or signalled.done()) else None
     if running.done():
         # Raises what ended the worker, if that was not the signal.
         running.result()
     running.cancel()
+    changing.cancel()
+    return None if handles is None else change.program(handles, drained_at)
 
 
 def _status_links(host: RankHost, config: WorkerConfig, channels: Channels) -> list[StatusLink]:

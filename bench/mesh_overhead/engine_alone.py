@@ -16,7 +16,7 @@ import msgspec
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.protocol.messages import Submit
-from engine.rank.backends import make_backend
+from engine.rank.backends import Backends
 from mesh.domain.requests import TokenRequest
 from mesh.domain.sampling import Sampling, StopConditions
 
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str]) -> int:
     task_path, times_path = map(Path, arguments)
     task = msgspec.json.decode(task_path.read_bytes(), type=EngineTask)
     config = EngineConfig.model_validate(task.engine)
-    engine = Engine(config, make_backend(config), time.monotonic)
+    engine = Engine(config, Backends().make(config), time.monotonic)
     # A rank does the same.
     gc.freeze()
     times_path.write_bytes(msgspec.json.encode(token_times(engine, task.prompts, task.tokens)))

@@ -34,6 +34,7 @@ MODULES: Mapping[str, str] = {
     "gateway": "gateway",
 }
 WORKER_MODULES = (MODULES["prefill"], MODULES["decode"])
+OTHER_ROLE: Mapping[str, str] = {"prefill": "decode", "decode": "prefill"}
 # Its keys say how many ranks a worker has.
 PARALLEL = "engine.parallel"
 # What a setting with a secret has in its key or value, however it is written: kv.secret=TEXT, kv={secret: TEXT}.
@@ -149,9 +150,9 @@ def compose(plan: MeshPlan, cpu_count: int | None = None) -> list[ServiceSpec]:
 
     def workers(service: str, count: int) -> list[ServiceSpec]:
         devices = [(name, gpus.get(name)) for name in _names(service, count)]
-        parallel = _parallel_settings(plan, service)
+        role = (*_parallel_settings(plan, service), *_other_role_setting(asked[OTHER_ROLE[service]]))
         return [
-            _worker(service, name, gpu, (*common, *parallel, *_own_settings(plan, gpu), *asked[service]))
+            _worker(service, name, gpu, (*common, *role, *_own_settings(plan, gpu), *asked[service]))
             for name, gpu in devices
         ]
 
@@ -266,6 +267,11 @@ def _asked(settings: Sequence[str], *keys: str) -> dict[str, Any]:
 
 def _parallel_settings(plan: MeshPlan, service: str) -> list[str]:
     return [f"{PARALLEL}.{key}={value}" for key, value in plan.parallel.get(service, {}).items()]
+
+
+def _other_role_setting(asked: Sequence[str]) -> list[str]:
+    """A worker that changes its role is configured as those who have it."""
+    return ["other_role=" + json.dumps(list(asked))] if asked else []
 
 
 def _takes_gpu(settings: Sequence[str]) -> bool:

@@ -8,6 +8,9 @@ import torch
 from engine.parallel.layout import Group, Place
 from kernels.act_quant import Quantized
 
+# How long a GPU waits for another rank's while ranks load and compile, each at its own pace.
+STARTING_SECONDS = 120.0
+
 
 class Exchange(Protocol):
     """Every rank of a group makes the same calls in the same order, with tensors of one shape and dtype.

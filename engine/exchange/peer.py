@@ -6,6 +6,7 @@ import torch
 from torch.nn import functional
 
 from engine.exchange.host import HostExchange
+from engine.exchange.interface import STARTING_SECONDS
 from engine.exchange.peer_memory import PeerMemory
 from engine.parallel.layout import Group
 from engine.parallel.peers import Peers
@@ -15,8 +16,6 @@ from kernels.peer_exchange.reference import sum_in_order
 from kernels.peer_exchange.region import MOST_WORD_UNITS, UNIT_BYTES, Members
 from mesh.errors import RankLost
 
-# While ranks load and compile, each at its own pace.
-STARTING_SECONDS = 120.0
 # What a GPU sends in the time of a second hop, 1.3 us: a sum that every rank makes of everything may cost so many bytes
 # more than one of which each rank makes a part and sends it on. For two ranks it costs none.
 SECOND_HOP_BYTES = 512 << 10

@@ -1,6 +1,7 @@
 """The messages between a service process and its rank: msgspec frames over a Unix socket, nothing pickled.
 
-Service to rank: one Start, then Submit and Cancel at any time, and Stop at the end. FirstToken passes on what a
+Service to rank: one Start, then Submit and Cancel at any time, and Stop at the end. After a Release the rank keeps its
+weights, says Released as its last word, and waits for another Start. FirstToken passes on what a
 prefill worker drew; AttachStore, DetachStore and PushOffer concern the stores. A message that names a transfer or a
 request that has ended is ignored: it crossed the message that reports the end.
 Rank to service: one Ready (or Failed), then a StepResult after each step that has something to report, or when
@@ -22,7 +23,7 @@ from transfer.ticket import StoreSession, Ticket
 class Start(msgspec.Struct, tag="start"):
     # An engine.config.EngineConfig as JSON.
     config: bytes
-    # A mesh.config.ObserveConfig as JSON.
+    # A mesh.config.ObserveConfig as JSON; that of the first Start holds.
     observe: bytes
     # None if nobody vouches for what stores keep.
     authorship: Authorship | None = None
@@ -86,6 +87,14 @@ class Cancel(msgspec.Struct, tag="cancel"):
 
 class Stop(msgspec.Struct, tag="stop"):
     pass
+
+
+class Release(msgspec.Struct, tag="release"):
+    """Forget all requests, blocks and transfers, and wait for another Start, perhaps of another service."""
+
+
+class Released(msgspec.Struct, tag="released"):
+    """Nothing of the rank follows before its next Ready."""
 
 
 class Ready(msgspec.Struct, tag="ready"):
@@ -180,6 +189,6 @@ class StepResult(msgspec.Struct, tag="step"):
     balance: BalanceReport | None = None
 
 
-ToRank = Start | Submit | Cancel | Stop | FirstToken | AttachStore | DetachStore | PushOffer
+ToRank = Start | Submit | Cancel | Stop | Release | FirstToken | AttachStore | DetachStore | PushOffer
 TransferNews = LandingOpened | PushEnded
-FromRank = Ready | Failed | StepResult | TransferNews
+FromRank = Ready | Failed | Released | StepResult | TransferNews

@@ -1,5 +1,8 @@
 """The backend that a configuration asks for."""
 
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
 import psutil
 
 from engine.batch import Backend
@@ -8,37 +11,61 @@ from engine.oracle import OracleBackend
 from engine.parallel.peers import Peers
 from engine.rank.gpu import take_gpu
 
+if TYPE_CHECKING:
+    from engine.exchange.interface import Exchange
+    from engine.model.model import Model
+
 # How long a GPU waits for another rank's. All ranks have agreed on a step when one launches it.
 SERVING_SECONDS = 3.0
 
 
-def make_backend(config: EngineConfig, peers: Peers | None = None) -> Backend:
-    """The backend that `config` asks for, ready to execute. peers: the worker's other ranks, if there are any.
+class Backends:
+    """Makes the backends of one process, one after another. The first loads the weights, and the others take them."""
 
-    Raises CheckpointError, ConfigError, EngineFailed, RankLost.
-    """
-    if config.backend == "oracle":
-        return OracleBackend(config)
-    # Imported only here: without torch an oracle rank starts fast and small.
-    import torch
+    def __init__(self, peers: Peers | None = None) -> None:
+        """peers: the worker's other ranks, if there are any."""
+        self._peers = peers
+        self._exchange: Exchange | None = None
+        # Sets how long a GPU waits for another rank's.
+        self._limit: Callable[[float], None] = lambda seconds: None
+        self._model: Model | None = None
 
-    from engine.runner.backend import ModelBackend
+    def make(self, config: EngineConfig) -> Backend:
+        """The backend that `config` asks for, ready to execute; the one before must be gone, its memory is needed.
 
-    # Asks the driver's library of GPUs, not the driver: it has not settled yet which ones this process sees.
-    hardware = Hardware(torch.cuda.device_count(), psutil.virtual_memory().available)
-    resolved = resolve(config, hardware)
-    if peers is None:
-        return ModelBackend(resolved)
-    if resolved.device == "cpu":
-        from engine.exchange.host import HostExchange
+        Raises CheckpointError, ConfigError, EngineFailed, RankLost.
+        """
+        if config.backend == "oracle":
+            return OracleBackend(config)
+        # Imported only here: without torch an oracle rank starts fast and small.
+        import torch
 
-        return ModelBackend(resolved, exchange=HostExchange(peers))
-    take_gpu(peers.place.rank, hardware.cuda_devices)
-    from engine.exchange.peer import PeerExchange
+        from engine.exchange.interface import STARTING_SECONDS
+        from engine.runner.backend import ModelBackend
 
-    exchange = PeerExchange(peers, torch.device(resolved.device))
-    backend = ModelBackend(resolved, exchange=exchange)
-    if resolved.warm_up:
-        # Otherwise a rank may still compile.
-        exchange.limit(SERVING_SECONDS)
-    return backend
+        # Asks the driver's library of GPUs, not the driver: it has not settled yet which ones this process sees.
+        hardware = Hardware(torch.cuda.device_count(), psutil.virtual_memory().available)
+        resolved = resolve(config, hardware)
+        if self._peers is not None and self._exchange is None:
+            self._connect(self._peers, resolved.device, hardware)
+        self._limit(STARTING_SECONDS)
+        backend = ModelBackend(resolved, self._model, self._exchange)
+        if resolved.warm_up:
+            # Otherwise a rank may still compile.
+            self._limit(SERVING_SECONDS)
+        self._model = backend.weights
+        return backend
+
+    def _connect(self, peers: Peers, device: str, hardware: Hardware) -> None:
+        if device == "cpu":
+            from engine.exchange.host import HostExchange
+
+            self._exchange = HostExchange(peers)
+            return
+        take_gpu(peers.place.rank, hardware.cuda_devices)
+        import torch
+
+        from engine.exchange.peer import PeerExchange
+
+        exchange = PeerExchange(peers, torch.device(device))
+        self._exchange, self._limit = exchange, exchange.limit

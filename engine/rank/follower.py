@@ -2,7 +2,7 @@
 
 from engine.agreement import Agreement
 from engine.batch import Backend, Batch, Launched, StepShape
-from engine.protocol.messages import Stop
+from engine.protocol.messages import Release, Stop
 from engine.rank.heartbeat import Heartbeat
 from engine.rank.link import RankLink
 
@@ -18,19 +18,20 @@ class FollowerLoop:
         self._steps = 0
         self._in_flight: Launched | None = None
 
-    def run(self) -> None:
-        """Return when all ranks have stopped, or when the service has closed the socket."""
-        stopping = False
+    def run(self) -> bool:
+        """Return when all ranks have stopped or the service is gone (False), or all are released (True)."""
+        stopping = released = False
         while True:
             messages = self._link.receive(wait=not (stopping or self._agreement.due))
             self._heartbeat.note_work()
-            stopping = stopping or any(isinstance(message, Stop) for message in messages)
+            released = released or any(isinstance(message, Release) for message in messages)
+            stopping = stopping or released or any(isinstance(message, Stop) for message in messages)
             if self._link.closed:
-                return
+                return False
             if stopping or self._agreement.due:
                 shape = self._agreement.agree(StepShape(0, stopping=stopping))
                 if shape.stopping:
-                    return
+                    return released
                 if shape.tokens:
                     self._launch(shape)
             self._heartbeat.note_wait()

@@ -1,7 +1,7 @@
 """The loop of a rank: messages in, steps, results out."""
 
 from engine.engine import Engine
-from engine.protocol.messages import Cancel, FirstToken, Start, Stop, Submit, ToRank
+from engine.protocol.messages import Cancel, FirstToken, Release, Start, Stop, Submit, ToRank
 from engine.rank.heartbeat import Heartbeat
 from engine.rank.link import RankLink
 
@@ -16,9 +16,10 @@ class RankLoop:
         self._link = link
         self._engine = engine
         self._heartbeat = heartbeat
+        self._released = False
 
-    def run(self) -> None:
-        """Return when the service has stopped this rank or closed the socket."""
+    def run(self) -> bool:
+        """Return when the service has stopped this rank or closed the socket (False), or has released it (True)."""
         while not self._engine.stopped:
             # After its last event a transfer may still change the counters, and no event wakes the rank for that.
             most_seconds = None if self._engine.transfers.settled else LOOK_SECONDS
@@ -28,11 +29,12 @@ class RankLoop:
                 self._handle(message)
             self._engine.poll_transfers()
             if self._link.closed:
-                return
+                return False
             if self._engine.has_work() and (result := self._engine.step(self._send_news)) is not None:
                 self._link.send(result)
             self._send_news()
             self._heartbeat.note_wait()
+        return self._released
 
     def _send_news(self) -> None:
         for news in self._engine.transfers.drain_news():
@@ -46,7 +48,8 @@ class RankLoop:
                 self._engine.cancel(message)
             case FirstToken():
                 self._engine.first_token(message)
-            case Stop():
+            case Stop() | Release():
+                self._released = isinstance(message, Release)
                 self._engine.stop()
             case _:
                 assert not isinstance(message, Start)

@@ -121,6 +121,11 @@ class ModelBackend:
         self.step_times = self._measured_depths(config) if config.drafts.next_n == "auto" else None
         _log.info("model ready", extra={"fields": _summary(resolved, self.device_name, self.total_blocks)})
 
+    @property
+    def weights(self) -> Model:
+        """What it took the longest to load: a later backend may take it, when this one is gone."""
+        return self._model
+
     def kv_memory(self) -> KvMemory:
         pool = self.state.kv_pool
         if pool.is_cuda:

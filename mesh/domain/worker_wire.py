@@ -52,13 +52,10 @@ def identity(message: workers_pb2.WorkerIdentity) -> WorkerIdentity:
         raise InvalidRequest(f"identity.ranks must be at most {MAX_RANKS}", field="identity.ranks")
     if message.worker_class:
         check_name("identity.worker_class", message.worker_class)
-    role = _ROLES.get(message.role)
-    if role is None:
-        raise InvalidRequest("identity.role must be PREFILL or DECODE", field="identity.role")
     return WorkerIdentity(
         worker_id=message.worker_id,
         incarnation=message.incarnation,
-        role=role,
+        role=role(message.role, "identity.role"),
         endpoint=message.endpoint,
         model=message.model,
         kv_namespace=namespace(message.kv_namespace, "identity.kv_namespace"),
@@ -74,6 +71,13 @@ def identity(message: workers_pb2.WorkerIdentity) -> WorkerIdentity:
         ranks=message.ranks or 1,
         worker_class=message.worker_class,
     )
+
+
+def role(number: int, field: str) -> WorkerRole:
+    """Raises InvalidRequest if it is none."""
+    if number not in _ROLES:
+        raise InvalidRequest(f"{field} must be PREFILL or DECODE", field=field)
+    return _ROLES[number]
 
 
 def identity_message(worker: WorkerIdentity) -> workers_pb2.WorkerIdentity:

@@ -5,7 +5,14 @@ from pathlib import Path
 
 import grpc
 import pytest
-from deepmesh.internal.v1 import decode_pb2, kvstore_pb2, prefill_pb2, scheduler_pb2, scheduler_pb2_grpc
+from deepmesh.internal.v1 import (
+    decode_pb2,
+    kvstore_pb2,
+    prefill_pb2,
+    scheduler_pb2,
+    scheduler_pb2_grpc,
+    worker_pb2,
+)
 
 import decode_svc.__main__ as decode
 import kvstore.__main__ as kvstore
@@ -18,13 +25,15 @@ from mesh.failures import from_rpc_error
 from mesh.identity import Role
 from tests.support.certificates import certified, channels_as
 from tests.support.scheduler_server import running_scheduler
+from worker import role_service
 
-FILES = (scheduler_pb2, decode_pb2, prefill_pb2, kvstore_pb2)
+FILES = (scheduler_pb2, decode_pb2, prefill_pb2, kvstore_pb2, worker_pb2)
 TABLES: Mapping[str, Mapping[str, Collection[Role]]] = {
     scheduler.SERVICE: scheduler.SERVES,
     decode.SERVICE: decode.SERVES,
     prefill.SERVICE: prefill.SERVES,
     kvstore.SERVICE: kvstore.SERVES,
+    role_service.SERVICE: role_service.SERVES,
 }
 
 
@@ -41,6 +50,10 @@ def test_every_method_between_services_names_the_roles_that_it_serves() -> None:
 def test_only_gateways_submit_and_only_decode_workers_have_prompts_computed() -> None:
     assert set(decode.SERVES["Attach"]) == {Role.GATEWAY}
     assert set(prefill.SERVES["Prefill"]) == {Role.DECODE}
+
+
+def test_who_may_only_look_changes_no_role() -> None:
+    assert set(role_service.SERVES["ChangeRole"]) == {Role.AUTOSCALER}
 
 
 @pytest.mark.parametrize("role", [Role.GATEWAY, Role.OPERATOR, Role.KVSTORE, Role.SCHEDULER])

@@ -30,6 +30,10 @@ class WorkerProcess:
     def signal(self, number: signal.Signals) -> None:
         os.kill(self.child.process_id, number)
 
+    async def said(self, text: str) -> None:
+        """Return once it has logged a line with this text."""
+        await eventually(lambda: any(text in line for line in self.lines), 60)
+
     async def ends_with_its_rank_when_killed(self) -> None:
         await self.child.wait_ready(self.endpoint, Channels(), 30)
         rank = self.rank

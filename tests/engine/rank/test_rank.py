@@ -2,7 +2,7 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.oracle import OracleBackend
-from engine.rank.__main__ import _make_agent
+from engine.rank.rank import make_agent
 from mesh.event_fd import EventFd
 from transfer import tuning
 from transfer.config import TransferConfig
@@ -17,7 +17,7 @@ def test_the_process_is_tuned_for_transfers_where_its_kv_lies_on_a_gpu(
     monkeypatch.setattr(tuning, "tune_for_gpu_transfers", lambda: tuned.append(None))
     monkeypatch.setattr(HostMemory, "is_on_gpu", is_on_gpu)
     config = EngineConfig(backend="oracle", transfer=TransferConfig())
-    agent = _make_agent(config, None, OracleBackend(config), EventFd(), 0)
+    agent = make_agent(config, None, OracleBackend(config), EventFd(), 0)
     assert agent is not None
     agent.close()
     assert len(tuned) == is_on_gpu

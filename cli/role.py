@@ -1,0 +1,107 @@
+"""`deepmesh role`: a running worker takes another role."""
+
+import asyncio
+import time
+from contextlib import suppress
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+from deepmesh.internal.v1 import scheduler_pb2, worker_pb2, worker_pb2_grpc, workers_pb2
+
+from cli.endpoints import SCHEDULER, CertificatesOption, SchedulerOption, operator_channels
+from cli.status import read_workers
+from mesh.channel import Channels
+from mesh.domain import worker_wire
+from mesh.domain.workers import WorkerRole
+from mesh.errors import EndpointUnavailable, NoWorker
+from mesh.identity import Role
+
+# It checks its configuration for the role before it answers.
+ANSWER_SECONDS = 60.0
+LOOK_SECONDS = 0.2
+WAIT_SECONDS = 60.0
+
+
+class RoleName(StrEnum):
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+def role(
+    worker: Annotated[str, typer.Argument(metavar="WORKER", help="Its id, as deepmesh status shows it.")],
+    wanted: Annotated[RoleName, typer.Argument(metavar="ROLE", help="prefill or decode.")],
+    scheduler: SchedulerOption = SCHEDULER,
+    certificates: CertificatesOption = None,
+    drain: Annotated[
+        float | None,
+        typer.Option(min=0, help="Seconds in which its requests may end before they are placed on other workers."),
+    ] = None,
+    wait: Annotated[float, typer.Option(min=1, help="Seconds to wait for its return, beyond those.")] = WAIT_SECONDS,
+) -> None:
+    """Have a running worker take another role with the weights that it has loaded, and wait until it serves.
+
+    It drains first. The role lasts as long as its process: started again, a worker has the role that it was configured
+    with. Where services have certificates this needs an autoscaler's.
+    """
+    channels, wanted_role = operator_channels(certificates), WorkerRole(wanted.value)
+    typer.echo(asyncio.run(change_role(channels, scheduler, worker, wanted_role, drain, wait)))
+
+
+async def change_role(
+    channels: Channels,
+    scheduler: str,
+    worker_id: str,
+    role: WorkerRole,
+    drain: float | None = None,
+    wait: float = WAIT_SECONDS,
+) -> str:
+    """Have the worker take the role, and return in words how that went, once it serves; see `role`.
+
+    Raises NoWorker, EndpointUnavailable, or what the worker answers.
+    """
+    began = time.monotonic()
+    before = await _find(scheduler, channels, worker_id)
+    if before is None:
+        raise NoWorker(f"the scheduler at {scheduler} knows no worker {worker_id}: deepmesh status lists them")
+    if _role_of(before) is role:
+        return f"{worker_id} is a {role.value} worker already"
+    await _ask(channels, before.identity, role, drain)
+    try:
+        async with asyncio.timeout(wait + (drain or 0.0)):
+            after = await _until_back(scheduler, channels, before.identity)
+    except TimeoutError:
+        raise EndpointUnavailable(f"{worker_id} is not back after {wait + (drain or 0.0):g} s: see its log") from None
+    if _role_of(after) is not role:
+        raise EndpointUnavailable(f"{worker_id} was started again as a {_role_of(after).value} worker: see its log")
+    return f"{worker_id} is a {role.value} worker after {time.monotonic() - began:.1f} s, its drain included"
+
+
+async def _ask(channels: Channels, identity: workers_pb2.WorkerIdentity, role: WorkerRole, drain: float | None) -> None:
+    request = worker_pb2.ChangeRoleRequest(worker_id=identity.worker_id, role=worker_wire.role_name(role))
+    if drain is not None:
+        request.drain.FromNanoseconds(int(drain * 1e9))
+    own = Role(worker_wire.role(identity.role, "role").value)
+    async with channels.open(identity.endpoint, own) as channel:
+        await worker_pb2_grpc.WorkerServiceStub(channel).ChangeRole(request, timeout=ANSWER_SECONDS)
+
+
+async def _until_back(
+    scheduler: str, channels: Channels, before: workers_pb2.WorkerIdentity
+) -> scheduler_pb2.WorkerStatus:
+    while True:
+        # Also a scheduler may be away for a while.
+        with suppress(EndpointUnavailable):
+            found = await _find(scheduler, channels, before.worker_id)
+            if found is not None and found.identity.incarnation != before.incarnation:
+                return found
+        await asyncio.sleep(LOOK_SECONDS)
+
+
+async def _find(scheduler: str, channels: Channels, worker_id: str) -> scheduler_pb2.WorkerStatus | None:
+    workers = (await read_workers(scheduler, channels)).workers
+    return next((worker for worker in workers if worker.identity.worker_id == worker_id), None)
+
+
+def _role_of(worker: scheduler_pb2.WorkerStatus) -> WorkerRole:
+    return worker_wire.role(worker.identity.role, "role")

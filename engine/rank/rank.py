@@ -1,0 +1,163 @@
+"""One rank, from its service's Start to a Stop, or to a Release, after which it is started again with its weights."""
+
+import gc
+import logging
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from engine.agreement import OneRank
+from engine.batch import Backend
+from engine.config import EngineConfig
+from engine.constraints.constraints import load_constraints
+from engine.engine import Engine, longest_context
+from engine.parallel.layout import Layout, Place
+from engine.parallel.lockstep import Lockstep
+from engine.parallel.peers import GroupDescriptors, Peers
+from engine.protocol.messages import Failed, Ready, Released, Start
+from engine.protocol.pulse import Pulse
+from engine.rank.backends import Backends
+from engine.rank.follower import FollowerLoop
+from engine.rank.heartbeat import Heartbeat, longest_step_seconds
+from engine.rank.link import RankLink
+from engine.rank.loop import RankLoop
+from engine.role_change import check_keeps_weights
+from mesh.errors import EngineFailed, MeshError, RankLost
+from mesh.event_fd import EventFd
+from mesh.observe import span
+from transfer.block_macs import Authorship
+from transfer.ucx_log import UcxLog
+
+if TYPE_CHECKING:
+    from transfer.agent import TransferAgent
+
+_log = logging.getLogger("deepmesh.engine")
+# How long a rank that has lost another waits before it says so. The service ends the ranks that are left when one has
+# gone or hangs, and then names that one.
+LOST_SECONDS = 1.75
+
+
+class Rank:
+    """What outlives a release: the process, its connection to the service, the other ranks, and what was loaded."""
+
+    def __init__(
+        self, number: int, link: RankLink, pulse: Pulse, wakeup: EventFd, group: GroupDescriptors | None
+    ) -> None:
+        """group: what it shares with the worker's other ranks, if there are any."""
+        self._number = number
+        self._link = link
+        self._pulse = pulse
+        self._wakeup = wakeup
+        self._group = group
+        self._peers: Peers | None = None
+        self._config: EngineConfig | None = None
+        self._backends: Backends | None = None
+        self._ucx_log: UcxLog | None = None
+
+    def run(self, start: Start) -> int | None:
+        """Load, unless that is done, and serve. Returns the process's exit status, or None once released."""
+        config = EngineConfig.model_validate_json(start.config)
+        try:
+            return self._serve(config, start.authorship)
+        except RankLost as error:
+            _log.error("this rank waits to be ended", extra={"fields": {"cause": error.message}})
+            time.sleep(LOST_SECONDS)
+            self._report(Failed(error.reason, error.message))
+            return 1
+
+    def _serve(self, config: EngineConfig, authorship: Authorship | None) -> int | None:
+        try:
+            with span("engine.load", backend=config.backend):
+                backend = self._make_backend(config)
+                leads = self._peers is None or self._peers.place.leads
+                # Only the first rank of a TP group moves KV; the others get what has landed there.
+                agent = make_agent(config, authorship, backend, self._wakeup, self._number) if leads else None
+                constraints = load_constraints(config, backend.vocabulary_size, backend.eos_token_ids, self._wakeup.set)
+        except RankLost:
+            raise
+        except MeshError as error:
+            self._report(Failed(error.reason, error.message))
+            return 1
+        except Exception as error:
+            self._report(Failed(EngineFailed.reason, f"{type(error).__name__}: {error}"))
+            raise
+        if agent is not None and self._ucx_log is None:
+            self._ucx_log = UcxLog()
+        peers = self._peers
+        agreement = OneRank() if peers is None else Lockstep(peers.steps, peers.wake)
+        heartbeat = Heartbeat(self._pulse, agent, longest_step_seconds(config, on_gpu=backend.asynchronous))
+        loop: RankLoop | FollowerLoop
+        if leads:
+            engine = Engine(config, backend, time.monotonic, agent, agreement, constraints)
+            loop = RankLoop(self._link, engine, heartbeat)
+        else:
+            loop = FollowerLoop(self._link, backend, agreement, heartbeat)
+        self._link.send(_ready(config, backend, agent))
+        # Objects made by loading live as long as the process: garbage collections need not visit them.
+        gc.freeze()
+        heartbeat.start()
+        released = loop.run()
+        if agent is not None:
+            agent.close()
+        # Without it the service would soon take this rank for hanging.
+        heartbeat.close()
+        if not released:
+            return 0
+        self._link.send(Released())
+        return None
+
+    def _make_backend(self, config: EngineConfig) -> Backend:
+        if self._backends is None:
+            if self._group is not None:
+                self._peers = Peers(Place(Layout.of(config.parallel), self._number), self._group)
+            self._backends = Backends(self._peers)
+        else:
+            assert self._config is not None
+            check_keeps_weights(self._config, config)
+            # The pool, and all that knew it, make room for the next.
+            gc.unfreeze()
+            gc.collect()
+        self._config = config
+        return self._backends.make(config)
+
+    def _report(self, failed: Failed) -> None:
+        self._link.send(failed)
+        self._link.flush()
+
+
+def make_agent(
+    config: EngineConfig, authorship: Authorship | None, backend: Backend, wakeup: EventFd, rank: int
+) -> "TransferAgent | None":
+    if config.transfer is None:
+        return None
+    # Imported only here: a rank that moves no KV starts without UCX.
+    from transfer.agent import TransferAgent
+    from transfer.tuning import tune_for_gpu_transfers
+
+    memory = backend.kv_memory()
+    if memory.is_on_gpu:
+        tune_for_gpu_transfers()
+    return TransferAgent(
+        memory, backend.namespace, config.transfer, time.monotonic, wakeup.set, rank=rank, authorship=authorship
+    )
+
+
+def _ready(config: EngineConfig, backend: Backend, agent: "TransferAgent | None") -> Ready:
+    return Ready(
+        model=backend.model,
+        namespace=backend.namespace,
+        context_tokens=longest_context(backend),
+        vocabulary_size=backend.vocabulary_size,
+        total_blocks=backend.total_blocks,
+        block_bytes=backend.block_bytes,
+        max_requests=config.max_requests,
+        peak_bytes=_peak_resident_bytes(),
+        transfer_address=None if agent is None else agent.address,
+        device_name=backend.device_name,
+    )
+
+
+def _peak_resident_bytes() -> int:
+    # Not getrusage: its maximum survives exec, so that it would be the parent's.
+    fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return int(fields["VmHWM"].split()[0]) * 1024

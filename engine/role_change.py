@@ -1,0 +1,56 @@
+"""What a rank that keeps its weights can be configured with next. Pure."""
+
+from typing import Any
+
+from engine.config import EngineConfig
+from engine.parallel.layout import Layout
+from mesh.errors import ConfigError
+
+# Loading does not depend on these: the pool, the steps and the graphs are made anew.
+MAY_DIFFER = frozenset(
+    {
+        "model_name",
+        "kv_dtype",
+        "kv_scale",
+        "kv_namespace",
+        "decode_graphs",
+        "graph_rows",
+        "warm_up",
+        "max_requests",
+        "max_step_tokens",
+        "total_blocks",
+        "kv_memory_fraction",
+        "memory_share",
+        "context_tokens",
+        "overlap",
+        "prefix_cache",
+        "transfer",
+        "oracle",
+        # Of these, what loading does depend on stands below.
+        "parallel",
+        "balance",
+        "drafts",
+    }
+)
+
+
+def check_keeps_weights(before: EngineConfig, after: EngineConfig) -> None:
+    """Raises ConfigError, naming the keys, if a rank that was loaded as `before` says cannot serve as `after` says."""
+    loaded, wanted = _loaded_by(before), _loaded_by(after)
+    changes = [f"engine.{key} from {loaded[key]} to {wanted[key]}" for key in loaded if loaded[key] != wanted[key]]
+    if changes:
+        raise ConfigError(
+            f"a worker that keeps its weights cannot change {', '.join(changes)}: start it again with its new role"
+        )
+
+
+def _loaded_by(config: EngineConfig) -> dict[str, Any]:
+    """What weights, and their place, depend on."""
+    layout = Layout.of(config.parallel)
+    return {
+        **config.model_dump(mode="json", exclude=set(MAY_DIFFER)),
+        "parallel": f"(tp {layout.tp}, dp {layout.dp}, ep {layout.ep})",
+        "balance": f"({config.balance.redundant} copies, moved: {config.balance.interval_steps is not None})",
+        # The draft layer is loaded if there are any.
+        "drafts": "some" if config.drafts.most else "none",
+    }

@@ -1,0 +1,127 @@
+"""How a worker takes another role: it drains, and its process becomes the service of that role with the ranks it has.
+
+The next program is the same process (exec), so that the ranks stay its children: whoever kills it ends them, and
+whoever keeps it running starts it again with the role that it was configured with.
+"""
+
+import asyncio
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from pydantic import SecretStr, ValidationError
+
+from engine.config import EngineConfig
+from engine.layout_choice import choose_parallel
+from engine.role_change import check_keeps_weights
+from mesh.config import ServiceConfig
+from mesh.domain.workers import WorkerRole
+from mesh.errors import ConfigError, WorkerDraining
+from mesh.launch import Program
+from worker.config import WorkerConfig
+from worker.handover import Handover, RankHandle
+
+MODULES: Mapping[WorkerRole, str] = {WorkerRole.PREFILL: "prefill_svc", WorkerRole.DECODE: "decode_svc"}
+
+
+class RoleChange:
+    """The one change of role that a program makes.
+
+    Attributes:
+        wanted: set when the worker is to drain, and to end with the next program.
+        drain_seconds: how long its requests may take to end then.
+    """
+
+    def __init__(self, config: WorkerConfig, role: WorkerRole, handover: Handover | None) -> None:
+        """role: the one that it has; handover: what it was started with."""
+        self._config = config
+        self._role = role
+        self._former = None if handover is None else handover.former_settings
+        self._settings: list[str] = []
+        self._asked = False
+        self.wanted = asyncio.Event()
+        self.drain_seconds = config.server.drain_seconds
+
+    async def begin(self, role: WorkerRole, drain_seconds: float | None, own: Sequence[str]) -> None:
+        """Find out whether the worker can take the role, and have it begin; nothing if it has the role.
+
+        own: KEY=VALUE that say where this worker is reached, and under which id. Raises ConfigError if it cannot, and
+        WorkerDraining if it changes its role already.
+        """
+        if role is self._role:
+            return
+        if self._asked:
+            raise WorkerDraining("this worker changes its role already")
+        self._asked = True
+        try:
+            self._settings = [*self._settings_of_other_role(), *own]
+            await self._check(role)
+        except BaseException:
+            self._asked = False
+            raise
+        if drain_seconds is not None:
+            self.drain_seconds = drain_seconds
+        self.wanted.set()
+
+    def program(self, ranks: Sequence[RankHandle], drained_at: float) -> Program:
+        """What this process is to become, once its ranks are released."""
+        (other,) = (role for role in WorkerRole if role is not self._role)
+        former = settings_of(self._config, type(self._config).model_fields)
+        handover = Handover(list(ranks), former, drained_at)
+        return Program(MODULES[other], self._settings, handover.leave())
+
+    def _settings_of_other_role(self) -> list[str]:
+        if self._former is not None:
+            return self._former
+        shared = [field for field in WorkerConfig.model_fields if field != "other_role"]
+        return [*settings_of(self._config, shared), *self._config.other_role]
+
+    async def _check(self, role: WorkerRole) -> None:
+        """Load the other service's configuration, in a process of its own: no service imports another."""
+        program = Program(MODULES[role], self._settings, {})
+        process = await asyncio.create_subprocess_exec(
+            *program.command("--check"),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env=program.variables(os.environ),
+        )
+        try:
+            said, complaint = await process.communicate()
+        finally:
+            if process.returncode is None:
+                process.kill()
+        if process.returncode:
+            last = complaint.decode(errors="replace").strip().rsplit("\n", 1)[-1]
+            raise ConfigError(f"this worker cannot take the role {role.value}: {last}")
+        check_keeps_weights(_with_layout(self._config.engine, self._role), _with_layout(_engine_in(said), role))
+
+
+def settings_of(config: ServiceConfig, fields: Iterable[str]) -> list[str]:
+    """These keys of a configuration as KEY=VALUE, secrets too."""
+    values = config.model_dump(include=set(fields))
+    return [f"{key}={json.dumps(value, default=_plain)}" for key, value in values.items()]
+
+
+def _engine_in(said: bytes) -> EngineConfig:
+    try:
+        return EngineConfig.model_validate(json.loads(said)["engine"])
+    except (ValueError, KeyError, ValidationError) as error:
+        raise ConfigError("the service of the other role printed no configuration: is it another version?") from error
+
+
+def _with_layout(engine: EngineConfig, role: WorkerRole) -> EngineConfig:
+    parallel, _ = choose_parallel(engine, role)
+    return engine.model_copy(update={"parallel": parallel})
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, SecretStr):
+        return value.get_secret_value()
+    if isinstance(value, Path):
+        return str(value)
+    assert isinstance(value, Enum), type(value)
+    return value.value

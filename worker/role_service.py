@@ -1,0 +1,54 @@
+"""WorkerService: what is asked of a worker itself."""
+
+# grpc's classes are generic in their stubs alone.
+from __future__ import annotations
+
+import grpc
+from deepmesh.internal.v1 import worker_pb2, worker_pb2_grpc
+
+from mesh.domain import worker_wire
+from mesh.errors import InvalidRequest, NoWorker
+from mesh.identity import Role
+from mesh.server import MeshServer, Registration
+from worker.rank_host import RankHost
+from worker.role_change import RoleChange
+
+SERVICE = "deepmesh.internal.v1.WorkerService"
+# Operators may look and not act.
+SERVES = {"ChangeRole": (Role.AUTOSCALER,)}
+
+
+class RoleServicer(worker_pb2_grpc.WorkerServiceServicer):
+    """Serves nothing until `open`: the model loads while the process is alive already."""
+
+    def __init__(self, change: RoleChange) -> None:
+        self._change = change
+        self._host: RankHost | None = None
+        self._own: list[str] = []
+
+    @property
+    def registration(self) -> Registration:
+        return Registration(worker_pb2_grpc.add_WorkerServiceServicer_to_server, self, SERVICE, serves=SERVES)
+
+    def open(self, host: RankHost, server: MeshServer) -> None:
+        self._host = host
+        ports = {"port": server.port, "metrics_port": server.metrics_port, "health_port": server.health_port}
+        self._own = [f"server.{key}={port}" for key, port in ports.items() if port is not None]
+        self._own.append(f"worker_id={host.identity.worker_id}")
+
+    async def ChangeRole(
+        self,
+        request: worker_pb2.ChangeRoleRequest,
+        context: grpc.aio.ServicerContext[worker_pb2.ChangeRoleRequest, worker_pb2.ChangeRoleResponse],
+    ) -> worker_pb2.ChangeRoleResponse:
+        host = self._host
+        if host is None:
+            raise NoWorker("this worker is still loading its model: retry")
+        if request.worker_id != host.identity.worker_id:
+            raise InvalidRequest(
+                f"this is worker {host.identity.worker_id!r}, and not {request.worker_id!r}", field="worker_id"
+            )
+        host.check_takes_new()
+        drain_seconds = request.drain.ToNanoseconds() / 1e9 if request.HasField("drain") else None
+        await self._change.begin(worker_wire.role(request.role, "role"), drain_seconds, self._own)
+        return worker_pb2.ChangeRoleResponse()
