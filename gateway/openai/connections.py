@@ -28,6 +28,8 @@ class LimitedConfig(uvicorn.Config):
     def __init__(self, application: ASGIApp, limits: ConnectionLimits, **settings: Any) -> None:
         super().__init__(application, http=LimitedConnection, **settings)
         self.limits = limits
+        # Set whenever a connection has ended.
+        self.lost = asyncio.Event()
 
 
 class LimitedConnection(HttpToolsProtocol):
@@ -46,7 +48,7 @@ class LimitedConnection(HttpToolsProtocol):
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         assert isinstance(config, LimitedConfig)
-        self._limits = config.limits
+        self._limits, self._lost = config.limits, config.lost
         self._header_timer: asyncio.TimerHandle | None = None
         self._idle_since = self.loop.time()
 
@@ -64,6 +66,7 @@ class LimitedConnection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_awaiting_headers()
         super().connection_lost(exc)
+        self._lost.set()
 
     def data_received(self, data: bytes) -> None:
         if self.idle and self._header_timer is None:
