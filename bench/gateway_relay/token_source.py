@@ -9,6 +9,7 @@ takes it. A message is made once for all streams, so that the source costs as li
 
 import argparse
 import asyncio
+import itertools
 import time
 from typing import Any
 
@@ -50,14 +51,22 @@ def token_message(text: str) -> bytes:
 
 
 class Ticker:
-    """Gives everyone who waits the same message, every `pace_s` seconds, without drifting."""
+    """Makes a message every `pace_s` seconds, without drifting, the same for everyone."""
 
     def __init__(self, pace_s: float) -> None:
         self._pace_s = pace_s
-        self._tick: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._messages: list[bytes] = []
+        self._tick: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    async def next(self) -> bytes:
-        return await asyncio.shield(self._tick)
+    @property
+    def made(self) -> int:
+        return len(self._messages)
+
+    async def message(self, number: int) -> bytes:
+        """A stream that is late is given what it missed: the instants of tokens are found by counting them."""
+        while number >= self.made:
+            await asyncio.shield(self._tick)
+        return self._messages[number]
 
     async def run(self) -> None:
         due = time.perf_counter()
@@ -65,7 +74,8 @@ class Ticker:
             due += self._pace_s
             await asyncio.sleep(max(0.0, due - time.perf_counter()))
             tick, self._tick = self._tick, asyncio.get_running_loop().create_future()
-            tick.set_result(token_message(repr(time.perf_counter())))
+            self._messages.append(token_message(repr(time.perf_counter())))
+            tick.set_result(None)
 
 
 def raw_service(behavior: Any) -> grpc.GenericRpcHandler:
@@ -87,8 +97,8 @@ async def serve_tokens(port: int, pace_ms: float) -> None:
     message = token_message("abc")
 
     async def paced(_request: bytes, context: Any) -> None:
-        while True:
-            await context.write(await ticker.next())
+        for number in itertools.count(ticker.made):
+            await context.write(await ticker.message(number))
 
     settling = Settling()
 
