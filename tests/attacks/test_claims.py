@@ -84,7 +84,7 @@ async def test_a_gateway_attaches_as_itself_alone(tmp_path: Path) -> None:
 
 async def attach(directory: Path, endpoint: str, name: str, gateway_id: str) -> MeshError | None:
     async with channels_as(directory, Role.GATEWAY, name).open(endpoint, Role.DECODE) as channel:
-        call = decode_pb2_grpc.DecodeServiceStub(channel).Attach(timeout=5)
+        call = decode_pb2_grpc.DecodeServiceStub(channel).Attach(timeout=60)
         hello = decode_pb2.AttachHello(gateway_id=gateway_id, gateway_incarnation="i")
         await call.write(decode_pb2.AttachRequest(hello=hello))
         try:

@@ -55,7 +55,7 @@ async def test_a_mesh_serves_over_mutual_tls_and_a_stranger_reaches_nothing(tmp_
         async with operator.open(gateway) as channel:
             stub = gateway_pb2_grpc.GatewayServiceStub(channel)
             request = gateway_pb2.GenerateRequest(prompt=gateway_pb2.Prompt(text="x" * 300), max_tokens=8)
-            answers = [each async for each in stub.Generate(request, timeout=30)]
+            answers = [each async for each in stub.Generate(request, timeout=60)]
         assert answers[-1].HasField("finished")
         workers = [each.identity for each in (await read_workers(scheduler, operator)).workers]
         [endpoint] = [each.endpoint for each in workers if each.role == workers_pb2.WORKER_ROLE_DECODE]
@@ -69,7 +69,7 @@ async def test_a_mesh_serves_over_mutual_tls_and_a_stranger_reaches_nothing(tmp_
 
 
 async def until_attached(scheduler: str, channels: Channels) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while True:
             snapshot = await read_workers(scheduler, channels)
             if len(snapshot.workers) == 2 and [store.attached_workers for store in snapshot.stores] == [2]:
@@ -80,7 +80,7 @@ async def until_attached(scheduler: str, channels: Channels) -> None:
 async def welcomed(endpoint: str, channels: Channels) -> bool:
     """Whether the decode worker takes submissions straight from this caller: then it answers a hello."""
     async with channels.open(endpoint) as channel:
-        call = decode_pb2_grpc.DecodeServiceStub(channel).Attach(timeout=5)
+        call = decode_pb2_grpc.DecodeServiceStub(channel).Attach(timeout=60)
         try:
             hello = decode_pb2.AttachHello(gateway_id="gateway", gateway_incarnation="i")
             await call.write(decode_pb2.AttachRequest(hello=hello))

@@ -63,7 +63,7 @@ async def test_only_workers_report_status(tmp_path: Path, role: Role) -> None:
         running_scheduler(security={"tls": tls}) as endpoint,
         channels_as(tmp_path, role, "x").open(endpoint, Role.SCHEDULER) as channel,
     ):
-        call = scheduler_pb2_grpc.SchedulerServiceStub(channel).ReportStatus(timeout=5)
+        call = scheduler_pb2_grpc.SchedulerServiceStub(channel).ReportStatus(timeout=60)
         with pytest.raises(grpc.aio.AioRpcError) as raised:
             await call.read()
     assert isinstance(from_rpc_error(raised.value), PermissionDenied)
@@ -86,4 +86,4 @@ async def test_a_worker_places_nothing(tmp_path: Path) -> None:
     ):
         stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
         with pytest.raises(PermissionDenied):
-            await stub.Place(scheduler_pb2.PlaceRequest(model="m"), timeout=5)
+            await stub.Place(scheduler_pb2.PlaceRequest(model="m"), timeout=60)

@@ -83,7 +83,7 @@ async def test_ctrl_c_takes_the_question_back_help_lists_commands_and_ctrl_d_end
             terminal.type(b"/cleer\n")
             await eventually(lambda: "/cleer is no command" in terminal.shown)
             terminal.type(CTRL_D)
-            assert await asyncio.wait_for(process.wait(), 10) == 0
+            assert await process.wait() == 0
         finally:
             if process.returncode is None:
                 process.kill()

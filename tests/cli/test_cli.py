@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 from deepmesh.internal.v1 import kvstore_pb2, scheduler_pb2, scheduler_pb2_grpc, workers_pb2
 from typer.testing import CliRunner
 
@@ -83,25 +84,27 @@ async def test_help_names_every_command_and_the_ports() -> None:
     assert all(word in out for word in ("up", "chat", "status", "make-checkpoint", "bench", "demo", "8002"))
 
 
-async def test_status_shows_workers_their_load_and_cache() -> None:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shown() -> str:
+    """What `deepmesh status` prints."""
     async with scheduler() as server:
         status, out, _ = await deepmesh("status", "--scheduler", server.endpoint)
     assert status == 0
-    assert all(text in out for text in ("decode-7", "draining", "small", "3/16", "10/1,000", "55", "12.3"))
+    return out
 
 
-async def test_status_shows_landings_slots_and_bytes_by_transport() -> None:
-    async with scheduler() as server:
-        _, out, _ = await deepmesh("status", "--scheduler", server.endpoint)
-    rows = [line.split() for line in out.split("KV moved by")[1].splitlines()]
+def test_status_shows_workers_their_load_and_cache(shown: str) -> None:
+    assert all(text in shown for text in ("decode-7", "draining", "small", "3/16", "10/1,000", "55", "12.3"))
+
+
+def test_status_shows_landings_slots_and_bytes_by_transport(shown: str) -> None:
+    rows = [line.split() for line in shown.split("KV moved by")[1].splitlines()]
     assert ["decode-7", "4/0/0", "6/8", "1", "posix", "3.5", "MB", "0", "2"] in rows
-    assert "tcp 1.0 kB" in out
+    assert "tcp 1.0 kB" in shown
 
 
-async def test_status_shows_the_tiers_of_stores_and_which_do_not_answer() -> None:
-    async with scheduler() as server:
-        _, out, _ = await deepmesh("status", "--scheduler", server.endpoint)
-    rows = [line.split() for line in out.split("KV store")[1].splitlines()]
+def test_status_shows_the_tiers_of_stores_and_which_do_not_answer(shown: str) -> None:
+    rows = [line.split() for line in shown.split("KV store")[1].splitlines()]
     assert ["kvstore-3", "memory", "77/2,000", "7.7", "MB", "3", "9", "5"] in rows
     assert ["127.0.0.1:9", "does", "not", "answer"] in rows
 

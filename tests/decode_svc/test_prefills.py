@@ -114,6 +114,8 @@ async def test_a_prompt_is_sent_with_its_landing_and_its_tokens_come_back() -> N
         (first,) = rank.first_tokens
         assert (first.key, first.token_id, first.cached_tokens, first.store_cached_tokens) == (0, 42, 128, 64)
         assert first.logprobs == Logprobs(-0.5, [42], [-0.5])
+        # Else the request may end before its call.
+        await eventually(lambda: ended("done") == done_before + 1)
         rank.emit(rank.step(rank.output(0, 10, "length", [Logprobs(-0.5, [42], [-0.5])] * 10)))
         request = await gateway.ended(1)
         assert (request.error, len(request.tokens), len(request.logprobs)) == (None, 10, 10)
@@ -192,10 +194,11 @@ async def test_a_prefill_worker_that_dies_when_its_work_is_done_disturbs_nobody(
 
 async def test_a_prefill_worker_that_hangs_is_lost_with_its_landing() -> None:
     async with decode_without_rank() as running, fake_prefill() as prefill, gateway_client(running.endpoint) as gateway:
-        call = await called(running, gateway, prefill, make_ticket(len(PROMPT), deadline_ms=200))
+        key = await submitted(running, gateway, prefill)
+        rank_of(running).open_landing(key, make_ticket(len(PROMPT), deadline_ms=200))
         await gateway.ended(1)
         lost(gateway)
-        await eventually(lambda: call.cancelled)
+        await eventually(lambda: all(call.cancelled for call in prefill.calls))
 
 
 @pytest.mark.parametrize("says_done", [False, True])
@@ -350,10 +353,11 @@ async def test_a_request_that_ends_with_its_first_token_needs_no_more_of_its_pro
 
 async def test_the_deadline_of_a_request_ends_its_call() -> None:
     async with decode_without_rank() as running, fake_prefill() as prefill, gateway_client(running.endpoint) as gateway:
-        call = await called(running, gateway, prefill, deadline_ms=200)
+        key = await submitted(running, gateway, prefill, deadline_ms=200)
+        rank_of(running).open_landing(key, make_ticket(len(PROMPT)))
         request = await gateway.ended(1)
         assert isinstance(request.error, DeadlineExceeded)
-        await eventually(lambda: call.cancelled)
+        await eventually(lambda: all(call.cancelled for call in prefill.calls))
 
 
 async def test_a_gateway_that_hangs_up_for_good_ends_its_calls() -> None:

@@ -28,7 +28,7 @@ async def decode_process(*settings: str, port: int | None = None) -> AsyncIterat
 
 async def test_a_worker_told_to_stop_finishes_what_it_has_and_takes_nothing_new() -> None:
     async with running_scheduler() as scheduler, decode_process(f"scheduler={scheduler}") as process:
-        await process.child.wait_ready(process.endpoint, Channels(), 30)
+        await process.child.wait_ready(process.endpoint, Channels(), 90)
         rank = process.rank
         async with gateway_client(process.endpoint) as gateway:
             running = await gateway.submit(PROMPT, 100)
@@ -49,7 +49,7 @@ async def test_a_worker_told_to_stop_finishes_what_it_has_and_takes_nothing_new(
 
 async def test_a_request_longer_than_the_drain_is_sent_elsewhere() -> None:
     async with decode_process("server.drain_seconds=0.2") as process:
-        await process.child.wait_ready(process.endpoint, Channels(), 30)
+        await process.child.wait_ready(process.endpoint, Channels(), 90)
         async with gateway_client(process.endpoint) as gateway:
             stream_id = await gateway.submit(PROMPT, 10_000)
             await gateway.until(lambda: gateway.requests[stream_id].tokens)
@@ -63,7 +63,7 @@ async def test_a_request_longer_than_the_drain_is_sent_elsewhere() -> None:
 
 async def test_the_death_of_the_rank_ends_every_request_and_the_process() -> None:
     async with decode_process() as process:
-        await process.child.wait_ready(process.endpoint, Channels(), 30)
+        await process.child.wait_ready(process.endpoint, Channels(), 90)
         async with gateway_client(process.endpoint) as gateway:
             stream_ids = [await gateway.submit([*PROMPT, number], 10_000) for number in range(10)]
             await gateway.until(lambda: all(gateway.requests[stream_id].tokens for stream_id in stream_ids))

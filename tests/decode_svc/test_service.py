@@ -96,7 +96,7 @@ async def test_a_cancelled_request_ends_and_frees_its_blocks() -> None:
 
 async def test_a_broken_stream_loses_and_repeats_no_token() -> None:
     async with (
-        running_worker(engine=SLOW) as running,
+        running_worker(engine=SLOW, grace_seconds=60) as running,
         gateway_client(running.endpoint, "a") as gateway,
         gateway_client(running.endpoint, "b") as undisturbed,
     ):
@@ -151,9 +151,13 @@ async def test_a_deadline_ends_the_request() -> None:
         running_worker(engine={"oracle": {"step_ms": 5}}) as running,
         gateway_client(running.endpoint) as gateway,
     ):
-        request = await gateway.ended(await gateway.submit(prompt(10), 10_000, deadline_ms=200))
-        assert isinstance(request.error, DeadlineExceeded)
-        assert 0 < len(request.tokens) < 100
+        # The first one may be over before a busy machine has given it a token.
+        for deadline_ms in (200, 1000, 5000, 20_000):
+            request = await gateway.ended(await gateway.submit(prompt(10), 10_000, deadline_ms=deadline_ms))
+            assert isinstance(request.error, DeadlineExceeded)
+            if request.tokens:
+                break
+        assert 0 < len(request.tokens) < deadline_ms / 2
         at_once = await gateway.ended(await gateway.submit(prompt(10), 10_000, deadline_ms=1))
         assert isinstance(at_once.error, DeadlineExceeded)
 
@@ -182,10 +186,15 @@ async def test_a_full_queue_sends_requests_elsewhere() -> None:
         running_worker(engine={"max_requests": 1, "oracle": {"step_ms": 2}}, queue={"waiting_requests": 1}) as running,
         gateway_client(running.endpoint) as gateway,
     ):
-        stream_ids = [await gateway.submit(prompt(10, number), 30) for number in range(4)]
-        ended = [await gateway.ended(stream_id) for stream_id in stream_ids]
-        assert [type(request.error) for request in ended] == [type(None), type(None), WorkerFull, WorkerFull]
-        assert all(request.is_exact() for request in ended)
+        taken = [await gateway.submit(prompt(10, number), 10_000) for number in range(2)]
+        for number in range(2):
+            refused = await gateway.ended(await gateway.submit(prompt(10, number), 30))
+            assert isinstance(refused.error, WorkerFull)
+        for stream_id in taken:
+            await gateway.until(lambda request=gateway.requests[stream_id]: request.tokens)
+            await gateway.send(cancellation=decode_pb2.Cancellation(stream_id=stream_id))
+            request = await gateway.ended(stream_id)
+            assert request.error is None and request.is_exact()
 
 
 async def test_a_gateway_that_never_reads_stalls_nobody_and_loses_nothing() -> None:
@@ -225,7 +234,7 @@ async def test_streams_out_of_order_are_refused() -> None:
 
 async def test_a_stream_id_used_twice_ends_the_stream_and_not_the_request() -> None:
     async with (
-        running_worker(engine=SLOW) as running,
+        running_worker(engine=SLOW, grace_seconds=60) as running,
         gateway_client(running.endpoint) as gateway,
     ):
         stream_id = await gateway.submit(prompt(10), 100)

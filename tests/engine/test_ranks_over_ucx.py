@@ -29,7 +29,7 @@ def oracle_settings(**settings: Any) -> EngineConfig:
 
 
 async def ended(pair: RankPair, count: int) -> None:
-    await eventually(lambda: len(pair.transcript.ends) == count, seconds=30)
+    await eventually(lambda: len(pair.transcript.ends) == count)
 
 
 async def assert_at_rest(pair: RankPair) -> None:
@@ -152,7 +152,7 @@ async def test_a_ticket_names_the_rank_that_its_landing_is_on() -> None:
         places = {(segment.destination_rank, segment.worker_address) for segment in opened.ticket.segments}
         assert places == {(3, client.ready.transfer_address)}
     finally:
-        await client.close(grace_seconds=2.0)
+        await client.close(grace_seconds=30.0)
 
 
 async def test_a_landing_that_nothing_reaches_ends_with_its_deadline() -> None:
@@ -169,4 +169,4 @@ async def test_a_landing_that_nothing_reaches_ends_with_its_deadline() -> None:
         assert lost.refusal is not None
         assert lost.refusal.reason == "PREFILL_LOST"
     finally:
-        await client.close(grace_seconds=2.0)
+        await client.close(grace_seconds=30.0)

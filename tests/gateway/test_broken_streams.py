@@ -9,17 +9,15 @@ import pytest
 from deepmesh.v1 import common_pb2
 
 from gateway import wire
-from gateway.config import DispatchConfig
 from gateway.decode_link import DecodeLink
 from mesh.errors import EngineFailed, InvalidRequest, MeshError, NoWorker, Overloaded, ShuttingDown, WorkerFull
 from mesh.failures import from_rpc_error
 from mesh.metrics import GATEWAY_WORKER_LINKS
 from tests.support.fake_decode import FakeDecodeWorker, FakeRequest, oracle_tokens
-from tests.support.gateways import Collected, Mesh, collect, ids_request, limits, running_mesh
+from tests.support.gateways import Collected, Mesh, collect, dispatch, ids_request, limits, running_mesh
 from tests.support.waiting import eventually
 
 PROMPT = [5, 6, 7]
-FAST: dict[str, Any] = {"backoff_seconds": 0.01, "reattach_seconds": 0.02}
 
 
 def paced(**fields: Any) -> FakeDecodeWorker:
@@ -122,7 +120,8 @@ async def test_requests_move_at_once_from_a_worker_that_refuses_connections() ->
         await dying.stop()
         for answer in answers:
             assert (await answer).token_ids == oracle_tokens(PROMPT, 100)
-        assert time.monotonic() - killed_at < 2
+        # Its grace is a minute.
+        assert time.monotonic() - killed_at < 30
         assert len(other.submissions) == 10
         # Its lease has not ended: it is placed on, refuses, and costs nothing either.
         assert (await start(mesh, 20)).token_ids == oracle_tokens(PROMPT, 20)
@@ -145,8 +144,7 @@ async def test_a_worker_that_was_left_alive_is_fenced() -> None:
 
 
 async def test_a_refused_request_that_nobody_else_takes_stays_with_its_worker() -> None:
-    dispatch = DispatchConfig(attempts=1, **FAST)
-    async with running_mesh(paced(grace_ms=60_000), dispatch=dispatch) as mesh:
+    async with running_mesh(paced(grace_ms=60_000), dispatch=dispatch(attempts=1)) as mesh:
         answer = start(mesh)
         await under_way(mesh.worker)
         mesh.worker.unreachable = True
@@ -215,7 +213,7 @@ async def failure_of(mesh: Mesh) -> Exception:
 
 async def test_placing_again_ends_with_overloaded_where_nobody_has_room() -> None:
     refusals: list[MeshError] = [WorkerFull("no room") for _ in range(5)]
-    async with running_mesh(FakeDecodeWorker(refusals=refusals), dispatch=DispatchConfig(attempts=3, **FAST)) as mesh:
+    async with running_mesh(FakeDecodeWorker(refusals=refusals), dispatch=dispatch(attempts=3)) as mesh:
         error = await failure_of(mesh)
         assert isinstance(error, Overloaded)
         assert error.retry_after_ms is not None
@@ -223,8 +221,7 @@ async def test_placing_again_ends_with_overloaded_where_nobody_has_room() -> Non
 
 
 async def test_a_worker_that_is_gone_for_good_ends_the_request_with_unavailable() -> None:
-    dispatch = DispatchConfig(attempts=2, worker_seconds=0.2, **FAST)
-    async with running_mesh(paced(grace_ms=100), dispatch=dispatch) as mesh:
+    async with running_mesh(paced(grace_ms=100), dispatch=dispatch(attempts=2, worker_seconds=0.2)) as mesh:
         answer = start(mesh)
         await under_way(mesh.worker)
         mesh.worker.unreachable = True
@@ -237,7 +234,7 @@ async def test_a_worker_that_is_gone_for_good_ends_the_request_with_unavailable(
 
 
 async def test_a_request_that_finds_no_worker_waits_for_one() -> None:
-    async with running_mesh(dispatch=DispatchConfig(attempts=2, **FAST)) as mesh:
+    async with running_mesh(dispatch=dispatch(attempts=2)) as mesh:
         await eventually(lambda: mesh.gateway.available)
         mesh.scheduler.remove("decode-0")
         answer = start(mesh, 5)
@@ -247,7 +244,7 @@ async def test_a_request_that_finds_no_worker_waits_for_one() -> None:
 
 
 async def test_a_request_that_finds_no_worker_for_long_is_told_so() -> None:
-    async with running_mesh(dispatch=DispatchConfig(worker_seconds=0.2, **FAST)) as mesh:
+    async with running_mesh(dispatch=dispatch(worker_seconds=0.2)) as mesh:
         await eventually(lambda: mesh.gateway.available)
         mesh.scheduler.remove("decode-0")
         assert isinstance(await failure_of(mesh), NoWorker)
@@ -255,8 +252,9 @@ async def test_a_request_that_finds_no_worker_for_long_is_told_so() -> None:
 
 
 async def test_the_only_worker_is_waited_for_while_it_is_started_again_and_the_client_is_not_blamed() -> None:
-    dispatch = DispatchConfig(attempts=2, **FAST)
-    async with running_mesh(paced(grace_ms=100), dispatch=dispatch, limits=limits(stalled_seconds=0.5)) as mesh:
+    async with running_mesh(
+        paced(grace_ms=100), dispatch=dispatch(attempts=2), limits=limits(stalled_seconds=1.0)
+    ) as mesh:
         answer = start(mesh)
         await under_way(mesh.worker)
         mesh.scheduler.remove("decode-0")
@@ -271,7 +269,7 @@ async def test_a_worker_that_never_answers_is_given_up() -> None:
     silent = FakeDecodeWorker()
     silent.unreachable = True
     other = FakeDecodeWorker(worker_id="decode-1")
-    async with running_mesh(silent, other, dispatch=DispatchConfig(attach_seconds=0.2, **FAST)) as mesh:
+    async with running_mesh(silent, other, dispatch=dispatch(attach_seconds=0.2)) as mesh:
         assert (await start(mesh)).token_ids == oracle_tokens(PROMPT, 60)
 
 
@@ -345,7 +343,7 @@ async def test_a_request_that_cannot_be_encoded_fails_alone_and_at_once(monkeypa
         undisturbed = start(mesh)
         await under_way(mesh.worker)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await collect(mesh, ids_request(PROMPT, max_tokens=7), timeout=2)
+            await collect(mesh, ids_request(PROMPT, max_tokens=7))
         assert caught.value.code() is grpc.StatusCode.INTERNAL
         later = start(mesh)
         for answer in (undisturbed, later):

@@ -10,11 +10,20 @@ import pytest
 from deepmesh.v1 import common_pb2, gateway_pb2
 from pydantic import SecretStr, ValidationError
 
-from gateway.config import ApiKeyConfig, DispatchConfig, LimitsConfig
+from gateway.config import ApiKeyConfig, LimitsConfig
 from mesh.errors import InvalidRequest, MeshError, NoWorker, Overloaded
 from mesh.failures import from_rpc_error
 from tests.support.fake_decode import FakeDecodeWorker, oracle_tokens, scripted
-from tests.support.gateways import MODEL, Mesh, chat_request, collect, ids_request, model_texts, running_mesh
+from tests.support.gateways import (
+    MODEL,
+    Mesh,
+    chat_request,
+    collect,
+    dispatch,
+    ids_request,
+    model_texts,
+    running_mesh,
+)
 from tests.support.oracle_texts import spelled
 from tests.support.waiting import eventually
 
@@ -219,7 +228,7 @@ async def test_an_unknown_model_is_refused() -> None:
 
 async def test_a_model_whose_workers_are_gone_no_longer_makes_requests_ambiguous() -> None:
     leaving, staying = FakeDecodeWorker(model="old"), FakeDecodeWorker(worker_id="decode-1", model="new")
-    async with running_mesh(leaving, staying, texts={}, dispatch=DispatchConfig(worker_seconds=0.3)) as mesh:
+    async with running_mesh(leaving, staying, texts={}, dispatch=dispatch(worker_seconds=0.3)) as mesh:
         await eventually(lambda: mesh.gateway.directory.models() == ["new", "old"])
         error = await refused(collect(mesh, ids_request()))
         assert (error.code.name, error.message) == ("INVALID_ARGUMENT", "name a model: this mesh serves new, old")
@@ -314,7 +323,7 @@ async def test_a_full_gateway_refuses_with_a_delay() -> None:
 
 
 async def test_what_the_scheduler_refuses_with_reaches_the_client() -> None:
-    async with running_mesh(dispatch=DispatchConfig(worker_seconds=0)) as mesh:
+    async with running_mesh(dispatch=dispatch(worker_seconds=0)) as mesh:
         for refusal in (Overloaded("full", retry_after_ms=2500), NoWorker("none")):
             mesh.scheduler.refusals.append(refusal)
             error = await refused(collect(mesh, ids_request()))

@@ -10,6 +10,7 @@ from gateway import grammar_checks
 from gateway.answer_forms import GrammarForm
 from gateway.grammar_checks import GrammarChecks
 from mesh.errors import InvalidConstraint, Overloaded
+from tests.support.waiting import PATIENCE_SECONDS
 
 
 class SlowForm(GrammarForm):
@@ -56,7 +57,8 @@ async def test_a_grammar_that_takes_too_long_is_the_clients_fault_and_waiting_is
     with pytest.raises(InvalidConstraint, match="took longer"):
         await first
     slow.gate.set()
-    async with asyncio.timeout(5):
+    monkeypatch.setattr(grammar_checks, "CHECK_SECONDS", PATIENCE_SECONDS)
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while True:
             try:
                 return await checks.check('start: "a"', "guided_grammar", "alice")

@@ -74,7 +74,7 @@ async def test_it_is_ready_once_a_worker_is_known_answers_and_stops_on_a_signal(
             f"server.metrics_port={metrics}",
             "observe.access_log=true",
         )
-        async with running_gateway(*settings) as (process, grpc_port, http_port), httpx.AsyncClient() as http:
+        async with running_gateway(*settings) as (process, grpc_port, http_port), httpx.AsyncClient(timeout=60) as http:
             async with grpc.aio.insecure_channel(f"127.0.0.1:{grpc_port}") as channel:
                 base = f"http://127.0.0.1:{http_port}"
                 assert await readiness(channel) == health_pb2.HealthCheckResponse.NOT_SERVING
@@ -118,7 +118,7 @@ async def test_a_signal_lets_readiness_fall_first_and_then_ends_streams_with_an_
         async with (
             running_gateway(f"scheduler=127.0.0.1:{server.port}", models, *stop) as (process, grpc_port, http_port),
             grpc.aio.insecure_channel(f"127.0.0.1:{grpc_port}") as channel,
-            httpx.AsyncClient(base_url=f"http://127.0.0.1:{http_port}") as http,
+            httpx.AsyncClient(base_url=f"http://127.0.0.1:{http_port}", timeout=60) as http,
         ):
             await until_health(channel, health_pb2.HealthCheckResponse.SERVING)
             async with http.stream("POST", "/v1/completions", json=body) as response:

@@ -15,14 +15,14 @@ AUTHORIZED = (("authorization", "Bearer alice-secret"),)
 
 async def begun(mesh: Mesh, request: gateway_pb2.GenerateRequest) -> str:
     """The token of a stream that has been answered."""
-    responses = [each async for each in mesh.stub.Generate(request, timeout=10, metadata=AUTHORIZED)]
+    responses = [each async for each in mesh.stub.Generate(request, timeout=60, metadata=AUTHORIZED)]
     return responses[0].started.stream_token
 
 
 async def resumed(mesh: Mesh, token: str, request: gateway_pb2.GenerateRequest, position: int) -> list[int]:
     """The token ids behind the position."""
     asked = gateway_pb2.ResumeRequest(stream_token=token, position=position, request=request)
-    responses = [each.response async for each in mesh.stub.Resume(asked, timeout=10, metadata=AUTHORIZED)]
+    responses = [each.response async for each in mesh.stub.Resume(asked, timeout=60, metadata=AUTHORIZED)]
     return [token_id for each in responses for token_id in each.delta.token_ids]
 
 

@@ -116,7 +116,7 @@ async def test_buf_curl_generates_through_reflection(mesh: ProcessMesh) -> None:
     assert json.loads(last)["finished"]["usage"]["completionTokens"] == 6
 
 
-@pytest.mark.slow
+@pytest.mark.check("dist")
 async def test_a_client_with_nothing_but_the_stubs_generates(mesh: ProcessMesh, tmp_path: Path) -> None:
     await run(sys.executable, "-m", "venv", tmp_path / "venv")
     python = tmp_path / "venv" / "bin" / "python"
@@ -130,7 +130,7 @@ async def test_a_client_with_nothing_but_the_stubs_generates(mesh: ProcessMesh, 
 async def cached_tokens(mesh: ProcessMesh) -> float:
     """Prompt tokens found in a cache so far, by all requests."""
     port = dict(setting.split("=") for setting in mesh.plan.settings)[METRICS_PORT]
-    async with httpx.AsyncClient(trust_env=False) as http:
+    async with httpx.AsyncClient(timeout=60, trust_env=False) as http:
         text = (await http.get(f"http://127.0.0.1:{port}/metrics")).text
     name = "deepmesh_gateway_cached_tokens_total"
     return sum(float(line.split()[1]) for line in text.splitlines() if line.startswith(name + "{"))

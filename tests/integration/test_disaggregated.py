@@ -25,7 +25,7 @@ from tests.support.mesh_requests import (
     tokens_of,
     until_stored,
 )
-from tests.support.process_mesh import ProcessMesh, oracle_settings, process_mesh
+from tests.support.process_mesh import SLOW_STORE, ProcessMesh, oracle_settings, process_mesh
 
 # Around the ends of blocks, of the prefill worker's chunks of 128, and of segments of a few blocks.
 LENGTHS = (1, 2, 63, 64, 65, 127, 128, 129, 191, 192, 193, 256, 257, 511, 512, 513, 640)
@@ -44,7 +44,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 def settings(**engine: object) -> tuple[str, ...]:
     values = {"oracle.step_ms": 2, "oracle.prefill_tokens_per_second": 20000, **engine}
-    return (*oracle_settings(**values), *FAST_LEASES)
+    return (*oracle_settings(**values), *FAST_LEASES, *SLOW_STORE)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -202,6 +202,7 @@ async def test_thousands_of_requests_find_their_way() -> None:
         assert {each.worker_id for each in await chosen(mesh, 1000)} == {"decode-0", "decode-1"}
 
 
+@pytest.mark.check("load")
 async def test_workers_of_two_namespaces_are_never_paired_and_the_error_says_why() -> None:
     other = "prefill.engine.oracle.vocabulary_size=513"
     async with process_mesh(prefill=1, settings=(*settings(), *APART, other)) as mesh:
@@ -212,6 +213,7 @@ async def test_workers_of_two_namespaces_are_never_paired_and_the_error_says_why
         assert "weights_fingerprint oracle-512 against oracle-513" in error.message
 
 
+@pytest.mark.check("load")
 async def test_short_prompts_stay_on_a_decode_worker_that_computes_them() -> None:
     async with process_mesh(prefill=1, settings=settings()) as mesh:
         await assert_right(mesh, [prompt_of(60, 0)])

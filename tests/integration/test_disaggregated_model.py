@@ -12,7 +12,7 @@ from transformers import DeepseekV3ForCausalLM
 from tests.support.checkpoints import random_prompt, tiny_checkpoint
 from tests.support.greedy import MARGIN, assert_greedy
 from tests.support.mesh_requests import fetched_blocks, forget, received_bytes, request_of, tokens_of, until_stored
-from tests.support.process_mesh import ProcessMesh, process_mesh
+from tests.support.process_mesh import SLOW_STORE, ProcessMesh, process_mesh
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 ANSWER_TOKENS = 24
@@ -29,6 +29,7 @@ SETTINGS = (
     "decode.can_prefill=false",
     "scheduler.store_link.poll_seconds=0.1",
     "scheduler.lease.seconds=2",
+    *SLOW_STORE,
 )
 
 
@@ -85,8 +86,8 @@ async def check(mesh: ProcessMesh, reference: DeepseekV3ForCausalLM, prompts: li
 
 async def test_prompts_of_every_length(mesh: ProcessMesh, reference: DeepseekV3ForCausalLM) -> None:
     await check(mesh, reference, [random_prompt(length, seed=length) for length in LENGTHS])
-    assert (await received_bytes(mesh))["decode-0"] > 0
     await mesh.drained()
+    assert (await received_bytes(mesh))["decode-0"] > 0
 
 
 async def test_a_prefix_that_the_workers_hold(mesh: ProcessMesh, reference: DeepseekV3ForCausalLM) -> None:

@@ -2,7 +2,7 @@
 
 from bench.trace.collector import Span, otlp_collector
 from tests.support.mesh_requests import prompt_of, tokens_of
-from tests.support.process_mesh import oracle_settings, process_mesh
+from tests.support.process_mesh import SLOW_STORE, oracle_settings, process_mesh
 from tests.support.waiting import eventually
 
 SERVICES = ("gateway", "scheduler", "prefill", "decode", "kvstore")
@@ -33,7 +33,7 @@ def pairs(spans: list[Span]) -> set[tuple[str, str]]:
 async def test_a_disaggregated_request_is_one_trace_with_every_services_spans_under_one_root() -> None:
     async with otlp_collector() as collector:
         traced = tuple(f"{service}.observe.otlp_endpoint={collector.endpoint}" for service in SERVICES)
-        settings = (*oracle_settings(), *traced, "decode.can_prefill=false")
+        settings = (*oracle_settings(), *traced, *SLOW_STORE, "decode.can_prefill=false")
         async with process_mesh(prefill=1, stores=1, settings=settings) as mesh:
             await tokens_of(mesh, prompt_of(500, 1), 20)
             await eventually(lambda: pairs(_whole(collector.spans)) >= EXPECTED)

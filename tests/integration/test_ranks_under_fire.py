@@ -40,7 +40,7 @@ async def strike_forever(mesh: ProcessMesh, struck: list[psutil.Process]) -> Non
     source = random.Random(16)
     while True:
         await asyncio.sleep(SECONDS_BETWEEN_FAULTS)
-        await mesh.whole(60)
+        await mesh.whole()
         struck += await strike(mesh, source)
 
 
@@ -60,7 +60,7 @@ async def test_thousands_of_requests_get_their_own_tokens_whichever_rank_dies() 
         await asyncio.gather(*(ask(mesh, seed) for seed in range(REQUESTS)))
         striking.cancel()
         await asyncio.gather(striking, return_exceptions=True)
-        await mesh.whole(60)
+        await mesh.whole()
         assert not any(process.is_running() for process in struck)
     seconds = time.monotonic() - started
     sys.stdout.write(f"\n{REQUESTS} requests in {seconds:.0f} s, {len(struck)} ranks of struck workers ended\n")

@@ -1,6 +1,5 @@
 """Streams that are gone on with at another gateway of a mesh of real processes: every token is compared."""
 
-import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import suppress
@@ -15,8 +14,9 @@ from deepmesh.v1 import gateway_pb2, gateway_pb2_grpc
 from cli.launcher.composition import HOST
 from engine.oracle import oracle_tokens
 from mesh.failures import from_rpc_error
-from tests.support.mesh_requests import kill, prompt_of, request_of
+from tests.support.mesh_requests import ANSWER_SECONDS, forget, kill, prompt_of, request_of
 from tests.support.process_mesh import VOCABULARY, ProcessMesh, oracle_settings, process_mesh
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 KEYS = 'gateway.api_keys=[{"name": "alice", "key": "alice-secret"}, {"name": "bob", "key": "bob-secret"}]'
@@ -43,7 +43,7 @@ def gateway_channel(mesh: ProcessMesh, number: int) -> grpc.aio.Channel:
 
 async def begun(stub: gateway_pb2_grpc.GatewayServiceStub, tokens: int) -> tuple[Any, str, list[int]]:
     """A stream of which so many tokens were read, and its token."""
-    call = stub.Generate(request_of(PROMPT, TOKENS), metadata=ALICE, timeout=60)
+    call = stub.Generate(request_of(PROMPT, TOKENS), metadata=ALICE, timeout=ANSWER_SECONDS)
     started = await call.read()
     found: list[int] = []
     while len(found) < tokens:
@@ -54,7 +54,7 @@ async def begun(stub: gateway_pb2_grpc.GatewayServiceStub, tokens: int) -> tuple
 async def resumed(
     stub: gateway_pb2_grpc.GatewayServiceStub, request: gateway_pb2.ResumeRequest, metadata: Any = ALICE
 ) -> list[int]:
-    call = stub.Resume(request, metadata=metadata, timeout=60)
+    call = stub.Resume(request, metadata=metadata, timeout=ANSWER_SECONDS)
     return [token async for message in call for token in message.response.delta.token_ids]
 
 
@@ -67,12 +67,14 @@ async def refusal(stub: gateway_pb2_grpc.GatewayServiceStub, token: str, metadat
 async def until_back(mesh: ProcessMesh) -> None:
     """Wait until the first gateway was started again, and serves."""
     http_port, _ = mesh.plan.gateway_ports[0]
-    async with asyncio.timeout(30), httpx.AsyncClient(trust_env=False) as client:
-        while True:
+    async with httpx.AsyncClient(timeout=60, trust_env=False) as client:
+
+        async def serves() -> bool:
             with suppress(httpx.TransportError):
-                if (await client.get(f"http://{HOST}:{http_port}/health")).is_success:
-                    return
-            await asyncio.sleep(0.05)
+                return (await client.get(f"http://{HOST}:{http_port}/health")).is_success
+            return False
+
+        await eventually(serves)
 
 
 async def test_a_stream_whose_gateway_is_killed_goes_on_at_another(mesh: ProcessMesh) -> None:
@@ -103,9 +105,7 @@ async def test_a_stream_of_which_no_worker_has_the_log_is_computed_again(mesh: P
         stub = stub_of(channel)
         call, token, found = await begun(stub, 20)
         call.cancel()
-        kill(mesh, "decode-0", "decode-1")
-        await asyncio.sleep(0.5)
-        await mesh.whole()
+        await forget(mesh, "decode-0", "decode-1")
         assert await refusal(stub, token) == "STREAM_GONE"
         request = gateway_pb2.ResumeRequest(stream_token=token, position=len(found), request=request_of(PROMPT, TOKENS))
         assert found + await resumed(stub, request) == EXPECTED
@@ -126,7 +126,7 @@ async def test_an_http_stream_goes_on_behind_its_last_event_at_another_gateway(m
     headers = {"authorization": "Bearer alice-secret"}
     body = {"model": "oracle", "prompt": "abc", "max_tokens": 100, "ignore_eos": True, "temperature": 0}
     first, second = (f"http://{HOST}:{http_port}" for http_port, _ in mesh.plan.gateway_ports)
-    async with httpx.AsyncClient(headers=headers, timeout=30, trust_env=False) as client:
+    async with httpx.AsyncClient(headers=headers, timeout=60, trust_env=False) as client:
         whole = (await client.post(f"{second}/v1/completions", json=body)).json()["choices"][0]["text"]
         text, last_id = "", ""
         async with client.stream("POST", f"{first}/v1/completions", json={**body, "stream": True}) as response:

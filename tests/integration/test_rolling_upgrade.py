@@ -72,7 +72,7 @@ async def replace(mesh: ProcessMesh, name: str, roots: dict[str, Path]) -> None:
         )
         if name in ports:
             await until_ready(f"{HOST}:{ports[name]}", Channels())
-        await mesh.whole(60)
+        await mesh.whole()
 
 
 @pytest.mark.timeout(0)
@@ -110,7 +110,7 @@ async def test_a_mesh_goes_from_one_version_to_the_next_and_loses_nothing(theirs
         assert all(isinstance(result, asyncio.CancelledError) for result in results), results
         running = [psutil.Process(number).environ() for number in mesh.supervisor.process_ids.values()]
         assert {environment["PYTHONPATH"].partition(":")[0] for environment in running} == {str(OURS)}
-        await mesh.drained(30)
+        await mesh.drained()
     sys.stdout.write(
         f"\n{len(answers)} answers, each token compared, while {len(roots)} processes were replaced; "
         f"{sum(answer.resumed > 0 for answer in answers)} went on at another gateway, the longest pause was "

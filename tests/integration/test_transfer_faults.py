@@ -8,8 +8,9 @@ import pytest
 import pytest_asyncio
 
 from engine.oracle import oracle_tokens
-from tests.support.mesh_requests import assert_right, kill, prompt_of, request_of
+from tests.support.mesh_requests import ANSWER_SECONDS, assert_right, kill, prompt_of, request_of
 from tests.support.process_mesh import VOCABULARY, ProcessMesh, oracle_settings, process_mesh
+from tests.support.waiting import eventually
 
 PROMPT_TOKENS = 512
 SETTINGS = (
@@ -35,11 +36,11 @@ async def slow_pair() -> AsyncIterator[ProcessMesh]:
 
 async def test_a_prefill_worker_killed_before_its_push_costs_no_token(slow_pair: ProcessMesh) -> None:
     answer = asyncio.create_task(assert_right(slow_pair, [prompt_of(PROMPT_TOKENS, 0)], 20))
-    async with asyncio.timeout(5):
-        while True:
-            if any(worker.transfers.open_landings for worker in await slow_pair.workers()):
-                break
-            await asyncio.sleep(0.01)
+
+    async def lands() -> bool:
+        return any(worker.transfers.open_landings for worker in await slow_pair.workers())
+
+    await eventually(lands)
     assert not answer.done()
     kill(slow_pair, "prefill-0")
     await answer
@@ -50,7 +51,7 @@ async def test_a_prefill_worker_killed_before_its_push_costs_no_token(slow_pair:
 async def test_a_prefill_worker_killed_after_its_push_is_not_missed(slow_pair: ProcessMesh) -> None:
     prompt = prompt_of(PROMPT_TOKENS, 1)
     tokens: list[int] = []
-    async for message in slow_pair.gateway.Generate(request_of(prompt, 200), timeout=30):
+    async for message in slow_pair.gateway.Generate(request_of(prompt, 200), timeout=ANSWER_SECONDS):
         before, tokens = len(tokens), [*tokens, *message.delta.token_ids]
         # The second token needs the prompt's KV: all of it has landed.
         if before < 2 <= len(tokens):

@@ -33,7 +33,7 @@ print(absorb_query(torch.ones(1, 1, 6), torch.ones(1, 4, 8), torch.ones(1, 1, dt
 
 
 def test_every_operation_computes_on_a_cpu() -> None:
-    ran = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60)
+    ran = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
     norm, product, absorbed = (float(line) for line in ran.stdout.split())
     assert abs(norm - 1) < 1e-5 and (product, absorbed) == (128.0, 4.0)

@@ -29,7 +29,7 @@ class FailingIndex(MemoryIndex):
 
 
 @asynccontextmanager
-async def publishing(index: Index, directory: Directory, lease_seconds: float = 0.3) -> AsyncIterator[Publisher]:
+async def publishing(index: Index, directory: Directory, lease_seconds: float = 3.0) -> AsyncIterator[Publisher]:
     publisher = Publisher(index, lambda: directory.held, lease_seconds)
     task = asyncio.create_task(publisher.run())
     yield publisher
@@ -45,12 +45,11 @@ def store(directory: Directory, keys: Sequence[bytes]) -> None:
 
 
 async def until_matched(index: Index, blocks: int) -> None:
-    for _ in range(300):
+    async def matched() -> bool:
         location = await index.match(KEYS)
-        if (location.blocks if location else 0) == blocks:
-            return
-        await asyncio.sleep(0.02)
-    raise AssertionError(f"the index never matched {blocks} blocks")
+        return (location.blocks if location else 0) == blocks
+
+    await eventually(matched)
 
 
 async def test_what_is_stored_and_what_makes_room_is_told() -> None:

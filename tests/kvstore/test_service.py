@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from deepmesh.internal.v1 import kvstore_pb2, landing_pb2
 
-from kvstore.__main__ import running_store
+from kvstore.__main__ import SERVICE, running_store
 from kvstore.config import KvStoreConfig
 from mesh.blocks import chain_hashes
 from mesh.domain import worker_wire
@@ -23,12 +23,14 @@ from mesh.errors import (
     UnknownSession,
     UnknownTransfer,
 )
-from mesh.metrics import KVSTORE_REFUSALS
+from mesh.metrics import KVSTORE_REFUSALS, RPC_STARTED
 from tests.support.store_agent import FakeAgent, FakeAgents, worker_identity
 from tests.support.stores import store_config, store_stub
 from tests.support.valkey import running_valkey
+from tests.support.waiting import eventually
 
 CHAIN = chain_hashes(range(64 * 20))
+DRAIN_SECONDS = 60
 
 
 @dataclass
@@ -134,8 +136,7 @@ async def test_a_renewed_session_stays_the_same() -> None:
 
 async def test_a_session_that_is_not_renewed_is_closed_for_its_agent() -> None:
     async with store_client(store_config(session_seconds=0.2)) as client:
-        await asyncio.sleep(0.3)
-        assert client.agent.sessions == {}
+        await eventually(lambda: client.agent.sessions == {})
         with pytest.raises(UnknownSession):
             await client.offer(CHAIN)
 
@@ -265,15 +266,21 @@ async def test_a_withdrawn_offer_frees_its_blocks_at_once_and_only_for_who_made_
 
 
 async def test_a_store_that_stops_ends_the_confirmations_that_wait() -> None:
-    config, agents = store_config(server={"drain_seconds": 30}), FakeAgents()
+    config, agents = store_config(server={"drain_seconds": DRAIN_SECONDS}), FakeAgents()
     async with AsyncExitStack() as clients:
         async with running_store(config, agents) as server:
             stub = await clients.enter_async_context(store_stub(server.endpoint))
             client = await Client(stub, worker_identity(), agents).beside(worker_identity())
-            confirmation = asyncio.create_task(client.confirm((await client.offer(CHAIN[:2])).ticket))
-            await asyncio.sleep(0.1)
+            ticket, calls = (
+                (await client.offer(CHAIN[:2])).ticket,
+                RPC_STARTED.labels(f"/{SERVICE}/ConfirmOffer")._value,
+            )
+            before = calls.get()
+            confirmation = asyncio.create_task(client.confirm(ticket))
+            await eventually(lambda: calls.get() == before + 1)
             began = time.monotonic()
-        assert time.monotonic() - began < 10
+        # Else it waits for as long as calls may take to end.
+        assert time.monotonic() - began < DRAIN_SECONDS
         with pytest.raises(OfferFailed, match="stopping"):
             await confirmation
 
@@ -340,8 +347,8 @@ async def test_stores_that_share_a_redis_know_of_each_others_blocks() -> None:
 
 
 async def eventually_matches(client: Client, expected: tuple[str, int]) -> None:
-    for _ in range(100):
+    async def matches() -> bool:
         matched = await client.match(CHAIN)
-        if (matched.store_id, matched.blocks) == expected:
-            return
-    raise AssertionError(f"{matched} is not {expected}")
+        return (matched.store_id, matched.blocks) == expected
+
+    await eventually(matches)

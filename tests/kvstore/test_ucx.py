@@ -33,7 +33,7 @@ from transfer.host_memory import HostMemory
 from transfer.memory import Done
 
 LAYERS, PIECE_BYTES, BLOCKS = 3, 1 << 12, 32
-SMALL_SLOTS = TransferConfig(slot_bytes=1 << 16, slots=4, fetch_seconds=2.0)
+SMALL_SLOTS = TransferConfig(slot_bytes=1 << 16, slots=4, fetch_seconds=30.0)
 CHAIN = chain_hashes(range(64 * 16))
 
 
@@ -76,17 +76,18 @@ class Attached:
 
     async def until_quiet(self) -> None:
         """Nothing is open in the store, and nothing is held for anything."""
-        for _ in range(100):
+
+        async def quiet() -> bool:
             transfers = (await self.status()).transfers
-            if transfers.free_slots == transfers.total_slots and not transfers.open_landings + transfers.open_pushes:
-                return
-            await asyncio.sleep(0.02)
-        raise AssertionError(f"still open: {transfers}")
+            opened = transfers.open_landings + transfers.open_pushes
+            return opened == 0 and transfers.free_slots == transfers.total_slots
+
+        await eventually(quiet)
 
 
 @asynccontextmanager
-async def attached_worker(endpoint: str, weights: str = "f", transports: str | None = None) -> AsyncIterator[Attached]:
-    config = SMALL_SLOTS.model_copy(update={"transports": transports})
+async def attached_worker(endpoint: str, weights: str = "f", **transfer: Any) -> AsyncIterator[Attached]:
+    config = SMALL_SLOTS.model_copy(update=transfer)
     worker = KvWorker(LAYERS, BLOCKS, PIECE_BYTES, config, weights)
     worker.memory[:, :16] = np.random.default_rng(0).integers(1, 256, (LAYERS, 16, PIECE_BYTES), np.uint8)
     worker.hold(CHAIN, range(16))
@@ -151,7 +152,8 @@ async def test_other_weights_find_nothing_of_the_same_chain() -> None:
 
 
 async def test_a_session_with_the_wrong_key_is_refused_and_counted() -> None:
-    async with store_and_worker() as worker:
+    # Nothing answers.
+    async with store_and_worker() as first, attached_worker(first.endpoint, fetch_seconds=0.5) as worker:
         await worker.offer(4)
         session = worker.worker.sessions["s"]
         worker.worker.agent.attach_store(msgspec.structs.replace(session, session_key=bytes(32)))
@@ -174,7 +176,7 @@ def corrupted(gather: Callable[..., Done[bytes]]) -> Callable[..., Done[bytes]]:
 
 
 async def test_a_corrupted_segment_is_not_stored(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with store_and_worker(offer_seconds=5) as worker:
+    async with store_and_worker(offer_seconds=30) as worker:
         failed = STORE_OFFERS.labels("failed")._value
         before = failed.get()
         with monkeypatch.context() as patch:
@@ -196,10 +198,11 @@ async def test_an_offer_that_nobody_pushes_leaves_nothing_in_the_store_after_its
         session_id = worker.worker.sessions["s"].session_id
         offer = kvstore_pb2.OfferRequest(session_id=session_id, block_hashes=CHAIN[:4])
         wanted = (await worker.stub.Offer(offer)).wanted
-        for _ in range(200):
-            if not (await worker.status()).tiers[0].used_blocks:
-                break
-            await asyncio.sleep(0.02)
+
+        async def empty() -> bool:
+            return not (await worker.status()).tiers[0].used_blocks
+
+        await eventually(empty)
         assert list((await worker.stub.Offer(offer)).wanted) == list(wanted) == [0, 1, 2, 3]
 
 
@@ -211,19 +214,19 @@ async def test_a_store_without_its_redis_still_answers_fetches_and_tells_of_them
         namespace = worker_wire.namespace_message(worker.worker.namespace)
         request = kvstore_pb2.MatchPrefixRequest(kv_namespace=namespace, block_hashes=CHAIN)
         assert (await worker.stub.MatchPrefix(request)).blocks == 0
+
+        async def told() -> bool:
+            return bool((await worker.stub.MatchPrefix(request)).blocks == 4)
+
         with running_valkey(port):
-            for _ in range(200):
-                if (await worker.stub.MatchPrefix(request)).blocks == 4:
-                    break
-                await asyncio.sleep(0.05)
-            assert (await worker.stub.MatchPrefix(request)).blocks == 4
+            await eventually(told)
             assert worker.fetch(4) == 4
 
 
 @pytest.mark.parametrize("transports", ["tcp", "posix,self"])
 async def test_a_killed_store_comes_back_empty_and_is_filled_again(transports: str) -> None:
     port = free_port()
-    settings = {"server.port": port, "store_id": "s", "memory_bytes": 1 << 20, "session_seconds": 1}
+    settings = {"server.port": port, "store_id": "s", "memory_bytes": 1 << 20, "session_seconds": 3}
     settings |= {f"transfer.{key}": getattr(SMALL_SLOTS, key) for key in ("slot_bytes", "slots")}
     settings["transfer.transports"] = f"'{transports}'"
     options = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
@@ -232,7 +235,7 @@ async def test_a_killed_store_comes_back_empty_and_is_filled_again(transports: s
         first = Child("kvstore", [sys.executable, "-m", "kvstore", *options], lambda *_: None)
         await first.start()
         stack.push_async_callback(first.stop, 1.0)
-        await first.wait_ready(endpoint, Channels(), 30)
+        await first.wait_ready(endpoint, Channels(), 90)
         worker = await stack.enter_async_context(attached_worker(endpoint, transports=transports))
         await worker.offer(8)
         assert await asyncio.to_thread(worker.fetch, 8) == 8
@@ -242,7 +245,7 @@ async def test_a_killed_store_comes_back_empty_and_is_filled_again(transports: s
         second = Child("kvstore", [sys.executable, "-m", "kvstore", *options], lambda *_: None)
         await second.start()
         stack.push_async_callback(second.stop, 1.0)
-        await eventually(lambda: bool(worker.worker.sessions), 30)
+        await eventually(lambda: bool(worker.worker.sessions))
         assert worker.worker.sessions["s"].epoch != epoch
         assert await asyncio.to_thread(worker.fetch, 8) == 0
         await worker.offer(8)

@@ -57,7 +57,7 @@ async def tls_server(key: bytes, certificate: bytes) -> AsyncIterator[str]:
 
 async def ask(channels: Channels, endpoint: str) -> int:
     async with channels.open(endpoint) as channel:
-        response = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=5)
+        response = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=60)
     return int(response.status)
 
 

@@ -217,7 +217,7 @@ async def test_a_cancelled_stream_runs_its_handlers_cleanup() -> None:
         stream = raw_method(channel, "unary_stream")(b"")
         await stream.read()
         stream.cancel()
-        await asyncio.wait_for(cleaned.wait(), 5)
+        await asyncio.wait_for(cleaned.wait(), 20)
 
 
 async def test_a_passed_deadline_raises_deadline_exceeded_and_cancels_the_handler() -> None:
@@ -233,7 +233,7 @@ async def test_a_passed_deadline_raises_deadline_exceeded_and_cancels_the_handle
 
     async with serve(unary_unary=slow) as server, Channels().open(server.endpoint) as channel:
         got = await error_of(channel, "unary_unary", timeout=0.05)
-        await asyncio.wait_for(cancelled.wait(), 5)
+        await asyncio.wait_for(cancelled.wait(), 20)
     assert got.code is StatusCode.DEADLINE_EXCEEDED
 
 

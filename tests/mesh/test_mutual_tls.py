@@ -32,7 +32,7 @@ def serve(tls: TlsConfig, *roles: Role, **config: Any) -> MeshServer:
 
 async def ask(channels: Channels, endpoint: str, role: Role | None = Role.SCHEDULER) -> bytes:
     async with channels.open(endpoint, role) as channel:
-        answer: bytes = await raw_method(channel, "unary_unary")(b"", timeout=5)
+        answer: bytes = await raw_method(channel, "unary_unary")(b"", timeout=60)
     return answer
 
 
@@ -92,10 +92,10 @@ async def test_probes_need_no_certificate(tmp_path: Path) -> None:
         await server.ready()
         async with Channels().open(f"127.0.0.1:{server.health_port}") as channel:
             request = health_pb2.HealthCheckRequest(service="readiness")
-            response = await health_pb2_grpc.HealthStub(channel).Check(request, timeout=5)
+            response = await health_pb2_grpc.HealthStub(channel).Check(request, timeout=60)
             assert response.status == health_pb2.HealthCheckResponse.SERVING
             with pytest.raises(MeshError):
-                await raw_method(channel, "unary_unary")(b"", timeout=5)
+                await raw_method(channel, "unary_unary")(b"", timeout=60)
 
 
 async def test_a_client_without_a_certificate_calls_a_server_for_clients(tmp_path: Path) -> None:
@@ -115,11 +115,11 @@ async def test_certificates_and_ca_are_replaced_without_a_restart(tmp_path: Path
         MutualTlsChannels(client_files).open(server.endpoint, Role.SCHEDULER) as channel,
     ):
         method = raw_method(channel, "unary_unary")
-        assert await method(b"", timeout=5) == b"gateway 'g'"
+        assert await method(b"", timeout=60) == b"gateway 'g'"
         other = Authority.new(days=1)
         other.issue(Identity(Role.SCHEDULER, "s"), server_files.key.parent)
         other.issue(Identity(Role.GATEWAY, "g-renewed"), client_files.key.parent)
-        assert await method(b"", timeout=5) == b"gateway 'g-renewed'"
+        assert await method(b"", timeout=60) == b"gateway 'g-renewed'"
         with pytest.raises(MeshError):
             await ask(channels_as(tmp_path, Role.GATEWAY, "of the old CA"), server.endpoint)
 
@@ -141,10 +141,10 @@ async def test_a_stream_outlives_the_renewal_of_its_certificate(tmp_path: Path) 
         MeshServer(ServerConfig(drain_seconds=1), "test", [registration], tls) as server,
         MutualTlsChannels(files).open(server.endpoint, Role.SCHEDULER) as channel,
     ):
-        call = raw_method(channel, "unary_stream")(b"", timeout=10)
+        call = raw_method(channel, "unary_stream")(b"", timeout=60)
         assert await call.read() == b"before"
         certified(tmp_path, Role.GATEWAY, "g")
-        await raw_method(channel, "unary_unary")(b"", timeout=5)
+        await raw_method(channel, "unary_unary")(b"", timeout=60)
         release.set()
         assert await call.read() == b"after"
         assert await call.read() is grpc.aio.EOF
@@ -171,5 +171,5 @@ async def test_errors_of_streams_name_the_reason(tmp_path: Path) -> None:
         channels_as(tmp_path, Role.GATEWAY, "g").open(server.endpoint, Role.SCHEDULER) as channel,
     ):
         with pytest.raises(grpc.aio.AioRpcError) as raised:
-            await raw_method(channel, "unary_stream")(b"", timeout=5).read()
+            await raw_method(channel, "unary_stream")(b"", timeout=60).read()
         assert isinstance(from_rpc_error(raised.value), PermissionDenied)

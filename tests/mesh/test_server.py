@@ -89,7 +89,7 @@ async def test_a_taken_metrics_port_is_a_config_error_that_names_it() -> None:
 
 
 async def test_metrics_are_served_where_a_port_is_set() -> None:
-    async with MeshServer(ServerConfig(metrics_port=0), "test", []) as server, httpx.AsyncClient() as client:
+    async with MeshServer(ServerConfig(metrics_port=0), "test", []) as server, httpx.AsyncClient(timeout=60) as client:
         response = await client.get(f"http://127.0.0.1:{server.metrics_port}/metrics")
     assert "deepmesh_rpc_started_total" in response.text
 
@@ -161,7 +161,7 @@ async def test_a_stopping_server_waits_no_longer_than_it_was_told() -> None:
     async with open_channel_to(server) as channel:
         call = asyncio.ensure_future(raw_method(channel, "unary_unary")(b""))
         await started.wait()
-        await asyncio.wait_for(server.__aexit__(None, None, None), 5)
+        await asyncio.wait_for(server.__aexit__(None, None, None), 20)
         with pytest.raises((MeshError, asyncio.CancelledError)):
             await call
 
@@ -176,7 +176,7 @@ async def test_a_stopping_server_ends_endless_calls_as_shutting_down() -> None:
     async with open_channel_to(server) as channel:
         call = raw_method(channel, "unary_stream")(b"")
         assert await call.read() == b"now"
-        await asyncio.wait_for(server.__aexit__(None, None, None), 5)
+        await asyncio.wait_for(server.__aexit__(None, None, None), 20)
         with pytest.raises(grpc.aio.AioRpcError) as raised:
             await call.read()
     assert isinstance(from_rpc_error(raised.value), ShuttingDown)
@@ -207,14 +207,14 @@ async def test_a_stopping_server_lets_an_endless_call_end_its_write() -> None:
         assert await call.read() == message
         with pytest.raises(grpc.aio.AioRpcError) as raised:
             await call.read()
-        await asyncio.wait_for(stopping, 5)
+        await asyncio.wait_for(stopping, 20)
     assert isinstance(from_rpc_error(raised.value), ShuttingDown)
 
 
 async def test_a_client_that_does_not_read_holds_no_stopping_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interceptors, "ENDING_SECONDS", 0.1)
     async with call_in_the_middle_of_a_write(bytes(1_000_000)) as (server, _):
-        await asyncio.wait_for(server.__aexit__(None, None, None), 10)
+        await asyncio.wait_for(server.__aexit__(None, None, None), 20)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -225,7 +225,7 @@ async def test_a_signal_ends_the_wait(number: signal.Signals) -> None:
         await asyncio.sleep(0)
         try:
             os.kill(os.getpid(), number)
-            await asyncio.wait_for(waiting, 5)
+            await asyncio.wait_for(waiting, 20)
         finally:
             signal.signal(number, before)
 

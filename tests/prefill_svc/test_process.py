@@ -37,7 +37,7 @@ async def test_a_worker_told_to_stop_finishes_what_it_has_and_takes_nothing_new(
         prefill_process(SLOW) as process,
         gateway_client(decode.endpoint) as gateway,
     ):
-        await process.child.wait_ready(process.endpoint, Channels(), 30)
+        await process.child.wait_ready(process.endpoint, Channels(), 90)
         rank = process.rank
         stream_id = await gateway.submit(PROMPT, 10, prefill=target(process))
         await eventually(lambda: decode.worker.host.report.transfers.open_landings == 1)
@@ -58,7 +58,7 @@ async def test_the_scheduler_knows_a_prefill_worker_by_its_role() -> None:
         scheduler_stub(scheduler) as stub,
         prefill_process(f"scheduler={scheduler}", "worker_id=prefill-7") as process,
     ):
-        await process.child.wait_ready(process.endpoint, Channels(), 30)
+        await process.child.wait_ready(process.endpoint, Channels(), 90)
         watch = stub.WatchWorkers(scheduler_pb2.WatchWorkersRequest())
         workers: list[scheduler_pb2.WorkerStatus] = []
         while not workers:
@@ -71,7 +71,7 @@ async def test_the_scheduler_knows_a_prefill_worker_by_its_role() -> None:
 
 async def test_the_death_of_the_rank_ends_every_call_and_the_process() -> None:
     async with prefill_process(SLOW) as process:
-        await process.child.wait_ready(process.endpoint, Channels(), 30)
+        await process.child.wait_ready(process.endpoint, Channels(), 90)
         async with prefill_caller(process.endpoint) as caller:
             caller.start(prefill_request(PROMPT, make_ticket(300, ready=ORACLE_READY)))
             assert (await caller.next()).WhichOneof("message") == "accepted"

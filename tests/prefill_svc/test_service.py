@@ -322,7 +322,7 @@ async def test_a_draining_worker_finishes_what_it_has_and_takes_nothing_new() ->
         prefill_caller(running.endpoint) as late,
     ):
         key = await accepted(running, early)
-        draining = asyncio.create_task(running.worker.drain(10))
+        draining = asyncio.create_task(running.worker.drain(60))
         await asyncio.sleep(0.02)
         late.start(prefill_request(PROMPT, make_ticket(150, name=2)))
         assert isinstance(await late.ended(), WorkerDraining)
@@ -331,7 +331,7 @@ async def test_a_draining_worker_finishes_what_it_has_and_takes_nothing_new() ->
         first_token(running, key)
         running.rank.emit(PushEnded(TRANSFER, 512, "tcp"))
         assert await early.ended() is None
-        await asyncio.wait_for(draining, 5)
+        await asyncio.wait_for(draining, 20)
 
 
 async def test_a_prompt_longer_than_the_drain_is_sent_elsewhere() -> None:

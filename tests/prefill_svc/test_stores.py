@@ -1,6 +1,5 @@
 """Workers with a real KV store: what one computed, another fetches."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -36,11 +35,11 @@ async def until_stored(endpoint: str, token_ids: list[int]) -> None:
     namespace = namespace_message(ORACLE_READY.namespace)
     request = kvstore_pb2.MatchPrefixRequest(kv_namespace=namespace, block_hashes=hashes)
     async with store_stub(endpoint) as stub:
-        for _ in range(300):
-            if (await stub.MatchPrefix(request, wait_for_ready=True)).blocks == len(hashes):
-                return
-            await asyncio.sleep(0.05)
-    raise AssertionError("not all of it was stored")
+
+        async def stored() -> bool:
+            return bool((await stub.MatchPrefix(request, wait_for_ready=True)).blocks == len(hashes))
+
+        await eventually(stored)
 
 
 async def until_attached(*workers: PrefillWorker | DecodeWorker) -> None:

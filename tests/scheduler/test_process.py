@@ -36,7 +36,7 @@ async def test_a_scheduler_starts_from_its_file_stays_small_and_stops_at_a_signa
     child = Child("scheduler", [*command, *(part for each in settings for part in ("--set", each))], lambda *_: None)
     await child.start()
     try:
-        await child.wait_ready(endpoint, Channels(), 30)
+        await child.wait_ready(endpoint, Channels(), 90)
         async with scheduler_stub(endpoint) as stub:
             worker = await ReportingWorker(stub, identity_message()).start()
             await asyncio.gather(*(place_and_report(stub, f"r{number}") for number in range(1000)))

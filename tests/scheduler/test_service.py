@@ -1,5 +1,6 @@
 import asyncio
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -26,6 +27,7 @@ from tests.support.scheduler_server import (
     scheduler_stub,
     status_message,
 )
+from tests.support.waiting import eventually
 
 PROMPT = list(range(640))
 
@@ -55,6 +57,13 @@ async def watched(stub: Any) -> list[scheduler_pb2.WorkerStatus]:
     response = await call.read()
     call.cancel()
     return list(response.workers)
+
+
+async def until_watched(stub: Any, condition: Callable[[list[scheduler_pb2.WorkerStatus]], bool]) -> None:
+    async def as_wanted() -> bool:
+        return condition(await watched(stub))
+
+    await eventually(as_wanted)
 
 
 async def stream_error(call: Any) -> MeshError:
@@ -188,9 +197,8 @@ async def test_an_unknown_model_and_a_model_without_workers_are_told_apart() -> 
         with pytest.raises(UnknownModel):
             await stub.Place(place_request())
         worker = await start_worker(stub, "a")
-        await stub.Place(place_request())
         worker.stop()
-        await asyncio.sleep(0.4)
+        await until_watched(stub, lambda workers: not workers)
         with pytest.raises(NoWorker):
             await stub.Place(place_request())
 
@@ -200,9 +208,12 @@ async def test_a_worker_whose_stream_broke_is_avoided_while_its_lease_runs() -> 
         broken = await start_worker(stub, "a")
         await start_worker(stub, "b", load=workers_pb2.WorkerLoad(running_requests=5, free_blocks=1000))
         broken.stop()
-        await asyncio.sleep(0.1)
-        assert (await stub.Place(place_request())).decode.worker_id == "b"
-        (decision,) = (await stub.ListDecisions(scheduler_pb2.ListDecisionsRequest())).decisions
+
+        async def avoided() -> bool:
+            return bool((await stub.Place(place_request())).decode.worker_id == "b")
+
+        await eventually(avoided)
+        (decision,) = (await stub.ListDecisions(scheduler_pb2.ListDecisionsRequest(limit=1))).decisions
         assert {c.worker_id: c.rejected for c in decision.candidates} == {"a": "a status stream is broken", "b": ""}
 
 
@@ -300,33 +311,39 @@ async def test_a_second_process_of_one_worker_id_is_refused_until_the_first_is_g
             await other.start()
         assert isinstance(from_rpc_error(caught.value), LeaseConflict)
         first.stop()
-        await asyncio.sleep(0.1)
-        await other.start()
+
+        async def taken() -> bool:
+            try:
+                await other.start()
+            except grpc.aio.AioRpcError:
+                return False
+            return True
+
+        await eventually(taken)
         assert [worker.identity.incarnation for worker in await watched(stub)] == ["second"]
 
 
 async def test_a_silent_worker_is_lost_and_its_late_message_sends_it_back_to_the_start() -> None:
     async with running_scheduler(lease={"seconds": 0.3}) as endpoint, scheduler_stub(endpoint) as stub:
         worker = await start_worker(stub, "a")
-        await asyncio.sleep(0.4)
-        assert await watched(stub) == []
+        await until_watched(stub, lambda workers: not workers)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await worker.report()
         assert isinstance(from_rpc_error(caught.value), LeaseExpired)
 
 
 async def test_watchers_see_the_registry_at_once_and_after_each_change() -> None:
-    async with running_scheduler(lease={"seconds": 0.5}) as endpoint, scheduler_stub(endpoint) as stub:
+    async with running_scheduler(lease={"seconds": 2}) as endpoint, scheduler_stub(endpoint) as stub:
         call = stub.WatchWorkers(scheduler_pb2.WatchWorkersRequest())
         assert list((await call.read()).workers) == []
         worker = await start_worker(stub, "a", kv_events=scheduler_pb2.KvEvents(snapshot=True))
         (status,) = (await call.read()).workers
         assert status.identity == identity_message("a")
-        assert 0 < status.lease_remaining.ToMilliseconds() <= 500
+        assert 0 < status.lease_remaining.ToMilliseconds() <= 2000
         await worker.report(state=workers_pb2.WORKER_STATE_DRAINING)
         response = await call.read()
         assert response.workers[0].state == workers_pb2.WORKER_STATE_DRAINING
-        assert response.lease.ToMilliseconds() == 500
+        assert response.lease.ToMilliseconds() == 2000
         worker.stop()
         assert list((await call.read()).workers) == []
         call.cancel()
@@ -339,8 +356,15 @@ async def test_watchers_beyond_the_limit_are_refused() -> None:
         second = stub.WatchWorkers(scheduler_pb2.WatchWorkersRequest())
         assert isinstance(await stream_error(second), Overloaded)
         first.cancel()
-        await asyncio.sleep(0.1)
-        await watched(stub)
+
+        async def let_in() -> bool:
+            try:
+                await watched(stub)
+            except grpc.aio.AioRpcError:
+                return False
+            return True
+
+        await eventually(let_in)
 
 
 async def test_a_watcher_that_never_reads_delays_nobody() -> None:

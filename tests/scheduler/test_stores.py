@@ -36,7 +36,7 @@ async def watched(stub: Any) -> scheduler_pb2.WatchWorkersResponse:
 
 
 async def until_found(stub: Any, stores: int) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while True:
             if sum(bool(store.store_id) for store in (await watched(stub)).stores) == stores:
                 return
@@ -46,7 +46,7 @@ async def until_found(stub: Any, stores: int) -> None:
 @asynccontextmanager
 async def scheduling(*stores: FakeStore, **config: Any) -> AsyncIterator[Any]:
     """A scheduler that has found these stores, with one idle worker whose blocks are of 1 kB."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         servers = [store.server() for store in stores]
         for server in servers:
             await server.__aenter__()
@@ -92,8 +92,8 @@ async def test_a_store_is_not_asked_for_what_a_worker_holds_or_for_a_block() -> 
 
 
 async def test_a_store_that_answers_late_is_no_reason_to_wait() -> None:
-    async with scheduling(FakeStore(blocks=8, match_seconds=20), store_link={**LINK, "match_ms": 20.0}) as stub:
-        response = await stub.Place(place_request(), timeout=5)
+    async with scheduling(FakeStore(blocks=8, match_seconds=600), store_link={**LINK, "match_ms": 20.0}) as stub:
+        response = await stub.Place(place_request(), timeout=60)
         assert response.decode.worker_id == "d"
         assert not response.HasField("store")
 

@@ -175,7 +175,7 @@ async def _run_cell(chaos: ChaosMesh, name: str, phase_name: str, strike: Strike
         outcome.whole_seconds, outcome.answers, outcome.late, outcome.after = await asyncio.gather(
             until_serving(chaos.mesh), asyncio.gather(*asked), asyncio.gather(*late), asyncio.gather(*afterwards)
         )
-    await chaos.mesh.drained(30)
+    await chaos.mesh.drained()
     return outcome
 
 

@@ -27,7 +27,7 @@ from mesh.server import MeshServer, Registration
 from mesh.tls import server_tls
 from tests.support.addresses import NOWHERE
 from tests.support.fake_rank import TRANSFER_READY, FakeRankClient
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_SECONDS, eventually
 from worker.rank_group import RankGroup
 from worker.rank_host import RankHost
 
@@ -223,7 +223,7 @@ class GatewayClient:
         await self.send(submission=submission)
         return stream_id
 
-    async def until(self, condition: Any, seconds: float = 20.0) -> None:
+    async def until(self, condition: Any, seconds: float = PATIENCE_SECONDS) -> None:
         """Wait until `condition()` holds after some frame."""
         async with asyncio.timeout(seconds):
             while not condition():

@@ -23,7 +23,7 @@ from mesh.server import MeshServer, Registration
 from tests.support.fake_decode import FakeDecodeWorker
 from tests.support.fake_scheduler import FakeScheduler
 from tests.support.tokenizers import tokenizer_directory
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_SECONDS, eventually
 
 MODEL = "oracle"
 
@@ -65,7 +65,7 @@ async def running_mesh(
     **settings: Any,
 ) -> AsyncIterator[Mesh]:
     """Scheduler, workers (one by default) and gateway; asserts at the end that nothing is left of any request."""
-    settings = {"dispatch": DispatchConfig(backoff_seconds=0.01, reattach_seconds=0.02, answer_seconds=1.0), **settings}
+    settings = {"dispatch": dispatch(), **settings}
     workers = workers or (FakeDecodeWorker(),)
     scheduler = FakeScheduler()
     async with AsyncExitStack() as stack:
@@ -88,7 +88,10 @@ async def running_mesh(
         http_server = await stack.enter_async_context(listening)
         channel = await stack.enter_async_context(grpc.aio.insecure_channel(f"127.0.0.1:{server.port}"))
         base = f"http://127.0.0.1:{http_server.port}"
-        http = await stack.enter_async_context(httpx.AsyncClient(base_url=base, timeout=20, trust_env=False))
+        http = await stack.enter_async_context(
+            # It would read the system's certificates.
+            httpx.AsyncClient(base_url=base, timeout=PATIENCE_SECONDS, trust_env=False, verify=False)
+        )
         await eventually(lambda: gateway.available)
         stub = gateway_pb2_grpc.GatewayServiceStub(channel)
         mesh = Mesh(gateway, scheduler, scheduler_server, list(workers), stub, http, server.port, http_server.port)
@@ -108,6 +111,11 @@ def prefill_identity(worker_id: str = "prefill-0") -> workers_pb2.WorkerIdentity
         max_requests=64,
         can_prefill=True,
     )
+
+
+def dispatch(**changes: Any) -> DispatchConfig:
+    """Soon tries again, and waits for a scheduler that shares a busy machine."""
+    return DispatchConfig(**{"backoff_seconds": 0.01, "reattach_seconds": 0.02, "answer_seconds": 5.0, **changes})
 
 
 def limits(**changes: Any) -> LimitsConfig:
@@ -154,7 +162,8 @@ class Collected:
 
 async def collect(mesh: Mesh, request: gateway_pb2.GenerateRequest, **call: Any) -> Collected:
     """Every message of one call; asserts their order."""
-    messages = [message async for message in mesh.stub.Generate(request, timeout=call.pop("timeout", 15), **call)]
+    timeout = call.pop("timeout", PATIENCE_SECONDS)
+    messages = [message async for message in mesh.stub.Generate(request, timeout=timeout, **call)]
     kinds = [message.WhichOneof("event") for message in messages]
     assert kinds == ["started", *["delta"] * (len(messages) - 2), "finished"]
     return Collected(messages[0].started, [message.delta for message in messages[1:-1]], messages[-1].finished)

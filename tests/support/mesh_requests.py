@@ -10,6 +10,10 @@ from deepmesh.v1 import gateway_pb2
 
 from engine.oracle import oracle_tokens
 from tests.support.process_mesh import VOCABULARY, ProcessMesh
+from tests.support.waiting import eventually
+
+# Ends a hang before the whole test is ended.
+ANSWER_SECONDS = 100.0
 
 
 def prompt_of(length: int, seed: int) -> list[int]:
@@ -23,7 +27,7 @@ def request_of(prompt: Sequence[int], max_tokens: int) -> gateway_pb2.GenerateRe
 
 
 async def tokens_of(mesh: ProcessMesh, prompt: Sequence[int], max_tokens: int) -> list[int]:
-    call = mesh.gateway.Generate(request_of(prompt, max_tokens), timeout=60)
+    call = mesh.gateway.Generate(request_of(prompt, max_tokens), timeout=ANSWER_SECONDS)
     return [token async for message in call for token in message.delta.token_ids]
 
 
@@ -42,12 +46,12 @@ async def forget(mesh: ProcessMesh, *names: str) -> None:
     """Have workers started again, with empty pools."""
     before = {worker.identity.incarnation for worker in await mesh.workers()}
     kill(mesh, *names)
-    async with asyncio.timeout(120):
-        while True:
-            now = {worker.identity.worker_id: worker.identity.incarnation for worker in await mesh.workers()}
-            if all(name in now and now[name] not in before for name in names):
-                break
-            await asyncio.sleep(0.05)
+
+    async def back() -> bool:
+        now = {worker.identity.worker_id: worker.identity.incarnation for worker in await mesh.workers()}
+        return all(name in now and now[name] not in before for name in names)
+
+    await eventually(back, ANSWER_SECONDS)
     await mesh.whole()
 
 
@@ -56,11 +60,10 @@ async def stored_blocks(mesh: ProcessMesh) -> int:
 
 
 async def until_stored(mesh: ProcessMesh, blocks: int) -> None:
-    async with asyncio.timeout(15):
-        while True:
-            if await stored_blocks(mesh) >= blocks:
-                return
-            await asyncio.sleep(0.05)
+    async def stored() -> bool:
+        return await stored_blocks(mesh) >= blocks
+
+    await eventually(stored)
 
 
 async def fetched_blocks(mesh: ProcessMesh) -> int:

@@ -27,7 +27,7 @@ from prefill_svc.worker import PrefillWorker
 from tests.support.addresses import NOWHERE
 from tests.support.fake_rank import TRANSFER_READY, FakeRankClient
 from tests.support.scheduling import ManualClock
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_SECONDS, eventually
 from transfer.ticket import Segment, Ticket
 from transfer.wire import ticket_message
 from worker.rank_group import RankGroup
@@ -185,14 +185,14 @@ class PrefillCaller:
         self.call = self._stub.Prefill(request)
 
     async def next(self) -> prefill_pb2.PrefillResponse:
-        response = await asyncio.wait_for(self.call.read(), 10)
+        response = await asyncio.wait_for(self.call.read(), PATIENCE_SECONDS)
         assert response is not grpc.aio.EOF, "the call ended well, and early"
         return response
 
     async def ended(self) -> MeshError | None:
         """How the call ends; messages that come before are passed over."""
         try:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(PATIENCE_SECONDS):
                 while await self.call.read() is not grpc.aio.EOF:
                     pass
         except grpc.aio.AioRpcError as error:

@@ -79,5 +79,5 @@ async def rank_pair(
         yield pair
     finally:
         for client in clients:
-            await client.close(grace_seconds=2.0)
+            await client.close(grace_seconds=30.0)
         await asyncio.gather(*followers)

@@ -19,7 +19,7 @@ async def running_rank(config: EngineConfig, authorship: Authorship | None = Non
     try:
         yield client
     finally:
-        await client.close(grace_seconds=2.0)
+        await client.close(grace_seconds=30.0)
 
 
 async def until_an_end(client: RankClient) -> Transcript:

@@ -23,7 +23,7 @@ async def running_group(config: EngineConfig) -> AsyncIterator[tuple[RankGroup, 
         yield group, transcript
     finally:
         reading.cancel()
-        await group.close(grace_seconds=2.0)
+        await group.close(grace_seconds=30.0)
 
 
 def submit_to(group: RankGroup, prompt: Sequence[int], tokens: int) -> int:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mesh.domain.workers import KvNamespace, TransferCounters
+from tests.support.waiting import wait_until
 from transfer.agent import TransferAgent
 from transfer.config import TransferConfig
 from transfer.events import Event
@@ -24,7 +25,7 @@ from transfer.tuning import tune_for_gpu_transfers
 LAYERS, BLOCKS, PIECE_BYTES = 4, 64, 24_064
 NAMESPACE = KvNamespace(weights_fingerprint="test", dtype="float32", layers=LAYERS, layout="mla:8+4")
 # Nine blocks a whole segment; several segments, and slots that must be used again.
-CONFIG = TransferConfig(slot_bytes=900_000, slots=4, layerwise_tokens=512, fetch_seconds=10)
+CONFIG = TransferConfig(slot_bytes=900_000, slots=4, layerwise_tokens=512, fetch_seconds=60)
 
 
 class Setup(NamedTuple):
@@ -78,7 +79,8 @@ class Side:
         # A pool on a GPU: [layers, blocks, piece_bytes].
         self._pool: Any = None
         memory = HostMemory(self.array) if setup.gpu is None else self._on_gpu(setup.gpu)
-        self._agent = TransferAgent(memory, setup.namespace, setup.config, time.monotonic, lambda: None, setup.lookups)
+        self._ahead = 0.0
+        self._agent = TransferAgent(memory, setup.namespace, setup.config, self._clock, lambda: None, setup.lookups)
 
     def _on_gpu(self, gpu: str) -> KvMemory:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu
@@ -98,6 +100,15 @@ class Side:
 
     def address(self) -> bytes:
         return self._agent.address
+
+    def pass_time(self, seconds: float) -> None:
+        """For this side it is so much later."""
+        self._ahead += seconds
+        # Wakes the thread, which else sleeps until the deadline that it knew.
+        self._agent.cancel_landing(b"none")
+
+    def _clock(self) -> float:
+        return time.monotonic() + self._ahead
 
     def blocks(self, blocks: Sequence[int]) -> np.ndarray[Any, np.dtype[np.uint8]]:
         if self._pool is not None:
@@ -152,6 +163,9 @@ class Peer:
 
     def lose_checksums(self) -> None:
         self._call("lose_checksums")
+
+    def pass_time(self, seconds: float) -> None:
+        self._call("pass_time", seconds)
 
     def leased(self) -> int:
         return self._call("leased")
@@ -223,22 +237,24 @@ class Watch:
         self.received += self.receiver.agent("events")
         self.sent += self.sender.agent("events")
 
-    def until(self, *kinds: type[Event], seconds: float = 20.0) -> None:
+    def until(self, *kinds: type[Event]) -> None:
         """Until both sides together had an event of each of these kinds."""
-        deadline = time.monotonic() + seconds
-        while not all(any(isinstance(event, kind) for event in self.received + self.sent) for kind in kinds):
-            assert time.monotonic() < deadline, f"waited for {kinds}, had {self.received} and {self.sent}"
+
+        def had() -> bool:
             self.look()
-            time.sleep(0.001)
+            return all(any(isinstance(event, kind) for event in self.received + self.sent) for kind in kinds)
+
+        wait_until(had)
 
 
-def assert_all_free(side: Side | Peer, seconds: float = 10.0) -> TransferCounters:
+def assert_all_free(side: Side | Peer) -> TransferCounters:
     """Nothing is open and every slot came back, now or soon."""
-    deadline = time.monotonic() + seconds
-    while True:
-        counters: TransferCounters = side.agent("counters")
+
+    def all_free() -> bool:
+        counters = side.agent("counters")
         opened = counters.open_landings + counters.open_pushes + counters.open_fetches
-        if not opened and counters.free_slots == counters.total_slots:
-            return counters
-        assert time.monotonic() < deadline, counters
-        time.sleep(0.005)
+        return bool(not opened and counters.free_slots == counters.total_slots)
+
+    wait_until(all_free)
+    counters: TransferCounters = side.agent("counters")
+    return counters

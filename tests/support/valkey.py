@@ -16,11 +16,12 @@ from mesh.ports import free_port
 @contextmanager
 def running_valkey(port: int | None = None) -> Iterator[ValkeyServer]:
     server = ValkeyServer(port=port or free_port())
-    server.start()
+    server.start(timeout=60.0)
     try:
         yield server
     finally:
-        server.stop()
+        # It has nothing to save.
+        server.terminate()
 
 
 @asynccontextmanager

@@ -1,13 +1,28 @@
 """Waiting for what happens in its own time."""
 
 import asyncio
+import inspect
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+
+# Ends a hang and proves nothing: on an idle machine no test waits for a tenth of it.
+PATIENCE_SECONDS = 60.0
 
 
-async def eventually(condition: Callable[[], bool], seconds: float = 15.0) -> None:
+async def eventually(condition: Callable[[], bool | Awaitable[bool]], seconds: float = PATIENCE_SECONDS) -> None:
     """Return once `condition()` holds; an AssertionError after `seconds`."""
+    end = time.monotonic() + seconds
+    while True:
+        held = condition()
+        if await held if inspect.isawaitable(held) else held:
+            return
+        assert time.monotonic() < end, "it did not happen in time"
+        await asyncio.sleep(0.02)
+
+
+def wait_until(condition: Callable[[], object], seconds: float = PATIENCE_SECONDS) -> None:
+    """The same where there is no event loop; gives the interpreter away between two looks."""
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it did not happen in time"
-        await asyncio.sleep(0.02)
+        time.sleep(0.0005)

@@ -35,7 +35,7 @@ class WorkerProcess:
         await eventually(lambda: any(text in line for line in self.lines), 60)
 
     async def ends_with_its_rank_when_killed(self) -> None:
-        await self.child.wait_ready(self.endpoint, Channels(), 30)
+        await self.child.wait_ready(self.endpoint, Channels(), 90)
         rank = self.rank
         self.signal(signal.SIGKILL)
         await self.child.wait()

@@ -1,18 +1,19 @@
 """Peers that are killed or frozen: each transfer ends once, and every slot comes back."""
 
-import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from tests.support.transfer_peer import BLOCKS, CONFIG, LAYERS, Peer, Setup, Side, Watch, assert_all_free, two_sides
+from tests.support.waiting import wait_until
 from transfer.events import LandingFailed, PushEnded
 from transfer.ticket import Ticket
 
 HERE = list(range(BLOCKS))
 # Large enough for a peer to be stopped in the middle of a segment.
 PIECE_BYTES = 250_000
+# It passes when a test says so.
+DEADLINE_SECONDS = 1000.0
 LARGE = CONFIG.model_copy(update={"slot_bytes": 32 << 20})
 TRANSPORTS = pytest.mark.parametrize("transports", ["tcp", "posix,self"])
 
@@ -21,18 +22,10 @@ def large(transports: str) -> dict[str, Any]:
     return {"config": LARGE.model_copy(update={"transports": transports}), "piece_bytes": PIECE_BYTES}
 
 
-def open_push(receiver: Side | Peer, sender: Side | Peer, deadline_seconds: float) -> Ticket:
-    ticket: Ticket = receiver.agent("open_landing", HERE, 0, 0, deadline_seconds)
+def open_push(receiver: Side | Peer, sender: Side | Peer) -> Ticket:
+    ticket: Ticket = receiver.agent("open_landing", HERE, 0, 0, DEADLINE_SECONDS)
     sender.agent("push", ticket, HERE)
     return ticket
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 20.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        # The transfer thread of this process needs the interpreter too.
-        time.sleep(0.0005)
 
 
 def holds_slots(side: Side | Peer) -> bool:
@@ -44,9 +37,10 @@ def holds_slots(side: Side | Peer) -> bool:
 def test_a_sender_killed_in_the_middle_of_a_segment_leaves_no_slot_and_no_landing_behind(transports: str) -> None:
     with two_sides(Setup(seed=1, **large(transports)), **large(transports)) as (here, peer):
         watch = Watch(here, peer)
-        push_until_slots_are_taken(here, peer, deadline_seconds=4.0)
+        push_until_slots_are_taken(here, peer)
         peer.kill()
-        wait_for(lambda: failed(watch))
+        here.pass_time(DEADLINE_SECONDS)
+        wait_until(lambda: failed(watch))
         assert_all_free(here)
 
 
@@ -55,15 +49,17 @@ def test_a_sender_frozen_past_the_deadline_fails_the_landing_and_its_late_bytes_
     with two_sides(Setup(seed=1, **large(transports)), **large(transports)) as (here, peer):
         before = here.blocks(HERE).copy()
         watch = Watch(here, peer)
-        push_until_slots_are_taken(here, peer, deadline_seconds=4.0)
+        push_until_slots_are_taken(here, peer)
         peer.freeze()
-        wait_for(lambda: failed(watch))
+        here.pass_time(DEADLINE_SECONDS)
+        wait_until(lambda: failed(watch))
         last = watch.received[-1]
         assert isinstance(last, LandingFailed) and last.reason == "DEADLINE_EXCEEDED"
         # Nobody else may have the slots that UCX still writes to.
         quarantined = here.agent("counters").quarantined_slots
         assert quarantined + here.agent("counters").free_slots == CONFIG.slots
         peer.thaw()
+        peer.pass_time(DEADLINE_SECONDS)
         watch.until(PushEnded)
         assert_all_free(here)
         assert_all_free(peer)
@@ -73,9 +69,9 @@ def test_a_sender_frozen_past_the_deadline_fails_the_landing_and_its_late_bytes_
 def test_a_receiver_killed_ends_the_push() -> None:
     with two_sides(Setup(seed=1, **large("tcp")), **large("tcp")) as (here, peer):
         watch = Watch(peer, here)
-        push_to_a_frozen_receiver(peer, here, deadline_seconds=30.0)
+        push_to_a_frozen_receiver(peer, here)
         peer.kill()
-        wait_for(lambda: ended(watch))
+        wait_until(lambda: ended(watch))
         assert "lost" in error_of(watch)
         assert_all_free(here)
 
@@ -84,10 +80,10 @@ def test_a_receiver_killed_ends_the_push() -> None:
 def test_a_push_that_is_cancelled_gives_its_slots_back_though_the_receiver_was_killed(transports: str) -> None:
     with two_sides(Setup(seed=1, **large(transports)), **large(transports)) as (here, peer):
         watch = Watch(peer, here)
-        ticket = push_to_a_frozen_receiver(peer, here, deadline_seconds=30.0)
+        ticket = push_to_a_frozen_receiver(peer, here)
         peer.kill()
         here.agent("cancel_push", ticket.transfer_id)
-        wait_for(lambda: ended(watch))
+        wait_until(lambda: ended(watch))
         assert_all_free(here)
 
 
@@ -95,8 +91,9 @@ def test_a_push_that_is_cancelled_gives_its_slots_back_though_the_receiver_was_k
 def test_a_receiver_frozen_past_the_deadline_holds_only_its_share_of_slots_for_a_while(transports: str) -> None:
     with two_sides(Setup(seed=1, **large(transports)), **large(transports)) as (here, peer):
         watch = Watch(peer, here)
-        push_to_a_frozen_receiver(peer, here, deadline_seconds=0.5)
-        wait_for(lambda: ended(watch))
+        push_to_a_frozen_receiver(peer, here)
+        here.pass_time(DEADLINE_SECONDS)
+        wait_until(lambda: ended(watch))
         assert "deadline" in error_of(watch)
         counters = here.agent("counters")
         assert counters.open_pushes == 0 and counters.quarantined_slots == CONFIG.slots // 2
@@ -107,27 +104,27 @@ def test_a_receiver_frozen_past_the_deadline_holds_only_its_share_of_slots_for_a
 def test_a_peer_that_is_gone_ends_a_push_that_begins_only_now() -> None:
     with two_sides() as (here, peer):
         watch = Watch(peer, here)
-        ticket = open_push(peer, here, deadline_seconds=30.0)
+        ticket = open_push(peer, here)
         peer.kill()
         here.agent("ready", ticket.transfer_id, LAYERS, BLOCKS)
-        wait_for(lambda: ended(watch))
+        wait_until(lambda: ended(watch))
         assert_all_free(here)
 
 
-def push_until_slots_are_taken(receiver: Side, sender: Peer, deadline_seconds: float) -> None:
+def push_until_slots_are_taken(receiver: Side, sender: Peer) -> None:
     """The receiver is being sent to, and knows no checksum: nothing of it can land."""
     sender.lose_checksums()
-    ticket = open_push(receiver, sender, deadline_seconds)
+    ticket = open_push(receiver, sender)
     sender.agent("ready", ticket.transfer_id, LAYERS, BLOCKS)
-    wait_for(lambda: holds_slots(receiver))
+    wait_until(lambda: holds_slots(receiver))
 
 
-def push_to_a_frozen_receiver(receiver: Peer, sender: Side, deadline_seconds: float) -> Ticket:
+def push_to_a_frozen_receiver(receiver: Peer, sender: Side) -> Ticket:
     """Segments are on their way there."""
-    ticket = open_push(receiver, sender, deadline_seconds)
+    ticket = open_push(receiver, sender)
     receiver.freeze()
     sender.agent("ready", ticket.transfer_id, LAYERS, BLOCKS)
-    wait_for(lambda: holds_slots(sender))
+    wait_until(lambda: holds_slots(sender))
     return ticket
 
 

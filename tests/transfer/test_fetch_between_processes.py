@@ -1,7 +1,5 @@
 """Fetches over real UCX: the store is another process."""
 
-import time
-
 import pytest
 
 from tests.support.transfer_peer import (
@@ -17,7 +15,8 @@ from tests.support.transfer_peer import (
     assert_all_free,
     two_sides,
 )
-from transfer.events import Fetched
+from tests.support.waiting import wait_until
+from transfer.events import Event, Fetched
 from transfer.fetch.lookup import MAX_LOOKUP_BYTES, Answer, Lookup, lookup_message
 from transfer.seal import Kind, seal
 from transfer.tags import LOOKUP_TAG
@@ -29,8 +28,6 @@ STORED = 30
 SOURCE = list(range(BLOCKS - STORED, BLOCKS))
 KEY = bytes(range(32))
 SESSION_ID = 7
-# Fails soon where nothing answers.
-HASTY = CONFIG.model_copy(update={"fetch_seconds": 0.5})
 
 
 def stored() -> KnownChains:
@@ -47,12 +44,36 @@ def fetch(here: Side, hashes: list[bytes], fetch_id: int = 1) -> Fetched:
     return fetched(here)
 
 
-def fetched(here: Side, seconds: float = 10.0) -> Fetched:
-    deadline = time.monotonic() + seconds
-    while not (events := here.agent("events")):
-        assert time.monotonic() < deadline
-        time.sleep(0.0005)
+def fetch_in_vain(here: Side, hashes: list[bytes]) -> Fetched:
+    """Of a store that does not answer: its time passes quickly."""
+    here.agent("fetch", 1, "store", hashes, list(range(len(hashes))))
+    events: list[Event] = []
+
+    def ended() -> bool:
+        here.pass_time(1.0)
+        events.extend(here.agent("events"))
+        return bool(events)
+
+    wait_until(ended)
     (event,) = events
+    assert isinstance(event, Fetched)
+    return event
+
+
+def events_of(side: Side, count: int) -> list[Event]:
+    """The next so many."""
+    events: list[Event] = []
+
+    def came() -> bool:
+        events.extend(side.agent("events"))
+        return len(events) >= count
+
+    wait_until(came)
+    return events
+
+
+def fetched(here: Side) -> Fetched:
+    (event,) = events_of(here, 1)
     assert isinstance(event, Fetched)
     return event
 
@@ -85,11 +106,7 @@ def test_fetches_at_once_are_answered_each() -> None:
         attach(here, store)
         for number in range(6):
             here.agent("fetch", number, "store", CHAIN[:10], list(range(number * 10, number * 10 + 10)))
-        events: list[Fetched] = []
-        deadline = time.monotonic() + 10
-        while len(events) < 6:
-            events += here.agent("events")
-            assert time.monotonic() < deadline
+        events = [event for event in events_of(here, 6) if isinstance(event, Fetched)]
         assert [(event.blocks, event.error) for event in events] == [(10, None)] * 6
         for number in range(6):
             assert (here.blocks(range(number * 10, number * 10 + 10)) == store.blocks(SOURCE[:10])).all()
@@ -111,46 +128,45 @@ def test_a_fetch_without_a_session_answers_at_once() -> None:
 
 
 def test_a_session_that_is_renewed_goes_on_and_one_that_is_closed_is_refused() -> None:
-    with two_sides(Setup(seed=1, config=HASTY), lookups=stored()) as (here, store):
+    with two_sides(lookups=stored()) as (here, store):
         attach(here, store)
         assert fetch(here, CHAIN).blocks == STORED
         attach(here, store)
         assert fetch(here, CHAIN).blocks == STORED
         store.agent("close_session", SESSION_ID)
-        event = fetch(here, CHAIN)
+        event = fetch_in_vain(here, CHAIN)
         assert event.blocks == 0 and event.error is not None
-        assert store.agent("counters").refused == {"unknown_session": 1}
+        wait_until(lambda: store.agent("counters").refused == {"unknown_session": 1})
         assert_all_free(here)
 
 
 def test_a_lookup_with_a_wrong_mac_is_refused_and_counted() -> None:
-    with two_sides(Setup(seed=1, config=HASTY), lookups=stored()) as (here, store):
+    with two_sides(lookups=stored()) as (here, store):
         attach(here, store, key=bytes(32))
-        event = fetch(here, CHAIN)
+        event = fetch_in_vain(here, CHAIN)
         assert event.blocks == 0 and event.error is not None
-        assert store.agent("counters").refused == {"wrong_mac": 1}
+        wait_until(lambda: store.agent("counters").refused == {"wrong_mac": 1})
 
 
 def test_a_killed_store_ends_the_fetch() -> None:
-    with two_sides(Setup(seed=1, config=HASTY), lookups=stored()) as (here, store):
+    with two_sides(lookups=stored()) as (here, store):
         attach(here, store)
         assert fetch(here, CHAIN).blocks == STORED
         store.kill()
-        event = fetch(here, CHAIN)
+        event = fetch_in_vain(here, CHAIN)
         assert event.blocks == 0 and event.error is not None
         assert_all_free(here)
 
 
 def test_a_frozen_store_ends_the_fetch_at_its_deadline_and_its_late_bytes_reach_nothing() -> None:
-    with two_sides(Setup(seed=1, config=HASTY), lookups=stored()) as (here, store):
+    with two_sides(lookups=stored()) as (here, store):
         attach(here, store)
         before = here.blocks(range(STORED)).copy()
         store.freeze()
-        event = fetch(here, CHAIN)
-        assert event.blocks == 0 and event.error is not None and event.seconds >= 0.5
+        event = fetch_in_vain(here, CHAIN)
+        assert event.blocks == 0 and event.error is not None and event.seconds >= CONFIG.fetch_seconds
         store.thaw()
-        while not store.agent("counters").sent_bytes:
-            time.sleep(0.01)
+        wait_until(lambda: store.agent("counters").sent_bytes)
         assert_nothing_leased(store)
         assert_all_free(here)
         assert (here.blocks(range(STORED)) == before).all()
@@ -197,10 +213,12 @@ def test_replayed_malformed_and_misfitting_messages_are_refused_and_counted() ->
             (12345, b"anything"),
         ):
             outsider.send(store.address(), tag, message)
-        deadline = time.monotonic() + 10
-        while store.agent("counters").refused != expected:
+
+        def all_refused() -> bool:
             outsider.progress()
-            assert time.monotonic() < deadline, store.agent("counters").refused
+            return bool(store.agent("counters").refused == expected)
+
+        wait_until(all_refused)
         outsider.close()
         assert_nothing_leased(store)
 

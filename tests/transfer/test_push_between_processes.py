@@ -2,8 +2,6 @@
 
 import os
 import sys
-import time
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -12,6 +10,7 @@ import pytest
 
 from mesh.errors import InvalidRequest, NamespaceMismatch
 from tests.support.transfer_peer import BLOCKS, CONFIG, LAYERS, NAMESPACE, Setup, Watch, assert_all_free, two_sides
+from tests.support.waiting import wait_until
 from transfer.events import Landed, LandingFailed, PushEnded
 from transfer.host_memory import HostMemory
 from transfer.seal import Kind, seal
@@ -32,7 +31,7 @@ def test_a_push_puts_the_senders_blocks_into_the_receivers(tokens: int, transpor
     with two_sides(Setup(seed=1, config=config), config=config) as (here, peer):
         watch = Watch(here, peer)
         untouched = here.blocks(range(50, BLOCKS)).copy()
-        ticket = here.agent("open_landing", HERE, tokens, 0, 10.0)
+        ticket = here.agent("open_landing", HERE, tokens, 0, 60.0)
         peer.agent("push", ticket, THERE)
         peer.agent("ready", ticket.transfer_id, LAYERS, len(THERE))
         watch.until(Landed, PushEnded)
@@ -56,7 +55,7 @@ def test_memory_whose_transfers_wake_nobody_is_polled_and_an_agent_leaves_its_pr
     with two_sides() as (here, peer):
         assert (sys.getswitchinterval(), dict(os.environ)) == before
         watch = Watch(here, peer)
-        ticket = here.agent("open_landing", HERE, WHOLE, 0, 10.0)
+        ticket = here.agent("open_landing", HERE, WHOLE, 0, 60.0)
         peer.agent("push", ticket, THERE)
         peer.agent("ready", ticket.transfer_id, LAYERS, len(THERE))
         watch.until(Landed, PushEnded)
@@ -67,10 +66,10 @@ def test_memory_whose_transfers_wake_nobody_is_polled_and_an_agent_leaves_its_pr
 def test_layers_leave_before_the_last_is_computed() -> None:
     with two_sides() as (here, peer):
         watch = Watch(here, peer)
-        ticket = here.agent("open_landing", HERE, LAYERWISE, 0, 10.0)
+        ticket = here.agent("open_landing", HERE, LAYERWISE, 0, 60.0)
         peer.agent("push", ticket, THERE)
         peer.agent("ready", ticket.transfer_id, 1, len(THERE))
-        _until(lambda: here.agent("counters").received_bytes)
+        wait_until(lambda: here.agent("counters").received_bytes)
         watch.look()
         assert not watch.sent
         peer.agent("ready", ticket.transfer_id, LAYERS, len(THERE))
@@ -85,7 +84,7 @@ def test_pushes_at_once_share_slots_and_all_land() -> None:
         watch = Watch(here, peer)
         halves = [(HERE[:25], THERE[:25]), (HERE[25:], THERE[25:])]
         for number, (blocks, source) in enumerate(halves):
-            ticket = here.agent("open_landing", blocks, (WHOLE, LAYERWISE)[number], 0, 10.0)
+            ticket = here.agent("open_landing", blocks, (WHOLE, LAYERWISE)[number], 0, 60.0)
             peer.agent("push", ticket, source)
             peer.agent("ready", ticket.transfer_id, LAYERS, len(source))
         watch.until(Landed, PushEnded)
@@ -101,7 +100,7 @@ def test_a_corrupted_segment_never_reaches_the_blocks() -> None:
         watch = Watch(here, peer)
         before = here.blocks(HERE).copy()
         peer.corrupt_gathers()
-        ticket = here.agent("open_landing", HERE, WHOLE, 0, 10.0)
+        ticket = here.agent("open_landing", HERE, WHOLE, 0, 60.0)
         peer.agent("push", ticket, THERE)
         peer.agent("ready", ticket.transfer_id, LAYERS, len(THERE))
         watch.until(LandingFailed)
@@ -114,13 +113,13 @@ def test_a_corrupted_segment_never_reaches_the_blocks() -> None:
 def test_a_forged_checksum_is_refused_and_the_landing_goes_on() -> None:
     with two_sides() as (here, peer):
         watch = Watch(here, peer)
-        ticket = here.agent("open_landing", HERE, WHOLE, 0, 10.0)
+        ticket = here.agent("open_landing", HERE, WHOLE, 0, 60.0)
         forger = UcxTransport(None)
         forged = Announcement(0, ticket.segments[0].size_bytes, bytes(16), "tcp")
         for message in (seal(Kind.ANNOUNCEMENT, bytes(32), forged), b"short", bytes(100_000)):
             sending = forger.send(here.address(), ticket.tag, message)
-            _until(partial(_has_completed, forger, sending))
-        _until(lambda: here.agent("counters").refused == {"wrong_mac": 2, "oversized_message": 1})
+            wait_until(partial(_has_completed, forger, sending))
+        wait_until(lambda: here.agent("counters").refused == {"wrong_mac": 2, "oversized_message": 1})
         forger.close()
         peer.agent("push", ticket, THERE)
         peer.agent("ready", ticket.transfer_id, LAYERS, len(THERE))
@@ -132,7 +131,7 @@ def test_segments_of_a_cancelled_landing_are_dropped() -> None:
     with two_sides() as (here, peer):
         watch = Watch(here, peer)
         before = here.blocks(HERE).copy()
-        ticket = here.agent("open_landing", HERE, WHOLE, 0, 10.0)
+        ticket = here.agent("open_landing", HERE, WHOLE, 0, 60.0)
         here.agent("cancel_landing", ticket.transfer_id)
         watch.until(LandingFailed)
         peer.agent("push", ticket, THERE)
@@ -146,7 +145,7 @@ def test_segments_of_a_cancelled_landing_are_dropped() -> None:
 
 def test_tickets_that_do_not_fit_are_refused_and_counted() -> None:
     with two_sides() as (here, peer):
-        ticket = here.agent("open_landing", HERE, WHOLE, 0, 10.0)
+        ticket = here.agent("open_landing", HERE, WHOLE, 0, 60.0)
         replaced = _replace(ticket)
         for wrong, blocks in (
             (ticket, THERE[:-1]),
@@ -181,10 +180,3 @@ def _replace(struct: Any) -> Any:
 def _has_completed(transport: UcxTransport, sending: Transmission) -> bool:
     transport.progress()
     return sending.completed
-
-
-def _until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)

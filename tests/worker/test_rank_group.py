@@ -135,7 +135,7 @@ async def real_group(ranks: int) -> AsyncIterator[RankGroup]:
     try:
         yield group
     finally:
-        await group.close(grace_seconds=1.0)
+        await group.close(grace_seconds=30.0)
 
 
 async def test_two_ranks_serve_requests_with_exact_tokens() -> None:
@@ -162,13 +162,15 @@ async def test_two_ranks_serve_requests_with_exact_tokens() -> None:
         assert transcript.token_ids[key] == oracle_tokens(prompt, 50, VOCABULARY)
 
 
-async def test_a_killed_rank_ends_the_others_within_a_second() -> None:
+async def test_a_killed_rank_ends_the_others_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Its silence alone would not be noticed.
+    monkeypatch.setattr(rank_group, "END_SECONDS", 1000.0)
     async with real_group(2) as group:
         running = asyncio.create_task(group.run(lambda rank, message: None))
         os.kill(group.ranks[1].process_id, signal.SIGKILL)
-        failure = await asyncio.wait_for(running, 1.0)
+        failure = await running
         assert failure.message == "rank 1 of 2 ended with status -9"
-        await asyncio.wait_for(asyncio.shield(group.ranks[0].closed), 1.0)
+        await asyncio.shield(group.ranks[0].closed)
 
 
 async def test_a_frozen_rank_is_stalled_and_goes_on_when_it_is_thawed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,17 +184,17 @@ async def test_a_frozen_rank_is_stalled_and_goes_on_when_it_is_thawed(monkeypatc
 
 
 async def test_a_rank_that_stays_frozen_ends_the_others_with_one_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rank_group, "END_SECONDS", 1.0)
+    monkeypatch.setattr(rank_group, "END_SECONDS", 2.0)
     async with real_group(2) as group:
         running = asyncio.create_task(group.run(lambda rank, message: None))
         os.kill(group.ranks[1].process_id, signal.SIGSTOP)
-        failure = await asyncio.wait_for(running, 5.0)
-        assert failure.message == "rank 1 of 2 has made no progress for 1 s: its process does not run"
-        await asyncio.wait_for(asyncio.gather(*(asyncio.shield(rank.closed) for rank in group.ranks)), 2.0)
+        failure = await running
+        assert failure.message == "rank 1 of 2 has made no progress for 2 s: its process does not run"
+        await asyncio.gather(*(asyncio.shield(rank.closed) for rank in group.ranks))
 
 
 async def test_a_long_step_of_a_rank_is_no_stall(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rank_group, "STALLED_SECONDS", 0.6)
+    monkeypatch.setattr(rank_group, "STALLED_SECONDS", 1.0)
     group = await RankGroup.start(oracle_config(oracle={"step_ms": 1500.0}))
     try:
         stalled = []
@@ -202,7 +204,7 @@ async def test_a_long_step_of_a_rank_is_no_stall(monkeypatch: pytest.MonkeyPatch
         assert stalled == [False]
         running.cancel()
     finally:
-        await group.close(grace_seconds=1.0)
+        await group.close(grace_seconds=30.0)
 
 
 async def test_ranks_that_cannot_start_say_why_and_leave_no_process() -> None:

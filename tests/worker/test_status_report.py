@@ -90,20 +90,20 @@ async def test_waiting_ends_with_a_change_and_only_then() -> None:
     await asyncio.sleep(0.01)
     assert not waiting.done()
     observe(status)
-    await asyncio.wait_for(waiting, 5)
+    await asyncio.wait_for(waiting, 20)
     status.next_report(snapshot=False)
     waiting = asyncio.create_task(status.wait(30))
     await asyncio.sleep(0.01)
     assert not waiting.done()
     status.drain()
-    await asyncio.wait_for(waiting, 5)
+    await asyncio.wait_for(waiting, 20)
     assert status.next_report(snapshot=False).state is WorkerState.DRAINING
 
 
 async def test_waiting_ends_with_its_time() -> None:
     status = StatusReport(100)
     status.next_report(snapshot=True)
-    await asyncio.wait_for(status.wait(0.01), 5)
+    await status.wait(0.01)
 
 
 BLOCKS, RANKS = st.sets(st.integers(0, 9)), 3

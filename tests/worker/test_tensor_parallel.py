@@ -57,20 +57,20 @@ async def test_the_death_of_a_rank_that_follows_ends_the_worker_with_one_reason(
         submit_to(group, [1], 50)
         await eventually(lambda: bool(group.ranks[0].progress().step_loop_passes % 2))
     os.kill(group.processes[1].process_id, signal.SIGKILL)
-    failure = await asyncio.wait_for(ending, 5.0)
+    failure = await ending
     assert failure.message == "rank 1 of 2 ended with status -9"
     await group.close(grace_seconds=0)
     assert ranks_of_this_process() <= before
 
 
 async def test_a_frozen_rank_that_follows_ends_the_worker_with_one_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rank_group, "END_SECONDS", 1.0)
+    monkeypatch.setattr(rank_group, "END_SECONDS", 2.0)
     before = ranks_of_this_process()
     group = await RankGroup.start(oracle_config(parallel=ParallelConfig(tp=2)))
     ending = asyncio.create_task(group.run(lambda rank, message: None))
     os.kill(group.processes[1].process_id, signal.SIGSTOP)
-    failure = await asyncio.wait_for(ending, 5.0)
-    assert failure.message == "rank 1 of 2 has made no progress for 1 s: its process does not run"
+    failure = await ending
+    assert failure.message == "rank 1 of 2 has made no progress for 2 s: its process does not run"
     await group.close(grace_seconds=0)
     assert ranks_of_this_process() <= before
 

@@ -9,14 +9,18 @@ import psutil
 
 from bench.meshes.processes import CpuMeter, family, pin
 
-SPIN = "import threading, time\nwhile True: pass"
+SPIN = "while True: pass"
 SPAWN = "import subprocess, sys\nsubprocess.run([sys.executable, '-c', 'input()'])"
 
 
 @contextmanager
 def running(code: str) -> Iterator[int]:
-    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)
+    command = [sys.executable, "-c", f"print(flush=True)\n{code}"]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdout is not None
     try:
+        # Its interpreter has started.
+        process.stdout.readline()
         yield process.pid
     finally:
         for member in family(process.pid):
@@ -26,7 +30,6 @@ def running(code: str) -> Iterator[int]:
 
 def test_a_busy_process_uses_cores_and_an_idle_one_does_not() -> None:
     with running(SPIN) as busy, running("input()") as idle:
-        time.sleep(0.3)
         meter = CpuMeter({"busy": busy, "idle": idle})
         time.sleep(0.5)
         cores = meter.cores()

@@ -118,21 +118,26 @@ async def test_a_service_that_keeps_failing_ends_the_mesh(tmp_path: Path) -> Non
         broken.touch()
         os.kill(supervisor.process_ids["one"], signal.SIGKILL)
         with pytest.raises(ProcessFailed, match="one ended with status 1 and is not started again: probe: not now"):
-            await asyncio.wait_for(supervisor.until_failure(), 30)
+            await supervisor.until_failure()
     assert said(lines, "starting it again")()
 
 
 async def test_a_failing_start_is_tried_again(tmp_path: Path) -> None:
     broken, log = tmp_path / "broken", tmp_path / "log"
+
+    def starts() -> int:
+        return len(log.read_text().splitlines())
+
     policy = RestartPolicy(first_delay_seconds=0.05, attempts=100)
     async with supervised(probe("one", f"fail_while={broken}", f"log={log}"), policy=policy) as (supervisor, _):
         await supervisor.start()
         keeping = asyncio.create_task(supervisor.until_failure())
         broken.touch()
         os.kill(supervisor.process_ids["one"], signal.SIGKILL)
-        await eventually(lambda: len(log.read_text().splitlines()) == 2)
+        await eventually(lambda: starts() >= 2)
         broken.unlink()
-        await eventually(lambda: len(log.read_text().splitlines()) == 3)
+        before = starts()
+        await eventually(lambda: starts() > before)
         assert not keeping.done()
         keeping.cancel()
 
@@ -158,7 +163,7 @@ async def test_the_last_worker_given_up_ends_the_mesh(tmp_path: Path) -> None:
         broken.touch()
         os.kill(supervisor.process_ids["decode-0"], signal.SIGKILL)
         with pytest.raises(ProcessFailed, match="decode-0"):
-            await asyncio.wait_for(supervisor.until_failure(), 30)
+            await supervisor.until_failure()
 
 
 async def test_an_optional_service_is_given_up(tmp_path: Path) -> None:

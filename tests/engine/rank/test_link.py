@@ -14,7 +14,7 @@ LOAD = WorkerLoad()
 def linked(wakeup: EventFd | None = None) -> tuple[RankLink, socket.socket]:
     """A rank's link, and the service's end of it."""
     theirs, ours = socket.socketpair()
-    ours.settimeout(10)
+    ours.settimeout(60)
     return RankLink(theirs, wakeup or EventFd()), ours
 
 
@@ -52,9 +52,9 @@ def test_waiting_sleeps_until_a_message_is_whole() -> None:
     whole = frame(Cancel(7))
     service.sendall(whole[:3])
     threading.Timer(0.05, service.sendall, [whole[3:]]).start()
-    started = time.process_time()
+    started = time.thread_time()
     assert link.receive(wait=True) == [Cancel(7)]
-    assert time.process_time() - started < 0.04
+    assert time.thread_time() - started < 0.04
 
 
 def test_waiting_ends_when_another_thread_wakes() -> None:
@@ -123,7 +123,7 @@ def test_a_service_that_does_not_read_pauses_the_rank_which_still_listens() -> N
     rank.join(timeout=0.2)
     assert rank.is_alive()
     assert read_steps(service, 12) == list(range(12))
-    rank.join(timeout=10)
+    rank.join()
     assert messages.count(Cancel(5)) == 100_000
 
 

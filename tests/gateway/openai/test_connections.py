@@ -6,6 +6,7 @@ from typing import Any
 from gateway.config import HttpConfig
 from tests.support.fake_decode import FakeDecodeWorker
 from tests.support.gateways import Mesh, running_mesh
+from tests.support.waiting import PATIENCE_SECONDS
 
 Pair = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 HEALTH = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
@@ -18,17 +19,17 @@ async def connect(mesh: Mesh, sent: bytes = b"") -> Pair:
     return reader, writer
 
 
-async def closed(connection: Pair, seconds: float = 5.0) -> bytes:
+async def closed(connection: Pair) -> bytes:
     """What the server sent before it closed the connection."""
     reader, writer = connection
-    rest = await asyncio.wait_for(reader.read(), seconds)
+    rest = await asyncio.wait_for(reader.read(), PATIENCE_SECONDS)
     writer.close()
     return rest
 
 
 async def answered(connection: Pair) -> bytes:
     reader, _ = connection
-    head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)
+    head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), PATIENCE_SECONDS)
     length = next(int(line.split(b":")[1]) for line in head.split(b"\r\n") if line.startswith(b"content-length"))
     await reader.readexactly(length)
     return head

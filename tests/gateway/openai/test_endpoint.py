@@ -11,13 +11,13 @@ import pytest
 from deepmesh.v1 import common_pb2
 from pydantic import SecretStr
 
-from gateway.config import ApiKeyConfig, DispatchConfig, HttpConfig, LimitsConfig
+from gateway.config import ApiKeyConfig, HttpConfig, LimitsConfig
 from gateway.openai.errors import error_headers, http_status
 from mesh.errors import EngineFailed, NoWorker, Overloaded
 from tests.support.fake_decode import FakeDecodeWorker, oracle_tokens
-from tests.support.gateways import Mesh, collect, ids_request, running_mesh
+from tests.support.gateways import Mesh, collect, dispatch, ids_request, running_mesh
 from tests.support.oracle_texts import answering, spelled
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_SECONDS, eventually
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 HELLO: Any = [{"role": "user", "content": "hello"}]
@@ -383,7 +383,7 @@ async def test_a_body_of_50_mb_is_refused_without_being_kept(declared: bool) -> 
 
 
 async def test_refusals_that_pass_say_when_to_come_back() -> None:
-    async with running_mesh(dispatch=DispatchConfig(worker_seconds=0)) as mesh:
+    async with running_mesh(dispatch=dispatch(worker_seconds=0)) as mesh:
         mesh.scheduler.refusals = [Overloaded("full", retry_after_ms=2500), NoWorker("none")]
         full, none = [await mesh.http.post(CHAT, json={"messages": HELLO}) for _ in range(2)]
         assert (full.status_code, full.headers["retry-after"]) == (429, "3")
@@ -443,7 +443,7 @@ async def test_a_client_that_never_reads_is_cut_off_and_its_connection_closed() 
         await mesh.drained()
         await asyncio.sleep(2)
         with pytest.raises(ConnectionResetError):
-            await asyncio.wait_for(reader.read(), 5)
+            await asyncio.wait_for(reader.read(), PATIENCE_SECONDS)
         writer.close()
 
 
@@ -451,7 +451,7 @@ async def test_a_body_that_does_not_arrive_is_not_waited_for() -> None:
     async with running_mesh(http=HttpConfig(body_seconds=0.1)) as mesh:
         reader, writer = await asyncio.open_connection("127.0.0.1", mesh.http_port)
         writer.write(f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n{{".encode())
-        assert b"504" in await asyncio.wait_for(reader.readline(), 5)
+        assert b"504" in await asyncio.wait_for(reader.readline(), PATIENCE_SECONDS)
         writer.close()
 
 

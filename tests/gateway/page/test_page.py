@@ -24,11 +24,11 @@ QUESTION = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
 async def page(**settings: Any) -> AsyncIterator[httpx.AsyncClient]:
     """A client of the page, after one answer of three tokens."""
     async with running_mesh(server=ServerConfig(metrics_port=free_port()), **settings) as mesh:
-        async for _ in mesh.stub.Generate(ids_request(max_tokens=3), timeout=10, metadata=AUTHORIZED):
+        async for _ in mesh.stub.Generate(ids_request(max_tokens=3), timeout=60, metadata=AUTHORIZED):
             pass
         async with (
             operator_server(mesh.gateway.config, mesh.gateway, Channels()) as port,
-            httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20, trust_env=False) as client,
+            httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60, trust_env=False) as client,
         ):
             yield client
 
@@ -70,7 +70,7 @@ async def test_it_says_when_the_scheduler_does_not_answer() -> None:
         await mesh.scheduler_server.__aexit__(None, None, None)
         async with (
             operator_server(mesh.gateway.config, mesh.gateway, Channels()) as port,
-            httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20, trust_env=False) as client,
+            httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60, trust_env=False) as client,
         ):
             assert (await events(client))["mesh"]["problem"]
 
