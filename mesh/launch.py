@@ -62,13 +62,10 @@ def launch(
 ) -> int:
     """Run `main(config)` to its end and return the process's exit status, as in `sys.exit(launch("scheduler", ...))`.
 
-    <<<<<<< HEAD
-        divide: may fork, before anything else runs, and returns this process's configuration.
+    divide: may fork, before anything else runs, and returns this process's configuration.
 
-        A MeshError becomes one line on stderr, and status 2 if starting again cannot help, 1 otherwise.
-    =======
-        A MeshError becomes one line on stderr, and status 2 if starting again cannot help, 1 otherwise. A program that
-        `main` returns takes this process's place.
+    A MeshError becomes one line on stderr, and status 2 if starting again cannot help, 1 otherwise. A program that
+    `main` returns takes this process's place.
     """
     options = _parse(service, arguments)
     try:
