@@ -223,8 +223,10 @@ class Gateway:
                 await (ready if was_available else unready)()
                 _log.info("workers joined" if was_available else "no worker left")
             try:
-                # A snapshot can also become too old without any change in the registry.
-                await asyncio.wait_for(self._changed.wait(), READINESS_SECONDS)
+                # A snapshot can also become too old without any change in the registry. Not `wait_for`: Python 3.11's
+                # forgets a cancellation that comes together with the change.
+                async with asyncio.timeout(READINESS_SECONDS):
+                    await self._changed.wait()
             except TimeoutError:
                 continue
             self._changed.clear()

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import grpc
 from deepmesh.v1 import gateway_pb2, gateway_pb2_grpc
@@ -58,10 +59,16 @@ async def _responses(
     resume = gateway_pb2.ResumeRequest(stream_token=stream, position=position, request=request)
     call = stub.Resume(resume) if stream else stub.Generate(request)
     try:
-        while (message := await asyncio.wait_for(call.read(), SILENCE_SECONDS)) is not grpc.aio.EOF:
+        while (message := await _read(call)) is not grpc.aio.EOF:
             yield message.response if stream else message
     finally:
         call.cancel()
+
+
+async def _read(call: Any) -> Any:
+    # Python 3.11's `wait_for` forgets that its task was cancelled if the answer comes at that moment.
+    async with asyncio.timeout(SILENCE_SECONDS):
+        return await call.read()
 
 
 def _check_passes(error: Exception) -> None:
