@@ -2,6 +2,7 @@
 
 import ast
 import importlib.metadata
+import re
 import subprocess
 import sys
 import tomllib
@@ -107,6 +108,12 @@ def test_every_import_follows_an_arrow() -> None:
             if there is not None and there != here and there not in MAY_IMPORT[here]:
                 wrong.append(f"{path} imports {module}")
     assert not wrong
+
+
+def test_no_source_has_marks_of_a_merge() -> None:
+    # In a string they are no error of syntax.
+    marks = re.compile(r"^\s*(<{7}|>{7}) ", re.MULTILINE)
+    assert not [path for path, _ in sources() if marks.search((ROOT / path).read_text())]
 
 
 def test_a_command_loads_what_it_composes_only_when_it_runs() -> None:
