@@ -10,16 +10,13 @@ import logging
 from collections.abc import Callable, Mapping
 
 from mesh.errors import EndpointRefused, EndpointUnavailable
-from scheduler.pods import Pods
+from scheduler.pods import NO_SUCH_POD, Pods
 
 ANNOTATION = "controller.kubernetes.io/pod-deletion-cost"
 # Kubernetes reads 32 bits.
 MOST = 2**31 - 1
 # Costs below a second are alike.
 LEAST_MS = 1000.0
-# Kubernetes takes a pod without an annotation for one that costs nothing.
-UNWRITTEN = 0
-GONE = 404
 log = logging.getLogger(__name__)
 
 
@@ -29,6 +26,7 @@ class PodCosts:
     def __init__(self, costs: Callable[[], Mapping[str, float]], pods: Pods) -> None:
         self._costs = costs
         self._pods = pods
+        # Not of a worker that is new to this process: what its pod says then, an earlier scheduler may have written.
         self._written: dict[str, int] = {}
         # Why the last write failed; empty if it did not.
         self._trouble = ""
@@ -45,7 +43,7 @@ class PodCosts:
         self._written = {name: written for name, written in self._written.items() if name in costs}
         try:
             for name, cost in costs.items():
-                if is_off(self._written.get(name, UNWRITTEN), cost):
+                if name not in self._written or is_off(self._written[name], cost):
                     await self._write(name, min(MOST, round(cost)))
         except EndpointUnavailable as error:
             self._say(error.message)
@@ -57,7 +55,7 @@ class PodCosts:
             await self._pods.annotate(name, {ANNOTATION: str(cost)})
         except EndpointRefused as error:
             # A worker that is no pod, or whose pod has just gone.
-            if error.status != GONE:
+            if error.status != NO_SUCH_POD:
                 raise
         self._written[name] = cost
 

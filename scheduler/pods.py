@@ -1,6 +1,7 @@
 """The pods of this process's namespace, through Kubernetes' API."""
 
 import os
+import re
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,6 +16,9 @@ from mesh.errors import ConfigError, EndpointRefused, EndpointUnavailable
 # Where Kubernetes puts them in a pod that has a service account.
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 ANSWER_SECONDS = 10.0
+# RFC 1123's names. Nothing else may become a part of a URL that the account's token is sent to.
+_NAME = re.compile(r"[a-z0-9](?:[-.a-z0-9]{0,251}[a-z0-9])?")
+NO_SUCH_POD = 404
 
 
 @dataclass(frozen=True)
@@ -62,7 +66,11 @@ class Pods:
         await self._http.aclose()
 
     async def annotate(self, name: str, annotations: Mapping[str, str]) -> None:
-        """Set annotations of a pod. Raises EndpointUnavailable, or EndpointRefused with the API's status."""
+        """Set annotations of a pod. Raises EndpointUnavailable, or EndpointRefused with the API's status; it is
+        NO_SUCH_POD also for a name that no pod can have.
+        """
+        if _NAME.fullmatch(name) is None:
+            raise EndpointRefused(f"no pod can have the name {name!r}", status=NO_SUCH_POD)
         try:
             response = await self._http.patch(
                 name,

@@ -11,7 +11,7 @@ from deepmesh.internal.v1 import workers_pb2
 from mesh.errors import ConfigError
 from scheduler.pod_costs import ANNOTATION, MOST, PodCosts, is_off
 from scheduler.pods import Cluster, Pods
-from tests.support.fake_cluster import FakeCluster, running_cluster
+from tests.support.fake_cluster import NAMESPACE, FakeCluster, running_cluster
 from tests.support.scheduler_server import ReportingWorker, identity_message, running_scheduler, scheduler_stub
 from tests.support.waiting import eventually
 
@@ -40,8 +40,16 @@ async def test_a_cost_is_written_again_only_once_it_is_off_by_half(tmp_path: Pat
             costs["a"] = float(cost)
             await writer.update()
     # The first, the fourth (more than twice that) and the last (less than half of the fourth).
-    assert fake.writes == ["a", "a", "a"]
-    assert fake.pods == {"a": {ANNOTATION: "10000"}, "b": {}}
+    assert fake.writes == ["a", "b", "a", "a"]
+    assert fake.pods == {"a": {ANNOTATION: "10000"}, "b": {ANNOTATION: "400"}}
+
+
+async def test_what_an_earlier_scheduler_wrote_does_not_stay(tmp_path: Path) -> None:
+    fake = FakeCluster("idle", "busy")
+    fake.pods["idle"] = {ANNOTATION: "90000"}
+    async with told(fake, {"idle": 0.0, "busy": 5000.0}, tmp_path) as (writer, _):
+        await writer.update()
+    assert fake.first_to_go() == "idle"
 
 
 @pytest.mark.parametrize(("written", "cost", "off"), [(0, 0, 0), (0, 900, 0), (0, 2001, 1), (5000, 0, 1), (1500, 0, 0)])
@@ -55,6 +63,25 @@ async def test_a_worker_without_a_pod_keeps_nobody_from_theirs(tmp_path: Path) -
         await writer.update()
         await writer.update()
     assert fake.writes == ["b"]
+
+
+async def test_a_workers_id_leads_to_its_pod_and_nowhere_else(tmp_path: Path) -> None:
+    fake, elsewhere = FakeCluster("pod"), FakeCluster("pod")
+    (tmp_path / "elsewhere").mkdir()
+    async with running_cluster(elsewhere, tmp_path / "elsewhere") as other:
+        # Another host, another resource, another path, and the id of a worker that was given none.
+        strange = [
+            f"{other.url}/pod",
+            f"../../{NAMESPACE}/pods/pod",
+            "pod?x=1",
+            "pod/status",
+            "worker-1:8010",
+            ":x",
+            "..",
+        ]
+        async with told(fake, dict.fromkeys([*strange, "pod"], 5000.0), tmp_path) as (writer, _):
+            await writer.update()
+    assert fake.paths == [f"/api/v1/namespaces/{NAMESPACE}/pods/pod"] and not elsewhere.paths
 
 
 async def test_a_pod_of_the_same_name_as_one_that_went_is_told_again(tmp_path: Path) -> None:
@@ -117,8 +144,7 @@ async def test_a_scheduler_tells_kubernetes_which_of_its_workers_to_end(
             await ReportingWorker(stub, identity_message("idle")).start()
             load = workers_pb2.WorkerLoad(running_requests=7, free_blocks=900, decode_step_ms=10.0)
             await ReportingWorker(stub, identity_message("busy")).start(load=load)
-            await eventually(lambda: bool(fake.writes), 30)
-    assert set(fake.writes) == {"busy"}
+            await eventually(lambda: set(fake.writes) == {"busy", "idle"}, 30)
     assert fake.first_to_go() == "idle"
 
 

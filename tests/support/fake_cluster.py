@@ -31,14 +31,22 @@ class FakeCluster:
         self.allowed = True
         # Names of pods, one a write that was carried out.
         self.writes: list[str] = []
+        # What was asked for, granted or not.
+        self.paths: list[str] = []
         path = f"/api/v1/namespaces/{NAMESPACE}/pods/{{name}}"
-        self.app = Starlette(routes=[Route(path, self._patch, methods=["PATCH"])])
+        routes = [Route(path, self._patch, methods=["PATCH"]), Route("/{rest:path}", self._nothing, methods=["PATCH"])]
+        self.app = Starlette(routes=routes)
 
     def first_to_go(self) -> str:
         """The pod that a ReplicaSet would end first."""
         return min(self.pods, key=lambda name: int(self.pods[name].get(ANNOTATION, "0")))
 
+    async def _nothing(self, request: Request) -> Response:
+        self.paths.append(request.url.path)
+        return _status(404, "not found")
+
     async def _patch(self, request: Request) -> Response:
+        self.paths.append(request.url.path)
         if request.headers["authorization"] != f"Bearer {self.token}":
             return _status(401, "Unauthorized")
         if not self.allowed:
