@@ -13,6 +13,7 @@ from scheduler.registry import Registry
 def deletion_cost_ms(worker: CandidateWorker, kept_blocks: int, output_tokens: float, knobs: PlacementKnobs) -> float:
     """Milliseconds of its requests' time, all added up, and of computing anew what it keeps, `kept_blocks` of KV.
 
+    output_tokens: that each of its requests has to go; none on a prefill worker, whose requests end with their prompts.
     A worker that drains ends its requests first, which takes as long as they would take anyway; what runs out of time
     begins again elsewhere. A worker with nothing costs nothing.
     """
@@ -36,7 +37,11 @@ class DeletionCosts:
     def _all(self) -> Iterator[tuple[str, float]]:
         kept = {worker.identity.worker_id: len(worker.cached) for worker in self._registry.workers()}
         for model in sorted({worker.identity.model for worker in self._registry.workers()}):
-            output = self._coordinator.mean_output_tokens(model) or self._knobs.mean_output_tokens
+            known = self._coordinator.mean_output_tokens(model)
             candidates = informed(self._coordinator.candidates(model), self._knobs)
-            for worker in (*candidates.decode, *candidates.prefill):
+            for worker in candidates.decode:
+                # What workers report every scheduler knows, also one that gateways do not follow.
+                output = known or worker.load.mean_output_tokens or self._knobs.mean_output_tokens
                 yield worker.worker_id, deletion_cost_ms(worker, kept[worker.worker_id], output, self._knobs)
+            for worker in candidates.prefill:
+                yield worker.worker_id, deletion_cost_ms(worker, kept[worker.worker_id], 0.0, self._knobs)

@@ -3,10 +3,18 @@
 import msgspec
 import pytest
 
-from mesh.domain.workers import KvNamespace, WorkerLoad
+from mesh.domain.workers import KvNamespace, WorkerIdentity, WorkerLoad, WorkerRole, WorkerState
+from scheduler.admission import Objectives
 from scheduler.candidates import Candidates, CandidateWorker, PlacementKnobs, Unreported
-from scheduler.deletion_costs import deletion_cost_ms
+from scheduler.coordinator import Coordinator
+from scheduler.decisions import DecisionLog
+from scheduler.deletion_costs import DeletionCosts, deletion_cost_ms
 from scheduler.estimates import informed
+from scheduler.lengths import OutputLengths
+from scheduler.registry import Registry
+from scheduler.stores import Stores
+from scheduler.tenants import PlacedRequests
+from tests.support.scheduling import ManualClock, make_identity, make_load
 
 KNOBS = PlacementKnobs()
 IDLE = CandidateWorker(
@@ -23,6 +31,17 @@ IDLE = CandidateWorker(
 def cost(worker: CandidateWorker = IDLE, kept_blocks: int = 0) -> float:
     (worker,) = informed(Candidates([worker]), KNOBS).decode
     return deletion_cost_ms(worker, kept_blocks, output_tokens=100.0, knobs=KNOBS)
+
+
+def costs_of(*workers: tuple[WorkerIdentity, WorkerLoad]) -> dict[str, float]:
+    """By worker id, from a scheduler that placed nothing."""
+    clock = ManualClock()
+    registry = Registry(clock, lease_seconds=10.0, settle_seconds=0.25)
+    for identity, load in workers:
+        registry.update(registry.attach(identity), WorkerState.SERVING, load)
+    placed, decisions = PlacedRequests(clock), DecisionLog(1)
+    coordinator = Coordinator(registry, Stores(), 1, placed, decisions, OutputLengths(), KNOBS, Objectives(), clock)
+    return DeletionCosts(registry, coordinator, KNOBS).now()
 
 
 def loaded(**load: int) -> CandidateWorker:
@@ -42,6 +61,20 @@ def test_a_stream_costs_the_time_that_it_takes() -> None:
 def test_requests_that_wait_or_are_on_their_way_count_as_well() -> None:
     on_their_way = msgspec.structs.replace(IDLE, unreported=Unreported(requests=2))
     assert cost(loaded(waiting_requests=2)) == cost(on_their_way) == cost(loaded(running_requests=2))
+
+
+def test_a_prefill_worker_costs_its_prompts_and_no_answers() -> None:
+    decode = make_identity("decode"), make_load(running_requests=2)
+    prefill = make_identity("prefill", role=WorkerRole.PREFILL), make_load(running_requests=2)
+    costs = costs_of(decode, prefill)
+    assert costs["decode"] > costs["prefill"] == 0
+
+
+def test_a_scheduler_that_gateways_do_not_follow_takes_the_lengths_that_workers_report() -> None:
+    short = make_identity("short"), make_load(running_requests=1, mean_output_tokens=10.0)
+    long = make_identity("long"), make_load(running_requests=1, mean_output_tokens=1000.0)
+    costs = costs_of(short, long)
+    assert costs["long"] == pytest.approx(100 * costs["short"])
 
 
 def test_kv_and_prompts_cost_the_time_of_computing_them() -> None:
