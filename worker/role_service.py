@@ -3,6 +3,8 @@
 # grpc's classes are generic in their stubs alone.
 from __future__ import annotations
 
+import json
+
 import grpc
 from deepmesh.internal.v1 import worker_pb2, worker_pb2_grpc
 
@@ -34,7 +36,7 @@ class RoleServicer(worker_pb2_grpc.WorkerServiceServicer):
         self._host = host
         ports = {"port": server.port, "metrics_port": server.metrics_port, "health_port": server.health_port}
         self._own = [f"server.{key}={port}" for key, port in ports.items() if port is not None]
-        self._own.append(f"worker_id={host.identity.worker_id}")
+        self._own.append(f"worker_id={json.dumps(host.identity.worker_id)}")
 
     async def ChangeRole(
         self,

@@ -17,7 +17,7 @@ from worker.config import WorkerConfig
 from worker.role_change import settings_of
 
 
-async def ask(worker: WorkerProcess, role: WorkerRole, worker_id: str = "w") -> None:
+async def ask(worker: WorkerProcess, role: WorkerRole, worker_id: str = "7") -> None:
     request = worker_pb2.ChangeRoleRequest(worker_id=worker_id, role=worker_wire.role_name(role))
     async with Channels().open(worker.endpoint) as channel:
         await worker_pb2_grpc.WorkerServiceStub(channel).ChangeRole(request, timeout=60)
@@ -28,11 +28,12 @@ def lines_with(worker: WorkerProcess, text: str) -> list[str]:
 
 
 async def test_a_worker_becomes_the_service_of_the_other_role_in_its_process_with_its_rank() -> None:
-    settings = ("worker_id=w", "engine.transfer={}", "engine.max_requests=8", "other_role=[engine.max_requests=4]")
+    # An id that looks like a number remains an id.
+    settings = ('worker_id="7"', "engine.transfer={}", "engine.max_requests=8", "other_role=[engine.max_requests=4]")
     async with worker_process("decode_svc", *settings) as worker:
         await worker.child.wait_ready(worker.endpoint, Channels(), 60)
         rank = worker.rank
-        with pytest.raises(InvalidRequest, match="this is worker 'w', and not 'v'"):
+        with pytest.raises(InvalidRequest, match="this is worker '7', and not 'v'"):
             await ask(worker, WorkerRole.PREFILL, "v")
         await ask(worker, WorkerRole.DECODE)
         await ask(worker, WorkerRole.PREFILL)
@@ -45,7 +46,7 @@ async def test_a_worker_becomes_the_service_of_the_other_role_in_its_process_wit
 
 
 async def test_a_worker_that_cannot_take_the_role_says_why_and_goes_on() -> None:
-    settings = ("worker_id=w", "engine.transfer={}", "other_role=[engine.drafts.next_n=2]")
+    settings = ('worker_id="7"', "engine.transfer={}", "other_role=[engine.drafts.next_n=2]")
     async with worker_process("decode_svc", *settings) as worker:
         await worker.child.wait_ready(worker.endpoint, Channels(), 60)
         with pytest.raises(ConfigError, match=r"cannot change engine\.drafts from none to some: start it again"):
