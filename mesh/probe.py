@@ -1,6 +1,6 @@
 """Asks a service for its health. `python -m mesh.probe HOST:PORT` is for containers' health checks.
 
-Those ask again and again, so this imports little: a seventh of the processor time of the whole `deepmesh` command.
+Those ask again and again, so this imports little: a fifth of the processor time of `deepmesh health` (0.17 s of 0.87).
 """
 
 import sys
