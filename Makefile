@@ -117,8 +117,8 @@ sanitize: .venv/installed-dev
 	@$(PIP) -e ./protos -e ./models -e '.[site]'
 	@touch $@
 
-.venv/installed-conformance: .venv/installed-dev
-	@$(PIP) -e ./protos -e ./models -e '.[dev,conformance]'
+.venv/installed-conformance: .venv/installed-dev tests/conformance/constraints.txt
+	@$(PIP) --constraint tests/conformance/constraints.txt -e ./protos -e ./models -e '.[dev,conformance]'
 	@touch $@
 
 deploy/check/node_modules: deploy/check/package.json

@@ -20,6 +20,12 @@ def test_an_installation_without_constraints_brings_the_ucx_that_was_measured() 
         assert dependencies[package] == constraints[package]
 
 
+def test_every_suite_of_others_is_pinned() -> None:
+    constraints = pins((ROOT / "tests/conformance/constraints.txt").read_text().splitlines())
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert {requirement.partition(">=")[0] for requirement in extras["conformance"]} <= set(constraints)
+
+
 def pins(requirements: list[str]) -> dict[str, str]:
     matches = [PIN.match(requirement) for requirement in requirements]
     return {match[1]: match[2] for match in matches if match}
