@@ -52,7 +52,7 @@ class WorkerServiceServicer:
         INVALID_ARGUMENT     the worker at this endpoint has another id, or the role is unknown
         FAILED_PRECONDITION  its configuration for that role is wrong, or needs other weights or another layout than it has loaded:
         start it again with that role (CONFIG)
-        ABORTED              it drains already, or changes its role: look at the registry again (WORKER_DRAINING)
+        ABORTED              it drains already, or changes its role: look at the registry again (DRAINING)
         UNAVAILABLE          it still loads (NO_WORKER)
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
