@@ -96,7 +96,7 @@ async def test_a_cancelled_request_ends_and_frees_its_blocks() -> None:
 
 async def test_a_broken_stream_loses_and_repeats_no_token() -> None:
     async with (
-        running_worker(engine=SLOW, grace_seconds=60) as running,
+        running_worker(engine=SLOW, grace_seconds=15) as running,
         gateway_client(running.endpoint, "a") as gateway,
         gateway_client(running.endpoint, "b") as undisturbed,
     ):
@@ -234,7 +234,7 @@ async def test_streams_out_of_order_are_refused() -> None:
 
 async def test_a_stream_id_used_twice_ends_the_stream_and_not_the_request() -> None:
     async with (
-        running_worker(engine=SLOW, grace_seconds=60) as running,
+        running_worker(engine=SLOW, grace_seconds=15) as running,
         gateway_client(running.endpoint) as gateway,
     ):
         stream_id = await gateway.submit(prompt(10), 100)

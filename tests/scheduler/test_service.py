@@ -149,10 +149,13 @@ async def test_watchers_see_prefill_workers_and_what_was_transferred() -> None:
 
 async def test_removed_blocks_no_longer_attract() -> None:
     async with running_scheduler() as endpoint, scheduler_stub(endpoint) as stub:
-        hashes = chain_hashes(PROMPT)
+        # Of two with the same load the one that measured a moment earlier may be thought the quicker.
+        hashes, busier = chain_hashes(PROMPT), workers_pb2.WorkerLoad(running_requests=1, free_blocks=1000)
         await start_worker(stub, "a")
-        worker = await start_worker(stub, "b", kv_events=scheduler_pb2.KvEvents(snapshot=True, stored=hashes))
-        await worker.report(kv_events=scheduler_pb2.KvEvents(removed=hashes))
+        stored = scheduler_pb2.KvEvents(snapshot=True, stored=hashes)
+        worker = await start_worker(stub, "b", load=busier, kv_events=stored)
+        assert (await stub.Place(place_request("first"))).decode.worker_id == "b"
+        await worker.report(load=busier, kv_events=scheduler_pb2.KvEvents(removed=hashes))
         assert (await stub.Place(place_request())).decode.worker_id == "a"
 
 

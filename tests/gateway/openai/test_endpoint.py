@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import httpx
 import openai
+import psutil
 import pytest
 from deepmesh.v1 import common_pb2
 from pydantic import SecretStr
@@ -441,10 +442,17 @@ async def test_a_client_that_never_reads_is_cut_off_and_its_connection_closed() 
         writer.write(head.encode() + body)
         await eventually(lambda: len(worker.cancelled) == 1)
         await mesh.drained()
-        await asyncio.sleep(2)
+        ends = mesh.http_port, writer.get_extra_info("sockname")[1]
+        await eventually(lambda: ends not in established())
         with pytest.raises(ConnectionResetError):
             await asyncio.wait_for(reader.read(), PATIENCE_SECONDS)
         writer.close()
+
+
+def established() -> set[tuple[int, int]]:
+    """The ports of this process's connections, its own first."""
+    connections = psutil.Process().net_connections("tcp")
+    return {(each.laddr.port, each.raddr.port) for each in connections if each.status == psutil.CONN_ESTABLISHED}
 
 
 async def test_a_body_that_does_not_arrive_is_not_waited_for() -> None:
