@@ -1,6 +1,7 @@
 """The OpenAI API over HTTP: its routes."""
 
 import time
+from http import HTTPStatus
 from importlib.metadata import version
 
 import msgspec
@@ -47,6 +48,8 @@ def application(gateway: Gateway) -> Starlette:
             Route("/v1/chat/completions", chat, methods=["POST"]),
             Route("/v1/completions", completions, methods=["POST"]),
             Route("/v1/responses", ResponsesEndpoint(gateway), methods=["POST"]),
+            # A route of OpenAI's that is not here, and no id.
+            Route("/v1/responses/compact", absent, methods=["POST"]),
             Route("/v1/responses/{response_id}", stored.get),
             Route("/v1/responses/{response_id}", stored.delete, methods=["DELETE"]),
             Route("/v1/messages", messages, methods=["POST"]),
@@ -64,6 +67,10 @@ def application(gateway: Gateway) -> Starlette:
         middleware=_middleware(gateway.config.http),
         exception_handlers={HTTPException: route_error, MeshError: mesh_error, ClientGone: client_gone},
     )
+
+
+async def absent(request: Request) -> Response:
+    raise HTTPException(HTTPStatus.NOT_FOUND)
 
 
 def _middleware(config: HttpConfig) -> list[Middleware]:

@@ -369,6 +369,8 @@ async def test_unknown_paths_and_methods_have_errors_in_the_same_form() -> None:
         for answer in (await mesh.http.get("/v2"), await mesh.http.get(CHAT)):
             assert answer.status_code in (404, 405)
             assert answer.json()["error"]["type"] == "invalid_request_error"
+        # Clients that try a route of OpenAI's take 404 for "not here", and 405 for a mistake of theirs.
+        assert (await mesh.http.post("/v1/responses/compact", json={})).status_code == 404
 
 
 @pytest.mark.parametrize("declared", [True, False], ids=["with a length", "in chunks"])
