@@ -13,7 +13,7 @@ from gateway.openai.endpoint import Endpoint, credential
 from gateway.openai.form import Form
 from gateway.responses.body import ResponseRequest
 from gateway.responses.form import ResponsesForm
-from gateway.responses.items import InputItem, answered, items_of, messages_of
+from gateway.responses.items import InputItem, answered, items_of, messages_of, remembered
 from gateway.responses.output import Deleted
 from gateway.responses.output import Response as ResponseBody
 from gateway.responses.store import Conversation, ResponseStore
@@ -61,7 +61,7 @@ class ResponsesEndpoint(Endpoint[ResponseRequest]):
         store = self._store
         if store is None or body.store is False:
             return form
-        items = items_of(body.input)
+        items = remembered(items_of(body.input))
         size = len(msgspec.json.encode(Conversation(items, Raw(form.so_far()))))
         if size <= store.largest:
             return form.kept_by(partial(_keep, store, tenant.name, items))

@@ -55,6 +55,29 @@ def items_of(given: str | list[InputItem]) -> list[InputItem]:
     return [InputItem(role="user", content=given)] if isinstance(given, str) else given
 
 
+def remembered(items: Sequence[InputItem]) -> list[InputItem]:
+    """What later prompts take of items that `messages_of` takes. What is left out may be nested as deep as can be read,
+    and so too deep to be written.
+    """
+    return [
+        InputItem(
+            item.type,
+            role=item.role,
+            content=_joined(item.content),
+            call_id=item.call_id,
+            name=item.name,
+            arguments=item.arguments,
+            output=_joined(item.output),
+        )
+        for item in items
+        if item.type != "reasoning"
+    ]
+
+
+def _joined(content: str | list[InputPart] | None) -> str | None:
+    return "".join(part.text for part in content) if isinstance(content, list) else content
+
+
 def answered(output: Sequence[OutputItem]) -> list[InputItem]:
     """The items of an answer, for the requests that go on from it: without reasoning, which is in no later prompt."""
     items = []

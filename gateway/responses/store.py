@@ -38,7 +38,11 @@ class ResponseStore:
     async def find(self, tenant: str, response_id: str) -> Conversation | None:
         """None if the tenant has no such response, or had one that expired."""
         [kept] = await self._link.ask((b"GET", _key(tenant, response_id)))
-        return None if kept is None else msgspec.json.decode(kept, type=Conversation)
+        try:
+            return None if kept is None else msgspec.json.decode(kept, type=Conversation)
+        except (ValueError, TypeError, RecursionError) as error:
+            # Another version of a gateway may have written it. What it says is the tenant's alone.
+            raise ResponsesUnavailable("the store of responses has this one in a form that is unknown here") from error
 
     async def keep(self, tenant: str, response_id: str, conversation: Conversation) -> None:
         kept = msgspec.json.encode(conversation)

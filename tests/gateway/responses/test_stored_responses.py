@@ -148,6 +148,35 @@ async def test_a_conversation_that_is_too_large_is_not_stored(valkey: ValkeyServ
         assert (await mesh.http.post(PATH, json={"input": "hi", "store": True})).json()["store"] is True
 
 
+async def test_items_that_are_as_deep_as_can_be_read_are_stored(valkey: ValkeyServer) -> None:
+    async with storing(valkey, answering("Oslo." + END)) as mesh:
+        part = '{"type":"input_text","text":"Where?","annotations":%s}'
+        body = '{"input":[{"type":"message","role":"user","content":[%s]}]}'
+        bodies = [body % (part % ("[" * depth + "]" * depth)) for depth in range(900, 1000)]
+        answers = [await mesh.http.post(PATH, content=each) for each in bodies]
+        assert {answer.status_code for answer in answers} == {200, 400}
+        deepest = [answer.json() for answer in answers if answer.status_code == 200][-1]
+        assert deepest["store"] is True
+        await client(mesh).responses.create(model="oracle", input="Why?", previous_response_id=deepest["id"])
+        assert "<｜User｜>Where?<｜Assistant｜>" in prompt_of(mesh)
+
+
+@pytest.mark.parametrize("kept", [b"garbage", b"\xff", b'{"items": [{"of_a_later_version": 1}], "response": {}}'])
+async def test_what_the_store_has_in_an_unknown_form_is_no_error_of_the_gateway(
+    valkey: ValkeyServer, kept: bytes
+) -> None:
+    async with storing(valkey, answering("Oslo." + END)) as mesh, redis_client(valkey) as redis:
+        await redis.flushall()
+        response = await client(mesh).responses.create(model="oracle", input="hi")
+        (key,) = await redis.keys("*")
+        await redis.set(key, kept)
+        for refused in (
+            await mesh.http.get(f"{PATH}/{response.id}"),
+            await mesh.http.post(PATH, json={"input": "hi", "previous_response_id": response.id}),
+        ):
+            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "responses_unavailable")
+
+
 async def test_what_is_wrong_with_the_new_items_is_named_by_their_own_places(valkey: ValkeyServer) -> None:
     async with storing(valkey, answering("Oslo." + END)) as mesh:
         first = await client(mesh).responses.create(model="oracle", input="hi")
