@@ -11,6 +11,7 @@ from gateway.gateway import Gateway
 from gateway.generation import Delta, Usage
 from gateway.live import LiveGeneration
 from gateway.tenants import Tenant
+from mesh.domain.sampling import check_prompt_logprobs
 
 # Pieces that wait for the client's task; behind them each generation has its own buffer.
 WAITING_PIECES = 16
@@ -63,6 +64,8 @@ class ManyChoices:
         self._n = n
         self._pieces: asyncio.Queue[Piece | BaseException] = asyncio.Queue(WAITING_PIECES)
         self._tasks: set[asyncio.Task[None]] = set()
+        # Tokens of the prompts that begin the choices, as far as they are known.
+        self._prompt_tokens = 0
         for index, ask in enumerate(asks):
             self._start(self._lead(index * n, ask))
 
@@ -101,6 +104,9 @@ class ManyChoices:
         """The first choice of a prompt, which starts the others."""
         waiting = self._n > 1
         async with self._gateway.generate(ask, self._tenant, self._api) as live:
+            # Each choice repeats what its prompt's tokens scored.
+            self._prompt_tokens += self._n * live.generation.usage.prompt_tokens
+            check_prompt_logprobs(ask.sampling, self._prompt_tokens)
             async for piece in _pieces(first, live):
                 if waiting and (live.prompt_arrived or live.finished):
                     waiting = False

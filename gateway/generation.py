@@ -18,6 +18,9 @@ from mesh.errors import MeshError, SlowClient
 from mesh.metrics import GATEWAY_ITL_SECONDS
 from mesh.tracing import current_traceparent
 
+# Numbers of a prompt's log probabilities; writing more takes tens of milliseconds.
+LONG_REPORT = 8192
+
 # Calls the callback at that time of the event loop's clock.
 CallAt: TypeAlias = Callable[[float, Callable[[], None]], object]
 
@@ -49,6 +52,11 @@ class ScoredPrompt:
 
     token_ids: Sequence[int]
     logprobs: PromptLogprobs
+
+    @property
+    def is_long(self) -> bool:
+        """Whether it is to be written on a thread: the event loop has every other stream to serve."""
+        return self.logprobs.values > LONG_REPORT
 
 
 @dataclass(slots=True)

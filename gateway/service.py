@@ -1,5 +1,6 @@
 """GatewayService: messages in, generations, messages out."""
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TypeAlias
 
@@ -95,7 +96,10 @@ async def _answer(live: LiveGeneration, with_ids: bool, tokenizer: Tokenizer | N
         delta = await live.next()
         finish = delta.finish
         if delta.token_ids or delta.content or delta.reasoning or delta.calls:
-            await write(_delta(delta, with_ids, tokenizer))
+            if delta.prompt is not None and delta.prompt.is_long:
+                await write(await asyncio.to_thread(_delta, delta, with_ids, tokenizer))
+            else:
+                await write(_delta(delta, with_ids, tokenizer))
     await write(_finished(finish))
 
 

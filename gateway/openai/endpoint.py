@@ -1,5 +1,6 @@
 """A generating endpoint, as an ASGI application: whole answers, or server-sent events."""
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -131,7 +132,8 @@ async def stream_events(
         await reply.events(form.opening(index))
     piece = first
     while True:
-        await reply.events(form.chunk(piece), piece.delta.position if token else None)
+        events = await asyncio.to_thread(form.chunk, piece) if form.takes_long(piece) else form.chunk(piece)
+        await reply.events(events, piece.delta.position if token else None)
         count -= piece.delta.finish is not None
         if not count:
             break

@@ -66,6 +66,10 @@ class Form(ABC):
     def chunk(self, piece: Piece) -> Sequence[Event]:
         """The events of one delta; exactly one where another gateway can go on with them."""
 
+    def takes_long(self, piece: Piece) -> bool:
+        """Whether `chunk` is to be called on a thread for this piece, since it brings a long prompt."""
+        return False
+
     async def closing(self) -> Sequence[Event]:
         """The events behind the last delta of all choices."""
         return ()

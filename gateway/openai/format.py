@@ -38,8 +38,6 @@ from mesh.domain.outputs import FinishReason, Logprobs
 from mesh.errors import MeshError
 from mesh.observe import new_request_id, request_id
 
-# Numbers of a prompt's log probabilities; writing more takes tens of milliseconds.
-LONG_REPORT = 8192
 _FINISH_REASONS = {
     FinishReason.STOP: "stop",
     FinishReason.LENGTH: "length",
@@ -114,8 +112,7 @@ class Format(Form):
         return Event(error_json(error))
 
     async def whole(self, answers: Sequence[Answer]) -> bytes:
-        if any(answer.prompt is not None and answer.prompt.logprobs.values > LONG_REPORT for answer in answers):
-            # The event loop has every other stream to serve.
+        if any(answer.prompt is not None and answer.prompt.is_long for answer in answers):
             return await asyncio.to_thread(self._whole, answers)
         return self._whole(answers)
 
@@ -229,6 +226,7 @@ class CompletionFormat(Format):
         logprobs = self._logprobs(
             index, delta.token_ids, delta.logprobs, delta.content, self._opening_prompt(index, delta)
         )
+        self._begun.add(index)
         token_ids = self._token_ids(delta.token_ids)
         finish = delta.finish
         return [CompletionChoice(delta.content, logprobs, finish_reason(finish), index, token_ids, relaxed(finish))]
@@ -249,11 +247,14 @@ class CompletionFormat(Format):
             for index, answer in enumerate(answers)
         ]
 
+    def takes_long(self, piece: Piece) -> bool:
+        prompt = self._opening_prompt(piece.index, piece.delta)
+        return prompt is not None and prompt.is_long
+
     def _opening_prompt(self, index: int, delta: Delta) -> ScoredPrompt | None:
         """The prompt that a choice's text begins with, beside its first delta."""
         if self._head.echo_logprobs is None or index in self._begun:
             return None
-        self._begun.add(index)
         prompt = index // self._head.choices_per_prompt
         if delta.prompt is not None:
             self._prompts[prompt] = delta.prompt

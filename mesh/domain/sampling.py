@@ -119,13 +119,15 @@ def check_sampling(sampling: Sampling, vocabulary_size: int | None) -> None:
 
 
 def check_prompt_logprobs(sampling: Sampling, prompt_tokens: int) -> None:
-    """Raises InvalidRequest if the prompt is too long for the log probabilities that are asked of it."""
+    """Raises InvalidRequest if a prompt, or prompts that have so many tokens together, are too long for the log
+    probabilities that are asked of them.
+    """
     if sampling.prompt_logprobs is None:
         return
     most = MAX_PROMPT_LOGPROBS // (1 + sampling.prompt_logprobs)
     if prompt_tokens > most:
         asked = f"log probabilities of prompts with {sampling.prompt_logprobs} alternatives"
-        wrong = f"{asked} are given for up to {most} tokens, and this prompt has {prompt_tokens}"
+        wrong = f"{asked} are given for up to {most} tokens, and here are {prompt_tokens}"
         raise InvalidRequest(wrong, field="prompt_logprobs")
 
 

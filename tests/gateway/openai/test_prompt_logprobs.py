@@ -1,11 +1,13 @@
 """Log probabilities of prompts over both APIs, from a worker that says that token i has the probability exp(-i)."""
 
 import json
+import threading
 from typing import Any
 
 import pytest
 from deepmesh.v1 import common_pb2
 
+from gateway.tokenizer import Tokenizer
 from mesh.errors import WorkerLost
 from tests.support.fake_decode import FakeDecodeWorker
 from tests.support.gateways import collect, ids_request, running_mesh
@@ -14,6 +16,7 @@ from tests.support.oracle_texts import spelled
 CHATS, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 TEXT = "héllo"
 BEGIN = "<｜begin▁of▁sentence｜>"
+LONG = [7] * 4200
 
 
 async def test_vllms_field_names_every_token_and_its_rank() -> None:
@@ -91,6 +94,35 @@ async def test_they_come_once_even_if_the_worker_is_lost_behind_the_first_token(
                 (used,) = (worker for worker in workers if worker.submissions)
                 used.fail(WorkerLost("gone"))
         assert found == 2
+
+
+async def test_no_stream_waits_while_those_of_a_long_prompt_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running_mesh(FakeDecodeWorker(context_tokens=8192)) as mesh:
+        spell, spelled_here = Tokenizer.token_text, list[bool]()
+
+        def token_text(tokenizer: Tokenizer, token_id: int) -> str:
+            if token_id == LONG[0]:
+                spelled_here.append(threading.current_thread() is threading.main_thread())
+            return spell(tokenizer, token_id)
+
+        monkeypatch.setattr(Tokenizer, "token_text", token_text)
+        body = {"prompt": LONG, "max_tokens": 1, "echo": True, "logprobs": 0, "n": 2, "stream": True}
+        choices = joined((await mesh.http.post(COMPLETIONS, json=body)).text)
+        assert [len(choice["logprobs"]["tokens"]) for choice in choices] == 2 * [len(LONG) + 1]
+        asked = ids_request(LONG, max_tokens=1, sampling=common_pb2.SamplingParams(prompt_logprobs=0))
+        assert len((await collect(mesh, asked)).deltas[0].prompt_logprobs) == len(LONG) - 1
+        assert len(spelled_here) >= 3 * len(LONG) - 1
+        assert not any(spelled_here)
+
+
+@pytest.mark.parametrize("body", [{"prompt": [LONG, LONG, LONG]}, {"prompt": LONG, "n": 3}])
+async def test_those_of_all_choices_together_are_bounded(body: dict[str, Any]) -> None:
+    async with running_mesh(FakeDecodeWorker(context_tokens=8192)) as mesh:
+        few = {**body, "max_tokens": 1, "prompt_logprobs": 1}
+        assert (await mesh.http.post(COMPLETIONS, json=few)).status_code == 200
+        refused = await mesh.http.post(COMPLETIONS, json={**few, "prompt_logprobs": 20})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "prompt_logprobs")
+        await mesh.drained()
 
 
 BAD: dict[str, tuple[str, dict[str, Any], str]] = {
