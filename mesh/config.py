@@ -1,11 +1,12 @@
 """Configuration: frozen models, composed, from YAML and `key=value` overrides. An unknown key fails the start."""
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_serializer, model_validator
 
 from mesh.addresses import is_loopback
 from mesh.config_keys import did_you_mean, keys_of, model_in
@@ -122,6 +123,11 @@ class RedisConfig(Config):
     """For rediss://: a CA of your own, and a certificate of the service."""
     timeout_seconds: float = Field(default=0.1, gt=0)
     """Longest wait for Redis."""
+
+    @field_serializer("redis_url", when_used="json")
+    def _without_login(self, url: str | None) -> str | None:
+        """As any secret, a password in the URL is not printed."""
+        return None if url is None else re.sub(r"//.*@", "//**********@", url)
 
 
 class ServiceConfig(Config):

@@ -9,6 +9,7 @@ from mesh.config import RedisConfig, RedisTlsConfig
 from mesh.errors import ConfigError
 
 _DEFAULT_PORT = 6379
+_WANTED = "redis_url: it must be redis://host:port/database, or rediss:// for TLS"
 
 
 @dataclass(frozen=True)
@@ -28,9 +29,9 @@ class RedisServer:
     def of(cls, config: RedisConfig) -> Self:
         """If both the URL and the keys beside it have a user or a password, the URL counts. Raises ConfigError."""
         assert config.redis_url is not None
-        parts = urlsplit(config.redis_url)
+        parts = _split(config.redis_url)
         if parts.scheme not in ("redis", "rediss") or not parts.hostname or parts.query or parts.fragment:
-            raise ConfigError("redis_url: it must be redis://host:port/database, or rediss:// for TLS")
+            raise ConfigError(_WANTED)
         encrypted = parts.scheme == "rediss"
         if config.redis_tls is not None and not encrypted:
             raise ConfigError("redis_tls is for a redis_url that begins with rediss://")
@@ -70,6 +71,13 @@ class RedisServer:
         if tls.certificate is not None:
             context.load_cert_chain(tls.certificate, tls.key)
         return context
+
+
+def _split(url: str) -> SplitResult:
+    try:
+        return urlsplit(url)
+    except ValueError:
+        raise ConfigError(_WANTED) from None
 
 
 def _port(parts: SplitResult) -> int:

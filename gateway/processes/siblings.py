@@ -14,6 +14,8 @@ from prometheus_client.registry import Collector
 LABEL = "process"
 # How long a process may take to tell its metrics: without an answer they are left out.
 ANSWER_SECONDS = 2.0
+# Before its text comes how long that is.
+LENGTH_BYTES = 8
 
 
 class Siblings:
@@ -51,10 +53,11 @@ class Siblings:
             async with asyncio.timeout(ANSWER_SECONDS):
                 reader, writer = await asyncio.open_unix_connection(self._path(number))
                 try:
-                    return await reader.read()
+                    return await reader.readexactly(int.from_bytes(await reader.readexactly(LENGTH_BYTES)))
                 finally:
                     writer.close()
-        except (OSError, TimeoutError):
+        except (OSError, TimeoutError, asyncio.IncompleteReadError):
+            # It ended, perhaps in the middle of its answer.
             return b""
 
     def _path(self, number: int) -> Path:
@@ -92,7 +95,8 @@ def _extend(family: Metric, by: Metric, number: int) -> None:
 
 async def _tell(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     try:
-        writer.write(await asyncio.to_thread(generate_latest))
+        text = await asyncio.to_thread(generate_latest)
+        writer.write(len(text).to_bytes(LENGTH_BYTES) + text)
         await writer.drain()
     except ConnectionError:
         # Whoever asked did not wait.

@@ -1,6 +1,5 @@
 """The routes of the Responses API: answers, of which some are kept, and those that were."""
 
-import logging
 from functools import partial
 
 import msgspec
@@ -30,8 +29,6 @@ from mesh.errors import (
 NOTHING_IS_STORED = "no response is stored here (the gateway has no responses.redis_url)"
 # Query parameters of GET, with the values that ask for nothing more.
 HARMLESS = {"stream": ("false",), "include_obfuscation": ("true", "false")}
-
-_log = logging.getLogger("deepmesh.gateway")
 
 
 class ResponsesEndpoint(Endpoint[ResponseRequest]):
@@ -116,8 +113,7 @@ async def _keep(store: ResponseStore, tenant: str, items: list[InputItem], respo
     conversation = Conversation([*items, *answered(response.output)], Raw(msgspec.json.encode(response)))
     try:
         await store.keep(tenant, response.id, conversation)
-    except ResponsesUnavailable as error:
-        _log.warning("a response is not stored: %s", error)
+    except ResponsesUnavailable:
         return False
     return True
 

@@ -4,7 +4,9 @@ Each stands under the SHA-256 of its tenant's name and its id: with another's ke
 whole conversation up to its end, so that it needs no earlier one, and expires by itself.
 """
 
+import logging
 from hashlib import sha256
+from typing import Any
 
 import msgspec
 from msgspec import Raw, Struct
@@ -13,9 +15,11 @@ from gateway.config import ResponsesConfig
 from gateway.responses.items import InputItem
 from mesh.errors import ResponsesUnavailable
 from mesh.metrics import GATEWAY_RESPONSE_STORE_FAILURES
+from mesh.redis_connection import Command
 from mesh.redis_link import RedisLink
 
 PREFIX = b"deepmesh:response:"
+_log = logging.getLogger("deepmesh.gateway")
 
 
 class Conversation(Struct, frozen=True):
@@ -37,7 +41,7 @@ class ResponseStore:
 
     async def find(self, tenant: str, response_id: str) -> Conversation | None:
         """None if the tenant has no such response, or had one that expired."""
-        [kept] = await self._link.ask((b"GET", _key(tenant, response_id)))
+        kept = await self._ask((b"GET", _key(tenant, response_id)))
         try:
             return None if kept is None else msgspec.json.decode(kept, type=Conversation)
         except (ValueError, TypeError, RecursionError) as error:
@@ -46,15 +50,23 @@ class ResponseStore:
 
     async def keep(self, tenant: str, response_id: str, conversation: Conversation) -> None:
         kept = msgspec.json.encode(conversation)
-        await self._link.ask((b"SET", _key(tenant, response_id), kept, b"PX", self._milliseconds))
+        await self._ask((b"SET", _key(tenant, response_id), kept, b"PX", self._milliseconds))
 
     async def forget(self, tenant: str, response_id: str) -> bool:
         """Whether there was such a response."""
-        [forgotten] = await self._link.ask((b"UNLINK", _key(tenant, response_id)))
-        return bool(forgotten)
+        return bool(await self._ask((b"UNLINK", _key(tenant, response_id))))
 
     async def close(self) -> None:
         self._link.close()
+
+    async def _ask(self, command: Command) -> Any:
+        try:
+            [answer] = await self._link.ask(command)
+        except ResponsesUnavailable as error:
+            # Where Redis is, and what it says, is for the operator and not for clients.
+            _log.warning("a response was neither stored nor found: %s", error)
+            raise ResponsesUnavailable("the store of responses does not answer: retry") from error
+        return answer
 
 
 def _key(tenant: str, response_id: str) -> bytes:

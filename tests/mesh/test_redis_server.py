@@ -15,7 +15,15 @@ def server(url: str, **settings: Any) -> RedisServer:
 
 @pytest.mark.parametrize(
     "url",
-    ["http://localhost", "redis://", "redis://h:70000", "redis://h/x", "redis://h?ssl=no", "localhost:6379"],
+    [
+        "http://localhost",
+        "redis://",
+        "redis://h:70000",
+        "redis://h/x",
+        "redis://h?ssl=no",
+        "localhost:6379",
+        "redis://[::1",
+    ],
 )
 def test_a_url_that_is_none_of_redis_is_refused(url: str) -> None:
     with pytest.raises(ConfigError, match="redis_url"):
@@ -26,6 +34,12 @@ def test_a_url_may_have_user_and_password_with_any_character() -> None:
     found = server("redis://us%40er:p%3Aw@host:7/3", redis_user="other", redis_password="other")
     assert (found.login, found.host, found.port, found.database) == ((b"AUTH", b"us@er", b"p:w"), "host", 7, 3)
     assert "p:w" not in found.name
+
+
+def test_a_password_in_the_url_is_not_printed() -> None:
+    printed = RedisConfig(redis_url="redis://user:p@ss/xyz@host:7/3").model_dump_json()
+    assert "redis://**********@host:7/3" in printed
+    assert "xyz" not in printed
 
 
 def test_user_and_password_may_stand_beside_the_url() -> None:

@@ -1,6 +1,7 @@
+import asyncio
 from pathlib import Path
 
-from gateway.processes.siblings import Siblings, together
+from gateway.processes.siblings import LENGTH_BYTES, Siblings, together
 
 FIRST = b"""# HELP requests_total Requests
 # TYPE requests_total counter
@@ -25,6 +26,16 @@ def test_every_series_says_whose_it_is_and_a_family_is_told_once() -> None:
     assert 'seconds_bucket{le="+Inf",process="0"} 3.0' in text
     assert 'seconds_sum{process="0"} 4.5' in text
     assert text.count("# TYPE requests_total counter") == 1
+
+
+async def test_what_a_process_did_not_tell_to_its_end_is_left_out(tmp_path: Path) -> None:
+    async def break_off(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(len(SECOND).to_bytes(LENGTH_BYTES) + SECOND[:-4])
+        writer.close()
+
+    async with await asyncio.start_unix_server(break_off, tmp_path / "1"), Siblings(tmp_path, 0, 2) as first:
+        text = (await first.metrics()).decode()
+    assert 'process="0"' in text and 'process="1"' not in text
 
 
 async def test_a_process_tells_those_of_the_others_and_does_without_one_that_is_gone(tmp_path: Path) -> None:
