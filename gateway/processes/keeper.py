@@ -9,7 +9,8 @@ from collections.abc import Callable
 from mesh.launch import EXIT_FAILED, EXIT_USELESS_TO_RETRY
 from mesh.tether import die_with
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
+STOPPING = (signal.SIGTERM, signal.SIGINT)
+SIGNALS = (*STOPPING, signal.SIGCHLD)
 FIRST_PAUSE_SECONDS = 0.5
 # Ends in a row, of one process, after which all of them end.
 MOST_ENDS = 5
@@ -47,7 +48,8 @@ class Keeper:
                 sys.exit(self._status)
             pause = max(0.0, min(self._due.values()) - time.monotonic()) if self._due else None
             received = signal.sigwaitinfo(SIGNALS) if pause is None else signal.sigtimedwait(SIGNALS, pause)
-            if received is not None and received.si_signo != signal.SIGCHLD:
+            # Stopped (SIGSTOP) until the pause was over, CPython tells of a signal that nobody sent.
+            if received is not None and received.si_signo in STOPPING:
                 self._stop()
             self._reap()
 
