@@ -51,7 +51,8 @@ def evaluate(
         Path | None, typer.Option(metavar="FILE", help="Evaluate every configuration, as docs/quality.md has them.")
     ] = None,
     checkpoint: Annotated[
-        list[str] | None, typer.Option(metavar="FORM=DIR", help="For --matrix: the bf16 or fp8 checkpoint; repeatable.")
+        list[str] | None,
+        typer.Option(metavar="FORM=DIR", help="For --matrix: where fp8, w4a8 or w4a8-awq lies; repeatable."),
     ] = None,
 ) -> None:
     """Ask problems whose answers can be checked, and report exact match by task with confidence intervals.
@@ -108,7 +109,8 @@ def _matrix(values: dict[str, Any], perplexity: bool, named: Sequence[str], page
     options = validate(EvalOptions, {**values, "model_dir": forms["fp8"], "out": out}, COMMAND)
     documents = _documents(perplexity, console)
     found = asyncio.run(matrix.evaluate_matrix(options, forms, documents, console))
-    quality_page.write(found, page, shlex.join(["deepmesh", *sys.argv[1:]]))
+    commands = [*matrix.preparation(forms, forms), shlex.join(["deepmesh", *sys.argv[1:]])]
+    quality_page.write(found, page, "\n".join(commands))
     console.print(quality_page.quality_sheet(found).terminal("quality"))
     console.print(f"wrote {page}")
 

@@ -1,6 +1,6 @@
 """The configurations that a model's quality is compared under, and their evaluation one after the other."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -25,20 +25,33 @@ class Configuration:
     settings: tuple[str, ...] = ()
 
 
-# A new technique is one more line. The others are compared with the first.
+_BF16 = "decode.engine.dtype=bfloat16"
+# Products of activations that are quantized too: by kernels on a GPU, by their references on a CPU.
+_QUANTIZED = (_BF16, "decode.engine.weights=quantized")
+_FP8_KV = "decode.engine.kv_dtype=float8_e4m3fn"
+# A new technique is one more line. The others are compared with the first: the published weights in bfloat16 products.
 CONFIGURATIONS = (
-    Configuration("bf16", "bf16"),
-    Configuration("FP8 weights", "fp8"),
-    Configuration("FP8 weights, FP8 KV", "fp8", ("decode.engine.kv_dtype=float8_e4m3fn",)),
+    Configuration("bf16", "fp8", (_BF16, "decode.engine.weights=dequantized")),
+    Configuration("FP8", "fp8", _QUANTIZED),
+    Configuration("FP8, FP8 KV", "fp8", (*_QUANTIZED, _FP8_KV)),
+    Configuration("W4A8 rounded", "w4a8", _QUANTIZED),
+    Configuration("W4A8 AWQ", "w4a8-awq", _QUANTIZED),
 )
-# Where each form lies unless told otherwise. Only FP8 is shipped; training writes both.
+# Where each form lies unless told otherwise, and how those are made that are not shipped.
 CHECKPOINTS: Mapping[str, Path] = MappingProxyType(
-    {"fp8": Path("models/tiny-r1"), "bf16": Path("checkpoints/tiny-r1/bf16")}
+    {
+        "fp8": Path("models/tiny-r1"),
+        "w4a8": Path("checkpoints/tiny-r1/w4a8"),
+        "w4a8-awq": Path("checkpoints/tiny-r1/w4a8-awq"),
+    }
+)
+_QUANTIZER_OPTIONS: Mapping[str, str] = MappingProxyType(
+    {"w4a8": "--format w4a8", "w4a8-awq": "--format w4a8 --awq --calibration tasks"}
 )
 
 
 def checkpoints(named: Sequence[str]) -> dict[str, Path]:
-    """The known forms with `named` ("bf16=DIR") in their place. Raises ConfigError for an unknown or absent one."""
+    """The known forms with `named` ("w4a8=DIR") in their place. Raises ConfigError for an unknown or absent one."""
     found = dict(CHECKPOINTS)
     for each in named:
         form, separator, directory = each.partition("=")
@@ -47,8 +60,15 @@ def checkpoints(named: Sequence[str]) -> dict[str, Path]:
         found[form] = Path(directory)
     for form, path in found.items():
         if not (path / "config.json").exists():
-            raise ConfigError(f"no {form} checkpoint in {path}: name one with --checkpoint {form}=DIR")
+            made = "".join(f", or make it: {command}" for command in preparation(found, [form]))
+            raise ConfigError(f"no {form} checkpoint in {path}: name one with --checkpoint {form}=DIR{made}")
     return found
+
+
+def preparation(forms: Mapping[str, Path], wanted: Iterable[str]) -> list[str]:
+    """The commands that make the wanted forms of the shipped one."""
+    made = [(form, _QUANTIZER_OPTIONS[form]) for form in wanted if form in _QUANTIZER_OPTIONS]
+    return [f"deepmesh quantize {forms['fp8']} {options} --out {forms[form]}" for form, options in made]
 
 
 async def evaluate_matrix(

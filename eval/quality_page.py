@@ -23,7 +23,8 @@ seed {seed}), answered greedily through a whole mesh. Made by:
 A cell is the share of exact matches with its 95% interval (Wilson). Those marked with * differ from the first column by
 more than chance: p below {significant} in McNemar's exact test on the same problems, corrected for the number of tasks
 (Holm). Long tasks are named with the length of their prompt in tokens. Perplexity is that of docstrings which training
-held out.
+held out. The first column multiplies the published FP8 weights in bfloat16; in the others activations are quantized
+too, by Hopper's kernels or, on a CPU, by the references that define them.
 
 {table}
 {configurations}

@@ -1,4 +1,5 @@
 import io
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -36,7 +37,8 @@ async def test_every_configuration_is_evaluated_with_its_checkpoint_and_settings
     assert [result.name for result in found] == [configuration.name for configuration in CONFIGURATIONS]
     assert [each.model_dir for each in asked] == [forms[configuration.checkpoint] for configuration in CONFIGURATIONS]
     assert all(each.settings[-1] == "decode.engine.threads=1" and each.suite == "all" for each in asked)
-    assert asked[-1].settings[0] == "decode.engine.kv_dtype=float8_e4m3fn"
+    assert "decode.engine.weights=dequantized" in asked[0].settings
+    assert all("decode.engine.weights=quantized" in each.settings for each in asked[1:])
     assert len({each.directory for each in asked}) == len(CONFIGURATIONS)
 
 
@@ -53,11 +55,13 @@ def test_a_checkpoint_that_is_named_takes_the_place_of_the_known_one(tmp_path: P
 
 @pytest.mark.parametrize("wrong", ["fp4=somewhere", "fp8"])
 def test_an_unknown_form_is_refused_with_the_known_ones(wrong: str) -> None:
-    with pytest.raises(ConfigError, match="expected FORM=DIR, the form being fp8, bf16"):
+    with pytest.raises(ConfigError, match="expected FORM=DIR, the form being fp8, w4a8, w4a8-awq"):
         checkpoints([wrong])
 
 
 def test_a_checkpoint_that_is_not_there_is_asked_for(tmp_path: Path) -> None:
-    named = [f"fp8={checkpoint(tmp_path / 'fp8')}", f"bf16={tmp_path / 'absent'}"]
-    with pytest.raises(ConfigError, match=r"no bf16 checkpoint in .*absent: name one with --checkpoint bf16=DIR"):
-        checkpoints(named)
+    fp8, absent = checkpoint(tmp_path / "fp8"), tmp_path / "absent"
+    how = f"deepmesh quantize {fp8} --format w4a8 --out {absent}"
+    wanted = f"no w4a8 checkpoint in {absent}: name one with --checkpoint w4a8=DIR, or make it: {how}"
+    with pytest.raises(ConfigError, match=f"^{re.escape(wanted)}$"):
+        checkpoints([f"fp8={fp8}", f"w4a8={absent}"])
