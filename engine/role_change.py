@@ -26,7 +26,7 @@ MAY_DIFFER = frozenset(
         "prefix_cache",
         "transfer",
         "oracle",
-        # Of these, what loading does depend on stands below.
+        # Loading depends on some keys of these three: they stand below.
         "parallel",
         "balance",
         "drafts",

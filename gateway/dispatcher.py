@@ -51,7 +51,7 @@ class Dispatcher:
         self._stopping = False
         self._rounds = Rounds(self._spacing)
         self._processor = ProcessorShare()
-        # Of the last second.
+        # Measured over the last second.
         self._processor_share = 1.0
         # Set while no generation is live.
         self._idle = asyncio.Event()

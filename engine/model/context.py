@@ -52,8 +52,8 @@ class DeviceState:
     kv_scale: float
     # A block of the pool that belongs to no request.
     padding_block: int
-    # Of each row of the last launched batch, [most rows] each, for rows that follow it: int64, the last token that it
-    # yields; int32, how many tokens fewer than it could; bool, whether the token behind is a thought.
+    # What each row of the last launched batch came to, [most rows] each, for rows behind it: int64, its last token;
+    # int32, how many tokens fewer than it could it yields; bool, whether the token behind is a thought.
     drawn: torch.Tensor
     missing: torch.Tensor
     thinks: torch.Tensor

@@ -63,5 +63,5 @@ class ExpertSlots:
 @dataclass(frozen=True)
 class BalancedLayer:
     slots: ExpertSlots
-    # Of this rank's slots: tensors [slots, ...], of which one slot's parts are an expert.
+    # What this rank's slots hold: tensors [slots, ...], of which one slot's parts are an expert.
     weights: Sequence[torch.Tensor]

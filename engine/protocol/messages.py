@@ -60,7 +60,7 @@ class FirstToken(msgspec.Struct, tag="first_token"):
     # Prompt tokens that the prefill worker did not compute, and how many of them came from a store.
     cached_tokens: int = 0
     store_cached_tokens: int = 0
-    # Of the prompt's own tokens, if they were asked for.
+    # Those that the prompt's own tokens have, if they were asked for.
     prompt_logprobs: PromptLogprobs | None = None
 
 

@@ -58,7 +58,7 @@ class DraftingStep:
         self._events = events
         self._prompts = prompts
         self._relaxation = _relaxation(drafter, rows, layers)
-        # Of rows that count tokens: their lines.
+        # Lines of the rows that count tokens.
         self._counting = {
             line: rows[index] for line, index in enumerate(layers.draws.drawing) if rows[index].history is not None
         }

@@ -30,7 +30,7 @@ class ContentBlock(TextBlock, forbid_unknown_fields=True):
 
     id: str | None = None
     name: str | None = None
-    # Of a call, a JSON object; its text is kept as it is.
+    # A call has a JSON object here; its text is kept as it is.
     input: Raw = field(default_factory=Raw)
     caller: Any = None
     tool_use_id: str | None = None
