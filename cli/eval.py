@@ -42,7 +42,7 @@ def evaluate(
         list[str] | None, typer.Option("--set", metavar="SERVICE.KEY=VALUE", help="A setting of the mesh; repeatable.")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Answers and result; by default out/eval/<what>-<suite>.")
+        Path | None, typer.Option(metavar="DIR", help="Answers and result; by default out/eval/<model>-<suite>.")
     ] = None,
     compare: Annotated[
         tuple[Path, Path] | None, typer.Option(metavar="A B", help="Only set two result.json side by side.")
@@ -90,7 +90,7 @@ def _one(values: dict[str, Any], perplexity: bool, console: Console) -> None:
     from eval import evaluation, report
     from eval.options import EvalOptions
 
-    options = validate(EvalOptions, values, COMMAND)
+    options = asyncio.run(evaluation.named(validate(EvalOptions, values, COMMAND)))
     result = asyncio.run(evaluation.evaluate(options, _documents(perplexity, console), console))
     console.print(report.score_sheet(result).terminal(f"{result.model}, {options.suite}"))
     for note in report.notes(result):

@@ -1,7 +1,9 @@
 """The `deepmesh` command."""
 
 import importlib.metadata
+import inspect
 import sys
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -37,10 +39,16 @@ def build() -> typer.Typer:
     app = typer.Typer(cls=Group, no_args_is_help=True, pretty_exceptions_enable=False)
     app.callback(help=HELP)(_options)
     for command in (up, chat, status, role, health, config, bench, demo, quantize, certs, calibrate, plan, simulate):
-        app.command(cls=Command)(command)
-    app.command("make-checkpoint", cls=Command)(make_checkpoint)
-    app.command("eval", cls=Command)(evaluate)
+        app.command(cls=Command, help=_help(command))(command)
+    app.command("make-checkpoint", cls=Command, help=_help(make_checkpoint))(make_checkpoint)
+    app.command("eval", cls=Command, help=_help(evaluate))(evaluate)
     return app
+
+
+def _help(command: Callable[..., None]) -> str:
+    """Its docstring, with each paragraph as one line: typer would keep the line breaks of all but the first."""
+    paragraphs = (inspect.getdoc(command) or "").split("\n\n")
+    return "\n\n".join(paragraph.replace("\n", " ") for paragraph in paragraphs)
 
 
 def main() -> None:

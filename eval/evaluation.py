@@ -23,11 +23,22 @@ from mesh.channel import Channels
 RESULT_FILE, REPORT_FILE, ANSWERS_FILE, MESH_LOG_FILE = "result.json", "report.md", "answers.jsonl", "mesh.log"
 
 
+async def named(options: EvalOptions) -> EvalOptions:
+    """`options` with the model that an endpoint serves, by whose name the results are kept.
+
+    Raises EndpointUnavailable, or UnknownModel where it does not serve the one that they name.
+    """
+    if options.url is None:
+        return options
+    async with _endpoint(options, options.url) as endpoint:
+        return options.model_copy(update={"served_model": await endpoint.choose_model()})
+
+
 async def evaluate(options: EvalOptions, documents: Sequence[Document], console: Console) -> Result:
     """Ask what is not answered yet, score what is not scored yet, and write result.json and report.md.
 
-    Raises ConfigError where the directory holds answers to something else, CheckpointError, EndpointUnavailable,
-    UnknownModel, ProcessFailed.
+    `options` are `named`. Raises ConfigError where the directory holds answers to something else, CheckpointError,
+    EndpointUnavailable, UnknownModel, ProcessFailed.
     """
     asked = questions(
         options.suite,
@@ -62,13 +73,13 @@ class _Evaluation:
 
     async def at_an_endpoint(self) -> str:
         """The model's name there."""
-        assert self._options.url is not None
-        async with self._endpoint(self._options.url) as endpoint:
-            model = await endpoint.choose_model()
+        options = self._options
+        assert options.url is not None and options.served_model is not None
+        async with _endpoint(options, options.url) as endpoint:
             await self._interview(endpoint)
             with self._console.status("scoring held-out text"):
                 await score_at(endpoint, unscored(self._documents, self._log), self._log)
-        return model
+        return options.served_model
 
     async def in_a_mesh(self) -> str:
         """The name under which the mesh serves the model."""
@@ -80,16 +91,13 @@ class _Evaluation:
                 f"serving {options.model_dir} (log: {options.directory / MESH_LOG_FILE})", highlight=False
             )
             async with own_mesh(options.model_dir, options.settings, options.directory / MESH_LOG_FILE) as plan:
-                async with self._endpoint(http_url(plan)) as endpoint:
+                async with _endpoint(options, http_url(plan)) as endpoint:
                     await endpoint.choose_model()
                     await self._interview(endpoint)
                 token_ids = await engine_scorer.tokenize(grpc_endpoint(plan), waiting, Channels())
             # The mesh is gone by now: two copies of a large model would not fit.
             await self._score(waiting, token_ids)
         return options.name
-
-    def _endpoint(self, url: str) -> Endpoint:
-        return Endpoint(url, self._options.served_model, self._options.api_key, self._options.timeout_s)
 
     async def _interview(self, endpoint: Endpoint) -> None:
         with _progress(self._console) as progress:
@@ -114,6 +122,10 @@ class _Evaluation:
             scores = await engine_scorer.token_logprobs(token_ids, settings, self._options.directory)
         for document, logprobs in zip(documents, scores, strict=True):
             self._log.add(document.score(logprobs))
+
+
+def _endpoint(options: EvalOptions, url: str) -> Endpoint:
+    return Endpoint(url, options.served_model, options.api_key, options.timeout_s)
 
 
 def _settings(options: EvalOptions) -> dict[str, Any]:

@@ -37,7 +37,7 @@ class EvalOptions(Config):
     concurrency: int = Field(default=16, ge=1)
     # Seconds for one answer; a slow endpoint computes all answers in flight before the last of them.
     timeout_s: float = Field(default=3600.0, gt=0)
-    # Answers, the mesh's log and the result lie here; by default out/eval/<what>-<suite>.
+    # Answers, the mesh's log and the result lie here; by default out/eval/<model>-<suite>.
     out: Path | None = None
 
     @model_validator(mode="after")
@@ -50,12 +50,13 @@ class EvalOptions(Config):
 
     @property
     def name(self) -> str:
-        """Of what is evaluated, fit for a file name."""
+        """The model's, fit for a file name. An endpoint's must have been asked for: `evaluation.named`."""
         if self.model_dir is not None:
             return self.model_dir.resolve().name
-        assert self.url is not None
-        host = self.url.partition("://")[2] or self.url
-        return "".join(character if character.isalnum() else "-" for character in host).strip("-")
+        assert self.served_model is not None
+        # Some have slashes, and one may begin with dots.
+        kept = "".join(each if each.isalnum() or each in "._-" else "-" for each in self.served_model)
+        return kept.strip(".-") or "model"
 
     @property
     def directory(self) -> Path:

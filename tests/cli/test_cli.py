@@ -213,6 +213,11 @@ def test_help_names_no_python_type(command: str) -> None:
     assert re.findall(r"<(?:str|int|float|path|bool)\b", CliRunner().invoke(build(), [command, "--help"]).output) == []
 
 
+def test_help_breaks_lines_only_where_the_terminal_ends() -> None:
+    out = CliRunner().invoke(build(), ["up", "--help"], env={"COLUMNS": "200"}).output
+    assert "then to the prefill workers; more ranks than GPUs share them, and their memory. --gpus 4 is" in out
+
+
 def test_config_has_every_service_that_up_starts() -> None:
     assert [each.value for each in Service] == list(MODULES)
 

@@ -1,6 +1,7 @@
 import asyncio
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner, Result
 
 from cli.main import build
@@ -32,6 +33,18 @@ async def test_an_endpoint_is_evaluated_and_the_result_lies_where_it_was_asked_f
     assert "pupil, short" in done.output
     assert results.load(tmp_path / "result.json").scores[0].right == 1
     assert "| add " in (tmp_path / "report.md").read_text()
+
+
+async def test_results_lie_by_default_where_the_models_name_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    server = short_questions()
+    server.model = "deepseek-ai/DeepSeek-R1"
+    async with serving(server.app) as url:
+        done = await asyncio.to_thread(deepmesh_eval, "--url", url, "--problems", "2", "--no-perplexity")
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "out/eval/deepseek-ai-DeepSeek-R1-short/result.json").exists()
 
 
 async def test_two_results_are_compared(tmp_path: Path) -> None:

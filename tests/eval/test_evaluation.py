@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from eval import results
-from eval.evaluation import evaluate
+from eval.evaluation import evaluate, named
 from eval.options import EvalOptions
 from eval.perplexity import Document
 from eval.results import Result
@@ -25,7 +25,7 @@ def asked() -> list[Question]:
 
 async def evaluate_at(url: str, out: Path, documents: list[Document] = DOCUMENTS, **values: Any) -> Result:
     options = EvalOptions.model_validate({"url": url, "problems": PROBLEMS, "out": out, **values})
-    return await evaluate(options, documents, Console(file=io.StringIO()))
+    return await evaluate(await named(options), documents, Console(file=io.StringIO()))
 
 
 async def run(server: AnsweringServer, out: Path, **values: Any) -> Result:

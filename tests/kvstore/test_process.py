@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import sys
+from collections.abc import Callable
 
 import psutil
 
@@ -15,14 +16,14 @@ from tests.support.programs import ROOT
 MAX_RESIDENT_BYTES = 150 * 1024 * 1024
 
 
-def store(*settings: str) -> Child:
+def store(*settings: str, show: Callable[[str, str], None] = lambda *_: None) -> Child:
     command = [sys.executable, "-m", "kvstore", "--config", str(ROOT / "configs/kvstore.yaml")]
-    return Child("kvstore", [*command, *(part for each in settings for part in ("--set", each))], lambda *_: None)
+    return Child("kvstore", [*command, *(part for each in settings for part in ("--set", each))], show)
 
 
 async def test_a_store_starts_from_its_file_takes_little_until_it_is_filled_and_stops_at_a_signal() -> None:
-    port = free_port()
-    child = store(f"server.port={port}", "server.metrics_port=0")
+    port, printed = free_port(), list[str]()
+    child = store(f"server.port={port}", "server.metrics_port=0", show=lambda _, line: printed.append(line))
     await child.start()
     try:
         await child.wait_ready(f"127.0.0.1:{port}", Channels(), 90)
@@ -34,6 +35,8 @@ async def test_a_store_starts_from_its_file_takes_little_until_it_is_filled_and_
         assert (after.user - before.user) + (after.system - before.system) < 0.05
         os.kill(child.process_id, signal.SIGTERM)
         assert await child.wait() == 0
+        # Nor does UCX, or gRPC, say anything.
+        assert printed and [line for line in printed if " INFO  kvstore " not in line] == []
     finally:
         await child.stop(5)
 

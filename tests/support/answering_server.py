@@ -21,6 +21,7 @@ class AnsweringServer:
 
     def __init__(self, questions: Sequence[Question], wrong: Collection[str] = ()) -> None:
         self.bodies: list[dict[str, Any]] = []
+        self.model = "pupil"
         self.in_flight = self.most_in_flight = 0
         # Chat requests that are still answered before all others get status 500.
         self.left: int | None = None
@@ -47,7 +48,7 @@ class AnsweringServer:
         return [self._questions[body["messages"][0]["content"]].id for body in self.bodies if "messages" in body]
 
     async def _models(self, request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [{"id": "pupil"}, {"id": "other"}]})
+        return JSONResponse({"object": "list", "data": [{"id": self.model}, {"id": "other"}]})
 
     async def _chat(self, request: Request) -> Response:
         body = await request.json()
