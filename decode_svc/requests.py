@@ -130,6 +130,7 @@ def submit_of(submission: Submission, key: int) -> Submit:
         request=submission.request,
         remote_prefill=prefill is not None,
         sender_slot_bytes=None if prefill is None else prefill.slot_bytes,
+        sender_draft_layers=None if prefill is None else prefill.draft_layers,
         fetch=submission.store if prefill is None else None,
     )
 

@@ -88,6 +88,7 @@ def first_token(key: int, first: prefill_pb2.PrefillFirstToken) -> FirstToken:
         cached_tokens=first.worker_cached_tokens + first.store_cached_tokens,
         store_cached_tokens=first.store_cached_tokens,
         prompt_logprobs=wire.prompt_logprobs(first.prompt_logprobs) if first.HasField("prompt_logprobs") else None,
+        drafts_end=first.drafts_end if first.HasField("drafts_end") else None,
     )
 
 

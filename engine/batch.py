@@ -218,6 +218,10 @@ class Backend(Protocol):
         """The KV pool as transfers see it."""
         ...
 
+    def clear_drafts(self, block_ids: Sequence[int]) -> None:
+        """Empty the draft layers of blocks that no step in flight uses, before those that are launched later."""
+        ...
+
     def launch(self, batch: Batch, shape: StepShape) -> Launched:
         """Begin to compute the batch's tokens, after the batch launched before, of which its rows may follow some.
 

@@ -32,6 +32,9 @@ class BlockTables:
     def fill(self, request: Request, cached: Sequence[int]) -> None:
         """Give a request without blocks those of its tokens, `cached`, held already, then new ones."""
         request.progress.matched(cached, self._pool.allocate(self.lacking(request, cached)))
+        drafts_end = self._pool.drafts_end(cached)
+        if drafts_end is not None:
+            request.progress.lack_drafts(drafts_end)
 
     def lacking(self, request: Request, cached: Sequence[int]) -> int:
         """How many blocks a request without any needs beside the cached ones."""
@@ -48,9 +51,10 @@ class BlockTables:
         full_blocks = max(progress.computed // BLOCK_TOKENS, progress.registered_blocks)
         if self._prefix_cache:
             hashes = request.full_block_hashes(full_blocks)
+            whole = full_blocks if progress.drafts_end is None else progress.drafts_end
             for index in range(progress.registered_blocks, full_blocks):
                 parent = hashes[index - 1] if index else b""
-                self._pool.register(progress.block_ids[index], hashes[index], parent)
+                self._pool.register(progress.block_ids[index], hashes[index], parent, index >= whole)
         progress.registered(full_blocks)
 
     def release(self, request: Request) -> None:

@@ -73,7 +73,7 @@ class Engine:
         self._drafting = Drafting(config.drafts.most, int(backend.draft_layers > 0), backend.think_tokens)
         self._depth = DraftDepth(config.drafts.most, backend.step_times)
         transfer = config.transfer or TransferConfig()
-        self.transfers = Transfers(agent, self.pool, backend.namespace.layers, transfer, self._meter)
+        self.transfers = Transfers(agent, self.pool, backend.namespace, transfer, self._meter, backend.clear_drafts)
         limits = Limits(config.max_step_tokens, config.max_requests)
         self._schedule = Schedule(self.pool, limits, config.prefix_cache, self.transfers.would_wait)
         self._report = Report(self.pool, self.transfers)
@@ -130,6 +130,8 @@ class Engine:
         if request is None:
             return
         request.cached_tokens, request.store_cached_tokens = message.cached_tokens, message.store_cached_tokens
+        if message.drafts_end is not None:
+            request.progress.lack_drafts(message.drafts_end)
         if request.prompt_scores is not None and message.prompt_logprobs is not None:
             request.prompt_scores.add(0, message.prompt_logprobs)
         output = next_output(

@@ -13,13 +13,16 @@ class BlockChanges:
     removed: list[bytes]
     # For each stored content, the one before it in its chain; empty at the root.
     parents: list[bytes] = field(default_factory=list)
+    # Those of `stored` whose draft layers are not whole.
+    draftless: list[bytes] = field(default_factory=list)
 
 
 class BlockPool:
     """Reference counts and content addresses of `total_blocks` blocks.
 
     A block is held (references above 0), cached (no references, content still addressable, evicted least recently used
-    first) or blank. Two held blocks may have equal content; only the first to fill is addressable.
+    first) or blank. Two held blocks may have equal content; only the first to fill is addressable. What is addressable
+    may have draft layers that are not whole: see `engine.progress.Progress.drafts_end`.
     """
 
     def __init__(self, total_blocks: int) -> None:
@@ -27,6 +30,8 @@ class BlockPool:
         self._references = [0] * total_blocks
         self._hashes: list[bytes | None] = [None] * total_blocks
         self._block_by_hash: dict[bytes, int] = {}
+        # Addressable content whose draft layers are not whole.
+        self._draftless: set[bytes] = set()
         # A stack with block 0 on top.
         self._blank = list(range(total_blocks - 1, -1, -1))
         # Least recently released first.
@@ -67,6 +72,12 @@ class BlockPool:
             blocks.append(block)
         return blocks
 
+    def drafts_end(self, blocks: Sequence[int]) -> int | None:
+        """The first of these addressable blocks whose draft layers are not whole; None if all are."""
+        if not self._draftless:
+            return None
+        return next((index for index, block in enumerate(blocks) if self._hashes[block] in self._draftless), None)
+
     def free_among(self, blocks: Iterable[int]) -> int:
         """How many of these blocks nobody holds: what acquiring them takes from `free_blocks`."""
         return sum(not self._references[block] for block in blocks)
@@ -91,10 +102,10 @@ class BlockPool:
             else:
                 self._cached[block] = None
 
-    def register(self, block: int, content: bytes, parent: bytes = b"") -> None:
+    def register(self, block: int, content: bytes, parent: bytes = b"", draftless: bool = False) -> None:
         """Make a held, full block addressable, unless another with that content already is.
 
-        `parent` is the content before it in its chain; empty at the root.
+        `parent` is the content before it in its chain; empty at the root. `draftless`: its draft layers are not whole.
         """
         assert self._references[block] > 0
         assert self._hashes[block] is None
@@ -102,6 +113,8 @@ class BlockPool:
             return
         self._hashes[block] = content
         self._block_by_hash[content] = block
+        if draftless:
+            self._draftless.add(content)
         if content in self._removed:
             del self._removed[content]
         else:
@@ -109,7 +122,8 @@ class BlockPool:
 
     def drain_changes(self) -> BlockChanges:
         """What became addressable, and what ceased to be, since the last call."""
-        changes = BlockChanges(list(self._stored), list(self._removed), list(self._stored.values()))
+        draftless = [content for content in self._stored if content in self._draftless] if self._draftless else []
+        changes = BlockChanges(list(self._stored), list(self._removed), list(self._stored.values()), draftless)
         self._stored.clear()
         self._removed.clear()
         return changes
@@ -120,6 +134,7 @@ class BlockPool:
         assert content is not None
         self._hashes[block] = None
         del self._block_by_hash[content]
+        self._draftless.discard(content)
         if content in self._stored:
             del self._stored[content]
         else:

@@ -112,6 +112,9 @@ class OracleBackend:
     def kv_memory(self) -> HostMemory:
         return HostMemory(self.cells.view(np.uint8).reshape(1, self.total_blocks, self.block_bytes))
 
+    def clear_drafts(self, block_ids: Sequence[int]) -> None:
+        """There are no draft layers."""
+
     def launch(self, batch: Batch, shape: StepShape) -> "OracleStep":
         """Writes the tokens' KV right away; a dummy computes nothing, in no time."""
         started = self._clock()

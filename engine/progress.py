@@ -34,6 +34,9 @@ class Progress:
             buffer. Empty while the request waits.
         covered: tokens that the block table has room for.
         registered_blocks: how many leading blocks of the table were matched in the pool or registered with it.
+        drafts_end: from this block of the table on what draft layers hold is not what the block's chain gives, since
+            part of the KV came without them. Tokens are right all the same, only guesses are not as good. None if all
+            are whole.
     """
 
     __slots__ = (
@@ -42,6 +45,7 @@ class Progress:
         "computed_at_most",
         "covered",
         "drafts",
+        "drafts_end",
         "drawing_row",
         "guesses_in_flight",
         "registered_blocks",
@@ -60,12 +64,17 @@ class Progress:
         self.drawing_row: int | None = None
         self.guesses_in_flight = 0
         self.drafts: Sequence[int] = ()
+        self.drafts_end: int | None = None
         self._forget()
 
     @property
     def left(self) -> int:
         """Tokens to compute before the next one can be drawn: 1 while the request decodes."""
         return self.tokens_at_most - self.computed_at_most
+
+    def lack_drafts(self, first_block: int) -> None:
+        """The KV of the blocks from this one on has, or follows KV that has, draft layers that are not whole."""
+        self.drafts_end = first_block if self.drafts_end is None else min(first_block, self.drafts_end)
 
     def matched(self, cached: Sequence[int], new: Sequence[int]) -> None:
         """The request holds blocks for all its tokens: `cached` has the KV of the leading ones, `new` is empty."""
@@ -144,3 +153,4 @@ class Progress:
         self.covered = 0
         self.computed = self.computed_at_most = 0
         self.registered_blocks = 0
+        self.drafts_end = None

@@ -51,5 +51,14 @@ class Report:
         self.load_changed = False
         drafts, self.drafts = self.drafts, None
         return StepResult(
-            step, outputs, load(), blocks.stored, blocks.parents, blocks.removed, counters, drafts, balance
+            step,
+            outputs,
+            load(),
+            blocks.stored,
+            blocks.parents,
+            blocks.removed,
+            counters,
+            drafts,
+            balance,
+            blocks.draftless,
         )

@@ -50,6 +50,7 @@ class Request:
     # When it is first admitted, it waits for its KV from a prefill worker, or for a prefix from the store in `fetch`.
     remote_prefill: bool = False
     sender_slot_bytes: int | None = None
+    sender_draft_layers: int | None = None
     attempt: int = 0
     fetch: StoreTarget | None = None
     # Where its KV goes; None if it stays here.

@@ -86,6 +86,7 @@ def make_request(
         share=request.share,
         remote_prefill=submit.remote_prefill,
         sender_slot_bytes=submit.sender_slot_bytes,
+        sender_draft_layers=submit.sender_draft_layers,
         attempt=request.attempt,
         fetch=submit.fetch if asked is None else None,
         push=submit.push,

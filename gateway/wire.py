@@ -84,11 +84,18 @@ def workers(response: scheduler_pb2.WatchWorkersResponse) -> list[Worker]:
 
 def _worker(status: scheduler_pb2.WorkerStatus, role: WorkerRole) -> Worker:
     identity = status.identity
+    namespace = reported_namespace(identity.kv_namespace)
     return Worker(
-        target=WorkerTarget(identity.worker_id, identity.incarnation, identity.endpoint, identity.slot_bytes or None),
+        target=WorkerTarget(
+            identity.worker_id,
+            identity.incarnation,
+            identity.endpoint,
+            identity.slot_bytes or None,
+            namespace.draft_layers,
+        ),
         role=role,
         model=identity.model,
-        kv_namespace=reported_namespace(identity.kv_namespace),
+        kv_namespace=namespace,
         can_prefill=identity.can_prefill,
         serving=status.state == workers_pb2.WORKER_STATE_SERVING,
         context_tokens=identity.context_tokens,

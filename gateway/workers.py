@@ -145,7 +145,7 @@ class Directory:
             if decode.can_prefill:
                 return decode.target, None
             partners = [
-                each for each in usable if not _decodes(each) and each.kv_namespace.provides(decode.kv_namespace)
+                each for each in usable if not _decodes(each) and each.kv_namespace.shares_base(decode.kv_namespace)
             ]
             if partners:
                 return decode.target, partners[0].target

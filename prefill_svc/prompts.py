@@ -101,4 +101,5 @@ def _first_token(output: Output) -> FirstToken:
         cached_tokens=output.cached_tokens or 0,
         store_cached_tokens=output.store_cached_tokens or 0,
         prompt_logprobs=output.prompt_logprobs,
+        drafts_end=output.drafts_end,
     )

@@ -51,4 +51,5 @@ def _first_token(event: FirstToken) -> prefill_pb2.PrefillFirstToken:
         worker_cached_tokens=event.cached_tokens - event.store_cached_tokens,
         store_cached_tokens=event.store_cached_tokens,
         prompt_logprobs=None if scores is None else wire.prompt_logprobs_message(scores),
+        drafts_end=event.drafts_end,
     )

@@ -31,12 +31,13 @@ class PrefillOffer(msgspec.Struct, frozen=True, gc=False):
     # Which of the worker's ranks; None if it has one.
     rank: int | None
 
-    def preference(self) -> tuple[bool, bool, float, int, str, int]:
-        """Sort key, best first, as Terms.preference is."""
+    def preference(self, without_drafts: bool = False) -> tuple[bool, bool, float, bool, int, str, int]:
+        """Sort key, best first, as Terms.preference is. without_drafts: the receiver has draft layers that it lacks."""
         return (
             self.rejection is not None,
             not self.connected,
             self.ready_ms,
+            without_drafts,
             -self.source.cached_blocks,
             self.worker_id,
             self.rank or 0,
@@ -61,8 +62,12 @@ def best_offers(
 
 def offer_to(namespace: KvNamespace, offers: Mapping[KvNamespace, PrefillOffer]) -> PrefillOffer | None:
     """The best offer of KV that a decode worker of this namespace can take; None if there is none."""
-    fitting = [offer for offered, offer in offers.items() if offered.provides(namespace)]
-    return min(fitting, key=PrefillOffer.preference, default=None)
+    fitting = [
+        (offer.preference(without_drafts=not offered.provides(namespace)), offer)
+        for offered, offer in offers.items()
+        if offered.shares_base(namespace)
+    ]
+    return min(fitting, default=(None, None), key=lambda each: each[0])[1]
 
 
 def _offer(

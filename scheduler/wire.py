@@ -139,6 +139,7 @@ def _target(worker: WorkerIdentity) -> targets_pb2.WorkerTarget:
         incarnation=worker.incarnation,
         endpoint=worker.endpoint,
         slot_bytes=worker.slot_bytes,
+        draft_layers=worker.kv_namespace.draft_layers,
     )
 
 

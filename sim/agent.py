@@ -85,7 +85,13 @@ class SimulatedAgent:
         return self._counters
 
     def open_landing(
-        self, blocks: Sequence[int], tokens: int, attempt: int, deadline_seconds: float, sender_slot_bytes: int | None
+        self,
+        blocks: Sequence[int],
+        tokens: int,
+        attempt: int,
+        deadline_seconds: float,
+        sender_slot_bytes: int | None,
+        with_drafts: bool,
     ) -> Ticket:
         transfer_id = self._landings.open(self)
         return Ticket(transfer_id, attempt, b"", 0, int(deadline_seconds * 1000), self._namespace, ())

@@ -82,6 +82,9 @@ class SimulatedDevice:
     def kv_memory(self) -> KvMemory:
         raise AssertionError("a simulated device has no bytes")
 
+    def clear_drafts(self, block_ids: Sequence[int]) -> None:
+        """There are no draft layers."""
+
     def launch(self, batch: Batch, shape: StepShape) -> "SimulatedStep":
         seconds = self._seconds(batch.rows) * self.slowness
         if batch.on_layers is not None:

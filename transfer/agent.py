@@ -53,7 +53,7 @@ class TransferAgent:
         """
         self._rank = rank
         self._geometry = Geometry(memory.layers, memory.piece_bytes, config.slot_bytes)
-        self._plan(1, plan_whole)
+        self._plan(1, plan_whole, None, memory.layers)
         self._namespace = namespace
         self._layerwise_tokens = config.layerwise_tokens
         self._wake = wake
@@ -97,16 +97,18 @@ class TransferAgent:
         attempt: int,
         deadline_seconds: float,
         sender_slot_bytes: int | None = None,
+        with_drafts: bool = True,
     ) -> Ticket:
-        """Open a landing for these blocks (in chain order), all layers.
+        """Open a landing for these blocks (in chain order), all layers, or the base layers alone.
 
         The whole prompt's `tokens` decide between whole and layerwise segments. A segment fits a slot of both sides;
         None: the sender's slots are as large as ours. Exactly one Landed or LandingFailed ends the landing.
         """
         plan = plan_layerwise if tokens >= self._layerwise_tokens else plan_whole
-        tiles = self._plan(len(blocks), plan, sender_slot_bytes)
+        namespace = self._namespace if with_drafts else self._namespace.base
+        tiles = self._plan(len(blocks), plan, sender_slot_bytes, namespace.layers)
         ticket = make_ticket(
-            tiles, self._geometry.piece_bytes, self._namespace, self._rank, self.address, attempt, deadline_seconds
+            tiles, self._geometry.piece_bytes, namespace, self._rank, self.address, attempt, deadline_seconds
         )
         self._thread.post(partial(self._exchange.open_landing, ticket, blocks))
         return ticket
@@ -195,11 +197,11 @@ class TransferAgent:
         self._thread.close()
 
     def _plan(
-        self, blocks: int, plan: Callable[[int, int, int, int], list[Tile]], sender_slot_bytes: int | None = None
+        self, blocks: int, plan: Callable[[int, int, int, int], list[Tile]], sender_slot_bytes: int | None, layers: int
     ) -> list[Tile]:
         ours = self._geometry.slot_bytes
         segment_bytes = ours if sender_slot_bytes is None else min(ours, sender_slot_bytes)
-        return plan(self._geometry.layers, blocks, self._geometry.piece_bytes, segment_bytes)
+        return plan(layers, blocks, self._geometry.piece_bytes, segment_bytes)
 
     def _use_up(self, ticket: Ticket) -> None:
         with self._lock:

@@ -39,6 +39,8 @@ class Fetched(msgspec.Struct, frozen=True, tag="fetched"):
     seconds: float
     # Why there may be fewer than the store has (it is gone, late, or refused); None if it has no more.
     error: str | None = None
+    # How many leading blocks of them came with their draft layers too.
+    drafted: int = 0
 
 
 Event = Landed | LandingFailed | PushEnded | Fetched

@@ -22,7 +22,6 @@ from transfer.events import Event, Fetched, Landed, PushEnded
 from transfer.ticket import StoreSession, Ticket
 from transfer.tuning import tune_for_gpu_transfers
 
-NAMESPACE = KvNamespace(weights_fingerprint="bench", dtype="bfloat16", layers=0, layout="bench")
 _SESSION_ID = 1
 _SESSION_KEY = bytes(32)
 # Share of the lookups that run before the clock starts.
@@ -48,7 +47,8 @@ class _End:
             tune_for_gpu_transfers()
         # A store has its blocks in host memory, so a GPU end serves no lookups.
         lookups = None if gpu else ShortMemory()
-        self.agent = TransferAgent(self.pool.memory(), NAMESPACE, config, time.monotonic, self._hear, lookups)
+        self.namespace = KvNamespace("bench", "bfloat16", geometry.layers, "bench")
+        self.agent = TransferAgent(self.pool.memory(), self.namespace, config, time.monotonic, self._hear, lookups)
         scattered = np.random.default_rng(1).permutation(geometry.blocks)
         # Blocks of each request.
         self.blocks: list[list[int]] = scattered.reshape(geometry.requests, -1).tolist()
@@ -76,7 +76,8 @@ class _ReceivingEnd(_End):
         self._bare = BareReceiver(config, self.pool.bare())
         peer.send(self._bare.address)
         store_address, self._grpc_port = peer.recv()
-        self.agent.attach_store(StoreSession("store", "epoch", store_address, _SESSION_ID, _SESSION_KEY, NAMESPACE))
+        session = StoreSession("store", "epoch", store_address, _SESSION_ID, _SESSION_KEY, self.namespace)
+        self.agent.attach_store(session)
 
     def push(self, _pause: float, times: int) -> float:
         """Returns when the last block was in place, by the host's clock, in the thread that lands it.

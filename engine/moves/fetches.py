@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from engine.kv_pool import BlockPool
+from engine.moves.draft_parts import DraftParts
 from engine.request import Request
 from mesh.observe import span
 from transfer.events import Fetched
@@ -23,8 +24,11 @@ class _Fetch:
 class Fetches:
     """Holds every fetch's blocks until the agent answers, even if the request ends first."""
 
-    def __init__(self, agent: "TransferAgent", pool: BlockPool) -> None:
+    def __init__(self, agent: "TransferAgent", pool: BlockPool, draft_layers: int, drafts: DraftParts) -> None:
+        """draft_layers: of this rank's KV."""
         self._agent = agent
+        self._draft_layers = draft_layers
+        self._drafts = drafts
         self._pool = pool
         self._open: dict[int, _Fetch] = {}
         # The id of the fetch that a request waits for, by the request's key.
@@ -65,4 +69,7 @@ class Fetches:
         if self._awaited.get(request.key) != event.fetch_id:
             return None
         del self._awaited[request.key]
+        if self._draft_layers:
+            first = request.progress.registered_blocks + event.drafted
+            self._drafts.lacking(request.progress, first, fetch.blocks[event.drafted : event.blocks])
         return request

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from engine.batcher import blocks_for
 from engine.kv_pool import BlockPool
+from engine.moves.draft_parts import DraftParts
 from engine.protocol.messages import LandingOpened
 from engine.request import Request
 
@@ -18,6 +19,7 @@ class _Landing:
     request: Request
     transfer_id: bytes
     blocks: Sequence[int]
+    with_drafts: bool
     landed: bool = False
 
 
@@ -27,8 +29,13 @@ class Landings:
     A request goes on once its KV has landed and its first token is known, in either order.
     """
 
-    def __init__(self, agent: "TransferAgent", pool: BlockPool, deadline_seconds: float) -> None:
+    def __init__(
+        self, agent: "TransferAgent", pool: BlockPool, deadline_seconds: float, draft_layers: int, drafts: DraftParts
+    ) -> None:
+        """draft_layers: of this rank's KV."""
         self._agent = agent
+        self._draft_layers = draft_layers
+        self._drafts = drafts
         self._pool = pool
         self._deadline_seconds = deadline_seconds
         # Landings that something may write to, by transfer id.
@@ -49,10 +56,16 @@ class Landings:
         held = request.progress.registered_blocks
         blocks = list(request.progress.block_ids[held : blocks_for(request.prompt_tokens)])
         self._pool.acquire(blocks)
+        with_drafts = request.sender_draft_layers in (None, self._draft_layers)
         ticket = self._agent.open_landing(
-            blocks, request.prompt_tokens, request.attempt, self._deadline_seconds, request.sender_slot_bytes
+            blocks,
+            request.prompt_tokens,
+            request.attempt,
+            self._deadline_seconds,
+            request.sender_slot_bytes,
+            with_drafts,
         )
-        landing = _Landing(request, ticket.transfer_id, blocks)
+        landing = _Landing(request, ticket.transfer_id, blocks, with_drafts)
         self._open[ticket.transfer_id] = self._awaited[request.key] = landing
         return LandingOpened(request.key, ticket, held)
 
@@ -79,6 +92,8 @@ class Landings:
         """The request that waited for this landing, if it waits for nothing else."""
         landing = self._close(transfer_id)
         landing.landed = True
+        if not landing.with_drafts and self._awaited.get(landing.request.key) is landing:
+            self._drafts.lacking(landing.request.progress, landing.request.progress.registered_blocks, landing.blocks)
         return self.pop_complete(landing.request.key)
 
     def on_failed(self, transfer_id: bytes) -> Request | None:

@@ -1,17 +1,18 @@
 """The KV that moves in and out of this rank's pool."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, cast
 
 from engine.kv_pool import BlockPool
 from engine.load import LoadMeter
+from engine.moves.draft_parts import DraftParts
 from engine.moves.fetches import Fetches
 from engine.moves.landings import Landings
 from engine.moves.pushes import Pushes
 from engine.protocol.messages import AttachStore, DetachStore, PushOffer, Submit, TransferNews
 from engine.request import Request
 from mesh.blocks import BLOCK_TOKENS
-from mesh.domain.workers import TransferCounters
+from mesh.domain.workers import KvNamespace, TransferCounters
 from mesh.errors import InvalidRequest, PrefillLost
 from transfer.config import TransferConfig
 from transfer.events import Event, Fetched, Landed, LandingFailed, PushEnded
@@ -33,16 +34,19 @@ class Transfers:
         self,
         agent: "TransferAgent | None",
         pool: BlockPool,
-        layers: int,
+        namespace: KvNamespace,
         config: TransferConfig,
         meter: LoadMeter,
+        clear_drafts: Callable[[Sequence[int]], None],
     ) -> None:
+        """namespace: of this rank's KV; clear_drafts: empties the draft layers of blocks."""
         self._agent = agent
         # None is never used: `check` lets no request in that would begin a transfer.
         used = cast("TransferAgent", agent)
-        self._landings = Landings(used, pool, config.landing_seconds)
-        self._pushes = Pushes(used, pool, layers, config.layerwise_tokens, meter)
-        self._fetches = Fetches(used, pool)
+        drafts = DraftParts(clear_drafts)
+        self._landings = Landings(used, pool, config.landing_seconds, namespace.draft_layers, drafts)
+        self._pushes = Pushes(used, pool, namespace.layers, config.layerwise_tokens, meter)
+        self._fetches = Fetches(used, pool, namespace.draft_layers, drafts)
         # Requests whose wait is over; with an error if their KV is not coming.
         self._arrived: list[tuple[Request, PrefillLost | None]] = []
         self._news: list[TransferNews] = []

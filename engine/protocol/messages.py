@@ -45,6 +45,8 @@ class Submit(msgspec.Struct, tag="submit"):
     remote_prefill: bool = False
     # The prefill worker sends no larger segments; None if they may be as large as ours.
     sender_slot_bytes: int | None = None
+    # The draft layers that the prefill worker has; None if it has as many as this worker.
+    sender_draft_layers: int | None = None
     # Compute the prompt and its first token only (max_tokens is 1), and push the KV there. A PushEnded follows, before
     # or after the last output, unless the request is refused, or cancelled while it waits.
     push: PushTarget | None = None
@@ -62,6 +64,8 @@ class FirstToken(msgspec.Struct, tag="first_token"):
     store_cached_tokens: int = 0
     # Those that the prompt's own tokens have, if they were asked for.
     prompt_logprobs: PromptLogprobs | None = None
+    # See Progress.
+    drafts_end: int | None = None
 
 
 class AttachStore(msgspec.Struct, tag="attach_store"):
@@ -151,6 +155,8 @@ class Output(msgspec.Struct, array_like=True):
     relaxed: bool = False
     # With the request's first token: of its prompt's own tokens, if they were asked for.
     prompt_logprobs: PromptLogprobs | None = None
+    # With the request's first token: see Progress.
+    drafts_end: int | None = None
 
 
 class DraftCounts(msgspec.Struct, array_like=True):
@@ -187,6 +193,8 @@ class StepResult(msgspec.Struct, tag="step"):
     drafts: DraftCounts | None = None
     # At the last look; None if experts stay where they are.
     balance: BalanceReport | None = None
+    # Those of `stored_blocks` whose draft layers are not whole: see Progress.drafts_end.
+    draftless_blocks: list[bytes] = []
 
 
 ToRank = Start | Submit | Cancel | Stop | Release | FirstToken | AttachStore | DetachStore | PushOffer

@@ -138,6 +138,16 @@ class ModelBackend:
         return memory if self._following is None else self._following.watched(memory)
 
     @torch.inference_mode()
+    def clear_drafts(self, block_ids: Sequence[int]) -> None:
+        """See engine.batch.Backend."""
+        first = self._model.config.num_hidden_layers
+        # As bytes: not every operation takes numbers of one byte.
+        drafts = self.state.kv_pool[first:].view(torch.uint8)
+        drafts.index_fill_(1, self._indices(block_ids), 0)
+        if self._following is not None:
+            self._following.wrote(first, self.draft_layers, block_ids)
+
+    @torch.inference_mode()
     def launch(self, batch: Batch, shape: StepShape) -> Launched:
         """Queue the batch's tokens and the writes of their KV; without rows, padding alone."""
         if self._balancer is not None:

@@ -15,7 +15,7 @@ from engine.batch import Batch, Row
 from engine.exchange.interface import Exchange
 from engine.parallel.layout import Group
 from kernels.host_copy import to_device
-from transfer.memory import KvMemory, Pending
+from transfer.memory import Done, KvMemory, Pending
 
 _FIRST = 0
 
@@ -53,6 +53,10 @@ class Following:
     def watched(self, memory: KvMemory) -> KvMemory:
         """The first rank's pool as transfers see it: what they write is copied to the other ranks."""
         return _WatchedMemory(memory, self._landings)
+
+    def wrote(self, first_layer: int, layer_count: int, block_ids: Sequence[int]) -> None:
+        """The first rank wrote these pieces itself, outside a batch."""
+        self._landings.append((LandedKv(first_layer, layer_count, list(block_ids)), Done(True)))
 
     def next_batch(self, batch: Batch) -> Batch:
         """The first rank's batch, on every rank; theirs are dummies. Copies what has landed before it."""

@@ -13,6 +13,8 @@ class WorkerTarget(msgspec.Struct, frozen=True):
     endpoint: str
     # The largest segment of KV that it sends; None if it sends none.
     slot_bytes: int | None = None
+    # The draft layers of its KV; None if it does not say.
+    draft_layers: int | None = None
 
 
 class StoreTarget(msgspec.Struct, frozen=True, array_like=True):

@@ -149,7 +149,10 @@ def prompt_logprobs_message(prompt: PromptLogprobs) -> outputs_pb2.PromptLogprob
 
 
 def worker_target(message: targets_pb2.WorkerTarget) -> WorkerTarget:
-    return WorkerTarget(message.worker_id, message.incarnation, message.endpoint, message.slot_bytes or None)
+    draft_layers = message.draft_layers if message.HasField("draft_layers") else None
+    return WorkerTarget(
+        message.worker_id, message.incarnation, message.endpoint, message.slot_bytes or None, draft_layers
+    )
 
 
 def worker_target_message(target: WorkerTarget) -> targets_pb2.WorkerTarget:
@@ -158,6 +161,7 @@ def worker_target_message(target: WorkerTarget) -> targets_pb2.WorkerTarget:
         incarnation=target.incarnation,
         endpoint=target.endpoint,
         slot_bytes=target.slot_bytes,
+        draft_layers=target.draft_layers,
     )
 
 

@@ -24,7 +24,10 @@ class WorkerRole(Enum):
 
 
 class KvNamespace(msgspec.Struct, frozen=True):
-    """What cached KV bytes mean; blocks may move only to a namespace that this one `provides`."""
+    """What cached KV bytes mean: of a block's base layers, and of the draft layers behind them, if there are any.
+
+    Base layers may move between workers of one `base`; draft layers only if there are equally many of them too.
+    """
 
     # Digest of the weights that made the KV.
     weights_fingerprint: str
@@ -37,12 +40,18 @@ class KvNamespace(msgspec.Struct, frozen=True):
     # The last of `layers`, which only workers with drafts have and need.
     draft_layers: int = 0
 
+    @property
+    def base(self) -> "KvNamespace":
+        """The base layers alone."""
+        return msgspec.structs.replace(self, layers=self.layers - self.draft_layers, draft_layers=0)
+
     def provides(self, other: "KvNamespace") -> bool:
         """Whether blocks of this namespace hold what those of the other do: as their first layers, if it has fewer."""
-        return other.draft_layers in (0, self.draft_layers) and self._without_drafts() == other._without_drafts()
+        return other.draft_layers in (0, self.draft_layers) and self.shares_base(other)
 
-    def _without_drafts(self) -> "KvNamespace":
-        return msgspec.structs.replace(self, layers=self.layers - self.draft_layers, draft_layers=0)
+    def shares_base(self, other: "KvNamespace") -> bool:
+        """Whether the base layers of both mean the same, so that KV may move between their workers."""
+        return self.base == other.base
 
 
 class WorkerIdentity(msgspec.Struct, frozen=True):

@@ -99,10 +99,39 @@ def test_a_worker_with_drafts_pushes_to_one_without_what_that_has_layers_for(
     assert receiving.state.kv_pool.shape[0] == sending.state.kv_pool.shape[0] - 1
 
 
-def test_a_worker_without_drafts_cannot_push_to_one_with_them(checkpoint: Path) -> None:
+@pytest.mark.parametrize("layerwise_tokens", [64, 1 << 30])
+def test_a_worker_without_drafts_pushes_base_layers_to_one_with_them(checkpoint: Path, layerwise_tokens: int) -> None:
+    fabric = Fabric(random.Random(1))
+    decode, receiving = moving(checkpoint, fabric, 2, layerwise_tokens)
+    receiving.state.kv_pool[-1] = 1.0
+    prefill, sending = moving(checkpoint, fabric, 0, layerwise_tokens)
+    pair = Pair(fabric, decode, prefill)
+    for submit in submits(remote_prefill=True, sender_draft_layers=0):
+        pair.submit(submit)
+    pair.run(random.Random(2))
+    assert pair.transcript.token_ids == undisturbed(checkpoint)
+    assert len(pair.landings) == len(LENGTHS)
+    assert_nothing_moves(pair)
+    landed = [block for step in pair.prefilled.steps for block in step.stored_blocks]
+    for block in landed:
+        (sent,), (taken,) = (engine.pool.match_prefix([block]) for engine in (prefill, decode))
+        # The last token of a prompt is computed again.
+        assert torch.equal(receiving.state.kv_pool[:-1, taken, :-1], sending.state.kv_pool[:, sent, :-1])
+        # Of another request's drafts nothing is left.
+        assert not receiving.state.kv_pool[-1, taken, :-1].any()
+    # Whatever is computed behind them is no better.
+    stored, draftless = (
+        {block for step in pair.transcript.steps for block in getattr(step, field)}
+        for field in ("stored_blocks", "draftless_blocks")
+    )
+    assert draftless == stored > set(landed)
+
+
+def test_a_landing_for_a_worker_with_other_draft_layers_is_refused_by_it(checkpoint: Path) -> None:
     fabric = Fabric(random.Random(1))
     decode, _ = moving(checkpoint, fabric, 2, 1 << 30)
     prefill, _ = moving(checkpoint, fabric, 0, 1 << 30)
+    # The scheduler did not say what the sender has.
     (submit, *_) = submits(remote_prefill=True)
     decode.submit(submit)
     decode.step()
@@ -113,6 +142,27 @@ def test_a_worker_without_drafts_cannot_push_to_one_with_them(checkpoint: Path) 
     assert result is not None
     (output,) = result.outputs
     assert output.refusal is not None and output.refusal.reason == NamespaceMismatch.reason
+
+
+def test_a_prompt_behind_blocks_without_drafts_is_pushed_as_such(checkpoint: Path) -> None:
+    fabric, prompt = Fabric(random.Random(1)), random_prompt(200, 1)
+    plain, base = moving(checkpoint, fabric, 0, 1 << 30)
+    plain.submit(submit_of(1, prompt, 30, ignore_eos=True))
+    expected = Transcript().run(plain).token_ids
+    for content in chain_hashes(prompt)[:2]:
+        layers = base.state.kv_pool[:, plain.pool.match_prefix([content])]
+        fabric.stored[content] = layers.contiguous().view(torch.uint8).numpy().tobytes()
+    decode, _ = moving(checkpoint, fabric, 2, 1 << 30)
+    prefill, _ = moving(checkpoint, fabric, 2, 1 << 30)
+    pair = Pair(fabric, decode, prefill)
+    pair.fetches[1] = StoreTarget("store", 2)
+    pair.submit(submit_of(1, prompt, 30, ignore_eos=True, remote_prefill=True))
+    pair.run(random.Random(2))
+    assert pair.transcript.token_ids == expected
+    assert pair.transcript.cached_tokens == {1: 128}
+    for engine in (prefill, decode):
+        assert engine.pool.drafts_end(engine.pool.match_prefix(chain_hashes(prompt))) == 0
+    assert_nothing_moves(pair)
 
 
 @pytest.mark.parametrize(("held", "fetched"), [(0, 1), (1, 2)])

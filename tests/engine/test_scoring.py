@@ -46,6 +46,9 @@ class CountingBackend:
     def kv_memory(self) -> KvMemory:
         raise AssertionError("a score moves no KV")
 
+    def clear_drafts(self, block_ids: Sequence[int]) -> None:
+        raise AssertionError("there are no draft layers")
+
     def launch(self, batch: Batch, shape: StepShape) -> "CountedStep":
         owned = [block for row in batch.rows for block in row.block_ids]
         assert len(set(owned)) == len(owned), "two texts share a block"

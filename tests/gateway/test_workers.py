@@ -207,9 +207,11 @@ def test_only_serving_workers_count_as_serving() -> None:
     assert not directory.any_serving
 
 
-def test_without_a_scheduler_drafts_layers_stay_behind_and_are_never_missing() -> None:
+def test_without_a_scheduler_workers_with_and_without_drafts_are_paired_either_way() -> None:
     drafting = msgspec.structs.replace(NAMESPACE, layers=NAMESPACE.layers + 1, draft_layers=1)
     decode = make_worker("d", can_prefill=False)
     assert least_loaded(watched(decode, make_prefill("p", kv_namespace=drafting))) == ("d", "p")
     decode = make_worker("d", can_prefill=False, kv_namespace=drafting)
-    assert least_loaded(watched(decode, make_prefill("p"))) is None
+    assert least_loaded(watched(decode, make_prefill("p"))) == ("d", "p")
+    other = msgspec.structs.replace(NAMESPACE, layers=NAMESPACE.layers + 2)
+    assert least_loaded(watched(decode, make_prefill("p", kv_namespace=other))) is None

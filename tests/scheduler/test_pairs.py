@@ -157,15 +157,27 @@ def test_workers_of_two_namespaces_are_never_paired() -> None:
     assert ("d0", "p") not in paired
 
 
-def test_a_prefill_worker_with_drafts_serves_decode_workers_without_them_and_not_the_reverse() -> None:
+def test_workers_with_and_without_drafts_are_paired_either_way() -> None:
     drafting = msgspec.structs.replace(NAMESPACE, layers=NAMESPACE.layers + 1, draft_layers=1)
-    plain = make_candidate("d", can_prefill=False)
-    assert pair_of(Candidates([plain], [make_prefill(namespace=drafting)])) == ("d", "p")
+    for ours, theirs in ((NAMESPACE, drafting), (drafting, NAMESPACE)):
+        decode = make_candidate("d", can_prefill=False, namespace=ours)
+        assert pair_of(Candidates([decode], [make_prefill(namespace=theirs)])) == ("d", "p")
+
+
+def test_of_equally_quick_prefill_workers_one_with_the_decode_workers_drafts_is_taken() -> None:
+    drafting = msgspec.structs.replace(NAMESPACE, layers=NAMESPACE.layers + 1, draft_layers=1)
+    prefills = [make_prefill("a"), make_prefill("b", namespace=drafting)]
     decode = make_candidate("d", can_prefill=False, namespace=drafting)
-    terms = predict(make_request(), Candidates([decode], [make_prefill()]), KNOBS)
-    error = refusal("oracle", terms, Objectives())
-    assert isinstance(error, NamespaceMismatch)
-    assert "draft_layers 1 against 0" in error.message
+    assert pair_of(Candidates([decode], prefills)) == ("d", "b")
+    busy = [prefills[0], make_prefill("b", namespace=drafting, load=make_load(queued_prefill_tokens=5000))]
+    assert pair_of(Candidates([decode], busy)) == ("d", "a")
+
+
+def test_other_layers_than_those_of_drafts_are_never_missing() -> None:
+    fewer = msgspec.structs.replace(NAMESPACE, draft_layers=1)
+    decode = make_candidate("d", can_prefill=False)
+    terms = predict(make_request(), Candidates([decode], [make_prefill(namespace=fewer)]), KNOBS)
+    assert isinstance(refusal("oracle", terms, Objectives()), NamespaceMismatch)
 
 
 def test_a_mesh_in_which_no_pair_fits_says_what_differs() -> None:

@@ -28,7 +28,7 @@ class Fabric:
         self.agents: list[FakeAgent] = []
         # The probability that a landing, a push or a fetch fails on its way.
         self.failure_probability = 0.0
-        # The store's content: pieces of all layers, by hash.
+        # The store's content: pieces of all layers, or of the base layers alone, by hash.
         self.stored: dict[bytes, bytes] = {}
         self._under_way: list[Callable[[], None]] = []
 
@@ -104,15 +104,17 @@ class FakeAgent:
         attempt: int,
         deadline_seconds: float,
         sender_slot_bytes: int | None,
+        with_drafts: bool,
     ) -> Ticket:
         plan = plan_layerwise if tokens >= self._layerwise_tokens else plan_whole
-        layers, piece_bytes = self.memory.layers, self.memory.piece_bytes
+        namespace = self.namespace if with_drafts else self.namespace.base
+        layers, piece_bytes = namespace.layers, self.memory.piece_bytes
         # Two blocks of all layers a segment.
         tiles = plan(layers, len(blocks), piece_bytes, 2 * layers * piece_bytes)
         segments = tuple(
             Segment(index, 0, self.address, *tile, tile.pieces * piece_bytes) for index, tile in enumerate(tiles)
         )
-        ticket = Ticket(secrets.token_bytes(16), attempt, bytes(32), 1, 1000, self.namespace, segments)
+        ticket = Ticket(secrets.token_bytes(16), attempt, bytes(32), 1, 1000, namespace, segments)
         self.landings[ticket.transfer_id] = _Landing(list(blocks), ticket)
         if self.fabric.fails():
             self.fabric.later(lambda: self._fail(ticket.transfer_id, "it failed"))
@@ -209,13 +211,16 @@ class FakeAgent:
 
     def _answer(self, fetch_id: int, hashes: list[bytes], blocks: list[int]) -> None:
         self.fetches.remove(fetch_id)
-        found = 0
+        found, drafted = 0, 0
         for content, block in zip(hashes, blocks, strict=True):
             if content not in self.fabric.stored or self.fabric.fails():
                 break
-            write(self.memory, 0, self.memory.layers, [block], np.frombuffer(self.fabric.stored[content], np.uint8))
+            pieces = np.frombuffer(self.fabric.stored[content], np.uint8)
+            layers = len(pieces) // self.memory.piece_bytes
+            write(self.memory, 0, layers, [block], pieces)
+            drafted += found == drafted and layers == self.memory.layers
             found += 1
-        self.emit(Fetched(fetch_id, found, 0, 0.0))
+        self.emit(Fetched(fetch_id, found, 0, 0.0, drafted=drafted))
 
 
 def write(memory: KvMemory, first_layer: int, layers: int, blocks: Sequence[int], content: Any) -> None:

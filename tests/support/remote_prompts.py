@@ -26,4 +26,5 @@ def first_token_of(output: Output) -> FirstToken:
         output.cached_tokens or 0,
         output.store_cached_tokens or 0,
         output.prompt_logprobs,
+        output.drafts_end,
     )

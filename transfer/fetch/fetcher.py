@@ -234,4 +234,4 @@ class Fetcher:
         seconds = self._clock() - fetch.began
         self.rates.observe(blocks, fetch.in_memory, size_bytes, seconds)
         self.fetched_blocks += blocks
-        self._emit(Fetched(fetch.fetch_id, blocks, size_bytes, seconds, error))
+        self._emit(Fetched(fetch.fetch_id, blocks, size_bytes, seconds, error, drafted=blocks))

@@ -86,6 +86,23 @@ def test_kv_that_lands_in_the_first_ranks_pool_is_in_all_pools_when_a_batch_read
     assert torch.equal(first, second)
 
 
+def test_draft_layers_that_the_first_rank_empties_are_empty_in_all_pools(checkpoint: Path) -> None:
+    prompt = random_prompt(70)
+
+    def compute(peers: Peers) -> torch.Tensor:
+        backend = backend_of(checkpoint, peers, drafts={"next_n": 1}, kv_dtype="float8_e4m3fn")
+        backend.state.kv_pool.fill_(1.0)
+        if peers.place.leads:
+            backend.clear_drafts([3, 5])
+        rows = [prompt_row(prompt, 64, 70, [3, 1])]
+        execute(backend, Batch(0, rows if peers.place.leads else ()), shape_of(rows))
+        return backend.state.kv_pool.float()
+
+    for pool in on_each_rank(TP2, compute):
+        assert not pool[-1, [3, 5]].any()
+        assert pool[:-1, [3, 5]].all() and pool[-1, [2, 4]].all()
+
+
 def test_pools_have_as_many_blocks_as_the_smallest_of_their_group(checkpoint: Path) -> None:
     def make(peers: Peers) -> int:
         return backend_of(checkpoint, peers, total_blocks=8 - peers.place.rank).total_blocks

@@ -47,7 +47,7 @@ def test_log_probabilities_survive_the_wire(logprob: float, top: list[tuple[int,
 def test_targets_survive_the_wire() -> None:
     store = StoreTarget("store-1", 7)
     assert wire.store_target(wire.store_target_message(store)) == store
-    for worker in (WorkerTarget("w", "first", "w:1", 1024), WorkerTarget("w", "first", "w:1")):
+    for worker in (WorkerTarget("w", "first", "w:1", 1024, 0), WorkerTarget("w", "first", "w:1")):
         assert wire.worker_target(wire.worker_target_message(worker)) == worker
 
 

@@ -24,15 +24,15 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"deepmesh/internal/v1/targets.proto\x12\x14\x64\x65\x65pmesh.internal.v1\"\\\n\x0cWorkerTarget\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x10\n\x08\x65ndpoint\x18\x03 \x01(\t\x12\x12\n\nslot_bytes\x18\x04 \x01(\x04\"/\n\x0bStoreTarget\x12\x10\n\x08store_id\x18\x01 \x01(\t\x12\x0e\n\x06\x62locks\x18\x02 \x01(\rb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"deepmesh/internal/v1/targets.proto\x12\x14\x64\x65\x65pmesh.internal.v1\"\x88\x01\n\x0cWorkerTarget\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x10\n\x08\x65ndpoint\x18\x03 \x01(\t\x12\x12\n\nslot_bytes\x18\x04 \x01(\x04\x12\x19\n\x0c\x64raft_layers\x18\x05 \x01(\rH\x00\x88\x01\x01\x42\x0f\n\r_draft_layers\"/\n\x0bStoreTarget\x12\x10\n\x08store_id\x18\x01 \x01(\t\x12\x0e\n\x06\x62locks\x18\x02 \x01(\rb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'deepmesh.internal.v1.targets_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_WORKERTARGET']._serialized_start=60
-  _globals['_WORKERTARGET']._serialized_end=152
-  _globals['_STORETARGET']._serialized_start=154
-  _globals['_STORETARGET']._serialized_end=201
+  _globals['_WORKERTARGET']._serialized_start=61
+  _globals['_WORKERTARGET']._serialized_end=197
+  _globals['_STORETARGET']._serialized_start=199
+  _globals['_STORETARGET']._serialized_end=246
 # @@protoc_insertion_point(module_scope)

@@ -5,16 +5,18 @@ from typing import ClassVar as _ClassVar, Optional as _Optional
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class WorkerTarget(_message.Message):
-    __slots__ = ("worker_id", "incarnation", "endpoint", "slot_bytes")
+    __slots__ = ("worker_id", "incarnation", "endpoint", "slot_bytes", "draft_layers")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ENDPOINT_FIELD_NUMBER: _ClassVar[int]
     SLOT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_LAYERS_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     incarnation: str
     endpoint: str
     slot_bytes: int
-    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., endpoint: _Optional[str] = ..., slot_bytes: _Optional[int] = ...) -> None: ...
+    draft_layers: int
+    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., endpoint: _Optional[str] = ..., slot_bytes: _Optional[int] = ..., draft_layers: _Optional[int] = ...) -> None: ...
 
 class StoreTarget(_message.Message):
     __slots__ = ("store_id", "blocks")
