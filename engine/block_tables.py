@@ -54,7 +54,9 @@ class BlockTables:
             whole = full_blocks if progress.drafts_end is None else progress.drafts_end
             for index in range(progress.registered_blocks, full_blocks):
                 parent = hashes[index - 1] if index else b""
-                self._pool.register(progress.block_ids[index], hashes[index], parent, index >= whole)
+                self._pool.register(
+                    progress.block_ids[index], hashes[index], parent, index >= whole, request.share.tenant
+                )
         progress.registered(full_blocks)
 
     def release(self, request: Request) -> None:

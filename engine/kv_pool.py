@@ -15,6 +15,8 @@ class BlockChanges:
     parents: list[bytes] = field(default_factory=list)
     # Those of `stored` whose draft layers are not whole.
     draftless: list[bytes] = field(default_factory=list)
+    # Whose request computed it, for stored content that begins a chain of a tenant's.
+    tenants: dict[bytes, str] = field(default_factory=dict)
 
 
 class BlockPool:
@@ -38,6 +40,8 @@ class BlockPool:
         self._cached: OrderedDict[int, None] = OrderedDict()
         # Stored content in order, with its parent.
         self._stored: dict[bytes, bytes] = {}
+        # Of what is stored, by content.
+        self._tenants: dict[bytes, str] = {}
         # An insertion-ordered set.
         self._removed: dict[bytes, None] = {}
 
@@ -102,10 +106,13 @@ class BlockPool:
             else:
                 self._cached[block] = None
 
-    def register(self, block: int, content: bytes, parent: bytes = b"", draftless: bool = False) -> None:
+    def register(
+        self, block: int, content: bytes, parent: bytes = b"", draftless: bool = False, tenant: str = ""
+    ) -> None:
         """Make a held, full block addressable, unless another with that content already is.
 
-        `parent` is the content before it in its chain; empty at the root. `draftless`: its draft layers are not whole.
+        `parent` is the content before it in its chain; empty at the root, where `tenant` counts. `draftless`: its draft
+        layers are not whole.
         """
         assert self._references[block] > 0
         assert self._hashes[block] is None
@@ -117,14 +124,18 @@ class BlockPool:
             self._draftless.add(content)
         if content in self._removed:
             del self._removed[content]
-        else:
-            self._stored[content] = parent
+            return
+        self._stored[content] = parent
+        if tenant and not parent:
+            self._tenants[content] = tenant
 
     def drain_changes(self) -> BlockChanges:
         """What became addressable, and what ceased to be, since the last call."""
         draftless = [content for content in self._stored if content in self._draftless] if self._draftless else []
-        changes = BlockChanges(list(self._stored), list(self._removed), list(self._stored.values()), draftless)
+        stored, parents = list(self._stored), list(self._stored.values())
+        changes = BlockChanges(stored, list(self._removed), parents, draftless, dict(self._tenants))
         self._stored.clear()
+        self._tenants.clear()
         self._removed.clear()
         return changes
 
@@ -137,6 +148,7 @@ class BlockPool:
         self._draftless.discard(content)
         if content in self._stored:
             del self._stored[content]
+            self._tenants.pop(content, None)
         else:
             self._removed[content] = None
         return block

@@ -61,4 +61,5 @@ class Report:
             drafts,
             balance,
             blocks.draftless,
+            blocks.tenants,
         )

@@ -10,8 +10,10 @@ from kvstore.index import Index, Location
 from kvstore.keys import keys_of, namespace_digest
 from kvstore.offers import OfferAnswer
 from kvstore.publisher import Publisher
+from kvstore.quotas import Tenant
 from kvstore.sessions import Session, Sessions
 from kvstore.slab import OpenAgent, Slab
+from kvstore.tenant_figures import TenantFigures
 from mesh.domain.workers import KvNamespace, TransferCounters, WorkerIdentity
 from mesh.metrics import (
     KVSTORE_BLOCKS_TOTAL,
@@ -66,6 +68,7 @@ class Center:
         self._sessions = Sessions(clock, config.session_seconds, config.max_sessions, self._end_session)
         self._slab: Slab | None = None
         self._evicted_blocks = 0
+        self._figures = TenantFigures([tenant.name for tenant in config.tenants])
         self._publisher = Publisher(index, self._held, config.index.lease_seconds)
 
     def attach(self, worker: WorkerIdentity, rank: int, session_id: int) -> Attachment:
@@ -96,11 +99,11 @@ class Center:
             return location, 0
         return location, location.blocks - self._slab.directory.known(keys[: location.blocks])
 
-    def offer(self, session_id: int, parent_hash: bytes, hashes: Sequence[bytes]) -> OfferAnswer:
+    def offer(self, session_id: int, parent_hash: bytes, hashes: Sequence[bytes], tenant: Tenant = b"") -> OfferAnswer:
         """Raises UnknownSession."""
         session, slab = self._of(session_id)
         with span("kvstore.offer", blocks=len(hashes)):
-            return slab.offers.offer(session, parent_hash, hashes)
+            return slab.offers.offer(session, parent_hash, hashes, tenant)
 
     async def confirm(self, session_id: int, transfer_id: bytes) -> int:
         """Returns how many blocks were stored, once they are. Raises UnknownSession, UnknownTransfer, OfferFailed."""
@@ -179,3 +182,5 @@ class Center:
         while True:
             await asyncio.sleep(self._config.session_seconds / 10)
             self._sessions.expire()
+            if self._slab is not None:
+                self._slab.tell(self._figures)

@@ -1,8 +1,9 @@
 """Configuration of a KV store."""
 
 from pathlib import Path
+from typing import Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from mesh.config import Config, RedisConfig, ServiceConfig
 from transfer.config import TransferConfig
@@ -32,6 +33,22 @@ class DiskConfig(Config):
     """Reads at a time."""
 
 
+class QuotaConfig(Config):
+    """How much of a store one tenant may have: an API key's holder, or all who need no key."""
+
+    memory_bytes: int | None = Field(default=None, ge=0)
+    """KV in memory; null is no limit. A tenant that has so much makes room by its own blocks."""
+    disk_bytes: int | None = Field(default=None, ge=0)
+    """KV on disk; null is no limit."""
+
+
+class TenantConfig(QuotaConfig):
+    """A tenant with a quota of its own."""
+
+    name: str = Field(min_length=1)
+    """As the gateways have it, of an API key."""
+
+
 class KvStoreConfig(ServiceConfig):
     """A KV store: blocks beyond the workers."""
 
@@ -42,9 +59,20 @@ class KvStoreConfig(ServiceConfig):
     session_seconds: float = Field(default=10.0, gt=0)
     """A worker that does not renew its session for this long is detached."""
     disk: DiskConfig = DiskConfig()
+    quota: QuotaConfig = QuotaConfig()
+    """Of every tenant that `tenants` does not name."""
+    tenants: tuple[TenantConfig, ...] = ()
+    """Tenants with quotas of their own. What is not set is no limit, whatever `quota` says."""
     max_sessions: int = Field(default=1024, ge=1)
     """Workers that may be attached at once."""
     offer_seconds: float = Field(default=30.0, gt=0)
     """How long a worker may take to push what it offered."""
     index: IndexConfig = IndexConfig()
     transfer: TransferConfig = TransferConfig()
+
+    @model_validator(mode="after")
+    def _names_no_tenant_twice(self) -> Self:
+        names = [tenant.name for tenant in self.tenants]
+        if len(set(names)) < len(names):
+            raise ValueError("tenants has a name twice")
+        return self

@@ -1,6 +1,5 @@
 """Which block of the slab holds which key. The bytes themselves belong to the slab."""
 
-import heapq
 import threading
 from collections import Counter
 from collections.abc import Sequence
@@ -8,9 +7,8 @@ from dataclasses import dataclass
 
 from kvstore.held_keys import HeldKeys
 from kvstore.keys import Key
-
-# The heap of eviction keeps outdated entries until it has this many times as many as the slab has blocks.
-_HEAP_GROWTH = 4
+from kvstore.oldest import Oldest
+from kvstore.quotas import NO_QUOTAS, Quotas, Tenant
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,17 +25,25 @@ class Directory:
 
     A block is blank, landing (reserved for bytes that are on their way) or stored. Lookups find stored blocks only. The
     least recently used stored block is evicted first, but never while it is leased, and never before a later block of
-    its chain: without its predecessor no lookup would find that one.
+    its chain: without its predecessor no lookup would find that one. A tenant that has its quota makes room for its
+    new blocks by its own.
     """
 
-    def __init__(self, total_blocks: int, held: HeldKeys | None = None) -> None:
+    def __init__(self, total_blocks: int, held: HeldKeys | None = None, quotas: Quotas = NO_QUOTAS) -> None:
         """`held` is told what it stores and evicts."""
         self.held = HeldKeys() if held is None else held
         self.total_blocks = total_blocks
         self.evicted_blocks = 0
+        # Of those, by tenant: what gave way because its tenant had its quota.
+        self.evicted_by_quota: Counter[Tenant] = Counter()
+        self._quotas = quotas
         self._lock = threading.Lock()
         self._keys: list[Key | None] = [None] * total_blocks
         self._parents: list[Key | None] = [None] * total_blocks
+        # Who offered each block first; blank blocks are nobody's.
+        self._tenants: list[Tenant] = [b""] * total_blocks
+        # Stored or landing, by tenant.
+        self._used: Counter[Tenant] = Counter()
         self._leases = [0] * total_blocks
         self._last_used = [0] * total_blocks
         self._stored: dict[Key, int] = {}
@@ -46,8 +52,9 @@ class Directory:
         self._children: Counter[Key] = Counter()
         # A stack, with block 0 on top.
         self._blank = list(range(total_blocks - 1, -1, -1))
-        # (last use, block) of every evictable block, and outdated entries.
-        self._oldest: list[tuple[int, int]] = []
+        self._oldest = Oldest(total_blocks, self._is_oldest)
+        # Of each tenant with a quota.
+        self._own_oldest: dict[Tenant, Oldest] = {}
         self._uses = 0
 
     @property
@@ -57,6 +64,12 @@ class Directory:
     @property
     def landing_blocks(self) -> int:
         return len(self._landing)
+
+    @property
+    def tenant_blocks(self) -> dict[Tenant, int]:
+        """Blocks of each tenant that has any."""
+        with self._lock:
+            return dict(self._used)
 
     def match(self, keys: Sequence[Key]) -> list[int]:
         """Blocks of the longest stored prefix of a chain, each leased until `release`."""
@@ -98,8 +111,13 @@ class Directory:
         """What leased blocks hold."""
         return [key for block in blocks if (key := self._keys[block]) is not None]
 
-    def reserve(self, parent: Key | None, keys: Sequence[Key]) -> Reservation | None:
-        """Reserve blocks for those keys of a chain that are neither stored nor landing, as far as there is room.
+    def tenant_of(self, block: int) -> Tenant:
+        """Whose a leased block is."""
+        return self._tenants[block]
+
+    def reserve(self, parent: Key | None, keys: Sequence[Key], tenant: Tenant = b"") -> Reservation | None:
+        """Reserve blocks for those keys of a chain that are neither stored nor landing, as far as there is room for
+        more of this tenant's.
 
         `parent` is the key before the first; None at the root. Returns None if the parent is neither stored nor
         landing: no lookup would find these blocks.
@@ -110,7 +128,7 @@ class Directory:
             reservation = Reservation([], [])
             for index, key in enumerate(keys):
                 if key not in self._stored and key not in self._landing:
-                    block = self._reserve(parent, key)
+                    block = self._reserve(parent, key, tenant)
                     if block is None:
                         break
                     reservation.wanted.append(index)
@@ -147,31 +165,44 @@ class Directory:
                 self._clear(block)
                 self._blank.append(block)
 
-    def _reserve(self, parent: Key | None, key: Key) -> int | None:
+    def _reserve(self, parent: Key | None, key: Key, tenant: Tenant) -> int | None:
         # Counted first, so that the parent is not evicted to make room for its own child.
         if parent is not None:
             self._children[parent] += 1
-        block = self._blank.pop() if self._blank else self._evict()
+        block = self._room(tenant)
         if block is None:
             self._forget_child(parent)
             return None
-        self._keys[block], self._parents[block] = key, parent
+        self._keys[block], self._parents[block], self._tenants[block] = key, parent, tenant
+        self._used[tenant] += 1
         self._landing[key] = block
         return block
 
-    def _evict(self) -> int | None:
-        while self._oldest:
-            last_used, block = heapq.heappop(self._oldest)
-            if last_used != self._last_used[block] or not self._is_evictable(block):
-                continue
-            key = self._keys[block]
-            assert key is not None
-            del self._stored[key]
-            self.held.lost(key)
-            self._clear(block)
-            self.evicted_blocks += 1
-            return block
-        return None
+    def _room(self, tenant: Tenant) -> int | None:
+        """A blank block, or one that has given way; None if there is none for this tenant."""
+        quota = self._quotas.of(tenant)
+        if quota is None or self._used[tenant] < quota:
+            return self._blank.pop() if self._blank else self._evict(self._oldest.pop())
+        own = self._own_oldest.get(tenant)
+        block = None if own is None else self._evict(own.pop())
+        if block is not None:
+            self.evicted_by_quota[tenant] += 1
+        return block
+
+    def _evict(self, block: int | None) -> int | None:
+        """Forget what this evictable block has; returns it."""
+        if block is None:
+            return None
+        key = self._keys[block]
+        assert key is not None
+        del self._stored[key]
+        self.held.lost(key)
+        self._clear(block)
+        self.evicted_blocks += 1
+        return block
+
+    def _is_oldest(self, last_used: int, block: int) -> bool:
+        return last_used == self._last_used[block] and self._is_evictable(block)
 
     def _is_evictable(self, block: int) -> bool:
         key = self._keys[block]
@@ -180,15 +211,23 @@ class Directory:
     def _add_evictable(self, block: int) -> None:
         if not self._is_evictable(block):
             return
-        heapq.heappush(self._oldest, (self._last_used[block], block))
-        if len(self._oldest) > _HEAP_GROWTH * self.total_blocks:
-            evictable = filter(self._is_evictable, self._stored.values())
-            self._oldest = [(self._last_used[each], each) for each in evictable]
-            heapq.heapify(self._oldest)
+        self._oldest.add(self._last_used[block], block)
+        tenant = self._tenants[block]
+        quota = self._quotas.of(tenant)
+        if quota is None:
+            return
+        if tenant not in self._own_oldest:
+            self._own_oldest[tenant] = Oldest(quota, self._is_oldest)
+        self._own_oldest[tenant].add(self._last_used[block], block)
 
     def _clear(self, block: int) -> None:
-        parent = self._parents[block]
+        parent, tenant = self._parents[block], self._tenants[block]
         self._keys[block] = self._parents[block] = None
+        self._tenants[block] = b""
+        self._used[tenant] -= 1
+        if not self._used[tenant]:
+            del self._used[tenant]
+            self._own_oldest.pop(tenant, None)
         self._forget_child(parent)
 
     def _forget_child(self, parent: Key | None) -> None:

@@ -36,7 +36,8 @@ class OfferLink:
         self._user = user
         self._doubt = doubt
         self._session: StoreSession | None = None
-        self._waiting: asyncio.Queue[Sequence[bytes]] = asyncio.Queue(MAX_WAITING_OFFERS)
+        # Chains with their tenants.
+        self._waiting: asyncio.Queue[tuple[Sequence[bytes], bytes]] = asyncio.Queue(MAX_WAITING_OFFERS)
         # An ordered set, least recently offered first.
         self._offered: OrderedDict[bytes, None] = OrderedDict()
         # By transfer id.
@@ -50,10 +51,10 @@ class OfferLink:
     def end(self) -> None:
         self._session = None
 
-    def put(self, chain: Sequence[bytes]) -> None:
-        """Queue a chain, from its root on. It is dropped if the queue is full."""
+    def put(self, chain: Sequence[bytes], tenant: bytes) -> None:
+        """Queue a chain of this tenant, from its root on. It is dropped if the queue is full."""
         try:
-            self._waiting.put_nowait(chain)
+            self._waiting.put_nowait((chain, tenant))
         except asyncio.QueueFull:
             STORE_OFFERS.labels("dropped").inc()
 
@@ -69,25 +70,25 @@ class OfferLink:
     async def run(self, stub: Any) -> None:
         """Make one offer after another, until cancelled."""
         while True:
-            chain = await self._waiting.get()
+            chain, tenant = await self._waiting.get()
             session = self._session
             if session is None:
                 continue
             try:
                 with span("store.offer", blocks=len(chain)):
-                    outcome = await self._make_offer(stub, session, chain)
+                    outcome = await self._make_offer(stub, session, chain, tenant)
             except (MeshError, TimeoutError) as error:
                 outcome = self._failed(chain, error)
             STORE_OFFERS.labels(outcome).inc()
 
-    async def _make_offer(self, stub: Any, session: StoreSession, chain: Sequence[bytes]) -> str:
+    async def _make_offer(self, stub: Any, session: StoreSession, chain: Sequence[bytes], tenant: bytes) -> str:
         first = self._first_not_offered(chain)
         if first == len(chain):
             return "known"
-        response = await self._offer(stub, session, chain, first)
+        response = await self._offer(stub, session, chain, first, tenant)
         if response.parent_missing and first:
             first = 0
-            response = await self._offer(stub, session, chain, first)
+            response = await self._offer(stub, session, chain, first, tenant)
         self._remember(chain)
         if not response.HasField("ticket"):
             return "unwanted"
@@ -99,12 +100,13 @@ class OfferLink:
         return "stored"
 
     async def _offer(
-        self, stub: Any, session: StoreSession, chain: Sequence[bytes], first: int
+        self, stub: Any, session: StoreSession, chain: Sequence[bytes], first: int, tenant: bytes
     ) -> kvstore_pb2.OfferResponse:
         request = kvstore_pb2.OfferRequest(
             session_id=session.session_id,
             parent_hash=chain[first - 1] if first else b"",
             block_hashes=chain[first:],
+            tenant=tenant,
         )
         response: kvstore_pb2.OfferResponse = await stub.Offer(request, timeout=ANSWER_SECONDS)
         return response

@@ -11,6 +11,7 @@ import msgspec
 from kvstore.directory import Directory
 from kvstore.disk.tier import DiskTier
 from kvstore.keys import keys_of
+from kvstore.quotas import Tenant
 from kvstore.sessions import Session
 from mesh.errors import OfferFailed, ShuttingDown, UnknownTransfer
 from mesh.metrics import KVSTORE_OFFERS, KVSTORE_STORED_BLOCKS
@@ -71,13 +72,13 @@ class Offers:
         # Oldest first.
         self._ended: OrderedDict[bytes, _Landing] = OrderedDict()
 
-    def offer(self, session: Session, parent_hash: bytes, hashes: Sequence[bytes]) -> OfferAnswer:
-        """Open a landing for the blocks that the store lacks and has room for.
+    def offer(self, session: Session, parent_hash: bytes, hashes: Sequence[bytes], tenant: Tenant = b"") -> OfferAnswer:
+        """Open a landing for the blocks that the store lacks and has room for, as this tenant's.
 
         If nobody pushes into it, because the worker never got the answer, it ends at its deadline.
         """
         parent = session.digest + parent_hash if parent_hash else None
-        reservation = self._directory.reserve(parent, keys_of(session.digest, hashes))
+        reservation = self._directory.reserve(parent, keys_of(session.digest, hashes), tenant)
         if reservation is None or not reservation.blocks:
             KVSTORE_OFFERS.labels("unwanted").inc()
             return OfferAnswer(parent_missing=reservation is None)

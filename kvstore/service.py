@@ -74,8 +74,9 @@ class KvStoreServicer(kvstore_pb2_grpc.KvStoreServiceServicer):
         with counted_refusals():
             parent_hash = wire.parent(request.parent_hash)
             hashes = wire.chain(request.block_hashes, "block_hashes")
+            tenant = wire.tenant(request.tenant)
             return wire.offer_response(
-                self._center_of(request.session_id).offer(request.session_id, parent_hash, hashes)
+                self._center_of(request.session_id).offer(request.session_id, parent_hash, hashes, tenant)
             )
 
     async def ConfirmOffer(

@@ -9,7 +9,9 @@ from kvstore.directory import Directory
 from kvstore.disk.tier import DiskTier
 from kvstore.lookups import Lookups
 from kvstore.offers import Landings, Offers
+from kvstore.quotas import disk_quotas, memory_quotas
 from kvstore.store_memory import StoreMemory
+from kvstore.tenant_figures import TenantFigures
 from mesh.domain.workers import KvNamespace, TransferCounters, WorkerIdentity
 from mesh.errors import InvalidRequest, NamespaceMismatch
 from transfer.events import Event, Landed, LandingFailed
@@ -95,11 +97,13 @@ class Slab:
             raise NamespaceMismatch(
                 f"one block is {block_bytes} bytes and the store has {memory_bytes}: raise memory_bytes"
             )
-        self.directory = Directory(total_blocks)
+        quotas = memory_quotas(config.quota, config.tenants, block_bytes)
+        self.directory = Directory(total_blocks, quotas=quotas)
         memory = StoreMemory(self.geometry.layers, total_blocks, self.geometry.piece_bytes)
         self.disk: DiskTier | None = None
         if config.disk.path is not None:
-            self.disk = DiskTier(config.disk, store_id, self.directory, memory, wake)
+            quotas = disk_quotas(config.quota, config.tenants, block_bytes)
+            self.disk = DiskTier(config.disk, store_id, self.directory, memory, wake, quotas)
         # The agent is there before anything is read.
         self.lookups = Lookups(self.directory, self.disk, lambda *news: self.agent.blocks_read(*news))
         self.agent = open_agent(memory, worker.kv_namespace, self.lookups, wake)
@@ -122,6 +126,11 @@ class Slab:
         self.offers.close()
         if self.disk is not None:
             self.disk.close()
+
+    def tell(self, figures: TenantFigures) -> None:
+        figures.set("memory", self.directory.tenant_blocks, self.directory.evicted_by_quota)
+        if self.disk is not None:
+            figures.set("disk", self.disk.tenant_blocks, self.disk.evicted_by_quota)
 
     def apply_events(self) -> None:
         """Apply what the transfer thread reported."""

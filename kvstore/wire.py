@@ -9,6 +9,7 @@ from kvstore.index import Location
 from kvstore.offers import OfferAnswer
 from mesh.blocks import HASH_BYTES
 from mesh.domain import worker_wire
+from mesh.domain.shares import TENANT_TAG_BYTES
 from mesh.errors import InvalidRequest
 from transfer import wire as transfer_wire
 
@@ -30,6 +31,13 @@ def parent(block_hash: bytes) -> bytes:
     if block_hash and len(block_hash) != HASH_BYTES:
         raise InvalidRequest(f"a block hash is {HASH_BYTES} bytes", field="parent_hash")
     return block_hash
+
+
+def tenant(tag: bytes) -> bytes:
+    """Empty for nobody. Raises InvalidRequest."""
+    if tag and len(tag) != TENANT_TAG_BYTES:
+        raise InvalidRequest(f"a tenant's tag is {TENANT_TAG_BYTES} bytes", field="tenant")
+    return tag
 
 
 def attach_response(attachment: Attachment, store_id: str, epoch: str) -> kvstore_pb2.AttachWorkerResponse:

@@ -149,6 +149,14 @@ KVSTORE_LOOKUPS = Counter("deepmesh_kvstore_lookups_total", "Lookups over UCX", 
 KVSTORE_MATCHED_BLOCKS = Counter("deepmesh_kvstore_matched_blocks_total", "Blocks that lookups found")
 KVSTORE_STORED_BLOCKS = Counter("deepmesh_kvstore_stored_blocks_total", "Offered blocks that became visible")
 KVSTORE_EVICTED_BLOCKS = Counter("deepmesh_kvstore_evicted_blocks_total", "Blocks that made room for others")
+KVSTORE_TENANT_BLOCKS = Gauge(
+    "deepmesh_kvstore_tenant_blocks", "Blocks by whom they were offered for", ["tenant", "tier"]
+)
+KVSTORE_QUOTA_EVICTED_BLOCKS = Counter(
+    "deepmesh_kvstore_quota_evicted_blocks_total",
+    "Blocks that made room for others of their tenant, which had its quota",
+    ["tenant", "tier"],
+)
 KVSTORE_OFFERS = Counter("deepmesh_kvstore_offers_total", "Offers by how they ended", ["outcome"])
 KVSTORE_REFUSALS = Counter("deepmesh_kvstore_refusals_total", "Calls refused", ["reason"])
 KVSTORE_INDEX_FAILURES = Counter("deepmesh_kvstore_index_failures_total", "Calls of the index that failed")

@@ -1,6 +1,6 @@
 """Blocks of KV in the order of their prompts: from a block that a rank holds, back to the root of its chain."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 
 class Chains:
@@ -9,18 +9,34 @@ class Chains:
     def __init__(self) -> None:
         # By block, the block before it in its chain; empty at the root.
         self._parents: dict[bytes, bytes] = {}
+        # By first block, whose request computed it; none for those of no tenant.
+        self._tenants: dict[bytes, str] = {}
 
-    def observe(self, stored: Sequence[bytes], parents: Sequence[bytes], removed: Iterable[bytes]) -> None:
-        """Note the blocks that left, then those that came, each with the block before it."""
+    def observe(
+        self,
+        stored: Sequence[bytes],
+        parents: Sequence[bytes],
+        removed: Iterable[bytes],
+        tenants: Mapping[bytes, str] | None = None,
+    ) -> None:
+        """Note the blocks that left, then those that came, each with the block before it, and the tenants of those that
+        begin a chain.
+        """
         for block_hash in removed:
             self._parents.pop(block_hash, None)
+            self._tenants.pop(block_hash, None)
         self._parents.update(zip(stored, parents, strict=True))
+        self._tenants.update(tenants or {})
 
     def __len__(self) -> int:
         return len(self._parents)
 
     def __contains__(self, block_hash: object) -> bool:
         return block_hash in self._parents
+
+    def tenant_of(self, chain: Sequence[bytes]) -> str:
+        """Whose request computed its first block; empty for nobody's."""
+        return self._tenants.get(chain[0], "")
 
     def newest(self, most: int) -> list[list[bytes]]:
         """At most so many whole chains: those whose last block came last."""

@@ -5,6 +5,7 @@ from contextlib import suppress
 from typing import Protocol
 
 from kvstore.store_user import StoreUser
+from mesh.domain.shares import tenant_tag
 from mesh.errors import EngineFailed
 from transfer.events import PushEnded
 from transfer.ticket import StoreSession, Ticket
@@ -24,7 +25,7 @@ class Stores(Protocol):
 
     async def run(self) -> None: ...
 
-    def offer(self, chain: Sequence[bytes]) -> None: ...
+    def offer(self, chain: Sequence[bytes], tenant: bytes) -> None: ...
 
     def push_ended(self, event: PushEnded) -> bool: ...
 
@@ -52,15 +53,17 @@ class RankStores:
     def offer_stored(self, blocks: Sequence[bytes]) -> None:
         """Blocks have become reusable: offer the chains that end in them."""
         if blocks and self._stores.attached:
-            for chain in self._chains.ending_in(blocks):
-                self._stores.offer(chain)
+            self._offer(self._chains.ending_in(blocks))
 
     def offer_to_newcomers(self) -> None:
         """Offer the newest of what there is, if a store came since the last call."""
         if self._store_came:
             self._store_came = False
-            for chain in self._chains.newest(MAX_OFFERED_AGAIN):
-                self._stores.offer(chain)
+            self._offer(self._chains.newest(MAX_OFFERED_AGAIN))
+
+    def _offer(self, chains: Sequence[Sequence[bytes]]) -> None:
+        for chain in chains:
+            self._stores.offer(chain, tenant_tag(self._chains.tenant_of(chain)))
 
     def push_ended(self, event: PushEnded) -> bool:
         """False where the push was not of an offer."""

@@ -135,9 +135,11 @@ async def attached(worker: KvWorker, endpoints: Sequence[str]) -> AsyncIterator[
         await asyncio.wait([running])
 
 
-async def offer_all(worker: KvWorker, client: StoreClient, stub: Any, chain: Sequence[bytes]) -> None:
+async def offer_all(
+    worker: KvWorker, client: StoreClient, stub: Any, chain: Sequence[bytes], tenant: bytes = b""
+) -> None:
     """Offer a chain, push what the store wants, and wait until the store (`stub`, its gRPC) has all of it."""
-    client.offer(chain)
+    client.offer(chain, tenant)
     request = kvstore_pb2.MatchPrefixRequest(
         kv_namespace=worker_wire.namespace_message(worker.namespace), block_hashes=chain
     )

@@ -195,6 +195,8 @@ class StepResult(msgspec.Struct, tag="step"):
     balance: BalanceReport | None = None
     # Those of `stored_blocks` whose draft layers are not whole: see Progress.drafts_end.
     draftless_blocks: list[bytes] = []
+    # Whose request computed it, for each of `stored_blocks` that begins a chain of a tenant's.
+    stored_tenants: dict[bytes, str] = {}
 
 
 ToRank = Start | Submit | Cancel | Stop | Release | FirstToken | AttachStore | DetachStore | PushOffer

@@ -19,6 +19,7 @@ import msgspec
 import xxhash
 
 from kvstore.keys import Key
+from kvstore.quotas import Tenant
 from kvstore.store_memory import ALIGNMENT
 from transfer.ticket import BlockMac
 
@@ -65,6 +66,8 @@ class _Header(msgspec.Struct, frozen=True, array_like=True):
     # xxh3_128 of the block.
     checksum: bytes
     mac: BlockMac | None
+    # Files of the version before have none.
+    tenant: Tenant = b""
 
 
 class BlockFile:
@@ -98,8 +101,8 @@ class BlockFile:
     def close(self) -> None:
         os.close(self._file)
 
-    def write(self, slot: int, key: Key, block: memoryview, mac: BlockMac | None) -> None:
-        header = _Header(self._file_id, key, xxhash.xxh3_128_digest(block), mac)
+    def write(self, slot: int, key: Key, block: memoryview, mac: BlockMac | None, tenant: Tenant = b"") -> None:
+        header = _Header(self._file_id, key, xxhash.xxh3_128_digest(block), mac, tenant)
         with self._buffer() as page:
             _put(page, header)
             _whole(os.pwritev(self._file, [page, block], self._offset(slot)), len(page) + len(block))
@@ -116,12 +119,12 @@ class BlockFile:
             raise DamagedBlock
         return header.mac
 
-    def key_of(self, slot: int) -> Key | None:
-        """What is said to be in a slot; `read` shows whether it is."""
+    def content_of(self, slot: int) -> tuple[Key, Tenant] | None:
+        """What is said to be in a slot, and whose; `read` shows whether it is."""
         with self._buffer() as page:
             _whole(os.preadv(self._file, [page], self._offset(slot)), self._header_bytes)
             header = self._header(page)
-        return None if header is None else header.key
+        return None if header is None else (header.key, header.tenant)
 
     def _header(self, page: memoryview) -> _Header | None:
         header = _get(page, _Header)

@@ -8,7 +8,7 @@ lookup before that block.
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -20,6 +20,7 @@ from kvstore.disk.block_file import BlockFile, DamagedBlock, TooSmall
 from kvstore.disk.reuse import Reuse
 from kvstore.disk.slot_table import SlotTable
 from kvstore.keys import Key
+from kvstore.quotas import NO_QUOTAS, Quotas, Tenant
 from mesh.breaker import CircuitBreaker
 from mesh.metrics import KVSTORE_DISK_BLOCKS
 from mesh.observe import span
@@ -63,7 +64,13 @@ class DiskTier:
     """Thread-safe. `changed` is called from its threads when there are keys to publish."""
 
     def __init__(
-        self, config: DiskConfig, store_id: str, directory: Directory, memory: Blocks, changed: Callable[[], None]
+        self,
+        config: DiskConfig,
+        store_id: str,
+        directory: Directory,
+        memory: Blocks,
+        changed: Callable[[], None],
+        quotas: Quotas = NO_QUOTAS,
     ) -> None:
         self._config = config
         assert config.path is not None
@@ -74,7 +81,7 @@ class DiskTier:
         self._changed = changed
         self._macs: KeptMacs | None = None
         self._lock = threading.Lock()
-        self._table = SlotTable(directory.held)
+        self._table = SlotTable(directory.held, quotas)
         self._reuse = Reuse(config.least_uses, directory.total_blocks)
         self._breaker = CircuitBreaker(time.monotonic, FAILURES, REST_SECONDS)
         # To be written, if memory has them still when their turn comes.
@@ -93,6 +100,16 @@ class DiskTier:
     @property
     def used_blocks(self) -> int:
         return len(self._table)
+
+    @property
+    def tenant_blocks(self) -> dict[Tenant, int]:
+        """Blocks of each tenant that has any."""
+        return self._table.tenant_blocks
+
+    @property
+    def evicted_by_quota(self) -> Mapping[Tenant, int]:
+        """Blocks that gave way because their tenant had its quota."""
+        return self._table.evicted_by_quota
 
     def open(self, layers: int, block_bytes: int, macs: KeptMacs) -> None:
         """Begin to open the file, and to find what is in it. Until then there is nothing on disk."""
@@ -123,7 +140,10 @@ class DiskTier:
         `told` is called from other threads: with the number of leading blocks that are there, and whether no more come.
         """
         known = 0 if self._file is None else self._table.known(keys)
-        reservation = self._directory.reserve(parent, keys[:known]) if known else None
+        if not known:
+            return None
+        # A chain is its first block's tenant's.
+        reservation = self._directory.reserve(parent, keys[:known], self._table.tenant_of(keys[0]))
         if reservation is None:
             return None
         # Others may be bringing some of them.
@@ -161,19 +181,19 @@ class DiskTier:
             for slot in range(file.slots):
                 if self._closing:
                     return
-                self._table.found(slot, self._key_of(file, slot))
+                self._table.found(slot, *self._content_of(file, slot))
                 if slot % RECOVERY_NEWS == RECOVERY_NEWS - 1:
                     self._changed()
         self._changed()
         found = {"file": str(self._path), "blocks": file.slots, "recovered": len(self._table)}
         _log.info("disk tier ready", extra={"fields": found})
 
-    def _key_of(self, file: BlockFile, slot: int) -> Key | None:
+    def _content_of(self, file: BlockFile, slot: int) -> tuple[Key | None, Tenant]:
         try:
-            return file.key_of(slot)
+            return file.content_of(slot) or (None, b"")
         except OSError as error:
             self._failed("read", error)
-            return None
+            return None, b""
 
     def _read(self, promotion: Promotion, index: int) -> None:
         read = False
@@ -252,13 +272,14 @@ class DiskTier:
     def _write_block(self, key: Key, block: int) -> None:
         file, macs = self._file, self._macs
         assert file is not None and macs is not None
-        slot = self._table.begin_write(key)
+        tenant = self._directory.tenant_of(block)
+        slot = self._table.begin_write(key, tenant)
         if slot is None:
             return
         written = False
         try:
             with span("kvstore.disk_write"):
-                file.write(slot, key, self._memory.block(block), macs[block])
+                file.write(slot, key, self._memory.block(block), macs[block], tenant)
             written = True
         except OSError as error:
             self._failed("write", error)

@@ -7,6 +7,7 @@ from engine.oracle import OracleBackend, oracle_tokens
 from engine.protocol.messages import Cancel
 from mesh.blocks import chain_hashes
 from mesh.domain.sampling import Sampling
+from mesh.domain.shares import Share
 from tests.support.engines import (
     VOCABULARY,
     Transcript,
@@ -154,10 +155,11 @@ def test_without_a_prefix_cache_everything_is_computed_again() -> None:
 def test_stored_blocks_are_the_chain_of_prompt_and_answer() -> None:
     engine = oracle_engine(total_blocks=16)
     prompt = prompt_of(100)
-    engine.submit(submit_of(1, prompt, 60, cache_salt=b"tenant"))
+    engine.submit(submit_of(1, prompt, 60, cache_salt=b"tenant", share=Share("acme")))
     transcript = Transcript().run(engine)
     stored = [block for step in transcript.steps for block in step.stored_blocks]
     assert stored == chain_hashes(prompt + transcript.token_ids[1], b"tenant")
+    assert [step.stored_tenants for step in transcript.steps if step.stored_tenants] == [{stored[0]: "acme"}]
 
 
 def test_evicted_blocks_are_reported_removed() -> None:

@@ -119,6 +119,22 @@ def test_a_stored_block_is_reported_with_the_one_before_it() -> None:
     assert pool.drain_changes() == BlockChanges([content(1), content(2)], [], [b"", content(1)])
 
 
+def test_the_tenant_of_a_stored_chain_is_reported_with_its_first_block() -> None:
+    pool = BlockPool(3)
+    blocks = pool.allocate(3)
+    pool.register(blocks[0], content(1), tenant="acme")
+    pool.register(blocks[1], content(2), parent=content(1), tenant="acme")
+    pool.register(blocks[2], content(3))
+    assert pool.drain_changes().tenants == {content(1): "acme"}
+    # A chain that went before it was reported has no tenant to report.
+    pool.release(blocks)
+    (again,) = pool.allocate(1)
+    pool.register(again, content(4), tenant="acme")
+    pool.release([again])
+    pool.allocate(3)
+    assert pool.drain_changes().tenants == {}
+
+
 class PoolMachine(RuleBasedStateMachine):
     """Requests over a small alphabet, so that prefixes are shared; the model is what each request holds."""
 

@@ -5,14 +5,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
 from kvstore.directory import Directory
+from kvstore.quotas import Quotas
 
 
 def chain(name: str, length: int) -> list[bytes]:
     return [f"{name}{number}".encode() for number in range(length)]
 
 
-def store(directory: Directory, keys: Sequence[bytes], parent: bytes | None = None) -> list[int]:
-    reservation = directory.reserve(parent, keys)
+def store(directory: Directory, keys: Sequence[bytes], parent: bytes | None = None, tenant: bytes = b"") -> list[int]:
+    reservation = directory.reserve(parent, keys, tenant)
     assert reservation is not None
     directory.store(reservation.blocks)
     return reservation.blocks
@@ -122,8 +123,50 @@ def test_changes_are_net_of_what_came_and_went() -> None:
     assert sorted(directory.held.snapshot()) == [b"b0", b"c0"]
 
 
+def test_a_tenant_with_its_quota_makes_room_by_its_own_oldest_blocks() -> None:
+    directory = Directory(16, quotas=Quotas(each=4))
+    store(directory, chain("other", 2), tenant=b"quiet")
+    for name in "ab":
+        store(directory, chain(name, 2), tenant=b"busy")
+    assert held(directory, chain("a", 2)) == 2
+    store(directory, chain("c", 1), tenant=b"busy")
+    assert [held(directory, chain(name, 2)) for name in ("other", "a", "b", "c")] == [2, 2, 1, 1]
+    assert directory.tenant_blocks == {b"quiet": 2, b"busy": 4}
+    assert directory.evicted_by_quota == {b"busy": 1}
+
+
+def test_a_chain_that_is_longer_than_its_tenants_quota_is_stored_as_far_as_that() -> None:
+    directory = Directory(8, quotas=Quotas(each=None, others={b"small": 3, b"none": 0}))
+    assert len(store(directory, chain("a", 6), tenant=b"small")) == 3
+    # The next block could only take the place of one that it builds on.
+    assert store(directory, chain("a", 6)[3:], parent=b"a2", tenant=b"small") == []
+    assert store(directory, chain("b", 2), tenant=b"none") == []
+    assert len(store(directory, chain("c", 5), tenant=b"any")) == 5
+
+
+def test_a_tenant_below_its_quota_takes_the_room_of_whatever_was_used_least() -> None:
+    directory = Directory(4, quotas=Quotas(each=3))
+    store(directory, chain("a", 3), tenant=b"first")
+    store(directory, chain("b", 2), tenant=b"second")
+    assert directory.tenant_blocks == {b"first": 2, b"second": 2}
+    assert not directory.evicted_by_quota
+
+
+def test_blocks_stay_their_first_tenants_and_those_that_never_came_are_nobodys() -> None:
+    directory = Directory(8, quotas=Quotas(each=4))
+    store(directory, chain("a", 3), tenant=b"first")
+    assert store(directory, chain("a", 4), tenant=b"second") != []
+    reservation = directory.reserve(None, chain("b", 2), b"second")
+    assert reservation is not None
+    assert directory.tenant_blocks == {b"first": 3, b"second": 3}
+    directory.abandon(reservation.blocks)
+    assert directory.tenant_blocks == {b"first": 3, b"second": 1}
+
+
 class DirectoryMachine(RuleBasedStateMachine):
     """Chains over a small alphabet, so that they share prefixes; every key is the path to it."""
+
+    quotas = Quotas(each=3, others={b"free": None})
 
     paths = st.text("ab", min_size=1, max_size=6)
     landings = Bundle("landings")
@@ -131,7 +174,7 @@ class DirectoryMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.directory = Directory(5)
+        self.directory = Directory(5, quotas=self.quotas)
         self.published: set[bytes] = set()
         self.leased: list[int] = []
         self.reserved: list[int] = []
@@ -140,9 +183,9 @@ class DirectoryMachine(RuleBasedStateMachine):
     def keys(path: str) -> list[bytes]:
         return [path[:length].encode() for length in range(1, len(path) + 1)]
 
-    @rule(target=landings, path=paths)
-    def reserve(self, path: str) -> list[int]:
-        reservation = self.directory.reserve(None, self.keys(path))
+    @rule(target=landings, path=paths, tenant=st.sampled_from([b"", b"busy", b"free"]))
+    def reserve(self, path: str, tenant: bytes) -> list[int]:
+        reservation = self.directory.reserve(None, self.keys(path), tenant)
         assert reservation is not None
         assert not set(reservation.blocks) & (set(self.leased) | set(self.reserved))
         self.reserved += reservation.blocks
@@ -179,11 +222,17 @@ class DirectoryMachine(RuleBasedStateMachine):
         assert self.directory.landing_blocks == len(self.reserved)
         assert self.directory.stored_blocks + self.directory.landing_blocks <= self.directory.total_blocks
 
+    @invariant()
+    def nobody_has_more_than_its_quota(self) -> None:
+        used = self.directory.tenant_blocks
+        assert sum(used.values()) == self.directory.stored_blocks + self.directory.landing_blocks
+        assert all(blocks <= (self.quotas.of(tenant) or 5) for tenant, blocks in used.items())
+
     def teardown(self) -> None:
         self.directory.abandon(self.reserved)
         self.directory.release(self.leased)
         # Nothing is held any more: the whole slab can be had again.
-        reservation = self.directory.reserve(None, chain("other", 9))
+        reservation = self.directory.reserve(None, chain("other", 9), b"free")
         assert reservation is not None and len(reservation.blocks) == 5
 
 

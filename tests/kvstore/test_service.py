@@ -14,6 +14,7 @@ from kvstore.__main__ import SERVICE, running_store
 from kvstore.config import KvStoreConfig
 from mesh.blocks import chain_hashes
 from mesh.domain import worker_wire
+from mesh.domain.shares import tenant_tag
 from mesh.domain.workers import WorkerIdentity
 from mesh.errors import (
     InvalidRequest,
@@ -23,7 +24,7 @@ from mesh.errors import (
     UnknownSession,
     UnknownTransfer,
 )
-from mesh.metrics import KVSTORE_REFUSALS, RPC_STARTED
+from mesh.metrics import KVSTORE_QUOTA_EVICTED_BLOCKS, KVSTORE_REFUSALS, KVSTORE_TENANT_BLOCKS, RPC_STARTED
 from tests.support.store_agent import FakeAgent, FakeAgents, worker_identity
 from tests.support.stores import store_config, store_stub
 from tests.support.valkey import running_valkey
@@ -64,9 +65,13 @@ class Client:
         self.session = session
         return session
 
-    async def offer(self, hashes: Sequence[bytes], parent: bytes = b"") -> kvstore_pb2.OfferResponse:
+    async def offer(
+        self, hashes: Sequence[bytes], parent: bytes = b"", tenant: bytes = b""
+    ) -> kvstore_pb2.OfferResponse:
         session_id = self.session.session_id if self.session else 1
-        request = kvstore_pb2.OfferRequest(session_id=session_id, parent_hash=parent, block_hashes=hashes)
+        request = kvstore_pb2.OfferRequest(
+            session_id=session_id, parent_hash=parent, block_hashes=hashes, tenant=tenant
+        )
         response: kvstore_pb2.OfferResponse = await self.stub.Offer(request)
         return response
 
@@ -81,9 +86,9 @@ class Client:
             kvstore_pb2.WithdrawOfferRequest(session_id=self.session.session_id, transfer_id=ticket.transfer_id)
         )
 
-    async def store(self, hashes: Sequence[bytes], parent: bytes = b"") -> int:
+    async def store(self, hashes: Sequence[bytes], parent: bytes = b"", tenant: bytes = b"") -> int:
         """Offer, and push all that is wanted; returns how many blocks the store took."""
-        response = await self.offer(hashes, parent)
+        response = await self.offer(hashes, parent, tenant)
         if not response.HasField("ticket"):
             return 0
         self.agent.land(response.ticket.transfer_id)
@@ -123,6 +128,23 @@ async def store_client(config: KvStoreConfig | None = None) -> AsyncIterator[Cli
 
 def refusals(error: type[MeshError]) -> float:
     return float(KVSTORE_REFUSALS.labels(error.reason)._value.get())
+
+
+async def test_what_each_tenant_has_is_told_by_its_name_or_its_tag() -> None:
+    quotas = {"quota": {"memory_bytes": 4 << 12}, "tenants": [{"name": "acme"}]}
+    acme, other = tenant_tag("acme"), tenant_tag("other")
+
+    def told(metric: Any, tenant: str) -> float:
+        return float(metric.labels(tenant, "memory")._value.get())
+
+    evicted = told(KVSTORE_QUOTA_EVICTED_BLOCKS, other.hex())
+    async with store_client(store_config(**quotas, session_seconds=0.2)) as client:
+        assert await client.store(CHAIN[:6], tenant=acme) == 6
+        for seed in range(2):
+            assert await client.store(chain_hashes(range(64 * 3), bytes([seed])), tenant=other) == 3
+        await eventually(lambda: told(KVSTORE_TENANT_BLOCKS, "acme") == 6)
+        await eventually(lambda: told(KVSTORE_TENANT_BLOCKS, other.hex()) == 4)
+        await eventually(lambda: told(KVSTORE_QUOTA_EVICTED_BLOCKS, other.hex()) == evicted + 2)
 
 
 async def test_a_renewed_session_stays_the_same() -> None:
@@ -309,6 +331,7 @@ async def test_bad_input_is_refused_and_counted() -> None:
             client.offer([b"short"]),
             client.offer([bytes(16)] * 20_000),
             client.offer(CHAIN, parent=b"short"),
+            client.offer(CHAIN, tenant=b"a name"),
             client.match([bytes(17)]),
         ]
         for call in bad_calls:

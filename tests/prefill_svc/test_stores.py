@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from deepmesh.internal.v1 import kvstore_pb2, targets_pb2
+from deepmesh.internal.v1 import kvstore_pb2, share_pb2, targets_pb2
 
 from decode_svc.worker import DecodeWorker
 from kvstore.__main__ import running_store, ucx_agents
@@ -23,8 +23,8 @@ STORE = targets_pb2.StoreTarget(store_id="s", blocks=15)
 
 
 @asynccontextmanager
-async def store(port: int = 0) -> AsyncIterator[str]:
-    config = store_config(memory_bytes=1 << 20, server={"port": port, "drain_seconds": 0.2})
+async def store(port: int = 0, **changes: Any) -> AsyncIterator[str]:
+    config = store_config(memory_bytes=1 << 20, server={"port": port, "drain_seconds": 0.2}, **changes)
     async with running_store(config, ucx_agents(TransferConfig())) as server:
         yield server.endpoint
 
@@ -107,6 +107,30 @@ async def test_each_rank_of_a_worker_offers_what_it_computed_and_fetches_what_it
             fetched = await gateway_other.ended(stream_id)
             assert (fetched.cached_tokens, fetched.is_exact()) == (640, True)
         assert all(view.transfers.fetched_blocks for view in other.worker.host.ranks.views)
+
+
+async def test_a_tenants_blocks_take_no_more_of_a_store_than_its_quota() -> None:
+    block_bytes = ORACLE_READY.block_bytes
+    async with (
+        store(tenants=[{"name": "busy", "memory_bytes": 10 * block_bytes}]) as endpoint,
+        decode(endpoint) as running,
+        gateway_client(running.endpoint) as gateway,
+        store_stub(endpoint) as stub,
+    ):
+        await until_attached(running.worker)
+
+        async def run(tenant: str, prompt: list[int]) -> None:
+            share = share_pb2.Share(tenant=tenant, weight=1)
+            ended = await gateway.ended(await gateway.submit(prompt, 5, share=share))
+            assert ended.is_exact()
+            await until_stored(endpoint, prompt)
+
+        await run("quiet", PROMPT[:256])
+        for seed in range(3):
+            await run("busy", [seed, *PROMPT[:400]])
+        await until_stored(endpoint, PROMPT[:256])
+        (memory,) = (await stub.GetStatus(kvstore_pb2.GetStatusRequest())).tiers
+        assert memory.used_blocks == 4 + 10
 
 
 async def test_a_store_that_is_gone_slows_nobody_and_is_filled_again_when_it_is_back() -> None:

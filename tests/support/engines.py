@@ -17,6 +17,7 @@ from engine.step_times import StepTimes
 from mesh.domain.outputs import PromptLogprobs
 from mesh.domain.requests import TokenRequest
 from mesh.domain.sampling import Sampling, StopConditions
+from mesh.domain.shares import ONE_TENANT
 
 VOCABULARY = 500
 
@@ -133,6 +134,7 @@ def submit_of(key: int, token_ids: Sequence[int], max_tokens: int, **settings: A
         attempt=settings.pop("attempt", 0),
         prompt_tokens=settings.pop("prompt_tokens", None),
         constraint=settings.pop("constraint", None),
+        share=settings.pop("share", ONE_TENANT),
     )
     return Submit(key, request, **settings)
 

@@ -12,6 +12,7 @@ from engine.balance.report import BalanceReport
 from engine.protocol.messages import DraftCounts, LandingOpened, StepResult, TransferNews
 from mesh import metrics
 from mesh.channel import Channels
+from mesh.domain.shares import tenant_tag
 from mesh.domain.workers import TransferCounters, WorkerLoad, WorkerRole
 from mesh.errors import EngineFailed
 from tests.support.engines import oracle_config
@@ -51,6 +52,7 @@ class FakeStores:
 
     attached: list[str] = field(default_factory=lambda: ["store-1"])
     offers: list[list[bytes]] = field(default_factory=list)
+    tenants: list[bytes] = field(default_factory=list)
     heard: list[PushEnded] = field(default_factory=list)
     running: bool = False
 
@@ -61,8 +63,9 @@ class FakeStores:
         finally:
             self.running = False
 
-    def offer(self, chain: Sequence[bytes]) -> None:
+    def offer(self, chain: Sequence[bytes], tenant: bytes) -> None:
         self.offers.append(list(chain))
+        self.tenants.append(tenant)
 
     def push_ended(self, event: PushEnded) -> bool:
         self.heard.append(event)
@@ -126,6 +129,19 @@ async def test_blocks_that_fill_are_offered_with_their_whole_chain() -> None:
         it.rank.emit(step(hashes(1, 2), [b"", *hashes(1)]), step(hashes(3), hashes(2)), step([], [], hashes(3)))
         await eventually(lambda: len(it.user.steps) == 3)
         assert it.stores.offers == [hashes(1, 2), hashes(1, 2, 3)]
+
+
+async def test_offers_name_the_tenant_whose_request_began_the_chain() -> None:
+    async with hosted() as it:
+        began = msgspec.structs.replace(step(hashes(1), [b""]), stored_tenants={hashes(1)[0]: "acme"})
+        it.rank.emit(began, step(hashes(2), hashes(1)), step(hashes(3), [b""]))
+        await eventually(lambda: len(it.user.steps) == 3)
+        assert it.stores.offers == [hashes(1), hashes(1, 2), hashes(3)]
+        assert it.stores.tenants == [tenant_tag("acme"), tenant_tag("acme"), b""]
+        # What left, and came again for another.
+        again = msgspec.structs.replace(step(hashes(1), [b""], hashes(1)), stored_tenants={hashes(1)[0]: "other"})
+        it.rank.emit(again)
+        await eventually(lambda: it.stores.tenants[3:] == [tenant_tag("other")])
 
 
 async def test_nothing_is_offered_while_no_store_listens() -> None:

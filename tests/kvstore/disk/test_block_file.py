@@ -64,10 +64,11 @@ def test_blocks_of_whole_pages_are_written_from_memory_and_read_into_it(tmp_path
 
 def test_a_file_that_is_opened_again_says_what_is_in_it(tmp_path: Path) -> None:
     file = open_file(tmp_path)
-    file.write(2, key_of(2), block_of(2), MAC)
+    file.write(1, key_of(1), block_of(1), None)
+    file.write(2, key_of(2), block_of(2), MAC, b"tenant")
     file.close()
     again = open_file(tmp_path)
-    assert [again.key_of(slot) for slot in range(4)] == [None, None, key_of(2), None]
+    assert [again.content_of(slot) for slot in range(4)] == [None, (key_of(1), b""), (key_of(2), b"tenant"), None]
     assert read(again, 2, key_of(2)) == (bytes(block_of(2)), MAC)
     again.close()
 
@@ -79,7 +80,7 @@ def test_a_file_of_blocks_of_another_shape_is_begun_anew(tmp_path: Path, changes
     file.close()
     for shape in (changes, {}):
         other = open_file(tmp_path, **shape)
-        assert other.key_of(0) is None
+        assert other.content_of(0) is None
         other.close()
 
 
@@ -102,7 +103,7 @@ def test_a_file_that_does_not_fit_takes_no_more_than_before(tmp_path: Path, monk
     monkeypatch.undo()
     assert (tmp_path / "store.kv").stat().st_size == ALIGNMENT + 2 * SLOT_BYTES
     again = open_file(tmp_path, slots=2)
-    assert again.key_of(1) == key_of(1)
+    assert again.content_of(1) == (key_of(1), b"")
     again.close()
 
 

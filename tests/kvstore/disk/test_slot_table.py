@@ -1,17 +1,18 @@
 from kvstore.disk.reuse import Reuse
 from kvstore.disk.slot_table import SlotTable
 from kvstore.held_keys import HeldKeys
+from kvstore.quotas import NO_QUOTAS, Quotas
 
 
-def table_of(slots: int) -> SlotTable:
-    table = SlotTable(HeldKeys())
+def table_of(slots: int, quotas: Quotas = NO_QUOTAS) -> SlotTable:
+    table = SlotTable(HeldKeys(), quotas)
     for slot in range(slots):
         table.found(slot, None)
     return table
 
 
-def write(table: SlotTable, key: bytes) -> int | None:
-    slot = table.begin_write(key)
+def write(table: SlotTable, key: bytes, tenant: bytes = b"") -> int | None:
+    slot = table.begin_write(key, tenant)
     if slot is not None:
         table.end_write(key, slot, written=True)
     return slot
@@ -34,6 +35,34 @@ def test_a_slot_that_is_being_read_is_not_given_away() -> None:
     assert table.begin_write(b"b") is None
     table.end_read(b"a")
     assert table.begin_write(b"b") == 0
+
+
+def test_a_tenant_with_its_quota_gives_up_what_it_read_least_recently() -> None:
+    table = table_of(6, Quotas(each=2))
+    assert write(table, b"other", b"quiet") is not None
+    first, second = write(table, b"a", b"busy"), write(table, b"b", b"busy")
+    table.begin_read(b"a")
+    assert write(table, b"c", b"busy") == second
+    # All that is left to give up is being read.
+    table.begin_read(b"c")
+    assert table.begin_write(b"d", b"busy") is None
+    table.end_read(b"c")
+    assert table.begin_write(b"d", b"busy") == second
+    # What is being written counts too.
+    assert table.tenant_blocks == {b"quiet": 1, b"busy": 2}
+    table.end_write(b"d", second or 0, written=False)
+    assert (table.tenant_blocks, table.known([b"a"]), first) == ({b"quiet": 1, b"busy": 1}, 1, table.begin_read(b"a"))
+    assert table.evicted_by_quota == {b"busy": 2}
+
+
+def test_a_file_with_more_of_a_tenant_than_its_quota_keeps_so_much() -> None:
+    table = SlotTable(HeldKeys(), Quotas(each=2))
+    for slot, key in enumerate([b"a", b"b", b"c"]):
+        table.found(slot, key, b"busy")
+    table.found(3, b"d", b"quiet")
+    assert table.tenant_blocks == {b"busy": 2, b"quiet": 1}
+    assert table.tenant_of(b"a") == b"busy"
+    assert write(table, b"e", b"quiet") == 2
 
 
 def test_what_could_not_be_written_or_is_damaged_is_not_there() -> None:

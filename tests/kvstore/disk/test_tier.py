@@ -19,6 +19,7 @@ from kvstore.__main__ import running_store, ucx_agents
 from kvstore.disk.block_file import BlockFile
 from mesh.blocks import chain_hashes
 from mesh.domain import worker_wire
+from mesh.domain.shares import tenant_tag
 from tests.support.stores import store_config, store_stub
 from tests.support.waiting import eventually
 from transfer.config import TransferConfig
@@ -40,9 +41,9 @@ class Scene:
     client: Any
     stub: Any
 
-    async def offer(self, chain: Sequence[bytes]) -> None:
+    async def offer(self, chain: Sequence[bytes], tenant: bytes = b"") -> None:
         self.worker.hold(chain, PLACES[chain[0]])
-        await offer_all(self.worker, self.client, self.stub, chain)
+        await offer_all(self.worker, self.client, self.stub, chain, tenant)
 
     async def fetch(self, chain: Sequence[bytes]) -> int:
         """How many blocks came; asserts that they are right."""
@@ -77,16 +78,16 @@ class Scene:
 
 
 @asynccontextmanager
-async def scene(directory: Path, blocks: int = 64, least_uses: int = 0) -> AsyncIterator[Scene]:
+async def scene(directory: Path, blocks: int = 64, least_uses: int = 0, **settings: Any) -> AsyncIterator[Scene]:
     # A slot has a page more than its block.
     disk = {"path": directory, "bytes": max(1 << 20, 4096 + blocks * 4 * 4096), "least_uses": least_uses}
     room = MEMORY_BLOCKS * LAYERS * PIECE_BYTES
-    settings = store_config(memory_bytes=max(room, 1 << 16), transfer=TRANSFER.model_dump(), disk=disk)
+    config = store_config(memory_bytes=max(room, 1 << 16), transfer=TRANSFER.model_dump(), disk=disk, **settings)
     worker = KvWorker(LAYERS, BLOCKS, PIECE_BYTES, TRANSFER, "f", secret=b"of all workers")
     worker.memory[:, :24] = np.random.default_rng(0).integers(1, 256, (LAYERS, 24, PIECE_BYTES), np.uint8)
     try:
         async with (
-            running_store(settings, ucx_agents(settings.transfer)) as server,
+            running_store(config, ucx_agents(config.transfer)) as server,
             attached(worker, [server.endpoint]) as client,
             store_stub(server.endpoint) as stub,
         ):
@@ -116,6 +117,25 @@ async def test_a_store_that_was_restarted_still_has_what_was_on_disk(tmp_path: P
         assert await it.fetch(SECOND) == 8
         assert await it.fetch(FIRST[:3]) == 3
         await it.until_known(FIRST)
+
+
+async def test_a_tenants_blocks_take_no_more_of_the_disk_than_its_quota_after_a_restart_too(tmp_path: Path) -> None:
+    block_bytes = LAYERS * PIECE_BYTES
+    quota = {"disk_bytes": 10 * block_bytes}
+    async with scene(tmp_path, quota=quota) as it:
+        await it.offer(FIRST, tenant_tag("quiet"))
+        await it.until_on_disk(8)
+        await it.offer(SECOND, tenant_tag("busy"))
+        await it.until_on_disk(16)
+        await it.offer(THIRD, tenant_tag("busy"))
+        await it.until_on_disk(18)
+        # It was read from the disk, in whose place others are in memory; so it is whose it was.
+        assert await it.fetch(FIRST) == 8
+        await it.until_known(THIRD)
+    async with scene(tmp_path, quota={"memory_bytes": 4 * block_bytes, **quota}) as it:
+        await it.until_on_disk(18)
+        # Its tenant's blocks in memory are as few as its quota allows.
+        assert await it.fetch(FIRST) == 4
 
 
 async def test_what_comes_while_the_file_is_opened_is_written_afterwards(

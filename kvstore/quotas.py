@@ -1,0 +1,40 @@
+"""How much of a store each tenant may have. Pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from kvstore.config import QuotaConfig, TenantConfig
+from mesh.domain.shares import tenant_tag
+
+# Whose a block is, as offers have it (`mesh.domain.shares.tenant_tag`); empty where an offer names nobody.
+Tenant: TypeAlias = bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Quotas:
+    """Blocks of one tier; None is no limit."""
+
+    each: int | None = None
+    # Of those who have another quota.
+    others: Mapping[Tenant, int | None] = field(default_factory=dict)
+
+    def of(self, tenant: Tenant) -> int | None:
+        return self.others.get(tenant, self.each)
+
+
+NO_QUOTAS = Quotas()
+
+
+def memory_quotas(each: QuotaConfig, tenants: Sequence[TenantConfig], block_bytes: int) -> Quotas:
+    named = {tenant_tag(tenant.name): _blocks(tenant.memory_bytes, block_bytes) for tenant in tenants}
+    return Quotas(_blocks(each.memory_bytes, block_bytes), named)
+
+
+def disk_quotas(each: QuotaConfig, tenants: Sequence[TenantConfig], block_bytes: int) -> Quotas:
+    named = {tenant_tag(tenant.name): _blocks(tenant.disk_bytes, block_bytes) for tenant in tenants}
+    return Quotas(_blocks(each.disk_bytes, block_bytes), named)
+
+
+def _blocks(size_bytes: int | None, block_bytes: int) -> int | None:
+    return None if size_bytes is None else size_bytes // block_bytes
