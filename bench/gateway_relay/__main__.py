@@ -20,6 +20,9 @@ not saturated but starved by the rest.
 
 The gateway puts tokens that wait for one client into one message; the relay forwards messages as they are. Messages a
 second stand beside tokens a second for that reason.
+
+The same gateway is then read over HTTP, as server-sent events on a connection each; and so is one of several processes,
+whose tokens and whose processor time are those of all of them.
 """
 
 import argparse
@@ -48,6 +51,8 @@ class Options:
     # Seconds that each measurement takes.
     seconds: float
     repeats: int
+    # Of a second gateway; 1 for none.
+    processes: int
 
 
 @dataclass(frozen=True)
@@ -82,7 +87,7 @@ class Report:
 async def run(options: Options, log: Path, console: Console) -> Report:
     """Both halves, one after the other, each with processes of its own."""
     saturations: dict[str, list[Saturation]] = {}
-    async with saturated_paths(log) as paths:
+    async with saturated_paths(log, options.processes) as paths:
         for repeat in range(options.repeats):
             for path in paths:
                 each = await saturation(path, options.streams, options.seconds)
@@ -103,7 +108,7 @@ def judge(saturations: Mapping[str, Sequence[Saturation]], latencies: Mapping[st
     """Medians first, then differences and ratios of them."""
     tokens = {name: median(each.tokens_per_second for each in of) for name, of in saturations.items()}
     messages = {name: median(each.messages_per_second for each in of) for name, of in saturations.items()}
-    per_core = {name: _per_core(name, saturations[name]) for name in ("relay", "gateway")}
+    per_core = {name: _per_core(of) for name, of in saturations.items()}
     p99 = {name: median(each.latency_ms.p99 for each in of) for name, of in latencies.items()}
     relay_added, gateway_added = p99["relay"] - p99["direct"], p99["gateway"] - p99["direct"]
     return Verdict(
@@ -128,7 +133,7 @@ def throughput_table(report: Report) -> Table:
     for name, repeats in report.saturation.items():
         tokens = median(each.tokens_per_second for each in repeats)
         messages = median(each.messages_per_second for each in repeats)
-        per_core = _per_core("source" if name == "direct" else name, repeats)
+        per_core = _per_core(repeats)
         cores = _cores(each.cores for each in repeats)
         table.add_row(name, f"{tokens:,.0f}", f"{messages:,.0f}", f"{per_core:,.0f}", cores)
     return table
@@ -150,8 +155,8 @@ def latency_table(report: Report) -> Table:
     return table
 
 
-def _per_core(process: str, repeats: Iterable[Saturation]) -> float:
-    return median(each.tokens_per_core_second(process) for each in repeats)
+def _per_core(repeats: Iterable[Saturation]) -> float:
+    return median(each.tokens_per_core_second for each in repeats)
 
 
 def _table(title: str, *columns: str) -> Table:
@@ -175,6 +180,7 @@ def main() -> None:
     parser.add_argument("--pace-ms", type=float, default=50.0)
     parser.add_argument("--seconds", type=float, default=4.0, help="Of each measurement.")
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--processes", type=int, default=2, help="Of a second gateway, over several connections.")
     parser.add_argument("--output", type=Path, default=Path("out/gateway-relay.json"))
     arguments = vars(parser.parse_args())
     output: Path = arguments.pop("output")

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from bench.gateway_relay.paths import TokenPath
 from bench.gateway_relay.step_clock import added_latencies
-from bench.gateway_relay.token_streams import TokenStreams
 from bench.load.summary import Distribution, distribution
 from bench.meshes.processes import CpuMeter
 
@@ -18,15 +17,17 @@ MARGIN_SECONDS = 0.5
 
 @dataclass(frozen=True)
 class Saturation:
-    """`cores` in use by each process over the measurement, the client's among them."""
+    """`cores` in use by each process over the measurement, the client's among them; `subject` is under test."""
 
+    subject: str
     tokens_per_second: float
     messages_per_second: float
     cores: dict[str, float]
 
-    def tokens_per_core_second(self, process: str) -> float:
-        """What `process` would carry with a core to itself, by the processor time it used."""
-        return self.tokens_per_second / self.cores[process]
+    @property
+    def tokens_per_core_second(self) -> float:
+        """What the process under test would carry with a core to itself, by the processor time it used."""
+        return self.tokens_per_second / self.cores[self.subject]
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class StepLatency:
 
 
 async def saturation(path: TokenPath, streams: int, seconds: float) -> Saturation:
-    async with TokenStreams(path.endpoint, streams) as reading:
+    async with path.read(path.endpoint, streams) as reading:
         await reading.all_started()
         await asyncio.sleep(SETTLE_SECONDS)
         meter, started = CpuMeter(path.process_ids), time.perf_counter()
@@ -47,13 +48,14 @@ async def saturation(path: TokenPath, streams: int, seconds: float) -> Saturatio
         await asyncio.sleep(seconds)
         elapsed = time.perf_counter() - started
         reading.check()
-        return Saturation((reading.tokens - tokens) / elapsed, (reading.messages - messages) / elapsed, meter.cores())
+        rates = (reading.tokens - tokens) / elapsed, (reading.messages - messages) / elapsed
+        return Saturation(path.subject, *rates, meter.cores())
 
 
 async def step_latency(path: TokenPath, streams: int, seconds: float, hop_ms: float = 0.0) -> StepLatency:
     """`hop_ms` is what one message takes from source to client, for a path whose steps are told by arriving."""
     assert path.steps is not None
-    async with path.steps() as steps, TokenStreams(path.endpoint, streams) as reading:
+    async with path.steps() as steps, path.read(path.endpoint, streams) as reading:
         await reading.all_started()
         await asyncio.sleep(SETTLE_SECONDS)
         meter, began = CpuMeter(path.process_ids), time.perf_counter()

@@ -1,4 +1,4 @@
-"""The three ways from a source of tokens to the client: straight, through a bare relay, through a gateway."""
+"""The ways from a source of tokens to the client: straight, through a relay, through a gateway, over gRPC and HTTP."""
 
 import asyncio
 import os
@@ -6,11 +6,14 @@ import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from json import dumps
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from bench.gateway_relay.event_streams import EventStreams
 from bench.gateway_relay.step_clock import engine_steps, source_steps
+from bench.gateway_relay.token_streams import GrpcStreams, TokenStreams
 from bench.meshes.oracle_mesh import CONTEXT_TOKENS, MODEL, VOCABULARY_SIZE, oracle_mesh
 from bench.meshes.processes import pin
 from cli.launcher.composition import HOST
@@ -24,71 +27,107 @@ PACKAGE = "bench.gateway_relay"
 READY_SECONDS = 30.0
 STOP_SECONDS = 5.0
 LABEL_WIDTH = 9
+CONNECTIONS_PER_PROCESS = 8
 
 
 @dataclass(frozen=True)
 class TokenPath:
-    """One way. `subject` names the process that is under test; `process_ids` has all but the client."""
+    """One way. `subject` names the process that is under test, a key of `process_ids`, which has all but the client."""
 
     name: str
+    subject: str
     endpoint: str
     process_ids: Mapping[str, int]
     # Opens the stream that tells when this path's tokens were made; None if nothing can.
     steps: Callable[[], AbstractAsyncContextManager[list[float]]] | None
     # Whether a token's time is known by its arrival, one hop later, and not by its content.
     steps_one_hop_late: bool = False
+    # Reads so many streams of the endpoint.
+    read: Callable[[str, int], TokenStreams] = GrpcStreams
+
+
+@dataclass(frozen=True)
+class _Gateway:
+    grpc: str
+    http: str
+    process_id: int
 
 
 @asynccontextmanager
-async def saturated_paths(log: Path) -> AsyncIterator[list[TokenPath]]:
-    """Paths whose sources make tokens as fast as they are taken."""
-    async with _bare_paths(log, 0.0) as (bare, core), AsyncExitStack() as stack:
+async def saturated_paths(log: Path, processes: int) -> AsyncIterator[list[TokenPath]]:
+    """Paths whose sources make tokens as fast as they are taken; `processes` are those of a second gateway.
+
+    They have the first cores for themselves, where the machine has as many and two more, and else the first.
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    apart = set(cores[: processes if len(cores) >= processes + 2 else 1])
+    async with _bare_paths(log, 0.0, apart) as bare, AsyncExitStack() as stack:
         frames_at, frames = await stack.enter_async_context(_started(log, f"{PACKAGE}.frame_source"))
-        gateway_at, gateway = await stack.enter_async_context(_gateway(log, frames_at))
-        pin(gateway, {core})
-        yield [*bare, TokenPath("gateway", gateway_at, {"gateway": gateway, "frames": frames}, None)]
+        paths = bare
+        for count in sorted({1, processes}):
+            gateway = await stack.enter_async_context(_gateway(log, frames_at, count))
+            pin(gateway.process_id, {cores[0]} if count == 1 else apart)
+            name = "gateway" if count == 1 else f"{count} processes"
+            ids = {name: gateway.process_id, "frames": frames}
+            # Enough connections for the kernel to deal out evenly.
+            over_grpc = partial(GrpcStreams, connections=1 if count == 1 else CONNECTIONS_PER_PROCESS * count)
+            paths.append(TokenPath(name, name, gateway.grpc, ids, None, read=over_grpc))
+            paths.append(TokenPath(f"{name}, HTTP", name, gateway.http, ids, None, read=EventStreams))
+        yield paths
 
 
 @asynccontextmanager
 async def paced_paths(log: Path, streams: int, pace_ms: float) -> AsyncIterator[list[TokenPath]]:
     """Paths whose sources make a token for every stream each `pace_ms`; the gateway is that of a whole mesh."""
     settings = (f"decode.engine.max_requests={streams + 8}", f"decode.engine.oracle.step_ms={pace_ms}")
-    async with _bare_paths(log, pace_ms) as (bare, core), oracle_mesh(log, settings) as mesh:
+    core = min(os.sched_getaffinity(0))
+    async with _bare_paths(log, pace_ms, {core}) as bare, oracle_mesh(log, settings) as mesh:
         pin(mesh.process_ids["gateway"], {core})
-        yield [*bare, TokenPath("gateway", mesh.gateway, mesh.process_ids, lambda: engine_steps(mesh.decode), True)]
+        ids, steps = mesh.process_ids, lambda: engine_steps(mesh.decode)
+        yield [
+            *bare,
+            TokenPath("gateway", "gateway", mesh.gateway, ids, steps, True),
+            TokenPath("gateway, HTTP", "gateway", mesh.http, ids, steps, True, EventStreams),
+        ]
 
 
 @asynccontextmanager
-async def _bare_paths(log: Path, pace_ms: float) -> AsyncIterator[tuple[list[TokenPath], int]]:
-    """Source and relay, and the core of whatever is under test: the first that this process may use. The relay is on
-    it; all else that is started, and the client, is on the others. A pace of 0 is as fast as it goes.
+async def _bare_paths(log: Path, pace_ms: float, apart: set[int]) -> AsyncIterator[list[TokenPath]]:
+    """Source and relay. Of the cores `apart` the relay has the first; all else that is started, and the client, is on
+    the others. A pace of 0 is as fast as it goes.
     """
-    cores = sorted(os.sched_getaffinity(0))
+    cores = os.sched_getaffinity(0)
     # What is started from here on inherits this.
-    os.sched_setaffinity(0, set(cores[1:] or cores))
+    os.sched_setaffinity(0, cores - apart or cores)
     try:
         async with AsyncExitStack() as stack:
             source_at, source = await stack.enter_async_context(_started(log, f"{PACKAGE}.token_source", str(pace_ms)))
             relay_at, relay = await stack.enter_async_context(_started(log, f"{PACKAGE}.relay", source_at))
-            pin(relay, {cores[0]})
-            direct = TokenPath("direct", source_at, {"source": source}, lambda: source_steps(source_at))
+            pin(relay, {min(apart)})
+            direct = TokenPath("direct", "source", source_at, {"source": source}, lambda: source_steps(source_at))
             ids = {"relay": relay, "source": source}
-            yield [direct, TokenPath("relay", relay_at, ids, lambda: source_steps(source_at))], cores[0]
+            yield [direct, TokenPath("relay", "relay", relay_at, ids, lambda: source_steps(source_at))]
     finally:
-        os.sched_setaffinity(0, set(cores))
+        os.sched_setaffinity(0, cores)
 
 
 @asynccontextmanager
-async def _gateway(log: Path, scheduler: str) -> AsyncIterator[tuple[str, int]]:
-    """A gateway alone, with the oracle's tokenizer; its gRPC endpoint and process id."""
+async def _gateway(log: Path, scheduler: str, processes: int) -> AsyncIterator[_Gateway]:
+    """A gateway alone, with the oracle's tokenizer."""
     with TemporaryDirectory() as directory:
         write_tokenizer(Path(directory), VOCABULARY_SIZE, CONTEXT_TOKENS)
         models = dumps([{"tokenizer_dir": directory, "name": MODEL}])
-        port = free_port()
-        settings = (f"scheduler={scheduler}", f"server.port={port}", f"models={models}")
+        port, http_port = free_port(), free_port()
+        settings = (
+            f"scheduler={scheduler}",
+            f"server.port={port}",
+            f"http.port={http_port}",
+            f"models={models}",
+            f"processes={processes}",
+        )
         command = ["gateway", *(part for setting in settings for part in ("--set", setting))]
-        async with _listening(log, port, command) as started:
-            yield started
+        async with _listening(log, port, command) as (endpoint, process_id):
+            yield _Gateway(endpoint, f"{HOST}:{http_port}", process_id)
 
 
 def _started(log: Path, module: str, *arguments: str) -> AbstractAsyncContextManager[tuple[str, int]]:

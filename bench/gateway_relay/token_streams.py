@@ -1,14 +1,15 @@
-"""Many `Generate` streams read at once: the client's side of the relay bench, the same for every endpoint."""
+"""Many endless streams read at once: the client's side of the relay bench, the same for every endpoint."""
 
 import asyncio
 import time
+from abc import ABC, abstractmethod
 from types import TracebackType
 from typing import Self
 
 import grpc
 from deepmesh.v1 import common_pb2, gateway_pb2, gateway_pb2_grpc
 
-from mesh.channel import Channels
+from mesh.channel import OPTIONS
 from mesh.errors import EndpointUnavailable
 from mesh.failures import from_rpc_error
 
@@ -19,19 +20,22 @@ FIRST_TOKENS_SECONDS = 120.0
 POLL_SECONDS = 0.02
 
 
+def prompt_of(index: int) -> list[int]:
+    """Token ids that the prompt of no other index begins with."""
+    return [100 + index // 100, *range(100 + index % 100, 100 + index % 100 + PROMPT_TOKENS)]
+
+
 def endless_request(index: int) -> gateway_pb2.GenerateRequest:
-    """A request whose prompt no other index shares."""
-    ids = [100 + index // 100, *range(100 + index % 100, 100 + index % 100 + PROMPT_TOKENS)]
     return gateway_pb2.GenerateRequest(
-        prompt=gateway_pb2.Prompt(token_ids=gateway_pb2.TokenIds(ids=ids)),
+        prompt=gateway_pb2.Prompt(token_ids=gateway_pb2.TokenIds(ids=prompt_of(index))),
         sampling=common_pb2.SamplingParams(temperature=0.0),
         max_tokens=MAX_TOKENS,
         ignore_eos=True,
     )
 
 
-class TokenStreams:
-    """`count` endless streams over one connection, open until the block ends.
+class TokenStreams(ABC):
+    """`count` endless streams, open until the block ends.
 
     `times[i]` has the arrival of every token of stream i, seconds of time.perf_counter; tokens of one message share it.
     """
@@ -41,12 +45,10 @@ class TokenStreams:
         self.messages = 0
         self.tokens = 0
         self._endpoint = endpoint
-        self._channel = Channels().open(endpoint)
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Self:
-        stub = gateway_pb2_grpc.GatewayServiceStub(self._channel)
-        self._tasks = [asyncio.create_task(self._read(stub, index)) for index in range(len(self.times))]
+        self._tasks = [asyncio.create_task(self._read(index)) for index in range(len(self.times))]
         return self
 
     async def __aexit__(
@@ -55,7 +57,6 @@ class TokenStreams:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._channel.close()
 
     async def all_started(self) -> None:
         """Every stream had a token. Raises EndpointUnavailable where one ended, or has none in time."""
@@ -76,15 +77,39 @@ class TokenStreams:
                 task.result()
                 raise EndpointUnavailable(f"{self._endpoint} finished a stream before the measurement was over")
 
-    async def _read(self, stub: gateway_pb2_grpc.GatewayServiceStub, index: int) -> None:
-        times = self.times[index]
+    def _note(self, index: int, tokens: int) -> None:
+        """One message with so many tokens."""
+        self.times[index].extend([time.perf_counter()] * tokens)
+        self.messages += 1
+        self.tokens += tokens
+
+    @abstractmethod
+    async def _read(self, index: int) -> None:
+        """Read one stream to its end. Raises MeshError."""
+
+
+class GrpcStreams(TokenStreams):
+    """`Generate` streams over so many connections, each of which some process behind the endpoint serves."""
+
+    def __init__(self, endpoint: str, count: int, connections: int = 1) -> None:
+        super().__init__(endpoint, count)
+        # Otherwise channels to one endpoint share a connection.
+        options = (*OPTIONS, ("grpc.use_local_subchannel_pool", 1))
+        self._channels = [grpc.aio.insecure_channel(endpoint, options=options) for _ in range(connections)]
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await super().__aexit__(kind, error, traceback)
+        for channel in self._channels:
+            await channel.close()
+
+    async def _read(self, index: int) -> None:
+        stub = gateway_pb2_grpc.GatewayServiceStub(self._channels[index % len(self._channels)])
         try:
             call = stub.Generate(endless_request(index))
             while (response := await call.read()) is not grpc.aio.EOF:
-                count = response.delta.token_count
-                if count:
-                    times.extend([time.perf_counter()] * count)
-                    self.messages += 1
-                    self.tokens += count
+                if response.delta.token_count:
+                    self._note(index, response.delta.token_count)
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error) from error

@@ -26,9 +26,13 @@ class OracleMesh:
     """Where a running mesh answers, and its processes by name: scheduler, decode-0, gateway."""
 
     gateway: str
-    url: str
+    http: str
     decode: str
     process_ids: dict[str, int]
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.http}/v1"
 
 
 @asynccontextmanager
@@ -50,8 +54,7 @@ async def oracle_mesh(log: Path, settings: Sequence[str] = ()) -> AsyncIterator[
         try:
             await supervisor.start()
             decode = await _decode_endpoint(f"{HOST}:{scheduler_port}", channels)
-            url = f"http://{HOST}:{http_port}/v1"
-            yield OracleMesh(f"{HOST}:{grpc_port}", url, decode, supervisor.process_ids)
+            yield OracleMesh(f"{HOST}:{grpc_port}", f"{HOST}:{http_port}", decode, supervisor.process_ids)
         finally:
             await supervisor.stop()
 

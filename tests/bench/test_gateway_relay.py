@@ -5,8 +5,8 @@ from bench.gateway_relay.measurements import Saturation, StepLatency
 from bench.load.summary import Distribution
 
 
-def saturated(*rates: float) -> list[Saturation]:
-    return [Saturation(rate, rate / 2, {"relay": 1.0, "gateway": 0.5}) for rate in rates]
+def saturated(subject: str, *rates: float) -> list[Saturation]:
+    return [Saturation(subject, rate, rate / 2, {"source": 1.0, "relay": 1.0, "gateway": 0.5}) for rate in rates]
 
 
 def late(*p99s_ms: float) -> list[StepLatency]:
@@ -15,7 +15,11 @@ def late(*p99s_ms: float) -> list[StepLatency]:
 
 def test_the_verdict_compares_medians_less_what_the_direct_path_takes() -> None:
     verdict = judge(
-        {"direct": saturated(900), "relay": saturated(50, 100, 999), "gateway": saturated(1, 80, 90)},
+        {
+            "direct": saturated("source", 900),
+            "relay": saturated("relay", 50, 100, 999),
+            "gateway": saturated("gateway", 1, 80, 90),
+        },
         {"direct": late(1.0, 2.0, 9.0), "relay": late(5.0, 4.0, 99.0), "gateway": late(6.5, 6.5, 0.0)},
     )
     assert (verdict.throughput_ratio, verdict.message_ratio) == (0.8, 0.8)
@@ -26,5 +30,5 @@ def test_the_verdict_compares_medians_less_what_the_direct_path_takes() -> None:
 
 
 def test_a_relay_that_adds_nothing_is_no_measure() -> None:
-    same = {"relay": saturated(1), "gateway": saturated(1)}
+    same = {"relay": saturated("relay", 1), "gateway": saturated("gateway", 1)}
     assert judge(same, {"direct": late(3.0), "relay": late(2.0), "gateway": late(4.0)}).added_ratio is None

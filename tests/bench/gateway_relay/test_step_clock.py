@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from bench.gateway_relay.relay import serve_relay
 from bench.gateway_relay.step_clock import added_latencies, source_steps
 from bench.gateway_relay.token_source import serve_tokens
-from bench.gateway_relay.token_streams import TokenStreams
+from bench.gateway_relay.token_streams import GrpcStreams
 from mesh.channel import Channels
 from mesh.errors import EndpointUnavailable
 from mesh.ports import free_port
@@ -60,7 +60,7 @@ def test_tokens_without_a_known_step_are_dropped() -> None:
 
 async def test_a_paced_source_gives_every_stream_its_tokens_with_their_instants() -> None:
     started = time.perf_counter()
-    async with source(PACE_MS) as endpoint, source_steps(endpoint) as steps, TokenStreams(endpoint, 3) as streams:
+    async with source(PACE_MS) as endpoint, source_steps(endpoint) as steps, GrpcStreams(endpoint, 3) as streams:
         await streams.all_started()
         await eventually(lambda: all(len(times) >= 10 for times in streams.times))
         streams.check()
@@ -86,7 +86,7 @@ async def test_the_relay_forwards_every_message_unchanged() -> None:
 
 
 async def test_streams_that_nobody_answers_are_an_error() -> None:
-    async with TokenStreams(f"127.0.0.1:{free_port()}", 1) as streams:
+    async with GrpcStreams(f"127.0.0.1:{free_port()}", 1) as streams:
         with pytest.raises(Exception, match="connect") as raised:
             await streams.all_started()
     assert not isinstance(raised.value, EndpointUnavailable)
