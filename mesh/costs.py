@@ -44,7 +44,8 @@ class CostModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         points = self.decode_steps
         if requests <= points[0][0] or len(points) == 1:
             return points[0][1]
-        after = min(max(bisect_left(points, (requests,)), 1), len(points) - 1)
+        # Placement asks for each worker: most models have two points.
+        after = 1 if len(points) == 2 else min(max(bisect_left(points, (requests,)), 1), len(points) - 1)
         (left, low), (right, high) = points[after - 1], points[after]
         return low + (high - low) * (requests - left) / (right - left)
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import msgspec
 
@@ -103,8 +103,10 @@ class Coordinator:
         """
         try:
             with span("scheduler.place", attempt=call.attempt):
-                workers = self._known(call.model, self._worth_a_look(call))
-                cached = self._registry.cached_prefixes(call.block_hashes, workers)
+                holders = self._registry.holders(call.block_hashes)
+                looks = self._registry.worth_a_look(call.model, holders, len(call.request.avoid))
+                workers = self._known(call.model, looks)
+                cached = self._registry.cached_prefixes(holders, workers)
                 hints: dict[KvNamespace, StoreTarget] = {}
                 if self._stores.any_answers:
                     hints = await self._ask_stores(call, workers, cached)
@@ -128,14 +130,19 @@ class Coordinator:
         cached: Mapping[str, Sequence[int]],
         hints: Mapping[KvNamespace, StoreTarget],
     ) -> PlacementAnswer:
-        request = replace(
-            call.request, mean_output_tokens=self._lengths.mean(call.model), ahead=self._placed.ahead(call.share)
+        asked = call.request
+        request = PlacementRequest(
+            asked.prompt_tokens,
+            asked.max_tokens,
+            asked.avoid,
+            mean_output_tokens=self._lengths.mean(call.model),
+            ahead=self._placed.ahead(call.share),
         )
         terms = self._terms(request, workers, cached, hints)
         chosen = choose(terms)
         if chosen is None and any(term.rejection in _OTHERS_MAY_FIT for term in terms):
             workers = self._registry.serving_model(call.model)
-            cached = self._registry.cached_prefixes(call.block_hashes, workers)
+            cached = self._registry.cached_prefixes(self._registry.holders(call.block_hashes), workers)
             terms = self._terms(request, workers, cached, hints)
             chosen = choose(terms)
         if chosen is None:
@@ -160,11 +167,13 @@ class Coordinator:
         cached: Mapping[str, Sequence[int]],
         hints: Mapping[KvNamespace, StoreTarget],
     ) -> tuple[Terms, ...]:
-        ranks: dict[WorkerRole, list[CandidateWorker]] = {role: [] for role in WorkerRole}
+        decode: list[CandidateWorker] = []
+        prefill: list[CandidateWorker] = []
         for worker in workers:
+            ranks = decode if worker.identity.role is WorkerRole.DECODE else prefill
             # A worker that joined while the stores were asked is not in `cached`.
-            ranks[worker.identity.role] += _with_prefixes(worker.candidates, cached.get(worker.identity.worker_id))
-        candidates = Candidates(ranks[WorkerRole.DECODE], ranks[WorkerRole.PREFILL], hints, self._registry.now)
+            ranks += _with_prefixes(worker.candidates, cached.get(worker.identity.worker_id))
+        candidates = Candidates(decode, prefill, hints, self._registry.now)
         return admit(predict(request, candidates, self._knobs), self._objectives)
 
     def report(self, generation_id: str, attempt: int, outcome: Outcome, output_tokens: int) -> bool:
@@ -212,9 +221,6 @@ class Coordinator:
         }
         return {namespace: hint for namespace, hint in hints.items() if hint is not None}
 
-    def _worth_a_look(self, call: PlacementCall) -> list[Worker]:
-        return self._registry.worth_a_look(call.model, call.block_hashes, len(call.request.avoid))
-
     def _known(self, model: str, workers: list[Worker]) -> list[Worker]:
         """The workers. Raises NoWorker or UnknownModel if none of them generates."""
         if any(worker.identity.role is WorkerRole.DECODE for worker in workers):
@@ -244,7 +250,7 @@ class Coordinator:
 
 def _with_prefixes(ranks: Sequence[CandidateWorker], blocks: Sequence[int] | None) -> Sequence[CandidateWorker]:
     """The ranks of one worker, with the leading blocks of the prompt that each holds."""
-    if blocks is None or not any(blocks):
+    if not blocks or not any(blocks):
         return ranks
     held = zip(ranks, blocks, strict=True)
     return [msgspec.structs.replace(rank, cached_blocks=each) if each else rank for rank, each in held]

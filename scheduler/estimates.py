@@ -10,7 +10,7 @@ logarithms: it is then the same for a rate and for its inverse.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from itertools import repeat
+from itertools import compress, repeat
 from math import exp, exp2, fsum, log
 from operator import mul
 from typing import TypeAlias
@@ -84,27 +84,35 @@ def informed(candidates: Candidates, knobs: PlacementKnobs) -> Candidates:
 
 def estimates(measured: Sequence[Measured], constant: float) -> list[float]:
     """Of one quantity, for each worker from what all measured: a fresh value counts in full, an old one gives way."""
-    if not any(value for _, value, _ in measured):
+    classes, values, ages = zip(*measured, strict=True) if measured else ((), (), ())
+    if not any(values):
         return [constant] * len(measured)
     # 1 for a fresh measurement, 0 for an infinitely old one.
-    weights = [exp2(-age / HALF_LIFE_SECONDS) if value else 0.0 for _, value, age in measured]
-    logarithms = [log(value / constant) if value else 0.0 for _, value, _ in measured]
-    everyone = _mean(weights, logarithms, 0.0)
-    means: dict[str, float] = {}
-    for name in {name for name, _, _ in measured}:
-        classmates = [index for index, each in enumerate(measured) if each[0] == name]
-        means[name] = _mean([weights[each] for each in classmates], [logarithms[each] for each in classmates], everyone)
+    weights = [exp2(-age / HALF_LIFE_SECONDS) if value else 0.0 for value, age in zip(values, ages, strict=True)]
+    logarithms = [log(value / constant) if value else 0.0 for value in values]
+    weighted = [*map(mul, weights, logarithms)]
+    everyone = _mean(weights, weighted, 0.0)
+    means = {name: _mean(*_of_class(name, classes, weights, weighted), everyone) for name in set(classes)}
     return [
         value * exp((1.0 - weight) * (means[name] - logarithm)) if value else constant * exp(means[name])
-        for (name, value, _), weight, logarithm in zip(measured, weights, logarithms, strict=True)
+        for name, value, weight, logarithm in zip(classes, values, weights, logarithms, strict=True)
     ]
 
 
-def _mean(weights: Sequence[float], logarithms: Sequence[float], assumed: float) -> float:
+def _of_class(
+    name: str, classes: Sequence[str], weights: list[float], weighted: list[float]
+) -> tuple[list[float], list[float]]:
+    """What the workers of that class contribute."""
+    if classes.count(name) == len(classes):
+        return weights, weighted
+    mine = [each == name for each in classes]
+    return [*compress(weights, mine)], [*compress(weighted, mine)]
+
+
+def _mean(weights: Sequence[float], weighted: Sequence[float], assumed: float) -> float:
     """The weighted mean of what was measured and of an assumption that counts little."""
     # Exact sums, so that the order of the workers makes no difference, not even in the last bit.
-    total = fsum([ASSUMED_WEIGHT, *weights])
-    return fsum([ASSUMED_WEIGHT * assumed, *map(mul, weights, logarithms)]) / total
+    return fsum([ASSUMED_WEIGHT * assumed, *weighted]) / fsum([ASSUMED_WEIGHT, *weights])
 
 
 def _single_step_ms(load: WorkerLoad, costs: CostModel, single_ms: float) -> float | None:

@@ -54,9 +54,9 @@ class Worker:
         if self.state is not WorkerState.SERVING or not self.connected:
             return float("inf")
         if self.identity.role is WorkerRole.PREFILL:
-            tokens = sum(rank.load.queued_prefill_tokens + rank.unreported.prefill_tokens for rank in self.ranks)
+            tokens = sum([rank.load.queued_prefill_tokens + rank.unreported.prefill_tokens for rank in self.ranks])
             return tokens / len(self.ranks)
-        return sum(rank.requests for rank in self.ranks) / self.identity.max_requests
+        return sum([rank.requests for rank in self.ranks]) / self.identity.max_requests
 
     def held_by(self, holders: int) -> Iterator[Rank]:
         """The ranks that these bits name; bits beyond them name none."""

@@ -12,7 +12,7 @@ request. The candidate with the least total time wins; connected workers go befo
 Work is linear in the number of workers: of the prefill workers, only the best can be part of the best pair.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from typing import TypeAlias
 
 import msgspec
@@ -49,11 +49,10 @@ def predict(request: PlacementRequest, candidates: Candidates, knobs: PlacementK
     candidates = informed(candidates, knobs)
     offers = best_offers(request, candidates.prefill, candidates.stores, knobs)
     fitting = {name: offer_to(name, offers) for name in {worker.namespace for worker in candidates.decode}}
-    return tuple(
-        term
-        for worker in candidates.decode
-        for term in _terms(request, worker, candidates, fitting[worker.namespace], knobs)
-    )
+    terms: list[Terms] = []
+    for worker in candidates.decode:
+        terms += _terms(request, worker, candidates, fitting[worker.namespace], knobs)
+    return tuple(terms)
 
 
 def choose(terms: Collection[Terms]) -> Terms | None:
@@ -92,17 +91,18 @@ def _terms(
     candidates: Candidates,
     fitting: PrefillOffer | None,
     knobs: PlacementKnobs,
-) -> Iterator[Terms]:
+) -> list[Terms]:
     """fitting: the best offer of KV that the worker could take."""
     share = _decode_share(request, worker, knobs)
+    terms = []
     if worker.can_prefill:
-        found = source(request, worker, candidates.stores.get(worker.namespace), knobs)
-        yield _alone(share, found, bool(candidates.prefill), knobs)
-    offer = fitting if worker.receives_kv else None
-    if offer is not None:
-        yield _pair(request, share, offer, knobs)
+        store = candidates.stores.get(worker.namespace) if candidates.stores else None
+        terms.append(_alone(share, source(request, worker, store, knobs), bool(candidates.prefill), knobs))
+    if fitting is not None and worker.receives_kv:
+        terms.append(_pair(request, share, fitting, knobs))
     elif not worker.can_prefill:
-        yield _without_prefill(request, share, candidates)
+        terms.append(_without_prefill(request, share, candidates))
+    return terms
 
 
 def _alone(share: _DecodeShare, found: Source, contested: bool, knobs: PlacementKnobs) -> Terms:

@@ -1,6 +1,7 @@
 """Which workers hold which blocks: one walk along a chain finds how much of it each worker has."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 
 
 class PrefixIndex:
@@ -21,47 +22,59 @@ class PrefixIndex:
             else:
                 self._holders.pop(block_hash, None)
 
-    def prefixes(self, chain: Sequence[bytes], workers: Iterable[int]) -> dict[int, int]:
-        """How many leading blocks of the chain each of these workers holds.
+    def holders(self, chain: Sequence[bytes]) -> "Holders":
+        """Who holds which part of the chain: the walk goes on with those that held every block so far."""
+        narrowing: list[tuple[int, int]] = []
+        known, remaining = self._holders.get, -1
+        for blocks, block_hash in enumerate(chain, start=1):
+            holding = remaining & known(block_hash, 0)
+            if not holding:
+                break
+            if holding == remaining:
+                narrowing[-1] = blocks, holding
+            else:
+                narrowing.append((blocks, holding))
+                remaining = holding
+        return Holders(narrowing)
 
-        Linear in the chain plus the workers: the walk goes on with those that held every block so far.
-        """
-        lengths: dict[int, int] = {}
+
+class Holders:
+    """Who held how many leading blocks of one chain when the index was asked."""
+
+    def __init__(self, narrowing: Sequence[tuple[int, int]]) -> None:
+        """narrowing: ascending numbers of blocks, and the workers that hold at least as many, as bits."""
+        self._widening = narrowing[::-1]
+
+    def prefixes(self, workers: Iterable[int]) -> dict[int, int]:
+        """How many leading blocks each of these workers holds."""
+        lengths = dict.fromkeys(workers, 0)
         remaining = 0
-        for worker in workers:
-            lengths[worker] = 0
+        for worker in lengths:
             remaining |= 1 << worker
-        for position, block_hash in enumerate(chain):
-            holders = remaining & self._holders.get(block_hash, 0)
-            if holders != remaining:
-                _note(lengths, remaining & ~holders, position)
-                remaining = holders
+        for blocks, holding in self._widening:
+            found = remaining & holding
+            remaining ^= found
+            for worker in _numbers(found):
+                lengths[worker] = blocks
             if not remaining:
                 break
-        _note(lengths, remaining, len(chain))
         return lengths
 
-    def longest(self, chain: Sequence[bytes], workers: int, count: int) -> list[int]:
-        """Up to `count` of `workers` (bits) that hold most of the chain; none that holds nothing of it."""
-        narrowing: list[int] = []
-        for block_hash in chain:
-            holders = workers & self._holders.get(block_hash, 0)
-            if not holders:
+    def longest(self, workers: int, count: int) -> list[int]:
+        """Up to `count` of `workers` (bits) that hold most; none that holds nothing."""
+        longest: list[int] = []
+        for _, holding in self._widening:
+            found = workers & holding
+            workers ^= found
+            longest += islice(_numbers(found), count - len(longest))
+            if len(longest) == count:
                 break
-            if holders != workers or not narrowing:
-                narrowing.append(holders)
-            workers = holders
-        found: dict[int, None] = {}
-        for holders in reversed(narrowing):
-            while holders and len(found) < count:
-                lowest = holders & -holders
-                found[lowest.bit_length() - 1] = None
-                holders ^= lowest
-        return list(found)
+        return longest
 
 
-def _note(lengths: dict[int, int], workers: int, length: int) -> None:
+def _numbers(workers: int) -> Iterator[int]:
+    """Of the bits that are set, ascending."""
     while workers:
         lowest = workers & -workers
-        lengths[lowest.bit_length() - 1] = length
+        yield lowest.bit_length() - 1
         workers ^= lowest

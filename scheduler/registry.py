@@ -18,7 +18,7 @@ from mesh.errors import InvalidRequest, LeaseConflict, LeaseExpired, Overloaded
 from mesh.metrics import SCHEDULER_WORKERS
 from scheduler.candidates import Unreported
 from scheduler.live_worker import Lease, Worker
-from scheduler.prefix_index import PrefixIndex
+from scheduler.prefix_index import Holders, PrefixIndex
 from scheduler.ranks import PlacementKey, Rank
 from scheduler.standings import LOOKS, Standings
 
@@ -145,10 +145,13 @@ class Registry:
                 self._prefixes.add(rank.number, block_hash)
         self._cached_blocks += len(worker.cached) - before
 
-    def cached_prefixes(self, block_hashes: Sequence[bytes], workers: Collection[Worker]) -> dict[str, list[int]]:
+    def holders(self, block_hashes: Sequence[bytes]) -> Holders:
+        """Who holds which part of a chain now, for `worth_a_look` and `cached_prefixes`."""
+        return self._prefixes.holders(block_hashes)
+
+    def cached_prefixes(self, holders: Holders, workers: Collection[Worker]) -> dict[str, list[int]]:
         """How many leading blocks of the chain each rank of these workers holds, by worker id."""
-        numbers = [rank.number for worker in workers for rank in worker.ranks]
-        lengths = self._prefixes.prefixes(block_hashes, numbers)
+        lengths = holders.prefixes([rank.number for worker in workers for rank in worker.ranks])
         return {worker.identity.worker_id: [lengths[rank.number] for rank in worker.ranks] for worker in workers}
 
     def leave(self, lease: Lease) -> None:
@@ -183,16 +186,16 @@ class Registry:
         """The live workers of a model, whatever their state, by id."""
         return [worker for worker in self.workers() if worker.identity.model == model]
 
-    def worth_a_look(self, model: str, block_hashes: Sequence[bytes], avoided: int) -> list[Worker]:
+    def worth_a_look(self, model: str, holders: Holders, avoided: int) -> list[Worker]:
         """The live workers of a model that a prompt may best be placed on, by id; all of a small mesh's.
 
-        avoided: how many of them the request may have to leave out.
+        holders: of the prompt; avoided: how many of them the request may have to leave out.
         """
         self.expire()
         found: dict[str, Worker] = {}
         for standing in self._standings.of(model):
-            holders = self._prefixes.longest(block_hashes, standing.members, LOOKS)
-            for worker in map(self._by_number.__getitem__, (*standing.looks(avoided), *holders)):
+            longest = holders.longest(standing.members, LOOKS)
+            for worker in map(self._by_number.__getitem__, (*standing.looks(avoided), *longest)):
                 found[worker.lease.worker_id] = worker
         return [found[worker_id] for worker_id in sorted(found)]
 

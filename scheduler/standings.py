@@ -38,13 +38,16 @@ class Standing:
         """A worker with these ranks comes, or its use has changed."""
         worker = ranks[0]
         known = self._known.get(worker)
-        if known is not None and known[0] == use:
-            return
-        self.remove(worker)
-        bits = sum(1 << rank for rank in ranks)
+        if known is None:
+            bits = sum(1 << rank for rank in ranks)
+            self.members |= bits
+        else:
+            before, bits = known
+            if before == use:
+                return
+            del self._ordered[bisect_left(self._ordered, (before, worker))]
         self._known[worker] = use, bits
         insort(self._ordered, (use, worker))
-        self.members |= bits
 
     def remove(self, worker: int) -> None:
         known = self._known.pop(worker, None)
@@ -70,12 +73,19 @@ class Standings:
 
     def __init__(self) -> None:
         self._fields: dict[str, dict[Field, Standing]] = {}
+        # Each worker's field.
+        self._field_of: dict[int, Standing] = {}
 
     def place(self, identity: WorkerIdentity, ranks: Sequence[int], use: float) -> None:
-        fields = self._fields.setdefault(identity.model, {})
-        fields.setdefault((identity.role, identity.kv_namespace), Standing()).place(ranks, use)
+        field = self._field_of.get(ranks[0])
+        if field is None:
+            fields = self._fields.setdefault(identity.model, {})
+            field = fields.setdefault((identity.role, identity.kv_namespace), Standing())
+            self._field_of[ranks[0]] = field
+        field.place(ranks, use)
 
     def remove(self, identity: WorkerIdentity, worker: int) -> None:
+        self._field_of.pop(worker, None)
         fields = self._fields[identity.model]
         key = identity.role, identity.kv_namespace
         fields[key].remove(worker)

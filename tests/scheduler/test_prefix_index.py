@@ -27,11 +27,12 @@ def test_every_worker_has_the_prefix_that_a_walk_of_its_own_finds(
     for worker, numbers in removed.items():
         index.remove(worker, hashes(numbers))
     held = {worker: numbers - removed.get(worker, set()) for worker, numbers in stored.items()}
-    assert index.prefixes(hashes(chain), held) == {worker: prefix(numbers, chain) for worker, numbers in held.items()}
+    found = index.holders(hashes(chain)).prefixes(held)
+    assert found == {worker: prefix(numbers, chain) for worker, numbers in held.items()}
 
 
 def test_workers_that_are_not_asked_about_are_not_answered_for() -> None:
     index = PrefixIndex()
     for worker in (1, 2):
         index.add(worker, b"a")
-    assert index.prefixes([b"a"], [2, 3]) == {2: 1, 3: 0}
+    assert index.holders([b"a"]).prefixes([2, 3]) == {2: 1, 3: 0}

@@ -21,7 +21,7 @@ def make_registry(workers: int, **identity: object) -> Registry:
 
 
 def seen(registry: Registry, chain: tuple[bytes, ...] = (), avoided: int = 0) -> list[str]:
-    return [worker.lease.worker_id for worker in registry.worth_a_look("oracle", chain, avoided)]
+    return [worker.lease.worker_id for worker in registry.worth_a_look("oracle", registry.holders(chain), avoided)]
 
 
 def test_all_workers_of_a_small_mesh_are_worth_a_look() -> None:
@@ -92,4 +92,5 @@ def test_the_chosen_ones_of_many_are_hardly_worse_than_the_best_of_all() -> None
         load = make_load(running_requests=random.randrange(64), decode_step_ms=random.uniform(9, 11))
         registry.update(lease, WorkerState.SERVING, load)
     least = min(worker.load.running_requests for worker in registry.workers())
-    assert min(worker.load.running_requests for worker in registry.worth_a_look("oracle", (), 0)) == least
+    chosen = registry.worth_a_look("oracle", registry.holders(()), 0)
+    assert min(worker.load.running_requests for worker in chosen) == least
