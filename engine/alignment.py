@@ -28,7 +28,7 @@ class Alignment:
         """Once a step of that shape is agreed on."""
         if self.ranks == 1 or not self.most_steps or not shape.decodes:
             # Nobody is held up.
-            return replace(self, waited=0, opens=True)
+            return replace(self, waited=0, opens=True) if self.waited or not self.opens else self
         if not shape.waiting_prompts:
             # The next to come is to wait, unless a prompt that is not done holds up everyone anyway.
             return replace(self, waited=0, opens=shape.prefills)

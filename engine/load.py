@@ -1,5 +1,8 @@
 """How fast the engine has been going."""
 
+from collections.abc import Iterable, Sequence
+from itertools import repeat
+
 from mesh.domain.workers import WorkerLoad
 
 # Weight of the past against one more step, and against one more finished request.
@@ -24,6 +27,14 @@ class _SmoothedRatio:
         self._numerator = self._numerator * decay + numerator
         self._denominator = self._denominator * decay + denominator
 
+    def observe_all(self, numerators: Iterable[float], denominator: float, decays: Iterable[float]) -> None:
+        """One after the other."""
+        above, below = self._numerator, self._denominator
+        for numerator, decay in zip(numerators, decays, strict=True):
+            above = above * decay + numerator
+            below = below * decay + denominator
+        self._numerator, self._denominator = above, below
+
     @property
     def value(self) -> float | None:
         """None while unknown."""
@@ -45,13 +56,19 @@ class LoadMeter:
 
     def observe_step(self, seconds: float, decoding: int, prompt_tokens: int, accepted_drafts: int = 0) -> None:
         """A step in which `decoding` requests drew a token each, and behind them `accepted_drafts` tokens in all."""
-        decay = max(STEP_DECAY, 1.0 - seconds / STEP_MEMORY_SECONDS)
+        decay = _step_decay(seconds)
         if prompt_tokens:
             self._prefill_tokens_per_second.observe(prompt_tokens, seconds, decay)
         if decoding:
             # A step counts as many times as it brought each request a token.
             self._decode_step_ms.observe(seconds * 1000.0, 1.0 + accepted_drafts / decoding, decay)
             self._decode_step_requests.observe(decoding, 1.0, decay)
+
+    def observe_decode_steps(self, seconds: Sequence[float], decoding: int) -> None:
+        """Steps one after the other, in each of which these requests drew a token each, and nothing else happened."""
+        decays = [*map(_step_decay, seconds)]
+        self._decode_step_ms.observe_all([each * 1000.0 for each in seconds], 1.0, decays)
+        self._decode_step_requests.observe_all(repeat(decoding, len(seconds)), 1.0, decays)
 
     def observe_finished(self, output_tokens: int) -> None:
         self._output_tokens.observe(output_tokens, 1.0, REQUEST_DECAY)
@@ -72,3 +89,7 @@ class LoadMeter:
             decode_step_requests=self._decode_step_requests.value,
             push_bytes_per_second=self._push_bytes_per_second.value,
         )
+
+
+def _step_decay(seconds: float) -> float:
+    return max(STEP_DECAY, 1.0 - seconds / STEP_MEMORY_SECONDS)

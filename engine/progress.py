@@ -142,6 +142,18 @@ class Progress:
             self.computed -= missing
             self.computed_at_most -= missing
 
+    def drew(self, token_ids: Sequence[int], index: int) -> None:
+        """Row `index` of as many steps was launched and collected, one after the other, and drew one of these each."""
+        assert not self.rows_in_flight
+        tokens = len(token_ids)
+        self.token_ids += token_ids
+        self.tokens_at_least += tokens
+        self.tokens_at_most += tokens
+        self.computed += tokens
+        self.computed_at_most += tokens
+        self.drawing_row, self.guesses_in_flight, self.drafts = index, 0, ()
+        assert self.computed_at_most <= self.covered
+
     def reset(self) -> None:
         """The request holds no block and nothing is computed; tokens stay."""
         assert not self.rows_in_flight

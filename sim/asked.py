@@ -1,5 +1,6 @@
 """Requests of a workload, in the order of their arrivals."""
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -60,6 +61,20 @@ def with_length(token_ids: list[int], output_tokens: int) -> list[int]:
     return [*token_ids[:-1], output_tokens]
 
 
+class _Choice:
+    """Draws a number below `len(weights)`, each as often as its weight says.
+
+    It draws what `Generator.choice` would, which checks and adds up the weights at every draw.
+    """
+
+    def __init__(self, weights: np.ndarray) -> None:
+        shares = (weights / weights.sum()).cumsum()
+        self._upper_bounds: list[float] = (shares / shares[-1]).tolist()
+
+    def draw(self, generator: np.random.Generator) -> int:
+        return bisect_right(self._upper_bounds, generator.random())
+
+
 class SyntheticWorkload:
     """Draws arrivals, lengths and texts, each from a stream of its own, so that changing one changes no other."""
 
@@ -72,9 +87,8 @@ class SyntheticWorkload:
         self._prompts = Prompts(np.random.default_rng(texts))
         self._tenants = [Share(tenant.name, tenant.weight) for tenant in config.tenants] or [ONE_TENANT]
         shares = np.array([tenant.share for tenant in config.tenants] or [1.0])
-        self._shares = shares / shares.sum()
-        weights = np.arange(1, config.prefixes + 1, dtype=float) ** -ZIPF
-        self._popularity = weights / weights.sum() if config.prefixes else weights
+        self._shares = _Choice(shares)
+        self._popularity = _Choice(np.arange(1, config.prefixes + 1, dtype=float) ** -ZIPF) if config.prefixes else None
         self._prefixes: dict[tuple[str, int], list[int]] = {}
 
     def __iter__(self) -> Iterator[Asked]:
@@ -84,7 +98,7 @@ class SyntheticWorkload:
             yield self._first(seconds)
 
     def _first(self, seconds: float) -> Asked:
-        tenant = self._tenants[int(self._choices.choice(len(self._tenants), p=self._shares))]
+        tenant = self._tenants[self._shares.draw(self._choices)]
         tokens = length(self._config.prompt, self._lengths)
         prefix = self._prefix(tenant.tenant)
         prompt = [*prefix, *self._prompts.fresh(max(2, tokens - len(prefix)))]
@@ -106,9 +120,9 @@ class SyntheticWorkload:
         return Asked(seconds, token_ids, min(output, asked), asked, tenant, ended if turns_left else None)
 
     def _prefix(self, tenant: str) -> list[int]:
-        if not self._config.prefixes:
+        if self._popularity is None:
             return []
-        number = int(self._choices.choice(self._config.prefixes, p=self._popularity))
+        number = self._popularity.draw(self._choices)
         if (tenant, number) not in self._prefixes:
             self._prefixes[tenant, number] = self._prompts.fresh(self._config.prefix_tokens)
         return self._prefixes[tenant, number]

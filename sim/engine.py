@@ -1,7 +1,8 @@
 """The product's engine, which can also take many decode steps at once, exactly as one after the other."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from types import MappingProxyType
 
 from engine.batcher import StepPlan
 from engine.engine import Engine
@@ -9,6 +10,7 @@ from engine.protocol.messages import Output, StepResult
 from engine.request import Request
 from engine.step_work import StepWork
 from mesh.blocks import BLOCK_TOKENS
+from mesh.domain.outputs import FinishReason
 from sim.device import END_OF_SEQUENCE
 
 # Steps that are looked ahead at most: many are in vain if something comes in between.
@@ -20,17 +22,22 @@ STRETCH = BLOCK_TOKENS
 class SimulatedEngine(Engine):
     """`quiet_steps` says how many steps bring each decoding request one token, and nothing else; `take` takes them.
 
-    Between two steps in which a request comes, ends or begins to decode, all steps have the same rows. Their tokens
-    count down (see sim.device), so that only blocks that fill, blocks that are added and what is measured are left to
-    be done, in the order in which steps would do it.
+    Between two steps in which a request comes or begins to decode, or behind which one ends, all steps have the same
+    rows. Their tokens count down (see sim.device), so that only blocks that fill, blocks that are added, what is
+    measured and the ends behind the last step are left to be done, in the order in which steps would do it.
     """
 
+    _taken: Mapping[int, int] = MappingProxyType({})
+
     def quiet_steps(self) -> int:
-        """How many of the next steps differ from each other by nothing but their contexts; 0 if the next does."""
+        """How many of the next steps differ from each other by nothing but their contexts; 0 if the next does.
+
+        Requests may end with the last of them.
+        """
         requests = self._schedule.decoding
         if not requests or self._unsettled:
             return 0
-        steps = min(MOST_STEPS, min(map(_steps_left, requests)) - 1)
+        steps = min(MOST_STEPS, min(map(_steps_left, requests)))
         if steps < 1 or not all(request.has_first_token for request in requests):
             return 0
         blocks = sum(max(0, request.progress.computed + steps - request.progress.covered) for request in requests)
@@ -44,20 +51,34 @@ class SimulatedEngine(Engine):
         return len(requests), sum(request.progress.computed for request in requests)
 
     def take(self, times: Sequence[float]) -> StepResult:
-        """Quiet steps that began and ended at `times`, each when the one before it ended. Returns their result."""
+        """Quiet steps that began and ended at `times`, each when the one before it ended.
+
+        Returns their result, in which only requests that ended have an output.
+        """
         requests = list(self._schedule.decoding)
-        positions = [len(request.progress.token_ids) for request in requests]
         for begin in range(0, len(times) - 1, STRETCH):
             self._take_stretch(requests, min(STRETCH, len(times) - 1 - begin))
         self._schedule.count(StepWork(requests), len(times) - 1)
-        for started, ended in pairwise(times):
-            self._meter.observe_step(ended - started, len(requests), 0)
+        self._meter.observe_decode_steps([ended - began for began, ended in pairwise(times)], len(requests))
         self._pipeline.steps += len(times) - 1
-        for request, position in zip(requests, positions, strict=True):
-            self._report.outputs.append(Output(request.key, position, request.progress.token_ids[position:]))
+        self._taken = {request.key: len(request.progress.token_ids) for request in requests}
+        for request in requests:
+            finish = _finish(request)
+            if finish is not None:
+                # Its last output counts tokens by their positions, and repeats none.
+                self._report.outputs.append(Output(request.key, self._taken[request.key], [], finish=finish))
+                self._meter.observe_finished(len(request.progress.token_ids) - request.prompt_tokens)
+                self._schedule.withdraw(request)
+                self._close(request)
+        self._report.load_changed = True
         result = self._report.drain(self._pipeline.steps, self.load, None)
         assert result is not None
         return result
+
+    @property
+    def taken(self) -> Mapping[int, int]:
+        """Tokens that requests had, by key, behind the steps taken last, which reported ends alone."""
+        return self._taken
 
     @property
     def _unsettled(self) -> bool:
@@ -102,10 +123,15 @@ def _steps_left(request: Request) -> int:
     return min(progress.token_ids[-1] - END_OF_SEQUENCE, request.limit - len(progress.token_ids))
 
 
+def _finish(request: Request) -> FinishReason | None:
+    """How the request ends with its last token; None if it goes on."""
+    if request.progress.token_ids[-1] == END_OF_SEQUENCE:
+        return FinishReason.STOP
+    return FinishReason.LENGTH if len(request.progress.token_ids) == request.limit else None
+
+
 def _advance(request: Request, index: int, steps: int) -> None:
     """Row `index` of so many steps, launched and collected."""
     if steps:
-        progress = request.progress
-        last = progress.token_ids[-1]
-        progress.launched(1, 1, index)
-        progress.committed(1, 1, range(last - 1, last - 1 - steps, -1))
+        last = request.progress.token_ids[-1]
+        request.progress.drew(range(last - 1, last - 1 - steps, -1), index)

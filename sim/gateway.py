@@ -157,7 +157,7 @@ class SimulatedGateway:
             live.cached_tokens, live.store_cached_tokens = output.cached_tokens, output.store_cached_tokens or 0
         if not live.tokens and output.token_ids:
             live.record.tokens(self._timeline.now + self._call_seconds, 1)
-        live.tokens += len(output.token_ids)
+        live.tokens = output.first_position + len(output.token_ids) - len(live.asked.token_ids)
         if output.finish is not None:
             self._report(live, Outcome.FINISHED)
             self._end(live, None)

@@ -25,3 +25,5 @@ class Job:
     ticket_id: bytes = b""
     pushed: bool = False
     drew: bool = False
+    # Those of its prompt and those that it is known to have drawn; None before the first.
+    tokens: int | None = None

@@ -75,8 +75,12 @@ class RemotePrompts:
     def drop(self, job: Job) -> None:
         """End the call of its prompt, if there is one."""
         call = self._live.pop(job.key, None)
-        if call is not None and call.job is not None and call.job.uncomputed_tokens:
-            call.worker.cancel(call.job)
+        if call is None or call.job is None:
+            return
+        # The job there knows the call, and would outlive it until the next collection of cycles.
+        job_there, call.job = call.job, None
+        if job_there.uncomputed_tokens:
+            call.worker.cancel(job_there)
 
     def _call(self, job: Job, call: _Call, prompt: Prompt) -> None:
         if self._live.get(job.key) is not call:

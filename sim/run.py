@@ -1,6 +1,8 @@
 """One simulation from its files to its result."""
 
-from collections.abc import Callable, Iterable, Sequence
+import gc
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from bench.load.summary import Objectives
@@ -15,6 +17,8 @@ from sim.traces import TraceWorkload
 from sim.workload import LengthConfig, WorkloadConfig
 
 Progress = Callable[[float], None]
+# See gc.set_threshold: objects that were made and not freed between two looks at the newest ones, and so on.
+COLLECTIONS = (100_000, 50, 100)
 UNITS = {"ms": 1.0, "s": 1000.0}
 
 
@@ -69,9 +73,21 @@ def simulate(
         asked = SyntheticWorkload(workload)
         check_holds(fleet, _shortest(workload.prompt) + _shortest(workload.output))
     mesh = SimulatedMesh(fleet, workload.seed)
-    mesh.run(asked, progress)
+    with rare_collections():
+        mesh.run(asked, progress)
     check_conserved(mesh)
     return result_of(mesh, objectives, workload.warm_up_seconds)
+
+
+@contextmanager
+def rare_collections() -> Iterator[None]:
+    """Have Python look for cycles of garbage less often: a simulation makes few, and has millions of other objects."""
+    usual = gc.get_threshold()
+    gc.set_threshold(*COLLECTIONS)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*usual)
 
 
 def check_conserved(mesh: SimulatedMesh) -> None:

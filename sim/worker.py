@@ -101,6 +101,10 @@ class SimulatedWorker:
         """The process ends, with all that it held. Those who wait for it hear of it."""
         if self.rank is not None:
             self.rank.catch_up()
+            for key, tokens in self.rank.engine.taken.items():
+                job = self._jobs.get(key)
+                if job is not None and tokens > (job.tokens or 0):
+                    self._on_output(job, Output(key, tokens, []))
         jobs, self._jobs = self._jobs, {}
         self._pushes.clear()
         self._census = Census()
@@ -197,7 +201,10 @@ class SimulatedWorker:
         self.reports.expect(ends)
 
     def _on_output(self, job: Job, output: Output) -> None:
-        self.tally.output_tokens += len(output.token_ids)
+        # Outputs in between may have been left out (see sim.engine).
+        end = output.first_position + len(output.token_ids)
+        self.tally.output_tokens += end - (output.first_position if job.tokens is None else job.tokens)
+        job.tokens = end
         if output.cached_tokens is not None and job.uncomputed_tokens:
             self.tally.prompts += 1
             job.uncomputed_tokens = 0
