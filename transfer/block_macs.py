@@ -21,6 +21,10 @@ from transfer.ticket import BlockMac
 
 SALT_BYTES = 16
 TAG_BYTES = 16
+KEY_ID_BYTES = 8
+# Why blocks of a store are not taken.
+WRONG_BLOCK_MAC = "wrong_block_mac"
+UNKNOWN_BLOCK_KEY = "unknown_block_key"
 _NONCE_BYTES = 12
 
 # A part of a block in one layer after the other, as a segment has them: piece (layer, block) of the tile.
@@ -38,8 +42,8 @@ class MacSource(Protocol):
 class MacSink(Protocol):
     """What becomes of the MACs of a transfer that comes."""
 
-    def accept(self, tile: Tile, macs: Sequence[BlockMac | None], pieces: Callable[[], Pieces]) -> bool:
-        """Whether the tile's blocks may be kept."""
+    def refusal(self, tile: Tile, macs: Sequence[BlockMac | None], pieces: Callable[[], Pieces]) -> str | None:
+        """Why the tile's blocks may not be kept; None if they may."""
         ...
 
 
@@ -50,16 +54,19 @@ class Authorship(msgspec.Struct, frozen=True):
     secret: bytes
     # This worker's id.
     writer: str
+    # What others may have signed with, while the secret is being replaced.
+    accepted_secrets: tuple[bytes, ...] = ()
 
 
 class NamespaceKey:
-    """The key of one KV namespace, made of the workers' secret."""
+    """The key of one KV namespace, made of the workers' secret. `key_id` names the secret, and tells nothing of it."""
 
     def __init__(self, secret: bytes, namespace: KvNamespace) -> None:
         # How many of the layers are for drafts follows from the rest, and stores do not tell such blocks apart.
         meaning = msgspec.msgpack.encode(msgspec.structs.replace(namespace, draft_layers=0))
         root = hashlib.blake2b(secret, digest_size=32, person=b"dm-kv-secret").digest()
         self._key = hashlib.blake2b(meaning, key=root, digest_size=32, person=b"dm-kv-namespace").digest()
+        self.key_id = hashlib.blake2b(key=root, digest_size=KEY_ID_BYTES, person=b"dm-kv-key-id").digest()
 
     def tags(
         self, block_hash: bytes, writer: str, salt: bytes, first_layer: int, pieces: Sequence[memoryview]
@@ -90,6 +97,7 @@ class Writing:
                 self.writer,
                 self.salt,
                 self.key.tags(block_hash, self.writer, self.salt, tile.first_layer, staged[index :: tile.block_count]),
+                self.key.key_id,
             )
             for index, block_hash in enumerate(_hashes_of(tile, self.hashes))
         )
@@ -99,36 +107,41 @@ class Writing:
 class Checking:
     """A fetch from a store: only blocks that a worker of the namespace computed for these hashes are taken."""
 
-    key: NamespaceKey
+    # Of every secret that is accepted.
+    keys: Sequence[NamespaceKey]
     hashes: Sequence[bytes]
 
-    def accept(self, tile: Tile, macs: Sequence[BlockMac | None], pieces: Callable[[], Pieces]) -> bool:
-        if len(macs) != tile.block_count or any(mac is None or len(mac.salt) != SALT_BYTES for mac in macs):
-            return False
+    def refusal(self, tile: Tile, macs: Sequence[BlockMac | None], pieces: Callable[[], Pieces]) -> str | None:
+        if len(macs) != tile.block_count:
+            return WRONG_BLOCK_MAC
         staged = pieces()
-        return all(
-            mac is not None
-            and hmac.compare_digest(
-                self.key.tags(block_hash, mac.writer, mac.salt, tile.first_layer, staged[index :: tile.block_count]),
-                mac.tags,
-            )
-            for index, (block_hash, mac) in enumerate(zip(_hashes_of(tile, self.hashes), macs, strict=True))
-        )
+        for index, (block_hash, mac) in enumerate(zip(_hashes_of(tile, self.hashes), macs, strict=True)):
+            if mac is None or len(mac.salt) != SALT_BYTES:
+                return WRONG_BLOCK_MAC
+            keys = [key for key in self.keys if mac.key_id in (key.key_id, b"")]
+            if not keys:
+                return UNKNOWN_BLOCK_KEY
+            own = staged[index :: tile.block_count]
+            tags = (key.tags(block_hash, mac.writer, mac.salt, tile.first_layer, own) for key in keys)
+            if not any(hmac.compare_digest(tag, mac.tags) for tag in tags):
+                return WRONG_BLOCK_MAC
+        return None
 
 
 class Author:
     """A worker, as one that vouches for blocks and believes others of its namespace."""
 
     def __init__(self, authorship: Authorship, namespace: KvNamespace) -> None:
-        self._key = NamespaceKey(authorship.secret, namespace)
+        # Its own is the first.
+        self._keys = [NamespaceKey(secret, namespace) for secret in (authorship.secret, *authorship.accepted_secrets)]
         self._writer = authorship.writer
 
     def writes(self, hashes: Sequence[bytes]) -> Writing:
         """For one push of these blocks."""
-        return Writing(self._key, self._writer, hashes, secrets.token_bytes(SALT_BYTES))
+        return Writing(self._keys[0], self._writer, hashes, secrets.token_bytes(SALT_BYTES))
 
     def checks(self, hashes: Sequence[bytes]) -> Checking:
-        return Checking(self._key, hashes)
+        return Checking(self._keys, hashes)
 
 
 def _hashes_of(tile: Tile, hashes: Sequence[bytes]) -> Sequence[bytes]:

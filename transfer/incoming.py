@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from transfer.block_macs import SALT_BYTES, TAG_BYTES, MacSink
+from transfer.block_macs import KEY_ID_BYTES, SALT_BYTES, TAG_BYTES, MacSink
 from transfer.landing import Landing
 from transfer.segments import Tile
 from transfer.tags import landing_tags
@@ -11,7 +11,7 @@ from transfer.tags import landing_tags
 # The checksum of the largest segment, 64 MiB, needs half of it.
 _CHECKSUM_MESSAGE_BYTES = 16 << 10
 # A BlockMac without its tags, as MessagePack: the longest id of a worker has 256 characters of 4 bytes.
-_MAC_BYTES = 1024 + SALT_BYTES + 32
+_MAC_BYTES = 1024 + SALT_BYTES + KEY_ID_BYTES + 32
 
 
 @dataclass(eq=False)

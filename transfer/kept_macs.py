@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from transfer.block_macs import TAG_BYTES, Pieces
+from transfer.block_macs import TAG_BYTES, WRONG_BLOCK_MAC, Pieces
 from transfer.segments import Tile
 from transfer.ticket import BlockMac
 
@@ -30,17 +30,17 @@ class KeptMacs:
         if mac is None or len(mac.tags) != layer_count * TAG_BYTES:
             self._macs[block] = None
             return
-        same = kept is not None and (kept.writer, kept.salt) == (mac.writer, mac.salt)
+        same = kept is not None and (kept.writer, kept.salt, kept.key_id) == (mac.writer, mac.salt, mac.key_id)
         tags = bytearray(kept.tags if kept is not None and same else bytes(self._tag_bytes))
         tags[first_layer * TAG_BYTES : (first_layer + layer_count) * TAG_BYTES] = mac.tags
-        self._macs[block] = BlockMac(mac.writer, mac.salt, bytes(tags))
+        self._macs[block] = BlockMac(mac.writer, mac.salt, bytes(tags), mac.key_id)
 
     def part(self, block: int, first_layer: int, layer_count: int) -> BlockMac | None:
         kept = self._macs[block]
         if kept is None:
             return None
         tags = kept.tags[first_layer * TAG_BYTES : (first_layer + layer_count) * TAG_BYTES]
-        return BlockMac(kept.writer, kept.salt, tags)
+        return BlockMac(kept.writer, kept.salt, tags, kept.key_id)
 
 
 @dataclass(frozen=True)
@@ -50,10 +50,10 @@ class Keeping:
     kept: KeptMacs
     blocks: Sequence[int]
 
-    def accept(self, tile: Tile, macs: Sequence[BlockMac | None], pieces: Callable[[], Pieces]) -> bool:
+    def refusal(self, tile: Tile, macs: Sequence[BlockMac | None], pieces: Callable[[], Pieces]) -> str | None:
         for block, mac in zip(self._blocks_of(tile), macs or [None] * tile.block_count, strict=False):
             self.kept.keep(block, tile.first_layer, tile.layer_count, mac)
-        return len(macs) in (0, tile.block_count)
+        return None if len(macs) in (0, tile.block_count) else WRONG_BLOCK_MAC
 
     def macs_of(self, tile: Tile, pieces: Callable[[], Pieces]) -> tuple[BlockMac | None, ...]:
         return tuple(self.kept.part(block, tile.first_layer, tile.layer_count) for block in self._blocks_of(tile))

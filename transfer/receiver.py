@@ -19,7 +19,6 @@ from transfer.ticket import Announcement
 from transfer.transport import Arrival, Transmission, Transport
 
 # Why a segment was refused; a key of TransferCounters.refused.
-WRONG_BLOCK_MAC = "wrong_block_mac"
 
 
 @dataclass(eq=False)
@@ -187,8 +186,9 @@ class Receiver:
         landing, tile = incoming.landing, incoming.tiles[index]
         # The transfer may have ended meanwhile.
         if landing.verifiable(index):
-            if not self._accepts_macs(incoming, index):
-                self._refused.add(WRONG_BLOCK_MAC)
+            refusal = self._refusal_of_macs(incoming, index)
+            if refusal is not None:
+                self._refused.add(refusal)
                 self.give_up(incoming, NOT_BELIEVED, "no worker of this namespace vouches for a segment's blocks")
                 return True
             blocks = incoming.blocks[tile.first_block : tile.first_block + tile.block_count]
@@ -197,12 +197,12 @@ class Receiver:
             self._copies.append(_Copy(incoming, index, landed))
         return True
 
-    def _accepts_macs(self, incoming: Incoming, index: int) -> bool:
+    def _refusal_of_macs(self, incoming: Incoming, index: int) -> str | None:
         if incoming.macs is None:
-            return True
+            return None
         tile, staging = incoming.tiles[index], self._staging[incoming.landing.slot(index)]
         pieces = partial(staged_pieces, self._memory, staging, self._size(tile))
-        return incoming.macs.accept(tile, incoming.landing.macs(index), pieces)
+        return incoming.macs.refusal(tile, incoming.landing.macs(index), pieces)
 
     def _end_verified(self) -> bool:
         ended = False

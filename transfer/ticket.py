@@ -52,6 +52,8 @@ class BlockMac(msgspec.Struct, frozen=True, array_like=True):
     salt: bytes
     # One tag for each layer, in order.
     tags: bytes
+    # Tells under which secret; empty from workers, and stores, of the version before.
+    key_id: bytes = b""
 
 
 class Announcement(msgspec.Struct, frozen=True, array_like=True):

@@ -1,21 +1,35 @@
 """Base of a worker's configuration."""
 
-from pydantic import Field, SecretStr
+from typing import Self
+
+from pydantic import Field, SecretStr, model_validator
 
 from engine.config import EngineConfig
 from mesh.addresses import split_addresses
 from mesh.config import Config, ServiceConfig
 from transfer.block_macs import Authorship
 
+LEAST_SECRET = 16
+
 
 class KvAuthenticityConfig(Config):
     """Who may have computed the KV that comes from a store (docs/security.md)."""
 
-    secret: SecretStr | None = Field(default=None, min_length=16)
+    secret: SecretStr | None = Field(default=None, min_length=LEAST_SECRET)
     """The same for every worker of the mesh, and known to no store; at best from a file or the environment. Workers
     vouch with it for the blocks that they offer to stores, and take only blocks from them that one of them vouches for.
     Without it stores are trusted.
     """
+    accepted_secrets: tuple[SecretStr, ...] = ()
+    """Others that blocks may be vouched for with, while `secret` is being replaced."""
+
+    @model_validator(mode="after")
+    def _accepts_secrets_beside_its_own(self) -> Self:
+        if self.accepted_secrets and self.secret is None:
+            raise ValueError("accepted_secrets needs a secret beside them")
+        if any(len(secret.get_secret_value()) < LEAST_SECRET for secret in self.accepted_secrets):
+            raise ValueError(f"accepted_secrets has one of fewer than {LEAST_SECRET} characters")
+        return self
 
 
 class WorkerConfig(ServiceConfig):
@@ -41,8 +55,10 @@ class WorkerConfig(ServiceConfig):
 
     def authorship(self, endpoint: str) -> Authorship | None:
         """What its ranks vouch for blocks with; `endpoint` names a worker that has no id."""
-        secret = self.kv.secret
-        return None if secret is None else Authorship(secret.get_secret_value().encode(), self.worker_id or endpoint)
+        if self.kv.secret is None:
+            return None
+        secret, *accepted = (each.get_secret_value().encode() for each in (self.kv.secret, *self.kv.accepted_secrets))
+        return Authorship(secret, self.worker_id or endpoint, tuple(accepted))
 
     @property
     def internal_addresses(self) -> tuple[str, ...]:

@@ -48,7 +48,9 @@ lookups = st.builds(
     hashes=hashes,
     traceparent=st.text(max_size=60),
 )
-macs = st.none() | st.builds(BlockMac, st.text(max_size=5), st.binary(max_size=20), st.binary(max_size=40))
+macs = st.none() | st.builds(
+    BlockMac, st.text(max_size=5), st.binary(max_size=20), st.binary(max_size=40), st.binary(max_size=10)
+)
 announcements = st.builds(
     Announcement,
     segment=numbers,

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mesh.domain.workers import KvNamespace
-from transfer.block_macs import Author, Authorship
+from transfer.block_macs import UNKNOWN_BLOCK_KEY, WRONG_BLOCK_MAC, Author, Authorship
 from transfer.kept_macs import Keeping, KeptMacs
 from transfer.segments import Tile, plan_whole
 from transfer.ticket import BlockMac
@@ -21,8 +21,10 @@ HASHES = [bytes([number]) * 16 for number in range(BLOCKS)]
 KV = np.random.default_rng(0).integers(0, 256, (LAYERS, BLOCKS, PIECE), np.uint8)
 
 
-def author(secret: bytes = SECRET, writer: str = "decode-0", **changes: object) -> Author:
-    return Author(Authorship(secret, writer), msgspec.structs.replace(NAMESPACE, **changes))
+def author(
+    secret: bytes = SECRET, writer: str = "decode-0", accepted: Sequence[bytes] = (), **changes: object
+) -> Author:
+    return Author(Authorship(secret, writer, tuple(accepted)), msgspec.structs.replace(NAMESPACE, **changes))
 
 
 def pieces_of(tile: Tile, kv: np.ndarray = KV) -> Callable[[], Sequence[memoryview]]:
@@ -43,19 +45,25 @@ class Store:
     def offered(cls, writer: Author, segment_bytes: int = 1 << 20) -> "Store":
         store, writing = cls(KeptMacs(LAYERS, 10)), writer.writes(HASHES)
         for tile in plan_whole(LAYERS, BLOCKS, PIECE, segment_bytes):
-            assert Keeping(store.kept, store.blocks).accept(tile, writing.macs_of(tile, pieces_of(tile)), list)
+            macs = writing.macs_of(tile, pieces_of(tile))
+            assert Keeping(store.kept, store.blocks).refusal(tile, macs, list) is None
         return store
 
     def given(self, tile: Tile) -> tuple[BlockMac | None, ...]:
         return Keeping(self.kept, self.blocks).macs_of(tile, list)
 
 
-def believed(
+def refusals(
     store: Store, reader: Author, hashes: Sequence[bytes] = HASHES, kv: np.ndarray = KV, segment_bytes: int = 1 << 20
-) -> bool:
-    """Whether each segment that the store sends is taken for blocks of these hashes."""
+) -> set[str | None]:
+    """Why segments that the store sends are not taken for blocks of these hashes; None where one is."""
     tiles = plan_whole(LAYERS, BLOCKS, PIECE, segment_bytes)
-    return all(reader.checks(hashes).accept(tile, store.given(tile), pieces_of(tile, kv)) for tile in tiles)
+    return {reader.checks(hashes).refusal(tile, store.given(tile), pieces_of(tile, kv)) for tile in tiles}
+
+
+def believed(store: Store, reader: Author, **segments: Any) -> bool:
+    """Whether each segment is taken."""
+    return refusals(store, reader, **segments) == {None}
 
 
 @given(st.integers(PIECE, 20 * PIECE), st.integers(PIECE, 20 * PIECE))
@@ -92,8 +100,36 @@ def test_blocks_of_another_namespace_are_not_believed(change: dict[str, Any]) ->
     assert not believed(Store.offered(author(**change)), author())
 
 
-def test_blocks_written_with_another_secret_are_not_believed() -> None:
-    assert not believed(Store.offered(author(secret=b"of somebody else")), author())
+def test_blocks_of_another_secret_are_told_from_forged_ones() -> None:
+    store = Store.offered(author(secret=b"of somebody else"))
+    assert refusals(store, author()) == {UNKNOWN_BLOCK_KEY}
+    # One that says it has this secret's key.
+    for block in store.blocks:
+        mac, own = store.kept[block], Store.offered(author()).kept[block]
+        assert mac is not None and own is not None
+        store.kept[block] = msgspec.structs.replace(mac, key_id=own.key_id)
+    assert refusals(store, author()) == {WRONG_BLOCK_MAC}
+
+
+def test_a_secret_is_replaced_while_blocks_of_both_are_believed() -> None:
+    old, new = b"the one before", b"the one behind"
+    both_ways = author(old, accepted=[new]), author(new, accepted=[old])
+    for written in (author(old), author(new), *both_ways):
+        assert all(believed(Store.offered(written), reader) for reader in both_ways)
+    assert refusals(Store.offered(both_ways[0]), author(new)) == {UNKNOWN_BLOCK_KEY}
+    changed = KV.copy()
+    changed[0, 0, 0] ^= 1
+    assert refusals(Store.offered(author(old)), both_ways[1], kv=changed) == {WRONG_BLOCK_MAC}
+
+
+def test_blocks_of_the_version_before_name_no_key_and_are_checked_with_each() -> None:
+    store = Store.offered(author(b"the one before"))
+    for block in store.blocks:
+        mac = store.kept[block]
+        assert mac is not None
+        store.kept[block] = msgspec.structs.replace(mac, key_id=b"")
+    assert believed(store, author(b"the one behind", accepted=[b"the one before"]))
+    assert refusals(store, author()) == {WRONG_BLOCK_MAC}
 
 
 def test_the_writer_is_who_wrote_it() -> None:
@@ -114,7 +150,7 @@ def test_parts_of_two_offers_are_no_block() -> None:
     """Two workers' bytes of one block may differ, and are never mixed."""
     store, second = Store.offered(author()), author(writer="decode-1").writes(HASHES)
     tile = Tile(2, 1, 0, BLOCKS)
-    Keeping(store.kept, store.blocks).accept(tile, second.macs_of(tile, pieces_of(tile)), list)
+    Keeping(store.kept, store.blocks).refusal(tile, second.macs_of(tile, pieces_of(tile)), list)
     assert not believed(store, author())
 
 
@@ -122,7 +158,7 @@ def test_what_a_store_sends_instead_of_macs_is_refused() -> None:
     tile = Tile(0, LAYERS, 0, BLOCKS)
     checking = author().checks(HASHES)
     for macs in ((), (BlockMac("w", b"", b""),) * BLOCKS, (BlockMac("w", bytes(16), b""),) * BLOCKS):
-        assert not checking.accept(tile, macs, pieces_of(tile))
+        assert checking.refusal(tile, macs, pieces_of(tile)) == WRONG_BLOCK_MAC
 
 
 def test_two_pushes_of_a_block_never_share_a_key() -> None:
