@@ -99,11 +99,18 @@ class Center:
             return location, 0
         return location, location.blocks - self._slab.directory.known(keys[: location.blocks])
 
-    def offer(self, session_id: int, parent_hash: bytes, hashes: Sequence[bytes], tenant: Tenant = b"") -> OfferAnswer:
-        """Raises UnknownSession."""
+    def offer(
+        self,
+        session_id: int,
+        parent_hash: bytes,
+        hashes: Sequence[bytes],
+        tenant: Tenant = b"",
+        with_drafts: bool = True,
+    ) -> OfferAnswer:
+        """See `Offers.offer`. Raises UnknownSession."""
         session, slab = self._of(session_id)
         with span("kvstore.offer", blocks=len(hashes)):
-            return slab.offers.offer(session, parent_hash, hashes, tenant)
+            return slab.offers.offer(session, parent_hash, hashes, tenant, with_drafts)
 
     async def confirm(self, session_id: int, transfer_id: bytes) -> int:
         """Returns how many blocks were stored, once they are. Raises UnknownSession, UnknownTransfer, OfferFailed."""

@@ -31,9 +31,10 @@ class StoreClient:
         """Ids of the stores that have a session now."""
         return [link.store_id for link in self._links if link.store_id is not None]
 
-    def offer(self, chain: Sequence[bytes], tenant: bytes = b"") -> None:
+    def offer(self, chain: Sequence[bytes], tenant: bytes = b"", drafts_end: int | None = None) -> None:
         """Offer the full blocks of a prompt or an answer: hashes of the whole chain, from its root on, and whose they
-        are (`mesh.domain.shares.tenant_tag`).
+        are (`mesh.domain.shares.tenant_tag`). From the block `drafts_end` on their draft layers are not whole, and are
+        not offered; None if all are.
 
         Returns at once. What was offered before is left out, so that a chain may be offered whenever it has grown;
         where too many offers wait, this one is dropped.
@@ -43,7 +44,7 @@ class StoreClient:
         store_id = rendezvous(self.attached, chain[0])
         for link in self._links:
             if store_id is not None and link.store_id == store_id:
-                link.offers.put(chain, tenant)
+                link.offers.put(chain, tenant, drafts_end)
                 return
 
     def push_ended(self, event: PushEnded) -> bool:

@@ -56,6 +56,10 @@ class KvStoreConfig(ServiceConfig):
     """Unique in the mesh and stable across restarts; by default host:port."""
     memory_bytes: int = Field(default=1 << 30, ge=1 << 16)
     """Memory for KV blocks. The machine gives it as they fill."""
+    draft_layers: int | None = Field(default=None, ge=0)
+    """Room for the KV of so many draft layers in each block, beside the model's layers. By default as many as the first
+    worker has that attaches; base layers are kept of all workers.
+    """
     session_seconds: float = Field(default=10.0, gt=0)
     """A worker that does not renew its session for this long is detached."""
     disk: DiskConfig = DiskConfig()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvstore.held_keys import HeldKeys
-from kvstore.keys import Key
+from kvstore.keys import Key, base_key, is_whole, whole_key
 from kvstore.oldest import Oldest
 from kvstore.quotas import NO_QUOTAS, Quotas, Tenant
 
@@ -27,6 +27,9 @@ class Directory:
     least recently used stored block is evicted first, but never while it is leased, and never before a later block of
     its chain: without its predecessor no lookup would find that one. A tenant that has its quota makes room for its
     new blocks by its own.
+
+    Lookups and chains name base layers; a block that has draft layers too is preferred, and one without them is then
+    evicted sooner or later.
     """
 
     def __init__(self, total_blocks: int, held: HeldKeys | None = None, quotas: Quotas = NO_QUOTAS) -> None:
@@ -48,7 +51,7 @@ class Directory:
         self._last_used = [0] * total_blocks
         self._stored: dict[Key, int] = {}
         self._landing: dict[Key, int] = {}
-        # How many stored or landing blocks directly follow a key.
+        # How many stored or landing blocks directly follow a key of base layers.
         self._children: Counter[Key] = Counter()
         # A stack, with block 0 on top.
         self._blank = list(range(total_blocks - 1, -1, -1))
@@ -76,17 +79,22 @@ class Directory:
         blocks = []
         with self._lock:
             for key in keys:
-                block = self._stored.get(key)
+                block = self._find(key)
                 if block is None:
                     break
                 self._leases[block] += 1
                 blocks.append(block)
         return blocks
 
+    def drafted(self, blocks: Sequence[int]) -> int:
+        """How many leading blocks, leased or reserved, are with draft layers."""
+        held = (self._keys[block] for block in blocks)
+        return next((number for number, key in enumerate(held) if key is None or not is_whole(key)), len(blocks))
+
     def known(self, keys: Sequence[Key]) -> int:
         """How many leading keys of a chain are stored now."""
         with self._lock:
-            return next((number for number, key in enumerate(keys) if key not in self._stored), len(keys))
+            return next((number for number, key in enumerate(keys) if self._find(key) is None), len(keys))
 
     def release(self, blocks: Sequence[int], used: bool = True) -> None:
         """End one lease of each block; `used`: they were used now."""
@@ -120,14 +128,14 @@ class Directory:
         more of this tenant's.
 
         `parent` is the key before the first; None at the root. Returns None if the parent is neither stored nor
-        landing: no lookup would find these blocks.
+        landing: no lookup would find these blocks. A key without drafts is there if the block is there with them.
         """
         with self._lock:
-            if parent is not None and parent not in self._stored and parent not in self._landing:
+            if parent is not None and not self._is_coming(base_key(parent)):
                 return None
             reservation = Reservation([], [])
             for index, key in enumerate(keys):
-                if key not in self._stored and key not in self._landing:
+                if not self._is_coming(key):
                     block = self._reserve(parent, key, tenant)
                     if block is None:
                         break
@@ -150,8 +158,9 @@ class Directory:
                 self._stored[key] = self._landing.pop(key)
                 self._last_used[block] = self._uses
                 self._leases[block] += leased
-                self.held.gained(key)
+                self.held.gained(base_key(key))
                 self._add_evictable(block)
+                self._add_twin(key)
                 keys.append(key)
         return keys
 
@@ -165,8 +174,17 @@ class Directory:
                 self._clear(block)
                 self._blank.append(block)
 
+    def _find(self, key: Key) -> int | None:
+        block = self._stored.get(whole_key(key))
+        return self._stored.get(key) if block is None else block
+
+    def _is_coming(self, key: Key) -> bool:
+        whole = whole_key(key)
+        return any(each in self._stored or each in self._landing for each in (key, whole))
+
     def _reserve(self, parent: Key | None, key: Key, tenant: Tenant) -> int | None:
         # Counted first, so that the parent is not evicted to make room for its own child.
+        parent = None if parent is None else base_key(parent)
         if parent is not None:
             self._children[parent] += 1
         block = self._room(tenant)
@@ -196,7 +214,7 @@ class Directory:
         key = self._keys[block]
         assert key is not None
         del self._stored[key]
-        self.held.lost(key)
+        self.held.lost(base_key(key))
         self._clear(block)
         self.evicted_blocks += 1
         return block
@@ -206,7 +224,15 @@ class Directory:
 
     def _is_evictable(self, block: int) -> bool:
         key = self._keys[block]
-        return key is not None and key in self._stored and not self._leases[block] and not self._children[key]
+        if key is None or key not in self._stored or self._leases[block]:
+            return False
+        return not self._children[base_key(key)] or _twin(key) in self._stored
+
+    def _add_twin(self, key: Key) -> None:
+        """The block is stored the other way too: that one may give way now, though others follow it."""
+        block = self._stored.get(_twin(key))
+        if block is not None:
+            self._add_evictable(block)
 
     def _add_evictable(self, block: int) -> None:
         if not self._is_evictable(block):
@@ -236,6 +262,12 @@ class Directory:
         self._children[parent] -= 1
         if not self._children[parent]:
             del self._children[parent]
-            block = self._stored.get(parent)
-            if block is not None:
-                self._add_evictable(block)
+            for key in (parent, whole_key(parent)):
+                block = self._stored.get(key)
+                if block is not None:
+                    self._add_evictable(block)
+
+
+def _twin(key: Key) -> Key:
+    """The key of the same block with draft layers if this is one without them, and the reverse."""
+    return base_key(key) if is_whole(key) else whole_key(key)

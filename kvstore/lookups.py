@@ -61,7 +61,7 @@ class Lookups:
             KVSTORE_MATCHED_BLOCKS.inc(len(blocks))
         else:
             self._miss.inc()
-        return Found(blocks, ready)
+        return Found(blocks, ready, self._directory.drafted(blocks))
 
     def release(self, session_id: int, sequence: int, blocks: Sequence[int]) -> None:
         """The blocks were sent, or will not be."""

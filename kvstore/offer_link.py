@@ -7,8 +7,8 @@ confirmation when all of them are stored.
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 from deepmesh.internal.v1 import kvstore_pb2
 
@@ -30,14 +30,36 @@ MAX_OFFERED_HASHES = 100_000
 ANSWER_SECONDS = 5.0
 
 
+class _Offer(NamedTuple):
+    """A chain, from its root on, whose it is, and whether its blocks have draft layers."""
+
+    hashes: Sequence[bytes]
+    tenant: bytes
+    with_drafts: bool
+
+
+class _Chain(NamedTuple):
+    """A chain that waits to be offered, with drafts up to the block `drafts_end`."""
+
+    hashes: Sequence[bytes]
+    tenant: bytes
+    drafts_end: int
+
+    def offers(self) -> Iterator[_Offer]:
+        """What is offered one after the other."""
+        if self.drafts_end:
+            yield _Offer(self.hashes[: self.drafts_end], self.tenant, with_drafts=True)
+        if self.drafts_end < len(self.hashes):
+            yield _Offer(self.hashes, self.tenant, with_drafts=False)
+
+
 class OfferLink:
     def __init__(self, user: StoreUser, doubt: asyncio.Event) -> None:
         """`doubt` is set when the store no longer knows the session, or does not answer."""
         self._user = user
         self._doubt = doubt
         self._session: StoreSession | None = None
-        # Chains with their tenants.
-        self._waiting: asyncio.Queue[tuple[Sequence[bytes], bytes]] = asyncio.Queue(MAX_WAITING_OFFERS)
+        self._waiting: asyncio.Queue[_Chain] = asyncio.Queue(MAX_WAITING_OFFERS)
         # An ordered set, least recently offered first.
         self._offered: OrderedDict[bytes, None] = OrderedDict()
         # By transfer id.
@@ -51,10 +73,12 @@ class OfferLink:
     def end(self) -> None:
         self._session = None
 
-    def put(self, chain: Sequence[bytes], tenant: bytes) -> None:
-        """Queue a chain of this tenant, from its root on. It is dropped if the queue is full."""
+    def put(self, chain: Sequence[bytes], tenant: bytes = b"", drafts_end: int | None = None) -> None:
+        """Queue a chain of this tenant, from its root on: with drafts up to the block `drafts_end`, without from there
+        on; None if all have them, as far as the worker has draft layers. It is dropped if the queue is full.
+        """
         try:
-            self._waiting.put_nowait((chain, tenant))
+            self._waiting.put_nowait(_Chain(chain, tenant, len(chain) if drafts_end is None else drafts_end))
         except asyncio.QueueFull:
             STORE_OFFERS.labels("dropped").inc()
 
@@ -70,25 +94,27 @@ class OfferLink:
     async def run(self, stub: Any) -> None:
         """Make one offer after another, until cancelled."""
         while True:
-            chain, tenant = await self._waiting.get()
-            session = self._session
-            if session is None:
-                continue
-            try:
-                with span("store.offer", blocks=len(chain)):
-                    outcome = await self._make_offer(stub, session, chain, tenant)
-            except (MeshError, TimeoutError) as error:
-                outcome = self._failed(chain, error)
-            STORE_OFFERS.labels(outcome).inc()
+            chain = await self._waiting.get()
+            for offer in chain.offers():
+                session = self._session
+                if session is None:
+                    break
+                try:
+                    with span("store.offer", blocks=len(offer.hashes)):
+                        outcome = await self._make_offer(stub, session, offer)
+                except (MeshError, TimeoutError) as error:
+                    outcome = self._failed(offer.hashes, error)
+                STORE_OFFERS.labels(outcome).inc()
 
-    async def _make_offer(self, stub: Any, session: StoreSession, chain: Sequence[bytes], tenant: bytes) -> str:
+    async def _make_offer(self, stub: Any, session: StoreSession, offer: _Offer) -> str:
+        chain = offer.hashes
         first = self._first_not_offered(chain)
         if first == len(chain):
             return "known"
-        response = await self._offer(stub, session, chain, first, tenant)
+        response = await self._offer(stub, session, offer, first)
         if response.parent_missing and first:
             first = 0
-            response = await self._offer(stub, session, chain, first, tenant)
+            response = await self._offer(stub, session, offer, first)
         self._remember(chain)
         if not response.HasField("ticket"):
             return "unwanted"
@@ -99,14 +125,13 @@ class OfferLink:
         await self._store(stub, session, ticket, wanted)
         return "stored"
 
-    async def _offer(
-        self, stub: Any, session: StoreSession, chain: Sequence[bytes], first: int, tenant: bytes
-    ) -> kvstore_pb2.OfferResponse:
+    async def _offer(self, stub: Any, session: StoreSession, offer: _Offer, first: int) -> kvstore_pb2.OfferResponse:
         request = kvstore_pb2.OfferRequest(
             session_id=session.session_id,
-            parent_hash=chain[first - 1] if first else b"",
-            block_hashes=chain[first:],
-            tenant=tenant,
+            parent_hash=offer.hashes[first - 1] if first else b"",
+            block_hashes=offer.hashes[first:],
+            tenant=offer.tenant,
+            without_drafts=not offer.with_drafts,
         )
         response: kvstore_pb2.OfferResponse = await stub.Offer(request, timeout=ANSWER_SECONDS)
         return response

@@ -10,7 +10,7 @@ import msgspec
 
 from kvstore.directory import Directory
 from kvstore.disk.tier import DiskTier
-from kvstore.keys import keys_of
+from kvstore.keys import keys_of, whole_key
 from kvstore.quotas import Tenant
 from kvstore.sessions import Session
 from mesh.errors import OfferFailed, ShuttingDown, UnknownTransfer
@@ -34,6 +34,7 @@ class Landings(Protocol):
         attempt: int,
         deadline_seconds: float,
         sender_slot_bytes: int | None,
+        with_drafts: bool,
     ) -> Ticket: ...
 
     def cancel_landing(self, transfer_id: bytes) -> None: ...
@@ -62,9 +63,16 @@ class Offers:
     """Every landing that an offer opened. Used by one event loop."""
 
     def __init__(
-        self, directory: Directory, landings: Landings, landing_seconds: float, disk: DiskTier | None = None
+        self,
+        directory: Directory,
+        landings: Landings,
+        landing_seconds: float,
+        disk: DiskTier | None = None,
+        draft_layers: int = 0,
     ) -> None:
+        """draft_layers: for so many the store's blocks have room."""
         self._directory = directory
+        self._draft_layers = draft_layers
         self._landings = landings
         self._landing_seconds = landing_seconds
         self._disk = disk
@@ -72,22 +80,34 @@ class Offers:
         # Oldest first.
         self._ended: OrderedDict[bytes, _Landing] = OrderedDict()
 
-    def offer(self, session: Session, parent_hash: bytes, hashes: Sequence[bytes], tenant: Tenant = b"") -> OfferAnswer:
-        """Open a landing for the blocks that the store lacks and has room for, as this tenant's.
+    def offer(
+        self,
+        session: Session,
+        parent_hash: bytes,
+        hashes: Sequence[bytes],
+        tenant: Tenant = b"",
+        with_drafts: bool = True,
+    ) -> OfferAnswer:
+        """Open a landing for the blocks that the store lacks and has room for, as this tenant's: of all layers, if they
+        are offered `with_drafts` and the worker has as many draft layers as the store has room for, else of base
+        layers.
 
         If nobody pushes into it, because the worker never got the answer, it ends at its deadline.
         """
+        whole = with_drafts and 0 < self._draft_layers == session.namespace.draft_layers
+        namespace = session.namespace if whole else session.namespace.base
         parent = session.digest + parent_hash if parent_hash else None
-        reservation = self._directory.reserve(parent, keys_of(session.digest, hashes), tenant)
+        keys = keys_of(session.digest, hashes)
+        reservation = self._directory.reserve(parent, [whole_key(key) for key in keys] if whole else keys, tenant)
         if reservation is None or not reservation.blocks:
             KVSTORE_OFFERS.labels("unwanted").inc()
             return OfferAnswer(parent_missing=reservation is None)
         ticket = self._landings.open_landing(
-            reservation.blocks, _ALL_COMPUTED, 0, self._landing_seconds, session.slot_bytes
+            reservation.blocks, _ALL_COMPUTED, 0, self._landing_seconds, session.slot_bytes, whole
         )
         self._open[ticket.transfer_id] = _Landing(session.session_id, reservation.blocks)
         # The agent writes the first worker's namespace into tickets; this landing is for blocks of this worker's.
-        return OfferAnswer(msgspec.structs.replace(ticket, namespace=session.namespace), reservation.wanted)
+        return OfferAnswer(msgspec.structs.replace(ticket, namespace=namespace), reservation.wanted)
 
     async def confirm(self, session: Session, transfer_id: bytes) -> int:
         """The worker pushed all of it. Returns how many blocks were stored, once they are.

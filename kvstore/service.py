@@ -75,8 +75,9 @@ class KvStoreServicer(kvstore_pb2_grpc.KvStoreServiceServicer):
             parent_hash = wire.parent(request.parent_hash)
             hashes = wire.chain(request.block_hashes, "block_hashes")
             tenant = wire.tenant(request.tenant)
+            center = self._center_of(request.session_id)
             return wire.offer_response(
-                self._center_of(request.session_id).offer(request.session_id, parent_hash, hashes, tenant)
+                center.offer(request.session_id, parent_hash, hashes, tenant, not request.without_drafts)
             )
 
     async def ConfirmOffer(

@@ -1,8 +1,10 @@
 """The store's memory: equal blocks of one geometry, what they hold, and the agent that moves bytes in and out."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias
+
+import msgspec
 
 from kvstore.config import KvStoreConfig
 from kvstore.directory import Directory
@@ -23,10 +25,15 @@ MAX_LAYERS = 1024
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """A block is stored as `layers` pieces of equal size."""
+    """A block is stored as pieces of equal size: one for each base layer, and room for one for each draft layer."""
 
-    layers: int
+    base_layers: int
+    draft_layers: int
     piece_bytes: int
+
+    @property
+    def layers(self) -> int:
+        return self.base_layers + self.draft_layers
 
     @property
     def block_bytes(self) -> int:
@@ -55,8 +62,8 @@ class StoreAgent(Landings, Protocol):
     def close(self) -> None: ...
 
 
-# Opens an agent for: the store's memory, the first worker's namespace, what answers lookups, and what to call (from any
-# thread) when there are events.
+# Opens an agent for: the store's memory, the first worker's namespace with the store's draft layers, what answers
+# lookups, and what to call (from any thread) when there are events.
 OpenAgent: TypeAlias = Callable[[StoreMemory, KvNamespace, LookupHandler, Callable[[], None]], StoreAgent]
 
 
@@ -69,7 +76,8 @@ def geometry_of(worker: WorkerIdentity) -> Geometry:
         raise InvalidRequest(
             f"a block of {worker.block_bytes} bytes cannot be {layers} equal layers", field="worker.block_bytes"
         )
-    geometry = Geometry(layers, worker.block_bytes // layers)
+    draft_layers = worker.kv_namespace.draft_layers
+    geometry = Geometry(layers - draft_layers, draft_layers, worker.block_bytes // layers)
     if worker.slot_bytes is not None and worker.slot_bytes < geometry.piece_bytes:
         raise InvalidRequest(
             f"slots of {worker.slot_bytes} bytes do not hold one block of one layer, which has {geometry.piece_bytes}",
@@ -79,7 +87,7 @@ def geometry_of(worker: WorkerIdentity) -> Geometry:
 
 
 class Slab:
-    """It is made for the first worker. Others whose blocks have its geometry share it, whatever their namespace."""
+    """It is made for the first worker. Others whose base layers have its geometry share it, whatever these mean."""
 
     def __init__(
         self,
@@ -91,6 +99,8 @@ class Slab:
     ) -> None:
         """Raises InvalidRequest; NamespaceMismatch if not even one block fits."""
         self.geometry = geometry_of(worker)
+        if config.draft_layers is not None:
+            self.geometry = replace(self.geometry, draft_layers=config.draft_layers)
         memory_bytes, block_bytes = config.memory_bytes, self.geometry.block_bytes
         total_blocks = memory_bytes // block_bytes
         if not total_blocks:
@@ -106,18 +116,23 @@ class Slab:
             self.disk = DiskTier(config.disk, store_id, self.directory, memory, wake, quotas)
         # The agent is there before anything is read.
         self.lookups = Lookups(self.directory, self.disk, lambda *news: self.agent.blocks_read(*news))
-        self.agent = open_agent(memory, worker.kv_namespace, self.lookups, wake)
-        self.offers = Offers(self.directory, self.agent, config.offer_seconds, self.disk)
+        namespace = msgspec.structs.replace(
+            worker.kv_namespace, layers=self.geometry.layers, draft_layers=self.geometry.draft_layers
+        )
+        self.agent = open_agent(memory, namespace, self.lookups, wake)
+        self.offers = Offers(
+            self.directory, self.agent, config.offer_seconds, self.disk, draft_layers=self.geometry.draft_layers
+        )
         if self.disk is not None:
             self.disk.open(self.geometry.layers, block_bytes, self.agent.macs)
 
     def check(self, worker: WorkerIdentity) -> None:
-        """Raises InvalidRequest; NamespaceMismatch if the worker's blocks have another geometry."""
+        """Raises InvalidRequest; NamespaceMismatch if the worker's base layers have another geometry."""
         theirs, ours = geometry_of(worker), self.geometry
-        if theirs != ours:
+        if (theirs.base_layers, theirs.piece_bytes) != (ours.base_layers, ours.piece_bytes):
             raise NamespaceMismatch(
-                f"the store keeps blocks of {ours.layers} layers of {ours.piece_bytes} bytes, the worker's have "
-                f"{theirs.layers} of {theirs.piece_bytes}: give it a store of its own"
+                f"the store keeps blocks of {ours.base_layers} layers of {ours.piece_bytes} bytes, the worker's have "
+                f"{theirs.base_layers} of {theirs.piece_bytes}: give it a store of its own"
             )
 
     def close(self) -> None:

@@ -67,7 +67,17 @@ class TransferAgent:
             check_carries_gpu_memory(config.transports)
         self._transport = UcxTransport(config.transports, config.devices)
         author = None if authorship is None else Author(authorship, namespace)
-        self._exchange = Exchange(self._transport, memory, config, clock, self._emit, self._refused, lookups, author)
+        self._exchange = Exchange(
+            self._transport,
+            memory,
+            config,
+            clock,
+            self._emit,
+            self._refused,
+            lookups,
+            author,
+            namespace.draft_layers,
+        )
         self._thread = TransferThread(self._transport, self._exchange, clock, self._announce)
 
     @property

@@ -1,8 +1,9 @@
 """MACs of blocks that go through a store: who computed a block, proved under a key that workers hold and stores do not.
 
 The MAC of a layer of a block covers the KV namespace, the block's hash, the layer, the bytes and the writer. It is GMAC
-(NIST SP 800-38D): a polynomial hash over GF(2^128), hidden by AES-256. A block of a push has an AES key of its own, the
-layer is the nonce, and so no nonce is used twice.
+(NIST SP 800-38D): a polynomial hash over GF(2^128), hidden by AES-256. Each part of a block of a push (base layers,
+draft layers) has an AES key of its own, the layer is the nonce, and so no nonce is used twice. The key of base layers
+does not depend on draft layers, so that workers with and without drafts believe each other's.
 """
 
 import hashlib
@@ -59,13 +60,17 @@ class Authorship(msgspec.Struct, frozen=True):
 
 
 class NamespaceKey:
-    """The key of one KV namespace, made of the workers' secret. `key_id` names the secret, and tells nothing of it."""
+    """The keys of one KV namespace, made of the workers' secret: of base layers and of draft layers. `key_id` names the
+    secret, and tells nothing of it.
+    """
 
     def __init__(self, secret: bytes, namespace: KvNamespace) -> None:
-        # How many of the layers are for drafts follows from the rest, and stores do not tell such blocks apart.
-        meaning = msgspec.msgpack.encode(msgspec.structs.replace(namespace, draft_layers=0))
         root = hashlib.blake2b(secret, digest_size=32, person=b"dm-kv-secret").digest()
-        self._key = hashlib.blake2b(meaning, key=root, digest_size=32, person=b"dm-kv-namespace").digest()
+        self._base_layers = namespace.base.layers
+        self._base, self._drafts = (
+            hashlib.blake2b(msgspec.msgpack.encode(part), key=root, digest_size=32, person=b"dm-kv-namespace").digest()
+            for part in (namespace.base, namespace)
+        )
         self.key_id = hashlib.blake2b(key=root, digest_size=KEY_ID_BYTES, person=b"dm-kv-key-id").digest()
 
     def tags(
@@ -74,10 +79,10 @@ class NamespaceKey:
         """Tags of a block's pieces in consecutive layers."""
         # The salt and the hash have fixed lengths.
         named = salt + block_hash + writer.encode()
-        key = AESGCM(hashlib.blake2b(named, key=self._key, digest_size=32, person=b"dm-kv-block").digest())
-        return b"".join(
-            key.encrypt(layer.to_bytes(_NONCE_BYTES, "little"), b"", piece)
-            for layer, piece in enumerate(pieces, first_layer)
+        base = pieces[: max(self._base_layers - first_layer, 0)]
+        first_draft = first_layer + len(base)
+        return _tags(self._base, named, first_layer, base) + _tags(
+            self._drafts, named, first_draft, pieces[len(base) :]
         )
 
 
@@ -142,6 +147,16 @@ class Author:
 
     def checks(self, hashes: Sequence[bytes]) -> Checking:
         return Checking(self._keys, hashes)
+
+
+def _tags(part_key: bytes, named: bytes, first_layer: int, pieces: Sequence[memoryview]) -> bytes:
+    if not pieces:
+        return b""
+    key = AESGCM(hashlib.blake2b(named, key=part_key, digest_size=32, person=b"dm-kv-block").digest())
+    return b"".join(
+        key.encrypt(layer.to_bytes(_NONCE_BYTES, "little"), b"", piece)
+        for layer, piece in enumerate(pieces, first_layer)
+    )
 
 
 def _hashes_of(tile: Tile, hashes: Sequence[bytes]) -> Sequence[bytes]:

@@ -50,8 +50,12 @@ class Exchange:
         refused: Tally,
         lookups: LookupHandler | None,
         author: Author | None,
+        draft_layers: int = 0,
     ) -> None:
-        """`lookups` are a store's, `author` a worker's. `refused` counts what is not accepted from peers, by reason."""
+        """`lookups` are a store's, `author` a worker's. `refused` counts what is not accepted from peers, by reason.
+
+        `draft_layers`: so many of the memory's layers, the last ones, are drafts'.
+        """
         self._transport = transport
         self._memory = memory
         self._clock = clock
@@ -72,7 +76,7 @@ class Exchange:
         self._sender = Sender(transport, self._mailbox, memory, self._slots, staging, self._sent_bytes)
         self._author = author
         self.fetcher = Fetcher(
-            transport, self._mailbox, self._receiver, memory, config, clock, self._refused, emit, author
+            transport, self._mailbox, self._receiver, memory, config, clock, self._refused, emit, author, draft_layers
         )
         self.server: LookupServer | None = None
         # Of a store's blocks.
@@ -80,7 +84,16 @@ class Exchange:
         if lookups is not None:
             self.macs = KeptMacs(memory.layers, memory.blocks)
             self.server = LookupServer(
-                transport, self._mailbox, self._sender, memory, config, lookups, clock, self._refused, self.macs
+                transport,
+                self._mailbox,
+                self._sender,
+                memory,
+                config,
+                lookups,
+                clock,
+                self._refused,
+                self.macs,
+                draft_layers,
             )
 
     @property

@@ -30,6 +30,21 @@ def plan_whole(layers: int, blocks: int, piece_bytes: int, segment_bytes: int) -
     return _tiles(layers, blocks, layers, piece_bytes, segment_bytes, _short_ended_runs)
 
 
+class Parts(NamedTuple):
+    """The layers of a block: those of the model, and behind them those of drafts, which not every block has."""
+
+    base_layers: int
+    draft_layers: int
+
+
+def plan_parts(parts: Parts, blocks: int, drafted: int, piece_bytes: int, segment_bytes: int) -> list[Tile]:
+    """As `plan_whole`, with all layers of the first `drafted` blocks, and the base layers of the others."""
+    drafted = drafted if parts.draft_layers else 0
+    whole = plan_whole(sum(parts), drafted, piece_bytes, segment_bytes)
+    others = plan_whole(parts.base_layers, blocks - drafted, piece_bytes, segment_bytes)
+    return whole + [tile._replace(first_block=tile.first_block + drafted) for tile in others]
+
+
 def plan_layerwise(layers: int, blocks: int, piece_bytes: int, segment_bytes: int) -> list[Tile]:
     """Runs of blocks by groups of layers: each may be sent as soon as its layers are computed."""
     return _tiles(layers, blocks, -(-layers // LAYER_GROUPS), piece_bytes, segment_bytes, _even_runs)

@@ -11,6 +11,8 @@ class Chains:
         self._parents: dict[bytes, bytes] = {}
         # By first block, whose request computed it; none for those of no tenant.
         self._tenants: dict[bytes, str] = {}
+        # Those whose draft layers are not whole.
+        self._draftless: set[bytes] = set()
 
     def observe(
         self,
@@ -18,15 +20,24 @@ class Chains:
         parents: Sequence[bytes],
         removed: Iterable[bytes],
         tenants: Mapping[bytes, str] | None = None,
+        draftless: Iterable[bytes] = (),
     ) -> None:
-        """Note the blocks that left, then those that came, each with the block before it, and the tenants of those that
-        begin a chain.
+        """Note the blocks that left, then those that came, each with the block before it, the tenants of those that
+        begin a chain, and which of them have draft layers that are not whole.
         """
         for block_hash in removed:
             self._parents.pop(block_hash, None)
             self._tenants.pop(block_hash, None)
+            self._draftless.discard(block_hash)
         self._parents.update(zip(stored, parents, strict=True))
         self._tenants.update(tenants or {})
+        self._draftless.update(draftless)
+
+    def drafts_end(self, chain: Sequence[bytes]) -> int | None:
+        """The first block of the chain whose draft layers are not whole; None if all are."""
+        if not self._draftless:
+            return None
+        return next((index for index, block_hash in enumerate(chain) if block_hash in self._draftless), None)
 
     def __len__(self) -> int:
         return len(self._parents)

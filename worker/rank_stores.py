@@ -25,7 +25,7 @@ class Stores(Protocol):
 
     async def run(self) -> None: ...
 
-    def offer(self, chain: Sequence[bytes], tenant: bytes) -> None: ...
+    def offer(self, chain: Sequence[bytes], tenant: bytes, drafts_end: int | None) -> None: ...
 
     def push_ended(self, event: PushEnded) -> bool: ...
 
@@ -63,7 +63,7 @@ class RankStores:
 
     def _offer(self, chains: Sequence[Sequence[bytes]]) -> None:
         for chain in chains:
-            self._stores.offer(chain, tenant_tag(self._chains.tenant_of(chain)))
+            self._stores.offer(chain, tenant_tag(self._chains.tenant_of(chain)), self._chains.drafts_end(chain))
 
     def push_ended(self, event: PushEnded) -> bool:
         """False where the push was not of an offer."""

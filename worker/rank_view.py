@@ -43,7 +43,13 @@ class RankView:
     def observe(self, result: StepResult) -> None:
         self.load = result.load
         self.transfers = result.transfers or self.transfers
-        self.chains.observe(result.stored_blocks, result.stored_parents, result.removed_blocks, result.stored_tenants)
+        self.chains.observe(
+            result.stored_blocks,
+            result.stored_parents,
+            result.removed_blocks,
+            result.stored_tenants,
+            result.draftless_blocks,
+        )
         if self._uncomputed_tokens:
             self._count(result.outputs)
 

@@ -43,11 +43,14 @@ class KvWorker:
         transfer: TransferConfig | None = None,
         weights: str = "bench",
         secret: bytes | None = None,
+        draft_layers: int = 0,
     ) -> None:
-        """With a `secret` it vouches for what it offers, and checks what it fetches."""
+        """With a `secret` it vouches for what it offers, and checks what it fetches. The last `draft_layers` of the
+        layers are drafts'.
+        """
         transfer = transfer or TransferConfig()
         self.memory = np.zeros((layers, blocks, piece_bytes), np.uint8)
-        self.namespace = KvNamespace(weights, "bytes", layers, f"bytes:{piece_bytes}")
+        self.namespace = KvNamespace(weights, "bytes", layers, f"bytes:{piece_bytes}", draft_layers=draft_layers)
         self.identity = WorkerIdentity(
             worker_id=uuid.uuid4().hex,
             incarnation="first",

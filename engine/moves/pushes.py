@@ -76,6 +76,8 @@ class Pushes:
                 raise InvalidRequest("the blocks were evicted before the store asked for them")
             if ticket.transfer_id in self._open:
                 raise InvalidRequest("the ticket is in use: open a landing for each offer", field="ticket")
+            if ticket.namespace.draft_layers and self._pool.drafts_end(blocks) is not None:
+                raise InvalidRequest("the draft layers of these blocks are not whole: offer them without")
             self._start(_OpenPush(ticket), blocks, hashes)
         except (InvalidRequest, NamespaceMismatch) as error:
             return PushEnded(ticket.transfer_id, 0, "", error.message)

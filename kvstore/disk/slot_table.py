@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from kvstore.held_keys import HeldKeys
-from kvstore.keys import Key
+from kvstore.keys import Key, base_key, whole_key
 from kvstore.quotas import NO_QUOTAS, Quotas, Tenant
 
 
@@ -59,10 +59,16 @@ class SlotTable:
                 self._kept.move_to_end(key, last=False)
                 self._own[tenant].move_to_end(key, last=False)
 
-    def known(self, keys: Sequence[Key]) -> int:
-        """How many leading keys have slots."""
+    def known(self, keys: Sequence[Key]) -> list[Key]:
+        """The leading keys of base layers that have slots; in their place those with draft layers, where these have."""
+        known: list[Key] = []
         with self._lock:
-            return next((number for number, key in enumerate(keys) if key not in self._kept), len(keys))
+            for key in keys:
+                whole = whole_key(key)
+                if whole not in self._kept and key not in self._kept:
+                    break
+                known.append(whole if whole in self._kept else key)
+        return known
 
     def has(self, key: Key) -> bool:
         """Whether it has a slot, or is being written to one."""
@@ -136,14 +142,14 @@ class SlotTable:
     def _keep(self, key: Key, slot: int, tenant: Tenant) -> None:
         self._kept[key] = _Kept(slot, tenant)
         self._own.setdefault(tenant, OrderedDict())[key] = None
-        self._held.gained(key)
+        self._held.gained(base_key(key))
 
     def _drop(self, key: Key) -> None:
         kept = self._kept.pop(key)
         self._blank.append(kept.slot)
         del self._own[kept.tenant][key]
         self._gave_up(kept.tenant)
-        self._held.lost(key)
+        self._held.lost(base_key(key))
 
     def _gave_up(self, tenant: Tenant) -> None:
         self._used[tenant] -= 1

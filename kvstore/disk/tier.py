@@ -139,11 +139,11 @@ class DiskTier:
 
         `told` is called from other threads: with the number of leading blocks that are there, and whether no more come.
         """
-        known = 0 if self._file is None else self._table.known(keys)
+        known = [] if self._file is None else self._table.known(keys)
         if not known:
             return None
         # A chain is its first block's tenant's.
-        reservation = self._directory.reserve(parent, keys[:known], self._table.tenant_of(keys[0]))
+        reservation = self._directory.reserve(parent, known, self._table.tenant_of(known[0]))
         if reservation is None:
             return None
         # Others may be bringing some of them.
@@ -151,7 +151,7 @@ class DiskTier:
         self._directory.abandon(reservation.blocks[count:])
         if not count:
             return None
-        promotion = Promotion(told, reservation.blocks[:count], keys[:count], [False] * count)
+        promotion = Promotion(told, reservation.blocks[:count], known[:count], [False] * count)
         for index in range(count):
             self._readers.submit(self._read, promotion, index)
         return promotion

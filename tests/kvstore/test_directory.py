@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
 from kvstore.directory import Directory
+from kvstore.keys import whole_key
 from kvstore.quotas import Quotas
 
 
@@ -163,6 +164,46 @@ def test_blocks_stay_their_first_tenants_and_those_that_never_came_are_nobodys()
     assert directory.tenant_blocks == {b"first": 3, b"second": 1}
 
 
+KEYS = [bytes([number]) * 24 for number in range(4)]
+WHOLE = [whole_key(key) for key in KEYS]
+
+
+def test_a_lookup_prefers_blocks_with_draft_layers_and_takes_those_without() -> None:
+    directory = Directory(8)
+    plain = store(directory, KEYS[:3])
+    whole = store(directory, WHOLE[:2])
+    assert directory.match(KEYS) == [*whole, plain[2]]
+    assert directory.drafted([*whole, plain[2]]) == 2
+    assert directory.drafted(plain) == 0
+    # The index hears of base layers.
+    assert sorted(directory.held.snapshot()) == KEYS[:3]
+
+
+def test_a_block_that_is_there_with_draft_layers_is_not_wanted_without() -> None:
+    directory = Directory(8)
+    coming = directory.reserve(None, WHOLE[:2])
+    assert coming is not None
+    offered = directory.reserve(None, KEYS[:3])
+    assert offered is not None and offered.wanted == [2]
+    directory.store(offered.blocks)
+    directory.abandon(coming.blocks)
+    again = directory.reserve(None, KEYS[:3])
+    assert again is not None and again.wanted == [0, 1]
+
+
+def test_of_a_block_that_is_there_both_ways_the_one_without_draft_layers_gives_way() -> None:
+    directory = Directory(4)
+    plain = store(directory, KEYS[:2])
+    whole = store(directory, WHOLE[:2])
+    assert held(directory, KEYS[:2]) == 2
+    # Blocks of a chain are evicted from its end on, unless the same block is there in another form.
+    others = store(directory, chain("other", 2))
+    assert sorted(others) == sorted(plain)
+    assert directory.match(KEYS[:2]) == whole
+    directory.held.drain_changes()
+    assert not {KEYS[0], KEYS[1]} - set(directory.held.snapshot())
+
+
 class DirectoryMachine(RuleBasedStateMachine):
     """Chains over a small alphabet, so that they share prefixes; every key is the path to it."""
 
@@ -181,11 +222,12 @@ class DirectoryMachine(RuleBasedStateMachine):
 
     @staticmethod
     def keys(path: str) -> list[bytes]:
-        return [path[:length].encode() for length in range(1, len(path) + 1)]
+        return [path[:length].encode().ljust(24, b"-") for length in range(1, len(path) + 1)]
 
-    @rule(target=landings, path=paths, tenant=st.sampled_from([b"", b"busy", b"free"]))
-    def reserve(self, path: str, tenant: bytes) -> list[int]:
-        reservation = self.directory.reserve(None, self.keys(path), tenant)
+    @rule(target=landings, path=paths, tenant=st.sampled_from([b"", b"busy", b"free"]), drafted=st.booleans())
+    def reserve(self, path: str, tenant: bytes, drafted: bool) -> list[int]:
+        keys = self.keys(path)
+        reservation = self.directory.reserve(None, [whole_key(key) for key in keys] if drafted else keys, tenant)
         assert reservation is not None
         assert not set(reservation.blocks) & (set(self.leased) | set(self.reserved))
         self.reserved += reservation.blocks
@@ -215,7 +257,8 @@ class DirectoryMachine(RuleBasedStateMachine):
         assert self.published >= set(changes.removed)
         assert not self.published & set(changes.stored)
         self.published = (self.published - set(changes.removed)) | set(changes.stored)
-        assert len(self.published) == self.directory.stored_blocks
+        assert len(self.published) <= self.directory.stored_blocks
+        assert all(self.directory.known([key]) for key in self.published)
 
     @invariant()
     def blocks_are_accounted_for(self) -> None:

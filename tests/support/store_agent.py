@@ -34,6 +34,7 @@ class FakeAgent:
         attempt: int,
         deadline_seconds: float,
         sender_slot_bytes: int | None,
+        with_drafts: bool,
     ) -> Ticket:
         segments = tuple(Segment(i, 0, b"address", 0, 1, i, 1, 64) for i in range(len(blocks)))
         deadline_ms = int(deadline_seconds * 1000)

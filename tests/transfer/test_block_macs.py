@@ -132,6 +132,32 @@ def test_blocks_of_the_version_before_name_no_key_and_are_checked_with_each() ->
     assert refusals(store, author()) == {WRONG_BLOCK_MAC}
 
 
+def test_base_layers_are_believed_whatever_draft_layers_are_behind_them() -> None:
+    drafting, plain = author(draft_layers=1), author(layers=LAYERS - 1)
+    tile = Tile(0, LAYERS - 1, 0, BLOCKS)
+    for writer, reader in ((drafting, plain), (plain, drafting)):
+        store, writing = Store(KeptMacs(LAYERS, 10)), writer.writes(HASHES)
+        assert Keeping(store.kept, store.blocks).refusal(tile, writing.macs_of(tile, pieces_of(tile)), list) is None
+        assert reader.checks(HASHES).refusal(tile, store.given(tile), pieces_of(tile)) is None
+
+
+def test_draft_layers_are_believed_from_workers_with_as_many_alone() -> None:
+    tile = Tile(LAYERS - 1, 1, 0, BLOCKS)
+    macs = author(draft_layers=1).writes(HASHES).macs_of(tile, pieces_of(tile))
+    assert author(draft_layers=1).checks(HASHES).refusal(tile, macs, pieces_of(tile)) is None
+    for other in (author(), author(draft_layers=2)):
+        assert other.checks(HASHES).refusal(tile, macs, pieces_of(tile)) == WRONG_BLOCK_MAC
+    # A layer of the model is none of drafts, though its bytes are the same.
+    base = author().writes(HASHES).macs_of(tile, pieces_of(tile))
+    assert author(draft_layers=1).checks(HASHES).refusal(tile, base, pieces_of(tile)) == WRONG_BLOCK_MAC
+
+
+@given(st.integers(PIECE, 20 * PIECE), st.integers(PIECE, 20 * PIECE))
+def test_blocks_with_draft_layers_are_believed_however_both_cut_them(written: int, read: int) -> None:
+    store = Store.offered(author(draft_layers=1), written)
+    assert believed(store, author(writer="prefill-3", draft_layers=1), segment_bytes=read)
+
+
 def test_the_writer_is_who_wrote_it() -> None:
     store = Store.offered(author(writer="decode-1"))
     mac = store.kept[7]

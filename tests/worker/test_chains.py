@@ -22,6 +22,14 @@ def test_chains_that_branch_are_returned_one_by_one() -> None:
     assert chains.ending_in(hashes(1, 2, 3)) == [hashes(1, 2), hashes(1, 3)]
 
 
+def test_a_chain_says_from_where_on_its_draft_layers_are_not_whole() -> None:
+    chains = Chains()
+    chains.observe(hashes(1, 2, 3), [b"", *hashes(1, 1)], [], draftless=hashes(2))
+    assert [chains.drafts_end(chain) for chain in chains.ending_in(hashes(2, 3))] == [1, None]
+    chains.observe(hashes(2), hashes(1), hashes(2))
+    assert chains.drafts_end(hashes(1, 2)) is None
+
+
 def test_a_chain_with_a_gap_is_left_out() -> None:
     chains = Chains()
     chains.observe(hashes(1, 2, 3), [b"", *hashes(1, 2)], [])

@@ -53,6 +53,7 @@ class FakeStores:
     attached: list[str] = field(default_factory=lambda: ["store-1"])
     offers: list[list[bytes]] = field(default_factory=list)
     tenants: list[bytes] = field(default_factory=list)
+    drafts_ends: list[int | None] = field(default_factory=list)
     heard: list[PushEnded] = field(default_factory=list)
     running: bool = False
 
@@ -63,9 +64,10 @@ class FakeStores:
         finally:
             self.running = False
 
-    def offer(self, chain: Sequence[bytes], tenant: bytes) -> None:
+    def offer(self, chain: Sequence[bytes], tenant: bytes, drafts_end: int | None) -> None:
         self.offers.append(list(chain))
         self.tenants.append(tenant)
+        self.drafts_ends.append(drafts_end)
 
     def push_ended(self, event: PushEnded) -> bool:
         self.heard.append(event)
@@ -142,6 +144,14 @@ async def test_offers_name_the_tenant_whose_request_began_the_chain() -> None:
         again = msgspec.structs.replace(step(hashes(1), [b""], hashes(1)), stored_tenants={hashes(1)[0]: "other"})
         it.rank.emit(again)
         await eventually(lambda: it.stores.tenants[3:] == [tenant_tag("other")])
+
+
+async def test_blocks_whose_draft_layers_are_not_whole_are_offered_as_such() -> None:
+    async with hosted() as it:
+        result = msgspec.structs.replace(step(hashes(1, 2), [b"", *hashes(1)]), draftless_blocks=hashes(2))
+        it.rank.emit(result)
+        await eventually(lambda: it.user.steps == [result])
+        assert (it.stores.offers, it.stores.drafts_ends) == ([hashes(1, 2)], [1])
 
 
 async def test_nothing_is_offered_while_no_store_listens() -> None:

@@ -17,7 +17,7 @@ from transfer.mailbox import Mailbox
 from transfer.memory import KvMemory
 from transfer.receiver import Receiver
 from transfer.seal import WRONG_MAC, Kind, unseal
-from transfer.segments import plan_whole
+from transfer.segments import Parts, plan_parts
 from transfer.tags import LOOKUP_TAG, draw_tags, landing_tag_after, landing_tags
 from transfer.tally import Tally
 from transfer.ticket import StoreSession
@@ -49,6 +49,8 @@ class _Fetch:
     deadline: float
     # Set when the answer is there: how many leading blocks the store had in memory, and the landing.
     in_memory: int = 0
+    # How many leading blocks come with their draft layers.
+    drafted: int = 0
     incoming: Incoming | None = None
 
     @property
@@ -71,9 +73,13 @@ class Fetcher:
         refused: Tally,
         emit: Callable[[Fetched], None],
         author: Author | None,
+        draft_layers: int,
     ) -> None:
-        """With an `author`, blocks are taken only if one of the namespace vouches for them."""
+        """With an `author`, blocks are taken only if one of the namespace vouches for them. draft_layers: so many of
+        the memory's layers, the last ones, are drafts'.
+        """
         self._author = author
+        self._parts = Parts(memory.layers - draft_layers, draft_layers)
         self._transport = transport
         self._mailbox = mailbox
         self._receiver = receiver
@@ -171,6 +177,7 @@ class Fetcher:
             hashes=hashes,
             traceparent="" if span is None else span.traceparent,
             with_macs=self._author is not None,
+            draft_layers=self._parts.draft_layers,
         )
         store = fetch.session.store
         message = lookup_message(store.session_id, store.session_key, lookup)
@@ -193,19 +200,22 @@ class Fetcher:
     def _begin_landing(self, fetch: _Fetch, answer: Answer) -> None:
         if answer.matched == 0:
             self._end(fetch, 0, 0, None)
-        elif not 0 < answer.matched <= len(fetch.blocks) or (
-            not self._memory.piece_bytes <= answer.segment_bytes <= self._segment_bytes
+        elif (
+            not 0 < answer.matched <= len(fetch.blocks)
+            or not self._memory.piece_bytes <= answer.segment_bytes <= self._segment_bytes
+            or not 0 <= (answer.drafted or 0) <= answer.matched
         ):
             self._refused.add(WRONG_SIZE)
             self._end(fetch, 0, 0, "the store's answer does not fit what was asked")
         else:
             fetch.in_memory = answer.matched if answer.in_memory is None else answer.in_memory
+            fetch.drafted = answer.matched if answer.drafted is None else answer.drafted
             fetch.incoming = self._incoming(fetch, answer)
             self._receiver.open(fetch.incoming)
 
     def _incoming(self, fetch: _Fetch, answer: Answer) -> Incoming:
         piece_bytes = self._memory.piece_bytes
-        tiles = plan_whole(self._memory.layers, answer.matched, piece_bytes, answer.segment_bytes)
+        tiles = plan_parts(self._parts, answer.matched, fetch.drafted, piece_bytes, answer.segment_bytes)
         return Incoming(
             landing=Landing([tile.pieces * piece_bytes for tile in tiles], fetch.deadline),
             tiles=tiles,
@@ -220,7 +230,8 @@ class Fetcher:
         landing = incoming.landing
         lacking = [tile.first_block for i, tile in enumerate(incoming.tiles) if landing.phase(i) is not Phase.LANDED]
         blocks = min(lacking, default=len(incoming.blocks))
-        size_bytes = blocks * self._memory.layers * self._memory.piece_bytes
+        pieces = blocks * self._parts.base_layers + min(fetch.drafted, blocks) * self._parts.draft_layers
+        size_bytes = pieces * self._memory.piece_bytes
         self._end(fetch, blocks, size_bytes, landing.failure.message if landing.failure else None)
 
     def _give_up(self, fetch: _Fetch, reason: str, message: str) -> None:
@@ -234,4 +245,4 @@ class Fetcher:
         seconds = self._clock() - fetch.began
         self.rates.observe(blocks, fetch.in_memory, size_bytes, seconds)
         self.fetched_blocks += blocks
-        self._emit(Fetched(fetch.fetch_id, blocks, size_bytes, seconds, error, drafted=blocks))
+        self._emit(Fetched(fetch.fetch_id, blocks, size_bytes, seconds, error, min(fetch.drafted, blocks)))

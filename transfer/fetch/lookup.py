@@ -22,7 +22,7 @@ _SESSION = struct.Struct("<Q")
 class Lookup(msgspec.Struct, frozen=True, array_like=True):
     """Worker to store: push what you have of this chain into the landing described here.
 
-    The answer goes to `answer_tag`, and the landing has the tags after it. `segments.plan_whole` cuts the match for the
+    The answer goes to `answer_tag`, and the landing has the tags after it. `segments.plan_parts` cuts the match for the
     answer's `segment_bytes`, and `fetch_key` is the landing's secret: see `ticket.Ticket`.
     """
 
@@ -32,7 +32,7 @@ class Lookup(msgspec.Struct, frozen=True, array_like=True):
     worker_address: bytes
     answer_tag: int
     segment_bytes: int
-    # The geometry of a block, which must be the same on both sides.
+    # The geometry of a block, whose base layers must be the same on both sides.
     layers: int
     piece_bytes: int
     # HASH_BYTES each, in chain order.
@@ -41,6 +41,8 @@ class Lookup(msgspec.Struct, frozen=True, array_like=True):
     traceparent: str = ""
     # Send the blocks' MACs with them, for which others have no room.
     with_macs: bool = False
+    # So many of the layers, the last ones, are drafts'.
+    draft_layers: int = 0
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True):
@@ -53,6 +55,9 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
     # How many leading blocks of them are in memory; the others are being read from a disk. None from stores of the
     # version before.
     in_memory: int | None = None
+    # How many leading blocks come with their draft layers, if worker and store have as many. None from stores of the
+    # version before, which have blocks with all layers of the lookup.
+    drafted: int | None = None
 
 
 def lookup_message(session_id: int, key: bytes, lookup: Lookup) -> bytes:

@@ -26,7 +26,7 @@ from transfer.memory import KvMemory
 from transfer.outgoing import Outgoing
 from transfer.push import PushState
 from transfer.seal import WRONG_MAC, Kind, seal, unseal
-from transfer.segments import plan_whole
+from transfer.segments import Parts, plan_parts
 from transfer.sender import Sender
 from transfer.tags import LOOKUP_TAG, are_landing_tags, landing_tag_after
 from transfer.tally import Tally
@@ -41,6 +41,8 @@ class Found(NamedTuple):
     blocks: list[int]
     # So many leading blocks have their bytes; of the others `TransferAgent.blocks_read` tells.
     ready: int
+    # So many leading blocks have draft layers.
+    drafted: int = 0
 
 
 class LookupHandler(Protocol):
@@ -88,8 +90,11 @@ class LookupServer:
         clock: Callable[[], float],
         refused: Tally,
         kept: KeptMacs,
+        draft_layers: int,
     ) -> None:
+        """draft_layers: so many of the memory's layers, the last ones, are drafts'."""
         self._kept = kept
+        self._draft_layers = draft_layers
         self._transport = transport
         self._mailbox = mailbox
         self._sender = sender
@@ -163,7 +168,7 @@ class LookupServer:
 
     def _fits(self, lookup: Lookup) -> bool:
         return (
-            lookup.layers == self._memory.layers
+            lookup.layers - lookup.draft_layers == self._memory.layers - self._draft_layers
             and lookup.piece_bytes == self._memory.piece_bytes
             and lookup.segment_bytes >= lookup.piece_bytes
             and len(lookup.hashes) % HASH_BYTES == 0
@@ -174,11 +179,14 @@ class LookupServer:
     def _answer(self, session: _Session, lookup: Lookup, found: Found, life: span) -> None:
         blocks = found.blocks
         segment_bytes = min(self._segment_bytes, lookup.segment_bytes)
-        self._send_answer(session, lookup, Answer(lookup.sequence, len(blocks), segment_bytes, found.ready))
+        drafted = found.drafted if lookup.draft_layers == self._draft_layers else 0
+        answer = Answer(lookup.sequence, len(blocks), segment_bytes, found.ready, drafted)
+        self._send_answer(session, lookup, answer)
         if not blocks:
             life.end(blocks=0)
             return
-        tiles = plan_whole(self._memory.layers, len(blocks), self._memory.piece_bytes, segment_bytes)
+        parts = Parts(self._memory.layers - self._draft_layers, self._draft_layers)
+        tiles = plan_parts(parts, len(blocks), drafted, self._memory.piece_bytes, segment_bytes)
         push = PushState(tiles, self._clock() + min(lookup.deadline_ms / 1000, self._seconds))
         if found.ready:
             push.computed(self._memory.layers, found.ready)

@@ -58,16 +58,18 @@ class MatchPrefixResponse(_message.Message):
     def __init__(self, blocks: _Optional[int] = ..., epoch: _Optional[str] = ..., store_id: _Optional[str] = ..., disk_blocks: _Optional[int] = ...) -> None: ...
 
 class OfferRequest(_message.Message):
-    __slots__ = ("session_id", "parent_hash", "block_hashes", "tenant")
+    __slots__ = ("session_id", "parent_hash", "block_hashes", "tenant", "without_drafts")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     PARENT_HASH_FIELD_NUMBER: _ClassVar[int]
     BLOCK_HASHES_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
+    WITHOUT_DRAFTS_FIELD_NUMBER: _ClassVar[int]
     session_id: int
     parent_hash: bytes
     block_hashes: _containers.RepeatedScalarFieldContainer[bytes]
     tenant: bytes
-    def __init__(self, session_id: _Optional[int] = ..., parent_hash: _Optional[bytes] = ..., block_hashes: _Optional[_Iterable[bytes]] = ..., tenant: _Optional[bytes] = ...) -> None: ...
+    without_drafts: bool
+    def __init__(self, session_id: _Optional[int] = ..., parent_hash: _Optional[bytes] = ..., block_hashes: _Optional[_Iterable[bytes]] = ..., tenant: _Optional[bytes] = ..., without_drafts: _Optional[bool] = ...) -> None: ...
 
 class OfferResponse(_message.Message):
     __slots__ = ("ticket", "wanted", "parent_missing")

@@ -76,7 +76,7 @@ class KvStoreServiceServicer:
     def AttachWorker(self, request, context):
         """Introduces a worker. The answer holds what its UCX messages need. Repeat before the session expires, which is then
         renewed, or replaced if the store no longer has it.
-        FAILED_PRECONDITION: the namespace's block size does not fit the store's slab (NAMESPACE_MISMATCH).
+        FAILED_PRECONDITION: the namespace's base layers do not fit the store's slab (NAMESPACE_MISMATCH).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
