@@ -120,16 +120,15 @@ class RedisIndex:
 
     async def match(self, keys: Sequence[Key]) -> Location | None:
         try:
-            blocks, store_id, epoch = await self._link.evaluate(LOOKUP, STORES, *keys)
+            return _location(await self._link.evaluate(LOOKUP, STORES, *keys), len(keys))
         except IndexUnavailable:
             return None
-        if not blocks:
-            return None
-        return Location(store_id.decode(errors="replace"), epoch.decode(errors="replace"), blocks)
 
     async def renew(self) -> int:
         arguments = (self._store_id, self._epoch, self._lease_ms, _number(self._takes_over))
-        believed: int = await self._link.evaluate(_RENEWAL, STORES, *arguments)
+        believed = await self._link.evaluate(_RENEWAL, STORES, *arguments)
+        if type(believed) is not int:
+            raise _nonsense()
         if believed < 0:
             name = self._store_id.decode()
             raise LeaseConflict(f"another process runs as KV store {name!r}: give each its own store_id")
@@ -153,6 +152,21 @@ class RedisIndex:
             await self._link.evaluate(_DEPARTURE, STORES, self._store_id, self._epoch)
         finally:
             self._link.close()
+
+
+def _location(answer: object, most_blocks: int) -> Location | None:
+    """What a lookup found. Raises IndexUnavailable for what no lookup of ours answers."""
+    match answer:
+        case [0, bytes(), bytes()]:
+            return None
+        case [int(blocks), bytes(store_id), bytes(epoch)] if 0 < blocks <= most_blocks:
+            return Location(store_id.decode(errors="replace"), epoch.decode(errors="replace"), blocks)
+    raise _nonsense()
+
+
+def _nonsense() -> IndexUnavailable:
+    KVSTORE_INDEX_FAILURES.inc()
+    return IndexUnavailable("the index does not answer as Redis would: is it another server?")
 
 
 def _number(value: float) -> bytes:

@@ -45,8 +45,16 @@ class RedisConnection:
         Raises RedisRefusal for the first that failed, and RedisFailure if there is no answer in time.
         """
         stream = self._stream
-        if stream is None or stream.lost:
-            stream = await self._connected()
+        if stream is not None and not stream.lost:
+            return await self._answers(stream, commands)
+        # The time is for both: to connect, and to be answered.
+        try:
+            async with asyncio.timeout(self._timeout_seconds):
+                return await self._answers(await self._connected(), commands)
+        except TimeoutError:
+            raise RedisFailure(f"{self._server.name}: no answer in time") from None
+
+    async def _answers(self, stream: "_Stream", commands: Sequence[Command]) -> list[Any]:
         answers = [stream.send(command) for command in commands]
         return [self._checked(await answer) for answer in answers]
 

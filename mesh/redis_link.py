@@ -1,5 +1,6 @@
 """Redis, or Valkey, as services that keep state there reach it."""
 
+import asyncio
 import hashlib
 import time
 from typing import Any
@@ -36,6 +37,7 @@ class RedisLink:
         Raises ConfigError if the configuration is none of Redis.
         """
         self._connection = RedisConnection(RedisServer.of(config), config.timeout_seconds)
+        self._timeout_seconds = config.timeout_seconds
         self._what = what
         self._unavailable = unavailable
         self._failures = failures
@@ -50,13 +52,22 @@ class RedisLink:
 
     async def evaluate(self, script: Script, key: bytes, *arguments: bytes) -> Any:
         """What the script answers for one key."""
+        ends_at = asyncio.get_running_loop().time() + self._timeout_seconds
         try:
             [answer] = await self._ask((b"EVALSHA", script.digest, b"1", key, *arguments))
         except RedisRefusal as error:
             if not error.is_unknown_script:
                 raise self._failed(error) from error
-            [answer] = await self.ask((b"EVAL", script.text, b"1", key, *arguments))
+            [answer] = await self._tell(script, ends_at, key, *arguments)
         return answer
+
+    async def _tell(self, script: Script, ends_at: float, key: bytes, *arguments: bytes) -> list[Any]:
+        try:
+            async with asyncio.timeout_at(ends_at):
+                return await self.ask((b"EVAL", script.text, b"1", key, *arguments))
+        except TimeoutError:
+            self._breaker.failed()
+            raise self._failed(RedisFailure("no answer in time")) from None
 
     def close(self) -> None:
         self._connection.close()

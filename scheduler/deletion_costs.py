@@ -1,4 +1,8 @@
-"""What the end of each worker would cost: when fewer are wanted, the cheapest should go."""
+"""What the end of each worker would cost: when fewer are wanted, the cheapest should go.
+
+Costs follow from what workers report. What a scheduler alone knows (what it placed itself, how long its answers were)
+does not count: each of several schedulers writes costs, and would otherwise undo what another wrote.
+"""
 
 from collections.abc import Iterator
 
@@ -17,11 +21,10 @@ def deletion_cost_ms(worker: CandidateWorker, kept_blocks: int, output_tokens: f
     A worker that drains ends its requests first, which takes as long as they would take anyway; what runs out of time
     begins again elsewhere. A worker with nothing costs nothing.
     """
-    requests = worker.load.running_requests + worker.load.waiting_requests + worker.unreported.requests
-    queued_tokens = worker.load.queued_prefill_tokens + worker.unreported.prefill_tokens
+    requests = worker.load.running_requests + worker.load.waiting_requests
     generating = requests * output_tokens * step_ms(worker, requests, knobs) if requests else 0.0
-    again = (queued_tokens + kept_blocks * BLOCK_TOKENS) / worker.pace.prefill_tokens_per_second * 1000
-    return generating + again
+    tokens_again = worker.load.queued_prefill_tokens + kept_blocks * BLOCK_TOKENS
+    return generating + tokens_again / worker.pace.prefill_tokens_per_second * 1000
 
 
 class DeletionCosts:
@@ -37,11 +40,9 @@ class DeletionCosts:
     def _all(self) -> Iterator[tuple[str, float]]:
         kept = {worker.identity.worker_id: len(worker.cached) for worker in self._registry.workers()}
         for model in sorted({worker.identity.model for worker in self._registry.workers()}):
-            known = self._coordinator.mean_output_tokens(model)
             candidates = informed(self._coordinator.candidates(model), self._knobs)
             for worker in candidates.decode:
-                # What workers report every scheduler knows, also one that gateways do not follow.
-                output = known or worker.load.mean_output_tokens or self._knobs.mean_output_tokens
+                output = worker.load.mean_output_tokens or self._knobs.mean_output_tokens
                 yield worker.worker_id, deletion_cost_ms(worker, kept[worker.worker_id], output, self._knobs)
             for worker in candidates.prefill:
                 yield worker.worker_id, deletion_cost_ms(worker, kept[worker.worker_id], 0.0, self._knobs)

@@ -29,6 +29,10 @@ def merge_ready(ranks: Sequence[Ready]) -> Ready:
         total_blocks=sum(rank.total_blocks for rank in ranks),
         max_requests=sum(rank.max_requests for rank in ranks),
         peak_bytes=sum(rank.peak_bytes for rank in ranks),
+        # They load side by side.
+        start_seconds={
+            phase: max(rank.start_seconds.get(phase, 0.0) for rank in ranks) for phase in first.start_seconds
+        },
     )
 
 

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Protocol, Self
@@ -22,6 +22,7 @@ from mesh import metrics
 from mesh.channel import Channels
 from mesh.domain.workers import WorkerIdentity, WorkerLoad, WorkerRole
 from mesh.errors import EngineFailed, WorkerDraining
+from mesh.start_times import process_seconds
 from transfer.events import PushEnded
 from worker.config import WorkerConfig
 from worker.handover import Handover
@@ -97,7 +98,9 @@ class RankHost:
             )
         told = config.rank_engine, config.observe, config.authorship(endpoint)
         if handover is None:
+            service_seconds = process_seconds()
             group = await RankGroup.start(*told)
+            _log_start({"service": service_seconds, **group.ready.start_seconds, "all": process_seconds()})
         else:
             group = await RankGroup.adopt(handover.ranks, *told)
             seconds = round(time.monotonic() - handover.drained_at, 3)
@@ -254,6 +257,12 @@ def _count_drafts(drafts: DraftCounts) -> None:
     for tokens, rows in enumerate(drafts.yields, start=1):
         metrics.ENGINE_DRAFT_ROWS.labels(tokens).inc(rows)
     metrics.ENGINE_RELAXED_TOKENS.inc(drafts.relaxed)
+
+
+def _log_start(phases: Mapping[str, float]) -> None:
+    """What each phase took, until the ranks are ready: `service` is this process until it started them."""
+    fields = {phase: f"{seconds:.2f}" for phase, seconds in phases.items()}
+    _log.info("started, in seconds by phase", extra={"fields": fields})
 
 
 async def wait_for(event: asyncio.Event, seconds: float) -> None:

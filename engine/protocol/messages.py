@@ -116,6 +116,8 @@ class Ready(msgspec.Struct, tag="ready"):
     transfer_address: bytes | None = None
     # What computes: a card's name, "CPU" or "oracle".
     device_name: str = ""
+    # Seconds of each phase of the rank's start, in order.
+    start_seconds: dict[str, float] = {}
 
 
 class Failed(msgspec.Struct, tag="failed"):

@@ -10,6 +10,7 @@ from engine.config import EngineConfig, Hardware, resolve
 from engine.oracle import OracleBackend
 from engine.parallel.peers import Peers
 from engine.rank.gpu import take_gpu
+from mesh.start_times import StartTimes
 
 if TYPE_CHECKING:
     from engine.exchange.interface import Exchange
@@ -30,11 +31,13 @@ class Backends:
         self._limit: Callable[[float], None] = lambda seconds: None
         self._model: Model | None = None
 
-    def make(self, config: EngineConfig) -> Backend:
+    def make(self, config: EngineConfig, times: StartTimes | None = None) -> Backend:
         """The backend that `config` asks for, ready to execute; the one before must be gone, its memory is needed.
+        `times` is told what each phase of that took.
 
         Raises CheckpointError, ConfigError, EngineFailed, RankLost.
         """
+        times = times or StartTimes()
         if config.backend == "oracle":
             return OracleBackend(config)
         # Imported only here: without torch an oracle rank starts fast and small.
@@ -43,13 +46,14 @@ class Backends:
         from engine.exchange.interface import STARTING_SECONDS
         from engine.runner.backend import ModelBackend
 
+        times.mark("imports")
         # Asks the driver's library of GPUs, not the driver: it has not settled yet which ones this process sees.
         hardware = Hardware(torch.cuda.device_count(), psutil.virtual_memory().available)
         resolved = resolve(config, hardware)
         if self._peers is not None and self._exchange is None:
             self._connect(self._peers, resolved.device, hardware)
         self._limit(STARTING_SECONDS)
-        backend = ModelBackend(resolved, self._model, self._exchange)
+        backend = ModelBackend(resolved, self._model, self._exchange, times)
         if resolved.warm_up:
             # Otherwise a rank may still compile.
             self._limit(SERVING_SECONDS)

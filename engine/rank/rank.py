@@ -25,6 +25,7 @@ from engine.role_change import check_keeps_weights
 from mesh.errors import EngineFailed, MeshError, RankLost
 from mesh.event_fd import EventFd
 from mesh.observe import span
+from mesh.start_times import StartTimes, process_seconds
 from transfer.block_macs import Authorship
 from transfer.ucx_log import UcxLog
 
@@ -56,23 +57,27 @@ class Rank:
 
     def run(self, start: Start) -> int | None:
         """Load, unless that is done, and serve. Returns the process's exit status, or None once released."""
-        config = EngineConfig.model_validate_json(start.config)
+        config, times = EngineConfig.model_validate_json(start.config), StartTimes()
+        if self._config is None:
+            times.seconds["process"] = process_seconds()
         try:
-            return self._serve(config, start.authorship)
+            return self._serve(config, start.authorship, times)
         except RankLost as error:
             _log.error("this rank waits to be ended", extra={"fields": {"cause": error.message}})
             time.sleep(LOST_SECONDS)
             self._report(Failed(error.reason, error.message))
             return 1
 
-    def _serve(self, config: EngineConfig, authorship: Authorship | None) -> int | None:
+    def _serve(self, config: EngineConfig, authorship: Authorship | None, times: StartTimes) -> int | None:
         try:
             with span("engine.load", backend=config.backend):
-                backend = self._make_backend(config)
+                backend = self._make_backend(config, times)
                 leads = self._peers is None or self._peers.place.leads
                 # Only the first rank of a TP group moves KV; the others get what has landed there.
                 agent = make_agent(config, authorship, backend, self._wakeup, self._number) if leads else None
+                times.mark("transfers")
                 constraints = load_constraints(config, backend.vocabulary_size, backend.eos_token_ids, self._wakeup.set)
+                times.mark("grammars")
         except RankLost:
             raise
         except MeshError as error:
@@ -92,7 +97,7 @@ class Rank:
             loop = RankLoop(self._link, engine, heartbeat)
         else:
             loop = FollowerLoop(self._link, backend, agreement, heartbeat)
-        self._link.send(_ready(config, backend, agent))
+        self._link.send(_ready(config, backend, agent, times))
         # Objects made by loading live as long as the process: garbage collections need not visit them.
         gc.freeze()
         heartbeat.start()
@@ -106,7 +111,7 @@ class Rank:
         self._link.send(Released())
         return None
 
-    def _make_backend(self, config: EngineConfig) -> Backend:
+    def _make_backend(self, config: EngineConfig, times: StartTimes) -> Backend:
         if self._backends is None:
             if self._group is not None:
                 self._peers = Peers(Place(Layout.of(config.parallel), self._number), self._group)
@@ -118,7 +123,7 @@ class Rank:
             gc.unfreeze()
             gc.collect()
         self._config = config
-        return self._backends.make(config)
+        return self._backends.make(config, times)
 
     def _report(self, failed: Failed) -> None:
         self._link.send(failed)
@@ -142,7 +147,7 @@ def make_agent(
     )
 
 
-def _ready(config: EngineConfig, backend: Backend, agent: "TransferAgent | None") -> Ready:
+def _ready(config: EngineConfig, backend: Backend, agent: "TransferAgent | None", times: StartTimes) -> Ready:
     return Ready(
         model=backend.model,
         namespace=backend.namespace,
@@ -154,6 +159,7 @@ def _ready(config: EngineConfig, backend: Backend, agent: "TransferAgent | None"
         peak_bytes=_peak_resident_bytes(),
         transfer_address=None if agent is None else agent.address,
         device_name=backend.device_name,
+        start_seconds=times.seconds,
     )
 
 

@@ -43,6 +43,7 @@ from mesh.blocks import BLOCK_TOKENS
 from mesh.domain.workers import KvNamespace
 from mesh.observe import span
 from mesh.progress import ProgressLog
+from mesh.start_times import StartTimes
 from transfer.host_memory import HostMemory
 from transfer.memory import KvMemory
 
@@ -56,11 +57,16 @@ class ModelBackend:
     """
 
     def __init__(
-        self, resolved: ResolvedEngineConfig, model: Model | None = None, exchange: Exchange | None = None
+        self,
+        resolved: ResolvedEngineConfig,
+        model: Model | None = None,
+        exchange: Exchange | None = None,
+        times: StartTimes | None = None,
     ) -> None:
         """model: by default the one that `resolved` describes; exchange: with the worker's other ranks, if there are
-        any.
+        any. `times` is told what each phase took.
         """
+        times = times or StartTimes()
         config = resolved.config
         assert config.model_dir is not None
         if config.rank_threads is not None:
@@ -71,6 +77,7 @@ class ModelBackend:
         self._model = model or make_model(resolved, exchange)
         # Devices do not wait for a rank that still loads.
         self._model.expert_group.meet()
+        times.mark("weights")
         model_config = self._model.config
         longest = model_config.max_position_embeddings
         if config.context_tokens is not None:
@@ -92,6 +99,7 @@ class ModelBackend:
             rule = RelaxationRule(self.think_tokens, config.drafts.top_n, config.drafts.delta)
         self._drafter = Drafter(self._model, self.state, self._sampler, rule)
         self._balancer = _make_balancer(self._model, exchange, config.balance)
+        times.mark("memory")
         self._graphs: DecodeGraphs | None = None
         self._draft_graphs: DraftGraphs | None = None
         if resolved.decode_graphs:
@@ -101,6 +109,7 @@ class ModelBackend:
                     self._draft_graphs = _draft_graphs(self._model, self.state, config, sizes, self.context_tokens)
                 else:
                     self._graphs = DecodeGraphs(self._model, self.state, sizes, _blocks_of(self.context_tokens))
+        times.mark("graphs")
         self.model = config.model_name or config.model_dir.resolve().name
         self.vocabulary_size = model_config.vocab_size
         self.eos_token_ids = model_config.eos_token_ids
@@ -112,6 +121,7 @@ class ModelBackend:
             scale=self.state.kv_scale,
             draft_layers=model_config.draft_layers,
         )
+        times.mark("fingerprint")
         # None if steps are as large as their rows are: on a CPU a size costs nothing at first.
         self._sizes = None
         if self.asynchronous:
@@ -119,6 +129,7 @@ class ModelBackend:
             if resolved.warm_up:
                 self._warm_up(self._sizes, config.max_requests, config.drafts.most)
         self.step_times = self._measured_depths(config) if config.drafts.next_n == "auto" else None
+        times.mark("warm-up")
         _log.info("model ready", extra={"fields": _summary(resolved, self.device_name, self.total_blocks)})
 
     @property

@@ -1,20 +1,17 @@
 """From the configuration of a gateway to that of each of its processes."""
 
 import atexit
-import os
 import secrets
-import shutil
 import socket
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
-from pathlib import Path
-from tempfile import mkdtemp
+from contextlib import asynccontextmanager
 
 from pydantic import SecretStr
 
 from gateway.config import GatewayConfig
 from gateway.processes.keeper import Keeper
 from gateway.processes.ledger import Ledger
+from gateway.processes.shared_directory import SharedDirectory
 from gateway.processes.siblings import Siblings
 from mesh.errors import ConfigError
 from mesh.identity import PROCESS_SEPARATOR
@@ -33,8 +30,8 @@ class Division:
         self.processes = 1
         self.ledger: Ledger
         self._number = 0
-        # For sockets between the processes.
-        self._directory = Path()
+        # None where there is one process.
+        self._directory: SharedDirectory | None = None
         # They hold ports for the processes, and listen to none.
         self._reserved: list[socket.socket] = []
 
@@ -50,23 +47,19 @@ class Division:
         if config.resume.secret is None:
             secret = SecretStr(secrets.token_hex(32))
             config = config.model_copy(update={"resume": config.resume.model_copy(update={"secret": secret})})
-        self._directory = Path(mkdtemp(prefix="deepmesh-gateway-"))
-        atexit.register(self._remove_directory, os.getpid())
+        self._directory = SharedDirectory()
+        atexit.register(self._directory.remove)
         self._number = self.ledger.process = Keeper(self.processes, self.ledger.forget).run()
         return self._part(config)
-
-    def _remove_directory(self, keeper: int) -> None:
-        # What it forked inherits this.
-        if os.getpid() == keeper:
-            shutil.rmtree(self._directory, ignore_errors=True)
 
     @asynccontextmanager
     async def siblings(self) -> AsyncIterator[Siblings | None]:
         """For the length of the block, what the processes tell each other; None if there is one."""
-        async with AsyncExitStack() as stack:
-            several = self.processes > 1
-            siblings = Siblings(self._directory, self._number, self.processes)
-            yield await stack.enter_async_context(siblings) if several else None
+        if self._directory is None:
+            yield None
+            return
+        async with Siblings(self._directory.path, self._number, self.processes) as siblings:
+            yield siblings
 
     def _part(self, config: GatewayConfig) -> GatewayConfig:
         number, limits = self._number, config.limits

@@ -23,6 +23,7 @@ from tests.support.process_mesh import VOCABULARY, ProcessMesh, oracle_settings,
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
+STARTED = "started, in seconds by phase"
 FAST_LEASES = ("scheduler.lease.seconds=2", "decode.grace_seconds=2", "gateway.limits.stalled_seconds=5")
 
 
@@ -62,10 +63,15 @@ async def test_a_killed_rank_costs_no_token_of_its_requests(mesh: ProcessMesh) -
     answers = asyncio.create_task(assert_right(mesh, prompts(20, seed=2), 300))
     await asyncio.sleep(0.5)
     killed, other = ranks_of(mesh, "decode-1")
+    before = len(mesh.lines)
     killed.kill()
     await answers
     assert not other.is_running()
     await mesh.drained()
+    # Its successor says how long each phase of the start took.
+    await eventually(lambda: any(STARTED in line for line in mesh.lines[before:]), 30)
+    (started,) = [line for line in mesh.lines[before:] if STARTED in line]
+    assert started.startswith("decode-1") and all(f" {phase}=" in started for phase in ("service", "process", "all"))
 
 
 async def test_a_frozen_worker_costs_no_token_of_its_requests(mesh: ProcessMesh) -> None:

@@ -16,6 +16,7 @@ from kvstore.redis_index import RedisIndex
 from mesh.errors import IndexUnavailable, LeaseConflict
 from mesh.metrics import KVSTORE_INDEX_FAILURES
 from mesh.ports import free_port
+from tests.support.answering_redis import answering_redis
 from tests.support.valkey import redis_client, redis_index, running_valkey
 
 KEYS = [secrets.token_bytes(24) for _ in range(100)]
@@ -108,6 +109,32 @@ async def test_a_set_of_another_type_harms_no_other_store(valkey: ValkeyServer) 
         await client.hset("deepmesh:{kv}", "b", f"{10**15}:1")
         await client.set("deepmesh:{kv}:b:1", "no set")
         assert await index.match(KEYS) == Location("a", "1", 100)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"+OK\r\n",
+        b":1\r\n",
+        b"$-1\r\n",
+        b"*0\r\n",
+        b"*3\r\n:1\r\n:2\r\n:3\r\n",
+        b"*3\r\n$1\r\n1\r\n$1\r\na\r\n$1\r\nb\r\n",
+        b"*3\r\n:-1\r\n$1\r\na\r\n$1\r\nb\r\n",
+        # More blocks than were asked for.
+        b"*3\r\n:9\r\n$1\r\na\r\n$1\r\nb\r\n",
+    ],
+)
+async def test_what_no_lookup_answers_is_no_hint(answer: bytes, failures: Callable[[], float]) -> None:
+    async with answering_redis(always=answer) as redis:
+        index = RedisIndex(IndexConfig(redis_url=f"redis://127.0.0.1:{redis.port}", timeout_seconds=30), "a", "1")
+        before = failures()
+        assert await index.match(KEYS[:3]) is None
+        assert failures() == before + 1
+        if not answer.startswith(b":"):
+            with pytest.raises(IndexUnavailable):
+                await index.renew()
+        await index.close()
 
 
 async def test_a_store_whose_name_is_no_text_is_a_hint_like_any_other(valkey: ValkeyServer) -> None:

@@ -1,20 +1,23 @@
 """What the end of a worker costs."""
 
+import asyncio
+
 import msgspec
 import pytest
 
+from mesh.domain.shares import Share
 from mesh.domain.workers import KvNamespace, WorkerIdentity, WorkerLoad, WorkerRole, WorkerState
 from scheduler.admission import Objectives
-from scheduler.candidates import Candidates, CandidateWorker, PlacementKnobs, Unreported
-from scheduler.coordinator import Coordinator
-from scheduler.decisions import DecisionLog
+from scheduler.candidates import Candidates, CandidateWorker, PlacementKnobs
+from scheduler.coordinator import Coordinator, PlacementCall
+from scheduler.decisions import DecisionLog, Outcome
 from scheduler.deletion_costs import DeletionCosts, deletion_cost_ms
 from scheduler.estimates import informed
 from scheduler.lengths import OutputLengths
 from scheduler.registry import Registry
 from scheduler.stores import Stores
 from scheduler.tenants import PlacedRequests
-from tests.support.scheduling import ManualClock, make_identity, make_load
+from tests.support.scheduling import ManualClock, make_identity, make_load, make_request
 
 KNOBS = PlacementKnobs()
 IDLE = CandidateWorker(
@@ -33,15 +36,20 @@ def cost(worker: CandidateWorker = IDLE, kept_blocks: int = 0) -> float:
     return deletion_cost_ms(worker, kept_blocks, output_tokens=100.0, knobs=KNOBS)
 
 
-def costs_of(*workers: tuple[WorkerIdentity, WorkerLoad]) -> dict[str, float]:
-    """By worker id, from a scheduler that placed nothing."""
+def scheduler_of(*workers: tuple[WorkerIdentity, WorkerLoad]) -> tuple[Coordinator, DeletionCosts]:
     clock = ManualClock()
     registry = Registry(clock, lease_seconds=10.0, settle_seconds=0.25)
     for identity, load in workers:
         registry.update(registry.attach(identity), WorkerState.SERVING, load)
     placed, decisions = PlacedRequests(clock), DecisionLog(1)
     coordinator = Coordinator(registry, Stores(), 1, placed, decisions, OutputLengths(), KNOBS, Objectives(), clock)
-    return DeletionCosts(registry, coordinator, KNOBS).now()
+    return coordinator, DeletionCosts(registry, coordinator, KNOBS)
+
+
+def costs_of(*workers: tuple[WorkerIdentity, WorkerLoad]) -> dict[str, float]:
+    """By worker id."""
+    _, costs = scheduler_of(*workers)
+    return costs.now()
 
 
 def loaded(**load: int) -> CandidateWorker:
@@ -58,9 +66,25 @@ def test_a_stream_costs_the_time_that_it_takes() -> None:
     assert cost(loaded(running_requests=4)) > 4 * 100 * 10
 
 
-def test_requests_that_wait_or_are_on_their_way_count_as_well() -> None:
-    on_their_way = msgspec.structs.replace(IDLE, unreported=Unreported(requests=2))
-    assert cost(loaded(waiting_requests=2)) == cost(on_their_way) == cost(loaded(running_requests=2))
+def test_requests_that_wait_count_as_those_that_run() -> None:
+    assert cost(loaded(waiting_requests=2)) == cost(loaded(running_requests=2))
+
+
+def test_schedulers_agree_whoever_placed_the_requests() -> None:
+    """Otherwise each would write what the other has just corrected, again and again."""
+    workers = [
+        (make_identity("decode-0"), make_load(running_requests=3, queued_prefill_tokens=100)),
+        (make_identity("decode-1"), make_load(running_requests=1, mean_output_tokens=10.0)),
+    ]
+    (placing, costs), (_, others) = scheduler_of(*workers), scheduler_of(*workers)
+    for number in range(20):
+        name = f"request-{number}"
+        call = PlacementCall(name, 0, "oracle", make_request(prompt_tokens=1000), (), Share(), name)
+        asyncio.run(placing.place(call))
+        if number % 2:
+            placing.report(name, 0, Outcome.FINISHED, output_tokens=500)
+    assert placing.mean_output_tokens("oracle") == 500
+    assert costs.now() == others.now()
 
 
 def test_a_prefill_worker_costs_its_prompts_and_no_answers() -> None:
@@ -70,7 +94,7 @@ def test_a_prefill_worker_costs_its_prompts_and_no_answers() -> None:
     assert costs["decode"] > costs["prefill"] == 0
 
 
-def test_a_scheduler_that_gateways_do_not_follow_takes_the_lengths_that_workers_report() -> None:
+def test_a_stream_costs_as_much_as_its_workers_answers_are_long() -> None:
     short = make_identity("short"), make_load(running_requests=1, mean_output_tokens=10.0)
     long = make_identity("long"), make_load(running_requests=1, mean_output_tokens=1000.0)
     costs = costs_of(short, long)

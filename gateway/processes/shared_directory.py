@@ -1,0 +1,54 @@
+"""A directory for the sockets between a gateway's processes, which is removed with the last of them at the latest when
+another gateway starts.
+"""
+
+import fcntl
+import os
+import shutil
+import stat
+from contextlib import suppress
+from pathlib import Path
+from tempfile import gettempdir, mkdtemp
+
+PREFIX = "deepmesh-gateway-"
+# Locked for as long as a process lives that has, or inherited, the directory.
+LOCK = "alive"
+
+
+class SharedDirectory:
+    """`path` is its place. What is forked inherits it; only who made it removes it."""
+
+    def __init__(self) -> None:
+        remove_abandoned()
+        self._owner = os.getpid()
+        self.path = Path(mkdtemp(prefix=PREFIX))
+        made = self.path / "making"
+        # Never closed: the lock ends with the last process that has it.
+        self._lock = os.open(made, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        # Nobody sees it without its lock.
+        made.rename(self.path / LOCK)
+
+    def remove(self) -> None:
+        if os.getpid() == self._owner:
+            shutil.rmtree(self.path, ignore_errors=True)
+
+
+def remove_abandoned() -> None:
+    """Remove what gateways of this user left that were killed. One without a lock is not judged."""
+    for path in Path(gettempdir()).glob(f"{PREFIX}*"):
+        with suppress(OSError):
+            status = path.lstat()
+            if stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and _is_abandoned(path):
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def _is_abandoned(path: Path) -> bool:
+    lock = os.open(path / LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(lock)
+    return True
