@@ -63,7 +63,7 @@ class Row(msgspec.Struct, frozen=True):
     # If `sampling` counts tokens. The host may not know the last of them, which the row follows.
     history: History | None = None
     drafts: int = 0
-    # The first tokens, none or one, lie in a block that others read: their KV is there, and is not written again.
+    # The KV of so many of the first tokens is there, perhaps in blocks that others read, and is not written again.
     shared: int = 0
     # The token behind the last, if the row draws none.
     next_token: int | None = None

@@ -69,8 +69,9 @@ class Engine:
         self.pool = BlockPool(backend.total_blocks)
         self._meter = LoadMeter()
         self._pipeline = StepPipeline(backend, launches_ahead(config, backend.asynchronous), clock, self._meter)
-        # Guesses of the backend begin with what it knows of a token only while it computes that.
-        self._drafting = Drafting(config.drafts.most, int(backend.draft_layers > 0), backend.think_tokens)
+        # Guesses of the backend begin with what it knows of a token only while it computes that, and each module reads
+        # what the one before it made of the token before.
+        self._drafting = Drafting(config.drafts.most, backend.draft_layers, backend.think_tokens)
         self._depth = DraftDepth(config.drafts.most, backend.step_times)
         transfer = config.transfer or TransferConfig()
         self.transfers = Transfers(agent, self.pool, backend.namespace, transfer, self._meter, backend.clear_drafts)

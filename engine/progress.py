@@ -23,7 +23,8 @@ class Progress:
         token_ids: the prompt, then what was generated.
         tokens_at_least, tokens_at_most: `token_ids`, and those that rows in flight yield.
         rewind: of KV that no row of this request computed, so many tokens are computed again, if drafts need what is
-            known of a token only while it is computed; 0 or 1.
+            known of a token only while it is computed: one for each module that drafts.
+        known: tokens whose KV no row of this request computed; it is not written again.
         computed: leading tokens whose KV is written, by collected steps or by transfers, without those computed again.
         computed_at_most: the same with all that rows in flight write.
         rows_in_flight: how many rows of steps that are not collected belong to the request.
@@ -48,6 +49,7 @@ class Progress:
         "drafts_end",
         "drawing_row",
         "guesses_in_flight",
+        "known",
         "registered_blocks",
         "rewind",
         "rows_in_flight",
@@ -82,7 +84,8 @@ class Progress:
         self.grown(cached)
         self.grown(new)
         self.registered_blocks = len(cached)
-        self.computed = self.computed_at_most = max(len(cached) * BLOCK_TOKENS - self.rewind, 0)
+        self.known = len(cached) * BLOCK_TOKENS
+        self.computed = self.computed_at_most = max(self.known - self.rewind, 0)
         assert self.computed < len(self.token_ids) <= self.covered
 
     def grown(self, blocks: Sequence[int]) -> None:
@@ -99,6 +102,7 @@ class Progress:
         """Transfers have written the KV of the first `tokens` tokens."""
         assert not self.rows_in_flight
         assert self.computed <= tokens <= min(len(self.token_ids), self.covered)
+        self.known = tokens
         self.computed = self.computed_at_most = max(tokens - self.rewind, 0)
 
     def received(self, token_ids: Sequence[int]) -> None:
@@ -165,4 +169,5 @@ class Progress:
         self.covered = 0
         self.computed = self.computed_at_most = 0
         self.registered_blocks = 0
+        self.known = 0
         self.drafts_end = None

@@ -7,7 +7,6 @@ import msgspec
 from engine.batch import Row, StepShape
 from engine.batcher import Chunk
 from engine.request import Request
-from mesh.blocks import BLOCK_TOKENS
 
 
 class StepWork(msgspec.Struct, frozen=True):
@@ -97,7 +96,7 @@ def _launch_decode_row(request: Request, draws: int, index: int, guesses: int) -
 def _launch_chunk_row(chunk: Chunk[Request], index: int, guesses: int) -> Row:
     """Row `index` of the next step: a chunk of a prompt. A token is drawn behind the last chunk.
 
-    It may begin with a token of a block that others read, computed again.
+    It may begin with tokens whose KV is known, computed again.
     """
     request, progress = chunk.request, chunk.request.progress
     start = progress.computed_at_most
@@ -111,7 +110,7 @@ def _launch_chunk_row(chunk: Chunk[Request], index: int, guesses: int) -> Row:
         progress.block_ids,
         sampling,
         history=history,
-        shared=max(progress.registered_blocks * BLOCK_TOKENS - start, 0),
+        shared=min(max(progress.known - start, 0), chunk.tokens),
         next_token=None if draws else progress.token_ids[end],
         thinking=request.thinking if draws else None,
         mask=request.masks if draws else None,

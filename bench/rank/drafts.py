@@ -101,7 +101,7 @@ class DraftBench:
             self._mtp = self._model.mtp
 
     def without_drafts(self, steps: int) -> list[Drafted]:
-        self._model.config, self._model.mtp = self._plain_config, None
+        self._model.config, self._model.mtp = self._plain_config, []
         load, backend = self._start(0)
         found = [self._measure(load, backend, 0, (), requests, steps) for requests in self._requests]
         self._model.config, self._model.mtp = self._drafting_config, self._mtp

@@ -119,9 +119,10 @@ def make_rank(resolved: ResolvedEngineConfig, exchange: Exchange | None = None) 
     uniform = UniformLogits(len(mixtures))
     for index, mixture in enumerate(mixtures):
         _route_uniformly(mixture, UniformGate(model.config, allocate, index, uniform))
-    if model.mtp is not None and isinstance(model.mtp.layer.feed_forward, MixtureOfExperts):
-        # It runs several times a step, for different numbers of tokens.
-        _route_uniformly(model.mtp.layer.feed_forward, UniformGate(model.config, allocate, 0, UniformLogits(1)))
+    for module in model.mtp:
+        if isinstance(module.layer.feed_forward, MixtureOfExperts):
+            # It runs several times a step, for different numbers of tokens.
+            _route_uniformly(module.layer.feed_forward, UniformGate(model.config, allocate, 0, UniformLogits(1)))
     return model
 
 

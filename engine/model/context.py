@@ -61,6 +61,10 @@ class DeviceState:
     guessed: torch.Tensor
     # Scratch memory of the stream that runs the steps.
     workspace: Workspace
+    # [modules but the last, blocks and two more, hidden]: what an MTP module made of the last token of each block that
+    # it has read, for the module behind it; of the padding block; and always zeros, where nothing comes before. None if
+    # there is one module.
+    draft_states: torch.Tensor | None = None
 
     @property
     def device(self) -> torch.device:

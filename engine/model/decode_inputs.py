@@ -61,6 +61,10 @@ class DecodeRows:
         block = self.block_table.gather(1, (positions // BLOCK_TOKENS).long())
         return (block * BLOCK_TOKENS + positions % BLOCK_TOKENS).long().flatten()
 
+    def blocks_of(self, positions: torch.Tensor) -> torch.Tensor:
+        """[rows] int64: the block of one position in each row."""
+        return self.block_table.gather(1, (positions // BLOCK_TOKENS).long().unsqueeze(1)).squeeze(1).long()
+
     def lengths(self) -> torch.Tensor:
         """[rows] int32: tokens of each context, the row's own included."""
         return self.starts + self.row_tokens

@@ -37,7 +37,10 @@ class Model:
         self._counts = any(True for _ in self._balanced())
         self.norm = allocate(config.hidden_size)
         self.head = allocate(own_tokens, config.hidden_size)
-        self.mtp = MtpModule(config, config.num_hidden_layers, allocate.of_drafts()) if config.draft_layers else None
+        self.mtp = [
+            MtpModule(config, index, allocate.of_drafts())
+            for index in range(config.num_hidden_layers, config.kv_layers)
+        ]
 
     def parameters(self) -> NamedParameters:
         share = self.group.share
@@ -46,12 +49,12 @@ class Model:
             yield from layer.parameters(f"model.layers.{index}")
         yield whole("model.norm.weight", self.norm)
         yield from cut([whole("lm_head.weight", self.head)], 0, share)
-        if self.mtp is not None:
-            yield from self.mtp.parameters(f"model.layers.{len(self.layers)}")
+        for index, module in enumerate(self.mtp, start=len(self.layers)):
+            yield from module.parameters(f"model.layers.{index}")
 
     def finish(self) -> None:
         """Called once, when all parameters are filled and before the first `forward`."""
-        for layer in self.layers if self.mtp is None else [*self.layers, self.mtp.layer]:
+        for layer in [*self.layers, *(module.layer for module in self.mtp)]:
             layer.attention.finish()
             layer.feed_forward.finish()
 
@@ -84,14 +87,13 @@ class Model:
         """[rows, vocabulary] from hidden states after the last norm: [rows, hidden]."""
         return self.group.join_columns(linear(hidden, self.head))
 
-    def draft(self, hidden: torch.Tensor, context: ForwardContext) -> torch.Tensor:
-        """Write the draft layer's KV; return the hidden states whose logits guess tokens, [tokens, hidden].
+    def draft(self, module: int, hidden: torch.Tensor, context: ForwardContext) -> torch.Tensor:
+        """Write the KV of a module's layer; return the hidden states whose logits guess tokens, [tokens, hidden].
 
-        hidden: [tokens, hidden] of the tokens before those in `context`, which follow them: from `hidden_states`, or
-        from `draft` itself.
+        hidden: [tokens, hidden] of the tokens before those in `context`, which follow them: of the first module from
+        `hidden_states`, of others from the module before; or from the module itself, which is then run once more.
         """
-        assert self.mtp is not None
-        own = self.mtp.forward(self._embedded(context.token_ids), self.group.own(hidden), context)
+        own = self.mtp[module].forward(self._embedded(context.token_ids), self.group.own(hidden), context)
         return self.group.gather(own, len(context.token_ids))
 
     def _balanced(self) -> Iterator[tuple[int, MixtureOfExperts, ExpertSlots]]:

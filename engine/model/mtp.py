@@ -15,7 +15,8 @@ SHARED_WITH_MODEL = ("embed_tokens.weight", "shared_head.head.weight")
 
 
 class MtpModule:
-    """Guesses the token behind a token from that token's embedding and the hidden state of the token before it.
+    """Guesses the token behind a token from that token's embedding and the hidden state of the token before it: of the
+    model for the first module, of the module before for each other (DeepSeek-V3, 2024, section 2.2).
 
     The KV of (hidden state i, token i + 1) lies at position i + 1, so that a block depends on its own tokens and those
     before it alone. Nothing comes before the first token: its hidden state is zeros.

@@ -20,11 +20,16 @@ def make_state(
     kv_dtype: torch.dtype,
     kv_scale: float = 1.0,
     drafts: int = 0,
+    dtype: torch.dtype = torch.float32,
 ) -> DeviceState:
     """A KV pool of `blocks` blocks and one for padding, for contexts of `positions` tokens and batches of `rows`, each
-    with up to `drafts` drafts.
+    with up to `drafts` drafts. dtype: of hidden states.
     """
     shape = (config.kv_layers, blocks + 1, BLOCK_TOKENS, config.latent_dim)
+    draft_states = None
+    if config.draft_layers > 1:
+        states = config.draft_layers - 1, blocks + 2, config.hidden_size
+        draft_states = torch.zeros(states, dtype=dtype, device=device)
     return DeviceState(
         rotations=model_rotations(config, positions, device),
         kv_pool=torch.zeros(shape, dtype=kv_dtype, device=device),
@@ -35,4 +40,5 @@ def make_state(
         thinks=torch.zeros(rows, dtype=torch.bool, device=device),
         guessed=torch.full((rows, drafts), NO_TOKEN, dtype=torch.int64, device=device),
         workspace=make_workspace(device),
+        draft_states=draft_states,
     )

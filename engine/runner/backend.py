@@ -226,7 +226,7 @@ class ModelBackend:
         return affordable_blocks(
             # Ranks on a CPU share its memory.
             budget_bytes=int(left * resolved.kv_memory_fraction) // (resolved.config.parallel.world if on_cpu else 1),
-            block_bytes=self.block_bytes,
+            block_bytes=self.block_bytes + _draft_state_bytes(self._model),
             context_blocks=_blocks_of(longest),
             max_requests=resolved.config.max_requests,
             cap_bytes=CPU_POOL_BYTES if on_cpu else None,
@@ -267,7 +267,7 @@ def make_model(resolved: ResolvedEngineConfig, exchange: Exchange | None = None)
         dtype,
         device,
         resolved.weights,
-        drafts=config.drafts.most > 0,
+        drafts=config.drafts.most,
         fp8_queries=config.query_weights == "fp8",
         exchange=exchange,
         balance=config.balance,
@@ -312,12 +312,18 @@ def _make_state(model: Model, resolved: ResolvedEngineConfig, blocks: int, posit
         kv_dtype=getattr(torch, resolved.kv_dtype),
         kv_scale=resolved.config.kv_scale if resolved.kv_dtype == "float8_e4m3fn" else 1.0,
         drafts=resolved.config.drafts.most,
+        dtype=model.dtype,
     )
 
 
 def most_draft_positions(config: EngineConfig) -> int:
     """How far drafts may be guessed behind the last token of a context."""
     return 1 + config.drafts.most if config.drafts.most else 0
+
+
+def _draft_state_bytes(model: Model) -> int:
+    """Of a block: see DeviceState.draft_states."""
+    return max(model.config.draft_layers - 1, 0) * model.config.hidden_size * model.dtype.itemsize
 
 
 def _blocks_of(tokens: int) -> int:

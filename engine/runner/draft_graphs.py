@@ -16,6 +16,7 @@ from engine.model.context import DeviceState
 from engine.model.decode_inputs import DecodeRows, pack_decode_rows, packed_size, unpack_decode_rows
 from engine.model.inputs import decode_context
 from engine.model.model import Model
+from engine.runner.draft_layers import RowEnds, compute_draft_layers
 from engine.runner.draft_pass import Verified
 from engine.runner.draft_plan import plan_draws
 from engine.runner.graphs import capture, graph_pool
@@ -97,10 +98,10 @@ class _DraftGraph:
         self.accepted = count_accepted(self.drawn, self.drafts)
         # Behind all draws: those behind a wrong draft are nobody's, and the next step overwrites them.
         rows = DecodeRows(self.drawn, self.positions, inputs.block_table)
-        states = model.draft(self.hidden, decode_context(rows, state))
-        last = states.view(self._rows, 1 + self.depth, -1)[
-            torch.arange(self._rows, device=states.device), self.accepted
-        ]
         positions = self.positions + self.accepted.int()
-        self.guesses = guess(model, state, last, positions, inputs.block_table, self.depth)
+        first = torch.arange(self._rows, device=positions.device) * (1 + self.depth)
+        last = first + self.accepted
+        ends = RowEnds(first, rows.blocks_of(self.positions - 1), last, rows.blocks_of(positions))
+        states = compute_draft_layers(model, state, self.hidden, decode_context(rows, state), ends)
+        self.guesses = guess(model, state, states[last], positions, inputs.block_table, self.depth)
         note_yields(state, slice(0, self._rows), self.drawn, self.accepted, inputs.drafts, self.guesses)

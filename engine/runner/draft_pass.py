@@ -15,6 +15,7 @@ from engine.model.context import DeviceState
 from engine.model.decode_inputs import NO_TOKEN, DecodeRows
 from engine.model.inputs import blocks_of, decode_groups, join_context
 from engine.model.model import Model
+from engine.runner.draft_layers import RowEnds, compute_draft_layers, no_block
 from engine.runner.draft_plan import Draws, leading_rows, plan_draft_prompts, plan_draws
 from engine.runner.verification import count_accepted, guess, note_yields
 from kernels.host_copy import to_device
@@ -89,7 +90,7 @@ class EagerPass:
         drawn = torch.full((len(self.drafts), self.drafts.shape[1] + 1), NO_TOKEN, dtype=torch.int64, device=device)
         drawn.view(-1)[_indices(self.draws.places, device)] = token_ids
         accepted = count_accepted(drawn, self.drafts)
-        states = self._compute_draft_layer(hidden, drawn)
+        states = self._compute_draft_layers(hidden, drawn, accepted)
         if not shape.drawing:
             return Verified(accepted, drawn, drawn[:, :0])
         # Ranks guess together, whichever of them draw: rows are padded to as many as any rank has.
@@ -101,9 +102,10 @@ class EagerPass:
         note_yields(self._state, _indices(self.draws.drawing, device), drawn, accepted, self._most, guesses)
         return Verified(accepted, drawn, guesses)
 
-    def _compute_draft_layer(self, hidden: torch.Tensor, drawn: torch.Tensor) -> torch.Tensor:
-        """Write the draft layer's KV of all rows: of each that decodes, behind all its draws. Those behind a wrong
-        draft are nobody's; the next step overwrites them. Returns hidden states: [tokens or more, hidden].
+    def _compute_draft_layers(self, hidden: torch.Tensor, drawn: torch.Tensor, accepted: torch.Tensor) -> torch.Tensor:
+        """Write the draft layers' KV of all rows: of each that decodes, behind all its draws. Those behind a wrong
+        draft are nobody's; the next step overwrites them. Returns what the first module makes of the tokens: [tokens or
+        more, hidden].
         """
         shape, state, prompts = self._shape, self._state, self._prompts
         decoding: list[DecodeRows] = []
@@ -122,17 +124,39 @@ class EagerPass:
         sources = [*range(self._offset), *(nothing if source is None else source for source in prompts.sources)]
         sources += [nothing] * (size - len(sources))
         before = torch.cat((hidden, hidden.new_zeros(1, hidden.shape[1])))[_indices(sources, hidden.device)]
-        return self._model.draft(before, context)
+        ends = self._row_ends(decoding, accepted) if self._model.config.draft_layers > 1 else None
+        return compute_draft_layers(self._model, self._state, before, context, ends)
+
+    def _row_ends(self, decoding: Sequence[DecodeRows], accepted: torch.Tensor) -> RowEnds:
+        """decoding: the draft layers' part of rows that decode; accepted: [lines], theirs first."""
+        prompts, device = self._prompts, accepted.device
+        nothing = no_block(self._state)
+        firsts = _indices([*self._decoding_states(), *(self._offset + index for index in prompts.first)], device)
+        lasts = [_indices([self._offset + index for index in prompts.last], device)]
+        before = [_indices([nothing if block is None else block for block in prompts.blocks_before], device)]
+        behind = [_indices(prompts.last_blocks, device)]
+        line = sum(rows.rows for rows in decoding)
+        lasts.insert(0, firsts[:line] + accepted[:line])
+        for rows in reversed(decoding):
+            line -= rows.rows
+            last = rows.starts + accepted[line : line + rows.rows].int()
+            before.insert(0, rows.blocks_of(rows.starts - 1))
+            behind.insert(0, rows.blocks_of(last))
+        return RowEnds(firsts, torch.cat(before), torch.cat(lasts), torch.cat(behind))
 
     def _first_states(self) -> list[int]:
-        """By line: the index of its first drawn token among the draft layer's tokens."""
+        """By line: the index of its first drawn token among the draft layers' tokens."""
+        return [*self._decoding_states(), *(self._offset + place for place in self._prompts.drawn)]
+
+    def _decoding_states(self) -> list[int]:
+        """By row that decodes: the index of its first token among the draft layers'."""
         first: list[int] = []
         offset = 0
         for group in self._groups:
             stop = offset + group.rows * group.row_tokens
             first += range(offset, stop, group.row_tokens)
             offset = stop
-        return [*first, *(offset + place for place in self._prompts.drawn)]
+        return first
 
 
 def _padded(drafts: torch.Tensor, width: int) -> torch.Tensor:

@@ -37,6 +37,12 @@ class DraftPrompts:
     # By row with sampling, one draw each: the index of the drawn token here, and its position.
     drawn: Sequence[int]
     positions: Sequence[int]
+    # By row: the index of its first token, and the block of the token before it, None where nothing comes before; the
+    # index of its last token, and the block of that.
+    first: Sequence[int]
+    blocks_before: Sequence[int | None]
+    last: Sequence[int]
+    last_blocks: Sequence[int]
 
 
 def leading_rows(rows: Sequence[Row]) -> Sequence[Row]:
@@ -70,18 +76,24 @@ def plan_draws(rows: Sequence[Row], offsets: Sequence[int], width: int) -> Draws
 def plan_draft_prompts(rows: Sequence[Row], offset: int, padding_block: int) -> DraftPrompts:
     """offset: the index of their first token in the step; padding_block: what lies behind a row's blocks goes there."""
     sources: list[int | None] = []
-    drawn: list[int] = []
+    first: list[int] = []
+    last: list[int] = []
     for row in rows:
+        first.append(len(sources))
         sources += [None] * (row.start == 0)
         sources += range(offset, offset + row.tokens)
         offset += row.tokens
-        if row.sampling is not None:
-            drawn.append(len(sources) - 1)
+        last.append(len(sources) - 1)
+    shifted = [_shifted(row, padding_block) for row in rows]
     return DraftPrompts(
-        rows=[_shifted(row, padding_block) for row in rows],
+        rows=shifted,
         sources=sources,
-        drawn=drawn,
+        drawn=[index for index, row in zip(last, rows, strict=True) if row.sampling is not None],
         positions=[row.end for row in rows if row.sampling is not None],
+        first=first,
+        blocks_before=[row.block_ids[row.start // BLOCK_TOKENS] if row.start else None for row in rows],
+        last=last,
+        last_blocks=[row.block_ids[(row.end - 1) // BLOCK_TOKENS] for row in shifted],
     )
 
 
@@ -92,4 +104,6 @@ def _shifted(row: Row, padding_block: int) -> Row:
     block_ids = list(row.block_ids)
     if row.end >= len(block_ids) * BLOCK_TOKENS:
         block_ids.append(padding_block)
-    return Row(token_ids, row.start + 1 if row.start else 0, block_ids, None)
+    if not row.start:
+        return Row(token_ids, 0, block_ids, None, shared=row.shared)
+    return Row(token_ids, row.start + 1, block_ids, None, shared=max(row.shared - 1, 0))

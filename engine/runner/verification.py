@@ -30,14 +30,16 @@ def guess(
 ) -> torch.Tensor:
     """The tokens that may follow each row's last one: [rows, count] int64.
 
-    Guess by guess the module reads its own hidden state and guess. hidden: [rows, hidden], the draft layer's of the
-    last tokens; positions: [rows] int32, theirs; block_table: [rows, blocks], with room for all guesses but one.
+    Each module reads the guess of the one before it and what that made of its token; the last is run as often as
+    guesses are left, on its own. hidden: [rows, hidden], what the first module made of the last tokens; positions:
+    [rows] int32, theirs; block_table: [rows, blocks], with room for all guesses but one.
     """
+    last = model.config.draft_layers - 1
     guesses: list[torch.Tensor] = []
     for number in range(count):
         if number:
             rows = DecodeRows(guesses[-1].unsqueeze(1), positions + number, block_table)
-            hidden = model.draft(hidden, decode_context(rows, state))
+            hidden = model.draft(min(number, last), hidden, decode_context(rows, state))
         guesses.append(greedy(model.logits(hidden)))
     return torch.stack(guesses, dim=1) if guesses else positions.new_zeros(len(positions), 0, dtype=torch.int64)
 

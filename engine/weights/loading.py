@@ -41,12 +41,12 @@ def load_model(
     device: torch.device,
     weights: KeptWeights = "dequantized",
     *,
-    drafts: bool = False,
+    drafts: int = 0,
     fp8_queries: bool = False,
     exchange: Exchange | None = None,
     balance: BalanceConfig | None = None,
 ) -> Model:
-    """Read a checkpoint into a new model of `dtype`, if asked with the module that drafts.
+    """Read a checkpoint into a new model of `dtype`, with as many of its modules that draft as `drafts` may need.
 
     fp8_queries: multiply queries' projections in FP8 that are published plain, if weights are kept quantized.
     exchange: with the worker's other ranks, of whose model this is a share. Raises CheckpointError, and ConfigError if
@@ -72,7 +72,7 @@ def random_model(
     device: torch.device,
     weights: KeptWeights = "dequantized",
     *,
-    drafts: bool = False,
+    drafts: int = 0,
     fp8_queries: bool = False,
     exchange: Exchange | None = None,
     balance: BalanceConfig | None = None,
@@ -147,16 +147,17 @@ def _of_first_rank(own: Mapping[int, Placement], exchange: Exchange) -> dict[int
     }
 
 
-def _with_drafts(config: ModelConfig, drafts: bool) -> ModelConfig:
+def _with_drafts(config: ModelConfig, drafts: int) -> ModelConfig:
     if drafts and not config.num_nextn_predict_layers:
         raise CheckpointError(f"config.json describes no MTP module (num_nextn_predict_layers is 0): {NO_DRAFTS}")
-    return replace(config, draft_layers=int(drafts))
+    return replace(config, draft_layers=min(config.num_nextn_predict_layers, drafts))
 
 
 def _check_draft_module(config: ModelConfig, shards: Shards) -> None:
-    prefix = f"model.layers.{config.num_hidden_layers}."
-    if config.draft_layers and not any(name.startswith(prefix) for name in shards.entries):
-        raise CheckpointError(f"the checkpoint holds no MTP module ({prefix}*): {NO_DRAFTS}")
+    for layer in range(config.num_hidden_layers, config.kv_layers):
+        prefix = f"model.layers.{layer}."
+        if not any(name.startswith(prefix) for name in shards.entries):
+            raise CheckpointError(f"the checkpoint holds no MTP module ({prefix}*): {NO_DRAFTS}")
 
 
 def _prefixes(config: ModelConfig) -> tuple[str, ...]:

@@ -70,8 +70,8 @@ def test_an_mtp_module_may_be_plain(tmp_path: Path) -> None:
     model = load_model(directory, torch.bfloat16, CPU, "quantized", drafts=True)
     assert model.config.draft_quantization == Quantization()
     assert any(each.place.dtype == torch.uint8 for each in model.layers[2].parameters("2"))
-    assert model.mtp is not None
-    assert all(each.place.dtype != torch.uint8 for each in model.mtp.parameters("3"))
+    (module,) = model.mtp
+    assert all(each.place.dtype != torch.uint8 for each in module.parameters("3"))
 
 
 def test_tensors_say_what_is_in_nvfp4(tmp_path: Path) -> None:
