@@ -8,6 +8,7 @@ from msgspec import json, structs
 
 from gateway.answer_forms import AnswerForm
 from gateway.chat import DEFAULT_OPTIONS, TemplateOptions
+from gateway.requests import OUR_NAMES, FieldNames
 from gateway.tools import Toolbox
 from gateway.turns import ChatMessage
 from mesh.domain.sampling import Sampling, settled_draft_use
@@ -55,6 +56,7 @@ class Ask:
     stop_strings: tuple[str, ...]
     stop_token_ids: tuple[int, ...]
     ignore_eos: bool
+    names: FieldNames = OUR_NAMES
     # The text ends with the stop string that ended it.
     include_stop_string: bool = False
     # Keep this many of the prompt's last tokens; -1 keeps as many as the context has room for.

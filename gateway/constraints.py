@@ -5,15 +5,18 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from gateway.answer_forms import AnswerForm, ChoiceForm, GrammarForm
+from gateway.answer_forms import AnswerForm, ChoiceForm, GrammarForm, JsonForm
 from gateway.reasoning import THINK_CLOSE, THINK_OPEN, ReasoningStart
+from gateway.requests import FieldNames
+from gateway.shortest_json import shortest_json
 from gateway.tokenizer import Tokenizer
 from gateway.tool_format import CALLS_BEGIN
-from gateway.tool_grammar import ToolGrammar
+from gateway.tool_grammar import ToolGrammar, arguments_schema, wrong_tool
 from gateway.tool_parser import ToolReading
 from gateway.tools import Toolbox
 from mesh.domain.constraints import Constraint
 from mesh.errors import InvalidConstraint, InvalidRequest
+from mesh.grammars import check_grammar
 
 TOOLS_FIELD = "tools"
 MAX_BAD_WORDS = 64
@@ -48,15 +51,49 @@ def constraint_for(form: AnswerForm | None, shape: AnswerShape, tokenizer: Token
         raise InvalidConstraint(error.message, field=TOOLS_FIELD if form is None else form.field) from error
 
 
-def check_room(form: AnswerForm, max_tokens: int, tokenizer: Tokenizer | None) -> None:
-    """Raises InvalidConstraint if no answer of this form fits."""
-    if tokenizer is None or not isinstance(form, ChoiceForm):
-        return
-    shortest = min(len(tokenizer.encode(text)) for text in form.texts)
-    if shortest > max_tokens:
+def judged(grammar: str, form: AnswerForm | None, shape: AnswerShape, tokenizer: Tokenizer | None) -> int:
+    """How many tokens an answer of a grammar that `constraint_for` made has at least, as far as that is known.
+
+    May take a second. Raises InvalidConstraint if it is no grammar, naming the tool whose arguments make it none.
+    """
+    try:
+        check_grammar(grammar)
+    except InvalidConstraint as error:
+        tool = None if shape.toolbox is None else wrong_tool(shape.toolbox)
+        raise InvalidConstraint(error.message, field=None if tool is None else tool.schema_field) from error
+    return 0 if tokenizer is None else _least_tokens(form, shape, tokenizer)
+
+
+def _least_tokens(form: AnswerForm | None, shape: AnswerShape, tokenizer: Tokenizer) -> int:
+    def tokens(text: str) -> int:
+        return len(tokenizer.encode(text))
+
+    least: list[int] = []
+    if form is not None:
+        least.append(_least_of_form(form, tokens))
+    if shape.toolbox is not None and shape.calls is not None:
+        # Arguments come behind a name and other marks; without a form the model may write a text instead.
+        tools = [tool for tool in shape.toolbox.tools if shape.toolbox.forced_name in (None, tool.name)]
+        least += [shortest_json(arguments_schema(tool), tokens) if shape.calls.opening else 0 for tool in tools]
+    return min(least, default=0)
+
+
+def _least_of_form(form: AnswerForm, tokens: Callable[[str], int]) -> int:
+    match form:
+        case ChoiceForm():
+            return min(map(tokens, form.texts))
+        case JsonForm():
+            return shortest_json(form.schema, tokens)
+        case _:
+            return 0
+
+
+def check_room(least: int, max_tokens: int, names: FieldNames) -> None:
+    """Raises InvalidConstraint if no answer has so few tokens."""
+    if least > max_tokens:
         raise InvalidConstraint(
-            f"the shortest of the choices has {shortest} tokens, and max_tokens is {max_tokens}: allow more",
-            field="max_tokens",
+            f"the shortest answer has {least} tokens, and {names.max_tokens} leaves {max_tokens}: allow more",
+            field=names.max_tokens,
         )
 
 

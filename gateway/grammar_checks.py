@@ -11,7 +11,6 @@ from typing import TypeVar
 from gateway.answer_forms import GrammarForm
 from mesh.domain.constraints import MAX_GRAMMAR_CHARACTERS
 from mesh.errors import InvalidConstraint, Overloaded
-from mesh.grammars import check_grammar
 from mesh.observe import span
 
 # How long reading and checking one may take, and how long it may wait for its turn.
@@ -19,7 +18,7 @@ CHECK_SECONDS = 5.0
 # A tenant uses one of them at a time: while its grammar is checked, the next tenant's is.
 THREADS = 2
 RETRY_AFTER_MS = 1000
-# Grammars that were found right and are not checked again, by their hash.
+# What was found of right grammars, which are not checked again, by their hashes.
 KNOWN_GRAMMARS = 1024
 
 ResultT = TypeVar("ResultT")
@@ -30,7 +29,7 @@ class GrammarChecks:
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="grammars")
         # By tenant; held until the thread is done, which may be later than its request is.
         self._turns: dict[str, asyncio.Lock] = {}
-        self._known: OrderedDict[int, None] = OrderedDict()
+        self._known: OrderedDict[int, int] = OrderedDict()
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -39,19 +38,22 @@ class GrammarChecks:
         """Raises InvalidConstraint, which names the field, and Overloaded."""
         return await self._run(form.in_lark, form.field, tenant)
 
-    async def check(self, grammar: str, field: str, tenant: str) -> None:
-        """Raises InvalidConstraint, which names the field, and Overloaded."""
+    async def check(self, grammar: str, model: str, field: str, tenant: str, judge: Callable[[], int]) -> int:
+        """What `judge` returns of this grammar, with this model; it may take a second.
+
+        Raises InvalidConstraint, which names the field unless `judge` names another, and Overloaded.
+        """
         if len(grammar) > MAX_GRAMMAR_CHARACTERS:
             message = f"{field} has {len(grammar)} characters as a grammar, the limit is {MAX_GRAMMAR_CHARACTERS}"
             raise InvalidConstraint(message, field=field)
-        known = hash(grammar)
-        if known in self._known:
-            self._known.move_to_end(known)
-            return
-        await self._run(partial(check_grammar, grammar), field, tenant)
-        self._known[known] = None
+        key = hash((grammar, model))
+        if (known := self._known.get(key)) is not None:
+            self._known.move_to_end(key)
+            return known
+        judged = self._known[key] = await self._run(judge, field, tenant)
         if len(self._known) > KNOWN_GRAMMARS:
             self._known.popitem(last=False)
+        return judged
 
     async def _run(self, work: Callable[[], ResultT], field: str, tenant: str) -> ResultT:
         turn = self._turns.setdefault(tenant, asyncio.Lock())
@@ -73,7 +75,7 @@ class GrammarChecks:
                 raise _overloaded() from None
             raise InvalidConstraint(f"{field} took longer than {CHECK_SECONDS:g} s: simplify it", field=field) from None
         except InvalidConstraint as error:
-            raise InvalidConstraint(error.message, field=field) from error
+            raise InvalidConstraint(error.message, field=error.metadata.get("field", field)) from error
 
 
 def _release(loop: asyncio.AbstractEventLoop, turn: asyncio.Lock, job: Future[ResultT]) -> None:

@@ -12,7 +12,15 @@ from gateway.answer_forms import GrammarForm
 from gateway.asks import Ask, Prompt, TextPrompt, TokenPrompt
 from gateway.catalog import Catalog, ModelText
 from gateway.config import LimitsConfig
-from gateway.constraints import UNSHAPED, AnswerShape, check_room, constraint_for, with_bans
+from gateway.constraints import (
+    TOOLS_FIELD,
+    UNSHAPED,
+    AnswerShape,
+    check_room,
+    constraint_for,
+    judged,
+    with_bans,
+)
 from gateway.grammar_checks import GrammarChecks
 from gateway.memory import release_freed_memory
 from gateway.prepared import Prepared, TextReading
@@ -84,7 +92,7 @@ class Intake:
         with span("gateway.encode"):
             encoded = await self._encode(ask.prompt, model)
             token_ids = truncated(encoded.token_ids, ask.truncate_prompt_tokens, ask.max_tokens, limits)
-            max_tokens = completion_room(len(token_ids), ask.max_tokens, limits)
+            max_tokens = completion_room(len(token_ids), ask.max_tokens, limits, ask.names)
             check_prompt_logprobs(ask.sampling, len(token_ids))
             block_hashes = await self._run(len(token_ids), lambda: chain_hashes(token_ids, cache_salt))
         request = TokenRequest(
@@ -94,7 +102,7 @@ class Intake:
             stop=StopConditions(max_tokens, ask.stop_token_ids, ask.ignore_eos),
             cache_salt=cache_salt,
             share=share,
-            constraint=await self._constraint(ask, share.tenant, encoded.shape, max_tokens, text.tokenizer),
+            constraint=await self._constraint(ask, model, share.tenant, encoded.shape, max_tokens, text.tokenizer),
         )
         token_bytes = text.tokenizer.token_bytes if text.tokenizer is not None else no_text
         new_transcript = partial(
@@ -116,7 +124,7 @@ class Intake:
         return encoded.token_ids
 
     async def _constraint(
-        self, ask: Ask, tenant: str, shape: AnswerShape, max_tokens: int, tokenizer: Tokenizer | None
+        self, ask: Ask, model: str, tenant: str, shape: AnswerShape, max_tokens: int, tokenizer: Tokenizer | None
     ) -> Constraint | None:
         """Raises InvalidRequest naming the field, and Overloaded."""
         form = ask.form
@@ -124,11 +132,10 @@ class Intake:
             form = await self._grammars.in_lark(form, tenant)
         constraint = constraint_for(form, shape, tokenizer)
         if constraint is not None:
-            field = "tools" if form is None else form.field
-            await self._grammars.check(constraint.grammar or "", field, tenant)
-        if form is not None:
-            # Behind the check, which bounds how much there is to encode.
-            check_room(form, max_tokens, tokenizer)
+            grammar, field = constraint.grammar or "", TOOLS_FIELD if form is None else form.field
+            judge = partial(judged, grammar, form, shape, tokenizer)
+            least_tokens = await self._grammars.check(grammar, model, field, tenant, judge)
+            check_room(least_tokens, max_tokens, ask.names)
         return with_bans(constraint, ask.bad_words, ask.min_tokens, max_tokens, tokenizer)
 
     async def _encode(self, prompt: Prompt, model: str) -> _Encoded:

@@ -11,6 +11,17 @@ MAX_CACHE_SALT_CHARACTERS = 256
 
 
 @dataclass(frozen=True, slots=True)
+class FieldNames:
+    """What an API calls these fields, for errors."""
+
+    prompt: str = "prompt"
+    max_tokens: str = "max_tokens"
+
+
+OUR_NAMES = FieldNames()
+
+
+@dataclass(frozen=True, slots=True)
 class ModelLimits:
     """The largest request that a worker of the model accepts. `vocabulary_size` is None if they do not say."""
 
@@ -18,25 +29,27 @@ class ModelLimits:
     vocabulary_size: int | None
 
 
-def completion_room(prompt_tokens: int, max_tokens: int | None, limits: ModelLimits) -> int:
+def completion_room(
+    prompt_tokens: int, max_tokens: int | None, limits: ModelLimits, names: FieldNames = OUR_NAMES
+) -> int:
     """Tokens to generate at the most; None asks for all that the context leaves.
 
     Raises ContextExceeded if prompt and completion do not fit, InvalidRequest for a negative or zero `max_tokens`.
     """
     if max_tokens is not None and max_tokens < 1:
-        raise InvalidRequest(f"max_tokens must be at least 1, not {max_tokens}", field="max_tokens")
+        raise InvalidRequest(f"{names.max_tokens} must be at least 1, not {max_tokens}", field=names.max_tokens)
     room = limits.context_tokens - prompt_tokens
     if room < 1:
         raise ContextExceeded(
             f"the prompt has {prompt_tokens} tokens, and the context of {limits.context_tokens} leaves no room for an "
             "answer: shorten the prompt",
-            field="prompt",
+            field=names.prompt,
         )
     if max_tokens is not None and max_tokens > room:
         raise ContextExceeded(
-            f"the prompt's {prompt_tokens} tokens and max_tokens={max_tokens} exceed the context of "
+            f"the prompt's {prompt_tokens} tokens and {names.max_tokens}={max_tokens} exceed the context of "
             f"{limits.context_tokens}: shorten the prompt or ask for at most {room}",
-            field="max_tokens",
+            field=names.max_tokens,
         )
     return room if max_tokens is None else max_tokens
 

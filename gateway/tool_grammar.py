@@ -1,6 +1,7 @@
 """The grammar of calls of tools: names that exist, and arguments that are JSON of the right schema."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from gateway.answer_forms import ANY_OBJECT, closed, json_rule, literal
 from gateway.tool_format import (
@@ -14,6 +15,8 @@ from gateway.tool_format import (
     CallForm,
 )
 from gateway.tools import Tool, Toolbox
+from mesh.errors import InvalidConstraint
+from mesh.grammars import check_grammar
 
 
 class ToolGrammar:
@@ -67,7 +70,21 @@ class ToolGrammar:
         return literal(text) if token_id is None else f"<[{token_id}]>"
 
 
+def wrong_tool(toolbox: Toolbox) -> Tool | None:
+    """The first whose arguments are no grammar."""
+    for tool in toolbox.tools:
+        try:
+            check_grammar(f"start: {_arguments_rule(tool)}")
+        except InvalidConstraint:
+            return tool
+    return None
+
+
+def arguments_schema(tool: Tool) -> Mapping[str, Any]:
+    """What its arguments are held to."""
+    return closed({**ANY_OBJECT, "properties": {}, **tool.parameters})
+
+
 def _arguments_rule(tool: Tool) -> str:
     """If the tool is not strict, parts of its schema that cannot be enforced are left out."""
-    schema = {**ANY_OBJECT, "properties": {}, **tool.parameters}
-    return json_rule(closed(schema), lenient=not tool.strict)
+    return json_rule(arguments_schema(tool), lenient=not tool.strict)

@@ -19,7 +19,7 @@ def toolbox(chat: gateway_pb2.Chat) -> Toolbox | None:
         if required or named is not None:
             raise InvalidRequest("tool_choice needs tools: send them, or leave it out", field="chat.tool_choice")
         return None
-    tools = [_tool(tool, index) for index, tool in enumerate(chat.tools)]
+    tools = [_tool(tool, f"tools[{index}]") for index, tool in enumerate(chat.tools)]
     if mode == gateway_pb2.TOOL_CHOICE_MODE_NONE and named is None:
         return None
     return Toolbox(tools, required=required, named=named, parallel=not chat.single_tool_call)
@@ -37,10 +37,10 @@ def call_deltas(deltas: Iterable[ToolCallDelta]) -> list[gateway_pb2.ToolCallDel
     ]
 
 
-def _tool(tool: gateway_pb2.Tool, index: int) -> Tool:
+def _tool(tool: gateway_pb2.Tool, place: str) -> Tool:
     try:
         parameters = msgspec.json.decode(tool.parameters_json or "{}", type=dict[str, Any])
     except (msgspec.DecodeError, RecursionError) as error:
-        field = f"tools[{index}].parameters_json"
+        field = f"{place}.parameters_json"
         raise InvalidRequest(f"{field} is not a JSON object: {error}", field=field) from error
-    return Tool(tool.name, tool.description, parameters, tool.strict)
+    return Tool(tool.name, tool.description, parameters, tool.strict, place, "parameters_json")

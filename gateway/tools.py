@@ -24,6 +24,13 @@ class Tool:
     parameters: dict[str, Any]
     # Refuse a schema of which a part cannot be enforced, and hold the model to it whenever it calls the tool.
     strict: bool = False
+    # Where its request has it, and what its request calls the schema: for errors.
+    place: str = "tools"
+    schema_name: str = "parameters"
+
+    @property
+    def schema_field(self) -> str:
+        return f"{self.place}.{self.schema_name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,18 +81,17 @@ def check_toolbox(toolbox: Toolbox) -> None:
     if len(toolbox.tools) > MAX_TOOLS:
         raise InvalidRequest(f"there are {len(toolbox.tools)} tools, the limit is {MAX_TOOLS}", field="tools")
     names: set[str] = set()
-    for index, tool in enumerate(toolbox.tools):
-        field = f"tools[{index}].function"
+    for tool in toolbox.tools:
         if not _NAME.fullmatch(tool.name):
             allowed = "1 to 64 letters, digits, underscores and dashes"
-            raise InvalidRequest(f"a tool's name must have {allowed}, not {tool.name!r}", field=f"{field}.name")
+            raise InvalidRequest(f"a tool's name must have {allowed}, not {tool.name!r}", field=f"{tool.place}.name")
         if tool.name in names:
-            raise InvalidRequest(f"two tools are named {tool.name!r}", field=f"{field}.name")
+            raise InvalidRequest(f"two tools are named {tool.name!r}", field=f"{tool.place}.name")
         if len(tool.description) > MAX_DESCRIPTION_CHARACTERS:
             limit = MAX_DESCRIPTION_CHARACTERS
-            raise InvalidRequest(f"a description is longer than {limit} characters", field=f"{field}.description")
-        validate_text(tool.description, field=f"{field}.description")
-        check_nesting(tool.parameters, field=f"{field}.parameters")
+            raise InvalidRequest(f"a description is longer than {limit} characters", field=f"{tool.place}.description")
+        validate_text(tool.description, field=f"{tool.place}.description")
+        check_nesting(tool.parameters, field=tool.schema_field)
         names.add(tool.name)
     if toolbox.named is not None and toolbox.named not in names:
         raise InvalidRequest(f"tool_choice names {toolbox.named!r}, which is not among tools", field="tool_choice")

@@ -1,7 +1,7 @@
 """From a client's messages to those that a chat template gets, with tools in them."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from msgspec import json
@@ -100,7 +100,8 @@ class Turns:
         return {"role": message.role, "content": content or None, "tool_calls": functions}
 
     def _shielded_tool(self, tool: Tool) -> Tool:
-        return Tool(tool.name, self._disguised(tool.description), self._disguised_tree(tool.parameters), tool.strict)
+        description, parameters = self._disguised(tool.description), self._disguised_tree(tool.parameters)
+        return replace(tool, description=description, parameters=parameters)
 
     def _disguised_tree(self, value: Any) -> Any:
         if isinstance(value, str):

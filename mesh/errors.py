@@ -11,6 +11,17 @@ from types import MappingProxyType
 from grpc import StatusCode
 
 DOMAIN = "deepmesh"
+# What others are told travels in headers, which they limit to a few KiB, and may repeat a request of megabytes.
+MAX_TOLD_CHARACTERS = 1000
+_CUT = " … "
+
+
+def shortened(text: str, characters: int = MAX_TOLD_CHARACTERS) -> str:
+    """Text without its middle, if it has more characters: what is wrong stands at its begin, what to do at its end."""
+    if len(text) <= characters:
+        return text
+    end = characters // 3
+    return f"{text[: characters - end - len(_CUT)]}{_CUT}{text[-end:]}"
 
 
 class Retry(Enum):

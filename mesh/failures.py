@@ -7,11 +7,9 @@ from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 from grpc import StatusCode
 
-from mesh.errors import DOMAIN, DeadlineExceeded, EndpointUnavailable, MeshError, RemoteError, rebuild
+from mesh.errors import DOMAIN, DeadlineExceeded, EndpointUnavailable, MeshError, RemoteError, rebuild, shortened
 
 STATUS_DETAILS_KEY = "grpc-status-details-bin"
-# A status travels in headers, which peers limit to a few KiB.
-MAX_MESSAGE_CHARACTERS = 1000
 
 
 def to_failure(error: MeshError) -> failure_pb2.Failure:
@@ -40,9 +38,7 @@ def from_failure(failure: failure_pb2.Failure) -> MeshError:
 def to_status(error: MeshError) -> status_pb2.Status:
     """The error with ErrorInfo and, if it names a delay, RetryInfo."""
     info = error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=error.metadata)
-    status = status_pb2.Status(
-        code=_number(error.code), message=error.message[:MAX_MESSAGE_CHARACTERS], details=[_packed(info)]
-    )
+    status = status_pb2.Status(code=_number(error.code), message=shortened(error.message), details=[_packed(info)])
     if error.retry_after_ms is not None:
         retry = error_details_pb2.RetryInfo()
         retry.retry_delay.FromMilliseconds(error.retry_after_ms)

@@ -17,8 +17,8 @@ import grpc
 from google.protobuf.message import DecodeError
 from grpc import StatusCode
 
-from mesh.errors import InvalidRequest, MeshError, Overloaded, ShuttingDown
-from mesh.failures import MAX_MESSAGE_CHARACTERS, STATUS_DETAILS_KEY, from_rpc_error, to_status
+from mesh.errors import InvalidRequest, MeshError, Overloaded, ShuttingDown, shortened
+from mesh.failures import STATUS_DETAILS_KEY, from_rpc_error, to_status
 from mesh.identity import Role, caller, check_role, identity_of
 from mesh.metrics import RPC_HANDLED, RPC_SECONDS, RPC_SHED, RPC_STARTED
 from mesh.observe import new_request_id, request_id
@@ -275,7 +275,7 @@ async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: MeshError) 
         raise _over()
     details = ((STATUS_DETAILS_KEY, to_status(error).SerializeToString()),)
     try:
-        await context.abort(error.code, error.message[:MAX_MESSAGE_CHARACTERS], details)
+        await context.abort(error.code, shortened(error.message), details)
     except grpc.aio.InternalError:
         raise _over() from None
 

@@ -10,6 +10,7 @@ from gateway.chat import TemplateOptions
 from gateway.messages.content import InputMessage, TextBlock, messages_of
 from gateway.openai.accepted import harmless
 from gateway.openai.request_body import RequestBody
+from gateway.requests import FieldNames
 from gateway.tools import Tool, Toolbox
 from mesh.errors import MissingField, Unsupported
 
@@ -106,6 +107,7 @@ class MessageRequest(PromptBody, kw_only=True):
                 prompt=self.prompt(),
                 sampling=self.sampling(None),
                 max_tokens=self.max_tokens,
+                names=FieldNames("messages"),
                 stop_strings=tuple(self.stop_sequences or ()),
                 stop_token_ids=(),
                 ignore_eos=False,
@@ -122,6 +124,8 @@ class MessageRequest(PromptBody, kw_only=True):
 
 
 def _tool(tool: ToolParam, index: int) -> Tool:
+    place = f"tools[{index}]"
     if tool.type not in (None, "custom"):
-        raise Unsupported(f"tools of type {tool.type!r} are not supported", field=f"tools[{index}].type")
-    return Tool(tool.name, tool.description or "", tool.input_schema or {}, bool(tool.strict))
+        raise Unsupported(f"tools of type {tool.type!r} are not supported", field=f"{place}.type")
+    schema = tool.input_schema or {}
+    return Tool(tool.name, tool.description or "", schema, bool(tool.strict), place, "input_schema")

@@ -7,8 +7,8 @@ import msgspec
 from starlette.responses import Response
 
 from gateway.messages.output import Failure, FailureDetail
-from gateway.openai.errors import error_headers, http_status
-from mesh.errors import MeshError
+from gateway.openai.errors import error_field, error_headers, http_status
+from mesh.errors import MeshError, shortened
 from mesh.observe import request_id
 
 # By HTTP status; anything else is api_error.
@@ -27,7 +27,7 @@ KINDS: Mapping[int, str] = MappingProxyType(
 
 def failure(error: MeshError) -> Failure:
     kind = KINDS.get(http_status(error), "api_error")
-    return Failure(FailureDetail(kind, error.message, error.metadata.get("field")), request_id.get())
+    return Failure(FailureDetail(kind, shortened(error.message), error_field(error)), request_id.get())
 
 
 def failure_response(error: MeshError) -> Response:

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.openai.answer_bodies import ErrorBody, ErrorDetail
-from mesh.errors import BodyTooLarge, MeshError, Retry
+from mesh.errors import BodyTooLarge, MeshError, Retry, shortened
 
 # By the name of the gRPC code: HTTP status and OpenAI's type. Anything else is 500.
 STATUSES: Mapping[str, tuple[int, str]] = MappingProxyType(
@@ -39,6 +39,8 @@ CODES: Mapping[str, str] = MappingProxyType(
     }
 )
 DEFAULT_RETRY_AFTER_MS = 1000
+# A field's name may be one that its client made up.
+MAX_FIELD_CHARACTERS = 200
 
 
 def http_status(error: MeshError) -> int:
@@ -49,9 +51,14 @@ def http_status(error: MeshError) -> int:
 
 def error_body(error: MeshError) -> ErrorBody:
     _, kind = STATUSES.get(error.code.name, (500, "server_error"))
-    param = error.metadata.get("field")
     code = CODES.get(error.reason, error.reason.lower())
-    return ErrorBody(ErrorDetail(error.message, kind, code, param))
+    return ErrorBody(ErrorDetail(shortened(error.message), kind, code, error_field(error)))
+
+
+def error_field(error: MeshError) -> str | None:
+    """The field that is wrong, if it is one."""
+    field = error.metadata.get("field")
+    return None if field is None else shortened(field, MAX_FIELD_CHARACTERS)
 
 
 def error_json(error: MeshError) -> bytes:
@@ -73,6 +80,7 @@ def error_response(error: MeshError) -> Response:
 async def route_error(request: Request, error: Exception) -> Response:
     """Unknown paths and methods, in the form of every other error."""
     assert isinstance(error, HTTPException)
-    message = f"{request.method} {request.url.path}: {error.detail.lower()}"
-    body = ErrorBody(ErrorDetail(message, "invalid_request_error", "unknown_route"))
+    message = shortened(f"{request.method} {request.url.path}: {error.detail.lower()}")
+    code = "method_not_supported" if error.status_code == 405 else "unknown_url"
+    body = ErrorBody(ErrorDetail(message, "invalid_request_error", code))
     return Response(msgspec.json.encode(body), error.status_code, error.headers, "application/json")

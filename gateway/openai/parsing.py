@@ -8,14 +8,16 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from gateway.openai.known_values import known_values
 from mesh.errors import InvalidRequest, MissingField, UnknownField, WrongType
 
 # Unknown fields that one body may have where they are ignored; each costs another reading of the body.
 MAX_IGNORED_FIELDS = 32
 
-_PLACE = re.compile(r" - at (?:`\w+` in )?`\$\.?(?P<place>.*)`$", re.DOTALL)
+_PLACE = re.compile(r".* - at (?:`\w+` in )?`\$\.?(?P<place>.*)`$", re.DOTALL)
 _MISSING = re.compile(r"^Object missing required field `(?P<name>.*?)`(?: - at |$)", re.DOTALL)
 _UNKNOWN = re.compile(r"^Object contains unknown field `(?P<name>.*?)`(?: - at `\$.*`)?$", re.DOTALL)
+_VALUE = re.compile(r"^Invalid (?:enum )?value (?P<value>['\"].*['\"]) - at ", re.DOTALL)
 _STEP = re.compile(r"\[(?P<index>\d+)\]|(?P<name>[^.\[\]]+)")
 
 BodyT = TypeVar("BodyT", bound=msgspec.Struct)
@@ -64,6 +66,9 @@ def _complaint(message: str, kind: type[msgspec.Struct]) -> InvalidRequest:
     if (missing := _MISSING.match(message)) is not None:
         field = _join(place, missing["name"])
         return MissingField(f"the field {field!r} is missing", field=field)
+    if place and (value := _VALUE.match(message)) is not None:
+        known = ", ".join(map(repr, known_values(kind, _steps(place))))
+        return InvalidRequest(f"{place} is {value['value']}: it takes {known}", field=place)
     if place:
         wrong = message.partition(" - at ")[0]
         return WrongType(f"{place}: {wrong[0].lower()}{wrong[1:]}", field=place)
@@ -72,8 +77,13 @@ def _complaint(message: str, kind: type[msgspec.Struct]) -> InvalidRequest:
 
 def _place(message: str) -> str:
     """The path of the object or value that a message of msgspec is about; empty if it is the body itself."""
-    found = _PLACE.search(message)
+    found = _PLACE.match(message)
     return "" if found is None else found["place"]
+
+
+def _steps(place: str) -> list[str | int]:
+    steps = _STEP.finditer(place)
+    return [step["name"] if step["index"] is None else int(step["index"]) for step in steps]
 
 
 def _join(place: str, name: str) -> str:
@@ -90,7 +100,7 @@ def _without(content: bytes, place: str, name: str) -> bytes:
     except (msgspec.DecodeError, RecursionError) as error:
         raise InvalidRequest(f"the body is not valid JSON: {error}") from error
     node = tree
-    for step in _STEP.finditer(place):
-        node = node[int(step["index"])] if step["index"] is not None else node[step["name"]]
+    for step in _steps(place):
+        node = node[step]
     del node[name]
     return msgspec.json.encode(tree)

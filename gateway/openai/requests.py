@@ -12,7 +12,8 @@ from msgspec import Struct, structs
 from gateway.asks import Ask, ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from gateway.chat import TemplateOptions
 from gateway.openai.constraints import ConstraintFields
-from gateway.openai.tools import CallBody, ToolBody, ToolChoice, toolbox
+from gateway.openai.tools import CallBody, ChoiceBody, ToolBody, ToolChoice, toolbox
+from gateway.requests import OUR_NAMES, FieldNames
 from gateway.turns import ChatMessage
 from mesh.errors import InvalidRequest, Unsupported
 
@@ -93,7 +94,14 @@ class GenerationBody(ConstraintFields, kw_only=True):
     @abstractmethod
     def _asks(self, request_id: str) -> list[Ask]: ...
 
-    def _ask(self, request_id: str, prompt: Prompt, top_logprobs: int | None, max_tokens: int | None) -> Ask:
+    def _ask(
+        self,
+        request_id: str,
+        prompt: Prompt,
+        top_logprobs: int | None,
+        max_tokens: int | None,
+        names: FieldNames = OUR_NAMES,
+    ) -> Ask:
         stop = [self.stop] if isinstance(self.stop, str) else self.stop
         return Ask(
             request_id=request_id,
@@ -101,6 +109,7 @@ class GenerationBody(ConstraintFields, kw_only=True):
             prompt=prompt,
             sampling=self.sampling(top_logprobs),
             max_tokens=max_tokens,
+            names=names,
             stop_strings=tuple(stop or ()),
             stop_token_ids=tuple(self.stop_token_ids or ()),
             ignore_eos=bool(self.ignore_eos),
@@ -191,10 +200,14 @@ class ChatCompletionBody(GenerationBody, kw_only=True):
             raise InvalidRequest("top_logprobs needs logprobs: true", field="top_logprobs")
         options = template_options(self.chat_template_kwargs, self.reasoning_effort)
         messages = [message.to_chat(index) for index, message in enumerate(self.messages)]
-        prompt = ChatPrompt(messages, options, toolbox(self.tools, self.tool_choice, self.parallel_tool_calls))
+        choice = self.tool_choice.to_choice() if isinstance(self.tool_choice, ChoiceBody) else self.tool_choice
+        tools = [tool.to_tool(f"tools[{index}]") for index, tool in enumerate(self.tools or ())]
+        prompt = ChatPrompt(messages, options, toolbox(tools, choice, self.parallel_tool_calls))
         top_logprobs = (self.top_logprobs or 0) if self.logprobs else None
-        max_tokens = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
-        return [self._ask(request_id, prompt, top_logprobs, max_tokens)]
+        names, max_tokens = FieldNames("messages"), self.max_tokens
+        if self.max_completion_tokens is not None:
+            names, max_tokens = FieldNames("messages", "max_completion_tokens"), self.max_completion_tokens
+        return [self._ask(request_id, prompt, top_logprobs, max_tokens, names)]
 
 
 class CompletionBody(GenerationBody, kw_only=True):

@@ -1,11 +1,13 @@
 """Tools in the words of OpenAI's chats: what is offered, what may be called, what was called."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
 from gateway.tools import Tool, Toolbox, ToolCall, ToolCallDelta
-from mesh.errors import InvalidRequest
+from mesh.errors import InvalidRequest, MissingField
 
 
 class FunctionBody(Struct, forbid_unknown_fields=True):
@@ -15,26 +17,68 @@ class FunctionBody(Struct, forbid_unknown_fields=True):
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
 
+    def to_tool(self, place: str) -> Tool:
+        return Tool(self.name, self.description or "", self.parameters or {}, bool(self.strict), place)
+
 
 class ToolBody(Struct, forbid_unknown_fields=True):
     function: FunctionBody
     type: Literal["function"] = "function"
 
-    def to_tool(self) -> Tool:
-        function = self.function
-        return Tool(function.name, function.description or "", function.parameters or {}, bool(function.strict))
+    def to_tool(self, place: str) -> Tool:
+        return self.function.to_tool(f"{place}.function")
 
 
 class ChosenFunction(Struct, forbid_unknown_fields=True):
     name: str
 
 
-class NamedChoice(Struct, forbid_unknown_fields=True):
+class ChosenTool(Struct, forbid_unknown_fields=True):
     function: ChosenFunction
     type: Literal["function"] = "function"
 
 
-ToolChoice = Literal["none", "auto", "required"] | NamedChoice
+class AllowedTools(Struct, forbid_unknown_fields=True):
+    tools: list[ChosenTool]
+    mode: Literal["auto", "required"] = "auto"
+
+
+class ChoiceBody(Struct, forbid_unknown_fields=True):
+    """The one that is called, or those that may be."""
+
+    type: Literal["function", "allowed_tools"] = "function"
+    function: ChosenFunction | None = None
+    allowed_tools: AllowedTools | None = None
+
+    def to_choice(self) -> "NamedTool | AllowedNames":
+        if self.type == "function":
+            if self.function is None:
+                raise _missing("tool_choice.function")
+            return NamedTool(self.function.name)
+        if self.allowed_tools is None:
+            raise _missing("tool_choice.allowed_tools")
+        names = [tool.function.name for tool in self.allowed_tools.tools]
+        return AllowedNames(names, self.allowed_tools.mode, "tool_choice.allowed_tools.tools")
+
+
+ToolChoice = Literal["none", "auto", "required"] | ChoiceBody
+
+
+@dataclass(frozen=True, slots=True)
+class NamedTool:
+    """The model must call this one."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class AllowedNames:
+    """The model sees only these of the tools."""
+
+    names: Sequence[str]
+    mode: Literal["auto", "required"]
+    # What its request calls them.
+    field: str
 
 
 class CalledFunction(Struct, forbid_unknown_fields=True):
@@ -68,17 +112,32 @@ class CallDelta(Struct):
     type: Literal["function"] | UnsetType = UNSET
 
 
-def toolbox(tools: list[ToolBody] | None, choice: ToolChoice | None, parallel: bool | None) -> Toolbox | None:
+def toolbox(
+    tools: Sequence[Tool],
+    choice: Literal["none", "auto", "required"] | NamedTool | AllowedNames | None,
+    parallel: bool | None,
+) -> Toolbox | None:
     """What the model may call; None if it may call nothing. `check_toolbox` has yet to judge it."""
     if not tools:
         if choice not in (None, "none", "auto"):
             raise InvalidRequest("tool_choice needs tools: send them, or leave it out", field="tool_choice")
         return None
-    offered = [tool.to_tool() for tool in tools]
     if choice == "none":
         return None
-    named = choice.function.name if isinstance(choice, NamedChoice) else None
-    return Toolbox(offered, required=choice == "required", named=named, parallel=parallel is not False)
+    if isinstance(choice, AllowedNames):
+        tools, choice = _allowed(tools, choice), choice.mode
+    named = choice.name if isinstance(choice, NamedTool) else None
+    return Toolbox(tools, required=choice == "required", named=named, parallel=parallel is not False)
+
+
+def _allowed(tools: Sequence[Tool], choice: AllowedNames) -> list[Tool]:
+    if unknown := set(choice.names).difference(tool.name for tool in tools):
+        raise InvalidRequest(f"{min(unknown)!r} is allowed, but is no tool", field=choice.field)
+    return [tool for tool in tools if tool.name in choice.names]
+
+
+def _missing(field: str) -> MissingField:
+    return MissingField(f"the field {field!r} is missing", field=field)
 
 
 def call_deltas(deltas: list[ToolCallDelta]) -> list[CallDelta]:

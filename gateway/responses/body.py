@@ -9,10 +9,11 @@ from gateway.asks import Ask, ChatPrompt
 from gateway.openai.accepted import harmless
 from gateway.openai.request_body import RequestBody
 from gateway.openai.requests import TemplateFields, template_options
-from gateway.openai.tools import ToolBody, ToolChoice, toolbox
+from gateway.openai.tools import toolbox
+from gateway.requests import FieldNames
 from gateway.responses.items import InputItem, messages_of
-from gateway.responses.tools import AllowedTools, FunctionTool, NamedFunction, chosen, offered
-from mesh.errors import InvalidRequest, MissingField, Unsupported
+from gateway.responses.tools import AllowedTools, FunctionTool, NamedFunction, offered
+from mesh.errors import MissingField, Unsupported
 
 LOGPROBS = "message.output_text.logprobs"
 # Encrypted reasoning is for services that hide it; ours stands in the answer as it is.
@@ -96,7 +97,8 @@ class ResponseRequest(RequestBody, kw_only=True):
                 model=self.model,
                 prompt=self._prompt(),
                 sampling=self.sampling((self.top_logprobs or 0) if self.with_logprobs else None),
-                max_tokens=self._max_tokens(),
+                max_tokens=self.max_output_tokens,
+                names=FieldNames("input", "max_output_tokens"),
                 stop_strings=(),
                 stop_token_ids=(),
                 ignore_eos=False,
@@ -109,16 +111,6 @@ class ResponseRequest(RequestBody, kw_only=True):
     def _prompt(self) -> ChatPrompt:
         effort = None if self.reasoning is None else self.reasoning.effort
         options = template_options(self.chat_template_kwargs, effort)
-        tools, choice = self._toolbox()
-        return ChatPrompt(
-            messages_of(self.instructions, self.input), options, toolbox(tools, choice, self.parallel_tool_calls)
-        )
-
-    def _toolbox(self) -> tuple[list[ToolBody], ToolChoice | None]:
-        return chosen(offered(self.tools or ()), self.tool_choice)
-
-    def _max_tokens(self) -> int | None:
-        if self.max_output_tokens is not None and self.max_output_tokens < 1:
-            wrong = f"max_output_tokens must be at least 1, not {self.max_output_tokens}"
-            raise InvalidRequest(wrong, field="max_output_tokens")
-        return self.max_output_tokens
+        choice = self.tool_choice.to_choice() if isinstance(self.tool_choice, Struct) else self.tool_choice
+        tools = toolbox(offered(self.tools or ()), choice, self.parallel_tool_calls)
+        return ChatPrompt(messages_of(self.instructions, self.input), options, tools)

@@ -1,12 +1,13 @@
-"""Tools in the words of the Responses API, as those of chats."""
+"""Tools in the words of the Responses API."""
 
 from collections.abc import Sequence
 from typing import Any, Literal
 
 from msgspec import Struct
 
-from gateway.openai.tools import ChosenFunction, FunctionBody, NamedChoice, ToolBody, ToolChoice
-from mesh.errors import InvalidRequest, MissingField, Unsupported
+from gateway.openai.tools import AllowedNames, FunctionBody, NamedTool
+from gateway.tools import Tool
+from mesh.errors import MissingField, Unsupported
 
 
 class FunctionTool(Struct, forbid_unknown_fields=True):
@@ -23,6 +24,9 @@ class FunctionTool(Struct, forbid_unknown_fields=True):
 class NamedFunction(Struct, forbid_unknown_fields=True, tag_field="type", tag="function"):
     name: str
 
+    def to_choice(self) -> NamedTool:
+        return NamedTool(self.name)
+
 
 class AllowedTools(Struct, forbid_unknown_fields=True, tag_field="type", tag="allowed_tools"):
     """The model sees only these of the tools."""
@@ -30,28 +34,23 @@ class AllowedTools(Struct, forbid_unknown_fields=True, tag_field="type", tag="al
     tools: list[FunctionTool]
     mode: Literal["auto", "required"] = "auto"
 
+    def to_choice(self) -> AllowedNames:
+        field = "tool_choice.tools"
+        return AllowedNames([_name(tool, f"{field}[{i}]") for i, tool in enumerate(self.tools)], self.mode, field)
 
-def offered(tools: Sequence[FunctionTool]) -> list[ToolBody]:
-    bodies = []
+
+def offered(tools: Sequence[FunctionTool]) -> list[Tool]:
+    offers = []
     for index, tool in enumerate(tools):
-        field = f"tools[{index}]"
+        place = f"tools[{index}]"
         if tool.type != "function":
-            raise Unsupported(f"tools of type {tool.type!r} are not supported: send functions", field=f"{field}.type")
-        if tool.name is None:
-            raise MissingField(f"the field '{field}.name' is missing", field=f"{field}.name")
-        bodies.append(ToolBody(FunctionBody(tool.name, tool.description, tool.parameters, tool.strict)))
-    return bodies
+            raise Unsupported(f"tools of type {tool.type!r} are not supported: send functions", field=f"{place}.type")
+        name = _name(tool, place)
+        offers.append(FunctionBody(name, tool.description, tool.parameters, tool.strict).to_tool(place))
+    return offers
 
 
-def chosen(
-    tools: list[ToolBody], choice: Literal["none", "auto", "required"] | NamedFunction | AllowedTools | None
-) -> tuple[list[ToolBody], ToolChoice | None]:
-    """What the model is offered, and the choice in the words of chats. Raises InvalidRequest."""
-    if isinstance(choice, NamedFunction):
-        return tools, NamedChoice(ChosenFunction(choice.name))
-    if not isinstance(choice, AllowedTools):
-        return tools, choice
-    names = {tool.name for tool in choice.tools}
-    if unknown := names - {tool.function.name for tool in tools}:
-        raise InvalidRequest(f"{min(map(str, unknown))!r} is allowed, but is no tool", field="tool_choice.tools")
-    return [tool for tool in tools if tool.function.name in names], choice.mode
+def _name(tool: FunctionTool, place: str) -> str:
+    if tool.name is None:
+        raise MissingField(f"the field '{place}.name' is missing", field=f"{place}.name")
+    return tool.name

@@ -8,8 +8,9 @@ from llguidance import LLTokenizer
 
 from gateway.answer_forms import ANY_OBJECT, AnswerForm, ChoiceForm, GrammarForm, JsonForm, RegexForm
 from gateway.catalog import ModelText
-from gateway.constraints import AnswerShape, check_room, constraint_for
+from gateway.constraints import UNSHAPED, AnswerShape, check_room, constraint_for, judged
 from gateway.reasoning import THINK_CLOSE, THINK_OPEN, ReasoningStart
+from gateway.requests import FieldNames
 from gateway.tokenizer import Tokenizer
 from gateway.tool_format import CALL_BEGIN, CALL_END, CALLS_BEGIN, CALLS_END, SEPARATOR, CallForm, opening
 from gateway.tool_parser import ToolReading
@@ -168,9 +169,11 @@ def test_a_form_without_answers_is_refused_by_its_field(form: AnswerForm, text: 
 
 def test_choices_that_do_not_fit_are_refused(text: ModelText) -> None:
     form = ChoiceForm(("abcd", "abcdefgh"), "f")
-    check_room(form, 4, text.tokenizer)
-    with pytest.raises(InvalidConstraint, match="4 tokens"):
-        check_room(form, 3, text.tokenizer)
+    assert judged('start: "a"', form, UNSHAPED, text.tokenizer) == 4
+    check_room(4, 4, FieldNames())
+    with pytest.raises(InvalidConstraint, match="4 tokens") as caught:
+        check_room(4, 3, FieldNames(max_tokens="max_output_tokens"))
+    assert caught.value.metadata["field"] == "max_output_tokens"
 
 
 def test_a_schema_that_would_take_too_long_is_refused_in_bounded_time() -> None:

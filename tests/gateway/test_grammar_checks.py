@@ -38,7 +38,7 @@ async def test_a_tenants_slow_grammars_do_not_hold_up_another_tenants(checks: Gr
     slow = [SlowForm() for _ in range(3)]
     reading = [asyncio.create_task(checks.in_lark(form, "alice")) for form in slow]
     await asyncio.sleep(0)
-    await checks.check('start: "a"', "guided_grammar", "carol")
+    await checks.check('start: "a"', "m", "guided_grammar", "carol", lambda: 0)
     assert not any(task.done() for task in reading)
     for form in slow:
         form.gate.set()
@@ -53,7 +53,7 @@ async def test_a_grammar_that_takes_too_long_is_the_clients_fault_and_waiting_is
     first = asyncio.create_task(checks.in_lark(slow, "alice"))
     await asyncio.sleep(0)
     with pytest.raises(Overloaded):
-        await checks.check('start: "a"', "guided_grammar", "alice")
+        await checks.check('start: "a"', "m", "guided_grammar", "alice", lambda: 0)
     with pytest.raises(InvalidConstraint, match="took longer"):
         await first
     slow.gate.set()
@@ -61,6 +61,7 @@ async def test_a_grammar_that_takes_too_long_is_the_clients_fault_and_waiting_is
     async with asyncio.timeout(PATIENCE_SECONDS):
         while True:
             try:
-                return await checks.check('start: "a"', "guided_grammar", "alice")
+                await checks.check('start: "a"', "m", "guided_grammar", "alice", lambda: 0)
+                return
             except Overloaded:
                 continue

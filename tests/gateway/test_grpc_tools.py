@@ -1,5 +1,6 @@
 """Tools over gRPC."""
 
+import json
 from typing import Any
 
 import grpc
@@ -23,6 +24,10 @@ END = "<｜end▁of▁sentence｜>"
 
 def answering(text: str) -> FakeDecodeWorker:
     return FakeDecodeWorker(next_token=scripted(spelled(text)), eos_token_id=1)
+
+
+# An answer of it has more than 500 characters, each of which is a token here.
+LONG = {"properties": {"a": {"type": "array", "items": {"type": "null"}, "minItems": 100}}, "required": ["a"]}
 
 
 def request(*messages: gateway_pb2.ChatMessage, **fields: Any) -> gateway_pb2.GenerateRequest:
@@ -77,6 +82,20 @@ async def test_calls_and_results_go_back_to_the_model() -> None:
         ({"tools": [gateway_pb2.Tool(name="a", parameters_json="[1]")]}, "parameters_json"),
         ({"tools": [gateway_pb2.Tool(name="a", parameters_json="{")]}, "parameters_json"),
         ({"tools": [gateway_pb2.Tool(name="a b")]}, "name"),
+        (
+            {
+                "tools": [gateway_pb2.Tool(name="a", parameters_json=json.dumps(LONG))],
+                "tool_choice": gateway_pb2.ToolChoice(name="a"),
+            },
+            "max_tokens leaves",
+        ),
+        (
+            {
+                "tools": [gateway_pb2.Tool(name="a", parameters_json='{"type": "strin"}')],
+                "tool_choice": gateway_pb2.ToolChoice(mode=gateway_pb2.TOOL_CHOICE_MODE_REQUIRED),
+            },
+            "strin",
+        ),
         ({"tools": [], "tool_choice": gateway_pb2.ToolChoice(name="a")}, "tool_choice"),
         ({"tool_choice": gateway_pb2.ToolChoice(name="a")}, "tool_choice"),
     ],

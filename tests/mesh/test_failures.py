@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mesh.errors import (
+    MAX_TOLD_CHARACTERS,
     DeadlineExceeded,
     EndpointRefused,
     EndpointUnavailable,
@@ -20,7 +21,6 @@ from mesh.errors import (
     UnknownModel,
 )
 from mesh.failures import (
-    MAX_MESSAGE_CHARACTERS,
     STATUS_DETAILS_KEY,
     from_failure,
     from_rpc_error,
@@ -104,7 +104,9 @@ def test_a_status_has_no_retry_info_where_waiting_does_not_help() -> None:
 
 
 def test_a_status_message_fits_in_headers() -> None:
-    assert len(to_status(UnknownModel("x" * 100_000)).message) == MAX_MESSAGE_CHARACTERS
+    told = to_status(UnknownModel(f"no model {'x' * 100_000}: ask for another")).message
+    assert len(told) == MAX_TOLD_CHARACTERS
+    assert told.startswith("no model x") and told.endswith("x: ask for another")
 
 
 def test_an_rpc_error_without_details_keeps_its_code() -> None:

@@ -173,7 +173,22 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "an answer that is begun": ({"messages": [*HELLO, {"role": "assistant", "content": "I"}]}, "messages[1]"),
     "a tool of Anthropic's": ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0].type"),
-    "a tool without a name": ({"tools": [CLOCK], "tool_choice": {"type": "tool"}}, "tool_choice.name"),
+    "a tool with a wrong name": ({"tools": [{"name": "a b", "input_schema": {}}]}, "tools[0].name"),
+    "a choice that is none": ({"tools": [CLOCK], "tool_choice": {"type": "maybe"}}, "tool_choice.type"),
+    "a tool that is not there": ({"tools": [CLOCK], "tool_choice": {"type": "tool", "name": "x"}}, "tool_choice"),
+    "arguments that are none": (
+        {"tools": [{"name": "a", "input_schema": {"type": "strin"}}], "tool_choice": {"type": "any"}},
+        "tools[0].input_schema",
+    ),
+    "a schema that is none": (
+        {"output_config": {"format": {"type": "json_schema", "schema": {"type": "strin"}}}},
+        "output_config.format.schema",
+    ),
+    "a schema that does not fit": (
+        {"max_tokens": 3, "output_config": {"format": {"type": "json_schema", "schema": {"const": "long"}}}},
+        "max_tokens",
+    ),
+    "a tool that is chosen without its name": ({"tools": [CLOCK], "tool_choice": {"type": "tool"}}, "tool_choice.name"),
     "a choice of nothing": ({"tool_choice": {"type": "any"}}, "tools"),
     "servers of tools": ({"mcp_servers": [{"name": "x"}]}, "mcp_servers"),
 }

@@ -10,6 +10,10 @@ CHAT = "/v1/chat/completions"
 HELLO = [{"role": "user", "content": "hello"}]
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 
+# {"aaa":0,"bbb":0,...}
+LONG = {"type": "object", "properties": {name * 3: {"type": "integer"} for name in "abcdefg"}, "required": []}
+LONG["required"] = list(LONG["properties"])
+
 ASKED: dict[str, dict[str, Any]] = {
     "json schema": {
         "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA, "strict": True}}
@@ -58,13 +62,27 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "too large": ({"guided_json": {"enum": [f"{n:040}" for n in range(9000)]}}, "guided_json", "limit"),
     "choices that are too large": ({"guided_choice": ["a" * 300_000], "max_tokens": 9}, "guided_choice", "limit"),
     "two at once": ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice", "exclude"),
+    "a schema that does not fit": (
+        {"guided_json": LONG, "max_completion_tokens": 40},
+        "max_completion_tokens",
+        "50 tokens",
+    ),
+    "arguments that do not fit": (
+        {
+            "tools": [{"type": "function", "function": {"name": "w", "parameters": LONG}}],
+            "tool_choice": "required",
+            "max_tokens": 40,
+        },
+        "max_tokens",
+        "50 tokens",
+    ),
     "choices that do not fit": ({"guided_choice": ["a" * 50], "max_tokens": 9}, "max_tokens", "50 tokens"),
     "a strict tool's schema": (
         {
             "tools": [{"type": "function", "function": {"name": "w", "parameters": {"not": {}}, "strict": True}}],
             "tool_choice": "required",
         },
-        "tools",
+        "tools[0].function.parameters",
         "not",
     ),
 }
@@ -73,7 +91,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
 async def test_what_is_asked_for_reaches_the_worker_as_a_grammar() -> None:
     async with running_mesh() as mesh:
         for name, fields in ASKED.items():
-            answer = await mesh.http.post(CHAT, json={"messages": HELLO, "max_tokens": 2, **fields})
+            answer = await mesh.http.post(CHAT, json={"messages": HELLO, "max_tokens": 8, **fields})
             assert answer.status_code == 200, (name, answer.text)
             assert mesh.worker.submissions[-1].constraint.grammar, name
         await mesh.http.post(CHAT, json={"messages": HELLO, "max_tokens": 2, "response_format": {"type": "text"}})

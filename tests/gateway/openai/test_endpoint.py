@@ -366,11 +366,23 @@ async def test_an_unknown_model_is_not_found() -> None:
 
 async def test_unknown_paths_and_methods_have_errors_in_the_same_form() -> None:
     async with running_mesh() as mesh:
-        for answer in (await mesh.http.get("/v2"), await mesh.http.get(CHAT)):
-            assert answer.status_code in (404, 405)
-            assert answer.json()["error"]["type"] == "invalid_request_error"
+        for path, status, code in (("/v2", 404, "unknown_url"), (CHAT, 405, "method_not_supported")):
+            answer = await mesh.http.get(path)
+            error = answer.json()["error"]
+            assert (answer.status_code, error["code"], error["type"]) == (status, code, "invalid_request_error")
         # Clients that try a route of OpenAI's take 404 for "not here", and 405 for a mistake of theirs.
         assert (await mesh.http.post("/v1/responses/compact", json={})).status_code == 404
+
+
+async def test_errors_repeat_no_more_of_a_request_than_fits_in_a_line() -> None:
+    long = "x" * 100_000
+    bodies: list[dict[str, Any]] = [{"model": long}, {long: 1}, {"tool_choice": long}, {"messages": [{"role": long}]}]
+    async with running_mesh() as mesh:
+        for body in bodies:
+            answer = await mesh.http.post(CHAT, json={"messages": HELLO, **body})
+            assert answer.status_code in (400, 404)
+            assert len(answer.content) < 2000
+        assert len((await mesh.http.post("/v1/messages", json={"model": long})).content) < 2000
 
 
 @pytest.mark.parametrize("declared", [True, False], ids=["with a length", "in chunks"])

@@ -81,7 +81,7 @@ async def test_the_description_has_every_route_and_every_field_that_is_read() ->
         for operation in OPERATIONS:
             path = operation.path.replace("{model}", "oracle")
             answer = await mesh.http.request(operation.method, path)
-            assert "unknown_route" not in answer.text, path
+            assert "unknown_url" not in answer.text, path
         fields = document["components"]["schemas"]["ChatCompletionBody"]["properties"]
         assert set(Sampling.__struct_fields__) | {"messages", "stream", "stop"} <= set(fields)
         page = await mesh.http.get("/docs")

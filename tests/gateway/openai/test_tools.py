@@ -26,6 +26,11 @@ CALLS = [ToolCall("", "weather", '{"city": "Bergen"}'), ToolCall("", "clock", "{
 END = "<｜end▁of▁sentence｜>"
 
 
+def allowed(mode: str, *names: str) -> dict[str, Any]:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
 def client(mesh: Mesh) -> openai.AsyncOpenAI:
     url = f"http://127.0.0.1:{mesh.http_port}/v1"
     return openai.AsyncOpenAI(base_url=url, api_key="unused", max_retries=0, http_client=cast(Any, mesh.http))
@@ -99,6 +104,14 @@ async def test_a_required_call_begins_in_the_prompt() -> None:
             assert prompt_of(mesh).endswith(opening(CallForm.PLAIN, known))
 
 
+async def test_the_model_is_shown_the_tools_that_are_allowed() -> None:
+    async with running_mesh(answering("{}<｜tool▁call▁end｜>" + END)) as mesh:
+        body = {"messages": HELLO, "tools": [WEATHER, CLOCK], "tool_choice": allowed("required", "clock")}
+        answer = (await mesh.http.post(CHAT, json=body)).json()["choices"][0]
+        assert "The weather of a city" not in prompt_of(mesh)
+        assert [call["function"]["name"] for call in answer["message"]["tool_calls"]] == ["clock"]
+
+
 async def test_the_model_is_shown_no_tools_where_it_may_call_none() -> None:
     text = written_calls(CALLS, CallForm.PLAIN) + END
     async with running_mesh(answering(text)) as mesh:
@@ -143,6 +156,20 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "strict without tokens that begin a call": (
         {"tools": [{"type": "function", "function": {"name": "a", "strict": True}}]},
         "tools",
+    ),
+    "a choice that is none": ({"tools": [CLOCK], "tool_choice": "maybe"}, "tool_choice"),
+    "a choice of no kind": ({"tools": [CLOCK], "tool_choice": {"type": "any"}}, "tool_choice.type"),
+    "a choice without its tool": ({"tools": [CLOCK], "tool_choice": {"type": "function"}}, "tool_choice.function"),
+    "a choice among tools that are not there": (
+        {"tools": [CLOCK], "tool_choice": allowed("required", "weather")},
+        "tool_choice.allowed_tools.tools",
+    ),
+    "arguments that are none": (
+        {
+            "tools": [CLOCK, {"type": "function", "function": {"name": "w", "parameters": {"type": "strin"}}}],
+            "tool_choice": "required",
+        },
+        "tools[1].function.parameters",
     ),
     "a choice of nothing": ({"tool_choice": "required"}, "tool_choice"),
     "a choice that is not there": (

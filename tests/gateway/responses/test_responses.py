@@ -202,6 +202,33 @@ BAD: dict[str, tuple[dict[str, Any], str, str]] = {
     ),
     "no room": ({"max_output_tokens": 0}, "invalid_value", "max_output_tokens"),
     "what cannot be included": ({"include": ["web_search_call.results"]}, "unsupported_parameter", "include[0]"),
+    "a tool with a wrong name": ({"tools": [{"type": "function", "name": "a b"}]}, "invalid_value", "tools[0].name"),
+    "a tool without a name": ({"tools": [{"type": "function"}]}, "missing_required_parameter", "tools[0].name"),
+    "a choice that is none": ({"tools": [CLOCK], "tool_choice": "maybe"}, "invalid_value", "tool_choice"),
+    "a named tool that is not there": (
+        {"tools": [CLOCK], "tool_choice": {"type": "function", "name": "weather"}},
+        "invalid_value",
+        "tool_choice",
+    ),
+    "arguments that are none": (
+        {
+            "tools": [CLOCK, {"type": "function", "name": "a", "parameters": {"type": "strin"}}],
+            "tool_choice": "required",
+        },
+        "invalid_constraint",
+        "tools[1].parameters",
+    ),
+    "a schema that is none": (
+        {"text": {"format": {"type": "json_schema", "name": "a", "schema": {"type": "strin"}}}},
+        "invalid_constraint",
+        "text.format.schema",
+    ),
+    "a schema that does not fit": (
+        {"max_output_tokens": 3, "text": {"format": {"type": "json_schema", "name": "a", "schema": {"const": "long"}}}},
+        "invalid_constraint",
+        "max_output_tokens",
+    ),
+    "more than the context": ({"max_output_tokens": 10**6}, "context_length_exceeded", "max_output_tokens"),
     "a tool that is not there": (
         {"tools": [CLOCK], "tool_choice": {"type": "allowed_tools", "tools": [WEATHER]}},
         "invalid_value",
