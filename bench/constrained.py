@@ -3,19 +3,21 @@
     python -m bench.constrained
     python -m bench.constrained --requests 1 --rounds 20
 
-The engine alone decodes as many requests at a time, free and constrained in turn, so that other load on the machine
-disturbs both alike. A step counts if all its rows decode. The model computes on one thread. Beside time it counts
-processor time, that of masks included.
+The engine alone decodes as many requests at a time, free and constrained in turn. A step counts if all its rows
+decode. The model computes on one thread. Beside time it counts processor time, that of masks included. Each round
+compares its own two halves, whichever comes first: other load on the machine disturbs both alike, and the ratios are
+medians over the rounds, with their quartiles.
 """
 
 import argparse
 import json
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from statistics import median
+from statistics import median, quantiles
 
 from rich.console import Console
 from rich.table import Table
@@ -102,34 +104,39 @@ def main() -> None:
     parser.add_argument("--model", type=Path, default=shipped_model())
     parser.add_argument("--requests", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=48)
-    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--rounds", type=int, default=20)
     options = parser.parse_args()
     bench, random = Bench(options.model, options.requests, options.tokens), Random(0)
-    kinds = {"free": (None, Steps()), "constrained": (JSON, Steps())}
-    for constraint, _ in kinds.values():
+    kinds = {"free": None, "constrained": JSON}
+    rounds: dict[str, list[Steps]] = {name: [] for name in kinds}
+    for constraint in kinds.values():
         bench.run(constraint, Steps(), random)
-    for _ in range(options.rounds):
-        for constraint, steps in kinds.values():
-            bench.run(constraint, steps, random)
-    _print(options.requests, {name: steps for name, (_, steps) in kinds.items()})
+    for number in range(options.rounds):
+        for name in sorted(kinds, reverse=number % 2 == 1):
+            rounds[name].append(Steps())
+            bench.run(kinds[name], rounds[name][-1], random)
+    _print(options.requests, rounds)
 
 
-def _print(requests: int, kinds: dict[str, Steps]) -> None:
+def _print(requests: int, rounds: Mapping[str, Sequence[Steps]]) -> None:
     table = Table(
         "answers", "steps", "ms a step", "of free", "processor ms a step", "of free", title=f"{requests} at a time"
     )
-    free = kinds["free"]
-    for name, steps in kinds.items():
-        seconds, processor = median(steps.seconds), median(steps.processor_seconds)
-        table.add_row(
-            name,
-            str(len(steps.seconds)),
-            f"{1000 * seconds:.2f}",
-            f"{seconds / median(free.seconds):.3f}",
-            f"{1000 * processor:.2f}",
-            f"{processor / median(free.processor_seconds):.3f}",
+    for name, each in rounds.items():
+        seconds = _compared([steps.seconds for steps in each], [steps.seconds for steps in rounds["free"]])
+        processor = _compared(
+            [steps.processor_seconds for steps in each], [steps.processor_seconds for steps in rounds["free"]]
         )
+        table.add_row(name, str(sum(len(steps.seconds) for steps in each)), *seconds, *processor)
     Console().print(table)
+
+
+def _compared(own: Sequence[Sequence[float]], free: Sequence[Sequence[float]]) -> tuple[str, str]:
+    """Milliseconds, and the ratio: both of the rounds' medians."""
+    ratios = [median(a) / median(b) for a, b in zip(own, free, strict=True)]
+    low, middle, high = quantiles(ratios, n=4)
+    spread = "" if low == high else f" ({low:.3f} to {high:.3f})"
+    return f"{1000 * median(map(median, own)):.2f}", f"{middle:.3f}{spread}"
 
 
 if __name__ == "__main__":
