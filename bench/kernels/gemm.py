@@ -1,4 +1,4 @@
-"""FP8 linear layers of DeepSeek-R1: our kernels in Triton, and for few rows in CUDA, beside deep_gemm."""
+"""FP8 linear layers of DeepSeek-R1: our kernels in CUDA for few rows and for many, and in Triton, beside deep_gemm."""
 
 from collections.abc import Callable, Iterator
 
@@ -8,11 +8,11 @@ from bench.kernels.deepseek_r1 import LINEAR_LAYERS
 from bench.kernels.inputs import random_rows, random_weight
 from bench.kernels.timing import Case
 from kernels.act_quant import Quantized
-from kernels.fp8_gemm import BlockScaled, deep_gemm, few_rows, make_workspace
+from kernels.fp8_gemm import BlockScaled, deep_gemm, few_rows, make_workspace, many_rows
 from kernels.fp8_gemm import triton as ours
 
 Product = Callable[[Quantized, BlockScaled], torch.Tensor]
-TOKENS = (1, 8, 32, 64, 96, 128, 4096, 16384)
+TOKENS = (1, 8, 32, 64, 96, 128, 192, 256, 384, 4096, 16384)
 
 
 def cases() -> Iterator[Case]:
@@ -34,6 +34,8 @@ def _providers(tokens: int, outputs: int, inputs: int) -> dict[str, Product]:
     found: dict[str, Product] = {"triton": lambda x, weight: ours.fp8_gemm(x, weight, workspace)}
     if few_rows.takes(tokens, outputs, inputs):
         found["few rows"] = few_rows.fp8_gemm
+    if many_rows.takes(tokens, outputs):
+        found["many rows"] = many_rows.fp8_gemm
     if deep_gemm.available():
         found["deep_gemm"] = deep_gemm.fp8_gemm
     return found

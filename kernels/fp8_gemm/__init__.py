@@ -18,18 +18,20 @@ def fp8_gemm(x: Quantized, weight: BlockScaled, workspace: Workspace) -> torch.T
     """x times the weight transposed.
 
     x: [rows, inputs]; weight: [outputs, inputs], outputs a multiple of 64; workspace: that of the current
-    stream. Returns [rows, outputs] bfloat16; no rows give no rows. On a GPU few rows go to our CUDA kernel, more to
-    deep_gemm if it can be imported and is faster, and the rest to our Triton kernel.
+    stream. Returns [rows, outputs] bfloat16; no rows give no rows. On Hopper few rows and many go to our CUDA kernels,
+    or to deep_gemm if it can be imported and is faster; the rest goes to our Triton kernel.
     """
     assert x.values.dim() == weight.values.dim() == 2 and x.values.shape[1] == weight.values.shape[1]
     assert weight.values.shape[0] % 64 == 0
     if not x.values.is_cuda:
         return reference.fp8_gemm(x, weight)
     # Imported here: CUDA's bindings and Triton come with a CUDA build of torch.
-    from kernels.fp8_gemm import few_rows, triton
+    from kernels.fp8_gemm import few_rows, many_rows, triton
 
-    if few_rows.takes(x.values.shape[0], *weight.values.shape):
+    rows, (outputs, inputs) = x.values.shape[0], weight.values.shape
+    if few_rows.takes(rows, outputs, inputs):
         return few_rows.fp8_gemm(x, weight)
-    if deep_gemm.available() and deep_gemm.is_faster(x.values.shape[0], *weight.values.shape):
+    fills_chip = many_rows.takes(rows, outputs)
+    if deep_gemm.available() and deep_gemm.is_faster(rows, outputs, inputs, fills_chip=fills_chip):
         return deep_gemm.fp8_gemm(x, weight)
-    return triton.fp8_gemm(x, weight, workspace)
+    return many_rows.fp8_gemm(x, weight) if fills_chip else triton.fp8_gemm(x, weight, workspace)

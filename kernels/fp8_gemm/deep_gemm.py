@@ -14,6 +14,7 @@ PACKAGE = "deep_gemm"
 # The smallest weight worth its compilations. The package compiles a kernel for some three seconds for each tiling, and
 # the tiling depends on the number of rows. A smaller weight never earns that time back.
 FEWEST_BYTES = 1 << 20
+FEW_ROWS, MANY_ROWS = 32, 512
 
 
 @cache
@@ -27,9 +28,12 @@ def is_worth_compiling(outputs: int, inputs: int) -> bool:
     return outputs * inputs >= FEWEST_BYTES
 
 
-def is_faster(rows: int, outputs: int, inputs: int) -> bool:
-    """Whether it is faster than our kernels, as measured on an H200: not for few rows, nor for more with short sums."""
-    return is_worth_compiling(outputs, inputs) and rows > (128 if inputs < 2048 else 32)
+def is_faster(rows: int, outputs: int, inputs: int, *, fills_chip: bool) -> bool:
+    """Whether it is faster than our kernels, as measured on an H200.
+
+    fills_chip: whether `many_rows` takes the product.
+    """
+    return is_worth_compiling(outputs, inputs) and rows > (MANY_ROWS if fills_chip else FEW_ROWS)
 
 
 def fp8_gemm(x: Quantized, weight: BlockScaled) -> torch.Tensor:

@@ -5,7 +5,8 @@ import torch
 from kernels.act_quant.quantized import Quantized
 from kernels.fp8_gemm.weight import BlockScaled
 from kernels.grouped_gemm import deep_gemm, reference
-from kernels.moe_permute.layout import Layout
+from kernels.hopper import is_hopper
+from kernels.moe_permute.layout import ContiguousLayout, Layout
 
 
 def grouped_gemm(x: torch.Tensor, weights: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
@@ -27,8 +28,8 @@ def grouped_fp8_gemm(x: Quantized, weight: BlockScaled, layout: Layout) -> torch
 
     x: [rows, inputs] or [experts, capacity, inputs], in the layout; weight: [experts, outputs, inputs], outputs
     a multiple of 128. Returns bfloat16 of x's leading dimensions and `outputs`; unused rows are undefined. Only the
-    device reads the counts. On a GPU this runs deep_gemm if it can be imported and is faster for the layout, our kernel
-    otherwise.
+    device reads the counts. On a GPU this runs deep_gemm if it can be imported and is faster for the layout, otherwise
+    our kernels: for a contiguous layout on Hopper the one in CUDA, else the one in Triton.
     """
     assert x.values.shape == (*layout.shape, weight.values.shape[2])
     assert weight.values.dim() == 3 and weight.values.shape[1] % 128 == 0
@@ -36,6 +37,10 @@ def grouped_fp8_gemm(x: Quantized, weight: BlockScaled, layout: Layout) -> torch
         return reference.grouped_fp8_gemm(x, weight, layout)
     if deep_gemm.available() and deep_gemm.is_faster(layout, weight):
         return deep_gemm.grouped_fp8_gemm(x, weight, layout)
+    if isinstance(layout, ContiguousLayout) and is_hopper():
+        from kernels.fp8_gemm import many_rows
+
+        return many_rows.sorted_fp8_gemm(x, weight, layout.row_experts)
     from kernels.grouped_gemm import triton
 
     return triton.grouped_fp8_gemm(x, weight, layout)

@@ -1,0 +1,106 @@
+"""Our block-scaled products of many rows on Hopper: `cuda/many_rows.cu`."""
+
+import ctypes
+from pathlib import Path
+
+import torch
+
+from kernels.act_quant.quantized import Quantized
+from kernels.fp8_gemm.weight import BLOCK, BlockScaled
+from kernels.hopper import is_hopper
+from kernels.nvrtc import encode_rows, load_kernel
+
+SOURCE = Path(__file__).parent / "cuda" / "many_rows.cu"
+# Rows of a tile, CTAs of a cluster, and threads of a CTA, as in the source.
+ROWS, CTAS, THREADS = 128, 2, 384
+# Microseconds in which a CTA multiplies a block of 128 inputs for its tile, by the tile's outputs, as measured.
+BLOCK_TIMES = {64: 0.33, 128: 0.41, 256: 0.72}
+# Tiles of this many outputs lie one below the other in a cluster, others side by side.
+WIDEST = 256
+# How many CTAs an H200 runs at once. A CTA fills a multiprocessor.
+MOST_CTAS = 132
+# With fewer CTAs than this, those of our Triton kernel, which can share a tile, are faster.
+FEWEST_CTAS = 96
+# Tiles of so many rows of clusters are taken together. Sorted rows change their weight every so often.
+ROWS_TOGETHER, SORTED_ROWS_TOGETHER = 8, 4
+
+
+class Arguments(ctypes.Structure):
+    """`Arguments` of the source."""
+
+    _fields_ = (
+        ("x", ctypes.c_uint64 * 16),
+        ("weight", ctypes.c_uint64 * 16),
+        ("out", ctypes.c_uint64 * 16),
+        ("x_scales", ctypes.c_void_p),
+        ("weight_scales", ctypes.c_void_p),
+        ("row_experts", ctypes.c_void_p),
+        ("rows", ctypes.c_int),
+        ("outputs", ctypes.c_int),
+        ("blocks", ctypes.c_int),
+        ("scale_stride", ctypes.c_int),
+        ("rows_together", ctypes.c_int),
+        # The tensor maps align the structure to 64 bytes.
+        ("padding", ctypes.c_byte * 20),
+    )
+
+
+def takes(rows: int, outputs: int) -> bool:
+    """Whether the kernel should compute a linear layer: on Hopper, with tiles for most of the chip."""
+    return is_hopper() and _ctas(rows, outputs, min(BLOCK_TIMES)) >= FEWEST_CTAS
+
+
+def fp8_gemm(x: Quantized, weight: BlockScaled, width: int | None = None) -> torch.Tensor:
+    """Same as `kernels.fp8_gemm.fp8_gemm`, on Hopper. width: a tile's outputs; None chooses by the shape."""
+    width = width or choose_width(x.values.shape[0], weight.values.shape[0])
+    return _multiply(x, weight, width, f"many_rows_{width}", ROWS_TOGETHER)
+
+
+def sorted_fp8_gemm(x: Quantized, weight: BlockScaled, row_experts: torch.Tensor) -> torch.Tensor:
+    """Multiply each row by its expert's weight transposed, on Hopper.
+
+    x: [rows, inputs]; weight: [experts, outputs, inputs]; row_experts: [rows] int32, ascending, each expert's first
+    row a multiple of 128, less than 0 for padding. Returns [rows, outputs] bfloat16, undefined for padding.
+    """
+    return _multiply(x, weight, WIDEST, f"sorted_rows_{WIDEST}", SORTED_ROWS_TOGETHER, row_experts)
+
+
+def choose_width(rows: int, outputs: int) -> int:
+    """The outputs of a tile with which all CTAs' tiles, one after another, take the least time."""
+
+    def time(width: int) -> float:
+        return -(-_ctas(rows, outputs, width) // MOST_CTAS) * BLOCK_TIMES[width]
+
+    return min(BLOCK_TIMES, key=time)
+
+
+def _multiply(
+    x: Quantized, weight: BlockScaled, width: int, name: str, together: int, row_experts: torch.Tensor | None = None
+) -> torch.Tensor:
+    rows, inputs = x.values.shape
+    outputs, device = weight.values.shape[-2], x.values.device
+    out = torch.empty(rows, outputs, dtype=torch.bfloat16, device=device)
+    if not rows:
+        return out
+    box_rows = ROWS // CTAS
+    arguments = Arguments(
+        _boxes(x.values, box_rows), _boxes(weight.values, min(width, BLOCK)),
+        encode_rows(out.data_ptr(), rows=rows, row_bytes=2 * outputs, box_rows=box_rows, box_bytes=BLOCK),
+        x.scales.data_ptr(), weight.scales.data_ptr(), None if row_experts is None else row_experts.data_ptr(),
+        rows, outputs, inputs // BLOCK, x.scales.stride(1), together,
+    )  # fmt: skip
+    kernel = load_kernel(SOURCE, name, device.index or 0)
+    grid = (min(_ctas(rows, outputs, width), MOST_CTAS), 1, 1)
+    kernel.launch(grid, THREADS, arguments, cluster=CTAS, dependent=True)
+    return out
+
+
+def _ctas(rows: int, outputs: int, width: int) -> int:
+    """CTAs that have a tile each, in whole clusters."""
+    down, across = (CTAS, 1) if width == WIDEST else (1, CTAS)
+    return -(-rows // (down * ROWS)) * -(-outputs // (across * width)) * CTAS
+
+
+def _boxes(values: torch.Tensor, box_rows: int) -> ctypes.Array[ctypes.c_uint64]:
+    rows, inputs = values.flatten(0, -2).shape
+    return encode_rows(values.data_ptr(), rows=rows, row_bytes=inputs, box_rows=box_rows, box_bytes=BLOCK)
