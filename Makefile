@@ -43,6 +43,9 @@ check-rules: .venv/installed-dev
 # A mesh of another version is replaced by this one, process by process; AGAINST=a commit, by default the last release.
 check-upgrade: .venv/installed-dev
 
+# What docs/start has new users do, from nothing; PYTEST_ADDOPTS=-s shows how long each step takes.
+check-first-steps: .venv/installed-dev
+
 # The clients of examples/, built with the toolchains that are installed; examples/Makefile names what each needs.
 check-clients: .venv/installed-dev
 

@@ -4,16 +4,15 @@ import http.client
 import json
 import os
 import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from mesh.ports import free_port
+from tests.support.timing import timed
 
 # It ends a hang: a machine may be as busy as it likes.
 PATIENCE_SECONDS = 900.0
@@ -122,11 +121,3 @@ def build_image(root: Path, tag: str) -> None:
         command += ["--secret", f"id={secret},src={path}"] if path else []
     with timed(f"build of {tag}"):
         subprocess.run([*command, "."], cwd=root, check=True)
-
-
-@contextmanager
-def timed(what: str) -> Iterator[None]:
-    start = time.monotonic()
-    yield
-    sys.stdout.write(f"{what}: {time.monotonic() - start:.0f} s\n")
-    sys.stdout.flush()
