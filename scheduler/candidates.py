@@ -98,6 +98,8 @@ class CandidateWorker(msgspec.Struct, frozen=True, gc=False):
     requests_beside: int = 0
     # See `WorkerIdentity`.
     worker_class: str = ""
+    # When it will have computed the prompts that it has, by the clock of `Candidates.now`; None if that is not known.
+    prompts_until: float | None = None
     # Filled by `estimates.informed`, from what this worker and the others measured.
     estimate: Pace | None = None
 
@@ -105,6 +107,13 @@ class CandidateWorker(msgspec.Struct, frozen=True, gc=False):
     def pace(self) -> Pace:
         assert self.estimate is not None, "candidates are informed before they are compared"
         return self.estimate
+
+    def prompts_ms(self, now: float) -> float:
+        """Predicted time until it will have computed the prompts that it has."""
+        if self.prompts_until is not None:
+            return max(0.0, self.prompts_until - now) * 1000
+        queued = self.load.queued_prefill_tokens + self.unreported.prefill_tokens
+        return queued / self.pace.prefill_tokens_per_second * 1000
 
 
 @dataclass(frozen=True, slots=True)

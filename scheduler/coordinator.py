@@ -153,7 +153,8 @@ class Coordinator:
         self._remember(call, chosen, reason, terms)
         self._placed.add(call.key, call.share, Placed(call.model, chosen.worker_ids))
         for (worker_id, rank), work in placed_work(request, chosen).items():
-            self._registry.add_placement(worker_id, rank, call.key, work)
+            seconds = chosen.prompt_ms / 1000 if work.prefill_tokens else 0.0
+            self._registry.add_placement(worker_id, rank, call.key, work, seconds)
         identities = {worker.identity.worker_id: worker.identity for worker in workers}
         prefill = None if chosen.prefill_worker_id is None else identities[chosen.prefill_worker_id]
         by_worker = {worker_id: max(blocks) for worker_id, blocks in cached.items()}

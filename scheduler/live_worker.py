@@ -50,12 +50,13 @@ class Worker:
 
     @property
     def use(self) -> float:
-        """How much of what it can do it has to do, roughly: of two like workers the one with less is the better."""
+        """Of two workers of one field the one with less is the better, roughly: that will have computed its prompts
+        earlier, or with fewer requests for each that it can run.
+        """
         if self.state is not WorkerState.SERVING or not self.connected:
             return float("inf")
         if self.identity.role is WorkerRole.PREFILL:
-            tokens = sum([rank.load.queued_prefill_tokens + rank.unreported.prefill_tokens for rank in self.ranks])
-            return tokens / len(self.ranks)
+            return sum([rank.prompts_until or 0.0 for rank in self.ranks]) / len(self.ranks)
         return sum([rank.requests for rank in self.ranks]) / self.identity.max_requests
 
     def held_by(self, holders: int) -> Iterator[Rank]:
@@ -86,6 +87,7 @@ class Worker:
             0,
             self.transfers,
             self.ranks[0].measured_at,
+            None,
         )
 
     def _candidate(self, index: int, rank: Rank) -> CandidateWorker:
@@ -99,6 +101,7 @@ class Worker:
             sum(other.requests for other in self.ranks if other is not rank),
             rank.status.transfers,
             rank.measured_at,
+            rank.prompts_until,
         )
 
     def _made(
@@ -111,6 +114,7 @@ class Worker:
         requests_beside: int,
         transfers: TransferCounters,
         measured_at: MeasurementTimes,
+        prompts_until: float | None,
     ) -> CandidateWorker:
         identity = self.identity
         return CandidateWorker(
@@ -134,4 +138,5 @@ class Worker:
             rank=rank,
             requests_beside=requests_beside,
             worker_class=identity.worker_class,
+            prompts_until=prompts_until,
         )

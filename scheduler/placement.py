@@ -47,7 +47,7 @@ class _DecodeShare(msgspec.Struct, frozen=True, gc=False):
 def predict(request: PlacementRequest, candidates: Candidates, knobs: PlacementKnobs) -> tuple[Terms, ...]:
     """The terms of every candidate; those that cannot take the request carry a rejection."""
     candidates = informed(candidates, knobs)
-    offers = best_offers(request, candidates.prefill, candidates.stores, knobs)
+    offers = best_offers(request, candidates, knobs)
     fitting = {name: offer_to(name, offers) for name in {worker.namespace for worker in candidates.decode}}
     terms: list[Terms] = []
     for worker in candidates.decode:
@@ -97,7 +97,8 @@ def _terms(
     terms = []
     if worker.can_prefill:
         store = candidates.stores.get(worker.namespace) if candidates.stores else None
-        terms.append(_alone(share, source(request, worker, store, knobs), bool(candidates.prefill), knobs))
+        found = source(request, worker, store, knobs)
+        terms.append(_alone(share, found, bool(candidates.prefill), candidates.now, knobs))
     if fitting is not None and worker.receives_kv:
         terms.append(_pair(request, share, fitting, knobs))
     elif not worker.can_prefill:
@@ -105,12 +106,12 @@ def _terms(
     return terms
 
 
-def _alone(share: _DecodeShare, found: Source, contested: bool, knobs: PlacementKnobs) -> Terms:
+def _alone(share: _DecodeShare, found: Source, contested: bool, now: float, knobs: PlacementKnobs) -> Terms:
     """Terms of a decode worker that computes the prompt itself. `contested`: there are prefill workers that could."""
     worker = share.candidate
     rate = worker.pace.prefill_tokens_per_second
-    queued = share.ahead * (worker.load.queued_prefill_tokens + worker.unreported.prefill_tokens)
-    ttft_ms = knobs.costs.request_ms + share.wait_ms + queued / rate * 1000 + found.ms + share.tpot_ms
+    queue_ms = share.ahead * worker.prompts_ms(now)
+    ttft_ms = knobs.costs.request_ms + share.wait_ms + queue_ms + found.ms + share.tpot_ms
     delay_ms = 0.0
     if contested:
         # The first tokens are computed in a decode step that runs anyway.
@@ -180,6 +181,7 @@ def _assemble(
         rejected=rejected,
         rank=share.candidate.rank,
         prefill_rank=None if offer is None else offer.rank,
+        prompt_ms=found.ms,
     )
 
 

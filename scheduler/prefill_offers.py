@@ -1,13 +1,12 @@
 """The quickest prefill worker of each KV namespace for a request. Pure."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import msgspec
 
 from mesh.blocks import BLOCK_TOKENS
-from mesh.domain.targets import StoreTarget
 from mesh.domain.workers import KvNamespace
-from scheduler.candidates import CandidateWorker, PlacementKnobs, PlacementRequest
+from scheduler.candidates import Candidates, CandidateWorker, PlacementKnobs, PlacementRequest
 from scheduler.sources import Source, source
 from scheduler.terms import Rejection
 
@@ -45,15 +44,12 @@ class PrefillOffer(msgspec.Struct, frozen=True, gc=False):
 
 
 def best_offers(
-    request: PlacementRequest,
-    workers: Iterable[CandidateWorker],
-    stores: Mapping[KvNamespace, StoreTarget],
-    knobs: PlacementKnobs,
+    request: PlacementRequest, candidates: Candidates, knobs: PlacementKnobs
 ) -> dict[KvNamespace, PrefillOffer]:
     """The best offer of each namespace, whichever decode worker it is paired with, since the times of both add up."""
     best: dict[KvNamespace, PrefillOffer] = {}
-    for worker in workers:
-        offered = _offer(request, worker, stores.get(worker.namespace), knobs)
+    for worker in candidates.prefill:
+        offered = _offer(request, worker, candidates, knobs)
         known = best.get(worker.namespace)
         if known is None or offered.preference() < known.preference():
             best[worker.namespace] = offered
@@ -71,11 +67,11 @@ def offer_to(namespace: KvNamespace, offers: Mapping[KvNamespace, PrefillOffer])
 
 
 def _offer(
-    request: PlacementRequest, worker: CandidateWorker, store: StoreTarget | None, knobs: PlacementKnobs
+    request: PlacementRequest, worker: CandidateWorker, candidates: Candidates, knobs: PlacementKnobs
 ) -> PrefillOffer:
+    store = candidates.stores.get(worker.namespace) if candidates.stores else None
     found = source(request, worker, store, knobs)
-    queued = request.ahead * (worker.load.queued_prefill_tokens + worker.unreported.prefill_tokens)
-    queue_ms = queued / worker.pace.prefill_tokens_per_second * 1000
+    queue_ms = request.ahead * worker.prompts_ms(candidates.now)
     rejection, rejected = _reject(request, worker, knobs)
     return PrefillOffer(
         worker_id=worker.worker_id,

@@ -7,6 +7,8 @@ from scheduler.candidates import MeasurementTimes, Unreported
 
 # A generation, and the number of the attempt.
 PlacementKey = tuple[str, int]
+# From a placement until its rank has the prompt, at most, and from the end of a step until its report is here.
+ON_ITS_WAY_SECONDS = 0.05
 
 
 @dataclass(slots=True)
@@ -33,6 +35,10 @@ class Rank:
     placed: dict[PlacementKey, tuple[float, Unreported]] = field(default_factory=dict)
     # The sum of `placed`.
     unreported: Unreported = field(default_factory=Unreported)
+    # When it will have computed its prompts, as far as this scheduler can tell; None if it cannot.
+    prompts_until: float | None = None
+    # When it last reported another load than before.
+    _load_at: float = float("-inf")
     # Values of `load` and `transfers`, with their ages.
     _prefill_rate: Measurement = field(default_factory=Measurement)
     _step_time: Measurement = field(default_factory=Measurement)
@@ -50,6 +56,9 @@ class Rank:
         return self.status.load
 
     def observe(self, status: RankStatus, now: float) -> None:
+        if status.load != self.status.load:
+            self._correct_prompts(status.load, now)
+            self._load_at = now
         self.status = status
         self._prefill_rate.observe(status.load.prefill_tokens_per_second, now)
         self._step_time.observe(status.load.decode_step_ms, now)
@@ -67,10 +76,26 @@ class Rank:
             disk_fetch=self._disk_fetch_bandwidth.changed_at,
         )
 
-    def add_placement(self, key: PlacementKey, now: float, placed: Unreported) -> None:
+    def add_placement(self, key: PlacementKey, now: float, placed: Unreported, prompt_seconds: float) -> None:
+        """prompt_seconds: how long the rank is predicted to compute for it."""
         self.settle_placement(key)
         self.placed[key] = (now, placed)
         self.unreported += placed
+        if prompt_seconds:
+            self.prompts_until = max(now, self.prompts_until or now) + prompt_seconds
+
+    def _correct_prompts(self, load: WorkerLoad, now: float) -> None:
+        """The rank has ended a step, and has begun another with what it knows of.
+
+        Prompts that came while the step ran are not in its load: so many are left at least, and so many more at most.
+        """
+        if not load.prefill_tokens_per_second:
+            return
+        least = now + load.queued_prefill_tokens / load.prefill_tokens_per_second
+        since = self._load_at - ON_ITS_WAY_SECONDS
+        unseen = sum(placed.prefill_tokens for placed_at, placed in self.placed.values() if placed_at >= since)
+        most = least + unseen / load.prefill_tokens_per_second
+        self.prompts_until = min(max(self.prompts_until or least, least), most)
 
     def settle_placement(self, key: PlacementKey) -> None:
         if key in self.placed:

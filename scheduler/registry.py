@@ -222,10 +222,15 @@ class Registry:
         """Seconds until the worker's lease ends."""
         return max(0.0, worker.expires_at - self._clock())
 
-    def add_placement(self, worker_id: str, rank: int, key: PlacementKey, placed: Unreported) -> None:
-        """Count a placement as load of a rank until the worker's own status contains it for certain."""
+    def add_placement(
+        self, worker_id: str, rank: int, key: PlacementKey, placed: Unreported, prompt_seconds: float = 0.0
+    ) -> None:
+        """Count a placement as load of a rank until the worker's own status contains it for certain.
+
+        prompt_seconds: how long the rank is predicted to compute for its prompt.
+        """
         worker = self._workers[worker_id]
-        worker.ranks[rank].add_placement(key, self._clock(), placed)
+        worker.ranks[rank].add_placement(key, self._clock(), placed, prompt_seconds)
         self._place(worker)
 
     def settle_placement(self, worker_id: str, key: PlacementKey) -> None:

@@ -50,6 +50,8 @@ class Terms(msgspec.Struct, frozen=True, gc=False):
     # Which ranks of the decode and of the prefill worker; None if it has one.
     rank: int | None = None
     prefill_rank: int | None = None
+    # Fetch and computation of the prompt, without any wait.
+    prompt_ms: float = 0.0
 
     @property
     def name(self) -> str:

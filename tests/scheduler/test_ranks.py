@@ -1,0 +1,74 @@
+"""When a rank will have computed its prompts, from what was placed on it and what it reports."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mesh.domain.workers import RankStatus, TransferCounters
+from scheduler.candidates import Unreported
+from scheduler.ranks import Rank
+from tests.support.scheduling import make_candidate, make_load
+
+RATE = 1000.0
+
+
+def status(queued: int, rate: float | None = RATE) -> RankStatus:
+    load = make_load(queued_prefill_tokens=queued, prefill_tokens_per_second=rate)
+    return RankStatus(load, TransferCounters(), 0)
+
+
+def place(rank: Rank, number: int, now: float, tokens: int) -> None:
+    rank.add_placement((str(number), 0), now, Unreported(1, tokens, 1), tokens / RATE)
+
+
+@given(st.lists(st.tuples(st.integers(1, 400), st.integers(1, 800)), min_size=1, max_size=20))
+def test_it_is_when_the_rank_has_computed_all_whatever_its_steps(prompts: list[tuple[int, int]]) -> None:
+    """Each prompt comes so many ms behind the one before it. A step computes all that is there when it begins."""
+    rank, now, free_at, waiting = Rank(0), 0.0, 0.0, 0
+    for number, (gap_ms, tokens) in enumerate(prompts):
+        now += gap_ms / 1000
+        while free_at <= now:
+            rank.observe(status(waiting), free_at)
+            if not waiting:
+                free_at = now
+                break
+            free_at, waiting = free_at + waiting / RATE, 0
+        place(rank, number, now, tokens)
+        waiting += tokens
+        assert rank.prompts_until == pytest.approx(free_at + waiting / RATE)
+
+
+def test_prompts_that_another_scheduler_placed_count_once_they_are_reported() -> None:
+    rank = Rank(0)
+    rank.observe(status(2000), 5.0)
+    assert rank.prompts_until == 7.0
+
+
+def test_a_rank_that_was_quicker_than_predicted_is_free_once_it_says_so() -> None:
+    rank = Rank(0)
+    place(rank, 0, 0.0, 4000)
+    rank.observe(status(1000), 1.0)
+    place(rank, 1, 1.5, 500)
+    assert rank.prompts_until == 4.5
+    rank.observe(status(0), 2.0)
+    assert rank.prompts_until == 2.5
+
+
+def test_a_report_that_says_nothing_new_changes_nothing() -> None:
+    rank = Rank(0)
+    rank.observe(status(1000), 0.0)
+    rank.observe(status(1000), 0.9)
+    assert rank.prompts_until == 1.0
+
+
+def test_a_rank_that_has_measured_nothing_is_free_when_what_was_placed_on_it_is_computed() -> None:
+    rank = Rank(0)
+    rank.observe(status(3000, rate=None), 0.0)
+    assert rank.prompts_until is None
+    place(rank, 0, 1.0, 500)
+    assert rank.prompts_until == 1.5
+
+
+def test_placement_counts_what_is_left_of_the_prompts_by_then() -> None:
+    worker = make_candidate(prompts_until=3.0, load=make_load(queued_prefill_tokens=100_000))
+    assert [worker.prompts_ms(now) for now in (1.0, 2.75, 4.0)] == [2000.0, 250.0, 0.0]
