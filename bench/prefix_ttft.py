@@ -1,19 +1,24 @@
-"""The time to first token of a prompt with a known prefix: computed again, from the worker's pool, from the KV store.
+"""The time to first token of a prompt with a known prefix: computed again, from the worker's pool, from a KV store's
+memory, from its disk.
 
-    python -m bench.prefix_ttft
+    python -m bench.prefix_ttft [--prefix-tokens 8192] [--directory ON_THE_DISK]
 
 A mesh of one prefill worker, one decode worker and one store serves the shipped model. Each repeat draws a new prefix
-and asks it three times with other endings: new to everybody; again at once, when the prefill worker's pool holds it;
-and after prompts that push it out of both pools, when only the store does. How much was not computed again is what the
-answer's usage says.
+and asks it with other endings: new to everybody; again at once, when the prefill worker's pool holds it; and after
+prompts that push it out of both pools, when only the store does. Then the same with a store whose memory has room for
+two such prompts, so that they push it out of there too, and with a disk behind it. How much was not computed again is
+what the answer's usage says.
 """
 
 import argparse
 import asyncio
 import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory, gettempdir
 
 import grpc
 import msgspec
@@ -29,7 +34,11 @@ from mesh.blocks import BLOCK_TOKENS
 ENDING_TOKENS = 32
 # Offers leave outside the token path: wait for them.
 OFFER_SECONDS = 1.0
-CASES = ("recomputed", "pool", "store")
+STORE_BYTES = 4 << 30
+# Of tiny-r1: 64 tokens of 576 values in float32, in 7 layers.
+BLOCK_BYTES = 64 * 576 * 4 * 7
+# Prompts that push a prefix out of where there is room for two.
+OTHERS = 3
 
 
 @dataclass(frozen=True)
@@ -37,6 +46,7 @@ class Options:
     prefix_tokens: int
     repeats: int
     seed: int
+    directory: Path
 
 
 @dataclass(frozen=True)
@@ -45,31 +55,69 @@ class Answer:
     cached_tokens: int
 
 
-async def run(options: Options, log: Path, console: Console) -> dict[str, list[Answer]]:
-    rng = random.Random(options.seed)
+class Scene:
+    """One mesh, and the prompts that it is asked."""
+
+    def __init__(self, stub: gateway_pb2_grpc.GatewayServiceStub, options: Options, console: Console) -> None:
+        self._stub = stub
+        self._tokens = options.prefix_tokens
+        self._rng = random.Random(options.seed)
+        self._console = console
+        self.answers: dict[str, list[Answer]] = {}
+
+    async def new(self) -> list[int]:
+        """A prefix that nobody has."""
+        return _tokens(self._rng, self._tokens)
+
+    async def ask(self, prefix: list[int], case: str) -> None:
+        result = await generate(self._stub, [*prefix, *_tokens(self._rng, ENDING_TOKENS)], 2)
+        self.answers.setdefault(case, []).append(_answer(result))
+        self._console.print(f"{case}: {self.answers[case][-1]}")
+
+    async def push_out(self) -> None:
+        for _ in range(OTHERS):
+            await asyncio.sleep(OFFER_SECONDS)
+            await generate(self._stub, await self.new(), 2)
+        await asyncio.sleep(OFFER_SECONDS)
+
+
+@asynccontextmanager
+async def scene(options: Options, log: Path, console: Console, *settings: str) -> AsyncIterator[Scene]:
     # Room for two such prompts, so that the next ones push a prefix out.
-    blocks = 2 * (-(-options.prefix_tokens // BLOCK_TOKENS) + 2)
-    settings = [f"{role}.engine.total_blocks={blocks}" for role in ("prefill", "decode")]
-    settings.append("decode.can_prefill=false")
-    answers: dict[str, list[Answer]] = {case: [] for case in CASES}
+    pools = [f"{role}.engine.total_blocks={_room_for_two(options)}" for role in ("prefill", "decode")]
     async with (
-        model_mesh(log, prefill=1, stores=1, settings=settings) as mesh,
+        model_mesh(log, prefill=1, stores=1, settings=[*pools, "decode.can_prefill=false", *settings]) as mesh,
         grpc.aio.insecure_channel(mesh.gateway) as channel,
     ):
-        stub = gateway_pb2_grpc.GatewayServiceStub(channel)
+        running = Scene(gateway_pb2_grpc.GatewayServiceStub(channel), options, console)
         # The first prompt of a mesh measures rates and opens connections.
-        await generate(stub, _tokens(rng, options.prefix_tokens), 2)
-        for repeat in range(options.repeats):
-            prefix = _tokens(rng, options.prefix_tokens)
-            for case in CASES:
-                if case == "store":
-                    await asyncio.sleep(OFFER_SECONDS)
-                    for _ in range(3):
-                        await generate(stub, _tokens(rng, options.prefix_tokens), 2)
-                result = await generate(stub, [*prefix, *_tokens(rng, ENDING_TOKENS)], 2)
-                answers[case].append(_answer(result))
-                console.print(f"{repeat + 1}, {case}: {answers[case][-1]}")
-    return answers
+        await generate(gateway_pb2_grpc.GatewayServiceStub(channel), await running.new(), 2)
+        yield running
+
+
+async def run(options: Options, log: Path, console: Console) -> dict[str, list[Answer]]:
+    async with scene(options, log, console, f"kvstore.memory_bytes={STORE_BYTES}") as it:
+        for _ in range(options.repeats):
+            prefix = await it.new()
+            await it.ask(prefix, "recomputed")
+            await it.ask(prefix, "pool")
+            await it.push_out()
+            await it.ask(prefix, "store's memory")
+    answers = it.answers
+    with TemporaryDirectory(dir=options.directory) as directory:
+        memory_bytes = _room_for_two(options) * BLOCK_BYTES
+        disk = (f"kvstore.disk.path={directory}", f"kvstore.disk.bytes={STORE_BYTES}", "kvstore.disk.least_uses=0")
+        async with scene(options, log, console, f"kvstore.memory_bytes={memory_bytes}", *disk) as it:
+            for _ in range(options.repeats):
+                prefix = await it.new()
+                await it.ask(prefix, "recomputed")
+                await it.push_out()
+                await it.ask(prefix, "store's disk")
+    return {case: answers.get(case, []) + it.answers.get(case, []) for case in answers | it.answers}
+
+
+def _room_for_two(options: Options) -> int:
+    return 2 * (-(-options.prefix_tokens // BLOCK_TOKENS) + 2)
 
 
 def _answer(result: TimedGeneration) -> Answer:
@@ -100,6 +148,7 @@ def main() -> None:
     parser.add_argument("--prefix-tokens", type=int, default=2048)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--directory", type=Path, default=Path(gettempdir()), help="on the disk that is measured")
     parser.add_argument("--output", type=Path, default=Path("out/prefix-ttft.json"))
     values = vars(parser.parse_args())
     output: Path = values.pop("output")

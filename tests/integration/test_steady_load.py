@@ -1,12 +1,14 @@
 """Single kills under a steady load of 800 requests over gRPC and HTTP (`make check-kills`): each answer is right. The
-longest pauses are printed, beside those of a time in which nobody is killed: recovery and recomputation together."""
+longest pauses of answers, recovery and recomputation together, are printed beside those of as many requests that came
+just before, when nobody was killed: on a busy machine those have pauses too."""
 
 import asyncio
 import json
+import os
 import random
-import statistics
 import sys
 import time
+from collections.abc import Sequence
 
 import httpx
 import pytest
@@ -23,6 +25,8 @@ ANSWER_TOKENS = 100
 # Each is killed once, while requests come.
 TARGETS = ("decode-0", "prefill-0", "scheduler", "kvstore-0", "gateway", "decode-1")
 SEED = 7
+# What a gateway has without a word about it: other tests give a scheduler on a busy machine twenty times as long.
+DEFAULT_PATIENCE = "gateway.dispatch.answer_seconds=0.05"
 pytestmark = [pytest.mark.check("kills"), pytest.mark.slow]
 
 
@@ -44,33 +48,44 @@ async def over_http(chaos: ChaosMesh, client: httpx.AsyncClient, prompt: list[in
     return answer
 
 
+def told(what: str, pauses: Sequence[float]) -> None:
+    longest = sorted(pauses)
+    p50, p90, p99 = (longest[round(part * (len(longest) - 1))] for part in (0.5, 0.9, 0.99))
+    figures = f"p50 {p50:.2f} s, p90 {p90:.2f} s, p99 {p99:.2f} s, all {longest[-1]:.2f} s"
+    sys.stdout.write(f"{what}: longest pauses of {len(longest)} answers: {figures}\n")
+    sys.stdout.flush()
+
+
 async def test_every_answer_is_right_while_processes_are_killed_one_by_one() -> None:
     source = random.Random(SEED)
-    pauses: dict[str, list[float]] = {}
-    async with chaos_mesh() as chaos, httpx.AsyncClient(trust_env=False, timeout=60) as http:
+    undisturbed, struck = [], []
+    async with chaos_mesh(None, DEFAULT_PATIENCE) as chaos, httpx.AsyncClient(trust_env=False, timeout=60) as http:
 
-        async def ask(number: int, killed: str) -> None:
+        async def ask(number: int) -> float:
             prompt = prompt_of(source.choice([20, 150, 400]), source.randrange(2**31))
             over_grpc = number % 2 == 0
             answer = await (chaos.client.ask(prompt, ANSWER_TOKENS) if over_grpc else over_http(chaos, http, prompt))
-            assert answer.tokens == oracle_tokens(prompt, ANSWER_TOKENS, VOCABULARY), (number, killed)
-            pauses[killed].append(answer.longest_pause)
+            assert answer.tokens == oracle_tokens(prompt, ANSWER_TOKENS, VOCABULARY), number
+            return answer.longest_pause
 
-        each = REQUESTS // (len(TARGETS) + 1)
-        for killed in ("nobody", *TARGETS):
-            pauses[killed] = []
-            asked: list[asyncio.Task[None]] = []
-            for number in range(each):
-                asked.append(asyncio.create_task(ask(number, killed)))
+        async def load(requests: int, killed: str | None) -> list[float]:
+            """Longest pauses of so many requests at a steady pace; in their middle one process is killed."""
+            asked = []
+            for number in range(requests):
+                asked.append(asyncio.create_task(ask(number)))
                 await asyncio.sleep(ARRIVAL_SECONDS)
-                if number == each // 2 and killed != "nobody":
+                if number == requests // 2 and killed is not None:
                     kill(chaos.mesh, killed)
-            await asyncio.gather(*asked)
+            return await asyncio.gather(*asked)
+
+        each = -(-REQUESTS // (2 * len(TARGETS)))
+        for killed in TARGETS:
+            before, pauses = await load(each, None), await load(each, killed)
             await until_serving(chaos.mesh)
-            longest = sorted(pauses[killed])
-            sys.stdout.write(
-                f"{killed} killed: {len(longest)} answers, longest pauses: median {statistics.median(longest):.2f} s, "
-                f"p99 {longest[round(0.99 * (len(longest) - 1))]:.2f} s, all {longest[-1]:.2f} s\n"
-            )
-            sys.stdout.flush()
+            told(f"{killed}, load {os.getloadavg()[0]:.0f}: before", before)
+            told(f"{killed} killed", pauses)
+            undisturbed += before
+            struck += pauses
+        told("nobody killed", undisturbed)
+        told("one killed at a time", struck)
         await chaos.mesh.drained(30)
