@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from cli.endpoints import GATEWAY
+from cli.endpoints import GATEWAY, CertificatesOption, operator_channels
 
 
 def calibrate(
@@ -26,10 +26,20 @@ def calibrate(
     decode: Annotated[int, typer.Option(min=1, help="Decode workers that the mesh has.")] = 1,
     widths: Annotated[str, typer.Option(help="Requests at once on each decode worker.")] = "1,2,4,8,16,32",
     api_key: Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="Where the mesh asks for one.")] = None,
+    scheduler: Annotated[
+        str | None,
+        typer.Option(
+            envvar="DEEPMESH_SCHEDULER",
+            metavar="HOST:PORT",
+            help="Its scheduler, for the rates of pushes and fetches that workers have measured.",
+        ),
+    ] = None,
+    certificates: CertificatesOption = None,
 ) -> None:
     """Measure what steps, prompts and calls take, and write it to a cost file with its error.
 
-    A mesh is measured through its gateway: it should be idle, and needs a minute or two.
+    A mesh is measured through its gateway: it should be idle, and needs a minute or two. With its scheduler's address
+    the file also has how fast KV moved in the traffic that the mesh has had.
     """
     from bench.calibration.mesh import MeshUnderTest, measure
     from bench.calibration.rank import costs_of_rank
@@ -39,7 +49,8 @@ def calibrate(
     if rank is not None:
         file = costs_of_rank(rank)
     else:
-        mesh = MeshUnderTest(endpoint or GATEWAY, decode, _numbers(widths), api_key=api_key)
+        transfers = None if scheduler is None else (scheduler, operator_channels(certificates))
+        mesh = MeshUnderTest(endpoint or GATEWAY, decode, _numbers(widths), api_key=api_key, scheduler=transfers)
         file = measure(mesh, console.print)
     save_costs(file, out)
     error = "unknown" if file.error is None else f"{file.error:.1%} of a step at the most"

@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from statistics import median
 
 from bench.calibration.fit import left_out_error, straight_line
+from bench.calibration.transfers import transfer_rates
 from bench.load.options import LoadOptions
 from bench.load.records import RequestRecord
 from bench.load.run import load
+from mesh.channel import Channels
 from mesh.costs import CostFile, CostModel
 from mesh.errors import ConfigError
 
@@ -29,6 +31,8 @@ class MeshUnderTest:
     widths: Sequence[int] = WIDTHS
     prompts: Sequence[int] = PROMPTS
     api_key: str | None = None
+    # host:port of its scheduler, and channels to it; None leaves rates of transfers as they are by default.
+    scheduler: tuple[str, Channels] | None = None
 
 
 async def costs_of_mesh(mesh: MeshUnderTest, show: Callable[[str], None]) -> CostFile:
@@ -43,10 +47,11 @@ async def costs_of_mesh(mesh: MeshUnderTest, show: Callable[[str], None]) -> Cos
         ms = await _first_token_ms(mesh, tokens)
         show(f"prompts of {tokens} tokens: first token after {ms:.1f} ms")
         firsts.append((float(tokens), ms))
+    rates = {} if mesh.scheduler is None else await transfer_rates(*mesh.scheduler, show)
     rising = _rising(steps)
     start, slope = straight_line(firsts)
     costs = CostModel(
-        decode_steps=rising, prefill_tokens_per_second=1000 / max(slope, 1e-6), request_ms=max(0.0, start)
+        decode_steps=rising, prefill_tokens_per_second=1000 / max(slope, 1e-6), request_ms=max(0.0, start), **rates
     )
     source = f"a mesh of {mesh.decode_workers} decode workers, through its gateway"
     return CostFile(costs, source=source, error=left_out_error(rising))

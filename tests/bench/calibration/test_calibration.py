@@ -2,12 +2,16 @@ import json
 from pathlib import Path
 
 import pytest
+from deepmesh.internal.v1 import workers_pb2
 
 from bench.calibration.fit import left_out_error, straight_line
 from bench.calibration.mesh import MeshUnderTest, costs_of_mesh
 from bench.calibration.rank import costs_of_rank
+from bench.calibration.transfers import transfer_rates
+from mesh.channel import Channels
 from mesh.errors import ConfigError
 from tests.support.process_mesh import oracle_settings, process_mesh
+from tests.support.scheduler_server import ReportingWorker, identity_message, running_scheduler, scheduler_stub
 
 REPORT = {
     "shape": "r1-ep8-rank",
@@ -61,6 +65,22 @@ def test_the_error_is_the_worst_of_points_that_are_left_out() -> None:
 
 def test_a_straight_line_goes_through_its_points() -> None:
     assert straight_line([(100, 25), (200, 45), (400, 85)]) == pytest.approx((5.0, 0.2))
+
+
+async def test_rates_of_transfers_are_those_that_workers_measured() -> None:
+    told: list[str] = []
+    async with running_scheduler() as endpoint, scheduler_stub(endpoint) as stub:
+        for number, (push, fetch) in enumerate([(1e9, 4e8), (3e9, 0.0), (0.0, 2e8)]):
+            await ReportingWorker(stub, identity_message(f"decode-{number}")).start(
+                load=workers_pb2.WorkerLoad(free_blocks=1000, push_bytes_per_second=push),
+                transfers=workers_pb2.TransferStatus(fetch_bytes_per_second=fetch),
+            )
+        rates = await transfer_rates(endpoint, Channels(), told.append)
+    assert rates == pytest.approx({"push_bytes_per_second": 2e9, "fetch_bytes_per_second": 3e8})
+    assert told[1:] == [
+        "fetches from stores' memory: 0.30 GB/s, as 2 of 3 workers measured",
+        "fetches from stores' disks: not measured, since no worker made any",
+    ]
 
 
 @pytest.mark.check("fidelity")
