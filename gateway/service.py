@@ -1,7 +1,8 @@
 """GatewayService: messages in, generations, messages out."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from itertools import islice
 from typing import TypeAlias
 
 import grpc
@@ -11,7 +12,7 @@ from gateway import form_wire, tool_wire
 from gateway.asks import Ask, ChatPrompt, Prompt, TextPrompt, TokenPrompt, settled
 from gateway.chat import TemplateOptions
 from gateway.gateway import Gateway
-from gateway.generation import Delta, Finish, Generation
+from gateway.generation import Delta, Finish, Generation, ScoredPrompt
 from gateway.live import LiveGeneration
 from gateway.tenants import Tenant
 from gateway.tokenizer import Tokenizer
@@ -22,6 +23,9 @@ from mesh.observe import new_request_id, request_id
 
 # The form of an answer, as it is kept for the gateway that may go on with it.
 WITH_TOKEN_IDS = b"ids"
+# Log probabilities in one message, those of alternatives among them: clients take 4 MB by default, and the text of
+# a token may have 256 bytes.
+SCORES_IN_A_MESSAGE = 8192
 
 Context: TypeAlias = "grpc.aio.ServicerContext[gateway_pb2.GenerateRequest, gateway_pb2.GenerateResponse]"
 
@@ -95,12 +99,31 @@ async def _answer(live: LiveGeneration, with_ids: bool, tokenizer: Tokenizer | N
     while finish is None:
         delta = await live.next()
         finish = delta.finish
+        if delta.prompt is not None:
+            await _write_scores(delta.prompt, tokenizer, write)
         if delta.token_ids or delta.content or delta.reasoning or delta.calls:
-            if delta.prompt is not None and delta.prompt.is_long:
-                await write(await asyncio.to_thread(_delta, delta, with_ids, tokenizer))
-            else:
-                await write(_delta(delta, with_ids, tokenizer))
+            await write(_delta(delta, with_ids, tokenizer))
     await write(_finished(finish))
+
+
+async def _write_scores(prompt: ScoredPrompt, tokenizer: Tokenizer | None, write: Write) -> None:
+    messages = _scores(prompt, tokenizer)
+    while True:
+        message = await asyncio.to_thread(next, messages, None) if prompt.is_long else next(messages, None)
+        if message is None:
+            return
+        await write(message)
+
+
+def _scores(prompt: ScoredPrompt, tokenizer: Tokenizer | None) -> Iterator[gateway_pb2.GenerateResponse]:
+    """Deltas without tokens of the answer."""
+    token_ids, entries = prompt.token_ids[1:], (each for _, each in prompt.logprobs.positions())
+    size = SCORES_IN_A_MESSAGE // (1 + prompt.logprobs.alternatives)
+    for begin in range(0, len(token_ids), size):
+        response = gateway_pb2.GenerateResponse()
+        part = token_ids[begin : begin + size]
+        response.delta.prompt_logprobs.extend(_logprobs(part, islice(entries, len(part)), tokenizer))
+        yield response
 
 
 def _ask(request: gateway_pb2.GenerateRequest) -> Ask:
@@ -163,9 +186,6 @@ def _delta(delta: Delta, with_ids: bool, tokenizer: Tokenizer | None) -> gateway
         message.logprobs.extend(_logprobs(delta.token_ids, delta.logprobs, tokenizer))
     if delta.calls:
         message.tool_calls.extend(tool_wire.call_deltas(delta.calls))
-    if delta.prompt is not None:
-        token_ids, entries = delta.prompt.token_ids[1:], (each for _, each in delta.prompt.logprobs.positions())
-        message.prompt_logprobs.extend(_logprobs(token_ids, entries, tokenizer))
     return response
 
 

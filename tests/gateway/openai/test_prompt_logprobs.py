@@ -10,7 +10,7 @@ from deepmesh.v1 import common_pb2
 from gateway.tokenizer import Tokenizer
 from mesh.errors import WorkerLost
 from tests.support.fake_decode import FakeDecodeWorker
-from tests.support.gateways import collect, ids_request, running_mesh
+from tests.support.gateways import Collected, collect, ids_request, running_mesh
 from tests.support.oracle_texts import spelled
 
 CHATS, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -110,9 +110,27 @@ async def test_no_stream_waits_while_those_of_a_long_prompt_are_written(monkeypa
         choices = joined((await mesh.http.post(COMPLETIONS, json=body)).text)
         assert [len(choice["logprobs"]["tokens"]) for choice in choices] == 2 * [len(LONG) + 1]
         asked = ids_request(LONG, max_tokens=1, sampling=common_pb2.SamplingParams(prompt_logprobs=0))
-        assert len((await collect(mesh, asked)).deltas[0].prompt_logprobs) == len(LONG) - 1
+        assert len(scores_of(await collect(mesh, asked))) == len(LONG) - 1
         assert len(spelled_here) >= 3 * len(LONG) - 1
         assert not any(spelled_here)
+
+
+async def test_those_of_a_long_prompt_come_in_messages_that_any_client_takes() -> None:
+    prompt = list(range(300, 500)) * 21
+    async with running_mesh(FakeDecodeWorker(context_tokens=8192)) as mesh:
+        asked = ids_request(prompt, max_tokens=2, sampling=common_pb2.SamplingParams(prompt_logprobs=20))
+        answer = await collect(mesh, asked)
+        scores = scores_of(answer)
+        assert [(each.token_id, each.logprob) for each in scores] == [(token, -token) for token in prompt[1:]]
+        assert {len(each.top) for each in scores} == {20}
+        reports = [delta for delta in answer.deltas if delta.prompt_logprobs]
+        assert max(delta.ByteSize() for delta in reports) < 1 << 20
+        assert len(reports) > 21 * len(prompt) // 8192
+        assert not any(delta.position for delta in reports)
+
+
+def scores_of(answer: Collected) -> list[common_pb2.PositionLogprobs]:
+    return [each for delta in answer.deltas for each in delta.prompt_logprobs]
 
 
 @pytest.mark.parametrize("body", [{"prompt": [LONG, LONG, LONG]}, {"prompt": LONG, "n": 3}])
