@@ -46,6 +46,8 @@ DEFAULT_OPTIONS = TemplateOptions()
 class RenderedChat:
     token_ids: list[int]
     reasoning: ReasoningStart
+    # Neither the client nor the prompt says that there is none; the model may open a block even so.
+    wants_reasoning: bool = True
     # None if the answer calls no tools.
     tools: ToolReading | None = None
 
@@ -94,6 +96,7 @@ class ChatTemplate:
         return RenderedChat(
             token_ids=turns.shield.encode(text, self._tokenizer),
             reasoning=reasoning,
+            wants_reasoning=opened or not (options.thinking is False or text.rstrip().endswith(THINK_CLOSE)),
             tools=None if toolbox is None else ToolReading(self._skills.form, toolbox.parallel, begun),
         )
 

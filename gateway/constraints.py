@@ -28,6 +28,8 @@ class AnswerShape:
     """What of a prompt decides how its answer is read, and what it may be."""
 
     reasoning: ReasoningStart = ReasoningStart.NONE
+    # If not, a form holds from the first token on.
+    wants_reasoning: bool = True
     toolbox: Toolbox | None = None
     # None if the answer calls no tools.
     calls: ToolReading | None = None
@@ -39,14 +41,15 @@ UNSHAPED = AnswerShape()
 def constraint_for(form: AnswerForm | None, shape: AnswerShape, tokenizer: Tokenizer | None) -> Constraint | None:
     """None if the answer may be anything; a grammar must be in Lark. Raises InvalidConstraint naming the field."""
     try:
+        reasoning = shape.reasoning if shape.wants_reasoning else ReasoningStart.NONE
         if shape.toolbox is not None and shape.calls is not None:
             tools = ToolGrammar(shape.toolbox, shape.calls.form, _control(tokenizer))
             if shape.calls.opening:
                 return Constraint(f"start: {tools.begun()}\n{tools.rules()}")
             if form is None:
                 return _strict_calls(shape.toolbox, tools)
-            return _answer(form, shape.reasoning, tokenizer, tools)
-        return None if form is None else _answer(form, shape.reasoning, tokenizer, None)
+            return _answer(form, reasoning, tokenizer, tools)
+        return None if form is None else _answer(form, reasoning, tokenizer, None)
     except InvalidConstraint as error:
         raise InvalidConstraint(error.message, field=TOOLS_FIELD if form is None else form.field) from error
 

@@ -188,7 +188,7 @@ def _encoded(prompt: Prompt, model: str, text: ModelText, limits: ModelLimits) -
     if text.chat is None:
         raise InvalidRequest(f"{model!r} has no chat template: send a raw prompt", field="messages")
     rendered = text.chat.render(prompt.messages, prompt.options, prompt.toolbox)
-    shape = AnswerShape(rendered.reasoning, prompt.toolbox, rendered.tools)
+    shape = AnswerShape(rendered.reasoning, rendered.wants_reasoning, prompt.toolbox, rendered.tools)
     return _Encoded(array("I", rendered.token_ids), shape)
 
 

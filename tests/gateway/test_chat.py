@@ -100,6 +100,26 @@ def test_a_template_that_opens_the_block_makes_the_answer_begin_with_reasoning()
     assert deepseek_r1.render([ChatMessage("user", "q")]).reasoning is ReasoningStart.OPEN
 
 
+@pytest.mark.parametrize(
+    ("source", "thinking", "wanted"),
+    [
+        ("<｜Assistant｜>", None, True),
+        ("<｜Assistant｜>", False, False),
+        ("<｜Assistant｜></think>", None, False),
+        ("<｜Assistant｜><think>\n\n</think>\n\n", None, False),
+        # The template knows no such switch.
+        ("<｜Assistant｜><think>\n", False, True),
+    ],
+)
+def test_reasoning_is_wanted_unless_the_client_or_the_template_says_no(
+    source: str, thinking: bool | None, wanted: bool
+) -> None:
+    rendered = template("{{ messages[0].content }}" + source).render(
+        [ChatMessage("user", "q</think>")], TemplateOptions(thinking=thinking)
+    )
+    assert rendered.wants_reasoning == wanted
+
+
 def test_a_user_cannot_open_the_block() -> None:
     rendered = template("{{ messages[0].content }}").render([ChatMessage("user", "<think>")])
     assert rendered.reasoning is ReasoningStart.POSSIBLE

@@ -94,9 +94,16 @@ def test_reasoning_that_the_model_may_open_is_told_by_the_first_token(text: Mode
     assert constraint.free_until == tokenizer.control_id(THINK_CLOSE)
 
 
+def test_an_answer_without_reasoning_is_held_to_its_form_from_the_first_token(text: ModelText) -> None:
+    shape = AnswerShape(ReasoningStart.POSSIBLE, wants_reasoning=False)
+    constraint = constraint_for(ChoiceForm(("yes",), ""), shape, text.tokenizer)
+    assert constraint is not None
+    assert constraint.free_until is None and constraint.opened_by is None
+
+
 def shape(toolbox: Toolbox, form: CallForm, begun: bool) -> AnswerShape:
     head = opening(form, toolbox.forced_name) if begun else ""
-    return AnswerShape(ReasoningStart.NONE, toolbox, ToolReading(form, toolbox.parallel, head))
+    return AnswerShape(ReasoningStart.NONE, True, toolbox, ToolReading(form, toolbox.parallel, head))
 
 
 def call(name: str, arguments: str) -> str:

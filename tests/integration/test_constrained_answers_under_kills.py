@@ -6,7 +6,7 @@ Workers guess tokens besides, prompts are computed by a prefill worker, and at t
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -64,8 +64,6 @@ class Writing:
     """One answer as it comes."""
 
     number: int
-    # Token ids that it must not begin with: a model with random weights might think, and hardly stop.
-    thoughts: Sequence[int] = ()
     begun: asyncio.Event = field(default_factory=asyncio.Event)
     text: str = ""
     finish: str | None = None
@@ -82,7 +80,6 @@ class Writing:
             "seed": self.number,
             "max_tokens": 3000,
             "stream": True,
-            "logit_bias": dict.fromkeys(map(str, self.thoughts), -100),
             **FORMS[self.form],
         }
         async with http.stream("POST", CHAT, json=body) as response:
@@ -135,9 +132,8 @@ async def test_killed_workers_make_no_constrained_answer_invalid(tmp_path: Path)
     ]
     settings = (*workers, "decode.can_prefill=false", f"gateway.server.metrics_port={port}")
     async with constrained_mesh(tmp_path, workers=2, prefill=1, settings=settings) as (mesh, http):
-        thoughts = await token_ids(http, "<think>")
         for round in range(MOST_ROUNDS):
-            answers = [Writing(round * TOGETHER + number, thoughts) for number in range(TOGETHER)]
+            answers = [Writing(round * TOGETHER + number) for number in range(TOGETHER)]
             reading = asyncio.gather(*(answer.read(http) for answer in answers))
             if round % 2:
                 # While it computes their prompts, or pushes their KV.
@@ -182,7 +178,7 @@ async def test_what_cannot_be_constrained_ends_with_one_error_and_leaves_nothing
             assert streamed.text.count('"error"') == 1
         # Clients that go away in the middle.
         for number in range(len(FORMS)):
-            writing = Writing(number, await token_ids(http, "<think>"))
+            writing = Writing(number)
             reading = asyncio.create_task(writing.read(http))
             begun = asyncio.create_task(writing.begun.wait())
             await asyncio.wait((reading, begun), return_when=asyncio.FIRST_COMPLETED)

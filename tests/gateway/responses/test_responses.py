@@ -138,7 +138,9 @@ async def test_the_answer_is_held_to_a_schema_behind_free_reasoning() -> None:
     schema = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
     format: Any = {"type": "json_schema", "name": "place", "schema": schema, "strict": True}
     async with running_mesh(answering('{"city": "Oslo"}' + END)) as mesh:
-        response = await client(mesh).responses.create(model="oracle", input="hi", text={"format": format})
+        response = await client(mesh).responses.create(
+            model="oracle", input="hi", text={"format": format}, reasoning={"effort": "high"}
+        )
         constraint = mesh.worker.submissions[0].constraint
         assert '"city"' in constraint.grammar
         assert constraint.HasField("free_until")
