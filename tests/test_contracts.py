@@ -10,6 +10,7 @@ import pytest
 
 from cli.settings.page import configuration_page
 from cli.settings.services import MODELS
+from deploy.helm import schema
 from mesh.config_keys import keys_of
 from tools.metrics_page import metrics_page
 
@@ -35,6 +36,10 @@ def test_the_committed_stubs_are_those_of_the_proto_files(tmp_path: Path) -> Non
 
 def test_the_committed_page_of_the_configuration_is_that_of_the_models() -> None:
     assert (DOCS / "configuration.md").read_text() == configuration_page(), "run `make docs`"
+
+
+def test_the_chart_takes_the_keys_of_the_configuration() -> None:
+    assert schema.SCHEMA.read_text() == schema.text(), "run `make chart-schema`"
 
 
 def test_the_committed_page_of_the_metrics_is_that_of_their_definitions() -> None:

@@ -18,7 +18,8 @@ SET_BY_CHART = ("scheduler", "stores", "security", "gateway_id", "store_id", "wo
 SERVER_SET_BY_CHART = ("host", "port", "advertise", "metrics_host", "metrics_port", "health_port", "drain_seconds")
 # Words about a key, and what the chart's part of a configuration may leave out.
 _LEFT_OUT = ("title", "description", "default", "required")
-# Models whose key `secret` comes from a Secret.
+# Keys that come from a Secret, and the models that have them.
+SECRET_KEYS = ("secret", "accepted_secrets")
 SECRET_IN_A_SECRET = (
     "GatewayConfig.ResumeConfig",
     "PrefillConfig.KvAuthenticityConfig",
@@ -39,7 +40,7 @@ def schema() -> dict[str, Any]:
         definitions[config.__name__] = ours
     # They are laid over what values.yaml says.
     for name in SECRET_IN_A_SECRET:
-        _drop(definitions[name], ("secret",))
+        _drop(definitions[name], SECRET_KEYS)
     return {**kept, "$defs": dict(sorted(definitions.items()))}
 
 
