@@ -52,6 +52,12 @@ check-clients: .venv/installed-dev
 # Suites of others; JSON_SCHEMA_BENCH names a checkout of github.com/guidance-ai/jsonschemabench.
 check-ai-sdk check-comply check-langchain check-litellm check-schemas check-schemathesis: .venv/installed-conformance
 
+# The leaderboard's package asks for the SDKs of every vendor, and other versions of ours; its handlers for OpenAI's API and its
+# questions need only these.
+check-bfcl: .venv/installed-conformance
+	@$(PIP) --constraint tests/conformance/constraints.txt --no-deps bfcl-eval tree-sitter tree-sitter-java tree-sitter-javascript overrides tenacity filelock tqdm
+	$(BIN)/python -m pytest --check=bfcl -o timeout=0 -rP tests/conformance/test_bfcl.py
+
 # The services' configuration keys, in the schema of the chart's values.
 chart-schema: .venv/installed-dev
 	$(BIN)/python deploy/helm/schema.py
