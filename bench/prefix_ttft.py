@@ -46,7 +46,8 @@ class Options:
     prefix_tokens: int
     repeats: int
     seed: int
-    directory: Path
+    # On the disk that is measured.
+    directory: str
 
 
 @dataclass(frozen=True)
@@ -148,7 +149,7 @@ def main() -> None:
     parser.add_argument("--prefix-tokens", type=int, default=2048)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--directory", type=Path, default=Path(gettempdir()), help="on the disk that is measured")
+    parser.add_argument("--directory", default=gettempdir(), help="on the disk that is measured")
     parser.add_argument("--output", type=Path, default=Path("out/prefix-ttft.json"))
     values = vars(parser.parse_args())
     output: Path = values.pop("output")
