@@ -35,7 +35,7 @@ SETTINGS = (
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_checkpoint(tmp_path_factory.mktemp("checkpoint"))
+    return tiny_checkpoint(tmp_path_factory.mktemp("checkpoint"), num_nextn_predict_layers=2)
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,13 @@ def pushed_in_layers(least_tokens: int) -> tuple[str, ...]:
     return tuple(f"{role}.engine.transfer.layerwise_tokens={least_tokens}" for role in ("decode", "prefill"))
 
 
-# Workers push layer by layer or whole, are one rank or several, and both sides are cut alike or not.
+def drafts(prefill: int, decode: int) -> tuple[str, ...]:
+    workers = (f"{role}.engine.drafts.next_n={n}" for role, n in (("prefill", prefill), ("decode", decode)))
+    # Whoever attaches first.
+    return *workers, "prefill.engine.max_requests=16", f"kvstore.draft_layers={max(min(prefill, 2), min(decode, 2))}"
+
+
+# Workers push layer by layer or whole, are one rank or several, and both sides are cut alike or not, and draft so.
 MESHES = {
     "layerwise": pushed_in_layers(64),
     "whole, one rank to TP2": (*pushed_in_layers(8192), *layout("decode", tp=2)),
@@ -60,6 +66,10 @@ MESHES = {
     "layerwise, TP2 to DP2": (*pushed_in_layers(64), *layout("prefill", tp=2), *layout("decode", dp=2)),
     "whole, DP2 to DP2": (*pushed_in_layers(8192), *layout("prefill", dp=2), *layout("decode", dp=2)),
     "layerwise, TP2 to TP2xDP2": (*pushed_in_layers(64), *layout("prefill", tp=2), *layout("decode", tp=2, dp=2)),
+    "layerwise, drafts of two modules": (*pushed_in_layers(64), *drafts(2, 3)),
+    "layerwise, drafts to decode alone": (*pushed_in_layers(64), *drafts(0, 2), *layout("decode", tp=2)),
+    "whole, drafts to prefill alone": (*pushed_in_layers(8192), *drafts(1, 0)),
+    "whole, one module to two": (*pushed_in_layers(8192), *drafts(1, 2)),
 }
 # The others run with `make check-layouts`.
 ALWAYS = ("layerwise",)
