@@ -6,14 +6,19 @@
 The engine alone decodes the shipped model's answers to held-out problems, greedily, so many requests at a time. Beside
 tokens a second it counts tokens a second of processor time, which other load on the machine disturbs less. Tokens that
 differ from those without drafts are counted: only near ties of the logits may differ.
+
+"Behind" is what a decode step does behind the model's layers, in processor time: head, draws, and with drafts the draft
+layers and guesses. "Overhead" is what of it drafts add to the first run's, in what one of the model's layers and the
+head take in the same run: 1 for one draft if drafting costs as much as another layer.
 """
 
 import argparse
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
+from statistics import median
 from typing import Literal, TypeAlias
 
 from rich.console import Console
@@ -21,11 +26,13 @@ from rich.table import Table
 from tokenizers import Tokenizer
 
 from cli.launcher.shipped_model import shipped_model
-from engine.config import MOST_DRAFTS, DraftsConfig, EngineConfig, Hardware, resolve
+from engine.batch import Batch, Launched, Sample, StepShape
+from engine.config import MOST_DRAFTS, DraftsConfig, EngineConfig, Hardware, ResolvedEngineConfig, resolve
 from engine.engine import Engine
 from engine.protocol.messages import StepResult, Submit
 from engine.runner.backend import ModelBackend
 from eval.tasks import SHORT_TASKS, draw
+from mesh.domain.outputs import PromptLogprobs
 from mesh.domain.requests import TokenRequest
 from mesh.domain.sampling import Sampling, StopConditions
 from tools.tokenizer_files import BEGIN
@@ -46,6 +53,9 @@ class Run:
     # By place behind a drawn token: drafts verified and accepted.
     verified: list[int]
     accepted: list[int]
+    # Processor time of a decode step: one of the model's layers, and what is behind all of them.
+    layer_seconds: float
+    behind_seconds: float
 
     @property
     def tokens(self) -> int:
@@ -54,6 +64,40 @@ class Run:
     def tokens_a_row(self) -> float:
         rows = self.tokens - sum(self.accepted)
         return self.tokens / rows
+
+
+class TimedBackend(ModelBackend):
+    """Notes the processor time of decode steps: of all layers, and of what is behind them."""
+
+    def __init__(self, resolved: ResolvedEngineConfig) -> None:
+        super().__init__(resolved)
+        self.layers: list[float] = []
+        self.behind: list[float] = []
+
+    def launch(self, batch: Batch, shape: StepShape) -> Launched:
+        started = time.process_time()
+        launched = super().launch(batch, shape)
+        if not batch.rows or not shape.decode_only:
+            return launched
+        self.layers.append(time.process_time() - started)
+        return TimedStep(launched, self.behind)
+
+
+@dataclass(frozen=True)
+class TimedStep:
+    step: Launched
+    seconds: list[float]
+
+    def draw(self) -> None:
+        started = time.process_time()
+        self.step.draw()
+        self.seconds.append(time.process_time() - started)
+
+    def collect(self) -> list[Sample | None]:
+        return self.step.collect()
+
+    def prompt_logprobs(self) -> Mapping[int, PromptLogprobs]:
+        return self.step.prompt_logprobs()
 
 
 def held_out_prompts(directory: Path, problems: int, seed: int) -> list[list[int]]:
@@ -75,7 +119,7 @@ def measure(directory: Path, prompts: Sequence[list[int]], next_n: Depth, reques
         prefix_cache=False,
         drafts=DraftsConfig(next_n=next_n),
     )
-    backend = ModelBackend(resolve(config, Hardware(cuda_devices=0, free_memory_bytes=0)))
+    backend = TimedBackend(resolve(config, Hardware(cuda_devices=0, free_memory_bytes=0)))
     engine = Engine(config, backend, time.monotonic)
     _answer(engine, [prompts[0]])
     results: list[StepResult] = []
@@ -93,6 +137,8 @@ def measure(directory: Path, prompts: Sequence[list[int]], next_n: Depth, reques
         processor_seconds,
         [sum(each.verified[place] for each in counts) for place in range(MOST_DRAFTS)],
         [sum(each.accepted[place] for each in counts) for place in range(MOST_DRAFTS)],
+        median(backend.layers) / (backend.namespace.layers - backend.draft_layers),
+        median(backend.behind),
     )
 
 
@@ -112,6 +158,9 @@ def _answer(engine: Engine, prompts: Sequence[list[int]]) -> tuple[list[list[int
 
 def report(runs: dict[Depth, Run], console: Console) -> None:
     table = Table("drafts", "tokens/s", "ratio", "tokens/CPU s", "ratio", "tokens a row", "accepted by place", "differ")
+    table.add_column("a layer, ms")
+    table.add_column("behind, ms")
+    table.add_column("overhead")
     first = next(iter(runs.values()))
     for next_n, run in runs.items():
         rate, processor_rate = run.tokens / run.seconds, run.tokens / run.processor_seconds
@@ -126,6 +175,9 @@ def report(runs: dict[Depth, Run], console: Console) -> None:
             f"{run.tokens_a_row():.2f}",
             " ".join(places),
             str(differ),
+            f"{run.layer_seconds * 1000:.2f}",
+            f"{run.behind_seconds * 1000:.2f}",
+            f"{(run.behind_seconds - first.behind_seconds) / (run.layer_seconds + first.behind_seconds):.2f}",
         )
     console.print(table)
 
@@ -141,8 +193,9 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=1, help="how many are answered at a time")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--model-dir", type=Path, help="by default tiny-r1, whose tokenizer others have too")
     options = parser.parse_args()
-    directory = shipped_model()
+    directory = options.model_dir or shipped_model()
     prompts = held_out_prompts(directory, options.problems, options.seed)
     runs = {
         next_n: measure(directory, prompts, next_n, options.requests, options.threads)
