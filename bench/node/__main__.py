@@ -19,7 +19,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from bench.exchange.__main__ import wire_rate
+from bench.exchange.measure import wire_rate
 from bench.exchange.processes import on_each_gpu
 from bench.node.measure import Case, Options, Row, case_of, measure
 from engine.parallel.layout import Layout
