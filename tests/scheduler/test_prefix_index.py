@@ -36,3 +36,17 @@ def test_workers_that_are_not_asked_about_are_not_answered_for() -> None:
     for worker in (1, 2):
         index.add(worker, b"a")
     assert index.holders([b"a"]).prefixes([2, 3]) == {2: 1, 3: 0}
+
+
+@given(holdings, st.sets(st.sampled_from([0, 1, 63, 64, 1023])), st.lists(st.integers(0, 12)), st.integers(0, 4))
+def test_the_longest_are_those_of_the_asked_that_hold_most(
+    stored: dict[int, set[int]], asked: set[int], chain: list[int], count: int
+) -> None:
+    index = PrefixIndex()
+    for worker, numbers in stored.items():
+        for block_hash in hashes(numbers):
+            index.add(worker, block_hash)
+    held = {worker: prefix(stored.get(worker, set()), chain) for worker in asked}
+    best_first = sorted((worker for worker in held if held[worker]), key=lambda worker: (-held[worker], worker))
+    members = sum(1 << worker for worker in asked)
+    assert index.holders(hashes(chain)).longest(members, count) == best_first[:count]
