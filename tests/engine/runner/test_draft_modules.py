@@ -117,6 +117,15 @@ def test_behind_cached_blocks_the_modules_find_what_they_need(checkpoint: Path, 
     assert torch.equal(backend.state.kv_pool[:, engine.pool.match_prefix(whole.chain[:2])], before)
 
 
+def test_preemption_changes_no_token_and_no_kv(checkpoint: Path, whole: Whole) -> None:
+    backend = model_backend(checkpoint, **settings_of(MODULES, total_blocks=6))
+    engine = engine_over(backend, MODULES, overlap="on", total_blocks=6)
+    # The later one gives way to the longer one.
+    found = served(engine, [LONG, SHORT], 70)
+    assert found.token_ids == {0: whole.answers[0], 1: whole.answers[1]}
+    assert_same(backend, engine, whole)
+
+
 def test_behind_landed_blocks_the_modules_find_what_they_need(checkpoint: Path, whole: Whole) -> None:
     fabric = Fabric(random.Random(1))
     backends, engines = [], []
