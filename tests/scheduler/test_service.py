@@ -91,7 +91,9 @@ async def test_a_request_is_placed_where_its_prefix_is_cached_and_the_decision_i
         events = scheduler_pb2.KvEvents(snapshot=True, stored=chain_hashes(PROMPT)[:5])
         await start_worker(stub, "b", kv_events=events)
         response = await stub.Place(place_request("r1"))
-        assert response.decode == targets_pb2.WorkerTarget(worker_id="b", incarnation="first", endpoint="b:1")
+        assert response.decode == targets_pb2.WorkerTarget(
+            worker_id="b", incarnation="first", endpoint="b:1", draft_layers=0
+        )
         assert not response.HasField("prefill")
         assert list(response.cached_prefixes) == [scheduler_pb2.CachedPrefix(source_id="b", blocks=5)]
         assert response.predicted_ttft_ms == pytest.approx(320 + response.predicted_tpot_ms)
@@ -110,7 +112,7 @@ async def test_a_pair_is_placed_and_its_prefill_worker_named_in_answer_and_decis
         response = await stub.Place(place_request("r1"))
         assert response.decode.worker_id == "d"
         assert response.prefill == targets_pb2.WorkerTarget(
-            worker_id="p", incarnation="first", endpoint="p:1", slot_bytes=65536
+            worker_id="p", incarnation="first", endpoint="p:1", slot_bytes=65536, draft_layers=0
         )
         candidates = (await stub.ListDecisions(scheduler_pb2.ListDecisionsRequest())).decisions[0].candidates
         assert [(c.worker_id, c.prefill_worker_id, bool(c.rejected)) for c in candidates] == [
