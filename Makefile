@@ -58,6 +58,14 @@ check-bfcl: .venv/installed-conformance
 	@$(PIP) --constraint tests/conformance/constraints.txt --no-deps bfcl-eval tree-sitter tree-sitter-java tree-sitter-javascript overrides tenacity filelock tqdm
 	$(BIN)/python -m pytest --check=bfcl -o timeout=0 -rP tests/conformance/test_bfcl.py
 
+# The demo with the oldest packages that pyproject.toml allows, in an environment of their own.
+check-lowest: .venv/installed-dev
+	@rm -rf out/lowest && mkdir -p out && $(BIN)/python -m venv out/lowest
+	@$(BIN)/python -m tools.lowest_versions > out/lowest.txt
+	@out/lowest/bin/pip install --quiet --disable-pip-version-check $(TORCH)
+	@out/lowest/bin/pip install --quiet --disable-pip-version-check --constraint out/lowest.txt ./protos ./models .
+	cd out && lowest/bin/deepmesh demo
+
 # The services' configuration keys, in the schema of the chart's values.
 chart-schema: .venv/installed-dev
 	$(BIN)/python deploy/helm/schema.py
@@ -86,7 +94,7 @@ site: .venv/installed-site
 	$(BIN)/mkdocs build --strict --quiet
 
 # What a tag needs beside `make test`; docs/releasing.md has the rest.
-release-check: check-release check-dist deploy-check check-rules check-protos site
+release-check: check-release check-dist check-lowest deploy-check check-rules check-protos site
 
 # Against the last release, or the last commit where there is none yet, or AGAINST=a commit.
 check-protos: AGAINST ?= $(shell git describe --tags --abbrev=0 2>/dev/null || git rev-parse HEAD)
