@@ -143,7 +143,8 @@ def _operation(operation: Operation, by_kind: Mapping[Any, Mapping[str, Any]]) -
 
 
 def _event(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """A server-sent event whose data is JSON of this schema."""
+    """A server-sent event whose data is JSON of this schema, or says that it was the last."""
     text = {"type": "string"}
-    data = {**text, "contentMediaType": "application/json", "contentSchema": schema}
+    json = {**text, "contentMediaType": "application/json", "contentSchema": schema}
+    data = {"anyOf": [{"const": "[DONE]"}, json]}
     return {"type": "object", "required": ["data"], "properties": {"event": text, "id": text, "data": data}}
