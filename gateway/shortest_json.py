@@ -12,8 +12,8 @@ from urllib.parse import unquote
 MAX_CHARACTERS = 16 * 1024
 # Characters that are written, or counted in tokens, in all; what would take more is not known.
 MAX_WORK = 1_000_000
-# References that lead to others count as levels, too.
-MAX_LEVELS = 250
+# References that lead to others count as levels, too. One takes up to ten of the thousand frames that Python has.
+MAX_LEVELS = 64
 ANYTHING = "0"
 # Of a string of any characters: those that tokens have many of.
 FILLERS = (" ", "-", "a")
@@ -83,10 +83,9 @@ class _Writer:
     def _object(self, schema: Mapping[str, Any], level: int) -> str:
         names, known = schema.get("required"), schema.get("properties")
         known = known if isinstance(known, dict) else {}
-        members = (
-            f"{_json(name)}{self._colon}{self.write(known.get(name), level + 1)}"
-            for name in (names if isinstance(names, list) else ())
-        )
+        # Some name one twice.
+        names = dict.fromkeys(filter(_is_text, names if isinstance(names, list) else ()))
+        members = (f"{_json(name)}{self._colon}{self.write(known.get(name), level + 1)}" for name in names)
         return f"{{{self._joined(members)}}}"
 
     def _array(self, schema: Mapping[str, Any], level: int) -> str:
@@ -136,8 +135,8 @@ def _cut(parts: Iterable[str]) -> Iterable[str]:
 
 
 def _resolved(root: Mapping[str, Any], reference: str) -> object:
-    """What "#/a/b" leads to; None if it leads elsewhere."""
-    if not reference.startswith("#"):
+    """What "#/a/b" leads to; None if it leads elsewhere, also to a name in the schema."""
+    if reference != "#" and not reference.startswith("#/"):
         return None
     found: object = root
     for step in unquote(reference[1:]).split("/")[1:]:
@@ -149,6 +148,10 @@ def _resolved(root: Mapping[str, Any], reference: str) -> object:
         else:
             return None
     return found
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
 
 
 def _size(value: object) -> int:

@@ -1,5 +1,6 @@
 """How short JSON of a schema can be, in characters."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ SHORTEST: list[tuple[dict[str, Any], str]] = [
     (PAIR, '{"bc":"","a":0}'),
     ({**PAIR, "required": []}, "{}"),
     ({"type": "object", "required": ["unknown"]}, '{"unknown":0}'),
+    ({**PAIR, "required": ["a", "a", ["b"]]}, '{"a":0}'),
     ({"type": "array"}, "[]"),
     ({"type": "array", "items": PAIR, "minItems": 2}, '[{"bc":"","a":0},{"bc":"","a":0}]'),
     ({"type": "array", "prefixItems": [{"type": "boolean"}], "items": INTEGER, "minItems": 3}, "[true,0,0]"),
@@ -31,6 +33,7 @@ SHORTEST: list[tuple[dict[str, Any], str]] = [
     ({"$ref": "#/$defs/p", "$defs": {"p": PAIR}}, '{"bc":"","a":0}'),
     ({"$ref": "#/$defs/a~1b", "$defs": {"a/b": {"type": "boolean"}}}, "true"),
     ({"$ref": "https://example.org/elsewhere"}, "0"),
+    ({**PAIR, "properties": {"bc": {"$ref": "#flag"}}, "$defs": {"f": {"$anchor": "flag"}}}, '{"bc":0,"a":0}'),
     # It has no end, and so no shortest one.
     (TREE, '{"next":0}'),
     # Keywords that are none.
@@ -77,3 +80,21 @@ def test_what_would_take_too_much_work_is_not_known() -> None:
     assert sum(map(len, counted)) < 1_000_000
     chain = {f"d{n}": {"$ref": f"#/$defs/d{n + 1}"} for n in range(5000)}
     assert shortest_json({"$ref": "#/$defs/d0", "$defs": chain}, len) == 1
+
+
+def member(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"type": ["object"], "properties": {"x": schema}, "required": ["x"]}
+
+
+def first_item(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"type": ["array"], "prefixItems": [schema], "minItems": 1}
+
+
+def alternative(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"anyOf": [{"allOf": [schema]}]}
+
+
+@pytest.mark.parametrize("level", [member, first_item, alternative])
+def test_a_schema_may_have_more_levels_than_python_has_frames_for(level: Callable[..., dict[str, Any]]) -> None:
+    schemas = {f"d{n}": level({"$ref": f"#/$defs/d{n + 1}"}) for n in range(500)}
+    assert 0 < shortest_json({"$ref": "#/$defs/d0", "$defs": schemas}, len) < 1000
