@@ -31,8 +31,9 @@ class Rank:
     # Its number in the prefix index.
     number: int
     status: RankStatus = field(default_factory=lambda: RankStatus(WorkerLoad(), TransferCounters(), 0))
-    # Placements that the last status may not have counted yet, and when they were made.
-    placed: dict[PlacementKey, tuple[float, Unreported]] = field(default_factory=dict)
+    # Placements that the last status may not have counted yet, when they were made, and for how many seconds the rank
+    # is predicted to compute their prompts.
+    placed: dict[PlacementKey, tuple[float, Unreported, float]] = field(default_factory=dict)
     # The sum of `placed`.
     unreported: Unreported = field(default_factory=Unreported)
     # When it will have computed its prompts, as far as this scheduler can tell; None if it cannot.
@@ -79,7 +80,7 @@ class Rank:
     def add_placement(self, key: PlacementKey, now: float, placed: Unreported, prompt_seconds: float) -> None:
         """prompt_seconds: how long the rank is predicted to compute for it."""
         self.settle_placement(key)
-        self.placed[key] = (now, placed)
+        self.placed[key] = (now, placed, prompt_seconds)
         self.unreported += placed
         if prompt_seconds:
             self.prompts_until = max(now, self.prompts_until or now) + prompt_seconds
@@ -93,14 +94,22 @@ class Rank:
             return
         least = now + load.queued_prefill_tokens / load.prefill_tokens_per_second
         since = self._load_at - ON_ITS_WAY_SECONDS
-        unseen = sum(placed.prefill_tokens for placed_at, placed in self.placed.values() if placed_at >= since)
+        unseen = sum(placed.prefill_tokens for placed_at, placed, _ in self.placed.values() if placed_at >= since)
         most = least + unseen / load.prefill_tokens_per_second
         self.prompts_until = min(max(self.prompts_until or least, least), most)
 
     def settle_placement(self, key: PlacementKey) -> None:
-        if key in self.placed:
-            self.unreported -= self.placed.pop(key)[1]
+        """It has ended: if the rank has not reported since, it may never have had its prompt, and never speak of it."""
+        if key not in self.placed:
+            return
+        placed_at, _, prompt_seconds = self.placed[key]
+        if self.prompts_until is not None and placed_at >= self._load_at:
+            self.prompts_until -= prompt_seconds
+        self._forget(key)
 
     def settle_placements_before(self, time: float) -> None:
-        for key in [key for key, (placed_at, _) in self.placed.items() if placed_at <= time]:
-            self.settle_placement(key)
+        for key in [key for key, (placed_at, *_) in self.placed.items() if placed_at <= time]:
+            self._forget(key)
+
+    def _forget(self, key: PlacementKey) -> None:
+        self.unreported -= self.placed.pop(key)[1]

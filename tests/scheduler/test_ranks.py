@@ -69,6 +69,24 @@ def test_a_rank_that_has_measured_nothing_is_free_when_what_was_placed_on_it_is_
     assert rank.prompts_until == 1.5
 
 
+def test_prompts_that_never_came_to_an_idle_rank_do_not_keep_it_from_others() -> None:
+    """Its load stays as it is, and says nothing of them."""
+    rank = Rank(0)
+    rank.observe(status(0), 0.0)
+    place(rank, 0, 1.0, 500)
+    for number in range(1, 100):
+        place(rank, number, 1.0, 4000)
+        rank.settle_placement((str(number), 0))
+    assert rank.prompts_until == pytest.approx(1.5)
+
+
+def test_a_placement_that_is_made_again_counts_once() -> None:
+    rank = Rank(0)
+    for _ in range(3):
+        place(rank, 0, 1.0, 500)
+    assert rank.prompts_until == pytest.approx(1.5)
+
+
 def test_placement_counts_what_is_left_of_the_prompts_by_then() -> None:
     worker = make_candidate(prompts_until=3.0, load=make_load(queued_prefill_tokens=100_000))
     assert [worker.prompts_ms(now) for now in (1.0, 2.75, 4.0)] == [2000.0, 250.0, 0.0]
