@@ -27,8 +27,8 @@ from transfer.ticket import Announcement, BlockMac, Segment, StoreSession, Ticke
 from transfer.tickets import Geometry, refusal_of
 from transfer.transport import Arrival
 
-LAYERS, BLOCKS, PIECE = 2, 4, 64
-NAMESPACE = KvNamespace("weights", "float32", LAYERS, "mla:8+4")
+LAYERS, DRAFT_LAYERS, BLOCKS, PIECE = 2, 1, 4, 64
+NAMESPACE = KvNamespace("weights", "float32", LAYERS, "mla:8+4", draft_layers=DRAFT_LAYERS)
 CONFIG = TransferConfig(slot_bytes=1 << 16, slots=2)
 CHAIN = [bytes([number]) * 16 for number in range(BLOCKS)]
 KEY, SESSION = bytes(range(32)), 7
@@ -47,6 +47,7 @@ lookups = st.builds(
     piece_bytes=st.just(PIECE) | numbers,
     hashes=hashes,
     traceparent=st.text(max_size=60),
+    draft_layers=st.just(DRAFT_LAYERS) | numbers,
 )
 macs = st.none() | st.builds(
     BlockMac, st.text(max_size=5), st.binary(max_size=20), st.binary(max_size=40), st.binary(max_size=10)
@@ -59,7 +60,9 @@ announcements = st.builds(
     transport=st.text(max_size=5),
     macs=st.lists(macs, max_size=5).map(tuple),
 )
-answers = st.builds(Answer, lookup=st.integers(0, 3), matched=numbers, segment_bytes=numbers)
+answers = st.builds(
+    Answer, lookup=st.integers(0, 3), matched=numbers, segment_bytes=numbers, in_memory=numbers, drafted=numbers
+)
 segments = st.builds(
     Segment,
     index=positive,
@@ -93,7 +96,15 @@ class Scene:
         lookups = KnownChains(CHAIN, range(BLOCKS)) if store else None
         author = None if store else Author(Authorship(b"of all workers", "w"), NAMESPACE)
         self.exchange = Exchange(
-            self.transport, self.memory, CONFIG, lambda: 0.0, self.events.append, Tally(), lookups, author
+            self.transport,
+            self.memory,
+            CONFIG,
+            lambda: 0.0,
+            self.events.append,
+            Tally(),
+            lookups,
+            author,
+            DRAFT_LAYERS,
         )
 
     def take(self, tag: int, message: bytes) -> None:
@@ -118,6 +129,8 @@ def test_a_store_survives_whatever_a_worker_looks_up(asked: Sequence[Lookup], se
     scene.exchange.server.open_session(SESSION, KEY)
     for lookup in asked:
         scene.take(LOOKUP_TAG, lookup_message(SESSION, KEY if sealed else bytes(32), lookup))
+    # That one is for lookups, and no worker's.
+    assert all(send.tag < LOOKUP_TAG for send in scene.transport.sends)
     scene.exchange.server.close_session(SESSION)
     scene.settle()
     counters = scene.exchange.counters()

@@ -43,6 +43,7 @@ class FakeTransport:
     name: str | None = "fake"
 
     def send(self, address: bytes, tag: int, buffer: Any) -> FakeTransmission:
+        assert 0 <= tag < 1 << 64, "UCX has no such tag"
         self.sends.append(FakeTransmission(buffer, address, tag))
         return self.sends[-1]
 

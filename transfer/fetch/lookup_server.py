@@ -157,6 +157,8 @@ class LookupServer:
             self._refused.add(WRONG_MAC)
         elif not session.replays.accept(lookup.sequence):
             self._refused.add(REPLAYED_MESSAGE)
+        elif not self._may_answer(lookup):
+            self._refused.add(WRONG_SIZE)
         else:
             life = span("kvstore.fetch").begin(TraceContext.parse(lookup.traceparent))
             if not self._fits(lookup):
@@ -166,14 +168,19 @@ class LookupServer:
             found = self._handler.match(session.session_id, lookup.sequence, split_hashes(lookup.hashes))
             self._answer(session, lookup, found, life)
 
+    def _may_answer(self, lookup: Lookup) -> bool:
+        """Whether the tags of the answer, and of all that may follow, are a worker's."""
+        pieces = self._memory.layers * (len(lookup.hashes) // HASH_BYTES)
+        return lookup.answer_tag >= 0 and are_landing_tags(landing_tag_after(lookup.answer_tag), pieces)
+
     def _fits(self, lookup: Lookup) -> bool:
         return (
-            lookup.layers - lookup.draft_layers == self._memory.layers - self._draft_layers
+            lookup.draft_layers >= 0
+            and lookup.layers - lookup.draft_layers == self._memory.layers - self._draft_layers
             and lookup.piece_bytes == self._memory.piece_bytes
             and lookup.segment_bytes >= lookup.piece_bytes
             and len(lookup.hashes) % HASH_BYTES == 0
             and len(lookup.hashes) <= MAX_HASHES * HASH_BYTES
-            and are_landing_tags(landing_tag_after(lookup.answer_tag), lookup.layers * len(lookup.hashes) // HASH_BYTES)
         )
 
     def _answer(self, session: _Session, lookup: Lookup, found: Found, life: span) -> None:
