@@ -41,7 +41,14 @@ def compile_grammar(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
 
 def check_grammar(grammar: str) -> None:
     """Raises InvalidConstraint for what no vocabulary makes a grammar; other threads run meanwhile."""
-    wrong, messages = LLMatcher.validate_grammar_with_warnings(grammar, None, limits=limits())
+    try:
+        wrong, messages = LLMatcher.validate_grammar_with_warnings(grammar, None, limits=limits())
+    except BaseException as error:
+        # Rust's panics come as no Exception, and their class has no name to import. The library panics where it cuts a
+        # wrong value of a schema, which it is about to tell of, within a character.
+        if type(error).__name__ != "PanicException":
+            raise
+        raise InvalidConstraint("the constraint cannot be compiled: a keyword may have a wrong value") from error
     if wrong:
         raise InvalidConstraint(f"the constraint cannot be compiled: {complaint(messages[0])}")
 

@@ -42,6 +42,8 @@ ASKED: dict[str, dict[str, Any]] = {
 
 REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "a type that is none": ({"guided_json": {"type": "strin"}}, "guided_json", "strin"),
+    # The library cuts what it tells of it within a character, and panics.
+    "a value that is none": ({"guided_json": {"minimum": ["a" + "é" * 100]}}, "guided_json", "wrong value"),
     "a keyword that cannot be enforced": (
         {
             "response_format": {
