@@ -15,7 +15,7 @@ WEATHER = {
         "parameters": {"type": "object", "properties": {"days": {"type": "integer"}}, "required": ["days"]},
     },
 }
-ASKED: dict[str, Any] = {"messages": MESSAGES, "api_key": "unused", "max_tokens": 64, "temperature": 0.6}
+ASKED: dict[str, Any] = {"messages": MESSAGES, "api_key": "unused", "max_tokens": 64, "temperature": 0.0}
 
 
 @pytest.fixture(params=["openai", "anthropic"])
