@@ -35,7 +35,7 @@ ENDING_TOKENS = 32
 # Offers leave outside the token path: wait for them.
 OFFER_SECONDS = 1.0
 STORE_BYTES = 4 << 30
-# Of tiny-r1: 64 tokens of 576 values in float32, in 7 layers.
+# A block of tiny-r1 holds 64 tokens of 576 values in float32, in 7 layers.
 BLOCK_BYTES = 64 * 576 * 4 * 7
 # Prompts that push a prefix out of where there is room for two.
 OTHERS = 3

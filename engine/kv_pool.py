@@ -40,7 +40,7 @@ class BlockPool:
         self._cached: OrderedDict[int, None] = OrderedDict()
         # Stored content in order, with its parent.
         self._stored: dict[bytes, bytes] = {}
-        # Of what is stored, by content.
+        # The tenant of stored content, by content.
         self._tenants: dict[bytes, str] = {}
         # An insertion-ordered set.
         self._removed: dict[bytes, None] = {}

@@ -15,7 +15,7 @@ MAX_WORK = 1_000_000
 # References that lead to others count as levels, too. One takes up to ten of the thousand frames that Python has.
 MAX_LEVELS = 64
 ANYTHING = "0"
-# Of a string of any characters: those that tokens have many of.
+# A string of any characters is written with these, of which one token holds many.
 FILLERS = (" ", "-", "a")
 COMPACT, SPACED = (",", ":"), (", ", ": ")
 

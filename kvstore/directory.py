@@ -37,7 +37,7 @@ class Directory:
         self.held = HeldKeys() if held is None else held
         self.total_blocks = total_blocks
         self.evicted_blocks = 0
-        # Of those, by tenant: what gave way because its tenant had its quota.
+        # Those that gave way because their tenant had its quota, by tenant.
         self.evicted_by_quota: Counter[Tenant] = Counter()
         self._quotas = quotas
         self._lock = threading.Lock()
@@ -56,7 +56,7 @@ class Directory:
         # A stack, with block 0 on top.
         self._blank = list(range(total_blocks - 1, -1, -1))
         self._oldest = Oldest(total_blocks, self._is_oldest)
-        # Of each tenant with a quota.
+        # The order of a tenant's own blocks, for each tenant with a quota.
         self._own_oldest: dict[Tenant, Oldest] = {}
         self._uses = 0
 

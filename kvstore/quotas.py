@@ -16,7 +16,7 @@ class Quotas:
     """Blocks of one tier; None is no limit."""
 
     each: int | None = None
-    # Of those who have another quota.
+    # The quotas of tenants that have another one.
     others: Mapping[Tenant, int | None] = field(default_factory=dict)
 
     def of(self, tenant: Tenant) -> int | None:

@@ -13,7 +13,6 @@ from engine.exchange.peer import PeerExchange
 CALLS, LARGE_CALLS = 20, 4
 LARGE_BYTES = 16 << 20
 COPIED_BYTES = 256 << 20
-Times = dict[str, dict[str, float]]
 
 
 def wire_rate() -> float:

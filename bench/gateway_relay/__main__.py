@@ -51,7 +51,7 @@ class Options:
     # Seconds that each measurement takes.
     seconds: float
     repeats: int
-    # Of a second gateway; 1 for none.
+    # A second gateway has so many; with 1 there is none.
     processes: int
 
 

@@ -63,18 +63,23 @@ def submits(**settings: Any) -> list[Any]:
     ]
 
 
+def run_undisturbed(pair: Pair, checkpoint: Path, **settings: Any) -> None:
+    """Each prompt lands once, and all tokens are those of one worker without drafts."""
+    for submit in submits(remote_prefill=True, **settings):
+        pair.submit(submit)
+    pair.run(random.Random(2))
+    assert pair.transcript.token_ids == undisturbed(checkpoint)
+    assert len(pair.landings) == len(LENGTHS)
+    assert_nothing_moves(pair)
+
+
 @pytest.mark.parametrize("layerwise_tokens", [64, 1 << 30])
 def test_landed_prompts_are_decoded_to_the_same_tokens_with_drafts(checkpoint: Path, layerwise_tokens: int) -> None:
     fabric = Fabric(random.Random(1))
     decode, receiving = moving(checkpoint, fabric, 2, layerwise_tokens)
     prefill, sending = moving(checkpoint, fabric, 1, layerwise_tokens)
     pair = Pair(fabric, decode, prefill)
-    for submit in submits(remote_prefill=True):
-        pair.submit(submit)
-    pair.run(random.Random(2))
-    assert pair.transcript.token_ids == undisturbed(checkpoint)
-    assert len(pair.landings) == len(LENGTHS)
-    assert_nothing_moves(pair)
+    run_undisturbed(pair, checkpoint)
     # The draft layer's KV of the longest prompt is what the prefill worker computed.
     whole = [block for step in pair.prefilled.steps for block in step.stored_blocks]
     for block in whole:
@@ -90,12 +95,7 @@ def test_a_worker_with_drafts_pushes_to_one_without_what_that_has_layers_for(
     decode, receiving = moving(checkpoint, fabric, 0, layerwise_tokens)
     prefill, sending = moving(checkpoint, fabric, 2, layerwise_tokens)
     pair = Pair(fabric, decode, prefill)
-    for submit in submits(remote_prefill=True):
-        pair.submit(submit)
-    pair.run(random.Random(2))
-    assert pair.transcript.token_ids == undisturbed(checkpoint)
-    assert len(pair.landings) == len(LENGTHS)
-    assert_nothing_moves(pair)
+    run_undisturbed(pair, checkpoint)
     assert receiving.state.kv_pool.shape[0] == sending.state.kv_pool.shape[0] - 1
 
 
@@ -106,12 +106,7 @@ def test_a_worker_without_drafts_pushes_base_layers_to_one_with_them(checkpoint:
     receiving.state.kv_pool[-1] = 1.0
     prefill, sending = moving(checkpoint, fabric, 0, layerwise_tokens)
     pair = Pair(fabric, decode, prefill)
-    for submit in submits(remote_prefill=True, sender_draft_layers=0):
-        pair.submit(submit)
-    pair.run(random.Random(2))
-    assert pair.transcript.token_ids == undisturbed(checkpoint)
-    assert len(pair.landings) == len(LENGTHS)
-    assert_nothing_moves(pair)
+    run_undisturbed(pair, checkpoint, sender_draft_layers=0)
     landed = [block for step in pair.prefilled.steps for block in step.stored_blocks]
     for block in landed:
         (sent,), (taken,) = (engine.pool.match_prefix([block]) for engine in (prefill, decode))

@@ -31,7 +31,7 @@ struct Copier {
     Tiles<WIDTH, SORTED> tiles{given};
     Turn<Memory::STAGES> turn;
     Tile tile;
-    int lane = threadIdx.x % 32, weight_blocks = (given.outputs + BLOCK - 1) / BLOCK;
+    int lane = threadIdx.x % 32, weight_blocks = ceiling(given.outputs, BLOCK);
     while (tiles.next(tile)) {
       int row = tile.first_row + lane * 4;
       const float* of_rows = given.x_scales + row;

@@ -3,14 +3,7 @@
 #pragma once
 
 #include "many_rows_tiles.cuh"
-
-// 64 rows by 64 or 128 outputs over 32 inputs: both operands in shared memory.
-__device__ __forceinline__ void multiply(float (&d)[64], u64 a, u64 b, int accumulate) {
-  asm volatile(
-      "{\n .reg .pred p;\n setp.ne.b32 p, %66, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {" NAMES_64 "}, %64, %65, p, 1, 1;\n}"
-      : BIND_64(d, 0) : "l"(a), "l"(b), "r"(accumulate));
-}
+#include "multiply.cuh"
 
 // A warp's four 8 x 8 fragments to four rows of 16 bytes of each eight lanes.
 __device__ __forceinline__ void store_matrices(u32 address, const u32 (&words)[4]) {

@@ -20,7 +20,7 @@ struct Arguments {
   // [blocks, scale_stride] and [experts * outputs / 128, blocks].
   const float* x_scales;
   const float* weight_scales;
-  // Of sorted rows, each row's expert, or less than 0: padding.
+  // Each row's expert if rows are sorted; less than 0 for padding.
   const int* row_experts;
   int rows, outputs, blocks, scale_stride;
   // Tiles of so many rows of tiles are taken together.

@@ -1,4 +1,4 @@
-// Products of 64 outputs by 16, 32 or 96 rows over 32 inputs, both operands in shared memory. hopper.cuh has 64 rows.
+// Products of 64 by 16, 32, 96 or 128 rows of two operands in shared memory, over 32 inputs. hopper.cuh has 64 by 64.
 
 #pragma once
 
@@ -23,4 +23,11 @@ __device__ __forceinline__ void multiply(float (&d)[48], u64 a, u64 b, int accum
       "{\n .reg .pred p;\n setp.ne.b32 p, %50, 0;\n"
       "wgmma.mma_async.sync.aligned.m64n96k32.f32.e4m3.e4m3 {" NAMES_48 "}, %48, %49, p, 1, 1;\n}"
       : BIND_48(d, 0) : "l"(a), "l"(b), "r"(accumulate));
+}
+
+__device__ __forceinline__ void multiply(float (&d)[64], u64 a, u64 b, int accumulate) {
+  asm volatile(
+      "{\n .reg .pred p;\n setp.ne.b32 p, %66, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {" NAMES_64 "}, %64, %65, p, 1, 1;\n}"
+      : BIND_64(d, 0) : "l"(a), "l"(b), "r"(accumulate));
 }
