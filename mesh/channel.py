@@ -19,6 +19,9 @@ OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 1_000),
     ("grpc.max_reconnect_backoff_ms", 2_000),
+    # A channel waits after failures of its own alone: one that is opened to a service that has just come back connects
+    # at once, even if an older channel to the same address still waits for its next try.
+    ("grpc.use_local_subchannel_pool", 1),
     # Services of the mesh are never behind the environment's web proxy.
     ("grpc.enable_http_proxy", 0),
 )

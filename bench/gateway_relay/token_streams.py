@@ -93,9 +93,7 @@ class GrpcStreams(TokenStreams):
 
     def __init__(self, endpoint: str, count: int, connections: int = 1) -> None:
         super().__init__(endpoint, count)
-        # Otherwise channels to one endpoint share a connection.
-        options = (*OPTIONS, ("grpc.use_local_subchannel_pool", 1))
-        self._channels = [grpc.aio.insecure_channel(endpoint, options=options) for _ in range(connections)]
+        self._channels = [grpc.aio.insecure_channel(endpoint, options=OPTIONS) for _ in range(connections)]
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

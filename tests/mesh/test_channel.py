@@ -1,6 +1,7 @@
 """Channels with and without credentials, against a server with a real certificate."""
 
 import shutil
+import socket
 import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -13,8 +14,6 @@ from grpc_health.v1._async import HealthServicer
 
 from mesh.channel import Channels
 from mesh.errors import MeshError, Retry
-
-pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the openssl command")
 
 CERTIFY = [
     "req",
@@ -34,6 +33,8 @@ CERTIFY = [
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, bytes]:
     """A private key and its self-signed certificate for 127.0.0.1, as PEM."""
+    if shutil.which("openssl") is None:
+        pytest.skip("needs the openssl command")
     directory: Path = tmp_path_factory.mktemp("certificate")
     key, certificate = directory / "key.pem", directory / "certificate.pem"
     names = ["-addext", "subjectAltName=IP:127.0.0.1"]
@@ -43,11 +44,12 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, bytes]
 
 
 @asynccontextmanager
-async def tls_server(key: bytes, certificate: bytes) -> AsyncIterator[str]:
-    """A health service behind TLS; yields its endpoint."""
+async def health_server(credentials: grpc.ServerCredentials | None = None, port: int = 0) -> AsyncIterator[str]:
+    """A health service, behind TLS if it has credentials; yields its endpoint."""
     server = grpc.aio.server()
     health_pb2_grpc.add_HealthServicer_to_server(HealthServicer(), server)
-    port = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([(key, certificate)]))
+    address = f"127.0.0.1:{port}"
+    port = server.add_insecure_port(address) if credentials is None else server.add_secure_port(address, credentials)
     await server.start()
     try:
         yield f"127.0.0.1:{port}"
@@ -55,20 +57,38 @@ async def tls_server(key: bytes, certificate: bytes) -> AsyncIterator[str]:
         await server.stop(0)
 
 
+async def ask_over(channel: grpc.aio.Channel) -> int:
+    response = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=60)
+    return int(response.status)
+
+
 async def ask(channels: Channels, endpoint: str) -> int:
     async with channels.open(endpoint) as channel:
-        response = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=60)
-    return int(response.status)
+        return await ask_over(channel)
 
 
 async def test_channels_with_credentials_speak_tls(certificate: tuple[bytes, bytes]) -> None:
     trusted = Channels(grpc.ssl_channel_credentials(root_certificates=certificate[1]))
-    async with tls_server(*certificate) as endpoint:
+    async with health_server(grpc.ssl_server_credentials([certificate])) as endpoint:
         assert await ask(trusted, endpoint) == health_pb2.HealthCheckResponse.SERVING
 
 
 async def test_channels_without_credentials_are_plaintext(certificate: tuple[bytes, bytes]) -> None:
-    async with tls_server(*certificate) as endpoint:
+    async with health_server(grpc.ssl_server_credentials([certificate])) as endpoint:
         with pytest.raises(MeshError) as raised:
             await ask(Channels(), endpoint)
     assert raised.value.retry is Retry.THIS_CALL
+
+
+async def test_a_new_channel_does_not_wait_after_failures_of_an_older_one() -> None:
+    channels = Channels()
+    with socket.socket() as holder:
+        # Nobody listens at this port, and nobody else is given it, until gRPC's server shares it.
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        holder.bind(("127.0.0.1", 0))
+        port = holder.getsockname()[1]
+        async with channels.open(f"127.0.0.1:{port}") as older:
+            with pytest.raises(MeshError):
+                await ask_over(older)
+            async with health_server(port=port) as endpoint:
+                assert await ask(channels, endpoint) == health_pb2.HealthCheckResponse.SERVING
