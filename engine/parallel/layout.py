@@ -23,6 +23,8 @@ class Layout:
     dp: int = 1
     # Divides tp * dp.
     ep: int = 1
+    # Each has equally many neighbouring ranks, and whole TP groups.
+    hosts: int = 1
 
     @classmethod
     def of(cls, config: ParallelConfig) -> "Layout":
@@ -35,6 +37,15 @@ class Layout:
     def world(self) -> int:
         """Number of ranks."""
         return self.tp * self.dp
+
+    @property
+    def ranks_a_host(self) -> int:
+        return self.world // self.hosts
+
+    @property
+    def of_a_host(self) -> "Layout":
+        """The ranks of one host as if there were no other. What experts they hold it does not say."""
+        return Layout(self.tp, self.dp // self.hosts, self.ranks_a_host)
 
     @property
     def width_parts(self) -> int:
@@ -66,6 +77,15 @@ class Place:
     def leads(self) -> bool:
         """Whether it batches requests; the others of its TP group follow it."""
         return self.tp_index == 0
+
+    @property
+    def host(self) -> int:
+        return self.rank // self.layout.ranks_a_host
+
+    @property
+    def on_host(self) -> "Place":
+        """Its place among the ranks of its host alone."""
+        return Place(self.layout.of_a_host, self.rank % self.layout.ranks_a_host)
 
     @property
     def expert_part(self) -> int:

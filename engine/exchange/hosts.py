@@ -1,0 +1,90 @@
+"""Exchange between ranks on several hosts: within each as its own exchange does it, between them over rails.
+
+A rail joins the ranks with the same number on their hosts, so that what a rank sends leaves its host once for each
+other host, and not once for each rank there; and sums are made within a host before they travel.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from engine.exchange.interface import Exchange
+from engine.exchange.rail import Rail
+from engine.parallel.layout import Group, Place
+from kernels.act_quant import Quantized
+from kernels.peer_exchange.reference import sum_in_order
+
+
+class HostsExchange:
+    """engine.exchange.interface.Exchange. The sums of a reduce-scatter are rounded once on each host, and once more."""
+
+    def __init__(self, place: Place, within: Exchange, rail: Rail, device: torch.device) -> None:
+        """within: of this rank's host alone; rail: of the ranks with its number."""
+        self.place = place
+        self._within = within
+        self._rail = rail
+        self._device = device
+        self._hosts, self._ranks_a_host = place.layout.hosts, place.layout.ranks_a_host
+
+    def all_gather(self, part: torch.Tensor, group: Group) -> torch.Tensor:
+        if group is Group.TP:
+            return self._within.all_gather(part, group)
+        gathered = self._within.all_gather(self._rail.gather(part).flatten(0, 1), group)
+        by_number = gathered.view(self._ranks_a_host, self._hosts, *part.shape)
+        return by_number.transpose(0, 1).flatten(0, 2)
+
+    def all_gather_into(self, outputs: Sequence[torch.Tensor], parts: Sequence[torch.Tensor], group: Group) -> None:
+        if group is Group.TP:
+            self._within.all_gather_into(outputs, parts, group)
+            return
+        for output, part in zip(outputs, parts, strict=True):
+            output.copy_(self.all_gather(part, group))
+
+    def reduce_scatter(self, values: torch.Tensor, group: Group) -> torch.Tensor:
+        if group is Group.TP:
+            return self._within.reduce_scatter(values, group)
+        by_host = values.unflatten(0, (self._hosts, self._ranks_a_host, len(values) // self.place.layout.world))
+        by_number = by_host.transpose(0, 1).flatten(0, 1)
+        # For this rank's number on each host, the sum of those on this host.
+        parts = self._within.reduce_scatter(by_number, group)
+        return sum_in_order(self._rail.swap(parts).unbind())
+
+    def all_reduce(self, values: torch.Tensor, group: Group) -> torch.Tensor:
+        if group is Group.TP:
+            return self._within.all_reduce(values, group)
+        return sum_in_order(self.all_gather(values[None], group).unbind())
+
+    def add_rms_norm(
+        self,
+        delta: torch.Tensor,
+        residual: torch.Tensor,
+        weight: torch.Tensor,
+        epsilon: float,
+        group: Group,
+        *,
+        sums: bool,
+        all_rows: int | None,
+        quantizes: bool,
+    ) -> tuple[torch.Tensor, Quantized | None] | None:
+        if group is not Group.TP:
+            return None
+        return self._within.add_rms_norm(
+            delta, residual, weight, epsilon, group, sums=sums, all_rows=all_rows, quantizes=quantizes
+        )
+
+    def broadcast(self, values: torch.Tensor, group: Group, source: int) -> torch.Tensor:
+        if group is Group.TP:
+            return self._within.broadcast(values, group, source)
+        host, number = divmod(source, self._ranks_a_host)
+        # Others have nothing to do with that rank's rail.
+        if self.place.on_host.rank == number:
+            values = self._rail.broadcast(values, host)
+        return self._within.broadcast(values, group, number)
+
+    def barrier(self, group: Group) -> None:
+        if group is Group.WORLD:
+            self._rail.gather(torch.zeros(1, device=self._device))
+        self._within.barrier(group)
+
+    def check(self) -> None:
+        self._within.check()

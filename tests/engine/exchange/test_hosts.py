@@ -1,0 +1,124 @@
+"""Tensors between ranks on several hosts: host memory within each, gloo between them."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from engine.exchange.hosts import HostsExchange
+from engine.parallel.layout import Group, Layout
+from kernels.peer_exchange.reference import sum_in_order
+from mesh.errors import RankLost
+from tests.support.host_threads import on_each_rank_of_hosts
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.uint8, torch.int64)
+# Ranks that are alone on their hosts, several of them, TP groups, and more hosts than ranks on one.
+LAYOUTS = [
+    Layout(dp=2, ep=2, hosts=2),
+    Layout(dp=4, ep=4, hosts=2),
+    Layout(tp=2, dp=2, ep=4, hosts=2),
+    Layout(dp=6, ep=3, hosts=3),
+]
+
+
+def of_rank(rank: int, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return (torch.randn(shape, generator=torch.Generator().manual_seed(rank)) * 8).to(dtype)
+
+
+def gathers(own: HostsExchange) -> None:
+    for dtype in DTYPES:
+        for rows in (0, 1, 5):
+            gathered = own.all_gather(of_rank(own.place.rank, rows, 3, dtype=dtype), Group.WORLD)
+            expected = torch.cat([of_rank(rank, rows, 3, dtype=dtype) for rank in range(own.place.layout.world)])
+            assert gathered.dtype == dtype and torch.equal(gathered.float(), expected.float())
+
+
+def gathers_into_columns(own: HostsExchange) -> None:
+    world = own.place.layout.world
+    outputs = [torch.zeros(3 * world, 4), torch.zeros(4, 2 * world).t()]
+    parts = [of_rank(own.place.rank, 3, 4), of_rank(own.place.rank, 4, 2).t()]
+    own.all_gather_into(outputs, parts, Group.WORLD)
+    assert torch.equal(outputs[0], torch.cat([of_rank(rank, 3, 4) for rank in range(world)]))
+    assert torch.equal(outputs[1], torch.cat([of_rank(rank, 4, 2).t() for rank in range(world)]))
+
+
+def scatters_sums(own: HostsExchange) -> None:
+    world, a_host = own.place.layout.world, own.place.layout.ranks_a_host
+    for dtype in (torch.float32, torch.bfloat16, torch.int64):
+        for rows in (0, 2):
+            of_all = [of_rank(rank, world * rows, 3, dtype=dtype) for rank in range(world)]
+            part = own.reduce_scatter(of_all[own.place.rank], Group.WORLD)
+            # Added within hosts, then over them.
+            of_hosts = [sum_in_order(of_all[first : first + a_host]) for first in range(0, world, a_host)]
+            first = own.place.rank * rows
+            assert torch.equal(part, sum_in_order(of_hosts)[first : first + rows]) and part.dtype == dtype
+
+
+def sums_in_order(own: HostsExchange) -> None:
+    for dtype in (torch.float32, torch.bfloat16, torch.int64):
+        of_all = [of_rank(rank, 7, 3, dtype=dtype) for rank in range(own.place.layout.world)]
+        assert torch.equal(own.all_reduce(of_all[own.place.rank], Group.WORLD), sum_in_order(of_all))
+
+
+def broadcasts(own: HostsExchange) -> None:
+    for source in range(own.place.layout.world):
+        given = of_rank(own.place.rank, 3, 4).t()
+        assert torch.equal(own.broadcast(given, Group.WORLD, source), of_rank(source, 3, 4).t())
+        assert torch.equal(given, of_rank(own.place.rank, 3, 4).t())
+
+
+def leaves_tp_groups_to_their_host(own: HostsExchange) -> None:
+    members = own.place.members(Group.TP)
+    mine = of_rank(own.place.rank, 4, 3)
+    of_group = [of_rank(rank, 4, 3) for rank in members]
+    assert torch.equal(own.all_gather(mine, Group.TP), torch.cat(of_group))
+    assert torch.equal(own.all_reduce(mine, Group.TP), sum_in_order(of_group))
+    assert torch.equal(own.broadcast(mine, Group.TP, 0), of_group[0])
+    rows = 4 // len(members)
+    start = own.place.tp_index * rows
+    assert torch.equal(own.reduce_scatter(mine, Group.TP), sum_in_order(of_group)[start : start + rows])
+
+
+def meets(own: HostsExchange) -> None:
+    for group in (Group.WORLD, Group.TP):
+        own.barrier(group)
+
+
+ACTS = (
+    gathers,
+    gathers_into_columns,
+    scatters_sums,
+    sums_in_order,
+    broadcasts,
+    leaves_tp_groups_to_their_host,
+    meets,
+)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_ranks_of_all_hosts_exchange_tensors_as_ranks_of_one_do(layout: Layout) -> None:
+    def act(own: HostsExchange) -> None:
+        for each in ACTS:
+            each(own)
+        own.check()
+
+    on_each_rank_of_hosts(layout, act)
+
+
+@pytest.mark.parametrize(
+    "lose",
+    [
+        lambda own: own.all_gather(torch.ones(1, 2), Group.WORLD),
+        lambda own: own.reduce_scatter(torch.ones(4, 2), Group.WORLD),
+        lambda own: own.barrier(Group.WORLD),
+    ],
+    ids=["all_gather", "reduce_scatter", "barrier"],
+)
+def test_who_waits_for_a_rank_of_another_host_that_has_left_is_told_so(lose: Callable[[HostsExchange], None]) -> None:
+    def act(own: HostsExchange) -> None:
+        own.barrier(Group.WORLD)
+        if own.place.rank < own.place.layout.world - 1:
+            with pytest.raises(RankLost, match="has ended"):
+                lose(own)
+
+    on_each_rank_of_hosts(Layout(dp=4, ep=4, hosts=2), act)
