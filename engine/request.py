@@ -93,9 +93,11 @@ class Request:
     def reach(self, tokens: int) -> int:
         """How many tokens need room in its blocks when `tokens` of them are computed: drafts behind them count too.
 
-        The last token of a request is never computed.
+        So does the first token of a landed prompt, which is computed in one row with those that are computed again. The
+        last token of a request is never computed.
         """
-        return max(tokens, min(tokens + self.most_drafts, self.limit - 1))
+        ahead = self.most_drafts or int(self.remote_prefill and self.progress.rewind > 0)
+        return max(tokens, min(tokens + ahead, self.limit - 1))
 
     @property
     def thinking(self) -> bool | None:

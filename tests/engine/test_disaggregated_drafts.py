@@ -13,7 +13,7 @@ from engine.engine import Engine
 from engine.protocol.messages import LandingOpened
 from engine.runner.backend import ModelBackend
 from mesh.blocks import chain_hashes
-from mesh.domain.sampling import Sampling
+from mesh.domain.sampling import DraftUse, Sampling
 from mesh.domain.targets import StoreTarget
 from mesh.errors import NamespaceMismatch
 from tests.support.checkpoints import model_backend, random_prompt, tiny_checkpoint
@@ -23,8 +23,15 @@ from tests.support.fake_agent import Fabric, FakeAgent
 from tests.support.remote_prompts import prefill_of
 from transfer.config import TransferConfig
 
-LENGTHS = (63, 64, 65, 150)
-SAMPLINGS = [Sampling(), Sampling(temperature=0.8, seed=3), Sampling(), Sampling(repetition_penalty=1.2)]
+LENGTHS = (63, 64, 65, 150, 128)
+SAMPLINGS = [
+    Sampling(),
+    Sampling(temperature=0.8, seed=3),
+    Sampling(),
+    Sampling(repetition_penalty=1.2),
+    # Its prompt fills its blocks, and what is computed again goes on into the first token.
+    Sampling(drafts=DraftUse.OFF),
+]
 
 
 @pytest.fixture(scope="module")
