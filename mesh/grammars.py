@@ -1,7 +1,10 @@
 """Compiles grammars, within bounds of time and memory that hold for every grammar a client may write."""
 
+import json
 import re
 from pathlib import Path
+from secrets import token_hex
+from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
@@ -9,6 +12,8 @@ from mesh.errors import InvalidConstraint
 
 MAX_COMPLAINT_CHARACTERS = 300
 _PLACE = re.compile(r"^(at )?\d+\(\d+\): ")
+# How the library says that no token goes on, and none may end the answer either.
+_NOTHING_FOLLOWS = "NoExtensionBias"
 
 
 def limits() -> LLParserLimits:
@@ -27,15 +32,42 @@ def limits() -> LLParserLimits:
 
 
 def load_grammar_tokenizer(path: Path, vocabulary_size: int, eos_token_ids: frozenset[int]) -> LLTokenizer:
-    """The vocabulary that masks are made for, from tokenizer.json. It may take seconds, in which no thread runs."""
-    return LLTokenizer(str(path), n_vocab=vocabulary_size, eos_token=sorted(eos_token_ids))
+    """The vocabulary that masks are made for, from tokenizer.json. It may take seconds, in which no thread runs.
+
+    Grammars name control tokens by their ids alone.
+    """
+    description = json.loads(path.read_text(encoding="utf-8"))
+    _hide_control_tokens(description)
+    return LLTokenizer(json.dumps(description), n_vocab=vocabulary_size, eos_token=sorted(eos_token_ids))
+
+
+def _hide_control_tokens(description: dict[str, Any]) -> None:
+    """Give control tokens names that no client can know, and allow them nowhere but by their ids.
+
+    The library spells what a grammar forces with the whole vocabulary. So the text "</think>" in a list of choices
+    would become the control token, which ends the answer, or the reasoning, or is no text to the grammar.
+    """
+    vocabulary = description.get("model", {}).get("vocab")
+    secret = token_hex(8)
+    for token in description.get("added_tokens", []):
+        text, token["content"], token["special"] = token["content"], f"{secret}-{token['id']}", True
+        if isinstance(vocabulary, dict) and text in vocabulary:
+            vocabulary[token["content"]] = vocabulary.pop(text)
 
 
 def compile_grammar(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
-    """A matcher at the grammar's begin. Other threads run meanwhile. Raises InvalidConstraint."""
+    """A matcher at the grammar's begin. Other threads run meanwhile.
+
+    Raises InvalidConstraint, also if no token can begin an answer.
+    """
     matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=limits())
     if matcher.is_error():
         raise InvalidConstraint(f"the constraint cannot be compiled: {complaint(matcher.get_error())}")
+    # Where reasoning comes first this would else be found only behind it.
+    begun = matcher.deep_copy()
+    begun.compute_bitmask()
+    if begun.is_error():
+        raise InvalidConstraint(f"the constraint cannot be followed: {complaint(begun.get_error())}")
     return matcher
 
 
@@ -55,6 +87,8 @@ def check_grammar(grammar: str) -> None:
 
 def complaint(error: str) -> str:
     """What is wrong, in a line: the library adds the place, in a grammar that the client did not write."""
+    if _NOTHING_FOLLOWS in error:
+        return "no text matches it"
     lines = [line.strip() for line in error.splitlines() if line.strip()] or [error]
     causes = [line for line in lines[1:] if line.startswith("error: ")]
     return _PLACE.sub("", " ".join((lines[0], *causes[:1])))[:MAX_COMPLAINT_CHARACTERS]

@@ -76,6 +76,28 @@ def test_each_form_allows_its_answers_alone(name: str, text: ModelText, vocabula
     assert not any(allows(constraint, answer, text, vocabulary) for answer in wrong)
 
 
+@pytest.mark.parametrize("written", ["a</think>b", "</think>", "<｜end▁of▁sentence｜>"])
+def test_the_text_of_a_control_token_is_spelled_by_others(
+    written: str, text: ModelText, vocabulary: LLTokenizer
+) -> None:
+    constraint = constraint_for(ChoiceForm((written,), ""), AnswerShape(), text.tokenizer)
+    assert constraint is not None and constraint.grammar is not None
+    matcher, tokenizer = compile_grammar(vocabulary, constraint.grammar), tokenizer_of(text)
+    token_ids = matcher.compute_ff_tokens()
+    # Of a control token these are other bytes.
+    assert b"".join(map(tokenizer.token_bytes, token_ids)) == written.encode()
+    assert not {tokenizer.control_id(THINK_CLOSE), 1} & set(token_ids)
+    assert matcher.consume_tokens(token_ids) and matcher.is_accepting()
+
+
+@pytest.mark.parametrize("grammar", ["start: start", r"start: /[^\s\S]/", 'start: %json {"$ref": "#"}'])
+def test_a_grammar_that_nothing_matches_is_refused_before_its_answer_begins(
+    grammar: str, vocabulary: LLTokenizer
+) -> None:
+    with pytest.raises(InvalidConstraint, match="no text matches it"):
+        compile_grammar(vocabulary, grammar)
+
+
 def test_reasoning_is_free_up_to_its_end_and_line_breaks_may_follow(text: ModelText, vocabulary: LLTokenizer) -> None:
     tokenizer = tokenizer_of(text)
     constraint = constraint_for(ChoiceForm(("yes",), ""), AnswerShape(ReasoningStart.OPEN), tokenizer)
