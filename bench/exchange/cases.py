@@ -91,7 +91,7 @@ def _dispatch(experts: ExpertGroup, tokens: int) -> Case:
         rows = quantize(_random(tokens, HIDDEN))
         weights = torch.rand(tokens, CHOICES, device="cuda")
         choices = torch.randint(256, (tokens, CHOICES), device="cuda")
-        return lambda: experts.dispatch(rows, weights, choices)
+        return lambda: experts.begin_dispatch(rows, weights, choices).finish()
 
     def nccl() -> Call:
         rows = torch.randint(256, (tokens, row_bytes), device="cuda", dtype=torch.uint8)
@@ -104,7 +104,7 @@ def _dispatch(experts: ExpertGroup, tokens: int) -> Case:
 def _combine(experts: ExpertGroup, tokens: int) -> Case:
     def ours() -> Call:
         sums = _random(experts.ranks * tokens, HIDDEN)
-        return lambda: experts.sum(sums)
+        return lambda: experts.begin_sum(sums).finish()
 
     def nccl() -> Call:
         sums = _random(experts.ranks * tokens, HIDDEN)

@@ -152,7 +152,7 @@ def _routed_seconds(model: Model, rows: int) -> float:
     hidden = Normalized(plain, quantize(plain) if quantized else None)
 
     def call(mixture: MixtureOfExperts) -> object:
-        return model.expert_group.sum(combine(mixture.routed(hidden)))
+        return model.expert_group.begin_sum(combine(mixture.routed(hidden))).finish()
 
     with torch.inference_mode():
         return time_graph([lambda mixture=mixture: call(mixture) for mixture in mixtures])  # type: ignore[misc]

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
+from engine.exchange.begun import Begun
 from engine.parallel.layout import Group, Place
 
 
@@ -16,12 +17,15 @@ class Alone:
     def all_gather(self, part: torch.Tensor, group: Group) -> torch.Tensor:
         return part
 
-    def all_gather_into(self, outputs: Sequence[torch.Tensor], parts: Sequence[torch.Tensor], group: Group) -> None:
+    def begin_all_gather(
+        self, outputs: Sequence[torch.Tensor], parts: Sequence[torch.Tensor], group: Group, *, beside: bool = False
+    ) -> Begun[None]:
         for output, part in zip(outputs, parts, strict=True):
             output.copy_(part)
+        return Begun(lambda: None)
 
-    def reduce_scatter(self, values: torch.Tensor, group: Group) -> torch.Tensor:
-        return values
+    def begin_reduce_scatter(self, values: torch.Tensor, group: Group, *, beside: bool = False) -> Begun[torch.Tensor]:
+        return Begun(lambda: values)
 
     def all_reduce(self, values: torch.Tensor, group: Group) -> torch.Tensor:
         return values

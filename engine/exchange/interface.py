@@ -5,6 +5,7 @@ from typing import Protocol
 
 import torch
 
+from engine.exchange.begun import Begun
 from engine.parallel.layout import Group, Place
 from kernels.act_quant import Quantized
 
@@ -32,15 +33,22 @@ class Exchange(Protocol):
         """
         ...
 
-    def all_gather_into(self, outputs: Sequence[torch.Tensor], parts: Sequence[torch.Tensor], group: Group) -> None:
+    def begin_all_gather(
+        self, outputs: Sequence[torch.Tensor], parts: Sequence[torch.Tensor], group: Group, *, beside: bool = False
+    ) -> Begun[None]:
         """`all_gather` of several tensors at once, each into its output.
 
         A part and its output are both contiguous, or both matrices whose rows lie next to each other (stride 1).
+        beside: what this rank computes before `finish` is not to wait for the exchange: on a GPU that takes a stream of
+        its own. Until it is finished, all exchanges of its group are begun so.
         """
         ...
 
-    def reduce_scatter(self, values: torch.Tensor, group: Group) -> torch.Tensor:
-        """This rank's part of the sum of all ranks' values: [ranks * rows, ...] becomes [rows, ...]."""
+    def begin_reduce_scatter(self, values: torch.Tensor, group: Group, *, beside: bool = False) -> Begun[torch.Tensor]:
+        """This rank's part of the sum of all ranks' values: [ranks * rows, ...] becomes [rows, ...].
+
+        beside: as above.
+        """
         ...
 
     def all_reduce(self, values: torch.Tensor, group: Group) -> torch.Tensor:

@@ -1,10 +1,11 @@
 """Exchange between ranks that compute on GPUs of one host, over NVLink."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch.nn import functional
 
+from engine.exchange.begun import Begun, ResultT
 from engine.exchange.host import HostExchange
 from engine.exchange.interface import STARTING_SECONDS
 from engine.exchange.peer_memory import PeerMemory
@@ -19,13 +20,16 @@ from mesh.errors import RankLost
 # What a GPU sends in the time of a second hop, 1.3 us: a sum that every rank makes of everything may cost so many bytes
 # more than one of which each rank makes a part and sends it on. For two ranks it costs none.
 SECOND_HOP_BYTES = 512 << 10
+# Lower numbers go first.
+HIGH_PRIORITY = -1
 
 
 class PeerExchange:
     """engine.exchange.interface.Exchange. Tensors on the CPU go over host memory, to `peers`.
 
-    On the device a call is a kernel on the current stream, which may be captured; the host does not wait. All ranks'
-    devices run the calls of a group in the same order, one after another.
+    On the device a call is a kernel on the current stream, or beside it on one that all such calls share, which may be
+    captured; the host does not wait. All ranks' devices run the calls of a group in the same order, one after another:
+    two never use its memory at once.
     """
 
     def __init__(self, peers: Peers, device: torch.device) -> None:
@@ -35,6 +39,8 @@ class PeerExchange:
         self._device = device
         self._host = HostExchange(peers)
         self._memory = PeerMemory(self._host, device)
+        # It sends as soon as there is something to send, whatever else the device computes.
+        self._beside = torch.cuda.Stream(device, priority=HIGH_PRIORITY)
         self._memory.limit(STARTING_SECONDS)
         self._members = {group: self._memory.members(group) for group in Group if len(self.place.members(group)) > 1}
         # Not at the first call, which may be captured.
@@ -60,27 +66,29 @@ class PeerExchange:
         gather.gather(members, [output], [part.contiguous()])
         return output
 
-    def all_gather_into(self, outputs: Sequence[torch.Tensor], parts: Sequence[torch.Tensor], group: Group) -> None:
+    def begin_all_gather(
+        self, outputs: Sequence[torch.Tensor], parts: Sequence[torch.Tensor], group: Group, *, beside: bool = False
+    ) -> Begun[None]:
         members = self._members_for(parts[0], group)
         if members is None:
-            self._host.all_gather_into(outputs, parts, group)
-        else:
-            gather.gather(members, outputs, parts)
+            return self._host.begin_all_gather(outputs, parts, group)
+        return self._begin(lambda: gather.gather(members, outputs, parts), None, parts, beside)
 
-    def reduce_scatter(self, values: torch.Tensor, group: Group) -> torch.Tensor:
+    def begin_reduce_scatter(self, values: torch.Tensor, group: Group, *, beside: bool = False) -> Begun[torch.Tensor]:
         members = self._members_for(values, group)
         if members is None:
-            return self._host.reduce_scatter(values, group)
+            return self._host.begin_reduce_scatter(values, group)
         rows, *rest = values.shape
         parts = _in_place(values).view(members.ranks, -1)
         if not reduce.takes(parts[0]):
             # Numbers that no layer adds: gathered, then added in the order of the ranks.
             own = self.all_gather(parts[None], group)[:, members.own].unbind()
-            return sum_in_order(own).view(rows // members.ranks, *rest)
+            summed = sum_in_order(own).view(rows // members.ranks, *rest)
+            return Begun(lambda: summed)
         output = values.new_empty(rows // members.ranks, *rest)
-        if output.numel():
-            reduce.reduce_scatter(members, output, parts)
-        return output
+        if not output.numel():
+            return Begun(lambda: output)
+        return self._begin(lambda: reduce.reduce_scatter(members, output, parts), output, parts, beside)
 
     def all_reduce(self, values: torch.Tensor, group: Group) -> torch.Tensor:
         members = self._members_for(values, group)
@@ -129,12 +137,30 @@ class PeerExchange:
         if group in self._members:
             gather.barrier(self._members[group], self._device)
 
+    def _begin(self, launch: Callable[[], None], made: ResultT, reads: object, beside: bool) -> Begun[ResultT]:
+        """Launch a kernel that fills what is `made`. All tensors belong to the current stream, which gets back the
+        memory of what the kernel `reads` when it is finished, no earlier.
+        """
+        if not beside:
+            launch()
+            return Begun(lambda: made)
+        self._beside.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._beside):
+            launch()
+        sent = self._beside.record_event()
+
+        def collect() -> ResultT:
+            torch.cuda.current_stream(self._device).wait_event(sent)
+            return made
+
+        return Begun(collect, reads)
+
     def _in_two(self, members: Members, given: torch.Tensor, group: Group) -> torch.Tensor:
         """The sum, each part of it made by one rank; the values may be padded to whole parts."""
         whole = members.ranks * UNIT_BYTES // given.itemsize
         padded = functional.pad(given, (0, -given.numel() % whole))
         if padded.numel() * padded.itemsize > members.ranks * MOST_WORD_UNITS * UNIT_BYTES:
-            return self.all_gather(self.reduce_scatter(padded, group), group)
+            return self.all_gather(self.begin_reduce_scatter(padded, group).finish(), group)
         output = torch.empty_like(padded)
         reduce.all_reduce_in_two(members, output, padded)
         return output

@@ -6,6 +6,7 @@ sums travel back. That moves no more than a copy for each expert a token chose, 
 
 import torch
 
+from engine.exchange.begun import Begun
 from engine.exchange.interface import Exchange
 from engine.model.activations import Sent
 from engine.model.share import Share
@@ -33,20 +34,27 @@ class ExpertGroup:
         self.width_share = Share(place.width_part, layout.width_parts)
         self.divides = layout.world > 1
 
-    def dispatch(
-        self, rows: Sent, weights: torch.Tensor, choices: torch.Tensor
-    ) -> tuple[Sent, torch.Tensor, torch.Tensor]:
+    def begin_dispatch(
+        self, rows: Sent, weights: torch.Tensor, choices: torch.Tensor, *, beside: bool = False
+    ) -> Begun[tuple[Sent, torch.Tensor, torch.Tensor]]:
         """The rows of all ranks, in the form they are given in, and their experts: [rows, ...] each becomes
-        [ranks * rows, ...].
+        [ranks * rows, ...]. beside: see engine.exchange.interface.
         """
         everybody = self._room_for(rows)
         outputs = [*_tensors(everybody), self._room(weights), self._room(choices)]
-        self._exchange.all_gather_into(outputs, [*_tensors(rows), weights, choices], Group.WORLD)
-        return everybody, outputs[-2], outputs[-1]
+        begun = self._exchange.begin_all_gather(
+            outputs, [*_tensors(rows), weights, choices], Group.WORLD, beside=beside
+        )
 
-    def sum(self, parts: torch.Tensor) -> torch.Tensor:
+        def collect() -> tuple[Sent, torch.Tensor, torch.Tensor]:
+            begun.finish()
+            return everybody, outputs[-2], outputs[-1]
+
+        return Begun(collect)
+
+    def begin_sum(self, parts: torch.Tensor, *, beside: bool = False) -> Begun[torch.Tensor]:
         """The sums of what all ranks make of this one's rows: [ranks * rows, width] becomes [rows, width]."""
-        return self._exchange.reduce_scatter(parts, Group.WORLD)
+        return self._exchange.begin_reduce_scatter(parts, Group.WORLD, beside=beside)
 
     def meet(self) -> None:
         """Wait until all ranks' hosts are here."""

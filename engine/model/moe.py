@@ -109,7 +109,7 @@ class MixtureOfExperts:
                 assert counted is not None
                 choices = self.slots.route(choices, counted)
             sent = self.experts.to_send(hidden.in_form(self.experts.input_form))
-            rows, weights, choices = self._group.dispatch(sent, weights, choices)
+            rows, weights, choices = self._group.begin_dispatch(sent, weights, choices).finish()
         outputs, positions = self.experts.forward(rows, choices)
         return ExpertOutputs(outputs, positions, weights)
 
@@ -121,4 +121,4 @@ class MixtureOfExperts:
         """
         if not self._group.divides:
             return replace(routed, shared=shared)
-        return self._group.sum(combine(routed, shared, self._group.rank * len(shared)))
+        return self._group.begin_sum(combine(routed, shared, self._group.rank * len(shared))).finish()

@@ -46,7 +46,7 @@ class TensorGroup:
 
         Every rank adds in the order of the ranks, so that the sums do not depend on who has a row.
         """
-        return self._exchange.reduce_scatter(self._padded(parts), Group.TP) if self.divides else parts
+        return self._exchange.begin_reduce_scatter(self._padded(parts), Group.TP).finish() if self.divides else parts
 
     def gather(self, own: torch.Tensor, tokens: int) -> torch.Tensor:
         """All ranks' rows: [own rows, width] becomes [tokens, width]."""

@@ -62,7 +62,10 @@ def gather_into(exchange: PeerExchange, drawn: random.Random) -> None:
     several = [_parts(exchange, group, _shape(drawn), drawn.choice(DTYPES), drawn) for _ in range(drawn.randint(1, 6))]
     expected = [reference.all_gather(parts) for parts in several]
     outputs = [torch.empty_like(each) for each in expected]
-    exchange.all_gather_into(outputs, [parts[_index(exchange, group)] for parts in several], group)
+    given = [parts[_index(exchange, group)] for parts in several]
+    begun = exchange.begin_all_gather(outputs, given, group, beside=drawn.random() < 0.5)
+    torch.cuda._sleep(drawn.choice((0, 100_000)))
+    begun.finish()
     for output, each in zip(outputs, expected, strict=True):
         _assert_equal(output, each)
 
@@ -86,7 +89,9 @@ def scatter(exchange: PeerExchange, drawn: random.Random) -> None:
     rows, width = _shape(drawn)
     values = _parts(exchange, group, (ranks * rows, width), drawn.choice(SUMMED_DTYPES), drawn)
     expected = reference.sum_in_order(values)[own * rows : (own + 1) * rows]
-    _assert_equal(exchange.reduce_scatter(values[own], group), expected)
+    begun = exchange.begin_reduce_scatter(values[own], group, beside=drawn.random() < 0.5)
+    torch.cuda._sleep(drawn.choice((0, 100_000)))
+    _assert_equal(begun.finish(), expected)
 
 
 def reduce(exchange: PeerExchange, drawn: random.Random) -> None:
@@ -108,7 +113,8 @@ def dispatch(exchange: PeerExchange, drawn: random.Random) -> None:
     weights = _parts(exchange, Group.WORLD, (tokens, 8), torch.float32, drawn)
     choices = _parts(exchange, Group.WORLD, (tokens, 8), torch.int64, drawn)
     own = exchange.place.rank
-    rows, *rest = ExpertGroup(exchange).dispatch(quantize(plain[own]), weights[own], choices[own])
+    begun = ExpertGroup(exchange).begin_dispatch(quantize(plain[own]), weights[own], choices[own])
+    rows, *rest = begun.finish()
     expected = quantize(torch.cat(plain))
     assert isinstance(rows, Quantized)
     _assert_equal(rows.values.float(), expected.values.float())
@@ -165,7 +171,8 @@ def replay(exchange: PeerExchange, count: int = 300) -> None:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             summed = exchange.all_reduce(given, Group.WORLD)
-            scattered = exchange.reduce_scatter(exchange.all_gather(summed, Group.WORLD), Group.WORLD)
+            gathered = exchange.all_gather(summed, Group.WORLD)
+            scattered = exchange.begin_reduce_scatter(gathered, Group.WORLD, beside=True).finish()
         sums = [reference.sum_in_order(parts) for parts in inputs]
         ranks = exchange.place.layout.world
         scatters = [reference.sum_in_order([each] * ranks) for each in sums]

@@ -1,6 +1,8 @@
 """Tensors between ranks over host memory."""
 
 from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
 
 import pytest
 import torch
@@ -10,16 +12,23 @@ from engine.exchange.host import HostExchange
 from engine.exchange.interface import Exchange
 from engine.parallel.layout import Group, Layout
 from engine.parallel.peers import TENSOR_SLOT_BYTES
+from kernels.peer_exchange.reference import sum_in_order
 from mesh.errors import RankLost
 from tests.support.rank_threads import on_each_rank
 
+ResultT = TypeVar("ResultT")
 
-def exchanged(layout: Layout, act: Callable[[Exchange], torch.Tensor]) -> list[torch.Tensor]:
+
+def exchanged(layout: Layout, act: Callable[[Exchange], ResultT]) -> list[ResultT]:
     return on_each_rank(layout, lambda peers: act(HostExchange(peers)))
 
 
 def of_rank(rank: int, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(rank)).to(dtype)
+
+
+def summed(own: Exchange, values: torch.Tensor, group: Group) -> torch.Tensor:
+    return own.begin_reduce_scatter(values, group).finish()
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
@@ -33,7 +42,7 @@ def test_all_gather_joins_the_parts_in_order(ranks: int, rows: int) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
 def test_reduce_scatter_gives_each_rank_its_part_of_the_sum(dtype: torch.dtype) -> None:
     parts = exchanged(
-        Layout(dp=4), lambda own: own.reduce_scatter(of_rank(own.place.rank, 8, 3, dtype=dtype) * 8, Group.WORLD)
+        Layout(dp=4), lambda own: summed(own, of_rank(own.place.rank, 8, 3, dtype=dtype) * 8, Group.WORLD)
     )
     total = sum(of_rank(rank, 8, 3, dtype=dtype).double() * 8 for rank in range(4))
     assert all(each.dtype == dtype and each.shape == (2, 3) for each in parts)
@@ -65,10 +74,36 @@ def test_tensors_larger_than_a_slot_go_in_pieces() -> None:
 
     def act(own: Exchange) -> torch.Tensor:
         values = of_rank(own.place.rank, rows, 1000)
-        return own.all_gather(own.reduce_scatter(values, Group.WORLD), Group.WORLD)
+        return own.all_gather(summed(own, values, Group.WORLD), Group.WORLD)
 
     expected = of_rank(0, rows, 1000) + of_rank(1, rows, 1000)
     assert all(torch.equal(each, expected) for each in exchanged(Layout(dp=2), act))
+
+
+@pytest.mark.parametrize("rows", [0, 3, TENSOR_SLOT_BYTES // 4 // 250])
+def test_what_is_begun_is_what_it_was_when_it_is_finished_later(rows: int) -> None:
+    """Of several tensors at once, with an exchange of either group before it is finished."""
+    layout = Layout(tp=2, dp=2, ep=4)
+
+    def act(own: Exchange) -> list[torch.Tensor]:
+        rank = own.place.rank
+        parts = [of_rank(rank, rows, 250), of_rank(rank, rows + 1, dtype=torch.bfloat16), of_rank(rank, 5, rows).t()]
+        outputs = [part.new_empty(4 * len(part), *part.shape[1:]) for part in parts]
+        gathered = own.begin_all_gather(outputs, parts, Group.WORLD, beside=True)
+        near = own.all_reduce(torch.tensor([float(rank)]), Group.TP)
+        total = own.begin_reduce_scatter(of_rank(rank, 4 * rows, 3), Group.WORLD, beside=True)
+        last = own.begin_reduce_scatter(near.repeat(4), Group.WORLD, beside=True)
+        gathered.finish()
+        return [*outputs, total.finish(), last.finish(), total.finish()]
+
+    for rank, found in enumerate(exchanged(layout, act)):
+        assert torch.equal(found[0], torch.cat([of_rank(each, rows, 250) for each in range(4)]))
+        assert torch.equal(found[1], torch.cat([of_rank(each, rows + 1, dtype=torch.bfloat16) for each in range(4)]))
+        assert torch.equal(found[2], torch.cat([of_rank(each, 5, rows).t() for each in range(4)]))
+        sums = sum_in_order([of_rank(each, 4 * rows, 3) for each in range(4)])
+        assert torch.equal(found[3], sums[rank * rows : (rank + 1) * rows]) and found[5] is found[3]
+        # Of 1, 1, 5 and 5.
+        assert found[4].item() == 12
 
 
 def test_groups_that_overlap_do_not_disturb_each_other() -> None:
@@ -106,6 +141,6 @@ def test_what_a_rank_sent_before_it_left_is_received() -> None:
 
 def test_one_rank_alone_gets_back_what_it_gives() -> None:
     values, alone = of_rank(0, 4), Alone()
-    for given in (alone.all_gather, alone.reduce_scatter, alone.all_reduce):
+    for given in (alone.all_gather, partial(summed, alone), alone.all_reduce):
         assert torch.equal(given(values, Group.WORLD), values)
     assert torch.equal(alone.broadcast(values, Group.TP, 0), values)

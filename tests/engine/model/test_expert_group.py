@@ -36,7 +36,7 @@ def test_all_ranks_get_everybodys_rows_in_their_form_with_their_experts(tokens: 
             "FP8": lambda: quantize(rows[own]),
             "FP8 by row": lambda: by_row(rows[own]),
         }
-        return group.dispatch(sent[form](), weights[own], choices[own])
+        return group.begin_dispatch(sent[form](), weights[own], choices[own]).finish()
 
     for found, *rest in on_each_rank(Layout(dp=RANKS), act):
         if isinstance(found, Quantized):
