@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import torch
 
+from engine.exchange.begun import Begun
 from engine.exchange.interface import Exchange
 from engine.exchange.rail import Rail
 from engine.parallel.layout import Group, Place
@@ -16,7 +17,10 @@ from kernels.peer_exchange.reference import sum_in_order
 
 
 class HostsExchange:
-    """engine.exchange.interface.Exchange. The sums of a reduce-scatter are rounded once on each host, and once more."""
+    """engine.exchange.interface.Exchange. The sums of a reduce-scatter are rounded once on each host, and once more.
+
+    What is begun travels between hosts until it is finished, begun beside or not.
+    """
 
     def __init__(self, place: Place, within: Exchange, rail: Rail, device: torch.device) -> None:
         """within: of this rank's host alone; rail: of the ranks with its number."""
@@ -29,25 +33,30 @@ class HostsExchange:
     def all_gather(self, part: torch.Tensor, group: Group) -> torch.Tensor:
         if group is Group.TP:
             return self._within.all_gather(part, group)
-        gathered = self._within.all_gather(self._rail.gather(part).flatten(0, 1), group)
-        by_number = gathered.view(self._ranks_a_host, self._hosts, *part.shape)
-        return by_number.transpose(0, 1).flatten(0, 2)
+        return self._spread(self._rail.begin_gather(part).finish())
 
-    def all_gather_into(self, outputs: Sequence[torch.Tensor], parts: Sequence[torch.Tensor], group: Group) -> None:
+    def begin_all_gather(
+        self, outputs: Sequence[torch.Tensor], parts: Sequence[torch.Tensor], group: Group, *, beside: bool = False
+    ) -> Begun[None]:
         if group is Group.TP:
-            self._within.all_gather_into(outputs, parts, group)
-            return
-        for output, part in zip(outputs, parts, strict=True):
-            output.copy_(self.all_gather(part, group))
+            return self._within.begin_all_gather(outputs, parts, group, beside=beside)
+        begun = [self._rail.begin_gather(part) for part in parts]
 
-    def reduce_scatter(self, values: torch.Tensor, group: Group) -> torch.Tensor:
+        def collect() -> None:
+            for output, part in zip(outputs, begun, strict=True):
+                output.copy_(self._spread(part.finish()))
+
+        return Begun(collect)
+
+    def begin_reduce_scatter(self, values: torch.Tensor, group: Group, *, beside: bool = False) -> Begun[torch.Tensor]:
         if group is Group.TP:
-            return self._within.reduce_scatter(values, group)
+            return self._within.begin_reduce_scatter(values, group, beside=beside)
         by_host = values.unflatten(0, (self._hosts, self._ranks_a_host, len(values) // self.place.layout.world))
         by_number = by_host.transpose(0, 1).flatten(0, 1)
         # For this rank's number on each host, the sum of those on this host.
-        parts = self._within.reduce_scatter(by_number, group)
-        return sum_in_order(self._rail.swap(parts).unbind())
+        parts = self._within.begin_reduce_scatter(by_number, group).finish()
+        swapped = self._rail.begin_swap(parts)
+        return Begun(lambda: sum_in_order(swapped.finish().unbind()))
 
     def all_reduce(self, values: torch.Tensor, group: Group) -> torch.Tensor:
         if group is Group.TP:
@@ -83,8 +92,14 @@ class HostsExchange:
 
     def barrier(self, group: Group) -> None:
         if group is Group.WORLD:
-            self._rail.gather(torch.zeros(1, device=self._device))
+            self._rail.begin_gather(torch.zeros(1, device=self._device)).finish()
         self._within.barrier(group)
 
     def check(self) -> None:
         self._within.check()
+
+    def _spread(self, of_rail: torch.Tensor) -> torch.Tensor:
+        """The parts of all ranks, in their order, from those of this rank's rail: [hosts, rows, ...]."""
+        gathered = self._within.all_gather(of_rail.flatten(0, 1), Group.WORLD)
+        by_number = gathered.view(self._ranks_a_host, *of_rail.shape)
+        return by_number.transpose(0, 1).flatten(0, 2)

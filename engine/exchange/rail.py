@@ -9,6 +9,7 @@ from torch import distributed
 # Where torch.distributed, which names them too, has them from.
 from torch._C._distributed_c10d import PrefixStore, Store
 
+from engine.exchange.begun import Begun
 from engine.parallel.meeting import LIMIT_SECONDS
 from mesh.errors import RankLost
 
@@ -41,28 +42,21 @@ class Rail:
         except RuntimeError as error:
             raise _lost(error) from error
 
-    def gather(self, part: torch.Tensor) -> torch.Tensor:
+    def begin_gather(self, part: torch.Tensor) -> Begun[torch.Tensor]:
         """The parts of all: [...] becomes [ranks, ...], bit by bit."""
         given = part.contiguous()
         gathered = given.new_empty(self.ranks, *given.shape)
-        if given.numel():
-            self._run("_allgather_base", _bytes(gathered), _bytes(given))
-        return gathered
+        return self._begin("_allgather_base", gathered, _bytes(given))
 
-    def swap(self, parts: torch.Tensor) -> torch.Tensor:
+    def begin_swap(self, parts: torch.Tensor) -> Begun[torch.Tensor]:
         """Each gets the part that every rank has for it: [ranks, ...], by receiver, becomes [ranks, ...], by sender."""
         given = parts.contiguous()
-        swapped = torch.empty_like(given)
-        if given.numel():
-            self._run("alltoall_base", _bytes(swapped), _bytes(given), [], [])
-        return swapped
+        return self._begin("alltoall_base", torch.empty_like(given), _bytes(given), [], [])
 
     def broadcast(self, values: torch.Tensor, source: int) -> torch.Tensor:
         """Those of one of them."""
         sent = values.clone(memory_format=torch.contiguous_format)
-        if sent.numel():
-            self._run("broadcast", _bytes(sent), source)
-        return sent
+        return self._begin("broadcast", sent, source).finish()
 
     def _nccl(self, store: Store, device: torch.device) -> Any:
         options = distributed.ProcessGroupNCCL.Options()
@@ -72,13 +66,23 @@ class Rail:
         group.eager_connect_single_device(device)
         return group
 
-    def _run(self, name: str, result: torch.Tensor, *given: Any) -> None:
-        """On a GPU its current stream waits, not the host."""
+    def _begin(self, name: str, result: torch.Tensor, *given: Any) -> Begun[torch.Tensor]:
+        if not result.numel():
+            return Begun(lambda: result)
         group = self._of_device if result.is_cuda else self._of_host
         try:
-            getattr(group, name)(result, *given).wait()
+            work = getattr(group, name)(_bytes(result), *given)
         except RuntimeError as error:
             raise _lost(error) from error
+
+        def collect() -> torch.Tensor:
+            try:
+                work.wait()
+            except RuntimeError as error:
+                raise _lost(error) from error
+            return result
+
+        return Begun(collect, given)
 
 
 def _part(name: str, store: Store) -> PrefixStore:

@@ -37,7 +37,11 @@ def gathers_into_columns(own: HostsExchange) -> None:
     world = own.place.layout.world
     outputs = [torch.zeros(3 * world, 4), torch.zeros(4, 2 * world).t()]
     parts = [of_rank(own.place.rank, 3, 4), of_rank(own.place.rank, 4, 2).t()]
-    own.all_gather_into(outputs, parts, Group.WORLD)
+    begun = own.begin_all_gather(outputs, parts, Group.WORLD, beside=True)
+    # Others may be under way meanwhile.
+    sums = own.begin_reduce_scatter(torch.ones(2 * world, 3), Group.WORLD, beside=True)
+    begun.finish()
+    assert torch.equal(sums.finish(), torch.full((2, 3), float(world)))
     assert torch.equal(outputs[0], torch.cat([of_rank(rank, 3, 4) for rank in range(world)]))
     assert torch.equal(outputs[1], torch.cat([of_rank(rank, 4, 2).t() for rank in range(world)]))
 
@@ -47,7 +51,7 @@ def scatters_sums(own: HostsExchange) -> None:
     for dtype in (torch.float32, torch.bfloat16, torch.int64):
         for rows in (0, 2):
             of_all = [of_rank(rank, world * rows, 3, dtype=dtype) for rank in range(world)]
-            part = own.reduce_scatter(of_all[own.place.rank], Group.WORLD)
+            part = own.begin_reduce_scatter(of_all[own.place.rank], Group.WORLD).finish()
             # Added within hosts, then over them.
             of_hosts = [sum_in_order(of_all[first : first + a_host]) for first in range(0, world, a_host)]
             first = own.place.rank * rows
@@ -76,7 +80,8 @@ def leaves_tp_groups_to_their_host(own: HostsExchange) -> None:
     assert torch.equal(own.broadcast(mine, Group.TP, 0), of_group[0])
     rows = 4 // len(members)
     start = own.place.tp_index * rows
-    assert torch.equal(own.reduce_scatter(mine, Group.TP), sum_in_order(of_group)[start : start + rows])
+    summed = own.begin_reduce_scatter(mine, Group.TP).finish()
+    assert torch.equal(summed, sum_in_order(of_group)[start : start + rows])
 
 
 def meets(own: HostsExchange) -> None:
@@ -109,7 +114,7 @@ def test_ranks_of_all_hosts_exchange_tensors_as_ranks_of_one_do(layout: Layout) 
     "lose",
     [
         lambda own: own.all_gather(torch.ones(1, 2), Group.WORLD),
-        lambda own: own.reduce_scatter(torch.ones(4, 2), Group.WORLD),
+        lambda own: own.begin_reduce_scatter(torch.ones(4, 2), Group.WORLD).finish(),
         lambda own: own.barrier(Group.WORLD),
     ],
     ids=["all_gather", "reduce_scatter", "barrier"],
