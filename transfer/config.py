@@ -18,7 +18,11 @@ class TransferConfig(Config):
     layerwise_tokens: int = Field(default=2048, ge=64)
     """Prompts of at least so many tokens are pushed per layer group, while later layers are computed."""
     landing_seconds: float = Field(default=60.0, gt=0)
-    """How long KV of one request or offer may take to arrive."""
+    """How long KV of one request or offer may take to arrive, beside `landing_token_ms`."""
+    landing_token_ms: float = Field(default=2.0, ge=0)
+    """Milliseconds more for each token of the prompt that is computed meanwhile: 128k tokens may take a minute on the
+    fastest card, behind others.
+    """
     fetch_seconds: float = Field(default=5.0, gt=0)
     """How long a fetch from a KV store may take."""
     transports: str | None = None
@@ -27,6 +31,10 @@ class TransferConfig(Config):
     """Network devices that UCX may use and listen on, e.g. "eth0" or "eth0,mlx5_0:1", or "all". null: the one with the
     address of server.host.
     """
+
+    def landing_seconds_for(self, tokens: int) -> float:
+        """How long the KV of a prompt may take to arrive of which so many tokens are computed meanwhile."""
+        return self.landing_seconds + tokens * self.landing_token_ms / 1000
 
     def listening_on(self, host: str) -> Self:
         """With the network device of this address, unless the configuration names devices. Raises ConfigError."""

@@ -9,6 +9,8 @@ from engine.kv_pool import BlockPool
 from engine.moves.draft_parts import DraftParts
 from engine.protocol.messages import LandingOpened
 from engine.request import Request
+from mesh.blocks import BLOCK_TOKENS
+from transfer.config import TransferConfig
 
 if TYPE_CHECKING:
     from transfer.agent import TransferAgent
@@ -30,14 +32,14 @@ class Landings:
     """
 
     def __init__(
-        self, agent: "TransferAgent", pool: BlockPool, deadline_seconds: float, draft_layers: int, drafts: DraftParts
+        self, agent: "TransferAgent", pool: BlockPool, config: TransferConfig, draft_layers: int, drafts: DraftParts
     ) -> None:
         """draft_layers: of this rank's KV."""
         self._agent = agent
         self._draft_layers = draft_layers
         self._drafts = drafts
         self._pool = pool
-        self._deadline_seconds = deadline_seconds
+        self._config = config
         # Landings that something may write to, by transfer id.
         self._open: dict[bytes, _Landing] = {}
         # Landings that a request waits for, by the request's key.
@@ -61,7 +63,7 @@ class Landings:
             blocks,
             request.prompt_tokens,
             request.attempt,
-            self._deadline_seconds,
+            self._config.landing_seconds_for(request.prompt_tokens - held * BLOCK_TOKENS),
             request.sender_slot_bytes,
             with_drafts,
         )

@@ -44,7 +44,7 @@ class Transfers:
         # None is never used: `check` lets no request in that would begin a transfer.
         used = cast("TransferAgent", agent)
         drafts = DraftParts(clear_drafts)
-        self._landings = Landings(used, pool, config.landing_seconds, namespace.draft_layers, drafts)
+        self._landings = Landings(used, pool, config, namespace.draft_layers, drafts)
         self._pushes = Pushes(used, pool, namespace.layers, config.layerwise_tokens, meter)
         self._fetches = Fetches(used, pool, namespace.draft_layers, drafts)
         # Requests whose wait is over; with an error if their KV is not coming.

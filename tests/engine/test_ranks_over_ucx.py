@@ -156,7 +156,7 @@ async def test_a_ticket_names_the_rank_that_its_landing_is_on() -> None:
 
 
 async def test_a_landing_that_nothing_reaches_ends_with_its_deadline() -> None:
-    client = await RankClient.start(oracle_settings(transfer=transfer_config(landing_seconds=0.3)))
+    client = await RankClient.start(oracle_settings(transfer=transfer_config(landing_seconds=0.3, landing_token_ms=0)))
     try:
         client.submit(submit_of(1, prompt_of(500), 5, remote_prefill=True))
         outputs = []

@@ -114,7 +114,8 @@ class FakeAgent:
         segments = tuple(
             Segment(index, 0, self.address, *tile, tile.pieces * piece_bytes) for index, tile in enumerate(tiles)
         )
-        ticket = Ticket(secrets.token_bytes(16), attempt, bytes(32), 1, 1000, namespace, segments)
+        deadline_ms = int(deadline_seconds * 1000)
+        ticket = Ticket(secrets.token_bytes(16), attempt, bytes(32), 1, deadline_ms, namespace, segments)
         self.landings[ticket.transfer_id] = _Landing(list(blocks), ticket)
         if self.fabric.fails():
             self.fabric.later(lambda: self._fail(ticket.transfer_id, "it failed"))

@@ -72,6 +72,12 @@ def test_blocks_of_a_cancelled_landing_are_held_until_nothing_writes_to_them() -
     assert held_blocks(engine) == 0
 
 
+@pytest.mark.parametrize("tokens", [200, 900])
+def test_a_landing_may_take_longer_for_what_is_computed_of_a_longer_prompt(tokens: int) -> None:
+    opened = opened_landing(moving_engine(make_fabric(), total_blocks=32), tokens)
+    assert opened.ticket.deadline_ms == 60_000 + 2 * tokens
+
+
 def test_blocks_of_a_cancelled_fetch_are_held_until_it_is_answered() -> None:
     fabric = make_fabric()
     engine = moving_engine(fabric, total_blocks=8)
